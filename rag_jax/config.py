@@ -1,0 +1,455 @@
+"""The typed configuration: every field, its default, its meaning, its checks.
+
+A config file is python with `get_config() -> Config`; flags override single fields:
+
+    python -m rag_jax.train --config=configs/quickstart.py --config.train.steps=100
+
+Every field is listed by `--help`. `None` is written as `none`, tuples with commas.
+"""
+
+import dataclasses
+import difflib
+import importlib.util
+import json
+import pathlib
+import types
+import typing
+from typing import Any, Literal
+
+Dtype = Literal["float32", "bfloat16"]
+Remat = Literal["none", "dots", "full"]
+PositionInit = Literal["normal", "sinusoidal"]
+
+
+class ConfigError(ValueError):
+    """A field, file or combination that cannot be run; the message names it and the remedy."""
+
+
+def field(default: Any, doc: str, *, at_least: float | None = None) -> Any:
+    """A dataclass field with its help text and its lower bound (None values are exempt)."""
+    return dataclasses.field(default=default, metadata={"doc": doc, "at_least": at_least})
+
+
+def section(cls: type) -> Any:
+    return dataclasses.field(default_factory=cls)
+
+
+@dataclasses.dataclass(frozen=True)
+class BertConfig:
+    """BERT and the DPR tower on it; the defaults are bert-base-uncased."""
+
+    vocab_size: int = field(30522, "rows of the token table; 0 = the tokenizer's size", at_least=0)
+    max_positions: int = field(512, "longest input in tokens", at_least=1)
+    type_vocab_size: int = field(2, "rows of the token type table", at_least=1)
+    width: int = field(768, "model width D", at_least=1)
+    layers: int = field(12, "transformer layers", at_least=1)
+    heads: int = field(12, "attention heads; must divide width", at_least=1)
+    mlp_width: int = field(3072, "feed-forward width F", at_least=1)
+    activation: Literal["gelu", "relu"] = field("gelu", "feed-forward activation (exact GELU)")
+    dropout: float = field(0.1, "dropout of hidden states", at_least=0)
+    attention_dropout: float = field(0.1, "dropout of attention weights", at_least=0)
+    layer_norm_eps: float = field(1e-12, "epsilon of LayerNorm", at_least=0)
+    projection: int = field(0, "width E of a projection of [CLS]; 0 = none, E = D", at_least=0)
+    position_init: PositionInit = field("normal", "initial position table, when trained from scratch")
+    dtype: Dtype = field("float32", "type of matrix products; softmax and norms stay float32")
+    remat: Remat = field("none", "recompute in the backward pass: nothing, all but dots, all")
+    scan_layers: bool = field(False, "one scan over stacked layer parameters (compiles faster)")
+    init_std: float = field(0.02, "initial std of kernels, when trained from scratch", at_least=0)
+
+
+@dataclasses.dataclass(frozen=True)
+class BartConfig:
+    """BART; the defaults are bart-base."""
+
+    vocab_size: int = field(50265, "rows of the token table; 0 = the tokenizer's size", at_least=0)
+    max_positions: int = field(1024, "longest source or target in tokens", at_least=1)
+    width: int = field(768, "model width D", at_least=1)
+    encoder_layers: int = field(6, "encoder layers", at_least=1)
+    decoder_layers: int = field(6, "decoder layers", at_least=1)
+    heads: int = field(12, "attention heads; must divide width", at_least=1)
+    mlp_width: int = field(3072, "feed-forward width F", at_least=1)
+    activation: Literal["gelu", "relu"] = field("gelu", "feed-forward activation (exact GELU)")
+    dropout: float = field(0.1, "dropout of hidden states", at_least=0)
+    attention_dropout: float = field(0.0, "dropout of attention weights", at_least=0)
+    activation_dropout: float = field(0.0, "dropout inside the feed-forward", at_least=0)
+    layer_norm_eps: float = field(1e-5, "epsilon of LayerNorm", at_least=0)
+    scale_embedding: bool = field(False, "multiply token embeddings by sqrt(width)")
+    position_init: PositionInit = field("normal", "initial position table, when trained from scratch")
+    dtype: Dtype = field("float32", "type of matrix products; softmax and norms stay float32")
+    remat: Remat = field("none", "recompute in the backward pass: nothing, all but dots, all")
+    scan_layers: bool = field(False, "one scan over stacked layer parameters (compiles faster)")
+    init_std: float = field(0.02, "initial std of kernels, when trained from scratch", at_least=0)
+    logit_chunk: int = field(16, "target positions whose logits exist at a time", at_least=1)
+
+
+BERT_PRESETS = {
+    "tiny": BertConfig(vocab_size=0, width=128, layers=2, heads=4, mlp_width=512,
+                       position_init="sinusoidal", init_std=0.09),
+    "bert-base": BertConfig(),
+}
+BART_PRESETS = {
+    "tiny": BartConfig(vocab_size=0, max_positions=512, width=128, encoder_layers=2,
+                       decoder_layers=2, heads=4, mlp_width=512, position_init="sinusoidal", init_std=0.09),
+    "bart-base": BartConfig(),
+    "bart-large": BartConfig(width=1024, encoder_layers=12, decoder_layers=12, heads=16,
+                             mlp_width=4096),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class DataConfig:
+    """Where passages, questions and tokenizers come from, and how long things may be."""
+
+    source: Literal["files", "countries"] = field(
+        "files", "files = the paths below; countries = the world shipped with the package")
+    passages: str = field("", "passages: .tsv or .jsonl (.gz), with id, title, text")
+    train: str = field("", "training questions: .jsonl, .tsv, tfds:NAME:SPLIT or tfds-dir:DIR:SPLIT")
+    dev: str = field("", "development questions, which choose the best checkpoint")
+    test: str = field("", "test questions; empty = evaluate on dev")
+    data_dir: str = field("", "folder of prepared TFDS data sets; empty = the TFDS default")
+    chunk_words: int = field(0, "split passages into disjoint chunks of so many words (paper: "
+                             "100); 0 = take them as they are", at_least=0)
+    generator_tokenizer: str = field(
+        "", "folder or Hugging Face name; empty = train a byte-level BPE on the passages")
+    retriever_tokenizer: str = field(
+        "", "folder or Hugging Face name; empty = train an uncased WordPiece on the passages")
+    generator_vocab: int = field(8192, "size of a trained BPE", at_least=300)
+    retriever_vocab: int = field(8192, "size of a trained WordPiece", at_least=100)
+    max_question_length: int = field(64, "question tokens for the query encoder", at_least=4)
+    max_passage_length: int = field(256, "passage tokens for the document encoder", at_least=8)
+    max_source_length: int = field(256, "generator input: passage and question", at_least=16)
+    max_target_length: int = field(32, "answer tokens with </s>", at_least=2)
+    length_buckets: int = field(64, "inputs are padded to multiples of this many tokens: fewer "
+                                "shapes to compile, more padding", at_least=8)
+    fictional_countries: int = field(1000, "countries only: fictional ones to learn from",
+                                     at_least=0)
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelConfig:
+    """The three towers. A tower section can be set to a preset: --config.model.generator=bart-base."""
+
+    kind: Literal["token", "sequence"] = field("token", "RAG-Token or RAG-Sequence")
+    retriever: BertConfig = section(BertConfig)
+    generator: BartConfig = section(BartConfig)
+    retriever_pretrained: str = field(
+        "", "workdir whose trained retriever to start from; empty = warm one up")
+    generator_pretrained: str = field(
+        "", "workdir whose warmed-up generator to start from; empty = warm one up")
+
+
+@dataclasses.dataclass(frozen=True)
+class RetrievalConfig:
+    """The passage index and how it is searched."""
+
+    k: int = field(5, "passages per question (paper: 5 or 10 in training)", at_least=0)
+    k_eval: int = field(0, "passages per question in evaluation; 0 = k", at_least=0)
+    index: Literal["auto", "exact", "scann"] = field(
+        "auto", "auto = ScaNN above brute_force_below passages, else exact search")
+    brute_force_below: int = field(4000, "auto: exact search below so many passages", at_least=0)
+    num_leaves: int | None = field(None, "ScaNN partitions; none = by the number of passages",
+                                   at_least=1)
+    leaves_to_search: int | None = field(None, "ScaNN partitions searched; none = by num_leaves",
+                                         at_least=1)
+    reorder: int | None = field(None, "ScaNN candidates scored exactly; none = the default",
+                                at_least=1)
+    embed_batch_size: int = field(64, "passages embedded at a time", at_least=1)
+    staleness: int = field(
+        0, "0 = batch t is retrieved with the parameters of step t; 1 = with those of step t-1, so "
+        "that the host's search for the next batch overlaps the device's work", at_least=0)
+
+
+@dataclasses.dataclass(frozen=True)
+class OptimizerConfig:
+    """AdamW with warm-up, decay and clipping by global norm."""
+
+    learning_rate: float = field(1e-3, "peak learning rate", at_least=0)
+    schedule: Literal["constant", "linear", "cosine", "polynomial"] = field(
+        "linear", "decay after the warm-up, to end_fraction of the peak at the last step")
+    end_fraction: float = field(0.0, "last learning rate as a fraction of the peak", at_least=0)
+    power: float = field(1.0, "power of the polynomial decay", at_least=0)
+    warmup_steps: int = field(100, "steps of linear warm-up", at_least=0)
+    weight_decay: float = field(0.01, "decoupled decay; not on biases and norms", at_least=0)
+    clip_norm: float = field(1.0, "clipping by global norm; 0 = off", at_least=0)
+    b1: float = field(0.9, "Adam's first decay rate", at_least=0)
+    b2: float = field(0.98, "Adam's second decay rate", at_least=0)
+    eps: float = field(1e-8, "Adam's epsilon", at_least=0)
+    accumulate: int = field(1, "gradient accumulation: micro-batches per step", at_least=1)
+
+
+@dataclasses.dataclass(frozen=True)
+class WarmupConfig:
+    """A warm-up stage: the retriever's (DPR) or the generator's (BART denoising)."""
+
+    steps: int = field(1000, "optimiser steps; 0 = no warm-up", at_least=0)
+    batch_size: int = field(64, "examples per step", at_least=1)
+    log_every: int = field(50, "steps between log lines", at_least=1)
+    save_every: int = field(500, "steps between checkpoints", at_least=1)
+    optimizer: OptimizerConfig = section(OptimizerConfig)
+    hard_negatives: int = field(1, "retriever: hard negatives per question", at_least=0)
+    mask_ratio: float = field(0.3, "generator: share of tokens in masked spans", at_least=0)
+    span_length: float = field(3.0, "generator: mean span length (Poisson)", at_least=0)
+    permute_sentences: float = field(1.0, "generator: share of texts with sentences permuted",
+                                     at_least=0)
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainConfig:
+    """RAG fine-tuning: query encoder and generator by the marginal likelihood."""
+
+    steps: int = field(1000, "optimiser steps", at_least=0)
+    batch_size: int = field(16, "questions per step, over all devices", at_least=1)
+    label_smoothing: float = field(0.0, "share of the target spread over the vocabulary",
+                                   at_least=0)
+    query_encoder_rate: float | None = field(
+        1.0, "learning rate of the query encoder relative to optimizer.learning_rate; "
+        "none = frozen", at_least=0)
+    generator_rate: float | None = field(
+        1.0, "learning rate of the generator relative to optimizer.learning_rate; none = frozen",
+        at_least=0)
+    optimizer: OptimizerConfig = section(OptimizerConfig)
+    log_every: int = field(20, "steps between log lines", at_least=1)
+    eval_every: int = field(500, "steps between evaluations on dev; the last step always is one",
+                            at_least=1)
+    save_every: int = field(500, "steps between checkpoints", at_least=1)
+    keep: int = field(2, "checkpoints kept besides the best by dev EM", at_least=1)
+
+
+@dataclasses.dataclass(frozen=True)
+class EvalConfig:
+    """Evaluation and answering."""
+
+    batch_size: int = field(32, "questions at a time", at_least=1)
+    num_beams: int = field(1, "beam width; 1 = greedy", at_least=1)
+    max_examples: int = field(0, "evaluate on the first so many dev questions; 0 = all",
+                              at_least=0)
+
+
+@dataclasses.dataclass(frozen=True)
+class MeshConfig:
+    """Device mesh; -1 = all devices that the other axis leaves."""
+
+    data: int = field(-1, "devices over which a batch is split", at_least=-1)
+    model: int = field(1, "devices over which a layer is split", at_least=-1)
+
+
+RUNS = {
+    "rag_token": {"model.kind": "token"},
+    "rag_sequence": {"model.kind": "sequence"},
+    "frozen": {"model.kind": "token", "train.query_encoder_rate": None},
+    "closed_book": {"model.kind": "token", "retrieval.k": 0, "train.query_encoder_rate": None},
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """Everything that `python -m rag_jax.train` does, and does again, from one seed."""
+
+    seed: int = field(0, "of initial parameters, dropout, noise and batch order", at_least=0)
+    runs: tuple[str, ...] = field(("rag_token",), f"models to fine-tune: {', '.join(RUNS)}")
+    tensorboard: bool = field(True, "write TensorBoard files beside metrics.jsonl")
+    data: DataConfig = section(DataConfig)
+    model: ModelConfig = section(ModelConfig)
+    retrieval: RetrievalConfig = section(RetrievalConfig)
+    retriever_warmup: WarmupConfig = section(WarmupConfig)
+    generator_warmup: WarmupConfig = section(WarmupConfig)
+    train: TrainConfig = section(TrainConfig)
+    eval: EvalConfig = section(EvalConfig)
+    mesh: MeshConfig = section(MeshConfig)
+
+
+PRESETS: dict[type, dict[str, Any]] = {BertConfig: BERT_PRESETS, BartConfig: BART_PRESETS}
+
+
+def _hints(cls: type) -> dict[str, Any]:
+    return typing.get_type_hints(cls)
+
+
+def _near(word: str, words: typing.Iterable[str]) -> str:
+    words = list(words)
+    close = difflib.get_close_matches(word, words, 3, 0.5)
+    return f"did you mean {' or '.join(close)}?" if close else f"known: {', '.join(words)}"
+
+
+def fields(cls: type = Config, prefix: str = "") -> dict[str, tuple[Any, Any, str]]:
+    """Every leaf field: dotted name -> (type, default, help text)."""
+    found: dict[str, tuple[Any, Any, str]] = {}
+    hints = _hints(cls)
+    for f in dataclasses.fields(cls):
+        if dataclasses.is_dataclass(hints[f.name]):
+            found |= fields(hints[f.name], f"{prefix}{f.name}.")
+        else:
+            found[prefix + f.name] = (hints[f.name], f.default, f.metadata["doc"])
+    return found
+
+
+def type_name(hint: Any) -> str:
+    """How `--help` and errors write a field's type."""
+    if typing.get_origin(hint) is Literal:
+        return "|".join(typing.get_args(hint))
+    if isinstance(hint, types.UnionType):
+        return "|".join("none" if a is type(None) else type_name(a)
+                        for a in typing.get_args(hint))
+    if typing.get_origin(hint) is tuple:
+        return f"{type_name(typing.get_args(hint)[0])},..."
+    return hint.__name__
+
+
+def _parse(hint: Any, text: str) -> Any:
+    """`text` from the command line as a value of type `hint`; ValueError when it is none."""
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if isinstance(hint, types.UnionType):
+        if text.lower() == "none":
+            return None
+        return _parse(next(a for a in arguments if a is not type(None)), text)
+    if origin is Literal:
+        if text not in arguments:
+            raise ValueError(_near(text, arguments))
+        return text
+    if origin is tuple:
+        return tuple(_parse(arguments[0], part) for part in text.split(",") if part)
+    if hint is bool:
+        if text.lower() not in ("true", "false", "1", "0"):
+            raise ValueError("true or false")
+        return text.lower() in ("true", "1")
+    return hint(text)
+
+
+def _accepts(hint: Any, value: Any) -> bool:
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if isinstance(hint, types.UnionType):
+        return any(_accepts(a, value) for a in arguments)
+    if origin is Literal:
+        return value in arguments
+    if origin is tuple:
+        return isinstance(value, tuple) and all(_accepts(arguments[0], v) for v in value)
+    if hint is float:
+        return isinstance(value, (int, float)) and not isinstance(value, bool)
+    return isinstance(value, hint) and not (hint is int and isinstance(value, bool))
+
+
+def replace(config: Any, overrides: dict[str, Any], path: str = "config") -> Any:
+    """A copy of `config` with dotted fields replaced; strings are parsed to the field's type.
+
+    A model section can be set to the name of a preset.
+
+    Raises:
+      ConfigError: an unknown field or a value of another type, with near matches.
+    """
+    for dotted, value in overrides.items():
+        name, _, rest = dotted.partition(".")
+        hints = _hints(type(config))
+        if name not in hints:
+            raise ConfigError(f"{path}.{name}: no such field; {_near(name, hints)}")
+        hint, where = hints[name], f"{path}.{name}"
+        if rest:
+            if not dataclasses.is_dataclass(hint):
+                raise ConfigError(f"{where} is a single value and has no field {rest!r}")
+            new = replace(getattr(config, name), {rest: value}, where)
+        elif hint in PRESETS and value in PRESETS[hint]:
+            new = PRESETS[hint][value]
+        elif dataclasses.is_dataclass(hint):
+            presets = f" or be one of {', '.join(PRESETS[hint])}" if hint in PRESETS else ""
+            raise ConfigError(f"{where}={value!r}: a section; set its fields ({where}.NAME=...)"
+                              f"{presets}")
+        else:
+            new = value
+            if isinstance(value, str) and not _accepts(hint, value):
+                try:
+                    new = _parse(hint, value)
+                except ValueError as error:
+                    raise ConfigError(
+                        f"{where}={value!r}: expected {type_name(hint)} ({error})") from None
+        config = dataclasses.replace(config, **{name: new})
+    return config
+
+
+def _problems(config: Any, path: str = "config") -> typing.Iterator[str]:
+    hints = _hints(type(config))
+    for f in dataclasses.fields(config):
+        value, where = getattr(config, f.name), f"{path}.{f.name}"
+        if dataclasses.is_dataclass(value):
+            yield from _problems(value, where)
+        elif not _accepts(hints[f.name], value):
+            yield f"{where}={value!r}: expected {type_name(hints[f.name])}"
+        elif f.metadata["at_least"] is not None and value is not None:
+            if not value >= f.metadata["at_least"]:
+                yield f"{where}={value!r}: must be at least {f.metadata['at_least']}"
+    if isinstance(config, (BertConfig, BartConfig)) and config.width % config.heads:
+        yield f"{path}.heads={config.heads}: must divide {path}.width={config.width}"
+
+
+def _conflicts(config: Config) -> typing.Iterator[str]:
+    data, model = config.data, config.model
+    for run in config.runs:
+        if run not in RUNS:
+            yield f"config.runs: no run {run!r}; {_near(run, RUNS)}"
+    if not config.runs or len(set(config.runs)) < len(config.runs):
+        yield "config.runs: name at least one run, each once"
+    if data.source == "files":
+        for name in ("passages", "train", "dev"):
+            if not getattr(data, name):
+                yield (f"config.data.{name} is empty: name a file, or set "
+                       "config.data.source=countries for the world shipped with the package")
+    longest = {
+        "data.max_question_length": model.retriever.max_positions,
+        "data.max_passage_length": model.retriever.max_positions,
+        "data.max_source_length": model.generator.max_positions,
+        "data.max_target_length": model.generator.max_positions,
+    }
+    for dotted, most in longest.items():
+        value = getattr(data, dotted.split(".")[1])
+        if value > most:
+            yield f"config.{dotted}={value}: the model has {most} positions (max_positions)"
+    if config.train.batch_size % config.train.optimizer.accumulate:
+        yield (f"config.train.batch_size={config.train.batch_size}: must be a multiple of "
+               f"optimizer.accumulate={config.train.optimizer.accumulate}")
+
+
+def validate(config: Config) -> Config:
+    """Returns `config`, or raises a ConfigError that lists everything that is wrong with it."""
+    problems = list(_problems(config)) or list(_conflicts(config))
+    if problems:
+        raise ConfigError("\n".join(problems))
+    return config
+
+
+def for_run(config: Config, run: str) -> Config:
+    """The configuration of one of `config.runs`."""
+    return replace(config, RUNS[run])
+
+
+def load_file(path: str) -> Config:
+    """`get_config()` of a python file, or `get_config(argument)` for PATH:ARGUMENT."""
+    name, _, argument = path.partition(":")
+    file = pathlib.Path(name)
+    if not file.is_file():
+        raise ConfigError(f"--config={path}: no such file")
+    spec = importlib.util.spec_from_file_location("rag_jax_config_file", file)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    if not hasattr(module, "get_config"):
+        raise ConfigError(f"--config={path}: the file defines no get_config()")
+    config = module.get_config(argument) if argument else module.get_config()
+    if not isinstance(config, Config):
+        raise ConfigError(f"--config={path}: get_config() must return a rag_jax.config.Config")
+    return config
+
+
+def to_json(config: Config) -> str:
+    return json.dumps(dataclasses.asdict(config), indent=1)
+
+
+def from_json(text: str) -> Config:
+    """The inverse of `to_json`; unknown fields are a ConfigError."""
+
+    def flat(tree: dict, prefix: str = "") -> dict[str, Any]:
+        leaves: dict[str, Any] = {}
+        for key, value in tree.items():
+            if isinstance(value, dict):
+                leaves |= flat(value, f"{prefix}{key}.")
+            else:
+                leaves[prefix + key] = tuple(value) if isinstance(value, list) else value
+        return leaves
+
+    return validate(replace(Config(), flat(json.loads(text))))

@@ -1,0 +1,1 @@
+"""Questions, passages and text: readers, formats and the input pipeline."""

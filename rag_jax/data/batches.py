@@ -1,0 +1,181 @@
+"""Examples to padded host batches. Token ids of questions, answers and passages are made once."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from rag_jax.data import noise, order
+from rag_jax.data.question_files import Example
+from rag_jax.data.text import GeneratorFormat, Tokenizer, encoder_input, pad_rows
+from rag_jax.types import Batch, RetrieverBatch, Seq2SeqBatch
+
+PASSAGE_TABLE = "generator"  # token table of "title / text" in a passage store
+ENCODER_TABLE = "document_encoder"  # token table of [CLS] title [SEP] text [SEP]
+
+
+def bucket(length: int, step: int, longest: int) -> int:
+    """`length` rounded up to a multiple of `step`, at most `longest`."""
+    return min(longest, -(-max(length, 1) // step) * step)
+
+
+class QuestionTokens:
+    """Questions and answers as token ids.
+
+    Args:
+      examples: the questions; `answers[0]` trains unless a seeded draw picks another.
+      retriever_tokenizer, generator_format: of the model.
+      max_question_length, max_target_length: tokens, special tokens included.
+    """
+
+    def __init__(self, examples: Sequence[Example], retriever_tokenizer: Tokenizer,
+                 generator_format: GeneratorFormat, max_question_length: int,
+                 max_target_length: int):
+        self.examples = list(examples)
+        questions = [e.question for e in examples]
+        self.format = generator_format
+        self.max_target_length = max_target_length
+        rows = encoder_input(retriever_tokenizer, questions, None, max_question_length)
+        self.ids, self.mask = pad_rows(rows, max_question_length, retriever_tokenizer.pad)
+        self.suffixes = generator_format.questions(questions)
+        self._targets: dict[str, list[int]] = {}
+
+    def __len__(self) -> int:
+        return len(self.examples)
+
+    def target(self, answer: str) -> list[int]:
+        """Ids of an answer and </s>; a long answer is cut before </s>."""
+        if answer not in self._targets:
+            tokenizer = self.format.tokenizer
+            ids = tokenizer.encode([answer])[0][: self.max_target_length - 1]
+            self._targets[answer] = [*ids, tokenizer.end]
+        return self._targets[answer]
+
+    def targets(self, rows: np.ndarray, rng: np.random.Generator | None
+                ) -> tuple[np.ndarray, np.ndarray]:
+        """Targets int32[B, T] and mask; `rng` picks among several answers, None takes the first."""
+        chosen = []
+        for row in rows:
+            answers = self.examples[row].answers
+            pick = 0 if rng is None else int(rng.integers(len(answers)))
+            chosen.append(self.target(answers[pick]))
+        return pad_rows(chosen, self.max_target_length, self.format.tokenizer.pad)
+
+
+class RagBatcher:
+    """Questions with retrieved passages as `Batch`es.
+
+    Args:
+      questions: the tokenized questions.
+      length_step: generator inputs are padded to multiples of this.
+      embedding_width: E.
+    """
+
+    def __init__(self, questions: QuestionTokens, length_step: int, embedding_width: int):
+        self.questions = questions
+        self.length_step = length_step
+        self.embedding_width = embedding_width
+
+    def batch(self, rows: np.ndarray, retrieved: np.ndarray | None, index=None,
+              rng: np.random.Generator | None = None, weight: np.ndarray | None = None) -> Batch:
+        """The batch of question `rows`.
+
+        Args:
+          rows: int[B], positions in `questions`.
+          retrieved: int[B, K] rows of `index`, -1 for padding; None = closed book: one empty
+            passage with prior 1.
+          index: a `PassageIndex`.
+          rng: picks among several answers; None takes the first.
+          weight: float32[B], 0 for rows that only fill the batch; None = ones.
+        """
+        q = self.questions
+        count = len(rows)
+        if retrieved is None:
+            passages = [[[]]] * count
+            embeddings = np.zeros((count, 1, self.embedding_width), np.float32)
+            doc_mask = np.ones((count, 1), bool)
+        else:
+            doc_mask = retrieved >= 0
+            safe = np.where(doc_mask, retrieved, 0)
+            table = index.passages.tokens(PASSAGE_TABLE)
+            passages = [[table.rows(int(d)) for d in docs] for docs in safe]
+            embeddings = index.embeddings(safe) * doc_mask[..., None]
+        inputs = [q.format.join(p, q.suffixes[row])
+                  for row, docs in zip(rows, passages, strict=True) for p in docs]
+        length = bucket(max(map(len, inputs)), self.length_step, q.format.max_length)
+        ids, mask = pad_rows(inputs, length, q.format.tokenizer.pad)
+        shape = (count, doc_mask.shape[1], length)
+        target_ids, target_mask = q.targets(rows, rng)
+        return Batch(
+            question_ids=q.ids[rows],
+            question_mask=q.mask[rows],
+            source_ids=ids.reshape(shape),
+            source_mask=mask.reshape(shape),
+            doc_embeddings=embeddings,
+            doc_mask=doc_mask,
+            target_ids=target_ids,
+            target_mask=target_mask,
+            weight=np.ones(count, np.float32) if weight is None else weight,
+        )
+
+
+class RetrieverBatcher:
+    """DPR training batches: positives, hard negatives, and who is whose positive.
+
+    Questions without a positive passage are left out.
+    """
+
+    def __init__(self, questions: QuestionTokens, store, passage_length: int, pad_id: int,
+                 hard_negatives: int):
+        self.questions = questions
+        self.table = store.tokens(ENCODER_TABLE)
+        self.size = len(store)
+        self.passage_length, self.pad_id = passage_length, pad_id
+        self.hard_negatives = hard_negatives
+        self.positives, self.negatives = [], []
+        for example in questions.examples:
+            self.positives.append([store.row_of(i) for i in example.positive_ids])
+            self.negatives.append([store.row_of(i) for i in example.negative_ids])
+        self.rows = np.array([r for r, p in enumerate(self.positives) if p], np.int64)
+
+    def batch(self, step: int, batch_size: int, seed: int) -> RetrieverBatch:
+        rng = order.generator(seed, 2, step)
+        rows = self.rows[order.batch_indices(len(self.rows), batch_size, seed, step)]
+        positives = np.array([rng.choice(self.positives[r]) for r in rows])
+        hard = [
+            rng.choice(self.negatives[r]) if self.negatives[r] else rng.integers(self.size)
+            for _ in range(self.hard_negatives) for r in rows
+        ]
+        passages = np.concatenate([positives, np.array(hard, np.int64)]).astype(np.int64)
+        known = [set(self.positives[r]) for r in rows]
+        same = np.array([[p in k for p in passages] for k in known])
+        np.fill_diagonal(same, False)
+        ids, mask = self.table.padded(passages, self.passage_length, self.pad_id)
+        return RetrieverBatch(self.questions.ids[rows], self.questions.mask[rows], ids, mask, same)
+
+
+class DenoisingBatcher:
+    """BART denoising batches over a list of texts.
+
+    Texts are cut to `length` - 2 tokens; the source is noised, the target the text and </s>.
+    """
+
+    def __init__(self, texts: Sequence[str], tokenizer: Tokenizer, length: int, mask_ratio: float,
+                 span_length: float, permute: float):
+        self.texts, self.tokenizer, self.length = list(texts), tokenizer, length
+        self.mask_ratio, self.span_length, self.permute = mask_ratio, span_length, permute
+
+    def batch(self, step: int, batch_size: int, seed: int) -> Seq2SeqBatch:
+        rng = order.generator(seed, 3, step)
+        rows = order.batch_indices(len(self.texts), batch_size, seed, step)
+        texts = [self.texts[r] for r in rows]
+        noised = [noise.permute_sentences(t, rng) if rng.random() < self.permute else t
+                  for t in texts]
+        tok = self.tokenizer
+        sources, targets = [], []
+        for ids, noisy in zip(tok.encode(texts), tok.encode(noised), strict=True):
+            noisy = noise.infill(noisy[: self.length - 2], tok.mask, self.mask_ratio,
+                                 self.span_length, rng)
+            sources.append([tok.start, *noisy[: self.length - 2], tok.end])
+            targets.append([*ids[: self.length - 1], tok.end])
+        return Seq2SeqBatch(*pad_rows(sources, self.length, tok.pad),
+                            *pad_rows(targets, self.length, tok.pad))

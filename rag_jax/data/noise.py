@@ -1,0 +1,45 @@
+"""BART's denoising noise (arXiv 1910.13461, section 2.2): sentence permutation, text infilling."""
+
+import re
+
+import numpy as np
+
+_SENTENCE_END = re.compile(r"(?<=[.!?])\s+")
+
+
+def permute_sentences(text: str, rng: np.random.Generator) -> str:
+    """The sentences of `text` in random order."""
+    sentences = _SENTENCE_END.split(text)
+    return " ".join(sentences[i] for i in rng.permutation(len(sentences)))
+
+
+def infill(ids: list[int], mask_id: int, ratio: float, span_length: float,
+           rng: np.random.Generator) -> list[int]:
+    """Replaces spans of tokens by one mask each; a span of length 0 inserts a mask.
+
+    Args:
+      ids: tokens without special tokens.
+      mask_id: id of the mask token.
+      ratio: expected share of tokens that fall into spans.
+      span_length: mean span length, Poisson distributed.
+      rng: random stream; consumed by a varying number of draws.
+
+    Returns:
+      The noised tokens; the target is `ids` itself.
+    """
+    budget = int(round(ratio * len(ids)))
+    spans: list[int] = []
+    while budget > 0:
+        span = min(int(rng.poisson(span_length)), budget)
+        spans.append(span)
+        budget -= max(span, 1)
+    kept = len(ids) - sum(spans)
+    # Spans stand at distinct gaps between kept tokens, so that no two masks touch.
+    places = np.sort(rng.choice(kept + 1, size=min(len(spans), kept + 1), replace=False))
+    noised, position, taken = [], 0, 0
+    for span, place in zip(spans, places, strict=False):
+        noised += ids[position : position + (place - taken)]
+        position += place - taken + span
+        taken = place
+        noised.append(mask_id)
+    return noised + ids[position:]

@@ -1,0 +1,313 @@
+"""Questions with their answers, from JSONL, TSV or TFDS, as one list of `Example`.
+
+`load_examples` reads every source; `prepare_dataset` writes a TFDS data set (array_record) that it
+reads back. TensorFlow is never imported: TFDS data sets are read as random-access data sources.
+"""
+
+import contextlib
+import difflib
+import glob
+import hashlib
+import importlib
+import io
+import json
+import os
+import re
+import shutil
+import sys
+import tempfile
+import types
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, TextIO
+
+from rag_jax.data.question_files import Example, collect, read_jsonl, read_tsv
+
+_JSONL_SUFFIXES = (".jsonl", ".jsonl.gz")
+_TSV_SUFFIXES = (".tsv", ".tsv.gz", ".csv", ".csv.gz")
+_TFDS_READ_SIZE = 1024  # examples per batched read: ten times faster than single reads
+# Old-layout builders are unknown to `tfds.builder` until their module has been imported.
+_TFDS_MODULES = {"web_questions": "tensorflow_datasets.question_answering.web_questions"}
+_TFDS_DIRECTORY = re.compile(r"(?P<directory>.+?)(?::(?P<split>[A-Za-z]\w*(?:\[[^\]]*\])?))?")
+_FINGERPRINT_FILE = "rag_jax_fingerprint.json"
+
+
+def load_examples(source: str, *, data_dir: str | None = None) -> list[Example]:
+    """Reads all examples of a source, in its order.
+
+    Args:
+        source: one of
+            `FILE.jsonl[.gz]`: per line an object with "question", and "answers" (list of strings)
+                or "answer" (string or list of strings); optional "id" (else the line number),
+                "positive_ids", and "hard_negative_ids" or "negative_ids". Other keys are ignored,
+                but `"regex": true` (answers are patterns) is refused.
+            `FILE.tsv[.gz]`, `FILE.csv[.gz]`: DPR's form, tab separated in spite of ".csv":
+                question<TAB>list of strings as a JSON or Python literal, or
+                question<TAB>answer<TAB>answer... A field that is quoted as in CSV is unquoted; a
+                first line "question<TAB>answers" is skipped; the id is the line number.
+            `tfds:NAME[/CONFIG][:SPLIT]`: a TFDS data set, downloaded and prepared if it is not
+                yet: natural_questions_open, trivia_qa/unfiltered.nocontext, web_questions, or any
+                other with "question" and "answer(s)". SPLIT ("train" if not given) may be a slice
+                such as `train[:10%]`. Without ids of its own, the position is the id.
+            `tfds-dir:DIRECTORY[:SPLIT]`: a directory that `prepare_dataset` wrote.
+        data_dir: TFDS's data directory, for `tfds:` sources (default: ~/tensorflow_datasets).
+
+    Raises:
+        ValueError: unknown kind of source; damaged line (named with file, line and field); no
+            examples; duplicate id; empty question; no answers; unknown data set or split.
+        FileNotFoundError: no such file or directory.
+        RuntimeError: the TFDS data set can be neither found nor downloaded.
+    """
+    if source.startswith("tfds-dir:"):
+        return _load_tfds_directory(source)
+    if source.startswith("tfds:"):
+        return _load_tfds(source, data_dir)
+    if source.endswith(_JSONL_SUFFIXES):
+        return collect(source, read_jsonl(source))
+    if source.endswith(_TSV_SUFFIXES):
+        return collect(source, read_tsv(source))
+    raise ValueError(
+        f"cannot tell the format of the question source {source!r}: expected a file ending in "
+        f"{', '.join(_JSONL_SUFFIXES + _TSV_SUFFIXES)}, or tfds:NAME[/CONFIG][:SPLIT], or "
+        "tfds-dir:DIRECTORY[:SPLIT]"
+    )
+
+
+def prepare_dataset(
+    name: str, splits: Mapping[str, Iterable[Example]], directory: str | os.PathLike[str]
+) -> None:
+    """Writes examples as a TFDS data set (array_record, in the given order), atomically.
+
+    It is prepared beside `directory` and renamed at the end, so that `directory` never holds half
+    a data set. Returns at once if `directory` already holds the same content; replaces it if it
+    holds other content written by this function. Read it with
+    `load_examples("tfds-dir:DIRECTORY:SPLIT")` or `tfds.builder_from_directory(DIRECTORY)`.
+
+    Args:
+        name: the data set's name in snake case.
+        splits: from the split's name to its examples.
+        directory: where the data set is to lie.
+
+    Raises:
+        ValueError: a name that is not snake case; an invalid example; no examples; a directory
+            with something else in it.
+    """
+    directory = Path(directory)
+    for kind, value in [("data set", name), *(("split", split) for split in splits)]:
+        if not re.fullmatch(r"[a-z][a-z0-9_]*", value):
+            raise ValueError(f"{kind} name {value!r} is not snake case, such as 'world_2018'")
+    if not splits:
+        raise ValueError(f"data set {name!r} has no splits: give at least one, such as 'train'")
+    checked = {}
+    for split, examples in splits.items():
+        where = f"{name}:{split}"
+        rows = ((f"{where} example {i}", Example(*row)) for i, row in enumerate(examples))
+        checked[split] = collect(where, rows)
+    fingerprint = _fingerprint(name, checked)
+    if directory.exists():
+        found = _stored_fingerprint(directory)
+        if found == fingerprint:
+            return
+        if found is None and (not directory.is_dir() or any(directory.iterdir())):
+            raise ValueError(
+                f"{directory} exists and is not a data set written by rag_jax: name another "
+                "directory, or remove it first"
+            )
+    directory.parent.mkdir(parents=True, exist_ok=True)
+    workplace = Path(tempfile.mkdtemp(prefix=f".{directory.name}.", dir=directory.parent))
+    try:
+        builder = _question_builder(name, checked, workplace)
+        _download_and_prepare(builder, messages=io.StringIO())  # about temporary paths: discarded
+        prepared = Path(builder.data_dir)
+        record = {"sha256": fingerprint, "examples": {k: len(v) for k, v in checked.items()}}
+        (prepared / _FINGERPRINT_FILE).write_text(json.dumps(record) + "\n", encoding="utf-8")
+        _publish(prepared, directory, workplace / "replaced", fingerprint)
+    finally:
+        shutil.rmtree(workplace, ignore_errors=True)
+
+
+def _fingerprint(name: str, splits: Mapping[str, list[Example]]) -> str:
+    """SHA-256 (hex) of everything that `prepare_dataset` writes."""
+    digest = hashlib.sha256(json.dumps(["questions 1", name]).encode())
+    for split, examples in splits.items():
+        for row in [(split, len(examples)), *examples]:
+            digest.update(json.dumps(row).encode() + b"\n")
+    return digest.hexdigest()
+
+
+def _stored_fingerprint(directory: Path) -> str | None:
+    """The fingerprint of the data set in a directory; None if there is none of ours."""
+    try:
+        record = json.loads((directory / _FINGERPRINT_FILE).read_text(encoding="utf-8"))
+        return record["sha256"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _publish(prepared: Path, directory: Path, replaced: Path, fingerprint: str) -> None:
+    """Renames a finished data set to its place, moving an older one out of the way."""
+    if directory.exists():
+        os.rename(directory, replaced)
+    try:
+        os.rename(prepared, directory)
+    except OSError:
+        # Another process may have put the same data set there in the meantime.
+        if _stored_fingerprint(directory) != fingerprint:
+            raise
+
+
+def _question_builder(name: str, splits: Mapping[str, list[Example]], data_dir: Path) -> Any:
+    """Returns an unprepared TFDS builder of these examples."""
+    tfds = _import_tfds()
+
+    class JsonlQuestions(tfds.core.GeneratorBasedBuilder, skip_registration=True):
+        """Questions, answers and passage ids, in the order given."""
+
+        VERSION = tfds.core.Version("1.0.0")
+
+        def _info(self):
+            texts = tfds.features.Sequence(tfds.features.Text())
+            features = dict.fromkeys(Example._fields, texts)
+            features |= dict.fromkeys(("id", "question"), tfds.features.Text())
+            return tfds.core.DatasetInfo(
+                builder=self,
+                description=self.__doc__,
+                features=tfds.features.FeaturesDict(features),
+                disable_shuffling=True,
+            )
+
+        def _split_generators(self, dl_manager):
+            return {split: self._generate_examples(split) for split in splits}
+
+        def _generate_examples(self, split):
+            for position, example in enumerate(splits[split]):
+                yield position, example._asdict()
+
+    JsonlQuestions.name = name
+    return JsonlQuestions(data_dir=data_dir, file_format="array_record")
+
+
+def _import_tfds() -> types.ModuleType:
+    import tensorflow_datasets as tfds  # 0.6 s, so only where it is needed
+
+    if not sys.stderr.isatty():
+        tfds.disable_progress_bar()
+    return tfds
+
+
+def _load_tfds(source: str, data_dir: str | None) -> list[Example]:
+    name, _, split = source.removeprefix("tfds:").partition(":")
+    tfds = _import_tfds()
+    if name.split("/")[0] in _TFDS_MODULES:
+        importlib.import_module(_TFDS_MODULES[name.split("/")[0]])
+    try:
+        builder = tfds.builder(name, data_dir=data_dir, file_format="array_record")
+    except Exception as error:  # TFDS raises DatasetNotFoundError, ValueError, AttributeError, ...
+        known = {*tfds.list_builders(with_community_datasets=False), *_TFDS_MODULES}
+        near = difflib.get_close_matches(name.split("/")[0], sorted(known))
+        raise ValueError(
+            f"{source}: no such TFDS data set or configuration (near names: "
+            f"{', '.join(near) or 'none'}): {' '.join(str(error).split())}"
+        ) from error
+    if not builder.data_path.exists():
+        try:
+            _download_and_prepare(builder, messages=sys.stderr)
+        except Exception as error:  # no network, changed checksum, full disk, ...
+            raise RuntimeError(
+                f"{source}: not prepared in {builder.data_path} and could not be downloaded "
+                f"({error}); prepare it where there is a network and copy that directory here"
+            ) from error
+    return _read_tfds(source, builder, split or "train")
+
+
+def _load_tfds_directory(source: str) -> list[Example]:
+    match = _TFDS_DIRECTORY.fullmatch(source.removeprefix("tfds-dir:"))
+    if match is None or not (Path(match["directory"]) / "dataset_info.json").is_file():
+        raise FileNotFoundError(
+            f"{source}: no prepared TFDS data set there (no dataset_info.json): expected "
+            "tfds-dir:DIRECTORY[:SPLIT] with a directory written by prepare_dataset"
+        )
+    builder = _import_tfds().builder_from_directory(match["directory"])
+    return _read_tfds(source, builder, match["split"] or "train")
+
+
+def _read_tfds(source: str, builder: Any, split: str) -> list[Example]:
+    """Reads one split of a prepared builder, batch by batch."""
+    if split.split("[")[0] not in builder.info.splits:
+        raise ValueError(
+            f"{source}: no split {split!r}: it has {', '.join(sorted(builder.info.splits))}"
+        )
+    try:
+        rows = builder.as_data_source(split=split)
+        return collect(source, _tfds_rows(source, rows))
+    except ValueError:
+        raise
+    except Exception as error:  # array_record has no exception class of its own
+        raise ValueError(
+            f"{source}: damaged files in {builder.data_path} ({error}): prepare it again"
+        ) from error
+
+
+def _tfds_rows(source: str, rows: Any) -> Iterator[tuple[str, Example]]:
+    for start in range(0, len(rows), _TFDS_READ_SIZE):
+        positions = range(start, min(start + _TFDS_READ_SIZE, len(rows)))
+        for position, row in zip(positions, rows.__getitems__(positions), strict=True):
+            where = f"{source} example {position}"
+            yield where, _tfds_example(where, position, row)
+
+
+def _tfds_example(where: str, position: int, row: Mapping[str, Any]) -> Example:
+    """Makes an Example of a decoded TFDS row (texts are bytes, lists are arrays of bytes)."""
+    answers = row.get("answers", row.get("answer"))
+    if "question" not in row or answers is None:
+        raise ValueError(
+            f"{where}: features {', '.join(map(repr, row))}: expected 'question' and 'answer(s)'"
+        )
+    if isinstance(answers, Mapping):  # TriviaQA: a value with aliases, "<unk>" where it is hidden
+        texts = dict.fromkeys(map(_text, [answers["value"], *answers["aliases"]]))
+        answers = [text for text in texts if text != "<unk>"]
+    return Example(
+        id=_text(row.get("id", row.get("question_id", str(position)))),
+        question=_text(row["question"]),
+        answers=tuple(map(_text, answers)),
+        positive_ids=tuple(map(_text, row.get("positive_ids", ()))),
+        negative_ids=tuple(map(_text, row.get("negative_ids", ()))),
+    )
+
+
+def _text(value: bytes | str) -> str:
+    return value.decode("utf-8") if isinstance(value, bytes) else str(value)
+
+
+def _download_and_prepare(builder: Any, messages: TextIO) -> None:
+    """Prepares a builder's data set, with what TFDS prints going to `messages`."""
+    tfds = _import_tfds()
+    config = tfds.download.DownloadConfig(try_download_gcs=False)  # would ask the network
+    with contextlib.redirect_stdout(messages), _mended_tfds():
+        builder.download_and_prepare(file_format="array_record", download_config=config)
+
+
+@contextlib.contextmanager
+def _mended_tfds() -> Iterator[None]:
+    """Frees the preparation of data sets from TensorFlow, and from long waits without a network.
+
+    Two modules of TFDS take file access from TensorFlow, the unpacking of archives and the
+    TriviaQA builder: they read local files only, and are lent plain file access. Downloads retry
+    an unreachable host for some 6 s instead of 200 s.
+    """
+    from unittest import mock
+
+    from tensorflow_datasets.core.download import downloader, extractor
+    from tensorflow_datasets.datasets.trivia_qa import trivia_qa_dataset_builder as trivia_qa
+
+    stand_in = types.SimpleNamespace(
+        io=types.SimpleNamespace(gfile=types.SimpleNamespace(glob=glob.glob, GFile=open)),
+        compat=types.SimpleNamespace(as_text=os.fspath),
+        errors=types.SimpleNamespace(NotFoundError=FileNotFoundError),
+    )
+    with (
+        mock.patch.object(extractor, "tf", stand_in),
+        mock.patch.object(trivia_qa, "tf", stand_in),
+        mock.patch.object(downloader, "MAX_RETRIES", 5),
+    ):
+        yield

@@ -1,0 +1,186 @@
+"""Text to token ids and back: tokenizers, the paper's chunks, the generator's input format.
+
+The hot path uses the `tokenizers` library; transformers is imported only to resolve names of
+the Hugging Face hub or folders without a tokenizer.json.
+"""
+
+import pathlib
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+BART_SPECIALS = ("<s>", "<pad>", "</s>", "<unk>", "<mask>")
+BERT_SPECIALS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+
+
+class Tokenizer:
+    """Token ids of plain text (no special tokens) and back, around a `tokenizers.Tokenizer`.
+
+    Special ids are found by name: `start`, `end`, `pad` and `mask` are <s> </s> <pad> <mask> for
+    BART and [CLS] [SEP] [PAD] [MASK] for BERT vocabularies.
+    """
+
+    def __init__(self, backend: Any):
+        self._backend = backend
+        self._backend.no_padding()
+        self._backend.no_truncation()
+        names = [
+            next((n for n in pair if backend.token_to_id(n) is not None), None)
+            for pair in (("<s>", "[CLS]"), ("</s>", "[SEP]"), ("<pad>", "[PAD]"),
+                         ("<mask>", "[MASK]"))
+        ]
+        if None in names:
+            raise ValueError(
+                "the tokenizer lacks a start, end, padding or mask token: found "
+                f"{names}; BART has <s> </s> <pad> <mask>, BERT [CLS] [SEP] [PAD] [MASK]"
+            )
+        self.start, self.end, self.pad, self.mask = map(backend.token_to_id, names)
+
+    @classmethod
+    def load(cls, source: str | pathlib.Path) -> "Tokenizer":
+        """From a tokenizer.json, a folder that holds one, or a Hugging Face name or folder."""
+        path = pathlib.Path(source)
+        file = path / "tokenizer.json" if path.is_dir() else path
+        if file.is_file():
+            import tokenizers
+
+            return cls(tokenizers.Tokenizer.from_file(str(file)))
+        import transformers
+
+        try:
+            return cls(transformers.AutoTokenizer.from_pretrained(str(source)).backend_tokenizer)
+        except (OSError, ValueError, AttributeError) as error:
+            raise ValueError(
+                f"no tokenizer at {source!r}: expected a tokenizer.json, a folder with one, or a "
+                f"Hugging Face name that is cached or can be downloaded "
+                f"({str(error).splitlines()[0]})"
+            ) from None
+
+    def save(self, directory: str | pathlib.Path) -> None:
+        """Writes DIRECTORY/tokenizer.json."""
+        path = pathlib.Path(directory)
+        path.mkdir(parents=True, exist_ok=True)
+        temporary = path / "tokenizer.json.tmp"
+        self._backend.save(str(temporary))
+        temporary.replace(path / "tokenizer.json")
+
+    @property
+    def vocab_size(self) -> int:
+        return self._backend.get_vocab_size()
+
+    def encode(self, texts: Sequence[str]) -> list[list[int]]:
+        """Ids of each text, without special tokens."""
+        return [e.ids for e in self._backend.encode_batch(list(texts), add_special_tokens=False)]
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """Text of ids; special tokens are left out and outer spaces stripped."""
+        return self._backend.decode([int(i) for i in ids], skip_special_tokens=True).strip()
+
+
+def train_bart_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
+    """A byte-level BPE of BART's form, trained on `texts`; any string can be written with it.
+
+    A text's first word is tokenized as if a space came before it, so that an answer has the same
+    ids as the words of the passage that it repeats.
+    """
+    import tokenizers
+    from tokenizers import decoders, models, pre_tokenizers, trainers
+
+    backend = tokenizers.Tokenizer(models.BPE(unk_token=None))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
+    backend.decoder = decoders.ByteLevel()
+    backend.train_from_iterator(
+        texts,
+        trainers.BpeTrainer(
+            vocab_size=vocab_size,
+            special_tokens=list(BART_SPECIALS),
+            initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+            show_progress=False,
+        ),
+    )
+    return Tokenizer(backend)
+
+
+def train_bert_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
+    """An uncased WordPiece vocabulary of BERT's form, trained on `texts`."""
+    import tokenizers
+    from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
+
+    backend = tokenizers.Tokenizer(models.WordPiece(unk_token="[UNK]"))
+    backend.normalizer = normalizers.BertNormalizer(lowercase=True)
+    backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    backend.decoder = decoders.WordPiece()
+    backend.train_from_iterator(
+        texts,
+        trainers.WordPieceTrainer(
+            vocab_size=vocab_size, special_tokens=list(BERT_SPECIALS), show_progress=False
+        ),
+    )
+    return Tokenizer(backend)
+
+
+def chunks(text: str, words: int = 100) -> Iterator[str]:
+    """The paper's disjoint chunks: at most `words` words each, in order, none left out.
+
+    Source: section 3, "each Wikipedia article is split into disjoint 100-word chunks".
+    """
+    pieces = text.split()
+    for start in range(0, len(pieces), words):
+        yield " ".join(pieces[start : start + words])
+
+
+def pad_rows(rows: Sequence[Sequence[int]], length: int, pad: int) -> tuple[np.ndarray, np.ndarray]:
+    """Rows of ids to int32[R, length] and bool[R, length]; longer rows are cut at the right."""
+    ids = np.full((len(rows), length), pad, np.int32)
+    mask = np.zeros((len(rows), length), bool)
+    for r, row in enumerate(rows):
+        kept = row[:length]
+        ids[r, : len(kept)] = kept
+        mask[r, : len(kept)] = True
+    return ids, mask
+
+
+def encoder_input(tokenizer: Tokenizer, firsts: Sequence[str], seconds: Sequence[str] | None,
+                  max_length: int) -> list[list[int]]:
+    """BERT inputs: [CLS] first [SEP], or [CLS] first [SEP] second [SEP] for passages.
+
+    As in DPR, `first` is the question, or a passage's title and `second` its text; a long input
+    is cut before the last [SEP]; token types are all 0.
+    """
+    rows = tokenizer.encode(firsts)
+    if seconds is not None:
+        rows = [a + [tokenizer.end] + b
+                for a, b in zip(rows, tokenizer.encode(seconds), strict=True)]
+    return [[tokenizer.start, *row[: max_length - 2], tokenizer.end] for row in rows]
+
+
+class GeneratorFormat:
+    """The generator's input: <s> title / text // question </s> (or without <s>, if so configured).
+
+    Differs from Hugging Face: the passage alone is cut to fit, never the question.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, max_length: int, title_separator: str = " / ",
+                 question_separator: str = " // "):
+        self.tokenizer = tokenizer
+        self.max_length = max_length
+        self.title_separator = title_separator
+        self.question_separator = question_separator
+
+    def passages(self, titles: Sequence[str], texts: Sequence[str]) -> list[list[int]]:
+        """Ids of "title / text", which a passage store keeps as its token table."""
+        joined = [t + self.title_separator + x if t else x
+                  for t, x in zip(titles, texts, strict=True)]
+        return self.tokenizer.encode([" ".join(text.split()) for text in joined])
+
+    def questions(self, questions: Sequence[str]) -> list[list[int]]:
+        """Ids of " // question", to be joined to a passage's ids; never more than half the input."""
+        rows = self.tokenizer.encode(
+            [self.question_separator + " ".join(q.split()) for q in questions])
+        return [row[: self.max_length // 2] for row in rows]
+
+    def join(self, passage: Sequence[int], question: Sequence[int]) -> list[int]:
+        """One input row; the passage gets what the question leaves of `max_length`."""
+        room = self.max_length - 2 - len(question)
+        return [self.tokenizer.start, *passage[:room], *question, self.tokenizer.end]

@@ -1,0 +1,107 @@
+"""The paper's marginal likelihoods (arXiv 2005.11401, section 2.1) and nothing else.
+
+Shapes: B questions, K passages each, T target tokens. All results are float32, in nats.
+A masked passage (padding, or a short result list) has log prior `MASKED`, hence probability 0
+in every sum, and gets no gradient. A masked target position contributes nothing.
+
+Differs from Hugging Face: the document prior enters once per sequence (or once per token),
+whatever the target's length; there it is added at the second target position and so is lost for
+targets of one token. Label smoothing is applied to p(y_t | x, z, y_<t), before the documents are
+summed out, so that it is a proper objective for both models.
+"""
+
+import jax
+import jax.numpy as jnp
+
+from rag_jax.models.layers import MASKED
+
+
+def log_prior(doc_scores: jax.Array, doc_mask: jax.Array) -> jax.Array:
+    """log p(z | x): softmax of the inner products over the K retrieved passages (section 2.2).
+
+    Args:
+      doc_scores: float32[B, K], d(z) . q(x).
+      doc_mask: bool[B, K], True for passages that were really retrieved.
+
+    Returns:
+      float32[B, K]; MASKED where doc_mask is False. A row without any passage is all MASKED.
+    """
+    scores = jnp.where(doc_mask, doc_scores.astype(jnp.float32), MASKED)
+    return jnp.where(doc_mask, jax.nn.log_softmax(scores, axis=-1), MASKED)
+
+
+def target_log_probs(logits: jax.Array, targets: jax.Array, label_smoothing: float = 0.0
+                     ) -> jax.Array:
+    """log p(y_t | x, z, y_<t) of the target tokens only.
+
+    Args:
+      logits: [..., V]; reductions over V run in float32 without a [..., V] result.
+      targets: int32[...].
+      label_smoothing: eps; the result is (1 - eps) log p(y_t) + eps * mean_v log p(v).
+
+    Returns:
+      float32[...].
+    """
+    logits = logits.astype(jnp.float32)
+    log_normaliser = jax.nn.logsumexp(logits, axis=-1)
+    picked = jnp.take_along_axis(logits, targets[..., None], axis=-1)[..., 0]
+    if label_smoothing:
+        picked = (1 - label_smoothing) * picked + label_smoothing * logits.mean(axis=-1)
+    return picked - log_normaliser
+
+
+def sequence_joint(log_prior_BK: jax.Array, log_p_BKT: jax.Array, target_mask: jax.Array
+                   ) -> jax.Array:
+    """log p(z, y | x) = log p(z | x) + sum_t log p(y_t | x, z, y_<t), float32[B, K]."""
+    return log_prior_BK + jnp.where(target_mask[:, None, :], log_p_BKT, 0.0).sum(axis=-1)
+
+
+def token_joint(log_prior_BK: jax.Array, log_p_BKT: jax.Array) -> jax.Array:
+    """log p(z, y_t | x, y_<t) = log p(z | x) + log p(y_t | x, z, y_<t), float32[B, K, T]."""
+    return log_prior_BK[:, :, None] + log_p_BKT
+
+
+def rag_sequence(log_prior_BK: jax.Array, log_p_BKT: jax.Array, target_mask: jax.Array
+                 ) -> jax.Array:
+    """log p_RAG-Sequence(y | x) = log sum_z p(z | x) prod_t p(y_t | x, z, y_<t), float32[B].
+
+    Args:
+      log_prior_BK: float32[B, K] from `log_prior`.
+      log_p_BKT: float32[B, K, T] from `target_log_probs`.
+      target_mask: bool[B, T].
+    """
+    return jax.nn.logsumexp(sequence_joint(log_prior_BK, log_p_BKT, target_mask), axis=1)
+
+
+def rag_token(log_prior_BK: jax.Array, log_p_BKT: jax.Array, target_mask: jax.Array) -> jax.Array:
+    """log p_RAG-Token(y | x) = sum_t log sum_z p(z | x) p(y_t | x, z, y_<t), float32[B].
+
+    Arguments as in `rag_sequence`.
+    """
+    log_p_BT = jax.nn.logsumexp(token_joint(log_prior_BK, log_p_BKT), axis=1)
+    return jnp.where(target_mask, log_p_BT, 0.0).sum(axis=-1)
+
+
+MARGINALS = {"sequence": rag_sequence, "token": rag_token}
+
+
+def sequence_posterior(log_prior_BK: jax.Array, log_p_BKT: jax.Array, target_mask: jax.Array
+                       ) -> jax.Array:
+    """p(z | x, y) under RAG-Sequence, float32[B, K]; rows sum to 1, masked passages are 0."""
+    return jax.nn.softmax(sequence_joint(log_prior_BK, log_p_BKT, target_mask), axis=1)
+
+
+def token_posterior(log_prior_BK: jax.Array, log_p_BKT: jax.Array) -> jax.Array:
+    """p(z | x, y_t, y_<t) for every t under RAG-Token (figure 2), float32[B, K, T].
+
+    Proportional to p(z | x) p(y_t | x, z, y_<t): RAG-Token draws a document anew for each token.
+    Sums to 1 over K.
+    """
+    return jax.nn.softmax(token_joint(log_prior_BK, log_p_BKT), axis=1)
+
+
+def mean_token_posterior(log_prior_BK: jax.Array, log_p_BKT: jax.Array, target_mask: jax.Array
+                         ) -> jax.Array:
+    """The token posteriors averaged over the target's tokens, float32[B, K]; rows sum to 1."""
+    weights = target_mask / jnp.maximum(target_mask.sum(axis=-1, keepdims=True), 1)
+    return jnp.einsum("BKT,BT->BK", token_posterior(log_prior_BK, log_p_BKT), weights)

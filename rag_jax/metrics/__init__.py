@@ -1,0 +1,1 @@
+"""Metrics over answers and over retrieved passages: pure Python and numpy."""

@@ -1,0 +1,198 @@
+"""Answer recall of retrieved passages as DPR measures it, and monitors of retrieval collapse."""
+
+import functools
+import re
+import sys
+import unicodedata
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+_ASCII_TOKEN = re.compile(r"[A-Za-z0-9]+|[!-/:-@\[-`{-~]")
+
+
+def has_answer(text: str, answers: Iterable[str]) -> bool:
+    """Whether the tokens of one of the answers occur, contiguously, in the text.
+
+    A token is a run of letters, digits and marks, or any other single visible character; both
+    sides are canonically decomposed (NFD) and lower-cased. So "Rome" is not in "Romeo", "U.S." is
+    in "the U.S. Senate", and "café" is not in "cafe".
+
+    Source: DPR's `has_answer` with DrQA's `SimpleTokenizer`. Differs from DPR: an answer without
+    any token (an empty one) is nowhere, where DPR finds it everywhere.
+
+    Raises:
+        TypeError: `answers` is one string.
+    """
+    return _contains(_joined_tokens(text), _joined_answers(answers))
+
+
+def answer_recall(
+    retrieved_texts: Sequence[Sequence[str]], answers: Sequence[Sequence[str]], ks: Iterable[int]
+) -> dict[int, float]:
+    """Percentage of questions with an answer in one of their first k passages, for each k.
+
+    Args:
+        retrieved_texts: per question its passages' texts, best first; DPR counts the body alone,
+            without the title. A question may have fewer passages than others.
+        answers: per question its accepted answers.
+        ks: depths, from 1 to the largest number of passages that any question has.
+
+    Returns:
+        From k to percent.
+
+    Raises:
+        ValueError: no questions, different numbers of questions, or a k out of range.
+        TypeError: the passages or the answers of a question are one string.
+    """
+    ks = list(ks)
+    if len(retrieved_texts) != len(answers):
+        raise ValueError(
+            f"retrieved passages of {len(retrieved_texts)} questions but answers of "
+            f"{len(answers)}: expected the same questions in the same order"
+        )
+    if len(answers) == 0:
+        raise ValueError("no questions: recall over no questions is undefined")
+    deepest = max(map(len, retrieved_texts))
+    for k in ks:
+        if not 1 <= k <= deepest:
+            raise ValueError(
+                f"k={k}: allowed are 1 to {deepest}, the most passages that a question has: "
+                "retrieve more, or leave this k out"
+            )
+    first_hits = [_first_hit(*pair) for pair in zip(retrieved_texts, answers, strict=True)]
+    return {k: 100.0 * sum(hit < k for hit in first_hits) / len(first_hits) for k in ks}
+
+
+def retrieval_monitors(
+    ids: np.ndarray, prior: np.ndarray, posterior: np.ndarray | None = None
+) -> dict[str, float | int]:
+    """Tells whether retrieval has collapsed onto a few passages, or the prior onto one of them.
+
+    A slot counts if its id is not negative and its prior is above zero; the others are the
+    padding of short result lists. Questions without any such slot count in `top_passage_share`
+    (as not retrieving it) and are left out of the two mean entropies.
+
+    Args:
+        ids: int[B, K], passage ids per question; negative where there is none.
+        prior: float[B, K], p(z|x); each row sums to 1, or to 0 where nothing was retrieved.
+        posterior: float[B, K], p(z|x,y), likewise.
+
+    Returns:
+        unique_passages: number of different passages retrieved over the whole set.
+        unique_passage_share: that number over the number of slots that count, in (0, 1].
+        retrieved_id_entropy: nats, of the distribution of ids over all slots that count.
+        top_passage_share: share of questions that retrieve the commonest passage, in (0, 1].
+        prior_entropy: mean over questions, nats per question.
+        posterior_entropy: likewise, if `posterior` is given.
+
+    Raises:
+        ValueError: other shapes, negative or non-finite probabilities, rows that do not sum to 1,
+            or no passage at all.
+    """
+    ids = np.asarray(ids)
+    if ids.ndim != 2 or not np.issubdtype(ids.dtype, np.integer):
+        raise ValueError(f"ids is {ids.dtype}{list(ids.shape)}: expected int[B, K]")
+    prior = _probabilities("prior", prior, ids)
+    counted = (ids >= 0) & (prior > 0)
+    if not counted.any():
+        raise ValueError("no passages: all ids are negative or have prior 0")
+    _, slot_counts = np.unique(ids[counted], return_counts=True)
+    rows = np.nonzero(counted)[0]
+    # A question counts once for a passage, even if an index returned it twice.
+    pairs = np.unique(np.stack([rows, ids[counted]]), axis=1)
+    _, question_counts = np.unique(pairs[1], return_counts=True)
+    monitors = {
+        "unique_passages": len(slot_counts),
+        "unique_passage_share": len(slot_counts) / int(slot_counts.sum()),
+        "retrieved_id_entropy": float(_entropy(slot_counts / slot_counts.sum())),
+        "top_passage_share": int(question_counts.max()) / len(ids),
+        "prior_entropy": _mean_entropy(prior, counted),
+    }
+    if posterior is not None:
+        posterior = _probabilities("posterior", posterior, ids)
+        monitors["posterior_entropy"] = _mean_entropy(posterior, counted)
+    return monitors
+
+
+# --- answers in texts ---------------------------------------------------------------------------
+
+
+def _joined_tokens(text: str) -> str:
+    """Tokens, each between single spaces, so that a contiguous run of them is a substring."""
+    if text.isascii():
+        tokens = _ASCII_TOKEN.findall(text)
+    else:
+        tokens = _token_pattern().findall(unicodedata.normalize("NFD", text))
+    return f" {' '.join(tokens)} ".lower()
+
+
+def _joined_answers(answers: Iterable[str]) -> list[str]:
+    if isinstance(answers, str):
+        raise TypeError(f"answers is the string {answers!r}: expected a list of strings")
+    joined = [_joined_tokens(answer) for answer in answers]
+    return [answer for answer in joined if answer.strip()]
+
+
+def _contains(joined_text: str, joined_answers: list[str]) -> bool:
+    return any(answer in joined_text for answer in joined_answers)
+
+
+def _first_hit(texts: Sequence[str], answers: Sequence[str]) -> float:
+    """Position from 0 of the first text with an answer; infinity if there is none."""
+    if isinstance(texts, str):
+        raise TypeError(f"passages of a question are the string {texts!r}: expected a list")
+    joined = _joined_answers(answers)
+    hits = (i for i, text in enumerate(texts) if _contains(_joined_tokens(text), joined))
+    return next(hits, float("inf"))
+
+
+@functools.cache
+def _token_pattern() -> re.Pattern[str]:
+    r"""`[\p{L}\p{N}\p{M}]+|[^\p{Z}\p{C}]` for `re`, which knows no \p: 0.2 s, once."""
+    word_ranges, visible_ranges = [], []
+    for code in range(sys.maxunicode + 1):
+        group = unicodedata.category(chr(code))[0]
+        for ranges, groups in ((word_ranges, "LNM"), (visible_ranges, "LNMPS")):
+            if group not in groups:
+                continue
+            if ranges and ranges[-1][1] == code - 1:
+                ranges[-1][1] = code
+            else:
+                ranges.append([code, code])
+    word, visible = (
+        "".join(f"\\U{first:08x}-\\U{last:08x}" for first, last in ranges)
+        for ranges in (word_ranges, visible_ranges)
+    )
+    return re.compile(f"[{word}]+|[{visible}]")
+
+
+# --- entropies ----------------------------------------------------------------------------------
+
+
+def _probabilities(name: str, values: np.ndarray, ids: np.ndarray) -> np.ndarray:
+    """Returns float64[B, K], checked: finite, not negative, rows summing to 1 or to 0."""
+    p = np.asarray(values, dtype=np.float64)
+    if p.shape != ids.shape:
+        raise ValueError(f"{name} has shape {list(p.shape)}: expected that of ids, {ids.shape}")
+    if not np.isfinite(p).all() or (p < 0).any():
+        raise ValueError(f"{name} holds negative or non-finite values: expected probabilities")
+    sums = p.sum(axis=1)
+    wrong = (np.abs(sums - 1) > 1e-2) & (sums != 0)
+    if wrong.any():
+        row = int(np.argmax(wrong))
+        raise ValueError(
+            f"{name}[{row}] sums to {sums[row]:.4g}: expected 1 (probabilities, not scores or "
+            "log-probabilities), or 0 where nothing was retrieved"
+        )
+    return p
+
+
+def _entropy(p: np.ndarray) -> np.ndarray:
+    """Entropy in nats along the last axis; 0 log 0 is 0."""
+    return -np.sum(p * np.log(np.where(p > 0, p, 1.0)), axis=-1)
+
+
+def _mean_entropy(p: np.ndarray, counted: np.ndarray) -> float:
+    """Mean in nats over the rows with a counted slot, uncounted slots left out."""
+    return float(_entropy(np.where(counted, p, 0.0))[counted.any(axis=1)].mean())

@@ -1,0 +1,1 @@
+"""Linen modules and the pure functions around them; no I/O, no retrieval."""

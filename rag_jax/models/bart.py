@@ -1,0 +1,216 @@
+"""BART (Lewis et al. 2019, arXiv 1910.13461) as released: post-LayerNorm, learned positions with
+an offset of 2, LayerNorm after the embeddings, output tied to the embeddings plus a bias.
+
+Decoding keeps keys and values in a `Cache`, an explicit pytree that goes in and comes out.
+"""
+
+import functools
+from typing import NamedTuple
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from rag_jax.config import BartConfig
+from rag_jax.models.layers import (
+    POSITION_INITS,
+    Attention,
+    FeedForward,
+    LayerNorm,
+    Stack,
+    embedding_table,
+)
+
+POSITION_OFFSET = 2  # row p + 2 of the table belongs to position p
+
+
+def tied_logits(embedding: jax.Array, bias: jax.Array, states: jax.Array) -> jax.Array:
+    """float32[..., V] = states [..., D] times the embedding table, plus final_logits_bias."""
+    table = embedding.astype(states.dtype)
+    return jnp.einsum("...D,VD->...V", states, table, preferred_element_type=jnp.float32) + bias
+
+
+class LayerCache(NamedTuple):
+    """Keys and values of one decoder layer, dtype[R, T or S, H, C].
+
+    Self-attention has room for T positions, of which the first `position` are filled.
+    """
+
+    self_keys: jax.Array
+    self_values: jax.Array
+    cross_keys: jax.Array
+    cross_values: jax.Array
+
+
+class Cache(NamedTuple):
+    """Decoder state: every leaf but `position` has the row axis R first."""
+
+    layers: tuple[LayerCache, ...]
+    source_mask: jax.Array  # bool[R, S]
+    position: jax.Array  # int32[], the next position to decode
+
+
+class EncoderLayer(nn.Module):
+    """x = LN(x + attention(x)); x = LN(x + feed_forward(x))."""
+
+    config: BartConfig
+
+    @nn.compact
+    def __call__(self, x: jax.Array, mask: jax.Array, *, deterministic: bool) -> jax.Array:
+        c, dtype = self.config, jnp.dtype(self.config.dtype)
+        drop = nn.Dropout(c.dropout)
+        attended = Attention(
+            c.heads, c.width, c.attention_dropout, dtype, c.init_std, name="attention"
+        )(x, x, mask, deterministic)
+        x = LayerNorm(c.layer_norm_eps, dtype, name="attention_norm")(
+            x + drop(attended, deterministic=deterministic)
+        )
+        fed = FeedForward(
+            c.mlp_width, c.width, c.activation, c.activation_dropout, dtype, c.init_std,
+            name="mlp",
+        )(x, deterministic)
+        return LayerNorm(c.layer_norm_eps, dtype, name="mlp_norm")(
+            x + drop(fed, deterministic=deterministic)
+        )
+
+
+class DecoderLayer(nn.Module):
+    """Causal self-attention, cross-attention and feed-forward, each followed by LN(x + ...)."""
+
+    config: BartConfig
+
+    def setup(self) -> None:
+        c, dtype = self.config, jnp.dtype(self.config.dtype)
+        attention = (c.heads, c.width, c.attention_dropout, dtype, c.init_std)
+        self.self_attention = Attention(*attention)
+        self.self_norm = LayerNorm(c.layer_norm_eps, dtype)
+        self.cross_attention = Attention(*attention)
+        self.cross_norm = LayerNorm(c.layer_norm_eps, dtype)
+        self.mlp = FeedForward(
+            c.mlp_width, c.width, c.activation, c.activation_dropout, dtype, c.init_std)
+        self.mlp_norm = LayerNorm(c.layer_norm_eps, dtype)
+        self.drop = nn.Dropout(c.dropout)
+
+    def _after_self(self, x, attended, cross_keys, cross_values, source_mask, deterministic):
+        x = self.self_norm(x + self.drop(attended, deterministic=deterministic))
+        crossed = self.cross_attention.attend(
+            x, cross_keys, cross_values, source_mask, deterministic
+        )
+        x = self.cross_norm(x + self.drop(crossed, deterministic=deterministic))
+        fed = self.mlp(x, deterministic)
+        return self.mlp_norm(x + self.drop(fed, deterministic=deterministic))
+
+    def __call__(self, x: jax.Array, encoded: jax.Array, source_mask: jax.Array, causal: jax.Array,
+                 *, deterministic: bool) -> jax.Array:
+        attended = self.self_attention(x, x, causal, deterministic)
+        keys, values = self.cross_attention.keys_values(encoded)
+        return self._after_self(x, attended, keys, values, source_mask, deterministic)
+
+    def start(self, encoded: jax.Array, length: int) -> LayerCache:
+        """Cache with the cross-attention's keys and values filled in and room for `length`."""
+        keys, values = self.cross_attention.keys_values(encoded)
+        room = (encoded.shape[0], length, *keys.shape[2:])
+        empty = jnp.zeros(room, keys.dtype)
+        return LayerCache(empty, empty, keys, values)
+
+    def step(self, x: jax.Array, cache: LayerCache, source_mask: jax.Array, position: jax.Array
+             ) -> tuple[jax.Array, LayerCache]:
+        """One position: x [R, 1, D] at `position` -> [R, 1, D] and the cache with it filled in."""
+        keys, values = self.self_attention.keys_values(x)
+        cache = cache._replace(
+            self_keys=jax.lax.dynamic_update_slice_in_dim(cache.self_keys, keys, position, 1),
+            self_values=jax.lax.dynamic_update_slice_in_dim(
+                cache.self_values, values, position, 1
+            ),
+        )
+        filled = jnp.arange(cache.self_keys.shape[1]) <= position
+        attended = self.self_attention.attend(
+            x, cache.self_keys, cache.self_values, filled[None, None, None, :], True
+        )
+        x = self._after_self(
+            x, attended, cache.cross_keys, cache.cross_values, source_mask, deterministic=True
+        )
+        return x, cache
+
+
+class Bart(nn.Module):
+    """Encoder and decoder with one embedding table.
+
+    Methods (R rows, S source and T target tokens):
+      encode(ids int32[R, S], mask bool[R, S]) -> dtype[R, S, D]
+      decode(encoded, mask, decoder_ids int32[R, T]) -> dtype[R, T, D], teacher-forced
+      logits(states [..., D]) -> float32[..., V]
+      start(encoded, mask, length) -> Cache;  step(ids int32[R], cache) -> float32[R, V], Cache
+    """
+
+    config: BartConfig
+
+    def setup(self) -> None:
+        c, dtype = self.config, jnp.dtype(self.config.dtype)
+        self.embedding = embedding_table(self, "embedding", c.vocab_size, c.width, "vocab")
+        self.logits_bias = self.param(
+            "final_logits_bias",
+            nn.with_logical_partitioning(nn.initializers.zeros, ("vocab",)),
+            (c.vocab_size,),
+            jnp.float32,
+        )
+        rows, init = c.max_positions + POSITION_OFFSET, POSITION_INITS[c.position_init]
+        self.encoder_positions = embedding_table(
+            self, "encoder_positions", rows, c.width, "positions", init
+        )
+        self.decoder_positions = embedding_table(
+            self, "decoder_positions", rows, c.width, "positions", init
+        )
+        self.encoder_embedding_norm = LayerNorm(c.layer_norm_eps, dtype)
+        self.decoder_embedding_norm = LayerNorm(c.layer_norm_eps, dtype)
+        self.drop = nn.Dropout(c.dropout)
+        self.encoder = Stack(
+            functools.partial(EncoderLayer, c), c.encoder_layers, c.remat, c.scan_layers
+        )
+        decoder_layer = functools.partial(DecoderLayer, c)
+        self.decoder = Stack(decoder_layer, c.decoder_layers, c.remat, c.scan_layers)
+
+    def _embed(self, ids: jax.Array, positions: jax.Array, norm: nn.Module, deterministic: bool
+               ) -> jax.Array:
+        scale = self.config.width**0.5 if self.config.scale_embedding else 1.0
+        x = norm(self.embedding[ids] * scale + positions[None])
+        return self.drop(x, deterministic=deterministic)
+
+    def encode(self, ids: jax.Array, mask: jax.Array, deterministic: bool = True) -> jax.Array:
+        places = self.encoder_positions[POSITION_OFFSET : POSITION_OFFSET + ids.shape[1]]
+        x = self._embed(ids, places, self.encoder_embedding_norm, deterministic)
+        return self.encoder(x, mask[:, None, None, :], deterministic=deterministic)
+
+    def decode(self, encoded: jax.Array, mask: jax.Array, decoder_ids: jax.Array,
+               deterministic: bool = True) -> jax.Array:
+        length = decoder_ids.shape[1]
+        places = self.decoder_positions[POSITION_OFFSET : POSITION_OFFSET + length]
+        x = self._embed(decoder_ids, places, self.decoder_embedding_norm, deterministic)
+        causal = jnp.tril(jnp.ones((length, length), bool))[None, None]
+        return self.decoder(
+            x, encoded, mask[:, None, None, :], causal, deterministic=deterministic
+        )
+
+    def logits(self, states: jax.Array) -> jax.Array:
+        return tied_logits(self.embedding, self.logits_bias, states)
+
+    def __call__(self, ids: jax.Array, mask: jax.Array, decoder_ids: jax.Array,
+                 deterministic: bool = True) -> jax.Array:
+        """Logits float32[R, T, V]; initialisation goes through here."""
+        encoded = self.encode(ids, mask, deterministic)
+        return self.logits(self.decode(encoded, mask, decoder_ids, deterministic))
+
+    def start(self, encoded: jax.Array, mask: jax.Array, length: int) -> Cache:
+        layers = tuple(layer.start(encoded, length) for layer in self.decoder.loop())
+        return Cache(layers, mask, jnp.zeros((), jnp.int32))
+
+    def step(self, ids: jax.Array, cache: Cache) -> tuple[jax.Array, Cache]:
+        place = jax.lax.dynamic_slice_in_dim(
+            self.decoder_positions, cache.position + POSITION_OFFSET, 1
+        )
+        x = self._embed(ids[:, None], place, self.decoder_embedding_norm, True)
+        mask, layers = cache.source_mask[:, None, None, :], []
+        for layer, old in zip(self.decoder.loop(), cache.layers, strict=True):
+            x, new = layer.step(x, old, mask, cache.position)
+            layers.append(new)
+        return self.logits(x[:, 0]), Cache(tuple(layers), cache.source_mask, cache.position + 1)

@@ -1,0 +1,70 @@
+"""BERT (Devlin et al. 2019), as in the released checkpoints: post-LayerNorm, exact GELU."""
+
+import functools
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from rag_jax.config import BertConfig
+from rag_jax.models.layers import (
+    POSITION_INITS,
+    Attention,
+    FeedForward,
+    LayerNorm,
+    Stack,
+    embedding_table,
+)
+
+
+class BertLayer(nn.Module):
+    """x = LN(x + attention(x)); x = LN(x + feed_forward(x))."""
+
+    config: BertConfig
+
+    @nn.compact
+    def __call__(self, x: jax.Array, mask: jax.Array, *, deterministic: bool) -> jax.Array:
+        c, dtype = self.config, jnp.dtype(self.config.dtype)
+        drop = nn.Dropout(c.dropout)
+        attended = Attention(
+            c.heads, c.width, c.attention_dropout, dtype, c.init_std, name="attention"
+        )(x, x, mask, deterministic)
+        x = LayerNorm(c.layer_norm_eps, dtype, name="attention_norm")(
+            x + drop(attended, deterministic=deterministic)
+        )
+        fed = FeedForward(c.mlp_width, c.width, c.activation, 0.0, dtype, c.init_std,
+                          name="mlp")(x, deterministic)
+        return LayerNorm(c.layer_norm_eps, dtype, name="mlp_norm")(
+            x + drop(fed, deterministic=deterministic)
+        )
+
+
+class Bert(nn.Module):
+    """Token ids to hidden states.
+
+    __call__(ids int32[R, L], mask bool[R, L], token_types int32[R, L] | None, deterministic)
+    returns dtype[R, L, D]. Positions are 0..L-1 whatever the mask; None = all token types 0.
+    """
+
+    config: BertConfig
+
+    @nn.compact
+    def __call__(self, ids: jax.Array, mask: jax.Array, token_types: jax.Array | None = None,
+                 deterministic: bool = True) -> jax.Array:
+        c, dtype = self.config, jnp.dtype(self.config.dtype)
+        words = embedding_table(self, "token_embedding", c.vocab_size, c.width, "vocab")
+        places = embedding_table(
+            self, "position_embedding", c.max_positions, c.width, "positions",
+            POSITION_INITS[c.position_init],
+        )
+        types = embedding_table(self, "type_embedding", c.type_vocab_size, c.width, "token_types")
+        type_rows = types[0] if token_types is None else types[token_types]
+        x = words[ids] + places[None, : ids.shape[1]] + jnp.broadcast_to(
+            type_rows, (*ids.shape, c.width)
+        )
+        x = LayerNorm(c.layer_norm_eps, dtype, name="embedding_norm")(x)
+        x = nn.Dropout(c.dropout)(x, deterministic=deterministic)
+        stack = Stack(
+            functools.partial(BertLayer, c), c.layers, c.remat, c.scan_layers, name="encoder"
+        )
+        return stack(x, mask[:, None, None, :], deterministic=deterministic)

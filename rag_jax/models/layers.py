@@ -1,0 +1,226 @@
+"""Transformer parts shared by BERT and BART: both are post-LayerNorm with biased projections.
+
+Every parameter carries logical axis names; `rag_jax.parallel` maps them to mesh axes.
+Matrix products run in `dtype`; softmax and LayerNorm statistics are float32.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+MASKED = -1e30  # finite stand-in for log 0: exp(MASKED) is exactly 0 and gradients stay finite
+
+embedding_init = nn.initializers.normal(stddev=0.02)
+ACTIVATIONS: dict[str, Callable] = {
+    "gelu": lambda x: jax.nn.gelu(x, approximate=False),
+    "relu": jax.nn.relu,
+}
+
+
+def sinusoids(key: jax.Array, shape: tuple[int, int], dtype: Any = jnp.float32) -> jax.Array:
+    """Initialiser for position tables: sinusoids of the scale of the other embeddings (std 0.02).
+
+    A shift of position is then a rotation from the first step on, which lets a small model that
+    is trained from scratch learn "the token before" in hundreds of steps instead of thousands.
+    """
+    del key
+    positions, width = shape
+    rates = jnp.exp(-jnp.log(10_000.0) * jnp.arange(0, width, 2) / width)
+    angles = jnp.arange(positions)[:, None] * rates[None, :]
+    table = jnp.concatenate([jnp.sin(angles), jnp.cos(angles)], axis=-1)[:, :width]
+    return (0.02 * jnp.sqrt(2.0) * table).astype(dtype)
+
+
+POSITION_INITS: dict[str, Callable] = {"normal": embedding_init, "sinusoidal": sinusoids}
+
+
+def embedding_table(module: nn.Module, name: str, rows: int, width: int, rows_axis: str,
+                    init: Callable = embedding_init) -> jax.Array:
+    """A float32[rows, width] parameter of `module` with logical axes (rows_axis, "embed")."""
+    return module.param(
+        name, nn.with_logical_partitioning(init, (rows_axis, "embed")), (rows, width), jnp.float32
+    )
+
+
+class Linear(nn.Module):
+    """x @ kernel + bias over the last axis, with logical axis names on both.
+
+    The product runs on a matrix of all rows: its transposes are then plain matrix products too,
+    which XLA's CPU backend runs twice as fast as contractions over several axes.
+    """
+
+    features: int
+    axes: tuple[str, str]
+    dtype: Any = jnp.float32
+    init_std: float = 0.02
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        kernel = self.param(
+            "kernel", nn.with_logical_partitioning(
+                nn.initializers.normal(self.init_std), self.axes),
+            (x.shape[-1], self.features), jnp.float32,
+        )
+        bias = self.param(
+            "bias", nn.with_logical_partitioning(nn.initializers.zeros, self.axes[1:]),
+            (self.features,), jnp.float32,
+        )
+        rows = x.reshape(-1, x.shape[-1]).astype(self.dtype)
+        y = rows @ kernel.astype(self.dtype) + bias.astype(self.dtype)
+        return y.reshape(*x.shape[:-1], self.features)
+
+
+class LayerNorm(nn.Module):
+    """LayerNorm with float32 statistics and a result in `dtype`."""
+
+    epsilon: float
+    dtype: Any = jnp.float32
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return nn.LayerNorm(
+            epsilon=self.epsilon,
+            dtype=jnp.float32,
+            use_fast_variance=False,
+            scale_init=nn.with_logical_partitioning(nn.initializers.ones, ("norm",)),
+            bias_init=nn.with_logical_partitioning(nn.initializers.zeros, ("norm",)),
+            name="norm",
+        )(x).astype(self.dtype)
+
+
+class Attention(nn.Module):
+    """Multi-head attention with biased projections; queries are scaled by C ** -0.5.
+
+    `keys_values` and `attend` are separate so that decoding can keep keys and values in a cache.
+    """
+
+    heads: int
+    width: int
+    dropout: float = 0.0
+    dtype: Any = jnp.float32
+    init_std: float = 0.02
+
+    def setup(self) -> None:
+        into_heads = (self.width, ("embed", "heads"), self.dtype, self.init_std)
+        self.query = Linear(*into_heads)
+        self.key = Linear(*into_heads)
+        self.value = Linear(*into_heads)
+        self.out = Linear(self.width, ("heads", "embed"), self.dtype, self.init_std)
+        self.weight_dropout = nn.Dropout(self.dropout)
+
+    def _split(self, x: jax.Array) -> jax.Array:
+        return x.reshape(*x.shape[:-1], self.heads, self.width // self.heads)  # -> [R, S, H, C]
+
+    def keys_values(self, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """[R, S, D] -> keys and values, each [R, S, H, C]."""
+        return self._split(self.key(x)), self._split(self.value(x))
+
+    def attend(self, x: jax.Array, keys: jax.Array, values: jax.Array, mask: jax.Array | None,
+               deterministic: bool) -> jax.Array:
+        """Attends from x [R, T, D] over keys and values [R, S, H, C].
+
+        mask: bool, broadcastable to [R, H, T, S], True where attention is allowed; None = all.
+        """
+        queries = self._split(self.query(x)) * (self.width // self.heads) ** -0.5
+        scores = jnp.einsum("RTHC,RSHC->RHTS", queries, keys, preferred_element_type=jnp.float32)
+        if mask is not None:
+            scores = jnp.where(mask, scores, MASKED)
+        weights = jax.nn.softmax(scores, axis=-1).astype(self.dtype)
+        weights = self.weight_dropout(weights, deterministic=deterministic)
+        context = jnp.einsum("RHTS,RSHC->RTHC", weights, values)
+        return self.out(context.reshape(*context.shape[:-2], self.width))  # -> [R, T, D]
+
+    def __call__(self, x: jax.Array, source: jax.Array, mask: jax.Array | None,
+                 deterministic: bool) -> jax.Array:
+        keys, values = self.keys_values(source)
+        return self.attend(x, keys, values, mask, deterministic)
+
+
+class FeedForward(nn.Module):
+    """Linear, activation, linear."""
+
+    hidden: int
+    width: int
+    activation: str = "gelu"
+    dropout: float = 0.0
+    dtype: Any = jnp.float32
+    init_std: float = 0.02
+
+    @nn.compact
+    def __call__(self, x: jax.Array, deterministic: bool) -> jax.Array:
+        x = Linear(self.hidden, ("embed", "mlp"), self.dtype, self.init_std, name="wi")(x)
+        x = nn.Dropout(self.dropout)(ACTIVATIONS[self.activation](x), deterministic=deterministic)
+        return Linear(self.width, ("mlp", "embed"), self.dtype, self.init_std, name="wo")(x)
+
+
+REMAT_POLICIES = {
+    "full": None,  # keep nothing but the block's input
+    "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
+}
+
+
+class Stack(nn.Module):
+    """`depth` copies of `block`, as a python loop or as one `nn.scan` over stacked parameters.
+
+    `block()(x, *arguments, deterministic) -> x`; the arguments are the same for every layer.
+    Parameters are named `layer_0 ...` in the loop, and `layers` with a leading layer axis
+    (logical name "layers") in the scan; `unstack_layers` turns the second form into the first.
+    """
+
+    block: Callable[[], nn.Module]
+    depth: int
+    remat: str = "none"
+    scan: bool = False
+
+    def setup(self) -> None:
+        if self.scan:
+            self.layers = self.block()
+        else:
+            self.layer = [self.block() for _ in range(self.depth)]
+
+    def loop(self) -> list[nn.Module]:
+        """The layers one by one; only the looped form has them."""
+        if self.scan:
+            raise ValueError("a scanned stack has no single layers: decode with scan_layers=False "
+                             "and unstack_layers(params)")
+        return self.layer
+
+    def __call__(self, x: jax.Array, *arguments: Any, deterministic: bool) -> jax.Array:
+        def apply(block: nn.Module, x: jax.Array, *arguments: Any) -> tuple[jax.Array, None]:
+            return block(x, *arguments, deterministic=deterministic), None
+
+        if self.remat != "none":
+            apply = nn.remat(apply, policy=REMAT_POLICIES[self.remat], prevent_cse=not self.scan)
+        if not self.scan:
+            for layer in self.layer:
+                x, _ = apply(layer, x, *arguments)
+            return x
+        apply = nn.scan(
+            apply,
+            variable_axes={"params": 0},
+            split_rngs={"params": True, "dropout": True},
+            in_axes=nn.broadcast,
+            length=self.depth,
+            metadata_params={nn.PARTITION_NAME: "layers"},
+        )
+        return apply(self.layers, x, *arguments)[0]
+
+
+def unstack_layers(params: dict) -> dict:
+    """Parameters of a scanned stack in the form of the looped one (`layers` -> `layer_0` ...).
+
+    Decoding runs the looped form: its cache is then one small pytree per layer, updated in place.
+    Trees without scanned stacks come back unchanged.
+    """
+    result = {}
+    for name, value in params.items():
+        if name == "layers":
+            depth = jax.tree.leaves(value)[0].shape[0]
+            for index in range(depth):
+                result[f"layer_{index}"] = jax.tree.map(lambda leaf, index=index: leaf[index], value)
+        else:
+            result[name] = unstack_layers(value) if isinstance(value, dict) else value
+    return result

@@ -1,0 +1,1 @@
+"""Non-parametric memory: passage stores and the indexes that search them."""

@@ -1,0 +1,147 @@
+"""Exact search by blocked matrix products: the oracle of every other index, and the small one."""
+
+import numpy as np
+
+from rag_jax.retrieval.index import (
+    Index,
+    RetrievalError,
+    SearchResult,
+    check_queries,
+    no_results,
+)
+
+BLOCK_ROWS = 8192  # passages scored at a time
+BLOCK_QUERIES = 256
+RECALL_QUERIES = 256
+PAIRS = 4096  # (query, passage) pairs scored in float64 at a time
+
+
+class ExactIndex:
+    """Finds the true best passages, also among ties, in memory that does not grow with N.
+
+    A float32 matrix product rounds differently with the shape of its block, so it only nominates:
+    every passage within its rounding error of the k-th best is scored again by inner_products,
+    whose value depends on nothing but the two vectors.
+
+    Args:
+        embeddings: float32[N, E], may be memory-mapped; finite.
+    """
+
+    def __init__(self, embeddings: np.ndarray):
+        if embeddings.ndim != 2 or embeddings.dtype != np.float32 or 0 in embeddings.shape:
+            raise RetrievalError(
+                f"an index needs float32 embeddings [N, E] with N and E at least 1, got "
+                f"{embeddings.dtype}{list(embeddings.shape)}."
+            )
+        self._embeddings = embeddings
+        self._largest_norms: dict[int, float] = {}  # of a block; filled by the first search
+
+    @property
+    def size(self) -> int:
+        return self._embeddings.shape[0]
+
+    @property
+    def width(self) -> int:
+        return self._embeddings.shape[1]
+
+    def search(self, queries: np.ndarray, k: int) -> SearchResult:
+        """Finds the k best passages for queries float[B, E]; see index.Index."""
+        queries = check_queries(queries, k, self.size, self.width)
+        if not len(queries):
+            return no_results(k)
+        parts = [
+            self._search_some(queries[begin : begin + BLOCK_QUERIES], k)
+            for begin in range(0, len(queries), BLOCK_QUERIES)
+        ]
+        return SearchResult(*(np.concatenate(arrays) for arrays in zip(*parts, strict=True)))
+
+    def _search_some(self, queries: np.ndarray, k: int) -> SearchResult:
+        batch = len(queries)
+        norms = np.linalg.norm(queries, axis=1)
+        floor = np.full(batch, -np.inf)  # the k-th best score so far of each query
+        best = np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0, np.float32)
+        for begin in range(0, self.size, BLOCK_ROWS):
+            block = self._embeddings[begin : begin + BLOCK_ROWS]
+            scores = queries @ block.T  # -> [B, BLOCK_ROWS]
+            # Twice the bound on the rounding error of an inner product, in any order of summation.
+            slack = 2 * (self.width + 4) * 2.0**-24 * norms * self._largest_norm(begin, block)
+            bar = floor - slack
+            if k <= len(block) and np.isneginf(floor).any():
+                kth = np.partition(scores, len(block) - k, axis=1)[:, len(block) - k]
+                bar = np.maximum(bar, kth - slack)
+            query, row = np.nonzero(scores >= bar[:, None])
+            exact = pair_scores(queries, block, query, row)
+            found = zip(best, (query, row + begin, exact), strict=True)
+            query, row, score = (np.concatenate(both) for both in found)
+            order = np.lexsort((row, -score, query))
+            query, row, score = query[order], row[order], score[order]
+            rank = np.arange(len(query)) - np.searchsorted(query, query)
+            best = tuple(array[rank < k] for array in (query, row, score))
+            last = rank == k - 1
+            floor[query[last]] = score[last]
+        return SearchResult(
+            best[1].reshape(batch, k).astype(np.int32), best[2].reshape(batch, k)
+        )
+
+    def _largest_norm(self, begin: int, block: np.ndarray) -> float:
+        if begin not in self._largest_norms:
+            squares = np.einsum("NE,NE->N", block, block)
+            self._largest_norms[begin] = float(np.sqrt(squares.max()))
+        return self._largest_norms[begin]
+
+
+def pair_scores(
+    queries: np.ndarray, embeddings: np.ndarray, query: np.ndarray, row: np.ndarray
+) -> np.ndarray:
+    """Returns float32[P]: the inner products of queries[query[p]] and embeddings[row[p]]."""
+    scores = np.empty(len(query), np.float32)
+    for begin in range(0, len(query), PAIRS):
+        some = slice(begin, begin + PAIRS)
+        scores[some] = inner_products(queries[query[some]], embeddings[row[some]])
+    return scores
+
+
+def inner_products(queries: np.ndarray, passages: np.ndarray) -> np.ndarray:
+    """The score that every index returns: summed in float64, rounded once to float32.
+
+    Args:
+        queries: float32[..., E].
+        passages: float32[..., E], of a shape that broadcasts with the queries'.
+
+    Returns:
+        float32[...].
+    """
+    products = np.multiply(queries, passages, dtype=np.float64)
+    return products.sum(axis=-1).astype(np.float32)
+
+
+def measure_recall(
+    index: Index, embeddings: np.ndarray, queries: np.ndarray | None, k: int, seed: int
+) -> dict:
+    """Measures an index against exact search.
+
+    Args:
+        index: holds the same embeddings.
+        embeddings: float32[N, E].
+        queries: float[Q, E]; None takes up to RECALL_QUERIES rows of embeddings with noise.
+        k: passages per query, at most N are taken.
+        seed: of the choice of rows and of the noise.
+
+    Returns:
+        k, queries (how many), source (what they are) and recall: the mean share of the k passages
+        found whose score is at least the exact k-th best, so that ties do not count as misses.
+    """
+    source = "given"
+    if queries is None:
+        source = "passage embeddings with noise of half their norm"
+        draw = np.random.default_rng(seed)
+        rows = np.sort(draw.permutation(len(embeddings))[:RECALL_QUERIES])
+        noise = draw.standard_normal((len(rows), embeddings.shape[1]), np.float32)
+        norms = np.linalg.norm(embeddings[rows], axis=1, keepdims=True)
+        queries = embeddings[rows] + 0.5 * norms * noise / np.sqrt(embeddings.shape[1])
+    k = min(k, len(embeddings))
+    if not len(queries):
+        raise RetrievalError("no queries to measure recall on; give some, or None for passages.")
+    found, exact = index.search(queries, k), ExactIndex(embeddings).search(queries, k)
+    recall = float((found.scores >= exact.scores[:, -1:]).mean())
+    return {"k": k, "queries": len(queries), "source": source, "recall": recall}

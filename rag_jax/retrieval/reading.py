@@ -1,0 +1,169 @@
+"""Reading passages from TSV and JSON lines; every error names the file, the line and the field."""
+
+import gzip
+import json
+import os
+import re
+import zlib
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+
+class RetrievalError(ValueError):
+    """Something about passages, an index or a query that the caller can mend; the text says how."""
+
+
+class Passage(NamedTuple):
+    """One unit of the non-parametric memory: at most about 100 words, with its page's title."""
+
+    id: str
+    title: str
+    text: str
+
+
+class SeenIds:
+    """The ids met so far. Plain decimal ids (DPR's 21 million) cost one bit each, others a str."""
+
+    def __init__(self):
+        self._bits, self._others = bytearray(), set()
+
+    def add(self, passage_id: str) -> bool:
+        """Returns True when the id is new."""
+        if not re.fullmatch(r"0|[1-9][0-9]{0,8}", passage_id, re.ASCII):
+            before = len(self._others)
+            self._others.add(passage_id)
+            return len(self._others) > before
+        byte, bit = divmod(int(passage_id), 8)
+        if byte >= len(self._bits):
+            self._bits.extend(bytes(max(byte + 1 - len(self._bits), len(self._bits), 1024)))
+        new = not self._bits[byte] >> bit & 1
+        self._bits[byte] |= 1 << bit
+        return new
+
+
+def read_passages(path: str | os.PathLike) -> Iterator[Passage]:
+    """Yields the passages of a .tsv, .tsv.gz, .jsonl or .jsonl.gz file, in order, one at a time.
+
+    TSV has a header that names id, text and title in any order (DPR's psgs_w100.tsv is one). A
+    field is unquoted when it begins and ends with a double quote and all quotes within are doubled,
+    as csv.QUOTE_MINIMAL writes it; any other quote is text. JSONL has {"id", "title", "text"} per
+    line, title optional. Blank lines are skipped.
+
+    Raises:
+        RetrievalError: names file, line and field: a missing column, an empty id or text, an id met
+            before, bad JSON, bytes that are not UTF-8, a damaged .gz, a file without passages.
+    """
+    name = os.fspath(path)
+    parse = _parsers(name)
+    seen, count = SeenIds(), 0
+    for number, line in _lines(name):
+        where = f"{name}:{number}"
+        passage = parse(line, where)
+        if passage is None:
+            continue
+        check_passage(passage, seen, where)
+        count += 1
+        yield passage
+    if not count:
+        raise RetrievalError(f"{name}: no passages in this file; it needs at least one.")
+
+
+def _parsers(name: str) -> Callable[[str, str], Passage | None]:
+    """The line parser for a file name; None from it means a line that holds no passage."""
+    stem = name.removesuffix(".gz")
+    if stem.endswith(".jsonl"):
+        return _parse_json
+    if not stem.endswith(".tsv"):
+        raise RetrievalError(
+            f"{name}: unknown kind of passage file; allowed are .tsv, .tsv.gz, .jsonl, .jsonl.gz."
+        )
+    columns: list[str] = []
+
+    def parse_tsv(line: str, where: str) -> Passage | None:
+        fields = [_unquote(field) for field in line.split("\t")]
+        if not columns:
+            missing = [column for column in ("id", "text", "title") if fields.count(column) != 1]
+            if missing:
+                raise RetrievalError(
+                    f"{where}: the header must name {', '.join(missing)} exactly once, with tabs "
+                    f"between; got {fields[:8]}. Write the first line as id<TAB>text<TAB>title."
+                )
+            columns.extend(fields)
+            return None
+        if len(fields) != len(columns):
+            raise RetrievalError(
+                f"{where}: {len(fields)} fields where the header has {len(columns)} "
+                f"({', '.join(columns)}); replace tabs and line breaks inside a field by spaces."
+            )
+        row = dict(zip(columns, fields, strict=True))
+        return Passage(row["id"], row["title"], row["text"])
+
+    return parse_tsv
+
+
+def _unquote(field: str) -> str:
+    inner = field[1:-1]
+    if len(field) < 2 or field[0] != '"' or field[-1] != '"' or '"' in inner.replace('""', ""):
+        return field
+    return inner.replace('""', '"')
+
+
+def _parse_json(line: str, where: str) -> Passage:
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise RetrievalError(
+            f"{where}: not valid JSON ({error}); write one object per line."
+        ) from None
+    if not isinstance(row, dict):
+        raise RetrievalError(f'{where}: expected {{"id", "title", "text"}}, got {line[:60]!r}.')
+    fields = {"id": row.get("id"), "title": row.get("title", ""), "text": row.get("text")}
+    if type(fields["id"]) is int:
+        fields["id"] = str(fields["id"])
+    for field, value in fields.items():
+        if not isinstance(value, str):
+            raise RetrievalError(
+                f"{where}: field {field!r} must be a string, got {value!r:.60}; the line has the "
+                f"fields {sorted(row)[:8]}."
+            )
+    return Passage(**fields)
+
+
+def check_passage(passage: Passage, seen: SeenIds, where: str) -> None:
+    """Refuses an empty id or text, an id met before, and text that UTF-8 cannot hold."""
+    for field in ("id", "text"):
+        if not getattr(passage, field).strip():
+            raise RetrievalError(
+                f"{where}: field {field!r} is empty; give it a value or remove the passage."
+            )
+    try:
+        "".join(passage).encode()
+    except UnicodeEncodeError as error:
+        raise RetrievalError(
+            f"{where}: half of a surrogate pair cannot be stored as UTF-8 ({error})."
+        ) from None
+    if not seen.add(passage.id):
+        raise RetrievalError(
+            f"{where}: id {passage.id!r} occurs a second time; ids must be unique."
+        )
+
+
+def _lines(name: str) -> Iterator[tuple[int, str]]:
+    """Yields (line number from 1, text without its line end) for every line that is not blank."""
+    number = 0
+    try:
+        with gzip.open(name) if name.endswith(".gz") else open(name, "rb") as file:
+            for number, raw in enumerate(file, 1):
+                line = raw.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
+                if line.strip(" "):
+                    yield number, line
+    except UnicodeDecodeError as error:
+        raise RetrievalError(
+            f"{name}:{number}: not UTF-8 ({error}); convert the file, for example with iconv."
+        ) from None
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise RetrievalError(
+            f"{name}:{number + 1}: the gzip stream is damaged ({error}); fetch the file again."
+        ) from None
+    except OSError as error:
+        raise RetrievalError(f"{name}: cannot be read ({error}); check the path.") from None

@@ -1,0 +1,302 @@
+"""Approximate search by ScaNN: tree, asymmetric hashing, reordering; every crash of it guarded.
+
+ScaNN 1.4 ends the process on NaN, on huge values, on zero threads and on damaged files, and answers
+"passage 0, score NaN" when it finds fewer than k. So vectors, queries and k are checked before it
+sees them, it builds and first loads in a child process, and a query that it cannot answer in full
+is answered by exact search. It only nominates rows: the scores returned are exact.
+"""
+
+import dataclasses
+import importlib.metadata
+import json
+import logging
+import math
+import os
+import platform
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+
+from rag_jax.retrieval.exact import ExactIndex, pair_scores
+from rag_jax.retrieval.index import (
+    RetrievalError,
+    SearchResult,
+    check_embeddings,
+    check_queries,
+    no_results,
+)
+
+SMALLEST = 16  # passages: the codes of asymmetric hashing are learned from at least so many
+COVERED = 8192  # passages whose codes each query reads at least: cheap, and small sets need it
+_CHILD = "from rag_jax.retrieval import scann; scann.child_main()"
+_log = logging.getLogger(__name__)
+
+
+def scann_missing() -> str | None:
+    """Returns None where ScaNN can be imported, else why not and what serves in its place."""
+    try:
+        import scann  # noqa: F401
+    except ImportError as error:
+        return (
+            f"ScaNN cannot be imported ({error}); it has wheels for Linux only, and this is "
+            f"{platform.system()} {platform.machine()}. The exact index serves; on Linux, "
+            "pip install scann."
+        )
+    return None
+
+
+def scann_version() -> str | None:
+    """The installed distribution that provides ScaNN, for example "scann 1.4.2"."""
+    for name in ("scann", "scann-core"):
+        try:
+            return f"{name} {importlib.metadata.version(name)}"
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return None
+
+
+@dataclasses.dataclass(frozen=True)
+class ScannSettings:
+    """How to build and ask a ScaNN index.
+
+    Attributes:
+        num_leaves: parts of the tree; None for 1.3 sqrt(N).
+        leaves_to_search: parts searched per query; None for 3.2 sqrt(num_leaves), which is 65 of
+            411 parts at 100,000 passages, but as many as hold COVERED passages. Questions lie
+            apart from passages, so recall is limited by this before anything else.
+        avq: strength of anisotropic partitioning; None for none.
+        soar_lambda: strength of SOAR's second assignment of each passage; None for none.
+        dimensions_per_block: coordinates that share one 4-bit code.
+        anisotropic_threshold: T of the anisotropic quantisation; None for |x| sqrt(2 / (E + 1)).
+        pre_reorder_num_neighbors: candidates whose scores are computed again; at least 4 k are.
+        random_init: random first centroids: faster, but no two builds are the same.
+        brute_force_below: an index of kind "auto" with fewer passages is exact.
+    """
+
+    num_leaves: int | None = None
+    leaves_to_search: int | None = None
+    avq: float | None = 2.5
+    soar_lambda: float | None = 1.0
+    dimensions_per_block: int = 2
+    anisotropic_threshold: float | None = None
+    pre_reorder_num_neighbors: int = 100
+    random_init: bool = False
+    brute_force_below: int = 4000
+
+    def __post_init__(self):
+        for name, value in dataclasses.asdict(self).items():
+            lowest = 0 if name == "brute_force_below" else 1
+            if name in ("avq", "soar_lambda", "anisotropic_threshold"):
+                good = value is None or (math.isfinite(value) and value > 0)
+                allowed = "a number above 0, or None"
+            elif name == "random_init":
+                good, allowed = isinstance(value, bool), "True or False"
+            else:
+                good = type(value) is int and value >= lowest
+                good |= value is None and name in ("num_leaves", "leaves_to_search")
+                allowed = f"an integer of at least {lowest}"
+            if not good:
+                raise RetrievalError(f"ScannSettings.{name}={value!r}; allowed is {allowed}.")
+
+    def leaves(self, size: int) -> tuple[int, int]:
+        """Returns (parts of the tree, parts to search) for an index of that many passages."""
+        parts = min(size, self.num_leaves or max(1, round(1.3 * math.sqrt(size))))
+        covering = math.ceil(COVERED * parts / size)
+        searched = self.leaves_to_search or max(covering, math.ceil(3.2 * math.sqrt(parts)))
+        return parts, min(parts, searched)
+
+
+def _threads() -> int:
+    return max(1, len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1)
+
+
+def build_scann(
+    embeddings: np.ndarray, file: Path, settings: ScannSettings, directory: Path
+) -> None:
+    """Builds a ScaNN index in a child process, serializes it, loads it back and asks it once.
+
+    The same embeddings and settings give the same files, bit by bit.
+
+    Args:
+        embeddings: float32[N, E], the content of file.
+        file: raw little-endian float32 rows, from which the child reads them.
+        settings: see ScannSettings.
+        directory: where to put ScaNN's files; must be new or empty.
+
+    Raises:
+        RetrievalError: an embedding that ScaNN would crash on, or ScaNN failed or crashed.
+    """
+    if len(embeddings) < SMALLEST:
+        raise RetrievalError(
+            f'ScaNN needs {SMALLEST} passages or more, got {len(embeddings)}; use kind="exact".'
+        )
+    for begin in range(0, len(embeddings), 65536):
+        block = embeddings[begin : begin + 65536]
+        check_embeddings(block, lambda row, begin=begin: f"the embedding of row {begin + row}")
+    directory = Path(directory).absolute()
+    directory.mkdir(parents=True, exist_ok=True)
+    if any(directory.iterdir()):
+        raise RetrievalError(f"{directory}: not empty; ScaNN would keep stale files. Remove it.")
+    task = {
+        "task": "build",
+        "file": str(Path(file).absolute()),
+        "width": embeddings.shape[1],
+        "settings": dataclasses.asdict(settings),
+        "directory": str(directory),
+    }
+    _run_child(task, "building the ScaNN index")
+
+
+def _run_child(task: dict, doing: str) -> None:
+    """Runs child_main in a new interpreter, which imports neither the caller's main nor jax."""
+    missing = scann_missing()
+    if missing:
+        raise RetrievalError(f"{doing}: {missing}")
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path or "." for path in sys.path)}
+    child = subprocess.run(
+        [sys.executable, "-c", _CHILD],
+        input=json.dumps(task),
+        capture_output=True,
+        text=True,
+        errors="replace",
+        env=environment,
+    )
+    if child.returncode:
+        lines = (child.stdout + child.stderr).strip().splitlines() or ["no output"]
+        told = [line for line in lines if "Error" in line or "Check failed" in line] or lines
+        raise RetrievalError(
+            f"{doing} failed: the child process ended with status {child.returncode}: "
+            f"{told[-1].strip()[:400]}. Check that memory and disk suffice and that the files are "
+            "whole, or use an exact index."
+        )
+
+
+def child_main() -> None:
+    """What the child process does: one task, given as JSON on the standard input."""
+    task = json.load(sys.stdin)
+    directory, width = task["directory"], task["width"]
+    if task["task"] == "build":
+        embeddings = np.fromfile(task["file"], "<f4").reshape(-1, width)
+        _build_here(embeddings, ScannSettings(**task["settings"]), directory)
+    queries = np.linspace(-1, 1, 4 * width, dtype=np.float32).reshape(4, width)
+    _load(directory).search_batched_parallel(queries, final_num_neighbors=1, batch_size=4)
+
+
+def _build_here(embeddings: np.ndarray, settings: ScannSettings, directory: str) -> None:
+    from scann import ReorderType, scann_ops_pybind
+
+    size, width = embeddings.shape
+    parts, searched = settings.leaves(size)
+    sample = embeddings[:: max(1, size // 10000)]
+    norm = float(np.linalg.norm(sample, axis=1).mean())
+    threshold = settings.anisotropic_threshold or norm * math.sqrt(2 / (width + 1))
+    builder = scann_ops_pybind.builder(embeddings, 10, "dot_product")
+    builder = builder.set_n_training_threads(_threads()).tree(
+        num_leaves=parts,
+        num_leaves_to_search=searched,
+        avq=settings.avq,
+        soar_lambda=settings.soar_lambda,
+        random_init=settings.random_init,
+    )
+    builder = builder.score_ah(
+        min(settings.dimensions_per_block, width),
+        anisotropic_quantization_threshold=threshold or math.nan,
+    )
+    builder = builder.reorder(settings.pre_reorder_num_neighbors, ReorderType.BFLOAT16)
+    builder.build().serialize(directory, relative_path=True)
+
+
+def _load(directory: str):
+    from scann import scann_ops_pybind
+
+    searcher = scann_ops_pybind.load_searcher(directory, assets_backcompat_shim=False)
+    searcher.set_num_threads(_threads())
+    return searcher
+
+
+class ScannIndex:
+    """Asks a serialized ScaNN index. An Index; threads may share it.
+
+    Args:
+        directory: ScaNN's files, as build_scann wrote them.
+        embeddings: float32[N, E], may be memory-mapped: the rows the index was built from.
+        settings: those of the build; the search parts of them apply here.
+        trusted: the files are known to be whole and written by this version of ScaNN. Otherwise a
+            child process loads them first, so that a crash becomes an error.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        embeddings: np.ndarray,
+        settings: ScannSettings,
+        trusted: bool = False,
+    ):
+        missing = scann_missing()
+        if missing:
+            raise RetrievalError(
+                f'{directory}: a ScaNN index. {missing} Build the index again with kind="exact".'
+            )
+        directory = str(Path(directory).absolute())
+        self._embeddings, self._settings = embeddings, settings
+        self._exact = ExactIndex(embeddings)
+        self._told = False
+        if not trusted:
+            task = {"task": "load", "directory": directory, "width": self.width}
+            _run_child(task, f"{directory}: loading the ScaNN index")
+        try:
+            self._searcher = _load(directory)
+            size = self._searcher.size()
+        except (RuntimeError, ValueError, IndexError, OSError) as error:
+            raise RetrievalError(f"{directory}: ScaNN cannot load it ({error}).") from error
+        if size != self.size:
+            raise RetrievalError(
+                f"{directory}: holds {size} passages, expected {self.size}; build the index again."
+            )
+
+    @property
+    def size(self) -> int:
+        return self._embeddings.shape[0]
+
+    @property
+    def width(self) -> int:
+        return self._embeddings.shape[1]
+
+    def search(self, queries: np.ndarray, k: int) -> SearchResult:
+        """Finds about the k best passages for queries float[B, E]; see index.Index."""
+        queries = check_queries(queries, k, self.size, self.width)
+        if not len(queries):
+            return no_results(k)
+        ids, full = self._nominate(queries, k)
+        query = np.repeat(np.arange(len(queries)), k)
+        scores = pair_scores(queries, self._embeddings, query, ids.ravel()).reshape(ids.shape)
+        order = np.lexsort((ids, -scores), axis=1)
+        ids, scores = (np.take_along_axis(array, order, axis=1) for array in (ids, scores))
+        if not full.all():
+            if not self._told:
+                _log.info("ScaNN found fewer than k=%d for %d of %d queries; exact search answers "
+                          "those. More leaves_to_search would help.", k, (~full).sum(), len(full))
+                self._told = True
+            exact = self._exact.search(queries[~full], k)
+            ids[~full], scores[~full] = exact.ids, exact.scores
+        return SearchResult(ids, scores)
+
+    def _nominate(self, queries: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
+        """Returns row ids int32[B, K], and bool[B]: whether they are K real, different rows."""
+        found, distances = self._searcher.search_batched_parallel(
+            queries,
+            final_num_neighbors=k,
+            pre_reorder_num_neighbors=min(
+                self.size, max(self._settings.pre_reorder_num_neighbors, 4 * k)
+            ),
+            leaves_to_search=self._settings.leaves(self.size)[1],
+            batch_size=math.ceil(len(queries) / _threads()),  # per thread
+        )
+        if found.shape != (len(queries), k):
+            return np.zeros((len(queries), k), np.int32), np.zeros(len(queries), bool)
+        full = (np.isfinite(distances) & (found < self.size)).all(axis=1)
+        if k > 1:
+            full &= (np.diff(np.sort(found, axis=1), axis=1) > 0).all(axis=1)
+        return np.where(full[:, None], found, 0).astype(np.int32), full

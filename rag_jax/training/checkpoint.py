@@ -1,0 +1,383 @@
+"""Checkpoints on disk: saved in the background, committed by rename, verified when restored.
+
+A checkpoint is a directory `<directory>/<step>` with three Orbax items, `params`, `opt_state` and
+`meta` (JSON), so that answering reads the parameters without the optimiser state. `meta` holds the
+caller's dictionary, the step's metrics, and the name, shape, dtype and digest of every stored
+array. Orbax stores no checksum of the array bytes, so a flipped byte on disk would otherwise come
+back as a slightly different model.
+
+Random keys are not stored: every key in this project is a function of (seed, step).
+"""
+
+import contextlib
+import dataclasses
+import json
+import math
+import os
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import jax
+
+from rag_jax.training import orbax_noise, tree_record
+
+PyTree = Any
+
+_ITEMS = ("params", "opt_state", "meta")
+_KINDS = {"params": "parameter", "opt_state": "optimiser array"}
+
+
+class CheckpointError(RuntimeError):
+    """A checkpoint could not be saved or restored; the message says which and what to do."""
+
+
+class CheckpointMismatch(CheckpointError):
+    """A sound checkpoint does not fit the model or optimiser that asks for it."""
+
+
+class Checkpointer:
+    """Saves and restores (params, opt_state, meta) by step, keeping the latest and the best.
+
+    Every method is called by all processes alike; the directory is shared between them.
+
+    Args:
+      directory: where the steps lie, a local path (made absolute) or `gs://...`.
+      keep: how many of the latest steps stay on disk, at least 1. The best step by `best_metric`
+        stays besides.
+      best_metric: name of the metric, higher is better, by which the best step is chosen; None
+        keeps the latest steps only.
+      read_only: for readers of a directory in which a training run may be writing: creates
+        nothing, and leaves unfinished saves alone, which a writer clears away when it starts.
+
+    Raises:
+      ValueError: when keep is below 1.
+    """
+
+    def __init__(
+        self,
+        directory: str | os.PathLike,
+        *,
+        keep: int = 2,
+        best_metric: str | None = None,
+        read_only: bool = False,
+    ):
+        import orbax.checkpoint as ocp
+        from etils import epath
+
+        if keep < 1:
+            raise ValueError(f"keep={keep} would leave no checkpoint; use keep=1 or more.")
+        directory = os.fspath(directory)
+        if "://" not in directory:
+            directory = os.path.abspath(directory)  # Orbax refuses relative paths, when it saves
+        self.directory = epath.Path(directory)
+        self._best_metric = best_metric
+        self._read_only = read_only
+        self._scores: dict[int, float] = {}
+        options = ocp.CheckpointManagerOptions(
+            preservation_policy=_LatestAndBest(keep, self._scores, self._is_complete),
+            cleanup_tmp_directories=not read_only,
+            create=not read_only,
+        )
+        self._ocp = ocp
+        self._manager = (
+            ocp.CheckpointManager(directory, item_names=_ITEMS, options=options)
+            if self.directory.exists() or not read_only
+            else None  # a reader came before the first save
+        )
+        if best_metric is not None:
+            for step in self.all_steps():
+                with contextlib.suppress(CheckpointError):  # a damaged step is never the best one
+                    self._note_score(step, self._read_content(step)["metrics"])
+
+    def __enter__(self) -> "Checkpointer":
+        return self
+
+    def __exit__(self, *exc_info) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Waits for the save under way and releases the background threads."""
+        if self._manager is None:
+            return
+        try:
+            self.wait()
+        finally:
+            self._manager.close()
+
+    # Saving.
+
+    def save(
+        self,
+        step: int,
+        params: PyTree,
+        opt_state: PyTree,
+        meta: Mapping[str, Any],
+        metrics: Mapping[str, float] | None = None,
+        wait: bool = False,
+    ) -> None:
+        """Saves one step; returns once the arrays are copied, and writes in the background.
+
+        Args:
+          step: number of finished training steps; a step is saved once.
+          params: pytree of arrays, any dtype and sharding.
+          opt_state: pytree of arrays.
+          meta: what else the run needs to go on; must survive JSON.
+          metrics: scores of this step; must contain `best_metric` when one is set and scores are
+            given. NaN is never the best.
+          wait: block until the checkpoint is complete on disk.
+
+        Raises:
+          CheckpointError: when the previous save failed in the background, or the step exists.
+          ValueError: when `meta` is no JSON, a leaf is no array, or `best_metric` is absent.
+        """
+        self._require_writable()
+        content = _content(step, params, opt_state, meta, metrics)
+        self._note_score(step, content["metrics"])
+        self.wait()
+        if step in self._manager.all_steps():
+            if self._is_complete(step):
+                raise CheckpointError(
+                    f"Checkpoint step {step} exists already in {self.directory}. To go on from an "
+                    "earlier step, drop the later ones first (discard_after)."
+                )
+            self._manager.delete(step)  # an empty or half-deleted directory of that name
+        save = self._ocp.args
+        with self._report_failed_save(OSError):
+            self._manager.save(
+                step,
+                args=save.Composite(
+                    params=save.StandardSave(params),
+                    opt_state=save.StandardSave(opt_state),
+                    meta=save.JsonSave({"crc32": _crc32(content), "content": content}),
+                ),
+                force=True,  # else a step below the highest there is is skipped without a word
+            )
+        if wait:
+            self.wait()
+
+    def check(self) -> None:
+        """Raises CheckpointError if a save has failed in the background; does not wait."""
+        if self._manager is not None:
+            with self._report_failed_save(Exception):
+                self._manager.check_for_errors()
+
+    def wait(self) -> None:
+        """Blocks until no save is under way; raises CheckpointError if one has failed."""
+        if self._manager is not None:
+            with self._report_failed_save(Exception):
+                self._manager.wait_until_finished()
+                self._manager.check_for_errors()
+
+    def discard_after(self, step: int) -> None:
+        """Deletes every checkpoint beyond `step`: a run resumed from there writes them anew."""
+        self._require_writable()
+        self.wait()
+        for later in list(self._manager.all_steps()):
+            if later > step:
+                self._manager.delete(later)
+                self._scores.pop(later, None)
+
+    def _require_writable(self) -> None:
+        if self._read_only:
+            raise CheckpointError(
+                f"{self.directory} was opened read-only; nothing can change there."
+            )
+
+    @contextlib.contextmanager
+    def _report_failed_save(self, kind: type[Exception]) -> Iterator[None]:
+        try:
+            yield
+        except kind as error:
+            raise CheckpointError(
+                f"Saving a checkpoint to {self.directory} failed ({_first_line(error)}); check the "
+                "free space and permissions there. Earlier checkpoints are untouched."
+            ) from None
+
+    # Which steps there are.
+
+    def all_steps(self) -> list[int]:
+        """Steps that are complete on disk, ascending; waits for a save under way."""
+        if self._manager is None:
+            return []
+        self.wait()
+        self._manager.reload()
+        return sorted(step for step in self._manager.all_steps() if self._is_complete(step))
+
+    def latest_step(self) -> int | None:
+        """The last complete step, or None."""
+        return max(self.all_steps(), default=None)
+
+    def best_step(self) -> int | None:
+        """The complete step with the highest `best_metric` (ties: the later), or None."""
+        return _best(self.all_steps(), self._scores)
+
+    def _is_complete(self, step: int, items: Sequence[str] = _ITEMS) -> bool:
+        return all((self.directory / str(step) / item).exists() for item in items)
+
+    def _note_score(self, step: int, metrics: Mapping[str, float] | None) -> None:
+        if self._best_metric is None or metrics is None:
+            return
+        if self._best_metric not in metrics:
+            raise ValueError(
+                f"The best checkpoint is chosen by {self._best_metric!r}, which is not among the "
+                f"metrics of step {step}: {', '.join(sorted(metrics)) or 'none'}."
+            )
+        self._scores[step] = metrics[self._best_metric]
+
+    # Restoring.
+
+    def restore(
+        self, step: int, abstract_params: PyTree, abstract_opt_state: PyTree
+    ) -> tuple[PyTree, PyTree, dict[str, Any]]:
+        """Restores everything of one step, bit for bit.
+
+        Args:
+          step: one of `all_steps()`.
+          abstract_params: pytree of jax.ShapeDtypeStruct; each array is placed on the sharding
+            given there (None: the first local device), whatever devices it was saved from.
+          abstract_opt_state: the same for the optimiser state.
+
+        Returns:
+          (params, opt_state, meta).
+
+        Raises:
+          CheckpointMismatch: names, shapes or dtypes differ; found before any array is read.
+          CheckpointError: the step is absent or damaged.
+        """
+        trees = {"params": abstract_params, "opt_state": abstract_opt_state}
+        restored, meta = self._restore(step, trees, compare_dtypes=True)
+        return restored["params"], restored["opt_state"], meta
+
+    def restore_params(self, step: int, abstract_params: PyTree) -> tuple[PyTree, dict[str, Any]]:
+        """Restores (params, meta) of one step and leaves the optimiser state on disk.
+
+        As `restore`, but a dtype in `abstract_params` other than the stored one is no mismatch:
+        the parameters are cast to it after they are verified.
+        """
+        trees = {"params": abstract_params}
+        restored, meta = self._restore(step, trees, compare_dtypes=False)
+        params = jax.tree.map(
+            lambda leaf, wanted: leaf.astype(wanted.dtype), restored["params"], abstract_params
+        )
+        return params, meta
+
+    def _restore(
+        self, step: int, trees: dict[str, PyTree], compare_dtypes: bool
+    ) -> tuple[dict[str, PyTree], dict[str, Any]]:
+        content = self._read_content(step, (*trees, "meta"))
+        differences = [
+            line
+            for item, tree in trees.items()
+            for line in tree_record.differences(_KINDS[item], content[item], tree, compare_dtypes)
+        ]
+        if differences:
+            raise CheckpointMismatch(
+                f"Checkpoint step {step} in {self.directory} was saved by another configuration:\n"
+                + "\n".join("  " + line for line in differences)
+            )
+        args = self._ocp.args
+        targets = {
+            item: args.StandardRestore(tree_record.restore_targets(content[item], tree))
+            for item, tree in trees.items()
+        }
+
+        def read() -> dict[str, PyTree]:
+            restored = self._manager.restore(step, args=args.Composite(**targets))
+            for item in trees:
+                tree_record.verify(_KINDS[item], content[item], restored[item])
+            return restored
+
+        restored = self._report_damage(step, read)
+        return {item: restored[item] for item in trees}, content["meta"]
+
+    def _read_content(self, step: int, items: Sequence[str] = _ITEMS) -> dict[str, Any]:
+        """Reads and verifies the `meta` item; raises CheckpointError as `restore` does."""
+        self.wait()
+        if self._manager is None or not (self.directory / str(step)).exists():
+            raise CheckpointError(
+                f"There is no checkpoint of step {step} in {self.directory}; {self._advice(step)}."
+            )
+
+        def read() -> dict[str, Any]:
+            if not self._is_complete(step, items):
+                raise FileNotFoundError(f"one of {', '.join(items)} is missing")
+            args = self._ocp.args
+            stored = self._manager.restore(step, args=args.Composite(meta=args.JsonRestore())).meta
+            if stored["crc32"] != _crc32(stored["content"]):
+                raise ValueError("the bytes of its meta item have changed")
+            return stored["content"]
+
+        return self._report_damage(step, read)
+
+    def _report_damage(self, step: int, read: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        """Returns read(), or raises CheckpointError in place of whatever it raises."""
+        orbax_noise.drop_orphans()
+        try:
+            return read()
+        except MemoryError:
+            raise
+        except Exception as error:  # Orbax and TensorStore raise almost any type here
+            cause = _first_line(error)
+        raise CheckpointError(
+            f"Checkpoint step {step} in {self.directory} is damaged or unreadable ({cause}); "
+            f"{self._advice(step)}."
+        )
+
+    def _advice(self, step: int) -> str:
+        others = [other for other in self.all_steps() if other != step]
+        if not others:
+            return "no other step is left there: start again in a new workdir"
+        return f"try --step={others[-1]} (steps there: {', '.join(map(str, others))})"
+
+
+@dataclasses.dataclass
+class _LatestAndBest:
+    """Orbax preservation policy: the `keep` latest steps and the best one.
+
+    Orbax's own BestN reads its metrics from a file whose damage keeps the manager from opening,
+    and never deletes a step that was saved without metrics; its LatestN counts an empty directory
+    with a high number as the latest step and deletes real ones in its favour.
+    """
+
+    keep: int
+    scores: Mapping[int, float]
+    is_complete: Callable[[int], bool]
+
+    def should_preserve(self, checkpoints: Sequence[Any], *, context: Any) -> list[bool]:
+        del context
+        steps = [checkpoint.step for checkpoint in checkpoints]
+        saving = steps[-1]  # not complete on disk yet
+        complete = sorted(step for step in steps if step == saving or self.is_complete(step))
+        dropped = set(complete) - {*complete[-self.keep :], _best(complete, self.scores), saving}
+        return [step not in dropped for step in steps]
+
+
+def _best(steps: Sequence[int], scores: Mapping[int, float]) -> int | None:
+    scored = [step for step in steps if not math.isnan(scores.get(step, math.nan))]
+    return max(scored, key=lambda step: (scores[step], step), default=None)
+
+
+def _content(step, params, opt_state, meta, metrics) -> dict[str, Any]:
+    """What the `meta` item holds; a deep copy, for it is written in the background."""
+    content = {
+        "step": step,
+        "meta": dict(meta),
+        "metrics": None if metrics is None else {k: float(v) for k, v in metrics.items()},
+        "params": tree_record.record(params),
+        "opt_state": tree_record.record(opt_state),
+    }
+    try:
+        return json.loads(json.dumps(content))
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"The meta of checkpoint step {step} is no JSON: {error}.") from None
+
+
+def _crc32(content: dict[str, Any]) -> int:
+    return zlib.crc32(json.dumps(content, sort_keys=True).encode())
+
+
+def _first_line(error: BaseException, limit: int = 200) -> str:
+    text = str(error).strip().splitlines()
+    line = f"{type(error).__name__}: {text[0]}" if text else type(error).__name__
+    return line if len(line) <= limit else line[:limit] + "..."

@@ -1,0 +1,228 @@
+"""The loop that runs every training stage: resume, train, watch, evaluate, save.
+
+The order within a step is fixed: what is saved is the state before any step beyond it began, and
+the batch of a step depends on (seed, step) and, for RAG, on the parameters at that step alone.
+"""
+
+import dataclasses
+import math
+import pathlib
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+import numpy as np
+
+from rag_jax.training.checkpoint import Checkpointer
+from rag_jax.training.preemption import PreemptionGuard
+from rag_jax.training.step import TrainState
+from rag_jax.training.writers import MetricWriter, Progress
+
+
+class TrainingError(RuntimeError):
+    """Training cannot go on; the message says from which step it can be taken up."""
+
+
+class Preempted(Exception):
+    """A signal asked the process to stop; a checkpoint of this very step has been saved."""
+
+
+class BatchSource(Protocol):
+    """Device batches by step. Warm-up stages ignore `params`; RAG retrieves with them."""
+
+    lookahead: int  # how many steps before its use a batch is begun (retrieval staleness)
+
+    def begin(self, step: int, params: Any) -> None:
+        """Starts on the batch of `step` with the current parameters; returns without waiting."""
+
+    def finish(self, step: int) -> Any:
+        """The batch of `step`, placed on the mesh."""
+
+    def pending(self) -> dict:
+        """What was begun and not yet used, as JSON: it belongs to a checkpoint."""
+
+    def restore(self, pending: dict) -> None:
+        """The inverse of `pending`."""
+
+
+class PureSource:
+    """A source whose batches are a function of the step alone."""
+
+    lookahead = 0
+
+    def __init__(self, make: Callable[[int], Any]):
+        self._make = make
+
+    def begin(self, step: int, params: Any) -> None:
+        pass
+
+    def finish(self, step: int) -> Any:
+        return self._make(step)
+
+    def pending(self) -> dict:
+        return {}
+
+    def restore(self, pending: dict) -> None:
+        pass
+
+
+@dataclasses.dataclass(frozen=True)
+class Stage:
+    """One training stage.
+
+    Attributes:
+      name: shown in progress and metrics.
+      directory: its checkpoints and metrics.
+      steps, log_every, save_every, eval_every, keep: counts of steps; eval_every 0 = never.
+      make_state, abstract_state: the first state, and its shapes and shardings.
+      train_step: (state, batch, step) -> (state, metrics).
+      source: batches.
+      evaluate: params -> metrics, among them "em".
+      meta: JSON that belongs to the checkpoints (encoder fingerprint, configuration).
+    """
+
+    name: str
+    directory: pathlib.Path
+    steps: int
+    log_every: int
+    save_every: int
+    make_state: Callable[[], TrainState]
+    abstract_state: TrainState
+    train_step: Callable
+    source: BatchSource
+    meta: Mapping[str, Any]
+    eval_every: int = 0
+    evaluate: Callable[[Any], Mapping[str, float]] | None = None
+    keep: int = 1
+    tensorboard: bool = True
+
+
+class _Watch:
+    """Reads the metrics of a step while a later one runs; stops at NaN and infinity."""
+
+    def __init__(
+        self, stage: Stage, writer: MetricWriter, progress: Progress, checkpointer: Checkpointer
+    ):
+        self.stage, self.writer, self.progress = stage, writer, progress
+        self.checkpointer = checkpointer
+        self.waiting: tuple[int, Any] | None = None
+        self.window: list[dict[str, float]] = []
+
+    def note(self, step: int, metrics: Any) -> None:
+        """Takes the device metrics of `step` and settles those of the step before."""
+        self.settle()
+        self.waiting = (step, metrics)
+
+    def settle(self) -> None:
+        if self.waiting is None:
+            return
+        (step, device_metrics), self.waiting = self.waiting, None
+        metrics = {name: float(np.asarray(value)) for name, value in device_metrics.items()}
+        self.window.append(metrics)
+        done = step + 1
+        if not all(math.isfinite(value) for value in metrics.values()):
+            bad = [name for name, value in metrics.items() if not math.isfinite(value)]
+            last = self.checkpointer.latest_step()
+            advice = (
+                f"the last good checkpoint is step {last} in {self.stage.directory}"
+                if last is not None
+                else "no checkpoint was saved before"
+            )
+            raise TrainingError(
+                f"{self.stage.name}: {', '.join(bad)} became NaN or infinite in step {step} (steps "
+                f"{done - len(self.window)} to {step} were being averaged); {advice}. Lower the "
+                "learning rate or raise its warm-up, and run the same command again."
+            )
+        if done % self.stage.log_every == 0 or done == self.stage.steps:
+            means = {name: float(np.mean([m[name] for m in self.window])) for name in metrics}
+            self.writer.write(done, {f"{self.stage.name}/{n}": v for n, v in means.items()})
+            self.progress.update(done, {"nll": means["nll"]})
+            self.window = []
+        else:
+            self.progress.update(done)
+
+
+def run_stage(stage: Stage) -> TrainState:
+    """Runs a stage to its end, or takes it up where its last checkpoint stands.
+
+    Returns:
+      The state after the last step.
+
+    Raises:
+      Preempted: SIGTERM or Ctrl-C; the state has been saved and the same command goes on.
+      TrainingError: a loss became NaN or infinite.
+    """
+    best = "em" if stage.evaluate else None
+    with (
+        Checkpointer(stage.directory, keep=stage.keep, best_metric=best) as checkpointer,
+        MetricWriter(stage.directory, tensorboard=stage.tensorboard) as writer,
+        PreemptionGuard() as guard,
+    ):
+        state, start = _resume(stage, checkpointer, writer)
+        if start >= stage.steps:
+            return state
+        with Progress(stage.steps, start, stage.name, stage.log_every) as progress:
+            watch = _Watch(stage, writer, progress, checkpointer)
+            for step in range(start, stage.steps):
+                if guard.requested:
+                    watch.settle()
+                    _save(stage, checkpointer, step, state, None)
+                    raise Preempted(f"{stage.name}: stopped at step {step}, checkpoint saved")
+                ahead = step + stage.source.lookahead
+                if ahead < stage.steps:
+                    stage.source.begin(ahead, state.params)
+                batch = stage.source.finish(step)
+                state, metrics = stage.train_step(state, batch, np.int32(step))
+                watch.note(step, metrics)
+                _after_step(stage, checkpointer, writer, watch, step + 1, state)
+    return state
+
+
+def _after_step(
+    stage: Stage,
+    checkpointer: Checkpointer,
+    writer: MetricWriter,
+    watch: _Watch,
+    done: int,
+    state: TrainState,
+) -> None:
+    last = done == stage.steps
+    metrics = None
+    if stage.evaluate and stage.eval_every and (done % stage.eval_every == 0 or last):
+        watch.settle()
+        metrics = dict(stage.evaluate(state.params))
+        writer.write(done, {f"dev/{name}": value for name, value in metrics.items()})
+    if metrics is not None or done % stage.save_every == 0 or last:
+        watch.settle()
+        _save(stage, checkpointer, done, state, metrics)
+
+
+def _save(
+    stage: Stage,
+    checkpointer: Checkpointer,
+    step: int,
+    state: TrainState,
+    metrics: Mapping[str, float] | None,
+) -> None:
+    if step in checkpointer.all_steps():
+        return
+    meta = {**stage.meta, "pending": stage.source.pending()}
+    checkpointer.save(step, state.params, state.opt_state, meta, metrics)
+
+
+def _resume(
+    stage: Stage, checkpointer: Checkpointer, writer: MetricWriter
+) -> tuple[TrainState, int]:
+    start = checkpointer.latest_step()
+    if start is None:
+        writer.truncate_after(0)
+        state, start, pending = stage.make_state(), 0, {}
+    else:
+        abstract = stage.abstract_state
+        params, opt_state, meta = checkpointer.restore(start, abstract.params, abstract.opt_state)
+        writer.truncate_after(start)
+        state, pending = TrainState(params, opt_state), meta["pending"]
+    stage.source.restore(pending)
+    if not pending:
+        for step in range(start, min(start + stage.source.lookahead, stage.steps)):
+            stage.source.begin(step, state.params)
+    return state, start

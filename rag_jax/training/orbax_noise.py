@@ -1,0 +1,44 @@
+"""Keeps off stderr what a failed Orbax read leaves behind, beside the error that it raises.
+
+Orbax reads many arrays at once. When one fails, the coroutines of the others are abandoned: each
+writes some fifty lines of TensorStore's specification when it is collected, and each thread of
+TensorStore that finishes too late writes a traceback. Both come at moments that nobody can wait
+for, so what drops them stays in place.
+"""
+
+import logging
+import sys
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+
+class _WithoutOrphans:
+    """A sys.unraisablehook that passes on all but what comes from abandoned reads."""
+
+    def __init__(self, hook: Callable[[Any], None]):
+        self._hook = hook
+
+    def __call__(self, unraisable: Any) -> None:
+        if not _is_orphan(unraisable.exc_value):
+            self._hook(unraisable)
+
+
+def drop_orphans() -> None:
+    """From now on drops the reports of abandoned Orbax reads; calling it again changes nothing."""
+    if not isinstance(sys.unraisablehook, _WithoutOrphans):
+        sys.unraisablehook = _WithoutOrphans(sys.unraisablehook)
+    logging.getLogger("asyncio").addFilter(_keeps)
+
+
+def _keeps(record: logging.LogRecord) -> bool:
+    return not (record.exc_info and _is_orphan(record.exc_info[1]))
+
+
+def _is_orphan(error: BaseException | None) -> bool:
+    if error is None:
+        return False
+    if isinstance(error, RuntimeError) and "Event loop is closed" in str(error):
+        return True
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    return any("/orbax/" in frame.f_code.co_filename.replace("\\", "/") for frame in frames)

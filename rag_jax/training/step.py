@@ -1,0 +1,221 @@
+"""The jitted programs of the three training stages: loss, gradient, update.
+
+A loss function returns sums over its batch, (sum of losses, sum of weights, sums of metrics), so
+that gradient accumulation adds micro-batches up exactly.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import optax
+from jax.sharding import Mesh
+
+from rag_jax import parallel
+from rag_jax.models import rag
+from rag_jax.models.layers import MASKED
+from rag_jax.types import Batch, Params, RetrieverBatch, Seq2SeqBatch
+
+Sums = tuple[jax.Array, jax.Array, dict[str, jax.Array]]
+LossFunction = Callable[[Params, Any, jax.Array | None], Sums]
+
+
+class TrainState(NamedTuple):
+    """Parameters of all towers of a stage, and the optimiser's state for those that train."""
+
+    params: Params
+    opt_state: Any
+
+
+def rag_loss(model: rag.RagModel, label_smoothing: float = 0.0) -> LossFunction:
+    """- log p(y | x), RAG-Token or RAG-Sequence (section 2.4), summed over questions."""
+
+    def loss(params: Params, batch: Batch, key: jax.Array | None) -> Sums:
+        out = rag.log_likelihood(model, params, batch, label_smoothing, key)
+        weight = batch.weight
+
+        def entropy(p: jax.Array) -> jax.Array:
+            return -(weight * jnp.sum(p * jnp.log(jnp.maximum(p, 1e-30)), axis=-1)).sum()
+
+        nll = -(jnp.where(weight > 0, out["log_p"], 0.0) * weight).sum()
+        metrics = {
+            "nll": nll,
+            "prior_entropy": entropy(out["prior"]),
+            "posterior_entropy": entropy(out["posterior"]),
+        }
+        return nll, weight.sum(), metrics
+
+    return loss
+
+
+def retriever_loss(model: rag.RagModel) -> LossFunction:
+    """DPR's loss: - log softmax of the positive among all passages of the batch (section 3.2)."""
+
+    def loss(params: Params, batch: RetrieverBatch, key: jax.Array | None) -> Sums:
+        keys = (None, None) if key is None else jax.random.split(key)
+        queries = rag.embed(
+            model, params["query_encoder"], batch.question_ids, batch.question_mask, keys[0]
+        )
+        passages = rag.embed(
+            model, params["document_encoder"], batch.passage_ids, batch.passage_mask, keys[1]
+        )
+        scores = jnp.where(batch.same_passage, MASKED, jnp.einsum("BE,PE->BP", queries, passages))
+        rows = jnp.arange(scores.shape[0])
+        log_p = jax.nn.log_softmax(scores, axis=-1)[rows, rows]
+        right = (scores.argmax(axis=-1) == rows).sum().astype(jnp.float32)
+        count = jnp.float32(scores.shape[0])
+        return -log_p.sum(), count, {"nll": -log_p.sum(), "accuracy": right}
+
+    return loss
+
+
+def seq2seq_loss(model: rag.RagModel) -> LossFunction:
+    """- log p(target | source) summed over target tokens."""
+
+    def loss(params: Params, batch: Seq2SeqBatch, key: jax.Array | None) -> Sums:
+        log_p = rag.seq2seq_log_probs(
+            model,
+            params["generator"],
+            batch.source_ids,
+            batch.source_mask,
+            batch.target_ids,
+            dropout_key=key,
+        )
+        nll = -jnp.where(batch.target_mask, log_p, 0.0).sum()
+        return nll, batch.target_mask.sum().astype(jnp.float32), {"nll": nll}
+
+    return loss
+
+
+def accumulated_gradients(
+    loss: LossFunction,
+    trained: Params,
+    frozen: Params,
+    batch: Any,
+    key: jax.Array | None,
+    pieces: int,
+) -> tuple[Params, dict[str, jax.Array]]:
+    """Gradient of the mean loss over `batch`, worked through in `pieces` micro-batches.
+
+    Returns:
+      The gradient with respect to `trained`, and the metrics' means.
+    """
+
+    def value(trained: Params, batch: Any, key: jax.Array | None):
+        total, weight, metrics = loss({**frozen, **trained}, batch, key)
+        return total, (weight, metrics)
+
+    gradient = jax.value_and_grad(value, has_aux=True)
+    if pieces == 1:
+        (_, (weight, metrics)), grads = gradient(trained, batch, key)
+    else:
+        split = jax.tree.map(lambda x: x.reshape(pieces, -1, *x.shape[1:]), batch)
+
+        def one(sums: Any, piece: tuple[jax.Array, Any]) -> tuple[Any, None]:
+            number, micro = piece
+            micro_key = None if key is None else jax.random.fold_in(key, number)
+            (_, aux), grads = gradient(trained, micro, micro_key)
+            return jax.tree.map(jnp.add, sums, (grads, aux)), None
+
+        shapes = jax.eval_shape(lambda: gradient(trained, jax.tree.map(lambda x: x[0], split), key))
+        zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), (shapes[1], shapes[0][1]))
+        (grads, (weight, metrics)), _ = jax.lax.scan(one, zeros, (jnp.arange(pieces), split))
+    mean = 1.0 / jnp.maximum(weight, 1e-9)
+    return jax.tree.map(lambda x: x * mean, (grads, metrics))
+
+
+def make_train_step(
+    loss: LossFunction,
+    optimizer: optax.GradientTransformation,
+    trained_towers: tuple[str, ...],
+    pieces: int,
+    dropout_seed: int | None,
+    shardings: TrainState,
+    mesh: Mesh,
+) -> Callable:
+    """The jitted step (state, batch, step) -> (state, metrics); the state is donated.
+
+    Args:
+      loss: of the stage.
+      optimizer: over the trained towers.
+      trained_towers: the others are constants.
+      pieces: micro-batches per step.
+      dropout_seed: None = no dropout anywhere.
+      shardings: of the state.
+      mesh: the batch is split over its data axis.
+    """
+
+    def step(state: TrainState, batch: Any, number: jax.Array):
+        trained = {t: state.params[t] for t in trained_towers}
+        frozen = {t: p for t, p in state.params.items() if t not in trained_towers}
+        key = (
+            None
+            if dropout_seed is None
+            else jax.random.fold_in(jax.random.key(dropout_seed), number)
+        )
+        grads, metrics = accumulated_gradients(loss, trained, frozen, batch, key, pieces)
+        updates, opt_state = optimizer.update(grads, state.opt_state, trained)
+        metrics["grad_norm"] = optax.global_norm(grads)
+        params = {**state.params, **optax.apply_updates(trained, updates)}
+        return TrainState(params, opt_state), metrics
+
+    whole = parallel.replicated(mesh)
+    return jax.jit(
+        step,
+        donate_argnums=0,
+        out_shardings=(shardings, whole),
+        in_shardings=(shardings, parallel.batch_sharding(mesh), whole),
+    )
+
+
+def init_state(
+    model: rag.RagModel,
+    towers: tuple[str, ...],
+    trained: tuple[str, ...],
+    optimizer: optax.GradientTransformation,
+    seed: int,
+    mesh: Mesh,
+) -> tuple[Callable[[], TrainState], TrainState, TrainState]:
+    """How to make a stage's first state, its shapes, and its shardings.
+
+    Returns:
+      (make, abstract, shardings): make() initialises directly into the shardings, no device ever
+      holding more than its part; abstract is the same tree of ShapeDtypeStructs with shardings.
+    """
+    boxed = jax.eval_shape(lambda: model.init(jax.random.key(seed), towers))
+    param_shardings = parallel.param_shardings(boxed, mesh)
+
+    def make() -> TrainState:
+        params = nn.meta.unbox(model.init(jax.random.key(seed), towers))
+        return TrainState(params, optimizer.init({t: params[t] for t in trained}))
+
+    shapes = jax.eval_shape(make)
+    by_tower = {t: param_shardings[t] for t in trained}
+    structure = jax.tree.structure({t: shapes.params[t] for t in trained})
+
+    def is_params(node: Any) -> bool:
+        return jax.tree.structure(node) == structure and isinstance(node, dict)
+
+    opt_shardings = jax.tree.map(
+        lambda node: by_tower if is_params(node) else parallel.replicated(mesh),
+        shapes.opt_state,
+        is_leaf=is_params,
+    )
+    shardings = TrainState(param_shardings, opt_shardings)
+    abstract = jax.tree.map(
+        lambda s, sharding: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=sharding),
+        shapes,
+        shardings,
+    )
+    return jax.jit(make, out_shardings=shardings), abstract, shardings
+
+
+def uses_dropout(model: rag.RagModel) -> bool:
+    """Whether any tower has a dropout rate above 0."""
+    r, g = model.retriever, model.generator
+    return (
+        max(r.dropout, r.attention_dropout, g.dropout, g.attention_dropout, g.activation_dropout)
+        > 0
+    )

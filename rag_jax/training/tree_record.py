@@ -1,0 +1,131 @@
+"""What is written down about a tree of arrays, so that a later reader can check what it got.
+
+The record of a tree maps the name of each leaf (`decoder/layer_0/kernel`) to its shape, dtype and
+digest: plain JSON.
+"""
+
+import difflib
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+PyTree = Any
+Record = Mapping[str, Mapping[str, Any]]
+
+_MAX_LISTED = 8  # differences named in one message
+
+
+def _named(tree: PyTree) -> dict[str, Any]:
+    """Leaves by slash-separated path, such as `decoder/layer_0/kernel`."""
+    leaves = jax.tree_util.tree_leaves_with_path(tree)
+    return {jax.tree_util.keystr(path, simple=True, separator="/"): leaf for path, leaf in leaves}
+
+
+def record(tree: PyTree) -> dict[str, dict[str, Any]]:
+    """Shape, dtype and digest of every leaf, by name."""
+    leaves = _named(tree)
+    for name, leaf in leaves.items():
+        if not isinstance(leaf, jax.Array | np.ndarray) or jnp.issubdtype(
+            leaf.dtype, jax.dtypes.prng_key
+        ):
+            raise ValueError(f"{name} is a {type(leaf).__name__}; checkpoints hold plain arrays.")
+        if leaf.size == 0:
+            raise ValueError(f"{name} has shape {leaf.shape}; Orbax cannot store empty arrays.")
+    digests = jax.device_get({name: _digest(leaf) for name, leaf in leaves.items()})
+    return {
+        name: {
+            "shape": list(leaf.shape),
+            "dtype": str(leaf.dtype),
+            "digest": f"{int(digests[name]):08x}",
+        }
+        for name, leaf in leaves.items()
+    }
+
+
+def verify(kind: str, recorded: Record, tree: PyTree) -> None:
+    """Raises ValueError when a restored array is not the one that was saved."""
+    found = record(tree)
+    changed = [name for name, entry in recorded.items() if found.get(name) != entry]
+    if changed:
+        more = f" and {len(changed) - 1} more" if len(changed) > 1 else ""
+        raise ValueError(f"the stored bytes of {kind} {changed[0]}{more} have changed")
+
+
+@jax.jit
+def _digest(array: jax.Array) -> jax.Array:
+    """uint32 digest of an array's bits, computed where the array lies.
+
+    Integer arithmetic modulo 2**32 over (position, bits), so it is the same under every sharding
+    and on every backend, and no host gathers the array. A change of any one element (or half of a
+    64-bit one) always shows, for `_mix` is a bijection; any other change is missed once in 2**32.
+    """
+    if array.dtype == jnp.bool_:
+        array = array.astype(jnp.uint8)
+    unsigned = {1: jnp.uint8, 2: jnp.uint16}.get(array.dtype.itemsize, jnp.uint32)
+    bits = jax.lax.bitcast_convert_type(array, unsigned).astype(jnp.uint32)
+    position = jnp.zeros(bits.shape, jnp.uint32)
+    for axis, size in enumerate(bits.shape):
+        position = position * np.uint32(size) + jax.lax.broadcasted_iota(
+            jnp.uint32, bits.shape, axis
+        )
+    return jnp.sum(_mix(bits ^ _mix(position + np.uint32(1))), dtype=jnp.uint32)
+
+
+def _mix(bits: jax.Array) -> jax.Array:
+    """The finaliser of MurmurHash3, a bijection on uint32 in which every bit sways every other."""
+    bits = (bits ^ (bits >> 16)) * np.uint32(0x85EBCA6B)
+    bits = (bits ^ (bits >> 13)) * np.uint32(0xC2B2AE35)
+    return bits ^ (bits >> 16)
+
+
+def restore_targets(recorded: Record, tree: PyTree) -> PyTree:
+    """What Orbax restores onto: the wanted shardings with the stored dtypes."""
+    default = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
+    entries = iter([recorded[name] for name in _named(tree)])
+    return jax.tree.map(
+        lambda leaf: jax.ShapeDtypeStruct(
+            leaf.shape,
+            jnp.dtype(next(entries)["dtype"]),
+            sharding=getattr(leaf, "sharding", None) or default,
+        ),
+        tree,
+    )
+
+
+def differences(kind: str, recorded: Record, tree: PyTree, compare_dtypes: bool) -> list[str]:
+    """Compares a record with the tree that asks for it, without reading an array.
+
+    Args:
+      kind: what a leaf is called in the messages, such as "parameter".
+      recorded: what is stored.
+      tree: what is wanted; leaves have a shape and a dtype.
+      compare_dtypes: whether another dtype is a difference.
+
+    Returns:
+      One line for each missing, surplus or misshapen array, cut short after a few.
+    """
+    stored = {name: (tuple(entry["shape"]), entry["dtype"]) for name, entry in recorded.items()}
+    asked = {name: (tuple(leaf.shape), str(leaf.dtype)) for name, leaf in _named(tree).items()}
+    lines = []
+    for name in [name for name in asked if name not in stored]:
+        near = difflib.get_close_matches(name, [n for n in stored if n not in asked], n=1)
+        hint = f" (stored under a near name: {near[0]} {_form(stored[near[0]])})" if near else ""
+        lines.append(f"{kind} {name} {_form(asked[name])} is missing in the checkpoint{hint}")
+    for name in [name for name in stored if name not in asked]:
+        lines.append(f"{kind} {name} {_form(stored[name])} is stored but has no place here")
+    for name in [name for name in asked if name in stored]:
+        if stored[name][: 1 + compare_dtypes] != asked[name][: 1 + compare_dtypes]:
+            lines.append(
+                f"{kind} {name} is stored as {_form(stored[name])}, wanted {_form(asked[name])}"
+            )
+    if len(lines) > _MAX_LISTED:
+        lines[_MAX_LISTED:] = [f"and {len(lines) - _MAX_LISTED} more"]
+    return lines
+
+
+def _form(form: tuple[tuple[int, ...], str]) -> str:
+    shape, dtype = form
+    return f"{dtype}[{','.join(map(str, shape))}]"

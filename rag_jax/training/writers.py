@@ -1,0 +1,272 @@
+"""Where a run's figures go: metrics.jsonl, TensorBoard, the progress bar and the final table."""
+
+import json
+import math
+import os
+import pathlib
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TextIO
+
+_LINE_SECS = 10.0  # longest silence of the plain progress log while steps are being made
+
+
+class MetricWriter:
+    """Appends metrics to `<workdir>/metrics.jsonl` and, if wanted, to TensorBoard event files.
+
+    Each write is one line, such as `{"step": 20, "train/nll": 3.1}`, handed to the system in one
+    call: a killed run leaves at most its last line torn. JSON has no NaN or infinity; they are
+    written as the strings "NaN", "Infinity" and "-Infinity".
+
+    Args:
+      workdir: local directory, created when absent.
+      tensorboard: also write event files below `<workdir>/tensorboard`.
+      active: False on every process but one, so that all of them can make the same calls.
+
+    Raises:
+      ValueError: when workdir is a bucket address; object stores cannot append.
+    """
+
+    def __init__(self, workdir: str | os.PathLike, *, tensorboard: bool = True, active=True):
+        if "://" in os.fspath(workdir):
+            raise ValueError(f"Metrics are appended to local files; {workdir} is no local path.")
+        self._workdir = pathlib.Path(workdir)
+        self._active = active
+        self._tensorboard = tensorboard
+        self._events = None  # both are opened by the first write
+        self._lines = None
+        self._purge_step: int | None = None
+
+    @property
+    def path(self) -> pathlib.Path:
+        """The metrics.jsonl file."""
+        return self._workdir / "metrics.jsonl"
+
+    def __enter__(self) -> "MetricWriter":
+        return self
+
+    def __exit__(self, *exc_info) -> None:
+        self.close()
+
+    def truncate_after(self, step: int) -> None:
+        """Drops what an earlier run wrote beyond `step`, to be called when resuming from there.
+
+        Lines that are no whole record (the last one of a killed run) go as well. TensorBoard hides
+        its own points beyond `step` once the next one is written.
+        """
+        if not self._active:
+            return
+        self.close()
+        self._purge_step = step + 1
+        if not self.path.exists():
+            return
+        kept = [
+            line
+            for line in self.path.read_bytes().split(b"\n")
+            if (at := _step_of(line)) is not None and at <= step
+        ]
+        temporary = self.path.with_name(self.path.name + ".tmp")
+        with open(temporary, "wb") as file:
+            file.write(b"".join(line + b"\n" for line in kept))
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, self.path)
+
+    def write(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Writes host scalars of one step; `step` itself is no name for a metric."""
+        if not self._active:
+            return
+        if "step" in metrics:
+            raise ValueError("'step' is the line's own field; give the metric another name.")
+        values = {name: float(value) for name, value in metrics.items()}
+        record = {"step": int(step)} | {name: _finite(value) for name, value in values.items()}
+        if self._lines is None:
+            self._lines = self._open_lines()
+        line = json.dumps(record, ensure_ascii=False, allow_nan=False)
+        self._lines.write(line.encode() + b"\n")  # unbuffered: one system call
+        if self._tensorboard:
+            if self._events is None:
+                self._events = self._open_events()
+            for name, value in values.items():
+                self._events.add_scalar(name, value, global_step=int(step))
+
+    def close(self) -> None:
+        """Flushes and closes the files; a later write opens them again."""
+        for file in (self._lines, self._events):
+            if file is not None:
+                file.close()
+        self._lines = self._events = None
+
+    def _open_lines(self):
+        self._workdir.mkdir(parents=True, exist_ok=True)
+        file = open(self.path, "ab+", buffering=0)
+        if file.seek(0, os.SEEK_END):
+            file.seek(-1, os.SEEK_END)
+            if file.read(1) != b"\n":  # a torn line must not swallow the next one
+                file.write(b"\n")
+        return file
+
+    def _open_events(self):
+        from tensorboardX import SummaryWriter
+
+        return SummaryWriter(
+            str(self._workdir / "tensorboard"),
+            purge_step=self._purge_step,
+            # Names count whole seconds: without a suffix a quick resume overwrites the first file.
+            filename_suffix=f".{time.time_ns()}",
+        )
+
+
+class Progress:
+    """How far a long loop is: a bar with rate and ETA on a terminal, else plain log lines.
+
+    Where the stream is no terminal, a line comes every `every` steps, or after 10 seconds if that
+    is sooner, and at the end:
+
+        train 200/1000 (20.0%), 8.31 steps/s, ETA 1:36, nll 2.913
+
+    Args:
+      total: steps of the whole loop.
+      initial: steps that are done already, as when a run resumes.
+      description: name of the loop.
+      every: steps between two plain lines.
+      stream: where to write; None is stderr.
+      clock: seconds, monotonic; for tests.
+    """
+
+    def __init__(
+        self,
+        total: int,
+        initial: int = 0,
+        description: str = "",
+        every: int = 100,
+        *,
+        stream: TextIO | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ):
+        self._total = total
+        self._step = initial
+        self._description = description
+        self._every = every
+        self._stream = sys.stderr if stream is None else stream
+        self._clock = clock
+        self._line_step, self._line_time = initial, clock()
+        self._bar = None
+        if self._stream.isatty():
+            from tqdm import tqdm
+
+            self._bar = tqdm(
+                total=total,
+                initial=initial,
+                desc=description,
+                unit="step",
+                file=self._stream,
+                dynamic_ncols=True,
+            )
+
+    def __enter__(self) -> "Progress":
+        return self
+
+    def __exit__(self, *exc_info) -> None:
+        self.close()
+
+    def update(self, step: int, metrics: Mapping[str, float] | None = None) -> None:
+        """Notes that `step` steps are done; `metrics` are host scalars worth showing."""
+        advance, self._step = step - self._step, step
+        if self._bar is not None:
+            if metrics:
+                self._bar.set_postfix(
+                    {name: f"{float(value):.4g}" for name, value in metrics.items()}, refresh=False
+                )
+            self._bar.update(advance)
+            return
+        now = self._clock()
+        due = step - self._line_step >= self._every or now - self._line_time >= _LINE_SECS
+        if step > self._line_step and (due or step >= self._total):
+            print(self._line(now, metrics or {}), file=self._stream, flush=True)
+            self._line_step, self._line_time = step, now
+
+    def close(self) -> None:
+        """Leaves the bar as it stands and frees the terminal line."""
+        if self._bar is not None:
+            self._bar.close()
+
+    def _line(self, now: float, metrics: Mapping[str, float]) -> str:
+        rate = (self._step - self._line_step) / max(now - self._line_time, 1e-9)
+        remaining = max(self._total - self._step, 0)
+        share = 100 * self._step / self._total if self._total else 100.0
+        parts = [
+            f"{self._description} {self._step}/{self._total} ({share:.1f}%)".strip(),
+            f"{rate:.3g} steps/s",
+            f"ETA {_duration(remaining / rate)}",
+            *(f"{name} {float(value):.4g}" for name, value in metrics.items()),
+        ]
+        return ", ".join(parts)
+
+
+def print_table(rows: Sequence[Sequence[Any]], headers: Sequence[str]) -> str:
+    """Lays out a small table as text, to be printed by the caller.
+
+    Args:
+      rows: cells; None is blank, floats get two decimals, anything else its str().
+      headers: one per column.
+
+    Returns:
+      Lines without a trailing newline; columns that hold only numbers are right-aligned.
+
+    Raises:
+      ValueError: when a row has another number of cells than there are headers.
+    """
+    for row in rows:
+        if len(row) != len(headers):
+            raise ValueError(f"Row {list(row)} has {len(row)} cells for {len(headers)} headers.")
+    texts = [[" ".join(str(header).split()) for header in headers]]
+    texts += [[_cell(cell) for cell in row] for row in rows]
+    widths = [max(map(len, column)) for column in zip(*texts, strict=True)]
+    numeric = [
+        bool(rows) and all(cell is None or _is_number(cell) for cell in column)
+        for column in (zip(*rows, strict=True) if rows else [()] * len(headers))
+    ]
+    lines = [
+        "  ".join(
+            text.rjust(width) if right else text.ljust(width)
+            for text, width, right in zip(line, widths, numeric, strict=True)
+        ).rstrip()
+        for line in texts
+    ]
+    return "\n".join([lines[0], "  ".join("-" * width for width in widths), *lines[1:]])
+
+
+def _cell(cell: Any) -> str:
+    if cell is None:
+        return ""
+    if _is_number(cell) and not hasattr(cell, "__index__"):
+        return f"{float(cell):.2f}"
+    return " ".join(str(cell).split())
+
+
+def _is_number(cell: Any) -> bool:
+    return hasattr(cell, "__float__") and not isinstance(cell, bool)
+
+
+def _step_of(line: bytes) -> int | None:
+    """The step of one metrics.jsonl line, None where the line is no whole record."""
+    try:
+        record = json.loads(line)
+    except ValueError:
+        return None
+    step = record.get("step") if isinstance(record, dict) else None
+    return step if isinstance(step, int) else None
+
+
+def _finite(value: float) -> float | str:
+    if math.isfinite(value):
+        return value
+    return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+
+
+def _duration(secs: float) -> str:
+    minutes, seconds = divmod(round(secs), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{seconds:02d}" if hours else f"{minutes}:{seconds:02d}"

@@ -1,0 +1,60 @@
+"""The pytrees that cross room borders."""
+
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+Array = jax.Array | np.ndarray
+Params = dict[str, Any]
+
+
+class Batch(NamedTuple):
+    """One global batch of RAG training or evaluation; the leading axis is split over `data`.
+
+    Rows with weight 0 fill up the batch: they have valid shapes and no influence.
+    """
+
+    question_ids: Array  # int32[B, L], for the query encoder
+    question_mask: Array  # bool[B, L]
+    source_ids: Array  # int32[B, K, S], passage and question for the generator
+    source_mask: Array  # bool[B, K, S]
+    doc_embeddings: Array  # float32[B, K, E], from the index
+    doc_mask: Array  # bool[B, K], False for padding passages
+    target_ids: Array  # int32[B, T], the answer and </s>
+    target_mask: Array  # bool[B, T]
+    weight: Array  # float32[B]
+
+
+class RetrieverBatch(NamedTuple):
+    """One global batch of DPR training: B questions, P = B * (1 + hard negatives) passages.
+
+    Passage i < B is the positive of question i. `same_passage` marks passages that are the
+    positive under another number, which are no negatives.
+    """
+
+    question_ids: Array  # int32[B, L]
+    question_mask: Array  # bool[B, L]
+    passage_ids: Array  # int32[P, L]
+    passage_mask: Array  # bool[P, L]
+    same_passage: Array  # bool[B, P], True off the positive's place where the passage is the same
+
+
+class Seq2SeqBatch(NamedTuple):
+    """One global batch of plain sequence-to-sequence training (BART denoising)."""
+
+    source_ids: Array  # int32[B, S]
+    source_mask: Array  # bool[B, S]
+    target_ids: Array  # int32[B, T]
+    target_mask: Array  # bool[B, T]
+
+
+class Answer(NamedTuple):
+    """A decoded answer with its evidence."""
+
+    text: str
+    token_ids: list[int]  # without padding; the last is </s> unless truncated
+    log_prob: float  # log p(y | x) in nats, </s> included
+    passage_ids: list[str]
+    prior: list[float]  # p(z | x)
+    posterior: list[float]  # p(z | x, y); for RAG-Token the mean over the answer's tokens

@@ -1,0 +1,203 @@
+"""JSONL and TSV files of questions: what is read, and that every damaged line is named."""
+
+import gzip
+import json
+import random
+import re
+
+import pytest
+
+from rag_jax.data.tasks import Example, load_examples
+
+
+def write(path, text):
+    path.write_bytes(text if isinstance(text, bytes) else text.encode("utf-8"))
+    return str(path)
+
+
+def message_of(source, kind=ValueError):
+    with pytest.raises(kind) as error:
+        load_examples(source)
+    return str(error.value)
+
+
+# --- JSONL --------------------------------------------------------------------------------------
+
+
+def test_jsonl_fields(tmp_path):
+    lines = [
+        '{"id": "x", "question": " Who? ", "answers": ["A ", "B"], "positive_ids": ["4"], '
+        '"hard_negative_ids": ["5", 6], "title": "ignored", "source": null}',
+        "",
+        '{"question": "caf\\u00e9 \u2028?", "answer": "yes", "negative_ids": ["9"], "id": null}',
+        '{"id": 12, "question": "NQ-open form", "answer": ["a"]}',
+    ]
+    expected = [
+        Example("x", "Who?", ("A", "B"), ("4",), ("5", "6")),
+        Example("3", "café \u2028?", ("yes",), (), ("9",)),  # U+2028 ends no line
+        Example("12", "NQ-open form", ("a",)),
+    ]
+    text = "\ufeff" + "\r\n".join(lines)
+    assert load_examples(write(tmp_path / "a.jsonl", text)) == expected
+    packed = gzip.compress(text.encode())
+    assert load_examples(write(tmp_path / "a.jsonl.gz", packed)) == expected
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ('{"question": "q"}', 'no "answers"'),
+        ('{"answers": ["a"]}', 'no "question"'),
+        ('{"claim": "c", "answers": ["a"]}', "'claim'"),
+        ('{"question": 3, "answers": ["a"]}', '"question" is 3'),
+        ('{"question": " ", "answers": ["a"]}', "question is empty"),
+        ('{"question": "q", "answers": []}', "no answers"),
+        ('{"question": "q", "answers": ["a", " "]}', r"answers\[1\] is empty"),
+        ('{"question": "q", "answers": "a"}', '"answers" is "a": expected a list'),
+        ('{"question": "q", "answers": ["a", 1]}', "expected a list of strings"),
+        ('{"question": "q", "answer": {"a": 1}}', "expected a list of strings"),
+        ('{"question": "q", "answers": ["a"], "answer": "a"}', 'both "answers" and "answer"'),
+        ('{"question": "q", "answers": ["a"], "id": true}', "id is True"),
+        ('{"question": "q", "answers": ["a"], "id": ""}', "id is empty"),
+        ('{"question": "q", "answers": ["a"], "positive_ids": "7"}', "expected a list of passage"),
+        ('{"question": "q", "answers": ["a"], "positive_ids": [null]}', r"positive_ids\[0\]"),
+        ('{"question": "q", "answers": ["a"], "negative_ids": [1], "hard_negative_ids": []}',
+         'both "hard_negative_ids" and "negative_ids"'),
+        ('{"question": "q", "answers": ["a"], "positive_ids": [1], "negative_ids": ["1"]}',
+         "passage '1' is named as positive and as negative"),
+        ('{"question": "q", "answers": ["a|b"], "regex": true}', '"regex" is true'),
+        ('{"question": "\\ud800", "answers": ["a"]}', "surrogate"),
+        ('["q", "a"]', "a JSON list"),
+        ("[" * 100_000, "not JSON"),
+        ("question\tanswer", "not JSON"),
+    ],
+)  # fmt: skip
+def test_jsonl_errors_name_file_line_and_field(tmp_path, line, message):
+    good = '{"question": "q", "answers": ["a"]}\n'
+    path = write(tmp_path / "bad.jsonl", good * 2 + line + "\n" + good)
+    error = message_of(path)
+    assert error.startswith(f"{path}:3: ")
+    assert re.search(message, error)
+
+
+def test_duplicate_ids_name_both_lines(tmp_path):
+    line = '{"id": "same", "question": "q", "answers": ["a"]}\n'
+    path = write(tmp_path / "twice.jsonl", line * 2)
+    assert message_of(path).startswith(f"{path}:2: id 'same' was already used at {path}:1")
+
+
+@pytest.mark.parametrize("name", ["empty.jsonl", "empty.tsv"])
+def test_files_without_examples_are_errors(tmp_path, name):
+    for text in ("", "\n \n"):
+        assert "no examples" in message_of(write(tmp_path / name, text))
+
+
+def test_unreadable_sources(tmp_path):
+    assert "expected a file ending in .jsonl" in message_of("questions.txt")
+    assert "no question file" in message_of(str(tmp_path / "no.jsonl"), FileNotFoundError)
+    whole = gzip.compress(b'{"question": "q", "answers": ["a"]}\n' * 100)
+    for damaged in (whole[:-20], b"no gzip", whole[:20] + b"\xff" * 20 + whole[40:]):
+        path = write(tmp_path / "bad.jsonl.gz", damaged)
+        assert message_of(path).startswith(f"{path}: damaged gzip file")
+
+
+# --- TSV ----------------------------------------------------------------------------------------
+
+
+def test_tsv_forms(tmp_path):
+    text = (
+        "Question\tAnswers\n"
+        "who\t['Lima', \"Côte d'Ivoire\"]\n"  # Python's literal
+        'what\t["a", "b"]\n'  # JSON's
+        "where\tA\tB [sic]\tC\n"
+        'when\t"[""June 5"", \'x\']"\n'  # as the csv module quotes it
+        '"quoted ""q"" whole"\t1 "one"\n'
+        "\"Hello\" who sang it\t['\\d+']\r\n"
+    )
+    expected = [
+        Example("2", "who", ("Lima", "Côte d'Ivoire")),
+        Example("3", "what", ("a", "b")),
+        Example("4", "where", ("A", "B [sic]", "C")),
+        Example("5", "when", ("June 5", "x")),
+        Example("6", 'quoted "q" whole', ('1 "one"',)),
+        Example("7", '"Hello" who sang it', ("\\d+",)),
+    ]
+    for name in ("nq.tsv", "nq.csv"):
+        assert load_examples(write(tmp_path / name, text)) == expected
+    packed = gzip.compress(text.encode())
+    assert load_examples(write(tmp_path / "nq.tsv.gz", packed)) == expected
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("who,Lima", "no tab"),
+        ("who\t", r"answers\[0\] is empty"),
+        ("who\tLima\t\tQuito", r"answers\[1\] is empty"),
+        ("\tLima", "question is empty"),
+        ("who\t[]", "no answers"),
+        ("who\t['a', 'b'", "not a list of strings"),
+        ("who\t[1, 2]", "not a list of strings"),
+        ("who\t['a'] + ['b']", "not a list of strings"),
+        ("who\t[__import__('os').getcwd()]", "not a list of strings"),
+        ("who\t" + "[" * 10_000, "not a list of strings"),
+    ],
+)
+def test_tsv_errors_name_file_line_and_field(tmp_path, line, message):
+    path = write(tmp_path / "bad.tsv", f"q\ta\n{line}\nq\ta\n")
+    error = message_of(path)
+    assert error.startswith(f"{path}:2: ")
+    assert re.search(message, error)
+
+
+def damaged_jsonl(rng):
+    """One line that is damaged for certain."""
+    record = {"question": "Where is Lima, é?", "answers": ["Peru", "Perú"], "positive_ids": ["1"]}
+    line = json.dumps(record, ensure_ascii=False).encode()
+    kind = rng.randrange(5)
+    if kind == 0:  # cut short: an object without its end is never JSON
+        return line[: rng.randrange(1, len(line))]
+    if kind == 1:  # a byte that UTF-8 never has
+        at = rng.randrange(len(line))
+        return line[:at] + bytes([rng.randrange(0xF8, 0x100)]) + line[at:]
+    if kind == 2:
+        del record[rng.choice(["question", "answers"])]
+    elif kind == 3:
+        record[rng.choice(["question", "answers", "positive_ids"])] = rng.choice(
+            [{}, 1.5, True, "", [[]], [""], [None], [{}]]
+        )
+    else:
+        return line + rng.choice([b"}", b",", b" x", line])
+    return json.dumps(record).encode()
+
+
+def damaged_tsv(rng):
+    """One line that is damaged for certain."""
+    line = "Where is Lima, é?\t['Peru', 'Perú']".encode()
+    kind = rng.randrange(4)
+    if kind == 0:  # cut short before the list is closed
+        return line[: rng.randrange(1, len(line))]
+    if kind == 1:
+        at = rng.randrange(len(line))
+        return line[:at] + bytes([rng.randrange(0xF8, 0x100)]) + line[at:]
+    if kind == 2:
+        return line.replace(b"\t", rng.choice([b" ", b",", b";"]))
+    return rng.choice([b"\tPeru", b"Where?\t", b"Where?\t[]", b"Where?\t['a', 2]", b"Q\ta\t\t"])
+
+
+@pytest.mark.parametrize(
+    ("name", "good", "damaged"),
+    [
+        ("fuzz.jsonl", b'{"question": "q", "answer": "a"}', damaged_jsonl),
+        ("fuzz.tsv", b"q\ta", damaged_tsv),
+    ],
+)
+def test_every_damaged_line_is_named(tmp_path, name, good, damaged):
+    """No damage may pass for an example, or end in an error that does not say where."""
+    rng = random.Random(0)
+    for _ in range(150):
+        lines = [good] * rng.randrange(1, 5)
+        at = rng.randrange(len(lines))
+        lines[at] = damaged(rng)
+        path = write(tmp_path / name, b"\n".join(lines))
+        assert message_of(path).startswith(f"{path}:{at + 1}: "), lines[at]

@@ -1,0 +1,253 @@
+"""Question sets through TFDS: round trip, built-in sets, errors, and no need of TensorFlow."""
+
+import http.server
+import io
+import json
+import os
+import subprocess
+import sys
+import tarfile
+import threading
+
+import pytest
+
+from rag_jax.data import tasks
+from rag_jax.data.tasks import Example, load_examples, prepare_dataset
+
+EXAMPLES = [
+    Example("q2", "¿Cuál es la capital del Perú?", ("Lima", "Ciudad de los Reyes"), ("7",), ("3",)),
+    Example("q10", "東京はどこの首都ですか", ("日本",), (), ("1", "2", "3")),
+    Example("q1", " a line\nbreak, a tab\t and e\u0301 ", ("\U0001f600", '"quoted"')),
+]
+
+
+def write(path, text):
+    path.write_bytes(text if isinstance(text, bytes) else text.encode("utf-8"))
+    return str(path)
+
+
+def message_of(source, kind=ValueError, **options):
+    with pytest.raises(kind) as error:
+        load_examples(source, **options)
+    return str(error.value)
+
+
+def test_round_trip_through_tfds(tmp_path):
+    """Text, order and empty lists survive; many examples guard the order against shuffling."""
+    many = [Example(f"é{i}", f"question {i}", (str(-i),)) for i in range(3000)]
+    directory = tmp_path / "new" / "world"
+    prepare_dataset("world", {"train": many, "dev": iter(EXAMPLES)}, directory)
+    assert load_examples(f"tfds-dir:{directory}:dev") == EXAMPLES
+    assert load_examples(f"tfds-dir:{directory}") == many
+    assert load_examples(f"tfds-dir:{directory}:train[10:20]") == many[10:20]
+    assert list(directory.glob("*array_record*"))
+    assert os.listdir(directory.parent) == ["world"]  # nothing temporary is left
+
+
+def test_prepared_dataset_is_kept_while_its_content_is_the_same(tmp_path):
+    directory = tmp_path / "world"
+    inode = {}
+    for name, splits in [
+        ("first", {"train": EXAMPLES}),
+        ("same", {"train": list(EXAMPLES)}),
+        ("shorter", {"train": EXAMPLES[:2]}),
+        ("reordered", {"train": EXAMPLES[1::-1]}),
+        ("renamed split", {"dev": EXAMPLES[1::-1]}),
+    ]:
+        prepare_dataset("world", splits, directory)
+        inode[name] = directory.stat().st_ino, directory.stat().st_mtime_ns
+        ((split, examples),) = splits.items()
+        assert load_examples(f"tfds-dir:{directory}:{split}") == examples
+    assert inode["first"] == inode["same"]
+    assert len(set(inode.values())) == 4
+
+
+def test_failed_preparation_leaves_the_old_dataset_and_no_rubbish(tmp_path, monkeypatch):
+    directory = tmp_path / "world"
+    prepare_dataset("world", {"train": EXAMPLES}, directory)
+    import tensorflow_datasets as tfds
+
+    def fail(*args, **options):
+        raise OSError("disk full")
+
+    monkeypatch.setattr(tfds.core.DatasetInfo, "write_to_directory", fail)
+    with pytest.raises(OSError, match="disk full"):
+        prepare_dataset("world", {"train": EXAMPLES[:1]}, directory)
+    assert os.listdir(tmp_path) == ["world"]
+    assert load_examples(f"tfds-dir:{directory}:train") == EXAMPLES
+
+
+def test_prepare_refuses_bad_input(tmp_path):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.txt").write_text("x")
+    good = {"train": EXAMPLES}
+    for name, splits, where, message in [
+        ("World 2018", good, "d", "'World 2018' is not snake case"),
+        ("world", {"Train": EXAMPLES}, "d", "'Train' is not snake case"),
+        ("world", {}, "d", "no splits"),
+        ("world", {"train": []}, "d", "world:train: no examples"),
+        ("world", {"train": [EXAMPLES[0]] * 2}, "d", "example 1: id 'q2' was already used"),
+        ("world", {"train": [Example("1", "q", ())]}, "d", "world:train example 0: no answers"),
+        ("world", {"train": [Example("1", "q", (7,))]}, "d", r"answers\[0\] is 7"),
+        ("world", {"train": [Example("1", " ", ("a",))]}, "d", "question is empty"),
+        ("world", good, "mine", "not a data set written by rag_jax"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            prepare_dataset(name, splits, tmp_path / where)
+    assert os.listdir(tmp_path) == ["mine"]
+    assert os.listdir(tmp_path / "mine") == ["thesis.txt"]
+
+
+def test_errors_of_prepared_directories(tmp_path):
+    assert "no prepared TFDS" in message_of(f"tfds-dir:{tmp_path}:train", FileNotFoundError)
+    directory = tmp_path / "world"
+    prepare_dataset("world", {"train": EXAMPLES}, directory)
+    assert "no split 'test': it has train" in message_of(f"tfds-dir:{directory}:test")
+    (records,) = directory.glob("*array_record*")
+    records.write_bytes(records.read_bytes()[:100])
+    assert "prepare it again" in message_of(f"tfds-dir:{directory}:train")
+
+
+def test_unknown_tfds_names_list_near_ones(tmp_path):
+    error = message_of("tfds:natural_question_open", data_dir=str(tmp_path))
+    assert "natural_questions_open" in error
+    error = message_of("tfds:trivia_qa/unfilterd.nocontext", data_dir=str(tmp_path))
+    assert "unfiltered.nocontext" in error
+
+
+@pytest.fixture
+def web(tmp_path, monkeypatch):
+    """Serves the folder that it returns on this machine; returns (folder, its URL)."""
+    folder = tmp_path / "web"
+    folder.mkdir()
+
+    class Handler(http.server.SimpleHTTPRequestHandler):
+        def __init__(self, *args):
+            super().__init__(*args, directory=str(folder))
+
+        def log_message(self, *args):
+            pass
+
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, args=(0.02,))
+    thread.start()
+    yield folder, f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def test_natural_questions_open(tmp_path, web, monkeypatch):
+    from tensorflow_datasets.datasets.natural_questions_open import (
+        natural_questions_open_dataset_builder as module,
+    )
+
+    folder, url = web
+    monkeypatch.setattr(module, "_DOWNLOAD_URL_FMT", url + "/{split}.jsonl")
+    rows = [{"question": f"where is é{i}", "answer": [f"a{i}", "b"]} for i in range(5)]
+    for split in ("train", "dev"):
+        write(folder / f"{split}.jsonl", "\n".join(map(json.dumps, rows)))
+    source = "tfds:natural_questions_open:validation"
+    examples = load_examples(source, data_dir=str(tmp_path / "tfds"))
+    assert [example.id for example in examples] == list("01234")
+    assert {(e.question, e.answers) for e in examples} == {
+        (row["question"], tuple(row["answer"])) for row in rows
+    }
+    for file in folder.iterdir():  # now it is prepared, and needs no download any more
+        file.unlink()
+    assert load_examples(source, data_dir=str(tmp_path / "tfds")) == examples
+    error = message_of("tfds:natural_questions_open:test", data_dir=str(tmp_path / "tfds"))
+    assert "it has train, validation" in error
+
+
+def test_failed_download_says_where_the_dataset_was_expected(tmp_path, monkeypatch):
+    def no_network(builder, messages):
+        raise OSError("no network")
+
+    monkeypatch.setattr(tasks, "_download_and_prepare", no_network)
+    error = message_of("tfds:natural_questions_open", RuntimeError, data_dir=str(tmp_path))
+    assert str(tmp_path / "natural_questions_open") in error
+    assert "could not be downloaded (no network)" in error
+
+
+def test_trivia_qa(tmp_path, web, monkeypatch):
+    """TFDS unpacks this archive and lists its files through TensorFlow, unless told otherwise."""
+    from tensorflow_datasets.datasets.trivia_qa import trivia_qa_dataset_builder as module
+
+    folder, url = web
+    monkeypatch.setattr(module, "_DOWNLOAD_URL_TMPL", url + "/{}.tar.gz")
+    answer = {"Aliases": ["Lima", "Limá "], "NormalizedAliases": ["lima"], "Value": "Lima city"}
+    answer |= {"NormalizedValue": "lima city", "Type": "WikipediaEntity"}
+    record = {"Question": "Where?", "QuestionId": "tc_1", "QuestionSource": "http://x"}
+    with tarfile.open(folder / "unfiltered.tar.gz", "w:gz") as archive:
+        for name, rows in [
+            ("unfiltered-web-train", [record | {"Answer": answer}]),
+            ("unfiltered-web-dev", [record | {"Answer": answer, "QuestionId": "tc_2"}]),
+            ("unfiltered-web-test-without-answers", [record]),
+        ]:
+            text = json.dumps({"Data": rows}, indent=4).encode()
+            member = tarfile.TarInfo(f"triviaqa-unfiltered/{name}.json")
+            member.size = len(text)
+            archive.addfile(member, io.BytesIO(text))
+    source = "tfds:trivia_qa/unfiltered.nocontext"
+    before = module.tf
+    train = load_examples(source, data_dir=str(tmp_path / "tfds"))
+    assert train == [Example("tc_1", "Where?", ("Lima city", "Lima", "Limá"))]
+    assert module.tf is before
+    dev = load_examples(source + ":validation", data_dir=str(tmp_path / "tfds"))
+    assert [example.id for example in dev] == ["tc_2"]
+    assert "no answers" in message_of(source + ":test", data_dir=str(tmp_path / "tfds"))
+
+
+def test_web_questions(tmp_path, web, monkeypatch):
+    """`tfds.builder` does not know this data set before its module has been imported."""
+    from tensorflow_datasets.question_answering import web_questions as module
+
+    folder, url = web
+    monkeypatch.setattr(module, "_SPLIT_DOWNLOAD_URL", {"train": f"{url}/train.json"})
+    target = '(list (description "Lima city") (description Peru))'
+    row = {"url": "u", "utterance": "where?", "targetValue": target}
+    write(folder / "train.json", json.dumps([row]))
+    examples = load_examples("tfds:web_questions", data_dir=str(tmp_path / "tfds"))
+    assert examples == [Example("0", "where?", ("Lima city", "Peru"))]
+
+
+PROGRAM = """
+import sys
+from rag_jax.data import tasks
+
+heavy = {"jax", "tensorflow", "tensorflow_datasets"}
+file, directory, data_dir = sys.argv[1:]
+examples = tasks.load_examples(file)
+assert not heavy & sys.modules.keys()  # files are read without TFDS
+
+tasks.prepare_dataset("world", {"train": examples}, directory)
+assert tasks.load_examples(f"tfds-dir:{directory}:train") == examples
+
+def no_network(builder, messages):
+    raise OSError("no network")
+
+tasks._download_and_prepare = no_network
+try:
+    tasks.load_examples("tfds:web_questions", data_dir=data_dir)
+except RuntimeError as error:  # found, although nothing in this process had imported it
+    assert "no network" in str(error)
+else:
+    raise AssertionError("web_questions was not to be prepared")
+assert "tensorflow" not in sys.modules
+"""
+
+
+def test_nothing_imports_tensorflow_even_where_it_is_installed(tmp_path):
+    """In a new process, and with a TensorFlow on the path that fails when it is imported."""
+    fake = tmp_path / "site" / "tensorflow"
+    fake.mkdir(parents=True)
+    write(fake / "__init__.py", "raise AssertionError('tensorflow was imported')")
+    path = os.pathsep.join([str(fake.parent), os.getcwd(), *filter(None, sys.path)])
+    arguments = [write(tmp_path / "a.tsv", "q\ta\n"), str(tmp_path / "w"), str(tmp_path / "d")]
+    subprocess.run(
+        [sys.executable, "-c", PROGRAM, *arguments],
+        check=True,
+        env=os.environ | {"PYTHONPATH": path},
+    )

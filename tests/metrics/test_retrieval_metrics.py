@@ -1,0 +1,143 @@
+"""Answer matching as in DPR, answer recall at K, and the retrieval-collapse monitors."""
+
+import json
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from rag_jax.metrics.retrieval import answer_recall, has_answer, retrieval_monitors
+
+
+@pytest.mark.parametrize(
+    ("text", "answer", "expected"),
+    [
+        ("Lima is the capital.", "lima", True),
+        ("Romeo loved Juliet", "Rome", False),  # parts of words do not count
+        ("in 1950", "95", False),
+        ("The Andes of Peru", "Andes Peru", False),  # tokens must be contiguous
+        ("the U.S. Senate", "U.S.", True),
+        ("the US Senate", "U.S.", False),
+        ("Lima, Peru", "Lima , Peru", True),  # spacing around punctuation is free
+        ("Lima Peru", "Lima, Peru", False),  # but punctuation is a token
+        ("$1,000 prize", "1,000", True),
+        ("snake_case", "snake", True),  # "_" is no letter, unlike in \w
+        ("O'Neill", "O\u2019Neill", False),
+        ("1\u20130", "1-0", False),
+        ("caf\u00e9 noir", "cafe\u0301", True),  # composed and decomposed forms are equal
+        ("cafe noir", "caf\u00e9", False),  # accents count
+        ("caf\u00e9 noir", "cafe", False),  # a mark belongs to its word
+        ("S\u00c3O TOM\u00c9", "s\u00e3o tom\u00e9", True),
+        ("stra\u00dfe", "STRASSE", False),
+        ("\u6771\u4eac\u90fd", "\u6771\u4eac", False),  # one run of letters is one token
+        ("\u0928\u0908 \u0926\u093f\u0932\u094d\u0932\u0940 \u092e\u0947\u0902",
+         "\u0926\u093f\u0932\u094d\u0932\u0940", True),  # marks belong to the word
+        ("x\u00b2 + y", "x\u00b2", True),  # category No is a digit
+        ("zero\u200bwidth", "zero width", True),  # invisible characters separate tokens
+        ("\U0001f600 x", "\U0001f600", True),
+        ("a\nb", "a b", True),
+        ("anything", "", False),
+        ("anything", " \u200b", False),
+        ("", "x", False),
+    ],
+)  # fmt: skip
+def test_has_answer(text, answer, expected):
+    assert has_answer(text, [answer]) is expected
+
+
+def test_has_answer_takes_any_of_the_answers():
+    assert has_answer("the euro", ["peso", "euro"])
+    assert not has_answer("the euro", [])
+    with pytest.raises(TypeError, match="list of strings"):
+        has_answer("the euro", "euro")
+
+
+def test_has_answer_values_of_the_reference_implementation():
+    path = Path(os.environ.get("RAG_JAX_TEST_DATA", "")) / "metrics_golden.json"
+    for case in json.loads(path.read_text("utf-8"))["has_answer"] if path.is_file() else []:
+        assert has_answer(case["text"], case["answers"]) == bool(case["dpr_string"]), case
+
+
+def test_answer_recall_counts_questions_by_their_first_hit():
+    retrieved = [["no", "Lima", "Lima"], ["Quito"], ["no", "no", "in La Paz"], []]
+    answers = [["Lima"], ["quito", "Q"], ["La Paz"], ["Bogota"]]
+    assert answer_recall(retrieved, answers, [1, 2, 3]) == {1: 25.0, 2: 50.0, 3: 75.0}
+
+
+def test_answer_recall_refuses_depths_and_lengths_that_would_mislead():
+    for k in (0, 3):
+        with pytest.raises(ValueError, match=f"k={k}: allowed are 1 to 2"):
+            answer_recall([["a", "b"]], [["a"]], [k])
+    with pytest.raises(ValueError, match="2 questions but answers of 1"):
+        answer_recall([["a"], ["b"]], [["a"]], [1])
+    with pytest.raises(ValueError, match="no questions"):
+        answer_recall([], [], [1])
+    with pytest.raises(TypeError, match="passages"):
+        answer_recall(["abc"], [["a"]], [1])
+
+
+def test_monitors_of_healthy_retrieval():
+    ids = np.arange(6).reshape(3, 2)
+    uniform = np.full((3, 2), 0.5, np.float32)
+    certain = np.tile(np.float32([1, 0]), (3, 1))
+    monitors = retrieval_monitors(ids, uniform, certain)
+    assert monitors == {
+        "unique_passages": 6,
+        "unique_passage_share": 1.0,
+        "retrieved_id_entropy": pytest.approx(np.log(6)),
+        "top_passage_share": pytest.approx(1 / 3),
+        "prior_entropy": pytest.approx(np.log(2)),
+        "posterior_entropy": 0.0,
+    }
+
+
+def test_monitors_of_collapsed_retrieval():
+    monitors = retrieval_monitors(np.tile([7, 3], (4, 1)), np.full((4, 2), 0.5))
+    assert monitors["unique_passages"] == 2
+    assert monitors["unique_passage_share"] == 0.25
+    assert monitors["retrieved_id_entropy"] == pytest.approx(np.log(2))
+    assert monitors["top_passage_share"] == 1.0
+    assert "posterior_entropy" not in monitors
+
+
+def test_monitors_entropy_is_the_mean_over_questions_in_nats():
+    prior = np.array([[0.25, 0.75], [0.5, 0.5]])
+    expected = np.mean([-0.25 * np.log(0.25) - 0.75 * np.log(0.75), np.log(2)])
+    assert retrieval_monitors([[0, 1], [0, 2]], prior)["prior_entropy"] == pytest.approx(expected)
+
+
+def test_monitors_ignore_padding():
+    """Padding ids, whatever their number, must neither look like a passage nor like collapse."""
+    prior = np.array([[0.5, 0.5], [1.0, 0.0], [0.0, 0.0]])
+    posterior = np.array([[0.9, 0.1], [1.0, 0.0], [0.0, 0.0]])
+    plain = retrieval_monitors([[4, 5], [6, -1], [-1, -1]], prior, posterior)
+    assert plain == retrieval_monitors([[4, 5], [6, 4], [4, 4]], prior, posterior)
+    assert plain["unique_passages"] == 3
+    assert plain["unique_passage_share"] == 1.0
+    assert plain["retrieved_id_entropy"] == pytest.approx(np.log(3))
+    assert plain["top_passage_share"] == pytest.approx(1 / 3)
+    assert plain["prior_entropy"] == pytest.approx(np.log(2) / 2)
+
+
+def test_monitors_count_a_repeated_passage_once_per_question():
+    monitors = retrieval_monitors([[1, 1], [2, 3]], np.full((2, 2), 0.5))
+    assert monitors["top_passage_share"] == 0.5
+
+
+@pytest.mark.parametrize(
+    ("ids", "prior", "posterior", "message"),
+    [
+        ([1, 2], [0.5, 0.5], None, r"expected int\[B, K\]"),
+        ([[1.0, 2.0]], [[0.5, 0.5]], None, r"expected int\[B, K\]"),
+        ([[1, 2]], [[1.0]], None, "prior has shape"),
+        ([[1, 2]], [[-0.7, -1.2]], None, "prior holds negative"),
+        ([[1, 2]], [[np.nan, 1.0]], None, "prior holds negative or non-finite"),
+        ([[1, 2]], [[7.0, 3.0]], None, r"prior\[0\] sums to 10"),
+        ([[1, 2]], [[0.5, 0.5]], [[0.5, 0.1]], r"posterior\[0\] sums to 0.6"),
+        ([[-1, -1]], [[0.0, 0.0]], None, "no passages"),
+    ],
+)
+def test_monitors_refuse_what_is_no_distribution(ids, prior, posterior, message):
+    with pytest.raises(ValueError, match=message):
+        retrieval_monitors(ids, prior, posterior)

@@ -1,0 +1,138 @@
+"""Exact search against a stable full sort, and the guards that every index shares."""
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from rag_jax.retrieval import exact
+from rag_jax.retrieval.exact import ExactIndex, inner_products, measure_recall
+from rag_jax.retrieval.index import RetrievalError
+
+
+def normal(*shape, seed=0):
+    return np.random.default_rng(seed).standard_normal(shape, np.float32)
+
+
+def full_sort(queries, embeddings, k):
+    """All scores in float64, rounded once, sorted stably."""
+    scores = queries.astype(np.float64) @ embeddings.astype(np.float64).T
+    ids = np.argsort(-scores.astype(np.float32), axis=1, kind="stable")[:, :k]
+    return ids, np.take_along_axis(scores, ids, axis=1).astype(np.float32)
+
+
+@pytest.mark.parametrize("k", [1, 7, 100, 1000])
+@pytest.mark.parametrize("block_rows", [64, 333, 8192])
+def test_ids_scores_and_order_equal_a_stable_full_sort(monkeypatch, k, block_rows):
+    monkeypatch.setattr(exact, "BLOCK_ROWS", block_rows)
+    monkeypatch.setattr(exact, "BLOCK_QUERIES", 5)
+    queries, embeddings = normal(13, 24), normal(1000, 24, seed=1)
+    found = ExactIndex(embeddings).search(queries, k)
+    ids, scores = full_sort(queries, embeddings, k)
+    np.testing.assert_array_equal(found.ids, ids)
+    np.testing.assert_array_equal(found.scores, scores)
+    assert found.ids.dtype == np.int32 and found.scores.dtype == np.float32
+
+
+@pytest.mark.parametrize("different", [1, 3, 40])
+@pytest.mark.parametrize("k", [1, 10, 500])
+def test_ties_go_to_the_lower_id_wherever_the_copies_are(monkeypatch, different, k):
+    monkeypatch.setattr(exact, "BLOCK_ROWS", 96)
+    draw = np.random.default_rng(different)
+    embeddings = normal(different, 48)[draw.integers(0, different, 500)]
+    found = ExactIndex(embeddings).search(normal(9, 48, seed=2), k)
+    ids, _ = full_sort(normal(9, 48, seed=2), embeddings, k)
+    np.testing.assert_array_equal(found.ids, ids)
+
+
+def test_scores_whose_difference_float32_sums_would_lose_are_ordered(monkeypatch):
+    monkeypatch.setattr(exact, "BLOCK_ROWS", 50)
+    common = normal(64) * 1000  # large parts that cancel leave differences below float32 noise
+    embeddings = np.tile(common, (200, 1)) + normal(200, 64) * np.float32(3e-4)
+    query = normal(60, 64)
+    query -= np.outer(query @ common / (common @ common), common).astype(np.float32)
+    found = ExactIndex(embeddings).search(query, 20)
+    ids, scores = full_sort(query, embeddings, 20)
+    np.testing.assert_array_equal(found.ids, ids)
+    np.testing.assert_array_equal(found.scores, scores)
+
+
+def test_a_row_scores_the_same_in_every_batch_and_position():
+    queries, embeddings = normal(40, 96), normal(300, 96, seed=1)
+    together = ExactIndex(embeddings).search(queries, 30)
+    for row in range(0, 40, 7):
+        alone = ExactIndex(embeddings).search(queries[row : row + 1], 30)
+        np.testing.assert_array_equal(alone.ids[0], together.ids[row])
+        np.testing.assert_array_equal(alone.scores[0], together.scores[row])
+    picked = inner_products(queries[:, None], embeddings[together.ids])
+    np.testing.assert_array_equal(picked, together.scores)
+
+
+def test_memory_mapped_embeddings_serve_as_they_are(tmp_path):
+    normal(50, 8).tofile(tmp_path / "x")
+    mapped = np.memmap(tmp_path / "x", np.float32, "r", shape=(50, 8))
+    found = ExactIndex(mapped).search(normal(3, 8, seed=1), 50)
+    np.testing.assert_array_equal(np.sort(found.ids), np.tile(np.arange(50), (3, 1)))
+
+
+@pytest.mark.parametrize(
+    "queries, k, says",
+    [
+        (normal(2, 5), 3, r"shape \(2, 5\).*\[batch, 4\]"),
+        (normal(4), 3, "batch axis"),
+        (normal(1, 1, 4), 3, "batch axis"),
+        (normal(2, 4), 0, "1 to 10"),
+        (normal(2, 4), -1, "1 to 10"),
+        (normal(2, 4), 11, "1 to 10"),
+        (normal(2, 4), 2.0, "integer"),
+        (normal(2, 4), None, "integer"),
+        (np.array([[0, 0, 0, 0], [0, np.nan, 0, 0]]), 3, "query 1 .* nan at coordinate 1"),
+        (np.array([[0, 0, 0, -np.inf]]), 3, "query 0 .* -inf"),
+        (np.array([[0, 0, 0, 1e300]]), 3, "query 0"),
+        (np.array([[0, 0, 0, 1e30]], np.float32), 3, "1e\\+30|1.0"),
+        (np.array([["a", "b", "c", "d"]]), 3, "real numbers"),
+        (np.zeros((0, 3)), 3, "shape"),
+        (np.zeros((0, 4)), 11, "1 to 10"),
+    ],
+)
+def test_a_bad_query_or_k_is_a_clear_error(queries, k, says):
+    with pytest.raises(RetrievalError, match=says):
+        ExactIndex(normal(10, 4)).search(queries, k)
+
+
+def test_an_empty_batch_gives_empty_results():
+    found = ExactIndex(normal(10, 4)).search(np.zeros((0, 4)), 3)
+    assert found.ids.shape == found.scores.shape == (0, 3)
+    assert found.ids.dtype == np.int32 and found.scores.dtype == np.float32
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.float16, np.int32, ml_dtypes.bfloat16])
+def test_other_dtypes_and_strides_of_queries_are_converted(dtype):
+    index, queries = ExactIndex(normal(30, 4)), np.round(normal(3, 4) * 4)
+    expected = index.search(queries, 5)
+    np.testing.assert_array_equal(index.search(queries.astype(dtype), 5).ids, expected.ids)
+    strided = np.asfortranarray(np.repeat(queries, 2, axis=0))[::2]
+    np.testing.assert_array_equal(index.search(strided, 5).ids, expected.ids)
+
+
+@pytest.mark.parametrize("shape", [(0, 4), (4, 0), (4,)])
+def test_an_index_of_nothing_is_refused(shape):
+    with pytest.raises(RetrievalError, match="at least 1"):
+        ExactIndex(np.zeros(shape, np.float32))
+
+
+def test_recall_counts_ties_as_found_and_misses_as_missed():
+    class Shifted(ExactIndex):
+        """Answers the best k passages but the first."""
+
+        def search(self, queries, k):
+            found = super().search(queries, k + 1)
+            return type(found)(found.ids[:, 1:], found.scores[:, 1:])
+
+    embeddings = normal(100, 8)
+    assert measure_recall(ExactIndex(embeddings), embeddings, None, 5, 0)["recall"] == 1.0
+    missed = measure_recall(Shifted(embeddings), embeddings, normal(20, 8), 5, 0)
+    assert missed == {"k": 5, "queries": 20, "source": "given", "recall": pytest.approx(0.8)}
+    copies = np.repeat(embeddings[:1], 100, axis=0)
+    assert measure_recall(Shifted(copies), copies, None, 5, 0)["recall"] == 1.0
+    with pytest.raises(RetrievalError, match="no queries"):
+        measure_recall(ExactIndex(embeddings), embeddings, np.zeros((0, 8)), 5, 0)

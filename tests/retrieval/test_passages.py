@@ -1,0 +1,281 @@
+"""Passage files and the passage store."""
+
+import csv
+import gzip
+import json
+import random
+
+import numpy as np
+import pytest
+
+from rag_jax.retrieval.passages import (
+    Passage,
+    PassageStore,
+    RetrievalError,
+    read_passages,
+    write_store,
+)
+
+TRICKY = [
+    Passage("1", "Plain", "one two three"),
+    Passage("2", 'The "Title"', '"Golden" she said, and "silver"'),
+    Passage("x-3", "", 'a lone " quote, é, 東京, \u2028 and a trailing space '),
+    Passage("007", '"', '""'),
+]
+
+
+def words(passages):
+    return [[len(word) for word in p.text.split()] for p in passages]
+
+
+def make_store(path, passages=TRICKY, **encoders):
+    return write_store(path, passages, encoders or {"words": words})
+
+
+def test_dpr_files_written_by_csv_round_trip(tmp_path):
+    for name, opener in (("p.tsv", open), ("p.tsv.gz", gzip.open)):
+        with opener(tmp_path / name, "wt", encoding="utf-8", newline="") as file:
+            writer = csv.writer(file, delimiter="\t")
+            writer.writerow(["id", "text", "title"])
+            writer.writerows([p.id, p.text, p.title] for p in TRICKY)
+        assert list(read_passages(tmp_path / name)) == TRICKY
+
+
+@pytest.mark.parametrize(
+    "field, text",
+    [
+        ('"a ""b"" c"', 'a "b" c'),
+        ('"a, b"', "a, b"),
+        ('"Hello" and "bye"', '"Hello" and "bye"'),
+        ('say "hi"', 'say "hi"'),
+        ('"', '"'),
+        ('"""x"""', '"x"'),
+        ('"""', '"""'),
+    ],
+)
+def test_only_a_field_that_csv_quoted_is_unquoted(tmp_path, field, text):
+    path = tmp_path / "p.tsv"
+    path.write_text(f"title\tid\ttext\nT\t1\t{field}\n", encoding="utf-8")
+    assert list(read_passages(path)) == [Passage("1", "T", text)]
+
+
+def test_jsonl_title_is_optional_and_a_number_may_be_an_id(tmp_path):
+    path = tmp_path / "p.jsonl.gz"
+    with gzip.open(path, "wt", encoding="utf-8") as file:
+        file.write('{"id": 5, "text": "a"}\n\n{"id": "b", "title": "T", "text": "c", "more": 1}\n')
+    assert list(read_passages(path)) == [Passage("5", "", "a"), Passage("b", "T", "c")]
+
+
+def test_a_byte_order_mark_and_windows_line_ends_are_no_part_of_a_field(tmp_path):
+    (tmp_path / "p.tsv").write_bytes(b"\xef\xbb\xbfid\ttext\ttitle\r\n1\ta b\tT\r\n")
+    assert list(read_passages(tmp_path / "p.tsv")) == [Passage("1", "T", "a b")]
+
+
+HEADER = b"id\ttext\ttitle\n"
+
+
+@pytest.mark.parametrize(
+    "name, content, line, says",
+    [
+        ("p.tsv", b"id\ttext\n1\ta\n", 1, "title"),
+        ("p.tsv", b"1\tsome text\tT\n", 1, "header"),
+        ("p.tsv", b"id\ttext\ttitle\ttext\n1\ta\tT\tb\n", 1, "text"),
+        ("p.tsv", HEADER + b"1\ta\tT\n2\tb\n", 3, "2 fields"),
+        ("p.tsv", HEADER + b"1\ta\tT\n2\tb\tT\textra\n", 3, "4 fields"),
+        ("p.tsv", HEADER + b"1\t \tT\n", 2, "'text' is empty"),
+        ("p.tsv", HEADER + b"\ta\tT\n", 2, "'id' is empty"),
+        ("p.tsv", HEADER + b"\t\t\n", 2, "empty"),
+        ("p.tsv", HEADER + b"1\ta\tT\n2\tb\tT\n1\tc\tT\n", 4, "second time"),
+        ("p.tsv", HEADER + b"1\t\xff\xfe\tT\n", 2, "UTF-8"),
+        ("p.tsv", HEADER, None, "no passages"),
+        ("p.tsv", b"", None, "no passages"),
+        ("p.jsonl", b'{"id": "1", "text": "a"}\n{"id": "2", "text"\n', 2, "JSON"),
+        ("p.jsonl", b'["1", "a"]\n', 1, "expected"),
+        ("p.jsonl", b'{"id": "1"}\n', 1, "'text'"),
+        ("p.jsonl", b'{"text": "a"}\n', 1, "'id'"),
+        ("p.jsonl", b'{"id": true, "text": "a"}\n', 1, "'id'"),
+        ("p.jsonl", b'{"id": "1", "text": "a", "title": null}\n', 1, "'title'"),
+        ("p.jsonl", b'{"id": "1", "text": ""}\n', 1, "'text' is empty"),
+        ("p.jsonl", b'{"id": 1, "text": "a"}\n{"id": "1", "text": "b"}\n', 2, "second time"),
+        ("p.jsonl", b'{"id": "1", "text": "\\ud800"}\n', 1, "surrogate"),
+        ("p.jsonl", b"[" * 100_000 + b"\n", 1, "JSON"),
+        ("p.tsv.gz", b"not gzip at all", 1, "gzip"),
+        ("p.tsv.gz", gzip.compress(HEADER + b"1\ta\tT\n" * 1)[:-9], None, "gzip"),
+        ("p.csv", b"id,text,title\n", None, "unknown kind"),
+    ],
+)
+def test_a_damaged_file_names_file_line_and_field(tmp_path, name, content, line, says):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(RetrievalError) as caught:
+        list(read_passages(tmp_path / name))
+    assert says in str(caught.value)
+    assert f"{name}:{line}:" in str(caught.value) or line is None and name in str(caught.value)
+
+
+def test_a_missing_file_is_named(tmp_path):
+    with pytest.raises(RetrievalError, match="nothing.tsv"):
+        list(read_passages(tmp_path / "nothing.tsv"))
+
+
+@pytest.mark.parametrize("name", ["p.tsv", "p.jsonl"])
+def test_random_damage_is_read_or_refused_but_never_another_exception(tmp_path, name):
+    rows = [HEADER] + [f"{i}\ttext {i}\tT\n".encode() for i in range(20)]
+    if name == "p.jsonl":
+        rows = [json.dumps({"id": str(i), "text": f"é {i}"}).encode() + b"\n" for i in range(20)]
+    draw, refused = random.Random(0), 0
+    for _ in range(400):
+        data = bytearray(b"".join(rows))
+        for _ in range(draw.randint(1, 4)):
+            place = draw.randrange(len(data))
+            data[place : place + draw.choice([0, 1, 5])] = draw.choice(
+                [b"", b"\t", b"\n", b'"', b"\xff", b"\x00", b"{", b"}"]
+            )
+        (tmp_path / name).write_bytes(data)
+        try:
+            found = list(read_passages(tmp_path / name))
+            assert len({p.id for p in found}) == len(found) and all(p.text.strip() for p in found)
+        except RetrievalError as error:
+            refused += 1
+            assert f"{name}:" in str(error)
+    assert refused > 100
+
+
+def test_ids_of_every_form_are_told_apart(tmp_path):
+    ids = ["0", "00", "7", "07", "-7", "+7", "7.0", "٧", "999999999", "9999999999", "a"]
+    path = tmp_path / "p.jsonl"
+    path.write_text("\n".join(json.dumps({"id": i, "text": "t"}) for i in ids), encoding="utf-8")
+    assert [p.id for p in read_passages(path)] == ids
+    for repeated in ids:
+        with open(path, "a", encoding="utf-8") as file:
+            file.write("\n" + json.dumps({"id": repeated, "text": "t"}))
+        with pytest.raises(RetrievalError, match=f":{len(ids) + 1}: id .* second time"):
+            list(read_passages(path))
+        path.write_text("\n".join(json.dumps({"id": i, "text": "t"}) for i in ids), "utf-8")
+
+
+def test_a_store_gives_back_what_was_written(tmp_path):
+    store = make_store(tmp_path / "deep" / "store")
+    assert list(store) == TRICKY and len(store) == 4 and store[np.int64(1)] == TRICKY[1]
+    again = PassageStore.open(tmp_path / "deep" / "store")
+    assert list(again) == TRICKY and again.fingerprint == store.fingerprint
+    assert again.token_tables == ("words",)
+    for row in (-1, 4):
+        with pytest.raises(IndexError):
+            store[row]
+
+
+def test_many_chunks_are_streamed_and_keep_their_order(tmp_path):
+    alive, most = 0, 0
+
+    def generate():
+        nonlocal alive, most
+        for i in range(3000):
+            alive += 1
+            most = max(most, alive)
+            yield Passage(f"p{i}", f"t{i}", f"text {i}")
+
+    def take(passages):
+        nonlocal alive
+        alive -= len(passages)
+        return [[int(p.id[1:])] * (i % 3) for i, p in enumerate(passages)]
+
+    steps = []
+    store = write_store(tmp_path / "s", generate(), {"n": take}, steps.append)
+    assert most <= 1024 and sum(steps) == 3000
+    assert store[2999] == Passage("p2999", "t2999", "text 2999")
+    assert store.tokens("n").rows(2051).tolist() == [2051] * ((2051 - 2048) % 3)
+    assert store.row_of("p2048") == 2048
+
+
+def test_token_ids_take_two_bytes_when_all_fit_and_four_otherwise(tmp_path):
+    rows = {"small": [0, 65535], "large": [0, 65536], "none": []}
+    store = make_store(
+        tmp_path / "s", **{n: lambda ps, r=r: [r] * len(ps) for n, r in rows.items()}
+    )
+    for name, dtype in (("small", "<u2"), ("large", "<u4"), ("none", "<u2")):
+        assert store.tokens(name).rows(3).tolist() == rows[name]
+        assert store.tokens(name).rows(3).dtype == dtype
+    tokens, mask = store.tokens("none").padded(np.array([1, 2]), 3, 9)
+    assert tokens.tolist() == [[9] * 3] * 2 and not mask.any()
+
+
+def test_padded_cuts_fills_and_masks(tmp_path):
+    table = make_store(tmp_path / "s").tokens("words")
+    assert table.lengths.tolist() == [3, 5, 10, 1]
+    tokens, mask = table.padded(np.array([[0, 3], [1, 0]]), 4, -7)
+    assert tokens.dtype == np.int32 and mask.dtype == bool
+    assert tokens.tolist() == [[[3, 3, 5, -7], [2, -7, -7, -7]], [[8, 3, 5, 3], [3, 3, 5, -7]]]
+    assert mask.sum(-1).tolist() == [[3, 1], [4, 3]]
+    for bad in (np.array([-1]), np.array([4]), np.array([0.0])):
+        with pytest.raises(RetrievalError, match="words"):
+            table.padded(bad, 4, 0)
+        with pytest.raises(RetrievalError, match="words"):
+            table.rows(bad[0])
+
+
+def test_unknown_names_list_what_is_there(tmp_path):
+    store = make_store(tmp_path / "s")
+    assert [store.row_of(p.id) for p in TRICKY] == [0, 1, 2, 3]
+    with pytest.raises(RetrievalError, match="x-3"):
+        store.row_of("x-33")
+    with pytest.raises(RetrievalError, match="words"):
+        store.tokens("bart")
+
+
+def test_the_fingerprint_follows_content_alone(tmp_path):
+    first = make_store(tmp_path / "a").fingerprint
+    assert make_store(tmp_path / "b").fingerprint == first
+    other = [TRICKY[0]._replace(title="Plan"), *TRICKY[1:]]
+    assert make_store(tmp_path / "c", other).fingerprint != first
+    assert make_store(tmp_path / "d", TRICKY[::-1]).fingerprint != first
+    assert make_store(tmp_path / "e", words=lambda ps: [[1]] * len(ps)).fingerprint != first
+
+
+@pytest.mark.parametrize(
+    "passages, encoder, says",
+    [
+        ([], words, "no passages"),
+        ([TRICKY[0], TRICKY[0]], words, "second time"),
+        ([Passage("1", "", " ")], words, "empty"),
+        (TRICKY, lambda ps: [[1]], "1 rows for 4"),
+        (TRICKY, lambda ps: [[-1]] * 4, "-1"),
+        (TRICKY, lambda ps: [[2**31]] * 4, "2147483648"),
+    ],
+)
+def test_a_store_that_cannot_be_written_leaves_no_directory(tmp_path, passages, encoder, says):
+    with pytest.raises(RetrievalError, match=says):
+        make_store(tmp_path / "s", passages, words=encoder)
+    assert not (tmp_path / "s").exists()
+    make_store(tmp_path / "s")  # what the failed try left does not disturb
+    with pytest.raises(RetrievalError, match="already exists"):
+        make_store(tmp_path / "s")
+
+
+def test_a_damaged_store_is_refused(tmp_path):
+    store = make_store(tmp_path / "s")
+    for file in sorted((tmp_path / "s").iterdir()):
+        whole = file.read_bytes()
+        for damaged in (None, whole[:-1], whole + b"x"):
+            file.unlink() if damaged is None else file.write_bytes(damaged)
+            with pytest.raises(RetrievalError, match=file.name):
+                PassageStore.open(store.path)
+        file.write_bytes(whole)
+    meta = tmp_path / "s" / "meta.json"
+    text = meta.read_text()
+    for damaged in ("", "[]", text.replace('"passages": 4', '"passages": 3'),
+                    text.replace('"words": "<u2"', '"words": "<u4"')):
+        meta.write_text(damaged)
+        with pytest.raises(RetrievalError, match="meta.json"):
+            PassageStore.open(store.path)
+    meta.write_text(text.replace('"format": 1', '"format": 2'))
+    with pytest.raises(RetrievalError, match="format 2"):
+        PassageStore.open(store.path)
+    meta.write_text(text)
+    assert list(PassageStore.open(store.path)) == TRICKY
+    store.verify()
+    blob = tmp_path / "s" / "text.blob"
+    blob.write_bytes(blob.read_bytes().replace(b"two", b"too"))
+    with pytest.raises(RetrievalError, match="text.blob differs"):
+        PassageStore.open(store.path).verify()
+    with pytest.raises(RetrievalError, match="no such"):
+        PassageStore.open(tmp_path / "elsewhere")

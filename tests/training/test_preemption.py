@@ -1,0 +1,63 @@
+"""A signal sets the flag and nothing else, and the former handlers come back."""
+
+import os
+import signal
+import threading
+
+import pytest
+
+from rag_jax.training.preemption import PreemptionGuard
+
+
+def send(number):
+    """Delivers a signal to this process; the handler has run when this returns."""
+    signal.raise_signal(number)
+
+
+def test_sigterm_sets_the_flag_and_the_process_lives_on():
+    with PreemptionGuard() as guard:
+        assert not guard.requested
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert guard.requested
+
+
+def test_first_interrupt_sets_the_flag_and_the_second_interrupts():
+    with PreemptionGuard() as guard:
+        send(signal.SIGINT)
+        assert guard.requested
+        with pytest.raises(KeyboardInterrupt):
+            send(signal.SIGINT)
+
+
+def test_handlers_are_restored_also_after_an_error():
+    seen = []
+    outer = {
+        number: signal.signal(number, lambda received, _: seen.append(received))
+        for number in (signal.SIGTERM, signal.SIGINT)
+    }
+    try:
+        with pytest.raises(ZeroDivisionError), PreemptionGuard() as guard:
+            send(signal.SIGINT)
+            raise ZeroDivisionError
+        assert guard.requested and seen == []
+        send(signal.SIGTERM)
+        send(signal.SIGINT)
+        assert seen == [signal.SIGTERM, signal.SIGINT]
+    finally:
+        for number, handler in outer.items():
+            signal.signal(number, handler)
+
+
+def test_guard_is_inert_outside_the_main_thread():
+    results = []
+
+    def enter():
+        with PreemptionGuard() as guard:
+            results.append(guard.requested)
+
+    before = signal.getsignal(signal.SIGTERM)
+    thread = threading.Thread(target=enter)
+    thread.start()
+    thread.join()
+    assert results == [False]
+    assert signal.getsignal(signal.SIGTERM) is before
