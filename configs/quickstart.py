@@ -1,0 +1,60 @@
+"""The main job: learn to answer questions about countries, on a laptop CPU.
+
+    python -m rag_jax.train                      # this file, workdir runs/quickstart
+
+Hardware: 2 CPU cores, 4 GB of memory. Time: about 8 minutes. The report at the end compares
+RAG-Token, RAG-Sequence, a frozen retriever, a closed-book generator and shuffled passages on 40
+countries that training never saw, and swaps the 2018 index for the 2016 one.
+"""
+
+import dataclasses
+
+from rag_jax.config import (
+    BART_PRESETS,
+    BERT_PRESETS,
+    Config,
+    DataConfig,
+    EvalConfig,
+    ModelConfig,
+    OptimizerConfig,
+    RetrievalConfig,
+    TrainConfig,
+    WarmupConfig,
+)
+
+
+def get_config() -> Config:
+    no_dropout = {"dropout": 0.0, "attention_dropout": 0.0}  # 35,000 fresh questions: no overfit
+    return Config(
+        runs=("rag_token", "rag_sequence", "frozen", "closed_book"),
+        data=DataConfig(
+            source="countries",
+            fictional_countries=2500,
+            generator_vocab=2048,
+            retriever_vocab=2048,
+            max_question_length=24,
+            max_passage_length=64,
+            max_source_length=80,
+            max_target_length=20,
+            length_buckets=80,
+        ),
+        model=ModelConfig(
+            retriever=dataclasses.replace(BERT_PRESETS["tiny"], layers=1, **no_dropout),
+            generator=dataclasses.replace(
+                BART_PRESETS["tiny"], width=256, heads=8, mlp_width=1024, encoder_layers=1,
+                decoder_layers=1, init_std=0.0625, **no_dropout),
+        ),
+        retrieval=RetrievalConfig(k=3, k_eval=5),
+        retriever_warmup=WarmupConfig(
+            steps=300, batch_size=64,
+            optimizer=OptimizerConfig(learning_rate=1e-3, schedule="cosine", warmup_steps=50)),
+        generator_warmup=WarmupConfig(
+            steps=800, batch_size=32, permute_sentences=0.0,
+            optimizer=OptimizerConfig(learning_rate=2e-3, schedule="cosine", warmup_steps=50,
+                                      end_fraction=0.1)),
+        train=TrainConfig(
+            steps=400, batch_size=20, eval_every=200,
+            optimizer=OptimizerConfig(learning_rate=1e-3, schedule="cosine", warmup_steps=20,
+                                      end_fraction=0.05)),
+        eval=EvalConfig(batch_size=32),
+    )

@@ -1,0 +1,126 @@
+"""Questions to answers: retrieve, decode, and say where the answer came from."""
+
+import dataclasses
+import functools
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from rag_jax import parallel
+from rag_jax.config import BartConfig
+from rag_jax.data.batches import QuestionTokens, RagBatcher
+from rag_jax.decoding.answer import Decoded, decode
+from rag_jax.models import rag
+from rag_jax.retrieval.index import PassageIndex
+from rag_jax.types import Answer, Batch
+
+
+def jit_embed(model: rag.RagModel) -> Any:
+    """(encoder params, ids, mask) -> embeddings; one per encoder, whatever the generator."""
+    return _jit_embed(dataclasses.replace(model, generator=BartConfig(), kind="token"))
+
+
+@functools.lru_cache(maxsize=None)
+def _jit_embed(model: rag.RagModel) -> Any:
+    return jax.jit(functools.partial(rag.embed, model))
+
+
+@functools.lru_cache(maxsize=None)
+def jit_decode(model: rag.RagModel, num_beams: int, max_length: int) -> Any:
+    return jax.jit(lambda params, batch: decode(model, params, batch, num_beams, max_length))
+
+
+@functools.lru_cache(maxsize=None)
+def jit_log_likelihood(model: rag.RagModel) -> Any:
+    return jax.jit(lambda params, batch: rag.log_likelihood(model, params, batch))
+
+
+class Answerer:
+    """Answers tokenized questions in batches of a fixed size, which compile once per length.
+
+    Args:
+      model: the architecture, with looped layers.
+      mesh: batches are split over its data axis.
+      index: the memory; None = closed book.
+      k: passages per question.
+      batch_size: questions at a time; the last batch is filled up.
+      num_beams, max_length: of decoding.
+      length_step: generator inputs are padded to multiples of this many tokens.
+    """
+
+    def __init__(self, model: rag.RagModel, mesh: Mesh, index: PassageIndex | None, k: int,
+                 batch_size: int, num_beams: int, max_length: int, length_step: int):
+        self.model, self.mesh, self.index, self.k = model, mesh, index, k
+        # A batch is whole on every device of the mesh's data axis.
+        self.batch_size = -(-batch_size // mesh.shape["data"]) * mesh.shape["data"]
+        self.length_step = length_step
+        self._embed = jit_embed(model)
+        self._decode = jit_decode(model, num_beams, max_length)
+        self._log_likelihood = jit_log_likelihood(model)
+
+    def embed_questions(self, params: Any, questions: QuestionTokens) -> np.ndarray:
+        """Query embeddings float32[Q, E]."""
+        found = []
+        for rows, count in self._row_batches(len(questions)):
+            inputs = parallel.put_batch((questions.ids[rows], questions.mask[rows]), self.mesh)
+            found.append((self._embed(params["query_encoder"], *inputs), count))
+        return np.concatenate([np.asarray(queries)[:count] for queries, count in found])
+
+    def retrieve(self, params: Any, questions: QuestionTokens) -> np.ndarray | None:
+        """Rows int32[Q, K] of the best passages for every question; None for a closed book."""
+        if self.index is None:
+            return None
+        return self.index.search(self.embed_questions(params, questions), self.k).ids
+
+    def batches(self, questions: QuestionTokens, retrieved: np.ndarray | None
+                ) -> Iterator[tuple[int, Batch]]:
+        """(how many rows are real, device batch) for all questions in order."""
+        batcher = RagBatcher(questions, self.length_step, self.model.embedding_width)
+        for rows, count in self._row_batches(len(questions)):
+            weight = (np.arange(self.batch_size) < count).astype(np.float32)
+            picked = None if retrieved is None else retrieved[rows]
+            batch = batcher.batch(rows, picked, self.index, weight=weight)
+            yield count, parallel.put_batch(batch, self.mesh)
+
+    def decode(self, params: Any, questions: QuestionTokens, retrieved: np.ndarray | None
+               ) -> list[Answer]:
+        """Answers all questions from the given passages."""
+        answers: list[Answer] = []
+        for count, batch in self.batches(questions, retrieved):
+            decoded = jax.device_get(self._decode(params, batch))
+            for row in range(count):
+                ids = None if retrieved is None else retrieved[len(answers)]
+                answers.append(self._answer(questions, decoded, row, ids))
+        return answers
+
+    def log_likelihoods(self, params: Any, questions: QuestionTokens,
+                        retrieved: np.ndarray | None) -> np.ndarray:
+        """log p(first answer | question) in nats, float32[Q]."""
+        values = []
+        for count, batch in self.batches(questions, retrieved):
+            values.append(np.asarray(self._log_likelihood(params, batch)["log_p"])[:count])
+        return np.concatenate(values)
+
+    def _row_batches(self, size: int) -> Iterator[tuple[np.ndarray, int]]:
+        for start in range(0, size, self.batch_size):
+            rows = np.arange(start, start + self.batch_size)
+            yield np.minimum(rows, size - 1), min(self.batch_size, size - start)
+
+    def _answer(self, questions: QuestionTokens, decoded: Decoded, row: int,
+                ids: np.ndarray | None) -> Answer:
+        tokenizer = questions.format.tokenizer
+        tokens = decoded.tokens[row].tolist()
+        if self.model.end_id in tokens:
+            tokens = tokens[: tokens.index(self.model.end_id) + 1]
+        names = [] if ids is None else [self.index.passages[int(i)].id for i in ids]
+        return Answer(
+            text=tokenizer.decode(tokens),
+            token_ids=tokens,
+            log_prob=float(decoded.log_p[row]),
+            passage_ids=names,
+            prior=decoded.prior[row].tolist() if names else [],
+            posterior=decoded.posterior[row].tolist() if names else [],
+        )

@@ -1,0 +1,111 @@
+"""The quickstart's data: two editions of the memory, and questions split by country.
+
+Countries of the dev and test split occur in no training question and no warm-up text. Offices
+that changed hands between the editions are asked about in no training question either: they are
+the hot-swap test.
+"""
+
+import dataclasses
+import random
+import re
+from collections.abc import Iterable, Sequence
+
+from rag_jax.countries import prose
+from rag_jax.countries.facts import EDITIONS, Country, load_countries
+from rag_jax.countries.fiction import fictional_countries
+from rag_jax.data.question_files import Example
+from rag_jax.retrieval.reading import Passage
+
+NOW = "2018"  # the edition that trains
+DEV_COUNTRIES, TEST_COUNTRIES = 15, 40
+
+
+@dataclasses.dataclass(frozen=True)
+class World:
+    """Memories by edition, questions by split, and texts for the generator's warm-up.
+
+    Splits: train, dev, test, and leaders_2016 / leaders_2018: the same questions about offices
+    that changed hands, with the holder in either year.
+    """
+
+    memories: dict[str, list[Passage]]
+    splits: dict[str, list[Example]]
+    warmup_texts: list[str]
+
+
+def split_countries(countries: Sequence[Country]) -> tuple[list[Country], ...]:
+    """(train, dev, test); a name that occurs inside another one stays in train."""
+    names = [c.name for c in countries]
+    lone = [c for c in countries
+            if not any(c.name != n and (c.name in n or n in c.name) for n in names)]
+    random.Random("split of countries").shuffle(lone)
+    test, dev = lone[:TEST_COUNTRIES], lone[TEST_COUNTRIES : TEST_COUNTRIES + DEV_COUNTRIES]
+    unseen = {c.name for c in test + dev}
+    return [c for c in countries if c.name not in unseen], dev, test
+
+
+def mentions(names: Iterable[str]) -> re.Pattern[str]:
+    """Matches any text that names one of `names`."""
+    return re.compile(r"\b(" + "|".join(map(re.escape, names)) + r")\b")
+
+
+def _example(question: prose.CountryQuestion) -> Example:
+    return Example(question.id, question.question, question.answers, (question.positive_id,),
+                   question.negative_ids)
+
+
+def _one_phrasing(questions: Iterable[prose.CountryQuestion], seed: int
+                  ) -> list[prose.CountryQuestion]:
+    """One phrasing of each question on each country, drawn by seed."""
+    groups: dict[str, list[prose.CountryQuestion]] = {}
+    for question in questions:
+        groups.setdefault(question.id.rpartition("/")[0], []).append(question)
+    return [random.Random(f"{seed} {key}").choice(group) for key, group in groups.items()]
+
+
+def build_world(fictional: int, seed: int) -> World:
+    """The world with `fictional` made-up countries beside the 195 real ones."""
+    real = load_countries()
+    train, dev, test = split_countries(real)
+    invented = fictional_countries(fictional, seed, [c.name for c in real])
+    memories = {
+        edition: [Passage(*p) for c in (*real, *invented) for p in prose.passages(c, edition)]
+        for edition in EDITIONS
+    }
+    unseen = mentions(c.name for c in dev + test)
+    changed = {(c.name, o.title) for c in real for o in c.offices if o.changed}
+
+    def trains(question: prose.CountryQuestion) -> bool:
+        office = question.id.split("/")[2].partition(":")[2]
+        texts = (question.question, *question.answers)
+        return (question.country, office) not in changed and not any(map(unseen.search, texts))
+
+    learnt = [q for c in train for q in prose.questions(c, NOW)]
+    learnt += _one_phrasing((q for c in invented for q in prose.questions(c, NOW)), seed)
+    splits = {
+        "train": [q for q in learnt if trains(q)],
+        "dev": _one_phrasing((q for c in dev for q in prose.questions(c, NOW)), seed),
+        "test": _one_phrasing((q for c in test for q in prose.questions(c, NOW)), seed),
+    }
+    for edition in EDITIONS:
+        splits[f"leaders_{edition}"] = [
+            q for c in real for q in prose.questions(c, edition)
+            if (c.name, q.id.split("/")[2].partition(":")[2]) in changed]
+    asked: dict[str, list[prose.CountryQuestion]] = {}
+    for question in splits["train"]:
+        asked.setdefault(question.positive_id, []).append(question)
+    texts = [_dialogue(p, asked.get(p.id, []), seed)
+             for c in (*train, *invented) for p in prose.passages(c, NOW)
+             if not unseen.search(p.text)]
+    return World(memories, {name: [_example(q) for q in questions]
+                            for name, questions in splits.items()}, texts)
+
+
+def _dialogue(passage: prose.CountryPassage, questions: list[prose.CountryQuestion], seed: int
+              ) -> str:
+    """A warm-up text: the passage, and, where training asks about it, one question and answer."""
+    text = f"{passage.title} / {passage.text}"
+    if not questions:
+        return text
+    question = random.Random(f"{seed} {passage.id}").choice(questions)
+    return f"{text} // {question.question} {question.answers[0]}"

@@ -1,0 +1,176 @@
+"""Everything that is made from the data once: tokenizers, passage stores, question splits.
+
+`prepare` writes what is missing in a workdir and opens the rest; it knows no model.
+"""
+
+import dataclasses
+import logging
+import pathlib
+from collections.abc import Iterable, Iterator, Sequence
+
+from rag_jax.config import Config, ConfigError
+from rag_jax.data.batches import ENCODER_TABLE, PASSAGE_TABLE
+from rag_jax.data.question_files import Example
+from rag_jax.data.tasks import load_examples, prepare_dataset
+from rag_jax.data.text import (
+    GeneratorFormat,
+    Tokenizer,
+    chunks,
+    encoder_input,
+    train_bart_tokenizer,
+    train_bert_tokenizer,
+)
+from rag_jax.retrieval.passages import PassageStore, write_store
+from rag_jax.retrieval.reading import Passage, read_passages
+
+_log = logging.getLogger(__name__)
+
+
+class StoreTexts(Sequence):
+    """The texts of a passage store, read when asked for."""
+
+    def __init__(self, store: PassageStore):
+        self._store = store
+
+    def __len__(self) -> int:
+        return len(self._store)
+
+    def __getitem__(self, row: int) -> str:
+        return self._store[int(row)].text
+
+
+@dataclasses.dataclass(frozen=True)
+class Prepared:
+    """A workdir's data, opened.
+
+    Attributes:
+      retriever_tokenizer, generator_tokenizer, format: text to ids.
+      memories: passage stores by name; the first one trains.
+      splits: train, dev, test and whatever else the source has.
+      warmup_texts: for the generator's warm-up.
+    """
+
+    retriever_tokenizer: Tokenizer
+    generator_tokenizer: Tokenizer
+    format: GeneratorFormat
+    memories: dict[str, PassageStore]
+    splits: dict[str, list[Example]]
+    warmup_texts: Sequence[str]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Source:
+    memories: dict[str, Iterable[Passage]]
+    splits: dict[str, list[Example]]
+    warmup_texts: Sequence[str] | None  # None = the passages of the first memory
+    tokenizer_texts: Sequence[str] | None
+
+
+def chunked(passages: Iterable[Passage], words: int) -> Iterator[Passage]:
+    """Passages of at most `words` words; pieces of a split one get ids ID.0, ID.1, ..."""
+    for passage in passages:
+        pieces = list(chunks(passage.text, words)) if words else [passage.text]
+        if len(pieces) == 1:
+            yield passage._replace(text=pieces[0])
+        else:
+            for number, piece in enumerate(pieces):
+                yield Passage(f"{passage.id}.{number}", passage.title, piece)
+
+
+def _countries(config: Config) -> _Source:
+    from rag_jax.countries.world import NOW, build_world
+
+    world = build_world(config.data.fictional_countries, config.seed)
+    memories = {NOW: world.memories[NOW], **world.memories}
+    return _Source(memories, world.splits, world.warmup_texts, world.warmup_texts)
+
+
+def _files(config: Config) -> _Source:
+    data = config.data
+    splits = {name: load_examples(path, data_dir=data.data_dir or None)
+              for name, path in (("train", data.train), ("dev", data.dev), ("test", data.test))
+              if path}
+    passages = chunked(read_passages(data.passages), data.chunk_words)
+    return _Source({"passages": passages}, splits, None, None)
+
+
+def _tokenizer(configured: str, directory: pathlib.Path, train) -> Tokenizer:
+    if configured:
+        return Tokenizer.load(configured)
+    if not (directory / "tokenizer.json").exists():
+        train().save(directory)
+    return Tokenizer.load(directory)
+
+
+def prepare(config: Config, workdir: pathlib.Path) -> Prepared:
+    """Opens the data of a workdir, after making what is not there yet.
+
+    Raises:
+      ConfigError, ValueError: what the files say that they should not, by name, line and field.
+    """
+    data, folder = config.data, workdir / "data"
+    done = folder / "names.txt"  # written last: memory and split names
+    source = None
+    if not done.exists():
+        source = _countries(config) if data.source == "countries" else _files(config)
+
+    def texts() -> Iterable[str]:
+        if source.tokenizer_texts is not None:
+            return source.tokenizer_texts
+        return (f"{p.title} {p.text}" for p in read_passages(data.passages))
+
+    retriever_tokenizer = _tokenizer(
+        data.retriever_tokenizer, folder / "retriever_tokenizer",
+        lambda: train_bert_tokenizer(texts(), data.retriever_vocab))
+    generator_tokenizer = _tokenizer(
+        data.generator_tokenizer, folder / "generator_tokenizer",
+        lambda: train_bart_tokenizer(texts(), data.generator_vocab))
+    layout = GeneratorFormat(generator_tokenizer, data.max_source_length)
+    if source is not None:
+        _write(config, folder, source, retriever_tokenizer, layout)
+        done.write_text("\n".join([" ".join(source.memories), " ".join(source.splits)]))
+    memory_names, split_names = (line.split() for line in done.read_text().splitlines())
+    memories = {name: PassageStore.open(folder / "memories" / name) for name in memory_names}
+    splits = {name: load_examples(f"tfds-dir:{folder / 'questions'}:{name}")
+              for name in split_names}
+    warmup = folder / "warmup_texts.txt"
+    if warmup.exists():
+        warmup_texts = warmup.read_text("utf-8").split("\n")
+    else:
+        warmup_texts = StoreTexts(memories[memory_names[0]])
+    return Prepared(retriever_tokenizer, generator_tokenizer, layout, memories, splits,
+                    warmup_texts)
+
+
+def _write(config: Config, folder: pathlib.Path, source: _Source, retriever: Tokenizer,
+           layout: GeneratorFormat) -> None:
+    longest = config.data.max_passage_length
+    encoders = {
+        PASSAGE_TABLE: lambda ps: layout.passages([p.title for p in ps], [p.text for p in ps]),
+        ENCODER_TABLE: lambda ps: encoder_input(
+            retriever, [p.title for p in ps], [p.text for p in ps], longest),
+    }
+    for name, passages in source.memories.items():
+        path = folder / "memories" / name
+        if not path.exists():
+            store = write_store(path, passages, encoders)
+            _log.info("memory %s: %d passages", name, len(store))
+    _check_ids(config, folder, source)
+    prepare_dataset("questions", source.splits, folder / "questions")
+    if source.warmup_texts is not None:
+        lines = [" ".join(text.split()) for text in source.warmup_texts]
+        temporary = folder / "warmup_texts.txt.tmp"
+        temporary.write_text("\n".join(lines), "utf-8")
+        temporary.replace(folder / "warmup_texts.txt")
+
+
+def _check_ids(config: Config, folder: pathlib.Path, source: _Source) -> None:
+    """Every positive and negative passage of a training question must exist."""
+    store = PassageStore.open(folder / "memories" / next(iter(source.memories)))
+    for example in source.splits["train"]:
+        for passage_id in (*example.positive_ids, *example.negative_ids):
+            try:
+                store.row_of(passage_id)
+            except ValueError as error:
+                raise ConfigError(f"{config.data.train or 'train'}: question {example.id!r} names "
+                                  f"a passage that is not there. {error}") from None

@@ -1,0 +1,87 @@
+"""Scores of answers and of retrieval over a set of questions."""
+
+import json
+import pathlib
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from rag_jax.answering import Answerer
+from rag_jax.data.batches import QuestionTokens
+from rag_jax.metrics.answers import exact_match, summarise
+from rag_jax.metrics.retrieval import answer_recall, retrieval_monitors
+from rag_jax.types import Answer
+
+RECALL_AT = (1, 5, 10, 20)
+
+
+class Evaluation(NamedTuple):
+    """Metrics (percent, nats) and the answers that they summarise, in the questions' order."""
+
+    metrics: dict[str, float]
+    answers: list[Answer]
+
+
+def evaluate(answerer: Answerer, params: Any, questions: QuestionTokens,
+             retrieved: np.ndarray | None = None, likelihood: bool = True) -> Evaluation:
+    """Answers and scores questions.
+
+    Args:
+      answerer: model, memory and decoding.
+      params: of the model.
+      questions: with reference answers.
+      retrieved: int[Q, K] passages to read instead of those that the retriever finds.
+      likelihood: also the marginal NLL of the first reference (a pass of its own).
+
+    Returns:
+      em, f1 (percent, best of the references), nll (mean nats per question),
+      answer_recall@K (percent) and the retrieval-collapse monitors.
+    """
+    if retrieved is None:
+        retrieved = answerer.retrieve(params, questions)
+    answers = answerer.decode(params, questions, retrieved)
+    references = [example.answers for example in questions.examples]
+    metrics = dict(summarise([answer.text for answer in answers], references))
+    if likelihood:
+        log_p = answerer.log_likelihoods(params, questions, retrieved)
+        metrics["nll"] = float(-log_p.mean())
+    if retrieved is not None:
+        metrics |= retrieval_metrics(answerer, questions, retrieved)
+        monitors = retrieval_monitors(
+            retrieved, np.array([a.prior for a in answers], np.float64),
+            np.array([a.posterior for a in answers], np.float64))
+        metrics |= monitors
+    return Evaluation({name: float(value) for name, value in metrics.items()}, answers)
+
+
+def retrieval_metrics(answerer: Answerer, questions: QuestionTokens, retrieved: np.ndarray
+                      ) -> dict[str, float]:
+    """answer_recall@K in percent: questions with an answer in one of the first K passages."""
+    store = answerer.index.passages
+    texts = [[store[int(row)].text for row in rows] for rows in retrieved]
+    references = [example.answers for example in questions.examples]
+    ks = [k for k in RECALL_AT if k <= retrieved.shape[1]]
+    return {f"answer_recall@{k}": value
+            for k, value in answer_recall(texts, references, ks).items()}
+
+
+def write_predictions(path: pathlib.Path, questions: QuestionTokens, answers: list[Answer]
+                      ) -> None:
+    """One JSON object per question: answer, log-probability, passages, prior, posterior."""
+    temporary = path.with_name(path.name + ".tmp")
+    with temporary.open("w", encoding="utf-8") as file:
+        for example, answer in zip(questions.examples, answers, strict=True):
+            record = {
+                "id": example.id,
+                "question": example.question,
+                "answer": answer.text,
+                "references": list(example.answers),
+                "exact_match": exact_match(answer.text, example.answers),
+                "log_prob": answer.log_prob,
+                "passages": [
+                    {"id": i, "prior": p, "posterior": q} for i, p, q in
+                    zip(answer.passage_ids, answer.prior, answer.posterior, strict=True)
+                ],
+            }
+            file.write(json.dumps(record, ensure_ascii=False) + "\n")
+    temporary.replace(path)

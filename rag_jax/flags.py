@@ -1,0 +1,111 @@
+"""Command lines: `--config=FILE --config.a.b=VALUE` on top of plain argparse options.
+
+Flags are read before jax is imported, so that `--help` and mistakes answer at once.
+"""
+
+import argparse
+import ctypes
+import pathlib
+import sys
+from collections.abc import Callable, Sequence
+
+from rag_jax import config as configs
+
+ROOT = pathlib.Path(__file__).parent.parent
+QUICKSTART = ROOT / "configs" / "quickstart.py"
+DEFAULT_WORKDIR = "runs/quickstart"
+
+
+def make_parser(name: str, description: str) -> argparse.ArgumentParser:
+    return argparse.ArgumentParser(
+        prog=f"python -m rag_jax.{name}", description=description,
+        formatter_class=argparse.RawDescriptionHelpFormatter)
+
+
+def _field_help(config: configs.Config) -> str:
+    lines = ["configuration fields (--config.NAME=VALUE), with the defaults of this config:"]
+    for name, (hint, _, doc) in configs.fields().items():
+        value = config
+        for part in name.split("."):
+            value = getattr(value, part)
+        shown = ",".join(value) if isinstance(value, tuple) else str(value).lower() if (
+            value is None or isinstance(value, bool)) else value
+        lines.append(f"  --config.{name}={shown}  ({configs.type_name(hint)})\n      {doc}")
+    presets = {**configs.BERT_PRESETS, **configs.BART_PRESETS}
+    lines.append(f"presets for the sections model.retriever and model.generator: "
+                 f"{', '.join(presets)}")
+    return "\n".join(lines)
+
+
+def _overrides(argv: Sequence[str]) -> tuple[dict[str, str], list[str]]:
+    """Splits `--config.NAME=VALUE` and `--config.NAME VALUE` from the other arguments."""
+    overrides, rest, arguments = {}, [], list(argv)
+    while arguments:
+        argument = arguments.pop(0)
+        if not argument.startswith("--config."):
+            rest.append(argument)
+            continue
+        name, equals, value = argument.removeprefix("--config.").partition("=")
+        if not equals:
+            if not arguments:
+                raise configs.ConfigError(f"--config.{name}: a value is missing")
+            value = arguments.pop(0)
+        overrides[name] = value
+    return overrides, rest
+
+
+def parse_with_config(parser: argparse.ArgumentParser, argv: Sequence[str] | None = None,
+                      default: pathlib.Path = QUICKSTART
+                      ) -> tuple[argparse.Namespace, configs.Config]:
+    """Options and the validated configuration.
+
+    Args:
+      parser: with the options of the entry point; --config is added.
+      argv: arguments; None = those of the process.
+      default: config file when none is named.
+
+    Raises:
+      ConfigError: a config file or field that cannot be used.
+    """
+    parser.add_argument("--config", default=str(default), metavar="FILE",
+                        help=f"python file with get_config() (default: {default.name})")
+    overrides, rest = _overrides(sys.argv[1:] if argv is None else argv)
+    wants_help = bool({"-h", "--help"} & set(rest))
+    known, _ = parser.parse_known_args([a for a in rest if a not in ("-h", "--help")])
+    config = configs.replace(configs.load_file(known.config), overrides)
+    if wants_help:
+        parser.epilog = _field_help(config)
+    options = parser.parse_args(rest)
+    return options, configs.validate(config)
+
+
+def run(main: Callable[[], int | None]) -> None:
+    """Calls main() and turns the errors that a user can mend into one message and status 1."""
+    _keep_memory()
+    try:
+        code = main()
+    except (ValueError, OSError) as error:  # ConfigError and RetrievalError are ValueErrors
+        code = f"error: {error}"
+    except RuntimeError as error:  # checkpoint and training errors say what to do
+        if type(error).__module__.startswith("rag_jax."):
+            code = f"error: {error}"
+        else:
+            raise
+    except KeyboardInterrupt:
+        code = 130
+    sys.exit(code)
+
+
+def _keep_memory() -> None:
+    """Tells glibc to keep freed memory: XLA's CPU buffers then cost no page faults every step.
+
+    Measured in benchmarks/RESULTS.md. Elsewhere than on Linux with glibc it does nothing.
+    """
+    if not sys.platform.startswith("linux"):
+        return
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        trim_threshold, mmap_max, arena_max = -1, -4, -8
+        mallopt(trim_threshold, 2**31 - 1)
+        mallopt(mmap_max, 0)
+        mallopt(arena_max, 1)

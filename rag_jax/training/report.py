@@ -1,0 +1,158 @@
+"""The table at the end of a run, and report.json."""
+
+import json
+import pathlib
+import platform
+import resource
+import sys
+from importlib.metadata import version
+from typing import Any
+
+import numpy as np
+
+from rag_jax import config as configs
+from rag_jax.data import order
+from rag_jax.evaluation import Evaluation, evaluate, retrieval_metrics, write_predictions
+from rag_jax.retrieval.index import PassageIndex
+from rag_jax.training import stages
+from rag_jax.training.writers import print_table
+
+# The paper's figures for the quantities that the report measures (tables 1 and 6, section 4.5):
+# NQ test EM; table 6 is dev. Hot-swap: accuracy on 82 world leaders.
+PAPER_EM = {"rag_token": 44.1, "rag_sequence": 44.5, "closed_book": 34.5, "frozen": 37.8}
+PAPER_HOT_SWAP = {"index2016_leaders2016": 70.0, "index2018_leaders2018": 68.0,
+                  "index2018_leaders2016": 12.0, "index2016_leaders2018": 4.0}
+LIBRARIES = ("jax", "flax", "optax", "orbax-checkpoint", "numpy", "scann")
+
+
+class _Reporter:
+    """Evaluates runs on the test split (dev where there is none)."""
+
+    def __init__(self, job: stages.Job, index: PassageIndex):
+        self.job, self.index = job, index
+        self.split = "test" if "test" in job.prepared.splits else "dev"
+
+    def answerer(self, run: str, index: PassageIndex | None = None):
+        config = configs.for_run(self.job.config, run)
+        index = (index or self.index) if config.retrieval.k else None
+        return stages.make_answerer(self.job, index, config.model.kind)
+
+    def params(self, run: str) -> Any:
+        return stages.load_params(self.job, run)[0]
+
+    def evaluate(self, run: str) -> Evaluation:
+        questions = self.job.tokens(self.split)
+        result = evaluate(self.answerer(run), self.params(run), questions)
+        write_predictions(self.job.workdir / run / "predictions.jsonl", questions, result.answers)
+        return result
+
+    def shuffled(self, run: str) -> Evaluation:
+        """Every question reads the passages of another one: what the answers owe to reading."""
+        answerer, params = self.answerer(run), self.params(run)
+        questions = self.job.tokens(self.split)
+        retrieved = answerer.retrieve(params, questions)
+        rng = order.generator(self.job.config.seed, 5)
+        # A random cyclic shift leaves no question with its own passages.
+        shift = int(rng.integers(1, len(questions)))
+        places = np.argsort(rng.permutation(len(questions)))
+        other = np.argsort(places)[(places + shift) % len(questions)]
+        return evaluate(answerer, params, questions, retrieved[other], likelihood=False)
+
+    def frozen_recall(self, warm: Any) -> dict[str, float]:
+        """Retrieval by the query encoder as it was before fine-tuning."""
+        answerer = stages.make_answerer(self.job, self.index, "token")
+        questions = self.job.tokens(self.split)
+        params = stages.unstack_layers(warm)
+        return retrieval_metrics(answerer, questions, answerer.retrieve(params, questions))
+
+
+def write_report(job: stages.Job, indexes: dict[str, PassageIndex], warm: Any, clock: Any
+                 ) -> dict[str, Any]:
+    """Evaluates every run, prints the table and writes WORKDIR/report.json."""
+    index = next(iter(indexes.values()))
+    reporter = _Reporter(job, index)
+    results = {run: reporter.evaluate(run).metrics for run in job.config.runs}
+    em = {run: metrics["em"] for run, metrics in results.items()}
+    rag_runs = [run for run in job.config.runs if run in ("rag_token", "rag_sequence")]
+    report: dict[str, Any] = {"em": em, "split": reporter.split}
+    if rag_runs:
+        shuffled = reporter.shuffled(rag_runs[0]).metrics
+        em["shuffled"] = shuffled["em"]
+        results["shuffled"] = shuffled
+        report["recall_at_5"] = _recall(reporter, results[rag_runs[0]], warm)
+        if {"2016", "2018"} <= set(indexes):
+            report["hot_swap"] = _hot_swap(reporter, rag_runs[0], indexes)
+    report |= {
+        "metrics": results,
+        "index": {name: i.manifest["recall"] for name, i in indexes.items()},
+        "wall_secs": round(clock.total, 1),
+        "stage_secs": {name: round(secs, 1) for name, secs in clock.secs.items()},
+        "peak_rss_gib": round(_peak_rss_gib(), 3),
+        "seed": job.config.seed,
+        "versions": _versions(),
+    }
+    _write_json(job.workdir / "report.json", report)
+    print(format_report(report), flush=True)
+    return report
+
+
+def _recall(reporter: _Reporter, trained: dict[str, float], warm: Any) -> dict[str, float]:
+    frozen = reporter.frozen_recall(warm)
+    name = "answer_recall@5" if "answer_recall@5" in frozen else max(frozen)
+    return {"trained": trained[name], "frozen": frozen[name]}
+
+
+def _hot_swap(reporter: _Reporter, run: str, indexes: dict[str, PassageIndex]
+              ) -> dict[str, float]:
+    params = reporter.params(run)
+    matrix = {}
+    for memory in ("2016", "2018"):
+        answerer = reporter.answerer(run, indexes[memory])
+        for leaders in ("2016", "2018"):
+            questions = reporter.job.tokens(f"leaders_{leaders}")
+            found = evaluate(answerer, params, questions, likelihood=False)
+            matrix[f"index{memory}_leaders{leaders}"] = found.metrics["em"]
+    return matrix
+
+
+def _peak_rss_gib() -> float:
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # KiB on Linux, bytes on macOS
+    return peak / (2**30 if sys.platform == "darwin" else 2**20)
+
+
+def _versions() -> dict[str, str]:
+    import rag_jax
+
+    found = {"rag_jax": rag_jax.__version__, "python": platform.python_version()}
+    for name in LIBRARIES:
+        try:
+            found[name] = version(name)
+        except ModuleNotFoundError:  # PackageNotFoundError: scann has no wheel everywhere
+            continue
+    return found
+
+
+def _write_json(path: pathlib.Path, content: dict[str, Any]) -> None:
+    temporary = path.with_name(path.name + ".tmp")
+    temporary.write_text(json.dumps(content, indent=1) + "\n", "utf-8")
+    temporary.replace(path)
+
+
+def format_report(report: dict[str, Any]) -> str:
+    """The final table: ours beside the paper's figure for the same quantity."""
+    def shown(value: float | None) -> str:
+        return "-" if value is None else f"{value:.1f}"
+
+    rows = [[f"EM, {run}", shown(em), shown(PAPER_EM.get(run))]
+            for run, em in report["em"].items()]
+    for name, value in report.get("recall_at_5", {}).items():
+        paper = {"trained": 70.0, "frozen": 65.1}[name]  # figure 3, NQ dev, K=5
+        rows.append([f"answer recall@5, {name} query encoder", shown(value), shown(paper)])
+    for name, value in report.get("hot_swap", {}).items():
+        memory, leaders = name.replace("index", "").split("_leaders")
+        rows.append([f"hot-swap, {memory} index, {leaders} leaders", shown(value),
+                     shown(PAPER_HOT_SWAP[name])])
+    table = print_table(rows, [f"{report['split']} (percent)", "here", "paper, on its data"])
+    stages_line = ", ".join(f"{name} {secs:.0f}" for name, secs in report["stage_secs"].items())
+    return (f"\n{table}\n\nwall {report['wall_secs']:.0f} s (seconds: {stages_line}), peak memory "
+            f"{report['peak_rss_gib']:.2f} GiB, seed {report['seed']}")

@@ -1,0 +1,93 @@
+"""A whole training run: every stage in order, then the report."""
+
+import logging
+import pathlib
+import time
+from typing import Any
+
+import jax
+
+from rag_jax import config as configs
+from rag_jax import parallel
+from rag_jax.config import Config
+from rag_jax.data.prepare import prepare
+from rag_jax.training import stages, workdir
+from rag_jax.training.report import write_report
+
+_log = logging.getLogger(__name__)
+
+
+def open_job(config: Config, path: pathlib.Path) -> stages.Job:
+    """The workdir's data and the mesh; nothing is trained."""
+    return stages.Job(config, path, prepare(config, path), parallel.make_mesh(config.mesh))
+
+
+def train(config: Config, path: pathlib.Path) -> dict[str, Any]:
+    """Runs or resumes everything that `config` asks for and returns the report.
+
+    Raises:
+      Preempted: a signal came; the same call goes on.
+      ConfigError, TrainingError, CheckpointError, RetrievalError: each says what to do.
+    """
+    _be_quiet()
+    clock = _Clock(path)
+    path = workdir.start(config, path)
+    with clock.time("data"):
+        job = open_job(config, path)
+        _say(f"{path}: {len(job.prepared.splits['train'])} training questions, "
+             f"{len(next(iter(job.prepared.memories.values())))} passages")
+    with clock.time("retriever warm-up"):
+        warm = dict(stages.warm_up_retriever(job))
+    with clock.time("generator warm-up"):
+        warm |= stages.warm_up_generator(job)
+    with clock.time("index"):
+        indexes = stages.index_memories(job, warm)
+    for name, index in indexes.items():
+        recall = index.manifest["recall"]
+        _say(f"index {name}: {index.size} passages, {index.manifest['kind']}, recall@"
+             f"{recall['k']} against exact search {recall['recall']:.4f}")
+    first = next(iter(indexes.values()))
+    for run in config.runs:
+        with clock.time(run):
+            run_job = stages.Job(configs.for_run(config, run), path, job.prepared, job.mesh)
+            stages.fine_tune(run_job, run, warm, first)
+    with clock.time("report"):
+        return write_report(job, indexes, warm, clock)
+
+
+class _Clock:
+    """Seconds by stage, over all commands that worked on a workdir."""
+
+    def __init__(self, path: pathlib.Path):
+        self.secs: dict[str, float] = {}
+        self.started = time.monotonic()
+
+    def time(self, name: str) -> "_Timer":
+        return _Timer(self, name)
+
+    @property
+    def total(self) -> float:
+        return time.monotonic() - self.started
+
+
+class _Timer:
+    def __init__(self, clock: _Clock, name: str):
+        self.clock, self.name = clock, name
+
+    def __enter__(self) -> None:
+        self.began = time.monotonic()
+        _say(f"== {self.name}")
+
+    def __exit__(self, *_: Any) -> None:
+        self.clock.secs[self.name] = time.monotonic() - self.began
+
+
+def _say(text: str) -> None:
+    print(text, flush=True)
+
+
+def _be_quiet() -> None:
+    """Libraries report what only their authors need to know; errors still come through."""
+    for name in ("absl", "orbax", "jax"):
+        logging.getLogger(name).setLevel(logging.ERROR)
+    jax.config.update("jax_traceback_filtering", "auto")

@@ -1,0 +1,67 @@
+"""Batches for RAG fine-tuning: questions, retrieved with the current query encoder."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from rag_jax import parallel
+from rag_jax.data import order
+from rag_jax.data.batches import RagBatcher
+from rag_jax.retrieval.retriever import Retriever
+
+
+class RagSource:
+    """A `BatchSource`: the batch of step t, its passages retrieved at step t - staleness.
+
+    With staleness 0 the passages of every batch are retrieved with the parameters that train on
+    it, and the device waits for the search. With staleness s, `begin` embeds the questions of
+    step t + s before step t is dispatched, and `finish` searches for them while the device is
+    busy. Document scores are recomputed in the step either way: only the set of candidates is
+    stale, never a score or a gradient.
+
+    Args:
+      batcher: assembles batches.
+      retriever: None = closed book.
+      batch_size, seed: of the batch order.
+      staleness: s.
+      mesh: where batches go.
+    """
+
+    def __init__(self, batcher: RagBatcher, retriever: Retriever | None, batch_size: int,
+                 seed: int, staleness: int, mesh: Mesh):
+        self.lookahead = staleness if retriever is not None else 0
+        self._batcher, self._retriever = batcher, retriever
+        self._batch_size, self._seed, self._mesh = batch_size, seed, mesh
+        self._begun: dict[int, Callable[[], np.ndarray]] = {}
+
+    def _rows(self, step: int) -> np.ndarray:
+        return order.batch_indices(len(self._batcher.questions), self._batch_size, self._seed, step)
+
+    def begin(self, step: int, params: Any) -> None:
+        if self._retriever is None:
+            return
+        rows = self._rows(step)
+        questions = self._batcher.questions
+        ids, mask = parallel.put_batch((questions.ids[rows], questions.mask[rows]), self._mesh)
+        queries = self._retriever.begin(params["query_encoder"], ids, mask)
+        self._begun[step] = lambda: self._retriever.finish(queries)
+
+    def finish(self, step: int) -> jax.Array:
+        retrieved = self._begun.pop(step)() if self._retriever is not None else None
+        index = self._retriever.index if self._retriever is not None else None
+        rng = order.generator(self._seed, 4, step)
+        batch = self._batcher.batch(self._rows(step), retrieved, index, rng)
+        return parallel.put_batch(batch, self._mesh)
+
+    def pending(self) -> dict:
+        """{step: retrieved rows}; searches for what was begun."""
+        found = {step: search() for step, search in self._begun.items()}
+        self._begun = {step: lambda ids=ids: ids for step, ids in found.items()}
+        return {str(step): ids.tolist() for step, ids in found.items()}
+
+    def restore(self, pending: dict) -> None:
+        self._begun = {
+            int(step): lambda ids=np.array(ids, np.int32): ids for step, ids in pending.items()}

@@ -1,0 +1,294 @@
+"""The stages of a training run, each a resumable function of the configuration.
+
+    workdir/
+      config.json
+      data/               tokenizers, passage stores, questions            (prepare)
+      retriever/          DPR warm-up: query and document encoder         (warm_up_retriever)
+      generator/          BART denoising                                  (warm_up_generator)
+      indexes/MEMORY/     embedded passages and ScaNN                      (index_memories)
+      RUN/                RAG fine-tuning, one folder for each of config.runs   (fine_tune)
+
+A stage that has reached its last step is not run again.
+"""
+
+import dataclasses
+import functools
+import hashlib
+import pathlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
+
+from rag_jax import parallel
+from rag_jax.answering import Answerer, jit_embed
+from rag_jax.config import Config, ConfigError, OptimizerConfig, WarmupConfig
+from rag_jax.data.batches import (
+    ENCODER_TABLE,
+    DenoisingBatcher,
+    QuestionTokens,
+    RagBatcher,
+    RetrieverBatcher,
+    bucket,
+)
+from rag_jax.data.prepare import Prepared
+from rag_jax.evaluation import evaluate
+from rag_jax.models import rag
+from rag_jax.models.layers import unstack_layers
+from rag_jax.retrieval.build import build_index
+from rag_jax.retrieval.index import PassageIndex
+from rag_jax.retrieval.retriever import Retriever
+from rag_jax.retrieval.scann import ScannSettings
+from rag_jax.training import step
+from rag_jax.training.checkpoint import Checkpointer
+from rag_jax.training.loop import BatchSource, PureSource, Stage, run_stage
+from rag_jax.training.optim import make_optimizer
+from rag_jax.training.sources import RagSource
+
+RETRIEVER = ("query_encoder", "document_encoder")
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """What every stage needs."""
+
+    config: Config
+    workdir: pathlib.Path
+    prepared: Prepared
+    mesh: Mesh
+
+    @property
+    def model(self) -> rag.RagModel:
+        """The architecture, with table sizes filled in from the tokenizers."""
+        return build_model(self.config, self.prepared)
+
+    def tokens(self, split: str) -> QuestionTokens:
+        data = self.config.data
+        return QuestionTokens(self.prepared.splits[split], self.prepared.retriever_tokenizer,
+                              self.prepared.format, data.max_question_length,
+                              data.max_target_length)
+
+
+def build_model(config: Config, prepared: Prepared) -> rag.RagModel:
+    """The model of a configuration.
+
+    Raises:
+      ConfigError: a configured table is smaller than its tokenizer.
+    """
+    towers = {}
+    for name, tokenizer in (("retriever", prepared.retriever_tokenizer),
+                            ("generator", prepared.generator_tokenizer)):
+        tower = getattr(config.model, name)
+        if tower.vocab_size and tower.vocab_size < tokenizer.vocab_size:
+            raise ConfigError(
+                f"config.model.{name}.vocab_size={tower.vocab_size}: the tokenizer has "
+                f"{tokenizer.vocab_size} tokens; set at least that, or 0 to take its size")
+        towers[name] = dataclasses.replace(
+            tower, vocab_size=tower.vocab_size or tokenizer.vocab_size)
+    tok = prepared.generator_tokenizer
+    return rag.RagModel(towers["retriever"], towers["generator"], config.model.kind, tok.end,
+                        tok.end, tok.pad)
+
+
+def fingerprint(model: rag.RagModel, params: Any) -> str:
+    """Names a document encoder: a digest of its architecture and its parameters."""
+    digest = hashlib.sha256(repr(dataclasses.replace(model.retriever, dtype="")).encode())
+    for path, leaf in jax.tree_util.tree_leaves_with_path(params):
+        digest.update(jax.tree_util.keystr(path).encode())
+        digest.update(np.ascontiguousarray(jax.device_get(leaf)).tobytes())
+    return digest.hexdigest()[:16]
+
+
+def _stage(job: Job, name: str, towers: Sequence[str], rates: Mapping[str, float],
+           loss: step.LossFunction, optimizer: OptimizerConfig, steps: int, source: BatchSource,
+           initial: Callable[[], Any] | None = None, **settings: Any) -> Stage:
+    """Puts a stage together: optimiser, sharded first state, jitted step."""
+    model, trained = job.model, tuple(rates)
+    transform = make_optimizer(optimizer, steps, dict(rates))
+    make, abstract, shardings = step.init_state(
+        model, tuple(towers), trained, transform, job.config.seed, job.mesh)
+
+    def first_state() -> step.TrainState:
+        if initial is None:
+            return make()
+        params = jax.tree.map(jnp.copy, initial())  # the step donates its state
+        first = {tower: params[tower] for tower in trained}
+        opt_state = jax.jit(transform.init, out_shardings=shardings.opt_state)(first)
+        return step.TrainState(params, opt_state)
+
+    dropout = job.config.seed if step.uses_dropout(model) else None
+    train_step = step.make_train_step(
+        loss, transform, trained, optimizer.accumulate, dropout, shardings, job.mesh)
+    return Stage(name=name, directory=job.workdir / name, steps=steps, make_state=first_state,
+                 abstract_state=abstract, train_step=train_step, source=source,
+                 tensorboard=job.config.tensorboard, **settings)
+
+
+def _warmup_settings(config: WarmupConfig) -> dict[str, Any]:
+    return {"log_every": config.log_every, "save_every": config.save_every, "meta": {}}
+
+
+def warm_up_retriever(job: Job) -> Any:
+    """DPR training of both encoders on the training questions; returns their parameters."""
+    config = job.config.retriever_warmup
+    if job.config.model.retriever_pretrained:
+        return _pretrained(job, job.config.model.retriever_pretrained, "retriever", RETRIEVER)
+    store = next(iter(job.prepared.memories.values()))
+    batcher = RetrieverBatcher(job.tokens("train"), store, job.config.data.max_passage_length,
+                               job.prepared.retriever_tokenizer.pad, config.hard_negatives)
+    if config.steps and not len(batcher.rows):
+        raise ConfigError(
+            "config.retriever_warmup.steps: no training question names a positive passage "
+            '("positive_ids"); add them, set model.retriever_pretrained, or steps=0')
+
+    def batch(number: int) -> Any:
+        made = batcher.batch(number, config.batch_size, job.config.seed)
+        return parallel.put_batch(made, job.mesh)
+
+    stage = _stage(job, "retriever", RETRIEVER, dict.fromkeys(RETRIEVER, 1.0),
+                   step.retriever_loss(job.model), config.optimizer, config.steps,
+                   PureSource(batch), **_warmup_settings(config))
+    return run_stage(stage).params
+
+
+def warm_up_generator(job: Job) -> Any:
+    """BART denoising on the warm-up texts; returns the generator's parameters."""
+    config, data = job.config.generator_warmup, job.config.data
+    if job.config.model.generator_pretrained:
+        return _pretrained(job, job.config.model.generator_pretrained, "generator", ("generator",))
+    batcher = DenoisingBatcher(
+        job.prepared.warmup_texts, job.prepared.generator_tokenizer, data.max_source_length,
+        config.mask_ratio, config.span_length, config.permute_sentences)
+
+    def batch(number: int) -> Any:
+        made = batcher.batch(number, config.batch_size, job.config.seed)
+        return parallel.put_batch(made, job.mesh)
+
+    stage = _stage(job, "generator", ("generator",), {"generator": 1.0},
+                   step.seq2seq_loss(job.model), config.optimizer, config.steps,
+                   PureSource(batch), **_warmup_settings(config))
+    return run_stage(stage).params
+
+
+def _pretrained(job: Job, workdir: str, stage: str, towers: Sequence[str]) -> Any:
+    """Parameters of a finished warm-up stage in another workdir."""
+    directory = pathlib.Path(workdir) / stage
+    with Checkpointer(directory, read_only=True) as checkpointer:
+        latest = checkpointer.latest_step()
+        if latest is None:
+            raise ConfigError(f"config.model.{stage}_pretrained={workdir!r}: no checkpoint in "
+                              f"{directory}")
+        return checkpointer.restore_params(latest, abstract_params(job, towers))[0]
+
+
+def abstract_params(job: Job, towers: Sequence[str]) -> Any:
+    """Shapes and shardings of the towers' parameters."""
+    boxed = jax.eval_shape(lambda: job.model.init(jax.random.key(0), tuple(towers)))
+    shardings = parallel.param_shardings(boxed, job.mesh)
+    return jax.tree.map(lambda s, sharding: jax.ShapeDtypeStruct(s.shape, s.dtype,
+                                                                 sharding=sharding),
+                        nn.meta.unbox(boxed), shardings)
+
+
+def embed_passages(job: Job, params: Any) -> Callable[[np.ndarray, np.ndarray], Any]:
+    """The jitted document encoder as the index builder wants it."""
+    embed = functools.partial(jit_embed(job.model), params["document_encoder"])
+    return lambda ids, mask: embed(*parallel.put_batch((ids, mask), job.mesh))
+
+
+def index_memory(job: Job, params: Any, store: Any, out: pathlib.Path,
+                 recall_queries: np.ndarray | None = None, overwrite: bool = False
+                 ) -> PassageIndex:
+    """Embeds a passage store with the document encoder and publishes its index at `out`."""
+    data, retrieval = job.config.data, job.config.retrieval
+    given = {"num_leaves": retrieval.num_leaves, "leaves_to_search": retrieval.leaves_to_search,
+             "pre_reorder_num_neighbors": retrieval.reorder}
+    settings = ScannSettings(brute_force_below=retrieval.brute_force_below,
+                             **{name: v for name, v in given.items() if v is not None})
+    size = job.mesh.shape["data"]
+    buckets = sorted({bucket(n, data.length_buckets, data.max_passage_length)
+                      for n in range(1, data.max_passage_length + 1)})
+    return build_index(
+        store, embed_passages(job, params), out,
+        token_table=ENCODER_TABLE,
+        encoder_fingerprint=fingerprint(job.model, params["document_encoder"]),
+        max_length=data.max_passage_length,
+        batch_size=-(-retrieval.embed_batch_size // size) * size,
+        length_buckets=buckets, kind=retrieval.index, settings=settings,
+        recall_queries=recall_queries, seed=job.config.seed,
+        pad_id=job.prepared.retriever_tokenizer.pad, overwrite=overwrite)
+
+
+def index_memories(job: Job, params: Any) -> dict[str, PassageIndex]:
+    """An index for every memory; recall is measured with questions of the dev split."""
+    answerer = make_answerer(job, None, job.config.model.kind)
+    sample = answerer.embed_questions(unstack_layers(params), job.tokens("dev"))
+    return {name: index_memory(job, params, store, job.workdir / "indexes" / name, sample)
+            for name, store in job.prepared.memories.items()}
+
+
+def make_answerer(job: Job, index: PassageIndex | None, kind: str) -> Answerer:
+    """Decoding and retrieval as `config.eval` and `config.retrieval` set them."""
+    config = job.config
+    generator = dataclasses.replace(job.model.generator, scan_layers=False, remat="none")
+    retriever = dataclasses.replace(job.model.retriever, scan_layers=False, remat="none")
+    model = dataclasses.replace(job.model, generator=generator, retriever=retriever, kind=kind)
+    return Answerer(model, job.mesh, index, config.retrieval.k_eval or config.retrieval.k,
+                    config.eval.batch_size, config.eval.num_beams, config.data.max_target_length,
+                    config.data.length_buckets)
+
+
+def fine_tune(job: Job, run: str, warm: Any, index: PassageIndex) -> Any:
+    """RAG fine-tuning of one run; returns the parameters of its best checkpoint by dev EM.
+
+    Args:
+      job: with the configuration of this run.
+      run: its name and folder.
+      warm: parameters of all three towers to start from.
+      index: the memory.
+    """
+    config = job.config
+    train = config.train
+    rates = {"query_encoder": train.query_encoder_rate, "generator": train.generator_rate}
+    rates = {tower: rate for tower, rate in rates.items() if rate is not None}
+    if not rates:
+        raise ConfigError("config.train: query_encoder_rate and generator_rate are both none: "
+                          "nothing is left to train")
+    batcher = RagBatcher(job.tokens("train"), config.data.length_buckets,
+                         job.model.embedding_width)
+    retriever = None
+    if config.retrieval.k:
+        retriever = Retriever(index, jit_embed(job.model), config.retrieval.k)
+    source = RagSource(batcher, retriever, train.batch_size, config.seed,
+                       config.retrieval.staleness, job.mesh)
+    answerer = make_answerer(job, index if config.retrieval.k else None, config.model.kind)
+    dev = job.tokens("dev")
+    if config.eval.max_examples:
+        dev = QuestionTokens(dev.examples[: config.eval.max_examples],
+                             job.prepared.retriever_tokenizer, job.prepared.format,
+                             config.data.max_question_length, config.data.max_target_length)
+    stage = _stage(
+        job, run, rag.TOWERS, rates, step.rag_loss(job.model, train.label_smoothing),
+        train.optimizer, train.steps, source, initial=lambda: warm,
+        log_every=train.log_every, save_every=train.save_every, eval_every=train.eval_every,
+        keep=train.keep, meta={"encoder_fingerprint": index.manifest["encoder_fingerprint"]},
+        evaluate=lambda params: evaluate(answerer, unstack_layers(params), dev).metrics)
+    run_stage(stage)
+    return load_params(job, run)[0]
+
+
+def load_params(job: Job, run: str, step_number: int | None = None) -> tuple[Any, dict]:
+    """(parameters with looped layers, meta) of a run's best checkpoint, or of a given step."""
+    directory = job.workdir / run
+    with Checkpointer(directory, best_metric="em", read_only=True) as checkpointer:
+        chosen = step_number if step_number is not None else (
+            checkpointer.best_step() or checkpointer.latest_step())
+        if chosen is None:
+            raise ConfigError(f"{directory}: no checkpoint; train first with "
+                              f"python -m rag_jax.train --workdir={job.workdir}")
+        params, meta = checkpointer.restore_params(chosen, abstract_params(job, rag.TOWERS))
+    return unstack_layers(params), meta

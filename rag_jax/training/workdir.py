@@ -1,0 +1,57 @@
+"""A workdir and the configuration that it was started with."""
+
+import pathlib
+
+from rag_jax import config as configs
+from rag_jax.config import Config, ConfigError
+
+# What may differ from the configuration of an earlier command on the same workdir.
+CHANGEABLE = ("runs", "tensorboard", "eval.", "mesh.", "retrieval.k_eval", "train.log_every",
+              "train.keep", "retriever_warmup.log_every", "generator_warmup.log_every",
+              "model.generator.dtype", "model.retriever.dtype", "model.generator.remat",
+              "model.retriever.remat", "model.generator.logit_chunk")
+
+
+def value(config: Config, dotted: str):
+    """The value of a dotted field."""
+    for name in dotted.split("."):
+        config = getattr(config, name)
+    return config
+
+
+def start(config: Config, workdir: pathlib.Path) -> pathlib.Path:
+    """Makes the workdir, or checks that it belongs to this configuration; writes config.json.
+
+    Raises:
+      ConfigError: an earlier command used other values, by name.
+    """
+    workdir = workdir.absolute()
+    file = workdir / "config.json"
+    if file.exists():
+        earlier = read(workdir)
+        changed = [name for name in configs.fields()
+                   if value(earlier, name) != value(config, name)
+                   and not name.startswith(CHANGEABLE)]
+        if changed:
+            shown = "\n".join(f"  config.{name}: {value(earlier, name)!r} there, "
+                              f"{value(config, name)!r} now" for name in changed)
+            raise ConfigError(f"{workdir} was started with another configuration:\n{shown}\n"
+                              "use the same values, or another --workdir")
+    workdir.mkdir(parents=True, exist_ok=True)
+    temporary = workdir / "config.json.tmp"
+    temporary.write_text(configs.to_json(config) + "\n", "utf-8")
+    temporary.replace(file)
+    return workdir
+
+
+def read(workdir: pathlib.Path) -> Config:
+    """The configuration of a trained workdir.
+
+    Raises:
+      ConfigError: there is none.
+    """
+    file = workdir / "config.json"
+    if not file.is_file():
+        raise ConfigError(f"{workdir}: no config.json; name a workdir of rag_jax.train "
+                          f"(python -m rag_jax.train --workdir={workdir})")
+    return configs.from_json(file.read_text("utf-8"))

@@ -1,0 +1,224 @@
+"""The marginal likelihoods against enumeration in float64, and their edge cases."""
+
+import itertools
+
+import jax
+import jax.numpy as jnp
+import naive
+import numpy as np
+import pytest
+
+from rag_jax import marginal
+from rag_jax.models.layers import MASKED
+
+VOCAB, LONGEST, DOCS, END = 4, 3, 3, 2
+KINDS = ["sequence", "token"]
+
+
+@pytest.fixture(scope="module")
+def world():
+    """A random p(z) and p(y_t | z, y_<t) for every prefix, float64."""
+    rng = np.random.default_rng(0)
+    prefixes = [p for n in range(LONGEST) for p in itertools.product(range(VOCAB), repeat=n)]
+    scores = rng.normal(size=DOCS)
+    return scores, {p: naive.log_softmax(2 * rng.normal(size=(DOCS, VOCAB))) for p in prefixes}
+
+
+def complete_sequences():
+    """All sequences that stop at END, or at LONGEST tokens without one."""
+    for length in range(1, LONGEST + 1):
+        for y in itertools.product(range(VOCAB), repeat=length):
+            if END not in y[:-1] and (y[-1] == END or length == LONGEST):
+                yield y
+
+
+def enumerated(world, y, kind):
+    """p(y) by the paper's formulas, sums of products in float64."""
+    scores, table = world
+    prior = np.exp(scores) / np.exp(scores).sum()
+    p = np.stack([np.exp(table[y[:t]][:, y[t]]) for t in range(len(y))], axis=1)  # [DOCS, T]
+    if kind == "sequence":
+        return sum(prior[z] * np.prod(p[z]) for z in range(DOCS))
+    return np.prod([sum(prior[z] * p[z, t] for z in range(DOCS)) for t in range(len(y))])
+
+
+def as_batch(world, sequences):
+    """The sequences as rows padded to LONGEST, with junk under the padding."""
+    scores, table = world
+    rows = len(sequences)
+    log_p = np.full((rows, DOCS, LONGEST), -77.0, np.float32)
+    mask = np.zeros((rows, LONGEST), bool)
+    for row, y in enumerate(sequences):
+        mask[row, : len(y)] = True
+        for t in range(len(y)):
+            log_p[row, :, t] = table[y[:t]][:, y[t]]
+    prior = marginal.log_prior(
+        jnp.broadcast_to(jnp.float32(scores), (rows, DOCS)), jnp.ones((rows, DOCS), bool))
+    return prior, jnp.asarray(log_p), jnp.asarray(mask)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_all_sequences_match_enumeration_and_sum_to_one(world, kind):
+    sequences = list(complete_sequences())
+    assert len({len(y) for y in sequences}) == LONGEST and (END,) in sequences
+    p = np.exp(np.float64(marginal.MARGINALS[kind](*as_batch(world, sequences))))
+    expected = [enumerated(world, y, kind) for y in sequences]
+    np.testing.assert_allclose(sum(expected), 1, rtol=1e-12)
+    np.testing.assert_allclose(p, expected, rtol=2e-6)
+    np.testing.assert_allclose(p.sum(), 1, rtol=1e-6)
+
+
+def test_models_agree_on_one_token_and_differ_on_more(world):
+    """Answers of one token (EOS alone among them) keep their document prior in both models."""
+    one = as_batch(world, [(END,), (0,), (3,)])
+    np.testing.assert_allclose(marginal.rag_token(*one), marginal.rag_sequence(*one), rtol=1e-6)
+    scores, table = world
+    prior = naive.log_softmax(scores)
+    np.testing.assert_allclose(
+        marginal.rag_token(*one)[0], np.log(np.exp(prior + table[()][:, END]).sum()), rtol=1e-6)
+    without_prior = np.log(np.exp(table[()][:, END]).mean())
+    assert abs(float(marginal.rag_token(*one)[0]) - without_prior) > 0.01
+    two = as_batch(world, [(0, END)])
+    assert abs(float(marginal.rag_token(*two)[0] - marginal.rag_sequence(*two)[0])) > 1e-3
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_one_document_is_plain_seq2seq(world, kind):
+    _, log_p, mask = as_batch(world, [(0, 1, END), (3, END)])
+    prior = marginal.log_prior(jnp.full((2, 1), 5.0), jnp.ones((2, 1), bool))
+    result = marginal.MARGINALS[kind](prior, log_p[:, :1], mask)
+    np.testing.assert_allclose(result, np.where(mask, log_p[:, 0], 0).sum(axis=1), rtol=1e-6)
+
+
+def random_inputs(seed=1, rows=4, docs=5, length=3):
+    rng = np.random.default_rng(seed)
+    scores = jnp.float32(2 * rng.normal(size=(rows, docs)))
+    log_p = jnp.float32(-rng.gamma(1.0, size=(rows, docs, length)))
+    mask = jnp.arange(length) < jnp.asarray([[1], [2], [3], [3]])
+    return scores, log_p, mask
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_order_of_documents_is_irrelevant(kind):
+    scores, log_p, mask = random_inputs()
+    order = np.array([3, 0, 4, 2, 1])
+    present = jnp.arange(5)[None] < jnp.array([[5], [4], [1], [2]])
+
+    def value(scores, present, log_p):
+        return marginal.MARGINALS[kind](marginal.log_prior(scores, present), log_p, mask)
+
+    np.testing.assert_allclose(
+        value(scores[:, order], present[:, order], log_p[:, order]),
+        value(scores, present, log_p), rtol=1e-6)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_padding_documents_have_no_influence_and_no_gradient(kind):
+    scores, log_p, mask = random_inputs()
+    present = jnp.broadcast_to(jnp.arange(5) < 3, (4, 5))
+
+    def value(scores, log_p, present=present):
+        prior = marginal.log_prior(scores, present)
+        return marginal.MARGINALS[kind](prior, log_p, mask)
+
+    expected = value(scores[:, :3], log_p[:, :3], present[:, :3])
+    for junk in (0.0, 50.0, -1e4):
+        found = value(scores.at[:, 3:].set(junk), log_p.at[:, 3:].set(-abs(junk)))
+        np.testing.assert_allclose(found, expected, rtol=1e-6)
+    grads = jax.grad(lambda s, p: value(s, p).sum(), argnums=(0, 1))(scores, log_p)
+    for grad in grads:
+        assert not np.asarray(grad[:, 3:]).any()
+        assert np.asarray(grad[:, :3]).any()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_padded_target_positions_have_no_influence_and_no_gradient(kind):
+    scores, log_p, mask = random_inputs()
+    prior = marginal.log_prior(scores, jnp.ones(scores.shape, bool))
+    run = marginal.MARGINALS[kind]
+    junk = jnp.where(mask[:, None, :], log_p, -123.0)
+    np.testing.assert_array_equal(run(prior, junk, mask), run(prior, log_p, mask))
+    grad = jax.grad(lambda p: run(prior, p, mask).sum())(log_p)
+    assert not np.asarray(jnp.where(mask[:, None, :], 0, grad)).any()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_rows_without_any_document_stay_finite(kind):
+    """A question without results is no NaN, neither in value nor in gradient."""
+    scores, log_p, mask = random_inputs()
+    present = jnp.zeros(scores.shape, bool).at[0].set(True)
+
+    def value(scores, log_p):
+        prior = marginal.log_prior(scores, present)
+        return marginal.MARGINALS[kind](prior, log_p, mask)
+
+    assert np.isfinite(value(scores, log_p)).all()
+    grads = jax.grad(lambda s, p: value(s, p).sum(), argnums=(0, 1))(scores, log_p)
+    assert all(np.isfinite(g).all() for g in grads)
+    assert not np.asarray(grads[0][1:]).any()
+    prior = marginal.log_prior(scores, present)
+    assert (np.asarray(prior)[1:] <= MASKED / 2).all() and not np.exp(prior[1:]).any()
+    for posterior in (marginal.sequence_posterior(prior, log_p, mask),
+                      marginal.mean_token_posterior(prior, log_p, mask)):
+        assert np.isfinite(posterior).all()
+
+
+def test_prior_is_a_masked_float64_softmax_at_any_scale():
+    rng = np.random.default_rng(0)
+    present = np.array([[True, True, True, False], [True, False, False, False]])
+    for scale in (1.0, 100.0, 1e4):
+        scores = np.float32(scale * rng.normal(size=(2, 4)))
+        found = marginal.log_prior(jnp.asarray(scores), jnp.asarray(present))
+        expected = naive.log_softmax(np.where(present, np.float64(scores), -np.inf))
+        np.testing.assert_allclose(np.where(present, found, 0), np.where(present, expected, 0),
+                                   rtol=1e-6, atol=1e-6)
+        assert not np.exp(found)[~present].any()
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_target_log_probs_against_naive_label_smoothing(smoothing):
+    rng = np.random.default_rng(3)
+    logits = np.float32(3 * rng.normal(size=(2, 3, 7)))
+    targets = rng.integers(0, 7, (2, 3)).astype(np.int32)
+    log_p = naive.log_softmax(np.float64(logits))
+    expected = np.zeros((2, 3))
+    for b, t in np.ndindex(2, 3):
+        wanted = np.full(7, smoothing / 7)
+        wanted[targets[b, t]] += 1 - smoothing
+        expected[b, t] = (wanted * log_p[b, t]).sum()
+    found = marginal.target_log_probs(jnp.asarray(logits), jnp.asarray(targets), smoothing)
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
+
+
+def test_bfloat16_logits_are_normalised_in_float32():
+    """A logsumexp in bfloat16 would be wrong in the second digit."""
+    logits = jnp.bfloat16(np.random.default_rng(0).normal(size=(4, 500)))
+    found = marginal.target_log_probs(logits, jnp.arange(4))
+    assert found.dtype == jnp.float32
+    expected = naive.log_softmax(np.float64(logits))[np.arange(4), np.arange(4)]
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
+
+
+def test_posteriors_are_bayes_in_float64():
+    scores, log_p, mask = random_inputs()
+    present = jnp.arange(5)[None] < jnp.array([[5], [4], [1], [2]])
+    prior = marginal.log_prior(scores, present)
+    p_z = np.where(present, np.exp(naive.log_softmax(
+        np.where(present, np.float64(scores), -np.inf))), 0)
+    p_y = np.exp(np.float64(log_p))
+    sequence, mean_token = np.zeros((4, 5)), np.zeros((4, 5))
+    for b in range(4):
+        length = int(mask[b].sum())
+        joint = [p_z[b, z] * np.prod(p_y[b, z, :length]) for z in range(5)]
+        sequence[b] = np.array(joint) / sum(joint)
+        for t in range(length):
+            joint = p_z[b] * p_y[b, :, t]
+            mean_token[b] += joint / joint.sum() / length
+    pairs = [(marginal.sequence_posterior(prior, log_p, mask), sequence),
+             (marginal.mean_token_posterior(prior, log_p, mask), mean_token)]
+    for found, expected in pairs:
+        np.testing.assert_allclose(found, expected, rtol=3e-6, atol=1e-7)
+        np.testing.assert_allclose(np.sum(found, axis=1), 1, rtol=1e-6)
+        assert not np.asarray(found)[~np.asarray(present)].any()
+    by_token = marginal.token_posterior(prior, log_p)
+    np.testing.assert_allclose(np.sum(by_token, axis=1), 1, rtol=1e-6)

@@ -1,0 +1,80 @@
+"""Tiny models, random parameters and random batches for the numerical tests."""
+
+import dataclasses
+
+import flax.linen as nn
+import jax
+import numpy as np
+
+from rag_jax.config import BartConfig, BertConfig
+from rag_jax.models import rag
+from rag_jax.types import Batch
+
+PAD, END = 1, 2
+BERT = BertConfig(
+    vocab_size=30, max_positions=12, width=16, layers=2, heads=2, mlp_width=32, dropout=0.0,
+    attention_dropout=0.0, init_std=0.3)
+BART = BartConfig(
+    vocab_size=38, max_positions=12, width=16, encoder_layers=2, decoder_layers=2, heads=2,
+    mlp_width=32, dropout=0.0, init_std=0.3, logit_chunk=2)
+
+
+def rag_model(kind="token", retriever=None, generator=None):
+    """RagModel of the tiny towers with some fields replaced."""
+    return rag.RagModel(
+        dataclasses.replace(BERT, **(retriever or {})),
+        dataclasses.replace(BART, **(generator or {})),
+        kind, start_id=END, end_id=END, pad_id=PAD)
+
+
+def perturbed(boxed, seed=0, scale=0.3):
+    """Unboxed parameters plus noise: zero biases and unit norms would hide their misuse."""
+    rng = np.random.default_rng(seed)
+    return jax.tree.map(
+        lambda x: x + scale * rng.normal(size=x.shape).astype(np.float32), nn.meta.unbox(boxed))
+
+
+def rag_params(model, seed=0):
+    return perturbed(model.init(jax.random.key(seed)), seed)
+
+
+def ragged_mask(rng, *shape):
+    """bool[..., S]: real lengths from 1 to S, at least one row full."""
+    lengths = rng.integers(1, shape[-1] + 1, shape[:-1])
+    lengths.reshape(-1)[0] = shape[-1]
+    return np.arange(shape[-1]) < lengths[..., None]
+
+
+def rag_batch(seed=0, questions=3, passages=3, source=6, target=5, length=6, model=None):
+    """Random rows with ragged masks; the last passage of the last question is padding."""
+    model = model or rag_model()
+    rng = np.random.default_rng(seed)
+    B, K = questions, passages
+    doc_mask = np.ones((B, K), bool)
+    doc_mask[-1, 1:] = False
+    words, vocab = model.retriever.vocab_size, model.generator.vocab_size
+    return Batch(
+        rng.integers(0, words, (B, length)).astype(np.int32),
+        ragged_mask(rng, B, length),
+        rng.integers(0, vocab, (B, K, source)).astype(np.int32),
+        ragged_mask(rng, B, K, source),
+        rng.normal(size=(B, K, model.embedding_width)).astype(np.float32) / 4,
+        doc_mask,
+        rng.integers(0, vocab, (B, target)).astype(np.int32),
+        ragged_mask(rng, B, target),
+        np.ones(B, np.float32),
+    )
+
+
+def assert_trees_close(actual, expected, rtol=1e-5, atol=1e-7):
+    """Every leaf, with `atol` relative to the leaf's largest entry; names the leaf that differs."""
+    for (path, a), e in zip(
+            jax.tree_util.tree_leaves_with_path(actual), jax.tree.leaves(expected), strict=True):
+        a, e = np.asarray(a), np.asarray(e)
+        np.testing.assert_allclose(
+            a, e, rtol=rtol, atol=atol * max(1.0, np.abs(e).max(initial=0.0)),
+            err_msg=jax.tree_util.keystr(path))
+
+
+def is_zero(tree):
+    return all(not np.asarray(leaf).any() for leaf in jax.tree.leaves(tree))
