@@ -28,33 +28,32 @@ def get_config() -> Config:
     return Config(
         runs=("rag_token", "rag_sequence", "frozen", "closed_book"),
         data=DataConfig(
-            source="countries",
-            fictional_countries=2500,
+            fictional_countries=2000,
             generator_vocab=2048,
-            retriever_vocab=2048,
-            max_question_length=24,
+            retriever_vocab=600,
+            max_question_length=28,
             max_passage_length=64,
-            max_source_length=80,
+            max_source_length=72,
             max_target_length=20,
-            length_buckets=80,
+            length_buckets=72,
         ),
         model=ModelConfig(
             retriever=dataclasses.replace(BERT_PRESETS["tiny"], layers=1, **no_dropout),
             generator=dataclasses.replace(
-                BART_PRESETS["tiny"], width=256, heads=8, mlp_width=1024, encoder_layers=1,
+                BART_PRESETS["tiny"], width=256, heads=8, mlp_width=512, encoder_layers=1,
                 decoder_layers=1, init_std=0.0625, **no_dropout),
         ),
-        retrieval=RetrievalConfig(k=3, k_eval=5),
+        retrieval=RetrievalConfig(k=2, k_eval=5),
         retriever_warmup=WarmupConfig(
-            steps=300, batch_size=64,
+            steps=350, batch_size=128,
             optimizer=OptimizerConfig(learning_rate=1e-3, schedule="cosine", warmup_steps=50)),
         generator_warmup=WarmupConfig(
             steps=800, batch_size=32, permute_sentences=0.0,
             optimizer=OptimizerConfig(learning_rate=2e-3, schedule="cosine", warmup_steps=50,
                                       end_fraction=0.1)),
         train=TrainConfig(
-            steps=400, batch_size=20, eval_every=200,
-            optimizer=OptimizerConfig(learning_rate=1e-3, schedule="cosine", warmup_steps=20,
+            steps=500, batch_size=32, eval_every=250, query_encoder_rate=0.2,
+            optimizer=OptimizerConfig(learning_rate=2e-3, schedule="cosine", warmup_steps=20,
                                       end_fraction=0.05)),
         eval=EvalConfig(batch_size=32),
     )

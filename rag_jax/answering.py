@@ -23,17 +23,17 @@ def jit_embed(model: rag.RagModel) -> Any:
     return _jit_embed(dataclasses.replace(model, generator=BartConfig(), kind="token"))
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def _jit_embed(model: rag.RagModel) -> Any:
     return jax.jit(functools.partial(rag.embed, model))
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def jit_decode(model: rag.RagModel, num_beams: int, max_length: int) -> Any:
     return jax.jit(lambda params, batch: decode(model, params, batch, num_beams, max_length))
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def jit_log_likelihood(model: rag.RagModel) -> Any:
     return jax.jit(lambda params, batch: rag.log_likelihood(model, params, batch))
 

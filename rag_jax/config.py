@@ -10,6 +10,7 @@ Every field is listed by `--help`. `None` is written as `none`, tuples with comm
 import dataclasses
 import difflib
 import importlib.util
+import inspect
 import json
 import pathlib
 import types
@@ -25,9 +26,11 @@ class ConfigError(ValueError):
     """A field, file or combination that cannot be run; the message names it and the remedy."""
 
 
-def field(default: Any, doc: str, *, at_least: float | None = None) -> Any:
-    """A dataclass field with its help text and its lower bound (None values are exempt)."""
-    return dataclasses.field(default=default, metadata={"doc": doc, "at_least": at_least})
+def field(default: Any, doc: str, *, at_least: float | None = None,
+          at_most: float | None = None) -> Any:
+    """A dataclass field with its help text and its bounds (None values are exempt)."""
+    return dataclasses.field(default=default, metadata={
+        "doc": doc, "at_least": at_least, "at_most": at_most})
 
 
 def section(cls: type) -> Any:
@@ -46,8 +49,8 @@ class BertConfig:
     heads: int = field(12, "attention heads; must divide width", at_least=1)
     mlp_width: int = field(3072, "feed-forward width F", at_least=1)
     activation: Literal["gelu", "relu"] = field("gelu", "feed-forward activation (exact GELU)")
-    dropout: float = field(0.1, "dropout of hidden states", at_least=0)
-    attention_dropout: float = field(0.1, "dropout of attention weights", at_least=0)
+    dropout: float = field(0.1, "dropout of hidden states", at_least=0, at_most=1)
+    attention_dropout: float = field(0.1, "dropout of attention weights", at_least=0, at_most=1)
     layer_norm_eps: float = field(1e-12, "epsilon of LayerNorm", at_least=0)
     projection: int = field(0, "width E of a projection of [CLS]; 0 = none, E = D", at_least=0)
     position_init: PositionInit = field("normal", "initial position table, when trained from scratch")
@@ -69,9 +72,9 @@ class BartConfig:
     heads: int = field(12, "attention heads; must divide width", at_least=1)
     mlp_width: int = field(3072, "feed-forward width F", at_least=1)
     activation: Literal["gelu", "relu"] = field("gelu", "feed-forward activation (exact GELU)")
-    dropout: float = field(0.1, "dropout of hidden states", at_least=0)
-    attention_dropout: float = field(0.0, "dropout of attention weights", at_least=0)
-    activation_dropout: float = field(0.0, "dropout inside the feed-forward", at_least=0)
+    dropout: float = field(0.1, "dropout of hidden states", at_least=0, at_most=1)
+    attention_dropout: float = field(0.0, "dropout of attention weights", at_least=0, at_most=1)
+    activation_dropout: float = field(0.0, "dropout inside the feed-forward", at_least=0, at_most=1)
     layer_norm_eps: float = field(1e-5, "epsilon of LayerNorm", at_least=0)
     scale_embedding: bool = field(False, "multiply token embeddings by sqrt(width)")
     position_init: PositionInit = field("normal", "initial position table, when trained from scratch")
@@ -100,9 +103,8 @@ BART_PRESETS = {
 class DataConfig:
     """Where passages, questions and tokenizers come from, and how long things may be."""
 
-    source: Literal["files", "countries"] = field(
-        "files", "files = the paths below; countries = the world shipped with the package")
-    passages: str = field("", "passages: .tsv or .jsonl (.gz), with id, title, text")
+    passages: str = field("", "passages: .tsv or .jsonl (.gz), with id, title, text; empty = the "
+                          "world of countries that is shipped with the package")
     train: str = field("", "training questions: .jsonl, .tsv, tfds:NAME:SPLIT or tfds-dir:DIR:SPLIT")
     dev: str = field("", "development questions, which choose the best checkpoint")
     test: str = field("", "test questions; empty = evaluate on dev")
@@ -166,13 +168,14 @@ class OptimizerConfig:
     learning_rate: float = field(1e-3, "peak learning rate", at_least=0)
     schedule: Literal["constant", "linear", "cosine", "polynomial"] = field(
         "linear", "decay after the warm-up, to end_fraction of the peak at the last step")
-    end_fraction: float = field(0.0, "last learning rate as a fraction of the peak", at_least=0)
+    end_fraction: float = field(0.0, "last learning rate as a fraction of the peak", at_least=0,
+                                at_most=1)
     power: float = field(1.0, "power of the polynomial decay", at_least=0)
     warmup_steps: int = field(100, "steps of linear warm-up", at_least=0)
     weight_decay: float = field(0.01, "decoupled decay; not on biases and norms", at_least=0)
     clip_norm: float = field(1.0, "clipping by global norm; 0 = off", at_least=0)
-    b1: float = field(0.9, "Adam's first decay rate", at_least=0)
-    b2: float = field(0.98, "Adam's second decay rate", at_least=0)
+    b1: float = field(0.9, "Adam's first decay rate", at_least=0, at_most=1)
+    b2: float = field(0.98, "Adam's second decay rate", at_least=0, at_most=1)
     eps: float = field(1e-8, "Adam's epsilon", at_least=0)
     accumulate: int = field(1, "gradient accumulation: micro-batches per step", at_least=1)
 
@@ -187,10 +190,11 @@ class WarmupConfig:
     save_every: int = field(500, "steps between checkpoints", at_least=1)
     optimizer: OptimizerConfig = section(OptimizerConfig)
     hard_negatives: int = field(1, "retriever: hard negatives per question", at_least=0)
-    mask_ratio: float = field(0.3, "generator: share of tokens in masked spans", at_least=0)
+    mask_ratio: float = field(0.3, "generator: share of tokens in masked spans", at_least=0,
+                              at_most=1)
     span_length: float = field(3.0, "generator: mean span length (Poisson)", at_least=0)
     permute_sentences: float = field(1.0, "generator: share of texts with sentences permuted",
-                                     at_least=0)
+                                     at_least=0, at_most=1)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -200,7 +204,7 @@ class TrainConfig:
     steps: int = field(1000, "optimiser steps", at_least=0)
     batch_size: int = field(16, "questions per step, over all devices", at_least=1)
     label_smoothing: float = field(0.0, "share of the target spread over the vocabulary",
-                                   at_least=0)
+                                   at_least=0, at_most=1)
     query_encoder_rate: float | None = field(
         1.0, "learning rate of the query encoder relative to optimizer.learning_rate; "
         "none = frozen", at_least=0)
@@ -372,11 +376,12 @@ def _problems(config: Any, path: str = "config") -> typing.Iterator[str]:
             yield from _problems(value, where)
         elif not _accepts(hints[f.name], value):
             yield f"{where}={value!r}: expected {type_name(hints[f.name])}"
-        elif f.metadata["at_least"] is not None and value is not None:
-            if not value >= f.metadata["at_least"]:
-                yield f"{where}={value!r}: must be at least {f.metadata['at_least']}"
-    if isinstance(config, (BertConfig, BartConfig)) and config.width % config.heads:
-        yield f"{path}.heads={config.heads}: must divide {path}.width={config.width}"
+        elif value is not None:
+            least, most = f.metadata["at_least"], f.metadata["at_most"]
+            if least is not None and not value >= least:
+                yield f"{where}={value!r}: must be at least {least}"
+            elif most is not None and not value <= most:
+                yield f"{where}={value!r}: must be at most {most}"
 
 
 def _conflicts(config: Config) -> typing.Iterator[str]:
@@ -386,11 +391,15 @@ def _conflicts(config: Config) -> typing.Iterator[str]:
             yield f"config.runs: no run {run!r}; {_near(run, RUNS)}"
     if not config.runs or len(set(config.runs)) < len(config.runs):
         yield "config.runs: name at least one run, each once"
-    if data.source == "files":
-        for name in ("passages", "train", "dev"):
-            if not getattr(data, name):
-                yield (f"config.data.{name} is empty: name a file, or set "
-                       "config.data.source=countries for the world shipped with the package")
+    named = [name for name in ("passages", "train", "dev", "test") if getattr(data, name)]
+    missing = [name for name in ("passages", "train", "dev") if name not in named]
+    if named and missing:
+        yield (f"config.data.{named[0]} is set but config.data.{missing[0]} is empty: own data need "
+               "passages, train and dev; the countries that are shipped need none of them")
+    for name, tower in (("retriever", model.retriever), ("generator", model.generator)):
+        if tower.width % tower.heads:
+            yield (f"config.model.{name}.heads={tower.heads}: must divide "
+                   f"config.model.{name}.width={tower.width}")
     longest = {
         "data.max_question_length": model.retriever.max_positions,
         "data.max_passage_length": model.retriever.max_positions,
@@ -426,10 +435,16 @@ def load_file(path: str) -> Config:
     if not file.is_file():
         raise ConfigError(f"--config={path}: no such file")
     spec = importlib.util.spec_from_file_location("rag_jax_config_file", file)
+    if spec is None:
+        raise ConfigError(f"--config={path}: a config file is python and ends in .py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     if not hasattr(module, "get_config"):
         raise ConfigError(f"--config={path}: the file defines no get_config()")
+    takes = len(inspect.signature(module.get_config).parameters)
+    if argument and not takes:
+        raise ConfigError(f"--config={path}: its get_config() takes no argument; drop "
+                          f"':{argument}'")
     config = module.get_config(argument) if argument else module.get_config()
     if not isinstance(config, Config):
         raise ConfigError(f"--config={path}: get_config() must return a rag_jax.config.Config")

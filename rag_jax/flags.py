@@ -47,7 +47,7 @@ def _overrides(argv: Sequence[str]) -> tuple[dict[str, str], list[str]]:
             continue
         name, equals, value = argument.removeprefix("--config.").partition("=")
         if not equals:
-            if not arguments:
+            if not arguments or arguments[0].startswith("--"):
                 raise configs.ConfigError(f"--config.{name}: a value is missing")
             value = arguments.pop(0)
         overrides[name] = value
@@ -55,28 +55,54 @@ def _overrides(argv: Sequence[str]) -> tuple[dict[str, str], list[str]]:
 
 
 def parse_with_config(parser: argparse.ArgumentParser, argv: Sequence[str] | None = None,
-                      default: pathlib.Path = QUICKSTART
+                      load: Callable[[argparse.Namespace], configs.Config] | None = None
                       ) -> tuple[argparse.Namespace, configs.Config]:
     """Options and the validated configuration.
 
     Args:
-      parser: with the options of the entry point; --config is added.
+      parser: with the options of the entry point.
       argv: arguments; None = those of the process.
-      default: config file when none is named.
+      load: options -> the configuration that `--config.NAME` flags change; None adds an option
+        --config FILE, by default the quickstart's.
 
     Raises:
       ConfigError: a config file or field that cannot be used.
     """
-    parser.add_argument("--config", default=str(default), metavar="FILE",
-                        help=f"python file with get_config() (default: {default.name})")
+    if load is None:
+        parser.add_argument("--config", default=str(QUICKSTART), metavar="FILE",
+                            help=f"python file with get_config() (default: {QUICKSTART.name})")
     overrides, rest = _overrides(sys.argv[1:] if argv is None else argv)
-    wants_help = bool({"-h", "--help"} & set(rest))
-    known, _ = parser.parse_known_args([a for a in rest if a not in ("-h", "--help")])
-    config = configs.replace(configs.load_file(known.config), overrides)
-    if wants_help:
-        parser.epilog = _field_help(config)
+    if {"-h", "--help"} & set(rest):
+        file = str(QUICKSTART)
+        if load is None:  # not for the others: they may have required options, missing here
+            file = parser.parse_known_args([a for a in rest if a not in ("-h", "--help")])[0].config
+        base = configs.load_file(file)
+        parser.epilog = _field_help(configs.replace(base, overrides))
     options = parser.parse_args(rest)
-    return options, configs.validate(config)
+    base = load(options) if load is not None else configs.load_file(options.config)
+    return options, configs.validate(configs.replace(base, overrides))
+
+
+def add_workdir(parser: argparse.ArgumentParser) -> None:
+    """The options that name a trained model: --workdir, --run, --step, --index."""
+    parser.add_argument("--workdir", default=DEFAULT_WORKDIR,
+                        help=f"workdir of rag_jax.train (default: {DEFAULT_WORKDIR})")
+    parser.add_argument("--run", help="which of the workdir's runs (default: the first)")
+    parser.add_argument("--step", type=int, help="checkpoint step (default: the best by dev EM)")
+    parser.add_argument("--index", help="another memory: a folder made by rag_jax.build_index, or "
+                        "a name under WORKDIR/indexes (default: the one that trained)")
+
+
+def workdir_config(options: argparse.Namespace) -> configs.Config:
+    """The configuration of the run that the options name."""
+    from rag_jax.training import workdir
+
+    config = workdir.read(pathlib.Path(options.workdir))
+    run = options.run or config.runs[0]
+    if run not in config.runs:
+        raise configs.ConfigError(
+            f"--run={run}: {options.workdir} has the runs {', '.join(config.runs)}")
+    return configs.for_run(config, run)
 
 
 def run(main: Callable[[], int | None]) -> None:

@@ -1,9 +1,11 @@
 """Tiny models, random parameters and random batches for the numerical tests."""
 
 import dataclasses
+import functools
 
 import flax.linen as nn
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from rag_jax.config import BartConfig, BertConfig
@@ -11,12 +13,14 @@ from rag_jax.models import rag
 from rag_jax.types import Batch
 
 PAD, END = 1, 2
+# These programs run for a millisecond and compile for seconds: compile them with less effort.
+jit = functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
 BERT = BertConfig(
-    vocab_size=30, max_positions=12, width=16, layers=2, heads=2, mlp_width=32, dropout=0.0,
+    vocab_size=30, max_positions=12, width=16, layers=1, heads=2, mlp_width=32, dropout=0.0,
     attention_dropout=0.0, init_std=0.3)
 BART = BartConfig(
-    vocab_size=38, max_positions=12, width=16, encoder_layers=2, decoder_layers=2, heads=2,
-    mlp_width=32, dropout=0.0, init_std=0.3, logit_chunk=2)
+    vocab_size=38, max_positions=12, width=16, encoder_layers=1, decoder_layers=1, heads=2,
+    mlp_width=32, dropout=0.0, init_std=0.3, logit_chunk=3)
 
 
 def rag_model(kind="token", retriever=None, generator=None):
@@ -31,11 +35,12 @@ def perturbed(boxed, seed=0, scale=0.3):
     """Unboxed parameters plus noise: zero biases and unit norms would hide their misuse."""
     rng = np.random.default_rng(seed)
     return jax.tree.map(
-        lambda x: x + scale * rng.normal(size=x.shape).astype(np.float32), nn.meta.unbox(boxed))
+        lambda x: jnp.asarray(np.asarray(x) + np.float32(scale * rng.normal(size=x.shape))),
+        nn.meta.unbox(boxed))
 
 
 def rag_params(model, seed=0):
-    return perturbed(model.init(jax.random.key(seed)), seed)
+    return perturbed(jit(model.init)(jax.random.key(seed)), seed)
 
 
 def ragged_mask(rng, *shape):

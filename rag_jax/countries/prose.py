@@ -111,7 +111,8 @@ QUESTIONS = {
                         "How many metres does {c} rise to?"],
     "neighbour": ["Which country borders {c}?", "Name a neighbour of {c}.",
                   "With which country does {c} share a border?"],
-    "office": ["Who is the {title} of {c}?"],
+    "office": ["Who is the {title} of {c}?", "Who holds the office of {title} of {c}?",
+               "Who serves as {title} of {c}?"],
 }
 TOPIC_OF = {
     "capital": "capital", "largest_city": "capital", "region": "capital",

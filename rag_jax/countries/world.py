@@ -25,7 +25,7 @@ class World:
     """Memories by edition, questions by split, and texts for the generator's warm-up.
 
     Splits: train, dev, test, and leaders_2016 / leaders_2018: the same questions about offices
-    that changed hands, with the holder in either year.
+    that changed hands ("Who is {position}?"), with the holder in either year.
     """
 
     memories: dict[str, list[Passage]]
@@ -67,7 +67,7 @@ def build_world(fictional: int, seed: int) -> World:
     """The world with `fictional` made-up countries beside the 195 real ones."""
     real = load_countries()
     train, dev, test = split_countries(real)
-    invented = fictional_countries(fictional, seed, [c.name for c in real])
+    invented = fictional_countries(fictional, seed, train, [c.name for c in real])
     memories = {
         edition: [Passage(*p) for c in (*real, *invented) for p in prose.passages(c, edition)]
         for edition in EDITIONS
@@ -81,7 +81,10 @@ def build_world(fictional: int, seed: int) -> World:
         return (question.country, office) not in changed and not any(map(unseen.search, texts))
 
     learnt = [q for c in train for q in prose.questions(c, NOW)]
-    learnt += _one_phrasing((q for c in invented for q in prose.questions(c, NOW)), seed)
+    asked_once = [q for c in invented for q in prose.questions(c, NOW) if q.relation != "office"]
+    learnt += _one_phrasing(asked_once, seed)
+    # Names of people are the hardest answers: they are asked for in every phrasing.
+    learnt += [q for c in invented for q in prose.questions(c, NOW) if q.relation == "office"]
     splits = {
         "train": [q for q in learnt if trains(q)],
         "dev": _one_phrasing((q for c in dev for q in prose.questions(c, NOW)), seed),
@@ -90,7 +93,7 @@ def build_world(fictional: int, seed: int) -> World:
     for edition in EDITIONS:
         splits[f"leaders_{edition}"] = [
             q for c in real for q in prose.questions(c, edition)
-            if (c.name, q.id.split("/")[2].partition(":")[2]) in changed]
+            if q.id.endswith("/0") and (c.name, q.id.split("/")[2].partition(":")[2]) in changed]
     asked: dict[str, list[prose.CountryQuestion]] = {}
     for question in splits["train"]:
         asked.setdefault(question.positive_id, []).append(question)

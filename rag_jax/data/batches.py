@@ -176,6 +176,6 @@ class DenoisingBatcher:
             noisy = noise.infill(noisy[: self.length - 2], tok.mask, self.mask_ratio,
                                  self.span_length, rng)
             sources.append([tok.start, *noisy[: self.length - 2], tok.end])
-            targets.append([*ids[: self.length - 1], tok.end])
+            targets.append([*ids[: self.length - 2], tok.end])
         return Seq2SeqBatch(*pad_rows(sources, self.length, tok.pad),
                             *pad_rows(targets, self.length, tok.pad))

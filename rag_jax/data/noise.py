@@ -34,10 +34,12 @@ def infill(ids: list[int], mask_id: int, ratio: float, span_length: float,
         spans.append(span)
         budget -= max(span, 1)
     kept = len(ids) - sum(spans)
-    # Spans stand at distinct gaps between kept tokens, so that no two masks touch.
-    places = np.sort(rng.choice(kept + 1, size=min(len(spans), kept + 1), replace=False))
+    # Spans stand at distinct gaps between kept tokens, so that no two masks touch; where there
+    # are more spans than gaps, several become one.
+    spans = [sum(spans[i :: kept + 1]) for i in range(min(len(spans), kept + 1))]
+    places = np.sort(rng.choice(kept + 1, size=len(spans), replace=False))
     noised, position, taken = [], 0, 0
-    for span, place in zip(spans, places, strict=False):
+    for span, place in zip(spans, places, strict=True):
         noised += ids[position : position + (place - taken)]
         position += place - taken + span
         taken = place

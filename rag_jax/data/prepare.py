@@ -4,7 +4,6 @@
 """
 
 import dataclasses
-import logging
 import pathlib
 from collections.abc import Iterable, Iterator, Sequence
 
@@ -23,8 +22,6 @@ from rag_jax.data.text import (
 from rag_jax.retrieval.passages import PassageStore, write_store
 from rag_jax.retrieval.reading import Passage, read_passages
 
-_log = logging.getLogger(__name__)
-
 
 class StoreTexts(Sequence):
     """The texts of a passage store, read when asked for."""
@@ -37,6 +34,16 @@ class StoreTexts(Sequence):
 
     def __getitem__(self, row: int) -> str:
         return self._store[int(row)].text
+
+
+class FileTexts(Iterable):
+    """Titles and texts of a passage file, read again at each iteration."""
+
+    def __init__(self, path: str):
+        self._path = path
+
+    def __iter__(self) -> Iterator[str]:
+        return (f"{p.title} {p.text}" for p in read_passages(self._path))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -112,12 +119,12 @@ def prepare(config: Config, workdir: pathlib.Path) -> Prepared:
     done = folder / "names.txt"  # written last: memory and split names
     source = None
     if not done.exists():
-        source = _countries(config) if data.source == "countries" else _files(config)
+        source = _files(config) if data.passages else _countries(config)
 
     def texts() -> Iterable[str]:
         if source.tokenizer_texts is not None:
             return source.tokenizer_texts
-        return (f"{p.title} {p.text}" for p in read_passages(data.passages))
+        return FileTexts(data.passages)
 
     retriever_tokenizer = _tokenizer(
         data.retriever_tokenizer, folder / "retriever_tokenizer",
@@ -128,7 +135,9 @@ def prepare(config: Config, workdir: pathlib.Path) -> Prepared:
     layout = GeneratorFormat(generator_tokenizer, data.max_source_length)
     if source is not None:
         _write(config, folder, source, retriever_tokenizer, layout)
-        done.write_text("\n".join([" ".join(source.memories), " ".join(source.splits)]))
+        temporary = folder / "names.txt.tmp"
+        temporary.write_text("\n".join([" ".join(source.memories), " ".join(source.splits)]))
+        temporary.replace(done)
     memory_names, split_names = (line.split() for line in done.read_text().splitlines())
     memories = {name: PassageStore.open(folder / "memories" / name) for name in memory_names}
     splits = {name: load_examples(f"tfds-dir:{folder / 'questions'}:{name}")
@@ -142,19 +151,23 @@ def prepare(config: Config, workdir: pathlib.Path) -> Prepared:
                     warmup_texts)
 
 
-def _write(config: Config, folder: pathlib.Path, source: _Source, retriever: Tokenizer,
-           layout: GeneratorFormat) -> None:
+def write_memory(path: pathlib.Path, passages: Iterable[Passage], config: Config,
+                 retriever: Tokenizer, layout: GeneratorFormat) -> PassageStore:
+    """A passage store with the token tables of both models."""
     longest = config.data.max_passage_length
-    encoders = {
+    return write_store(path, passages, {
         PASSAGE_TABLE: lambda ps: layout.passages([p.title for p in ps], [p.text for p in ps]),
         ENCODER_TABLE: lambda ps: encoder_input(
             retriever, [p.title for p in ps], [p.text for p in ps], longest),
-    }
+    })
+
+
+def _write(config: Config, folder: pathlib.Path, source: _Source, retriever: Tokenizer,
+           layout: GeneratorFormat) -> None:
     for name, passages in source.memories.items():
         path = folder / "memories" / name
         if not path.exists():
-            store = write_store(path, passages, encoders)
-            _log.info("memory %s: %d passages", name, len(store))
+            write_memory(path, passages, config, retriever, layout)
     _check_ids(config, folder, source)
     prepare_dataset("questions", source.splits, folder / "questions")
     if source.warmup_texts is not None:

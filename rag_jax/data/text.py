@@ -25,6 +25,7 @@ class Tokenizer:
         self._backend = backend
         self._backend.no_padding()
         self._backend.no_truncation()
+        self._backend.encode_special_tokens = True  # "</s>" in a text is letters, not an end
         names = [
             next((n for n in pair if backend.token_to_id(n) is not None), None)
             for pair in (("<s>", "[CLS]"), ("</s>", "[SEP]"), ("<pad>", "[PAD]"),
@@ -103,20 +104,35 @@ def train_bart_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
 
 
 def train_bert_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
-    """An uncased WordPiece vocabulary of BERT's form, trained on `texts`."""
+    """An uncased WordPiece vocabulary of BERT's form, trained on `texts`, which are read twice.
+
+    The trainer numbers "##a", "##b", ... in the order of a hash table, which differs from call to
+    call and decides between pieces of equal count (huggingface/tokenizers issue 1794). Handed to
+    it as special tokens they have one order; the model is then made anew without them.
+    """
     import tokenizers
     from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
-    backend = tokenizers.Tokenizer(models.WordPiece(unk_token="[UNK]"))
-    backend.normalizer = normalizers.BertNormalizer(lowercase=True)
-    backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    backend.decoder = decoders.WordPiece()
-    backend.train_from_iterator(
-        texts,
-        trainers.WordPieceTrainer(
-            vocab_size=vocab_size, special_tokens=list(BERT_SPECIALS), show_progress=False
-        ),
-    )
+    if iter(texts) is texts:
+        texts = list(texts)
+    normalizer = normalizers.BertNormalizer(lowercase=True)
+    splitter = pre_tokenizers.BertPreTokenizer()
+
+    def with_model(model: Any) -> Any:
+        backend = tokenizers.Tokenizer(model)
+        backend.normalizer, backend.pre_tokenizer = normalizer, splitter
+        backend.decoder = decoders.WordPiece()
+        return backend
+
+    inner = {letter for text in texts
+             for word, _ in splitter.pre_tokenize_str(normalizer.normalize_str(text))
+             for letter in word[1:]}
+    trained = with_model(models.WordPiece(unk_token="[UNK]"))
+    trained.train_from_iterator(texts, trainers.WordPieceTrainer(
+        vocab_size=vocab_size, show_progress=False,
+        special_tokens=[*BERT_SPECIALS, *(f"##{letter}" for letter in sorted(inner))]))
+    backend = with_model(models.WordPiece(trained.get_vocab(), unk_token="[UNK]"))
+    backend.add_special_tokens(list(BERT_SPECIALS))
     return Tokenizer(backend)
 
 
@@ -175,7 +191,7 @@ class GeneratorFormat:
         return self.tokenizer.encode([" ".join(text.split()) for text in joined])
 
     def questions(self, questions: Sequence[str]) -> list[list[int]]:
-        """Ids of " // question", to be joined to a passage's ids; never more than half the input."""
+        """Ids of " // question", to be joined to a passage's; at most half the input."""
         rows = self.tokenizer.encode(
             [self.question_separator + " ".join(q.split()) for q in questions])
         return [row[: self.max_length // 2] for row in rows]

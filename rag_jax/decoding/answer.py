@@ -77,7 +77,8 @@ def _search(model: rag.RagModel, params: Params, encoded: _Encoded, searches: in
 
     def step(last: jax.Array, cache: Cache) -> tuple[jax.Array, Cache]:
         documents = encoded.states.shape[0] // searches
-        logits, cache = _apply(model, params, "step", jnp.repeat(last.reshape(-1), documents), cache)
+        inputs = jnp.repeat(last.reshape(-1), documents)  # -> [R*M*K]
+        logits, cache = _apply(model, params, "step", inputs, cache)
         log_p = jax.nn.log_softmax(logits, axis=-1)
         log_p = log_p.reshape(searches, num_beams, documents, -1)  # -> [R, M, K, V]
         if log_prior is None:

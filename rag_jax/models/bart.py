@@ -27,7 +27,8 @@ POSITION_OFFSET = 2  # row p + 2 of the table belongs to position p
 def tied_logits(embedding: jax.Array, bias: jax.Array, states: jax.Array) -> jax.Array:
     """float32[..., V] = states [..., D] times the embedding table, plus final_logits_bias."""
     table = embedding.astype(states.dtype)
-    return jnp.einsum("...D,VD->...V", states, table, preferred_element_type=jnp.float32) + bias
+    logits = jnp.einsum("...D,VD->...V", states, table, preferred_element_type=jnp.float32)
+    return logits + jnp.expand_dims(bias, range(logits.ndim - 1))
 
 
 class LayerCache(NamedTuple):

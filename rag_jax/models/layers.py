@@ -69,7 +69,7 @@ class Linear(nn.Module):
             (self.features,), jnp.float32,
         )
         rows = x.reshape(-1, x.shape[-1]).astype(self.dtype)
-        y = rows @ kernel.astype(self.dtype) + bias.astype(self.dtype)
+        y = rows @ kernel.astype(self.dtype) + bias.astype(self.dtype)[None]
         return y.reshape(*x.shape[:-1], self.features)
 
 
@@ -220,7 +220,7 @@ def unstack_layers(params: dict) -> dict:
         if name == "layers":
             depth = jax.tree.leaves(value)[0].shape[0]
             for index in range(depth):
-                result[f"layer_{index}"] = jax.tree.map(lambda leaf, index=index: leaf[index], value)
+                result[f"layer_{index}"] = jax.tree.map(lambda x, index=index: x[index], value)
         else:
             result[name] = unstack_layers(value) if isinstance(value, dict) else value
     return result

@@ -138,7 +138,7 @@ class _Watch:
             self.progress.update(done, {"nll": means["nll"]})
             self.window = []
         else:
-            self.progress.update(done)
+            self.progress.update(done, {"nll": metrics["nll"]})
 
 
 def run_stage(stage: Stage) -> TrainState:

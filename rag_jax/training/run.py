@@ -5,8 +5,6 @@ import pathlib
 import time
 from typing import Any
 
-import jax
-
 from rag_jax import config as configs
 from rag_jax import parallel
 from rag_jax.config import Config
@@ -14,7 +12,11 @@ from rag_jax.data.prepare import prepare
 from rag_jax.training import stages, workdir
 from rag_jax.training.report import write_report
 
-_log = logging.getLogger(__name__)
+
+def be_quiet() -> None:
+    """Libraries log what only their authors need; warnings of ours and errors still show."""
+    for name in ("absl", "orbax", "jax"):
+        logging.getLogger(name).setLevel(logging.ERROR)
 
 
 def open_job(config: Config, path: pathlib.Path) -> stages.Job:
@@ -29,7 +31,7 @@ def train(config: Config, path: pathlib.Path) -> dict[str, Any]:
       Preempted: a signal came; the same call goes on.
       ConfigError, TrainingError, CheckpointError, RetrievalError: each says what to do.
     """
-    _be_quiet()
+    be_quiet()
     clock = _Clock(path)
     path = workdir.start(config, path)
     with clock.time("data"):
@@ -84,10 +86,3 @@ class _Timer:
 
 def _say(text: str) -> None:
     print(text, flush=True)
-
-
-def _be_quiet() -> None:
-    """Libraries report what only their authors need to know; errors still come through."""
-    for name in ("absl", "orbax", "jax"):
-        logging.getLogger(name).setLevel(logging.ERROR)
-    jax.config.update("jax_traceback_filtering", "auto")

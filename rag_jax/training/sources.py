@@ -63,5 +63,5 @@ class RagSource:
         return {str(step): ids.tolist() for step, ids in found.items()}
 
     def restore(self, pending: dict) -> None:
-        self._begun = {
-            int(step): lambda ids=np.array(ids, np.int32): ids for step, ids in pending.items()}
+        found = {int(step): np.array(ids, np.int32) for step, ids in pending.items()}
+        self._begun = {step: lambda ids=ids: ids for step, ids in found.items()}

@@ -36,6 +36,7 @@ from rag_jax.data.batches import (
     bucket,
 )
 from rag_jax.data.prepare import Prepared
+from rag_jax.data.question_files import Example
 from rag_jax.evaluation import evaluate
 from rag_jax.models import rag
 from rag_jax.models.layers import unstack_layers
@@ -67,10 +68,13 @@ class Job:
         return build_model(self.config, self.prepared)
 
     def tokens(self, split: str) -> QuestionTokens:
+        """The questions of a split, tokenized."""
+        return self.tokenize(self.prepared.splits[split])
+
+    def tokenize(self, examples: Sequence[Example]) -> QuestionTokens:
         data = self.config.data
-        return QuestionTokens(self.prepared.splits[split], self.prepared.retriever_tokenizer,
-                              self.prepared.format, data.max_question_length,
-                              data.max_target_length)
+        return QuestionTokens(examples, self.prepared.retriever_tokenizer, self.prepared.format,
+                              data.max_question_length, data.max_target_length)
 
 
 def build_model(config: Config, prepared: Prepared) -> rag.RagModel:
@@ -231,15 +235,22 @@ def index_memories(job: Job, params: Any) -> dict[str, PassageIndex]:
             for name, store in job.prepared.memories.items()}
 
 
-def make_answerer(job: Job, index: PassageIndex | None, kind: str) -> Answerer:
-    """Decoding and retrieval as `config.eval` and `config.retrieval` set them."""
+def make_answerer(job: Job, index: PassageIndex | None, kind: str, **changes: Any) -> Answerer:
+    """Decoding and retrieval as `config.eval` and `config.retrieval` set them, with `changes`."""
     config = job.config
-    generator = dataclasses.replace(job.model.generator, scan_layers=False, remat="none")
-    retriever = dataclasses.replace(job.model.retriever, scan_layers=False, remat="none")
-    model = dataclasses.replace(job.model, generator=generator, retriever=retriever, kind=kind)
-    return Answerer(model, job.mesh, index, config.retrieval.k_eval or config.retrieval.k,
-                    config.eval.batch_size, config.eval.num_beams, config.data.max_target_length,
-                    config.data.length_buckets)
+    looped = {"scan_layers": False, "remat": "none"}
+    model = dataclasses.replace(
+        job.model, kind=kind,
+        generator=dataclasses.replace(job.model.generator, **looped),
+        retriever=dataclasses.replace(job.model.retriever, **looped))
+    settings = {
+        "k": config.retrieval.k_eval or config.retrieval.k,
+        "batch_size": config.eval.batch_size,
+        "num_beams": config.eval.num_beams,
+        "max_length": config.data.max_target_length,
+        "length_step": config.data.length_buckets,
+    }
+    return Answerer(model, job.mesh, index, **{**settings, **changes})
 
 
 def fine_tune(job: Job, run: str, warm: Any, index: PassageIndex) -> Any:
@@ -268,9 +279,7 @@ def fine_tune(job: Job, run: str, warm: Any, index: PassageIndex) -> Any:
     answerer = make_answerer(job, index if config.retrieval.k else None, config.model.kind)
     dev = job.tokens("dev")
     if config.eval.max_examples:
-        dev = QuestionTokens(dev.examples[: config.eval.max_examples],
-                             job.prepared.retriever_tokenizer, job.prepared.format,
-                             config.data.max_question_length, config.data.max_target_length)
+        dev = job.tokenize(dev.examples[: config.eval.max_examples])
     stage = _stage(
         job, run, rag.TOWERS, rates, step.rag_loss(job.model, train.label_smoothing),
         train.optimizer, train.steps, source, initial=lambda: warm,

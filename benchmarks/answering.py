@@ -1,0 +1,54 @@
+"""Milliseconds of the second question to a warm process, and what it compiles.
+
+    python benchmarks/answering.py --workdir runs/quickstart
+
+Asks through the same function as `rag_jax.generate --interactive`; the first question compiles,
+the others (of other lengths) must not.
+"""
+
+import argparse
+import pathlib
+import statistics
+import time
+
+import jax.monitoring
+
+from rag_jax import flags
+from rag_jax.trained import open_trained
+
+QUESTIONS = (
+    "Who is the President of Peru?",
+    "What is the capital of the Netherlands?",
+    "In which part of the world is Nepal?",
+    "Which currency is used in Japan?",
+    "When did South Sudan join the United Nations?",
+    "How high is the highest point of Switzerland?",
+)
+
+
+def main() -> None:
+    flags._keep_memory()
+    parser = argparse.ArgumentParser(description=__doc__)
+    flags.add_workdir(parser)
+    options = parser.parse_args()
+    compiled = []
+    jax.monitoring.register_event_duration_secs_listener(
+        lambda event, secs, **_: compiled.append(event) if "backend_compile" in event else None)
+    config = flags.workdir_config(options)
+    trained = open_trained(config, pathlib.Path(options.workdir), options.run, options.step,
+                           options.index)
+    began = time.perf_counter()
+    trained.answer(QUESTIONS[:1])
+    print(f"first question {time.perf_counter() - began:.2f} s, {len(compiled)} compilations")
+    compiled.clear()
+    times = []
+    for question in QUESTIONS[1:] * 4:
+        began = time.perf_counter()
+        trained.answer([question])
+        times.append(1e3 * (time.perf_counter() - began))
+    print(f"later questions: median {statistics.median(times):.1f} ms, longest {max(times):.1f} ms,"
+          f" {len(compiled)} compilations")
+
+
+if __name__ == "__main__":
+    main()

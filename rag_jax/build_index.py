@@ -1,0 +1,37 @@
+"""Builds a memory for a trained model: `python -m rag_jax.build_index --passages FILE --out DIR`.
+
+Embeds the passages with the model's document encoder and publishes an index folder, to be named
+by --index of rag_jax.generate and rag_jax.evaluate. A killed build goes on where it was.
+"""
+
+import pathlib
+
+from rag_jax import flags
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Entry point; `argv` without the program's name, None = the process's arguments."""
+    parser = flags.make_parser("build_index", __doc__)
+    parser.add_argument("--workdir", default=flags.DEFAULT_WORKDIR,
+                        help=f"workdir of rag_jax.train (default: {flags.DEFAULT_WORKDIR})")
+    parser.add_argument("--passages", required=True, metavar="FILE",
+                        help=".tsv or .jsonl (.gz) with id, title, text")
+    parser.add_argument("--out", required=True, metavar="DIR", help="folder of the new index")
+    parser.add_argument("--queries", metavar="FILE",
+                        help="questions on which recall is measured (default: dev questions)")
+    parser.add_argument("--overwrite", action="store_true", help="replace another index at DIR")
+    parser.set_defaults(run=None)
+    options, config = flags.parse_with_config(parser, argv, flags.workdir_config)
+
+    from rag_jax.trained import index_passages
+
+    index = index_passages(config, pathlib.Path(options.workdir), pathlib.Path(options.passages),
+                           pathlib.Path(options.out), options.queries, options.overwrite)
+    recall = index.manifest["recall"]
+    print(f"{options.out}: {index.size} passages x {index.width}, {index.manifest['kind']}, "
+          f"recall@{recall['k']} {recall['recall']:.4f} against exact search "
+          f"({recall['queries']} queries)")
+
+
+if __name__ == "__main__":
+    flags.run(main)

@@ -1,0 +1,128 @@
+"""A trained run, opened again: to evaluate it, to ask it, to give it another memory."""
+
+import dataclasses
+import json
+import pathlib
+import shutil
+from collections.abc import Sequence
+from typing import Any
+
+from rag_jax.answering import Answerer
+from rag_jax.config import Config, ConfigError
+from rag_jax.data.prepare import chunked, write_memory
+from rag_jax.data.question_files import Example
+from rag_jax.data.tasks import load_examples
+from rag_jax.retrieval.index import PassageIndex
+from rag_jax.retrieval.reading import read_passages
+from rag_jax.training import stages
+from rag_jax.training.run import be_quiet, open_job
+from rag_jax.types import Answer
+
+
+@dataclasses.dataclass(frozen=True)
+class Trained:
+    """Parameters of a run with its data and memory; `index` is None for a closed-book run."""
+
+    job: stages.Job
+    run: str
+    params: Any
+    index: PassageIndex | None
+
+    def answerer(self, **changes: Any) -> Answerer:
+        """Decoding as the configuration sets it; `changes` replace arguments of `Answerer`."""
+        return stages.make_answerer(self.job, self.index, self.job.config.model.kind, **changes)
+
+    def answer(self, questions: Sequence[str]) -> list[Answer]:
+        """Answers questions, each with its evidence.
+
+        A single question is a batch of its own, always padded to the longest input: the second
+        one, whatever its length, runs what was compiled for the first.
+        """
+        if not questions:
+            return []
+        batch_size = self.job.config.eval.batch_size if len(questions) > 1 else 1
+        answerer = self.answerer(batch_size=batch_size,
+                                 length_step=self.job.config.data.max_source_length)
+        tokens = self.job.tokenize([Example(str(i), text, ("",))
+                                    for i, text in enumerate(questions)])
+        return answerer.decode(self.params, tokens, answerer.retrieve(self.params, tokens))
+
+
+def open_trained(config: Config, path: pathlib.Path, run: str | None = None,
+                 step: int | None = None, index: str | None = None) -> Trained:
+    """Restores a run's parameters and opens its memory.
+
+    Args:
+      config: of the run.
+      path: the workdir.
+      run: None = the first of config.runs.
+      step: checkpoint; None = the best by dev EM.
+      index: folder of an index, or name of one in the workdir; None = the one that trained.
+
+    Raises:
+      RetrievalError: the index was built by another document encoder, or is damaged.
+      ConfigError, CheckpointError: nothing there to restore.
+    """
+    be_quiet()
+    path = path.absolute()
+    job = open_job(config, path)
+    run = run or config.runs[0]
+    params, meta = stages.load_params(job, run, step)
+    if not config.retrieval.k:
+        return Trained(job, run, params, None)
+    named = path / "indexes" / (index or next(iter(job.prepared.memories)))
+    folder = named if index is None or named.is_dir() else pathlib.Path(index)
+    return Trained(job, run, params, PassageIndex.open(folder, meta["encoder_fingerprint"]))
+
+
+def index_passages(config: Config, path: pathlib.Path, passages: pathlib.Path, out: pathlib.Path,
+                   queries: str | None = None, overwrite: bool = False) -> PassageIndex:
+    """Embeds the passages of a file with a trained workdir's document encoder.
+
+    Args:
+      config, path: of the workdir.
+      passages: .tsv or .jsonl, chunked as `config.data.chunk_words` says.
+      out: the index folder to publish.
+      queries: file of questions on which to measure recall; None = the dev questions.
+      overwrite: replace another index at `out`.
+    """
+    be_quiet()
+    job = open_job(config, path.absolute())
+    params, _ = stages.load_params(job, config.runs[0])
+    # Made anew each time, as the file may have changed; the embedding is what resumes.
+    staging = out.absolute().with_name(out.name + ".passages")
+    shutil.rmtree(staging, ignore_errors=True)
+    store = write_memory(staging, chunked(read_passages(passages), config.data.chunk_words),
+                         config, job.prepared.retriever_tokenizer, job.prepared.format)
+    examples = load_examples(queries) if queries else job.prepared.splits["dev"]
+    answerer = stages.make_answerer(job, None, config.model.kind)
+    sample = answerer.embed_questions(params, job.tokenize(examples))
+    index = stages.index_memory(job, params, store, out, sample, overwrite)
+    shutil.rmtree(staging)
+    return index
+
+
+def read_questions(path: pathlib.Path) -> list[str]:
+    """Questions of a file: one a line, or, for .jsonl, the field `question` of each object.
+
+    Raises:
+      ConfigError: no such file, or a line without a question.
+    """
+    if not path.is_file():
+        raise ConfigError(f"--questions={path}: no such file")
+    questions = []
+    for number, line in enumerate(path.read_text("utf-8").splitlines(), 1):
+        text = line.strip()
+        if path.suffix == ".jsonl" and text:
+            try:
+                text = json.loads(text)["question"]
+            except (json.JSONDecodeError, KeyError, TypeError):
+                text = ""
+            if not isinstance(text, str) or not text.strip():
+                raise ConfigError(f"{path}:{number}: expected a JSON object with a field "
+                                  '"question" that is a text')
+        if text:
+            questions.append(text)
+    if not questions:
+        raise ConfigError(f"--questions={path}: no question in it")
+    return questions

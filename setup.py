@@ -1,0 +1,54 @@
+"""Packaging of rag_jax. Every dependency says what it is for; every bound says why."""
+
+import pathlib
+import re
+
+from setuptools import find_packages, setup
+
+HERE = pathlib.Path(__file__).parent
+VERSION = re.search(r'__version__ = "(.+)"', (HERE / "rag_jax/__init__.py").read_text()).group(1)
+
+REQUIRES = [
+    # Arrays, models, optimisation. Python 3.11 gets jax 0.10, later Pythons newer ones; the next
+    # minor versions after the upper bounds have not been tried.
+    "jax>=0.10.2,<0.13",
+    "flax>=0.12.8,<0.13",
+    "optax>=0.2.8,<0.3",
+    # Checkpoints. 0.12.8 is the first whose format both sides of its API read.
+    "orbax-checkpoint>=0.12.8,<0.13",
+    "numpy>=2",
+    # Data sets without TensorFlow: TFDS 4.9.10 reads and writes array_record by itself, and
+    # needs importlib_resources on Python >= 3.9 without declaring it.
+    "tensorflow-datasets>=4.9.10",
+    "array_record>=0.8.6",
+    "importlib_resources",
+    # Tokenizers by Hugging Face name; `tokenizers` alone does the work at run time.
+    "transformers>=5.23,<6",
+    "tokenizers>=0.22",
+    # Approximate search. No wheel for macOS, Windows or Python 3.14: exact search serves there.
+    'scann>=1.4.2; platform_system == "Linux" and python_version < "3.14"',
+    # Progress bars and TensorBoard files.
+    "tqdm>=4.66",
+    "tensorboardX>=2.6",
+]
+
+EXTRAS = {
+    "tpu": ["jax[tpu]"],
+    "cuda": ["jax[cuda13]"],
+    # bm25s: the lexical retriever that the own-data benchmark compares with.
+    "test": ["pytest>=8", "bm25s>=0.3", "PyStemmer>=2.2"],
+}
+
+setup(
+    name="rag_jax",
+    version=VERSION,
+    description="Retrieval-Augmented Generation (Lewis et al. 2020) in JAX",
+    long_description=(HERE / "README.md").read_text("utf-8"),
+    long_description_content_type="text/markdown",
+    license="Apache-2.0",
+    python_requires=">=3.11",
+    packages=find_packages(include=["rag_jax", "rag_jax.*"]),
+    package_data={"rag_jax.countries": ["countries.jsonl"]},
+    install_requires=REQUIRES,
+    extras_require=EXTRAS,
+)

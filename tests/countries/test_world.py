@@ -1,0 +1,101 @@
+"""The quickstart's data: nothing of the test may be seen in training."""
+
+import re
+
+import pytest
+
+from rag_jax.countries.facts import EDITIONS, load_countries
+from rag_jax.countries.world import NOW, build_world, mentions, split_countries
+
+REAL = load_countries()
+TRAIN, DEV, TEST = split_countries(REAL)
+UNSEEN = re.compile(r"\b(" + "|".join(re.escape(c.name) for c in DEV + TEST) + r")\b", re.I)
+
+
+@pytest.fixture(scope="module")
+def world():
+    return build_world(400, 0)
+
+
+def test_the_split_covers_every_country_once():
+    assert sorted(c.name for c in TRAIN + DEV + TEST) == sorted(c.name for c in REAL)
+    assert len(TEST) == 40 and len(DEV) == 15
+    assert split_countries(REAL) == (TRAIN, DEV, TEST)
+
+
+def test_no_unseen_name_is_part_of_another_country_name():
+    """"Niger" in test would be seen in "Nigeria"."""
+    for c in DEV + TEST:
+        assert not [r.name for r in REAL if r != c and (c.name in r.name or r.name in c.name)]
+
+
+def test_no_training_question_or_answer_names_an_unseen_country(world):
+    seen = [e for e in world.splits["train"] if UNSEEN.search(" | ".join((e.question, *e.answers)))]
+    assert seen == []
+
+
+def test_no_training_question_points_at_a_passage_of_an_unseen_country(world):
+    for e in world.splits["train"]:
+        for passage_id in (*e.positive_ids, *e.negative_ids):
+            assert not UNSEEN.search(passage_id), e
+
+
+def test_no_warm_up_text_names_an_unseen_country(world):
+    assert [t for t in world.warmup_texts if UNSEEN.search(t)] == []
+    assert len(world.warmup_texts) > 1000
+
+
+def test_dev_and_test_ask_about_their_own_countries_alone(world):
+    for split, countries in (("dev", DEV), ("test", TEST)):
+        asked = {e.positive_ids[0].split("/")[1] for e in world.splits[split]}
+        assert asked == {c.name for c in countries}
+
+
+def test_offices_that_changed_hands_are_in_no_training_question(world):
+    changed = {(c.name, o.title) for c in REAL for o in c.offices if o.changed}
+    asked = {tuple(e.id.split("/")[1:3]) for e in world.splits["train"]}
+    assert asked and not {(name, f"office:{title}") for name, title in changed} & asked
+    texts = {e.question for e in world.splits["train"]} | {
+        line.rpartition(" // ")[2] for line in world.warmup_texts}
+    for name, title in changed:
+        the = next(c.prose_name for c in REAL if c.name == name)
+        assert not [t for t in texts if f" {title} of {the}?" in t]
+
+
+def test_both_leader_splits_ask_the_same_questions_with_different_answers(world):
+    old, new = (world.splits[f"leaders_{e}"] for e in EDITIONS)
+    assert [e.question for e in old] == [e.question for e in new]
+    assert len(old) >= 80 and len({e.question for e in old}) == len(old)
+    assert all(a.answers != b.answers for a, b in zip(old, new, strict=True))
+
+
+def test_questions_point_at_passages_of_their_memory(world):
+    ids = {edition: {p.id for p in memory} for edition, memory in world.memories.items()}
+    for split, examples in world.splits.items():
+        edition = split.removeprefix("leaders_") if split.startswith("leaders_") else NOW
+        for e in examples:
+            assert {*e.positive_ids, *e.negative_ids} <= ids[edition], (split, e)
+
+
+def test_both_memories_hold_every_country_under_ids_of_their_edition(world):
+    assert set(world.memories) == set(EDITIONS)
+    for edition, memory in world.memories.items():
+        assert len({p.id for p in memory}) == len(memory) == 5 * (195 + 400)
+        assert all(p.id.startswith(f"{edition}/") for p in memory)
+
+
+def test_ids_of_questions_are_unique_within_a_split(world):
+    for split, examples in world.splits.items():
+        assert len({e.id for e in examples}) == len(examples), split
+
+
+def test_the_world_is_a_pure_function_of_size_and_seed(world):
+    assert build_world(400, 0) == world
+    assert build_world(400, 1).splits["train"] != world.splits["train"]
+    assert build_world(400, 1).splits["leaders_2016"] == world.splits["leaders_2016"]
+
+
+def test_mentions_matches_whole_words_only():
+    pattern = mentions(["Chad", "São Tomé and Príncipe"])
+    assert pattern.search("borders Chad, Niger") and pattern.search("in São Tomé and Príncipe.")
+    assert not pattern.search("Chadian") and not pattern.search("São Tomé")

@@ -1,0 +1,281 @@
+"""Batches: padding that is masked, answers and passages in the rows where they belong."""
+
+import numpy as np
+import pytest
+
+from rag_jax.data import batches, order
+from rag_jax.data.batches import (
+    ENCODER_TABLE,
+    PASSAGE_TABLE,
+    DenoisingBatcher,
+    QuestionTokens,
+    RagBatcher,
+    RetrieverBatcher,
+)
+from rag_jax.data.question_files import Example
+from rag_jax.data.text import (
+    GeneratorFormat,
+    encoder_input,
+    train_bart_tokenizer,
+    train_bert_tokenizer,
+)
+from rag_jax.retrieval.passages import write_store
+from rag_jax.retrieval.reading import Passage
+
+PASSAGES = [Passage(f"p{i}", f"Title {i}", f"Text number {i} says " + "very " * i + "little.")
+            for i in range(6)]
+EXAMPLES = [
+    Example("a", "Who is it?", ("Ada", "Bo", "Cy"), ("p0", "p1"), ("p4", "p5")),
+    Example("b", "Where in all the wide world does it say so?", ("There",), ("p1",)),
+    Example("c", "Without a positive?", ("None",)),
+    Example("d", "What?", ("a long answer " * 20,), ("p2",), ("p3",)),
+    Example("e", "Again?", ("Yes",), ("p0",), ("p2",)),
+]
+WIDTH, LONGEST, TARGET = 3, 48, 6
+
+
+class Index:
+    """The two things that a batcher asks of a PassageIndex."""
+
+    def __init__(self, store):
+        self.passages = store
+        self.table = np.arange(len(store) * WIDTH, dtype=np.float32).reshape(-1, WIDTH) + 1
+
+    def embeddings(self, ids):
+        assert (ids >= 0).all()
+        return self.table[ids]
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    texts = [f"{p.title} / {p.text}" for p in PASSAGES] + [e.question for e in EXAMPLES]
+    bart, bert = train_bart_tokenizer(texts, 400), train_bert_tokenizer(texts, 200)
+    layout = GeneratorFormat(bart, LONGEST)
+    store = write_store(tmp_path_factory.mktemp("store") / "s", PASSAGES, {
+        PASSAGE_TABLE: lambda ps: layout.passages([p.title for p in ps], [p.text for p in ps]),
+        ENCODER_TABLE: lambda ps: encoder_input(
+            bert, [p.title for p in ps], [p.text for p in ps], 24)})
+    questions = QuestionTokens(EXAMPLES, bert, layout, 10, TARGET)
+    return questions, store, bart, bert
+
+
+@pytest.fixture(scope="module")
+def rag(made):
+    return RagBatcher(made[0], 8, WIDTH)
+
+
+@pytest.mark.parametrize("length, step, longest, expected", [
+    (1, 8, 64, 8), (8, 8, 64, 8), (9, 8, 64, 16), (0, 8, 64, 8), (63, 8, 60, 60), (5, 64, 48, 48)])
+def test_bucket_rounds_up_to_a_step_and_never_beyond_the_longest(length, step, longest, expected):
+    assert batches.bucket(length, step, longest) == expected
+
+
+def test_questions_are_encoder_inputs_padded_to_one_length(made):
+    questions, _, _, bert = made
+    rows = encoder_input(bert, [e.question for e in EXAMPLES], None, 10)
+    assert questions.ids.shape == (5, 10) and len(questions) == 5
+    for ids, mask, row in zip(questions.ids, questions.mask, rows, strict=True):
+        assert ids[mask].tolist() == row and (ids[~mask] == bert.pad).all()
+        assert mask.sum() == len(row)
+
+
+def test_a_rag_batch_holds_passage_and_question_in_their_rows(made, rag):
+    questions, store, bart, _ = made
+    retrieved = np.array([[3, 0], [1, 5]], np.int32)
+    batch = rag.batch(np.array([1, 3]), retrieved, Index(store))
+    table = store.tokens(PASSAGE_TABLE)
+    for b, row in enumerate((1, 3)):
+        assert (batch.question_ids[b] == questions.ids[row]).all()
+        assert (batch.question_mask[b] == questions.mask[row]).all()
+        for k in range(2):
+            whole = questions.format.join(
+                table.rows(int(retrieved[b, k])).tolist(), questions.suffixes[row])
+            ids, mask = batch.source_ids[b, k], batch.source_mask[b, k]
+            assert ids[mask].tolist() == whole and (ids[~mask] == bart.pad).all()
+            assert (batch.doc_embeddings[b, k] == Index(store).table[retrieved[b, k]]).all()
+    assert batch.doc_mask.all() and (batch.weight == 1).all() and batch.weight.dtype == np.float32
+    assert batch.source_ids.dtype == np.int32 and batch.doc_embeddings.dtype == np.float32
+
+
+def test_inputs_are_padded_to_a_bucket_and_never_beyond_the_longest(made, rag):
+    store = made[1]
+    lengths = {rag.batch(np.array([row]), np.array([[d]]), Index(store)).source_ids.shape[-1]
+               for row in range(5) for d in range(6)}
+    assert len(lengths) > 1 and all(n % 8 == 0 and n <= LONGEST for n in lengths)
+
+
+def test_padding_passages_are_masked_and_have_zero_embeddings(made, rag):
+    """A -1 read as the last row would feed a random passage to the model."""
+    store = made[1]
+    retrieved = np.array([[2, -1, -1], [0, 1, 2]], np.int32)
+    batch = rag.batch(np.array([0, 1]), retrieved, Index(store))
+    assert batch.doc_mask.tolist() == [[True, False, False], [True] * 3]
+    assert (batch.doc_embeddings[0, 1:] == 0).all() and (batch.doc_embeddings[1] != 0).all()
+    full = rag.batch(np.array([0, 1]), np.array([[2, 3, 4], [0, 1, 2]]), Index(store))
+    assert (batch.source_ids[0, 0][batch.source_mask[0, 0]]
+            == full.source_ids[0, 0][full.source_mask[0, 0]]).all()
+
+
+def test_closed_book_is_one_empty_passage(made, rag):
+    questions, _, bart, _ = made
+    batch = rag.batch(np.array([0, 3]), None)
+    assert batch.doc_mask.tolist() == [[True], [True]]
+    assert batch.doc_embeddings.shape == (2, 1, WIDTH) and not batch.doc_embeddings.any()
+    for b, row in enumerate((0, 3)):
+        ids = batch.source_ids[b, 0][batch.source_mask[b, 0]].tolist()
+        assert ids == [bart.start, *questions.suffixes[row], bart.end]
+
+
+def test_weights_are_passed_through(made, rag):
+    weight = np.array([1, 0], np.float32)
+    assert (rag.batch(np.array([0, 0]), None, weight=weight).weight == weight).all()
+
+
+def targets(batch):
+    return [ids[mask].tolist() for ids, mask in zip(batch.target_ids, batch.target_mask,
+                                                    strict=True)]
+
+
+def test_targets_are_the_first_answer_or_one_drawn(made, rag):
+    _, _, bart, _ = made
+    answers = [[*ids, bart.end] for ids in bart.encode(["Ada", "Bo", "Cy"])]
+    rows = np.zeros(40, np.int64)
+    assert targets(rag.batch(rows, None)) == [answers[0]] * 40
+    drawn = targets(rag.batch(rows, None, rng=order.generator(0, 4, 0)))
+    assert all(a in drawn for a in answers) and all(d in answers for d in drawn)
+    assert drawn == targets(rag.batch(rows, None, rng=order.generator(0, 4, 0)))
+    assert drawn != targets(rag.batch(rows, None, rng=order.generator(0, 4, 1)))
+
+
+def test_a_long_answer_is_cut_before_its_end(made, rag):
+    """Without </s> the model would never learn to stop; one token more would not fit."""
+    _, _, bart, _ = made
+    batch = rag.batch(np.array([3, 0]), None)
+    ids = bart.encode([EXAMPLES[3].answers[0]])[0]
+    assert targets(batch)[0] == [*ids[: TARGET - 1], bart.end]
+    assert batch.target_ids.shape == (2, TARGET)
+    assert (batch.target_ids[1][~batch.target_mask[1]] == bart.pad).all()
+
+
+def retriever_batch(made, step=0, size=4, hard=1, seed=0):
+    questions, store, _, bert = made
+    batcher = RetrieverBatcher(questions, store, 20, bert.pad, hard)
+    return batcher, batcher.batch(step, size, seed)
+
+
+def passage_rows(made, batch):
+    """Which passage each row of the batch holds."""
+    questions, store, _, bert = made
+    ids, _ = store.tokens(ENCODER_TABLE).padded(np.arange(6), 20, bert.pad)
+    return [int(np.flatnonzero((ids == row).all(axis=1))[0]) for row in batch.passage_ids]
+
+
+def asked(made, batcher, step=0, size=4, seed=0):
+    return batcher.rows[order.batch_indices(len(batcher.rows), size, seed, step)]
+
+
+def test_questions_without_a_positive_are_left_out(made):
+    batcher, _ = retriever_batch(made)
+    assert batcher.rows.tolist() == [0, 1, 3, 4]
+
+
+@pytest.mark.parametrize("hard", [0, 1, 2])
+def test_positives_stand_at_their_question_and_hard_negatives_behind(made, hard):
+    seen = set()
+    for step in range(20):
+        batcher, batch = retriever_batch(made, step, hard=hard)
+        rows, passages = asked(made, batcher, step), passage_rows(made, batch)
+        assert len(passages) == 4 * (1 + hard)
+        assert batch.same_passage.shape == (4, len(passages))
+        for b, row in enumerate(rows):
+            assert (batch.question_ids[b] == made[0].ids[row]).all()
+            assert f"p{passages[b]}" in EXAMPLES[row].positive_ids
+            if EXAMPLES[row].negative_ids:
+                for h in range(hard):
+                    assert f"p{passages[4 * (1 + h) + b]}" in EXAMPLES[row].negative_ids
+            if row == 0:
+                seen.add(passages[b])
+    assert seen == {0, 1}, "each positive of a question gets its turn"
+
+
+def test_same_passage_marks_every_other_place_of_a_positive(made):
+    """Unmarked, question "e" would be trained to push away its own positive p0 of question "a"."""
+    marked = 0
+    for step in range(20):
+        batcher, batch = retriever_batch(made, step)
+        rows, passages = asked(made, batcher, step), passage_rows(made, batch)
+        for b, row in enumerate(rows):
+            for place, passage in enumerate(passages):
+                expected = place != b and f"p{passage}" in EXAMPLES[row].positive_ids
+                assert batch.same_passage[b, place] == expected
+                marked += expected
+    assert marked > 20
+
+
+def test_a_retriever_batch_is_a_pure_function_of_seed_and_step(made):
+    first, again, other = (retriever_batch(made, step, seed=seed)[1]
+                           for step, seed in ((3, 0), (3, 0), (4, 0)))
+    assert all((a == b).all() for a, b in zip(first, again, strict=True))
+    assert any((a != b).any() for a, b in zip(first, other, strict=True))
+
+
+def test_passages_of_a_retriever_batch_are_padded_and_masked(made):
+    _, batch = retriever_batch(made)
+    pad = made[3].pad
+    assert batch.passage_ids.shape == batch.passage_mask.shape == (8, 20)
+    assert ((batch.passage_ids != pad) == batch.passage_mask).all()
+    assert batch.passage_mask[:, 0].all()
+
+
+TEXTS = ["One two three. Four five six.", "Seven.", "word " * 100]
+
+
+def denoising(made, ratio=0.3, permute=1.0, length=24):
+    return DenoisingBatcher(TEXTS, made[2], length, ratio, 3.0, permute)
+
+
+def rows_of(ids, mask):
+    return [row[m].tolist() for row, m in zip(ids, mask, strict=True)]
+
+
+def test_a_denoising_target_is_the_text_and_the_source_has_noise(made):
+    bart, size = made[2], len(TEXTS)
+    for step in range(8):
+        batch = denoising(made).batch(step, size, 0)
+        rows = order.batch_indices(size, size, 0, step)
+        expected = [[*bart.encode([TEXTS[r]])[0][:22], bart.end] for r in rows]
+        assert rows_of(batch.target_ids, batch.target_mask) == expected
+        for row, source in zip(rows, rows_of(batch.source_ids, batch.source_mask), strict=True):
+            assert source[0] == bart.start and source[-1] == bart.end
+            assert bart.mask in source or row == 1
+            assert len(source) <= 24
+
+
+def test_without_noise_the_source_is_the_target(made):
+    """A source that is cut shorter than its target asks for words that nothing shows."""
+    batch = denoising(made, ratio=0.0, permute=0.0).batch(0, 3, 0)
+    sources = rows_of(batch.source_ids, batch.source_mask)
+    targets = rows_of(batch.target_ids, batch.target_mask)
+    assert [s[1:] for s in sources] == targets
+
+
+def test_the_share_of_permuted_texts_is_as_configured(made):
+    bart = made[2]
+    whole = bart.encode([TEXTS[0]])[0]
+
+    def moved(permute):
+        batcher = DenoisingBatcher([TEXTS[0]], bart, 64, 0.0, 3.0, permute)
+        batch = batcher.batch(0, 200, 0)
+        return np.mean([row[1:-1] != whole
+                        for row in rows_of(batch.source_ids, batch.source_mask)])
+
+    assert moved(0.0) == 0
+    assert 0.4 < moved(1.0) < 0.6  # half of the orders of two sentences
+    assert 0.15 < moved(0.5) < 0.35
+
+
+def test_a_denoising_batch_is_a_pure_function_of_seed_and_step(made):
+    first, again = (denoising(made).batch(5, 3, 1) for _ in range(2))
+    assert all((a == b).all() for a, b in zip(first, again, strict=True))
+    other = denoising(made).batch(5, 3, 2)
+    assert any((a != b).any() for a, b in zip(first, other, strict=True))

@@ -1,0 +1,292 @@
+"""Text and ids: what goes in comes out, and an answer has the ids of the words in its passage."""
+
+import json
+import random
+import re
+import unicodedata
+
+import numpy as np
+import pytest
+
+from rag_jax.countries import prose
+from rag_jax.countries.facts import load_countries
+from rag_jax.data.text import (
+    BART_SPECIALS,
+    BERT_SPECIALS,
+    GeneratorFormat,
+    Tokenizer,
+    chunks,
+    encoder_input,
+    pad_rows,
+    train_bart_tokenizer,
+    train_bert_tokenizer,
+)
+
+REAL = load_countries()
+PASSAGES = [p for c in REAL for p in prose.passages(c, "2018")]
+
+
+@pytest.fixture(scope="module")
+def bart():
+    return train_bart_tokenizer([f"{p.title} / {p.text}" for p in PASSAGES], 2000)
+
+
+@pytest.fixture(scope="module")
+def bert():
+    return train_bert_tokenizer([f"{p.title} {p.text}" for p in PASSAGES], 2000)
+
+
+def fuzz(seed):
+    """A text of any code points but lone surrogates, with the odd run of spaces and marks."""
+    rng = random.Random(seed)
+    ranges = [(0, 0x7F), (0x20, 0x7E), (0x80, 0x2FF), (0x300, 0x36F), (0x590, 0x6FF),
+              (0x2000, 0x206F), (0x3000, 0x9FFF), (0xE000, 0xFFFF), (0x1F300, 0x1FAFF),
+              (0x10000, 0x10FFFF)]
+    pieces = [chr(rng.randint(*rng.choice(ranges))) for _ in range(rng.randint(0, 30))]
+    pieces += rng.choices(["  ", "\n", "\t", ".", "'s", "</s>", "<mask>", "[SEP]", "Ġ", "##a"], k=3)
+    rng.shuffle(pieces)
+    return "".join(pieces)
+
+
+def test_bart_writes_any_text_back(bart):
+    """A byte lost here is an answer that can never be matched."""
+    texts = [fuzz(seed) for seed in range(500)]
+    for text, ids in zip(texts, bart.encode(texts), strict=True):
+        assert bart.decode(ids) == text.strip(), [hex(ord(c)) for c in text]
+
+
+def test_bert_reads_any_text_without_special_tokens(bert):
+    texts = [fuzz(seed) for seed in range(500)]
+    for ids in bert.encode(texts):
+        assert not {bert.start, bert.end, bert.pad, bert.mask} & set(ids)
+
+
+def test_special_tokens_written_in_a_text_are_letters(bart, bert):
+    """A passage holding "</s>" must not end the generator's input, nor a mask ask for filling."""
+    for tokenizer, names in ((bart, BART_SPECIALS), (bert, BERT_SPECIALS)):
+        special = {tokenizer.start, tokenizer.end, tokenizer.pad, tokenizer.mask}
+        for ids in tokenizer.encode([f"a {name} b" for name in names]):
+            assert not special & set(ids)
+
+
+def test_bert_is_uncased_and_writes_plain_words_back(bert):
+    assert bert.encode(["Lima PERU"]) == bert.encode(["lima peru"])
+    assert bert.decode(bert.encode(["The capital of Peru is Lima."])[0]).startswith(
+        "the capital of peru is lima")
+
+
+def test_decode_leaves_special_tokens_out(bart):
+    ids = bart.encode(["Lima"])[0]
+    assert bart.decode([bart.start, *ids, bart.end, bart.pad, bart.pad]) == "Lima"
+    assert bart.decode(np.array(ids, np.int32)) == "Lima"
+    assert bart.decode([]) == "" and bart.encode([""]) == [[]] and bart.encode([]) == []
+
+
+def contains(row, part):
+    return any(row[i : i + len(part)] == part for i in range(len(row) - len(part) + 1))
+
+
+def test_an_answer_has_the_ids_of_the_same_words_inside_the_passage(bart):
+    """The generator copies; without the space in front, "Lima" would be other tokens than " Lima".
+    """
+    layout = GeneratorFormat(bart, 128)
+    rows = dict(zip((p.id for p in PASSAGES), layout.passages(
+        [p.title for p in PASSAGES], [p.text for p in PASSAGES]), strict=True))
+    texts = {p.id: p.text for p in PASSAGES}
+    checked = 0
+    for country in REAL:
+        for question in prose.questions(country, "2018"):
+            for answer in question.answers:
+                if re.search(r"(?<!\S)" + re.escape(answer) + r"\b(?!['’])",
+                             texts[question.positive_id]):
+                    ids = bart.encode([answer])[0]
+                    assert contains(rows[question.positive_id], ids), (answer, question.positive_id)
+                    checked += 1
+    assert checked > 5000
+
+
+def test_passage_and_question_joined_are_the_ids_of_the_joined_text(bart):
+    layout = GeneratorFormat(bart, 1000)
+    titles = ["Peru", "", " Côte  d'Ivoire ", "X", "Ünï"]
+    texts = ["Lima is  the\ncapital.", "No title", "Yes", "ends in space \u3000", "3.5 / 4 // 5"]
+    questions = ["Who is\tthe  President?", "?", " What ", "…", "a // b / c"]
+    passages, suffixes = layout.passages(titles, texts), layout.questions(questions)
+    for title, text, question, p, q in zip(titles, texts, questions, passages, suffixes,
+                                           strict=True):
+        whole = " ".join(f"{title} / {text}".split()) if title else " ".join(text.split())
+        ids = bart.encode([f"{whole} // {' '.join(question.split())}"])[0]
+        assert layout.join(p, q) == [bart.start, *ids, bart.end]
+
+
+def test_the_separators_can_be_set(bart):
+    layout = GeneratorFormat(bart, 100, title_separator=" : ", question_separator=" ? ")
+    row = layout.join(layout.passages(["Peru"], ["Lima"])[0], layout.questions(["who"])[0])
+    assert bart.decode(row) == "Peru : Lima ? who"
+
+
+@pytest.mark.parametrize("max_length", [16, 17, 24, 40])
+def test_a_long_passage_is_cut_and_its_question_never(bart, max_length):
+    layout = GeneratorFormat(bart, max_length)
+    passage = layout.passages(["Peru"], ["Lima is the capital. " * 50])[0]
+    question = layout.questions(["Who is it?"])[0]
+    row = layout.join(passage, question)
+    assert len(row) == max_length
+    assert row[0] == bart.start and row[-1] == bart.end
+    assert row[-1 - len(question) : -1] == question
+    assert row[1 : -1 - len(question)] == passage[: max_length - 2 - len(question)]
+
+
+def test_a_short_input_is_not_padded_or_cut(bart):
+    layout = GeneratorFormat(bart, 64)
+    passage, question = layout.passages(["A"], ["b"])[0], layout.questions(["c"])[0]
+    assert layout.join(passage, question) == [bart.start, *passage, *question, bart.end]
+    assert layout.join([], question) == [bart.start, *question, bart.end]
+
+
+def test_an_endless_question_leaves_half_of_the_input_to_the_passage(bart):
+    layout = GeneratorFormat(bart, 32)
+    question = layout.questions(["why " * 500])[0]
+    assert len(question) == 16
+    assert len(layout.join(list(range(100)), question)) == 32
+
+
+@pytest.mark.parametrize("words", [1, 3, 100])
+@pytest.mark.parametrize("count", [0, 1, 99, 100, 101, 200, 250])
+def test_chunks_are_disjoint_complete_and_short(words, count):
+    text = " \n".join(f"w{i}" for i in range(count))
+    pieces = list(chunks(text, words))
+    assert " ".join(pieces).split() == text.split()
+    assert all(1 <= len(p.split()) <= words for p in pieces)
+    assert all(len(p.split()) == words for p in pieces[:-1])
+
+
+def test_chunks_have_a_hundred_words_as_in_the_paper():
+    assert [len(p.split()) for p in chunks("a " * 230)] == [100, 100, 30]
+
+
+def test_encoder_input_is_cls_title_sep_text_sep(bert):
+    title, text = bert.encode(["Peru"])[0], bert.encode(["Lima is the capital"])[0]
+    cls, sep = bert.start, bert.end
+    assert encoder_input(bert, ["Peru"], None, 50) == [[cls, *title, sep]]
+    row = encoder_input(bert, ["Peru"], ["Lima is the capital"], 50)[0]
+    assert row == [cls, *title, sep, *text, sep]
+
+
+@pytest.mark.parametrize("max_length", [4, 8, 20])
+def test_a_long_encoder_input_is_cut_before_its_last_sep(bert, max_length):
+    whole = encoder_input(bert, ["Peru"], ["Lima " * 60], 500)[0]
+    row = encoder_input(bert, ["Peru"], ["Lima " * 60], max_length)[0]
+    assert row == [*whole[: max_length - 1], bert.end] and len(row) == max_length
+
+
+def test_pad_rows_cuts_fills_and_masks():
+    ids, mask = pad_rows([[1, 2, 3, 4], [5], []], 3, 9)
+    assert ids.tolist() == [[1, 2, 3], [5, 9, 9], [9, 9, 9]]
+    assert mask.tolist() == [[True] * 3, [True, False, False], [False] * 3]
+    assert ids.dtype == np.int32 and mask.dtype == bool
+
+
+def test_save_and_load_give_the_same_ids(tmp_path, bart, bert):
+    texts = [fuzz(seed) for seed in range(20)] + ["Lima </s> Peru"]
+    for name, tokenizer in (("g", bart), ("r", bert)):
+        tokenizer.save(tmp_path / name)
+        for source in (tmp_path / name, tmp_path / name / "tokenizer.json", str(tmp_path / name)):
+            loaded = Tokenizer.load(source)
+            assert loaded.encode(texts) == tokenizer.encode(texts)
+            assert (loaded.start, loaded.end, loaded.pad, loaded.mask, loaded.vocab_size) == (
+                tokenizer.start, tokenizer.end, tokenizer.pad, tokenizer.mask,
+                tokenizer.vocab_size)
+        assert [f.name for f in (tmp_path / name).iterdir()] == ["tokenizer.json"]
+
+
+def test_padding_and_truncation_of_a_saved_tokenizer_are_switched_off(tmp_path, bart):
+    """Hugging Face's files often carry both; rows would come cut at 512 and padded together."""
+    import tokenizers
+
+    bart.save(tmp_path)
+    backend = tokenizers.Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    backend.enable_truncation(2)
+    backend.enable_padding(length=50)
+    backend.save(str(tmp_path / "tokenizer.json"))
+    text = "The capital of Peru is Lima"
+    assert Tokenizer.load(tmp_path).encode([text, "a"]) == bart.encode([text, "a"])
+
+
+def test_training_keeps_to_the_size_and_gives_special_tokens_the_first_ids(bart, bert):
+    assert bart.vocab_size <= 2000 and bert.vocab_size <= 2000
+    assert (bart.start, bart.pad, bart.end, bart.mask) == (0, 1, 2, 4)  # as in BART
+    assert (bert.pad, bert.start, bert.end, bert.mask) == (0, 2, 3, 4)
+
+
+def test_training_twice_gives_the_same_tokenizer(bart, bert):
+    """Otherwise one seed gives other runs each time; an iterator must do as well as a list."""
+    again = train_bart_tokenizer((f"{p.title} / {p.text}" for p in PASSAGES), 2000)
+    assert again.encode([p.text for p in PASSAGES]) == bart.encode([p.text for p in PASSAGES])
+    again = train_bert_tokenizer((f"{p.title} {p.text}" for p in PASSAGES), 2000)
+    assert again._backend.to_str() == bert._backend.to_str()
+
+
+def test_a_trained_wordpiece_knows_every_word_that_it_was_trained_on(bert):
+    unknown = bert.encode(["☃"])[0]
+    assert len(unknown) == 1
+    assert not any(unknown[0] in ids for ids in bert.encode([p.text for p in PASSAGES]))
+    assert len(bert.encode(["country"])[0]) == 1, "frequent words are one piece"
+
+
+def test_a_missing_tokenizer_is_named(tmp_path):
+    with pytest.raises(ValueError, match="no tokenizer at .*nowhere.*expected a tokenizer.json"):
+        Tokenizer.load(tmp_path / "nowhere")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ValueError, match="no tokenizer at .*empty"):
+        Tokenizer.load(tmp_path / "empty")
+
+
+def test_a_tokenizer_without_special_tokens_is_refused():
+    import tokenizers
+
+    backend = tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 0, "[CLS]": 1}, "a"))
+    with pytest.raises(ValueError, match=r"lacks a start, end, padding or mask.*\[CLS\]"):
+        Tokenizer(backend)
+
+
+WORDS = ["the capital of Peru is Lima", "naïve café", "Who?"]
+
+
+def test_a_folder_of_vocab_and_merges_as_bart_has_it_is_loaded(tmp_path, bart):
+    """facebook/bart-base in its old form: no tokenizer.json, ids as transformers gives them."""
+    import transformers
+
+    bart.save(tmp_path / "trained")
+    model = json.loads((tmp_path / "trained" / "tokenizer.json").read_text())["model"]
+    folder = tmp_path / "bart"
+    folder.mkdir()
+    (folder / "vocab.json").write_text(json.dumps(model["vocab"]))
+    merges = [" ".join(m) if isinstance(m, list) else m for m in model["merges"]]
+    (folder / "merges.txt").write_text("#version: 0.2\n" + "\n".join(merges) + "\n")
+    (folder / "tokenizer_config.json").write_text('{"tokenizer_class": "BartTokenizer"}')
+    loaded = Tokenizer.load(folder)
+    reference = transformers.AutoTokenizer.from_pretrained(str(folder))
+    for text in WORDS:
+        assert loaded.encode([text])[0] == reference.encode(text, add_special_tokens=False)
+        assert unicodedata.normalize("NFC", loaded.decode(loaded.encode([text])[0])) == text
+    assert (loaded.start, loaded.end) == (reference.bos_token_id, reference.eos_token_id)
+
+
+def test_a_folder_saved_by_transformers_as_bert_has_it_is_loaded(tmp_path, bert):
+    import transformers
+
+    bert.save(tmp_path / "trained")
+    vocab = json.loads((tmp_path / "trained" / "tokenizer.json").read_text())["model"]["vocab"]
+    old = tmp_path / "old"
+    old.mkdir()
+    (old / "vocab.txt").write_text("\n".join(sorted(vocab, key=vocab.get)) + "\n")
+    (old / "tokenizer_config.json").write_text(
+        '{"tokenizer_class": "BertTokenizer", "do_lower_case": true}')
+    reference = transformers.AutoTokenizer.from_pretrained(str(old))
+    reference.save_pretrained(str(tmp_path / "new"))
+    for folder in (old, tmp_path / "new"):
+        loaded = Tokenizer.load(folder)
+        for text in WORDS:
+            assert loaded.encode([text])[0] == reference.encode(text, add_special_tokens=False)
+        assert (loaded.start, loaded.end, loaded.pad) == (
+            reference.cls_token_id, reference.sep_token_id, reference.pad_token_id)

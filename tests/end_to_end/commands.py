@@ -1,0 +1,33 @@
+"""The commands that a user types, each in a process of its own."""
+
+import os
+import pathlib
+import subprocess
+import sys
+
+ROOT = pathlib.Path(__file__).parents[2]
+SMALLEST = pathlib.Path(__file__).with_name("smallest.py")
+
+
+def command(module: str, workdir: pathlib.Path, *flags: str) -> list[str]:
+    """`python -m rag_jax.MODULE` on the smallest configuration."""
+    config = [f"--config={SMALLEST}"] if module == "train" else []
+    return [sys.executable, "-m", f"rag_jax.{module}", *config, f"--workdir={workdir}", *flags]
+
+
+def environment() -> dict[str, str]:
+    return {**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)}
+
+
+def run(module: str, workdir: pathlib.Path, *flags: str, stdin: str = ""
+        ) -> subprocess.CompletedProcess:
+    """Runs a command to its end."""
+    return subprocess.run(command(module, workdir, *flags), capture_output=True, text=True,
+                          env=environment(), cwd=ROOT, input=stdin)
+
+
+def finish(module: str, workdir: pathlib.Path, *flags: str, stdin: str = "") -> str:
+    """Runs a command that must succeed; its standard output."""
+    done = run(module, workdir, *flags, stdin=stdin)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout

@@ -1,0 +1,106 @@
+"""evaluate, generate and build_index on a trained workdir, as a user runs them."""
+
+import json
+import shutil
+
+import jax.monitoring
+import pytest
+
+from rag_jax import config as configs
+from rag_jax.trained import open_trained
+from rag_jax.training import workdir as workdirs
+from tests.end_to_end.commands import finish, run
+
+
+def test_evaluate_writes_metrics_and_predictions(uninterrupted):
+    output = finish("evaluate", uninterrupted, "--split=dev")
+    metrics = json.loads((uninterrupted / "rag_token/evaluation.dev.json").read_text())
+    for name in ("em", "f1", "nll", "answer_recall@1", "unique_passages", "retrieved_id_entropy",
+                 "prior_entropy", "posterior_entropy"):
+        assert name in metrics and name in output
+    lines = (uninterrupted / "rag_token/predictions.dev.jsonl").read_text().splitlines()
+    records = [json.loads(line) for line in lines]
+    assert len(records) == metrics["count"]
+    for record in records:
+        assert record["log_prob"] <= 0 and len(record["passages"]) == 2
+        assert sum(p["prior"] for p in record["passages"]) == pytest.approx(1, abs=1e-4)
+        assert sum(p["posterior"] for p in record["passages"]) == pytest.approx(1, abs=1e-4)
+
+
+def test_generate_answers_one_many_and_typed_questions(uninterrupted, tmp_path):
+    shown = finish("generate", uninterrupted, "What is the capital of Peru?")
+    assert "log p = -" in shown and "p(z|x)" in shown
+    questions, out = tmp_path / "questions.txt", tmp_path / "answers.jsonl"
+    questions.write_text("What is the capital of Peru?\n\nWho is the Emperor of Japan?\n")
+    finish("generate", uninterrupted, f"--questions={questions}", f"--out={out}")
+    answers = [json.loads(line) for line in out.read_text().splitlines()]
+    assert [a["question"] for a in answers] == questions.read_text().split("\n")[:4:2]
+    assert all(len(a["passage_ids"]) == 2 for a in answers)
+    typed = finish("generate", uninterrupted, "--interactive", stdin="Where is Peru?\nWhy?\n\n")
+    assert typed.count("log p = ") == 2
+
+
+def test_beam_search_and_other_runs_are_flags(uninterrupted):
+    finish("generate", uninterrupted, "--config.eval.num_beams=3", "Where is Peru?")
+    wrong = run("generate", uninterrupted, "--run=rag_tokn", "Where is Peru?")
+    assert wrong.returncode == 1 and "has the runs rag_token" in wrong.stderr
+
+
+def test_a_swapped_memory_answers_from_other_passages(uninterrupted):
+    now = finish("generate", uninterrupted, "Where is Peru?")
+    then = finish("generate", uninterrupted, "--index=2016", "Where is Peru?")
+    assert " 2018/" in now and " 2016/" not in now
+    assert " 2016/" in then and " 2018/" not in then
+
+
+def test_the_second_question_and_a_swapped_index_compile_nothing(uninterrupted):
+    config = configs.for_run(workdirs.read(uninterrupted), "rag_token")
+    trained = open_trained(config, uninterrupted)
+    compiled = []
+    jax.monitoring.register_event_duration_secs_listener(
+        lambda event, secs, **_: compiled.append(event) if "backend_compile" in event else None)
+    trained.answer(["Where is Peru?"])
+    assert compiled, "the listener must see the first question's compilations"
+    compiled.clear()
+    trained.answer(["Which country borders the Democratic Republic of the Congo?"])
+    swapped = open_trained(config, uninterrupted, index="2016")
+    compiled.clear()  # restoring parameters may compile copies
+    swapped.answer(["Who is the President of Peru?"])
+    assert compiled == []
+
+
+def test_build_index_from_a_file_and_its_guards(uninterrupted, tmp_path):
+    passages = tmp_path / "more.tsv"
+    rows = [f"{i}\tPlace {i}\tPlace {i} lies in region {i}." for i in range(40)]
+    passages.write_text("id\ttitle\ttext\n" + "\n".join(rows) + "\n")
+    out = tmp_path / "index"
+    built = finish("build_index", uninterrupted, f"--passages={passages}", f"--out={out}")
+    assert "40 passages" in built and "recall@10" in built
+    moved = tmp_path / "moved"
+    out.rename(moved)
+    answered = finish("generate", uninterrupted, f"--index={moved}", "Where is Place 7?")
+    assert "Place" in answered
+    rows[3] = "3\tonly two columns"
+    passages.write_text("id\ttitle\ttext\n" + "\n".join(rows) + "\n")
+    bad = run("build_index", uninterrupted, f"--passages={passages}", f"--out={out}")
+    assert bad.returncode == 1 and "more.tsv:5" in bad.stderr and "Traceback" not in bad.stderr
+
+
+def test_an_index_of_another_encoder_is_refused(uninterrupted, tmp_path):
+    foreign = tmp_path / "foreign"
+    shutil.copytree(uninterrupted / "indexes" / "2018", foreign)
+    from rag_jax.retrieval.index import read_manifest, write_manifest
+
+    manifest = read_manifest(foreign)
+    manifest.pop("checksum", None)
+    manifest["encoder_fingerprint"] = "another"
+    write_manifest(foreign, manifest)
+    refused = run("generate", uninterrupted, f"--index={foreign}", "Where is Peru?")
+    assert refused.returncode == 1
+    assert "encoder" in refused.stderr and "Traceback" not in refused.stderr
+
+
+def test_missing_workdir_index_and_question_are_one_line_errors(uninterrupted, tmp_path):
+    for flags in (["--workdir", str(tmp_path / "none"), "x"], ["--index=nowhere", "x"], []):
+        failed = run("generate", uninterrupted, *flags)
+        assert failed.returncode != 0 and "Traceback" not in failed.stderr, failed.stderr

@@ -1,0 +1,99 @@
+"""Interrupted and resumed equals uninterrupted, bitwise: SIGTERM, and SIGKILL at random moments.
+
+Every run is the command that a user types, in a process of its own.
+"""
+
+import json
+import os
+import pathlib
+import random
+import signal
+import subprocess
+
+import jax
+import numpy as np
+import pytest
+
+from tests.end_to_end.commands import ROOT, command, environment, finish
+
+
+def interrupt(workdir: pathlib.Path, marker: str, number: signal.Signals, *flags: str) -> int:
+    """Starts training, sends the signal once a line of the log has `marker`; the exit status."""
+    process = subprocess.Popen(command("train", workdir, *flags), stdout=subprocess.PIPE,
+                               stderr=subprocess.STDOUT, text=True, env=environment(), cwd=ROOT)
+    seen = []
+    for line in process.stdout:
+        seen.append(line)
+        if marker in line:
+            process.send_signal(number)
+            break
+    else:
+        pytest.fail(f"training never printed {marker!r}:\n{''.join(seen)[-3000:]}")
+    process.stdout.read()
+    return process.wait()
+
+
+def final_arrays(workdir: pathlib.Path) -> dict[str, np.ndarray]:
+    """Every array of the last checkpoint of the run: parameters and optimiser state."""
+    import orbax.checkpoint as ocp
+
+    found = {}
+    for item in ("params", "opt_state"):
+        with ocp.StandardCheckpointer() as checkpointer:
+            tree = checkpointer.restore((workdir / "rag_token" / "10" / item).absolute())
+        for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+            found[item + jax.tree_util.keystr(path)] = np.asarray(leaf)
+    return found
+
+
+def assert_same(first: pathlib.Path, second: pathlib.Path) -> None:
+    one, two = final_arrays(first), final_arrays(second)
+    assert one.keys() == two.keys() and len(one) > 20
+    for name, array in one.items():
+        assert array.dtype == two[name].dtype
+        assert array.tobytes() == two[name].tobytes(), name
+    reports = [json.loads((w / "report.json").read_text()) for w in (first, second)]
+    assert reports[0]["em"] == reports[1]["em"]
+    assert reports[0]["metrics"] == reports[1]["metrics"]
+
+
+def test_sigterm_saves_and_the_same_command_goes_on(uninterrupted, tmp_path):
+    status = interrupt(tmp_path, "rag_token 5/10", signal.SIGTERM)
+    assert status == 0
+    steps = [int(p.name) for p in (tmp_path / "rag_token").iterdir() if p.name.isdigit()]
+    assert steps and max(steps) < 10, "SIGTERM must leave a checkpoint of an unfinished run"
+    finish("train", tmp_path)
+    assert_same(uninterrupted, tmp_path)
+
+
+def test_sigkill_at_random_moments_of_every_stage(uninterrupted, tmp_path):
+    rng = random.Random(os.environ.get("RAG_JAX_TEST_SEED", "3"))
+    for stage, steps in (("retriever", 6), ("generator", 6), ("rag_token", 10)):
+        step = rng.randint(1, steps - 1)
+        assert interrupt(tmp_path, f"{stage} {step}/{steps}", signal.SIGKILL) == -signal.SIGKILL
+    finish("train", tmp_path)
+    assert_same(uninterrupted, tmp_path)
+
+
+def test_sigkill_with_stale_retrieval_keeps_what_was_pending(tmp_path):
+    stale = "--config.retrieval.staleness=1"
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    finish("train", whole, stale)
+    interrupt(killed, "rag_token 5/10", signal.SIGKILL, stale)
+    finish("train", killed, stale)
+    assert_same(whole, killed)
+
+
+def test_a_finished_run_is_not_trained_again(uninterrupted):
+    before = final_arrays(uninterrupted)
+    output = finish("train", uninterrupted)
+    assert "rag_token 10/10" not in output
+    after = final_arrays(uninterrupted)
+    assert all(before[name].tobytes() == after[name].tobytes() for name in before)
+
+
+def test_another_configuration_on_the_same_workdir_is_refused(uninterrupted):
+    done = subprocess.run(command("train", uninterrupted, "--config.train.batch_size=4"),
+                          capture_output=True, text=True, env=environment(), cwd=ROOT)
+    assert done.returncode == 1
+    assert "config.train.batch_size: 8 there, 4 now" in done.stderr

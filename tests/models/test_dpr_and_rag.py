@@ -1,0 +1,279 @@
+"""DPR's towers and the whole RAG model: oracle, invariances, gradients, memory."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import naive
+import numpy as np
+import pytest
+import tiny
+
+from rag_jax.models import rag
+from rag_jax.training.step import rag_loss
+
+KINDS = ["token", "sequence"]
+SMOOTHING = 0.1
+MODEL = tiny.rag_model(retriever={"projection": 12})
+BATCH = tiny.rag_batch(model=MODEL)
+
+
+@pytest.fixture(scope="module")
+def params():
+    return tiny.rag_params(MODEL)
+
+
+@functools.partial(tiny.jit, static_argnames=("kind", "smoothing"))
+def likelihood(params, batch, kind="token", smoothing=0.0):
+    model = tiny.rag_model(kind, retriever={"projection": 12})
+    return rag.log_likelihood(model, params, batch, smoothing)
+
+
+@functools.partial(tiny.jit, static_argnames="kind")
+def loss_and_gradient(params, batch, kind):
+    """Of the parameters and of the index's embeddings."""
+    model = tiny.rag_model(kind, retriever={"projection": 12})
+
+    def value(params, embeddings):
+        batch_with = batch._replace(doc_embeddings=embeddings)
+        return rag_loss(model, SMOOTHING)(params, batch_with, None)[0]
+
+    return jax.value_and_grad(value, argnums=(0, 1))(params, batch.doc_embeddings)
+
+
+log_probs = tiny.jit(functools.partial(rag.token_log_probs, MODEL))
+
+
+def test_dpr_is_the_projected_cls_state(params):
+    """[CLS] is the first position whatever the mask; no pooler; float32 out."""
+    tower = params["query_encoder"]
+    embed = tiny.jit(functools.partial(rag.embed, MODEL))
+    found = embed(tower, BATCH.question_ids, BATCH.question_mask)
+    zeros = np.zeros_like(BATCH.question_ids[0])
+    expected = [
+        naive.linear(naive.bert(tower["bert"], ids, mask, zeros, heads=2)[0], tower["projection"])
+        for ids, mask in zip(BATCH.question_ids, BATCH.question_mask, strict=True)]
+    assert found.shape == (3, 12) and found.dtype == jnp.float32
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=2e-5)
+    other = embed(params["document_encoder"], BATCH.question_ids, BATCH.question_mask)
+    assert np.abs(found - other).max() > 0.1
+
+
+def naive_likelihood(params, kind, smoothing):
+    """log p(y | x) of the batch: numpy float64 from token ids to marginal."""
+    results = []
+    for b in range(3):
+        zeros = np.zeros_like(BATCH.question_ids[b])
+        query = naive.linear(
+            naive.bert(params["query_encoder"]["bert"], BATCH.question_ids[b],
+                       BATCH.question_mask[b], zeros, heads=2)[0],
+            params["query_encoder"]["projection"])
+        real = BATCH.doc_mask[b]
+        prior = naive.log_softmax(naive.f64(BATCH.doc_embeddings[b][real]) @ query)
+        length = int(BATCH.target_mask[b].sum())
+        targets = BATCH.target_ids[b][:length]
+        rows = []
+        for k in np.flatnonzero(real):
+            log_p = naive.log_softmax(naive.bart_logits(
+                params["generator"], BATCH.source_ids[b, k], BATCH.source_mask[b, k],
+                np.concatenate([[tiny.END], targets[:-1]]).astype(int), heads=2))
+            picked = log_p[np.arange(length), targets]
+            rows.append((1 - smoothing) * picked + smoothing * log_p.mean(axis=1))
+        p = np.exp(np.array(rows))
+        if kind == "sequence":
+            results.append(np.log((np.exp(prior) * p.prod(axis=1)).sum()))
+        else:
+            results.append(np.log((np.exp(prior)[:, None] * p).sum(axis=0)).sum())
+    return results
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_log_likelihood_matches_float64_from_end_to_end(params, kind):
+    """shift_right, the repeat over documents, prior, smoothing and masks fit together."""
+    found = likelihood(params, BATCH, kind, SMOOTHING)
+    np.testing.assert_allclose(found["log_p"], naive_likelihood(params, kind, SMOOTHING),
+                               rtol=2e-5)
+    assert np.abs(found["log_p"] - likelihood(params, BATCH, kind)["log_p"]).max() > 1e-3
+    for name in ("prior", "posterior"):
+        np.testing.assert_allclose(np.sum(found[name], axis=1), 1, rtol=1e-6)
+        assert not np.asarray(found[name])[~BATCH.doc_mask].any()
+
+
+def test_one_document_is_plain_seq2seq(params):
+    alone = BATCH._replace(source_ids=BATCH.source_ids[:, :1], source_mask=BATCH.source_mask[:, :1],
+                           doc_embeddings=BATCH.doc_embeddings[:, :1],
+                           doc_mask=np.ones((3, 1), bool))
+    plain = tiny.jit(functools.partial(rag.seq2seq_log_probs, MODEL))(
+        params["generator"], BATCH.source_ids[:, 0], BATCH.source_mask[:, 0], BATCH.target_ids)
+    expected = np.where(BATCH.target_mask, plain, 0).sum(axis=1)
+    for kind in KINDS:
+        np.testing.assert_allclose(likelihood(params, alone, kind)["log_p"], expected, rtol=1e-5)
+
+
+def reordered(batch, order):
+    """The batch with the documents of every question in another order."""
+    parts = ("source_ids", "source_mask", "doc_embeddings", "doc_mask")
+    return batch._replace(**{name: getattr(batch, name)[:, order] for name in parts})
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_order_of_documents_is_irrelevant(params, kind):
+    order = [2, 0, 1]
+    found = likelihood(params, reordered(BATCH, order), kind)
+    expected = likelihood(params, BATCH, kind)
+    np.testing.assert_allclose(found["log_p"], expected["log_p"], rtol=1e-6)
+    np.testing.assert_allclose(found["posterior"], expected["posterior"][:, np.array(order)],
+                               rtol=1e-5, atol=1e-7)
+
+
+def junk_in_padding(batch):
+    """Other content wherever a mask is False."""
+    padding = ~batch.doc_mask
+    source = np.where(batch.source_mask & ~padding[..., None], batch.source_ids,
+                      (batch.source_ids + 11) % 38)
+    return batch._replace(
+        question_ids=np.where(batch.question_mask, batch.question_ids,
+                              (batch.question_ids + 7) % 30),
+        source_ids=source,
+        doc_embeddings=np.where(padding[..., None], np.float32(9), batch.doc_embeddings),
+        target_ids=np.where(batch.target_mask, batch.target_ids, tiny.PAD))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_padding_of_any_kind_changes_neither_loss_nor_gradient(params, kind):
+    """Padding documents, source, question and target tokens: any junk gives the same numbers."""
+    junk = junk_in_padding(BATCH)
+    assert any((a != b).any() for a, b in zip(junk, BATCH, strict=True))
+    loss, (grads, by_embedding) = loss_and_gradient(params, BATCH, kind)
+    junk_loss, (junk_grads, junk_by_embedding) = loss_and_gradient(params, junk, kind)
+    np.testing.assert_allclose(junk_loss, loss, rtol=1e-6)
+    tiny.assert_trees_close(junk_grads, grads, rtol=1e-5, atol=1e-6)
+    for gradient in (by_embedding, junk_by_embedding):
+        assert not np.asarray(gradient)[~BATCH.doc_mask].any()
+        assert np.asarray(gradient)[:2].any(axis=2).all()
+
+
+def test_appended_padding_documents_change_nothing(params):
+    """A short result list padded to any K is the same question."""
+    def pad(x, value=0):
+        return np.concatenate([x, np.full_like(x[:, :2], value)], axis=1)
+
+    wider = BATCH._replace(
+        source_ids=pad(BATCH.source_ids, 3), source_mask=pad(BATCH.source_mask, True),
+        doc_embeddings=pad(BATCH.doc_embeddings, 5.0), doc_mask=pad(BATCH.doc_mask))
+    np.testing.assert_allclose(likelihood(params, wider)["log_p"],
+                               likelihood(params, BATCH)["log_p"], rtol=1e-6)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_gradient_reaches_the_query_encoder_and_never_the_document_encoder(params, kind):
+    _, (grads, _) = loss_and_gradient(params, BATCH, kind)
+    assert tiny.is_zero(grads["document_encoder"])
+    for tower in ("query_encoder", "generator"):
+        for path, leaf in jax.tree_util.tree_leaves_with_path(grads[tower]):
+            assert np.asarray(leaf).any(), f"{tower}{jax.tree_util.keystr(path)}"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_filler_rows_have_no_influence(params, kind):
+    """Weight 0: the other rows' loss alone, finite even where a filler has no document at all."""
+    filler = BATCH._replace(weight=np.float32([1, 1, 0]))
+    empty = jax.tree.map(np.copy, filler)
+    for name in ("doc_mask", "source_mask", "question_mask", "target_mask"):
+        getattr(empty, name)[2] = False
+    loss, grads = loss_and_gradient(params, filler, kind)
+    expected = -likelihood(params, BATCH, kind, SMOOTHING)["log_p"][:2].sum()
+    np.testing.assert_allclose(loss, expected, rtol=1e-6)
+    empty_loss, empty_grads = loss_and_gradient(params, empty, kind)
+    np.testing.assert_allclose(empty_loss, loss, rtol=1e-6)
+    tiny.assert_trees_close(empty_grads, grads, rtol=1e-5, atol=1e-6)
+    assert not np.asarray(grads[1])[2].any()
+
+
+def test_documents_and_questions_are_scored_independently(params):
+    """A changed source of document (0, 1) changes log p of (0, 1) and of nothing else."""
+    expected = np.asarray(log_probs(params, BATCH))
+    changed = BATCH.source_ids.copy()
+    changed[0, 1] = (changed[0, 1] + 5) % 38
+    found = np.asarray(log_probs(params, BATCH._replace(source_ids=changed)))
+    same = np.ones((3, 3), bool)
+    same[0, 1] = False
+    np.testing.assert_array_equal(found[same], expected[same])
+    assert (found[0, 1] != expected[0, 1]).all()
+
+
+def test_questions_are_independent_by_gradient(params):
+    """Row b's likelihood has no gradient at the embeddings of another row."""
+    def by_row(embeddings):
+        batch = BATCH._replace(doc_embeddings=embeddings)
+        return rag.log_likelihood(MODEL, params, batch)["log_p"]
+
+    seen = np.asarray(tiny.jit(jax.jacrev(by_row))(BATCH.doc_embeddings)).any(axis=(2, 3))
+    assert not seen[~np.eye(3, dtype=bool)].any() and seen[[0, 1], [0, 1]].all()
+
+
+def test_later_target_tokens_do_not_touch_earlier_log_probs(params):
+    expected = np.asarray(log_probs(params, BATCH))
+    for t in range(5):
+        changed = BATCH.target_ids.copy()
+        changed[:, t] = (changed[:, t] + 3) % 38
+        found = np.asarray(log_probs(params, BATCH._replace(target_ids=changed)))
+        np.testing.assert_array_equal(found[..., :t], expected[..., :t])
+        assert (found[..., t] != expected[..., t]).all()
+
+
+@pytest.mark.parametrize("chunk", [1, 2, 5, 16])
+def test_chunked_scoring_is_the_whole_log_softmax(params, chunk):
+    """Also where the chunk does not divide T; value and gradient."""
+    rng = np.random.default_rng(0)
+    states = jnp.float32(rng.normal(size=(2, 5, 16)))
+    targets = jnp.asarray(rng.integers(0, 38, (2, 5)), jnp.int32)
+    head = {k: params["generator"][k] for k in ("embedding", "final_logits_bias")}
+
+    def whole(head, states):
+        logits = jnp.einsum("RTD,VD->RTV", states, head["embedding"])
+        log_p = jax.nn.log_softmax(logits + head["final_logits_bias"][None, None])
+        smooth = SMOOTHING * log_p.mean(axis=-1)
+        return (1 - SMOOTHING) * jnp.take_along_axis(log_p, targets[..., None], -1)[..., 0] + smooth
+
+    def chunked(head, states):
+        return rag.score_targets(head, states, targets, chunk, SMOOTHING)
+
+    def run(score):
+        return tiny.jit(jax.value_and_grad(lambda *a: jnp.sin(score(*a)).sum(), (0, 1)))(head, states)
+
+    tiny.assert_trees_close(run(chunked), run(whole), rtol=1e-5, atol=1e-5)
+
+
+def test_nothing_over_the_vocabulary_is_kept_for_the_backward_pass(params):
+    """Residuals of the loss with a vocabulary axis: parameters only, no [B, K, T, V]."""
+    vocab = MODEL.generator.vocab_size
+    kept = jax.tree.leaves(jax.eval_shape(
+        lambda params: jax.vjp(lambda p: rag_loss(MODEL, SMOOTHING)(p, BATCH, None)[0], params)[1],
+        params))
+    shapes = [leaf.shape for leaf in kept]
+    assert len(shapes) > 20, "the residuals were not found"
+    assert {s for s in shapes if vocab in s} <= {(vocab, 16), (16, vocab), (vocab,)}
+
+
+def test_bfloat16_model_stays_close_and_reports_float32(params):
+    half = {"dtype": "bfloat16"}
+    model = tiny.rag_model(retriever={"projection": 12, **half}, generator=half)
+    found = tiny.jit(functools.partial(rag.log_likelihood, model))(params, BATCH)
+    expected = likelihood(params, BATCH)
+    assert all(leaf.dtype == jnp.float32 for leaf in jax.tree.leaves(found))
+    np.testing.assert_allclose(found["log_p"], expected["log_p"], rtol=0.03)
+    np.testing.assert_allclose(found["prior"], expected["prior"], atol=0.05)
+    assert np.abs(found["log_p"] - expected["log_p"]).max() > 1e-4, "bfloat16 was ignored"
+
+
+def test_dropout_draws_other_masks_for_other_documents(params):
+    """Two equal documents of one question differ under dropout, and agree without."""
+    model = tiny.rag_model(retriever={"projection": 12}, generator={"dropout": 0.3})
+    twins = reordered(BATCH, [0, 0, 1])
+    run = tiny.jit(lambda key: rag.token_log_probs(model, params, twins, dropout_key=key))
+    one = np.asarray(run(jax.random.key(0)))
+    assert np.abs(one[:, 0] - one[:, 1]).min() > 1e-5
+    np.testing.assert_array_equal(one, run(jax.random.key(0)))
+    still = np.asarray(log_probs(params, twins))
+    np.testing.assert_array_equal(still[:, 0], still[:, 1])

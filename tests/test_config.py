@@ -1,0 +1,270 @@
+"""The configuration: overrides of every type, errors that name field and remedy, round trips."""
+
+import dataclasses
+import json
+import pathlib
+
+import pytest
+
+from rag_jax import config as configs
+from rag_jax.config import BART_PRESETS, BERT_PRESETS, Config, ConfigError, replace, validate
+
+ROOT = pathlib.Path(__file__).parent.parent
+CONFIG_FILES = sorted((ROOT / "configs").glob("*.py"))
+OWN_DATA = {"data.passages": "p.tsv", "data.train": "t.jsonl", "data.dev": "d.jsonl"}
+
+
+def value(config, dotted):
+    for name in dotted.split("."):
+        config = getattr(config, name)
+    return config
+
+
+@pytest.mark.parametrize("name, text, expected", [
+    ("seed", "7", 7),
+    ("mesh.data", "-1", -1),
+    ("train.optimizer.learning_rate", "3e-5", 3e-5),
+    ("train.optimizer.learning_rate", "1", 1.0),
+    ("tensorboard", "false", False),
+    ("tensorboard", "True", True),
+    ("model.generator.scan_layers", "1", True),
+    ("model.generator.scan_layers", "0", False),
+    ("retrieval.num_leaves", "none", None),
+    ("retrieval.num_leaves", "None", None),
+    ("retrieval.num_leaves", "12", 12),
+    ("train.query_encoder_rate", "none", None),
+    ("train.query_encoder_rate", "0.5", 0.5),
+    ("model.kind", "sequence", "sequence"),
+    ("model.retriever.remat", "none", "none"),  # a choice, not a missing value
+    ("runs", "rag_token,frozen", ("rag_token", "frozen")),
+    ("runs", "frozen", ("frozen",)),
+    ("runs", "", ()),
+    ("data.passages", "none", "none"),  # a path may be called so
+    ("data.passages", "", ""),
+])
+def test_an_override_becomes_the_type_of_its_field(name, text, expected):
+    """A "false" kept as text is true; a "none" kept as text is a path."""
+    found = value(replace(Config(), {name: text}), name)
+    assert found == expected and type(found) is type(expected)
+
+
+@pytest.mark.parametrize("name, text, told", [
+    ("seed", "x", "config.seed='x': expected int"),
+    ("seed", "1.5", "config.seed='1.5': expected int"),
+    ("train.optimizer.b1", "fast", "config.train.optimizer.b1='fast': expected float"),
+    ("tensorboard", "yes", "config.tensorboard='yes': expected bool (true or false)"),
+    ("retrieval.num_leaves", "auto", "config.retrieval.num_leaves='auto': expected int|none"),
+    ("model.kind", "sequense", "expected token|sequence (did you mean sequence?)"),
+    ("model.generator.dtype", "int8", "expected float32|bfloat16"),
+])
+def test_text_of_another_type_is_refused_with_field_value_and_type(name, text, told):
+    with pytest.raises(ConfigError) as error:
+        replace(Config(), {name: text})
+    assert told in str(error.value) and "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("name, told", [
+    ("trian", "config.trian: no such field; did you mean train"),
+    ("train.step", "config.train.step: no such field; did you mean steps"),
+    ("train.optimizer.learning_rat", "config.train.optimizer.learning_rat: no such field; "
+     "did you mean learning_rate"),
+    ("model.generator.heds", "config.model.generator.heds: no such field; did you mean heads"),
+    ("mesh.qqqq", "config.mesh.qqqq: no such field; known: data, model"),
+    ("seed.x", "config.seed is a single value and has no field 'x'"),
+])
+def test_an_unknown_field_names_its_place_and_near_matches(name, told):
+    with pytest.raises(ConfigError) as error:
+        replace(Config(), {name: "1"})
+    assert told in str(error.value) and "\n" not in str(error.value)
+
+
+def test_an_override_changes_its_field_alone():
+    changed = replace(Config(), {"train.optimizer.eps": "0.5"})
+    before, after = (dataclasses.asdict(c) for c in (Config(), changed))
+    assert after["train"]["optimizer"].pop("eps") == 0.5
+    before["train"]["optimizer"].pop("eps")
+    assert before == after
+
+
+@pytest.mark.parametrize("section, presets", [("retriever", BERT_PRESETS),
+                                              ("generator", BART_PRESETS)])
+def test_a_tower_can_be_set_to_a_preset_and_changed_further(section, presets):
+    for name, preset in presets.items():
+        config = replace(Config(), {f"model.{section}": name, f"model.{section}.dropout": "0.25"})
+        assert getattr(config.model, section) == dataclasses.replace(preset, dropout=0.25)
+
+
+def test_every_preset_is_a_valid_tower():
+    for section, presets in (("retriever", BERT_PRESETS), ("generator", BART_PRESETS)):
+        for name in presets:
+            validate(replace(Config(), {f"model.{section}": name}))
+
+
+def test_presets_have_the_published_sizes():
+    large = BART_PRESETS["bart-large"]
+    assert (large.width, large.encoder_layers, large.heads, large.mlp_width) == (1024, 12, 16, 4096)
+    base = BART_PRESETS["bart-base"]
+    assert (base.vocab_size, base.width, base.decoder_layers) == (50265, 768, 6)
+    bert = BERT_PRESETS["bert-base"]
+    assert (bert.vocab_size, bert.width, bert.layers, bert.layer_norm_eps) == (
+        30522, 768, 12, 1e-12)
+
+
+@pytest.mark.parametrize("name, text, told", [
+    ("model.generator", "bart-lagre", "bart-large"),
+    ("model.retriever", "bart-base", "bert-base"),
+    ("train", "5", "config.train='5': a section; set its fields (config.train.NAME=...)"),
+])
+def test_a_section_set_to_something_else_is_refused(name, text, told):
+    with pytest.raises(ConfigError, match=f"^config.{name}=") as error:
+        replace(Config(), {name: text})
+    assert told in str(error.value)
+
+
+@pytest.mark.parametrize("changes, told", [
+    ({"seed": 1.5}, "config.seed=1.5: expected int"),
+    ({"seed": True}, "config.seed=True: expected int"),
+    ({"seed": None}, "config.seed=None: expected int"),
+    ({"tensorboard": 1}, "config.tensorboard=1: expected bool"),
+    ({"train.optimizer.b1": True}, "config.train.optimizer.b1=True: expected float"),
+    ({"runs": ["rag_token"]}, "config.runs=['rag_token']: expected str,..."),
+    ({"runs": (1,)}, "config.runs=(1,): expected str,..."),
+    ({"retrieval.num_leaves": 0.5}, "config.retrieval.num_leaves=0.5: expected int|none"),
+    ({"data.passages": None}, "config.data.passages=None: expected str"),
+])
+def test_a_python_value_of_another_type_is_refused(changes, told):
+    """Config files are python: what they set does not pass through the parser."""
+    with pytest.raises(ConfigError) as error:
+        validate(replace(Config(), changes))
+    assert str(error.value) == told
+
+
+@pytest.mark.parametrize("name, text, told", [
+    ("seed", "-1", "config.seed=-1: must be at least 0"),
+    ("mesh.model", "-2", "config.mesh.model=-2: must be at least -1"),
+    ("train.batch_size", "0", "config.train.batch_size=0: must be at least 1"),
+    ("retrieval.num_leaves", "0", "config.retrieval.num_leaves=0: must be at least 1"),
+    ("model.retriever.heads", "0", "config.model.retriever.heads=0: must be at least 1"),
+    ("train.optimizer.learning_rate", "nan", "learning_rate=nan: must be at least 0"),
+    ("generator_warmup.mask_ratio", "1.5", "mask_ratio=1.5: must be at most 1"),
+    ("model.generator.dropout", "30", "config.model.generator.dropout=30.0: must be at most 1"),
+    ("train.label_smoothing", "2", "config.train.label_smoothing=2.0: must be at most 1"),
+])
+def test_a_value_out_of_bounds_is_refused(name, text, told):
+    with pytest.raises(ConfigError) as error:
+        validate(replace(Config(), {name: text}))
+    assert told in str(error.value) and "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("changes", [
+    {"train.label_smoothing": 0}, {"generator_warmup.mask_ratio": 1}, {"retrieval.k": 0},
+    {"train.query_encoder_rate": None}, {"retrieval.num_leaves": None}, OWN_DATA,
+])
+def test_the_ends_of_the_bounds_and_none_are_allowed(changes):
+    validate(replace(Config(), changes))
+
+
+@pytest.mark.parametrize("changes, told", [
+    ({"model.generator.heads": 5}, "config.model.generator.heads=5: must divide "
+     "config.model.generator.width=768"),
+    ({"model.retriever.width": 100}, "must divide config.model.retriever.width=100"),
+    ({"runs": ("rag_tokens",)}, "config.runs: no run 'rag_tokens'; did you mean rag_token"),
+    ({"runs": ()}, "config.runs: name at least one run"),
+    ({"runs": ("frozen", "frozen")}, "config.runs: name at least one run, each once"),
+    ({"data.train": "t.jsonl"}, "config.data.train is set but config.data.passages is empty"),
+    ({**OWN_DATA, "data.dev": ""}, "config.data.passages is set but config.data.dev is empty"),
+    ({"data.test": "t.jsonl"}, "config.data.test is set but config.data.passages is empty"),
+    ({"data.max_question_length": 513},
+     "config.data.max_question_length=513: the model has 512 positions"),
+    ({"data.max_passage_length": 600}, "config.data.max_passage_length=600: the model has 512"),
+    ({"data.max_source_length": 1025}, "config.data.max_source_length=1025: the model has 1024"),
+    ({"model.generator.max_positions": 20, "data.max_source_length": 20},
+     "config.data.max_target_length=32: the model has 20 positions"),
+    ({"train.batch_size": 10, "train.optimizer.accumulate": 4},
+     "config.train.batch_size=10: must be a multiple of optimizer.accumulate=4"),
+])
+def test_fields_that_contradict_each_other_are_refused(changes, told):
+    with pytest.raises(ConfigError) as error:
+        validate(replace(Config(), changes))
+    assert told in str(error.value) and "\n" not in str(error.value)
+
+
+def test_everything_that_is_wrong_is_told_at_once():
+    with pytest.raises(ConfigError) as error:
+        validate(replace(Config(), {"seed": -1, "train.steps": -1, "mesh.data": 1.5}))
+    assert len(str(error.value).splitlines()) == 3
+
+
+def test_no_field_lacks_help_or_has_a_default_of_another_type():
+    for name, (hint, default, doc) in configs.fields().items():
+        assert doc and configs.type_name(hint), name
+        assert replace(Config(), {name: default}) is not None
+    validate(Config())
+
+
+def test_json_round_trip_keeps_every_value_and_type():
+    changed = {"runs": ("frozen", "closed_book"), "retrieval.num_leaves": 3, "tensorboard": False,
+               "train.query_encoder_rate": None, "model.generator": "tiny",
+               "train.optimizer.learning_rate": 1e-7, "data.data_dir": "ü/none"}
+    config = replace(Config(), changed)
+    assert configs.from_json(configs.to_json(config)) == config
+    assert configs.from_json(configs.to_json(Config())) == Config()
+
+
+def test_json_with_an_unknown_or_a_wrong_field_is_refused():
+    tree = json.loads(configs.to_json(Config()))
+    with pytest.raises(ConfigError, match="config.train.stepps: no such field; did you mean steps"):
+        configs.from_json(json.dumps({**tree, "train": {"stepps": 1}}))
+    with pytest.raises(ConfigError, match="config.seed=-1"):
+        configs.from_json(json.dumps({**tree, "seed": -1}))
+
+
+@pytest.mark.parametrize("run, changed", configs.RUNS.items())
+def test_a_run_changes_its_own_fields_alone(run, changed):
+    config = configs.for_run(Config(), run)
+    assert all(value(config, name) == new for name, new in changed.items())
+    assert replace(config, {n: value(Config(), n) for n in changed}) == Config()
+
+
+@pytest.mark.parametrize("file", CONFIG_FILES, ids=lambda file: file.name)
+def test_every_config_file_loads_and_can_be_run(file):
+    config = configs.load_file(str(file))
+    if file.name == "own_data.py":
+        config = replace(config, OWN_DATA)
+    validate(config)
+    assert configs.from_json(configs.to_json(config)) == config
+
+
+def test_there_are_config_files():
+    assert {"quickstart.py", "own_data.py"} <= {file.name for file in CONFIG_FILES}
+
+
+def written(tmp_path, body, name="mine.py"):
+    file = tmp_path / name
+    file.write_text("from rag_jax.config import *\n" + body)
+    return str(file)
+
+
+def test_an_argument_after_the_path_reaches_get_config(tmp_path):
+    file = written(tmp_path, "def get_config(name='3'): return Config(seed=int(name))\n")
+    assert configs.load_file(file).seed == 3
+    assert configs.load_file(f"{file}:8").seed == 8
+
+
+@pytest.mark.parametrize("name, body, argument, told", [
+    ("mine.py", "x = 1\n", "", "the file defines no get_config()"),
+    ("mine.py", "def get_config(): return {}\n", "", "must return a rag_jax.config.Config"),
+    ("mine.py", "def get_config(): return Config()\n", ":big", "takes no argument; drop ':big'"),
+    ("mine.txt", "def get_config(): return Config()\n", "", "ends in .py"),
+])
+def test_a_file_that_is_no_config_is_refused(tmp_path, name, body, argument, told):
+    path = written(tmp_path, body, name) + argument
+    with pytest.raises(ConfigError) as error:
+        configs.load_file(path)
+    assert path in str(error.value) and told in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_a_missing_file_is_named():
+    with pytest.raises(ConfigError, match="--config=configs/nowhere.py: no such file"):
+        configs.load_file("configs/nowhere.py")

@@ -1,0 +1,184 @@
+"""Command lines: overrides in both forms, help that is complete and quick, clear refusals."""
+
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+from rag_jax import config as configs
+from rag_jax import flags
+
+ROOT = pathlib.Path(__file__).parent.parent
+ENTRY_POINTS = ("train", "evaluate", "generate", "build_index")
+
+
+def parse(*argv, load=None):
+    parser = flags.make_parser("train", "Trains.")
+    parser.add_argument("--workdir", default="w")
+    return flags.parse_with_config(parser, list(argv), load)
+
+
+def test_without_flags_it_is_the_quickstart():
+    options, config = parse()
+    assert config == configs.load_file(str(ROOT / "configs" / "quickstart.py"))
+    assert options.workdir == "w"
+
+
+def test_both_forms_of_an_override_and_options_between_them():
+    options, config = parse("--config.train.steps=7", "--workdir", "x", "--config.seed", "3",
+                            "--config.mesh.data", "-1")
+    assert (config.train.steps, config.seed, config.mesh.data, options.workdir) == (7, 3, -1, "x")
+
+
+def test_a_value_may_hold_an_equals_sign():
+    _, config = parse("--config.data.data_dir=a=b")
+    assert config.data.data_dir == "a=b"
+
+
+def test_a_later_override_wins_and_a_preset_keeps_what_follows():
+    _, config = parse("--config.seed=1", "--config.seed=2", "--config.model.generator=tiny",
+                      "--config.model.generator.width=64")
+    assert config.seed == 2 and config.model.generator.width == 64
+    assert config.model.generator.encoder_layers == configs.BART_PRESETS["tiny"].encoder_layers
+
+
+def test_overrides_change_the_named_config_file(tmp_path):
+    file = tmp_path / "mine.py"
+    file.write_text("from rag_jax.config import Config\n"
+                    "def get_config(seed='5'): return Config(seed=int(seed))\n")
+    assert parse(f"--config={file}")[1].seed == 5
+    assert parse("--config", f"{file}:6", "--config.train.steps=1")[1] == configs.replace(
+        configs.Config(seed=6), {"train.steps": 1})
+
+
+@pytest.mark.parametrize("argv, told", [
+    (["--config.seed"], "--config.seed: a value is missing"),
+    (["--config.data.data_dir", "--workdir=x"], "--config.data.data_dir: a value is missing"),
+    (["--config.sead=1"], "config.sead: no such field; did you mean seed"),
+    (["--config.seed=x"], "config.seed='x': expected int"),
+    (["--config.seed=-1"], "config.seed=-1: must be at least 0"),
+    (["--config=nowhere.py"], "--config=nowhere.py: no such file"),
+    (["--help", "--config.sead=1"], "config.sead: no such field"),
+])
+def test_what_cannot_be_used_is_a_config_error(argv, told):
+    with pytest.raises(configs.ConfigError) as error:
+        parse(*argv)
+    assert told in str(error.value)
+
+
+def test_an_unknown_option_is_refused(capsys):
+    """argparse, left to itself with parse_known_args, would ignore it."""
+    with pytest.raises(SystemExit) as stop:
+        parse("--stepps=3")
+    assert stop.value.code == 2
+    assert "--stepps=3" in capsys.readouterr().err
+
+
+def test_load_gives_the_configuration_that_flags_change():
+    def load(options):
+        assert options.workdir == "there"
+        return configs.Config(seed=9)
+
+    _, config = parse("--workdir=there", "--config.train.steps=2", load=load)
+    assert config == configs.replace(configs.Config(seed=9), {"train.steps": 2})
+
+
+def test_help_shows_the_defaults_of_the_config_and_the_overrides(capsys):
+    with pytest.raises(SystemExit):
+        parse("--help", "--config.seed=41")
+    text = capsys.readouterr().out
+    assert "--config.seed=41  (int)" in text
+    assert "--config.runs=rag_token,rag_sequence,frozen,closed_book  (str,...)" in text
+    assert "--config.retrieval.num_leaves=none  (int|none)" in text
+    assert "--config.tensorboard=true  (bool)" in text
+    assert "bart-large" in text
+
+
+@pytest.mark.parametrize("error, told", [
+    (configs.ConfigError("config.x is wrong"), "error: config.x is wrong"),
+    (FileNotFoundError("no file f"), "error: no file f"),
+])
+def test_a_mistake_of_the_user_ends_in_one_message(error, told):
+    def main():
+        raise error
+
+    with pytest.raises(SystemExit) as stop:
+        flags.run(main)
+    assert stop.value.code == told
+
+
+def test_an_error_of_the_program_keeps_its_traceback():
+    def main():
+        raise RuntimeError("a bug")
+
+    with pytest.raises(RuntimeError, match="a bug"):
+        flags.run(main)
+
+
+def test_the_status_of_main_is_the_status_of_the_process():
+    for code in (None, 3):
+        with pytest.raises(SystemExit) as stop:
+            flags.run(lambda code=code: code)
+        assert stop.value.code == code
+
+
+CHECK = """
+import contextlib, importlib, io, sys
+heavy = {"jax", "flax", "torch", "tensorflow", "transformers", "tensorflow_datasets", "orbax"}
+text = io.StringIO()
+for name in %r:
+    main = importlib.import_module(f"rag_jax.{name}").main
+    text = io.StringIO()
+    try:
+        with contextlib.redirect_stdout(text):
+            main(["--help"])
+    except SystemExit as stop:
+        assert not stop.code, stop
+    from rag_jax import config
+    missing = [f for f in config.fields() if f"--config.{f}=" not in text.getvalue()]
+    assert not missing, (name, missing)
+    assert f"rag_jax.{name}" in text.getvalue()
+    assert not heavy & set(sys.modules), (name, heavy & set(sys.modules))
+print("complete and light")
+""" % (ENTRY_POINTS,)
+
+
+def test_help_lists_every_field_without_importing_anything_heavy():
+    """Importing jax for --help would take seconds; a field that is not listed cannot be found."""
+    done = subprocess.run([sys.executable, "-c", CHECK], cwd=ROOT, capture_output=True, text=True,
+                          env={**os.environ, "PYTHONPATH": str(ROOT)}, timeout=60)
+    assert done.stdout.strip() == "complete and light", done.stderr
+
+
+def test_a_wrong_flag_ends_the_process_with_one_line_and_status_1():
+    done = subprocess.run([sys.executable, "-m", "rag_jax.train", "--config.train.step=3"],
+                          cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1 and done.stdout == ""
+    assert done.stderr.startswith("error: config.train.step: no such field; did you mean steps")
+    assert done.stderr.count("\n") == 1
+
+
+def test_a_workdir_without_config_is_named(tmp_path):
+    parser = flags.make_parser("evaluate", "Evaluates.")
+    flags.add_workdir(parser)
+    with pytest.raises(configs.ConfigError, match="no config.json") as error:
+        flags.parse_with_config(parser, [f"--workdir={tmp_path}"], flags.workdir_config)
+    assert str(tmp_path) in str(error.value)
+
+
+def test_run_picks_one_of_the_workdirs_runs(tmp_path):
+    both = configs.Config(runs=("frozen", "rag_sequence"))
+    (tmp_path / "config.json").write_text(configs.to_json(both))
+
+    def parsed(*argv):
+        parser = flags.make_parser("evaluate", "Evaluates.")
+        flags.add_workdir(parser)
+        return flags.parse_with_config(parser, [f"--workdir={tmp_path}", *argv],
+                                       flags.workdir_config)[1]
+
+    assert parsed().train.query_encoder_rate is None
+    assert parsed("--run=rag_sequence").model.kind == "sequence"
+    with pytest.raises(configs.ConfigError, match="--run=rag_token.*frozen, rag_sequence"):
+        parsed("--run=rag_token")

@@ -1,0 +1,73 @@
+"""Imports run one way only, and nothing outside the entry points imports them."""
+
+import ast
+import pathlib
+
+PACKAGE = pathlib.Path(__file__).parents[1] / "rag_jax"
+
+# Room -> the rooms that it may import. A module of the top level is a room of its own.
+ALLOWED = {
+    "config": set(),
+    "types": set(),
+    "metrics": set(),
+    "retrieval": set(),
+    "countries": {"data", "retrieval"},  # world.py makes Examples and Passages
+    "models": {"config", "types", "marginal"},
+    "marginal": {"models"},
+    "decoding": {"config", "types", "marginal", "models"},
+    "parallel": {"config"},
+    "data": {"config", "types", "retrieval", "countries"},
+    "answering": {"config", "types", "models", "decoding", "data", "retrieval", "parallel"},
+    "evaluation": {"answering", "data", "metrics", "types"},
+    "training": {"config", "types", "marginal", "models", "decoding", "data", "retrieval",
+                 "parallel", "answering", "evaluation"},
+    "trained": {"config", "types", "data", "retrieval", "answering", "training"},
+    "flags": {"config", "training"},
+}
+ENTRY_POINTS = {"train", "evaluate", "generate", "build_index"}
+
+
+def room(path: pathlib.Path) -> str:
+    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+
+
+def imported_rooms(path: pathlib.Path) -> set[str]:
+    """Rooms of this package that a module imports, also inside functions."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        if isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
+            parts = node.module.split(".")
+            if parts[0] == "rag_jax":
+                found |= {parts[1]} if len(parts) > 1 else {alias.name for alias in node.names}
+        elif isinstance(node, ast.Import):
+            found |= {a.name.split(".")[1] for a in node.names if a.name.startswith("rag_jax.")}
+    return found
+
+
+def test_imports_run_one_way():
+    for path in PACKAGE.rglob("*.py"):
+        here = room(path)
+        if here in ENTRY_POINTS or here == "__init__":
+            continue
+        beyond = imported_rooms(path) - ALLOWED[here] - {here, "__version__"}
+        assert not beyond, f"{path.relative_to(PACKAGE)} imports {beyond}"
+
+
+def test_entry_points_are_imported_by_nothing_and_stay_small():
+    for path in PACKAGE.rglob("*.py"):
+        assert not imported_rooms(path) & ENTRY_POINTS, path
+    for name in ENTRY_POINTS:
+        assert len((PACKAGE / f"{name}.py").read_text().splitlines()) <= 100, name
+
+
+def test_top_level_modules_import_nothing_heavy():
+    """`import rag_jax` and flags must not load jax: --help answers in a fraction of a second."""
+    for name in ("__init__", "config", "flags", *ENTRY_POINTS):
+        tree = ast.parse((PACKAGE / f"{name}.py").read_text("utf-8"))
+        for node in tree.body:
+            if isinstance(node, (ast.Import, ast.ImportFrom)):
+                names = [node.module] if isinstance(node, ast.ImportFrom) else [
+                    a.name for a in node.names]
+                heavy = {n.split(".")[0] for n in names} & {
+                    "jax", "flax", "optax", "orbax", "transformers", "tensorflow_datasets"}
+                assert not heavy, f"{name}.py imports {heavy}"

@@ -1,0 +1,58 @@
+"""README says what is true: commands, config fields, files and tables."""
+
+import pathlib
+import re
+
+import pytest
+
+from rag_jax import config, flags
+
+ROOT = pathlib.Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text("utf-8")
+
+
+def commands() -> list[str]:
+    """Every command line of README's code blocks, continuation lines joined."""
+    blocks = re.findall(r"^```\n(.*?)^```", README, re.S | re.M)
+    lines = "\n".join(blocks).replace("\\\n", " ").splitlines()
+    return [line for line in lines if "rag_jax." in line or "pip install" in line]
+
+
+def test_there_are_exactly_two_marked_commands():
+    for name in ("main job", "tests"):
+        block = README.split(f"<!-- {name} -->")[1].split("<!-- end -->")[0]
+        assert len([line for line in block.splitlines() if line and line[0] != "`"]) == 1
+    first_screen = README.splitlines()[:30]
+    assert any("python -m rag_jax.train" in line for line in first_screen)
+
+
+@pytest.mark.parametrize("command", commands())
+def test_commands_name_what_exists(command):
+    for module in re.findall(r"-m (rag_jax\.\w+)", command):
+        assert (ROOT / (module.replace(".", "/") + ".py")).exists(), module
+        source = (ROOT / (module.replace(".", "/") + ".py")).read_text()
+        source += (ROOT / "rag_jax/flags.py").read_text()
+        for flag in re.findall(r" (--\w+)", command):
+            assert f'"{flag}"' in source or flag == "--help", flag
+    for path in re.findall(r"configs/\w+\.py", command):
+        config.validate(config.replace(config.load_file(str(ROOT / path)), {
+            "data.passages": "p", "data.train": "t", "data.dev": "d"}))
+    for dotted in re.findall(r"--config\.([\w.]+)=", command):
+        assert dotted in config.fields(), dotted
+
+
+def test_config_fields_in_the_text_exist():
+    sections = {name.rpartition(".")[0] for name in config.fields()}
+    for dotted in re.findall(r"`(?:--)?config\.([\w.]+)`", README):
+        assert dotted in config.fields() or dotted in sections, dotted
+
+
+def test_rooms_in_the_table_exist():
+    for name in re.findall(r"`(rag_jax/[\w/.]+)`", README):
+        assert (ROOT / name).exists(), name
+
+
+def test_presets_and_runs_are_named():
+    for preset in {**config.BERT_PRESETS, **config.BART_PRESETS}:
+        assert f"`{preset}`" in README
+    assert flags.QUICKSTART.exists()

@@ -1,0 +1,291 @@
+"""The loop: resumes where it stopped, stops where it must, keeps what is best."""
+
+import json
+import os
+import signal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from rag_jax.training.checkpoint import Checkpointer
+from rag_jax.training.loop import Preempted, PureSource, Stage, TrainingError, run_stage
+from rag_jax.training.step import TrainState
+
+RATE = 0.1
+
+
+class Killed(Exception):
+    """Stands for a process that ends without a word."""
+
+
+def first_state():
+    return TrainState({"w": jnp.array([1.0, -2.0])}, {"sum": jnp.zeros(2)})
+
+
+def descend(state, batch, step):
+    """One step of gradient descent on |w - batch|^2, with a trace of the gradients."""
+    gradient = 2 * (state.params["w"] - batch)
+    nll = jnp.sum((state.params["w"] - batch) ** 2)
+    return TrainState({"w": state.params["w"] - RATE * gradient},
+                      {"sum": state.opt_state["sum"] + gradient}), {"nll": nll, "step": step}
+
+
+def target(step):
+    return jnp.array([np.sin(step), np.cos(step)], jnp.float32)
+
+
+def stage(directory, steps=10, log_every=3, save_every=4, at=None, **changes):
+    """A stage; at = {step: function(metrics) called after that step, may replace the metrics}."""
+    ran = []
+
+    def train_step(state, batch, step):
+        ran.append(int(step))
+        state, metrics = descend(state, batch, step)
+        return state, (at or {}).get(int(step), lambda m: m)(metrics)
+
+    state = first_state()
+    abstract = jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), state)
+    values = dict(
+        name="toy", directory=directory, steps=steps, log_every=log_every, save_every=save_every,
+        make_state=first_state, abstract_state=abstract, train_step=train_step,
+        source=PureSource(target), meta={"kind": "toy"}, tensorboard=False)
+    return Stage(**{**values, **changes}), ran
+
+
+def raises(error):
+    def call(metrics):
+        raise error
+
+    return call
+
+
+def with_nan(metrics):
+    return {**metrics, "nll": jnp.float32(np.nan)}
+
+
+def terminate(metrics):
+    os.kill(os.getpid(), signal.SIGTERM)
+    return metrics
+
+
+def lines(directory):
+    return [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
+
+
+def same(one, other):
+    leaves = zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True)
+    return all(np.asarray(a).tobytes() == np.asarray(b).tobytes() for a, b in leaves)
+
+
+def saved(directory):
+    with Checkpointer(directory, read_only=True) as checkpointer:
+        return checkpointer.all_steps()
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """(state, metrics lines) of an uninterrupted run."""
+    directory = tmp_path_factory.mktemp("whole")
+    made, ran = stage(directory)
+    state = run_stage(made)
+    assert ran == list(range(10))
+    return state, lines(directory)
+
+
+def test_the_state_is_that_of_the_steps_taken_one_after_the_other(whole):
+    state = first_state()
+    for step in range(10):
+        state, _ = descend(state, target(step), step)
+    assert same(state, whole[0])
+
+
+def test_metrics_are_means_over_the_window(whole):
+    state, nlls = first_state(), []
+    for step in range(10):
+        state, metrics = descend(state, target(step), step)
+        nlls.append(float(metrics["nll"]))
+    assert [line["step"] for line in whole[1]] == [3, 6, 9, 10]
+    means = [np.mean(nlls[a:b]) for a, b in ((0, 3), (3, 6), (6, 9), (9, 10))]
+    assert np.allclose([line["toy/nll"] for line in whole[1]], means, rtol=1e-6)
+
+
+@pytest.mark.parametrize("died, resumed", [(2, 0), (4, 4), (5, 4), (9, 8)])
+def test_a_killed_run_resumes_at_its_last_checkpoint_and_ends_the_same(
+        tmp_path, whole, died, resumed):
+    made, _ = stage(tmp_path, at={died: raises(Killed())})
+    with pytest.raises(Killed):
+        run_stage(made)
+    made, ran = stage(tmp_path)
+    state = run_stage(made)
+    assert ran == list(range(resumed, 10))
+    assert same(state, whole[0])
+    if resumed == 0:  # otherwise the first window after the checkpoint is shorter
+        assert lines(tmp_path) == whole[1]
+    assert [line["step"] for line in lines(tmp_path)] == [3, 6, 9, 10]
+
+
+def test_a_finished_stage_returns_its_state_without_a_step(tmp_path, whole):
+    run_stage(stage(tmp_path)[0])
+    made, ran = stage(tmp_path, make_state=raises(AssertionError("made anew")))
+    assert same(run_stage(made), whole[0]) and ran == []
+    assert lines(tmp_path) == whole[1]
+
+
+def test_zero_steps_leave_the_first_state(tmp_path):
+    made, ran = stage(tmp_path, steps=0)
+    assert same(run_stage(made), first_state()) and ran == []
+
+
+@pytest.mark.parametrize("bad, window, last", [
+    (6, "steps 6 to 6", "step 4"),
+    (5, "steps 3 to 5", "step 4"),
+    (8, "steps 6 to 8", "step 8"),
+    (7, "steps 6 to 7", "step 4"),  # its own step is to be saved: the check comes first
+    (9, "steps 9 to 9", "step 8"),
+])
+def test_nan_stops_with_its_window_and_the_last_good_checkpoint(tmp_path, bad, window, last):
+    made, _ = stage(tmp_path, at={bad: with_nan})
+    with pytest.raises(TrainingError) as error:
+        run_stage(made)
+    text = str(error.value)
+    assert f"nll became NaN or infinite in step {bad} ({window}" in text
+    assert f"the last good checkpoint is {last} in {tmp_path}" in text
+    assert f"step {max(saved(tmp_path))}" == last
+    assert all(np.isfinite(line["toy/nll"]) for line in lines(tmp_path))
+
+
+def test_nan_before_the_first_checkpoint_says_that_there_is_none(tmp_path):
+    made, _ = stage(tmp_path, at={1: with_nan})
+    with pytest.raises(TrainingError, match="step 1 .*no checkpoint was saved before"):
+        run_stage(made)
+
+
+def test_infinity_in_any_metric_stops(tmp_path):
+    made, _ = stage(tmp_path, at={2: lambda m: {**m, "gradient_norm": jnp.float32(np.inf)}})
+    with pytest.raises(TrainingError, match="toy: gradient_norm became"):
+        run_stage(made)
+
+
+def test_a_run_stopped_by_nan_goes_on_from_the_good_checkpoint(tmp_path, whole):
+    made, _ = stage(tmp_path, at={6: with_nan})
+    with pytest.raises(TrainingError):
+        run_stage(made)
+    assert same(run_stage(stage(tmp_path)[0]), whole[0])
+
+
+@pytest.mark.parametrize("signalled", [0, 3, 5])
+def test_sigterm_saves_the_next_step_and_the_rest_ends_the_same(tmp_path, whole, signalled):
+    made, ran = stage(tmp_path, at={signalled: terminate})
+    with pytest.raises(Preempted, match=f"toy: stopped at step {signalled + 1}, checkpoint saved"):
+        run_stage(made)
+    assert ran == list(range(signalled + 1)) and max(saved(tmp_path)) == signalled + 1
+    made, ran = stage(tmp_path)
+    assert same(run_stage(made), whole[0]) and ran == list(range(signalled + 1, 10))
+
+
+def test_sigterm_in_the_last_step_finishes_the_stage(tmp_path, whole):
+    made, _ = stage(tmp_path, at={9: terminate})
+    assert same(run_stage(made), whole[0]) and saved(tmp_path) == [10]
+
+
+def test_nan_found_while_stopping_is_not_saved(tmp_path):
+    def both(metrics):
+        return with_nan(terminate(metrics))
+
+    made, _ = stage(tmp_path, at={5: both})
+    with pytest.raises(TrainingError, match="in step 5"):
+        run_stage(made)
+    assert saved(tmp_path) == [4]
+
+
+def test_the_best_checkpoint_is_chosen_by_em_on_dev(tmp_path):
+    seen = []
+    scores = {2: 10.0, 4: 50.0, 6: 30.0, 7: 20.0}
+
+    def evaluate(params):
+        seen.append(params["w"])
+        return {"em": list(scores.values())[len(seen) - 1], "f1": 0.5}
+
+    made, _ = stage(tmp_path, steps=7, save_every=100, eval_every=2, evaluate=evaluate)
+    run_stage(made)
+    with Checkpointer(tmp_path, read_only=True, best_metric="em") as checkpointer:
+        assert (checkpointer.best_step(), checkpointer.latest_step()) == (4, 7)
+        params, meta = checkpointer.restore_params(4, made.abstract_state.params)
+    assert same(params["w"], seen[1]) and meta["kind"] == "toy"
+    dev = {line["step"]: line["dev/em"] for line in lines(tmp_path) if "dev/em" in line}
+    assert dev == scores, "the last step is evaluated even off the schedule"
+
+
+def test_evaluation_sees_the_parameters_of_its_step(tmp_path):
+    seen = {}
+
+    def evaluate(params):
+        seen[len(seen)] = params["w"]
+        return {"em": 0.0}
+
+    made, _ = stage(tmp_path, steps=4, eval_every=4, evaluate=evaluate)
+    state = run_stage(made)
+    assert len(seen) == 1 and same(seen[0], state.params["w"])
+
+
+def test_checkpoints_carry_the_meta_data_of_the_stage(tmp_path):
+    made, _ = stage(tmp_path)
+    run_stage(made)
+    with Checkpointer(tmp_path, read_only=True) as checkpointer:
+        _, meta = checkpointer.restore_params(10, made.abstract_state.params)
+    assert meta == {"kind": "toy", "pending": {}}
+
+
+def test_as_many_checkpoints_are_kept_as_asked(tmp_path):
+    run_stage(stage(tmp_path, save_every=2, keep=3)[0])
+    assert saved(tmp_path) == [6, 8, 10]
+
+
+class Recorder:
+    """A source that notes with which parameters each batch was begun."""
+
+    def __init__(self, lookahead):
+        self.lookahead, self.begun, self.order = lookahead, {}, []
+
+    def begin(self, step, params):
+        assert step not in self.begun, "begun twice"
+        self.begun[step] = float(params["w"][0])
+        self.order.append((step, self.begun[step]))
+
+    def finish(self, step):
+        return target(step) + self.begun.pop(step)
+
+    def pending(self):
+        return {str(step): value for step, value in self.begun.items()}
+
+    def restore(self, pending):
+        self.begun = {int(step): value for step, value in pending.items()}
+
+
+@pytest.mark.parametrize("lookahead", [0, 1, 2])
+def test_batches_are_begun_as_far_ahead_as_the_source_asks(tmp_path, lookahead):
+    source = Recorder(lookahead)
+    weights = []
+
+    def train_step(state, batch, step):
+        weights.append(float(state.params["w"][0]))
+        return descend(state, batch, step)
+
+    run_stage(stage(tmp_path, steps=6, source=source, train_step=train_step)[0])
+    assert [step for step, _ in source.order] == list(range(6))
+    assert source.order == [(t, weights[max(t - lookahead, 0)]) for t in range(6)]
+    assert source.begun == {}
+
+
+@pytest.mark.parametrize("lookahead", [1, 2])
+@pytest.mark.parametrize("stop", [raises(Killed()), terminate], ids=["killed", "terminated"])
+def test_what_was_begun_ahead_survives_an_interruption(tmp_path, lookahead, stop):
+    """Begun anew with later parameters, the resumed run would train on other passages."""
+    straight = run_stage(stage(tmp_path / "a", source=Recorder(lookahead))[0])
+    made, _ = stage(tmp_path / "b", source=Recorder(lookahead), at={5: stop})
+    with pytest.raises((Killed, Preempted)):
+        run_stage(made)
+    assert same(run_stage(stage(tmp_path / "b", source=Recorder(lookahead))[0]), straight)

@@ -1,0 +1,155 @@
+"""RAG batches: whose parameters retrieved them, and that an interruption does not change them."""
+
+import jax
+import numpy as np
+import pytest
+
+from rag_jax import parallel
+from rag_jax.config import ConfigError, MeshConfig
+from rag_jax.data import order
+from rag_jax.training.sources import RagSource
+
+QUESTIONS, BATCH, SEED = 20, 8, 5
+
+
+class Questions:
+    ids = np.arange(QUESTIONS * 3, dtype=np.int32).reshape(QUESTIONS, 3)
+    mask = ids % 2 == 0
+
+    def __len__(self):
+        return QUESTIONS
+
+
+class Batcher:
+    """Hands back what it was given, as arrays; `index` must be the retriever's."""
+
+    questions = Questions()
+
+    def batch(self, rows, retrieved, index, rng):
+        assert (retrieved is None) == (index is None)
+        draw = np.full(len(rows), rng.integers(1 << 30))
+        if retrieved is None:
+            retrieved = np.full((len(rows), 1), -7)
+        assert np.asarray(retrieved).dtype.kind == "i"
+        return {"rows": rows, "retrieved": np.asarray(retrieved), "draw": draw}
+
+
+class Retriever:
+    """Finds the passages "parameter" and "first token of the question"; counts its searches."""
+
+    index = "the index"
+
+    def __init__(self):
+        self.searches = 0
+
+    def begin(self, params, ids, mask):
+        assert isinstance(ids, jax.Array) and (np.asarray(mask) == (np.asarray(ids) % 2 == 0)).all()
+        return params, np.asarray(ids)
+
+    def finish(self, queries):
+        self.searches += 1
+        params, ids = queries
+        return np.stack([np.full(len(ids), params), ids[:, 0]], axis=1).astype(np.int32)
+
+
+def source(staleness, retriever=True, batch_size=BATCH):
+    found = Retriever() if retriever else None
+    mesh = parallel.make_mesh(MeshConfig())
+    return RagSource(Batcher(), found, batch_size, SEED, staleness, mesh), found
+
+
+def params(value):
+    return {"query_encoder": value, "generator": -1}
+
+
+def host(batch):
+    return {name: np.asarray(value) for name, value in batch.items()}
+
+
+def drive(made, steps, start=0, begun=()):
+    """The loop's order of calls; the parameter of step t is t."""
+    batches = []
+    if not begun:
+        for step in range(start, start + made.lookahead):
+            made.begin(step, params(start))
+    for step in range(start, steps):
+        made.begin(step + made.lookahead, params(step))
+        batches.append(host(made.finish(step)))
+    return batches
+
+
+def equal(one, other):
+    return all((one[name] == other[name]).all() for name in one)
+
+
+@pytest.mark.parametrize("staleness", [0, 1, 2])
+def test_passages_are_retrieved_with_the_parameters_of_the_step_minus_staleness(staleness):
+    made, _ = source(staleness)
+    assert made.lookahead == staleness
+    for step, batch in enumerate(drive(made, 6)):
+        assert (batch["retrieved"][:, 0] == max(step - staleness, 0)).all()
+
+
+@pytest.mark.parametrize("staleness", [0, 1])
+def test_questions_and_passages_belong_together_and_follow_the_batch_order(staleness):
+    made, _ = source(staleness)
+    for step, batch in enumerate(drive(made, 6)):
+        rows = order.batch_indices(QUESTIONS, BATCH, SEED, step)
+        assert (batch["rows"] == rows).all()
+        assert (batch["retrieved"][:, 1] == Questions.ids[rows, 0]).all()
+
+
+def test_answers_are_drawn_by_seed_and_step():
+    draws = [b["draw"][0] for b in drive(source(0)[0], 5)]
+    assert len(set(draws)) == 5
+    assert draws == [b["draw"][0] for b in drive(source(1)[0], 5)]
+
+
+@pytest.mark.parametrize("staleness", [0, 1, 2])
+def test_pending_and_restore_give_the_same_batches(staleness):
+    """Through JSON, as a checkpoint keeps it, into a source of another process."""
+    import json
+
+    straight = drive(source(staleness)[0], 7)
+    first, _ = source(staleness)
+    head = drive(first, 3)
+    pending = json.loads(json.dumps(first.pending()))
+    assert sorted(map(int, pending)) == list(range(3, 3 + staleness))
+    second, _ = source(staleness)
+    second.restore(pending)
+    tail = drive(second, 7, start=3, begun=pending)
+    assert all(map(equal, straight, head + tail))
+
+
+def test_looking_at_what_is_pending_changes_nothing_and_searches_once():
+    made, retriever = source(1)
+    straight = drive(source(1)[0], 4)
+    made.begin(0, params(0))
+    made.begin(1, params(0))
+    first = host(made.finish(0))
+    assert made.pending() == made.pending() and list(made.pending()) == ["1"]
+    assert retriever.searches == 2
+    assert equal(first, straight[0]) and equal(host(made.finish(1)), straight[1])
+    assert retriever.searches == 2 and made.pending() == {}
+
+
+def test_a_closed_book_source_retrieves_nothing_and_never_looks_ahead():
+    made, _ = source(1, retriever=False)
+    assert made.lookahead == 0
+    batches = drive(made, 3)
+    assert all((b["retrieved"] == -7).all() for b in batches)
+    assert made.pending() == {}
+
+
+def test_batches_are_split_over_the_devices():
+    made, _ = source(0)
+    made.begin(0, params(0))
+    batch = made.finish(0)
+    assert len(jax.devices()) == 8
+    assert {s.data.shape for s in batch["rows"].addressable_shards} == {(1,)}
+
+
+def test_a_batch_that_the_devices_cannot_share_is_refused():
+    made, _ = source(0, batch_size=6)
+    with pytest.raises(ConfigError, match="a batch of 6 rows cannot be split over 8 devices"):
+        made.begin(0, params(0))

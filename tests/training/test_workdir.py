@@ -1,0 +1,85 @@
+"""A workdir belongs to one configuration: a second command with another one must not mix in."""
+
+import pytest
+
+from rag_jax import config as configs
+from rag_jax.config import Config, ConfigError, replace
+from rag_jax.training import workdir
+
+
+def test_a_new_workdir_keeps_its_configuration(tmp_path):
+    config = replace(Config(), {"seed": 3, "runs": ("frozen",), "retrieval.num_leaves": 7})
+    path = workdir.start(config, tmp_path / "a" / "b")
+    assert path.is_absolute() and workdir.read(path) == config
+    assert [f.name for f in path.iterdir()] == ["config.json"]
+
+
+def test_the_same_configuration_goes_on(tmp_path):
+    workdir.start(Config(), tmp_path)
+    assert workdir.start(Config(), tmp_path) == tmp_path
+    assert workdir.read(tmp_path) == Config()
+
+
+def changed_value(name):
+    hint, default, _ = configs.fields()[name]
+    if isinstance(default, bool):
+        return not default
+    if isinstance(default, str) and configs.type_name(hint) != "str":
+        return next(v for v in configs.type_name(hint).split("|") if v != default)
+    if isinstance(default, str):
+        return "other"
+    if isinstance(default, tuple):
+        return ("frozen",)
+    return (default or 0) + 1
+
+
+def changeable(name):
+    return name.startswith(workdir.CHANGEABLE)
+
+
+@pytest.mark.parametrize("name", [n for n in configs.fields() if not changeable(n)])
+def test_another_value_of_a_field_that_shapes_the_model_is_refused(tmp_path, name):
+    """Silently going on would train the rest of a run with other data, sizes or rates."""
+    base = Config()
+    workdir.start(base, tmp_path)
+    changed = replace(base, {name: changed_value(name)})
+    with pytest.raises(ConfigError) as error:
+        workdir.start(changed, tmp_path)
+    earlier, now = workdir.value(base, name), workdir.value(changed, name)
+    assert f"config.{name}: {earlier!r} there, {now!r} now" in str(error.value)
+    assert str(tmp_path) in str(error.value)
+    assert workdir.read(tmp_path) == base, "the refused command must leave no trace"
+
+
+@pytest.mark.parametrize("name", [n for n in configs.fields() if changeable(n)])
+def test_fields_that_change_no_result_of_earlier_stages_may_differ(tmp_path, name):
+    workdir.start(Config(), tmp_path)
+    changed = replace(Config(), {name: changed_value(name)})
+    workdir.start(changed, tmp_path)
+    assert workdir.read(tmp_path) == changed
+
+
+def test_changeable_names_are_fields():
+    """A renamed field would silently stop being changeable."""
+    for prefix in workdir.CHANGEABLE:
+        assert any(name.startswith(prefix) for name in configs.fields()), prefix
+
+
+def test_seed_data_sizes_and_steps_are_not_changeable():
+    for name in ("seed", "data.passages", "model.generator.width", "train.steps", "retrieval.k",
+                 "train.batch_size", "retrieval.staleness", "train.optimizer.learning_rate"):
+        assert not changeable(name)
+
+
+def test_every_changed_field_is_told(tmp_path):
+    workdir.start(Config(), tmp_path)
+    with pytest.raises(ConfigError) as error:
+        workdir.start(replace(Config(), {"seed": 1, "train.steps": 5, "eval.num_beams": 3}),
+                      tmp_path)
+    assert "config.seed" in str(error.value) and "config.train.steps" in str(error.value)
+    assert "num_beams" not in str(error.value)
+
+
+def test_a_folder_that_is_no_workdir_is_named(tmp_path):
+    with pytest.raises(ConfigError, match="no config.json; name a workdir of rag_jax.train"):
+        workdir.read(tmp_path)
