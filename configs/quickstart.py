@@ -45,10 +45,10 @@ def get_config() -> Config:
         ),
         retrieval=RetrievalConfig(k=2, k_eval=5),
         retriever_warmup=WarmupConfig(
-            steps=350, batch_size=128,
+            steps=450, batch_size=128,
             optimizer=OptimizerConfig(learning_rate=1e-3, schedule="cosine", warmup_steps=50)),
         generator_warmup=WarmupConfig(
-            steps=800, batch_size=32, permute_sentences=0.0,
+            steps=900, batch_size=32, permute_sentences=0.0,
             optimizer=OptimizerConfig(learning_rate=2e-3, schedule="cosine", warmup_steps=50,
                                       end_fraction=0.1)),
         train=TrainConfig(

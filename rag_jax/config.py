@@ -53,7 +53,7 @@ class BertConfig:
     attention_dropout: float = field(0.1, "dropout of attention weights", at_least=0, at_most=1)
     layer_norm_eps: float = field(1e-12, "epsilon of LayerNorm", at_least=0)
     projection: int = field(0, "width E of a projection of [CLS]; 0 = none, E = D", at_least=0)
-    position_init: PositionInit = field("normal", "initial position table, when trained from scratch")
+    position_init: PositionInit = field("normal", "initial position table, trained from scratch")
     dtype: Dtype = field("float32", "type of matrix products; softmax and norms stay float32")
     remat: Remat = field("none", "recompute in the backward pass: nothing, all but dots, all")
     scan_layers: bool = field(False, "one scan over stacked layer parameters (compiles faster)")
@@ -77,7 +77,7 @@ class BartConfig:
     activation_dropout: float = field(0.0, "dropout inside the feed-forward", at_least=0, at_most=1)
     layer_norm_eps: float = field(1e-5, "epsilon of LayerNorm", at_least=0)
     scale_embedding: bool = field(False, "multiply token embeddings by sqrt(width)")
-    position_init: PositionInit = field("normal", "initial position table, when trained from scratch")
+    position_init: PositionInit = field("normal", "initial position table, trained from scratch")
     dtype: Dtype = field("float32", "type of matrix products; softmax and norms stay float32")
     remat: Remat = field("none", "recompute in the backward pass: nothing, all but dots, all")
     scan_layers: bool = field(False, "one scan over stacked layer parameters (compiles faster)")
@@ -92,7 +92,8 @@ BERT_PRESETS = {
 }
 BART_PRESETS = {
     "tiny": BartConfig(vocab_size=0, max_positions=512, width=128, encoder_layers=2,
-                       decoder_layers=2, heads=4, mlp_width=512, position_init="sinusoidal", init_std=0.09),
+                       decoder_layers=2, heads=4, mlp_width=512, position_init="sinusoidal",
+                       init_std=0.09),
     "bart-base": BartConfig(),
     "bart-large": BartConfig(width=1024, encoder_layers=12, decoder_layers=12, heads=16,
                              mlp_width=4096),
@@ -105,7 +106,8 @@ class DataConfig:
 
     passages: str = field("", "passages: .tsv or .jsonl (.gz), with id, title, text; empty = the "
                           "world of countries that is shipped with the package")
-    train: str = field("", "training questions: .jsonl, .tsv, tfds:NAME:SPLIT or tfds-dir:DIR:SPLIT")
+    train: str = field(
+        "", "training questions: .jsonl, .tsv, tfds:NAME:SPLIT or tfds-dir:DIR:SPLIT")
     dev: str = field("", "development questions, which choose the best checkpoint")
     test: str = field("", "test questions; empty = evaluate on dev")
     data_dir: str = field("", "folder of prepared TFDS data sets; empty = the TFDS default")
@@ -129,7 +131,7 @@ class DataConfig:
 
 @dataclasses.dataclass(frozen=True)
 class ModelConfig:
-    """The three towers. A tower section can be set to a preset: --config.model.generator=bart-base."""
+    """The three towers; a section can be set to a preset: --config.model.generator=bart-base."""
 
     kind: Literal["token", "sequence"] = field("token", "RAG-Token or RAG-Sequence")
     retriever: BertConfig = section(BertConfig)
@@ -394,8 +396,8 @@ def _conflicts(config: Config) -> typing.Iterator[str]:
     named = [name for name in ("passages", "train", "dev", "test") if getattr(data, name)]
     missing = [name for name in ("passages", "train", "dev") if name not in named]
     if named and missing:
-        yield (f"config.data.{named[0]} is set but config.data.{missing[0]} is empty: own data need "
-               "passages, train and dev; the countries that are shipped need none of them")
+        yield (f"config.data.{named[0]} is set but config.data.{missing[0]} is empty: own data "
+               "need passages, train and dev; the countries that are shipped need none of them")
     for name, tower in (("retriever", model.retriever), ("generator", model.generator)):
         if tower.width % tower.heads:
             yield (f"config.model.{name}.heads={tower.heads}: must divide "

@@ -1,10 +1,9 @@
 """Evaluates a trained model: `python -m rag_jax.evaluate --workdir DIR [--split test]`.
 
 Prints EM, F1, answer recall, marginal NLL and the retrieval monitors, and writes
-WORKDIR/RUN/evaluation.SPLIT.json and WORKDIR/RUN/predictions.SPLIT.jsonl.
+metrics.json and predictions.jsonl to WORKDIR/RUN/evaluation/SPLIT/.
 """
 
-import json
 import pathlib
 
 from rag_jax import flags
@@ -37,16 +36,11 @@ def main(argv: list[str] | None = None) -> None:
     questions = trained.job.tokenize(examples)
     result = evaluation.evaluate(trained.answerer(), trained.params, questions)
 
-    folder = path / trained.run
-    predictions = folder / f"predictions.{split}.jsonl"
-    evaluation.write_predictions(predictions, questions, result.answers)
-    summary = folder / f"evaluation.{split}.json"
-    temporary = summary.with_name(summary.name + ".tmp")
-    temporary.write_text(json.dumps(result.metrics, indent=1) + "\n", "utf-8")
-    temporary.replace(summary)
+    folder = path / trained.run / "evaluation" / split
+    evaluation.write_evaluation(folder, questions, result)
     print(print_table([[name, f"{value:.4g}"] for name, value in result.metrics.items()],
                       [f"{trained.run} on {split}", "value"]))
-    print(f"\n{predictions}\n{summary}")
+    print(f"\n{folder}: metrics.json, predictions.jsonl")
 
 
 if __name__ == "__main__":

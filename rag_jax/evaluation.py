@@ -65,23 +65,29 @@ def retrieval_metrics(answerer: Answerer, questions: QuestionTokens, retrieved: 
             for k, value in answer_recall(texts, references, ks).items()}
 
 
-def write_predictions(path: pathlib.Path, questions: QuestionTokens, answers: list[Answer]
-                      ) -> None:
-    """One JSON object per question: answer, log-probability, passages, prior, posterior."""
+def write_evaluation(folder: pathlib.Path, questions: QuestionTokens, result: Evaluation) -> None:
+    """Writes FOLDER/metrics.json and FOLDER/predictions.jsonl.
+
+    A prediction is a line: answer, log-probability, and the passages with prior and posterior.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    lines = []
+    for example, answer in zip(questions.examples, result.answers, strict=True):
+        passages = zip(answer.passage_ids, answer.prior, answer.posterior, strict=True)
+        lines.append(json.dumps({
+            "id": example.id,
+            "question": example.question,
+            "answer": answer.text,
+            "references": list(example.answers),
+            "exact_match": exact_match(answer.text, example.answers),
+            "log_prob": answer.log_prob,
+            "passages": [{"id": i, "prior": p, "posterior": q} for i, p, q in passages],
+        }, ensure_ascii=False))
+    _write(folder / "predictions.jsonl", "\n".join(lines) + "\n")
+    _write(folder / "metrics.json", json.dumps(result.metrics, indent=1) + "\n")
+
+
+def _write(path: pathlib.Path, text: str) -> None:
     temporary = path.with_name(path.name + ".tmp")
-    with temporary.open("w", encoding="utf-8") as file:
-        for example, answer in zip(questions.examples, answers, strict=True):
-            record = {
-                "id": example.id,
-                "question": example.question,
-                "answer": answer.text,
-                "references": list(example.answers),
-                "exact_match": exact_match(answer.text, example.answers),
-                "log_prob": answer.log_prob,
-                "passages": [
-                    {"id": i, "prior": p, "posterior": q} for i, p, q in
-                    zip(answer.passage_ids, answer.prior, answer.posterior, strict=True)
-                ],
-            }
-            file.write(json.dumps(record, ensure_ascii=False) + "\n")
+    temporary.write_text(text, "utf-8")
     temporary.replace(path)

@@ -95,3 +95,23 @@ def bart_logits(params, ids, mask, decoder_ids, heads, activation="gelu", scale=
                        p["cross_norm"], eps)
         x = layer_norm(x + feed_forward(x, p["mlp"], activation), p["mlp_norm"], eps)
     return x @ f64(params["embedding"]).T + f64(params["final_logits_bias"])
+
+
+def beam_search(log_p, width, longest, end):
+    """The beam search that the package documents, over python lists.
+
+    Args:
+      log_p: prefix (a tuple) -> [V] log-probabilities of its next token.
+
+    Returns:
+      [(log-probability, tokens)], best first: ended hypotheses, then the cut ones; `width` at most.
+    """
+    live, ended = [(0.0, ())], []
+    for _ in range(longest):
+        grown = [(score + step, (*prefix, token))
+                 for score, prefix in live for token, step in enumerate(log_p(prefix))]
+        grown.sort(reverse=True)
+        ended += [found for found in grown[:width] if found[1][-1] == end]
+        live = [found for found in grown if found[1][-1] != end][:width]
+        ended = sorted(ended, reverse=True)[:width]
+    return (ended + live)[:width]

@@ -1,1 +1,1 @@
-"""The quickstart's world: facts about 195 countries, fictional countries, their prose and questions."""
+"""The quickstart's world: facts about 195 countries, fictional ones, their prose and questions."""

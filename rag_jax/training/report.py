@@ -12,7 +12,7 @@ import numpy as np
 
 from rag_jax import config as configs
 from rag_jax.data import order
-from rag_jax.evaluation import Evaluation, evaluate, retrieval_metrics, write_predictions
+from rag_jax.evaluation import Evaluation, evaluate, retrieval_metrics, write_evaluation
 from rag_jax.retrieval.index import PassageIndex
 from rag_jax.training import stages
 from rag_jax.training.writers import print_table
@@ -43,7 +43,8 @@ class _Reporter:
     def evaluate(self, run: str) -> Evaluation:
         questions = self.job.tokens(self.split)
         result = evaluate(self.answerer(run), self.params(run), questions)
-        write_predictions(self.job.workdir / run / "predictions.jsonl", questions, result.answers)
+        folder = self.job.workdir / run / "evaluation" / self.split
+        write_evaluation(folder, questions, result)
         return result
 
     def shuffled(self, run: str) -> Evaluation:

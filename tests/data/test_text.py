@@ -1,8 +1,12 @@
 """Text and ids: what goes in comes out, and an answer has the ids of the words in its passage."""
 
 import json
+import os
+import pathlib
 import random
 import re
+import subprocess
+import sys
 import unicodedata
 
 import numpy as np
@@ -22,6 +26,7 @@ from rag_jax.data.text import (
     train_bert_tokenizer,
 )
 
+ROOT = pathlib.Path(__file__).parent.parent.parent
 REAL = load_countries()
 PASSAGES = [p for c in REAL for p in prose.passages(c, "2018")]
 
@@ -224,6 +229,17 @@ def test_training_twice_gives_the_same_tokenizer(bart, bert):
     assert again.encode([p.text for p in PASSAGES]) == bart.encode([p.text for p in PASSAGES])
     again = train_bert_tokenizer((f"{p.title} {p.text}" for p in PASSAGES), 2000)
     assert again._backend.to_str() == bert._backend.to_str()
+
+
+def test_another_process_trains_the_same_wordpiece():
+    """Hash tables start differently in each process, and order what is not sorted."""
+    code = ("from rag_jax.data.text import train_bert_tokenizer as train\n"
+            "texts = ['abcdefg hijklmn opqrstu', 'vwxyz gfedcba nmlkjih']\n"
+            "print(train(texts, 100)._backend.to_str())")
+    made = {subprocess.run([sys.executable, "-c", code], check=True, capture_output=True,
+                           env={**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": str(ROOT)}
+                           ).stdout for seed in ("1", "2")}
+    assert len(made) == 1 and b"##c" in made.pop()
 
 
 def test_a_trained_wordpiece_knows_every_word_that_it_was_trained_on(bert):

@@ -13,6 +13,7 @@ from rag_jax.config import (
     WarmupConfig,
 )
 
+
 def get_config() -> Config:
     small = {"vocab_size": 0, "width": 16, "heads": 2, "mlp_width": 32, "dropout": 0.1}
     fast = OptimizerConfig(learning_rate=1e-3, warmup_steps=2)

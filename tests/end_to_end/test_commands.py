@@ -14,11 +14,12 @@ from tests.end_to_end.commands import finish, run
 
 def test_evaluate_writes_metrics_and_predictions(uninterrupted):
     output = finish("evaluate", uninterrupted, "--split=dev")
-    metrics = json.loads((uninterrupted / "rag_token/evaluation.dev.json").read_text())
+    metrics = json.loads((uninterrupted / "rag_token/evaluation/dev/metrics.json").read_text())
     for name in ("em", "f1", "nll", "answer_recall@1", "unique_passages", "retrieved_id_entropy",
                  "prior_entropy", "posterior_entropy"):
         assert name in metrics and name in output
-    lines = (uninterrupted / "rag_token/predictions.dev.jsonl").read_text().splitlines()
+    file = uninterrupted / "rag_token/evaluation/dev/predictions.jsonl"
+    lines = file.read_text().splitlines()
     records = [json.loads(line) for line in lines]
     assert len(records) == metrics["count"]
     for record in records:

@@ -188,8 +188,7 @@ def test_bfloat16_matmuls_with_float32_softmax_and_norms(params):
     exact = forward(params, IDS, MASK, DECODER_IDS)
     error = np.abs(found - exact)
     assert 1e-4 < error.max() and error.mean() < 0.02 * np.abs(exact).mean()
-    jaxpr = jax.make_jaxpr(functools.partial(forward, module=module))(
-        params, IDS, MASK, DECODER_IDS).jaxpr
+    jaxpr = jax.make_jaxpr(module.apply)({"params": params}, IDS, MASK, DECODER_IDS).jaxpr
     types = {}
     for equation in (e for e in equations(jaxpr) if e.invars):
         types.setdefault(equation.primitive.name, set()).add(str(equation.invars[0].aval.dtype))
