@@ -9,7 +9,8 @@ import pathlib
 import sys
 from collections.abc import Callable, Sequence
 
-from rag_jax import config as configs
+from rag_jax import overrides
+from rag_jax.config import BART_PRESETS, BERT_PRESETS, Config, ConfigError
 
 ROOT = pathlib.Path(__file__).parent.parent
 QUICKSTART = ROOT / "configs" / "quickstart.py"
@@ -22,24 +23,24 @@ def make_parser(name: str, description: str) -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter)
 
 
-def _field_help(config: configs.Config) -> str:
+def _field_help(config: Config) -> str:
     lines = ["configuration fields (--config.NAME=VALUE), with the defaults of this config:"]
-    for name, (hint, _, doc) in configs.fields().items():
+    for name, (hint, _, doc) in overrides.fields().items():
         value = config
         for part in name.split("."):
             value = getattr(value, part)
         shown = ",".join(value) if isinstance(value, tuple) else str(value).lower() if (
             value is None or isinstance(value, bool)) else value
-        lines.append(f"  --config.{name}={shown}  ({configs.type_name(hint)})\n      {doc}")
-    presets = {**configs.BERT_PRESETS, **configs.BART_PRESETS}
+        lines.append(f"  --config.{name}={shown}  ({overrides.type_name(hint)})\n      {doc}")
+    presets = {**BERT_PRESETS, **BART_PRESETS}
     lines.append(f"presets for the sections model.retriever and model.generator: "
                  f"{', '.join(presets)}")
     return "\n".join(lines)
 
 
-def _overrides(argv: Sequence[str]) -> tuple[dict[str, str], list[str]]:
+def _changes(argv: Sequence[str]) -> tuple[dict[str, str], list[str]]:
     """Splits `--config.NAME=VALUE` and `--config.NAME VALUE` from the other arguments."""
-    overrides, rest, arguments = {}, [], list(argv)
+    changes, rest, arguments = {}, [], list(argv)
     while arguments:
         argument = arguments.pop(0)
         if not argument.startswith("--config."):
@@ -48,15 +49,15 @@ def _overrides(argv: Sequence[str]) -> tuple[dict[str, str], list[str]]:
         name, equals, value = argument.removeprefix("--config.").partition("=")
         if not equals:
             if not arguments or arguments[0].startswith("--"):
-                raise configs.ConfigError(f"--config.{name}: a value is missing")
+                raise ConfigError(f"--config.{name}: a value is missing")
             value = arguments.pop(0)
-        overrides[name] = value
-    return overrides, rest
+        changes[name] = value
+    return changes, rest
 
 
 def parse_with_config(parser: argparse.ArgumentParser, argv: Sequence[str] | None = None,
-                      load: Callable[[argparse.Namespace], configs.Config] | None = None
-                      ) -> tuple[argparse.Namespace, configs.Config]:
+                      load: Callable[[argparse.Namespace], Config] | None = None
+                      ) -> tuple[argparse.Namespace, Config]:
     """Options and the validated configuration.
 
     Args:
@@ -71,16 +72,16 @@ def parse_with_config(parser: argparse.ArgumentParser, argv: Sequence[str] | Non
     if load is None:
         parser.add_argument("--config", default=str(QUICKSTART), metavar="FILE",
                             help=f"python file with get_config() (default: {QUICKSTART.name})")
-    overrides, rest = _overrides(sys.argv[1:] if argv is None else argv)
+    changes, rest = _changes(sys.argv[1:] if argv is None else argv)
     if {"-h", "--help"} & set(rest):
         file = str(QUICKSTART)
         if load is None:  # not for the others: they may have required options, missing here
             file = parser.parse_known_args([a for a in rest if a not in ("-h", "--help")])[0].config
-        base = configs.load_file(file)
-        parser.epilog = _field_help(configs.replace(base, overrides))
+        base = overrides.load_file(file)
+        parser.epilog = _field_help(overrides.replace(base, changes))
     options = parser.parse_args(rest)
-    base = load(options) if load is not None else configs.load_file(options.config)
-    return options, configs.validate(configs.replace(base, overrides))
+    base = load(options) if load is not None else overrides.load_file(options.config)
+    return options, overrides.validate(overrides.replace(base, changes))
 
 
 def add_workdir(parser: argparse.ArgumentParser) -> None:
@@ -93,16 +94,16 @@ def add_workdir(parser: argparse.ArgumentParser) -> None:
                         "a name under WORKDIR/indexes (default: the one that trained)")
 
 
-def workdir_config(options: argparse.Namespace) -> configs.Config:
+def workdir_config(options: argparse.Namespace) -> Config:
     """The configuration of the run that the options name."""
     from rag_jax.training import workdir
 
     config = workdir.read(pathlib.Path(options.workdir))
     run = options.run or config.runs[0]
     if run not in config.runs:
-        raise configs.ConfigError(
+        raise ConfigError(
             f"--run={run}: {options.workdir} has the runs {', '.join(config.runs)}")
-    return configs.for_run(config, run)
+    return overrides.for_run(config, run)
 
 
 def run(main: Callable[[], int | None]) -> None:

@@ -7,7 +7,9 @@ import pathlib
 import pytest
 
 from rag_jax import config as configs
-from rag_jax.config import BART_PRESETS, BERT_PRESETS, Config, ConfigError, replace, validate
+from rag_jax import overrides
+from rag_jax.config import BART_PRESETS, BERT_PRESETS, Config, ConfigError
+from rag_jax.overrides import replace, validate
 
 ROOT = pathlib.Path(__file__).parent.parent
 CONFIG_FILES = sorted((ROOT / "configs").glob("*.py"))
@@ -196,8 +198,8 @@ def test_everything_that_is_wrong_is_told_at_once():
 
 
 def test_no_field_lacks_help_or_has_a_default_of_another_type():
-    for name, (hint, default, doc) in configs.fields().items():
-        assert doc and configs.type_name(hint), name
+    for name, (hint, default, doc) in overrides.fields().items():
+        assert doc and overrides.type_name(hint), name
         assert replace(Config(), {name: default}) is not None
     validate(Config())
 
@@ -207,32 +209,32 @@ def test_json_round_trip_keeps_every_value_and_type():
                "train.query_encoder_rate": None, "model.generator": "tiny",
                "train.optimizer.learning_rate": 1e-7, "data.data_dir": "ü/none"}
     config = replace(Config(), changed)
-    assert configs.from_json(configs.to_json(config)) == config
-    assert configs.from_json(configs.to_json(Config())) == Config()
+    assert overrides.from_json(overrides.to_json(config)) == config
+    assert overrides.from_json(overrides.to_json(Config())) == Config()
 
 
 def test_json_with_an_unknown_or_a_wrong_field_is_refused():
-    tree = json.loads(configs.to_json(Config()))
+    tree = json.loads(overrides.to_json(Config()))
     with pytest.raises(ConfigError, match="config.train.stepps: no such field; did you mean steps"):
-        configs.from_json(json.dumps({**tree, "train": {"stepps": 1}}))
+        overrides.from_json(json.dumps({**tree, "train": {"stepps": 1}}))
     with pytest.raises(ConfigError, match="config.seed=-1"):
-        configs.from_json(json.dumps({**tree, "seed": -1}))
+        overrides.from_json(json.dumps({**tree, "seed": -1}))
 
 
 @pytest.mark.parametrize("run, changed", configs.RUNS.items())
 def test_a_run_changes_its_own_fields_alone(run, changed):
-    config = configs.for_run(Config(), run)
+    config = overrides.for_run(Config(), run)
     assert all(value(config, name) == new for name, new in changed.items())
     assert replace(config, {n: value(Config(), n) for n in changed}) == Config()
 
 
 @pytest.mark.parametrize("file", CONFIG_FILES, ids=lambda file: file.name)
 def test_every_config_file_loads_and_can_be_run(file):
-    config = configs.load_file(str(file))
+    config = overrides.load_file(str(file))
     if file.name == "own_data.py":
         config = replace(config, OWN_DATA)
     validate(config)
-    assert configs.from_json(configs.to_json(config)) == config
+    assert overrides.from_json(overrides.to_json(config)) == config
 
 
 def test_there_are_config_files():
@@ -247,8 +249,8 @@ def written(tmp_path, body, name="mine.py"):
 
 def test_an_argument_after_the_path_reaches_get_config(tmp_path):
     file = written(tmp_path, "def get_config(name='3'): return Config(seed=int(name))\n")
-    assert configs.load_file(file).seed == 3
-    assert configs.load_file(f"{file}:8").seed == 8
+    assert overrides.load_file(file).seed == 3
+    assert overrides.load_file(f"{file}:8").seed == 8
 
 
 @pytest.mark.parametrize("name, body, argument, told", [
@@ -260,11 +262,11 @@ def test_an_argument_after_the_path_reaches_get_config(tmp_path):
 def test_a_file_that_is_no_config_is_refused(tmp_path, name, body, argument, told):
     path = written(tmp_path, body, name) + argument
     with pytest.raises(ConfigError) as error:
-        configs.load_file(path)
+        overrides.load_file(path)
     assert path in str(error.value) and told in str(error.value)
     assert "\n" not in str(error.value)
 
 
 def test_a_missing_file_is_named():
     with pytest.raises(ConfigError, match="--config=configs/nowhere.py: no such file"):
-        configs.load_file("configs/nowhere.py")
+        overrides.load_file("configs/nowhere.py")

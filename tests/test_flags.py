@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from rag_jax import config as configs
-from rag_jax import flags
+from rag_jax import flags, overrides
 
 ROOT = pathlib.Path(__file__).parent.parent
 ENTRY_POINTS = ("train", "evaluate", "generate", "build_index")
@@ -22,7 +22,7 @@ def parse(*argv, load=None):
 
 def test_without_flags_it_is_the_quickstart():
     options, config = parse()
-    assert config == configs.load_file(str(ROOT / "configs" / "quickstart.py"))
+    assert config == overrides.load_file(str(ROOT / "configs" / "quickstart.py"))
     assert options.workdir == "w"
 
 
@@ -49,7 +49,7 @@ def test_overrides_change_the_named_config_file(tmp_path):
     file.write_text("from rag_jax.config import Config\n"
                     "def get_config(seed='5'): return Config(seed=int(seed))\n")
     assert parse(f"--config={file}")[1].seed == 5
-    assert parse("--config", f"{file}:6", "--config.train.steps=1")[1] == configs.replace(
+    assert parse("--config", f"{file}:6", "--config.train.steps=1")[1] == overrides.replace(
         configs.Config(seed=6), {"train.steps": 1})
 
 
@@ -82,7 +82,7 @@ def test_load_gives_the_configuration_that_flags_change():
         return configs.Config(seed=9)
 
     _, config = parse("--workdir=there", "--config.train.steps=2", load=load)
-    assert config == configs.replace(configs.Config(seed=9), {"train.steps": 2})
+    assert config == overrides.replace(configs.Config(seed=9), {"train.steps": 2})
 
 
 def test_help_shows_the_defaults_of_the_config_and_the_overrides(capsys):
@@ -136,8 +136,8 @@ for name in sys.argv[1:]:
             main(["--help"])
     except SystemExit as stop:
         assert not stop.code, stop
-    from rag_jax import config
-    missing = [f for f in config.fields() if f"--config.{f}=" not in text.getvalue()]
+    from rag_jax import overrides
+    missing = [f for f in overrides.fields() if f"--config.{f}=" not in text.getvalue()]
     assert not missing, (name, missing)
     assert f"rag_jax.{name}" in text.getvalue()
     assert not heavy & set(sys.modules), (name, heavy & set(sys.modules))
@@ -171,7 +171,7 @@ def test_a_workdir_without_config_is_named(tmp_path):
 
 def test_run_picks_one_of_the_workdirs_runs(tmp_path):
     both = configs.Config(runs=("frozen", "rag_sequence"))
-    (tmp_path / "config.json").write_text(configs.to_json(both))
+    (tmp_path / "config.json").write_text(overrides.to_json(both))
 
     def parsed(*argv):
         parser = flags.make_parser("evaluate", "Evaluates.")

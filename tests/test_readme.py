@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from rag_jax import config, flags
+from rag_jax import config, flags, overrides
 
 ROOT = pathlib.Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text("utf-8")
@@ -35,16 +35,16 @@ def test_commands_name_what_exists(command):
         for flag in re.findall(r" (--\w+)", command):
             assert f'"{flag}"' in source or flag == "--help", flag
     for path in re.findall(r"configs/\w+\.py", command):
-        config.validate(config.replace(config.load_file(str(ROOT / path)), {
+        overrides.validate(overrides.replace(overrides.load_file(str(ROOT / path)), {
             "data.passages": "p", "data.train": "t", "data.dev": "d"}))
     for dotted in re.findall(r"--config\.([\w.]+)=", command):
-        assert dotted in config.fields(), dotted
+        assert dotted in overrides.fields(), dotted
 
 
 def test_config_fields_in_the_text_exist():
-    sections = {name.rpartition(".")[0] for name in config.fields()}
+    sections = {name.rpartition(".")[0] for name in overrides.fields()}
     for dotted in re.findall(r"`(?:--)?config\.([\w.]+)`", README):
-        assert dotted in config.fields() or dotted in sections, dotted
+        assert dotted in overrides.fields() or dotted in sections, dotted
 
 
 def test_rooms_in_the_table_exist():

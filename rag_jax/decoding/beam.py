@@ -93,7 +93,8 @@ def beam_search(
             grown, tokens.astype(jnp.int32), state.position, axis=2)
         ends = tokens == end_id
         # An ending counts only among the first M: it beat what the beam goes on with.
-        ended = jnp.where(ends & (jnp.arange(2 * num_beams) < num_beams), scores, MASKED)
+        among_first = (jnp.arange(2 * num_beams) < num_beams)[None]
+        ended = jnp.where(ends & among_first, scores, MASKED)
         finished = _best(
             Hypotheses(jnp.concatenate([state.finished.tokens, grown], axis=1),
                        jnp.concatenate([state.finished.log_probs, ended], axis=1)), num_beams)

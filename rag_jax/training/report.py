@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from rag_jax import config as configs
+from rag_jax import overrides
 from rag_jax.data import order
 from rag_jax.evaluation import Evaluation, evaluate, retrieval_metrics, write_evaluation
 from rag_jax.retrieval.index import PassageIndex
@@ -33,7 +33,7 @@ class _Reporter:
         self.split = "test" if "test" in job.prepared.splits else "dev"
 
     def answerer(self, run: str, index: PassageIndex | None = None):
-        config = configs.for_run(self.job.config, run)
+        config = overrides.for_run(self.job.config, run)
         index = (index or self.index) if config.retrieval.k else None
         return stages.make_answerer(self.job, index, config.model.kind)
 

@@ -5,8 +5,7 @@ import pathlib
 import time
 from typing import Any
 
-from rag_jax import config as configs
-from rag_jax import parallel
+from rag_jax import overrides, parallel
 from rag_jax.config import Config
 from rag_jax.data.prepare import prepare
 from rag_jax.training import stages, workdir
@@ -51,7 +50,7 @@ def train(config: Config, path: pathlib.Path) -> dict[str, Any]:
     first = next(iter(indexes.values()))
     for run in config.runs:
         with clock.time(run):
-            run_job = stages.Job(configs.for_run(config, run), path, job.prepared, job.mesh)
+            run_job = stages.Job(overrides.for_run(config, run), path, job.prepared, job.mesh)
             stages.fine_tune(run_job, run, warm, first)
     with clock.time("report"):
         return write_report(job, indexes, warm, clock)

@@ -2,7 +2,7 @@
 
 import pathlib
 
-from rag_jax import config as configs
+from rag_jax import overrides
 from rag_jax.config import Config, ConfigError
 
 # What may differ from the configuration of an earlier command on the same workdir.
@@ -29,7 +29,7 @@ def start(config: Config, workdir: pathlib.Path) -> pathlib.Path:
     file = workdir / "config.json"
     if file.exists():
         earlier = read(workdir)
-        changed = [name for name in configs.fields()
+        changed = [name for name in overrides.fields()
                    if value(earlier, name) != value(config, name)
                    and not name.startswith(CHANGEABLE)]
         if changed:
@@ -39,7 +39,7 @@ def start(config: Config, workdir: pathlib.Path) -> pathlib.Path:
                               "use the same values, or another --workdir")
     workdir.mkdir(parents=True, exist_ok=True)
     temporary = workdir / "config.json.tmp"
-    temporary.write_text(configs.to_json(config) + "\n", "utf-8")
+    temporary.write_text(overrides.to_json(config) + "\n", "utf-8")
     temporary.replace(file)
     return workdir
 
@@ -54,4 +54,4 @@ def read(workdir: pathlib.Path) -> Config:
     if not file.is_file():
         raise ConfigError(f"{workdir}: no config.json; name a workdir of rag_jax.train "
                           f"(python -m rag_jax.train --workdir={workdir})")
-    return configs.from_json(file.read_text("utf-8"))
+    return overrides.from_json(file.read_text("utf-8"))

@@ -5,11 +5,12 @@ import shutil
 
 import pytest
 
-from rag_jax.config import Config, ConfigError, replace
+from rag_jax.config import Config, ConfigError
 from rag_jax.data import prepare as preparing
 from rag_jax.data.batches import ENCODER_TABLE, PASSAGE_TABLE
 from rag_jax.data.prepare import chunked, prepare
 from rag_jax.data.text import Tokenizer, encoder_input
+from rag_jax.overrides import replace
 from rag_jax.retrieval.reading import Passage
 
 LONG = " ".join(f"word{i}" for i in range(25))

@@ -6,7 +6,7 @@ import shutil
 import jax.monitoring
 import pytest
 
-from rag_jax import config as configs
+from rag_jax import overrides
 from rag_jax.trained import open_trained
 from rag_jax.training import workdir as workdirs
 from tests.end_to_end.commands import finish, run
@@ -55,7 +55,7 @@ def test_a_swapped_memory_answers_from_other_passages(uninterrupted):
 
 
 def test_the_second_question_and_a_swapped_index_compile_nothing(uninterrupted):
-    config = configs.for_run(workdirs.read(uninterrupted), "rag_token")
+    config = overrides.for_run(workdirs.read(uninterrupted), "rag_token")
     trained = open_trained(config, uninterrupted)
     compiled = []
     jax.monitoring.register_event_duration_secs_listener(

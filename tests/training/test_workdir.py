@@ -2,8 +2,9 @@
 
 import pytest
 
-from rag_jax import config as configs
-from rag_jax.config import Config, ConfigError, replace
+from rag_jax import overrides
+from rag_jax.config import Config, ConfigError
+from rag_jax.overrides import replace
 from rag_jax.training import workdir
 
 
@@ -21,11 +22,11 @@ def test_the_same_configuration_goes_on(tmp_path):
 
 
 def changed_value(name):
-    hint, default, _ = configs.fields()[name]
+    hint, default, _ = overrides.fields()[name]
     if isinstance(default, bool):
         return not default
-    if isinstance(default, str) and configs.type_name(hint) != "str":
-        return next(v for v in configs.type_name(hint).split("|") if v != default)
+    if isinstance(default, str) and overrides.type_name(hint) != "str":
+        return next(v for v in overrides.type_name(hint).split("|") if v != default)
     if isinstance(default, str):
         return "other"
     if isinstance(default, tuple):
@@ -37,7 +38,7 @@ def changeable(name):
     return name.startswith(workdir.CHANGEABLE)
 
 
-@pytest.mark.parametrize("name", [n for n in configs.fields() if not changeable(n)])
+@pytest.mark.parametrize("name", [n for n in overrides.fields() if not changeable(n)])
 def test_another_value_of_a_field_that_shapes_the_model_is_refused(tmp_path, name):
     """Silently going on would train the rest of a run with other data, sizes or rates."""
     base = Config()
@@ -51,7 +52,7 @@ def test_another_value_of_a_field_that_shapes_the_model_is_refused(tmp_path, nam
     assert workdir.read(tmp_path) == base, "the refused command must leave no trace"
 
 
-@pytest.mark.parametrize("name", [n for n in configs.fields() if changeable(n)])
+@pytest.mark.parametrize("name", [n for n in overrides.fields() if changeable(n)])
 def test_fields_that_change_no_result_of_earlier_stages_may_differ(tmp_path, name):
     workdir.start(Config(), tmp_path)
     changed = replace(Config(), {name: changed_value(name)})
@@ -62,7 +63,7 @@ def test_fields_that_change_no_result_of_earlier_stages_may_differ(tmp_path, nam
 def test_changeable_names_are_fields():
     """A renamed field would silently stop being changeable."""
     for prefix in workdir.CHANGEABLE:
-        assert any(name.startswith(prefix) for name in configs.fields()), prefix
+        assert any(name.startswith(prefix) for name in overrides.fields()), prefix
 
 
 def test_seed_data_sizes_and_steps_are_not_changeable():

@@ -1,0 +1,225 @@
+"""Reading configurations: files, single fields from the command line, checks, JSON.
+
+A config file is python with `get_config() -> Config`; flags override single fields:
+
+    python -m rag_jax.train --config=configs/quickstart.py --config.train.steps=100
+
+`None` is written as `none`, tuples with commas.
+"""
+
+import dataclasses
+import difflib
+import importlib.util
+import inspect
+import json
+import pathlib
+import types
+import typing
+from typing import Any, Literal
+
+from rag_jax.config import PRESETS, RUNS, Config, ConfigError
+
+
+def _hints(cls: type) -> dict[str, Any]:
+    return typing.get_type_hints(cls)
+
+
+def _near(word: str, words: typing.Iterable[str]) -> str:
+    words = list(words)
+    close = difflib.get_close_matches(word, words, 3, 0.5)
+    return f"did you mean {' or '.join(close)}?" if close else f"known: {', '.join(words)}"
+
+
+def fields(cls: type = Config, prefix: str = "") -> dict[str, tuple[Any, Any, str]]:
+    """Every leaf field: dotted name -> (type, default, help text)."""
+    found: dict[str, tuple[Any, Any, str]] = {}
+    hints = _hints(cls)
+    for f in dataclasses.fields(cls):
+        if dataclasses.is_dataclass(hints[f.name]):
+            found |= fields(hints[f.name], f"{prefix}{f.name}.")
+        else:
+            found[prefix + f.name] = (hints[f.name], f.default, f.metadata["doc"])
+    return found
+
+
+def type_name(hint: Any) -> str:
+    """How `--help` and errors write a field's type."""
+    if typing.get_origin(hint) is Literal:
+        return "|".join(typing.get_args(hint))
+    if isinstance(hint, types.UnionType):
+        return "|".join("none" if a is type(None) else type_name(a)
+                        for a in typing.get_args(hint))
+    if typing.get_origin(hint) is tuple:
+        return f"{type_name(typing.get_args(hint)[0])},..."
+    return hint.__name__
+
+
+def _parse(hint: Any, text: str) -> Any:
+    """`text` from the command line as a value of type `hint`; ValueError when it is none."""
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if isinstance(hint, types.UnionType):
+        if text.lower() == "none":
+            return None
+        return _parse(next(a for a in arguments if a is not type(None)), text)
+    if origin is Literal:
+        if text not in arguments:
+            raise ValueError(_near(text, arguments))
+        return text
+    if origin is tuple:
+        return tuple(_parse(arguments[0], part) for part in text.split(",") if part)
+    if hint is bool:
+        if text.lower() not in ("true", "false", "1", "0"):
+            raise ValueError("true or false")
+        return text.lower() in ("true", "1")
+    return hint(text)
+
+
+def _accepts(hint: Any, value: Any) -> bool:
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if isinstance(hint, types.UnionType):
+        return any(_accepts(a, value) for a in arguments)
+    if origin is Literal:
+        return value in arguments
+    if origin is tuple:
+        return isinstance(value, tuple) and all(_accepts(arguments[0], v) for v in value)
+    if hint is float:
+        return isinstance(value, (int, float)) and not isinstance(value, bool)
+    return isinstance(value, hint) and not (hint is int and isinstance(value, bool))
+
+
+def replace(config: Any, overrides: dict[str, Any], path: str = "config") -> Any:
+    """A copy of `config` with dotted fields replaced; strings are parsed to the field's type.
+
+    A model section can be set to the name of a preset.
+
+    Raises:
+      ConfigError: an unknown field or a value of another type, with near matches.
+    """
+    for dotted, value in overrides.items():
+        name, _, rest = dotted.partition(".")
+        hints = _hints(type(config))
+        if name not in hints:
+            raise ConfigError(f"{path}.{name}: no such field; {_near(name, hints)}")
+        hint, where = hints[name], f"{path}.{name}"
+        if rest:
+            if not dataclasses.is_dataclass(hint):
+                raise ConfigError(f"{where} is a single value and has no field {rest!r}")
+            new = replace(getattr(config, name), {rest: value}, where)
+        elif hint in PRESETS and value in PRESETS[hint]:
+            new = PRESETS[hint][value]
+        elif dataclasses.is_dataclass(hint):
+            presets = f" or be one of {', '.join(PRESETS[hint])}" if hint in PRESETS else ""
+            raise ConfigError(f"{where}={value!r}: a section; set its fields ({where}.NAME=...)"
+                              f"{presets}")
+        else:
+            new = value
+            if isinstance(value, str) and not _accepts(hint, value):
+                try:
+                    new = _parse(hint, value)
+                except ValueError as error:
+                    raise ConfigError(
+                        f"{where}={value!r}: expected {type_name(hint)} ({error})") from None
+        config = dataclasses.replace(config, **{name: new})
+    return config
+
+
+def _problems(config: Any, path: str = "config") -> typing.Iterator[str]:
+    hints = _hints(type(config))
+    for f in dataclasses.fields(config):
+        value, where = getattr(config, f.name), f"{path}.{f.name}"
+        if dataclasses.is_dataclass(value):
+            yield from _problems(value, where)
+        elif not _accepts(hints[f.name], value):
+            yield f"{where}={value!r}: expected {type_name(hints[f.name])}"
+        elif value is not None:
+            least, most = f.metadata["at_least"], f.metadata["at_most"]
+            if least is not None and not value >= least:
+                yield f"{where}={value!r}: must be at least {least}"
+            elif most is not None and not value <= most:
+                yield f"{where}={value!r}: must be at most {most}"
+
+
+def _conflicts(config: Config) -> typing.Iterator[str]:
+    data, model = config.data, config.model
+    for run in config.runs:
+        if run not in RUNS:
+            yield f"config.runs: no run {run!r}; {_near(run, RUNS)}"
+    if not config.runs or len(set(config.runs)) < len(config.runs):
+        yield "config.runs: name at least one run, each once"
+    named = [name for name in ("passages", "train", "dev", "test") if getattr(data, name)]
+    missing = [name for name in ("passages", "train", "dev") if name not in named]
+    if named and missing:
+        yield (f"config.data.{named[0]} is set but config.data.{missing[0]} is empty: own data "
+               "need passages, train and dev; the countries that are shipped need none of them")
+    for name, tower in (("retriever", model.retriever), ("generator", model.generator)):
+        if tower.width % tower.heads:
+            yield (f"config.model.{name}.heads={tower.heads}: must divide "
+                   f"config.model.{name}.width={tower.width}")
+    longest = {
+        "data.max_question_length": model.retriever.max_positions,
+        "data.max_passage_length": model.retriever.max_positions,
+        "data.max_source_length": model.generator.max_positions,
+        "data.max_target_length": model.generator.max_positions,
+    }
+    for dotted, most in longest.items():
+        value = getattr(data, dotted.split(".")[1])
+        if value > most:
+            yield f"config.{dotted}={value}: the model has {most} positions (max_positions)"
+    if config.train.batch_size % config.train.optimizer.accumulate:
+        yield (f"config.train.batch_size={config.train.batch_size}: must be a multiple of "
+               f"optimizer.accumulate={config.train.optimizer.accumulate}")
+
+
+def validate(config: Config) -> Config:
+    """Returns `config`, or raises a ConfigError that lists everything that is wrong with it."""
+    problems = list(_problems(config)) or list(_conflicts(config))
+    if problems:
+        raise ConfigError("\n".join(problems))
+    return config
+
+
+def for_run(config: Config, run: str) -> Config:
+    """The configuration of one of `config.runs`."""
+    return replace(config, RUNS[run])
+
+
+def load_file(path: str) -> Config:
+    """`get_config()` of a python file, or `get_config(argument)` for PATH:ARGUMENT."""
+    name, _, argument = path.partition(":")
+    file = pathlib.Path(name)
+    if not file.is_file():
+        raise ConfigError(f"--config={path}: no such file")
+    spec = importlib.util.spec_from_file_location("rag_jax_config_file", file)
+    if spec is None:
+        raise ConfigError(f"--config={path}: a config file is python and ends in .py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    if not hasattr(module, "get_config"):
+        raise ConfigError(f"--config={path}: the file defines no get_config()")
+    takes = len(inspect.signature(module.get_config).parameters)
+    if argument and not takes:
+        raise ConfigError(f"--config={path}: its get_config() takes no argument; drop "
+                          f"':{argument}'")
+    config = module.get_config(argument) if argument else module.get_config()
+    if not isinstance(config, Config):
+        raise ConfigError(f"--config={path}: get_config() must return a rag_jax.config.Config")
+    return config
+
+
+def to_json(config: Config) -> str:
+    return json.dumps(dataclasses.asdict(config), indent=1)
+
+
+def from_json(text: str) -> Config:
+    """The inverse of `to_json`; unknown fields are a ConfigError."""
+
+    def flat(tree: dict, prefix: str = "") -> dict[str, Any]:
+        leaves: dict[str, Any] = {}
+        for key, value in tree.items():
+            if isinstance(value, dict):
+                leaves |= flat(value, f"{prefix}{key}.")
+            else:
+                leaves[prefix + key] = tuple(value) if isinstance(value, list) else value
+        return leaves
+
+    return validate(replace(Config(), flat(json.loads(text))))
