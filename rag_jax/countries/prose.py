@@ -75,15 +75,16 @@ OFFICES = [
     "In {c}, the office of {title} is held by {holder}.",
     "{C} has {holder} as its {title}.",
 ]
-MORE_OFFICES = [
-    "The {title} is {holder}.",
-    "{holder} is the {title}.",
-    "{holder} serves as {title}.",
-    "The office of {title} is held by {holder}.",
-]
+ROLES = {
+    ("state",): ["", " It is the office of the head of state.", " The {title} is head of state."],
+    ("government",): ["", " The {title} leads the government.", " The {title} heads the cabinet."],
+    ("state", "government"): [
+        "", " The {title} is head of state and of government.", " Both state and government have "
+        "the {title} as their head."],
+}
 EDITION_NOTES = ["", " This was so at the end of {edition}.", " As of December {edition}."]
 
-TOPICS = ("capital", "money", "people", "land", "government")
+FIXED_TOPICS = ("capital", "money", "people", "land")  # and a topic for each office, its title
 
 QUESTIONS = {
     "capital": ["What is the capital of {c}?", "Which city is the capital of {c}?",
@@ -119,7 +120,6 @@ TOPIC_OF = {
     "currency": "money", "calling_code": "money", "internet_tld": "money", "drives_on": "money",
     "language": "people", "official_name": "people", "un_member_since": "people",
     "highest_point": "land", "highest_point_m": "land", "neighbour": "land",
-    "office": "government",
 }
 
 
@@ -166,6 +166,11 @@ def _values(country: Country) -> dict[str, str]:
     }
 
 
+def topics(country: Country) -> tuple[str, ...]:
+    """What the country's passages are about: one passage each."""
+    return (*FIXED_TOPICS, *(office.title for office in country.offices))
+
+
 def passage_id(country: Country, topic: str, edition: str) -> str:
     return f"{edition}/{country.name}/{topic}"
 
@@ -173,15 +178,11 @@ def passage_id(country: Country, topic: str, edition: str) -> str:
 def _text(country: Country, topic: str, edition: str) -> str:
     rng = random.Random(passage_id(country, topic, edition))
     values = _values(country)
-    if topic == "government":
-        offices = list(country.offices)
-        rng.shuffle(offices)
-        sentences = [
-            rng.choice(MORE_OFFICES if i else OFFICES).format(
-                title=office.title, holder=office.holder(edition), **values)
-            for i, office in enumerate(offices)
-        ]
-        return _joined_sentences(sentences) + rng.choice(EDITION_NOTES).format(edition=edition)
+    for office in country.offices:
+        if topic == office.title:
+            named = {"title": office.title, "holder": office.holder(edition), "edition": edition}
+            parts = (OFFICES, ROLES[office.roles], EDITION_NOTES)
+            return _sentence("".join(rng.choice(p) for p in parts).format(**values, **named))
     more = rng.choice(MORE[topic])
     if topic == "land" and not country.neighbours:
         more = rng.choice(NO_NEIGHBOURS)
@@ -199,7 +200,7 @@ def passages(country: Country, edition: str) -> list[CountryPassage]:
     return [
         CountryPassage(passage_id(country, topic, edition), country.name,
                        _text(country, topic, edition))
-        for topic in TOPICS
+        for topic in topics(country)
     ]
 
 
@@ -219,8 +220,8 @@ def _answers(country: Country, relation: str) -> tuple[str, ...]:
 
 def questions(country: Country, edition: str) -> Iterator[CountryQuestion]:
     """Every question on the country, in every phrasing, answered as of `edition`."""
-    def build(relation: str, phrasings: list[str], answers: tuple[str, ...], suffix: str = ""):
-        topic = TOPIC_OF[relation]
+    def build(relation: str, phrasings: list[str], answers: tuple[str, ...], topic: str,
+              suffix: str = "") -> Iterator[CountryQuestion]:
         for number, phrasing in enumerate(phrasings):
             yield CountryQuestion(
                 id=f"{edition}/{country.name}/{relation}{suffix}/{number}",
@@ -230,13 +231,15 @@ def questions(country: Country, edition: str) -> Iterator[CountryQuestion]:
                 answers=answers,
                 positive_id=passage_id(country, topic, edition),
                 negative_ids=tuple(passage_id(country, other, edition)
-                                   for other in TOPICS if other != topic),
+                                   for other in topics(country) if other != topic),
             )
 
     for relation, phrasings in QUESTIONS.items():
         if relation == "office":
             for office in country.offices:
                 texts = [p.format(c=country.prose_name, title=office.title) for p in phrasings]
-                yield from build(relation, texts, (office.holder(edition),), f":{office.title}")
+                yield from build(relation, texts, (office.holder(edition),), office.title,
+                                 f":{office.title}")
         elif answers := _answers(country, relation):
-            yield from build(relation, [p.format(c=country.prose_name) for p in phrasings], answers)
+            texts = [p.format(c=country.prose_name) for p in phrasings]
+            yield from build(relation, texts, answers, TOPIC_OF[relation])

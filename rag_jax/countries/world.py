@@ -94,21 +94,14 @@ def build_world(fictional: int, seed: int) -> World:
         splits[f"leaders_{edition}"] = [
             q for c in real for q in prose.questions(c, edition)
             if q.id.endswith("/0") and (c.name, q.id.split("/")[2].partition(":")[2]) in changed]
-    asked: dict[str, list[prose.CountryQuestion]] = {}
-    for question in splits["train"]:
-        asked.setdefault(question.positive_id, []).append(question)
-    texts = [_dialogue(p, asked.get(p.id, []), seed)
-             for c in (*train, *invented) for p in prose.passages(c, NOW)
-             if not unseen.search(p.text)]
+    prose_of = {p.id: p for c in (*train, *invented) for p in prose.passages(c, NOW)
+                if not unseen.search(p.text)}
+    texts = [_card(prose_of[q.positive_id], q) for q in splits["train"]
+             if q.positive_id in prose_of]
     return World(memories, {name: [_example(q) for q in questions]
                             for name, questions in splits.items()}, texts)
 
 
-def _dialogue(passage: prose.CountryPassage, questions: list[prose.CountryQuestion], seed: int
-              ) -> str:
-    """A warm-up text: the passage, and, where training asks about it, one question and answer."""
-    text = f"{passage.title} / {passage.text}"
-    if not questions:
-        return text
-    question = random.Random(f"{seed} {passage.id}").choice(questions)
-    return f"{text} // {question.question} {question.answers[0]}"
+def _card(passage: prose.CountryPassage, question: prose.CountryQuestion) -> str:
+    """A warm-up text like a quiz card: the answer, the passage that has it, the question."""
+    return f"{question.answers[0]} : {passage.title} / {passage.text} // {question.question}"

@@ -67,27 +67,38 @@ class _Reporter:
         return retrieval_metrics(answerer, questions, answerer.retrieve(params, questions))
 
 
-def write_report(job: stages.Job, indexes: dict[str, PassageIndex], warm: Any, clock: Any
-                 ) -> dict[str, Any]:
-    """Evaluates every run, prints the table and writes WORKDIR/report.json."""
+def evaluate_runs(job: stages.Job, indexes: dict[str, PassageIndex], warm: Any
+                  ) -> dict[str, Any]:
+    """Evaluates every run, and the first RAG run with shuffled passages and swapped memories."""
     index = next(iter(indexes.values()))
     reporter = _Reporter(job, index)
     results = {run: reporter.evaluate(run).metrics for run in job.config.runs}
     em = {run: metrics["em"] for run, metrics in results.items()}
+    report: dict[str, Any] = {"em": em, "split": reporter.split, "metrics": results}
     rag_runs = [run for run in job.config.runs if run in ("rag_token", "rag_sequence")]
-    report: dict[str, Any] = {"em": em, "split": reporter.split}
     if rag_runs:
-        shuffled = reporter.shuffled(rag_runs[0]).metrics
-        em["shuffled"] = shuffled["em"]
-        results["shuffled"] = shuffled
+        results["shuffled"] = reporter.shuffled(rag_runs[0]).metrics
+        em["shuffled"] = results["shuffled"]["em"]
         report["recall_at_5"] = _recall(reporter, results[rag_runs[0]], warm)
         if {"2016", "2018"} <= set(indexes):
             report["hot_swap"] = _hot_swap(reporter, rag_runs[0], indexes)
-    report |= {
-        "metrics": results,
-        "index": {name: i.manifest["recall"] for name, i in indexes.items()},
-        "wall_secs": round(clock.total, 1),
-        "stage_secs": {name: round(secs, 1) for name, secs in clock.secs.items()},
+    report["index"] = {name: i.manifest["recall"] for name, i in indexes.items()}
+    return report
+
+
+def write_report(job: stages.Job, results: dict[str, Any], secs: dict[str, float]
+                 ) -> dict[str, Any]:
+    """Adds time, memory, seed and versions, writes WORKDIR/report.json and prints the table.
+
+    Args:
+      job: of the run.
+      results: from `evaluate_runs`.
+      secs: seconds by stage, over all commands.
+    """
+    report = {
+        **results,
+        "wall_secs": round(sum(secs.values()), 1),
+        "stage_secs": {name: round(value, 1) for name, value in secs.items()},
         "peak_rss_gib": round(_peak_rss_gib(), 3),
         "seed": job.config.seed,
         "versions": _versions(),

@@ -1,15 +1,18 @@
 """A whole training run: every stage in order, then the report."""
 
+import contextlib
+import json
 import logging
 import pathlib
 import time
+from collections.abc import Iterator
 from typing import Any
 
 from rag_jax import overrides, parallel
 from rag_jax.config import Config
 from rag_jax.data.prepare import prepare
 from rag_jax.training import stages, workdir
-from rag_jax.training.report import write_report
+from rag_jax.training.report import evaluate_runs, write_report
 
 
 def be_quiet() -> None:
@@ -31,8 +34,8 @@ def train(config: Config, path: pathlib.Path) -> dict[str, Any]:
       ConfigError, TrainingError, CheckpointError, RetrievalError: each says what to do.
     """
     be_quiet()
-    clock = _Clock(path)
     path = workdir.start(config, path)
+    clock = Clock(path)
     with clock.time("data"):
         job = open_job(config, path)
         _say(f"{path}: {len(job.prepared.splits['train'])} training questions, "
@@ -53,34 +56,31 @@ def train(config: Config, path: pathlib.Path) -> dict[str, Any]:
             run_job = stages.Job(overrides.for_run(config, run), path, job.prepared, job.mesh)
             stages.fine_tune(run_job, run, warm, first)
     with clock.time("report"):
-        return write_report(job, indexes, warm, clock)
+        results = evaluate_runs(job, indexes, warm)
+    return write_report(job, results, clock.secs)
 
 
-class _Clock:
-    """Seconds by stage, over all commands that worked on a workdir."""
+class Clock:
+    """Seconds by stage, summed over all commands that worked on a workdir (seconds.json)."""
 
-    def __init__(self, path: pathlib.Path):
+    def __init__(self, workdir: pathlib.Path):
+        self._file = workdir / "seconds.json"
         self.secs: dict[str, float] = {}
-        self.started = time.monotonic()
+        if self._file.exists():
+            self.secs = json.loads(self._file.read_text("utf-8"))
 
-    def time(self, name: str) -> "_Timer":
-        return _Timer(self, name)
-
-    @property
-    def total(self) -> float:
-        return time.monotonic() - self.started
-
-
-class _Timer:
-    def __init__(self, clock: _Clock, name: str):
-        self.clock, self.name = clock, name
-
-    def __enter__(self) -> None:
-        self.began = time.monotonic()
-        _say(f"== {self.name}")
-
-    def __exit__(self, *_: Any) -> None:
-        self.clock.secs[self.name] = time.monotonic() - self.began
+    @contextlib.contextmanager
+    def time(self, name: str) -> Iterator[None]:
+        """Adds the time of its body to stage `name`, also when the body is interrupted."""
+        _say(f"== {name}")
+        began, before = time.monotonic(), self.secs.get(name, 0.0)
+        try:
+            yield
+        finally:
+            self.secs[name] = before + time.monotonic() - began
+            temporary = self._file.with_name("seconds.json.tmp")
+            temporary.write_text(json.dumps(self.secs), "utf-8")
+            temporary.replace(self._file)
 
 
 def _say(text: str) -> None:

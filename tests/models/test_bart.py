@@ -27,7 +27,8 @@ def bart(**changes):
 
 @pytest.fixture(scope="module")
 def params():
-    return tiny.perturbed(tiny.jit(bart().init)(jax.random.key(0), IDS, MASK, DECODER_IDS)["params"])
+    variables = tiny.jit(bart().init)(jax.random.key(0), IDS, MASK, DECODER_IDS)
+    return tiny.perturbed(variables["params"])
 
 
 @functools.partial(tiny.jit, static_argnames="module")

@@ -1,0 +1,201 @@
+"""The training step: losses against naive loops, accumulation, frozen towers, dropout keys."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import naive
+import numpy as np
+import pytest
+import tiny
+
+from rag_jax import parallel
+from rag_jax.config import MeshConfig, OptimizerConfig
+from rag_jax.models import rag
+from rag_jax.training import optim, step
+from rag_jax.types import RetrieverBatch, Seq2SeqBatch
+
+MODEL = tiny.rag_model("token", generator={"dropout": 0.1})
+SMOOTHED = step.rag_loss(MODEL, 0.1)
+ROWS = 8
+
+
+@pytest.fixture(scope="module")
+def params():
+    return tiny.rag_params(MODEL)
+
+
+def batch_of(rows=ROWS):
+    batch = tiny.rag_batch(seed=3, questions=rows)
+    return batch._replace(weight=np.float32([1, 1, 1, 0, 1, 0, 0, 1])[:rows])
+
+
+@functools.partial(tiny.jit, static_argnames="pieces")
+def gradients(params, batch, pieces):
+    """Of the mean loss, with respect to query encoder and generator."""
+    frozen = {"document_encoder": params["document_encoder"]}
+    trained = {t: params[t] for t in ("query_encoder", "generator")}
+    return step.accumulated_gradients(SMOOTHED, trained, frozen, batch, None, pieces)
+
+
+def test_accumulation_is_one_big_batch(params):
+    """Micro-batches of unequal weight: of 2 rows, two, one, one and one are real."""
+    grads, metrics = gradients(params, batch_of(), 1)
+    split_grads, split_metrics = gradients(params, batch_of(), 4)
+    tiny.assert_trees_close(split_metrics, metrics, rtol=1e-5)
+    tiny.assert_trees_close(split_grads, grads, rtol=1e-5, atol=1e-6)
+
+
+def test_metrics_are_means_over_real_rows(params):
+    batch = batch_of()
+    _, metrics = gradients(params, batch, 1)
+    out = tiny.jit(functools.partial(rag.log_likelihood, MODEL, label_smoothing=0.1))(
+        params, batch)
+    real = batch.weight > 0
+
+    def entropy(p):
+        p = np.float64(p)[real]
+        return -(p * np.log(np.where(p > 0, p, 1))).sum(axis=1).mean()
+
+    np.testing.assert_allclose(metrics["nll"], -np.float64(out["log_p"])[real].mean(), rtol=1e-5)
+    np.testing.assert_allclose(metrics["prior_entropy"], entropy(out["prior"]), rtol=1e-5)
+    np.testing.assert_allclose(metrics["posterior_entropy"], entropy(out["posterior"]), rtol=1e-5)
+
+
+def test_a_batch_of_fillers_alone_gives_zero_gradients(params):
+    batch = batch_of()._replace(weight=np.zeros(ROWS, np.float32))
+    grads, metrics = gradients(params, batch, 1)
+    assert tiny.is_zero(grads) and all(np.isfinite(m) for m in metrics.values())
+
+
+def test_micro_batches_draw_their_own_dropout():
+    """A loss that only reports its random draw: two micro-batches, two draws."""
+    def loss(params, batch, key):
+        draw = jax.random.uniform(key)
+        return params["w"] * 1.0, jnp.float32(1), {"draw": draw, "square": draw**2}
+
+    _, metrics = step.accumulated_gradients(
+        loss, {"w": jnp.float32(1)}, {}, np.zeros((4, 1), np.float32), jax.random.key(0), 2)
+    assert float(metrics["square"] - metrics["draw"] ** 2) > 1e-4
+
+
+def test_retriever_loss_against_a_naive_loop(params):
+    """In-batch and hard negatives; a passage that is the positive once more is no negative."""
+    rng = np.random.default_rng(0)
+    same = np.zeros((3, 6), bool)
+    same[0, 4] = same[1, 2] = same[2, 1] = True
+    batch = RetrieverBatch(
+        rng.integers(0, 30, (3, 5)).astype(np.int32), tiny.ragged_mask(rng, 3, 5),
+        rng.integers(0, 30, (6, 5)).astype(np.int32), tiny.ragged_mask(rng, 6, 5), same)
+    run = tiny.jit(functools.partial(step.retriever_loss(MODEL), key=None))
+    total, count, metrics = run(params, batch)
+
+    def vector(tower, ids, mask):
+        return naive.bert(params[tower]["bert"], ids, mask, np.zeros_like(ids), heads=2)[0]
+
+    queries = [vector("query_encoder", *row) for row in zip(*batch[:2], strict=True)]
+    passages = [vector("document_encoder", *row) for row in zip(*batch[2:4], strict=True)]
+    nll, right = 0.0, 0
+    for i, query in enumerate(queries):
+        scores = {j: query @ passages[j] for j in range(6) if not same[i, j]}
+        best = max(scores.values())
+        nll += best + np.log(sum(np.exp(s - best) for s in scores.values())) - scores[i]
+        right += scores[i] == best
+    np.testing.assert_allclose(total, nll, rtol=1e-4)
+    np.testing.assert_allclose([count, metrics["nll"], metrics["accuracy"]], [3, nll, right],
+                               rtol=1e-4)
+    unmasked, _, _ = run(params, batch._replace(same_passage=np.zeros_like(same)))
+    assert unmasked > total + 1e-3
+
+
+def test_retriever_loss_trains_both_encoders(params):
+    rng = np.random.default_rng(0)
+    ids, mask = rng.integers(0, 30, (3, 5)).astype(np.int32), np.ones((3, 5), bool)
+    batch = RetrieverBatch(ids, mask, ids[:, ::-1], mask, np.zeros((3, 3), bool))
+    loss = step.retriever_loss(MODEL)
+    grads = tiny.jit(jax.grad(lambda p: loss(p, batch, None)[0]))(params)
+    assert not tiny.is_zero(grads["query_encoder"]) and not tiny.is_zero(grads["document_encoder"])
+    assert tiny.is_zero(grads["generator"])
+
+
+def test_seq2seq_loss_is_the_sum_over_real_target_tokens(params):
+    rng = np.random.default_rng(1)
+    batch = Seq2SeqBatch(
+        rng.integers(0, 38, (3, 6)).astype(np.int32), tiny.ragged_mask(rng, 3, 6),
+        rng.integers(0, 38, (3, 5)).astype(np.int32), tiny.ragged_mask(rng, 3, 5))
+    total, count, _ = tiny.jit(functools.partial(step.seq2seq_loss(MODEL), key=None))(params, batch)
+    nll = 0.0
+    for ids, mask, targets, real in zip(*batch, strict=True):
+        decoder_ids = np.concatenate([[tiny.END], targets[:-1]])
+        log_p = naive.log_softmax(
+            naive.bart_logits(params["generator"], ids, mask, decoder_ids, heads=2))
+        nll -= log_p[np.arange(5), targets][real].sum()
+    np.testing.assert_allclose(total, nll, rtol=1e-5)
+    assert count == batch.target_mask.sum()
+
+
+@pytest.fixture(scope="module")
+def training():
+    """(make, step) of a run that trains the generator alone, with dropout."""
+    mesh = parallel.make_mesh(MeshConfig(1, 1), jax.devices()[:1])
+    config = OptimizerConfig(learning_rate=0.03, warmup_steps=0, schedule="constant")
+    optimizer = optim.make_optimizer(config, 10, {"generator": 1.0})
+    make, abstract, shardings = step.init_state(
+        MODEL, rag.TOWERS, ("generator",), optimizer, 0, mesh)
+    run = step.make_train_step(
+        step.rag_loss(MODEL), optimizer, ("generator",), 1, 5, shardings, mesh)
+    batch = parallel.put_batch(batch_of(), mesh)
+    compiled = run.lower(abstract, batch, np.int32(0)).compile(
+        compiler_options={"xla_backend_optimization_level": 0})
+    return make, lambda state, number: compiled(state, batch, np.int32(number))
+
+
+def test_frozen_towers_stay_bitwise_and_have_no_optimiser_state(training):
+    make, run = training
+    state = make()
+    before = jax.device_get(state.params)
+    for number in range(3):
+        state, _ = run(state, number)
+    for tower in ("query_encoder", "document_encoder"):
+        tiny.assert_trees_close(state.params[tower], before[tower], rtol=0, atol=0)
+    for path, leaf in jax.tree_util.tree_leaves_with_path(state.params["generator"]):
+        name = jax.tree_util.keystr(path)
+        old = functools.reduce(lambda node, key: node[key.key], path, before["generator"])
+        assert (np.asarray(leaf) != old).any(), name
+    names = [jax.tree_util.keystr(p) for p, _
+             in jax.tree_util.tree_leaves_with_path(state.opt_state)]
+    assert any("generator" in name for name in names)
+    assert not any("encoder']['bert" in name for name in names)
+
+
+def test_the_old_state_is_donated(training):
+    make, run = training
+    state = make()
+    new, _ = run(state, 0)
+    assert all(leaf.is_deleted() for leaf in jax.tree.leaves(state.params["generator"]))
+    assert not any(leaf.is_deleted() for leaf in jax.tree.leaves(new))
+
+
+def test_dropout_is_a_function_of_the_step_number(training):
+    """Resuming at step n draws what the uninterrupted run drew."""
+    make, run = training
+    nll = [float(run(make(), number)[1]["nll"]) for number in (0, 1, 0)]
+    assert nll[0] == nll[2] != nll[1]
+
+
+def test_the_loss_falls(training):
+    make, run = training
+    state, nll = make(), []
+    for number in range(15):
+        state, metrics = run(state, number)
+        nll.append(float(metrics["nll"]))
+        assert np.isfinite(float(metrics["grad_norm"])) and float(metrics["grad_norm"]) > 0
+    assert np.mean(nll[-3:]) < 0.7 * np.mean(nll[:3])
+
+
+def test_uses_dropout_sees_every_rate():
+    assert not step.uses_dropout(tiny.rag_model())
+    for tower, field in [("retriever", "dropout"), ("retriever", "attention_dropout"),
+                         ("generator", "dropout"), ("generator", "attention_dropout"),
+                         ("generator", "activation_dropout")]:
+        assert step.uses_dropout(tiny.rag_model(**{tower: {field: 0.1}})), (tower, field)
