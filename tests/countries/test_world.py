@@ -80,7 +80,8 @@ def test_questions_point_at_passages_of_their_memory(world):
 def test_both_memories_hold_every_country_under_ids_of_their_edition(world):
     assert set(world.memories) == set(EDITIONS)
     for edition, memory in world.memories.items():
-        assert len({p.id for p in memory}) == len(memory) == 5 * (195 + 400)
+        assert len({p.id for p in memory}) == len(memory) >= 5 * (195 + 400)
+        assert len({p.title for p in memory}) == 195 + 400
         assert all(p.id.startswith(f"{edition}/") for p in memory)
 
 

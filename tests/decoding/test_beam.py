@@ -15,7 +15,7 @@ EVERYTHING = 40  # as many as there are hypotheses: 1 + 3 + 9 ended ones and 27 
 
 
 def table(rows, seed=0, end_bias=0.0):
-    """log p(token | prefix) [rows, prefixes, V]; () is number 0, (*prefix, t) is 4 prefix + t + 1."""
+    """log p(token | prefix) [rows, prefixes, V]; () is 0, (*prefix, t) is 4 prefix + t + 1."""
     logits = 2 * np.random.default_rng(seed).normal(size=(rows, 21, VOCAB))
     logits[:, :, END] += end_bias
     return naive.log_softmax(logits)
