@@ -25,6 +25,8 @@ from rag_jax.config import (
 
 
 def get_config() -> Config:
+    # No dropout: on a CPU drawing its masks costs more than the step itself.
+    no_dropout = {"dropout": 0.0, "attention_dropout": 0.0}
     return Config(
         runs=("rag_token",),
         data=DataConfig(chunk_words=100, generator_vocab=8192, retriever_vocab=8192,
@@ -32,10 +34,10 @@ def get_config() -> Config:
                         max_target_length=24, length_buckets=64),
         model=ModelConfig(
             retriever=dataclasses.replace(BERT_PRESETS["tiny"], layers=1, width=256, heads=8,
-                                          mlp_width=1024, init_std=0.0625),
+                                          mlp_width=1024, init_std=0.0625, **no_dropout),
             generator=dataclasses.replace(BART_PRESETS["tiny"], width=256, heads=8,
                                           mlp_width=1024, encoder_layers=1, decoder_layers=1,
-                                          init_std=0.0625)),
+                                          init_std=0.0625, **no_dropout)),
         retrieval=RetrievalConfig(k=5),
         retriever_warmup=WarmupConfig(
             steps=1500, batch_size=48,

@@ -4,7 +4,6 @@ import functools
 import itertools
 
 import jax
-import jax.numpy as jnp
 import naive
 import numpy as np
 import pytest
@@ -30,18 +29,20 @@ ANSWERS = [y for n in range(1, LONGEST + 1) for y in itertools.product(range(VOC
            if END not in y[:-1] and (y[-1] == END or n == LONGEST)]
 
 
-@pytest.fixture(scope="module")
-def params():
-    """Strong positions and documents: small random models otherwise repeat one token for ever."""
-    def strengthen(path, leaf):
+def strengthened(params, parts=("cross_attention",)):
+    """Strong positions and attention: small random models otherwise repeat one token for ever."""
+    def scale(path, leaf):
         name = jax.tree_util.keystr(path)
         if "decoder_positions" in name:
             return leaf * 4
-        return leaf * 3 if "cross_attention" in name and "query" not in name else leaf
+        return leaf * 3 if any(p in name for p in parts) and "query" not in name else leaf
 
-    params = tiny.rag_params(MODEL, seed=7)
-    return {**params, "generator": jax.tree_util.tree_map_with_path(
-        strengthen, params["generator"])}
+    return {**params, "generator": jax.tree_util.tree_map_with_path(scale, params["generator"])}
+
+
+@pytest.fixture(scope="module")
+def params():
+    return strengthened(tiny.rag_params(MODEL, seed=7))
 
 
 @functools.partial(tiny.jit, static_argnames=("kind", "width"))
@@ -96,7 +97,7 @@ def answers(decoded):
     """Tokens up to END; what follows must be padding."""
     result = []
     for row in np.asarray(decoded.tokens).tolist():
-        length = row.index(END) + 1 if END in row else LONGEST
+        length = row.index(END) + 1 if END in row else len(row)
         assert all(t == PAD for t in row[length:])
         result.append(tuple(row[:length]))
     return result
@@ -174,6 +175,21 @@ def test_padding_documents_and_targets_are_not_read(params, kind):
     assert not np.asarray(found.posterior)[padding].any()
 
 
+def test_padding_documents_propose_no_answers(params, world):
+    """Greedy under the one real document, even where a padding document's answer scores higher."""
+    alone = BATCH._replace(doc_mask=np.arange(DOCS)[None] == np.zeros((QUESTIONS, 1), int))
+    found = answers(run(params, alone, "sequence", 1))
+    _, table = world
+    better = 0
+    for question in range(QUESTIONS):
+        greedy = [naive.beam_search(lambda p, q=question, z=z: table[p][q, z], 1, LONGEST, END)[0][1]
+                  for z in range(DOCS)]
+        assert found[question] == greedy[0]
+        under_first = [sum(table[y[:t]][question, 0, y[t]] for t in range(len(y))) for y in greedy]
+        better += max(under_first) > under_first[0]
+    assert better, "no padding document was tempting"
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_answer_does_not_depend_on_the_rest_of_the_batch(params, kind):
     """Other order, other neighbours, one of them without any document."""
@@ -199,27 +215,46 @@ def test_one_document_makes_the_models_equal(params):
     np.testing.assert_allclose(token.posterior, 1, rtol=1e-6)
 
 
-def test_long_greedy_answers_follow_the_full_forward():
-    """RAG-Token, 8 tokens, two decoder layers: every cached step is the full forward's argmax."""
-    model, length = tiny.rag_model(generator={"decoder_layers": 2}), 8
-    params = with_end_bias(tiny.rag_params(model, seed=3), 1.0)
-    batch = tiny.rag_batch(seed=1, questions=6, passages=2, model=model)
-    tokens = np.asarray(tiny.jit(lambda p, b: decode(model, p, b, 1, length))(params, batch).tokens)
+@pytest.mark.parametrize("kind", KINDS)
+def test_long_beams_follow_the_full_forward(kind):
+    """Hypotheses that overtake each other for 7 tokens must take their caches with them."""
+    model, width, length, questions = tiny.rag_model(kind), 4, 7, 6
+    params = strengthened(
+        with_end_bias(tiny.rag_params(model, seed=3), 2.0), ("self_attention", "cross_attention"))
+    batch = tiny.rag_batch(seed=1, questions=questions, passages=2, model=model)
+    decoded = tiny.jit(lambda p, b: decode(model, p, b, width, length))(params, batch)
+    prior = np.float64(np.log(np.maximum(decoded.prior, 1e-300)))
 
     @tiny.jit
-    def next_log_p(params, ids):
-        logits = model.generator_module.apply(
-            {"params": params["generator"]}, batch.source_ids.reshape(12, -1),
-            batch.source_mask.reshape(12, -1), jnp.repeat(rag.shift_right(ids, END), 2, axis=0))
-        return rag.log_prior(model, params, batch), logits
+    def logits(decoder_ids):
+        return model.generator_module.apply(
+            {"params": params["generator"]}, batch.source_ids.reshape(2 * questions, -1),
+            batch.source_mask.reshape(2 * questions, -1), decoder_ids)
 
-    for row in range(6):
-        written = np.full((6, length), PAD, np.int32)
-        for t in range(length):
-            prior, logits = (np.float64(x) for x in next_log_p(params, written))
-            log_p = naive.log_softmax(logits).reshape(6, 2, length, -1)[row, :, t]
-            mixed = (np.exp(prior[row])[:, None] * np.exp(log_p)).sum(axis=0)
-            written[row, t] = mixed.argmax()
-            if written[row, t] == END:
-                break
-        np.testing.assert_array_equal(tokens[row], written[row])
+    @functools.cache
+    def after(prefix):
+        """log p(y_t | x, z, prefix) [B, K, V] of every document, by a whole forward."""
+        ids = [END, *prefix, *[PAD] * (length - 1 - len(prefix))]
+        rows = np.tile(np.int32(ids), (2 * questions, 1))
+        log_p = naive.log_softmax(np.float64(logits(rows))[:, len(prefix)])
+        return log_p.reshape(questions, 2, -1)
+
+    def mixed(prefix, question):
+        return np.log((np.exp(prior[question])[:, None] * np.exp(after(prefix)[question])).sum(0))
+
+    def joint(question, y):
+        under = [sum(after(y[:t])[question, z, y[t]] for t in range(len(y))) for z in range(2)]
+        return np.log((np.exp(prior[question]) * np.exp(under)).sum())
+
+    found = []
+    for question in range(questions):
+        if kind == "token":
+            found.append(naive.beam_search(
+                lambda p, q=question: mixed(p, q), width, length, END)[0][1])
+        else:
+            candidates = [y for z in np.flatnonzero(batch.doc_mask[question])
+                          for _, y in naive.beam_search(
+                              lambda p, q=question, z=z: after(p)[q, z], width, length, END)]
+            found.append(max(candidates, key=lambda y, q=question: joint(q, y)))
+    assert answers(decoded) == found
+    assert max(map(len, found)) > 3 and len(set(found)) > 3

@@ -60,8 +60,8 @@ def test_dpr_is_the_projected_cls_state(params):
 
 
 def naive_likelihood(params, kind, smoothing):
-    """log p(y | x) of the batch: numpy float64 from token ids to marginal."""
-    results = []
+    """log p(y | x) and p(z | x, y) of the batch: numpy float64 from token ids to marginal."""
+    results, posteriors = [], np.zeros((3, 3))
     for b in range(3):
         zeros = np.zeros_like(BATCH.question_ids[b])
         query = naive.linear(
@@ -81,18 +81,23 @@ def naive_likelihood(params, kind, smoothing):
             rows.append((1 - smoothing) * picked + smoothing * log_p.mean(axis=1))
         p = np.exp(np.array(rows))
         if kind == "sequence":
-            results.append(np.log((np.exp(prior) * p.prod(axis=1)).sum()))
+            joint = np.exp(prior) * p.prod(axis=1)
+            results.append(np.log(joint.sum()))
+            posteriors[b, real] = joint / joint.sum()
         else:
-            results.append(np.log((np.exp(prior)[:, None] * p).sum(axis=0)).sum())
-    return results
+            joint = np.exp(prior)[:, None] * p
+            results.append(np.log(joint.sum(axis=0)).sum())
+            posteriors[b, real] = (joint / joint.sum(axis=0)).mean(axis=1)
+    return results, posteriors
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_log_likelihood_matches_float64_from_end_to_end(params, kind):
     """shift_right, the repeat over documents, prior, smoothing and masks fit together."""
     found = likelihood(params, BATCH, kind, SMOOTHING)
-    np.testing.assert_allclose(found["log_p"], naive_likelihood(params, kind, SMOOTHING),
-                               rtol=2e-5)
+    log_p, posterior = naive_likelihood(params, kind, SMOOTHING)
+    np.testing.assert_allclose(found["log_p"], log_p, rtol=2e-5)
+    np.testing.assert_allclose(found["posterior"], posterior, rtol=1e-4, atol=1e-6)
     assert np.abs(found["log_p"] - likelihood(params, BATCH, kind)["log_p"]).max() > 1e-3
     for name in ("prior", "posterior"):
         np.testing.assert_allclose(np.sum(found[name], axis=1), 1, rtol=1e-6)
