@@ -57,7 +57,7 @@ class _Reporter:
         shift = int(rng.integers(1, len(questions)))
         places = np.argsort(rng.permutation(len(questions)))
         other = np.argsort(places)[(places + shift) % len(questions)]
-        return evaluate(answerer, params, questions, retrieved[other], likelihood=False)
+        return evaluate(answerer, params, questions, retrieved[other])
 
     def frozen_recall(self, warm: Any) -> dict[str, float]:
         """Retrieval by the query encoder as it was before fine-tuning."""

@@ -7,13 +7,13 @@ import sys
 from tests.end_to_end.commands import ROOT, environment
 
 REDUCED = [
-    "--config.runs=rag_token,rag_sequence",
-    "--config.data.fictional_countries=300",
-    "--config.retriever_warmup.steps=150",
+    "--config.runs=rag_token",
+    "--config.data.fictional_countries=600",
+    "--config.retriever_warmup.steps=200",
     "--config.retriever_warmup.batch_size=64",
-    "--config.generator_warmup.steps=200",
-    "--config.train.steps=60",
-    "--config.train.eval_every=60",
+    "--config.generator_warmup.steps=400",
+    "--config.train.steps=150",
+    "--config.train.eval_every=150",
     "--config.tensorboard=false",
 ]
 
@@ -24,9 +24,9 @@ def test_reduced_quickstart_learns_and_shuffled_passages_hurt(tmp_path):
         capture_output=True, text=True, env=environment(), cwd=ROOT)
     assert done.returncode == 0, done.stderr[-3000:]
     report = json.loads((tmp_path / "report.json").read_text())
-    em = report["em"]
-    assert em["rag_token"] >= em["shuffled"] + 5, em
-    assert em["rag_sequence"] >= em["shuffled"] + 5, em
+    own, shuffled = report["metrics"]["rag_token"], report["metrics"]["shuffled"]
+    assert own["nll"] < shuffled["nll"] - 2, "the passages must matter to the likelihood"
+    assert own["em"] > shuffled["em"] + 1, "and to the answers"
     assert report["recall_at_5"]["trained"] > 50
     swap = report["hot_swap"]
     assert set(swap) == {f"index{a}_leaders{b}" for a in ("2016", "2018") for b in ("2016", "2018")}
@@ -34,9 +34,8 @@ def test_reduced_quickstart_learns_and_shuffled_passages_hurt(tmp_path):
         assert name in report
     for line in ("EM, rag_token", "hot-swap, 2018 index, 2016 leaders", "peak memory"):
         assert line in done.stdout
-    for run in ("rag_token", "rag_sequence"):
-        lines = (tmp_path / run / "metrics.jsonl").read_text().splitlines()
-        records = [json.loads(line) for line in lines]
-        first, last = records[0][f"{run}/nll"], records[-2][f"{run}/nll"]
-        assert last < first
-        assert records[-1]["dev/em"] >= 0
+    lines = (tmp_path / "rag_token" / "metrics.jsonl").read_text().splitlines()
+    records = [json.loads(line) for line in lines]
+    nll = [r["rag_token/nll"] for r in records if "rag_token/nll" in r]
+    assert nll[-1] < nll[0] - 5
+    assert records[-1]["dev/em"] >= 0
