@@ -60,7 +60,8 @@ def test_passages_are_short_titled_and_numbered(countries):
     for country in countries:
         for edition in EDITIONS:
             made = passages(country, edition)
-            assert [p.id for p in made] == [passage_id(country, t, edition) for t in topics(country)]
+            ids = [passage_id(country, topic, edition) for topic in topics(country)]
+            assert [p.id for p in made] == ids
             for p in made:
                 assert p.title == country.name
                 assert len(p.text.split()) + len(p.title.split()) <= 100
