@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from rag_jax import files
 from rag_jax.answering import Answerer
 from rag_jax.data.batches import QuestionTokens
 from rag_jax.metrics.answers import exact_match, summarise
@@ -83,11 +84,5 @@ def write_evaluation(folder: pathlib.Path, questions: QuestionTokens, result: Ev
             "log_prob": answer.log_prob,
             "passages": [{"id": i, "prior": p, "posterior": q} for i, p, q in passages],
         }, ensure_ascii=False))
-    _write(folder / "predictions.jsonl", "\n".join(lines) + "\n")
-    _write(folder / "metrics.json", json.dumps(result.metrics, indent=1) + "\n")
-
-
-def _write(path: pathlib.Path, text: str) -> None:
-    temporary = path.with_name(path.name + ".tmp")
-    temporary.write_text(text, "utf-8")
-    temporary.replace(path)
+    files.write_text(folder / "predictions.jsonl", "\n".join(lines) + "\n")
+    files.write_text(folder / "metrics.json", json.dumps(result.metrics, indent=1) + "\n")

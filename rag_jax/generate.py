@@ -11,7 +11,7 @@ import sys
 import textwrap
 from collections.abc import Iterator
 
-from rag_jax import flags
+from rag_jax import files, flags
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -36,12 +36,10 @@ def main(argv: list[str] | None = None) -> None:
     trained = open_trained(config, path, options.run, options.step, options.index)
     if options.out:
         out = pathlib.Path(options.out)
-        temporary = out.with_name(out.name + ".tmp")
-        with temporary.open("w", encoding="utf-8") as file:
+        with files.replaced(out) as file:
             for question, answer in zip(asked, trained.answer(asked), strict=True):
                 record = {"question": question, **answer._asdict()}
                 file.write(json.dumps(record, ensure_ascii=False) + "\n")
-        temporary.replace(out)
         print(f"{len(asked)} answers in {out}")
     else:
         for question, answer in zip(asked, trained.answer(asked), strict=True):

@@ -165,9 +165,14 @@ def _conflicts(config: Config) -> typing.Iterator[str]:
         value = getattr(data, dotted.split(".")[1])
         if value > most:
             yield f"config.{dotted}={value}: the model has {most} positions (max_positions)"
-    if config.train.batch_size % config.train.optimizer.accumulate:
-        yield (f"config.train.batch_size={config.train.batch_size}: must be a multiple of "
-               f"optimizer.accumulate={config.train.optimizer.accumulate}")
+    for name in ("train", "generator_warmup"):
+        stage = getattr(config, name)
+        if stage.batch_size % stage.optimizer.accumulate:
+            yield (f"config.{name}.batch_size={stage.batch_size}: must be a multiple of "
+                   f"optimizer.accumulate={stage.optimizer.accumulate}")
+    if config.retriever_warmup.optimizer.accumulate > 1:
+        yield ("config.retriever_warmup.optimizer.accumulate: the passages of a batch are each "
+               "other's negatives, so a batch cannot be split; set 1")
 
 
 def validate(config: Config) -> Config:

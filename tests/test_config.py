@@ -182,6 +182,10 @@ def test_the_ends_of_the_bounds_and_none_are_allowed(changes):
     ({"data.max_source_length": 1025}, "config.data.max_source_length=1025: the model has 1024"),
     ({"model.generator.max_positions": 20, "data.max_source_length": 20},
      "config.data.max_target_length=32: the model has 20 positions"),
+    ({"retriever_warmup.optimizer.accumulate": 2},
+     "config.retriever_warmup.optimizer.accumulate: the passages of a batch"),
+    ({"generator_warmup.batch_size": 10, "generator_warmup.optimizer.accumulate": 4},
+     "config.generator_warmup.batch_size=10: must be a multiple of optimizer.accumulate=4"),
     ({"train.batch_size": 10, "train.optimizer.accumulate": 4},
      "config.train.batch_size=10: must be a multiple of optimizer.accumulate=4"),
 ])

@@ -9,6 +9,7 @@ PACKAGE = pathlib.Path(__file__).parents[1] / "rag_jax"
 ALLOWED = {
     "config": set(),
     "types": set(),
+    "files": set(),
     "metrics": set(),
     "retrieval": set(),
     "countries": {"data", "retrieval"},  # world.py makes Examples and Passages
@@ -16,11 +17,11 @@ ALLOWED = {
     "marginal": {"models"},
     "decoding": {"config", "types", "marginal", "models"},
     "parallel": {"config"},
-    "data": {"config", "types", "retrieval", "countries"},
+    "data": {"config", "types", "files", "retrieval", "countries"},
     "answering": {"config", "types", "models", "decoding", "data", "retrieval", "parallel"},
-    "evaluation": {"answering", "data", "metrics", "types"},
+    "evaluation": {"answering", "data", "files", "metrics", "types"},
     "training": {"config", "types", "marginal", "models", "decoding", "data", "retrieval",
-                 "parallel", "answering", "evaluation", "overrides"},
+                 "parallel", "answering", "evaluation", "overrides", "files"},
     "trained": {"config", "types", "data", "retrieval", "answering", "training"},
     "overrides": {"config"},
     "flags": {"config", "overrides", "training"},

@@ -61,6 +61,14 @@ class Country:
     def prose_name(self) -> str:
         return f"the {self.name}" if self.article else self.name
 
+    @property
+    def names(self) -> frozenset[str]:
+        """The country's own names and those of its places, languages and office holders."""
+        holders = [name for office in self.offices for _, name in office.holders]
+        return frozenset((self.name, self.official_name, self.demonym, self.capital,
+                          *self.capital_also, self.largest_city, self.highest_point,
+                          *self.languages, *holders))
+
 
 def _country(record: dict) -> Country:
     offices = tuple(

@@ -1,8 +1,9 @@
 """Fictional countries, made by rule: 195 real ones are too few to learn reading from scratch.
 
 Names sound like the real ones that training may see: each kind (countries, cities, people, ...)
-has a Markov chain over letters, fitted to the names of that kind. No fictional name equals a real
-one, and no fictional country's name contains a real country's name or is contained in one.
+has a Markov chain over letters, fitted to the names of that kind. No name of a fictional country,
+city, peak, language or person is one that a held-out country has, and no fictional country's name
+contains a real country's name or is contained in one.
 """
 
 import random
@@ -11,12 +12,13 @@ from collections.abc import Iterable, Sequence
 
 from rag_jax.countries.facts import EDITIONS, Country, Office
 
-ORDER = 2  # letters that the next one depends on
-PARTICLES = ["al-", "de ", "van ", "von ", "el-", "da ", "bin ", "de la ", "Ben ", "Mc", "O'"]
+PARTICLES = ["al-", "de ", "van ", "von ", "el-", "da ", "bin ", "de la ", "Ben ", "Mc", "O'",
+             "Al ", "dos ", "of "]
 CITY_FORMS = (["{}"] * 8) + ["Port {}", "San {}", "New {}", "Saint {}", "{} City", "{}ville",
                              "{}burg", "{}grad", "{}abad", "Fort {}", "El {}", "La {}"]
 PEAK_FORMS = ["Mount {}", "{} Peak", "Mont {}", "Pico {}", "Cerro {}", "{}", "Monte {}",
-              "{} Hill", "Jebel {}", "{} Ridge", "{}berg", "Pico de {}"]
+              "{} Hill", "Jebel {}", "{} Ridge", "{}berg", "Pico de {}", "Gora {}", "Bukit {}",
+              "La {}", "Coma {}"]
 MONEY = ("dollar franc peso pound shilling dinar rupee krone crown lira riyal som manat kwacha "
          "real dirham mark florin guilder tala won baht koruna lek leu lev").split()
 TITLES = (["President"] * 5 + ["King", "Queen", "Emir", "Sultan", "Monarch", "Prince",
@@ -26,37 +28,53 @@ REGIONS = ("North Africa;West Africa;Central Africa;East Africa;Southern Africa;
            "Central America;the Caribbean;South America;Western Asia;Central Asia;South Asia;"
            "Southeast Asia;East Asia;Northern Europe;Western Europe;Southern Europe;"
            "Eastern Europe;Central Europe;Southeastern Europe;Melanesia;Polynesia").split(";")
-STATES = ["Republic of {}", "Kingdom of {}", "{}", "Democratic Republic of {}",
-          "Federation of {}", "{} Republic", "State of {}", "United Republic of {}",
-          "Principality of {}", "Commonwealth of {}"]
+STATES = (["Republic of {name}"] * 4 + ["{name}"] * 2 + ["{demonym} Republic"] * 2 + [
+    "Kingdom of {name}", "Democratic Republic of {name}", "Federation of {name}",
+    "State of {name}", "United Republic of {name}", "Principality of {name}",
+    "Commonwealth of {name}", "Federal Republic of {name}", "Islamic Republic of {name}",
+    "People's Democratic Republic of {name}", "Socialist Republic of {name}", "Union of {name}",
+    "Sultanate of {name}", "Grand Duchy of {name}", "Federated States of {name}",
+    "United States of {name}", "{demonym} Confederation", "{demonym} Arab Republic",
+    "{name} Islands", "Co-operative Republic of {name}", "Independent State of {name}"])
 
 
 class NameMaker:
-    """Draws new words that resemble `examples`; a word of the examples is never drawn."""
+    """Draws new words that resemble `examples`; a word of the examples is never drawn.
 
-    def __init__(self, examples: Iterable[str], shortest: int = 3, longest: int = 12):
+    Args:
+      examples: words.
+      order: letters that the next one depends on; 1 gives stranger words than 2.
+      shortest, longest: letters of a drawn word.
+    """
+
+    def __init__(self, examples: Iterable[str], order: int = 2, shortest: int = 3,
+                 longest: int = 12):
         self.known = {example.lower() for example in examples}
-        self.shortest, self.longest = shortest, longest
+        self.order, self.shortest, self.longest = order, shortest, longest
         self.following: dict[str, list[str]] = defaultdict(list)
         for word in sorted(self.known):
-            padded = "^" * ORDER + word + "$"
-            for i in range(len(padded) - ORDER):
-                self.following[padded[i : i + ORDER]].append(padded[i + ORDER])
+            padded = "^" * order + word + "$"
+            for i in range(len(padded) - order):
+                self.following[padded[i : i + order]].append(padded[i + order])
 
     def draw(self, rng: random.Random) -> str:
         """A new word, capitalised."""
         while True:
-            word = "^" * ORDER
-            while not word.endswith("$") and len(word) <= self.longest + ORDER:
-                word += rng.choice(self.following[word[-ORDER:]])
-            name = word[ORDER:].rstrip("$")
+            word = "^" * self.order
+            while not word.endswith("$") and len(word) <= self.longest + self.order:
+                word += rng.choice(self.following[word[-self.order:]])
+            name = word[self.order:].rstrip("$")
             fits = word.endswith("$") and self.shortest <= len(name) <= self.longest
             if fits and name not in self.known:
                 return name[0].upper() + name[1:]
 
 
 class Names:
-    """A NameMaker for each kind of name, fitted to `countries`."""
+    """A NameMaker for each kind of name, fitted to `countries`.
+
+    Half of the countries' names resemble any name at all: the names to tell apart later are more
+    varied than 140 examples show.
+    """
 
     def __init__(self, countries: Sequence[Country]):
         def words(texts: Iterable[str]) -> list[str]:
@@ -64,30 +82,38 @@ class Names:
                     if w.isalpha() and len(w) > 2 and w[0].isupper()]
 
         people = [name.split() for c in countries for o in c.offices for _, name in o.holders]
-        self.country = NameMaker(words(c.name for c in countries), shortest=4)
+        self.countries = (
+            NameMaker(words(c.name for c in countries), shortest=4),
+            NameMaker(words(name for c in countries for name in sorted(c.names)), order=1,
+                      shortest=4))
         self.city = NameMaker(words(n for c in countries for n in (c.capital, c.largest_city)))
         self.first = NameMaker(words(p[0] for p in people))
         self.last = NameMaker(words(p[-1] for p in people if len(p) > 1))
         self.peak = NameMaker(words(c.highest_point for c in countries))
         self.language = NameMaker(words(name for c in countries for name in c.languages))
 
+    def country(self, rng: random.Random) -> str:
+        return rng.choice(self.countries).draw(rng)
+
     def person(self, rng: random.Random) -> str:
-        """First and last name in the forms that names of heads of state have."""
+        """A name in one of the forms that names of heads of state have."""
         first, last = self.first.draw(rng), self.last.draw(rng)
-        form = rng.random()
-        if form < 0.06:
-            return f"{first} {rng.choice(['II', 'III', 'IV', 'V', 'VI', 'VIII', 'X'])}"
-        if form < 0.16:
-            last = rng.choice(PARTICLES) + last
-        elif form < 0.28:
-            first = f"{first} {self.first.draw(rng)}"
-        elif form < 0.34:
-            first = f"{first}-{self.first.draw(rng).lower()}"
-        elif form < 0.38:
-            first = f"{first} {rng.choice('ABCDEFGHJKLMPRST')}."
-        elif form < 0.46:
-            last = f"{last} {self.last.draw(rng)}"
-        return f"{first} {last}"
+        middle = rng.choice([self.first, self.last]).draw(rng)
+        particle = rng.choice(PARTICLES)
+        forms, weights = zip(*{
+            f"{first} {last}": 50,
+            f"{first} {particle}{last}": 10,
+            f"{first} {middle} {last}": 14,
+            f"{first} {middle} {particle}{last}": 5,
+            f"{first} bin {middle} Al {last}": 4,
+            f"{first}-{middle} {last}": 3,
+            f"{first}-{middle.lower()} {last}": 4,
+            f"{first} {last}-{middle}": 4,
+            f"{first} {rng.choice('ABCDEFGHJKLMPRST')}. {last}": 3,
+            f"{first} {rng.choice(['II', 'III', 'IV', 'V', 'VI', 'VIII', 'X'])}": 5,
+            first: 2,
+        }.items(), strict=True)
+        return rng.choices(forms, weights)[0]
 
 
 def _office(rng: random.Random, names: Names, titles: Sequence[str], roles: tuple[str, ...]
@@ -100,17 +126,19 @@ def _office(rng: random.Random, names: Names, titles: Sequence[str], roles: tupl
 def _country(rng: random.Random, names: Names, name: str, neighbours: Sequence[str]) -> Country:
     stem = name.rstrip("aeiou") or name
     demonym = stem + rng.choice(["ian", "an", "ese", "i", "ish", "er"])
-    capital = rng.choice(CITY_FORMS).format(names.city.draw(rng))
+    capital = rng.choice(CITY_FORMS).format(rng.choices([names.city.draw(rng), name], [9, 1])[0])
     largest = capital if rng.random() < 0.6 else rng.choice(CITY_FORMS).format(names.city.draw(rng))
     unit = rng.choice(MONEY) if rng.random() < 0.7 else names.language.draw(rng).lower()
     languages = [names.language.draw(rng) for _ in range(rng.choice([1, 1, 1, 2, 2, 3]))]
+    if rng.random() < 0.35:
+        languages[0] = demonym
     offices = [_office(rng, names, TITLES, ("state",))]
     if rng.random() < 0.8:
         offices.append(_office(rng, names, HEADS_OF_GOVERNMENT, ("government",)))
     return Country(
         name=name,
         article=rng.random() < 0.08,
-        official_name=rng.choice(STATES).format(name),
+        official_name=rng.choice(STATES).format(name=name, demonym=demonym),
         demonym=demonym,
         region=rng.choice(REGIONS),
         capital=capital,
@@ -134,28 +162,28 @@ def _country(rng: random.Random, names: Names, name: str, neighbours: Sequence[s
 
 
 def fictional_countries(count: int, seed: int, models: Sequence[Country],
-                        taken: Iterable[str]) -> list[Country]:
+                        held_out: Sequence[Country]) -> list[Country]:
     """`count` fictional countries, a pure function of the arguments.
 
     Args:
       count: how many.
       seed: of the draw.
       models: real countries whose names the fictional ones resemble.
-      taken: names of all real countries; no fictional name contains one or is contained in one.
+      held_out: real countries that share no name with a fictional one.
     """
     rng = random.Random(f"fiction {seed}")
     makers = Names(models)
-    forbidden = [name.lower() for name in taken]
+    taken = [country.name.lower() for country in (*models, *held_out)]
     names: dict[str, None] = {}
     while len(names) < count:
-        name = makers.country.draw(rng)
+        name = makers.country(rng)
         form = rng.random()
         if form < 0.08:
             name = f"{rng.choice(['New', 'Saint', 'North', 'South', 'East', 'West'])} {name}"
         elif form < 0.14:
-            name = f"{name} and {makers.country.draw(rng)}"
+            name = f"{name} and {makers.country(rng)}"
         low = name.lower()
-        if not any(low in other or other in low for other in forbidden):
+        if not any(low in other or other in low for other in taken):
             names[name] = None
     ordered = list(names)
     borders: dict[str, list[str]] = {name: [] for name in names}
@@ -164,4 +192,11 @@ def fictional_countries(count: int, seed: int, models: Sequence[Country],
             if rng.random() < 0.4:
                 borders[name].append(other)
                 borders[other].append(name)
-    return [_country(rng, makers, name, borders[name]) for name in ordered]
+    forbidden = frozenset().union(*(country.names for country in held_out))
+    made = []
+    for name in ordered:
+        country = _country(rng, makers, name, borders[name])
+        while country.names & forbidden:
+            country = _country(rng, makers, name, borders[name])
+        made.append(country)
+    return made

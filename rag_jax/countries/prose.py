@@ -10,63 +10,71 @@ from typing import NamedTuple
 
 from rag_jax.countries.facts import Country
 
-OPENINGS = {
-    "capital": [
+SENTENCES = {
+    "capital": [[
         "{C} is a country in {region} whose capital is {capital}.",
         "The capital of {c}, a state in {region}, is {capital}.",
         "{capital} is the capital of {c}, which lies in {region}.",
         "{C} lies in {region}. Its seat of government is the capital, {capital}.",
         "In {region} lies {c}, governed from its capital {capital}.",
-    ],
-    "money": [
+    ]],
+    "city": [[
+        "The largest city of {c} is {largest_city}.",
+        "{largest_city} is the largest city of {c}.",
+        "Most city dwellers of {c} live in {largest_city}, the largest city.",
+        "No city in {c} is larger than {largest_city}.",
+    ], [
+        "Traffic there drives on the {drives_on}.",
+        "Cars keep to the {drives_on}.",
+        "Cars drive on the {drives_on}.",
+        "On its roads one drives on the {drives_on}.",
+    ]],
+    "money": [[
         "The currency of {c} is the {currency}.",
         "{C} uses the {currency} as its currency.",
         "People in {c} pay with the {currency}.",
         "The {currency} is the legal tender of {c}.",
         "Prices in {c} are quoted in the {currency}.",
-    ],
-    "people": [
-        "{C}, officially the {official_name}, has {languages} as {its_official}.",
-        "{languages} {is_are} {the_official} of {c}, whose formal name is the {official_name}.",
-        "The formal name of {c} is the {official_name}. Its {official_language} {is_are} "
-        "{languages}.",
-        "{demonym} law names {languages} as {the_official} of {c}, the {official_name}.",
-    ],
-    "land": [
+    ]],
+    "network": [[
+        "Telephone calls to {c} start with {calling_code}, and its internet domain is "
+        "{internet_tld}.",
+        "The internet domain of {c} is {internet_tld}, its calling code {calling_code}.",
+        "The calling code of {c} is {calling_code} and web addresses end in {internet_tld}.",
+        "Web addresses of {c} end in {internet_tld}; its calling code is {calling_code}.",
+    ]],
+    "people": [[
+        "{C} has {languages} as {its_official}.",
+        "{languages} {is_are} {the_official} of {c}.",
+        "The {official_language} of {c} {is_are} {languages}.",
+        "{demonym} law names {languages} as {the_official} of {c}.",
+    ]],
+    "state": [[
+        "{C} is officially called {formal_name}.",
+        "The formal name of {c} is {formal_name}.",
+        "Treaties call {c} by its formal name, {formal_name}.",
+        "In full, {c} is {formal_name}.",
+    ], [
+        "It joined the United Nations in {un_member_since}.",
+        "It has been a member of the United Nations since {un_member_since}.",
+        "In {un_member_since} it was admitted to the United Nations.",
+    ]],
+    "land": [[
         "The highest point of {c} is {highest_point}, at {highest_point_m} metres.",
         "{highest_point}, {highest_point_m} metres high, is the highest point of {c}.",
         "{C} rises to {highest_point_m} metres at {highest_point}, its highest point.",
         "At {highest_point_m} metres, {highest_point} is the summit that no other place in {c} "
         "tops.",
-    ],
+    ]],
+    "borders": [[
+        "{C} shares land borders with {neighbours}.",
+        "By land {c} borders {neighbours}.",
+        "The neighbours of {c} are {neighbours}.",
+        "On the land borders of {c} lie {neighbours}.",
+    ]],
 }
-MORE = {
-    "capital": [
-        "Its largest city is {largest_city}.",
-        "The largest city is {largest_city}.",
-        "Most city dwellers live in {largest_city}, the largest city.",
-        "No city there is larger than {largest_city}.",
-    ],
-    "money": [
-        "Telephone calls to the country start with {calling_code}, and its internet domain is "
-        "{internet_tld}. Traffic drives on the {drives_on}.",
-        "Its internet domain is {internet_tld}, its calling code {calling_code}. Cars keep to "
-        "the {drives_on}.",
-        "Cars drive on the {drives_on}. The calling code is {calling_code} and web addresses end "
-        "in {internet_tld}.",
-    ],
-    "people": [
-        "It joined the United Nations in {un_member_since}.",
-        "It has been a member of the United Nations since {un_member_since}.",
-        "In {un_member_since} it was admitted to the United Nations.",
-    ],
-    "land": [
-        "It shares land borders with {neighbours}.",
-        "By land it borders {neighbours}.",
-        "It borders {neighbours}.",
-    ],
-}
-NO_NEIGHBOURS = ["It has no land borders.", "No other state borders it by land."]
+NO_NEIGHBOURS = ["{C} has no land borders.", "No other state borders {c} by land.",
+                 "On all sides {c} is surrounded by the sea."]
 OBSERVER = ["It is an observer at the United Nations.", "At the United Nations it is an observer."]
 OFFICES = [
     "The {title} of {c} is {holder}.",
@@ -76,15 +84,12 @@ OFFICES = [
     "{C} has {holder} as its {title}.",
 ]
 ROLES = {
-    ("state",): ["", " It is the office of the head of state.", " The {title} is head of state."],
+    ("state",): ["", " The {title} is head of state.", " The {title} heads the state."],
     ("government",): ["", " The {title} leads the government.", " The {title} heads the cabinet."],
-    ("state", "government"): [
-        "", " The {title} is head of state and of government.", " Both state and government have "
-        "the {title} as their head."],
+    ("state", "government"): ["", " The {title} heads state and government.",
+                              " The {title} leads both state and government."],
 }
-EDITION_NOTES = ["", " This was so at the end of {edition}.", " As of December {edition}."]
-
-FIXED_TOPICS = ("capital", "money", "people", "land")  # and a topic for each office, its title
+EDITION_NOTES = ["", " As of December {edition}.", " So it was at the end of {edition}."]
 
 QUESTIONS = {
     "capital": ["What is the capital of {c}?", "Which city is the capital of {c}?",
@@ -116,10 +121,14 @@ QUESTIONS = {
                "Who serves as {title} of {c}?"],
 }
 TOPIC_OF = {
-    "capital": "capital", "largest_city": "capital", "region": "capital",
-    "currency": "money", "calling_code": "money", "internet_tld": "money", "drives_on": "money",
-    "language": "people", "official_name": "people", "un_member_since": "people",
-    "highest_point": "land", "highest_point_m": "land", "neighbour": "land",
+    "capital": "capital", "region": "capital",
+    "largest_city": "city", "drives_on": "city",
+    "currency": "money",
+    "calling_code": "network", "internet_tld": "network",
+    "language": "people",
+    "official_name": "state", "un_member_since": "state",
+    "highest_point": "land", "highest_point_m": "land",
+    "neighbour": "borders",
 }
 
 
@@ -162,13 +171,15 @@ def _values(country: Country) -> dict[str, str]:
         "is_are": "are" if several else "is",
         "the_official": "the official languages" if several else "the official language",
         "its_official": "its official languages" if several else "its official language",
+        "formal_name": (country.prose_name if country.official_name == country.name
+                        else f"the {country.official_name}"),
         "official_language": "official languages" if several else "official language",
     }
 
 
 def topics(country: Country) -> tuple[str, ...]:
-    """What the country's passages are about: one passage each."""
-    return (*FIXED_TOPICS, *(office.title for office in country.offices))
+    """What the country's passages are about: one passage each, and one for every office."""
+    return (*SENTENCES, *(office.title for office in country.offices))
 
 
 def passage_id(country: Country, topic: str, edition: str) -> str:
@@ -183,16 +194,12 @@ def _text(country: Country, topic: str, edition: str) -> str:
             named = {"title": office.title, "holder": office.holder(edition), "edition": edition}
             parts = (OFFICES, ROLES[office.roles], EDITION_NOTES)
             return _sentence("".join(rng.choice(p) for p in parts).format(**values, **named))
-    more = rng.choice(MORE[topic])
-    if topic == "land" and not country.neighbours:
-        more = rng.choice(NO_NEIGHBOURS)
-    if topic == "people" and country.un_member_since is None:
-        more = rng.choice(OBSERVER)
-    return _joined_sentences([rng.choice(OPENINGS[topic]).format(**values), more.format(**values)])
-
-
-def _joined_sentences(sentences: list[str]) -> str:
-    return " ".join(_sentence(sentence) for sentence in sentences)
+    choices = list(SENTENCES[topic])
+    if topic == "borders" and not country.neighbours:
+        choices = [NO_NEIGHBOURS]
+    if topic == "state" and country.un_member_since is None:
+        choices[-1] = OBSERVER
+    return " ".join(_sentence(rng.choice(c).format(**values)) for c in choices)
 
 
 def passages(country: Country, edition: str) -> list[CountryPassage]:

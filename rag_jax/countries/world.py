@@ -8,7 +8,9 @@ the hot-swap test.
 import dataclasses
 import random
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
+
+import numpy as np
 
 from rag_jax.countries import prose
 from rag_jax.countries.facts import EDITIONS, Country, load_countries
@@ -18,6 +20,7 @@ from rag_jax.retrieval.reading import Passage
 
 NOW = "2018"  # the edition that trains
 DEV_COUNTRIES, TEST_COUNTRIES = 15, 40
+LOOKALIKES = 8  # countries of similar name whose passages are hard negatives
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,6 +57,35 @@ def _example(question: prose.CountryQuestion) -> Example:
                    question.negative_ids)
 
 
+def _training_example(question: prose.CountryQuestion, alike: Sequence[str], known: Set[str]
+                      ) -> Example:
+    """The question as it trains.
+
+    Its answer is the one that the passage names first: one to learn, where several would be
+    right. Its hard negatives are also the same passage of countries with similar names.
+    """
+    edition, _, topic = question.positive_id.split("/")
+    similar = (f"{edition}/{name}/{topic}" for name in alike)
+    return _example(question)._replace(
+        answers=question.answers[:1],
+        negative_ids=(*question.negative_ids, *(i for i in similar if i in known)))
+
+
+def lookalikes(names: Sequence[str], count: int) -> dict[str, list[str]]:
+    """For every name, the `count` others that share most pairs of letters with it (Jaccard)."""
+    pairs = [{f"^{name.lower()}$"[i : i + 2] for i in range(len(name) + 1)} for name in names]
+    columns = {pair: i for i, pair in enumerate(sorted(set().union(*pairs)))}
+    present = np.zeros((len(names), len(columns)), np.float32)
+    for row, of in enumerate(pairs):
+        present[row, [columns[pair] for pair in of]] = 1
+    shared = present @ present.T
+    size = present.sum(axis=1)
+    similarity = shared / (size[:, None] + size[None] - shared)
+    np.fill_diagonal(similarity, -1)
+    nearest = np.argsort(-similarity, axis=1, kind="stable")[:, :count]
+    return {name: [names[i] for i in row] for name, row in zip(names, nearest, strict=True)}
+
+
 def _one_phrasing(questions: Iterable[prose.CountryQuestion], seed: int
                   ) -> list[prose.CountryQuestion]:
     """One phrasing of each question on each country, drawn by seed."""
@@ -67,7 +99,7 @@ def build_world(fictional: int, seed: int) -> World:
     """The world with `fictional` made-up countries beside the 195 real ones."""
     real = load_countries()
     train, dev, test = split_countries(real)
-    invented = fictional_countries(fictional, seed, train, [c.name for c in real])
+    invented = fictional_countries(fictional, seed, train, dev + test)
     memories = {
         edition: [Passage(*p) for c in (*real, *invented) for p in prose.passages(c, edition)]
         for edition in EDITIONS
@@ -98,8 +130,11 @@ def build_world(fictional: int, seed: int) -> World:
                 if not unseen.search(p.text)}
     texts = [_card(prose_of[q.positive_id], q) for q in splits["train"]
              if q.positive_id in prose_of]
-    return World(memories, {name: [_example(q) for q in questions]
-                            for name, questions in splits.items()}, texts)
+    examples = {name: [_example(q) for q in questions] for name, questions in splits.items()}
+    alike = lookalikes([c.name for c in (*train, *invented)], LOOKALIKES)
+    known = {p.id for p in memories[NOW]}
+    examples["train"] = [_training_example(q, alike[q.country], known) for q in splits["train"]]
+    return World(memories, examples, texts)
 
 
 def _card(passage: prose.CountryPassage, question: prose.CountryQuestion) -> str:

@@ -157,11 +157,13 @@ class DenoisingBatcher:
     """BART denoising batches over a list of texts.
 
     Texts are cut to `length` - 2 tokens; the source is noised, the target the text and </s>.
+    Both are padded to a multiple of `length_step`.
     """
 
-    def __init__(self, texts: Sequence[str], tokenizer: Tokenizer, length: int, mask_ratio: float,
-                 span_length: float, permute: float):
-        self.texts, self.tokenizer, self.length = list(texts), tokenizer, length
+    def __init__(self, texts: Sequence[str], tokenizer: Tokenizer, length: int, length_step: int,
+                 mask_ratio: float, span_length: float, permute: float):
+        self.texts, self.tokenizer = list(texts), tokenizer
+        self.length, self.length_step = length, length_step
         self.mask_ratio, self.span_length, self.permute = mask_ratio, span_length, permute
 
     def batch(self, step: int, batch_size: int, seed: int) -> Seq2SeqBatch:
@@ -177,5 +179,6 @@ class DenoisingBatcher:
                                  self.span_length, rng)
             sources.append([tok.start, *noisy[: self.length - 2], tok.end])
             targets.append([*ids[: self.length - 2], tok.end])
-        return Seq2SeqBatch(*pad_rows(sources, self.length, tok.pad),
-                            *pad_rows(targets, self.length, tok.pad))
+        longest = bucket(max(map(len, sources + targets)), self.length_step, self.length)
+        return Seq2SeqBatch(*pad_rows(sources, longest, tok.pad),
+                            *pad_rows(targets, longest, tok.pad))

@@ -7,6 +7,7 @@ import dataclasses
 import pathlib
 from collections.abc import Iterable, Iterator, Sequence
 
+from rag_jax import files
 from rag_jax.config import Config, ConfigError
 from rag_jax.data.batches import ENCODER_TABLE, PASSAGE_TABLE
 from rag_jax.data.question_files import Example
@@ -135,9 +136,7 @@ def prepare(config: Config, workdir: pathlib.Path) -> Prepared:
     layout = GeneratorFormat(generator_tokenizer, data.max_source_length)
     if source is not None:
         _write(config, folder, source, retriever_tokenizer, layout)
-        temporary = folder / "names.txt.tmp"
-        temporary.write_text("\n".join([" ".join(source.memories), " ".join(source.splits)]))
-        temporary.replace(done)
+        files.write_text(done, "\n".join([" ".join(source.memories), " ".join(source.splits)]))
     memory_names, split_names = (line.split() for line in done.read_text().splitlines())
     memories = {name: PassageStore.open(folder / "memories" / name) for name in memory_names}
     splits = {name: load_examples(f"tfds-dir:{folder / 'questions'}:{name}")
@@ -172,9 +171,7 @@ def _write(config: Config, folder: pathlib.Path, source: _Source, retriever: Tok
     prepare_dataset("questions", source.splits, folder / "questions")
     if source.warmup_texts is not None:
         lines = [" ".join(text.split()) for text in source.warmup_texts]
-        temporary = folder / "warmup_texts.txt.tmp"
-        temporary.write_text("\n".join(lines), "utf-8")
-        temporary.replace(folder / "warmup_texts.txt")
+        files.write_text(folder / "warmup_texts.txt", "\n".join(lines))
 
 
 def _check_ids(config: Config, folder: pathlib.Path, source: _Source) -> None:
@@ -185,5 +182,7 @@ def _check_ids(config: Config, folder: pathlib.Path, source: _Source) -> None:
             try:
                 store.row_of(passage_id)
             except ValueError as error:
+                chunked = (" With config.data.chunk_words, the pieces of a split passage are "
+                           "called ID.0, ID.1, ..." if config.data.chunk_words else "")
                 raise ConfigError(f"{config.data.train or 'train'}: question {example.id!r} names "
-                                  f"a passage that is not there. {error}") from None
+                                  f"a passage that is not there. {error}{chunked}") from None

@@ -132,7 +132,11 @@ def decode(model: rag.RagModel, params: Params, batch: Batch, num_beams: int, ma
 
 def _thorough(model: rag.RagModel, params: Params, encoded: _Encoded, num_beams: int,
               max_length: int) -> jax.Array:
-    """Thorough decoding (section 2.5): the hypothesis of highest sum_z p(z | x) p(y | x, z)."""
+    """Thorough decoding (section 2.5): the hypothesis of highest sum_z p(z | x) p(y | x, z).
+
+    As in the beam search, hypotheses that end come before those cut at `max_length`, whose
+    probability is that of all their continuations together.
+    """
     questions, passages = encoded.prior.shape
     found = _search(model, params, encoded, questions * passages, None, num_beams, max_length)
     candidates = found.tokens.reshape(questions, passages * num_beams, -1)  # -> [B, K*M, T]
@@ -141,5 +145,7 @@ def _thorough(model: rag.RagModel, params: Params, encoded: _Encoded, num_beams:
     scores = jax.lax.map(
         lambda tokens: _score(model, params, encoded, tokens, "sequence")[0],
         candidates.transpose(1, 0, 2))  # -> [K*M, B]
+    ends = possible & (candidates == model.end_id).any(axis=-1)
+    possible = jnp.where(ends.any(axis=1, keepdims=True), ends, possible)
     best = jnp.where(possible, scores.T, -jnp.inf).argmax(axis=1)
     return candidates[jnp.arange(questions), best]

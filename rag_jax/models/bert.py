@@ -18,19 +18,20 @@ from rag_jax.models.layers import (
 
 
 class BertLayer(nn.Module):
-    """x = LN(x + attention(x)); x = LN(x + feed_forward(x))."""
+    """x = LN(x + attention(x)); x = LN(x + feed_forward(x)), of the first `rows` positions."""
 
     config: BertConfig
 
     @nn.compact
-    def __call__(self, x: jax.Array, mask: jax.Array, *, deterministic: bool) -> jax.Array:
+    def __call__(self, x: jax.Array, mask: jax.Array, *, deterministic: bool,
+                 rows: int | None = None) -> jax.Array:
         c, dtype = self.config, jnp.dtype(self.config.dtype)
         drop = nn.Dropout(c.dropout)
         attended = Attention(
             c.heads, c.width, c.attention_dropout, dtype, c.init_std, name="attention"
-        )(x, x, mask, deterministic)
+        )(x[:, :rows], x, mask, deterministic)
         x = LayerNorm(c.layer_norm_eps, dtype, name="attention_norm")(
-            x + drop(attended, deterministic=deterministic)
+            x[:, :rows] + drop(attended, deterministic=deterministic)
         )
         fed = FeedForward(c.mlp_width, c.width, c.activation, 0.0, dtype, c.init_std,
                           name="mlp")(x, deterministic)
@@ -42,15 +43,17 @@ class BertLayer(nn.Module):
 class Bert(nn.Module):
     """Token ids to hidden states.
 
-    __call__(ids int32[R, L], mask bool[R, L], token_types int32[R, L] | None, deterministic)
+    __call__(ids int32[R, L], mask bool[R, L], token_types int32[R, L] | None, deterministic, rows)
     returns dtype[R, L, D]. Positions are 0..L-1 whatever the mask; None = all token types 0.
+    `rows` asks for the states of the first so many positions only, dtype[R, rows, D]: the last
+    layer then computes no others (a scanned stack computes all and drops them).
     """
 
     config: BertConfig
 
     @nn.compact
     def __call__(self, ids: jax.Array, mask: jax.Array, token_types: jax.Array | None = None,
-                 deterministic: bool = True) -> jax.Array:
+                 deterministic: bool = True, rows: int | None = None) -> jax.Array:
         c, dtype = self.config, jnp.dtype(self.config.dtype)
         words = embedding_table(self, "token_embedding", c.vocab_size, c.width, "vocab")
         places = embedding_table(
@@ -67,4 +70,4 @@ class Bert(nn.Module):
         stack = Stack(
             functools.partial(BertLayer, c), c.layers, c.remat, c.scan_layers, name="encoder"
         )
-        return stack(x, mask[:, None, None, :], deterministic=deterministic)
+        return stack(x, mask[:, None, None, :], deterministic=deterministic, rows=rows)

@@ -22,7 +22,7 @@ class DprEncoder(nn.Module):
     @nn.compact
     def __call__(self, ids: jax.Array, mask: jax.Array, token_types: jax.Array | None = None,
                  deterministic: bool = True) -> jax.Array:
-        states = Bert(self.config, name="bert")(ids, mask, token_types, deterministic)
+        states = Bert(self.config, name="bert")(ids, mask, token_types, deterministic, rows=1)
         cls = states[:, 0]
         if self.config.projection:
             cls = Linear(

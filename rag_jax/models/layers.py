@@ -188,25 +188,31 @@ class Stack(nn.Module):
                              "and unstack_layers(params)")
         return self.layer
 
-    def __call__(self, x: jax.Array, *arguments: Any, deterministic: bool) -> jax.Array:
-        def apply(block: nn.Module, x: jax.Array, *arguments: Any) -> tuple[jax.Array, None]:
-            return block(x, *arguments, deterministic=deterministic), None
+    def __call__(self, x: jax.Array, *arguments: Any, deterministic: bool,
+                 rows: int | None = None) -> jax.Array:
+        """The last layer's states; `rows` asks for those of the first so many positions only."""
+        def applied(**settings: Any) -> Callable:
+            def apply(block: nn.Module, x: jax.Array, *arguments: Any) -> tuple[jax.Array, None]:
+                return block(x, *arguments, deterministic=deterministic, **settings), None
 
-        if self.remat != "none":
-            apply = nn.remat(apply, policy=REMAT_POLICIES[self.remat], prevent_cse=not self.scan)
+            if self.remat == "none":
+                return apply
+            return nn.remat(apply, policy=REMAT_POLICIES[self.remat], prevent_cse=not self.scan)
+
         if not self.scan:
-            for layer in self.layer:
-                x, _ = apply(layer, x, *arguments)
-            return x
-        apply = nn.scan(
-            apply,
+            for layer in self.layer[:-1]:
+                x, _ = applied()(layer, x, *arguments)
+            settings = {} if rows is None else {"rows": rows}  # no other position is computed
+            return applied(**settings)(self.layer[-1], x, *arguments)[0]
+        scanned = nn.scan(
+            applied(),
             variable_axes={"params": 0},
             split_rngs={"params": True, "dropout": True},
             in_axes=nn.broadcast,
             length=self.depth,
             metadata_params={nn.PARTITION_NAME: "layers"},
         )
-        return apply(self.layers, x, *arguments)[0]
+        return scanned(self.layers, x, *arguments)[0][:, :rows]
 
 
 def unstack_layers(params: dict) -> dict:

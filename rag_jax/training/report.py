@@ -1,7 +1,6 @@
 """The table at the end of a run, and report.json."""
 
 import json
-import pathlib
 import platform
 import resource
 import sys
@@ -10,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from rag_jax import overrides
+from rag_jax import files, overrides
 from rag_jax.data import order
 from rag_jax.evaluation import Evaluation, evaluate, retrieval_metrics, write_evaluation
 from rag_jax.retrieval.index import PassageIndex
@@ -103,7 +102,7 @@ def write_report(job: stages.Job, results: dict[str, Any], secs: dict[str, float
         "seed": job.config.seed,
         "versions": _versions(),
     }
-    _write_json(job.workdir / "report.json", report)
+    files.write_text(job.workdir / "report.json", json.dumps(report, indent=1) + "\n")
     print(format_report(report), flush=True)
     return report
 
@@ -142,12 +141,6 @@ def _versions() -> dict[str, str]:
         except ModuleNotFoundError:  # PackageNotFoundError: scann has no wheel everywhere
             continue
     return found
-
-
-def _write_json(path: pathlib.Path, content: dict[str, Any]) -> None:
-    temporary = path.with_name(path.name + ".tmp")
-    temporary.write_text(json.dumps(content, indent=1) + "\n", "utf-8")
-    temporary.replace(path)
 
 
 def format_report(report: dict[str, Any]) -> str:

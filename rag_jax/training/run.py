@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from rag_jax import overrides, parallel
+from rag_jax import files, overrides, parallel
 from rag_jax.config import Config
 from rag_jax.data.prepare import prepare
 from rag_jax.training import stages, workdir
@@ -78,9 +78,7 @@ class Clock:
             yield
         finally:
             self.secs[name] = before + time.monotonic() - began
-            temporary = self._file.with_name("seconds.json.tmp")
-            temporary.write_text(json.dumps(self.secs), "utf-8")
-            temporary.replace(self._file)
+            files.write_text(self._file, json.dumps(self.secs))
 
 
 def _say(text: str) -> None:

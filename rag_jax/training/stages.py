@@ -166,7 +166,7 @@ def warm_up_generator(job: Job) -> Any:
         return _pretrained(job, job.config.model.generator_pretrained, "generator", ("generator",))
     batcher = DenoisingBatcher(
         job.prepared.warmup_texts, job.prepared.generator_tokenizer, data.max_source_length,
-        config.mask_ratio, config.span_length, config.permute_sentences)
+        data.length_buckets, config.mask_ratio, config.span_length, config.permute_sentences)
 
     def batch(number: int) -> Any:
         made = batcher.batch(number, config.batch_size, job.config.seed)

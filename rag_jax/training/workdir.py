@@ -1,8 +1,9 @@
 """A workdir and the configuration that it was started with."""
 
+import json
 import pathlib
 
-from rag_jax import overrides
+from rag_jax import files, overrides
 from rag_jax.config import Config, ConfigError
 
 # What may differ from the configuration of an earlier command on the same workdir.
@@ -38,9 +39,7 @@ def start(config: Config, workdir: pathlib.Path) -> pathlib.Path:
             raise ConfigError(f"{workdir} was started with another configuration:\n{shown}\n"
                               "use the same values, or another --workdir")
     workdir.mkdir(parents=True, exist_ok=True)
-    temporary = workdir / "config.json.tmp"
-    temporary.write_text(overrides.to_json(config) + "\n", "utf-8")
-    temporary.replace(file)
+    files.write_text(file, overrides.to_json(config) + "\n")
     return workdir
 
 
@@ -54,4 +53,8 @@ def read(workdir: pathlib.Path) -> Config:
     if not file.is_file():
         raise ConfigError(f"{workdir}: no config.json; name a workdir of rag_jax.train "
                           f"(python -m rag_jax.train --workdir={workdir})")
-    return overrides.from_json(file.read_text("utf-8"))
+    try:
+        return overrides.from_json(file.read_text("utf-8"))
+    except json.JSONDecodeError as error:
+        raise ConfigError(f"{file} is damaged ({error}); restore it, or train in another "
+                          "--workdir") from None

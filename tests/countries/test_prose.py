@@ -16,7 +16,7 @@ SPELLINGS = {"capital", "currency", "highest_point_m"}
 
 @pytest.fixture(scope="module")
 def countries():
-    return [*REAL, *fictional_countries(300, 1, REAL[:120], [c.name for c in REAL])]
+    return [*REAL, *fictional_countries(300, 1, REAL[:120], REAL[120:])]
 
 
 def stated(answer, text):
@@ -91,7 +91,8 @@ def test_passages_vary_in_phrasing():
 def test_only_the_offices_differ_in_facts_between_the_editions():
     """What an edition changes is the holders; each edition names its own and not the other's."""
     for country in REAL:
-        text = {e: " ".join(p.text for p in passages(country, e)[4:]) for e in EDITIONS}
+        text = {e: " ".join(p.text for p in passages(country, e)[-len(country.offices):])
+                for e in EDITIONS}
         for office in country.offices:
             for edition in EDITIONS:
                 assert office.holder(edition) in text[edition]

@@ -5,7 +5,7 @@ import re
 import pytest
 
 from rag_jax.countries.facts import EDITIONS, load_countries
-from rag_jax.countries.world import NOW, build_world, mentions, split_countries
+from rag_jax.countries.world import NOW, build_world, lookalikes, mentions, split_countries
 
 REAL = load_countries()
 TRAIN, DEV, TEST = split_countries(REAL)
@@ -100,3 +100,21 @@ def test_mentions_matches_whole_words_only():
     pattern = mentions(["Chad", "São Tomé and Príncipe"])
     assert pattern.search("borders Chad, Niger") and pattern.search("in São Tomé and Príncipe.")
     assert not pattern.search("Chadian") and not pattern.search("São Tomé")
+
+
+def test_lookalikes_share_most_letter_pairs():
+    found = lookalikes(["Peru", "Perusia", "Chad", "Beru", "Chadia"], 2)
+    assert found["Peru"] == ["Perusia", "Beru"] and found["Chad"][0] == "Chadia"
+    assert all(name not in near and len(near) == 2 for name, near in found.items())
+
+
+def test_training_questions_have_one_answer_and_hard_negatives_of_two_kinds(world):
+    """Other passages of the country teach the topic; lookalikes' passages teach the name."""
+    for e in world.splits["train"]:
+        _, country, topic = e.positive_ids[0].split("/")
+        assert len(e.answers) == 1
+        others = [i.split("/")[1:] for i in e.negative_ids]
+        assert all((c == country) != (t == topic) for c, t in others), e
+        assert any(c == country for c, _ in others) and (
+            not topic.islower() or any(t == topic for _, t in others)), e
+    assert any(len(e.answers) > 1 for e in world.splits["test"])

@@ -230,8 +230,8 @@ def test_passages_of_a_retriever_batch_are_padded_and_masked(made):
 TEXTS = ["One two three. Four five six.", "Seven.", "word " * 100]
 
 
-def denoising(made, ratio=0.3, permute=1.0, length=24):
-    return DenoisingBatcher(TEXTS, made[2], length, ratio, 3.0, permute)
+def denoising(made, ratio=0.3, permute=1.0, length=24, step=24):
+    return DenoisingBatcher(TEXTS, made[2], length, step, ratio, 3.0, permute)
 
 
 def rows_of(ids, mask):
@@ -259,12 +259,23 @@ def test_without_noise_the_source_is_the_target(made):
     assert [s[1:] for s in sources] == targets
 
 
+def test_a_denoising_batch_is_padded_to_the_next_step_of_its_longest_row(made):
+    shapes = set()
+    for number in range(12):
+        batch = denoising(made, length=28, step=8).batch(number, 1, 0)
+        longest = max(batch.source_mask.sum(), batch.target_mask.sum())
+        padded = min(28, -(-longest // 8) * 8)
+        assert batch.source_ids.shape == batch.target_ids.shape == (1, padded)
+        shapes.add(batch.source_ids.shape)
+    assert len(shapes) > 1
+
+
 def test_the_share_of_permuted_texts_is_as_configured(made):
     bart = made[2]
     whole = bart.encode([TEXTS[0]])[0]
 
     def moved(permute):
-        batcher = DenoisingBatcher([TEXTS[0]], bart, 64, 0.0, 3.0, permute)
+        batcher = DenoisingBatcher([TEXTS[0]], bart, 64, 64, 0.0, 3.0, permute)
         batch = batcher.batch(0, 200, 0)
         return np.mean([row[1:-1] != whole
                         for row in rows_of(batch.source_ids, batch.source_mask)])

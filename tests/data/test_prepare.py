@@ -117,16 +117,15 @@ def test_a_kill_while_the_last_file_is_written_leaves_no_half_of_it(own, tmp_pat
     config, work = own
     shutil.copytree(work, tmp_path / "work")
     (tmp_path / "work" / "data" / "names.txt").unlink()
-    write_text = type(tmp_path).write_text
+    rename = type(tmp_path).replace
 
-    def killed(path, *args, **kwargs):
-        if path.name.startswith("names.txt"):
-            write_text(path, "")
+    def killed(path, target):
+        if target.name == "names.txt":
             raise KeyboardInterrupt
-        return write_text(path, *args, **kwargs)
+        return rename(path, target)
 
     with monkeypatch.context() as patched:
-        patched.setattr(type(tmp_path), "write_text", killed)
+        patched.setattr(type(tmp_path), "replace", killed)
         with pytest.raises(KeyboardInterrupt):
             prepare(config, tmp_path / "work")
     assert list(prepare(config, tmp_path / "work").splits) == ["train", "dev"]

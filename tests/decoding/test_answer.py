@@ -90,7 +90,8 @@ def naive_decode(world, question, kind, width):
     candidates = [
         y for z in range(DOCS) if BATCH.doc_mask[question, z]
         for _, y in naive.beam_search(lambda p, z=z: table[p][question, z], width, LONGEST, END)]
-    return max(candidates, key=lambda y: log_marginal(world, question, y, "sequence"))
+    return max(candidates, key=lambda y: (
+        y[-1] == END, log_marginal(world, question, y, "sequence")))
 
 
 def answers(decoded):
@@ -112,10 +113,9 @@ def test_enumerated_answers_have_total_probability_one(world, kind):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_full_width_finds_the_enumerated_argmax(params, world, kind):
-    """RAG-Token: the best answer that ends. RAG-Sequence: the best hypothesis, cut ones among
-    them, since each document offers all of its own."""
+    """The best answer that ends."""
     decoded = run(params, BATCH, kind, EVERYTHING)
-    allowed = [y for y in ANSWERS if kind == "sequence" or y[-1] == END]
+    allowed = [y for y in ANSWERS if y[-1] == END]
     for question, found in enumerate(answers(decoded)):
         best = max(allowed, key=lambda y: log_marginal(world, question, y, kind))  # noqa: B023
         assert found == best
@@ -175,6 +175,22 @@ def test_padding_documents_and_targets_are_not_read(params, kind):
     assert not np.asarray(found.posterior)[padding].any()
 
 
+def test_padding_documents_propose_no_answers(params, world):
+    """Only the one real document's greedy answer counts, even where another would score higher."""
+    alone = BATCH._replace(doc_mask=np.arange(DOCS)[None] == np.zeros((QUESTIONS, 1), int))
+    found = answers(run(params, alone, "sequence", 1))
+    _, table = world
+    tempted = 0
+    for question in range(QUESTIONS):
+        greedy = [naive.beam_search(
+            lambda p, q=question, z=z: table[p][q, z], 1, LONGEST, END)[0][1] for z in range(DOCS)]
+        assert found[question] == greedy[0]
+        under_first = [(y[-1] == END, sum(table[y[:t]][question, 0, y[t]] for t in range(len(y))))
+                       for y in greedy]
+        tempted += max(under_first) > under_first[0]
+    assert tempted, "no padding document was tempting"
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_answer_does_not_depend_on_the_rest_of_the_batch(params, kind):
     """Other order, other neighbours, one of them without any document."""
@@ -208,7 +224,7 @@ def test_long_beams_follow_the_full_forward(kind):
         with_end_bias(tiny.rag_params(model, seed=3), 2.0), ("self_attention", "cross_attention"))
     batch = tiny.rag_batch(seed=1, questions=questions, passages=2, model=model)
     decoded = tiny.jit(lambda p, b: decode(model, p, b, width, length))(params, batch)
-    prior = np.float64(np.log(np.maximum(decoded.prior, 1e-300)))
+    prior = np.log(np.maximum(np.float64(decoded.prior), 1e-300))
 
     @tiny.jit
     def logits(decoder_ids):
@@ -240,6 +256,6 @@ def test_long_beams_follow_the_full_forward(kind):
             candidates = [y for z in np.flatnonzero(batch.doc_mask[question])
                           for _, y in naive.beam_search(
                               lambda p, q=question, z=z: after(p)[q, z], width, length, END)]
-            found.append(max(candidates, key=lambda y, q=question: joint(q, y)))
+            found.append(max(candidates, key=lambda y, q=question: (y[-1] == END, joint(q, y))))
     assert answers(decoded) == found
     assert max(map(len, found)) > 3 and len(set(found)) > 3

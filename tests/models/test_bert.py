@@ -70,6 +70,18 @@ def test_no_token_types_means_type_zero(params):
     assert np.abs(plain - forward(params, IDS, MASK, np.ones_like(TYPES))).max() > 0.1
 
 
+@pytest.mark.parametrize("settings", [{}, {"remat": "full"}, {"scan_layers": True}])
+def test_asking_for_the_first_rows_changes_nothing_in_them(params, settings):
+    """[CLS] alone: the last layer must still attend to every position."""
+    module = bert(**settings)
+    if settings.get("scan_layers"):
+        params = tiny.jit(module.init)(jax.random.key(0), IDS, MASK)["params"]
+    whole = module.apply({"params": params}, IDS, MASK, TYPES)
+    first = module.apply({"params": params}, IDS, MASK, TYPES, rows=2)
+    assert first.shape == (ROWS, 2, tiny.BERT.width)
+    np.testing.assert_allclose(first, whole[:, :2], rtol=1e-5, atol=1e-6)
+
+
 def test_padding_tokens_and_padding_length_change_nothing(params):
     expected = forward(params, IDS, MASK, TYPES)
     junk = np.where(MASK, IDS, (IDS + 5) % tiny.BERT.vocab_size)
