@@ -25,6 +25,10 @@ REQUIRES = [
     # Tokenizers by Hugging Face name; `tokenizers` alone does the work at run time.
     "transformers>=5.23,<6",
     "tokenizers>=0.22",
+    # Checkpoints by Hugging Face name: download with progress, cache and offline mode.
+    "huggingface_hub>=1",
+    # bfloat16 in numpy, as checkpoints store it.
+    "ml_dtypes>=0.5",
     # Approximate search. No wheel for macOS, Windows or Python 3.14: exact search serves there.
     'scann>=1.4.2; platform_system == "Linux" and python_version < "3.14"',
     # Progress bars and TensorBoard files.
@@ -35,8 +39,11 @@ REQUIRES = [
 EXTRAS = {
     "tpu": ["jax[tpu]"],
     "cuda": ["jax[cuda13]"],
-    # bm25s: the lexical retriever that the own-data benchmark compares with.
-    "test": ["pytest>=8", "bm25s>=0.3", "PyStemmer>=2.2"],
+    # safetensors writes the files that our own reader is tested on; bm25s is the lexical retriever
+    # that the own-data benchmark compares with.
+    "test": ["pytest>=8", "safetensors>=0.5", "bm25s>=0.3", "PyStemmer>=2.2"],
+    # The oracle of tests/hub/test_live_parity.py, pinned: its numbers are the reference.
+    "parity": ["torch==2.13.0"],
 }
 
 setup(

@@ -40,7 +40,7 @@ def get_config() -> Config:
                                           init_std=0.0625, **no_dropout)),
         retrieval=RetrievalConfig(k=5),
         retriever_warmup=WarmupConfig(
-            steps=1500, batch_size=48,
+            steps=800, batch_size=64,
             optimizer=OptimizerConfig(learning_rate=5e-4, schedule="linear", warmup_steps=100)),
         generator_warmup=WarmupConfig(
             steps=1000, batch_size=16,

@@ -23,10 +23,15 @@ def section(cls: type) -> Any:
     return dataclasses.field(default_factory=cls)
 
 
+SOURCE = ("Hugging Face name, checkpoint folder, or workdir; it sets the architecture and, unless "
+          "others are named, the tokenizer; empty = from scratch")
+
+
 @dataclasses.dataclass(frozen=True)
 class BertConfig:
     """BERT and the DPR tower on it; the defaults are bert-base-uncased."""
 
+    pretrained: str = field("", "BERT or workdir that both encoders start from: " + SOURCE)
     vocab_size: int = field(30522, "rows of the token table; 0 = the tokenizer's size", at_least=0)
     max_positions: int = field(512, "longest input in tokens", at_least=1)
     type_vocab_size: int = field(2, "rows of the token type table", at_least=1)
@@ -50,6 +55,7 @@ class BertConfig:
 class BartConfig:
     """BART; the defaults are bart-base."""
 
+    pretrained: str = field("", "BART or workdir that the generator starts from: " + SOURCE)
     vocab_size: int = field(50265, "rows of the token table; 0 = the tokenizer's size", at_least=0)
     max_positions: int = field(1024, "longest source or target in tokens", at_least=1)
     width: int = field(768, "model width D", at_least=1)
@@ -105,6 +111,12 @@ class DataConfig:
         "", "folder or Hugging Face name; empty = train an uncased WordPiece on the passages")
     generator_vocab: int = field(8192, "size of a trained BPE", at_least=300)
     retriever_vocab: int = field(8192, "size of a trained WordPiece", at_least=100)
+    source_format: Literal["question_kept", "hugging_face"] = field(
+        "question_kept", "title / text // question, where a long input loses the end of its "
+        "passage; or joined and cut as Hugging Face's RAG does, where it loses the question")
+    question_text: Literal["raw", "uncased_roundtrip"] = field(
+        "raw", "the question as the generator reads it: as written, or through the retriever's "
+        "tokenizer and back (lower case) as Hugging Face's released RAG was trained")
     max_question_length: int = field(64, "question tokens for the query encoder", at_least=4)
     max_passage_length: int = field(256, "passage tokens for the document encoder", at_least=8)
     max_source_length: int = field(256, "generator input: passage and question", at_least=16)
@@ -116,16 +128,40 @@ class DataConfig:
 
 
 @dataclasses.dataclass(frozen=True)
+class RagSource:
+    """A RAG checkpoint."""
+
+    pretrained: str = field("", "RAG whose query encoder and generator to start from: " + SOURCE)
+
+
+@dataclasses.dataclass(frozen=True)
+class EncoderSource:
+    """A DPR encoder."""
+
+    pretrained: str = field("", "DPR encoder to start from: " + SOURCE)
+
+
+@dataclasses.dataclass(frozen=True)
 class ModelConfig:
     """The three towers; a section can be set to a preset: --config.model.generator=bart-base."""
 
     kind: Literal["token", "sequence"] = field("token", "RAG-Token or RAG-Sequence")
     retriever: BertConfig = section(BertConfig)
     generator: BartConfig = section(BartConfig)
-    retriever_pretrained: str = field(
-        "", "workdir whose trained retriever to start from; empty = warm one up")
-    generator_pretrained: str = field(
-        "", "workdir whose warmed-up generator to start from; empty = warm one up")
+    rag: RagSource = section(RagSource)
+    query_encoder: EncoderSource = section(EncoderSource)
+    document_encoder: EncoderSource = section(EncoderSource)
+
+    @property
+    def sources(self) -> dict[str, str]:
+        """Where the weights of each tower come from; towers from scratch are left out."""
+        found = {
+            "query_encoder": (self.query_encoder.pretrained or self.rag.pretrained
+                              or self.retriever.pretrained),
+            "document_encoder": self.document_encoder.pretrained or self.retriever.pretrained,
+            "generator": self.generator.pretrained or self.rag.pretrained,
+        }
+        return {tower: source for tower, source in found.items() if source}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -189,7 +225,7 @@ class WarmupConfig:
 class TrainConfig:
     """RAG fine-tuning: query encoder and generator by the marginal likelihood."""
 
-    steps: int = field(1000, "optimiser steps", at_least=0)
+    steps: int = field(1000, "optimiser steps; 0 = use the weights as they are", at_least=0)
     batch_size: int = field(16, "questions per step, over all devices", at_least=1)
     label_smoothing: float = field(0.0, "share of the target spread over the vocabulary",
                                    at_least=0, at_most=1)

@@ -139,7 +139,7 @@ def _problems(config: Any, path: str = "config") -> typing.Iterator[str]:
                 yield f"{where}={value!r}: must be at most {most}"
 
 
-def _conflicts(config: Config) -> typing.Iterator[str]:
+def _conflicts(config: Config, resolved: bool) -> typing.Iterator[str]:
     data, model = config.data, config.model
     for run in config.runs:
         if run not in RUNS:
@@ -152,15 +152,22 @@ def _conflicts(config: Config) -> typing.Iterator[str]:
         yield (f"config.data.{named[0]} is set but config.data.{missing[0]} is empty: own data "
                "need passages, train and dev; the countries that are shipped need none of them")
     for name, tower in (("retriever", model.retriever), ("generator", model.generator)):
-        if tower.width % tower.heads:
+        if tower.width % tower.heads and not tower.pretrained:
             yield (f"config.model.{name}.heads={tower.heads}: must divide "
                    f"config.model.{name}.width={tower.width}")
-    longest = {
-        "data.max_question_length": model.retriever.max_positions,
-        "data.max_passage_length": model.retriever.max_positions,
-        "data.max_source_length": model.generator.max_positions,
-        "data.max_target_length": model.generator.max_positions,
-    }
+    encoders = {"query_encoder", "document_encoder"} & set(model.sources)
+    if len(encoders) == 1:
+        missing = ({"query_encoder", "document_encoder"} - encoders).pop()
+        yield (f"config.model.{missing}.pretrained: the other encoder comes from "
+               f"{model.sources[encoders.pop()]!r}; name this one too (a RAG checkpoint holds no "
+               "document encoder: facebook/dpr-ctx_encoder-multiset-base fits the released ones)")
+    longest = {}
+    if resolved or not encoders:
+        longest |= dict.fromkeys(("data.max_question_length", "data.max_passage_length"),
+                                 model.retriever.max_positions)
+    if resolved or "generator" not in model.sources:
+        longest |= dict.fromkeys(("data.max_source_length", "data.max_target_length"),
+                                 model.generator.max_positions)
     for dotted, most in longest.items():
         value = getattr(data, dotted.split(".")[1])
         if value > most:
@@ -175,9 +182,12 @@ def _conflicts(config: Config) -> typing.Iterator[str]:
                "other's negatives, so a batch cannot be split; set 1")
 
 
-def validate(config: Config) -> Config:
-    """Returns `config`, or raises a ConfigError that lists everything that is wrong with it."""
-    problems = list(_problems(config)) or list(_conflicts(config))
+def validate(config: Config, resolved: bool = False) -> Config:
+    """Returns `config`, or raises a ConfigError that lists everything that is wrong with it.
+
+    resolved: the sizes of pretrained towers have been filled in, and are checked too.
+    """
+    problems = list(_problems(config)) or list(_conflicts(config, resolved))
     if problems:
         raise ConfigError("\n".join(problems))
     return config

@@ -10,6 +10,9 @@ ALLOWED = {
     "config": set(),
     "types": set(),
     "files": set(),
+    "hub": {"config", "types", "data", "models", "parallel"},
+    "conversion": {"config", "overrides", "files", "parallel", "data", "hub", "models",
+                   "training"},
     "metrics": set(),
     "retrieval": set(),
     "countries": {"data", "retrieval"},  # world.py makes Examples and Passages
@@ -21,12 +24,12 @@ ALLOWED = {
     "answering": {"config", "types", "models", "decoding", "data", "retrieval", "parallel"},
     "evaluation": {"answering", "data", "files", "metrics", "types"},
     "training": {"config", "types", "marginal", "models", "decoding", "data", "retrieval",
-                 "parallel", "answering", "evaluation", "overrides", "files"},
+                 "parallel", "answering", "evaluation", "overrides", "files", "hub"},
     "trained": {"config", "types", "data", "retrieval", "answering", "training"},
     "overrides": {"config"},
     "flags": {"config", "overrides", "training"},
 }
-ENTRY_POINTS = {"train", "evaluate", "generate", "build_index"}
+ENTRY_POINTS = {"train", "evaluate", "generate", "build_index", "convert"}
 
 
 def room(path: pathlib.Path) -> str:

@@ -25,17 +25,21 @@ class QuestionTokens:
       examples: the questions; `answers[0]` trains unless a seeded draw picks another.
       retriever_tokenizer, generator_format: of the model.
       max_question_length, max_target_length: tokens, special tokens included.
+      uncased_roundtrip: the generator reads a question as the retriever's tokenizer gives it
+        back, lower-cased and cut, as in Hugging Face's RAG.
     """
 
     def __init__(self, examples: Sequence[Example], retriever_tokenizer: Tokenizer,
                  generator_format: GeneratorFormat, max_question_length: int,
-                 max_target_length: int):
+                 max_target_length: int, uncased_roundtrip: bool = False):
         self.examples = list(examples)
         questions = [e.question for e in examples]
         self.format = generator_format
         self.max_target_length = max_target_length
         rows = encoder_input(retriever_tokenizer, questions, None, max_question_length)
         self.ids, self.mask = pad_rows(rows, max_question_length, retriever_tokenizer.pad)
+        if uncased_roundtrip:
+            questions = [retriever_tokenizer.decode(row) for row in rows]
         self.suffixes = generator_format.questions(questions)
         self._targets: dict[str, list[int]] = {}
 
@@ -43,10 +47,14 @@ class QuestionTokens:
         return len(self.examples)
 
     def target(self, answer: str) -> list[int]:
-        """Ids of an answer and </s>; a long answer is cut before </s>."""
+        """Ids of an answer and </s>; a long answer is cut before </s>.
+
+        The answer is tokenized as inside a text, with a space before it, so that it has the ids
+        of the passage that it repeats (Hugging Face's RAG: add_prefix_space).
+        """
         if answer not in self._targets:
             tokenizer = self.format.tokenizer
-            ids = tokenizer.encode([answer])[0][: self.max_target_length - 1]
+            ids = tokenizer.encode([f" {answer}"])[0][: self.max_target_length - 1]
             self._targets[answer] = [*ids, tokenizer.end]
         return self._targets[answer]
 

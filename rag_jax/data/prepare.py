@@ -5,7 +5,7 @@
 
 import dataclasses
 import pathlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from rag_jax import files
 from rag_jax.config import Config, ConfigError
@@ -102,16 +102,25 @@ def _files(config: Config) -> _Source:
     return _Source({"passages": passages}, splits, None, None)
 
 
-def _tokenizer(configured: str, directory: pathlib.Path, train) -> Tokenizer:
-    if configured:
-        return Tokenizer.load(configured)
+def _tokenizer(directory: pathlib.Path, named: Callable[[], str | pathlib.Path | None],
+               train: Callable[[], Tokenizer]) -> Tokenizer:
+    """The workdir's own copy, made on the first call: from `named`, or trained where that is
+    empty."""
     if not (directory / "tokenizer.json").exists():
-        train().save(directory)
+        source = named()
+        (Tokenizer.load(source) if source else train()).save(directory)
     return Tokenizer.load(directory)
 
 
-def prepare(config: Config, workdir: pathlib.Path) -> Prepared:
+def prepare(config: Config, workdir: pathlib.Path,
+            pretrained: Callable[[str], pathlib.Path | None] = lambda tower: None) -> Prepared:
     """Opens the data of a workdir, after making what is not there yet.
+
+    Args:
+      config: `config.data` says what.
+      workdir: everything is written to its folder data/.
+      pretrained: folder with the tokenizer of a pretrained "query_encoder" or "generator"; None
+        where there is none.
 
     Raises:
       ConfigError, ValueError: what the files say that they should not, by name, line and field.
@@ -128,12 +137,15 @@ def prepare(config: Config, workdir: pathlib.Path) -> Prepared:
         return FileTexts(data.passages)
 
     retriever_tokenizer = _tokenizer(
-        data.retriever_tokenizer, folder / "retriever_tokenizer",
+        folder / "retriever_tokenizer",
+        lambda: data.retriever_tokenizer or pretrained("query_encoder"),
         lambda: train_bert_tokenizer(texts(), data.retriever_vocab))
     generator_tokenizer = _tokenizer(
-        data.generator_tokenizer, folder / "generator_tokenizer",
+        folder / "generator_tokenizer",
+        lambda: data.generator_tokenizer or pretrained("generator"),
         lambda: train_bart_tokenizer(texts(), data.generator_vocab))
-    layout = GeneratorFormat(generator_tokenizer, data.max_source_length)
+    layout = GeneratorFormat(generator_tokenizer, data.max_source_length,
+                             like_hugging_face=data.source_format == "hugging_face")
     if source is not None:
         _write(config, folder, source, retriever_tokenizer, layout)
         files.write_text(done, "\n".join([" ".join(source.memories), " ".join(source.splits)]))

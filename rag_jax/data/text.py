@@ -172,31 +172,46 @@ def encoder_input(tokenizer: Tokenizer, firsts: Sequence[str], seconds: Sequence
 
 
 class GeneratorFormat:
-    """The generator's input: <s> title / text // question </s> (or without <s>, if so configured).
+    """The generator's input: <s> title / text // question </s>.
 
-    Differs from Hugging Face: the passage alone is cut to fit, never the question.
+    White space is normalised, a passage without a title has no " / ", and a long input loses the
+    end of its passage, never its question. `like_hugging_face` builds the string of Hugging
+    Face's RAG instead: titles lose one quotation mark at either end, double spaces are replaced
+    once, and a long input loses its right end, question first.
     """
 
     def __init__(self, tokenizer: Tokenizer, max_length: int, title_separator: str = " / ",
-                 question_separator: str = " // "):
+                 question_separator: str = " // ", like_hugging_face: bool = False):
         self.tokenizer = tokenizer
         self.max_length = max_length
         self.title_separator = title_separator
         self.question_separator = question_separator
+        self.like_hugging_face = like_hugging_face
 
     def passages(self, titles: Sequence[str], texts: Sequence[str]) -> list[list[int]]:
         """Ids of "title / text", which a passage store keeps as its token table."""
+        if self.like_hugging_face:
+            after = self.question_separator
+            joined = [t.removeprefix('"').removesuffix('"') + self.title_separator + x + after
+                      for t, x in zip(titles, texts, strict=True)]
+            return self.tokenizer.encode(
+                [text.replace("  ", " ").removesuffix(after) for text in joined])
         joined = [t + self.title_separator + x if t else x
                   for t, x in zip(titles, texts, strict=True)]
         return self.tokenizer.encode([" ".join(text.split()) for text in joined])
 
     def questions(self, questions: Sequence[str]) -> list[list[int]]:
         """Ids of " // question", to be joined to a passage's; at most half the input."""
+        if self.like_hugging_face:
+            return self.tokenizer.encode(
+                [(self.question_separator + q).replace("  ", " ") for q in questions])
         rows = self.tokenizer.encode(
             [self.question_separator + " ".join(q.split()) for q in questions])
         return [row[: self.max_length // 2] for row in rows]
 
     def join(self, passage: Sequence[int], question: Sequence[int]) -> list[int]:
         """One input row; the passage gets what the question leaves of `max_length`."""
-        room = self.max_length - 2 - len(question)
-        return [self.tokenizer.start, *passage[:room], *question, self.tokenizer.end]
+        room = self.max_length - 2
+        if not self.like_hugging_face:
+            passage = passage[: room - len(question)]
+        return [self.tokenizer.start, *[*passage, *question][:room], self.tokenizer.end]

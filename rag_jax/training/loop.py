@@ -159,6 +159,8 @@ def run_stage(stage: Stage) -> TrainState:
     ):
         state, start = _resume(stage, checkpointer, writer)
         if start >= stage.steps:
+            if not stage.steps:  # nothing to train, but something to answer with
+                _save(stage, checkpointer, 0, state, None)
             return state
         with Progress(stage.steps, start, stage.name, stage.log_every) as progress:
             watch = _Watch(stage, writer, progress, checkpointer)

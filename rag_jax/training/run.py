@@ -1,6 +1,7 @@
 """A whole training run: every stage in order, then the report."""
 
 import contextlib
+import functools
 import json
 import logging
 import pathlib
@@ -11,7 +12,7 @@ from typing import Any
 from rag_jax import files, overrides, parallel
 from rag_jax.config import Config
 from rag_jax.data.prepare import prepare
-from rag_jax.training import stages, workdir
+from rag_jax.training import pretrained, stages, workdir
 from rag_jax.training.report import evaluate_runs, write_report
 
 
@@ -23,7 +24,9 @@ def be_quiet() -> None:
 
 def open_job(config: Config, path: pathlib.Path) -> stages.Job:
     """The workdir's data and the mesh; nothing is trained."""
-    return stages.Job(config, path, prepare(config, path), parallel.make_mesh(config.mesh))
+    folders = functools.partial(pretrained.tokenizer_folder, config)
+    return stages.Job(config, path, prepare(config, path, folders),
+                      parallel.make_mesh(config.mesh))
 
 
 def train(config: Config, path: pathlib.Path) -> dict[str, Any]:
@@ -34,6 +37,7 @@ def train(config: Config, path: pathlib.Path) -> dict[str, Any]:
       ConfigError, TrainingError, CheckpointError, RetrievalError: each says what to do.
     """
     be_quiet()
+    config = pretrained.resolve(config)
     path = workdir.start(config, path)
     clock = Clock(path)
     with clock.time("data"):

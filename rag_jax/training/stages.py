@@ -18,7 +18,6 @@ import pathlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -44,13 +43,13 @@ from rag_jax.retrieval.build import build_index
 from rag_jax.retrieval.index import PassageIndex
 from rag_jax.retrieval.retriever import Retriever
 from rag_jax.retrieval.scann import ScannSettings
-from rag_jax.training import step
+from rag_jax.training import pretrained, step
 from rag_jax.training.checkpoint import Checkpointer
 from rag_jax.training.loop import BatchSource, PureSource, Stage, run_stage
 from rag_jax.training.optim import make_optimizer
 from rag_jax.training.sources import RagSource
 
-RETRIEVER = ("query_encoder", "document_encoder")
+RETRIEVER = pretrained.ENCODERS
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,7 +73,8 @@ class Job:
     def tokenize(self, examples: Sequence[Example]) -> QuestionTokens:
         data = self.config.data
         return QuestionTokens(examples, self.prepared.retriever_tokenizer, self.prepared.format,
-                              data.max_question_length, data.max_target_length)
+                              data.max_question_length, data.max_target_length,
+                              data.question_text == "uncased_roundtrip")
 
 
 def build_model(config: Config, prepared: Prepared) -> rag.RagModel:
@@ -92,7 +92,7 @@ def build_model(config: Config, prepared: Prepared) -> rag.RagModel:
                 f"config.model.{name}.vocab_size={tower.vocab_size}: the tokenizer has "
                 f"{tokenizer.vocab_size} tokens; set at least that, or 0 to take its size")
         towers[name] = dataclasses.replace(
-            tower, vocab_size=tower.vocab_size or tokenizer.vocab_size)
+            tower, pretrained="", vocab_size=tower.vocab_size or tokenizer.vocab_size)
     tok = prepared.generator_tokenizer
     return rag.RagModel(towers["retriever"], towers["generator"], config.model.kind, tok.end,
                         tok.end, tok.pad)
@@ -139,15 +139,18 @@ def _warmup_settings(config: WarmupConfig) -> dict[str, Any]:
 def warm_up_retriever(job: Job) -> Any:
     """DPR training of both encoders on the training questions; returns their parameters."""
     config = job.config.retriever_warmup
-    if job.config.model.retriever_pretrained:
-        return _pretrained(job, job.config.model.retriever_pretrained, "retriever", RETRIEVER)
+    given = None
+    if "query_encoder" in job.config.model.sources:
+        given = functools.partial(pretrained.load, job, RETRIEVER)
+        if pretrained.is_retriever(job.config):
+            return given()
     store = next(iter(job.prepared.memories.values()))
     batcher = RetrieverBatcher(job.tokens("train"), store, job.config.data.max_passage_length,
                                job.prepared.retriever_tokenizer.pad, config.hard_negatives)
     if config.steps and not len(batcher.rows):
         raise ConfigError(
             "config.retriever_warmup.steps: no training question names a positive passage "
-            '("positive_ids"); add them, set model.retriever_pretrained, or steps=0')
+            '("positive_ids"); add them, name pretrained encoders, or steps=0')
 
     def batch(number: int) -> Any:
         made = batcher.batch(number, config.batch_size, job.config.seed)
@@ -155,15 +158,15 @@ def warm_up_retriever(job: Job) -> Any:
 
     stage = _stage(job, "retriever", RETRIEVER, dict.fromkeys(RETRIEVER, 1.0),
                    step.retriever_loss(job.model), config.optimizer, config.steps,
-                   PureSource(batch), **_warmup_settings(config))
+                   PureSource(batch), initial=given, **_warmup_settings(config))
     return run_stage(stage).params
 
 
 def warm_up_generator(job: Job) -> Any:
     """BART denoising on the warm-up texts; returns the generator's parameters."""
     config, data = job.config.generator_warmup, job.config.data
-    if job.config.model.generator_pretrained:
-        return _pretrained(job, job.config.model.generator_pretrained, "generator", ("generator",))
+    if "generator" in job.config.model.sources:
+        return pretrained.load(job, ("generator",))
     batcher = DenoisingBatcher(
         job.prepared.warmup_texts, job.prepared.generator_tokenizer, data.max_source_length,
         data.length_buckets, config.mask_ratio, config.span_length, config.permute_sentences)
@@ -176,26 +179,6 @@ def warm_up_generator(job: Job) -> Any:
                    step.seq2seq_loss(job.model), config.optimizer, config.steps,
                    PureSource(batch), **_warmup_settings(config))
     return run_stage(stage).params
-
-
-def _pretrained(job: Job, workdir: str, stage: str, towers: Sequence[str]) -> Any:
-    """Parameters of a finished warm-up stage in another workdir."""
-    directory = pathlib.Path(workdir) / stage
-    with Checkpointer(directory, read_only=True) as checkpointer:
-        latest = checkpointer.latest_step()
-        if latest is None:
-            raise ConfigError(f"config.model.{stage}_pretrained={workdir!r}: no checkpoint in "
-                              f"{directory}")
-        return checkpointer.restore_params(latest, abstract_params(job, towers))[0]
-
-
-def abstract_params(job: Job, towers: Sequence[str]) -> Any:
-    """Shapes and shardings of the towers' parameters."""
-    boxed = jax.eval_shape(lambda: job.model.init(jax.random.key(0), tuple(towers)))
-    shardings = parallel.param_shardings(boxed, job.mesh)
-    return jax.tree.map(lambda s, sharding: jax.ShapeDtypeStruct(s.shape, s.dtype,
-                                                                 sharding=sharding),
-                        nn.meta.unbox(boxed), shardings)
 
 
 def embed_passages(job: Job, params: Any) -> Callable[[np.ndarray, np.ndarray], Any]:
@@ -299,5 +282,6 @@ def load_params(job: Job, run: str, step_number: int | None = None) -> tuple[Any
         if chosen is None:
             raise ConfigError(f"{directory}: no checkpoint; train first with "
                               f"python -m rag_jax.train --workdir={job.workdir}")
-        params, meta = checkpointer.restore_params(chosen, abstract_params(job, rag.TOWERS))
+        abstract = step.abstract_params(job.model, rag.TOWERS, job.mesh)
+        params, meta = checkpointer.restore_params(chosen, abstract)
     return unstack_layers(params), meta

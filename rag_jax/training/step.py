@@ -4,7 +4,7 @@ A loss function returns sums over its batch, (sum of losses, sum of weights, sum
 that gradient accumulation adds micro-batches up exactly.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import flax.linen as nn
@@ -210,6 +210,15 @@ def init_state(
         shardings,
     )
     return jax.jit(make, out_shardings=shardings), abstract, shardings
+
+
+def abstract_params(model: rag.RagModel, towers: Sequence[str], mesh: Mesh) -> Params:
+    """Shapes and shardings of the towers' parameters, to restore them into."""
+    boxed = jax.eval_shape(lambda: model.init(jax.random.key(0), tuple(towers)))
+    shardings = parallel.param_shardings(boxed, mesh)
+    return jax.tree.map(
+        lambda s, sharding: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=sharding),
+        nn.meta.unbox(boxed), shardings)
 
 
 def uses_dropout(model: rag.RagModel) -> bool:

@@ -43,6 +43,15 @@ def start(config: Config, workdir: pathlib.Path) -> pathlib.Path:
     return workdir
 
 
+def exists(path: str | pathlib.Path) -> bool:
+    """Whether a folder is a workdir: its config.json is one of this package."""
+    try:
+        content = json.loads((pathlib.Path(path) / "config.json").read_text("utf-8"))
+    except (OSError, ValueError):
+        return False
+    return isinstance(content, dict) and "retriever_warmup" in content
+
+
 def read(workdir: pathlib.Path) -> Config:
     """The configuration of a trained workdir.
 

@@ -70,6 +70,32 @@ def test_bucket_rounds_up_to_a_step_and_never_beyond_the_longest(length, step, l
     assert batches.bucket(length, step, longest) == expected
 
 
+def test_the_generator_can_read_the_question_as_the_retriever_gives_it_back(made):
+    """The released RAG was trained so: lower-cased, cut at the query encoder's length."""
+    questions, _, bart, bert = made
+    raw = [e.question for e in EXAMPLES]
+    assert questions.suffixes == questions.format.questions(raw)
+    again = QuestionTokens(EXAMPLES, bert, questions.format, 10, TARGET, uncased_roundtrip=True)
+    read = [bart.decode(row) for row in again.suffixes]
+    assert read[0] == "// " + bert.decode(bert.encode(["who is it?"])[0])
+    assert read[1].startswith("// where in") and len(read[1]) < len(raw[1])
+
+
+def test_an_answer_is_tokenized_as_inside_a_text(made):
+    """Without add_prefix_space "Ada" would have other ids than the passage's " Ada"."""
+    questions, _, _, bert = made
+
+    class Plain:
+        end = 2
+
+        def encode(self, texts):
+            return [[ord(c) for c in text] for text in texts]
+
+    layout = GeneratorFormat(Plain(), LONGEST)
+    assert QuestionTokens(EXAMPLES[:1], bert, layout, 10, TARGET).target("Ada") == [
+        *map(ord, " Ada"), 2]
+
+
 def test_questions_are_encoder_inputs_padded_to_one_length(made):
     questions, _, _, bert = made
     rows = encoder_input(bert, [e.question for e in EXAMPLES], None, 10)

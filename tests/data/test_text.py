@@ -129,6 +129,26 @@ def test_the_separators_can_be_set(bart):
     assert bart.decode(row) == "Peru : Lima ? who"
 
 
+def hugging_face_string(title, text, question):
+    """RagRetriever.postprocess_docs of transformers, in words."""
+    title = title[1:] if title.startswith('"') else title
+    title = title[:-1] if title.endswith('"') else title
+    return f"{title} / {text} // {question}".replace("  ", " ")
+
+
+@pytest.mark.parametrize("max_length", [12, 20, 400])
+def test_the_format_of_hugging_face_is_its_joined_and_cut_string(bart, max_length):
+    layout = GeneratorFormat(bart, max_length, like_hugging_face=True)
+    titles = ['"Peru"', "", "X", 'a "b"']
+    texts = ["Lima  is the capital.", "No title", "ends in space ", "3.5 / 4 // 5"]
+    questions = ["who is  the president?", "?", "what", "a // b / c"]
+    passages, suffixes = layout.passages(titles, texts), layout.questions(questions)
+    for title, text, question, p, q in zip(titles, texts, questions, passages, suffixes,
+                                           strict=True):
+        ids = bart.encode([hugging_face_string(title, text, question)])[0]
+        assert layout.join(p, q) == [bart.start, *ids[: max_length - 2], bart.end]
+
+
 @pytest.mark.parametrize("max_length", [16, 17, 24, 40])
 def test_a_long_passage_is_cut_and_its_question_never(bart, max_length):
     layout = GeneratorFormat(bart, max_length)

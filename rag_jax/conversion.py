@@ -1,0 +1,153 @@
+"""Between Hugging Face folders and workdirs: what `python -m rag_jax.convert` does.
+
+A converted workdir holds a checkpoint for each tower (query_encoder/, document_encoder/,
+generator/, or bert/ for a plain BERT), the tokenizers and a config.json with the architecture, so
+that configs can name it where they would name the original.
+"""
+
+import dataclasses
+import pathlib
+import shutil
+from typing import Any
+
+import numpy as np
+from jax.sharding import Mesh
+
+from rag_jax import files, overrides, parallel
+from rag_jax.config import BartConfig, BertConfig, Config, ConfigError, DataConfig, ModelConfig
+from rag_jax.data.text import Tokenizer
+from rag_jax.hub import load as hub
+from rag_jax.hub.families import SpecialIds
+from rag_jax.hub.save import save
+from rag_jax.models import rag
+from rag_jax.training import pretrained, step, workdir
+from rag_jax.training.checkpoint import Checkpointer
+
+TOKENIZERS = {"query_encoder": "retriever_tokenizer", "document_encoder": "retriever_tokenizer",
+              pretrained.PLAIN: "retriever_tokenizer", "generator": "generator_tokenizer"}
+RAG_FAMILY = {"token": "RagTokenForGeneration", "sequence": "RagSequenceForGeneration"}
+FAMILY_OF = {"query_encoder": "DPRQuestionEncoder", "document_encoder": "DPRContextEncoder",
+             "generator": "BartForConditionalGeneration", pretrained.PLAIN: "BertModel"}
+NO_OPTIMISER = {"count": np.zeros((), np.int32)}  # Orbax stores no empty tree
+
+
+def convert(source: str, target: str, run: str | None = None, family: str | None = None) -> str:
+    """Brings a Hugging Face checkpoint into a workdir, or a workdir into Hugging Face folders.
+
+    Args:
+      source: name on the hub, checkpoint folder, or workdir.
+      target: a folder that does not exist yet; it appears when it is complete.
+      run: of a trained workdir; None = its first run, or the warm-up stages where no run has
+        been trained.
+      family: class of transformers to write; None = by what there is.
+
+    Returns:
+      What was written, in words.
+
+    Raises:
+      ConfigError, HubError, CheckpointError: what is missing, damaged or in the way.
+    """
+    out = pathlib.Path(target).absolute()
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise ConfigError(f"--to={target} exists and is not empty; name a new folder")
+    if workdir.exists(source):
+        return _export(pathlib.Path(source).absolute(), out, run, family)
+    if run or family:
+        raise ConfigError("--run and --family are for exporting a workdir, which "
+                          f"--from={source} is not")
+    return _import(source, out)
+
+
+def _import(source: str, out: pathlib.Path) -> str:
+    found = hub.load(source)
+    temporary = out.with_name(f".{out.name}.tmp")
+    shutil.rmtree(temporary, ignore_errors=True)
+    temporary.mkdir(parents=True)
+    try:
+        meta = {"family": found.family, "ids": found.ids and dataclasses.asdict(found.ids)}
+        for tower, params in found.params.items():
+            stored = "query_encoder" if tower == pretrained.PLAIN else tower
+            with Checkpointer(temporary / tower) as checkpointer:
+                checkpointer.save(0, {stored: params}, NO_OPTIMISER, meta, wait=True)
+        for tower, folder in found.tokenizers.items():
+            Tokenizer.load(folder).save(temporary / "data" / TOKENIZERS[tower])
+        files.write_text(temporary / "config.json", overrides.to_json(_config_of(found)) + "\n")
+        if out.exists():
+            out.rmdir()
+        temporary.replace(out)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+    return f"{found.family}: {', '.join(found.params)} in {out}"
+
+
+def _config_of(found: hub.Pretrained) -> Config:
+    """A configuration with the checkpoint's architecture and lengths that it has positions for."""
+    retriever, generator = found.retriever or BertConfig(), found.generator or BartConfig()
+    lengths = {"max_question_length": retriever, "max_passage_length": retriever,
+               "max_source_length": generator, "max_target_length": generator}
+    data = DataConfig()
+    data = dataclasses.replace(data, **{
+        name: min(getattr(data, name), tower.max_positions) for name, tower in lengths.items()})
+    return Config(data=data, model=ModelConfig(found.kind or "token", retriever, generator))
+
+
+def _export(path: pathlib.Path, out: pathlib.Path, run: str | None, family: str | None) -> str:
+    config = workdir.read(path)
+    tokenizers = {tower: Tokenizer.load(path / "data" / name)
+                  for tower, name in TOKENIZERS.items() if (path / "data" / name).is_dir()}
+    model = _model(config, tokenizers)
+    mesh = parallel.make_mesh(config.mesh)
+    params, ids, kind = _params(path, config, run, model, mesh)
+    arguments: dict[str, Any] = {"retriever": model.retriever, "generator": model.generator,
+                                 "ids": ids, "tokenizers": tokenizers}
+    together = {"query_encoder", "generator"} <= set(params)
+    main = family or (RAG_FAMILY[kind] if together else FAMILY_OF[next(iter(params))])
+    pieces = {"document_encoder": out / "document_encoder"} if together else {
+        tower: out / tower for tower in params}
+    if together or len(params) == 1:
+        save(out, main, params, **arguments)
+        written = [f"{main} in {out}"]
+    else:
+        written = []
+    for tower, folder in pieces.items():
+        if tower in params and len(params) > 1:
+            save(folder, FAMILY_OF[tower], params, **arguments)
+            written.append(f"{FAMILY_OF[tower]} in {folder}")
+    return "; ".join(written)
+
+
+def _model(config: Config, tokenizers: dict[str, Tokenizer]) -> rag.RagModel:
+    """The architecture, with table sizes filled in; special tokens do not matter to shapes."""
+    sizes = {}
+    for tower, section in (("query_encoder", "retriever"), ("generator", "generator")):
+        own = getattr(config.model, section)
+        size = own.vocab_size or (tokenizers[tower].vocab_size if tower in tokenizers else 0)
+        sizes[section] = dataclasses.replace(own, vocab_size=size, pretrained="")
+    return rag.RagModel(sizes["retriever"], sizes["generator"], config.model.kind, 2, 2, 1)
+
+
+def _params(path: pathlib.Path, config: Config, run: str | None, model: rag.RagModel, mesh: Mesh
+            ) -> tuple[dict[str, Any], SpecialIds | None, str]:
+    """(parameters by tower, special ids where a checkpoint brought some, "token" or "sequence")."""
+    trained = run or next((name for name in config.runs if (path / name).is_dir()), None)
+    if trained:
+        if trained not in config.runs:
+            raise ConfigError(f"--run={trained}: {path} has the runs {', '.join(config.runs)}")
+        with Checkpointer(path / trained, best_metric="em", read_only=True) as checkpointer:
+            best = checkpointer.best_step() or checkpointer.latest_step()
+            if best is None:
+                raise ConfigError(f"{path / trained}: no checkpoint to export")
+            abstract = step.abstract_params(model, rag.TOWERS, mesh)
+            params = checkpointer.restore_params(best, abstract)[0]
+        return params, None, overrides.for_run(config, trained).model.kind
+    params, ids = {}, None
+    for tower in (*rag.TOWERS, pretrained.PLAIN):
+        try:
+            pretrained.folder_of(path, tower)
+        except ConfigError:
+            continue
+        params[tower], meta = pretrained.restore_tower(path, tower, model, mesh)
+        ids = SpecialIds(**meta["ids"]) if meta.get("ids") else ids
+    if not params:
+        raise ConfigError(f"{path}: no checkpoint to export")
+    return params, ids, config.model.kind

@@ -1,0 +1,1 @@
+"""Hugging Face checkpoints in and out, strict both ways and without torch."""

@@ -1,0 +1,252 @@
+"""What kind of checkpoint a folder holds: config.json to our configurations and back."""
+
+import dataclasses
+import json
+import pathlib
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple, get_args, get_type_hints
+
+from rag_jax.config import BartConfig, BertConfig
+from rag_jax.hub.names import Place
+from rag_jax.hub.stored import HubError
+
+BERT_FIELDS = {
+    "vocab_size": "vocab_size", "max_positions": "max_position_embeddings",
+    "width": "hidden_size", "layers": "num_hidden_layers", "heads": "num_attention_heads",
+    "mlp_width": "intermediate_size", "activation": "hidden_act",
+}
+BERT_OPTIONAL = {  # older files leave these out where they have the default value
+    "type_vocab_size": "type_vocab_size", "layer_norm_eps": "layer_norm_eps",
+    "dropout": "hidden_dropout_prob", "attention_dropout": "attention_probs_dropout_prob",
+    "init_std": "initializer_range", "projection": "projection_dim",
+}
+BART_FIELDS = {
+    "vocab_size": "vocab_size", "max_positions": "max_position_embeddings", "width": "d_model",
+    "encoder_layers": "encoder_layers", "decoder_layers": "decoder_layers",
+    "heads": "encoder_attention_heads", "mlp_width": "encoder_ffn_dim",
+    "activation": "activation_function",
+}
+BART_OPTIONAL = {
+    "scale_embedding": "scale_embedding", "dropout": "dropout",
+    "attention_dropout": "attention_dropout", "activation_dropout": "activation_dropout",
+    "init_std": "init_std",
+}
+# Variants of the architecture that our models do not compute: field -> the only value.
+FIXED: dict[type, dict[str, Any]] = {
+    BertConfig: {"is_decoder": False, "add_cross_attention": False,
+                 "position_embedding_type": "absolute"},
+    BartConfig: {"tie_word_embeddings": True, "normalize_before": False,
+                 "normalize_embedding": True, "add_final_layer_norm": False,
+                 "static_position_embeddings": False},
+}
+
+
+class Family(NamedTuple):
+    """A model class of transformers: where each tower is in its files."""
+
+    architecture: str
+    model_type: str
+    places: dict[str, Place]
+    kind: str | None = None  # RAG only: "token", "sequence", None = not said
+
+
+def _rag(architecture: str, root: str, kind: str | None) -> Family:
+    question = f"{root}question_encoder.question_encoder."
+    return Family(architecture, "rag", {
+        "query_encoder": Place(question, f"{question}bert_model."),
+        "generator": Place(f"{root}generator.", f"{root}generator.model."),
+    }, kind)
+
+
+FAMILIES = {family.architecture: family for family in (
+    Family("BertModel", "bert", {"bert": Place("", "")}),
+    Family("BertForMaskedLM", "bert", {"bert": Place("", "bert.")}),
+    Family("BertForPreTraining", "bert", {"bert": Place("", "bert.")}),
+    Family("DPRQuestionEncoder", "dpr", {
+        "query_encoder": Place("question_encoder.", "question_encoder.bert_model.")}),
+    Family("DPRContextEncoder", "dpr", {
+        "document_encoder": Place("ctx_encoder.", "ctx_encoder.bert_model.")}),
+    Family("BartModel", "bart", {"generator": Place("", "")}),
+    Family("BartForConditionalGeneration", "bart", {"generator": Place("", "model.")}),
+    _rag("RagModel", "", None),
+    _rag("RagTokenForGeneration", "rag.", "token"),
+    _rag("RagSequenceForGeneration", "rag.", "sequence"),
+)}
+
+
+@dataclasses.dataclass(frozen=True)
+class SpecialIds:
+    """BART's special tokens; the defaults are the released models'.
+
+    start: the decoder's first input. A forced id is the only one that generation may choose at
+    the first (bos) or last (eos) position; None = free.
+    """
+
+    start: int = 2
+    end: int = 2
+    pad: int = 1
+    bos: int | None = 0
+    forced_bos: int | None = None
+    forced_eos: int | None = None
+
+
+IDS = {"start": "decoder_start_token_id", "end": "eos_token_id", "pad": "pad_token_id",
+       "bos": "bos_token_id", "forced_bos": "forced_bos_token_id",
+       "forced_eos": "forced_eos_token_id"}
+
+
+def read_json(file: pathlib.Path) -> dict[str, Any]:
+    """A JSON object.
+
+    Raises:
+      HubError: no such file, or something else in it.
+    """
+    try:
+        value = json.loads(file.read_text("utf-8"))
+    except FileNotFoundError:
+        raise HubError(f"{file}: missing; a checkpoint folder holds config.json and weights"
+                       ) from None
+    except ValueError as error:
+        raise HubError(f"{file}: not JSON ({error}): download it again") from None
+    if not isinstance(value, dict):
+        raise HubError(f"{file}: not a JSON object: download it again")
+    return value
+
+
+def detect(config: Mapping[str, Any], names: Iterable[str], file: pathlib.Path) -> Family:
+    """The family of a checkpoint by `architectures`, else by `model_type` and tensor names, with
+    its places as they are in this file.
+
+    Raises:
+      HubError: a model that we do not have.
+    """
+    names, said, model_type = list(names), config.get("architectures"), config.get("model_type")
+    if said:
+        family = FAMILIES.get(said[0])
+    elif model_type == "rag":
+        family = FAMILIES["RagModel"]  # the tensors of token and sequence are the same
+    else:
+        known = [f for f in FAMILIES.values() if f.model_type == model_type]
+        holds = (f for f in known if all(
+            _anchored(tower, place.body, names) for tower, place in f.places.items()))
+        family = next(holds, known[0] if known else None)
+    if family is None or model_type not in (None, family.model_type):
+        raise HubError(
+            f"{file}: architectures {said} of model_type {model_type!r} are not known here; "
+            f"known: {', '.join(FAMILIES)}")
+    is_rag = family.model_type == "rag"
+    places = {tower: _find(tower, is_rag, names) or place
+              for tower, place in family.places.items()}
+    if is_rag and (place := _find("document_encoder", is_rag, names)):
+        places["document_encoder"] = place  # fine-tuned end to end: it is there too
+    return family._replace(places=places)
+
+
+def _anchored(tower: str, body: str, names: list[str]) -> bool:
+    anchor = body + ("decoder." if tower == "generator" else "embeddings.")
+    return any(name.startswith(anchor) for name in names)
+
+
+def _find(tower: str, is_rag: bool, names: list[str]) -> Place | None:
+    """The tower's place in this file: one model is saved with or without the prefix of the class
+    around it, depending on who saved it."""
+    part = {"query_encoder": "question_encoder.", "document_encoder": "ctx_encoder.",
+            "generator": "generator."}.get(tower, "")
+    if tower == "generator":
+        inner = [Place("", "model."), Place("", "")]
+    else:
+        inner = [Place(part, f"{part}bert_model."), Place("", "bert_model."), Place("", "bert."),
+                 Place("", "")]
+    roots = [f"rag.{part}", part] if is_rag else [""]
+    found = (Place(root + place.head, root + place.body) for root in roots for place in inner)
+    return next((place for place in found if _anchored(tower, place.body, names)), None)
+
+
+def _value(config: Mapping[str, Any], ours: str, theirs: str, cls: type, file: pathlib.Path) -> Any:
+    value, hint = config[theirs], get_type_hints(cls)[ours]
+    if allowed := get_args(hint):  # a Literal
+        if value not in allowed:
+            raise HubError(f"{file}: {theirs} = {value!r} is not known here; allowed: "
+                           f"{', '.join(allowed)}")
+        return value
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if not (isinstance(value, bool) if hint is bool else number) or (
+            hint is int and value != int(value)):
+        raise HubError(f"{file}: {theirs} = {value!r} should be of type {hint.__name__}")
+    return hint(value)
+
+
+def _read(cls: type, config: Mapping[str, Any], required: Mapping[str, str],
+          optional: Mapping[str, str], file: pathlib.Path) -> Any:
+    absent = [theirs for theirs in required.values() if config.get(theirs) is None]
+    if absent:
+        raise HubError(f"{file}: lacks {', '.join(absent)}; take the complete config.json of this "
+                       "checkpoint")
+    for name, value in FIXED[cls].items():
+        if config.get(name, value) not in (value, None):
+            raise HubError(f"{file}: {name} = {config[name]!r} is another architecture; only "
+                           f"{value!r} is known here")
+    present = {o: t for o, t in optional.items() if config.get(t) is not None}
+    return cls(**{ours: _value(config, ours, theirs, cls, file)
+                  for ours, theirs in {**required, **present}.items()})
+
+
+def bert_config(config: Mapping[str, Any], file: pathlib.Path) -> BertConfig:
+    """Our configuration of a BERT or DPR config.json.
+
+    Raises:
+      HubError: a field that is missing, of another type, or asks for what our BERT lacks.
+    """
+    return _checked(_read(BertConfig, config, BERT_FIELDS, BERT_OPTIONAL, file), file)
+
+
+def bart_config(config: Mapping[str, Any], file: pathlib.Path) -> BartConfig:
+    """Our configuration of a BART config.json; Raises as `bert_config`."""
+    result = _read(BartConfig, config, BART_FIELDS, BART_OPTIONAL, file)
+    for theirs in ("decoder_attention_heads", "decoder_ffn_dim"):
+        twin = theirs.replace("decoder", "encoder")
+        if config.get(theirs, config[twin]) != config[twin]:
+            raise HubError(f"{file}: {twin} = {config[twin]} and {theirs} = {config[theirs]} "
+                           "differ; only equal ones are known here")
+    return _checked(result, file)
+
+
+def _checked(config: Any, file: pathlib.Path) -> Any:
+    if config.width % config.heads:
+        raise HubError(f"{file}: {config.heads} attention heads do not divide the width "
+                       f"{config.width}")
+    return config
+
+
+def special_ids(config: Mapping[str, Any], generation: Mapping[str, Any]) -> SpecialIds:
+    """From a BART config.json and its generation_config.json (or {}), which goes first."""
+    merged = {**config, **{k: v for k, v in generation.items() if v is not None}}
+    values = {ours: merged[theirs] for ours, theirs in IDS.items() if theirs in merged}
+    values = {k: v[0] if isinstance(v, list) else v for k, v in values.items()}
+    return SpecialIds(**{k: v for k, v in values.items() if v is not None or k not in (
+        "start", "end", "pad")})
+
+
+def bert_json(config: BertConfig, model_type: str) -> dict[str, Any]:
+    """The config.json of a BERT ("bert") or DPR ("dpr") tower."""
+    fields = {**BERT_FIELDS, **BERT_OPTIONAL}
+    if model_type == "bert":
+        fields.pop("projection")
+    return {"model_type": model_type, "pad_token_id": 0,
+            **{theirs: getattr(config, ours) for ours, theirs in fields.items()}}
+
+
+def bart_json(config: BartConfig, ids: SpecialIds) -> dict[str, Any]:
+    """The config.json of a BART."""
+    fields = {**BART_FIELDS, **BART_OPTIONAL}
+    return {
+        "model_type": "bart", "is_encoder_decoder": True, "tie_word_embeddings": True,
+        **{theirs: getattr(config, ours) for ours, theirs in fields.items()},
+        "decoder_attention_heads": config.heads, "decoder_ffn_dim": config.mlp_width,
+        **generation_json(ids),
+    }
+
+
+def generation_json(ids: SpecialIds) -> dict[str, Any]:
+    """The generation_config.json of a BART, also part of its config.json."""
+    return {theirs: getattr(ids, ours) for ours, theirs in IDS.items()}

@@ -1,0 +1,232 @@
+"""Checkpoints of Hugging Face, by name or folder, to configurations and parameters."""
+
+import dataclasses
+import os
+import pathlib
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import flax.linen as nn
+import jax
+import numpy as np
+
+from rag_jax import parallel
+from rag_jax.config import BartConfig, BertConfig
+from rag_jax.hub import families, names
+from rag_jax.hub.families import SpecialIds
+from rag_jax.hub.stored import HubError
+from rag_jax.hub.tensors import Tensors, open_tensors
+from rag_jax.models.bart import Bart
+from rag_jax.models.dpr import DprEncoder
+from rag_jax.types import Params
+
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json",
+                   "added_tokens.json", "vocab.json", "merges.txt", "vocab.txt")
+TOKENIZER_FOLDERS = {"query_encoder": "question_encoder_tokenizer",
+                     "generator": "generator_tokenizer"}
+SMALL_FILES = ["config.json", "generation_config.json", *TOKENIZER_FILES,
+               *(f"{folder}/*" for folder in TOKENIZER_FOLDERS.values())]
+SAFE_FILES = ["model.safetensors", "model.safetensors.index.json", "model-*.safetensors"]
+TORCH_FILES = ["pytorch_model.bin", "pytorch_model.bin.index.json", "pytorch_model-*.bin"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Pretrained:
+    """A checkpoint in our terms.
+
+    towers: those of the file, whichever of them were loaded.
+    params: by tower, among "query_encoder", "document_encoder" and "generator" as in
+      `RagModel.init` (unboxed, float32), and "bert": a plain BERT in the form of either encoder.
+    retriever: of the encoders, or None; generator: or None; ids: the generator's, or None.
+    kind: "token" or "sequence" where a RAG checkpoint says so.
+    tokenizers: folders by tower ("query_encoder" and "generator" for RAG), where there are any.
+    """
+
+    family: str  # the class of transformers, such as "BartForConditionalGeneration"
+    retriever: BertConfig | None
+    generator: BartConfig | None
+    ids: SpecialIds | None
+    towers: tuple[str, ...]
+    params: Params
+    kind: str | None
+    tokenizers: dict[str, pathlib.Path]
+
+
+def locate(source: str | os.PathLike, offline: bool = False, revision: str | None = None
+           ) -> pathlib.Path:
+    """The folder of a checkpoint: a folder as it is, or a name of the hub, downloaded once.
+
+    Downloads show their progress and land in the cache of huggingface_hub (HF_HOME); weights are
+    taken as safetensors, as pytorch_model.bin where there are none, and never in another form.
+
+    Args:
+      source: folder, or name on huggingface.co.
+      offline: use the cache only; HF_HUB_OFFLINE=1 does the same.
+      revision: branch, tag or commit of a name.
+
+    Raises:
+      HubError: neither, or not to be reached.
+    """
+    if str(source) and pathlib.Path(source).is_dir():
+        return pathlib.Path(source)
+    import huggingface_hub
+    from huggingface_hub import errors
+
+    def fetch(patterns: list[str]) -> pathlib.Path:
+        return pathlib.Path(huggingface_hub.snapshot_download(
+            str(source), revision=revision, local_files_only=offline, allow_patterns=patterns))
+
+    try:
+        folder = fetch(SMALL_FILES + SAFE_FILES)
+        if not any(folder.glob("model*.safetensors")):
+            folder = fetch(SMALL_FILES + TORCH_FILES)
+        return folder
+    except errors.HFValidationError:
+        reason = "there is no such folder, and it is no name of the hub (OWNER/NAME)"
+    except (errors.GatedRepoError, errors.RepositoryNotFoundError, errors.RevisionNotFoundError
+            ) as error:
+        reason = (f"there is no such folder, and the hub does not give it ({type(error).__name__})"
+                  "; check the name, or log in with `hf auth login`")
+    except (errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled):
+        reason = ("there is no such folder, it is not in the cache of huggingface_hub, and the hub "
+                  "cannot be reached or is switched off; download it where there is a network and "
+                  "pass its folder")
+    except (OSError, errors.HfHubHTTPError) as error:
+        reason = f"there is no such folder, and the download failed: {error}"
+    raise HubError(f"no checkpoint {str(source)!r}: {reason}") from None
+
+
+def describe(source: str | os.PathLike, *, offline: bool = False, revision: str | None = None
+             ) -> Pretrained:
+    """What a checkpoint is, without its parameters (`params` is empty); reads headers only.
+
+    Arguments and errors as in `load`.
+    """
+    return _open(locate(source, offline, revision))[0]
+
+
+def load(source: str | os.PathLike, *, towers: Collection[str] | None = None,
+         mesh: jax.sharding.Mesh | None = None, retriever: Mapping[str, Any] | None = None,
+         generator: Mapping[str, Any] | None = None, offline: bool = False,
+         revision: str | None = None) -> Pretrained:
+    """Reads a checkpoint, tensor by tensor, straight onto its devices.
+
+    In host memory there is one tensor at a time (one per stack with `scan_layers`).
+
+    Args:
+      source: folder or name, see `locate`.
+      towers: read only these of its towers; None = all. The whole file is checked in any case.
+      mesh: place parameters by the table of sharding rules; None = the first device.
+      retriever: fields of BertConfig to set: how to compute (dtype, remat, scan_layers,
+        dropout), not what.
+      generator: the same of BartConfig.
+      offline: see `locate`;  revision: see `locate`.
+
+    Raises:
+      HubError: damaged, unknown or incomplete; the message names the file and the remedy.
+    """
+    found, tensors, places = _open(locate(source, offline, revision))
+    if found.retriever:
+        found = dataclasses.replace(
+            found, retriever=dataclasses.replace(found.retriever, **(retriever or {})))
+    if found.generator:
+        found = dataclasses.replace(
+            found, generator=dataclasses.replace(found.generator, **(generator or {})))
+    weights = plan(places, found.retriever, found.generator)
+    boxed = abstract(places, found.retriever, found.generator)
+    names.check(tensors, weights, names.shapes(weights, leaves(nn.meta.unbox(boxed))))
+    wanted = [tower for tower in places if towers is None or tower in towers]
+    if not wanted:
+        raise HubError(f"{tensors.source}: holds {', '.join(places)}, not {', '.join(towers)}")
+    weights = [weight for weight in weights if weight.path[0] in wanted]
+    params = _place(tensors, weights, {tower: boxed[tower] for tower in wanted}, mesh)
+    return dataclasses.replace(found, params=params)
+
+
+def _open(folder: pathlib.Path) -> tuple[Pretrained, Tensors, dict[str, names.Place]]:
+    file = folder / "config.json"
+    config = families.read_json(file)
+    tensors = open_tensors(folder)
+    family = families.detect(config, tensors, file)
+    found = Pretrained(family.architecture, *_configs(folder, family, config),
+                       tuple(family.places), {}, family.kind, _tokenizers(folder, family))
+    return found, tensors, family.places
+
+
+def _configs(folder: pathlib.Path, family: families.Family, config: Mapping[str, Any]
+             ) -> tuple[BertConfig | None, BartConfig | None, SpecialIds | None]:
+    file, generation_file = folder / "config.json", folder / "generation_config.json"
+    generation = families.read_json(generation_file) if generation_file.is_file() else {}
+    if family.model_type in ("bert", "dpr"):
+        return families.bert_config(config, file), None, None
+    if family.model_type == "bart":
+        return None, families.bart_config(config, file), families.special_ids(config, generation)
+    parts = []
+    for part, known in (("question_encoder", ("dpr", "bert")), ("generator", ("bart",))):
+        value = config.get(part)
+        if not isinstance(value, dict) or value.get("model_type", known[0]) not in known:
+            kind = value.get("model_type") if isinstance(value, dict) else value
+            raise HubError(f"{file}: {part} is {kind!r}; expected a section of model_type "
+                           f"{' or '.join(known)}")
+        parts.append(value)
+    return (families.bert_config(parts[0], file), families.bart_config(parts[1], file),
+            families.special_ids(parts[1], {}))
+
+
+def _tokenizers(folder: pathlib.Path, family: families.Family) -> dict[str, pathlib.Path]:
+    places = ({tower: folder / sub for tower, sub in TOKENIZER_FOLDERS.items()}
+              if family.model_type == "rag" else {tower: folder for tower in family.places})
+    needed = ("tokenizer.json", "vocab.json", "vocab.txt")
+    return {tower: place for tower, place in places.items()
+            if any((place / name).is_file() for name in needed)}
+
+
+def plan(places: Mapping[str, names.Place], retriever: BertConfig | None,
+         generator: BartConfig | None) -> list[names.Weight]:
+    """All weights of a checkpoint with these towers."""
+    return [weight for tower, place in places.items() for weight in (
+        names.bart_weights(tower, generator, place) if tower == "generator"
+        else names.bert_weights(tower, retriever, place))]
+
+
+def abstract(towers: Mapping[str, Any], retriever: BertConfig | None,
+             generator: BartConfig | None) -> Params:
+    """Shapes of the towers' parameters, boxed with their logical axis names."""
+    ids, mask = np.zeros((1, 1), np.int32), np.ones((1, 1), bool)
+
+    def init(tower: str) -> Params:
+        if tower == "generator":
+            return Bart(generator).init(jax.random.key(0), ids, mask, ids)["params"]
+        return DprEncoder(retriever).init(jax.random.key(0), ids, mask)["params"]
+
+    return jax.eval_shape(lambda: {tower: init(tower) for tower in towers})
+
+
+def leaves(tree: Params) -> dict[names.Path, Any]:
+    """The leaves of a tree of unboxed parameters (or their shapes) by path."""
+    return {tuple(key.key for key in path): leaf
+            for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
+
+
+def _place(tensors: Tensors, weights: list[names.Weight], boxed: Params,
+           mesh: jax.sharding.Mesh | None) -> Params:
+    """The parameters, each put on its devices as soon as it is read."""
+    shapes = leaves(nn.meta.unbox(boxed))
+    shardings = leaves(parallel.param_shardings(boxed, mesh)) if mesh else {}
+    sources: dict[names.Path, list[names.Weight]] = {}
+    for weight in weights:
+        sources.setdefault(names.slot(weight.path, shapes)[0], []).append(weight)
+    params: Params = {}
+    for path, parts in sources.items():
+        if path == parts[0].path:
+            value = names.read(tensors, parts[0], shapes[path].shape)
+        else:  # a scanned stack of layers
+            value = np.empty(shapes[path].shape, np.float32)
+            for part in parts:
+                row = names.slot(part.path, shapes)[1]
+                value[row] = names.read(tensors, part, value.shape[1:])
+        branch = params
+        for key in path[:-1]:
+            branch = branch.setdefault(key, {})
+        branch[path[-1]] = jax.device_put(np.ascontiguousarray(value), shardings.get(path))
+    return params

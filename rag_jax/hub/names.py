@@ -1,0 +1,219 @@
+"""The table of our parameters and their Hugging Face names, and the strict match of both.
+
+A `Weight` is one parameter of the looped form (`layer_0`, `layer_1`, ...). Linear kernels are
+transposed: ours are [in, out], torch's are [out, in].
+"""
+
+import difflib
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+
+from rag_jax.config import BartConfig, BertConfig
+from rag_jax.hub.stored import HubError
+from rag_jax.hub.tensors import Tensors
+
+Path = tuple[str, ...]
+Form = Literal["same", "transposed", "row"]
+
+# Buffers and heads that our models do not have, and that change nothing in what they compute.
+HARMLESS = re.compile(
+    r"(.*\.)?embeddings\.(position_ids|token_type_ids)"  # 0, 1, 2, ... and zeros
+    r"|(.*\.)?pooler\.dense\.(weight|bias)"  # DPR and RAG take the [CLS] state itself
+    r"|cls\.(predictions|seq_relationship)\..*"  # BERT's pretraining heads
+    r"|(.*\.)?(encoder|decoder)\.version"  # fairseq's mark in old BART files
+)
+
+
+class Place(NamedTuple):
+    """Where a tower's tensors are in a file: what all names of its model begin with (`body`), and
+    those of the head around it (`head`: BERT's encode_proj, BART's final_logits_bias, lm_head)."""
+
+    head: str
+    body: str
+
+
+class Weight(NamedTuple):
+    """A parameter and its names: the first is written, all are read and must then be equal."""
+
+    path: Path
+    names: tuple[str, ...]
+    form: Form = "same"
+    optional: bool = False  # zeros where the file lacks it
+
+
+def to_ours(value: np.ndarray, form: Form) -> np.ndarray:
+    """A tensor of the file as float32 in our form."""
+    value = value.astype(np.float32, copy=False)
+    return {"same": value, "transposed": value.T, "row": value.reshape(-1)}[form]
+
+
+def to_theirs(value: np.ndarray, form: Form) -> np.ndarray:
+    """The inverse of `to_ours`."""
+    return {"same": value, "transposed": value.T, "row": value.reshape(1, -1)}[form]
+
+
+def their_shape(shape: tuple[int, ...], form: Form) -> tuple[int, ...]:
+    """The shape in the file of a parameter of this shape."""
+    return {"same": shape, "transposed": shape[::-1], "row": (1, *shape)}[form]
+
+
+def _linear(path: Path, name: str) -> list[Weight]:
+    return [Weight((*path, "kernel"), (f"{name}.weight",), "transposed"),
+            Weight((*path, "bias"), (f"{name}.bias",))]
+
+
+def _norm(path: Path, name: str) -> list[Weight]:
+    """LayerNorm; files of BERT's first release call its parameters gamma and beta."""
+    return [Weight((*path, "norm", "scale"), (f"{name}.weight", f"{name}.gamma")),
+            Weight((*path, "norm", "bias"), (f"{name}.bias", f"{name}.beta"))]
+
+
+def bert_weights(tower: str, config: BertConfig, place: Place) -> list[Weight]:
+    """The weights of a DPR tower or a plain BERT."""
+    top, body = (tower, "bert"), place.body
+    weights = [
+        Weight((*top, "token_embedding"), (f"{body}embeddings.word_embeddings.weight",)),
+        Weight((*top, "position_embedding"), (f"{body}embeddings.position_embeddings.weight",)),
+        Weight((*top, "type_embedding"), (f"{body}embeddings.token_type_embeddings.weight",)),
+        *_norm((*top, "embedding_norm"), f"{body}embeddings.LayerNorm"),
+    ]
+    for index in range(config.layers):
+        layer, name = (*top, "encoder", f"layer_{index}"), f"{body}encoder.layer.{index}"
+        for part in ("query", "key", "value"):
+            weights += _linear((*layer, "attention", part), f"{name}.attention.self.{part}")
+        weights += _linear((*layer, "attention", "out"), f"{name}.attention.output.dense")
+        weights += _norm((*layer, "attention_norm"), f"{name}.attention.output.LayerNorm")
+        weights += _linear((*layer, "mlp", "wi"), f"{name}.intermediate.dense")
+        weights += _linear((*layer, "mlp", "wo"), f"{name}.output.dense")
+        weights += _norm((*layer, "mlp_norm"), f"{name}.output.LayerNorm")
+    if config.projection:
+        weights += _linear((tower, "projection"), f"{place.head}encode_proj")
+    return weights
+
+
+def bart_weights(tower: str, config: BartConfig, place: Place) -> list[Weight]:
+    """The weights of BART; one table is the embedding of both sides and the output layer."""
+    body = place.body
+    tied = ("shared", "encoder.embed_tokens", "decoder.embed_tokens")
+    weights = [
+        Weight((tower, "embedding"),
+               (*(f"{body}{name}.weight" for name in tied), f"{place.head}lm_head.weight")),
+        Weight((tower, "final_logits_bias"), (f"{place.head}final_logits_bias",), "row", True),
+    ]
+    sides = {"encoder": (config.encoder_layers, {"": "self_attn"}),
+             "decoder": (config.decoder_layers, {"self_": "self_attn", "cross_": "encoder_attn"})}
+    for side, (depth, attentions) in sides.items():
+        weights.append(Weight((tower, f"{side}_positions"),
+                              (f"{body}{side}.embed_positions.weight",)))
+        weights += _norm((tower, f"{side}_embedding_norm"), f"{body}{side}.layernorm_embedding")
+        for index in range(depth):
+            layer, name = (tower, side, f"layer_{index}"), f"{body}{side}.layers.{index}"
+            for ours, theirs in attentions.items():
+                for part, short in zip(("query", "key", "value", "out"),
+                                       ("q_proj", "k_proj", "v_proj", "out_proj"), strict=True):
+                    weights += _linear((*layer, f"{ours}attention", part),
+                                       f"{name}.{theirs}.{short}")
+                norm = f"{ours}norm" if ours else "attention_norm"
+                weights += _norm((*layer, norm), f"{name}.{theirs}_layer_norm")
+            weights += _linear((*layer, "mlp", "wi"), f"{name}.fc1")
+            weights += _linear((*layer, "mlp", "wo"), f"{name}.fc2")
+            weights += _norm((*layer, "mlp_norm"), f"{name}.final_layer_norm")
+    return weights
+
+
+def slot(path: Path, tree: Mapping[Path, Any]) -> tuple[Path, int | None]:
+    """Where a parameter of the looped form is in `tree`: a path of its own, or a row of a scanned
+    stack's (`layer_3` -> `layers`, row 3)."""
+    for i, part in enumerate(path):
+        number = re.fullmatch(r"layer_(\d+)", part)
+        if number and path not in tree:
+            return (*path[:i], "layers", *path[i + 1 :]), int(number.group(1))
+    return path, None
+
+
+def shapes(weights: Iterable[Weight], tree: Mapping[Path, Any]) -> dict[Path, tuple[int, ...]]:
+    """Shape of every weight's parameter, given arrays (or their shapes) looped or scanned.
+
+    Raises:
+      HubError: the tree lacks one, or holds more.
+    """
+    result, used = {}, {}
+    for weight in weights:
+        path, row = slot(weight.path, tree)
+        if path not in tree:
+            raise HubError(f"the parameters lack {'/'.join(weight.path)}")
+        result[weight.path] = tuple(tree[path].shape[0 if row is None else 1 :])
+        used[path] = used.get(path, 0) + 1
+        if row is not None and row >= tree[path].shape[0]:
+            raise HubError(f"the parameters have {tree[path].shape[0]} layers at {'/'.join(path)},"
+                           " the configuration asks for more")
+    surplus = ["/".join(path) for path in tree if path not in used
+               or "layers" in path and used[path] != tree[path].shape[0]]
+    if surplus:
+        raise HubError(f"parameters that the configuration does not ask for: {surplus[:10]}")
+    return result
+
+
+def check(tensors: Tensors, weights: Iterable[Weight],
+          shapes: Mapping[Path, tuple[int, ...]]) -> None:
+    """Every tensor belongs to one parameter (or is known as harmless) and every one is there.
+
+    Args:
+      tensors: of the checkpoint.
+      weights: of all its towers.
+      shapes: of the parameters that the configuration asks for, by path.
+
+    Raises:
+      HubError: naming missing, surplus and misshapen tensors with near matches.
+    """
+    missing, misshapen, known = [], [], set()
+    for weight in weights:
+        present = [name for name in weight.names if name in tensors]
+        known.update(present)
+        if not present and not weight.optional:
+            missing.append(weight.names[0])
+        expected = their_shape(shapes[weight.path], weight.form)
+        misshapen += [f"{name} is {tensors[name].shape}, the config asks for {expected}"
+                      for name in present if tensors[name].shape != expected]
+    surplus = sorted(n for n in tensors if n not in known and not HARMLESS.fullmatch(n))
+    faults = [
+        _listed("missing tensors", [name + _near(name, surplus) for name in missing]),
+        _listed("tensors of another shape", misshapen),
+        _listed("tensors that no parameter takes", [n + _near(n, missing) for n in surplus]),
+    ]
+    if any(faults):
+        raise HubError(f"{tensors.source} does not fit its config.json: "
+                       + "; ".join(filter(None, faults))
+                       + ". Use the config.json that was saved with these weights")
+
+
+def _listed(title: str, names: list[str], limit: int = 10) -> str:
+    more = f" and {len(names) - limit} more" if len(names) > limit else ""
+    return f"{len(names)} {title}: {', '.join(names[:limit])}{more}" if names else ""
+
+
+def _near(name: str, others: list[str]) -> str:
+    near = difflib.get_close_matches(name, others, n=1, cutoff=0.8)
+    return f" (near: {near[0]})" if near else ""
+
+
+def read(tensors: Tensors, weight: Weight, shape: tuple[int, ...]) -> np.ndarray:
+    """A parameter as float32[shape].
+
+    Raises:
+      HubError: tied copies that differ.
+    """
+    present = [name for name in weight.names if name in tensors]
+    if not present:
+        return np.zeros(shape, np.float32)
+    value = tensors.read(present[0])
+    for name in present[1:]:
+        copy = tensors.read(name)
+        if copy.dtype != value.dtype or copy.tobytes() != value.tobytes():
+            raise HubError(
+                f"{tensors.source}: {present[0]} and {name} differ, but they are one parameter "
+                "here (tied embeddings); an untied model cannot be used")
+    return to_ours(value, weight.form)

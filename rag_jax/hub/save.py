@@ -1,0 +1,184 @@
+"""Our parameters as a folder that `from_pretrained` of transformers opens."""
+
+import json
+import os
+import pathlib
+import shutil
+from collections.abc import Mapping
+from typing import Any
+
+import flax.linen as nn
+import numpy as np
+
+from rag_jax.config import BartConfig, BertConfig
+from rag_jax.data.text import Tokenizer
+from rag_jax.hub import families, names
+from rag_jax.hub.families import FAMILIES, SpecialIds
+from rag_jax.hub.load import TOKENIZER_FOLDERS, abstract, leaves, plan
+from rag_jax.hub.stored import HubError
+from rag_jax.hub.tensors import write_safetensors
+from rag_jax.types import Params
+
+WRITTEN = [name for name in FAMILIES if name not in ("BertForMaskedLM", "BertForPreTraining")]
+
+
+def save(directory: str | os.PathLike, family: str, params: Params, *,
+         retriever: BertConfig | None = None, generator: BartConfig | None = None,
+         ids: SpecialIds | None = None, tokenizers: Mapping[str, Tokenizer] | None = None,
+         fields: Mapping[str, Any] | None = None, shard_bytes: int = 5_000_000_000) -> None:
+    """Writes config.json, model.safetensors and tokenizer files; transformers' `from_pretrained`
+    then reports no missing and no unexpected key.
+
+    The folder appears under its name when it is complete. A plain BERT gets the pooler that
+    transformers expects, with the identity as its matrix: pooler_output is tanh([CLS]).
+
+    Args:
+      directory: a new or empty folder.
+      family: BertModel, DPRQuestionEncoder, DPRContextEncoder, BartModel,
+        BartForConditionalGeneration, RagModel, RagTokenForGeneration, RagSequenceForGeneration.
+      params: {"query_encoder", "document_encoder", "generator", "bert"}, those that the family
+        has; for BertModel any one encoder without a projection; looped or scanned.
+      retriever: of the encoder;  generator: of the generator.
+      ids: the generator's special tokens; None = those of its tokenizer, else of facebook/bart.
+      tokenizers: by tower, as in `Pretrained`; none = no tokenizer files.
+      fields: more fields of config.json, such as {"n_docs": 5} of RAG.
+      shard_bytes: larger weights are split into files of so many bytes.
+
+    Raises:
+      HubError: the folder exists, the family is unknown, or the parameters do not fit it.
+    """
+    target, tokenizers = pathlib.Path(directory), dict(tokenizers or {})
+    _check_arguments(target, family, params, retriever, generator)
+    towers = FAMILIES[family].places
+    ids = ids or _ids_of(tokenizers.get("generator"))
+    temporary = target.with_name(f".{target.name}.tmp")
+    shutil.rmtree(temporary, ignore_errors=True)
+    temporary.mkdir(parents=True)
+    try:
+        _write_weights(temporary, family, params, retriever, generator, shard_bytes)
+        config = {"architectures": [family], "dtype": "float32",
+                  **_config(family, retriever, generator, ids), **(fields or {})}
+        _write_json(temporary / "config.json", config)
+        if family == "BartForConditionalGeneration":
+            _write_json(temporary / "generation_config.json", families.generation_json(ids))
+        lengths = {tower: generator.max_positions if tower == "generator"
+                   else retriever.max_positions for tower in towers}
+        for tower in towers:
+            folder = TOKENIZER_FOLDERS[tower] if FAMILIES[family].model_type == "rag" else "."
+            if tower in tokenizers:
+                save_tokenizer(temporary / folder, tokenizers[tower], lengths[tower])
+        temporary.replace(target)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _check_arguments(target: pathlib.Path, family: str, params: Params,
+                     retriever: BertConfig | None, generator: BartConfig | None) -> None:
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        raise HubError(f"{target} exists and is not empty: choose a new folder, or remove it")
+    if family not in WRITTEN:
+        raise HubError(f"family {family!r} cannot be written; choose one of {', '.join(WRITTEN)}")
+    towers = FAMILIES[family].places
+    if absent := [tower for tower in towers if tower not in params]:
+        raise HubError(f"{family} needs params[{absent[0]!r}]; there are {', '.join(params)}")
+    needed = {"generator": generator} if set(towers) == {"generator"} else (
+        {"retriever": retriever, "generator": generator} if "generator" in towers
+        else {"retriever": retriever})
+    if absent := [name for name, config in needed.items() if config is None]:
+        raise HubError(f"{family} needs the configuration of its {' and '.join(absent)}")
+    if family == "BertModel" and retriever.projection:
+        raise HubError(f"BertModel has no projection (here {retriever.projection}): save it as "
+                       "DPRQuestionEncoder or DPRContextEncoder")
+    if family == "BartModel" and np.asarray(params["generator"]["final_logits_bias"]).any():
+        raise HubError("BartModel has no final_logits_bias, and this one is not zero: save it as "
+                       "BartForConditionalGeneration")
+
+
+def _ids_of(tokenizer: Tokenizer | None) -> SpecialIds:
+    if tokenizer is None:
+        return SpecialIds(forced_eos=2)
+    return SpecialIds(tokenizer.end, tokenizer.end, tokenizer.pad, tokenizer.start, None,
+                      tokenizer.end)
+
+
+def _config(family: str, retriever: BertConfig | None, generator: BartConfig | None,
+            ids: SpecialIds) -> dict[str, Any]:
+    model_type = FAMILIES[family].model_type
+    if model_type in ("bert", "dpr"):
+        return families.bert_json(retriever, model_type)
+    if model_type == "bart":
+        return families.bart_json(generator, ids)
+    return {
+        "model_type": "rag", "is_encoder_decoder": True,
+        "question_encoder": families.bert_json(retriever, "dpr"),
+        "generator": families.bart_json(generator, ids),
+        "retrieval_vector_size": retriever.projection or retriever.width,
+    }
+
+
+def _write_weights(folder: pathlib.Path, family: str, params: Params,
+                   retriever: BertConfig | None, generator: BartConfig | None,
+                   shard_bytes: int) -> None:
+    places = FAMILIES[family].places
+    tree = leaves(nn.meta.unbox({tower: params[tower] for tower in places}))
+    weights = plan(places, retriever, generator)
+    asked = leaves(nn.meta.unbox(abstract(places, retriever, generator)))
+    expected, actual = names.shapes(weights, asked), names.shapes(weights, tree)
+    by_name, shapes = {}, {}
+    for weight in weights:
+        if actual[weight.path] != expected[weight.path]:
+            raise HubError(
+                f"parameter {'/'.join(weight.path)} is {actual[weight.path]}, the configuration "
+                f"asks for {expected[weight.path]}")
+        if family == "BartModel" and weight.optional:
+            continue
+        by_name[weight.names[0]] = weight
+        shapes[weight.names[0]] = names.their_shape(actual[weight.path], weight.form)
+    if family == "BertModel":
+        shapes["pooler.dense.weight"] = (retriever.width, retriever.width)
+        shapes["pooler.dense.bias"] = (retriever.width,)
+
+    def read(name: str) -> np.ndarray:
+        if name.startswith("pooler."):
+            return np.eye(*shapes[name]) if name.endswith("weight") else np.zeros(shapes[name])
+        path, row = names.slot(by_name[name].path, tree)
+        value = tree[path] if row is None else tree[path][row]
+        return names.to_theirs(np.asarray(value, np.float32), by_name[name].form)
+
+    write_safetensors(folder, dict(sorted(shapes.items())), read, shard_bytes)
+
+
+def save_tokenizer(directory: pathlib.Path, tokenizer: Tokenizer, max_length: int) -> None:
+    """Writes a tokenizer for AutoTokenizer: it then adds the special tokens of BERT or BART.
+
+    Ids of plain text are those of `tokenizer`. Pairs become [CLS] a [SEP] b [SEP] with all token
+    types 0, as in DPR here, or <s> a </s></s> b </s>.
+    """
+    import tokenizers
+    from tokenizers import processors
+
+    tokenizer.save(directory)
+    file = directory / "tokenizer.json"
+    backend = tokenizers.Tokenizer.from_file(str(file))
+    start, end, pad, mask = map(
+        backend.id_to_token, (tokenizer.start, tokenizer.end, tokenizer.pad, tokenizer.mask))
+    if backend.post_processor is None:
+        between = f"{end}:0 {end}:0" if end == "</s>" else f"{end}:0"
+        backend.post_processor = processors.TemplateProcessing(
+            single=f"{start}:0 $A:0 {end}:0", pair=f"{start}:0 $A:0 {between} $B:0 {end}:0",
+            special_tokens=[(start, tokenizer.start), (end, tokenizer.end)])
+        backend.save(str(file))
+    unknown = next((t for t in ("<unk>", "[UNK]") if backend.token_to_id(t) is not None), None)
+    special = {"cls_token": start, "sep_token": end, "pad_token": pad, "mask_token": mask}
+    if unknown:
+        special["unk_token"] = unknown
+    if end == "</s>":
+        special.update(bos_token=start, eos_token=end)
+    _write_json(directory / "special_tokens_map.json", special)
+    _write_json(directory / "tokenizer_config.json", {
+        **special, "tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": max_length,
+        "clean_up_tokenization_spaces": False})
+
+
+def _write_json(file: pathlib.Path, value: Mapping[str, Any]) -> None:
+    file.write_text(json.dumps(value, indent=2, sort_keys=True) + "\n", "utf-8")

@@ -1,0 +1,207 @@
+"""The tensors of a checkpoint folder, read one at a time without torch, and written again.
+
+Every format comes down to the same thing: a tensor is a dtype, a shape and strides over some
+bytes of a file. Opening reads headers only; `Tensors.read` reads the bytes of one tensor.
+"""
+
+import json
+import math
+import os
+import pathlib
+import struct
+from collections.abc import Callable, Iterator, Mapping
+
+import ml_dtypes
+import numpy as np
+
+from rag_jax.hub.pickled import read_torch
+from rag_jax.hub.stored import ITEM_BYTES, HubError, Stored
+
+SAFETENSORS, TORCH = "model.safetensors", "pytorch_model.bin"
+FLOATS = {"F32": np.dtype(np.float32), "F16": np.dtype(np.float16),
+          "BF16": np.dtype(ml_dtypes.bfloat16)}
+HEADER_LIMIT = 100_000_000  # bytes, as in the safetensors library
+
+
+class Tensors(Mapping[str, Stored]):
+    """Names and places of a checkpoint's tensors; `read` brings one of them into memory."""
+
+    def __init__(self, entries: Mapping[str, Stored], source: pathlib.Path):
+        self._entries = dict(entries)
+        self.source = source  # the file to name in messages: the weights, or their index
+
+    def __getitem__(self, name: str) -> Stored:
+        return self._entries[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._entries)
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def read(self, name: str) -> np.ndarray:
+        """The tensor as a contiguous array: float32, float16 or (ml_dtypes) bfloat16.
+
+        Raises:
+          HubError: another dtype, or the file ends too early.
+        """
+        stored = self[name]
+        if stored.dtype not in FLOATS:
+            raise HubError(
+                f"{stored.file}: tensor {name!r} has dtype {stored.dtype}; weights must be "
+                f"{', '.join(FLOATS)}: save the model again in one of these")
+        dtype = FLOATS[stored.dtype]
+        values = np.fromfile(stored.file, dtype, stored.span, offset=stored.offset)
+        if values.size != stored.span:
+            raise HubError(f"{stored.file}: cut off inside tensor {name!r}: download it again")
+        strides = [dtype.itemsize * s for s in stored.strides]
+        view = np.lib.stride_tricks.as_strided(values, stored.shape, strides, writeable=False)
+        return np.ascontiguousarray(view).reshape(stored.shape)
+
+
+def contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Strides, in elements, of a row-major tensor."""
+    return tuple(math.prod(shape[i + 1 :]) for i in range(len(shape)))
+
+
+def open_tensors(directory: str | os.PathLike) -> Tensors:
+    """Opens the weights of a folder: model.safetensors or pytorch_model.bin, one file or shards.
+
+    safetensors are preferred where both are there.
+
+    Raises:
+      HubError: no weights, a damaged or missing file, or an index that does not fit its shards.
+    """
+    folder = pathlib.Path(directory)
+    for name, read in ((SAFETENSORS, read_header), (TORCH, read_torch)):
+        file, index = folder / name, folder / f"{name}.index.json"
+        if file.is_file():
+            return Tensors(read(file), file)
+        if index.is_file():
+            return _open_shards(index, read)
+    others = sorted(p.name for p in folder.glob("*") if p.suffix in (".h5", ".msgpack", ".ot"))
+    found = f"found only {', '.join(others)}, which are not read: " if others else ""
+    raise HubError(
+        f"{folder}: no weights; {found}expected {SAFETENSORS} or {TORCH}, or their .index.json "
+        "with shards (write them with save_pretrained of transformers)")
+
+
+def _open_shards(index: pathlib.Path, read: Callable[[pathlib.Path], dict[str, Stored]]
+                 ) -> Tensors:
+    try:
+        weight_map = dict(json.loads(index.read_text("utf-8"))["weight_map"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise HubError(f"{index}: no JSON with a \"weight_map\" ({error}): download it again"
+                       ) from None
+    entries = {}
+    for shard in sorted(set(map(str, weight_map.values()))):
+        file = index.parent / shard
+        if pathlib.PurePath(shard).name != shard:
+            raise HubError(f"{index}: shard {shard!r} is not a plain file name")
+        if not file.is_file():
+            raise HubError(f"{file}: this shard, named in {index.name}, is missing: download it")
+        inside = read(file)
+        listed = {name for name, where in weight_map.items() if where == shard}
+        for names, fault in ((listed - set(inside), f"{index.name} places there, but it lacks"),
+                             (set(inside) - listed, f"it holds, but {index.name} omits")):
+            if names:
+                raise HubError(f"{file}: {fault} {', '.join(sorted(names)[:10])}; index and "
+                               "shards are of different checkpoints: download both again")
+        entries.update(inside)
+    return Tensors(entries, index)
+
+
+def read_header(file: pathlib.Path) -> dict[str, Stored]:
+    """The entries of one safetensors file.
+
+    Raises:
+      HubError: not a safetensors file, or shorter than its header says.
+    """
+    size = file.stat().st_size
+    with file.open("rb") as stream:
+        start = stream.read(8)
+        length = struct.unpack("<Q", start)[0] if len(start) == 8 else 0
+        if not 2 <= length <= min(size - 8, HEADER_LIMIT):
+            raise HubError(f"{file}: not a safetensors file, or cut off in its header ({size} "
+                           "bytes): download it again")
+        header = stream.read(length)
+    entries = {}
+    try:
+        for name, value in json.loads(header).items():
+            if name != "__metadata__":
+                entries[name] = _entry(file, 8 + length, value)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise HubError(f"{file}: damaged safetensors header ({error}): download it again"
+                       ) from None
+    end = max((e.offset + e.span * ITEM_BYTES[e.dtype] for e in entries.values()),
+              default=8 + length)
+    if end != size:
+        raise HubError(f"{file}: {size} bytes where its header promises {end}: the file is cut "
+                       "off or damaged, download it again")
+    return entries
+
+
+def _entry(file: pathlib.Path, data_start: int, value: dict) -> Stored:
+    shape, (begin, end) = tuple(map(int, value["shape"])), value["data_offsets"]
+    if value["dtype"] not in ITEM_BYTES:
+        raise ValueError(f"unknown dtype {value['dtype']!r}")
+    if min((0, *shape)) < 0 or begin < 0 or (
+            end - begin != math.prod(shape) * ITEM_BYTES[value["dtype"]]):
+        raise ValueError(f"shape {shape} of {value['dtype']} in bytes {begin} to {end}")
+    return Stored(file, value["dtype"], shape, contiguous(shape), data_start + begin)
+
+
+def write_safetensors(directory: str | os.PathLike, shapes: Mapping[str, tuple[int, ...]],
+                      read: Callable[[str], np.ndarray], shard_bytes: int = 5_000_000_000
+                      ) -> None:
+    """Writes float32 tensors, one in memory at a time: one file, or shards with their index.
+
+    A file gets its name only when it is complete.
+
+    Args:
+      directory: an existing folder.
+      shapes: of every tensor, in the order of the file.
+      read: gives the tensor of a name.
+      shard_bytes: a file holds at most so many bytes (and at least one tensor).
+    """
+    shards: list[list[str]] = [[]]
+    room = shard_bytes
+    for name, shape in shapes.items():
+        size = 4 * math.prod(shape)
+        if shards[-1] and size > room:
+            shards.append([])
+            room = shard_bytes
+        shards[-1].append(name)
+        room -= size
+    folder, weight_map = pathlib.Path(directory), {}
+    for number, names in enumerate(shards, 1):
+        file = SAFETENSORS if len(shards) == 1 else (
+            f"model-{number:05d}-of-{len(shards):05d}.safetensors")
+        _write_file(folder / file, {name: shapes[name] for name in names}, read)
+        weight_map.update(dict.fromkeys(names, file))
+    if len(shards) > 1:
+        total = sum(4 * math.prod(shape) for shape in shapes.values())
+        index = {"metadata": {"total_size": total}, "weight_map": weight_map}
+        text = json.dumps(index, indent=2) + "\n"
+        temporary = folder / f"{SAFETENSORS}.index.json.tmp"
+        temporary.write_text(text, "utf-8")
+        temporary.replace(folder / f"{SAFETENSORS}.index.json")
+
+
+def _write_file(file: pathlib.Path, shapes: Mapping[str, tuple[int, ...]],
+                read: Callable[[str], np.ndarray]) -> None:
+    header: dict = {"__metadata__": {"format": "pt"}}
+    position = 0
+    for name, shape in shapes.items():
+        end = position + 4 * math.prod(shape)
+        header[name] = {"dtype": "F32", "shape": list(shape), "data_offsets": [position, end]}
+        position = end
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    temporary = file.with_name(file.name + ".tmp")
+    with temporary.open("wb") as stream:
+        stream.write(struct.pack("<Q", len(text)) + text)
+        for name, shape in shapes.items():
+            value = np.ascontiguousarray(read(name), "<f4").reshape(shape)
+            stream.write(memoryview(value).cast("B") if value.size else b"")
+    temporary.replace(file)

@@ -1,0 +1,161 @@
+"""Weights to start from: Hugging Face checkpoints and workdirs, named by `config.model.sources`.
+
+A workdir is one of `rag_jax.train`, or a checkpoint that `rag_jax.convert` brought into that form.
+"""
+
+import dataclasses
+import functools
+import pathlib
+from collections.abc import Sequence
+from typing import Any
+
+from jax.sharding import Mesh
+
+from rag_jax import overrides
+from rag_jax.config import BartConfig, BertConfig, Config, ConfigError
+from rag_jax.hub import load as hub
+from rag_jax.models import rag
+from rag_jax.training import step, workdir
+from rag_jax.training.checkpoint import Checkpointer
+
+ENCODERS = ("query_encoder", "document_encoder")
+PLAIN = "bert"  # a BERT that is no retriever yet: both encoders start from it
+# How a tower is computed and trained; everything else is its architecture.
+RUNTIME = ("pretrained", "dropout", "attention_dropout", "activation_dropout", "dtype", "remat",
+           "scan_layers", "position_init", "init_std", "logit_chunk")
+
+
+@functools.cache
+def _described(source: str) -> hub.Pretrained:
+    return hub.describe(source)
+
+
+def _architecture(source: str, tower: str) -> BertConfig | BartConfig:
+    """The architecture of a tower in a source.
+
+    Raises:
+      ConfigError: the source has no such tower.
+    """
+    section = "generator" if tower == "generator" else "retriever"
+    if workdir.exists(source):
+        return getattr(workdir.read(pathlib.Path(source)).model, section)
+    found = _described(source)
+    if tower not in found.towers and not (PLAIN in found.towers and tower in ENCODERS):
+        raise ConfigError(f"config.model: {source!r} is a {found.family} with "
+                          f"{', '.join(found.towers)}; it has no {tower}")
+    return getattr(found, section)
+
+
+def resolve(config: Config) -> Config:
+    """The configuration with the architecture of pretrained towers filled in.
+
+    Raises:
+      ConfigError: a source without the tower, encoders of different architectures, or lengths
+        beyond the positions of the model.
+    """
+    model, sources = config.model, config.model.sources
+    found = {tower: _architecture(source, tower) for tower, source in sources.items()}
+    encoders = [found[tower] for tower in ENCODERS if tower in found]
+
+    def kept(own: Any, other: Any) -> Any:
+        runtime = {name: getattr(own, name) for name in RUNTIME if hasattr(own, name)}
+        return dataclasses.replace(other, **runtime)
+
+    if encoders:
+        retriever, other = (kept(model.retriever, encoder) for encoder in encoders)
+        if retriever != other:
+            differ = [f.name for f in dataclasses.fields(retriever)
+                      if getattr(retriever, f.name) != getattr(other, f.name)]
+            raise ConfigError(
+                f"config.model: {sources['query_encoder']!r} and {sources['document_encoder']!r} "
+                f"differ in {', '.join(differ)}; the two encoders need one architecture")
+        model = dataclasses.replace(model, retriever=retriever)
+    if "generator" in found:
+        model = dataclasses.replace(model, generator=kept(model.generator, found["generator"]))
+    return overrides.validate(dataclasses.replace(config, model=model), resolved=True)
+
+
+def tokenizer_folder(config: Config, tower: str) -> pathlib.Path | None:
+    """Where the tokenizer of a tower's source lies; None = from scratch, or the source has none.
+
+    Args:
+      config: any.
+      tower: "query_encoder" or "generator".
+    """
+    source = config.model.sources.get(tower)
+    if not source:
+        return None
+    if workdir.exists(source):
+        name = "generator_tokenizer" if tower == "generator" else "retriever_tokenizer"
+        return pathlib.Path(source) / "data" / name
+    folders = _described(source).tokenizers
+    return folders.get(tower, folders.get(PLAIN))
+
+
+def is_retriever(config: Config) -> bool:
+    """Whether both encoders come from retrievers, so that no warm-up is needed."""
+    sources = config.model.sources
+    return all(tower in sources and not _plain(sources[tower]) for tower in ENCODERS)
+
+
+def load(job: Any, towers: Sequence[str]) -> dict[str, Any]:
+    """Parameters of towers, each from its source, placed by the table of sharding rules.
+
+    Args:
+      job: `stages.Job`; its configuration is resolved.
+      towers: all with a source.
+    """
+    loaded: dict[str, Any] = {}
+    params = {}
+    for tower in towers:
+        source = job.config.model.sources[tower]
+        if workdir.exists(source):
+            stored = PLAIN if _plain(source) and tower in ENCODERS else tower
+            params[tower] = restore_tower(pathlib.Path(source), stored, job.model, job.mesh)[0]
+            continue
+        if source not in loaded:
+            runtime = {section: {name: getattr(config, name) for name in RUNTIME
+                                 if hasattr(config, name)}
+                       for section, config in (("retriever", job.config.model.retriever),
+                                               ("generator", job.config.model.generator))}
+            wanted = [t for t in towers if job.config.model.sources[t] == source]
+            loaded[source] = hub.load(source, mesh=job.mesh, towers=[*wanted, PLAIN], **runtime)
+        found = loaded[source].params
+        params[tower] = found[tower] if tower in found else found[PLAIN]
+    return params
+
+
+def _plain(source: str) -> bool:
+    """Whether a source holds a BERT that is no retriever yet."""
+    if workdir.exists(source):
+        return (pathlib.Path(source) / PLAIN).is_dir()
+    return PLAIN in _described(source).towers
+
+
+def folder_of(path: pathlib.Path, tower: str) -> tuple[pathlib.Path, tuple[str, ...]]:
+    """Where a workdir keeps a tower as it was before fine-tuning, and the towers stored there.
+
+    Raises:
+      ConfigError: nowhere.
+    """
+    places = {path / tower: ("query_encoder" if tower == PLAIN else tower,)}
+    if tower in ENCODERS:
+        places[path / "retriever"] = ENCODERS
+    for folder, towers in places.items():
+        if folder.is_dir():
+            return folder, towers
+    raise ConfigError(f"{path}: no checkpoint of the {tower}, not in "
+                      f"{' nor in '.join(f'{folder.name}/' for folder in places)}")
+
+
+def restore_tower(path: pathlib.Path, tower: str, model: rag.RagModel, mesh: Mesh
+                  ) -> tuple[Any, dict[str, Any]]:
+    """(parameters, meta) of one tower of a workdir, as it was before fine-tuning."""
+    folder, towers = folder_of(path, tower)
+    with Checkpointer(folder, read_only=True) as checkpointer:
+        latest = checkpointer.latest_step()
+        if latest is None:
+            raise ConfigError(f"{folder}: no complete checkpoint")
+        abstract = step.abstract_params(model, towers, mesh)
+        params, meta = checkpointer.restore_params(latest, abstract)
+    return params[towers[0] if tower == PLAIN else tower], meta

@@ -1,0 +1,177 @@
+"""Small random models of transformers and what they compute: the parity oracle (needs torch).
+
+Every case is a record of flat arrays: "inputs/*", "outputs/*" and "gradients/*" (the latter by
+tensor name, of the scalar that `parity.scalar` describes).
+"""
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+
+START, END, PAD = 2, 2, 1
+QUESTIONS, PASSAGES, SOURCE, TARGET, LENGTH = 3, 2, 7, 5, 6
+ANSWER = 9  # longest generated answer, in tokens
+BERT_SIZE = {
+    "vocab_size": 23, "hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2,
+    "intermediate_size": 12, "max_position_embeddings": 10}
+BART_SIZE = {
+    "vocab_size": 27, "d_model": 8, "encoder_layers": 1, "decoder_layers": 2,
+    "encoder_attention_heads": 2, "decoder_attention_heads": 2, "encoder_ffn_dim": 12,
+    "decoder_ffn_dim": 12, "max_position_embeddings": 12, "forced_eos_token_id": None}
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """A class of transformers with its configuration; `bert` and `bart` change the sizes."""
+
+    model: str
+    bert: dict[str, Any] = dataclasses.field(default_factory=dict)
+    bart: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+
+CASES = {
+    "bert": Case("BertModel"),
+    "bert_mlm": Case("BertForMaskedLM", {"hidden_act": "relu"}),
+    "dpr_question": Case("DPRQuestionEncoder", {"projection_dim": 5}),
+    "dpr_context": Case("DPRContextEncoder", {"num_hidden_layers": 1}),
+    "bart": Case("BartModel", {}, {"activation_function": "relu", "scale_embedding": True}),
+    "bart_generation": Case("BartForConditionalGeneration", {},
+                            {"encoder_layers": 2, "decoder_layers": 1}),
+    "rag": Case("RagModel"),
+    "rag_token": Case("RagTokenForGeneration", {"projection_dim": 5, "num_hidden_layers": 1}),
+    "rag_sequence": Case("RagSequenceForGeneration", {"num_hidden_layers": 1},
+                         {"scale_embedding": True, "encoder_layers": 2, "decoder_layers": 1}),
+}
+
+
+def build(case: Case, seed: int = 0, scale: float = 0.3) -> Any:
+    """The model with every parameter and buffer away from its default, in evaluation mode."""
+    bert, bart = {**BERT_SIZE, **case.bert}, {**BART_SIZE, **case.bart}
+    if case.model.startswith("Bert"):
+        config = transformers.BertConfig(**bert)
+    elif case.model.startswith("DPR"):
+        config = transformers.DPRConfig(**bert)
+    elif case.model.startswith("Bart"):
+        config = transformers.BartConfig(**bart)
+    else:
+        config = transformers.RagConfig.from_question_encoder_generator_configs(
+            transformers.DPRConfig(**bert), transformers.BartConfig(**bart), n_docs=PASSAGES)
+    model = getattr(transformers, case.model)(config).eval()
+    rng = np.random.default_rng(seed)
+    with torch.no_grad():
+        for name, value in (*model.named_parameters(), *model.named_buffers()):
+            if value.dtype == torch.float32:
+                noise = torch.from_numpy(scale * rng.normal(size=value.shape)).float()
+                value.copy_(noise + ("norm" in name.lower() and name.endswith("weight")))
+            if name.endswith("final_logits_bias"):
+                value[:, END] += 2.0  # answers end
+    return model
+
+
+def make_inputs(case: Case, seed: int = 1) -> dict[str, np.ndarray]:
+    """Random rows with padding; the pad token is at padded places only."""
+    rng = np.random.default_rng(seed)
+    bert, bart = {**BERT_SIZE, **case.bert}, {**BART_SIZE, **case.bart}
+    embedding = bert.get("projection_dim") or bert["hidden_size"]
+
+    def rows(vocab: int, pad: int, *shape: int, least: int = 1) -> tuple[np.ndarray, np.ndarray]:
+        lengths = rng.integers(least, shape[-1] + 1, shape[:-1])
+        lengths.reshape(-1)[0] = shape[-1]
+        mask = np.arange(shape[-1]) < lengths[..., None]
+        return np.where(mask, rng.integers(3, vocab, shape), pad), mask
+
+    question_ids, question_mask = rows(bert["vocab_size"], 0, QUESTIONS, LENGTH)
+    source_ids, source_mask = rows(bart["vocab_size"], PAD, QUESTIONS, PASSAGES, SOURCE)
+    target_ids, target_mask = rows(bart["vocab_size"], PAD, QUESTIONS, TARGET, least=2)
+    return {
+        "question_ids": question_ids, "question_mask": question_mask,
+        "token_types": rng.integers(0, 2, (QUESTIONS, LENGTH)),
+        "source_ids": source_ids, "source_mask": source_mask,
+        "target_ids": target_ids, "target_mask": target_mask,
+        "doc_embeddings": rng.normal(size=(QUESTIONS, PASSAGES, embedding)).astype(np.float32),
+        "cotangent": rng.normal(size=(64,)).astype(np.float32),
+    }
+
+
+def _encoder(model: Any, case: Case, x: dict[str, torch.Tensor]) -> torch.Tensor:
+    inputs = {"input_ids": x["question_ids"], "attention_mask": x["question_mask"],
+              "token_type_ids": x["token_types"]}
+    if case.model.startswith("DPR"):
+        return model(**inputs).pooler_output
+    states = getattr(model, "bert", model)(**inputs).last_hidden_state
+    return states * x["question_mask"][:, :, None]  # padded places mean nothing
+
+
+def _labels(targets: torch.Tensor) -> torch.Tensor:
+    """What RAG's loss, which shifts to the left, needs to see our decoder inputs and targets."""
+    return torch.cat([torch.full_like(targets[:, :1], START), targets], 1)
+
+
+def _bart(model: Any, x: dict[str, torch.Tensor], conditional: bool) -> dict[str, torch.Tensor]:
+    result = model(
+        input_ids=x["source_ids"].flatten(0, 1), attention_mask=x["source_mask"].flatten(0, 1),
+        decoder_input_ids=_labels(x["target_ids"]).repeat_interleave(PASSAGES, 0)[:, :-1])
+    outputs = {"encoded": result.encoder_last_hidden_state}
+    outputs["logits" if conditional else "states"] = result[0]
+    return outputs
+
+
+def _rag(model: Any, case: Case, x: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    rag = getattr(model, "rag", model)
+    query = rag.question_encoder(x["question_ids"], attention_mask=x["question_mask"])[0]
+    doc_scores = torch.einsum("be,bke->bk", query, x["doc_embeddings"])
+    given = {"context_input_ids": x["source_ids"].flatten(0, 1),
+             "context_attention_mask": x["source_mask"].flatten(0, 1),
+             "doc_scores": doc_scores, "n_docs": PASSAGES}
+    if case.model == "RagModel":
+        return {"embedding": query, "doc_scores": doc_scores,
+                "logits": model(input_ids=x["question_ids"], **given,
+                                decoder_input_ids=_labels(x["target_ids"])[:, :-1]).logits}
+    result = model(**given, labels=_labels(x["target_ids"]))
+    single = torch.full_like(x["target_ids"], PAD)
+    single[:, 0] = x["target_ids"][:, 0]
+    with torch.no_grad():
+        one_token = model(**given, labels=_labels(single)).loss
+    return {"embedding": query, "doc_scores": doc_scores, "logits": result.logits,
+            "loss": result.loss, "one_token_loss": one_token}
+
+
+def _answers(model: Any, x: dict[str, torch.Tensor], outputs: dict[str, torch.Tensor],
+             beams: int) -> torch.Tensor:
+    """RAG-Token's answers by the plain beam search of the paper, without the start token."""
+    model.generation_config.forced_eos_token_id = None
+    tokens = model.generate(
+        context_input_ids=x["source_ids"].flatten(0, 1),
+        context_attention_mask=x["source_mask"].flatten(0, 1).long(),
+        doc_scores=outputs["doc_scores"].detach(), n_docs=PASSAGES, num_beams=beams,
+        do_sample=False, length_penalty=0.0, max_length=ANSWER + 1, use_cache=True,
+        **({"early_stopping": "never"} if beams > 1 else {}))[:, 1:]
+    padded = torch.full((tokens.shape[0], ANSWER), PAD)
+    padded[:, : tokens.shape[1]] = tokens
+    assert beams == 1 or (padded == END).any(1).all(), "cut answers are ranked otherwise there"
+    return padded
+
+
+def record(model: Any, case: Case, inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Outputs and gradients of one model on one batch."""
+    x = {k: torch.from_numpy(v) for k, v in inputs.items()}
+    if case.model.startswith(("Bert", "DPR")):
+        outputs = {"output": _encoder(model, case, x)}
+    elif case.model.startswith("Bart"):
+        outputs = _bart(model, x, case.model != "BartModel")
+    else:
+        outputs = _rag(model, case, x)
+    main = outputs.get("loss", list(outputs.values())[-1])
+    weights = x["cotangent"].repeat(main.numel() // 64 + 1)[: main.numel()].reshape(main.shape)
+    if "encoded" in outputs or case.model == "RagModel":
+        weights = weights * x["target_mask"].repeat_interleave(PASSAGES, 0)[:, :, None]
+    (main.sum() if "loss" in outputs else (main * weights).sum()).backward()
+    gradients = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+    if case.model == "RagTokenForGeneration":
+        outputs.update(greedy=_answers(model, x, outputs, 1), beam=_answers(model, x, outputs, 4))
+    return {**{f"inputs/{k}": v for k, v in inputs.items()},
+            **{f"outputs/{k}": v.detach().numpy() for k, v in outputs.items()},
+            **{f"gradients/{k}": v.numpy() for k, v in gradients.items()}}

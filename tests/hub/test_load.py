@@ -1,0 +1,318 @@
+"""Loading: strict names, configurations, families, damage, placement, memory."""
+
+import dataclasses
+import json
+import pathlib
+import re
+import tracemalloc
+
+import checkpoints
+import flax.linen as nn
+import jax
+import numpy as np
+import pytest
+from checkpoints import BART, BERT, IDS, edit_config, edit_weights, written
+
+from rag_jax import parallel
+from rag_jax.config import MeshConfig
+from rag_jax.hub.load import describe, load, locate
+from rag_jax.hub.stored import HubError
+from rag_jax.models.layers import unstack_layers
+from rag_jax.models.rag import RagModel
+
+QUESTION, BART_CG, TOKEN = (
+    "DPRQuestionEncoder", "BartForConditionalGeneration", "RagTokenForGeneration")
+
+
+@pytest.mark.parametrize("family", checkpoints.TOWERS)
+@pytest.mark.parametrize("shard_bytes", [10**9, 3000])
+def test_export_and_import_keep_every_bit(family, shard_bytes, tmp_path):
+    bert = dataclasses.replace(BERT, projection=0 if family == "BertModel" else 5)
+    folder, tree = written(tmp_path, family, bert, shard_bytes=shard_bytes)
+    assert (folder / "model.safetensors").exists() == (shard_bytes == 10**9)
+    found = load(folder)
+    checkpoints.assert_equal(found.params, tree)
+    assert found.family == family
+    assert found.retriever == (None if family.startswith("Bart") else bert)
+    assert found.generator == (BART if "generator" in tree else None)
+    assert found.ids == (IDS if "generator" in tree else None)
+    assert found.kind == {"RagTok": "token", "RagSeq": "sequence"}.get(family[:6])
+
+
+def test_parameters_have_the_structure_of_the_models_own(tmp_path):
+    folder, _ = written(tmp_path, TOKEN)
+    model = RagModel(BERT, BART, "token", 2, 2, 1)
+    expected = jax.eval_shape(lambda: nn.meta.unbox(
+        model.init(jax.random.key(0), ("query_encoder", "generator"))))
+    found = load(folder).params
+    assert jax.tree.structure(found) == jax.tree.structure(expected)
+    assert jax.tree.map(lambda x: (x.shape, x.dtype), found) == jax.tree.map(
+        lambda x: (x.shape, x.dtype), expected)
+
+
+@pytest.mark.parametrize("family", [QUESTION, BART_CG])
+def test_scanned_layers_are_stacked_in_order_and_saved_the_same(family, tmp_path):
+    folder, tree = written(tmp_path, family)
+    scan = {"scan_layers": True}
+    found = load(folder, retriever=scan, generator=scan)
+    checkpoints.assert_equal(unstack_layers(found.params), tree)
+    again, _ = written(tmp_path / "again", family)
+    assert (again / "model.safetensors").read_bytes() == (
+        folder / "model.safetensors").read_bytes()
+
+
+@pytest.mark.parametrize("scan", [False, True])
+def test_parameters_go_straight_to_their_shardings(scan, tmp_path):
+    folder, tree = written(tmp_path, TOKEN, bart=dataclasses.replace(BART, vocab_size=14))
+    mesh = parallel.make_mesh(MeshConfig(data=4, model=2))
+    settings = {"scan_layers": scan}
+    found = load(folder, mesh=mesh, retriever=settings, generator=settings)
+    model = RagModel(found.retriever, found.generator, "token", 2, 2, 1)
+    boxed = jax.eval_shape(lambda: model.init(jax.random.key(0), ("query_encoder", "generator")))
+    shardings = parallel.param_shardings(boxed, mesh)
+    assert jax.tree.map(lambda x: x.sharding, found.params) == shardings
+    assert found.params["generator"]["embedding"].addressable_shards[0].data.shape == (7, 8)
+    checkpoints.assert_equal(unstack_layers(jax.device_get(found.params)), tree)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_half_precision_files_become_float32(dtype, tmp_path):
+    folder, tree = written(tmp_path, BART_CG)
+    edit_weights(folder, lambda t: {k: v.astype(dtype) for k, v in t.items()})
+    expected = jax.tree.map(lambda x: np.asarray(x).astype(dtype).astype(np.float32), tree)
+    checkpoints.assert_equal(load(folder).params, expected)
+
+
+def test_memory_stays_near_one_copy(tmp_path):
+    """Reading is tensor by tensor: the host's numpy never holds a second copy of the model."""
+    bart = dataclasses.replace(BART, vocab_size=3000, width=64, mlp_width=256, encoder_layers=6,
+                               decoder_layers=6)
+    folder, tree = written(tmp_path, BART_CG, bart=bart)
+    size = sum(leaf.nbytes for leaf in jax.tree.leaves(tree))
+    del tree
+    load(folder)
+    tracemalloc.start()
+    load(folder)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 1.5 * size  # with what the device arrays borrow
+
+
+def rename(old: str, new: str):
+    return lambda tensors: {re.sub(old, new, k): v for k, v in tensors.items()}
+
+
+@pytest.mark.parametrize("family,old,new", [
+    ("BertModel", "^", "bert."),
+    ("BertModel", r"LayerNorm\.weight$", "LayerNorm.gamma"),
+    ("BertModel", r"LayerNorm\.bias$", "LayerNorm.beta"),
+    (QUESTION, r"^question_encoder\.bert_model\.", ""),
+    (BART_CG, r"^model\.", ""),
+    (BART_CG, r"shared", "encoder.embed_tokens"),
+    (BART_CG, r"model\.shared", "lm_head"),
+    ("BartModel", "^", "model."),
+    (TOKEN, r"^rag\.", ""),
+    ("RagModel", "^", "rag."),
+    (TOKEN, r"question_encoder\.question_encoder\.bert_model", "question_encoder"),
+])
+def test_other_names_of_the_same_tensors(family, old, new, tmp_path):
+    """Prefixes depend on the class that saved the file, and old files call norms otherwise."""
+    folder, tree = written(tmp_path, family)
+    edit_weights(folder, rename(old, new))
+    checkpoints.assert_equal(load(folder).params, tree)
+
+
+def test_an_end_to_end_checkpoint_brings_its_document_encoder(tmp_path):
+    folder, tree = written(tmp_path, TOKEN)
+
+    def edit(tensors):
+        question = "rag.question_encoder.question_encoder."
+        return {**tensors, **{k.replace(question, "rag.ctx_encoder.ctx_encoder."): v + 1
+                              for k, v in tensors.items() if k.startswith(question)}}
+
+    edit_weights(folder, edit)
+    found = load(folder).params
+    checkpoints.assert_equal(found["document_encoder"],
+                             jax.tree.map(lambda x: x + 1, tree["query_encoder"]))
+
+
+def test_known_buffers_and_heads_are_left_out(tmp_path):
+    folder, tree = written(tmp_path, "BertModel")
+    x = np.zeros((2, 2), np.float32)
+    edit_weights(folder, lambda t: {
+        **{f"bert.{k}": v for k, v in t.items()}, "bert.embeddings.position_ids": np.arange(6),
+        "cls.predictions.bias": x, "cls.predictions.decoder.weight": x,
+        "cls.seq_relationship.weight": x})
+    edit_config(folder, architectures=["BertForMaskedLM"])
+    checkpoints.assert_equal(load(folder).params, tree)
+
+
+def test_final_logits_bias_may_be_absent_and_is_zero(tmp_path):
+    folder, tree = written(tmp_path, BART_CG)
+    edit_weights(folder, lambda t: {k: v for k, v in t.items() if k != "final_logits_bias"})
+    assert not np.asarray(load(folder).params["generator"]["final_logits_bias"]).any()
+
+
+def test_tied_copies_are_taken_when_equal_and_refused_when_not(tmp_path):
+    folder, tree = written(tmp_path, BART_CG)
+    names = ("lm_head.weight", "model.encoder.embed_tokens.weight",
+             "model.decoder.embed_tokens.weight")
+    edit_weights(folder, lambda t: {**t, **{n: t["model.shared.weight"].copy() for n in names}})
+    checkpoints.assert_equal(load(folder).params, tree)
+    for name in names:
+        other, _ = written(tmp_path / name, BART_CG)
+        edit_weights(other, lambda t, name=name: {
+            **t, name: np.nextafter(t["model.shared.weight"], np.float32(9))})
+        with pytest.raises(HubError, match=f"model.shared.weight and {name} differ"):
+            load(other)
+
+
+@pytest.mark.parametrize("edit,message", [
+    (lambda t: {k: v for k, v in t.items() if not k.endswith("fc1.bias")},
+     r"3 missing tensors: model\.encoder\.layers\.0\.fc1\.bias"),
+    (lambda t: {**t, "model.encoder.extra.weight": np.zeros(2, np.float32)},
+     r"1 tensors that no parameter takes: model\.encoder\.extra\.weight"),
+    (rename(r"encoder\.layers\.0\.fc1\.bias", "encoder.layers.0.fc_1.bias"),
+     r"missing tensors: \S*fc1\.bias \(near: \S*fc_1\.bias\).*takes: \S*fc_1\.bias \(near: "),
+    (lambda t: {**t, "model.shared.weight": np.zeros((40, 8), np.float32)},
+     r"model\.shared\.weight is \(40, 8\), the config asks for \(13, 8\)"),
+    (lambda t: {k: v.reshape(-1)[:-1] if k.endswith("bias") else v for k, v in t.items()},
+     r"tensors of another shape: .* and \d+ more"),
+    (lambda t: {**t, "final_logits_bias": t["final_logits_bias"][0]},
+     r"final_logits_bias is \(13,\), the config asks for \(1, 13\)"),
+])
+def test_every_tensor_is_used_once_and_every_parameter_filled(edit, message, tmp_path):
+    folder, _ = written(tmp_path, BART_CG)
+    edit_weights(folder, edit)
+    with pytest.raises(HubError, match=message) as error:
+        load(folder)
+    assert str(folder / "model.safetensors") in str(error.value)
+
+
+def test_weights_of_another_type_are_refused(tmp_path):
+    folder, _ = written(tmp_path, QUESTION)
+    edit_weights(folder, lambda t: {k: v.astype(np.float64) for k, v in t.items()})
+    with pytest.raises(HubError, match="dtype F64.*F32, F16, BF16"):
+        load(folder)
+
+
+@pytest.mark.parametrize("family,changes,message", [
+    (BART_CG, {"d_model": None}, r"config\.json: lacks d_model"),
+    (QUESTION, {"hidden_act": None, "vocab_size": None}, "lacks vocab_size, hidden_act"),
+    (QUESTION, {"hidden_act": "gelu_new"}, "hidden_act = 'gelu_new'.*allowed: gelu, relu"),
+    (BART_CG, {"activation_function": "swish"}, "'swish'.*allowed: gelu, relu"),
+    (BART_CG, {"decoder_ffn_dim": 24}, "encoder_ffn_dim = 12 and decoder_ffn_dim = 24 differ"),
+    (BART_CG, {"decoder_attention_heads": 4}, "differ"),
+    (BART_CG, {"encoder_attention_heads": 3, "decoder_attention_heads": 3}, "do not divide"),
+    (BART_CG, {"d_model": "8"}, "d_model = '8' should be of type int"),
+    (BART_CG, {"scale_embedding": 1}, "scale_embedding = 1 should be of type bool"),
+    (BART_CG, {"normalize_before": True}, "normalize_before = True is another architecture"),
+    (QUESTION, {"position_embedding_type": "relative_key"}, "another architecture"),
+    (QUESTION, {"projection_dim": 3}, "2 missing tensors: question_encoder.encode_proj.weight"),
+    (BART_CG, {"vocab_size": 99}, r"is \(13, 8\), the config asks for \(99, 8\)"),
+    (BART_CG, {"decoder_layers": 3}, "26 missing tensors: model.decoder.layers.2"),
+    (BART_CG, {"decoder_layers": 1}, "26 tensors that no parameter takes"),
+    (BART_CG, {"architectures": ["T5ForConditionalGeneration"]}, "T5.*known: BertModel"),
+    (BART_CG, {"architectures": None, "model_type": "t5"}, "'t5' are not known"),
+    (TOKEN, {"generator": {"model_type": "t5"}}, "generator is 't5'.*bart"),
+    (TOKEN, {"generator": None}, "generator is None"),
+])
+def test_a_config_that_does_not_fit_is_one_clear_error(family, changes, message, tmp_path):
+    folder, _ = written(tmp_path, family)
+    edit_config(folder, **changes)
+    with pytest.raises(HubError, match=message):
+        load(folder)
+
+
+def test_a_missing_or_broken_config(tmp_path):
+    folder, _ = written(tmp_path, QUESTION)
+    (folder / "config.json").write_text("{")
+    with pytest.raises(HubError, match=r"config\.json: not JSON"):
+        load(folder)
+    (folder / "config.json").write_text("[]")
+    with pytest.raises(HubError, match="not a JSON object"):
+        load(folder)
+    (folder / "config.json").unlink()
+    with pytest.raises(HubError, match=r"config\.json: missing"):
+        load(folder)
+
+
+@pytest.mark.parametrize("family", checkpoints.TOWERS)
+def test_the_family_is_found_without_architectures(family, tmp_path):
+    folder, tree = written(tmp_path, family)
+    edit_config(folder, architectures=None)
+    found = load(folder)
+    assert found.family == ("RagModel" if family.startswith("Rag") else family)
+    checkpoints.assert_equal(found.params, tree)
+
+
+def test_old_configs_without_the_later_fields_mean_their_defaults(tmp_path):
+    folder, _ = written(tmp_path, QUESTION)
+    edit_config(folder, projection_dim=None, layer_norm_eps=None, type_vocab_size=None)
+    assert load(folder).retriever == BERT
+
+
+def test_some_towers_only(tmp_path):
+    folder, tree = written(tmp_path, TOKEN)
+    checkpoints.assert_equal(load(folder, towers=["generator"]).params,
+                             {"generator": tree["generator"]})
+    with pytest.raises(HubError, match="holds query_encoder, generator, not document_encoder"):
+        load(folder, towers=["document_encoder"])
+
+
+def test_description_is_the_checkpoint_without_parameters(tmp_path):
+    folder, _ = written(tmp_path, TOKEN)
+    assert describe(folder) == dataclasses.replace(load(folder), params={})
+
+
+def test_settings_of_how_to_compute_are_added(tmp_path):
+    folder, _ = written(tmp_path, TOKEN)
+    found = load(folder, retriever={"dropout": 0.0}, generator={"remat": "dots"})
+    assert found.retriever == dataclasses.replace(BERT, dropout=0.0)
+    assert found.generator == dataclasses.replace(BART, remat="dots")
+
+
+def test_tokenizer_folders_are_found_where_they_are(tmp_path):
+    folder, _ = written(tmp_path, TOKEN)
+    assert load(folder).tokenizers == {}
+    (folder / "generator_tokenizer").mkdir()
+    (folder / "generator_tokenizer" / "vocab.json").touch()
+    assert load(folder).tokenizers == {"generator": folder / "generator_tokenizer"}
+    folder, _ = written(tmp_path, QUESTION)
+    (folder / "vocab.txt").touch()
+    assert load(folder).tokenizers == {"query_encoder": folder}
+
+
+def test_a_folder_is_located_as_it_is(tmp_path):
+    assert locate(tmp_path) == tmp_path
+
+
+@pytest.mark.parametrize("source", ["/no/such/folder", "a/b/c", "../nowhere", ""])
+def test_a_source_that_can_be_no_name_of_the_hub(source):
+    with pytest.raises(HubError, match="no such folder, and it is no name of the hub"):
+        locate(source)
+
+
+def test_a_name_that_is_not_in_the_cache_offline(tmp_path, monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    with pytest.raises(HubError, match="'facebook/none'.*not in the cache"):
+        locate("facebook/none", offline=True)
+
+
+@pytest.mark.parametrize("file,calls", [("model.safetensors", 1), ("pytorch_model.bin", 2)])
+def test_safetensors_are_preferred_and_other_formats_never_asked_for(
+        file, calls, tmp_path, monkeypatch):
+    asked = []
+
+    def download(name, revision, local_files_only, allow_patterns):
+        asked.append(allow_patterns)
+        if any(pathlib.PurePath(file).match(pattern) for pattern in allow_patterns):
+            (tmp_path / file).touch()
+        return str(tmp_path)
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", download)
+    assert locate("facebook/some") == tmp_path
+    assert (tmp_path / file).exists() and len(asked) == calls
+    patterns = json.dumps(asked)
+    assert not re.search(r"h5|msgpack|\.ot|\"\*\"", patterns)
+    assert "config.json" in asked[0] and "generator_tokenizer/*" in asked[0]

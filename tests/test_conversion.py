@@ -1,0 +1,113 @@
+"""`convert` both ways, and what it says to a source or target that cannot be used."""
+
+import json
+
+import jax
+import numpy as np
+import pytest
+import tiny
+
+from rag_jax import conversion
+from rag_jax.config import ConfigError
+from rag_jax.data.text import train_bart_tokenizer, train_bert_tokenizer
+from rag_jax.hub import load as hub
+from rag_jax.hub.save import save
+from rag_jax.hub.stored import HubError
+from rag_jax.training import workdir
+
+TEXTS = ["What is the capital of Peru?", "Lima is the capital of Peru, and Paris of France."]
+
+
+@pytest.fixture(scope="module")
+def tokenizers():
+    words, pieces = train_bert_tokenizer(TEXTS, 100), train_bart_tokenizer(TEXTS, 300)
+    return {"query_encoder": words, "document_encoder": words, "bert": words, "generator": pieces}
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory, tokenizers):
+    """A Hugging Face folder of each family that a workdir can become again."""
+    retriever = {"vocab_size": tokenizers["bert"].vocab_size, "max_positions": 64}
+    generator = {"vocab_size": tokenizers["generator"].vocab_size, "max_positions": 128}
+    model = tiny.rag_model("sequence", {**retriever, "projection": 8}, generator)
+    params = tiny.rag_params(model)
+    plain = tiny.rag_model(retriever=retriever)
+    params["bert"] = tiny.rag_params(plain, seed=3)["query_encoder"]
+    root = tmp_path_factory.mktemp("hugging_face")
+    for name, family in (("rag", "RagSequenceForGeneration"), ("question", "DPRQuestionEncoder"),
+                         ("context", "DPRContextEncoder"), ("bert", "BertModel"),
+                         ("bart", "BartForConditionalGeneration")):
+        save(root / name, family, params, generator=model.generator, tokenizers=tokenizers,
+             retriever=plain.retriever if name == "bert" else model.retriever)
+    return root
+
+
+def files(folder):
+    return {str(path.relative_to(folder)): path.read_bytes()
+            for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize("name", ["rag", "question", "context", "bert", "bart"])
+def test_there_and_back_gives_the_same_files(folders, tmp_path, name):
+    """Weights bitwise; configuration, special tokens and tokenizers included."""
+    conversion.convert(str(folders / name), str(tmp_path / "workdir"))
+    assert workdir.exists(tmp_path / "workdir")
+    conversion.convert(str(tmp_path / "workdir"), str(tmp_path / "back"))
+    found, expected = files(tmp_path / "back"), files(folders / name)
+    assert found.keys() == expected.keys()
+    assert [n for n in found if found[n] != expected[n]] == []
+
+
+def test_a_workdir_of_all_towers_becomes_rag_and_a_document_encoder(folders, tmp_path):
+    """The document encoder has no place in a RAG checkpoint, and must not get lost."""
+    conversion.convert(str(folders / "rag"), str(tmp_path / "workdir"))
+    conversion.convert(str(folders / "context"), str(tmp_path / "context"))
+    (tmp_path / "context" / "document_encoder").rename(tmp_path / "workdir" / "document_encoder")
+    said = conversion.convert(str(tmp_path / "workdir"), str(tmp_path / "back"))
+    assert "RagSequenceForGeneration" in said and "DPRContextEncoder" in said
+    for name, place in (("rag", "."), ("context", "document_encoder")):
+        found = hub.load(tmp_path / "back" / place).params
+        expected = hub.load(folders / name).params
+        for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+            np.testing.assert_array_equal(a, b)
+
+
+def test_another_class_can_be_asked_for(folders, tmp_path):
+    conversion.convert(str(folders / "rag"), str(tmp_path / "workdir"))
+    conversion.convert(str(tmp_path / "workdir"), str(tmp_path / "back"),
+                       family="RagTokenForGeneration")
+    config = json.loads((tmp_path / "back" / "config.json").read_text())
+    assert config["architectures"] == ["RagTokenForGeneration"]
+
+
+def test_a_folder_with_something_in_it_is_left_alone(folders, tmp_path):
+    (tmp_path / "notes.txt").write_text("mine")
+    with pytest.raises(ConfigError, match="exists and is not empty"):
+        conversion.convert(str(folders / "rag"), str(tmp_path))
+    assert (tmp_path / "notes.txt").read_text() == "mine"
+
+
+def test_a_damaged_source_leaves_nothing_behind(folders, tmp_path):
+    source = tmp_path / "source"
+    source.mkdir()
+    for path in (folders / "bart").iterdir():
+        (source / path.name).write_bytes(path.read_bytes())
+    weights = source / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-100])
+    with pytest.raises(HubError, match="model.safetensors"):
+        conversion.convert(str(source), str(tmp_path / "out"))
+    assert [path.name for path in tmp_path.iterdir()] == ["source"]
+
+
+def test_options_of_the_other_direction_are_refused(folders, tmp_path):
+    with pytest.raises(ConfigError, match="exporting a workdir"):
+        conversion.convert(str(folders / "rag"), str(tmp_path / "out"), run="rag_token")
+
+
+def test_a_workdir_without_weights_says_so(folders, tmp_path):
+    conversion.convert(str(folders / "bart"), str(tmp_path / "workdir"))
+    (tmp_path / "workdir" / "generator").rename(tmp_path / "elsewhere")
+    with pytest.raises(ConfigError, match="no checkpoint to export"):
+        conversion.convert(str(tmp_path / "workdir"), str(tmp_path / "out"))
+    with pytest.raises(ConfigError, match="has the runs rag_token"):
+        conversion.convert(str(tmp_path / "workdir"), str(tmp_path / "out"), run="frozen")

@@ -1,0 +1,163 @@
+"""Pretrained towers named in a configuration: architecture, weights, tokenizers."""
+
+import dataclasses
+import json
+
+import jax
+import numpy as np
+import pytest
+import tiny
+
+from rag_jax import conversion, overrides, parallel
+from rag_jax.config import Config, ConfigError, DataConfig
+from rag_jax.data.text import Tokenizer, train_bart_tokenizer, train_bert_tokenizer
+from rag_jax.hub.save import save
+from rag_jax.trained import open_trained
+from rag_jax.training import pretrained
+from rag_jax.training.run import open_job, train
+
+TEXTS = ["What is the capital of Peru?", "Lima is the capital of Peru, and Paris of France."]
+PASSAGES = "id\ttitle\ttext\n1\tPeru\tLima is the capital of Peru.\n2\tFrance\tParis is that.\n"
+QUESTION = {"question": "What is the capital of Peru?", "answers": ["Lima"], "positive_ids": ["1"]}
+WORDS, PIECES = train_bert_tokenizer(TEXTS, 100), train_bart_tokenizer(TEXTS, 300)
+TOKENIZERS = {"query_encoder": WORDS, "document_encoder": WORDS, "bert": WORDS,
+              "generator": PIECES}
+RETRIEVER = {"vocab_size": WORDS.vocab_size, "max_positions": 48, "layers": 2}
+MODEL = tiny.rag_model("token", RETRIEVER, {"vocab_size": PIECES.vocab_size, "max_positions": 96})
+
+
+@pytest.fixture(scope="module")
+def params():
+    found = tiny.rag_params(MODEL)
+    return {**found, "bert": tiny.rag_params(MODEL, seed=9)["query_encoder"]}
+
+
+@pytest.fixture(scope="module")
+def sources(tmp_path_factory, params):
+    """Folders of RAG, both DPR encoders and a plain BERT, and the converted RAG."""
+    root = tmp_path_factory.mktemp("sources")
+    for name, family in (("rag", "RagTokenForGeneration"), ("question", "DPRQuestionEncoder"),
+                         ("context", "DPRContextEncoder"), ("bert", "BertModel")):
+        save(root / name, family, params, retriever=MODEL.retriever, generator=MODEL.generator,
+             tokenizers=TOKENIZERS)
+    conversion.convert(str(root / "rag"), str(root / "converted"))
+    return {path.name: str(path) for path in root.iterdir()}
+
+
+def config(sources, lengths=(24, 32, 64, 8), **named):
+    names = ("max_question_length", "max_passage_length", "max_source_length", "max_target_length")
+    base = Config(data=DataConfig(**dict(zip(names, lengths, strict=True)), length_buckets=64),
+                  tensorboard=False)
+    return overrides.validate(overrides.replace(base, {
+        f"model.{section}.pretrained": sources[name] for section, name in named.items()}))
+
+
+def test_the_architecture_is_taken_over_and_how_to_compute_is_kept(sources):
+    asked = overrides.replace(config(sources, rag="rag", document_encoder="context"), {
+        "model.generator.dtype": "bfloat16", "model.retriever.dropout": "0.3"})
+    found = pretrained.resolve(asked).model
+    assert dataclasses.replace(found.retriever, dropout=0.0) == dataclasses.replace(
+        MODEL.retriever, init_std=found.retriever.init_std, attention_dropout=0.1)
+    assert found.retriever.dropout == 0.3 and found.generator.dtype == "bfloat16"
+    assert (found.generator.width, found.generator.max_positions) == (16, 96)
+
+
+@pytest.mark.parametrize("source", ["rag", "converted"])
+def test_every_tower_gets_the_weights_of_its_source(sources, params, source, tmp_path):
+    resolved = pretrained.resolve(config(sources, rag=source, document_encoder="context"))
+    assert pretrained.is_retriever(resolved)
+    job = open_job(with_files(resolved, tmp_path), tmp_path / "work")
+    loaded = pretrained.load(job, ("query_encoder", "document_encoder", "generator"))
+    for tower, tree in loaded.items():
+        for a, b in zip(jax.tree.leaves(tree), jax.tree.leaves(params[tower]), strict=True):
+            np.testing.assert_array_equal(a, b, err_msg=tower)
+    assert job.prepared.retriever_tokenizer.encode(TEXTS) == WORDS.encode(TEXTS)
+    assert job.prepared.generator_tokenizer.encode(TEXTS) == PIECES.encode(TEXTS)
+
+
+def test_a_plain_bert_starts_both_encoders_and_is_no_retriever(sources, params, tmp_path):
+    """It has to be warmed up: its [CLS] ranks nothing."""
+    resolved = pretrained.resolve(config(sources, retriever="bert", generator="rag"))
+    assert not pretrained.is_retriever(resolved)
+    job = open_job(with_files(resolved, tmp_path), tmp_path / "work")
+    loaded = pretrained.load(job, pretrained.ENCODERS)
+    for tower in pretrained.ENCODERS:
+        for a, b in zip(jax.tree.leaves(loaded[tower]), jax.tree.leaves(params["bert"]),
+                        strict=True):
+            np.testing.assert_array_equal(a, b)
+
+
+def test_weights_land_where_the_rules_table_says(sources, tmp_path):
+    """A large model must not pass through one device as a whole."""
+    resolved = overrides.replace(
+        pretrained.resolve(config(sources, rag="rag", document_encoder="context")),
+        {"mesh.model": 2, "eval.batch_size": 8})
+    job = open_job(with_files(resolved, tmp_path), tmp_path / "work")
+    kernel = pretrained.load(job, ("generator",))["generator"]["encoder"]["layer_0"]["mlp"]["wi"][
+        "kernel"]
+    assert {shard.data.shape for shard in kernel.addressable_shards} == {(16, 16)}
+    assert kernel.sharding.spec == parallel.spec(("embed", "mlp"))
+
+
+def test_scanned_layers_hold_the_same_weights(sources, params, tmp_path):
+    scanned = overrides.replace(config(sources, rag="rag", document_encoder="context"),
+                                {"model.retriever.scan_layers": True})
+    job = open_job(with_files(pretrained.resolve(scanned), tmp_path), tmp_path / "work")
+    tree = pretrained.load(job, ("query_encoder",))["query_encoder"]["bert"]["encoder"]["layers"]
+    for number in range(2):
+        expected = params["query_encoder"]["bert"]["encoder"][f"layer_{number}"]
+        for a, b in zip(jax.tree.leaves(tree), jax.tree.leaves(expected), strict=True):
+            np.testing.assert_array_equal(a[number], b)
+
+
+@pytest.mark.parametrize(("named", "message"), [
+    ({"rag": "rag"}, "model.document_encoder.pretrained: the other encoder comes from"),
+    ({"query_encoder": "question"}, "model.document_encoder.pretrained"),
+    ({"retriever": "context"}, "has no query_encoder"),
+    ({"generator": "bert"}, "has no generator"),
+])
+def test_a_tower_that_nothing_gives_is_named(sources, named, message):
+    with pytest.raises(ConfigError, match=message):
+        pretrained.resolve(config(sources, **named))
+
+
+def test_encoders_of_two_architectures_are_refused(sources, tmp_path, params):
+    other = dataclasses.replace(MODEL.retriever, layers=1)
+    tree = tiny.rag_params(tiny.rag_model("token", {**RETRIEVER, "layers": 1}))
+    save(tmp_path / "shallow", "DPRContextEncoder", tree, retriever=other)
+    named = {**sources, "shallow": str(tmp_path / "shallow")}
+    with pytest.raises(ConfigError, match="differ in layers"):
+        pretrained.resolve(config(named, query_encoder="question", document_encoder="shallow"))
+
+
+def test_lengths_beyond_the_positions_of_the_checkpoint_are_refused(sources):
+    asked = config(sources, (24, 49, 64, 8), rag="rag", document_encoder="context")
+    with pytest.raises(ConfigError, match="max_passage_length=49: the model has 48 positions"):
+        pretrained.resolve(asked)
+
+
+def with_files(config, folder):
+    (folder / "passages.tsv").write_text(PASSAGES)
+    (folder / "questions.jsonl").write_text(json.dumps(QUESTION) + "\n")
+    return overrides.replace(config, {
+        "data.passages": str(folder / "passages.tsv"), "retrieval.k": 2,
+        "data.train": str(folder / "questions.jsonl"), "data.dev": str(folder / "questions.jsonl")})
+
+
+def test_without_a_training_step_the_checkpoint_answers_as_it_is(sources, params, tmp_path):
+    """steps=0: index own passages with a released model, and ask."""
+    asked = overrides.replace(
+        with_files(config(sources, rag="rag", document_encoder="context"), tmp_path),
+        {"train.steps": 0, "eval.batch_size": 8})
+    train(asked, tmp_path / "work")
+    trained = open_trained(overrides.for_run(pretrained.resolve(asked), "rag_token"),
+                           tmp_path / "work")
+    for tower, tree in trained.params.items():
+        for a, b in zip(jax.tree.leaves(tree), jax.tree.leaves(params[tower]), strict=True):
+            np.testing.assert_array_equal(a, b, err_msg=tower)
+    assert {"1", "2"} == set(trained.answer(["Who?"])[0].passage_ids)
+    conversion.convert(str(tmp_path / "work"), str(tmp_path / "back"))
+    assert (tmp_path / "back" / "model.safetensors").read_bytes() == (
+        open(f"{sources['rag']}/model.safetensors", "rb").read())
+    assert Tokenizer.load(tmp_path / "back" / "generator_tokenizer").encode(TEXTS) == (
+        PIECES.encode(TEXTS))
