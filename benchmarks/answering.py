@@ -27,7 +27,7 @@ QUESTIONS = (
 
 
 def main() -> None:
-    flags._keep_memory()
+    flags.keep_memory()
     parser = argparse.ArgumentParser(description=__doc__)
     flags.add_workdir(parser)
     options = parser.parse_args()

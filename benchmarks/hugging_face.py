@@ -78,7 +78,8 @@ def write(folder: pathlib.Path, small: bool) -> dict[str, float]:
     base = {"d_model": 768, "encoder_layers": 6, "decoder_layers": 6, "encoder_attention_heads": 12,
             "decoder_attention_heads": 12, "encoder_ffn_dim": 3072, "decoder_ffn_dim": 3072}
     config = transformers.RagConfig.from_question_encoder_generator_configs(
-        transformers.DPRConfig(), transformers.BartConfig(**(base if small else large)),
+        transformers.DPRConfig(), transformers.BartConfig(
+            **(base if small else large), init_std=0.06),  # answers then have several tokens
         n_docs=PASSAGES)
     model = transformers.RagTokenForGeneration(config)
     model.save_pretrained(folder / "hugging_face")

@@ -43,7 +43,7 @@ def rate(search, queries: np.ndarray) -> float:
 
 
 def main() -> None:
-    flags._keep_memory()
+    flags.keep_memory()
     parser = argparse.ArgumentParser(description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     flags.add_workdir(parser)

@@ -108,7 +108,7 @@ def workdir_config(options: argparse.Namespace) -> Config:
 
 def run(main: Callable[[], int | None]) -> None:
     """Calls main() and turns the errors that a user can mend into one message and status 1."""
-    _keep_memory()
+    keep_memory()
     try:
         code = main()
     except (ValueError, OSError) as error:  # ConfigError and RetrievalError are ValueErrors
@@ -123,7 +123,7 @@ def run(main: Callable[[], int | None]) -> None:
     sys.exit(code)
 
 
-def _keep_memory() -> None:
+def keep_memory() -> None:
     """Tells glibc to keep freed memory: XLA's CPU buffers then cost no page faults every step.
 
     Measured in benchmarks/RESULTS.md. Elsewhere than on Linux with glibc it does nothing.

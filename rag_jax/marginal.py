@@ -87,17 +87,20 @@ MARGINALS = {"sequence": rag_sequence, "token": rag_token}
 
 def sequence_posterior(log_prior_BK: jax.Array, log_p_BKT: jax.Array, target_mask: jax.Array
                        ) -> jax.Array:
-    """p(z | x, y) under RAG-Sequence, float32[B, K]; rows sum to 1, masked passages are 0."""
-    return jax.nn.softmax(sequence_joint(log_prior_BK, log_p_BKT, target_mask), axis=1)
+    """p(z | x, y) under RAG-Sequence, float32[B, K]; masked passages are 0, the others of a row sum
+    to 1."""
+    joint = sequence_joint(log_prior_BK, log_p_BKT, target_mask)
+    return jnp.where(log_prior_BK > MASKED, jax.nn.softmax(joint, axis=1), 0.0)
 
 
 def token_posterior(log_prior_BK: jax.Array, log_p_BKT: jax.Array) -> jax.Array:
     """p(z | x, y_t, y_<t) for every t under RAG-Token (figure 2), float32[B, K, T].
 
     Proportional to p(z | x) p(y_t | x, z, y_<t): RAG-Token draws a document anew for each token.
-    Sums to 1 over K.
+    Sums to 1 over K; masked passages are 0.
     """
-    return jax.nn.softmax(token_joint(log_prior_BK, log_p_BKT), axis=1)
+    joint = token_joint(log_prior_BK, log_p_BKT)
+    return jnp.where(log_prior_BK[:, :, None] > MASKED, jax.nn.softmax(joint, axis=1), 0.0)
 
 
 def mean_token_posterior(log_prior_BK: jax.Array, log_p_BKT: jax.Array, target_mask: jax.Array

@@ -177,16 +177,17 @@ class DenoisingBatcher:
     def batch(self, step: int, batch_size: int, seed: int) -> Seq2SeqBatch:
         rng = order.generator(seed, 3, step)
         rows = order.batch_indices(len(self.texts), batch_size, seed, step)
-        texts = [self.texts[r] for r in rows]
-        noised = [noise.permute_sentences(t, rng) if rng.random() < self.permute else t
-                  for t in texts]
-        tok = self.tokenizer
+        tok, room = self.tokenizer, self.length - 2
+        kept = [ids[:room] for ids in tok.encode([self.texts[r] for r in rows])]
+        # Sentences are permuted after the cut: source and target then hold the same words.
+        noised = tok.encode([noise.permute_sentences(tok.decode(ids), rng)
+                             if rng.random() < self.permute else "" for ids in kept])
         sources, targets = [], []
-        for ids, noisy in zip(tok.encode(texts), tok.encode(noised), strict=True):
-            noisy = noise.infill(noisy[: self.length - 2], tok.mask, self.mask_ratio,
+        for ids, permuted in zip(kept, noised, strict=True):
+            noisy = noise.infill((permuted or ids)[:room], tok.mask, self.mask_ratio,
                                  self.span_length, rng)
-            sources.append([tok.start, *noisy[: self.length - 2], tok.end])
-            targets.append([*ids[: self.length - 2], tok.end])
+            sources.append([tok.start, *noisy[:room], tok.end])
+            targets.append([*ids, tok.end])
         longest = bucket(max(map(len, sources + targets)), self.length_step, self.length)
         return Seq2SeqBatch(*pad_rows(sources, longest, tok.pad),
                             *pad_rows(targets, longest, tok.pad))

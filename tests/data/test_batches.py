@@ -296,6 +296,20 @@ def test_a_denoising_batch_is_padded_to_the_next_step_of_its_longest_row(made):
     assert len(shapes) > 1
 
 
+def test_a_long_text_is_cut_before_its_sentences_are_permuted(made):
+    """Cut afterwards, the source would show other sentences than the target asks for."""
+    text = " ".join(f"{w} {w} {w}." for w in ("one", "two", "three", "four", "five", "six") * 3)
+    batcher = DenoisingBatcher([text], made[2], 24, 24, 0.0, 3.0, 1.0)
+    moved = 0
+    for step in range(5):
+        batch = batcher.batch(step, 1, 0)
+        source, = rows_of(batch.source_ids, batch.source_mask)
+        target, = rows_of(batch.target_ids, batch.target_mask)
+        assert sorted(source[1:]) == sorted(target)
+        moved += source[1:] != target
+    assert moved
+
+
 def test_the_share_of_permuted_texts_is_as_configured(made):
     bart = made[2]
     whole = bart.encode([TEXTS[0]])[0]

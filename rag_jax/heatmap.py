@@ -1,0 +1,102 @@
+"""Which passage gave which token: the document posterior per token, as in the paper's figure 2.
+
+Rows are passages, columns the answer's tokens, values p(z | x, y_1..y_t) or, for RAG-Token,
+p(z | x, y_t, y_<t).
+"""
+
+import html
+import pathlib
+from collections.abc import Sequence
+
+from rag_jax import files
+
+SHADES = range(255, 231, -1)  # xterm's greys, white to black
+
+
+def terminal(tokens: Sequence[str], passages: Sequence[str], posterior: Sequence[Sequence[float]],
+             colour: bool = True) -> str:
+    """Lines of text for a terminal, one a passage.
+
+    Args:
+      tokens: T texts of tokens.
+      passages: K names.
+      posterior: [T][K] probabilities.
+      colour: shade the cells with xterm's greys; False = percentages alone.
+    """
+    shown = [_visible(token) for token in tokens]
+    widths = [max(4, len(token) + 1) for token in shown]
+    margin = max(map(len, passages), default=0)
+    lines = [" " * margin + " " + "".join(t.rjust(w) for t, w in zip(shown, widths, strict=True))]
+    for row, name in enumerate(passages):
+        cells = []
+        for values, width in zip(posterior, widths, strict=True):
+            text = f"{100 * values[row]:.0f}".rjust(width)
+            cells.append(_shaded(text, values[row]) if colour else text)
+        lines.append(f"{name.rjust(margin)} {''.join(cells)}")
+    return "\n".join(lines)
+
+
+def _visible(token: str) -> str:
+    return token.strip() or repr(token)[1:-1] or "_"
+
+
+def _shaded(text: str, value: float) -> str:
+    shade = SHADES[min(int(value * len(SHADES)), len(SHADES) - 1)]
+    ink = 16 if value < 0.5 else 231
+    return f"\x1b[48;5;{shade};38;5;{ink}m{text}\x1b[0m"
+
+
+def page(title: str, tokens: Sequence[str], passages: Sequence[str],
+         posterior: Sequence[Sequence[float]]) -> str:
+    """A self-contained HTML page; arguments as of `terminal`."""
+    head = "".join(f"<th>{html.escape(_visible(token))}</th>" for token in tokens)
+    rows = []
+    for row, name in enumerate(passages):
+        cells = "".join(
+            f'<td style="background:rgba(20,60,140,{values[row]:.3f});'
+            f'color:{"#fff" if values[row] > 0.5 else "#000"}" '
+            f'title="{values[row]:.4f}">{100 * values[row]:.0f}</td>' for values in posterior)
+        rows.append(f"<tr><th class=passage>{html.escape(name)}</th>{cells}</tr>")
+    return (
+        f"<!doctype html><meta charset=utf-8><title>{html.escape(title)}</title>"
+        "<style>body{font:14px sans-serif}table{border-collapse:collapse}td,th{padding:4px 8px;"
+        "text-align:center}.passage{text-align:right;font-weight:normal}</style>"
+        f"<h1 style='font-size:18px'>{html.escape(title)}</h1>"
+        "<p>Share of each passage in each token of the answer, percent.</p>"
+        f"<table><tr><th></th>{head}</tr>{''.join(rows)}</table>\n")
+
+
+def write(path: pathlib.Path, title: str, tokens: Sequence[str], passages: Sequence[str],
+          posterior: Sequence[Sequence[float]]) -> None:
+    """Writes .html, or .png by matplotlib (the [plots] extra).
+
+    Raises:
+      ValueError: another suffix, or matplotlib is not installed.
+    """
+    if path.suffix == ".html":
+        files.write_text(path, page(title, tokens, passages, posterior))
+    elif path.suffix == ".png":
+        _write_png(path, title, tokens, passages, posterior)
+    else:
+        raise ValueError(f"--heatmap={path}: the file must end in .html or .png")
+
+
+def _write_png(path: pathlib.Path, title: str, tokens: Sequence[str], passages: Sequence[str],
+               posterior: Sequence[Sequence[float]]) -> None:
+    try:
+        from matplotlib.figure import Figure
+    except ModuleNotFoundError:
+        raise ValueError(f"--heatmap={path}: a .png needs matplotlib: pip install "
+                         "'rag_jax[plots]', or write an .html file") from None
+    figure = Figure(figsize=(2 + 0.6 * len(tokens), 1.5 + 0.4 * len(passages)),
+                    layout="constrained")
+    axes = figure.add_subplot()
+    image = axes.imshow(list(zip(*posterior, strict=True)), cmap="Blues", vmin=0, vmax=1,
+                        aspect="auto")
+    axes.set_xticks(range(len(tokens)), [_visible(token) for token in tokens], rotation=45)
+    axes.set_yticks(range(len(passages)), passages)
+    axes.set_title(title)
+    figure.colorbar(image)
+    temporary = path.with_name(path.name + ".tmp")
+    figure.savefig(temporary, format="png", dpi=150)
+    temporary.replace(path)

@@ -1,0 +1,44 @@
+"""Every cell of the heat map stands where its token and passage are."""
+
+import re
+
+import pytest
+
+from rag_jax import heatmap
+
+TOKENS = [" Lima", ".", "</s>"]
+PASSAGES = ["2018/Peru/capital", "<b>&"]
+POSTERIOR = [[0.9, 0.1], [0.25, 0.75], [1.0, 0.0]]
+
+
+def test_terminal_rows_are_passages_and_columns_tokens():
+    lines = heatmap.terminal(TOKENS, PASSAGES, POSTERIOR, colour=False).splitlines()
+    assert lines[0].split() == ["Lima", ".", "</s>"]
+    assert lines[1].split() == ["2018/Peru/capital", "90", "25", "100"]
+    assert lines[2].split() == ["<b>&", "10", "75", "0"]
+    assert len({len(line) for line in lines}) == 1, "columns stand under each other"
+
+
+def test_colour_changes_no_letter():
+    plain = heatmap.terminal(TOKENS, PASSAGES, POSTERIOR, colour=False)
+    coloured = heatmap.terminal(TOKENS, PASSAGES, POSTERIOR)
+    assert re.sub(r"\x1b\[[\d;]*m", "", coloured) == plain != coloured
+
+
+def test_html_escapes_and_holds_every_value(tmp_path):
+    heatmap.write(tmp_path / "map.html", "Who <is> it?", TOKENS, PASSAGES, POSTERIOR)
+    text = (tmp_path / "map.html").read_text("utf-8")
+    assert "Who &lt;is&gt; it?" in text and "&lt;b&gt;&amp;" in text and "<b>" not in text
+    cells = [float(v) for v in re.findall(r'title="([\d.]+)"', text)]
+    assert cells == [0.9, 0.25, 1.0, 0.1, 0.75, 0.0]
+
+
+def test_png_is_written_where_matplotlib_is(tmp_path):
+    pytest.importorskip("matplotlib")
+    heatmap.write(tmp_path / "map.png", "Who?", TOKENS, PASSAGES, POSTERIOR)
+    assert (tmp_path / "map.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_another_suffix_is_refused(tmp_path):
+    with pytest.raises(ValueError, match=r"must end in .html or .png"):
+        heatmap.write(tmp_path / "map.pdf", "Who?", TOKENS, PASSAGES, POSTERIOR)
