@@ -298,7 +298,7 @@ def test_a_denoising_batch_is_padded_to_the_next_step_of_its_longest_row(made):
 
 def test_a_long_text_is_cut_before_its_sentences_are_permuted(made):
     """Cut afterwards, the source would show other sentences than the target asks for."""
-    text = " ".join(f"{w} {w} {w}." for w in ("one", "two", "three", "four", "five", "six") * 3)
+    text = " ".join(f"{letter}." for letter in "abcdefghijklmnopqrstuvwxyz" * 3)
     batcher = DenoisingBatcher([text], made[2], 24, 24, 0.0, 3.0, 1.0)
     moved = 0
     for step in range(5):
