@@ -42,6 +42,8 @@ EXTRAS = {
     # safetensors writes the files that our own reader is tested on; bm25s is the lexical retriever
     # that the own-data benchmark compares with.
     "test": ["pytest>=8", "safetensors>=0.5", "bm25s>=0.3", "PyStemmer>=2.2"],
+    # PNG heat maps of generate --heatmap.
+    "plots": ["matplotlib>=3.8"],
     # The oracle of tests/hub/test_live_parity.py, pinned: its numbers are the reference.
     "parity": ["torch==2.13.0"],
 }

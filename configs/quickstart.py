@@ -43,7 +43,7 @@ def get_config() -> Config:
                 BART_PRESETS["tiny"], width=256, heads=8, mlp_width=512, encoder_layers=1,
                 decoder_layers=1, init_std=0.0625, **no_dropout),
         ),
-        retrieval=RetrievalConfig(k=2, k_eval=5),
+        retrieval=RetrievalConfig(k=2),
         retriever_warmup=WarmupConfig(
             steps=600, batch_size=128, hard_negatives=3,
             optimizer=OptimizerConfig(learning_rate=1e-3, schedule="cosine", warmup_steps=50)),
@@ -55,5 +55,5 @@ def get_config() -> Config:
             steps=540, batch_size=32, eval_every=540, query_encoder_rate=0.2,
             optimizer=OptimizerConfig(learning_rate=2e-3, schedule="cosine", warmup_steps=20,
                                       end_fraction=0.05)),
-        eval=EvalConfig(batch_size=32),
+        eval=EvalConfig(k=5, batch_size=32),
     )

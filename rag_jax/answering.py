@@ -12,10 +12,13 @@ from jax.sharding import Mesh
 from rag_jax import parallel
 from rag_jax.config import BartConfig
 from rag_jax.data.batches import QuestionTokens, RagBatcher
-from rag_jax.decoding.answer import Decoded, decode
+from rag_jax.decoding.answer import decode_by
+from rag_jax.decoding.certificate import exact
+from rag_jax.decoding.results import Decoded
+from rag_jax.decoding.settings import Decoding
 from rag_jax.models import rag
 from rag_jax.retrieval.index import PassageIndex
-from rag_jax.types import Answer, Batch
+from rag_jax.types import Alternative, Answer, Batch
 
 
 def jit_embed(model: rag.RagModel) -> Any:
@@ -29,8 +32,9 @@ def _jit_embed(model: rag.RagModel) -> Any:
 
 
 @functools.cache
-def jit_decode(model: rag.RagModel, num_beams: int, max_length: int) -> Any:
-    return jax.jit(lambda params, batch: decode(model, params, batch, num_beams, max_length))
+def jit_decode(model: rag.RagModel, settings: Decoding) -> Any:
+    """(params, batch, key or None) -> Decoded."""
+    return jax.jit(functools.partial(decode_by, model, settings))
 
 
 @functools.cache
@@ -47,18 +51,23 @@ class Answerer:
       index: the memory; None = closed book.
       k: passages per question.
       batch_size: questions at a time; the last batch is filled up.
-      num_beams, max_length: of decoding.
       length_step: generator inputs are padded to multiples of this many tokens.
+      decoding: every choice of decoding.
+      seed: of samples, which depend on it and on the question's place in the list alone.
+      node_budget: prefixes that exact decoding may expand for a question whose answer the beam
+        has not certified; 0 = no such search.
     """
 
     def __init__(self, model: rag.RagModel, mesh: Mesh, index: PassageIndex | None, k: int,
-                 batch_size: int, num_beams: int, max_length: int, length_step: int):
+                 batch_size: int, length_step: int, decoding: Decoding, seed: int = 0,
+                 node_budget: int = 0):
         self.model, self.mesh, self.index, self.k = model, mesh, index, k
         # A batch is whole on every device of the mesh's data axis.
         self.batch_size = -(-batch_size // mesh.shape["data"]) * mesh.shape["data"]
         self.length_step = length_step
         self._embed = jit_embed(model)
-        self._decode = jit_decode(model, num_beams, max_length)
+        self.decoding, self.seed, self.node_budget = decoding, seed, node_budget
+        self._decode = jit_decode(model, self.decoding)
         self._log_likelihood = jit_log_likelihood(model)
 
     def embed_questions(self, params: Any, questions: QuestionTokens) -> np.ndarray:
@@ -90,11 +99,25 @@ class Answerer:
         """Answers all questions from the given passages."""
         answers: list[Answer] = []
         for count, batch in self.batches(questions, retrieved):
-            decoded = jax.device_get(self._decode(params, batch))
+            decoded = self._decode_batch(params, batch, len(answers))
             for row in range(count):
                 ids = None if retrieved is None else retrieved[len(answers)]
                 answers.append(self._answer(questions, decoded, row, ids))
         return answers
+
+    def _decode_batch(self, params: Any, batch: Batch, first: int) -> Decoded:
+        """Host arrays; `first`: the number of the batch's first question."""
+        keys = None
+        if self.decoding.sample:
+            numbers = first + np.arange(self.batch_size)
+            keys = jax.vmap(jax.random.fold_in, (None, 0))(jax.random.key(self.seed), numbers)
+        decoded = jax.device_get(self._decode(params, batch, keys))
+        if not self.node_budget:
+            return decoded
+        found = exact(self.model, self.decoding, params, batch, self.node_budget, start=decoded)
+        ranked = jax.tree.map(lambda best, others: np.concatenate([best, others], axis=1),
+                              found.ranked, decoded.ranked)
+        return decoded._replace(ranked=ranked, certified=found.certified)
 
     def log_likelihoods(self, params: Any, questions: QuestionTokens,
                         retrieved: np.ndarray | None) -> np.ndarray:
@@ -111,16 +134,36 @@ class Answerer:
 
     def _answer(self, questions: QuestionTokens, decoded: Decoded, row: int,
                 ids: np.ndarray | None) -> Answer:
-        tokenizer = questions.format.tokenizer
-        tokens = decoded.tokens[row].tolist()
-        if self.model.end_id in tokens:
-            tokens = tokens[: tokens.index(self.model.end_id) + 1]
+        tokens = self._until_end(decoded.tokens[row])
         names = [] if ids is None else [self.index.passages[int(i)].id for i in ids]
+        posterior = decoded.token_posterior[row, :, : len(tokens)].T  # -> [T, K]
         return Answer(
-            text=tokenizer.decode(tokens),
+            text=questions.format.tokenizer.decode(tokens),
             token_ids=tokens,
             log_prob=float(decoded.log_p[row]),
             passage_ids=names,
             prior=decoded.prior[row].tolist() if names else [],
             posterior=decoded.posterior[row].tolist() if names else [],
+            token_log_probs=decoded.token_log_p[row, : len(tokens)].tolist(),
+            token_posterior=posterior.tolist() if names else [],
+            finished=bool(decoded.finished[row]),
+            certified=bool(decoded.certified[row]),
+            alternatives=self._alternatives(questions, decoded, row),
         )
+
+    def _alternatives(self, questions: QuestionTokens, decoded: Decoded, row: int
+                      ) -> list[Alternative]:
+        """The returned answers but the first; one that exact decoding has put first comes once."""
+        ranked, seen, found = decoded.ranked, [self._until_end(decoded.tokens[row])], []
+        for n in range(1, ranked.tokens.shape[1]):
+            tokens = self._until_end(ranked.tokens[row, n])
+            if ranked.valid[row, n] and (self.decoding.sample or tokens not in seen):
+                found.append(Alternative(questions.format.tokenizer.decode(tokens), tokens,
+                                         float(ranked.log_p[row, n])))
+                seen.append(tokens)
+        return found[: self.decoding.num_return_sequences - 1]
+
+    def _until_end(self, row: np.ndarray) -> list[int]:
+        tokens = row.tolist()
+        end = self.model.end_id
+        return tokens[: tokens.index(end) + 1] if end in tokens else tokens

@@ -169,7 +169,6 @@ class RetrievalConfig:
     """The passage index and how it is searched."""
 
     k: int = field(5, "passages per question (paper: 5 or 10 in training)", at_least=0)
-    k_eval: int = field(0, "passages per question in evaluation; 0 = k", at_least=0)
     index: Literal["auto", "exact", "scann"] = field(
         "auto", "auto = ScaNN above brute_force_below passages, else exact search")
     brute_force_below: int = field(4000, "auto: exact search below so many passages", at_least=0)
@@ -245,12 +244,35 @@ class TrainConfig:
 
 @dataclasses.dataclass(frozen=True)
 class EvalConfig:
-    """Evaluation and answering."""
+    """Evaluation and answering; the longest answer is data.max_target_length."""
 
+    k: int = field(0, "passages per question; 0 = retrieval.k", at_least=0)
     batch_size: int = field(32, "questions at a time", at_least=1)
-    num_beams: int = field(1, "beam width; 1 = greedy", at_least=1)
     max_examples: int = field(0, "evaluate on the first so many dev questions; 0 = all",
                               at_least=0)
+    strategy: Literal["thorough", "fast", "marginal"] = field(
+        "thorough", "of RAG-Sequence: a beam per document with every hypothesis scored under "
+        "every document; the same without that pass; or one beam on the marginal probabilities")
+    num_beams: int = field(1, "beam width; 1 = greedy", at_least=1)
+    min_length: int = field(0, "tokens of the shortest answer, </s> included", at_least=0)
+    length_penalty: float = field(0.0, "answers are ranked by log p / length**penalty; 0 = by log "
+                                  "p")
+    no_repeat_ngram_size: int = field(0, "no n-gram of this size twice in an answer; 0 = no rule",
+                                      at_least=0)
+    forced_bos: bool = field(False, "every answer begins with <s>")
+    forced_eos: bool = field(False, "the last token of a longest answer is </s>")
+    bad_words: tuple[str, ...] = field((), "texts that no answer contains")
+    prefix: str = field("", "how every answer begins")
+    num_return_sequences: int = field(1, "answers per question, best first", at_least=1)
+    sample: bool = field(False, "draw answers instead of searching")
+    temperature: float = field(1.0, "of samples: log-probabilities are divided by it", at_least=0)
+    top_k: int = field(0, "of samples: the most probable tokens alone; 0 = all", at_least=0)
+    top_p: float = field(1.0, "of samples: the fewest tokens of this probability", at_least=0,
+                         at_most=1)
+    exact_nodes: int = field(0, "prefixes that the search for the certainly best answer may expand "
+                             "per question; 0 = no such search", at_least=0)
+    memory_mib: int = field(4096, "budget of the decoder's arrays; groups of questions and "
+                            "candidates are made to fit; 0 = all at once", at_least=0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -286,4 +308,11 @@ class Config:
     mesh: MeshConfig = section(MeshConfig)
 
 
-PRESETS: dict[type, dict[str, Any]] = {BertConfig: BERT_PRESETS, BartConfig: BART_PRESETS}
+# The paper's decoding (appendix A): open-domain QA by either model, and the generation tasks.
+EVAL_PRESETS = {
+    "paper-qa-token": EvalConfig(k=15),
+    "paper-qa-sequence": EvalConfig(k=50),
+    "paper-generation": EvalConfig(k=10, num_beams=4, strategy="fast"),
+}
+PRESETS: dict[type, dict[str, Any]] = {
+    BertConfig: BERT_PRESETS, BartConfig: BART_PRESETS, EvalConfig: EVAL_PRESETS}

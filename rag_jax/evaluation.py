@@ -36,13 +36,17 @@ def evaluate(answerer: Answerer, params: Any, questions: QuestionTokens,
 
     Returns:
       em, f1 (percent, best of the references), nll (mean nats per question),
-      answer_recall@K (percent) and the retrieval-collapse monitors.
+      log_prob (mean nats of the answers given), certified (percent, where the decoding can claim
+      it), answer_recall@K (percent) and the retrieval-collapse monitors.
     """
     if retrieved is None:
         retrieved = answerer.retrieve(params, questions)
     answers = answerer.decode(params, questions, retrieved)
     references = [example.answers for example in questions.examples]
     metrics = dict(summarise([answer.text for answer in answers], references))
+    metrics["log_prob"] = float(np.mean([answer.log_prob for answer in answers]))
+    if answerer.decoding.certifiable:
+        metrics["certified"] = 100 * float(np.mean([answer.certified for answer in answers]))
     if likelihood:
         log_p = answerer.log_likelihoods(params, questions, retrieved)
         metrics["nll"] = float(-log_p.mean())
@@ -82,6 +86,10 @@ def write_evaluation(folder: pathlib.Path, questions: QuestionTokens, result: Ev
             "references": list(example.answers),
             "exact_match": exact_match(answer.text, example.answers),
             "log_prob": answer.log_prob,
+            "token_log_probs": answer.token_log_probs,
+            "finished": answer.finished,
+            "certified": answer.certified,
+            "alternatives": [a._asdict() for a in answer.alternatives],
             "passages": [{"id": i, "prior": p, "posterior": q} for i, p, q in passages],
         }, ensure_ascii=False))
     files.write_text(folder / "predictions.jsonl", "\n".join(lines) + "\n")

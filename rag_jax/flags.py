@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Sequence
 
 from rag_jax import overrides
-from rag_jax.config import BART_PRESETS, BERT_PRESETS, Config, ConfigError
+from rag_jax.config import BART_PRESETS, BERT_PRESETS, EVAL_PRESETS, Config, ConfigError
 
 ROOT = pathlib.Path(__file__).parent.parent
 QUICKSTART = ROOT / "configs" / "quickstart.py"
@@ -32,9 +32,9 @@ def _field_help(config: Config) -> str:
         shown = ",".join(value) if isinstance(value, tuple) else str(value).lower() if (
             value is None or isinstance(value, bool)) else value
         lines.append(f"  --config.{name}={shown}  ({overrides.type_name(hint)})\n      {doc}")
-    presets = {**BERT_PRESETS, **BART_PRESETS}
-    lines.append(f"presets for the sections model.retriever and model.generator: "
-                 f"{', '.join(presets)}")
+    for where, presets in (("model.retriever", BERT_PRESETS), ("model.generator", BART_PRESETS),
+                           ("eval", EVAL_PRESETS)):
+        lines.append(f"presets of --config.{where}: {', '.join(presets)}")
     return "\n".join(lines)
 
 

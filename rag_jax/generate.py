@@ -2,16 +2,19 @@
 
 Prints the answer, its log-probability, and the passages that it came from with their prior and
 posterior. --interactive asks for questions; --questions FILE --out FILE.jsonl answers a file;
---index swaps the memory, with nothing retrained.
+--index swaps the memory, with nothing retrained; --heatmap shows which passage gave which token;
+--exact searches on until the answer is certainly the most probable one. How to decode is
+config.eval: --config.eval.num_beams=4, --config.eval.strategy=marginal, ...
 """
 
 import json
 import pathlib
 import sys
-import textwrap
 from collections.abc import Iterator
 
-from rag_jax import files, flags
+from rag_jax import files, flags, overrides
+
+EXACT_NODES = 10_000
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -23,10 +26,18 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--questions", metavar="FILE",
                         help="a file of questions, one a line, or .jsonl with a field question")
     parser.add_argument("--out", metavar="FILE.jsonl", help="write answers there, one a line")
+    parser.add_argument("--heatmap", nargs="?", const="terminal", metavar="FILE",
+                        help="document posterior per token, in the terminal or as .html or .png")
+    parser.add_argument("--exact", action="store_true",
+                        help="search on until the answer is certified as the most probable one, "
+                        f"over config.eval.exact_nodes prefixes at most (or {EXACT_NODES})")
     options, config = flags.parse_with_config(parser, argv, flags.workdir_config)
+    if options.exact and not config.eval.exact_nodes:
+        config = overrides.replace(config, {"eval.exact_nodes": EXACT_NODES})
     if not (options.question or options.questions or options.interactive):
         parser.error("name a question, --questions FILE or --interactive")
 
+    from rag_jax.display import show
     from rag_jax.trained import open_trained, read_questions
 
     path = pathlib.Path(options.workdir)
@@ -43,10 +54,10 @@ def main(argv: list[str] | None = None) -> None:
         print(f"{len(asked)} answers in {out}")
     else:
         for question, answer in zip(asked, trained.answer(asked), strict=True):
-            print(_shown(trained, question, answer), flush=True)
+            show(trained, question, answer, options.heatmap)
     if options.interactive:
         for question in _typed():
-            print(_shown(trained, question, trained.answer([question])[0]), flush=True)
+            show(trained, question, trained.answer([question])[0], options.heatmap)
 
 
 def _typed() -> Iterator[str]:
@@ -57,19 +68,6 @@ def _typed() -> Iterator[str]:
         if not line:
             return
         yield line
-
-
-def _shown(trained, question: str, answer) -> str:
-    lines = [f"\n{question}", f"  {answer.text or '(empty)'}    log p = {answer.log_prob:.3f}"]
-    if answer.passage_ids:
-        lines.append("  p(z|x)  p(z|x,y)  passage")
-    store = trained.index.passages if trained.index is not None else None
-    for passage_id, prior, posterior in zip(
-            answer.passage_ids, answer.prior, answer.posterior, strict=True):
-        passage = store[store.row_of(passage_id)]
-        text = textwrap.shorten(passage.text, 100, placeholder=" ...")
-        lines.append(f"  {prior:6.3f}  {posterior:8.3f}  {passage_id}  {text}")
-    return "\n".join(lines)
 
 
 if __name__ == "__main__":

@@ -49,6 +49,14 @@ class Seq2SeqBatch(NamedTuple):
     target_mask: Array  # bool[B, T]
 
 
+class Alternative(NamedTuple):
+    """Another answer to a question, or another sample."""
+
+    text: str
+    token_ids: list[int]
+    log_prob: float  # log p(y | x) in nats
+
+
 class Answer(NamedTuple):
     """A decoded answer with its evidence."""
 
@@ -58,3 +66,9 @@ class Answer(NamedTuple):
     passage_ids: list[str]
     prior: list[float]  # p(z | x)
     posterior: list[float]  # p(z | x, y); for RAG-Token the mean over the answer's tokens
+    token_log_probs: list[float] = []  # log p(y_t | x, y_<t) in nats, of every token of token_ids
+    # One row per token: RAG-Token p(z | x, y_t, y_<t), RAG-Sequence p(z | x, y_<=t).
+    token_posterior: list[list[float]] = []
+    finished: bool = True  # ended with </s>; False = cut at the length limit
+    certified: bool = False  # certainly the most probable answer within the length limit
+    alternatives: list[Alternative] = []  # the other returned answers, best first

@@ -10,6 +10,8 @@ ALLOWED = {
     "config": set(),
     "types": set(),
     "files": set(),
+    "heatmap": {"files"},
+    "display": {"heatmap", "trained", "types"},
     "hub": {"config", "types", "data", "models", "parallel"},
     "conversion": {"config", "overrides", "files", "parallel", "data", "hub", "models",
                    "training"},

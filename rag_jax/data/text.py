@@ -78,6 +78,10 @@ class Tokenizer:
         """Text of ids; special tokens are left out and outer spaces stripped."""
         return self._backend.decode([int(i) for i in ids], skip_special_tokens=True).strip()
 
+    def piece(self, token_id: int) -> str:
+        """Text of one token, special or not; bytes that are no whole letter come as "�"."""
+        return self._backend.decode([int(token_id)], skip_special_tokens=False)
+
 
 def train_bart_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
     """A byte-level BPE of BART's form, trained on `texts`; any string can be written with it.

@@ -1,1 +1,1 @@
-"""Decoding: one beam search, used by RAG-Token and, per document, by RAG-Sequence."""
+"""Decoding: one beam search for every way from questions with passages to answers."""

@@ -1,8 +1,13 @@
 """Beam search as one pure function over an explicit state; num_beams=1 is greedy search.
 
 R independent searches run side by side, each with M live hypotheses (still growing) and M
-finished ones (ended with end_id). The loop stops early once no live hypothesis can overtake the
-finished ones: log-probabilities only fall as a hypothesis grows.
+finished ones (ended with end_id). A search reads K documents at once and mixes their
+distributions of the next token; what each document said of every token is kept, so that
+posteriors and exact scores need no further pass.
+
+The loop stops early once no live hypothesis can overtake the finished ones, whatever the length
+penalty: log-probabilities only fall as a hypothesis grows. Meanwhile the search notes the best
+score among everything that it dropped, which bounds all that it has not seen.
 """
 
 from collections.abc import Callable
@@ -11,20 +16,34 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from rag_jax.decoding.constraints import Rule
+from rag_jax.decoding.settings import Decoding
 from rag_jax.models.layers import MASKED
 
 
 class Hypotheses(NamedTuple):
-    """M hypotheses of each search, best first."""
+    """M hypotheses of each search."""
 
     tokens: jax.Array  # int32[R, M, T], padded with pad_id after end_id
-    log_probs: jax.Array  # float32[R, M], sum of the tokens' log-probabilities, end_id included
+    scores: jax.Array  # float32[R, M], sum of log p (forced tokens 0); MASKED where there is none
+    ranks: jax.Array  # float32[R, M], scores with the length penalty
+    doc_log_p: jax.Array  # float32[R, M, T, K], log p(y_t | x, z, y_<t); 0 after end_id
+
+
+class Found(NamedTuple):
+    """The M best hypotheses: ended ones by rank, then live ones cut at max_length."""
+
+    hypotheses: Hypotheses
+    finished: jax.Array  # bool[R, M], ended with end_id
+    bound: jax.Array  # float32[R], no other ended answer of max_length tokens scores above this
 
 
 class BeamState(NamedTuple):
     position: jax.Array  # int32[], tokens generated so far
     live: Hypotheses
-    finished: Hypotheses  # log_probs MASKED where there is none
+    finished: Hypotheses
+    stopped: jax.Array  # bool[R], no live hypothesis can overtake the finished ones any more
+    bound: jax.Array  # float32[R], best score among what was dropped before the search stopped
     carry: Any  # what `step` keeps: caches, rows in the order of the live hypotheses
 
 
@@ -36,88 +55,119 @@ def gather_beams(tree: Any, beams: jax.Array) -> Any:
 
 
 def beam_search(
-    step: Callable[[jax.Array, Any], tuple[jax.Array, Any]],
+    step: Callable[[jax.Array, jax.Array, Any], tuple[jax.Array, Any]],
     carry: Any,
     reorder: Callable[[Any, jax.Array], Any],
+    weigh: Callable[[jax.Array], jax.Array],
+    rule: Rule,
+    settings: Decoding,
     *,
     searches: int,
-    num_beams: int,
-    max_length: int,
+    documents: int,
     start_id: int,
     end_id: int,
     pad_id: int,
-) -> Hypotheses:
+) -> Found:
     """Finds sequences of high probability.
 
     Args:
-      step: (last tokens int32[R, M], carry) -> (log-probabilities float32[R, M, V], carry).
+      step: (last tokens int32[R, M], position int32[], carry) -> (log p(. | x, z, y_<t)
+        float32[R, M, K, V], carry).
       carry: state before the first step, with rows for R x M hypotheses.
       reorder: (carry, beams int32[R, M]) -> carry whose hypothesis m is the former beams[:, m].
+      weigh: log p(y_<t | x, z) float32[R, M, K] -> log of the documents' weights float32[R, M, K]
+        in the next token's distribution.
+      rule: which tokens may come next.
+      settings: num_beams M, max_length T, length_penalty, prefix.
       searches: R.
-      num_beams: M.
-      max_length: T, tokens of a hypothesis with end_id.
+      documents: K of a search.
       start_id: first input token; it is not part of a hypothesis.
       end_id: ends a hypothesis.
       pad_id: fills it up.
-
-    Returns:
-      The M best hypotheses, best first: finished ones, then, where there are too few, live ones
-      cut at max_length (recognisable by the missing end_id).
     """
-    shape = (searches, num_beams)
-    empty = jnp.full((*shape, max_length), pad_id, jnp.int32)
-    first_only = jnp.where(jnp.arange(num_beams) == 0, 0.0, MASKED)
-    initial = BeamState(
-        position=jnp.zeros((), jnp.int32),
-        live=Hypotheses(empty, jnp.broadcast_to(first_only, shape).astype(jnp.float32)),
-        finished=Hypotheses(empty, jnp.full(shape, MASKED, jnp.float32)),
-        carry=carry,
-    )
+    beams, length = settings.num_beams, settings.max_length
+    shape = (searches, beams)
 
     def running(state: BeamState) -> jax.Array:
-        overtaken = state.live.log_probs[:, 0] <= state.finished.log_probs[:, -1]
-        return (state.position < max_length) & ~jnp.all(overtaken)
+        return (state.position < length) & ~state.stopped.all()
+
+    def overtaken(live: Hypotheses, finished: Hypotheses, position: jax.Array) -> jax.Array:
+        # Scores are at most 0: the longest (or, for a reward of brevity, the next) length is best.
+        at_best = length if settings.search_penalty > 0 else position + 1
+        return _rank(live.scores[:, 0], at_best, settings) <= finished.ranks[:, -1]
 
     def advance(state: BeamState) -> BeamState:
-        last = jnp.where(
-            state.position == 0, start_id,
-            state.live.tokens[:, :, jnp.maximum(state.position - 1, 0)])
-        log_p, carry = step(last, state.carry)
+        position, live = state.position, state.live
+        last = jnp.where(position == 0, start_id, live.tokens[:, :, jnp.maximum(position - 1, 0)])
+        doc_log_p, carry = step(last, position, state.carry)
+        weights = weigh(live.doc_log_p.sum(axis=2))
+        log_p = jax.nn.logsumexp(weights[..., None] + doc_log_p, axis=2)  # -> [R, M, V]
+        log_p = rule(live.tokens, position, log_p)
         vocab = log_p.shape[-1]
-        totals = (state.live.log_probs[:, :, None] + log_p).reshape(searches, -1)  # -> [R, M*V]
+        totals = live.scores[:, :, None] + log_p
         # Each live hypothesis has one ending, so 2M candidates always hold M that go on.
-        scores, flat = jax.lax.top_k(totals, 2 * num_beams)
-        beams, tokens = flat // vocab, flat % vocab
-        grown = gather_beams(state.live.tokens, beams)
-        grown = jax.lax.dynamic_update_index_in_dim(
-            grown, tokens.astype(jnp.int32), state.position, axis=2)
+        scores, flat = jax.lax.top_k(totals.reshape(searches, -1), 2 * beams + 1)
+        beyond, scores, flat = scores[:, -1], scores[:, :-1], flat[:, :-1]
+        origin, tokens = flat // vocab, flat % vocab
+        grown = gather_beams(live, origin)
+        rows = jnp.arange(searches)[:, None]
+        grown = Hypotheses(
+            grown.tokens.at[:, :, position].set(tokens.astype(jnp.int32)),
+            scores, _rank(scores, position + 1, settings),
+            grown.doc_log_p.at[:, :, position].set(doc_log_p[rows, origin, :, tokens]))
         ends = tokens == end_id
         # An ending counts only among the first M: it beat what the beam goes on with.
-        among_first = (jnp.arange(2 * num_beams) < num_beams)[None]
-        ended = jnp.where(ends & among_first, scores, MASKED)
-        finished = _best(
-            Hypotheses(jnp.concatenate([state.finished.tokens, grown], axis=1),
-                       jnp.concatenate([state.finished.log_probs, ended], axis=1)), num_beams)
-        live_scores, chosen = jax.lax.top_k(jnp.where(ends, MASKED, scores), num_beams)
-        return BeamState(
-            position=state.position + 1,
-            live=Hypotheses(gather_beams(grown, chosen), live_scores),
-            finished=finished,
-            carry=reorder(carry, gather_beams(beams, chosen)),
-        )
+        accepted = ends & (jnp.arange(2 * beams) < beams)[None]
+        finished, worse, _ = _best(_join(state.finished, _only(grown, accepted)), beams)
+        going_on, dropped, chosen = _best(_only(grown, ~ends), beams)
+        taken = accepted[:, None, :] & (origin[:, None, :] == jnp.arange(beams)[None, :, None])
+        unaccepted = jnp.where(taken.any(axis=2), MASKED, totals[:, :, end_id]).max(axis=1)
+        stopped = overtaken(going_on, finished, position + 1)
+        unfinished = jnp.maximum(jnp.where(stopped, going_on.scores[:, 0], MASKED),
+                                 jnp.maximum(dropped, beyond))
+        # What does not end at max_length is no answer.
+        unfinished = jnp.where(position + 1 < length, unfinished, MASKED)
+        bound = jnp.stack([state.bound, worse, unaccepted, unfinished]).max(axis=0)
+        # A search that has stopped waits for the others, and they do not change its bound.
+        bound = jnp.where(state.stopped, state.bound, bound)
+        return BeamState(position + 1, going_on, finished, state.stopped | stopped, bound,
+                         reorder(carry, gather_beams(origin, chosen)))
 
-    last = jax.lax.while_loop(running, advance, initial)
-    none_finished = last.finished.log_probs <= MASKED
-    order = jnp.where(none_finished, MASKED, 0.0)  # live hypotheses come after finished ones
-    both = Hypotheses(
-        jnp.concatenate([last.finished.tokens, last.live.tokens], axis=1),
-        jnp.concatenate([last.finished.log_probs, last.live.log_probs], axis=1))
-    rank = jnp.concatenate([order, jnp.full(shape, MASKED / 2)], axis=1)
-    _, picked = jax.lax.top_k(rank + both.log_probs * (rank > MASKED), num_beams)
-    return Hypotheses(gather_beams(both.tokens, picked),
-                      jnp.take_along_axis(both.log_probs, picked, axis=1))
+    first_only = jnp.where(jnp.arange(beams) == 0, 0.0, MASKED).astype(jnp.float32)
+    nothing = jnp.full(shape, MASKED, jnp.float32)
+    none = Hypotheses(jnp.full((*shape, length), pad_id, jnp.int32), nothing, nothing,
+                      jnp.zeros((*shape, length, documents), jnp.float32))
+    start = jnp.broadcast_to(first_only, shape)
+    initial = BeamState(jnp.zeros((), jnp.int32), none._replace(scores=start, ranks=start), none,
+                        jnp.zeros(searches, bool), nothing[:, 0], carry)
+    end = jax.lax.while_loop(running, advance, initial)
+    both = _join(end.finished, end.live)
+    # Both halves are sorted: ended, live, and places that were never filled.
+    order = jnp.where(both.scores > MASKED / 2, (jnp.arange(2 * beams) >= beams)[None], 2)
+    picked = jnp.argsort(order, axis=1, stable=True)[:, :beams]
+    return Found(gather_beams(both, picked), jnp.take_along_axis(order, picked, axis=1) == 0,
+                 end.bound)
 
 
-def _best(hypotheses: Hypotheses, count: int) -> Hypotheses:
-    scores, picked = jax.lax.top_k(hypotheses.log_probs, count)
-    return Hypotheses(gather_beams(hypotheses.tokens, picked), scores)
+def _rank(scores: jax.Array, length: jax.Array | int, settings: Decoding) -> jax.Array:
+    """Scores with the length penalty for `length` tokens; MASKED stays MASKED."""
+    if not settings.search_penalty:
+        return scores
+    counted = jnp.maximum(length - settings.prefix_length, 1)
+    return jnp.where(scores > MASKED / 2, scores / counted**settings.search_penalty, MASKED)
+
+
+def _only(hypotheses: Hypotheses, kept: jax.Array) -> Hypotheses:
+    return hypotheses._replace(scores=jnp.where(kept, hypotheses.scores, MASKED),
+                               ranks=jnp.where(kept, hypotheses.ranks, MASKED))
+
+
+def _join(first: Hypotheses, second: Hypotheses) -> Hypotheses:
+    return Hypotheses(*(jnp.concatenate(pair, axis=1) for pair in zip(first, second, strict=True)))
+
+
+def _best(hypotheses: Hypotheses, count: int) -> tuple[Hypotheses, jax.Array, jax.Array]:
+    """The `count` of highest rank, the rank of the next one, and the places of the `count`."""
+    ranks, picked = jax.lax.top_k(hypotheses.ranks, count + 1)
+    picked = picked[:, :count]
+    return gather_beams(hypotheses, picked), ranks[:, count], picked

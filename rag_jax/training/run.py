@@ -25,8 +25,9 @@ def be_quiet() -> None:
 def open_job(config: Config, path: pathlib.Path) -> stages.Job:
     """The workdir's data and the mesh; nothing is trained."""
     folders = functools.partial(pretrained.tokenizer_folder, config)
-    return stages.Job(config, path, prepare(config, path, folders),
-                      parallel.make_mesh(config.mesh))
+    prepared = prepare(config, path, folders)
+    stages.decoding_settings(config, prepared.generator_tokenizer)  # complains before training
+    return stages.Job(config, path, prepared, parallel.make_mesh(config.mesh))
 
 
 def train(config: Config, path: pathlib.Path) -> dict[str, Any]:

@@ -36,6 +36,8 @@ from rag_jax.data.batches import (
 )
 from rag_jax.data.prepare import Prepared
 from rag_jax.data.question_files import Example
+from rag_jax.data.text import Tokenizer
+from rag_jax.decoding.settings import Decoding
 from rag_jax.evaluation import evaluate
 from rag_jax.models import rag
 from rag_jax.models.layers import unstack_layers
@@ -227,13 +229,34 @@ def make_answerer(job: Job, index: PassageIndex | None, kind: str, **changes: An
         generator=dataclasses.replace(job.model.generator, **looped),
         retriever=dataclasses.replace(job.model.retriever, **looped))
     settings = {
-        "k": config.retrieval.k_eval or config.retrieval.k,
+        "k": config.eval.k or config.retrieval.k,
         "batch_size": config.eval.batch_size,
-        "num_beams": config.eval.num_beams,
-        "max_length": config.data.max_target_length,
         "length_step": config.data.length_buckets,
+        "decoding": decoding_settings(config, job.prepared.generator_tokenizer),
+        "seed": config.seed,
+        "node_budget": config.eval.exact_nodes,
     }
     return Answerer(model, job.mesh, index, **{**settings, **changes})
+
+
+def decoding_settings(config: Config, tokenizer: Tokenizer) -> Decoding:
+    """`config.eval` with its texts as token ids, each as it is written inside an answer."""
+    values = dataclasses.asdict(config.eval)
+    same = {f.name: values[f.name] for f in dataclasses.fields(Decoding) if f.name in values}
+
+    def ids(text: str) -> tuple[int, ...]:
+        return tuple(tokenizer.encode([f" {text}"])[0])
+
+    try:
+        return Decoding(**{
+            **same,
+            "max_length": config.data.max_target_length,
+            "bad_words": tuple(map(ids, config.eval.bad_words)),
+            "prefix": ids(config.eval.prefix) if config.eval.prefix else None,
+            "forced_bos": tokenizer.start if config.eval.forced_bos else None,
+        })
+    except ValueError as error:
+        raise ConfigError(f"config.eval: {error}") from None
 
 
 def fine_tune(job: Job, run: str, warm: Any, index: PassageIndex) -> Any:

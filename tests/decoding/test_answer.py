@@ -1,186 +1,164 @@
 """Decoding of both models against enumeration of every answer of a tiny vocabulary."""
 
 import functools
-import itertools
 
 import jax
 import naive
 import numpy as np
+import plain
 import pytest
 import tiny
+from enumerated import (
+    ANSWERS,
+    BATCH,
+    DOCS,
+    END,
+    ENDED,
+    EVERYTHING,
+    LONGEST,
+    PAD,
+    QUESTIONS,
+    VOCAB,
+    answers,
+    cut,
+    params,
+    ranked,
+    run,
+    strengthened,
+    with_end_bias,
+    world,
+)
+from enumerated import model as small
 
-from rag_jax.decoding.answer import decode
+from rag_jax.decoding.answer import decode, decode_by
+from rag_jax.decoding.settings import Decoding
 from rag_jax.models import rag
 
 KINDS = ["token", "sequence"]
-VOCAB, LONGEST, QUESTIONS, DOCS, END, PAD = 5, 3, 6, 3, tiny.END, tiny.PAD
-EVERYTHING = 85  # 1 + 4 + 16 answers that end, 64 that are cut
-SMALL = {"vocab_size": VOCAB, "max_positions": 8}
+WAYS = [("token", "thorough"), ("sequence", "thorough"), ("sequence", "fast"),
+        ("sequence", "marginal")]
 
 
-def small(kind):
-    return tiny.rag_model(kind, generator=SMALL)
-
-
-MODEL = small("token")
-BATCH = tiny.rag_batch(seed=5, questions=QUESTIONS, passages=DOCS, target=LONGEST, model=MODEL)
-PATHS = list(itertools.product(range(VOCAB), repeat=LONGEST))
-ANSWERS = [y for n in range(1, LONGEST + 1) for y in itertools.product(range(VOCAB), repeat=n)
-           if END not in y[:-1] and (y[-1] == END or n == LONGEST)]
-
-
-def strengthened(params, parts=("cross_attention",)):
-    """Strong positions and attention: small random models otherwise repeat one token for ever."""
-    def scale(path, leaf):
-        name = jax.tree_util.keystr(path)
-        if "decoder_positions" in name:
-            return leaf * 4
-        return leaf * 3 if any(p in name for p in parts) and "query" not in name else leaf
-
-    return {**params, "generator": jax.tree_util.tree_map_with_path(scale, params["generator"])}
-
-
-@pytest.fixture(scope="module")
-def params():
-    return strengthened(tiny.rag_params(MODEL, seed=7))
-
-
-@functools.partial(tiny.jit, static_argnames=("kind", "width"))
-def run(params, batch, kind, width):
-    return decode(small(kind), params, batch, width, LONGEST)
-
-
-@pytest.fixture(scope="module")
-def world(params):
-    """(log p(z | x) [B, K], {prefix: log p(y_t | x, z, prefix) [B, K, V]}) by full forwards."""
-    score = tiny.jit(lambda params, batch: (rag.log_prior(MODEL, params, batch),
-                                            rag.token_log_probs(MODEL, params, batch)))
-    table = {p: np.zeros((QUESTIONS, DOCS, VOCAB)) for n in range(LONGEST)
-             for p in itertools.product(range(VOCAB), repeat=n)}
-    for question in range(QUESTIONS):
-        rows = [np.repeat(leaf[question : question + 1], len(PATHS), axis=0) for leaf in BATCH]
-        batch = BATCH._make(rows)._replace(target_ids=np.array(PATHS, np.int32))
-        log_p = np.float64(score(params, batch)[1])
-        for path, under_docs in zip(PATHS, log_p, strict=True):
-            for t in range(LONGEST):
-                table[path[:t]][question, :, path[t]] = under_docs[:, t]
-    return np.float64(score(params, BATCH)[0]), table
-
-
-def log_marginal(world, question, y, kind):
-    """log p(y | x) in float64."""
-    prior, table = world
-    p = np.exp([table[y[:t]][question, :, y[t]] for t in range(len(y))])  # -> [T, K]
-    prior = np.exp(prior[question])
-    if kind == "sequence":
-        return np.log((prior * p.prod(axis=0)).sum())
-    return np.log((prior[None] * p).sum(axis=1)).sum()
-
-
-def naive_decode(world, question, kind, width):
-    """The package's decoders in words: python lists, float64."""
-    prior, table = world
-
-    def marginal(prefix):
-        mixed = np.exp(prior[question])[:, None] * np.exp(table[prefix][question])
-        return np.log(mixed.sum(axis=0))
-
-    if kind == "token":
-        return naive.beam_search(marginal, width, LONGEST, END)[0][1]
-    candidates = [
-        y for z in range(DOCS) if BATCH.doc_mask[question, z]
-        for _, y in naive.beam_search(lambda p, z=z: table[p][question, z], width, LONGEST, END)]
-    return max(candidates, key=lambda y: (
-        y[-1] == END, log_marginal(world, question, y, "sequence")))
-
-
-def answers(decoded):
-    """Tokens up to END; what follows must be padding."""
+def naive_ranking(question, kind, strategy, width):
+    """The package's decoders in words: [(ended, score, answer)], best first; python, float64."""
+    settings = Decoding(num_beams=width, max_length=LONGEST)
+    if kind == "token" or strategy == "marginal":
+        found = plain.beam_search(world().mixed(question, kind), settings, END)
+        return [(y[-1] == END, score, y) for score, y in found]
+    beams = {z: dict((y, score) for score, y in plain.beam_search(
+        lambda p, z=z: world().table[p][question, z], settings, END))
+        for z in range(DOCS) if BATCH.doc_mask[question, z]}
     result = []
-    for row in np.asarray(decoded.tokens).tolist():
-        length = row.index(END) + 1 if END in row else len(row)
-        assert all(t == PAD for t in row[length:])
-        result.append(tuple(row[:length]))
-    return result
+    for y in {y for beam in beams.values() for y in beam}:
+        score = world().log_p(question, y, "sequence")
+        if strategy == "fast":
+            score = np.logaddexp.reduce([world().prior[question, z] + beam[y]
+                                         for z, beam in beams.items() if y in beam])
+        result.append((y[-1] == END, score, y))
+    return sorted(result, reverse=True)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_enumerated_answers_have_total_probability_one(world, kind):
+def test_enumerated_answers_have_total_probability_one(kind):
     for question in range(QUESTIONS):
-        p = [np.exp(log_marginal(world, question, y, kind)) for y in ANSWERS]
+        p = [np.exp(world().log_p(question, y, kind)) for y in ANSWERS]
         np.testing.assert_allclose(sum(p), 1, rtol=1e-5)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_full_width_finds_the_enumerated_argmax(params, world, kind):
-    """The best answer that ends."""
-    decoded = run(params, BATCH, kind, EVERYTHING)
-    allowed = [y for y in ANSWERS if y[-1] == END]
-    for question, found in enumerate(answers(decoded)):
-        best = max(allowed, key=lambda y: log_marginal(world, question, y, kind))  # noqa: B023
-        assert found == best
-        np.testing.assert_allclose(decoded.log_p[question],
-                                   log_marginal(world, question, best, kind), rtol=1e-5)
+@pytest.mark.parametrize("kind, strategy", [w for w in WAYS if w[1] != "fast"])
+def test_full_width_finds_the_enumerated_argmax(kind, strategy):
+    """The best answer that ends, certified where that is claimed."""
+    found = run(params(), BATCH, kind, EVERYTHING, strategy=strategy)
+    for question, y in enumerate(answers(found)):
+        best = max(ENDED, key=lambda y, q=question: world().log_p(q, y, kind))
+        assert y == best
+        np.testing.assert_allclose(found.log_p[question], world().log_p(question, best, kind),
+                                   rtol=1e-5)
+    assert found.certified.all() and found.finished.all()
 
 
 @pytest.mark.parametrize("width", [1, 3])
-@pytest.mark.parametrize("kind", KINDS)
-def test_greedy_and_narrow_beams_match_the_naive_decoder(params, world, kind, width):
-    found = answers(run(params, BATCH, kind, width))
-    assert found == [naive_decode(world, q, kind, width) for q in range(QUESTIONS)]
-    assert len(set(found)) >= 3, "answers that are all alike prove little"
+@pytest.mark.parametrize("kind, strategy", WAYS)
+def test_beams_match_the_naive_decoder_in_order_and_score(kind, strategy, width):
+    """Duplicates across documents come once; too few answers are marked, not invented."""
+    found = run(params(), BATCH, kind, width, strategy=strategy)
+    for question in range(QUESTIONS):
+        expected = naive_ranking(question, kind, strategy, width)[:width]
+        assert ranked(found, question) == [y for *_, y in expected]
+        np.testing.assert_allclose(found.ranked.log_p[question][: len(expected)],
+                                   [score for _, score, _ in expected], rtol=1e-5)
+        assert found.finished[question] == expected[0][0]
+    assert len(set(answers(found))) >= 3, "answers that are all alike prove little"
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_reported_numbers_are_the_teacher_forced_ones(params, kind):
-    """log p(y | x), prior and posterior of the answer, over its own length."""
-    decoded = run(params, BATCH, kind, 3)
-    mask = np.zeros((QUESTIONS, LONGEST), bool)
-    for row, y in enumerate(answers(decoded)):
-        mask[row, : len(y)] = True
-    batch = BATCH._replace(target_ids=np.asarray(decoded.tokens), target_mask=mask)
-    forced = tiny.jit(functools.partial(rag.log_likelihood, small(kind)))(params, batch)
-    for name in ("log_p", "prior", "posterior"):
-        np.testing.assert_allclose(getattr(decoded, name), forced[name], rtol=1e-5, atol=1e-6)
+@pytest.mark.parametrize("kind, strategy", [w for w in WAYS if w[1] != "fast"])
+def test_reported_numbers_are_those_of_the_equations(kind, strategy):
+    """log p of answer and tokens, prior, and the posteriors of the answer and of each token."""
+    found = run(params(), BATCH, kind, 3, strategy=strategy)
+    np.testing.assert_allclose(found.prior, np.exp(world().prior), rtol=1e-5)
+    for question in range(QUESTIONS):
+        prior = np.exp(world().prior[question])
+        for place, y in enumerate(ranked(found, question)):
+            said, n = np.exp(world().said(question, y)), len(y)
+            joint = prior * (said.cumprod(axis=0) if kind == "sequence" else said)  # [T, K]
+            each = joint / joint.sum(axis=1, keepdims=True)
+            whole = each[-1] if kind == "sequence" else each.mean(axis=0)
+            of, step = world().mixed(question, kind), found.ranked.token_log_p[question, place]
+            np.testing.assert_allclose(
+                step[:n], [of(y[:t])[y[t]] for t in range(n)], rtol=1e-4, atol=1e-6)
+            np.testing.assert_allclose(step.sum(), found.ranked.log_p[question, place], rtol=1e-5)
+            by_token = found.ranked.token_posterior[question, place].T
+            np.testing.assert_allclose(by_token[:n], each, rtol=1e-4, atol=1e-6)
+            assert not step[n:].any() and not by_token[n:].any()
+            np.testing.assert_allclose(found.ranked.posterior[question, place], whole, rtol=1e-4,
+                                       atol=1e-6)
 
 
-def with_end_bias(params, bias):
-    generator = dict(params["generator"])
-    generator["final_logits_bias"] = generator["final_logits_bias"].at[END].add(bias)
-    return {**params, "generator": generator}
+def test_fast_gives_no_share_to_documents_whose_beam_lacks_the_answer():
+    found = run(params(), BATCH, "sequence", 1, strategy="fast")
+    without = 0
+    for question, y in enumerate(answers(found)):
+        for z in np.flatnonzero(BATCH.doc_mask[question]):
+            of = lambda p, z=z, q=question: world().table[p][q, z]  # noqa: E731
+            greedy = plain.beam_search(of, Decoding(num_beams=1, max_length=LONGEST), END)[0][1]
+            assert (found.posterior[question, z] == 0) == (greedy != y)
+            without += greedy != y
+    assert without
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_end_first_and_never(params, kind):
+@pytest.mark.parametrize("kind, strategy", WAYS)
+def test_end_first_and_never(kind, strategy):
     """The empty answer is an answer; one that never ends is cut at the length limit."""
-    empty = run(with_end_bias(params, 60.0), BATCH, kind, 3)
+    empty = run(with_end_bias(params(), 60.0), BATCH, kind, 3, strategy=strategy)
     assert answers(empty) == [(END,)] * QUESTIONS
     np.testing.assert_allclose(empty.log_p, 0, atol=1e-4)
-    endless = run(with_end_bias(params, -60.0), BATCH, kind, 3)
+    endless = run(with_end_bias(params(), -60.0), BATCH, kind, 3, strategy=strategy)
     assert all(END not in y and len(y) == LONGEST for y in answers(endless))
     assert np.isfinite(endless.log_p).all()
+    assert not endless.finished.any() and not endless.certified.any()
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_padding_documents_and_targets_are_not_read(params, kind):
-    expected = run(params, BATCH, kind, 3)
+@pytest.mark.parametrize("kind, strategy", WAYS)
+def test_padding_documents_and_targets_are_not_read(kind, strategy):
+    expected = run(params(), BATCH, kind, 3, strategy=strategy)
     padding = ~BATCH.doc_mask
     junk = BATCH._replace(
         source_ids=np.where(padding[..., None], (BATCH.source_ids + 1) % VOCAB, BATCH.source_ids),
         doc_embeddings=np.where(padding[..., None], np.float32(99), BATCH.doc_embeddings),
         target_ids=(BATCH.target_ids + 1) % VOCAB)
-    found = run(params, junk, kind, 3)
+    found = run(params(), junk, kind, 3, strategy=strategy)
     np.testing.assert_array_equal(found.tokens, expected.tokens)
     np.testing.assert_allclose(found.log_p, expected.log_p, rtol=1e-6)
-    assert not np.asarray(found.posterior)[padding].any()
+    np.testing.assert_array_equal(found.certified, expected.certified)
+    assert not found.posterior[padding].any()
 
 
-def test_padding_documents_propose_no_answers(params, world):
+@pytest.mark.parametrize("strategy", ["thorough", "fast"])
+def test_padding_documents_propose_no_answers(strategy):
     """Only the one real document's greedy answer counts, even where another would score higher."""
     alone = BATCH._replace(doc_mask=np.arange(DOCS)[None] == np.zeros((QUESTIONS, 1), int))
-    found = answers(run(params, alone, "sequence", 1))
-    _, table = world
-    tempted = 0
+    found = answers(run(params(), alone, "sequence", 1, strategy=strategy))
+    tempted, table = 0, world().table
     for question in range(QUESTIONS):
         greedy = [naive.beam_search(
             lambda p, q=question, z=z: table[p][q, z], 1, LONGEST, END)[0][1] for z in range(DOCS)]
@@ -191,45 +169,124 @@ def test_padding_documents_propose_no_answers(params, world):
     assert tempted, "no padding document was tempting"
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_an_answer_does_not_depend_on_the_rest_of_the_batch(params, kind):
+@pytest.mark.parametrize("kind, strategy", WAYS)
+def test_an_answer_does_not_depend_on_the_rest_of_the_batch(kind, strategy):
     """Other order, other neighbours, one of them without any document."""
-    expected = run(params, BATCH, kind, 3)
+    expected = run(params(), BATCH, kind, 3, strategy=strategy)
     order = np.array([2, 5, 0, 3, 4, 1])
-    moved = run(params, BATCH._make([leaf[order] for leaf in BATCH]), kind, 3)
-    np.testing.assert_array_equal(moved.tokens, np.asarray(expected.tokens)[order])
-    np.testing.assert_allclose(moved.log_p, np.asarray(expected.log_p)[order], rtol=1e-6)
+    moved = run(params(), BATCH._make([leaf[order] for leaf in BATCH]), kind, 3, strategy=strategy)
+    np.testing.assert_array_equal(moved.tokens, expected.tokens[order])
+    np.testing.assert_allclose(moved.log_p, expected.log_p[order], rtol=1e-6)
     other = BATCH._replace(doc_mask=BATCH.doc_mask & (np.arange(QUESTIONS) != 1)[:, None])
-    found = run(params, other, kind, 3)
-    assert not any(np.isnan(leaf).any() for leaf in found)
+    found = run(params(), other, kind, 3, strategy=strategy)
+    assert not any(np.isnan(leaf).any() for leaf in jax.tree.leaves(found))
+    assert not found.certified[1]
     kept = np.array([0, 2, 3, 4, 5])
-    np.testing.assert_array_equal(np.asarray(found.tokens)[kept], np.asarray(expected.tokens)[kept])
+    np.testing.assert_array_equal(found.tokens[kept], expected.tokens[kept])
 
 
-def test_one_document_makes_the_models_equal(params):
+@pytest.mark.parametrize("kind, strategy", WAYS[:2])
+def test_the_memory_budget_changes_no_result(kind, strategy, monkeypatch):
+    """Two questions at a time, and four candidates: the last group of them overlaps another."""
+    from rag_jax.decoding import answer, scoring
+    expected = run(params(), BATCH, kind, 3, strategy=strategy)
+    monkeypatch.setattr(answer, "questions_at_once", lambda *_: 2)
+    monkeypatch.setattr(scoring, "candidates_at_once", lambda *_: 4)
+    settings = Decoding(strategy=strategy, num_beams=3, num_return_sequences=3, max_length=LONGEST)
+    found = jax.device_get(tiny.jit(functools.partial(decode_by, small(kind), settings))(
+        params(), BATCH))
+    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+
+
+def test_thorough_scores_no_pair_twice_and_fast_none(monkeypatch):
+    """Counted at every pass: (candidates of a pass) x passes, for each document."""
+    from rag_jax.decoding import documents, scoring
+
+    calls, target_log_probs = [], documents.target_log_probs
+
+    def counted(*arguments):
+        jax.debug.callback(lambda: calls.append(1))
+        return target_log_probs(*arguments)
+
+    monkeypatch.setattr(documents, "target_log_probs", counted)
+    monkeypatch.setattr(scoring, "candidates_at_once", lambda *_: 2)
+    programs = {strategy: tiny.jit(functools.partial(decode_by, small("sequence"), Decoding(
+        strategy=strategy, num_beams=3, max_length=LONGEST))) for strategy in ("thorough", "fast")}
+
+    def passes(strategy, batch):
+        calls.clear()
+        found = jax.block_until_ready(programs[strategy](params(), batch))
+        jax.effects_barrier()
+        assert not np.asarray(found.certified).any() or strategy == "thorough"
+        return len(calls)
+
+    alike = BATCH._replace(source_ids=np.repeat(BATCH.source_ids[:, :1], DOCS, axis=1),
+                           source_mask=np.repeat(BATCH.source_mask[:, :1], DOCS, axis=1))
+    beams = [[{y for _, y in plain.beam_search(
+        lambda p, q=q, z=z: world().table[p][q, z], Decoding(num_beams=3, max_length=LONGEST), END)}
+        for z in np.flatnonzero(BATCH.doc_mask[q])] for q in range(QUESTIONS)]
+    needed = max(len(set().union(*found) - beam) for found in beams for beam in found)
+    assert 1 < needed < 3 * DOCS
+    assert passes("thorough", BATCH) == -(-needed // 2)
+    assert passes("fast", BATCH) == 0
+    assert passes("thorough", alike) == 0
+
+
+@pytest.mark.parametrize("strategy", ["thorough", "fast", "marginal"])
+def test_equal_documents_and_one_document_make_all_ways_equal(strategy):
+    """All documents equal: the mixture is each of them. One document: nothing to mix."""
+    alike = BATCH._replace(source_ids=np.repeat(BATCH.source_ids[:, :1], DOCS, axis=1),
+                           source_mask=np.repeat(BATCH.source_mask[:, :1], DOCS, axis=1))
     alone = BATCH._replace(
         source_ids=BATCH.source_ids[:, :1], source_mask=BATCH.source_mask[:, :1],
         doc_embeddings=BATCH.doc_embeddings[:, :1], doc_mask=np.ones((QUESTIONS, 1), bool))
-    token, sequence = (run(params, alone, kind, 1) for kind in KINDS)
-    np.testing.assert_array_equal(token.tokens, sequence.tokens)
-    np.testing.assert_allclose(token.log_p, sequence.log_p, rtol=1e-6)
-    np.testing.assert_allclose(token.posterior, 1, rtol=1e-6)
+    token = run(params(), alone, "token", 3)
+    for batch in (alike, alone):
+        found = run(params(), batch, "sequence", 3, strategy=strategy)
+        np.testing.assert_array_equal(found.tokens, token.tokens)
+        np.testing.assert_allclose(found.log_p, token.log_p, rtol=1e-5)
+        np.testing.assert_allclose(found.posterior, found.prior, rtol=1e-4)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_long_beams_follow_the_full_forward(kind):
+def test_settings_reach_both_models():
+    """Rules and the length penalty, through the whole of `decode_by`."""
+    for kind, strategy in WAYS[:2]:
+        found = run(params(), BATCH, kind, 3, strategy=strategy, bad_words=((3,),), min_length=2,
+                    prefix=(4,), forced_eos=True, length_penalty=1.0)
+        for question, y in enumerate(answers(found)):
+            assert y[0] == 4 and 3 not in y and y[-1] == END and len(y) >= 2
+            np.testing.assert_allclose(found.log_p[question], world().log_p(question, y, kind),
+                                       rtol=1e-5)
+        # Forced </s> and a length penalty: nothing is claimed.
+        assert np.isinf(found.bound).all() and not found.certified.any()
+
+
+def test_what_the_model_does_not_allow_is_refused():
+    for settings, word in (({"max_length": 9}, "8 positions"), ({"prefix": (5,)}, "vocab_size=5"),
+                           ({"bad_words": ((END,),)}, "end token"),
+                           ({"forced_bos": END}, "end token")):
+        with pytest.raises(ValueError, match=word):
+            decode_by(small("token"), Decoding(**{"max_length": 3, **settings}), {}, BATCH)
+    with pytest.raises(ValueError, match="key"):
+        decode_by(small("token"), Decoding(max_length=3, sample=True), {}, BATCH)
+
+
+@pytest.mark.parametrize("kind, strategy", WAYS[:2])
+def test_long_beams_follow_the_full_forward(kind, strategy):
     """Hypotheses that overtake each other for 7 tokens must take their caches with them."""
     model, width, length, questions = tiny.rag_model(kind), 4, 7, 6
-    params = strengthened(
+    weights = strengthened(
         with_end_bias(tiny.rag_params(model, seed=3), 2.0), ("self_attention", "cross_attention"))
     batch = tiny.rag_batch(seed=1, questions=questions, passages=2, model=model)
-    decoded = tiny.jit(lambda p, b: decode(model, p, b, width, length))(params, batch)
+    settings = Decoding(strategy=strategy, num_beams=width, max_length=length)
+    decoded = tiny.jit(functools.partial(decode_by, model, settings))(weights, batch)
     prior = np.log(np.maximum(np.float64(decoded.prior), 1e-300))
 
     @tiny.jit
     def logits(decoder_ids):
         return model.generator_module.apply(
-            {"params": params["generator"]}, batch.source_ids.reshape(2 * questions, -1),
+            {"params": weights["generator"]}, batch.source_ids.reshape(2 * questions, -1),
             batch.source_mask.reshape(2 * questions, -1), decoder_ids)
 
     @functools.cache
@@ -240,16 +297,22 @@ def test_long_beams_follow_the_full_forward(kind):
         log_p = naive.log_softmax(np.float64(logits(rows))[:, len(prefix)])
         return log_p.reshape(questions, 2, -1)
 
+    def under(question, y):
+        return np.array([sum(after(y[:t])[question, z, y[t]] for t in range(len(y)))
+                         for z in range(2)])
+
     def mixed(prefix, question):
-        return np.log((np.exp(prior[question])[:, None] * np.exp(after(prefix)[question])).sum(0))
+        weight = prior[question]
+        if kind == "sequence":
+            weight = naive.log_softmax(weight + under(question, prefix))
+        return np.log((np.exp(weight)[:, None] * np.exp(after(prefix)[question])).sum(0))
 
     def joint(question, y):
-        under = [sum(after(y[:t])[question, z, y[t]] for t in range(len(y))) for z in range(2)]
-        return np.log((np.exp(prior[question]) * np.exp(under)).sum())
+        return np.log((np.exp(prior[question]) * np.exp(under(question, y))).sum())
 
     found = []
     for question in range(questions):
-        if kind == "token":
+        if kind == "token" or strategy == "marginal":
             found.append(naive.beam_search(
                 lambda p, q=question: mixed(p, q), width, length, END)[0][1])
         else:
@@ -259,3 +322,30 @@ def test_long_beams_follow_the_full_forward(kind):
             found.append(max(candidates, key=lambda y, q=question: (y[-1] == END, joint(q, y))))
     assert answers(decoded) == found
     assert max(map(len, found)) > 3 and len(set(found)) > 3
+
+
+def test_the_short_call_is_the_long_one():
+    short = tiny.jit(lambda p, b: decode(small("token"), p, b, 3, LONGEST))(params(), BATCH)
+    np.testing.assert_array_equal(short.tokens, run(params(), BATCH, "token", 3).tokens)
+    assert cut(short.tokens[0])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_given_answers_are_scored_as_training_does(kind):
+    """`score` shares caches with the beams; `rag.log_likelihood` shares nothing with it."""
+    from rag_jax.decoding.scoring import score
+    found = run(params(), BATCH, kind, 3)
+    mask = np.zeros((QUESTIONS, LONGEST), bool)
+    for row, y in enumerate(answers(found)):
+        mask[row, : len(y)] = True
+    batch = BATCH._replace(target_ids=found.tokens, target_mask=mask)
+    forced = tiny.jit(functools.partial(rag.log_likelihood, small(kind)))(params(), batch)
+    long = np.pad(found.tokens, ((0, 0), (0, LONGEST)), constant_values=PAD)
+    scorer = tiny.jit(functools.partial(score, small(kind)))
+    # With room for six tokens only the first three are computed: none of these answers is longer.
+    for scored in (scorer(params(), BATCH, found.tokens[:, None]),
+                   scorer(params(), BATCH, long[:, None], mask=np.pad(
+                       mask, ((0, 0), (0, LONGEST)))[:, None])):
+        for name in ("log_p", "posterior"):
+            for ours in (getattr(found, name), getattr(scored, name)[:, 0]):
+                np.testing.assert_allclose(ours, forced[name], rtol=1e-5, atol=1e-6)

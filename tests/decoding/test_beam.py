@@ -1,137 +1,147 @@
-"""Beam search over small random language models, against enumeration and a naive search."""
+"""Beam search over small random language models, against enumeration and a plain search."""
 
-import itertools
-
-import jax
-import jax.numpy as jnp
-import naive
 import numpy as np
+import plain
 import pytest
+from tables import END, PAD, Tables, every_answer, valid
 
-from rag_jax.decoding.beam import beam_search, gather_beams
+from rag_jax.decoding.settings import Decoding
 
-VOCAB, LONGEST, PAD, END, START = 4, 3, 1, 2, 0
-EVERYTHING = 40  # as many as there are hypotheses: 1 + 3 + 9 ended ones and 27 cut ones
-
-
-def table(rows, seed=0, end_bias=0.0):
-    """log p(token | prefix) [rows, prefixes, V]; () is 0, (*prefix, t) is 4 prefix + t + 1."""
-    logits = 2 * np.random.default_rng(seed).normal(size=(rows, 21, VOCAB))
-    logits[:, :, END] += end_bias
-    return naive.log_softmax(logits)
+KINDS = ["token", "sequence"]
 
 
-def conditional(log_p):
-    """One row's table as a function of the prefix."""
-
-    def of(prefix):
-        code = 0
-        for token in prefix:
-            code = VOCAB * code + token + 1
-        return log_p[code]
-
-    return of
-
-
-def search(log_p, width, calls=None):
-    """The carry holds each hypothesis' whole prefix: forgetting to reorder it shows."""
-    rows = len(log_p)
-    tables = jnp.float32(log_p)
-
-    def step(last, prefix):
-        if calls is not None:
-            jax.debug.callback(lambda: calls.append(1))
-        prefix = jnp.where(prefix < 0, 0, VOCAB * prefix + last + 1)
-        return jax.vmap(lambda rows_table, codes: rows_table[codes])(tables, prefix), prefix
-
-    found = jax.jit(lambda: beam_search(
-        step, jnp.full((rows, width), -1), gather_beams, searches=rows, num_beams=width,
-        max_length=LONGEST, start_id=START, end_id=END, pad_id=PAD))()
-    jax.effects_barrier()
-    return np.asarray(found.tokens), np.asarray(found.log_probs)
-
-
-def cut(tokens):
-    """A row of tokens up to its END; what follows must be padding."""
-    tokens = tuple(int(t) for t in tokens)
-    length = tokens.index(END) + 1 if END in tokens else LONGEST
-    assert all(t == PAD for t in tokens[length:])
-    return tokens[:length]
-
-
-def score(of, tokens):
-    return sum(of(tokens[:t])[tokens[t]] for t in range(len(tokens)))
-
-
-def test_full_width_finds_every_sequence_in_order():
+@pytest.mark.parametrize("kind", KINDS)
+def test_full_width_finds_every_sequence_in_order_with_exact_scores(kind):
     """Ended ones first, by probability, then the cut ones: the argmax is exact."""
-    log_p = table(rows=4)
-    tokens, scores = search(log_p, EVERYTHING)
-    ended = [(*y, END) for n in range(LONGEST) for y in itertools.product((0, 1, 3), repeat=n)]
-    unended = list(itertools.product((0, 1, 3), repeat=LONGEST))
+    model = Tables(rows=4, documents=3)
+    found = model.search(kind, num_beams=40)
     for row in range(4):
-        of = conditional(log_p[row])
-        expected = [y for group in (ended, unended)
-                    for y in sorted(group, key=lambda y, of=of: -score(of, y))]
-        assert [cut(y) for y in tokens[row]] == expected
-        np.testing.assert_allclose(scores[row], [score(of, y) for y in expected], rtol=1e-5)
+        by_score = sorted(every_answer(3), key=lambda y, r=row: -model.score(kind, r, y))
+        expected = [y for ends in (True, False) for y in by_score if (y[-1] == END) == ends]
+        assert [y for _, y in valid(found, row)] == expected
+        np.testing.assert_allclose([s for s, _ in valid(found, row)],
+                                   [model.score(kind, row, y) for y in expected], rtol=1e-5)
+        assert found.finished[row].tolist() == [y[-1] == END for y in expected]
+    total = sum(np.exp(model.score(kind, 0, y)) for y in every_answer(3))
+    np.testing.assert_allclose(total, 1, rtol=1e-9)
 
 
-@pytest.mark.parametrize("width", [1, 2, 3])
-def test_narrow_beams_match_a_naive_search(width):
-    log_p = table(rows=30)
-    tokens, scores = search(log_p, width)
-    lengths = set()
+def assert_plain(model, kind="token", **settings):
+    """The whole list of every row is that of the plain search; returns the first ones."""
+    found, firsts = model.search(kind, **settings), []
+    for row in range(len(model.log_p)):
+        expected = plain.beam_search(
+            model.mixed(kind, row), Decoding(max_length=model.longest, **settings), END)
+        assert [y for _, y in valid(found, row)] == [y for _, y in expected], row
+        np.testing.assert_allclose([s for s, _ in valid(found, row)],
+                                   [s for s, _ in expected], rtol=1e-5, atol=1e-6)
+        firsts.append(expected[0][1] if expected else None)
+    return firsts
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("width", [1, 3])
+def test_narrow_beams_match_a_plain_search(kind, width):
+    model = Tables(rows=30, documents=3, longest=5, end_bias=-1.0, spread=4.0)
+    firsts = assert_plain(model, kind, num_beams=width)
+    assert len({(len(y), y[-1] == END) for y in firsts}) >= 4, "the rows should end everywhere"
+
+
+@pytest.mark.parametrize("penalty", [0.7, 2.0, -1.0])
+def test_length_penalty_stops_when_nothing_can_overtake_and_not_before(penalty):
+    """The plain search goes on to the last position, so stopping early must not lose anything;
+    row by row, as together none stops before the last one does."""
+    model = Tables(rows=25, longest=6, seed=3, end_bias=3.0)
+    plainly = assert_plain(model, num_beams=2)
+    alone = [assert_plain(model.row(row), num_beams=2, length_penalty=penalty)
+             for row in range(25)]
+    assert sum(alone, []) != plainly
+    if penalty < 0:
+        calls, quick = [], Tables(rows=1, longest=6, seed=3, end_bias=14.0)
+        quick.search(calls=calls, num_beams=2, length_penalty=penalty)
+        assert len(calls) == 2
+
+
+def test_greedy_is_the_argmax_at_every_step_whatever_the_penalty():
+    model = Tables(rows=30)
+    found = model.search(num_beams=1, length_penalty=2.0)
     for row in range(30):
-        expected = naive.beam_search(conditional(log_p[row]), width, LONGEST, END)
-        assert [cut(y) for y in tokens[row]] == [y for _, y in expected]
-        np.testing.assert_allclose(scores[row], [s for s, _ in expected], rtol=1e-5)
-        lengths.add((len(expected[0][1]), expected[0][1][-1] == END))
-    assert len(lengths) >= 3, "the rows should end everywhere"
-
-
-def test_greedy_is_the_argmax_at_every_step():
-    log_p = table(rows=30)
-    tokens, _ = search(log_p, 1)
-    for row in range(30):
-        of, y = conditional(log_p[row]), ()
-        while len(y) < LONGEST and END not in y:
+        of, y = model.mixed("token", row), ()
+        while len(y) < 3 and END not in y:
             y += (int(of(y).argmax()),)
-        assert cut(tokens[row, 0]) == y
+        assert valid(found, row)[0][1] == y
 
 
 def test_early_exit_saves_steps_and_changes_nothing():
     """A row that never ends keeps the loop going; the other rows' results stay the same."""
-    quick, endless = table(rows=3, end_bias=9.0), table(rows=1, seed=1, end_bias=-90.0)
+    quick, endless = Tables(rows=3, end_bias=9.0), Tables(rows=1, seed=1, end_bias=-90.0)
     calls, calls_beside = [], []
-    alone = search(quick, 2, calls)
-    beside = search(np.concatenate([quick, endless]), 2, calls_beside)
-    assert len(calls) < LONGEST == len(calls_beside)
-    for a, b in zip(alone, beside, strict=True):
+    alone = quick.search(calls=calls, num_beams=2)
+    beside = quick.beside(endless).search(calls=calls_beside, num_beams=2)
+    assert len(calls) < 3 == len(calls_beside)
+    for a, b in zip(alone.hypotheses, beside.hypotheses, strict=True):
         np.testing.assert_array_equal(a, b[:3])
+    np.testing.assert_array_equal(alone.bound, beside.bound[:3])
+
+
+def test_what_every_document_said_travels_with_the_hypothesis():
+    """Posteriors and exact scores come from it; after the end there is nothing."""
+    model = Tables(rows=10, documents=3, longest=5, seed=2)
+    found = model.search("sequence", num_beams=3)
+    for row in range(10):
+        for place, (_, y) in enumerate(valid(found, row)):
+            said = found.hypotheses.doc_log_p[row, place]
+            np.testing.assert_allclose(said[: len(y)], model.said(row, y), rtol=1e-5, atol=1e-6)
+            assert not said[len(y) :].any()
 
 
 def test_end_first_is_an_answer():
-    tokens, scores = search(table(rows=2, end_bias=20.0), 2)
-    assert (tokens[:, 0] == [END, PAD, PAD]).all()
-    np.testing.assert_allclose(scores[:, 0], 0, atol=1e-4)
+    found = Tables(rows=2, end_bias=20.0).search(num_beams=2)
+    assert (found.hypotheses.tokens[:, 0] == [END, PAD, PAD]).all()
+    np.testing.assert_allclose(found.hypotheses.scores[:, 0], 0, atol=1e-4)
 
 
 @pytest.mark.parametrize("width", [1, 2])
 def test_without_any_ending_the_best_cut_hypotheses_come_back(width):
-    log_p = table(rows=3, end_bias=-90.0)
-    tokens, scores = search(log_p, width)
-    for row in range(3):
-        expected = naive.beam_search(conditional(log_p[row]), width, LONGEST, END)
-        assert [tuple(y) for y in tokens[row].tolist()] == [y for _, y in expected]
-        assert END not in tokens[row]
-        np.testing.assert_allclose(scores[row], [s for s, _ in expected], rtol=1e-5)
+    model = Tables(rows=3, end_bias=-90.0)
+    assert all(END not in y for y in assert_plain(model, num_beams=width))
+    assert not model.search(num_beams=width).finished.any()
 
 
 def test_rows_do_not_depend_on_each_other():
-    log_p = table(rows=4)
-    together = search(log_p, 2)
+    model = Tables(rows=4, documents=2)
+    together = model.search(num_beams=2)
     for row in range(4):
-        alone = search(log_p[row : row + 1], 2)
-        for a, b in zip(alone, together, strict=True):
+        alone = model.row(row).search(num_beams=2)
+        for a, b in zip(alone.hypotheses, together.hypotheses, strict=True):
             np.testing.assert_array_equal(a[0], b[row])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("width", [1, 2, 4])
+def test_nothing_that_was_dropped_scores_above_the_bound(kind, width):
+    """500 random models: the bound covers every ended answer that is not among the found ones,
+    so that an answer above it is the argmax; and it is tight enough to be of use."""
+    rows, certified, wrong = 500, 0, 0
+    model = Tables(rows, documents=2, seed=width, spread=2.5)
+    found = model.search(kind, num_beams=width)
+    ended = [y for y in every_answer(3) if y[-1] == END]
+    for row in range(rows):
+        scores = {y: model.score(kind, row, y) for y in ended}
+        kept = {y for _, y in valid(found, row)}
+        missed = max((s for y, s in scores.items() if y not in kept), default=-np.inf)
+        assert missed <= found.bound[row] + 1e-5
+        best = max(ended, key=scores.get)
+        above = found.finished[row, 0] and valid(found, row)[0][0] > found.bound[row]
+        certified += above
+        wrong += valid(found, row)[0][1] != best
+        assert not above or valid(found, row)[0][1] == best
+    assert certified > rows * (0.3 if width == 1 else 0.7)
+    assert wrong if width == 1 else True, "a greedy search that is always right proves little"
+
+
+def test_answers_cut_at_the_limit_do_not_hinder_the_bound():
+    """They are no answers: what cannot end in time bounds nothing."""
+    model = Tables(rows=50, seed=9, end_bias=-1.0)
+    found = model.search(num_beams=40)
+    assert (found.bound < -1e20).all()

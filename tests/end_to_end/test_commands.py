@@ -41,8 +41,15 @@ def test_generate_answers_one_many_and_typed_questions(uninterrupted, tmp_path):
     assert typed.count("log p = ") == 2
 
 
-def test_beam_search_and_other_runs_are_flags(uninterrupted):
-    finish("generate", uninterrupted, "--config.eval.num_beams=3", "Where is Peru?")
+def test_decoding_and_other_runs_are_flags(uninterrupted, tmp_path):
+    out = tmp_path / "map.html"
+    shown = finish("generate", uninterrupted, "--config.eval.num_beams=3", "--config.eval.prefix=A",
+                   "--config.eval.num_return_sequences=2", f"--heatmap={out}", "Where is Peru?")
+    assert shown.count("log p = ") == 2 and all(
+        line.strip().startswith("A") for line in shown.splitlines() if "log p = " in line)
+    assert "<table>" in out.read_text()
+    wrong = run("generate", uninterrupted, "--config.eval.num_return_sequences=2", "Where?")
+    assert wrong.returncode == 1 and "config.eval: num_return_sequences=2" in wrong.stderr
     wrong = run("generate", uninterrupted, "--run=rag_tokn", "Where is Peru?")
     assert wrong.returncode == 1 and "has the runs rag_token" in wrong.stderr
 

@@ -1,17 +1,22 @@
 """The same comparison as test_goldens.py, live; needs torch (the [parity] extra)."""
 
 import dataclasses
+import functools
 import pathlib
 
+import jax
 import numpy as np
 import parity
 import pytest
+import tiny
 
 torch = pytest.importorskip("torch")
 
 import reference  # noqa: E402
 import transformers  # noqa: E402
 
+from rag_jax.decoding.answer import decode_by  # noqa: E402
+from rag_jax.decoding.settings import Decoding  # noqa: E402
 from rag_jax.hub.load import load  # noqa: E402
 from rag_jax.hub.save import save  # noqa: E402
 from rag_jax.hub.tensors import open_tensors  # noqa: E402
@@ -78,6 +83,63 @@ def test_generation_settings_come_through(tmp_path):
     kept = again.generation_config
     assert (kept.forced_bos_token_id, kept.forced_eos_token_id) == (0, 2)
     assert (kept.decoder_start_token_id, kept.pad_token_id, kept.eos_token_id) == (2, 1, 2)
+
+
+@pytest.mark.parametrize("beams", [1, 4])
+@pytest.mark.parametrize("forced", [
+    {"forced_bos": 5}, {"forced_eos": True}, {"forced_bos": 7, "forced_eos": True},
+    {"min_length": 4, "no_repeat_ngram_size": 2}, {"bad_words": ((9,), (4, 11))}])
+def test_options_of_generation(beams, forced, tmp_path):
+    """RAG-Token's answers under the usual options, token for token."""
+    case = CASES["rag_token"]
+    model, inputs = reference.build(case, 3), reference.make_inputs(case, 4)
+    model.save_pretrained(tmp_path)
+    x = {k: torch.from_numpy(v) for k, v in inputs.items()}
+    with torch.no_grad():
+        query = model.rag.question_encoder(x["question_ids"], attention_mask=x["question_mask"])[0]
+    names = {"forced_bos": "forced_bos_token_id", "bad_words": "bad_words_ids",
+             "min_length": "min_length", "no_repeat_ngram_size": "no_repeat_ngram_size"}
+    options = {names[k]: v for k, v in forced.items() if k in names}
+    if "bad_words" in forced:
+        options["bad_words_ids"] = [list(word) for word in forced["bad_words"]]
+    model.generation_config.forced_eos_token_id = reference.END if "forced_eos" in forced else None
+    expected = model.generate(
+        context_input_ids=x["source_ids"].flatten(0, 1),
+        context_attention_mask=x["source_mask"].flatten(0, 1).long(),
+        doc_scores=torch.einsum("be,bke->bk", query, x["doc_embeddings"]),
+        n_docs=reference.PASSAGES, num_beams=beams, do_sample=False, length_penalty=0.0,
+        max_length=reference.ANSWER + 1, **options,
+        **({"early_stopping": "never"} if beams > 1 else {}))[:, 1:].tolist()
+    found = load(tmp_path)
+    settings = Decoding(num_beams=beams, max_length=reference.ANSWER, **forced)
+    run = tiny.jit(functools.partial(decode_by, parity.rag_model(found), settings))
+    with jax.default_matmul_precision("highest"):
+        ours = run(found.params, parity.batch(inputs))
+    for mine, theirs in zip(np.asarray(ours.tokens).tolist(), expected, strict=True):
+        assert mine[: len(theirs)] == theirs
+        assert set(mine[len(theirs) :]) <= {reference.PAD}
+    assert "forced_bos" not in forced or {row[0] for row in expected} == {forced["forced_bos"]}
+
+
+def test_fewer_documents_than_configured(tmp_path):
+    """There RAG-Sequence's generate(n_docs=) does not reach the re-scoring; here the number of
+    passages is the batch's."""
+    case = CASES["rag_sequence"]
+    model, inputs = reference.build(case, 3), reference.make_inputs(case, 4)
+    model.save_pretrained(tmp_path)
+    x = {k: torch.from_numpy(v[:, :1]) for k, v in inputs.items()
+         if k in ("source_ids", "source_mask")}
+    with pytest.raises(Exception, match="n_docs|size|shape"):
+        model.generate(context_input_ids=x["source_ids"].flatten(0, 1),
+                       context_attention_mask=x["source_mask"].flatten(0, 1).long(),
+                       doc_scores=torch.zeros(reference.QUESTIONS, 1), n_docs=1)
+    found = load(tmp_path)
+    batch = parity.batch({**inputs, **{k: v.numpy() for k, v in x.items()},
+                          "doc_embeddings": inputs["doc_embeddings"][:, :1]})
+    settings = Decoding(num_beams=2, max_length=4)
+    one = tiny.jit(functools.partial(decode_by, parity.rag_model(found), settings))(
+        found.params, batch)
+    np.testing.assert_allclose(one.posterior, 1, rtol=1e-6)
 
 
 BASE = {

@@ -31,6 +31,8 @@ def changed_value(name):
         return "other"
     if isinstance(default, tuple):
         return ("frozen",)
+    if isinstance(default, float) and default:
+        return default / 2  # some are shares, at most 1
     return (default or 0) + 1
 
 

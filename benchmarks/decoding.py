@@ -1,0 +1,194 @@
+"""Decoding beside transformers' RAG: the same random bert-base + bart-base, the same passages.
+
+    python benchmarks/decoding.py [--repeats 3] [--only rag_token_greedy] [--json FILE]
+
+Needs the [parity] extra (torch). Each side is a process of its own that holds its model; they take
+turns, so that both see the same machine. Prints medians, tokens per second, and transformers'
+time over ours; --json writes {"ratios": {...}, "secs": {...}}. transformers gets the passages
+without its usual padding to 300 tokens; RAG-Sequence gets two questions, since it loops over them.
+"""
+
+import argparse
+import json
+import pathlib
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+
+import numpy as np
+
+SOURCE, TOKENS = 160, 32
+CASES = {  # name: questions, passages, beams, class of transformers
+    "rag_token_greedy": (8, 5, 1, "RagTokenForGeneration"),
+    "rag_token_beam4": (8, 5, 4, "RagTokenForGeneration"),
+    "rag_sequence_thorough": (2, 5, 4, "RagSequenceForGeneration"),
+}
+PAPER_QA = (4, 50, 1, "RagSequenceForGeneration")  # ours alone
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--repeats", type=int, default=3, help="timed turns of each side")
+    parser.add_argument("--only", choices=tuple(CASES), action="append", help="some cases only")
+    parser.add_argument("--paper-qa", action="store_true", help="also the paper's QA setting of "
+                        "RAG-Sequence, 50 passages: ours alone, with its peak memory")
+    parser.add_argument("--json", metavar="FILE", help="write the figures there too")
+    parser.add_argument("--side", choices=("ours", "theirs"), help=argparse.SUPPRESS)
+    parser.add_argument("--folder", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.side:
+        answer_requests(options.side, pathlib.Path(options.folder))
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        write_checkpoint(folder)
+        report = compare(folder, options.only or list(CASES), options.repeats)
+        if options.paper_qa:
+            paper_qa(folder)
+    if options.json:
+        pathlib.Path(options.json).write_text(json.dumps(report, indent=1) + "\n", "utf-8")
+
+
+def compare(folder: str, cases: list[str], repeats: int) -> dict:
+    report: dict = {"ratios": {}, "secs": {}}
+    sides = {side: subprocess.Popen(
+        [sys.executable, __file__, "--side", side, "--folder", folder],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for side in ("ours", "theirs")}
+
+    def ask(side: str, case: str) -> dict:
+        sides[side].stdin.write(case + "\n")
+        sides[side].stdin.flush()
+        return json.loads(sides[side].stdout.readline())
+
+    for case in cases:
+        first = {side: ask(side, case) for side in sides}  # compiles, warms up
+        same = np.mean([a == b for a, b in zip(first["ours"]["tokens"], first["theirs"]["tokens"],
+                                               strict=True)])
+        secs: dict[str, list[float]] = {side: [] for side in sides}
+        for _ in range(repeats):
+            for side in sides:
+                secs[side].append(ask(side, case)["secs"])
+        median = {side: statistics.median(times) for side, times in secs.items()}
+        report["secs"][case] = median
+        report["ratios"][case] = median["theirs"] / median["ours"]
+        tokens = CASES[case][0] * TOKENS
+        print(f"{case}: ours {median['ours']:.2f} s ({tokens / median['ours']:.0f} tokens/s), "
+              f"transformers {median['theirs']:.2f} s ({tokens / median['theirs']:.0f} tokens/s), "
+              f"ratio {report['ratios'][case]:.1f}; same answers {100 * same:.0f} %; first call "
+              f"of ours {first['ours']['secs']:.1f} s", flush=True)
+    for process in sides.values():
+        process.stdin.close()
+        process.wait()
+    return report
+
+
+def write_checkpoint(folder: str) -> None:
+    code = """
+import sys, torch, transformers
+torch.manual_seed(0)
+base = dict(d_model=768, encoder_layers=6, decoder_layers=6, encoder_attention_heads=12,
+            decoder_attention_heads=12, encoder_ffn_dim=3072, decoder_ffn_dim=3072, init_std=0.06)
+config = transformers.RagConfig.from_question_encoder_generator_configs(
+    transformers.DPRConfig(), transformers.BartConfig(**base), n_docs=5)
+transformers.RagTokenForGeneration(config).save_pretrained(sys.argv[1])
+"""
+    subprocess.run([sys.executable, "-c", code, folder], check=True)
+
+
+def paper_qa(folder: str) -> None:
+    done = subprocess.run([sys.executable, __file__, "--side", "ours", "--folder", folder],
+                          input="paper_qa\npaper_qa\n", stdout=subprocess.PIPE, text=True,
+                          check=True)
+    found = json.loads(done.stdout.splitlines()[-1])
+    questions, passages, *_ = PAPER_QA
+    print(f"paper's QA setting, RAG-Sequence, thorough, greedy: {questions} questions x {passages} "
+          f"passages in {found['secs']:.1f} s, peak memory {found['peak_gib']:.2f} GiB")
+
+
+def inputs(questions: int, passages: int, vocab: int) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(questions)
+    return {"source": rng.integers(5, vocab, (questions, passages, SOURCE)),
+            "doc_scores": rng.normal(size=(questions, passages)).astype(np.float32)}
+
+
+def answer_requests(side: str, folder: pathlib.Path) -> None:
+    run = {"ours": ours, "theirs": theirs}[side](folder)
+    for line in sys.stdin:
+        began = time.monotonic()
+        tokens = run(line.strip())
+        secs = time.monotonic() - began
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+        print(json.dumps({"secs": secs, "tokens": tokens, "peak_gib": peak}), flush=True)
+
+
+def theirs(folder: pathlib.Path):
+    import torch
+    import transformers
+
+    models = {}
+
+    def run(case: str) -> list[list[int]]:
+        questions, passages, beams, name = CASES[case]
+        if name not in models:
+            models.clear()
+            models[name] = getattr(transformers, name).from_pretrained(folder).eval()
+        model = models[name]
+        x = {k: torch.from_numpy(v) for k, v in inputs(
+            questions, passages, model.config.generator.vocab_size).items()}
+        given = {"context_input_ids": x["source"].flatten(0, 1), "doc_scores": x["doc_scores"],
+                 "context_attention_mask": torch.ones_like(x["source"].flatten(0, 1)),
+                 "n_docs": passages, "num_beams": beams, "do_sample": False,
+                 "max_length": TOKENS + 1, "length_penalty": 0.0}
+        if beams > 1:
+            given["early_stopping"] = "never"
+        settings = getattr(model, "generation_config", None) or model.generator.generation_config
+        settings.forced_eos_token_id = None
+        model.generator.generation_config.forced_eos_token_id = None
+        with torch.no_grad():
+            return [row[1:] for row in model.generate(**given).tolist()]
+
+    return run
+
+
+def ours(folder: pathlib.Path):
+    import jax
+
+    from rag_jax import flags
+    from rag_jax.decoding.answer import decode_by
+    from rag_jax.decoding.settings import Decoding
+    from rag_jax.hub.load import load
+    from rag_jax.models import rag
+    from rag_jax.types import Batch
+
+    flags.keep_memory()
+    found = load(folder, towers=["query_encoder", "generator"])
+    compiled = {}
+    query = np.asarray(rag.embed(
+        rag.RagModel(found.retriever, found.generator, "token", 2, 2, 1),
+        found.params["query_encoder"], np.ones((1, 8), np.int32), np.ones((1, 8), bool)))[0]
+    direction = query / (query @ query)  # its inner product with the query is 1
+
+    def run(case: str) -> list[list[int]]:
+        questions, passages, beams, name = {**CASES, "paper_qa": PAPER_QA}[case]
+        x = inputs(questions, passages, found.generator.vocab_size)
+        if case not in compiled:
+            kind = "token" if name.startswith("RagToken") else "sequence"
+            model = rag.RagModel(found.retriever, found.generator, kind, 2, 2, 1)
+            settings = Decoding(num_beams=beams, max_length=TOKENS)
+            compiled[case] = jax.jit(
+                lambda params, batch: decode_by(model, settings, params, batch).tokens)
+        ids, mask = np.ones((questions, 8), np.int32), np.ones((questions, 8), bool)
+        batch = Batch(
+            ids, mask, x["source"].astype(np.int32), np.ones(x["source"].shape, bool),
+            x["doc_scores"][:, :, None] * direction,
+            np.ones((questions, passages), bool), np.zeros((questions, 2), np.int32),
+            np.ones((questions, 2), bool), np.ones(questions, np.float32))
+        return np.asarray(compiled[case](found.params, batch)).tolist()
+
+    return run
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,92 @@
+"""The ways of decoding beside each other, on the test questions of a trained workdir.
+
+    python benchmarks/decoding_ways.py --workdir runs/quickstart [--repeats 3]
+
+Prints, for RAG-Token (run rag_token) and RAG-Sequence (run rag_sequence): EM, mean log p(y | x) in
+nats of the answers given, the share certified as the most probable of all, and seconds for all
+questions (median of interleaved turns, compiled before); then what exact search adds; and how many
+programs 100 questions of mixed length compile.
+"""
+
+import argparse
+import pathlib
+import statistics
+import time
+
+import jax.monitoring
+import numpy as np
+
+from rag_jax import flags, overrides
+from rag_jax.metrics.answers import exact_match
+from rag_jax.trained import open_trained
+
+WAYS = {
+    "rag_token": {"greedy": {}, "beam 4": {"num_beams": 4}},
+    "rag_sequence": {
+        "thorough 1": {}, "thorough 4": {"num_beams": 4},
+        "fast 4": {"strategy": "fast", "num_beams": 4},
+        **{f"marginal {n}": {"strategy": "marginal", "num_beams": n} for n in (1, 2, 4, 8, 16)}},
+}
+EXACT = {"rag_token": {"num_beams": 4}, "rag_sequence": {"strategy": "marginal", "num_beams": 4}}
+
+
+def main() -> None:
+    flags.keep_memory()
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    flags.add_workdir(parser)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--nodes", type=int, default=10_000, help="budget of exact search")
+    options = parser.parse_args()
+    for run, ways in WAYS.items():
+        options.run = run
+        base = flags.workdir_config(options)
+        trained = open_trained(base, pathlib.Path(options.workdir), run)
+        splits = trained.job.prepared.splits
+        questions = trained.job.tokens("test" if "test" in splits else "dev")
+        print(f"{run}: {len(questions)} questions, {trained.answerer().k} passages each")
+        measure(trained, questions, {name: changed(base, way) for name, way in ways.items()},
+                options.repeats)
+        measure(trained, questions, {"exact": changed(
+            base, {**EXACT[run], "exact_nodes": options.nodes})}, options.repeats)
+    count_compilations(trained, [e.question for e in questions.examples[:100]])
+
+
+def changed(base, way):
+    return overrides.replace(base, {f"eval.{name}": value for name, value in way.items()})
+
+
+def measure(trained, questions, ways: dict, repeats: int) -> None:
+    from rag_jax.training import stages
+
+    answerers = {name: trained.answerer(
+        decoding=stages.decoding_settings(config, trained.job.prepared.generator_tokenizer),
+        node_budget=config.eval.exact_nodes) for name, config in ways.items()}
+    retrieved = next(iter(answerers.values())).retrieve(trained.params, questions)
+    times: dict[str, list[float]] = {name: [] for name in ways}
+    answers = {}
+    for turn in range(repeats + 1):
+        for name, answerer in answerers.items():
+            began = time.perf_counter()
+            answers[name] = answerer.decode(trained.params, questions, retrieved)
+            if turn:  # the first one compiles
+                times[name].append(time.perf_counter() - began)
+    for name, found in answers.items():
+        em = np.mean([exact_match(a.text, e.answers)
+                      for a, e in zip(found, questions.examples, strict=True)])
+        log_p = np.mean([a.log_prob for a in found])
+        print(f"  {name:12} EM {100 * em:5.1f}  mean log p {log_p:7.4f}"
+              f"  certified {100 * np.mean([a.certified for a in found]):5.1f} %"
+              f"  {statistics.median(times[name]):6.2f} s", flush=True)
+
+
+def count_compilations(trained, texts: list[str]) -> None:
+    compiled = []
+    jax.monitoring.register_event_duration_secs_listener(
+        lambda event, secs, **_: compiled.append(event) if "backend_compile" in event else None)
+    for text in texts:
+        trained.answer([text])
+    print(f"{len(texts)} questions one by one: {len(compiled)} compilations")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,54 @@
+"""How much fits into the memory budget: estimates from shapes, in bytes."""
+
+import jax.numpy as jnp
+
+from rag_jax.decoding.settings import Decoding
+from rag_jax.models.rag import RagModel
+
+FLOAT = 4
+MIB = 2**20
+BUSY = 1024  # tokens of a pass that keep a device busy; larger passes score more in vain
+
+
+def question_bytes(model: RagModel, settings: Decoding, passages: int, source: int) -> int:
+    """Encoding K passages of S tokens and searching them with M hypotheses of T tokens."""
+    c, length = model.generator, settings.max_length
+    beams = settings.num_return_sequences if settings.sample else settings.num_beams
+    stored = jnp.dtype(c.dtype).itemsize
+    encoding = source * (8 * c.width + 2 * c.mlp_width) + c.heads * source * source
+    cross = 2 * c.decoder_layers * source * c.width
+    past = 2 * c.decoder_layers * beams * length * c.width
+    logits = 2 * beams * c.vocab_size
+    return passages * (FLOAT * (encoding + logits) + stored * (cross + 2 * past))
+
+
+def candidate_bytes(model: RagModel, length: int, source: int) -> int:
+    """Scoring one answer of T tokens under one passage of S tokens."""
+    c = model.generator
+    hidden = length * (8 * c.width + 2 * c.mlp_width) + c.heads * length * source
+    return FLOAT * (hidden + 2 * min(c.logit_chunk, length) * c.vocab_size)
+
+
+def questions_at_once(model: RagModel, settings: Decoding, questions: int, passages: int,
+                      source: int) -> int:
+    """The largest divisor of `questions` that fits half the budget; 1 where none does."""
+    if not settings.memory_mib:
+        return questions
+    room = settings.memory_mib * MIB // 2
+    each = question_bytes(model, settings, passages, source)
+    fitting = [n for n in range(1, questions + 1) if questions % n == 0 and n * each <= room]
+    return max(fitting, default=1)
+
+
+def candidates_at_once(model: RagModel, memory_mib: int, rows: int, candidates: int, length: int,
+                       source: int) -> int:
+    """How many answers per passage, of R passages, to score in one pass; at least 1.
+
+    No more than fit half the budget, and no more than keep the device busy: the passes end with
+    the last answer that is needed, so small ones leave out more of what is not.
+    """
+    enough = min(candidates, -(-BUSY // (rows * length)))
+    if not memory_mib:
+        return enough
+    room = memory_mib * MIB // 2
+    return max(1, min(enough, room // (rows * candidate_bytes(model, length, source))))

@@ -1,0 +1,116 @@
+"""What decoding hands back: answers with their probabilities and where these come from."""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from rag_jax import marginal
+from rag_jax.decoding.settings import Decoding
+from rag_jax.models.layers import MASKED
+
+
+class Ranked(NamedTuple):
+    """N answers to each question of a batch, best first (samples: as drawn)."""
+
+    tokens: jax.Array  # int32[B, N, T], padded after </s>
+    log_p: jax.Array  # float32[B, N], log p(y | x); fast: its lower bound from the beams
+    token_log_p: jax.Array  # float32[B, N, T], log p(y_t | x, y_<t), 0 after </s>; sums to log_p
+    posterior: jax.Array  # float32[B, N, K], p(z | x, y); RAG-Token: mean over the tokens
+    # RAG-Token p(z | x, y_t, y_<t), RAG-Sequence p(z | x, y_<=t); 0 after </s>.
+    token_posterior: jax.Array  # float32[B, N, K, T]
+    finished: jax.Array  # bool[B, N], ended with </s>; the others are cut at max_length
+    valid: jax.Array  # bool[B, N], False where fewer answers were found (or allowed) than asked for
+
+
+class Decoded(NamedTuple):
+    """Answers to a batch of questions; the properties are those of the best answer."""
+
+    ranked: Ranked
+    prior: jax.Array  # float32[B, K], p(z | x)
+    certified: jax.Array  # bool[B], the best answer is certainly the most probable of all
+    bound: jax.Array  # float32[B], no answer outside `ranked` is more probable; inf = unknown
+
+    @property
+    def tokens(self) -> jax.Array:
+        return self.ranked.tokens[:, 0]
+
+    @property
+    def log_p(self) -> jax.Array:
+        return self.ranked.log_p[:, 0]
+
+    @property
+    def token_log_p(self) -> jax.Array:
+        return self.ranked.token_log_p[:, 0]
+
+    @property
+    def posterior(self) -> jax.Array:
+        return self.ranked.posterior[:, 0]
+
+    @property
+    def token_posterior(self) -> jax.Array:
+        return self.ranked.token_posterior[:, 0]
+
+    @property
+    def finished(self) -> jax.Array:
+        return self.ranked.finished[:, 0]
+
+
+def until_end(tokens: jax.Array, end_id: int) -> jax.Array:
+    """bool like `tokens` [..., T]: everything up to and with the first end_id."""
+    ends = (tokens == end_id).astype(jnp.int32)
+    return jnp.cumsum(ends, axis=-1) - ends == 0
+
+
+def explain(kind: str, log_prior: jax.Array, tokens: jax.Array, mask: jax.Array,
+            doc_log_p: jax.Array, valid: jax.Array, end_id: int) -> Ranked:
+    """Probabilities and posteriors of answers from what each document says of every token.
+
+    Args:
+      kind: "token" or "sequence".
+      log_prior: float32[B, K].
+      tokens: int32[B, N, T].
+      mask: bool[B, N, T], False in padding.
+      doc_log_p: float32[B, N, T, K], log p(y_t | x, z, y_<t).
+      valid: bool[B, N].
+    """
+    doc_log_p = jnp.where(mask[..., None], doc_log_p, 0.0)
+    prior = log_prior[:, None, None, :]
+    if kind == "token":
+        joint = prior + doc_log_p  # [B, N, T, K], log p(z, y_t | x, y_<t)
+        token_log_p = jnp.where(mask, jax.nn.logsumexp(joint, axis=-1), 0.0)
+        weights = mask / mask.sum(axis=-1, keepdims=True)
+        posterior = jnp.einsum("BNTK,BNT->BNK", jax.nn.softmax(joint, axis=-1), weights)
+    else:
+        joint = prior + jnp.cumsum(doc_log_p, axis=2)  # log p(z, y_<=t | x)
+        log_p = jax.nn.logsumexp(joint, axis=-1)
+        token_log_p = jnp.where(mask, jnp.diff(log_p, axis=-1, prepend=0.0), 0.0)
+        posterior = jax.nn.softmax(joint[:, :, -1], axis=-1)
+    token_posterior = jnp.where(mask[..., None], jax.nn.softmax(joint, axis=-1), 0.0)
+    log_p = jax.vmap(marginal.MARGINALS[kind], in_axes=(None, 1, 1), out_axes=1)(
+        log_prior, doc_log_p.swapaxes(2, 3), mask)
+    return Ranked(tokens, log_p, token_log_p, posterior, token_posterior.swapaxes(2, 3),
+                  (tokens == end_id).any(axis=-1), valid)
+
+
+def rank(log_p: jax.Array, tokens: jax.Array, settings: Decoding, end_id: int) -> jax.Array:
+    """log p / length**length_penalty float32[..., N] of answers [..., N, T]."""
+    if not settings.length_penalty:
+        return log_p
+    length = until_end(tokens, end_id).sum(axis=-1) - settings.prefix_length
+    return log_p / jnp.maximum(length, 1) ** settings.length_penalty
+
+
+MARGIN = 1e-4  # nats; float32 sums over an answer's tokens are more exact than this
+
+
+def certify(settings: Decoding, scores: jax.Array, finished: jax.Array, bound: jax.Array
+            ) -> tuple[jax.Array, jax.Array]:
+    """Whether ended answers of float32[B] scores are certainly the best, and the bound if claimed.
+
+    Among all ended answers of at most max_length tokens that the rules allow. The probability of
+    a prefix bounds that of its completions, so `bound` covers all that a search has dropped.
+    """
+    if not settings.certifiable:
+        return jnp.zeros(scores.shape, bool), jnp.full(scores.shape, jnp.inf)
+    return finished & (scores > MASKED / 2) & (scores > bound + MARGIN), bound

@@ -1,0 +1,92 @@
+"""Independent samples from p(y | x), token by token with the documents summed out.
+
+Temperature, top_k and top_p change the distribution of each next token, in this order; what is
+reported is the probability under the model itself.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from rag_jax.decoding.constraints import make_rule
+from rag_jax.decoding.documents import Documents, empty_past
+from rag_jax.decoding.mixture import Past, next_token, weights
+from rag_jax.decoding.results import Decoded, explain, until_end
+from rag_jax.decoding.settings import Decoding
+from rag_jax.models import rag
+from rag_jax.models.layers import MASKED
+from rag_jax.types import Params
+
+
+class _State(NamedTuple):
+    position: jax.Array  # int32[]
+    tokens: jax.Array  # int32[B, N, T]
+    doc_log_p: jax.Array  # float32[B, N, T, K]
+    ended: jax.Array  # bool[B, N]
+    past: Past
+
+
+def decode(model: rag.RagModel, params: Params, documents: Documents, settings: Decoding,
+           keys: jax.Array) -> Decoded:
+    """num_return_sequences samples per question; keys [B], one per question."""
+    questions, passages = documents.log_prior.shape
+    count, length = settings.num_return_sequences, settings.max_length
+    step = next_token(model, params, documents, questions)
+    weigh = weights(model.kind, documents.log_prior)
+    rule = make_rule(settings, model.end_id)
+
+    def draw(key: jax.Array, sample: jax.Array, position: jax.Array, logits: jax.Array):
+        key = jax.random.fold_in(jax.random.fold_in(key, sample), position)
+        return jax.random.categorical(key, logits)
+
+    draw_all = jax.vmap(jax.vmap(draw, (None, 0, None, 0)), (0, None, None, 0))
+
+    def advance(state: _State) -> _State:
+        position = state.position
+        last = jnp.where(position == 0, model.start_id,
+                         state.tokens[:, :, jnp.maximum(position - 1, 0)])
+        doc_log_p, past = step(last, position, state.past)  # [B, N, K, V]
+        mix = weigh(state.doc_log_p.sum(axis=2))
+        log_p = jax.nn.logsumexp(mix[..., None] + doc_log_p, axis=2)
+        log_p = rule(state.tokens, position, log_p)
+        drawn = draw_all(keys, jnp.arange(count), position, truncate(log_p, settings))
+        said = jnp.take_along_axis(doc_log_p, drawn[:, :, None, None], axis=3)[..., 0]
+        said = jnp.where(state.ended[..., None], 0.0, said)
+        drawn = jnp.where(state.ended, model.pad_id, drawn)
+        return _State(position + 1, state.tokens.at[:, :, position].set(drawn),
+                      state.doc_log_p.at[:, :, position].set(said),
+                      state.ended | (drawn == model.end_id), past)
+
+    state = jax.lax.while_loop(
+        lambda state: (state.position < length) & ~state.ended.all(), advance,
+        _State(jnp.zeros((), jnp.int32),
+               jnp.full((questions, count, length), model.pad_id, jnp.int32),
+               jnp.zeros((questions, count, length, passages), jnp.float32),
+               jnp.zeros((questions, count), bool),
+               empty_past(model, documents, count, length)))
+    valid = jnp.broadcast_to((documents.log_prior > MASKED / 2).any(axis=1, keepdims=True),
+                             (questions, count))
+    mask = until_end(state.tokens, model.end_id)
+    ranked = explain(model.kind, documents.log_prior, state.tokens, mask, state.doc_log_p, valid,
+                     model.end_id)
+    return Decoded(ranked, jnp.exp(documents.log_prior), jnp.zeros(questions, bool),
+                   jnp.full(questions, jnp.inf))
+
+
+def truncate(log_p: jax.Array, settings: Decoding) -> jax.Array:
+    """Logits [..., V] to sample from: temperature, then top_k, then top_p."""
+    logits = log_p / settings.temperature
+    vocab = logits.shape[-1]
+    if 0 < settings.top_k < vocab:
+        least = jax.lax.top_k(logits, settings.top_k)[0][..., -1:]
+        logits = jnp.where(logits < least, MASKED, logits)
+    if settings.top_p < 1:
+        descending = -jnp.sort(-logits, axis=-1)
+        p = jax.nn.softmax(descending, axis=-1)
+        before = jnp.cumsum(p, axis=-1) - p
+        # The fewest tokens that together have top_p; the first always stays.
+        kept = (before < settings.top_p) | (jnp.arange(vocab) == 0)[(None,) * (before.ndim - 1)]
+        least = jnp.where(kept, descending, jnp.inf).min(axis=-1, keepdims=True)
+        logits = jnp.where(logits < least, MASKED, logits)
+    return logits

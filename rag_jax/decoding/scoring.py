@@ -1,0 +1,98 @@
+"""log p of given answers, teacher-forced, in groups that fit the memory budget."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+
+from rag_jax.decoding import documents as documents_module
+from rag_jax.decoding.documents import Documents
+from rag_jax.decoding.memory import candidates_at_once
+from rag_jax.decoding.results import Ranked, explain, until_end
+from rag_jax.models import rag
+from rag_jax.types import Batch, Params
+
+SHORTEST = 3  # no programs of their own for answers of fewer tokens
+
+
+def score_pairs(model: rag.RagModel, params: Params, documents: Documents, candidates: jax.Array,
+                mask: jax.Array, needed: jax.Array, known: jax.Array, memory_mib: int
+                ) -> jax.Array:
+    """Fills in what the documents say of the candidates' tokens where it is not known yet.
+
+    Every document goes through the candidates that it needs and no others, some at a time, in a
+    loop that ends as soon as nothing is left; nothing needed means no pass at all.
+
+    Args:
+      candidates: int32[B, N, T].
+      mask: bool[B, N, T], their tokens; what follows is padding.
+      needed: bool[B, K, N], pairs to score.
+      known: float32[B, K, N, T], the result elsewhere.
+
+    Returns:
+      log p(y_t | x, z, y_<t) float32[B, K, N, T], 0 in padding.
+    """
+    questions, passages, count = needed.shape
+    rows, source = documents.mask.shape
+    length = candidates.shape[-1]
+    group = candidates_at_once(model, memory_mib, rows, count, length, source)
+    order = jnp.argsort(~needed, axis=2, stable=True)  # [B, K, N], needed ones first
+    most = needed.sum(axis=2).max()
+    longest = jnp.where(needed.any(axis=1), mask.sum(axis=2), 0).max()
+
+    def advance(state: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        done, log_p = state
+        # The last group may overlap the one before; it writes the same numbers again.
+        places = jax.lax.dynamic_slice_in_dim(order, jnp.minimum(done, count - group), group, 2)
+        tokens = _pick(candidates[:, None], places)  # -> [B, K, C, T]
+        scored = _target_log_probs(
+            model, params, documents, tokens.reshape(rows, group, length), longest)
+        scored = scored.reshape(tokens.shape)
+        scored = jnp.where(_pick(mask[:, None], places), scored, 0.0)
+        wanted = jnp.take_along_axis(needed, places, axis=2)[..., None]
+        scored = jnp.where(wanted, scored, _pick(log_p, places))
+        row, column = jnp.arange(questions)[:, None, None], jnp.arange(passages)[None, :, None]
+        return done + group, log_p.at[row, column, places].set(scored)
+
+    start = (jnp.zeros((), jnp.int32), known)
+    return jax.lax.while_loop(lambda state: state[0] < most, advance, start)[1]
+
+
+def _target_log_probs(model: rag.RagModel, params: Params, documents: Documents,
+                      tokens: jax.Array, longest: jax.Array) -> jax.Array:
+    """As in `documents`, without the positions from `longest` on where a half or a quarter of T is
+    enough; 0 there."""
+    length = tokens.shape[-1]
+    lengths = [n for n in (length // 4, length // 2) if n >= SHORTEST] + [length]
+
+    def of(cut: int, tokens: jax.Array) -> jax.Array:
+        log_p = documents_module.target_log_probs(model, params, documents, tokens[..., :cut])
+        return jnp.pad(log_p, ((0, 0), (0, 0), (0, length - cut)))
+
+    shortest = (longest > jnp.array(lengths[:-1], jnp.int32)).sum()
+    return jax.lax.switch(shortest, [functools.partial(of, n) for n in lengths], tokens)
+
+
+def score(model: rag.RagModel, params: Params, batch: Batch, tokens: jax.Array,
+          mask: jax.Array | None = None, memory_mib: int = 4096) -> Ranked:
+    """Probabilities and posteriors of given answers int32[B, N, T], in the given order.
+
+    An answer without </s> counts with the probability of all that begins with it.
+    mask: bool[B, N, T], the answers' tokens; None = everything up to </s>.
+    """
+    if mask is None:
+        mask = until_end(tokens, model.end_id)
+    documents = documents_module.read(model, params, batch)
+    questions, passages = documents.log_prior.shape
+    count, length = tokens.shape[1:]
+    everything = jnp.ones((questions, passages, count), bool)
+    nothing = jnp.zeros((questions, passages, count, length), jnp.float32)
+    log_p = score_pairs(model, params, documents, tokens, mask, everything, nothing, memory_mib)
+    valid = jnp.ones(tokens.shape[:2], bool)
+    return explain(model.kind, documents.log_prior, tokens, mask, log_p.transpose(0, 2, 3, 1),
+                   valid, model.end_id)
+
+
+def _pick(rows: jax.Array, places: jax.Array) -> jax.Array:
+    """rows [B, K or 1, N, T] at places int32[B, K, C] -> [B, K, C, T]."""
+    return jnp.take_along_axis(rows, places[..., None], axis=2)

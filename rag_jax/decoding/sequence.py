@@ -1,0 +1,83 @@
+"""RAG-Sequence by a beam search for each document (section 2.5): thorough and fast decoding.
+
+Thorough: every distinct hypothesis is scored under every document of its question. What a
+document's own beam has scored is not scored again.
+Fast: a document whose beam lacks a hypothesis gives it probability 0; no pass but the beams.
+In both, sum_z p(z | x) p(y | x, z) decides.
+
+As in the beam search, hypotheses that end come before those cut at max_length, whose probability
+is that of all their continuations together.
+"""
+
+import jax
+import jax.numpy as jnp
+
+from rag_jax.decoding.documents import Documents
+from rag_jax.decoding.mixture import search
+from rag_jax.decoding.results import Decoded, certify, explain, rank, until_end
+from rag_jax.decoding.scoring import score_pairs
+from rag_jax.decoding.settings import Decoding
+from rag_jax.models import rag
+from rag_jax.models.layers import MASKED
+from rag_jax.types import Params
+
+
+def decode(model: rag.RagModel, params: Params, documents: Documents, settings: Decoding
+           ) -> Decoded:
+    """The hypotheses of all beams, by the probability of the whole model."""
+    log_prior = documents.log_prior
+    questions, passages = log_prior.shape
+    beams, count = settings.num_beams, settings.num_return_sequences
+    found = search(model, params, documents, settings, questions * passages, jnp.zeros_like)
+    own = found.hypotheses
+    real = log_prior > MASKED / 2
+    valid = (own.scores.reshape(questions, passages, beams) > MASKED / 2) & real[..., None]
+    valid = valid.reshape(questions, -1)  # -> [B, N], N = K*M
+    candidates = own.tokens.reshape(questions, passages * beams, -1)  # -> [B, N, T]
+    mask = until_end(candidates, model.end_id)
+    distinct, in_beam = _compare(candidates, valid)
+    in_beam = in_beam.reshape(questions, -1, passages, beams).swapaxes(1, 2)  # -> [B, K, N, M]
+    known = in_beam.any(axis=-1)
+    own_log_p = own.doc_log_p[..., 0].reshape(questions, passages, beams, -1)  # -> [B, K, M, T]
+    log_p = jnp.take_along_axis(own_log_p, in_beam.argmax(axis=-1)[..., None], axis=2)
+    if settings.strategy == "fast":
+        impossible = jnp.where(jnp.arange(log_p.shape[-1]) == 0, MASKED, 0.0)
+        log_p = jnp.where(known[..., None], log_p, impossible[None, None, None])
+    else:
+        needed = distinct[:, None] & real[..., None] & ~known
+        log_p = jnp.where(known[..., None], log_p, 0.0)
+        log_p = score_pairs(model, params, documents, candidates, mask, needed, log_p,
+                            settings.memory_mib)
+
+    totals = jax.nn.logsumexp(log_prior[..., None] + log_p.sum(axis=-1), axis=1)  # -> [B, N]
+    ends = (candidates == model.end_id).any(axis=-1)
+    group = jnp.where(distinct, jnp.where(ends, 0, 1), 2)
+    order = jnp.lexsort((-rank(totals, candidates, settings, model.end_id), group), axis=-1)
+    best = order[:, :count]
+    row = jnp.arange(questions)[:, None]
+    ranked = explain("sequence", log_prior, candidates[row, best], mask[row, best],
+                     log_p.transpose(0, 2, 3, 1)[row, best], distinct[row, best], model.end_id)
+    certified, bound = _certify(settings, documents, ranked.log_p[:, 0],
+                                (group[row, best] == 0)[:, 0], found.bound)
+    return Decoded(ranked, jnp.exp(log_prior), certified, bound)
+
+
+def _compare(candidates: jax.Array, valid: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """First occurrences bool[B, N], and which valid candidates are equal bool[B, N, N]."""
+    same = (candidates[:, :, None] == candidates[:, None]).all(axis=-1)
+    same &= valid[:, :, None] & valid[:, None]
+    before = jnp.tril(jnp.ones(same.shape[1:], bool), -1)[None]
+    return valid & ~(same & before).any(axis=-1), same
+
+
+def _certify(settings: Decoding, documents: Documents, log_p: jax.Array, finished: jax.Array,
+             bound: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """What no beam holds has p(y | x, z) within each beam's bound, so p(y | x) within their mix.
+
+    Fast decoding misses parts of probabilities, so it certifies nothing.
+    """
+    if settings.strategy == "fast":
+        return jnp.zeros(log_p.shape, bool), jnp.full(log_p.shape, jnp.inf)
+    bound = bound.reshape(documents.log_prior.shape)
+    outside = jax.nn.logsumexp(documents.log_prior + bound, axis=1)
+    return certify(settings, log_p, finished, outside)

@@ -1,0 +1,122 @@
+"""How to decode: every choice in one frozen dataclass, static under jit."""
+
+import dataclasses
+from typing import Literal, get_args
+
+from rag_jax.models.rag import RagModel
+
+Strategy = Literal["thorough", "fast", "marginal"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Decoding:
+    """Choices of decoding, with the usual names and meanings.
+
+    Lengths count the answer's tokens with </s> and without the decoder's start token.
+    (Hugging Face's `max_length` counts the start token too: ours is theirs minus 1; `min_length`
+    is the same number in both.)
+
+    Attributes:
+      strategy: of RAG-Sequence; RAG-Token has one way only and ignores it.
+        thorough: a beam for each document, every hypothesis scored under every document.
+        fast: the same, with probability 0 for the documents whose beam lacks the hypothesis.
+        marginal: one beam on p(y_t | x, y_<t) with the documents summed out.
+      num_beams: beam width; 1 = greedy, which ignores the length penalty while it searches.
+      max_length: longest answer.
+      min_length: shortest answer.
+      length_penalty: hypotheses are ranked by log p / length**length_penalty; 0 = by log p.
+      no_repeat_ngram_size: no n-gram of this size occurs twice in an answer; 0 = no such rule.
+      forced_bos: id of the first token.
+      forced_eos: the last token at max_length is </s>; it costs nothing while searching, and its
+        true probability is in the reported log p.
+      bad_words: token sequences that no answer contains.
+      num_return_sequences: answers per question, best first; or independent samples.
+      prefix: the first tokens of every answer; they cost nothing while searching, the length
+        penalty does not count them, and the reported log p does.
+      sample: draw from p(y | x) instead of searching; RAG-Sequence by its marginal recursion.
+      temperature, top_k, top_p: of sampling, in this order; 1, 0 and 1 leave the distribution.
+      memory_mib: budget for the decoder's arrays on all devices together; questions, and
+        candidates of the thorough strategy, are worked off in groups that fit. 0 = all at once.
+    """
+
+    strategy: Strategy = "thorough"
+    num_beams: int = 4
+    max_length: int = 32
+    min_length: int = 0
+    length_penalty: float = 0.0
+    no_repeat_ngram_size: int = 0
+    forced_bos: int | None = None
+    forced_eos: bool = False
+    bad_words: tuple[tuple[int, ...], ...] = ()
+    num_return_sequences: int = 1
+    prefix: tuple[int, ...] | None = None
+    sample: bool = False
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    memory_mib: int = 4096
+
+    def __post_init__(self) -> None:
+        problems = list(self._problems())
+        if problems:
+            raise ValueError("\n".join(problems))
+
+    def _problems(self):
+        if self.strategy not in get_args(Strategy):
+            yield f"strategy={self.strategy!r}: one of {', '.join(get_args(Strategy))}"
+        least = {"num_beams": 1, "max_length": 1, "min_length": 0, "no_repeat_ngram_size": 0,
+                 "num_return_sequences": 1, "top_k": 0, "memory_mib": 0}
+        for name, bound in least.items():
+            if getattr(self, name) < bound:
+                yield f"{name}={getattr(self, name)}: must be at least {bound}"
+        if self.min_length > self.max_length:
+            yield (f"min_length={self.min_length}: must be at most max_length={self.max_length}; "
+                   "both count </s>")
+        if not self.temperature > 0:
+            yield f"temperature={self.temperature}: must be above 0; num_beams=1 is greedy"
+        if not 0 < self.top_p <= 1:
+            yield f"top_p={self.top_p}: must be above 0 and at most 1"
+        if not self.sample and (self.temperature, self.top_k, self.top_p) != (1.0, 0, 1.0):
+            yield "temperature, top_k and top_p belong to sampling: set sample=True"
+        if not self.sample and self.num_return_sequences > self.num_beams:
+            yield (f"num_return_sequences={self.num_return_sequences}: must be at most "
+                   f"num_beams={self.num_beams}")
+        if any(len(word) == 0 for word in self.bad_words):
+            yield f"bad_words={self.bad_words}: a bad word needs at least one token"
+        if self.prefix is not None and self.forced_bos is not None:
+            yield "prefix and forced_bos both set the first token: put it into the prefix"
+        if len(self.prefix or ()) >= self.max_length:
+            yield (f"prefix has {len(self.prefix)} tokens: must be shorter than "
+                   f"max_length={self.max_length}")
+
+    def check(self, model: RagModel) -> None:
+        """Raises ValueError where the model does not allow these settings."""
+        longest = model.generator.max_positions
+        if self.max_length > longest:
+            raise ValueError(f"max_length={self.max_length}: the generator has {longest} positions")
+        ids = [*(self.prefix or ()), *(t for word in self.bad_words for t in word)]
+        ids += [] if self.forced_bos is None else [self.forced_bos]
+        beyond = [i for i in ids if not 0 <= i < model.generator.vocab_size]
+        if beyond:
+            raise ValueError(f"token ids {beyond} of prefix, forced_bos or bad_words: must be "
+                             f"below vocab_size={model.generator.vocab_size}")
+        if (model.end_id,) in self.bad_words:
+            raise ValueError(f"bad_words holds ({model.end_id},), the end token: no answer could "
+                             "end; min_length makes answers longer")
+        if model.end_id in (self.prefix or ()) or self.forced_bos == model.end_id:
+            raise ValueError(f"prefix or forced_bos holds the end token {model.end_id}: nothing "
+                             "could follow it")
+
+    @property
+    def prefix_length(self) -> int:
+        return len(self.prefix or ())
+
+    @property
+    def search_penalty(self) -> float:
+        """The length penalty inside a beam; greedy search has none."""
+        return self.length_penalty if self.num_beams > 1 else 0.0
+
+    @property
+    def certifiable(self) -> bool:
+        """Ranks follow the probabilities (of the answers that the rules allow)."""
+        return self.length_penalty == 0 and not self.forced_eos and not self.sample

@@ -1,0 +1,97 @@
+"""Samples against the enumerated distribution."""
+
+import collections
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from enumerated import ANSWERS, BATCH, QUESTIONS, cut, params, run, world
+from scipy import stats
+
+from rag_jax.decoding.sampling import truncate
+from rag_jax.decoding.settings import Decoding
+
+KINDS = ["token", "sequence"]
+DRAWS = 2000
+
+
+def samples(kind, count=DRAWS, batch=BATCH, key=0, **settings):
+    key = jax.random.key(key) if isinstance(key, int) else key
+    return run(params(), batch, kind, 1, key, sample=True, num_return_sequences=count, **settings)
+
+
+def assert_frequencies(found, question, expected):
+    """Chi-square of the drawn answers against {answer: probability}; rare ones are pooled."""
+    counts = collections.Counter(cut(row) for row in found.ranked.tokens[question])
+    assert set(counts) <= {y for y, p in expected.items() if p > 0}, "drawn but impossible"
+    often = [y for y, p in expected.items() if p * DRAWS >= 5]
+    observed = [counts[y] for y in often]
+    wanted = [expected[y] * DRAWS for y in often]
+    observed.append(DRAWS - sum(observed))
+    wanted.append(DRAWS - sum(wanted))
+    if wanted[-1] < 5:
+        observed, wanted = observed[:-1], wanted[:-1]
+        wanted = np.array(wanted) * sum(observed) / sum(wanted)
+    if len(wanted) > 1:
+        assert stats.chisquare(observed, wanted).pvalue > 1e-4
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_frequencies_are_the_model_s(kind):
+    found = samples(kind)
+    for question in range(QUESTIONS):
+        exact = {y: np.exp(world().log_p(question, y, kind)) for y in ANSWERS}
+        assert_frequencies(found, question, exact)
+        for place in range(20):
+            y = cut(found.ranked.tokens[question, place])
+            np.testing.assert_allclose(found.ranked.log_p[question, place],
+                                       world().log_p(question, y, kind), rtol=1e-5)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_temperature_top_k_and_top_p_shape_each_next_token(kind):
+    """Against the same three steps in float64, at every prefix."""
+    found = samples(kind, temperature=0.7, top_k=4, top_p=0.8)
+
+    def shaped(log_p):
+        p = np.exp(log_p / 0.7)
+        p[p < np.sort(p)[-4]] = 0
+        p /= p.sum()
+        order = np.argsort(-p)
+        before = np.cumsum(p[order]) - p[order]
+        p[order[before >= 0.8]] = 0
+        return p / p.sum()
+
+    for question in range(QUESTIONS):
+        of = world().mixed(question, kind)
+        each = {y: np.prod([shaped(of(y[:t]))[y[t]] for t in range(len(y))]) for y in ANSWERS}
+        np.testing.assert_allclose(sum(each.values()), 1, rtol=1e-6)
+        assert_frequencies(found, question, each)
+
+
+def test_truncation_leaves_the_distribution_alone_by_default():
+    log_p = jax.nn.log_softmax(jnp.array([[2.0, 1.0, 0.5, -3.0]]))
+    np.testing.assert_array_equal(truncate(log_p, Decoding(sample=True)), log_p)
+    for settings, kept in (({"top_k": 1}, 1), ({"top_k": 9}, 4), ({"top_p": 1e-6}, 1),
+                           ({"top_p": 0.7}, 2), ({"top_k": 3, "top_p": 0.999}, 3)):
+        logits = truncate(log_p, Decoding(sample=True, **settings))
+        assert (np.asarray(logits) > -1e20).sum() == kept, settings
+
+
+def test_samples_follow_the_key_and_not_the_place_in_the_batch():
+    keys = jax.vmap(jax.random.fold_in, (None, 0))(jax.random.key(3), jnp.arange(QUESTIONS))
+    found = samples("sequence", 8, key=keys)
+    order = np.array([2, 5, 0, 3, 4, 1])
+    moved = samples("sequence", 8, BATCH._make([leaf[order] for leaf in BATCH]), key=keys[order])
+    np.testing.assert_array_equal(moved.ranked.tokens, found.ranked.tokens[order])
+    other = samples("sequence", 8, key=keys[order])
+    assert (other.ranked.tokens != found.ranked.tokens).any()
+
+
+def test_rules_hold_for_samples():
+    found = samples("token", 50, min_length=2, bad_words=((3,),), prefix=(4,))
+    for row in found.ranked.tokens.reshape(-1, 3):
+        y = cut(row)
+        assert y[0] == 4 and 3 not in y
+    assert not found.certified.any()
