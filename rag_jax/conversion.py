@@ -20,7 +20,7 @@ from rag_jax.hub import load as hub
 from rag_jax.hub.families import SpecialIds
 from rag_jax.hub.save import save
 from rag_jax.models import rag
-from rag_jax.training import pretrained, step, workdir
+from rag_jax.training import pretrained, stages, workdir
 from rag_jax.training.checkpoint import Checkpointer
 
 TOKENIZERS = {"query_encoder": "retriever_tokenizer", "document_encoder": "retriever_tokenizer",
@@ -133,12 +133,7 @@ def _params(path: pathlib.Path, config: Config, run: str | None, model: rag.RagM
     if trained:
         if trained not in config.runs:
             raise ConfigError(f"--run={trained}: {path} has the runs {', '.join(config.runs)}")
-        with Checkpointer(path / trained, best_metric="em", read_only=True) as checkpointer:
-            best = checkpointer.best_step() or checkpointer.latest_step()
-            if best is None:
-                raise ConfigError(f"{path / trained}: no checkpoint to export")
-            abstract = step.abstract_params(model, rag.TOWERS, mesh)
-            params = checkpointer.restore_params(best, abstract)[0]
+        params, _ = stages.restore_run(path / trained, model, mesh)
         return params, None, overrides.for_run(config, trained).model.kind
     params, ids = {}, None
     for tower in (*rag.TOWERS, pretrained.PLAIN):

@@ -68,7 +68,7 @@ def step(model: rag.RagModel, params: Params, documents: Documents, tokens: jax.
     def run(bart: Bart) -> tuple[jax.Array, tuple[KeysValues, ...]]:
         place = jax.lax.dynamic_slice_in_dim(
             bart.decoder_positions, position + POSITION_OFFSET, 1)
-        x = bart._embed(tokens, place, bart.decoder_embedding_norm, True)  # -> [R, M, D]
+        x = bart.embed(tokens, place, bart.decoder_embedding_norm, True)  # -> [R, M, D]
         mask, layers = documents.mask[:, None, None, :], []
         filled = (jnp.arange(past[0].keys.shape[2]) <= position)[None, None, None, :]
         for layer, cross, old in zip(bart.decoder.loop(), documents.layers, past, strict=True):
@@ -78,7 +78,7 @@ def step(model: rag.RagModel, params: Params, documents: Documents, tokens: jax.
             keys, values = (leaf.reshape(-1, *leaf.shape[2:]) for leaf in new)  # -> [R*M, T, H, C]
             attended = layer.self_attention.attend(
                 x.reshape(-1, 1, x.shape[-1]), keys, values, filled, True)
-            x = layer._after_self(x, attended.reshape(x.shape), *cross, mask, True)
+            x = layer.after_self(x, attended.reshape(x.shape), *cross, mask, True)
             layers.append(new)
         return x, tuple(layers)
 
@@ -108,13 +108,13 @@ def states(model: rag.RagModel, params: Params, documents: Documents, inputs: ja
     def run(bart: Bart) -> jax.Array:
         places = bart.decoder_positions[POSITION_OFFSET : POSITION_OFFSET + length]
         flat = inputs.reshape(rows * count, length)
-        x = bart._embed(flat, places, bart.decoder_embedding_norm, True)  # -> [R*N, T, D]
+        x = bart.embed(flat, places, bart.decoder_embedding_norm, True)  # -> [R*N, T, D]
         together = (rows, count * length, x.shape[-1])
         causal = jnp.tril(jnp.ones((length, length), bool))[None, None]
         mask = documents.mask[:, None, None, :]
         for layer, cross in zip(bart.decoder.loop(), documents.layers, strict=True):
             attended = layer.self_attention(x, x, causal, True)
-            y = layer._after_self(x.reshape(together), attended.reshape(together), *cross, mask,
+            y = layer.after_self(x.reshape(together), attended.reshape(together), *cross, mask,
                                   True)
             x = y.reshape(x.shape)
         return x

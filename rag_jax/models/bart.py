@@ -1,11 +1,11 @@
 """BART (Lewis et al. 2019, arXiv 1910.13461) as released: post-LayerNorm, learned positions with
 an offset of 2, LayerNorm after the embeddings, output tied to the embeddings plus a bias.
 
-Decoding keeps keys and values in a `Cache`, an explicit pytree that goes in and comes out.
+`rag_jax.decoding.documents` runs the decoder token by token from these parts, with the keys and
+values of what was said before as an explicit pytree that goes in and comes out.
 """
 
 import functools
-from typing import NamedTuple
 
 import flax.linen as nn
 import jax
@@ -29,26 +29,6 @@ def tied_logits(embedding: jax.Array, bias: jax.Array, states: jax.Array) -> jax
     table = embedding.astype(states.dtype)
     logits = jnp.einsum("...D,VD->...V", states, table, preferred_element_type=jnp.float32)
     return logits + jnp.expand_dims(bias, range(logits.ndim - 1))
-
-
-class LayerCache(NamedTuple):
-    """Keys and values of one decoder layer, dtype[R, T or S, H, C].
-
-    Self-attention has room for T positions, of which the first `position` are filled.
-    """
-
-    self_keys: jax.Array
-    self_values: jax.Array
-    cross_keys: jax.Array
-    cross_values: jax.Array
-
-
-class Cache(NamedTuple):
-    """Decoder state: every leaf but `position` has the row axis R first."""
-
-    layers: tuple[LayerCache, ...]
-    source_mask: jax.Array  # bool[R, S]
-    position: jax.Array  # int32[], the next position to decode
 
 
 class EncoderLayer(nn.Module):
@@ -92,7 +72,7 @@ class DecoderLayer(nn.Module):
         self.mlp_norm = LayerNorm(c.layer_norm_eps, dtype)
         self.drop = nn.Dropout(c.dropout)
 
-    def _after_self(self, x, attended, cross_keys, cross_values, source_mask, deterministic):
+    def after_self(self, x, attended, cross_keys, cross_values, source_mask, deterministic):
         x = self.self_norm(x + self.drop(attended, deterministic=deterministic))
         crossed = self.cross_attention.attend(
             x, cross_keys, cross_values, source_mask, deterministic
@@ -105,33 +85,7 @@ class DecoderLayer(nn.Module):
                  *, deterministic: bool) -> jax.Array:
         attended = self.self_attention(x, x, causal, deterministic)
         keys, values = self.cross_attention.keys_values(encoded)
-        return self._after_self(x, attended, keys, values, source_mask, deterministic)
-
-    def start(self, encoded: jax.Array, length: int) -> LayerCache:
-        """Cache with the cross-attention's keys and values filled in and room for `length`."""
-        keys, values = self.cross_attention.keys_values(encoded)
-        room = (encoded.shape[0], length, *keys.shape[2:])
-        empty = jnp.zeros(room, keys.dtype)
-        return LayerCache(empty, empty, keys, values)
-
-    def step(self, x: jax.Array, cache: LayerCache, source_mask: jax.Array, position: jax.Array
-             ) -> tuple[jax.Array, LayerCache]:
-        """One position: x [R, 1, D] at `position` -> [R, 1, D] and the cache with it filled in."""
-        keys, values = self.self_attention.keys_values(x)
-        cache = cache._replace(
-            self_keys=jax.lax.dynamic_update_slice_in_dim(cache.self_keys, keys, position, 1),
-            self_values=jax.lax.dynamic_update_slice_in_dim(
-                cache.self_values, values, position, 1
-            ),
-        )
-        filled = jnp.arange(cache.self_keys.shape[1]) <= position
-        attended = self.self_attention.attend(
-            x, cache.self_keys, cache.self_values, filled[None, None, None, :], True
-        )
-        x = self._after_self(
-            x, attended, cache.cross_keys, cache.cross_values, source_mask, deterministic=True
-        )
-        return x, cache
+        return self.after_self(x, attended, keys, values, source_mask, deterministic)
 
 
 class Bart(nn.Module):
@@ -141,7 +95,6 @@ class Bart(nn.Module):
       encode(ids int32[R, S], mask bool[R, S]) -> dtype[R, S, D]
       decode(encoded, mask, decoder_ids int32[R, T]) -> dtype[R, T, D], teacher-forced
       logits(states [..., D]) -> float32[..., V]
-      start(encoded, mask, length) -> Cache;  step(ids int32[R], cache) -> float32[R, V], Cache
     """
 
     config: BartConfig
@@ -171,7 +124,7 @@ class Bart(nn.Module):
         decoder_layer = functools.partial(DecoderLayer, c)
         self.decoder = Stack(decoder_layer, c.decoder_layers, c.remat, c.scan_layers)
 
-    def _embed(self, ids: jax.Array, positions: jax.Array, norm: nn.Module, deterministic: bool
+    def embed(self, ids: jax.Array, positions: jax.Array, norm: nn.Module, deterministic: bool
                ) -> jax.Array:
         scale = self.config.width**0.5 if self.config.scale_embedding else 1.0
         x = norm(self.embedding[ids] * scale + positions[None])
@@ -179,14 +132,14 @@ class Bart(nn.Module):
 
     def encode(self, ids: jax.Array, mask: jax.Array, deterministic: bool = True) -> jax.Array:
         places = self.encoder_positions[POSITION_OFFSET : POSITION_OFFSET + ids.shape[1]]
-        x = self._embed(ids, places, self.encoder_embedding_norm, deterministic)
+        x = self.embed(ids, places, self.encoder_embedding_norm, deterministic)
         return self.encoder(x, mask[:, None, None, :], deterministic=deterministic)
 
     def decode(self, encoded: jax.Array, mask: jax.Array, decoder_ids: jax.Array,
                deterministic: bool = True) -> jax.Array:
         length = decoder_ids.shape[1]
         places = self.decoder_positions[POSITION_OFFSET : POSITION_OFFSET + length]
-        x = self._embed(decoder_ids, places, self.decoder_embedding_norm, deterministic)
+        x = self.embed(decoder_ids, places, self.decoder_embedding_norm, deterministic)
         causal = jnp.tril(jnp.ones((length, length), bool))[None, None]
         return self.decoder(
             x, encoded, mask[:, None, None, :], causal, deterministic=deterministic
@@ -200,18 +153,3 @@ class Bart(nn.Module):
         """Logits float32[R, T, V]; initialisation goes through here."""
         encoded = self.encode(ids, mask, deterministic)
         return self.logits(self.decode(encoded, mask, decoder_ids, deterministic))
-
-    def start(self, encoded: jax.Array, mask: jax.Array, length: int) -> Cache:
-        layers = tuple(layer.start(encoded, length) for layer in self.decoder.loop())
-        return Cache(layers, mask, jnp.zeros((), jnp.int32))
-
-    def step(self, ids: jax.Array, cache: Cache) -> tuple[jax.Array, Cache]:
-        place = jax.lax.dynamic_slice_in_dim(
-            self.decoder_positions, cache.position + POSITION_OFFSET, 1
-        )
-        x = self._embed(ids[:, None], place, self.decoder_embedding_norm, True)
-        mask, layers = cache.source_mask[:, None, None, :], []
-        for layer, old in zip(self.decoder.loop(), cache.layers, strict=True):
-            x, new = layer.step(x, old, mask, cache.position)
-            layers.append(new)
-        return self.logits(x[:, 0]), Cache(tuple(layers), cache.source_mask, cache.position + 1)

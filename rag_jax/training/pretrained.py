@@ -25,6 +25,10 @@ RUNTIME = ("pretrained", "dropout", "attention_dropout", "activation_dropout", "
            "scan_layers", "position_init", "init_std", "logit_chunk")
 
 
+def _runtime(tower: BertConfig | BartConfig) -> dict[str, Any]:
+    return {name: getattr(tower, name) for name in RUNTIME if hasattr(tower, name)}
+
+
 @functools.cache
 def _described(source: str) -> hub.Pretrained:
     return hub.describe(source)
@@ -58,8 +62,7 @@ def resolve(config: Config) -> Config:
     encoders = [found[tower] for tower in ENCODERS if tower in found]
 
     def kept(own: Any, other: Any) -> Any:
-        runtime = {name: getattr(own, name) for name in RUNTIME if hasattr(own, name)}
-        return dataclasses.replace(other, **runtime)
+        return dataclasses.replace(other, **_runtime(own))
 
     if encoders:
         retriever, other = (kept(model.retriever, encoder) for encoder in encoders)
@@ -114,12 +117,11 @@ def load(job: Any, towers: Sequence[str]) -> dict[str, Any]:
             params[tower] = restore_tower(pathlib.Path(source), stored, job.model, job.mesh)[0]
             continue
         if source not in loaded:
-            runtime = {section: {name: getattr(config, name) for name in RUNTIME
-                                 if hasattr(config, name)}
-                       for section, config in (("retriever", job.config.model.retriever),
-                                               ("generator", job.config.model.generator))}
-            wanted = [t for t in towers if job.config.model.sources[t] == source]
-            loaded[source] = hub.load(source, mesh=job.mesh, towers=[*wanted, PLAIN], **runtime)
+            model = job.config.model
+            wanted = [t for t in towers if model.sources[t] == source]
+            loaded[source] = hub.load(
+                source, mesh=job.mesh, towers=[*wanted, PLAIN],
+                retriever=_runtime(model.retriever), generator=_runtime(model.generator))
         found = loaded[source].params
         params[tower] = found[tower] if tower in found else found[PLAIN]
     return params

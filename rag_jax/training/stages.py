@@ -298,13 +298,22 @@ def fine_tune(job: Job, run: str, warm: Any, index: PassageIndex) -> Any:
 
 def load_params(job: Job, run: str, step_number: int | None = None) -> tuple[Any, dict]:
     """(parameters with looped layers, meta) of a run's best checkpoint, or of a given step."""
-    directory = job.workdir / run
+    params, meta = restore_run(job.workdir / run, job.model, job.mesh, step_number)
+    return unstack_layers(params), meta
+
+
+def restore_run(directory: pathlib.Path, model: rag.RagModel, mesh: Mesh,
+                step_number: int | None = None) -> tuple[Any, dict]:
+    """(parameters of all towers, meta) of a run's best checkpoint, or of a given step.
+
+    Raises:
+      ConfigError: the run has no checkpoint.
+    """
     with Checkpointer(directory, best_metric="em", read_only=True) as checkpointer:
         chosen = step_number if step_number is not None else (
             checkpointer.best_step() or checkpointer.latest_step())
         if chosen is None:
             raise ConfigError(f"{directory}: no checkpoint; train first with "
-                              f"python -m rag_jax.train --workdir={job.workdir}")
-        abstract = step.abstract_params(job.model, rag.TOWERS, job.mesh)
-        params, meta = checkpointer.restore_params(chosen, abstract)
-    return unstack_layers(params), meta
+                              f"python -m rag_jax.train --workdir={directory.parent}")
+        abstract = step.abstract_params(model, rag.TOWERS, mesh)
+        return checkpointer.restore_params(chosen, abstract)

@@ -1,4 +1,4 @@
-"""BART against a float64 re-implementation, its cache against the full forward, causality."""
+"""BART against a float64 re-implementation, causality, independence of rows."""
 
 import dataclasses
 import functools
@@ -127,26 +127,6 @@ def test_encoder_rows_are_independent_by_gradient(params):
     assert grad[np.unique(ids[0])].any(axis=1).all() and not grad[10:].any()
 
 
-@pytest.mark.parametrize("dtype,tolerance", [("float32", 2e-5), ("bfloat16", 0.15)])
-def test_cached_decoding_is_the_full_forward_at_every_position(params, dtype, tolerance):
-    module = bart(dtype=dtype)
-    expected = forward(params, IDS, MASK, DECODER_IDS, module=module)
-    room = TARGET + 2  # more room than positions: the empty places must not be seen
-
-    @tiny.jit
-    def start():
-        encoded = module.apply({"params": params}, IDS, MASK, method="encode")
-        return module.apply({"params": params}, encoded, MASK, room, method="start")
-
-    cache = start()
-    step = tiny.jit(lambda ids, cache: module.apply({"params": params}, ids, cache, method="step"))
-    for t in range(TARGET):
-        assert int(cache.position) == t
-        logits, cache = step(DECODER_IDS[:, t], cache)
-        assert logits.dtype == jnp.float32
-        np.testing.assert_allclose(logits, expected[:, t], rtol=tolerance, atol=tolerance)
-
-
 def test_remat_and_scan_change_neither_values_nor_gradients(params):
     def gradient(module, params):
         def value(params):
@@ -162,12 +142,6 @@ def test_remat_and_scan_change_neither_values_nor_gradients(params):
     other_value, other_grads = gradient(bart(remat="full", scan_layers=True), stacked)
     np.testing.assert_allclose(other_value, value, rtol=1e-5)
     tiny.assert_trees_close(unstack_layers(other_grads), grads, rtol=1e-4, atol=1e-5)
-
-
-def test_a_scanned_decoder_refuses_to_start_a_cache(params):
-    module, encoded = bart(scan_layers=True), jnp.zeros((ROWS, SOURCE, 16))
-    with pytest.raises(ValueError, match="unstack_layers"):
-        module.apply({"params": params}, encoded, MASK, 4, method="start")
 
 
 def equations(jaxpr):

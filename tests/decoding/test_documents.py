@@ -1,0 +1,51 @@
+"""The decoder token by token against the teacher-forced forward of the whole answer."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import tiny
+
+from rag_jax.decoding import documents
+from rag_jax.models import rag
+
+TARGET = 5
+MODEL = tiny.rag_model(generator={"decoder_layers": 2})
+BATCH = tiny.rag_batch(seed=2, target=TARGET, model=MODEL)
+QUESTIONS, PASSAGES, _ = BATCH.source_ids.shape
+
+
+@pytest.fixture(scope="module")
+def params():
+    return tiny.rag_params(MODEL)
+
+
+def with_generator(**changes):
+    return dataclasses.replace(MODEL, generator=dataclasses.replace(MODEL.generator, **changes))
+
+
+@pytest.mark.parametrize("dtype,tolerance", [("float32", 2e-5), ("bfloat16", 0.15)])
+def test_cached_decoding_is_the_full_forward_at_every_position(params, dtype, tolerance):
+    model = with_generator(dtype=dtype)
+    inputs = rag.shift_right(jnp.asarray(BATCH.target_ids), model.start_id)
+    inputs = jnp.repeat(inputs, PASSAGES, axis=0)  # -> [R, T]
+    logits = tiny.jit(lambda params: model.generator_module.apply(
+        {"params": params["generator"]}, BATCH.source_ids.reshape(len(inputs), -1),
+        BATCH.source_mask.reshape(len(inputs), -1), inputs))(params)
+    expected = jax.nn.log_softmax(logits, axis=-1)
+    read = tiny.jit(lambda params: documents.read(model, params, BATCH))(params)
+    room = TARGET + 2  # more room than positions: the empty places must not be seen
+    past = documents.empty_past(model, read, 1, room)
+    step = tiny.jit(lambda tokens, t, past: documents.step(model, params, read, tokens, t, past))
+    for t in range(TARGET):
+        log_p, past = step(inputs[:, t, None], np.int32(t), past)
+        assert log_p.dtype == jnp.float32
+        np.testing.assert_allclose(log_p[:, 0], expected[:, t], rtol=tolerance, atol=tolerance)
+
+
+def test_a_scanned_decoder_is_refused():
+    model = with_generator(scan_layers=True)
+    with pytest.raises(ValueError, match="unstack_layers"):
+        documents.read(model, tiny.rag_params(model), BATCH)
