@@ -2,10 +2,17 @@
 
     python benchmarks/decoding.py [--repeats 3] [--only rag_token_greedy] [--json FILE]
 
-Needs the [parity] extra (torch). Each side is a process of its own that holds its model; they take
-turns, so that both see the same machine. Prints medians, tokens per second, and transformers'
-time over ours; --json writes {"ratios": {...}, "secs": {...}}. transformers gets the passages
-without its usual padding to 300 tokens; RAG-Sequence gets two questions, since it loops over them.
+Needs the [parity] extra (torch). Every side is a process of its own that holds its model; they take
+turns, so that all see the same machine, and every answer has 32 new tokens. Prints medians and
+tokens per second of
+
+    ours, ours_bfloat16          passages of 160 tokens
+    theirs, theirs_bfloat16      transformers, given exactly those 160 tokens
+    theirs_padded                transformers as its own RagRetriever feeds it: padded to 300 tokens
+
+--json writes {"ratios": theirs_padded / ours, both float32, what users of either wait for;
+"ratios_unpadded": theirs / ours; "ratios_bfloat16": theirs_bfloat16 / ours_bfloat16; "secs"}.
+RAG-Sequence gets two questions, since transformers loops over them.
 """
 
 import argparse
@@ -20,7 +27,10 @@ import time
 
 import numpy as np
 
-SOURCE, TOKENS = 160, 32
+SOURCE, PADDED, TOKENS = 160, 300, 32
+SIDES = ("ours", "ours_bfloat16", "theirs", "theirs_padded", "theirs_bfloat16")
+RATIOS = {"ratios": ("theirs_padded", "ours"), "ratios_unpadded": ("theirs", "ours"),
+          "ratios_bfloat16": ("theirs_bfloat16", "ours_bfloat16")}
 CASES = {  # name: questions, passages, beams, class of transformers
     "rag_token_greedy": (8, 5, 1, "RagTokenForGeneration"),
     "rag_token_beam4": (8, 5, 4, "RagTokenForGeneration"),
@@ -36,7 +46,7 @@ def main() -> None:
     parser.add_argument("--paper-qa", action="store_true", help="also the paper's QA setting of "
                         "RAG-Sequence, 50 passages: ours alone, with its peak memory")
     parser.add_argument("--json", metavar="FILE", help="write the figures there too")
-    parser.add_argument("--side", choices=("ours", "theirs"), help=argparse.SUPPRESS)
+    parser.add_argument("--side", choices=SIDES, help=argparse.SUPPRESS)
     parser.add_argument("--folder", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.side:
@@ -52,10 +62,10 @@ def main() -> None:
 
 
 def compare(folder: str, cases: list[str], repeats: int) -> dict:
-    report: dict = {"ratios": {}, "secs": {}}
+    report: dict = {"secs": {}, **{name: {} for name in RATIOS}}
     sides = {side: subprocess.Popen(
         [sys.executable, __file__, "--side", side, "--folder", folder],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for side in ("ours", "theirs")}
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for side in SIDES}
 
     def ask(side: str, case: str) -> dict:
         sides[side].stdin.write(case + "\n")
@@ -72,12 +82,14 @@ def compare(folder: str, cases: list[str], repeats: int) -> dict:
                 secs[side].append(ask(side, case)["secs"])
         median = {side: statistics.median(times) for side, times in secs.items()}
         report["secs"][case] = median
-        report["ratios"][case] = median["theirs"] / median["ours"]
         tokens = CASES[case][0] * TOKENS
-        print(f"{case}: ours {median['ours']:.2f} s ({tokens / median['ours']:.0f} tokens/s), "
-              f"transformers {median['theirs']:.2f} s ({tokens / median['theirs']:.0f} tokens/s), "
-              f"ratio {report['ratios'][case]:.1f}; same answers {100 * same:.0f} %; first call "
-              f"of ours {first['ours']['secs']:.1f} s", flush=True)
+        print(f"{case}: same answers {100 * same:.0f} %; first call of ours "
+              f"{first['ours']['secs']:.1f} s")
+        for side, each in median.items():
+            print(f"  {side:16} {each:7.2f} s  {tokens / each:6.1f} tokens/s")
+        for name, (slow, fast) in RATIOS.items():
+            report[name][case] = median[slow] / median[fast]
+            print(f"  {slow} / {fast}: {report[name][case]:.1f}", flush=True)
     for process in sides.values():
         process.stdin.close()
         process.wait()
@@ -114,7 +126,9 @@ def inputs(questions: int, passages: int, vocab: int) -> dict[str, np.ndarray]:
 
 
 def answer_requests(side: str, folder: pathlib.Path) -> None:
-    run = {"ours": ours, "theirs": theirs}[side](folder)
+    make = ours if side.startswith("ours") else theirs
+    dtype = "bfloat16" if side.endswith("bfloat16") else "float32"
+    run = make(folder, dtype, PADDED if side.endswith("padded") else SOURCE)
     for line in sys.stdin:
         began = time.monotonic()
         tokens = run(line.strip())
@@ -123,7 +137,7 @@ def answer_requests(side: str, folder: pathlib.Path) -> None:
         print(json.dumps({"secs": secs, "tokens": tokens, "peak_gib": peak}), flush=True)
 
 
-def theirs(folder: pathlib.Path):
+def theirs(folder: pathlib.Path, dtype: str, length: int):
     import torch
     import transformers
 
@@ -133,14 +147,18 @@ def theirs(folder: pathlib.Path):
         questions, passages, beams, name = CASES[case]
         if name not in models:
             models.clear()
-            models[name] = getattr(transformers, name).from_pretrained(folder).eval()
+            models[name] = getattr(transformers, name).from_pretrained(
+                folder, dtype=getattr(torch, dtype)).eval()
         model = models[name]
         x = {k: torch.from_numpy(v) for k, v in inputs(
             questions, passages, model.config.generator.vocab_size).items()}
-        given = {"context_input_ids": x["source"].flatten(0, 1), "doc_scores": x["doc_scores"],
-                 "context_attention_mask": torch.ones_like(x["source"].flatten(0, 1)),
+        rest = (0, length - SOURCE)
+        ids = torch.nn.functional.pad(x["source"].flatten(0, 1), rest, value=1)
+        mask = torch.nn.functional.pad(torch.ones_like(x["source"].flatten(0, 1)), rest)
+        given = {"context_input_ids": ids, "context_attention_mask": mask,
+                 "doc_scores": x["doc_scores"].to(model.dtype),
                  "n_docs": passages, "num_beams": beams, "do_sample": False,
-                 "max_length": TOKENS + 1, "length_penalty": 0.0}
+                 "max_length": TOKENS + 1, "min_length": TOKENS + 1, "length_penalty": 0.0}
         if beams > 1:
             given["early_stopping"] = "never"
         settings = getattr(model, "generation_config", None) or model.generator.generation_config
@@ -152,7 +170,8 @@ def theirs(folder: pathlib.Path):
     return run
 
 
-def ours(folder: pathlib.Path):
+def ours(folder: pathlib.Path, dtype: str, length: int):
+    del length  # nothing is padded
     import jax
 
     from rag_jax import flags
@@ -163,7 +182,8 @@ def ours(folder: pathlib.Path):
     from rag_jax.types import Batch
 
     flags.keep_memory()
-    found = load(folder, towers=["query_encoder", "generator"])
+    how = {"dtype": dtype}
+    found = load(folder, towers=["query_encoder", "generator"], retriever=how, generator=how)
     compiled = {}
     query = np.asarray(rag.embed(
         rag.RagModel(found.retriever, found.generator, "token", 2, 2, 1),
@@ -176,7 +196,7 @@ def ours(folder: pathlib.Path):
         if case not in compiled:
             kind = "token" if name.startswith("RagToken") else "sequence"
             model = rag.RagModel(found.retriever, found.generator, kind, 2, 2, 1)
-            settings = Decoding(num_beams=beams, max_length=TOKENS)
+            settings = Decoding(num_beams=beams, max_length=TOKENS, min_length=TOKENS)
             compiled[case] = jax.jit(
                 lambda params, batch: decode_by(model, settings, params, batch).tokens)
         ids, mask = np.ones((questions, 8), np.int32), np.ones((questions, 8), bool)

@@ -161,7 +161,8 @@ class Answerer:
                 found.append(Alternative(questions.format.tokenizer.decode(tokens), tokens,
                                          float(ranked.log_p[row, n])))
                 seen.append(tokens)
-        return found[: self.decoding.num_return_sequences - 1]
+        asked = len(self.decoding.labels) or self.decoding.num_return_sequences
+        return found[: asked - 1]
 
     def _until_end(self, row: np.ndarray) -> list[int]:
         tokens = row.tolist()

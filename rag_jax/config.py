@@ -263,6 +263,8 @@ class EvalConfig:
     forced_eos: bool = field(False, "the last token of a longest answer is </s>")
     bad_words: tuple[str, ...] = field((), "texts that no answer contains")
     prefix: str = field("", "how every answer begins")
+    labels: tuple[str, ...] = field((), "classification: the answers to choose from, with p(class) "
+                                    "over them")
     num_return_sequences: int = field(1, "answers per question, best first", at_least=1)
     sample: bool = field(False, "draw answers instead of searching")
     temperature: float = field(1.0, "of samples: log-probabilities are divided by it", at_least=0)

@@ -85,6 +85,17 @@ def rag_token(log_prior_BK: jax.Array, log_p_BKT: jax.Array, target_mask: jax.Ar
 MARGINALS = {"sequence": rag_sequence, "token": rag_token}
 
 
+def mixture(log_weights: jax.Array, doc_log_p: jax.Array) -> jax.Array:
+    """log sum_z w(z) p(. | z) of M distributions per document, float32[B, M, V].
+
+    Args:
+      log_weights: float32[B, M, K], log w(z).
+      doc_log_p: float32[B, K, M, V], log p(. | z).
+    """
+    joint = log_weights.swapaxes(1, 2)[..., None] + doc_log_p
+    return joint[:, 0] if joint.shape[1] == 1 else jax.nn.logsumexp(joint, axis=1)
+
+
 def sequence_posterior(log_prior_BK: jax.Array, log_p_BKT: jax.Array, target_mask: jax.Array
                        ) -> jax.Array:
     """p(z | x, y) under RAG-Sequence, float32[B, K]; masked passages are 0, the others of a row sum

@@ -62,7 +62,7 @@ class Answer(NamedTuple):
 
     text: str
     token_ids: list[int]  # without padding; the last is </s> unless truncated
-    log_prob: float  # log p(y | x) in nats, </s> included
+    log_prob: float  # log p(y | x) in nats, </s> included; of a class: normalised over the labels
     passage_ids: list[str]
     prior: list[float]  # p(z | x)
     posterior: list[float]  # p(z | x, y); for RAG-Token the mean over the answer's tokens

@@ -1,9 +1,11 @@
 """From a batch of questions with passages to answers, by every way of decoding."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 
-from rag_jax.decoding import documents, mixture, sampling, sequence
+from rag_jax.decoding import classify, documents, mixture, sampling, sequence
 from rag_jax.decoding.memory import questions_at_once
 from rag_jax.decoding.results import Decoded
 from rag_jax.decoding.settings import Decoding
@@ -40,9 +42,13 @@ def decode_by(model: rag.RagModel, settings: Decoding, params: Params, batch: Ba
     if key is not None and key.ndim == 0:
         key = jax.vmap(jax.random.fold_in, (None, 0))(key, jnp.arange(questions))
 
+    params = {**params, "generator": _in_dtype(params["generator"], model.generator.dtype)}
+
     def run(rows: tuple[Batch, jax.Array | None]) -> Decoded:
         batch, keys = rows
         read = documents.read(model, params, batch)
+        if settings.labels:
+            return classify.decode(model, params, read, settings)
         if settings.sample:
             return sampling.decode(model, params, read, settings, keys)
         if model.kind == "token" or settings.strategy == "marginal":
@@ -60,3 +66,11 @@ def decode_by(model: rag.RagModel, settings: Decoding, params: Params, batch: Ba
     return jax.tree.map(
         lambda x: x.swapaxes(0, 1).reshape(questions, *x.shape[2:]), found)
 
+
+
+def _in_dtype(params: Params, dtype: str) -> Params:
+    """Matrices in the dtype in which they are multiplied, converted once instead of every step."""
+    def convert(path: Any, leaf: jax.Array) -> jax.Array:
+        return leaf.astype(dtype) if path[-1].key in ("kernel", "embedding") else leaf
+
+    return jax.tree_util.tree_map_with_path(convert, params)

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from rag_jax import marginal
 from rag_jax.decoding.constraints import Rule
 from rag_jax.decoding.settings import Decoding
 from rag_jax.models.layers import MASKED
@@ -54,6 +55,26 @@ def gather_beams(tree: Any, beams: jax.Array) -> Any:
         tree)
 
 
+BLOCK = 128  # scores in a block of `best_of_many`
+
+
+def best_of_many(scores: jax.Array, count: int) -> tuple[jax.Array, jax.Array]:
+    """jax.lax.top_k of float32[R, N], without sorting all N: (float32[R, count], int32[R, count]).
+
+    The best `count` scores lie in the `count` blocks of highest maximum; among equals the first
+    ones win in both steps, since the chosen blocks keep their order.
+    """
+    rows, size = scores.shape
+    padding = jnp.full((rows, -size % BLOCK), -jnp.inf, scores.dtype)
+    blocks = jnp.concatenate([scores, padding], axis=1).reshape(rows, -1, BLOCK)
+    _, chosen = jax.lax.top_k(blocks.max(axis=2), min(count, blocks.shape[1]))
+    chosen = jnp.sort(chosen, axis=1)
+    few = jnp.take_along_axis(blocks, chosen[..., None], axis=1).reshape(rows, -1)
+    best, places = jax.lax.top_k(few, count)
+    block = jnp.take_along_axis(chosen, places // BLOCK, axis=1)
+    return best, block * BLOCK + places % BLOCK
+
+
 def beam_search(
     step: Callable[[jax.Array, jax.Array, Any], tuple[jax.Array, Any]],
     carry: Any,
@@ -72,7 +93,7 @@ def beam_search(
 
     Args:
       step: (last tokens int32[R, M], position int32[], carry) -> (log p(. | x, z, y_<t)
-        float32[R, M, K, V], carry).
+        float32[R, K, M, V], carry).
       carry: state before the first step, with rows for R x M hypotheses.
       reorder: (carry, beams int32[R, M]) -> carry whose hypothesis m is the former beams[:, m].
       weigh: log p(y_<t | x, z) float32[R, M, K] -> log of the documents' weights float32[R, M, K]
@@ -100,13 +121,12 @@ def beam_search(
         position, live = state.position, state.live
         last = jnp.where(position == 0, start_id, live.tokens[:, :, jnp.maximum(position - 1, 0)])
         doc_log_p, carry = step(last, position, state.carry)
-        weights = weigh(live.doc_log_p.sum(axis=2))
-        log_p = jax.nn.logsumexp(weights[..., None] + doc_log_p, axis=2)  # -> [R, M, V]
+        log_p = marginal.mixture(weigh(live.doc_log_p.sum(axis=2)), doc_log_p)  # -> [R, M, V]
         log_p = rule(live.tokens, position, log_p)
         vocab = log_p.shape[-1]
         totals = live.scores[:, :, None] + log_p
         # Each live hypothesis has one ending, so 2M candidates always hold M that go on.
-        scores, flat = jax.lax.top_k(totals.reshape(searches, -1), 2 * beams + 1)
+        scores, flat = best_of_many(totals.reshape(searches, -1), 2 * beams + 1)
         beyond, scores, flat = scores[:, -1], scores[:, :-1], flat[:, :-1]
         origin, tokens = flat // vocab, flat % vocab
         grown = gather_beams(live, origin)
@@ -114,7 +134,7 @@ def beam_search(
         grown = Hypotheses(
             grown.tokens.at[:, :, position].set(tokens.astype(jnp.int32)),
             scores, _rank(scores, position + 1, settings),
-            grown.doc_log_p.at[:, :, position].set(doc_log_p[rows, origin, :, tokens]))
+            grown.doc_log_p.at[:, :, position].set(doc_log_p[rows, :, origin, tokens]))
         ends = tokens == end_id
         # An ending counts only among the first M: it beat what the beam goes on with.
         accepted = ends & (jnp.arange(2 * beams) < beams)[None]

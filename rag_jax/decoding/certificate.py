@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from rag_jax import marginal
 from rag_jax.decoding import documents as documents_module
 from rag_jax.decoding.answer import decode_by
 from rag_jax.decoding.constraints import make_rule
@@ -104,7 +105,7 @@ def exact(model: rag.RagModel, settings: Decoding, params: Params, batch: Batch,
                 tokens[question, : len(search.answer)] = search.answer
     ranked = jax.tree.map(lambda leaf: leaf[:, :1], start.ranked)
     if (tokens != start.tokens).any():
-        rescored = _score(model, settings.memory_mib, jit)(params, batch, tokens[:, None])
+        rescored = _score(model, settings.memory_mib, jit)(params, documents, tokens[:, None])
         ranked = jax.device_get(rescored)._replace(valid=ranked.valid)
     return Exact(ranked, start.prior, certified, expanded)
 
@@ -141,12 +142,11 @@ def _expand(model: rag.RagModel, settings: Decoding, params: Params, documents: 
     inputs = jnp.broadcast_to(inputs[None], (passages, *inputs.shape))
     states = documents_module.states(model, params, own, inputs).reshape(*inputs.shape, -1)
     last = jnp.take_along_axis(states, lengths[None, :, None, None], axis=2)[:, :, 0]
-    log_p = documents_module.log_probs(model, params, last).swapaxes(0, 1)  # -> [P, K, V]
-    mix = weights(model.kind, own.log_prior)(said[None])[0]
-    mixed = jax.nn.logsumexp(mix[..., None] + log_p, axis=1)
+    log_p = documents_module.log_probs(model, params, last)  # -> [K, P, V]
+    mixed = marginal.mixture(weights(model.kind, own.log_prior)(said[None]), log_p[None])[0]
     rule = make_rule(settings, model.end_id)
     allowed = jax.vmap(lambda *row: rule(row[0][None, None], row[1], row[2][None, None])[0, 0])
-    return allowed(prefixes, lengths, mixed), log_p
+    return allowed(prefixes, lengths, mixed), log_p.swapaxes(0, 1)
 
 
 class _Search:

@@ -2,7 +2,9 @@
 
 Each document's cross-attention keys and values are computed once and are shared by all hypotheses
 about it: the M hypotheses (or the T tokens of N given answers) stand side by side on the query axis
-of the attention, so that nothing is copied for each of them.
+of the attention, so that nothing is copied for each of them. Their own past is read in the same
+way: all M*T of its places lie side by side, and a mask says which of them are a hypothesis's own,
+so that a beam search moves no keys and values either.
 
 Rows are documents, question-major: R = B*K.
 """
@@ -19,8 +21,15 @@ from rag_jax.types import Batch, Params
 
 
 class KeysValues(NamedTuple):
-    keys: jax.Array  # dtype[R, S, H, C] of documents, dtype[R, M, T, H, C] of hypotheses
+    keys: jax.Array  # dtype[R, H, S, C]
     values: jax.Array
+
+
+class Past(NamedTuple):
+    """What M hypotheses about every document have said, in searches of R/searches documents."""
+
+    layers: tuple[KeysValues, ...]  # of self-attention, over places [T, M] as one axis
+    lineage: jax.Array  # int32[searches, M, T], the place m at step t where a hypothesis stood
 
 
 class Documents(NamedTuple):
@@ -43,47 +52,56 @@ def read(model: rag.RagModel, params: Params, batch: Batch) -> Documents:
     return Documents(rag.log_prior(model, params, batch), _apply(model, params, layers), mask)
 
 
-def empty_past(model: rag.RagModel, documents: Documents, hypotheses: int, length: int
-               ) -> tuple[KeysValues, ...]:
-    """Room for the self-attention of M hypotheses of `length` tokens about every document."""
-    rows, _, heads, size = documents.layers[0].keys.shape
-    room = jnp.zeros((rows, hypotheses, length, heads, size), documents.layers[0].keys.dtype)
-    return tuple(KeysValues(room, room) for _ in documents.layers)
+def empty_past(documents: Documents, searches: int, hypotheses: int, length: int) -> Past:
+    """Room for M hypotheses of `length` tokens in each search."""
+    rows, heads, _, size = documents.layers[0].keys.shape
+    room = jnp.zeros((rows, heads, length * hypotheses, size), documents.layers[0].keys.dtype)
+    own = jnp.broadcast_to(jnp.arange(hypotheses)[None, :, None], (searches, hypotheses, length))
+    return Past(tuple(KeysValues(room, room) for _ in documents.layers), own)
 
 
 def step(model: rag.RagModel, params: Params, documents: Documents, tokens: jax.Array,
-         position: jax.Array, past: tuple[KeysValues, ...]
-         ) -> tuple[jax.Array, tuple[KeysValues, ...]]:
+         position: jax.Array, past: Past) -> tuple[jax.Array, Past]:
     """One token of every hypothesis about every document.
 
     Args:
-      tokens: int32[R, M], the decoder's inputs.
+      tokens: int32[searches, M], the decoder's inputs; a search reads R/searches = K documents.
       position: int32[], their place.
       past: of the positions before.
 
     Returns:
-      log p(next token | x, z, tokens so far) float32[R, M, V], and `past` with this position.
+      log p(next token | x, z, tokens so far) float32[searches, K, M, V], and `past` with this
+      position.
     """
+    searches, count = tokens.shape
+    passages = documents.mask.shape[0] // searches
+    places = jnp.arange(past.lineage.shape[2])
+    lineage = jnp.where((places == position)[None, None], jnp.arange(count)[None, :, None],
+                        past.lineage)
+    seen = lineage[..., None] == jnp.arange(count)[None, None, None]  # -> [searches, M, T, M]
+    seen &= (places <= position)[None, None, :, None]
+    seen = seen.reshape(searches, 1, count, -1)
+    seen, tokens = (jnp.repeat(x, passages, axis=0) for x in (seen, tokens))
 
     def run(bart: Bart) -> tuple[jax.Array, tuple[KeysValues, ...]]:
         place = jax.lax.dynamic_slice_in_dim(
             bart.decoder_positions, position + POSITION_OFFSET, 1)
         x = bart.embed(tokens, place, bart.decoder_embedding_norm, True)  # -> [R, M, D]
         mask, layers = documents.mask[:, None, None, :], []
-        filled = (jnp.arange(past[0].keys.shape[2]) <= position)[None, None, None, :]
-        for layer, cross, old in zip(bart.decoder.loop(), documents.layers, past, strict=True):
+        for layer, cross, old in zip(bart.decoder.loop(), documents.layers, past.layers,
+                                     strict=True):
             now = layer.self_attention.keys_values(x)
-            new = KeysValues(*(jax.lax.dynamic_update_slice_in_dim(o, n[:, :, None], position, 2)
-                               for o, n in zip(old, now, strict=True)))
-            keys, values = (leaf.reshape(-1, *leaf.shape[2:]) for leaf in new)  # -> [R*M, T, H, C]
-            attended = layer.self_attention.attend(
-                x.reshape(-1, 1, x.shape[-1]), keys, values, filled, True)
-            x = layer.after_self(x, attended.reshape(x.shape), *cross, mask, True)
+            new = KeysValues(*(
+                jax.lax.dynamic_update_slice_in_dim(room, said, position * count, axis=2)
+                for room, said in zip(old, now, strict=True)))
+            attended = layer.self_attention.attend(x, *new, seen, True)
+            x = layer.after_self(x, attended, *cross, mask, True)
             layers.append(new)
         return x, tuple(layers)
 
-    hidden, past = _apply(model, params, run)
-    return log_probs(model, params, hidden), past
+    hidden, layers = _apply(model, params, run)
+    log_p = log_probs(model, params, hidden)
+    return log_p.reshape(searches, passages, *log_p.shape[1:]), Past(layers, lineage)
 
 
 def log_probs(model: rag.RagModel, params: Params, states: jax.Array) -> jax.Array:

@@ -6,21 +6,20 @@ Both models are autoregressive in p(y_t | x, y_<t) = sum_z w_t(z) p(y_t | x, z, 
   product over t is sum_z p(z | x) prod_t p(y_t | x, z, y_<t). Its scores are exact at every step.
 """
 
+import functools
 from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 
-from rag_jax.decoding.beam import Found, beam_search
+from rag_jax.decoding.beam import Found, beam_search, gather_beams
 from rag_jax.decoding.constraints import make_rule
-from rag_jax.decoding.documents import Documents, KeysValues, empty_past, step
+from rag_jax.decoding.documents import Documents, Past, empty_past, step
 from rag_jax.decoding.results import Decoded, certify, explain, until_end
 from rag_jax.decoding.settings import Decoding
 from rag_jax.models import rag
 from rag_jax.models.layers import MASKED
 from rag_jax.types import Params
-
-Past = tuple[KeysValues, ...]
 
 
 def weights(kind: str, log_prior: jax.Array) -> Callable[[jax.Array], jax.Array]:
@@ -34,38 +33,16 @@ def weights(kind: str, log_prior: jax.Array) -> Callable[[jax.Array], jax.Array]
     return normalised
 
 
-def next_token(model: rag.RagModel, params: Params, documents: Documents, searches: int
-               ) -> Callable[[jax.Array, jax.Array, Past], tuple[jax.Array, Past]]:
-    """The `step` of a beam search over groups of R/searches documents."""
-
-    def run(last: jax.Array, position: jax.Array, past: Past) -> tuple[jax.Array, Past]:
-        rows = documents.mask.shape[0]
-        tokens = jnp.repeat(last, rows // searches, axis=0)  # -> [R, M]
-        log_p, past = step(model, params, documents, tokens, position, past)
-        log_p = log_p.reshape(searches, -1, *log_p.shape[1:])  # -> [searches, K, M, V]
-        return log_p.swapaxes(1, 2), past
-
-    return run
-
-
-def reorder(past: Past, beams: jax.Array) -> Past:
-    """Moves the hypotheses [R, M, ...] about every document to their search's new order."""
-    searches, count = beams.shape
-
-    def move(x: jax.Array) -> jax.Array:
-        split = x.reshape(searches, -1, *x.shape[1:])  # -> [searches, K, M, ...]
-        index = beams.reshape(searches, 1, count, *[1] * (split.ndim - 3))
-        return jnp.take_along_axis(split, index, axis=2).reshape(x.shape)
-
-    return jax.tree.map(move, past)
-
-
 def search(model: rag.RagModel, params: Params, documents: Documents, settings: Decoding,
            searches: int, weigh: Callable[[jax.Array], jax.Array]) -> Found:
     """Beam search over groups of R/searches documents each."""
-    past = empty_past(model, documents, settings.num_beams, settings.max_length)
+    past = empty_past(documents, searches, settings.num_beams, settings.max_length)
+
+    def reorder(past: Past, beams: jax.Array) -> Past:
+        return past._replace(lineage=gather_beams(past.lineage, beams))
+
     return beam_search(
-        next_token(model, params, documents, searches), past, reorder, weigh,
+        functools.partial(step, model, params, documents), past, reorder, weigh,
         make_rule(settings, model.end_id), settings, searches=searches,
         documents=documents.mask.shape[0] // searches, start_id=model.start_id,
         end_id=model.end_id, pad_id=model.pad_id)

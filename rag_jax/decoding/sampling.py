@@ -9,9 +9,10 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from rag_jax import marginal
 from rag_jax.decoding.constraints import make_rule
-from rag_jax.decoding.documents import Documents, empty_past
-from rag_jax.decoding.mixture import Past, next_token, weights
+from rag_jax.decoding.documents import Documents, Past, empty_past, step
+from rag_jax.decoding.mixture import weights
 from rag_jax.decoding.results import Decoded, explain, until_end
 from rag_jax.decoding.settings import Decoding
 from rag_jax.models import rag
@@ -32,7 +33,6 @@ def decode(model: rag.RagModel, params: Params, documents: Documents, settings: 
     """num_return_sequences samples per question; keys [B], one per question."""
     questions, passages = documents.log_prior.shape
     count, length = settings.num_return_sequences, settings.max_length
-    step = next_token(model, params, documents, questions)
     weigh = weights(model.kind, documents.log_prior)
     rule = make_rule(settings, model.end_id)
 
@@ -46,12 +46,12 @@ def decode(model: rag.RagModel, params: Params, documents: Documents, settings: 
         position = state.position
         last = jnp.where(position == 0, model.start_id,
                          state.tokens[:, :, jnp.maximum(position - 1, 0)])
-        doc_log_p, past = step(last, position, state.past)  # [B, N, K, V]
-        mix = weigh(state.doc_log_p.sum(axis=2))
-        log_p = jax.nn.logsumexp(mix[..., None] + doc_log_p, axis=2)
+        doc_log_p, past = step(model, params, documents, last, position, state.past)
+        log_p = marginal.mixture(weigh(state.doc_log_p.sum(axis=2)), doc_log_p)
         log_p = rule(state.tokens, position, log_p)
         drawn = draw_all(keys, jnp.arange(count), position, truncate(log_p, settings))
-        said = jnp.take_along_axis(doc_log_p, drawn[:, :, None, None], axis=3)[..., 0]
+        said = jnp.take_along_axis(doc_log_p, drawn[:, None, :, None], axis=3)[..., 0]
+        said = said.swapaxes(1, 2)  # -> [B, N, K]
         said = jnp.where(state.ended[..., None], 0.0, said)
         drawn = jnp.where(state.ended, model.pad_id, drawn)
         return _State(position + 1, state.tokens.at[:, :, position].set(drawn),
@@ -64,7 +64,7 @@ def decode(model: rag.RagModel, params: Params, documents: Documents, settings: 
                jnp.full((questions, count, length), model.pad_id, jnp.int32),
                jnp.zeros((questions, count, length, passages), jnp.float32),
                jnp.zeros((questions, count), bool),
-               empty_past(model, documents, count, length)))
+               empty_past(documents, questions, count, length)))
     valid = jnp.broadcast_to((documents.log_prior > MASKED / 2).any(axis=1, keepdims=True),
                              (questions, count))
     mask = until_end(state.tokens, model.end_id)

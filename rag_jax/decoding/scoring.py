@@ -10,7 +10,7 @@ from rag_jax.decoding.documents import Documents
 from rag_jax.decoding.memory import candidates_at_once
 from rag_jax.decoding.results import Ranked, explain, until_end
 from rag_jax.models import rag
-from rag_jax.types import Batch, Params
+from rag_jax.types import Params
 
 SHORTEST = 3  # no programs of their own for answers of fewer tokens
 
@@ -73,7 +73,7 @@ def _target_log_probs(model: rag.RagModel, params: Params, documents: Documents,
     return jax.lax.switch(shortest, [functools.partial(of, n) for n in lengths], tokens)
 
 
-def score(model: rag.RagModel, params: Params, batch: Batch, tokens: jax.Array,
+def score(model: rag.RagModel, params: Params, documents: Documents, tokens: jax.Array,
           mask: jax.Array | None = None, memory_mib: int = 4096) -> Ranked:
     """Probabilities and posteriors of given answers int32[B, N, T], in the given order.
 
@@ -82,7 +82,6 @@ def score(model: rag.RagModel, params: Params, batch: Batch, tokens: jax.Array,
     """
     if mask is None:
         mask = until_end(tokens, model.end_id)
-    documents = documents_module.read(model, params, batch)
     questions, passages = documents.log_prior.shape
     count, length = tokens.shape[1:]
     everything = jnp.ones((questions, passages, count), bool)

@@ -1,7 +1,9 @@
 """RAG-Sequence by a beam search for each document (section 2.5): thorough and fast decoding.
 
 Thorough: every distinct hypothesis is scored under every document of its question. What a
-document's own beam has scored is not scored again.
+document's own beam has scored is not scored again, and what certainly cannot be among the answers
+is not scored at all: a document gives no hypothesis that its beam lacks more than that beam's
+bound, which often leaves nothing to score. The answers are those of scoring everything.
 Fast: a document whose beam lacks a hypothesis gives it probability 0; no pass but the beams.
 In both, sum_z p(z | x) p(y | x, z) decides.
 
@@ -14,7 +16,7 @@ import jax.numpy as jnp
 
 from rag_jax.decoding.documents import Documents
 from rag_jax.decoding.mixture import search
-from rag_jax.decoding.results import Decoded, certify, explain, rank, until_end
+from rag_jax.decoding.results import MARGIN, Decoded, certify, explain, rank, until_end
 from rag_jax.decoding.scoring import score_pairs
 from rag_jax.decoding.settings import Decoding
 from rag_jax.models import rag
@@ -40,17 +42,24 @@ def decode(model: rag.RagModel, params: Params, documents: Documents, settings: 
     known = in_beam.any(axis=-1)
     own_log_p = own.doc_log_p[..., 0].reshape(questions, passages, beams, -1)  # -> [B, K, M, T]
     log_p = jnp.take_along_axis(own_log_p, in_beam.argmax(axis=-1)[..., None], axis=2)
+    ends = (candidates == model.end_id).any(axis=-1)
     if settings.strategy == "fast":
         impossible = jnp.where(jnp.arange(log_p.shape[-1]) == 0, MASKED, 0.0)
         log_p = jnp.where(known[..., None], log_p, impossible[None, None, None])
     else:
-        needed = distinct[:, None] & real[..., None] & ~known
         log_p = jnp.where(known[..., None], log_p, 0.0)
+        bound = found.bound.reshape(log_prior.shape)[..., None]
+        most = jnp.where(ends[:, None] & (settings.search_penalty == 0), bound, 0.0)
+        lower, upper = (
+            rank(_total(log_prior, jnp.where(known, log_p.sum(axis=-1), other)), candidates,
+                 settings, model.end_id)
+            for other in (MASKED, most))
+        distinct &= _hopeful(lower, upper, distinct, ends, count)
+        needed = distinct[:, None] & real[..., None] & ~known
         log_p = score_pairs(model, params, documents, candidates, mask, needed, log_p,
                             settings.memory_mib)
 
-    totals = jax.nn.logsumexp(log_prior[..., None] + log_p.sum(axis=-1), axis=1)  # -> [B, N]
-    ends = (candidates == model.end_id).any(axis=-1)
+    totals = _total(log_prior, log_p.sum(axis=-1))
     group = jnp.where(distinct, jnp.where(ends, 0, 1), 2)
     order = jnp.lexsort((-rank(totals, candidates, settings, model.end_id), group), axis=-1)
     best = order[:, :count]
@@ -60,6 +69,20 @@ def decode(model: rag.RagModel, params: Params, documents: Documents, settings: 
     certified, bound = _certify(settings, documents, ranked.log_p[:, 0],
                                 (group[row, best] == 0)[:, 0], found.bound)
     return Decoded(ranked, jnp.exp(log_prior), certified, bound)
+
+
+def _total(log_prior: jax.Array, log_p: jax.Array) -> jax.Array:
+    """log p(y | x) float32[B, N] from log p(z | x) [B, K] and log p(y | x, z) [B, K, N]."""
+    return jax.nn.logsumexp(log_prior[..., None] + log_p, axis=1)
+
+
+def _hopeful(lower: jax.Array, upper: jax.Array, distinct: jax.Array, ends: jax.Array, count: int
+             ) -> jax.Array:
+    """Which candidates can be among the `count` best, bool[B, N], from bounds on their ranks."""
+    ended = distinct & ends
+    best = jax.lax.top_k(jnp.where(ended, lower, -jnp.inf), count)[0][:, -1:]
+    # Ended ones come before those cut at max_length, whatever these score.
+    return jnp.where(ends, upper >= best - MARGIN, ended.sum(axis=1, keepdims=True) < count)
 
 
 def _compare(candidates: jax.Array, valid: jax.Array) -> tuple[jax.Array, jax.Array]:

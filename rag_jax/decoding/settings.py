@@ -35,6 +35,8 @@ class Decoding:
         penalty does not count them, and the reported log p does.
       sample: draw from p(y | x) instead of searching; RAG-Sequence by its marginal recursion.
       temperature, top_k, top_p: of sampling, in this order; 1, 0 and 1 leave the distribution.
+      labels: token sequences that are all the answers there are (classification): as in training's
+        targets, one output token each, or whole strings with </s>. Nothing is searched then.
       memory_mib: budget for the decoder's arrays on all devices together; questions, and
         candidates of the thorough strategy, are worked off in groups that fit. 0 = all at once.
     """
@@ -54,6 +56,7 @@ class Decoding:
     temperature: float = 1.0
     top_k: int = 0
     top_p: float = 1.0
+    labels: tuple[tuple[int, ...], ...] = ()
     memory_mib: int = 4096
 
     def __post_init__(self) -> None:
@@ -83,6 +86,15 @@ class Decoding:
                    f"num_beams={self.num_beams}")
         if any(len(word) == 0 for word in self.bad_words):
             yield f"bad_words={self.bad_words}: a bad word needs at least one token"
+        if self.labels and self.sample:
+            yield "labels and sample: classes are ranked, not drawn"
+        if not all(self.labels):
+            yield f"labels={self.labels}: a label needs at least one token"
+        if len(set(self.labels)) < len(self.labels):
+            yield f"labels={self.labels}: two labels are equal"
+        if max(map(len, self.labels), default=0) > self.max_length:
+            yield (f"labels: one has {max(map(len, self.labels))} tokens, </s> included; must be "
+                   f"at most max_length={self.max_length}")
         if self.prefix is not None and self.forced_bos is not None:
             yield "prefix and forced_bos both set the first token: put it into the prefix"
         if len(self.prefix or ()) >= self.max_length:
@@ -96,10 +108,11 @@ class Decoding:
             raise ValueError(f"max_length={self.max_length}: the generator has {longest} positions")
         ids = [*(self.prefix or ()), *(t for word in self.bad_words for t in word)]
         ids += [] if self.forced_bos is None else [self.forced_bos]
+        ids += [t for label in self.labels for t in label]
         beyond = [i for i in ids if not 0 <= i < model.generator.vocab_size]
         if beyond:
-            raise ValueError(f"token ids {beyond} of prefix, forced_bos or bad_words: must be "
-                             f"below vocab_size={model.generator.vocab_size}")
+            raise ValueError(f"token ids {beyond} of prefix, forced_bos, bad_words or labels: must "
+                             f"be below vocab_size={model.generator.vocab_size}")
         if (model.end_id,) in self.bad_words:
             raise ValueError(f"bad_words holds ({model.end_id},), the end token: no answer could "
                              "end; min_length makes answers longer")

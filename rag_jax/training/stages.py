@@ -253,6 +253,7 @@ def decoding_settings(config: Config, tokenizer: Tokenizer) -> Decoding:
             "max_length": config.data.max_target_length,
             "bad_words": tuple(map(ids, config.eval.bad_words)),
             "prefix": ids(config.eval.prefix) if config.eval.prefix else None,
+            "labels": tuple((*ids(label), tokenizer.end) for label in config.eval.labels),
             "forced_bos": tokenizer.start if config.eval.forced_bos else None,
         })
     except ValueError as error:

@@ -104,7 +104,7 @@ def _run(kind, settings, calls, tables, log_prior):
             jax.debug.callback(lambda: calls.append(1))
         prefix = jnp.where(position == 0, 0, VOCAB * prefix + last + 1)
         under = jax.vmap(lambda table, codes: table[:, codes])(tables, prefix)  # -> [R, K, M, V]
-        return under.swapaxes(1, 2), prefix
+        return under, prefix
 
     return beam_search(
         step, jnp.zeros((rows, settings.num_beams), jnp.int32), gather_beams,

@@ -201,7 +201,7 @@ def test_the_memory_budget_changes_no_result(kind, strategy, monkeypatch):
 
 def test_thorough_scores_no_pair_twice_and_fast_none(monkeypatch):
     """Counted at every pass: (candidates of a pass) x passes, for each document."""
-    from rag_jax.decoding import documents, scoring
+    from rag_jax.decoding import documents, scoring, sequence
 
     calls, target_log_probs = [], documents.target_log_probs
 
@@ -211,6 +211,7 @@ def test_thorough_scores_no_pair_twice_and_fast_none(monkeypatch):
 
     monkeypatch.setattr(documents, "target_log_probs", counted)
     monkeypatch.setattr(scoring, "candidates_at_once", lambda *_: 2)
+    monkeypatch.setattr(sequence, "_hopeful", lambda lower, upper, distinct, *_: distinct)
     programs = {strategy: tiny.jit(functools.partial(decode_by, small("sequence"), Decoding(
         strategy=strategy, num_beams=3, max_length=LONGEST))) for strategy in ("thorough", "fast")}
 
@@ -231,6 +232,43 @@ def test_thorough_scores_no_pair_twice_and_fast_none(monkeypatch):
     assert passes("thorough", BATCH) == -(-needed // 2)
     assert passes("fast", BATCH) == 0
     assert passes("thorough", alike) == 0
+
+
+@pytest.mark.parametrize("beams,answers,penalty", [
+    (1, 1, 0.0), (2, 1, 0.0), (3, 2, 0.0), (3, 1, 1.0), (2, 1, -1.0)])
+def test_what_is_not_scored_could_not_have_been_an_answer(monkeypatch, beams, answers, penalty):
+    from rag_jax.decoding import sequence
+
+    settings = Decoding(num_beams=beams, max_length=LONGEST, num_return_sequences=answers,
+                        length_penalty=penalty)
+    hopeful, kept = sequence._hopeful, []
+
+    def noted(lower, upper, distinct, *others):
+        found = hopeful(lower, upper, distinct, *others)
+        jax.debug.callback(lambda *both: kept.append(both), (found & distinct).sum(),
+                           distinct.sum())
+        return found
+
+    def answer(replacement):
+        monkeypatch.setattr(sequence, "_hopeful", replacement)
+        program = tiny.jit(functools.partial(decode_by, small("sequence"), settings))
+        found = []
+        for temperature in (0.5, 2.0, 8.0):  # the embedding is the output layer too
+            generator = {**params()["generator"],
+                         "embedding": temperature * params()["generator"]["embedding"]}
+            found.append(jax.device_get(program({**params(), "generator": generator}, BATCH)))
+        jax.effects_barrier()
+        return found
+
+    for every, few in zip(answer(lambda lower, upper, distinct, *_: distinct), answer(noted),
+                          strict=True):
+        np.testing.assert_array_equal(few.tokens, every.tokens)
+        np.testing.assert_array_equal(few.ranked.valid, every.ranked.valid)
+        np.testing.assert_array_equal(few.ranked.tokens, every.ranked.tokens)
+        np.testing.assert_allclose(few.ranked.log_p, every.ranked.log_p, atol=1e-5)
+        np.testing.assert_array_equal(few.certified, every.certified)
+    left = sum(found for found, _ in kept) / sum(distinct for _, distinct in kept)
+    assert left < 1, "nothing was left out: this shows nothing"
 
 
 @pytest.mark.parametrize("strategy", ["thorough", "fast", "marginal"])
@@ -333,6 +371,7 @@ def test_the_short_call_is_the_long_one():
 @pytest.mark.parametrize("kind", KINDS)
 def test_given_answers_are_scored_as_training_does(kind):
     """`score` shares caches with the beams; `rag.log_likelihood` shares nothing with it."""
+    from rag_jax.decoding import documents
     from rag_jax.decoding.scoring import score
     found = run(params(), BATCH, kind, 3)
     mask = np.zeros((QUESTIONS, LONGEST), bool)
@@ -341,10 +380,11 @@ def test_given_answers_are_scored_as_training_does(kind):
     batch = BATCH._replace(target_ids=found.tokens, target_mask=mask)
     forced = tiny.jit(functools.partial(rag.log_likelihood, small(kind)))(params(), batch)
     long = np.pad(found.tokens, ((0, 0), (0, LONGEST)), constant_values=PAD)
+    read = tiny.jit(functools.partial(documents.read, small(kind)))(params(), BATCH)
     scorer = tiny.jit(functools.partial(score, small(kind)))
     # With room for six tokens only the first three are computed: none of these answers is longer.
-    for scored in (scorer(params(), BATCH, found.tokens[:, None]),
-                   scorer(params(), BATCH, long[:, None], mask=np.pad(
+    for scored in (scorer(params(), read, found.tokens[:, None]),
+                   scorer(params(), read, long[:, None], mask=np.pad(
                        mask, ((0, 0), (0, LONGEST)))[:, None])):
         for name in ("log_p", "posterior"):
             for ours in (getattr(found, name), getattr(scored, name)[:, 0]):

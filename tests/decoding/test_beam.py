@@ -3,8 +3,10 @@
 import numpy as np
 import plain
 import pytest
+import tiny
 from tables import END, PAD, Tables, every_answer, valid
 
+from rag_jax.decoding.beam import best_of_many
 from rag_jax.decoding.settings import Decoding
 
 KINDS = ["token", "sequence"]
@@ -145,3 +147,14 @@ def test_answers_cut_at_the_limit_do_not_hinder_the_bound():
     model = Tables(rows=50, seed=9, end_bias=-1.0)
     found = model.search(num_beams=40)
     assert (found.bound < -1e20).all()
+
+
+@pytest.mark.parametrize("size", [5, 128, 1000, 1280])
+def test_the_best_of_many_are_those_of_a_full_sort(size):
+    """Scores of few values: ties go to the first, in every block and across blocks."""
+    scores = np.random.default_rng(size).integers(0, 40, (6, size)).astype(np.float32)
+    scores[0] = 7.0
+    best, places = tiny.jit(lambda x: best_of_many(x, 5))(scores)
+    expected = np.argsort(-scores, axis=1, kind="stable")[:, :5]
+    np.testing.assert_array_equal(places, expected)
+    np.testing.assert_array_equal(best, np.take_along_axis(scores, expected, axis=1))

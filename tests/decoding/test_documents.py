@@ -37,12 +37,12 @@ def test_cached_decoding_is_the_full_forward_at_every_position(params, dtype, to
     expected = jax.nn.log_softmax(logits, axis=-1)
     read = tiny.jit(lambda params: documents.read(model, params, BATCH))(params)
     room = TARGET + 2  # more room than positions: the empty places must not be seen
-    past = documents.empty_past(model, read, 1, room)
+    past = documents.empty_past(read, len(inputs), 1, room)
     step = tiny.jit(lambda tokens, t, past: documents.step(model, params, read, tokens, t, past))
     for t in range(TARGET):
         log_p, past = step(inputs[:, t, None], np.int32(t), past)
         assert log_p.dtype == jnp.float32
-        np.testing.assert_allclose(log_p[:, 0], expected[:, t], rtol=tolerance, atol=tolerance)
+        np.testing.assert_allclose(log_p[:, 0, 0], expected[:, t], rtol=tolerance, atol=tolerance)
 
 
 def test_a_scanned_decoder_is_refused():

@@ -1,6 +1,7 @@
 """evaluate, generate and build_index on a trained workdir, as a user runs them."""
 
 import json
+import math
 import shutil
 
 import jax.monitoring
@@ -48,6 +49,10 @@ def test_decoding_and_other_runs_are_flags(uninterrupted, tmp_path):
     assert shown.count("log p = ") == 2 and all(
         line.strip().startswith("A") for line in shown.splitlines() if "log p = " in line)
     assert "<table>" in out.read_text()
+    classes = finish("generate", uninterrupted, "--config.eval.labels=Lima,Quito", "Where is Peru?")
+    p = [math.exp(float(line.split("log p = ")[1].split(",")[0]))
+         for line in classes.splitlines() if "log p = " in line]
+    assert len(p) == 2 and sum(p) == pytest.approx(1, abs=2e-3) and p[0] >= p[1]
     wrong = run("generate", uninterrupted, "--config.eval.num_return_sequences=2", "Where?")
     assert wrong.returncode == 1 and "config.eval: num_return_sequences=2" in wrong.stderr
     wrong = run("generate", uninterrupted, "--run=rag_tokn", "Where is Peru?")

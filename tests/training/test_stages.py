@@ -20,6 +20,9 @@ def test_texts_become_the_ids_that_they_have_inside_an_answer():
     assert TOKENIZER.decode(found.bad_words[1]) == "Paris of"
     assert TOKENIZER.decode(found.prefix) == "Peru"
     assert (found.num_beams, found.max_length, found.forced_bos) == (3, 9, None)
+    classes = decoding_settings(replace(Config(), {"eval.labels": ("Lima", "Peru")}), TOKENIZER)
+    assert [TOKENIZER.decode(label) for label in classes.labels] == ["Lima", "Peru"]
+    assert {label[-1] for label in classes.labels} == {TOKENIZER.end}, "as targets end"
     forced = decoding_settings(replace(Config(), {"eval.forced_bos": True}), TOKENIZER)
     assert forced.forced_bos == TOKENIZER.start
 
