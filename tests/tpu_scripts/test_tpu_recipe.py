@@ -1,0 +1,101 @@
+"""natural_questions.sh: commands that rag_jax takes, in an order that can be taken up again."""
+
+import importlib
+
+import pytest
+
+from rag_jax import flags
+from rag_jax.training import workdir as workdirs
+from tests.tpu_scripts.cloud import SCRIPTS, Cloud
+
+STEPS = ["mkdir", "flock", "rag_jax.train", "rag_jax.evaluate", "rag_jax.evaluate"]
+
+
+class Parsed(Exception):
+    """The options and configuration of a command, before it does anything."""
+
+
+@pytest.fixture
+def parse(monkeypatch):
+    """A command line of rag_jax -> its options and configuration."""
+    original = flags.parse_with_config
+
+    def stop(*arguments):
+        raise Parsed(*original(*arguments))
+
+    def parse(words):
+        with pytest.raises(Parsed) as raised:
+            importlib.import_module(words[0]).main(words[1:])
+        return raised.value.args
+
+    monkeypatch.setattr(flags, "parse_with_config", stop)
+    monkeypatch.chdir(SCRIPTS.parent)
+    return parse
+
+
+def run(cloud: Cloud, *arguments: str, train: str = "true", fails: str = "never"):
+    """Runs the recipe with programs that note their arguments; `train` is what training does."""
+    noted = cloud.root / "noted"
+    noted.unlink(missing_ok=True)
+    for name in ("mkdir", "flock", "python"):
+        cloud.program(name, f"""echo "{name} $*" >> "{noted}"
+case "{name} $*" in *{fails}*) exit 9 ;; *rag_jax.train*) {train} ;; esac""")
+    done = cloud.run("natural_questions.sh", *arguments, tpu=False)
+    lines = noted.read_text().splitlines() if noted.exists() else []
+    return done, [line.removeprefix("python -m ").split() for line in lines]
+
+
+def test_every_command_is_one_that_rag_jax_takes(cloud, parse, tmp_path):
+    work = tmp_path / "nq"
+    work.mkdir()
+    done, commands = run(cloud, str(work), "--config.train.steps=7",
+                         train=f'touch "{work}/report.json"')
+    assert done.returncode == 0, done.stderr
+    assert [words[0] for words in commands] == STEPS
+    options, config = parse(commands[2])
+    assert options.workdir == str(work)
+    assert config.runs == ("rag_token", "rag_sequence") and config.train.steps == 7
+    assert set(config.model.sources) == {"query_encoder", "document_encoder", "generator"}
+    fetched = commands[1][5:]
+    for source in (config.data.passages, config.data.train, config.data.dev, config.data.test):
+        assert source.startswith(f"{tmp_path}/dpr/")
+        assert any(url.endswith(source.rpartition("/")[2]) for url in fetched)
+    assert f"--directory-prefix={tmp_path}/dpr" in commands[1]
+    workdirs.start(config, work)
+    for words, (kind, k) in zip(commands[3:], (("rag_token", 15), ("rag_sequence", 50)),
+                                strict=True):
+        options, asked = parse(words)
+        assert (options.run, options.split, asked.eval.k) == (kind, "test", k)
+        assert (asked.eval.strategy, asked.eval.num_beams) == ("thorough", 1)
+
+
+def test_a_step_that_fails_ends_it(cloud, tmp_path):
+    for number, name in enumerate(STEPS[1:4], 2):
+        done, commands = run(cloud, str(tmp_path), fails=name,
+                             train=f'touch "{tmp_path}/report.json"')
+        assert done.returncode == 9 and [words[0] for words in commands] == STEPS[:number]
+
+
+def test_interrupted_training_is_not_evaluated(cloud, tmp_path):
+    """rag_jax.train ends a SIGTERM with status 0 and without a report."""
+    done, commands = run(cloud, str(tmp_path))
+    assert done.returncode == 1 and "training was interrupted" in done.stderr
+    assert [words[0] for words in commands] == STEPS[:3]
+
+
+def test_dry_run_prints_every_command(cloud, tmp_path):
+    done, commands = run(cloud, "--dry-run", str(tmp_path / "nq"))
+    assert done.returncode == 0 and not commands and not list(tmp_path.glob("*/nq"))
+    printed = [line.removeprefix("python -m ").split()[0] for line in done.stdout.splitlines()]
+    assert printed == STEPS
+
+
+def test_the_config_is_complete(parse, cloud):
+    """Nothing is left of the small models of the config file that the recipe starts from."""
+    done, _ = run(cloud, "--dry-run", "runs/nq")
+    line = next(line for line in done.stdout.splitlines() if "rag_jax.train" in line)
+    _, config = parse(line.replace("\\", "").removeprefix("python -m ").split())
+    assert (config.model.retriever.layers, config.model.retriever.dropout) == (12, 0.1)
+    assert (config.model.generator.encoder_layers, config.model.generator.dropout) == (12, 0.1)
+    assert config.data.chunk_words == 0  # the file's ids are those of the paper's passages
+    assert config.train.batch_size == 64

@@ -1,0 +1,19 @@
+#!/usr/bin/env bash
+# Copies results from worker 0, and the log of every worker.
+#
+#   tpu_scripts/fetch.sh [OPTIONS] PATH...
+#   tpu_scripts/fetch.sh runs/mine/report.json runs/mine/rag_token
+#
+#   PATH...          files or folders, named as in the commands that wrote them
+#   --to=DIR         where to (default: runs/TPU, with the logs in runs/TPU/logs)
+#   --project=, --zone=, --tpu=   which TPU (default: TPU_PROJECT, TPU_ZONE, TPU_NAME)
+#   --dry-run        print the commands, run none
+source "$(dirname "$0")/lib.sh"
+
+parse_tpu_options "to=" "$@"
+((${#ARGS[@]})) || die "which files? Give PATH..., for example runs/mine/report.json"
+to=${OPTIONS[to]-runs/${OPTIONS[tpu]}}
+
+run mkdir -p "$to/logs"
+on_workers all "$(worker log)" "--output-directory=$to/logs"
+copy "${ARGS[@]/#/${OPTIONS[tpu]}:rag_jax/src/}" "$to" --recurse --worker=0

@@ -1,0 +1,106 @@
+#!/usr/bin/env bash
+# What the other scripts do on a worker. It lies in ~/rag_jax, beside
+#
+#   src/     the code, of the commit in src/COMMIT           venv/   its environment
+#   runs/    everything that commands write; src/runs is it, and runs/logs/HOST.log what they print
+#   lock     held while the command of the last start runs; pid and ended are of that command too
+#
+#   worker.sh setup [MOUNT] | start COMMAND... | state | status LINES | follow LINES | log |
+#             stop PATIENCE
+source "$(dirname "$0")/lib.sh"
+cd "$TPU_SCRIPTS/../.."
+log=runs/logs/$(hostname).log
+
+setup() {
+  [[ -z $1 ]] || mountpoint --quiet runs || mount_runs "$1"
+  if [[ ! -x venv/bin/pip ]]; then
+    rm -rf venv
+    # Newer images forbid pip to touch the system's Python, --user or not, unless told otherwise.
+    PIP_BREAK_SYSTEM_PACKAGES=1 python3 -m pip install --user --quiet uv \
+      || die "uv, which brings Python 3.11, could not be installed; does the worker reach PyPI?"
+    python3 -m uv venv --quiet --seed --python 3.11 venv \
+      || die "no Python 3.11: none is installed, and uv could not download one (from GitHub);" \
+        "install it as python3.11 on every worker and set up again"
+  fi
+  venv/bin/pip install --quiet -e './src[tpu]'
+  venv/bin/python -c 'import jax, rag_jax, sys; print(f"Python {sys.version.split()[0]}, "
+    f"jax {jax.__version__}, rag_jax {rag_jax.__version__}")'
+}
+
+mount_runs() {
+  if [[ $1 == *:/* && ! -x /sbin/mount.nfs ]]; then
+    sudo apt-get -o DPkg::Lock::Timeout=300 install --yes --quiet nfs-common
+  fi
+  sudo mount "$1" runs
+  [[ -w runs ]] || sudo chown "$(id -u)" runs
+}
+
+start() {
+  exec 9>> lock
+  flock -n 9 || die "a command is running here; end it first (tpu_scripts/stop.sh)"
+  mkdir -p runs/logs
+  rm -f ended
+  echo "== $(date -u +%FT%TZ) commit $(cat src/COMMIT): $(quoted "$@")" >> "$log"
+  setsid bash "$TPU_SCRIPTS/worker.sh" supervise "$@" >> "$log" 2>&1 < /dev/null &
+  echo $! > pid
+}
+
+# Runs the command and says in `ended` how it ended. SIGTERM reaches the whole session, command and
+# all; this shell outlives it to tell an interruption, on which rag_jax.train exits with status 0,
+# from a command that is done. The lock is inherited: nothing can start while any of them lives.
+supervise() {
+  local interrupted='' code=0
+  trap 'interrupted=yes' TERM
+  (export PATH="$PWD/venv/bin:$PATH" PYTHONUNBUFFERED=1 && cd src && exec "$@") || code=$?
+  if [[ -n $interrupted ]]; then
+    echo interrupted
+  elif ((code)); then
+    echo "failed $code"
+  else
+    echo "done"
+  fi > ended.new
+  mv ended.new ended
+}
+
+running() {
+  ! flock -n lock true
+}
+
+state() {
+  if running; then
+    echo "$(hostname): running"
+  elif [[ -e ended ]]; then
+    echo "$(hostname): $(cat ended)"
+  elif [[ -e pid ]]; then
+    echo "$(hostname): interrupted" # no time to say so: the machine went down
+  else
+    echo "$(hostname): idle"
+  fi
+}
+
+status() {
+  state
+  [[ ! -e $log ]] || tail -n "$1" "$log"
+}
+
+follow() {
+  tail -n "$1" -F "$log"
+}
+
+log() {
+  cat "$log"
+}
+
+stop() {
+  running || return 0
+  kill -TERM -- "-$(cat pid)"
+  if ! flock -w "$1" lock true; then
+    kill -KILL -- "-$(cat pid)"
+    flock -w 60 lock true || die "process group $(cat pid) outlives SIGKILL; recreate the TPU"
+  fi
+}
+
+case ${1-} in
+  setup | start | supervise | state | status | follow | log | stop) "$@" ;;
+  *) die "${1-nothing}: not one of its commands" ;;
+esac
