@@ -45,20 +45,14 @@ start() {
   echo $! > pid
 }
 
-# Runs the command and says in `ended` how it ended. SIGTERM reaches the whole session, command and
-# all; this shell outlives it to tell an interruption, on which rag_jax.train exits with status 0,
-# from a command that is done. The lock is inherited: nothing can start while any of them lives.
+# Runs the command and says in `ended` how it ended. Where that is not said, something ended this
+# shell too: a machine that went down, or a SIGTERM to the whole session, on which rag_jax.train
+# saves and exits with status 0 without being done. The lock is inherited: nothing can start while
+# any of them lives.
 supervise() {
-  local interrupted='' code=0
-  trap 'interrupted=yes' TERM
+  local code=0
   (export PATH="$PWD/venv/bin:$PATH" PYTHONUNBUFFERED=1 && cd src && exec "$@") || code=$?
-  if [[ -n $interrupted ]]; then
-    echo interrupted
-  elif ((code)); then
-    echo "failed $code"
-  else
-    echo "done"
-  fi > ended.new
+  if ((code)); then echo "failed $code"; else echo "done"; fi > ended.new
   mv ended.new ended
 }
 
@@ -72,7 +66,7 @@ state() {
   elif [[ -e ended ]]; then
     echo "$(hostname): $(cat ended)"
   elif [[ -e pid ]]; then
-    echo "$(hostname): interrupted" # no time to say so: the machine went down
+    echo "$(hostname): interrupted"
   else
     echo "$(hostname): idle"
   fi

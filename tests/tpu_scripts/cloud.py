@@ -68,7 +68,7 @@ class Cloud:
         which = {"TPU_PROJECT": "p", "TPU_ZONE": "z", "TPU_NAME": "t"} if tpu else {}
         return subprocess.run([self.checkout / "tpu_scripts" / script, *arguments],
                               cwd=self.checkout, env=self.environment(**which, **extra),
-                              stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=120)
+                              stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=300)
 
     def calls(self) -> list[list[str]]:
         """Arguments of the gcloud calls since the last look."""

@@ -52,21 +52,25 @@ def test_runtime_follows_the_accelerator(cloud, accelerator, runtime):
 
 
 def test_sync_takes_the_commit_and_no_more(cloud):
-    """A file changed after the commit must not travel, whatever the working tree says."""
+    """What came after the commit does not travel, committed or not."""
     wanted = cloud.commit()
     home = cloud.worker()
     (cloud.checkout / "new.txt").write_text("uncommitted")
     refused = cloud.run("sync.sh")
     assert refused.returncode == 1 and "uncommitted changes" in refused.stderr
     assert cloud.calls() == []
-    assert cloud.run("sync.sh", "--commit=HEAD").returncode == 0
+    (cloud.checkout / "later.txt").touch()
+    cloud.git("add", "later.txt")
+    cloud.git("commit", "--quiet", "--message=later")
+    assert cloud.run("sync.sh", "--commit=HEAD~1").returncode == 0
     copied, unpacked = cloud.calls()
     archive = f"{cloud.root}/rag_jax-{wanted}.tar.gz"
     assert copied == called("tpu-vm", "scp", archive, "t:rag_jax.tar.gz", "--worker=all")
     assert unpacked[:6] == ["compute", "tpus", "tpu-vm", "ssh", "t", "--worker=all"]
     assert (home / "rag_jax/src/COMMIT").read_text() == wanted + "\n"
     assert (home / "rag_jax/src/tpu_scripts/run.sh").exists()
-    assert not (home / "rag_jax/src/new.txt").exists()
+    for name in ("new.txt", "later.txt"):
+        assert not (home / "rag_jax/src" / name).exists()
     assert not Path(archive).exists()
 
 

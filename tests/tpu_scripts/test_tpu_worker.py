@@ -25,7 +25,7 @@ class Worker:
         line = ["bash", "rag_jax/src/tpu_scripts/worker.sh", *arguments]
         environment = self.cloud.environment(HOME=str(self.home))
         return subprocess.run(line, cwd=self.home, env=environment, stdin=subprocess.DEVNULL,
-                              capture_output=True, text=True, timeout=120)
+                              capture_output=True, text=True, timeout=300)
 
     def start(self, script: str) -> None:
         done = self.run("start", "bash", "-c", script)
@@ -33,7 +33,7 @@ class Worker:
 
     def wait(self) -> None:
         """Until the command has ended, which is when nothing holds the lock any more."""
-        subprocess.run(["flock", self.place / "lock", "true"], check=True, timeout=120)
+        subprocess.run(["flock", self.place / "lock", "true"], check=True, timeout=300)
 
     @property
     def state(self) -> str:
@@ -55,10 +55,17 @@ def worker(cloud):
 
 @pytest.fixture
 def gate(worker):
-    """A pipe on which a command waits: open(gate, "w") returns when it does."""
+    """A pipe on which a command waits: open(gate, "w") returns when it does, or raises."""
+    def late(*_):
+        raise TimeoutError("no command has opened the pipe")
+
     path = worker.home / "gate"
     os.mkfifo(path)
+    former = signal.signal(signal.SIGALRM, late)
+    signal.alarm(100)
     yield path
+    signal.alarm(0)
+    signal.signal(signal.SIGALRM, former)
     if worker.state.endswith("running"):
         os.killpg(worker.pid, signal.SIGKILL)
 
@@ -115,14 +122,14 @@ def test_stop_kills_what_does_not_end(worker, gate):
 
 
 def test_a_machine_that_went_down_was_interrupted(worker, gate):
+    """Whatever became of the command before."""
+    worker.start("true")
+    worker.wait()
     worker.start(f"cat {gate}")
     with open(gate, "w"):
         os.killpg(worker.pid, signal.SIGKILL)
         worker.wait()
     assert worker.state == "t-w-0: interrupted"
-    worker.start("true")
-    worker.wait()
-    assert worker.state == "t-w-0: done"
 
 
 def test_sync_keeps_what_was_written_and_waits_for_no_command(worker, gate):
@@ -186,7 +193,7 @@ def test_two_workers_from_sync_to_fetch(cloud):
     script = 'echo "on $HOSTNAME$FAKE_HOST"; mkdir -p "runs/a b"; echo $FAKE_HOST > "runs/a b/x"'
     assert cloud.run("run.sh", "bash", "-c", script).returncode == 0
     for home in homes:
-        subprocess.run(["flock", home / "rag_jax/lock", "true"], check=True, timeout=120)
+        subprocess.run(["flock", home / "rag_jax/lock", "true"], check=True, timeout=300)
     cloud.answer("describe", out="ACTIVE\n")
     shown = cloud.run("status.sh", "--lines=0").stdout
     assert shown == "ACTIVE\nt-w-0: done\nt-w-1: done\n"
