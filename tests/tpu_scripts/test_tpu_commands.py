@@ -170,9 +170,14 @@ def test_an_option_goes_before_the_environment(cloud):
 
 @pytest.mark.parametrize("script", LINES)
 def test_wrong_options(cloud, script):
-    for wrong in ("--wrong", "--wrong=1", "-w", "--project", "--project=", "--dry-run=yes"):
-        done = cloud.run(script, wrong)
-        assert done.returncode == 1 and wrong.partition("=")[0] in done.stderr, wrong
+    for wrong, said in (("--wrong", "unknown option --wrong;"), ("-w", "unknown option -w;"),
+                        ("--wrong=1", "unknown option --wrong=;"),
+                        ("--dry-run=yes", "unknown option --dry-run=;"),
+                        ("--project", "--project: a value is missing"),
+                        ("--project=", "--project: a value is missing"),
+                        ("--project --dry-run", "--project: a value is missing")):
+        done = cloud.run(script, *wrong.split())
+        assert done.returncode == 1 and said in done.stderr, wrong
     assert cloud.calls() == []
 
 
