@@ -47,7 +47,7 @@ class Answerer:
 
     Args:
       model: the architecture, with looped layers.
-      mesh: batches are split over its data axis.
+      mesh: batches are split over its data and fsdp axes.
       index: the memory; None = closed book.
       k: passages per question.
       batch_size: questions at a time; the last batch is filled up.
@@ -62,8 +62,8 @@ class Answerer:
                  batch_size: int, length_step: int, decoding: Decoding, seed: int = 0,
                  node_budget: int = 0):
         self.model, self.mesh, self.index, self.k = model, mesh, index, k
-        # A batch is whole on every device of the mesh's data axis.
-        self.batch_size = -(-batch_size // mesh.shape["data"]) * mesh.shape["data"]
+        parts = parallel.batch_shards(mesh)
+        self.batch_size = -(-batch_size // parts) * parts
         self.length_step = length_step
         self._embed = jit_embed(model)
         self.decoding, self.seed, self.node_budget = decoding, seed, node_budget

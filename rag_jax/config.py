@@ -279,9 +279,11 @@ class EvalConfig:
 
 @dataclasses.dataclass(frozen=True)
 class MeshConfig:
-    """Device mesh; -1 = all devices that the other axis leaves."""
+    """Device mesh; -1 = all devices that the other axes leave. Batches split over data x fsdp."""
 
-    data: int = field(-1, "devices over which a batch is split", at_least=-1)
+    data: int = field(-1, "groups of devices, each with all parameters", at_least=-1)
+    fsdp: int = field(1, "devices over which a group splits its parameters and the optimiser's "
+                      "state; each layer's are gathered while it runs", at_least=-1)
     model: int = field(1, "devices over which a layer is split", at_least=-1)
 
 

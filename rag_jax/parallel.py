@@ -1,46 +1,48 @@
 """The device mesh, THE table of sharding rules, and the crossing from host to device."""
 
+import math
 from typing import Any
 
 import flax.linen as nn
 import jax
+import jax.numpy as jnp
 import numpy as np
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
 from rag_jax.config import ConfigError, MeshConfig
 
-RULES: dict[str, str | None] = {
-    "batch": "data",  # questions; the K passages of a question stay together
-    "vocab": "model",
-    "heads": "model",
-    "mlp": "model",
-    "embed": None,
-    "retrieval": None,
-    "positions": None,
-    "token_types": None,
-    "norm": None,
-    "layers": None,
+RULES: dict[str, tuple[str, ...]] = {
+    "batch": ("data", "fsdp"),  # questions; the K passages of a question stay together
+    "vocab": ("model",),
+    "heads": ("model",),
+    "mlp": ("model",),
+    "embed": ("fsdp",),  # of parameters: gathered where a layer needs them; states keep it whole
+    "retrieval": (),
+    "positions": (),
+    "token_types": (),
+    "norm": (),
+    "layers": (),
 }
 
 
 def make_mesh(config: MeshConfig, devices: list[jax.Device] | None = None) -> Mesh:
-    """A (data, model) mesh over `devices` (all by default).
+    """A (data, fsdp, model) mesh over `devices` (all by default).
 
     Raises:
-      ConfigError: the two axes do not multiply to the number of devices.
+      ConfigError: the axes do not multiply to the number of devices.
     """
     devices = devices or jax.devices()
-    sizes = {"data": config.data, "model": config.model}
+    sizes = {"data": config.data, "fsdp": config.fsdp, "model": config.model}
     free = [name for name, size in sizes.items() if size == -1]
     fixed = int(np.prod([size for size in sizes.values() if size != -1]))
     if len(free) > 1 or 0 in sizes.values() or len(devices) % fixed or (
             not free and fixed != len(devices)):
         raise ConfigError(
-            f"config.mesh: data={config.data} x model={config.model} does not fit "
-            f"{len(devices)} devices; the product must be {len(devices)}, one axis may be -1"
+            f"config.mesh: {' x '.join(f'{name}={size}' for name, size in sizes.items())} does not "
+            f"fit {len(devices)} devices; the product must be {len(devices)}, one axis may be -1"
         )
     shape = tuple(size if size != -1 else len(devices) // fixed for size in sizes.values())
-    return jax.make_mesh(shape, tuple(sizes), axis_types=(AxisType.Auto,) * 2, devices=devices)
+    return jax.make_mesh(shape, tuple(sizes), axis_types=(AxisType.Auto,) * 3, devices=devices)
 
 
 def spec(axes: tuple[str | None, ...], name: str = "tensor") -> PartitionSpec:
@@ -49,15 +51,29 @@ def spec(axes: tuple[str | None, ...], name: str = "tensor") -> PartitionSpec:
     Raises:
       ValueError: a logical axis without a rule, or two that map to one mesh axis.
     """
+    used: set[str] = set()
     mapped = []
     for axis in axes:
         if axis is not None and axis not in RULES:
             raise ValueError(f"{name}: no sharding rule for axis {axis!r}; known: {list(RULES)}")
-        target = RULES.get(axis)
-        if target is not None and target in mapped:
-            raise ValueError(f"{name}: two of its axes {axes} map to mesh axis {target!r}")
-        mapped.append(target)
+        targets = RULES[axis] if axis is not None else ()
+        if used & set(targets):
+            raise ValueError(f"{name}: two of its axes {axes} map to mesh axis "
+                             f"{(used & set(targets)).pop()!r}")
+        used |= set(targets)
+        mapped.append(targets or None)
     return PartitionSpec(*mapped)
+
+
+def _shards(mesh: Mesh | AbstractMesh, targets: str | tuple[str, ...] | None) -> int:
+    """Into how many parts these mesh axes split a dimension."""
+    names = (targets,) if isinstance(targets, str) else targets or ()
+    return math.prod(mesh.shape[name] for name in names)
+
+
+def batch_shards(mesh: Mesh) -> int:
+    """Into how many parts a batch is split."""
+    return _shards(mesh, RULES["batch"])
 
 
 def param_shardings(boxed: Any, mesh: Mesh) -> Any:
@@ -72,8 +88,8 @@ def param_shardings(boxed: Any, mesh: Mesh) -> Any:
             raise ValueError(f"{name}: a parameter without logical axis names")
         sizes = leaf.value.shape
         entries = [
-            axis if axis and size % mesh.shape[axis] == 0 else None
-            for axis, size in zip(spec(leaf.names, name), sizes, strict=True)
+            targets if size % _shards(mesh, targets) == 0 else None
+            for targets, size in zip(spec(leaf.names, name), sizes, strict=True)
         ]
         return NamedSharding(mesh, PartitionSpec(*entries))
 
@@ -81,24 +97,64 @@ def param_shardings(boxed: Any, mesh: Mesh) -> Any:
     return jax.tree_util.tree_map_with_path(one, boxed, is_leaf=is_box)
 
 
+def constrain(x: jax.Array, *axes: str | None) -> jax.Array:
+    """Lays out a value inside a jitted function as the rules say, on the mesh of its arguments.
+
+    Left alone, the compiler may follow the layout of a parameter instead, and move a batch between
+    devices where it should gather the parameters of a layer.
+
+    Args:
+      x: comes back as it is where there is no mesh of several devices, or one that does not divide
+        the named dimensions.
+      axes: logical names of the leading dimensions; the others are whole on every device.
+    """
+    mesh, wanted = jax.typeof(x).sharding.mesh, spec(axes)
+    if set(mesh.axis_types) != {AxisType.Auto} or mesh.size == 1 or any(
+            size % _shards(mesh, targets) for size, targets in zip(x.shape, wanted, strict=False)):
+        return x
+    return jax.lax.with_sharding_constraint(x, NamedSharding(mesh, wanted))
+
+
 def replicated(mesh: Mesh) -> NamedSharding:
     return NamedSharding(mesh, PartitionSpec())
 
 
 def batch_sharding(mesh: Mesh) -> NamedSharding:
-    """Leading axis over `data`, the rest replicated."""
-    return NamedSharding(mesh, PartitionSpec(RULES["batch"]))
+    """Leading axis over `data` and `fsdp`, the rest replicated."""
+    return NamedSharding(mesh, spec(("batch",)))
 
 
 def put_batch(batch: Any, mesh: Mesh) -> Any:
     """Host arrays of a global batch onto the mesh, split along their leading axis.
 
     Raises:
-      ConfigError: the batch size is not a multiple of the `data` axis.
+      ConfigError: the batch size is not a multiple of the number of its parts.
     """
-    rows = {leaf.shape[0] for leaf in jax.tree.leaves(batch)}
-    bad = [r for r in rows if r % mesh.shape["data"]]
+    parts = batch_shards(mesh)
+    bad = [rows for leaf in jax.tree.leaves(batch) if (rows := leaf.shape[0]) % parts]
     if bad:
-        raise ConfigError(f"a batch of {bad[0]} rows cannot be split over {mesh.shape['data']} "
-                          "devices: make batch_size a multiple of the mesh's data axis")
+        raise ConfigError(f"a batch of {bad[0]} rows cannot be split over {parts} devices: make "
+                          "batch_size a multiple of config.mesh's data x fsdp")
     return jax.device_put(batch, batch_sharding(mesh))
+
+
+def micro_batches(batch: Any, pieces: int) -> Any:
+    """A device batch [B, ...] as [pieces, B / pieces, ...]: piece p has the rows p, p + pieces, ...
+
+    So every device's rows fall evenly on the pieces, and none moves to another device.
+
+    Raises:
+      ConfigError: a piece is too small to be split over the mesh.
+    """
+
+    def split(x: jax.Array) -> jax.Array:
+        mesh = jax.typeof(x).sharding.mesh
+        parts = batch_shards(mesh) if mesh.size > 1 else 1
+        if x.shape[0] % (pieces * parts):
+            raise ConfigError(f"a batch of {x.shape[0]} rows cannot be split into {pieces} "
+                              f"micro-batches over {parts} devices each: make batch_size a "
+                              f"multiple of {pieces * parts} (accumulate x mesh.data x mesh.fsdp)")
+        pieced = jnp.swapaxes(x.reshape(-1, pieces, *x.shape[1:]), 0, 1)
+        return constrain(pieced, None, "batch")
+
+    return jax.tree.map(split, batch)

@@ -71,7 +71,7 @@ def test_text_of_another_type_is_refused_with_field_value_and_type(name, text, t
     ("train.optimizer.learning_rat", "config.train.optimizer.learning_rat: no such field; "
      "did you mean learning_rate"),
     ("model.generator.heds", "config.model.generator.heds: no such field; did you mean heads"),
-    ("mesh.qqqq", "config.mesh.qqqq: no such field; known: data, model"),
+    ("mesh.qqqq", "config.mesh.qqqq: no such field; known: data, fsdp, model"),
     ("seed.x", "config.seed is a single value and has no field 'x'"),
 ])
 def test_an_unknown_field_names_its_place_and_near_matches(name, told):

@@ -18,7 +18,7 @@ ALLOWED = {
     "metrics": set(),
     "retrieval": set(),
     "countries": {"data", "retrieval"},  # world.py makes Examples and Passages
-    "models": {"config", "types", "marginal"},
+    "models": {"config", "types", "marginal", "parallel"},
     "marginal": {"models"},
     "decoding": {"config", "types", "marginal", "models"},
     "parallel": {"config"},

@@ -1,6 +1,8 @@
 """The sharding rules, and one device against eight."""
 
 import dataclasses
+import itertools
+import re
 
 import flax.linen as nn
 import jax
@@ -15,6 +17,7 @@ from rag_jax import parallel
 from rag_jax.config import ConfigError, MeshConfig, OptimizerConfig
 from rag_jax.models import rag
 from rag_jax.training import optim, step
+from rag_jax.types import RetrieverBatch, Seq2SeqBatch
 
 TRAINED = ("query_encoder", "generator")
 MODEL = tiny.rag_model(retriever={"projection": 12})
@@ -24,27 +27,32 @@ def abstract(model):
     return jax.eval_shape(lambda: model.init(jax.random.key(0)))
 
 
-@pytest.mark.parametrize("data,model,shape", [(-1, 1, (8, 1)), (4, 2, (4, 2)), (-1, 2, (4, 2)),
-                                              (2, -1, (2, 4))])
-def test_mesh_shapes(data, model, shape):
-    mesh = parallel.make_mesh(MeshConfig(data, model))
-    assert tuple(mesh.shape.values()) == shape and mesh.axis_names == ("data", "model")
+@pytest.mark.parametrize("sizes,shape", [
+    ((-1, 1, 1), (8, 1, 1)), ((4, 1, 2), (4, 1, 2)), ((-1, 2, 2), (2, 2, 2)),
+    ((1, -1, 1), (1, 8, 1)), ((2, 1, -1), (2, 1, 4))])
+def test_mesh_shapes(sizes, shape):
+    mesh = parallel.make_mesh(MeshConfig(*sizes))
+    assert tuple(mesh.shape.values()) == shape and mesh.axis_names == ("data", "fsdp", "model")
 
 
-@pytest.mark.parametrize("data,model", [(3, -1), (2, 2), (-1, -1), (0, 8), (16, 1)])
-def test_meshes_that_do_not_fit_are_errors_with_the_numbers(data, model):
-    with pytest.raises(ConfigError, match=f"data={data} x model={model} does not fit 8 devices"):
-        parallel.make_mesh(MeshConfig(data, model))
+@pytest.mark.parametrize("sizes", [(3, 1, -1), (2, 1, 2), (-1, 2, -1), (0, 1, 8), (16, 1, 1)])
+def test_meshes_that_do_not_fit_are_errors_with_the_numbers(sizes):
+    shown = "data={} x fsdp={} x model={} does not fit 8 devices".format(*sizes)
+    with pytest.raises(ConfigError, match=shown):
+        parallel.make_mesh(MeshConfig(*sizes))
 
 
 def test_unknown_and_colliding_axes_are_errors_that_name_the_tensor():
-    assert parallel.spec(("vocab", "embed")) == PartitionSpec("model", None)
-    assert parallel.spec(("embed", "heads")) == PartitionSpec(None, "model")
+    assert parallel.spec(("vocab", "embed")) == PartitionSpec("model", "fsdp")
+    assert parallel.spec(("embed", "heads")) == PartitionSpec("fsdp", "model")
+    assert parallel.spec(("batch", None)) == PartitionSpec(("data", "fsdp"), None)
+    with pytest.raises(ValueError, match="states.*'batch', 'embed'.*'fsdp'"):
+        parallel.spec(("batch", "embed"), "states")
     with pytest.raises(ValueError, match="some/kernel.*no sharding rule.*'hedas'"):
         parallel.spec(("embed", "hedas"), "some/kernel")
     with pytest.raises(ValueError, match="some/kernel.*'vocab', 'mlp'.*'model'"):
         parallel.spec(("vocab", "mlp"), "some/kernel")
-    mesh = parallel.make_mesh(MeshConfig(4, 2))
+    mesh = parallel.make_mesh(MeshConfig(2, 2, 2))
     bad = {"wi": {"kernel": nn.LogicallyPartitioned(jnp.zeros((2, 2)), ("mlp", "heads"))}}
     with pytest.raises(ValueError, match=r"\['wi'\]\['kernel'\]"):
         parallel.param_shardings(bad, mesh)
@@ -75,19 +83,97 @@ def test_every_parameter_has_logical_axes_of_its_rank(scan):
 
 
 def test_dimensions_that_do_not_divide_are_replicated():
-    mesh = parallel.make_mesh(MeshConfig(4, 2))
+    mesh = parallel.make_mesh(MeshConfig(2, 2, 2))
     odd = tiny.rag_model(generator={"vocab_size": 37})
     shardings = parallel.param_shardings(abstract(odd), mesh)
-    assert shardings["generator"]["embedding"].spec == PartitionSpec(None, None)
-    assert shardings["query_encoder"]["bert"]["token_embedding"].spec[0] == "model"
+    assert shardings["generator"]["embedding"].spec == PartitionSpec(None, "fsdp")
+    even = shardings["query_encoder"]["bert"]["token_embedding"]
+    assert even.spec == PartitionSpec("model", "fsdp")
 
 
 def test_batches_that_cannot_be_split_are_errors():
-    mesh = parallel.make_mesh(MeshConfig(4, 2))
+    mesh = parallel.make_mesh(MeshConfig(2, 2, 2))
     with pytest.raises(ConfigError, match="3 rows cannot be split over 4 devices"):
         parallel.put_batch(tiny.rag_batch(questions=3), mesh)
     placed = parallel.put_batch(tiny.rag_batch(questions=8), mesh)
     assert placed.source_ids.sharding.shard_shape((8, 3, 6)) == (2, 3, 6)
+    with pytest.raises(ConfigError, match="8 rows.*4 micro-batches.*multiple of 16"):
+        jax.eval_shape(lambda batch: parallel.micro_batches(batch, 4), placed)
+
+
+def test_micro_batches_take_their_rows_from_every_device():
+    mesh = parallel.make_mesh(MeshConfig(4, 2))
+    rows = parallel.put_batch(np.arange(16), mesh)
+    compiled = jax.jit(lambda batch: parallel.micro_batches(batch, 2)).lower(rows).compile()
+    assert np.array_equal(compiled(rows), np.arange(16).reshape(8, 2).T)
+    assert not collectives(compiled)
+
+
+COLLECTIVE = re.compile(
+    r" = (.*?) (all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute)(?:-start)?\(")
+
+
+def collectives(compiled):
+    """(kind, shape without sizes of 1) of every array that a compiled program communicates."""
+    return [(kind, tuple(int(n) for n in sizes.split(",") if n not in ("", "1")))
+            for shapes, kind in COLLECTIVE.findall(compiled.as_text())
+            for sizes in re.findall(r"\w+\[([\d,]*)\]", shapes)]
+
+
+# No size of a state is one of a parameter here, whole or split.
+SIZES = {"questions": 24, "passages": 3, "source": 7, "target": 5, "length": 9}
+SCANNED = {"scan_layers": True, "remat": "dots"}
+
+
+@pytest.mark.parametrize("sizes,dtype", [((4, 2, 1), "float32"), ((2, 2, 2), "bfloat16")])
+def test_only_parameters_and_gradients_travel_between_questions(sizes, dtype):
+    """Neither marginal communicates over documents; fsdp gathers one layer, never the stack.
+
+    With `model`, partial sums of states are added within its groups; rows still move nowhere.
+    """
+    model = tiny.rag_model(
+        retriever={"projection": 12, "vocab_size": 32, "mlp_width": 40, "layers": 3, "dtype": dtype,
+                   **SCANNED},
+        generator={"vocab_size": 44, "mlp_width": 40, "encoder_layers": 3, "decoder_layers": 3,
+                   "dtype": dtype, **SCANNED})
+    mesh = parallel.make_mesh(MeshConfig(*sizes))
+    optimizer = optim.make_optimizer(OptimizerConfig(), 10, dict.fromkeys(TRAINED, 1.0))
+    _, state, shardings = step.init_state(model, rag.TOWERS, TRAINED, optimizer, 0, mesh)
+    batch = jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=parallel.batch_sharding(mesh)),
+        tiny.rag_batch(**SIZES, model=model))
+    train_step = step.make_train_step(
+        sum_of_losses(both_kinds(model)), optimizer, TRAINED, 1, None, shardings, mesh)
+    found = collectives(compile_quickly(train_step, state, (batch, batch), np.int32(0)))
+    shapes = [leaf.shape[1:] if "['layers']" in jax.tree_util.keystr(path) else leaf.shape
+              for path, leaf in jax.tree_util.tree_leaves_with_path(state.params)]
+    shapes += [(SIZES[name], 16) for name in ("source", "target", "length")]  # cut position tables
+    parameters = {tuple(n for n in part if n > 1) for shape in shapes
+                  for part in itertools.product(*([n, n // 2, n // 4] for n in shape))}
+    strange = [(kind, shape) for kind, shape in found if shape not in parameters
+               and not (kind == "all-reduce" and (not shape or sizes[2] > 1))]
+    assert not strange
+    assert ("all-gather", (16, 40 // sizes[2])) in found, "fsdp gathers a layer's parameters"
+
+
+def both_kinds(model):
+    return [step.rag_loss(dataclasses.replace(model, kind=kind), 0.1)
+            for kind in ("token", "sequence")]
+
+
+def sum_of_losses(losses):
+    """One loss of a tuple of batches, each loss's own value among the metrics."""
+    def loss(params, batches, key):
+        found = [f(params, batch, key) for f, batch in zip(losses, batches, strict=True)]
+        metrics = {f"{n}/{name}": value for n, (_, _, metrics) in enumerate(found)
+                   for name, value in metrics.items()}
+        return sum(total for total, _, _ in found), jnp.float32(1), metrics
+
+    return loss
+
+
+def compile_quickly(jitted, *arguments):
+    return jitted.lower(*arguments).compile(compiler_options={"xla_backend_optimization_level": 0})
 
 
 def keep_gradients():
@@ -96,58 +182,85 @@ def keep_gradients():
                                         lambda updates, state, params=None: (updates, updates))
 
 
-def one_step(data, model_axis, pieces, devices=None):
-    """(state before, state after, metrics) of one training step on a mesh.
+def one_step(model, loss, batch, sizes=(1, 1, 1), pieces=1, towers=rag.TOWERS):
+    """(state before, state after, metrics) of one training step of `towers` on a mesh.
 
     Adam's epsilon is large: gradients that are zero but for rounding (biases of keys) would
     otherwise turn into steps of full size.
     """
-    mesh = parallel.make_mesh(MeshConfig(data, model_axis), devices)
+    mesh = parallel.make_mesh(MeshConfig(*sizes), jax.devices()[: np.prod(sizes)])
     config = OptimizerConfig(learning_rate=0.1, warmup_steps=0, eps=1e-2, clip_norm=1.0)
     optimizer = optax.chain(
-        keep_gradients(), optim.make_optimizer(config, 10, dict.fromkeys(TRAINED, 1.0)))
-    make, _, shardings = step.init_state(MODEL, rag.TOWERS, TRAINED, optimizer, 0, mesh)
+        keep_gradients(), optim.make_optimizer(config, 10, dict.fromkeys(towers, 1.0)))
+    make, _, shardings = step.init_state(model, towers, towers, optimizer, 0, mesh)
     train_step = step.make_train_step(
-        step.rag_loss(MODEL, 0.1), optimizer, TRAINED, pieces, None, shardings, mesh)
+        loss, optimizer, towers, pieces, None, shardings, mesh)
+    state, placed = compile_quickly(make)(), parallel.put_batch(batch, mesh)
+    before = jax.device_get(state)
+    after, metrics = compile_quickly(train_step, state, placed, np.int32(0))(
+        state, placed, np.int32(0))
+    return before, after, metrics
+
+
+def assert_same_step(found, expected):
+    """Initial parameters, metrics, gradients and updated parameters, to 1e-5."""
+    (before, after, metrics), (one_before, one_after, one_metrics) = found, expected
+    tiny.assert_trees_close(before, one_before, rtol=1e-6)
+    tiny.assert_trees_close(metrics, one_metrics, rtol=1e-5)
+    gradients, one_gradients = after.opt_state[0], one_after.opt_state[0]
+    assert all(not tiny.is_zero(tower) for tower in one_gradients.values())
+    tiny.assert_trees_close(gradients, one_gradients, rtol=1e-5, atol=2e-6)
+    tiny.assert_trees_close(after.params, one_after.params, rtol=1e-5, atol=1e-5)
+    assert not tiny.is_zero(jax.tree.map(np.subtract, jax.device_get(after.params), before.params))
+
+
+def every_batch():
+    """Batches of RAG-Token, RAG-Sequence, DPR with a hard negative, and denoising."""
     batch = tiny.rag_batch(questions=8, model=MODEL)
     batch = batch._replace(weight=np.float32([1, 1, 0, 1, 1, 1, 1, 0]))
-    state, placed = make(), parallel.put_batch(batch, mesh)
-    before = jax.device_get(state)
-    compiled = train_step.lower(state, placed, np.int32(0)).compile(
-        compiler_options={"xla_backend_optimization_level": 0})
-    after, metrics = compiled(state, placed, np.int32(0))
-    return before, after, metrics
+    other = tiny.rag_batch(seed=1, questions=16, model=MODEL)
+    same = np.random.default_rng(2).random((8, 16)) < 0.1
+    np.fill_diagonal(same, False)
+    pairs = RetrieverBatch(batch.question_ids, batch.question_mask, other.question_ids,
+                           other.question_mask, same)
+    texts = Seq2SeqBatch(other.source_ids[:, 0], other.source_mask[:, 0], other.target_ids,
+                         other.target_mask)
+    return batch, batch, pairs, texts
+
+
+EVERY_LOSS = sum_of_losses(
+    [*both_kinds(MODEL), step.retriever_loss(MODEL), step.seq2seq_loss(MODEL)])
 
 
 @pytest.fixture(scope="module")
 def on_one_device():
-    return one_step(1, 1, 1, jax.devices()[:1])
+    return one_step(MODEL, EVERY_LOSS, every_batch())
 
 
-@pytest.mark.parametrize("data,model_axis,pieces", [(8, 1, 1), (4, 2, 2)])
-def test_eight_devices_compute_what_one_computes(on_one_device, data, model_axis, pieces):
-    """Initial parameters, loss, gradients and updated parameters; also with 2 micro-batches."""
-    before, after, metrics = one_step(data, model_axis, pieces)
-    one_before, one_after, one_metrics = on_one_device
-    tiny.assert_trees_close(before, one_before, rtol=1e-6)
-    tiny.assert_trees_close(metrics, one_metrics, rtol=1e-5)
-    gradients, one_gradients = after.opt_state[0], one_after.opt_state[0]
-    assert not tiny.is_zero(one_gradients)
-    tiny.assert_trees_close(gradients, one_gradients, rtol=1e-5, atol=2e-6)
-    tiny.assert_trees_close(after.params, one_after.params, rtol=1e-5, atol=1e-5)
-    moved = jax.tree.map(lambda a, b: np.abs(a - b).max(), jax.device_get(after.params),
-                         before.params)
-    assert not tiny.is_zero(moved["generator"]) and tiny.is_zero(moved["document_encoder"])
+@pytest.mark.parametrize("sizes", [(8, 1, 1), (1, 8, 1), (2, 2, 2)])
+def test_eight_devices_compute_what_one_computes(on_one_device, sizes):
+    """RAG-Token, RAG-Sequence, DPR and denoising; the optimiser's state lies as the parameters."""
+    before, after, metrics = one_step(MODEL, EVERY_LOSS, every_batch(), sizes)
+    assert_same_step((before, after, metrics), on_one_device)
     embedding = after.params["generator"]["embedding"]
     assert len(embedding.sharding.device_set) == 8
-    assert embedding.sharding.shard_shape(embedding.shape) == (38 // model_axis, 16)
+    assert embedding.sharding.shard_shape(embedding.shape) == (38 // sizes[2], 16 // sizes[1])
     moments = [leaf for path, leaf in jax.tree_util.tree_leaves_with_path(after.opt_state)
                if "embedding'" in jax.tree_util.keystr(path)[-12:] and leaf.shape == (38, 16)]
     assert len(moments) == 3, "the kept gradient and Adam's two moments"
     assert all(m.sharding.is_equivalent_to(embedding.sharding, 2) for m in moments)
 
 
+def test_accumulation_scan_and_remat_compute_the_same_on_eight_devices():
+    """Against one device with the whole batch at once."""
+    model = tiny.rag_model(generator={**SCANNED, "remat": "full"})
+    batch, loss = every_batch()[3], step.seq2seq_loss(model)
+    expected = one_step(model, loss, batch, towers=("generator",))
+    found = one_step(model, loss, batch, (2, 2, 2), pieces=4, towers=("generator",))
+    assert_same_step(found, expected)
+
+
 def test_a_mesh_config_is_the_whole_difference():
     """The config's default mesh is all devices on `data`."""
-    assert dataclasses.asdict(MeshConfig()) == {"data": -1, "model": 1}
-    assert dict(parallel.make_mesh(MeshConfig()).shape) == {"data": 8, "model": 1}
+    assert dataclasses.asdict(MeshConfig()) == {"data": -1, "fsdp": 1, "model": 1}
+    assert dict(parallel.make_mesh(MeshConfig()).shape) == {"data": 8, "fsdp": 1, "model": 1}

@@ -19,6 +19,7 @@ from rag_jax.models.layers import (
     LayerNorm,
     Stack,
     embedding_table,
+    look_up,
 )
 
 POSITION_OFFSET = 2  # row p + 2 of the table belongs to position p
@@ -127,7 +128,7 @@ class Bart(nn.Module):
     def embed(self, ids: jax.Array, positions: jax.Array, norm: nn.Module, deterministic: bool
                ) -> jax.Array:
         scale = self.config.width**0.5 if self.config.scale_embedding else 1.0
-        x = norm(self.embedding[ids] * scale + positions[None])
+        x = norm(look_up(self.embedding, ids) * scale + positions[None])
         return self.drop(x, deterministic=deterministic)
 
     def encode(self, ids: jax.Array, mask: jax.Array, deterministic: bool = True) -> jax.Array:

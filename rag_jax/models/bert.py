@@ -14,6 +14,7 @@ from rag_jax.models.layers import (
     LayerNorm,
     Stack,
     embedding_table,
+    look_up,
 )
 
 
@@ -62,7 +63,7 @@ class Bert(nn.Module):
         )
         types = embedding_table(self, "type_embedding", c.type_vocab_size, c.width, "token_types")
         type_rows = types[0] if token_types is None else types[token_types]
-        x = words[ids] + places[None, : ids.shape[1]] + jnp.broadcast_to(
+        x = look_up(words, ids) + places[None, : ids.shape[1]] + jnp.broadcast_to(
             type_rows, (*ids.shape, c.width)
         )
         x = LayerNorm(c.layer_norm_eps, dtype, name="embedding_norm")(x)

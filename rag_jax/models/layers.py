@@ -13,6 +13,8 @@ import jax
 import jax.numpy as jnp
 from jax.experimental.layout import Layout, with_layout_constraint
 
+from rag_jax.parallel import constrain
+
 MASKED = -1e30  # finite stand-in for log 0: exp(MASKED) is exactly 0 and gradients stay finite
 
 embedding_init = nn.initializers.normal(stddev=0.02)
@@ -81,6 +83,11 @@ def _transposed(x: jax.Array) -> jax.Array:
         x, cpu=lambda x: with_layout_constraint(x.T, by_rows), default=jnp.transpose)
 
 
+def look_up(table: jax.Array, ids: jax.Array) -> jax.Array:
+    """Rows [R, L, D] of a token table [V, D], which is gathered over fsdp first, not its rows."""
+    return constrain(constrain(table, "vocab")[ids], "batch")
+
+
 class Linear(nn.Module):
     """x @ kernel + bias over the last axis, with logical axis names on both.
 
@@ -106,7 +113,10 @@ class Linear(nn.Module):
         )
         rows = x.reshape(-1, x.shape[-1]).astype(self.dtype)
         y = matmul(rows, kernel) + bias.astype(self.dtype)[None]
-        return y.reshape(*x.shape[:-1], self.features)
+        y = y.reshape(*x.shape[:-1], self.features)
+        # States keep their width whole: "embed" is how parameters are stored.
+        last = None if self.axes[1] == "embed" else self.axes[1]
+        return constrain(y, "batch", *(None,) * (y.ndim - 2), last)
 
 
 class LayerNorm(nn.Module):
@@ -117,7 +127,7 @@ class LayerNorm(nn.Module):
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
-        return nn.LayerNorm(
+        normed = nn.LayerNorm(
             epsilon=self.epsilon,
             dtype=jnp.float32,
             use_fast_variance=False,
@@ -125,6 +135,7 @@ class LayerNorm(nn.Module):
             bias_init=nn.with_logical_partitioning(nn.initializers.zeros, ("norm",)),
             name="norm",
         )(x).astype(self.dtype)
+        return constrain(normed, "batch")
 
 
 class Attention(nn.Module):

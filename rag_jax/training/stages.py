@@ -198,7 +198,7 @@ def index_memory(job: Job, params: Any, store: Any, out: pathlib.Path,
              "pre_reorder_num_neighbors": retrieval.reorder}
     settings = ScannSettings(brute_force_below=retrieval.brute_force_below,
                              **{name: v for name, v in given.items() if v is not None})
-    size = job.mesh.shape["data"]
+    parts = parallel.batch_shards(job.mesh)
     buckets = sorted({bucket(n, data.length_buckets, data.max_passage_length)
                       for n in range(1, data.max_passage_length + 1)})
     return build_index(
@@ -206,7 +206,7 @@ def index_memory(job: Job, params: Any, store: Any, out: pathlib.Path,
         token_table=ENCODER_TABLE,
         encoder_fingerprint=fingerprint(job.model, params["document_encoder"]),
         max_length=data.max_passage_length,
-        batch_size=-(-retrieval.embed_batch_size // size) * size,
+        batch_size=-(-retrieval.embed_batch_size // parts) * parts,
         length_buckets=buckets, kind=retrieval.index, settings=settings,
         recall_queries=recall_queries, seed=job.config.seed,
         pad_id=job.prepared.retriever_tokenizer.pad, overwrite=overwrite)

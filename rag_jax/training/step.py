@@ -111,7 +111,7 @@ def accumulated_gradients(
     if pieces == 1:
         (_, (weight, metrics)), grads = gradient(trained, batch, key)
     else:
-        split = jax.tree.map(lambda x: x.reshape(pieces, -1, *x.shape[1:]), batch)
+        split = parallel.micro_batches(batch, pieces)
 
         def one(sums: Any, piece: tuple[jax.Array, Any]) -> tuple[Any, None]:
             number, micro = piece
@@ -144,7 +144,7 @@ def make_train_step(
       pieces: micro-batches per step.
       dropout_seed: None = no dropout anywhere.
       shardings: of the state.
-      mesh: the batch is split over its data axis.
+      mesh: the batch is split over its data and fsdp axes.
     """
 
     def step(state: TrainState, batch: Any, number: jax.Array):
