@@ -169,8 +169,20 @@ class RetrievalConfig:
     """The passage index and how it is searched."""
 
     k: int = field(5, "passages per question (paper: 5 or 10 in training)", at_least=0)
+    where: Literal["host", "device"] = field(
+        "host", "host = the index is searched beside the devices; device = embeddings and tokens "
+        "of all passages lie on the devices, and retrieval is part of the jitted training step")
+    device_dtype: Literal["bfloat16", "int8", "float32"] = field(
+        "bfloat16", "where=device: type of the embeddings; int8 = searched in int8 and scored in "
+        "bfloat16, which is kept too")
+    capacity: int = field(0, "where=device: passages that there is room for, to add more or swap "
+                          "in a larger index without compiling; 0 = those there are; rounded up",
+                          at_least=0)
+    recall_target: float = field(1.0, "where=device: 1 = exact; less = approximate top-k with "
+                                 "this expected recall", at_least=0.01, at_most=1)
     index: Literal["auto", "exact", "scann"] = field(
-        "auto", "auto = ScaNN above brute_force_below passages, else exact search")
+        "auto", "auto = ScaNN above brute_force_below passages, else, and where=device, exact "
+        "search")
     brute_force_below: int = field(4000, "auto: exact search below so many passages", at_least=0)
     num_leaves: int | None = field(None, "ScaNN partitions; none = by the number of passages",
                                    at_least=1)

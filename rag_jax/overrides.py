@@ -177,6 +177,9 @@ def _conflicts(config: Config, resolved: bool) -> typing.Iterator[str]:
         if stage.batch_size % stage.optimizer.accumulate:
             yield (f"config.{name}.batch_size={stage.batch_size}: must be a multiple of "
                    f"optimizer.accumulate={stage.optimizer.accumulate}")
+    if config.retrieval.where == "device" and config.retrieval.staleness:
+        yield (f"config.retrieval.staleness={config.retrieval.staleness}: with "
+               "config.retrieval.where=device the step retrieves for itself; set 0")
     if config.retriever_warmup.optimizer.accumulate > 1:
         yield ("config.retriever_warmup.optimizer.accumulate: the passages of a batch are each "
                "other's negatives, so a batch cannot be split; set 1")

@@ -14,7 +14,7 @@ from rag_jax.data.question_files import Example
 from rag_jax.data.tasks import load_examples
 from rag_jax.retrieval.index import PassageIndex
 from rag_jax.retrieval.reading import read_passages
-from rag_jax.training import stages
+from rag_jax.training import on_device, stages
 from rag_jax.training.run import be_quiet, open_job
 from rag_jax.types import Answer
 
@@ -72,7 +72,9 @@ def open_trained(config: Config, path: pathlib.Path, run: str | None = None,
         return Trained(job, run, params, None)
     named = path / "indexes" / (index or next(iter(job.prepared.memories)))
     folder = named if index is None or named.is_dir() else pathlib.Path(index)
-    return Trained(job, run, params, PassageIndex.open(folder, meta["encoder_fingerprint"]))
+    opened = PassageIndex.open(folder, meta["encoder_fingerprint"])
+    opened = on_device.open_index(config, job.prepared.format, job.mesh, opened)
+    return Trained(job, run, params, opened)
 
 
 def index_passages(config: Config, path: pathlib.Path, passages: pathlib.Path, out: pathlib.Path,

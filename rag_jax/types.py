@@ -26,6 +26,18 @@ class Batch(NamedTuple):
     weight: Array  # float32[B]
 
 
+class QuestionBatch(NamedTuple):
+    """What is known of a `Batch` before its passages are found on the devices."""
+
+    question_ids: Array  # int32[B, L], for the query encoder
+    question_mask: Array  # bool[B, L]
+    suffix_ids: Array  # int32[B, Q], the question as it follows a passage in the generator's input
+    suffix_mask: Array  # bool[B, Q]
+    target_ids: Array  # int32[B, T], the answer and </s>
+    target_mask: Array  # bool[B, T]
+    weight: Array  # float32[B]
+
+
 class RetrieverBatch(NamedTuple):
     """One global batch of DPR training: B questions, P = B * (1 + hard negatives) passages.
 

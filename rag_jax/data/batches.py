@@ -7,7 +7,7 @@ import numpy as np
 from rag_jax.data import noise, order
 from rag_jax.data.question_files import Example
 from rag_jax.data.text import GeneratorFormat, Tokenizer, encoder_input, pad_rows
-from rag_jax.types import Batch, RetrieverBatch, Seq2SeqBatch
+from rag_jax.types import Batch, QuestionBatch, RetrieverBatch, Seq2SeqBatch
 
 PASSAGE_TABLE = "generator"  # token table of "title / text" in a passage store
 ENCODER_TABLE = "document_encoder"  # token table of [CLS] title [SEP] text [SEP]
@@ -67,6 +67,14 @@ class QuestionTokens:
             pick = 0 if rng is None else int(rng.integers(len(answers)))
             chosen.append(self.target(answers[pick]))
         return pad_rows(chosen, self.max_target_length, self.format.tokenizer.pad)
+
+    def batch(self, rows: np.ndarray, rng: np.random.Generator | None = None) -> QuestionBatch:
+        """The batch of `rows` without passages, which the devices will find."""
+        longest = max(map(len, self.suffixes))
+        return QuestionBatch(
+            self.ids[rows], self.mask[rows],
+            *pad_rows([self.suffixes[row] for row in rows], longest, self.format.tokenizer.pad),
+            *self.targets(rows, rng), np.ones(len(rows), np.float32))
 
 
 class RagBatcher:

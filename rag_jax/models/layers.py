@@ -76,7 +76,8 @@ _product = functools.partial(jnp.matmul, preferred_element_type=jnp.float32)
 
 
 def _transposed(x: jax.Array) -> jax.Array:
-    if x.dtype == jnp.float32:
+    # A layout constraint would gather an array that is split over devices.
+    if x.dtype == jnp.float32 or jax.typeof(x).sharding.mesh.size > 1:
         return x.T
     by_rows = Layout(major_to_minor=(0, 1))
     return jax.lax.platform_dependent(

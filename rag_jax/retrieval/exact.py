@@ -143,5 +143,7 @@ def measure_recall(
     if not len(queries):
         raise RetrievalError("no queries to measure recall on; give some, or None for passages.")
     found, exact = index.search(queries, k), ExactIndex(embeddings).search(queries, k)
-    recall = float((found.scores >= exact.scores[:, -1:]).mean())
+    pairs = np.repeat(np.arange(len(queries)), k), found.ids.reshape(-1)
+    scores = pair_scores(np.asarray(queries, np.float32), embeddings, *pairs).reshape(-1, k)
+    recall = float((scores >= exact.scores[:, -1:]).mean())
     return {"k": k, "queries": len(queries), "source": source, "recall": recall}

@@ -122,6 +122,7 @@ class PassageIndex:
         passages: the PassageStore with the text and tokens of every row.
         size: N, passages.
         width: E, of queries and embeddings.
+        table: float32[N, E], all embeddings, memory-mapped.
     """
 
     def __init__(self, path: Path, manifest: dict, passages: PassageStore, verified: bool):
@@ -130,13 +131,13 @@ class PassageIndex:
         self.path, self.manifest, self.passages = path, manifest, passages
         self.size, self.width = manifest["size"], manifest["width"]
         embeddings = map_file(path / "embeddings.f32", "<f4")
-        self._embeddings = embeddings.reshape(self.size, self.width)
-        self._backend: Index = exact.ExactIndex(self._embeddings)
+        self.table = embeddings.reshape(self.size, self.width)
+        self._backend: Index = exact.ExactIndex(self.table)
         if manifest["kind"] == "scann":
             settings = scann.ScannSettings(**manifest["scann"])
             as_built = verified and manifest["versions"]["scann"] == scann.scann_version()
             self._backend = scann.ScannIndex(
-                path / "scann", self._embeddings, settings, trusted=as_built
+                path / "scann", self.table, settings, trusted=as_built
             )
 
     @classmethod
@@ -183,7 +184,7 @@ class PassageIndex:
         """Returns the embeddings float32[..., E] of rows integers[...]."""
         ids = np.asarray(ids)
         check_rows(ids, self.size, f"{self.path}: embeddings")
-        return self._embeddings[ids]
+        return self.table[ids]
 
 
 def read_manifest(path: Path) -> dict:

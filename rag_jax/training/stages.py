@@ -45,7 +45,7 @@ from rag_jax.retrieval.build import build_index
 from rag_jax.retrieval.index import PassageIndex
 from rag_jax.retrieval.retriever import Retriever
 from rag_jax.retrieval.scann import ScannSettings
-from rag_jax.training import pretrained, step
+from rag_jax.training import on_device, pretrained, step
 from rag_jax.training.checkpoint import Checkpointer
 from rag_jax.training.loop import BatchSource, PureSource, Stage, run_stage
 from rag_jax.training.optim import make_optimizer
@@ -111,7 +111,8 @@ def fingerprint(model: rag.RagModel, params: Any) -> str:
 
 def _stage(job: Job, name: str, towers: Sequence[str], rates: Mapping[str, float],
            loss: step.LossFunction, optimizer: OptimizerConfig, steps: int, source: BatchSource,
-           initial: Callable[[], Any] | None = None, **settings: Any) -> Stage:
+           initial: Callable[[], Any] | None = None, complete: step.Completion | None = None,
+           **settings: Any) -> Stage:
     """Puts a stage together: optimiser, sharded first state, jitted step."""
     model, trained = job.model, tuple(rates)
     transform = make_optimizer(optimizer, steps, dict(rates))
@@ -128,7 +129,7 @@ def _stage(job: Job, name: str, towers: Sequence[str], rates: Mapping[str, float
 
     dropout = job.config.seed if step.uses_dropout(model) else None
     train_step = step.make_train_step(
-        loss, transform, trained, optimizer.accumulate, dropout, shardings, job.mesh)
+        loss, transform, trained, optimizer.accumulate, dropout, shardings, job.mesh, complete)
     return Stage(name=name, directory=job.workdir / name, steps=steps, make_state=first_state,
                  abstract_state=abstract, train_step=train_step, source=source,
                  tensorboard=job.config.tensorboard, **settings)
@@ -192,7 +193,10 @@ def embed_passages(job: Job, params: Any) -> Callable[[np.ndarray, np.ndarray], 
 def index_memory(job: Job, params: Any, store: Any, out: pathlib.Path,
                  recall_queries: np.ndarray | None = None, overwrite: bool = False
                  ) -> PassageIndex:
-    """Embeds a passage store with the document encoder and publishes its index at `out`."""
+    """Embeds a passage store with the document encoder and publishes its index at `out`.
+
+    Returns it opened where `config.retrieval.where` says.
+    """
     data, retrieval = job.config.data, job.config.retrieval
     given = {"num_leaves": retrieval.num_leaves, "leaves_to_search": retrieval.leaves_to_search,
              "pre_reorder_num_neighbors": retrieval.reorder}
@@ -201,15 +205,17 @@ def index_memory(job: Job, params: Any, store: Any, out: pathlib.Path,
     parts = parallel.batch_shards(job.mesh)
     buckets = sorted({bucket(n, data.length_buckets, data.max_passage_length)
                       for n in range(1, data.max_passage_length + 1)})
-    return build_index(
+    kind = "exact" if (retrieval.where, retrieval.index) == ("device", "auto") else retrieval.index
+    index = build_index(
         store, embed_passages(job, params), out,
         token_table=ENCODER_TABLE,
         encoder_fingerprint=fingerprint(job.model, params["document_encoder"]),
         max_length=data.max_passage_length,
         batch_size=-(-retrieval.embed_batch_size // parts) * parts,
-        length_buckets=buckets, kind=retrieval.index, settings=settings,
+        length_buckets=buckets, kind=kind, settings=settings,
         recall_queries=recall_queries, seed=job.config.seed,
         pad_id=job.prepared.retriever_tokenizer.pad, overwrite=overwrite)
+    return on_device.open_index(job.config, job.prepared.format, job.mesh, index, recall_queries)
 
 
 def index_memories(job: Job, params: Any) -> dict[str, PassageIndex]:
@@ -276,25 +282,32 @@ def fine_tune(job: Job, run: str, warm: Any, index: PassageIndex) -> Any:
     if not rates:
         raise ConfigError("config.train: query_encoder_rate and generator_rate are both none: "
                           "nothing is left to train")
-    batcher = RagBatcher(job.tokens("train"), config.data.length_buckets,
-                         job.model.embedding_width)
-    retriever = None
-    if config.retrieval.k:
-        retriever = Retriever(index, jit_embed(job.model), config.retrieval.k)
-    source = RagSource(batcher, retriever, train.batch_size, config.seed,
-                       config.retrieval.staleness, job.mesh)
+    source, complete = _rag_source(job, index)
     answerer = make_answerer(job, index if config.retrieval.k else None, config.model.kind)
     dev = job.tokens("dev")
     if config.eval.max_examples:
         dev = job.tokenize(dev.examples[: config.eval.max_examples])
     stage = _stage(
         job, run, rag.TOWERS, rates, step.rag_loss(job.model, train.label_smoothing),
-        train.optimizer, train.steps, source, initial=lambda: warm,
+        train.optimizer, train.steps, source, initial=lambda: warm, complete=complete,
         log_every=train.log_every, save_every=train.save_every, eval_every=train.eval_every,
         keep=train.keep, meta={"encoder_fingerprint": index.manifest["encoder_fingerprint"]},
         evaluate=lambda params: evaluate(answerer, unstack_layers(params), dev).metrics)
     run_stage(stage)
     return load_params(job, run)[0]
+
+
+def _rag_source(job: Job, index: PassageIndex) -> tuple[BatchSource, step.Completion | None]:
+    """Batches of the training questions, and how the step completes them, if it does."""
+    config, questions = job.config, job.tokens("train")
+    batch_size, k = config.train.batch_size, config.retrieval.k
+    if k and config.retrieval.where == "device":
+        source = on_device.question_source(questions, index, batch_size, config.seed, job.mesh)
+        return source, on_device.completion(job.model, job.prepared.format, k, index)
+    batcher = RagBatcher(questions, config.data.length_buckets, job.model.embedding_width)
+    retriever = Retriever(index, jit_embed(job.model), k) if k else None
+    return RagSource(batcher, retriever, batch_size, config.seed, config.retrieval.staleness,
+                     job.mesh), None
 
 
 def load_params(job: Job, run: str, step_number: int | None = None) -> tuple[Any, dict]:

@@ -22,6 +22,13 @@ Sums = tuple[jax.Array, jax.Array, dict[str, jax.Array]]
 LossFunction = Callable[[Params, Any, jax.Array | None], Sums]
 
 
+class Completion(NamedTuple):
+    """How a step makes the batch of its loss from the batch that it is given."""
+
+    batch: Callable[[Params, Any], Any]  # (params, given batch) -> the loss's batch
+    shardings: Any  # of the given batch
+
+
 class TrainState(NamedTuple):
     """Parameters of all towers of a stage, and the optimiser's state for those that train."""
 
@@ -134,6 +141,7 @@ def make_train_step(
     dropout_seed: int | None,
     shardings: TrainState,
     mesh: Mesh,
+    complete: Completion | None = None,
 ) -> Callable:
     """The jitted step (state, batch, step) -> (state, metrics); the state is donated.
 
@@ -145,6 +153,7 @@ def make_train_step(
       dropout_seed: None = no dropout anywhere.
       shardings: of the state.
       mesh: the batch is split over its data and fsdp axes.
+      complete: makes the loss's batch from the given one, with the parameters of the step.
     """
 
     def step(state: TrainState, batch: Any, number: jax.Array):
@@ -155,6 +164,8 @@ def make_train_step(
             if dropout_seed is None
             else jax.random.fold_in(jax.random.key(dropout_seed), number)
         )
+        if complete is not None:
+            batch = complete.batch(state.params, batch)
         grads, metrics = accumulated_gradients(loss, trained, frozen, batch, key, pieces)
         updates, opt_state = optimizer.update(grads, state.opt_state, trained)
         metrics["grad_norm"] = optax.global_norm(grads)
@@ -162,11 +173,12 @@ def make_train_step(
         return TrainState(params, opt_state), metrics
 
     whole = parallel.replicated(mesh)
+    given = complete.shardings if complete is not None else parallel.batch_sharding(mesh)
     return jax.jit(
         step,
         donate_argnums=0,
         out_shardings=(shardings, whole),
-        in_shardings=(shardings, parallel.batch_sharding(mesh), whole),
+        in_shardings=(shardings, given, whole),
     )
 
 

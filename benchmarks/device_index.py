@@ -1,0 +1,127 @@
+"""The device index beside ScaNN and numpy's exact search: recall and queries per second.
+
+    python benchmarks/device_index.py [--embeddings FILE.npy --queries FILE.npy] [--json FILE]
+
+Without files, --passages vectors of --width numbers around random centres, and queries that are
+passages with noise of half their norm. All take turns in one process; medians of --repeats turns.
+Recall is the share of exact search's first 10 found. ScaNN runs at the default settings of
+`config.retrieval`. On another machine than a TPU, approximate top-k falls back to exact.
+"""
+
+import argparse
+import json
+import pathlib
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+
+import jax
+import numpy as np
+
+from rag_jax import files, flags, parallel
+from rag_jax.config import MeshConfig
+from rag_jax.retrieval.build import build_index
+from rag_jax.retrieval.device import DeviceIndex
+from rag_jax.retrieval.device_search import DeviceSettings
+from rag_jax.retrieval.index import PassageIndex
+from rag_jax.retrieval.passages import Passage, write_store
+from rag_jax.retrieval.scann import ScannIndex, ScannSettings, build_scann
+
+K = 10
+
+
+def random_vectors(passages: int, width: int, queries: int) -> tuple[np.ndarray, np.ndarray]:
+    """Passages float32[N, E] in clusters, and queries float32[Q, E]."""
+    rng = np.random.default_rng(0)
+    centres = rng.standard_normal((max(1, passages // 50), width), np.float32)
+    rows = rng.integers(0, len(centres), passages)
+    vectors = centres[rows] + 0.7 * rng.standard_normal((passages, width), np.float32)
+    chosen = vectors[rng.integers(0, passages, queries)]
+    noise = rng.standard_normal(chosen.shape, np.float32)
+    norms = np.linalg.norm(chosen, axis=1, keepdims=True)
+    return vectors, chosen + 0.5 * norms * noise / np.sqrt(np.float32(width))
+
+
+def numpy_exact(embeddings: np.ndarray, queries: np.ndarray) -> np.ndarray:
+    """Rows int[Q, 10] by one matrix product and a partial sort."""
+    scores = queries @ embeddings.T
+    some = np.argpartition(scores, -K, axis=1)[:, -K:]
+    order = np.argsort(-np.take_along_axis(scores, some, axis=1), axis=1, kind="stable")
+    return np.take_along_axis(some, order, axis=1)
+
+
+def open_vectors(embeddings: np.ndarray, folder: pathlib.Path) -> PassageIndex:
+    """An index directory of the given vectors; passage i is called i."""
+    passages = (Passage(str(i), "", "-") for i in range(len(embeddings)))
+    store = write_store(folder / "store", passages,
+                        {"row": lambda ps: [[int(p.id)] for p in ps]})
+    return build_index(
+        store, lambda ids, mask: embeddings[ids[:, 0]], folder / "index", token_table="row",
+        encoder_fingerprint="given", max_length=1, batch_size=1024, length_buckets=(1,),
+        kind="exact", recall_k=1, recall_queries=embeddings[:1], progress=False)
+
+
+def searches(embeddings: np.ndarray, folder: pathlib.Path) -> dict[str, Callable]:
+    """Name -> queries to rows."""
+    index = open_vectors(embeddings, folder)
+    settings = ScannSettings()
+    build_scann(embeddings, folder / "index" / "embeddings.f32", settings, folder / "scann")
+    scann = ScannIndex(folder / "scann", index.table, settings)
+    found = {"numpy exact": lambda q: numpy_exact(embeddings, q),
+             "ScaNN": lambda q: scann.search(q, K).ids}
+    mesh = parallel.make_mesh(MeshConfig())
+    for dtype in ("float32", "bfloat16", "int8"):
+        placed = DeviceIndex(index, mesh, DeviceSettings(dtype))
+        found[f"device {dtype}"] = lambda q, placed=placed: placed.search(q, K).ids
+    return found
+
+
+def main() -> None:
+    flags.keep_memory()
+    parser = argparse.ArgumentParser(description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--embeddings", metavar="FILE.npy", help="float32[N, E]")
+    parser.add_argument("--queries", metavar="FILE.npy", help="float32[Q, E]")
+    parser.add_argument("--passages", type=int, default=100_000)
+    parser.add_argument("--width", type=int, default=768)
+    parser.add_argument("--batches", type=int, nargs="+", default=[1, 32, 256])
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--json", metavar="FILE")
+    options = parser.parse_args()
+    if bool(options.embeddings) != bool(options.queries):
+        parser.error("--embeddings and --queries go together")
+    if options.embeddings:
+        embeddings, queries = (np.load(f).astype(np.float32)
+                               for f in (options.embeddings, options.queries))
+    else:
+        embeddings, queries = random_vectors(options.passages, options.width, 512)
+    with tempfile.TemporaryDirectory() as folder:
+        found = searches(embeddings, pathlib.Path(folder))
+        exact = numpy_exact(embeddings, queries)
+        recall = {name: float(np.mean([len(set(a) & set(b)) / K for a, b in zip(
+            search(queries), exact, strict=True)])) for name, search in found.items()}
+        rates = {name: {} for name in found}
+        for batch in options.batches:
+            secs = {name: [] for name in found}
+            for repeat in range(options.repeats + 1):  # the first turn compiles
+                for name, search in found.items():
+                    rows = (np.arange(batch) + repeat * batch) % len(queries)
+                    began = time.perf_counter()
+                    search(queries[rows])
+                    secs[name].append(time.perf_counter() - began)
+            for name, taken in secs.items():
+                rates[name][batch] = batch / statistics.median(taken[1:])
+    print(f"{len(embeddings)} x {embeddings.shape[1]}, {len(jax.devices())} "
+          f"{jax.devices()[0].platform} device(s)")
+    for name in found:
+        shown = ", ".join(f"batch {b} {rate:.0f}" for b, rate in rates[name].items())
+        print(f"{name:16s} recall@{K} {recall[name]:.4f}, queries per second: {shown}")
+    if options.json:
+        record = {"passages": len(embeddings), "width": embeddings.shape[1], "recall": recall,
+                  "queries_per_second": rates}
+        files.write_text(pathlib.Path(options.json), json.dumps(record, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,43 @@
+"""The generator's input from token arrays: `GeneratorFormat.join`, inside a jitted program."""
+
+import jax
+import jax.numpy as jnp
+
+from rag_jax.data.text import GeneratorFormat
+
+
+def compose(format: GeneratorFormat, passages: jax.Array, lengths: jax.Array,
+            suffixes: jax.Array, suffix_mask: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """<s> passage question </s> for every passage of every question.
+
+    Args:
+      format: of the generator's input.
+      passages: int32[B, K, P], token rows, cut to no less than format.max_length - 2.
+      lengths: int32[B, K], tokens in them.
+      suffixes: int32[B, Q], the question's tokens.
+      suffix_mask: bool[B, Q], True for the first tokens of a row, which are real.
+
+    Returns:
+      ids int32[B, K, S] and mask bool[B, K, S] with S = format.max_length: shapes in a jitted
+      program are fixed, so every input is padded to the longest.
+    """
+    tokenizer, room = format.tokenizer, format.max_length - 2
+    asked = suffix_mask.sum(axis=-1, dtype=jnp.int32)[:, None]  # -> [B, 1]
+    if format.like_hugging_face:
+        read = jnp.minimum(lengths, room)
+        asked = jnp.minimum(asked, room - read)
+    else:
+        read = jnp.minimum(lengths, room - asked)
+        asked = jnp.broadcast_to(asked, read.shape)
+    read, asked = read[..., None], asked[..., None]
+    place = jnp.arange(format.max_length, dtype=jnp.int32)[None, None]  # [1, 1, S]
+
+    def pick(rows: jax.Array, at: jax.Array) -> jax.Array:
+        return jnp.take_along_axis(rows, jnp.clip(at, 0, rows.shape[-1] - 1), axis=-1)
+
+    end = 1 + read + asked
+    ids = jnp.where(place < end, pick(suffixes[:, None], place - 1 - read), tokenizer.pad)
+    passage = pick(passages, jnp.broadcast_to(place - 1, ids.shape))
+    ids = jnp.where(place < 1 + read, passage, ids)
+    ids = jnp.where(place == 0, tokenizer.start, jnp.where(place == end, tokenizer.end, ids))
+    return ids.astype(jnp.int32), place <= end

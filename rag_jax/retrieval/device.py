@@ -1,0 +1,237 @@
+"""An index whose passages lie on the devices: exact search there, and tables for a jitted step."""
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
+
+from rag_jax.retrieval import device_search
+from rag_jax.retrieval.device_search import DeviceSettings, Memory, row_sharding
+from rag_jax.retrieval.index import (
+    PassageIndex,
+    RetrievalError,
+    SearchResult,
+    check_queries,
+    no_results,
+)
+from rag_jax.retrieval.passages import Passage, TokenTable, check_rows
+
+ROUND = 1024  # rows per device: the capacity is a multiple
+QUERIES = 256  # searched at a time; fewer are padded to a power of two
+WRITTEN = 1024  # rows written at a time
+
+
+class TokenSpec(NamedTuple):
+    """A token table to keep on the devices: tokens per row, longer rows are cut, and its dtype."""
+
+    length: int
+    dtype: Any
+
+
+class DeviceIndex:
+    """The passages of index directories on all devices of a mesh. Used as a PassageIndex is.
+
+    Row numbers are stable: `add` appends, `delete` leaves a hole, `swap` begins anew. None of them
+    changes a shape, so that no program that searches is compiled again.
+
+    Args:
+        index: what to load.
+        mesh: rows are split over all of its devices.
+        settings: dtype, capacity and recall.
+        tables: token tables of the passage stores to keep on the devices.
+
+    Attributes:
+        memory: the tables, an argument for jitted programs; changes replace it.
+        manifest: of the first index.
+    """
+
+    def __init__(self, index: PassageIndex, mesh: Mesh, settings: DeviceSettings,
+                 tables: Mapping[str, TokenSpec] = {}):  # noqa: B006 (never changed)
+        self.mesh, self.settings, self.tables = mesh, settings, dict(tables)
+        self.width, self.fingerprint = index.width, index.manifest["encoder_fingerprint"]
+        unit = ROUND * mesh.size
+        self.capacity = -(-(settings.capacity or index.size) // unit) * unit
+        self.swap(index)
+
+    def swap(self, index: PassageIndex) -> None:
+        """Replaces all passages by those of another index of the same encoder.
+
+        Raises:
+            RetrievalError: they do not fit, or another encoder embedded them.
+        """
+        self._check(index, 0)
+        self.manifest, self.path = index.manifest, index.path
+        self.passages = JoinedPassages(index)
+        self._valid = np.arange(self.capacity) < index.size
+        self.memory = None  # frees the old tables before there are new ones
+        self.memory = self._load(index)._replace(valid=self._placed_mask())
+
+    def add(self, index: PassageIndex) -> range:
+        """Appends the passages of another index; returns their rows."""
+        begin = len(self.passages)
+        self._check(index, begin)
+        for first in range(0, index.size, WRITTEN):
+            rows = np.arange(first, min(first + WRITTEN, index.size))
+            padded = np.pad(rows, (0, WRITTEN - len(rows)), mode="edge")
+            values = self._values(index, padded)
+            ids = np.where(np.arange(WRITTEN) < len(rows), padded + begin, -1).astype(np.int32)
+            self.write(ids, values)
+        self.passages.append(index)
+        self._valid[begin : begin + index.size] = True
+        self.memory = self.memory._replace(valid=self._placed_mask())
+        return range(begin, begin + index.size)
+
+    def delete(self, rows: np.ndarray) -> None:
+        """Takes rows out; no search finds them any more."""
+        rows = np.asarray(rows)
+        check_rows(rows, len(self.passages), "delete")
+        self._valid[rows] = False
+        self.memory = self.memory._replace(valid=self._placed_mask())
+
+    def write(self, ids: np.ndarray | jax.Array, values: Memory) -> None:
+        """Replaces what is kept of rows int32[R] by values [R, ...]; -1 = no row."""
+        tables = self.memory._replace(valid=None)
+        self.memory = _write(self.mesh)(tables, ids, values)._replace(valid=self.memory.valid)
+
+    @property
+    def size(self) -> int:
+        """Passages that a search can find."""
+        return int(self._valid.sum())
+
+    def search(self, queries: np.ndarray, k: int) -> SearchResult:
+        """Finds the k best passages for queries float[B, E]; see index.Index."""
+        queries = check_queries(queries, k, self.size, self.width)
+        if not len(queries):
+            return no_results(k)
+        run = _search(self.mesh, k, self.settings)
+        parts = []
+        for begin in range(0, len(queries), QUERIES):
+            some = queries[begin : begin + QUERIES]
+            padded = np.pad(some, ((0, (1 << (len(some) - 1).bit_length()) - len(some)), (0, 0)))
+            parts.append([np.asarray(part)[: len(some)] for part in run(self.memory, padded)])
+        found = SearchResult(*map(np.concatenate, zip(*parts, strict=True)))
+        if (found.ids < 0).any():
+            raise RetrievalError(
+                f"approximate search found fewer than k={k} of {self.size} passages in "
+                f"{self.capacity} rows; set recall_target=1.0 for so few.")
+        return found
+
+    def embeddings(self, ids: np.ndarray) -> np.ndarray:
+        """The embeddings float32[..., E] of rows integers[...], as the devices hold them."""
+        ids = np.asarray(ids)
+        check_rows(ids, len(self.passages), f"{self.path}: embeddings")
+        return np.asarray(_lookup(self.mesh)(self.memory.embeddings, ids.astype(np.int32)))
+
+    def _check(self, index: PassageIndex, begin: int) -> None:
+        if begin + index.size > self.capacity:
+            raise RetrievalError(
+                f"{index.path}: {begin + index.size} passages do not fit into the {self.capacity} "
+                f"rows on the devices; set retrieval.capacity to {begin + index.size} or more.")
+        built_by = index.manifest["encoder_fingerprint"]
+        if built_by != self.fingerprint:
+            raise RetrievalError(
+                f"{index.path}: built by the encoder {built_by}, what is on the devices by "
+                f"{self.fingerprint}; their inner products cannot be compared. Build the index "
+                "again with that encoder.")
+
+    def _values(self, index: PassageIndex, rows: np.ndarray) -> Memory:
+        """What the tables hold of rows int[R] of an index; `valid` is None."""
+        embeddings = index.embeddings(rows)
+        codes, scales = None, None
+        if self.settings.dtype == "int8":
+            codes, scales = device_search.quantised(embeddings)
+        if self.settings.dtype != "float32":
+            embeddings = embeddings.astype(jnp.bfloat16)
+        tokens = {}
+        for name, spec in self.tables.items():
+            ids, mask = index.passages.tokens(name).padded(rows, spec.length, 0)
+            tokens[name] = ids.astype(spec.dtype), mask.sum(axis=-1, dtype=np.int32)
+        return Memory(embeddings, codes, scales, None, tokens)
+
+    def _load(self, index: PassageIndex) -> Memory:
+        """Tables of an index, with zeros in spare rows; a process reads its devices' rows alone."""
+        sharding, shards = row_sharding(self.mesh), []
+        local = self.capacity // self.mesh.size
+        placed = sharding.addressable_devices_indices_map((self.capacity,))
+        for device, (rows,) in placed.items():
+            begin = rows.start or 0
+            real = np.arange(begin, max(begin, min(begin + local, index.size)))
+            leaves, structure = jax.tree.flatten(self._values(index, real))
+            spare = ((0, local - len(real)),)
+            shards.append([jax.device_put(np.pad(x, spare + ((0, 0),) * (x.ndim - 1)), device)
+                           for x in leaves])
+        return structure.unflatten([
+            jax.make_array_from_single_device_arrays(
+                (self.capacity, *parts[0].shape[1:]), sharding, list(parts))
+            for parts in zip(*shards, strict=True)])
+
+    def _placed_mask(self) -> jax.Array:
+        valid = self._valid.copy()  # jax may keep a view of what it is given
+        return jax.make_array_from_callback(
+            (self.capacity,), row_sharding(self.mesh), lambda rows: valid[rows])
+
+
+class JoinedPassages:
+    """The passages of one index after another, by row, as a PassageStore gives them."""
+
+    def __init__(self, index: PassageIndex):
+        self.parts = [(index, 0)]  # each with its first row
+
+    def append(self, index: PassageIndex) -> None:
+        self.parts.append((index, len(self)))
+
+    def __len__(self) -> int:
+        index, begin = self.parts[-1]
+        return begin + index.size
+
+    def __getitem__(self, row: int) -> Passage:
+        for index, begin in self.parts:
+            if begin <= row < begin + index.size:
+                return index.passages[row - begin]
+        raise IndexError(f"row {row} is outside 0..{len(self) - 1}.")
+
+    def row_of(self, passage_id: str) -> int:
+        """The row of a passage id, in the first index that has it; see PassageStore.row_of."""
+        for index, begin in self.parts:
+            try:
+                return begin + index.passages.row_of(passage_id)
+            except RetrievalError as error:
+                missing = error
+        raise missing
+
+    def tokens(self, name: str) -> "JoinedTokens":
+        """The token tables of that name, one after another."""
+        return JoinedTokens([(i.passages.tokens(name), begin) for i, begin in self.parts])
+
+
+class JoinedTokens:
+    """Token tables one after another, each with its first row."""
+
+    def __init__(self, parts: list[tuple[TokenTable, int]]):
+        self._parts = parts
+
+    def rows(self, row: int) -> np.ndarray:
+        """The token ids of one row."""
+        table, begin = next(part for part in reversed(self._parts) if part[1] <= row)
+        return table.rows(row - begin)
+
+
+@functools.cache
+def _search(mesh: Mesh, k: int, settings: DeviceSettings) -> Callable:
+    return jax.jit(lambda memory, queries: device_search.search(memory, queries, k, mesh, settings))
+
+
+@functools.cache
+def _lookup(mesh: Mesh) -> Callable:
+    return jax.jit(lambda table, ids: device_search.lookup(table, ids, mesh))
+
+
+@functools.cache
+def _write(mesh: Mesh) -> Callable:
+    return jax.jit(
+        lambda tables, ids, values: device_search.write(tables, ids, values, mesh),
+        donate_argnums=0)

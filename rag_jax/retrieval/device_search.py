@@ -1,0 +1,244 @@
+"""Search and lookup in passage tables that are split by rows over all devices of a mesh.
+
+Pure functions for use inside jitted programs. The tables are arguments, never constants, and have
+spare rows and a validity mask, so that passages come, go and are replaced without compiling.
+"""
+
+import dataclasses
+import math
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from rag_jax.retrieval.index import SearchResult
+
+MARGIN = 16  # candidates beyond k that are scored again
+INT8_CANDIDATES = 4  # times k, for int8 rows: their scores are coarser
+
+
+@dataclasses.dataclass(frozen=True)
+class DeviceSettings:
+    """How passages lie on the devices and how they are searched.
+
+    Attributes:
+        dtype: "float32", "bfloat16", or "int8": search in int8, scores from bfloat16 rows, which
+            are kept beside them (3 bytes per number, 1 of which is read for every passage).
+        capacity: rows of the tables, rounded up; 0 = as many as the first index has passages.
+        recall_target: 1.0 = exact; less = approx_max_k with that expected recall.
+        score_bytes: per device, of scores that exist at a time.
+    """
+
+    dtype: str = "bfloat16"
+    capacity: int = 0
+    recall_target: float = 1.0
+    score_bytes: int = 256 * 2**20
+
+
+class Memory(NamedTuple):
+    """Tables on the devices, all [C, ...] with C rows of capacity, split by rows.
+
+    Attributes:
+        embeddings: float32 or bfloat16[C, E]; scores and priors are computed from them.
+        codes: int8[C, E], embeddings / scales rounded, or None.
+        scales: float32[C], or None.
+        valid: bool[C], False = spare or deleted: never found.
+        tokens: name of a token table -> (uint16 or int32[C, P] ids, int32[C] tokens in the row).
+    """
+
+    embeddings: jax.Array
+    codes: jax.Array | None
+    scales: jax.Array | None
+    valid: jax.Array
+    tokens: dict[str, tuple[jax.Array, jax.Array]]
+
+
+def row_sharding(mesh: Mesh) -> NamedSharding:
+    """Leading axis over all devices of the mesh, in their order."""
+    return NamedSharding(mesh, PartitionSpec(mesh.axis_names))
+
+
+def search(
+    memory: Memory, queries: jax.Array, k: int, mesh: Mesh, settings: DeviceSettings
+) -> SearchResult:
+    """The k passages with the largest inner product, on every device alike.
+
+    Every device nominates candidates by a matrix product in the dtype of its rows and scores them
+    again in float32, always in one order of additions; the best of all devices are the result. So
+    neither ids nor scores depend on the number of devices. With recall_target 1.0 the result is
+    exact over the table's rows unless more than MARGIN of them (int8: 3 k + MARGIN) lie within the
+    product's rounding error of the k-th best, and identical rows are in order of their ids.
+
+    Args:
+        memory: the tables.
+        queries: float32[B, E].
+        k: passages per query.
+        mesh, settings: of the tables.
+
+    Returns:
+        ids int32[B, k], -1 where there are fewer than k valid rows, and scores float32[B, k] in
+        descending order, -inf there; ties by ascending id.
+    """
+    axes = mesh.axis_names
+
+    def on_device(memory: Memory, queries: jax.Array) -> tuple[jax.Array, jax.Array]:
+        first = lax.axis_index(axes) * memory.valid.shape[0]
+        nominal, rows = _nominate(memory, queries, k, settings, mesh.size)
+        scores = _ordered_sum(queries[:, None] * memory.embeddings[rows].astype(jnp.float32))
+        scores = jnp.where(jnp.isneginf(nominal), -jnp.inf, scores)
+        scores, ids = _best(scores, rows + first, k)
+        # As integers, so that one collective carries both.
+        bits = jnp.stack([lax.bitcast_convert_type(scores, jnp.int32), ids])
+        bits, ids = lax.all_gather(bits, axes, axis=2, tiled=True)
+        return _best(lax.bitcast_convert_type(bits, jnp.float32), ids, k)
+
+    scores, ids = jax.shard_map(
+        on_device, mesh=mesh, in_specs=(PartitionSpec(axes), PartitionSpec()),
+        out_specs=PartitionSpec(), check_vma=False,
+    )(memory._replace(tokens={}), queries)
+    return SearchResult(jnp.where(jnp.isneginf(scores), -1, ids), scores)
+
+
+def _nominate(memory: Memory, queries: jax.Array, k: int, settings: DeviceSettings, devices: int
+              ) -> tuple[jax.Array, jax.Array]:
+    """Candidates of one device: (scores float32[B, c], rows int32[B, c]).
+
+    A candidate of score -inf is none. Rows are worked through in blocks of settings.score_bytes.
+    """
+    table = memory.embeddings if memory.codes is None else memory.codes
+    local = table.shape[0]
+    block = min(local, max(1, settings.score_bytes // (4 * len(queries))))
+    wanted = k + MARGIN if memory.codes is None else INT8_CANDIDATES * k + MARGIN
+
+    def one(start: jax.Array) -> tuple[jax.Array, jax.Array]:
+        begin = jnp.minimum(start, local - block)  # the last block overlaps the one before
+
+        def cut(x: jax.Array) -> jax.Array:
+            return lax.dynamic_slice_in_dim(x, begin, block)
+
+        scores = _products(queries, cut(table))
+        if memory.scales is not None:
+            scores = scores * cut(memory.scales)[None]
+        fresh = cut(memory.valid) & (begin + jnp.arange(block) >= start)
+        scores = jnp.where(fresh[None], scores, -jnp.inf)
+        count = min(wanted, block)
+        if settings.recall_target < 1:
+            found = lax.approx_max_k(scores, count, recall_target=settings.recall_target,
+                                     reduction_input_size_override=devices * local)
+        else:
+            found = lax.top_k(scores, count)
+        return found[0], found[1] + begin
+
+    scores, rows = lax.map(one, jnp.arange(0, local, block, dtype=jnp.int32))
+    scores, rows = (jnp.moveaxis(x, 0, 1).reshape(len(queries), -1) for x in (scores, rows))
+    scores, places = lax.top_k(scores, min(wanted, scores.shape[1]))
+    return scores, jnp.take_along_axis(rows, places, axis=1)
+
+
+def _products(queries: jax.Array, rows: jax.Array) -> jax.Array:
+    """Inner products float32[B, R].
+
+    For bfloat16 and int8 rows, a query is the sum of two bfloat16 vectors (relative error 2^-17),
+    so that matrix units take half the bytes and lose almost nothing.
+    """
+    if rows.dtype == jnp.float32:
+        return jnp.einsum("BE,RE->BR", queries, rows, precision=lax.Precision.HIGHEST)
+    high = lax.reduce_precision(queries, 8, 7)  # a cast there and back would be optimised away
+    parts = jnp.stack([high, queries - high]).astype(jnp.bfloat16)
+    return jnp.einsum("PBE,RE->PBR", parts, rows.astype(jnp.bfloat16),
+                      preferred_element_type=jnp.float32).sum(axis=0)
+
+
+def _ordered_sum(products: jax.Array) -> jax.Array:
+    """Sums over the last axis by halves: one order of additions, whatever the shape.
+
+    A reduction, or a multiplication fused with an addition, rounds differently from shape to shape.
+    """
+    products = lax.optimization_barrier(products)
+    width = products.shape[-1]
+    size = 1 << (width - 1).bit_length()
+    products = jnp.pad(products, ((0, 0),) * (products.ndim - 1) + ((0, size - width),))
+    while size > 1:
+        size //= 2
+        products = products[..., :size] + products[..., size:]
+    return products[..., 0]
+
+
+def _best(scores: jax.Array, ids: jax.Array, k: int) -> tuple[jax.Array, jax.Array]:
+    """The k best [B, k], ties by id, filled up with -inf where there are fewer."""
+    negative, ids = lax.sort((-scores, ids), dimension=1, num_keys=2)
+    fill = ((0, 0), (0, max(0, k - ids.shape[1])))
+    return (jnp.pad(-negative[:, :k], fill, constant_values=-jnp.inf), jnp.pad(ids[:, :k], fill))
+
+
+def lookup(tables: Any, ids: jax.Array, mesh: Mesh) -> Any:
+    """Rows of tables, on every device alike.
+
+    Args:
+        tables: tree of arrays [C, ...], split by rows.
+        ids: int32[...], rows from 0 to C - 1.
+        mesh: of the tables.
+
+    Returns:
+        The same tree of [..., ...]: numbers as float32, token ids as int32.
+    """
+
+    leaves, structure = jax.tree.flatten(tables)
+
+    def on_device(leaves: list[jax.Array], ids: jax.Array) -> jax.Array:
+        def one(table: jax.Array) -> jax.Array:
+            place, here = _places(ids, table.shape[0], mesh)
+            rows = table[jnp.where(here, place, 0)]
+            rows = rows.reshape(*ids.shape, math.prod(table.shape[1:]))
+            if jnp.issubdtype(table.dtype, jnp.floating):
+                rows = lax.bitcast_convert_type(rows.astype(jnp.float32), jnp.int32)
+            return jnp.where(here[..., None], rows.astype(jnp.int32), 0)
+
+        # As integers, so that one collective carries all; one device has each row, others zeros.
+        return lax.psum(jnp.concatenate([one(leaf) for leaf in leaves], axis=-1), mesh.axis_names)
+
+    bits = jax.shard_map(
+        on_device, mesh=mesh, in_specs=(PartitionSpec(mesh.axis_names), PartitionSpec()),
+        out_specs=PartitionSpec())(leaves, ids)
+    found, begin = [], 0
+    for leaf in leaves:
+        end = begin + math.prod(leaf.shape[1:])
+        rows = bits[..., begin:end].reshape(*ids.shape, *leaf.shape[1:])
+        if jnp.issubdtype(leaf.dtype, jnp.floating):
+            rows = lax.bitcast_convert_type(rows, jnp.float32)
+        found.append(rows)
+        begin = end
+    return structure.unflatten(found)
+
+
+def write(tables: Any, ids: jax.Array, values: Any, mesh: Mesh) -> Any:
+    """The tables with rows ids int32[R] replaced by `values`, a tree of [R, ...]; -1 = no row."""
+
+    def on_device(tables: Any, ids: jax.Array, values: Any) -> Any:
+        def one(table: jax.Array, rows: jax.Array) -> jax.Array:
+            place, here = _places(ids, table.shape[0], mesh)
+            place = jnp.where(here, place, table.shape[0])  # beyond the end: dropped
+            return table.at[place].set(rows.astype(table.dtype), mode="drop")
+
+        return jax.tree.map(one, tables, values)
+
+    rows = PartitionSpec(mesh.axis_names)
+    return jax.shard_map(
+        on_device, mesh=mesh, in_specs=(rows, PartitionSpec(), PartitionSpec()), out_specs=rows
+    )(tables, ids, values)
+
+
+def _places(ids: jax.Array, local: int, mesh: Mesh) -> tuple[jax.Array, jax.Array]:
+    """Where global rows lie on this device, and which of them do."""
+    place = ids - lax.axis_index(mesh.axis_names) * local
+    return place, (place >= 0) & (place < local)
+
+
+def quantised(embeddings: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """int8[R, E] codes and float32[R] scales with embeddings = codes * scales to half a scale."""
+    scales = np.abs(embeddings).max(axis=1) / np.float32(127)
+    safe = np.where(scales > 0, scales, np.float32(1))
+    return np.rint(embeddings / safe[:, None]).astype(np.int8), safe

@@ -1,0 +1,58 @@
+"""Retrieval on the devices, through the commands that a user types."""
+
+import json
+
+import jax.monitoring
+import pytest
+
+from rag_jax import overrides
+from rag_jax.trained import open_trained
+from rag_jax.training import workdir as workdirs
+from tests.end_to_end.commands import finish
+
+DEVICE = "--config.retrieval.where=device"
+
+
+def losses(workdir):
+    lines = (workdir / "rag_token" / "metrics.jsonl").read_text().splitlines()
+    return [r["rag_token/nll"] for r in map(json.loads, lines) if "rag_token/nll" in r]
+
+
+def test_training_on_the_devices_follows_training_with_the_host(uninterrupted, tmp_path):
+    """Same passages, same padding (one bucket), same dropout: the losses of every step agree."""
+    finish("train", tmp_path, DEVICE, "--config.retrieval.device_dtype=float32")
+    assert losses(tmp_path) == pytest.approx(losses(uninterrupted), rel=1e-3)
+    assert len(losses(tmp_path)) == 10
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert report["index"]["2018"]["recall"] == 1.0
+    assert set(report["hot_swap"]) == {
+        f"index{a}_leaders{b}" for a in ("2016", "2018") for b in ("2016", "2018")}
+
+
+def test_a_run_trained_with_the_host_answers_on_the_devices(uninterrupted):
+    config = overrides.for_run(workdirs.read(uninterrupted), "rag_token")
+    question = ["Who is the President of Peru?"]
+    host = open_trained(config, uninterrupted).answer(question)[0]
+    config = overrides.replace(
+        config, {"retrieval.where": "device", "retrieval.device_dtype": "float32"})
+    trained = open_trained(config, uninterrupted)
+    found = trained.answer(question)[0]
+    assert (found.text, found.passage_ids) == (host.text, host.passage_ids)
+    swapped = open_trained(config, uninterrupted, index="2016")
+    assert swapped.index.capacity == trained.index.capacity
+    compiled = []
+    jax.monitoring.register_event_duration_secs_listener(
+        lambda event, secs, **_: compiled.append(event) if "backend_compile" in event else None)
+    then = swapped.answer(["Where is Peru?"])[0]
+    assert compiled == [] and all(name.startswith("2016/") for name in then.passage_ids)
+
+
+def test_evaluate_generate_and_build_index_on_the_devices(uninterrupted, tmp_path):
+    assert "answer_recall@1" in finish("evaluate", uninterrupted, "--split=dev", DEVICE)
+    assert " 2018/" in finish("generate", uninterrupted, DEVICE, "Where is Peru?")
+    passages = tmp_path / "more.tsv"
+    rows = [f"{i}\tPlace {i}\tPlace {i} lies in region {i}." for i in range(40)]
+    passages.write_text("id\ttitle\ttext\n" + "\n".join(rows) + "\n")
+    built = finish("build_index", uninterrupted, f"--passages={passages}",
+                   f"--out={tmp_path / 'index'}", DEVICE)
+    assert "40 passages" in built and "device (bfloat16), recall@10" in built

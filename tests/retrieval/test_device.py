@@ -1,0 +1,312 @@
+"""Search on the devices against brute force in float64, on 1, 2, 4 and 8 of them."""
+
+import functools
+
+import jax
+import jax.monitoring
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+
+from rag_jax import parallel
+from rag_jax.config import MeshConfig
+from rag_jax.retrieval import device, device_search
+from rag_jax.retrieval.build import build_index
+from rag_jax.retrieval.device import DeviceIndex, TokenSpec
+from rag_jax.retrieval.device_search import DeviceSettings, Memory
+from rag_jax.retrieval.exact import measure_recall
+from rag_jax.retrieval.index import RetrievalError
+from rag_jax.retrieval.passages import Passage, write_store
+
+DTYPES = ("float32", "bfloat16", "int8")
+WIDTH = 24
+
+
+def normal(*shape, seed=0):
+    return np.random.default_rng(seed).standard_normal(shape, np.float32)
+
+
+@functools.cache
+def mesh_of(count):
+    """Two axes where there can be: rows go over all of them."""
+    model = 2 if count > 1 else 1
+    return parallel.make_mesh(MeshConfig(-1, model), jax.devices()[:count])
+
+
+def tables(embeddings, dtype, capacity=1024, valid=None):
+    """Memory as host arrays."""
+    def full(x):
+        return np.concatenate([x, np.zeros((capacity - len(x), *x.shape[1:]), x.dtype)])
+
+    codes, scales = map(full, device_search.quantised(embeddings)) if dtype == "int8" else (
+        None, None)
+    rows = embeddings if dtype == "float32" else embeddings.astype(ml_dtypes.bfloat16)
+    valid = np.ones(len(embeddings), bool) if valid is None else valid
+    return Memory(full(rows), codes, scales, full(valid), {})
+
+
+def run(memory, queries, k, count=8, **settings):
+    mesh = mesh_of(count)
+    memory = jax.device_put(memory, device_search.row_sharding(mesh))
+    found = jax.jit(lambda memory, queries: device_search.search(
+        memory, queries, k, mesh, DeviceSettings(**settings)))(memory, queries)
+    return jax.device_get(found)
+
+
+def brute_force(memory, queries, k):
+    """Scores in float64 of the rows as they are kept, -inf where not valid, sorted stably."""
+    scores = queries.astype(np.float64) @ memory.embeddings.astype(np.float64).T
+    scores = np.where(memory.valid, scores, -np.inf)
+    ids = np.argsort(-scores, axis=1, kind="stable")[:, :k]
+    best = np.take_along_axis(scores, ids, axis=1)
+    return np.where(np.isneginf(best), -1, ids), best
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("count, score_bytes", [(1, 2**30), (1, 4 * 13 * 100), (2, 4 * 13 * 500),
+                                                (8, 2**30), (8, 4 * 13 * 7)])
+def test_ids_and_scores_are_those_of_brute_force(dtype, count, score_bytes):
+    """Whole and in blocks, also where the last block overlaps or has fewer rows than k."""
+    memory, queries = tables(normal(1000, WIDTH), dtype), normal(13, WIDTH, seed=1)
+    found = run(memory, queries, 9, count, dtype=dtype, score_bytes=score_bytes)
+    ids, scores = brute_force(memory, queries, 9)
+    np.testing.assert_array_equal(found.ids, ids)
+    np.testing.assert_allclose(found.scores, scores, rtol=1e-5)
+    assert found.ids.dtype == np.int32 and found.scores.dtype == np.float32
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("k, different", [(1, 1), (10, 3), (40, 3), (10, 30)])
+def test_duplicated_rows_are_in_order_of_their_ids_on_any_number_of_devices(dtype, k, different):
+    draw = np.random.default_rng(different)
+    copies = normal(different, WIDTH)[draw.integers(0, different, 1000)]
+    memory, queries = tables(copies, dtype), normal(5, WIDTH, seed=2)
+    ids, _ = brute_force(memory, queries, k)
+    first = run(memory, queries, k, 1, dtype=dtype)
+    np.testing.assert_array_equal(first.ids, ids)
+    for count, score_bytes in [(2, 2**30), (4, 2**30), (8, 2**30), (2, 4 * 5 * 90)]:
+        other = run(memory, queries, k, count, dtype=dtype, score_bytes=score_bytes)
+        np.testing.assert_array_equal(other.ids, ids, err_msg=f"{count} devices")
+        np.testing.assert_array_equal(other.scores, first.scores)
+
+
+def test_rows_that_bfloat16_queries_would_confuse_are_told_apart():
+    """Both halves of a query count: rows differ only along what bfloat16 loses of it."""
+    query = np.zeros((1, WIDTH), np.float32)
+    query[0, :2] = 1 + 2.0**-9, 1  # the first rounds to 1 in bfloat16
+    rows = np.zeros((1000, WIDTH), np.float32)
+    rows[:, 0], rows[:, 1] = 1, 2
+    rows[700, :2] = 2, 1  # better by 2^-9
+    assert run(tables(rows, "bfloat16"), query, 1).ids[0, 0] == 700
+
+
+def test_different_rows_of_equal_score_are_in_order_of_their_ids_whatever_int8_makes_of_them():
+    query, rows = np.zeros((1, WIDTH), np.float32), np.zeros((1000, WIDTH), np.float32)
+    query[0, :3] = 1
+    rows[5, :2] = 16, 0.0625  # 16.0625, of which int8 keeps 16
+    rows[6, :3] = 8, 8, 0.0625  # 16.0625, of which int8 makes 16.063
+    rows[4, 0] = 16
+    for swapped in (rows, rows[[0, 1, 2, 3, 4, 6, 5, *range(7, 1000)]]):
+        assert run(tables(swapped, "int8"), query, 3, dtype="int8").ids.tolist() == [[5, 6, 4]]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("count", [1, 8])
+def test_invalid_rows_are_never_found_and_missing_ones_are_minus_one(dtype, count):
+    """Also in blocks that overlap, where a masked row must not come back by its exact score."""
+    valid = np.zeros(1000, bool)
+    valid[[3, 500, 999]] = True
+    memory, queries = tables(normal(1000, WIDTH), dtype, valid=valid), normal(4, WIDTH, seed=1)
+    for score_bytes in (2**30, 4 * 4 * 30):
+        found = run(memory, queries, 5, count, dtype=dtype, score_bytes=score_bytes)
+        ids, scores = brute_force(memory, queries, 5)
+        np.testing.assert_array_equal(found.ids, ids)
+        assert (found.ids[:, 3:] == -1).all() and np.isneginf(found.scores[:, 3:]).all()
+        np.testing.assert_allclose(found.scores, scores, rtol=1e-5)
+
+
+def test_k_beyond_the_capacity_is_filled_up():
+    memory, queries = tables(normal(6, WIDTH), "float32", capacity=8), normal(2, WIDTH)
+    found = run(memory, queries, 12, 8)
+    ids, _ = brute_force(memory, queries, 12)
+    np.testing.assert_array_equal(found.ids[:, :8], ids)
+    assert (found.ids[:, 6:] == -1).all()
+
+
+def test_the_recall_target_reaches_approx_max_k_with_the_size_of_the_whole():
+    memory, queries = tables(normal(1000, WIDTH), "float32"), normal(4, WIDTH)
+    settings = DeviceSettings("float32", recall_target=0.9)
+    jaxpr = str(jax.make_jaxpr(lambda m, q: device_search.search(m, q, 5, mesh_of(8), settings))(
+        memory, queries))
+    assert "recall_target=0.9" in jaxpr and "reduction_input_size_override=1024" in jaxpr
+    found = run(memory, queries, 5, 8, dtype="float32", recall_target=0.9)
+    ids, _ = brute_force(memory, queries, 5)
+    assert np.mean([len(set(a) & set(b)) / 5 for a, b in zip(found.ids, ids, strict=True)]) >= 0.9
+
+
+def test_the_score_matrix_is_neither_gathered_nor_whole():
+    """Collectives carry k candidates of each device; scores exist a block at a time."""
+    memory, queries = tables(normal(1000, WIDTH), "float32"), normal(4, WIDTH)
+    mesh, settings = mesh_of(8), DeviceSettings("float32", score_bytes=4 * 4 * 32)
+    memory = jax.device_put(memory, device_search.row_sharding(mesh))
+    text = jax.jit(lambda m, q: device_search.search(m, q, 5, mesh, settings)).lower(
+        memory, queries).compile().as_text()
+    gathered = [line for line in text.splitlines() if "all-gather" in line and " = " in line]
+    assert gathered and all("[2,4,40]" in line for line in gathered if "all-gather(" in line)
+    assert "[4,128]" not in text and "[4,32]" in text
+
+
+def test_lookup_and_write_move_rows_of_every_dtype():
+    mesh = mesh_of(8)
+    host = {"a": normal(64, 3), "b": (np.arange(64, dtype=np.uint16) + 65000,
+                                      normal(64, 2).astype(ml_dtypes.bfloat16))}
+    placed = jax.device_put(host, device_search.row_sharding(mesh))
+    ids = np.array([[0, 63], [7, 8]], np.int32)
+    found = jax.jit(lambda t, i: device_search.lookup(t, i, mesh))(placed, ids)
+    np.testing.assert_array_equal(found["a"], host["a"][ids])
+    np.testing.assert_array_equal(found["b"][0], host["b"][0][ids])
+    np.testing.assert_array_equal(found["b"][1], host["b"][1][ids].astype(np.float32))
+    assert found["b"][0].dtype == jnp.int32 and found["a"].dtype == jnp.float32
+    rows = np.array([5, -1, 63], np.int32)
+    values = jax.tree.map(lambda x: x[:3], host)
+    written = jax.jit(lambda t, i, v: device_search.write(t, i, v, mesh))(placed, rows, values)
+    expected = host["a"].copy()
+    expected[[5, 63]] = host["a"][[0, 2]]
+    np.testing.assert_array_equal(written["a"], expected)
+    assert written["a"].sharding.is_equivalent_to(placed["a"].sharding, 2)
+
+
+def encoder(seed):
+    table = normal(200, 8, seed=seed)
+
+    def embed(ids, mask):
+        return (table[ids] * mask[..., None]).sum(1)
+
+    return embed
+
+
+def make_index(path, size, seed=0, fingerprint="encoder"):
+    """An index directory of `size` passages with random words; the table "words" has their ids."""
+    draw = np.random.default_rng(seed)
+    passages = [Passage(f"s{seed}p{i}", f"title {i}",
+                        " ".join(map(str, draw.integers(0, 200, 1 + i % 9)))) for i in range(size)]
+    store = write_store(path / f"store{seed}", passages, {
+        "words": lambda ps: [[int(word) for word in p.text.split()] for p in ps]})
+    return build_index(store, encoder(0), path / f"index{seed}", token_table="words",
+                       encoder_fingerprint=fingerprint, max_length=9, batch_size=16,
+                       length_buckets=(9,), kind="exact", progress=False)
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    path = tmp_path_factory.mktemp("indexes")
+    return {"small": make_index(path, 50), "large": make_index(path, 90, seed=1),
+            "foreign": make_index(path, 10, seed=2, fingerprint="another")}
+
+
+def opened(index, count=8, **settings):
+    return DeviceIndex(index, mesh_of(count), DeviceSettings(**{"dtype": "float32", **settings}),
+                       {"words": TokenSpec(5, np.uint16)})
+
+
+@pytest.mark.parametrize("count", [1, 8])
+def test_it_answers_as_the_index_that_it_was_loaded_from(folders, count):
+    index = folders["large"]
+    placed = opened(index, count)
+    for batch in (1, 3, 300):
+        queries = normal(batch, 8, seed=batch)
+        found, expected = placed.search(queries, 7), index.search(queries, 7)
+        np.testing.assert_array_equal(found.ids, expected.ids)
+        np.testing.assert_allclose(found.scores, expected.scores, rtol=1e-5, atol=1e-5)
+    assert placed.search(np.zeros((0, 8)), 3).ids.shape == (0, 3)
+    assert (placed.size, placed.width, len(placed.passages)) == (90, 8, 90)
+    rows = np.array([[4, 80], [0, 4]])
+    np.testing.assert_array_equal(placed.embeddings(rows), index.embeddings(rows))
+    assert placed.passages[80] == index.passages[80]
+    np.testing.assert_array_equal(placed.passages.tokens("words").rows(80),
+                                  index.passages.tokens("words").rows(80))
+    ids, lengths = placed.memory.tokens["words"]
+    expected, mask = index.passages.tokens("words").padded(np.arange(90), 5, 0)
+    np.testing.assert_array_equal(ids[:90], expected)
+    np.testing.assert_array_equal(lengths[:90], mask.sum(1))
+    assert ids.dtype == np.uint16 and ids.shape == (1024 * count, 5)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_its_recall_can_be_measured(folders, dtype):
+    index = folders["large"]
+    recall = measure_recall(opened(index, dtype=dtype), index.table, None, 10, 0)["recall"]
+    assert recall > 0.97
+
+
+@pytest.fixture
+def compilations():
+    """A list that grows with every compilation while the test runs."""
+    events = []
+
+    def listen(event, secs, **_):
+        if "backend_compile" in event:
+            events.append(event)
+
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    yield events
+    jax.monitoring.unregister_event_duration_listener(listen)
+
+
+def test_add_delete_and_swap_find_what_is_there_and_compile_nothing(
+        folders, compilations, monkeypatch):
+    monkeypatch.setattr(device, "WRITTEN", 32)  # adding 90 takes three pieces
+    placed = opened(folders["small"], capacity=1000, dtype="int8")
+    queries = normal(6, 8, seed=3)
+    placed.search(queries, 4)
+    placed.add(folders["small"])
+    placed.swap(folders["small"])
+    assert compilations, "the listener must see the first ones"
+    compilations.clear()
+    assert placed.add(folders["large"]) == range(50, 140)
+    gone = placed.search(queries, 4).ids[:, 0]
+    placed.delete(gone)
+    both = np.concatenate([folders["small"].table, folders["large"].table])
+    rows = both.astype(ml_dtypes.bfloat16)
+    memory = Memory(rows, None, None, ~np.isin(np.arange(140), gone), {})
+    found = placed.search(queries, 4).ids
+    np.testing.assert_array_equal(found, brute_force(memory, queries, 4)[0])
+    assert not np.isin(found, gone).any() and placed.size == 140 - len(set(gone.tolist()))
+    assert placed.passages[50] == folders["large"].passages[0]
+    assert [placed.passages.row_of(i) for i in ("s0p7", "s1p7")] == [7, 57]
+    with pytest.raises(RetrievalError, match="has the id 's2p7'"):
+        placed.passages.row_of("s2p7")
+    words = folders["large"].passages.tokens("words")
+    np.testing.assert_array_equal(placed.passages.tokens("words").rows(59), words.rows(9))
+    assert np.asarray(placed.memory.tokens["words"][1])[59] == min(5, len(words.rows(9)))
+    placed.swap(folders["large"])
+    assert placed.size == 90 and placed.passages[0].id == "s1p0"
+    found = placed.search(queries, 4).ids
+    memory = Memory(rows[50:], None, None, True, {})
+    np.testing.assert_array_equal(found, brute_force(memory, queries, 4)[0])
+    assert compilations == []
+    placed.add(folders["small"])
+    np.testing.assert_array_equal(placed.embeddings(np.array([89, 90])),
+                                  np.stack([rows[139], rows[0]]).astype(np.float32))
+
+
+def test_what_does_not_fit_is_refused_with_the_remedy(folders):
+    with pytest.raises(RetrievalError, match="1 to 50"):
+        opened(folders["small"]).search(normal(2, 8), 51)
+    with pytest.raises(RetrievalError, match=r"shape \(2, 9\)"):
+        opened(folders["small"]).search(normal(2, 9), 5)
+    placed = opened(folders["small"], capacity=8)
+    assert placed.capacity == 8192, "rounded up to whole blocks on every device"
+    placed.capacity = 139
+    with pytest.raises(RetrievalError, match="140 passages .* 139 .*retrieval.capacity to 140"):
+        placed.add(folders["large"])
+    placed = opened(folders["small"])
+    with pytest.raises(RetrievalError, match="built by the encoder another"):
+        placed.swap(folders["foreign"])
+    with pytest.raises(RetrievalError, match="delete: row 50 is outside 0..49"):
+        placed.delete(np.array([50]))
+    placed.delete(np.arange(48))
+    with pytest.raises(RetrievalError, match="1 to 2"):
+        placed.search(normal(2, 8), 3)
+    assert placed.search(normal(2, 8), 2).ids.min() == 48

@@ -1,0 +1,184 @@
+"""The step that retrieves for itself against the host's path: batches, losses, gradients."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+import tiny
+
+from rag_jax import parallel
+from rag_jax.config import Config, MeshConfig
+from rag_jax.data import order
+from rag_jax.data.batches import PASSAGE_TABLE, QuestionTokens, RagBatcher
+from rag_jax.data.question_files import Example
+from rag_jax.data.text import GeneratorFormat, train_bart_tokenizer, train_bert_tokenizer
+from rag_jax.models import rag
+from rag_jax.overrides import replace
+from rag_jax.retrieval.build import build_index
+from rag_jax.retrieval.device import DeviceIndex
+from rag_jax.retrieval.passages import Passage, write_store
+from rag_jax.training import on_device, optim, step
+
+K, B, LENGTH, SEED = 3, 8, 24, 5
+TRAINED = ("query_encoder", "generator")
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory):
+    """(model, questions, index of 40 passages) with lengths on both sides of the room there is."""
+    rng = np.random.default_rng(0)
+    words = ["".join(rng.choice(list("abdelmnorst"), 3)) for _ in range(60)]
+    texts = [" ".join(rng.choice(words, 1 + i % 4)) for i in range(40)]
+    bart, bert = train_bart_tokenizer(texts, 350), train_bert_tokenizer(texts, 120)
+    format = GeneratorFormat(bart, LENGTH)
+    examples = [Example(str(i), " ".join(rng.choice(words, 1 + i % 3)),
+                        tuple(rng.choice(words, 2))) for i in range(20)]
+    questions = QuestionTokens(examples, bert, format, 10, 6)
+    model = tiny.rag_model(
+        retriever={"vocab_size": bert.vocab_size},
+        generator={"vocab_size": bart.vocab_size, "max_positions": LENGTH})
+    model = dataclasses.replace(model, start_id=bart.end, end_id=bart.end, pad_id=bart.pad)
+    path = tmp_path_factory.mktemp("world")
+    passages = [Passage(str(i), words[i] if i % 3 else "", text) for i, text in enumerate(texts)]
+    store = write_store(path / "store", passages, {PASSAGE_TABLE: lambda ps: format.passages(
+        [p.title for p in ps], [p.text for p in ps])})
+    index = build_index(
+        store, lambda ids, mask: rng.standard_normal((len(ids), 16)).astype(np.float32),
+        path / "index", token_table=PASSAGE_TABLE, encoder_fingerprint="random", max_length=8,
+        batch_size=8, length_buckets=(8,), kind="exact", progress=False)
+    return model, questions, index
+
+
+def mesh_of(devices):
+    return parallel.make_mesh(MeshConfig(), jax.devices()[:devices])
+
+
+def placed(world, mesh, dtype="float32"):
+    config = replace(Config(), {"retrieval.where": "device", "retrieval.device_dtype": dtype})
+    return on_device.open_index(config, world[1].format, mesh, world[2])
+
+
+def completed(world, index, params, number=0):
+    """The batch of a step, made on the devices."""
+    model, questions, _ = world
+    source = on_device.question_source(questions, index, B, SEED, index.mesh)
+    complete = on_device.completion(model, questions.format, K, index)
+    return jax.jit(complete.batch, in_shardings=(None, complete.shardings))(
+        params, source.finish(number))
+
+
+def on_host(world, retrieved, number=0, embeddings=None):
+    """The batch of a step with given passages, made on the host at full length."""
+    model, questions, index = world
+    batcher = RagBatcher(questions, LENGTH, model.embedding_width)
+    rows = order.batch_indices(len(questions), B, SEED, number)
+    return batcher.batch(rows, retrieved, index, order.generator(SEED, 4, number))
+
+
+def retrieved_by(world, params, index, number=0):
+    """int32[B, K]: what a search with these parameters finds."""
+    model, questions, _ = world
+    rows = order.batch_indices(len(questions), B, SEED, number)
+    queries = rag.embed(model, params["query_encoder"], questions.ids[rows], questions.mask[rows])
+    return index.search(np.asarray(queries), K).ids
+
+
+@pytest.mark.parametrize("devices", [1, 8])
+def test_the_batch_is_bitwise_that_of_the_host(world, devices):
+    params = tiny.rag_params(world[0])
+    index = placed(world, mesh_of(devices))
+    for number in (0, 3):
+        batch = completed(world, index, params, number)
+        expected = on_host(world, retrieved_by(world, params, world[2], number), number)
+        for name, one, other in zip(batch._fields, batch, expected, strict=True):
+            np.testing.assert_array_equal(one, other, err_msg=name)
+            assert one.dtype == other.dtype, name
+            assert one.sharding.shard_shape(one.shape)[0] == B // devices, name
+    assert len(np.unique(np.asarray(batch.source_mask).sum(-1))) > 3, "lengths must differ"
+
+
+def test_fewer_passages_than_k_are_padded_as_on_the_host(world):
+    params = tiny.rag_params(world[0])
+    index = placed(world, mesh_of(8))
+    index.delete(np.setdiff1d(np.arange(40), [7, 31]))
+    batch = completed(world, index, params)
+    rows = np.asarray(retrieved_by_two(world, params))
+    expected = on_host(world, rows)
+    assert (np.asarray(batch.doc_mask) == [True, True, False]).all()
+    for name, one, other in zip(batch._fields, batch, expected, strict=True):
+        np.testing.assert_array_equal(one, other, err_msg=name)
+
+
+def retrieved_by_two(world, params):
+    """Rows 7 and 31 in the order of their scores, then padding."""
+    model, questions, index = world
+    rows = order.batch_indices(len(questions), B, SEED, 0)
+    queries = rag.embed(model, params["query_encoder"], questions.ids[rows], questions.mask[rows])
+    scores = np.asarray(queries) @ index.table[[7, 31]].T
+    first = np.where(scores[:, 0] >= scores[:, 1], 7, 31)
+    return np.stack([first, 38 - first, np.full(B, -1)], axis=1)
+
+
+def one_step(world, params, batch, mesh, complete=None):
+    """(gradients, parameters after, metrics) of one step, in two micro-batches."""
+    model = world[0]
+    keep = optax.GradientTransformation(
+        lambda params: jax.tree.map(jnp.zeros_like, params),
+        lambda updates, state, params=None: (updates, updates))
+    config = replace(Config(), {"train.optimizer.warmup_steps": "0"}).train.optimizer
+    optimizer = optax.chain(keep, optim.make_optimizer(config, 10, dict.fromkeys(TRAINED, 1.0)))
+    _, _, shardings = step.init_state(model, rag.TOWERS, TRAINED, optimizer, 0, mesh)
+    run = step.make_train_step(step.rag_loss(model), optimizer, TRAINED, 2, None, shardings, mesh,
+                               complete)
+    params = jax.device_put(jax.tree.map(jnp.copy, params), shardings.params)  # donated
+    state = step.TrainState(params, jax.jit(optimizer.init, out_shardings=shardings.opt_state)(
+        {tower: params[tower] for tower in TRAINED}))
+    after, metrics = run(state, batch, np.int32(0))
+    return jax.device_get((after.opt_state[0], after.params, metrics))
+
+
+def test_loss_gradients_and_update_are_those_of_the_host_path(world):
+    """Eight devices that retrieve in the step, against a host search and the plain step."""
+    model, questions, index = world
+    params, mesh = tiny.rag_params(model), mesh_of(8)
+    device = placed(world, mesh)
+    complete = on_device.completion(model, questions.format, K, device)
+    given = on_device.question_source(questions, device, B, SEED, mesh).finish(0)
+    found = one_step(world, params, given, mesh, complete)
+    host = parallel.put_batch(on_host(world, retrieved_by(world, params, index)), mesh)
+    expected = one_step(world, params, host, mesh)
+    assert not tiny.is_zero(expected[0]["query_encoder"])
+    tiny.assert_trees_close(found[0], expected[0], rtol=1e-5, atol=1e-6)
+    tiny.assert_trees_close(found[2], expected[2], rtol=1e-6)
+    tiny.assert_trees_close(found[1], expected[1], rtol=1e-5, atol=1e-5)
+
+
+def test_passages_are_found_with_the_parameters_of_the_step(world):
+    """Nothing is stale: other parameters, other passages, from the same jitted program."""
+    index = placed(world, mesh_of(8), "bfloat16")
+    model, questions, _ = world
+    complete = on_device.completion(model, questions.format, K, index)
+    run = jax.jit(complete.batch, in_shardings=(None, complete.shardings))
+    given = on_device.question_source(questions, index, B, SEED, index.mesh).finish(0)
+    found = []
+    for seed in (0, 1):
+        params = tiny.rag_params(model, seed)
+        batch = run(params, given)
+        expected = on_host(world, retrieved_by(world, params, index))
+        np.testing.assert_array_equal(batch.source_ids, expected.source_ids)
+        np.testing.assert_allclose(batch.doc_embeddings, expected.doc_embeddings, rtol=2**-8)
+        found.append(np.asarray(batch.source_ids))
+    assert (found[0] != found[1]).any()
+
+
+def test_where_host_leaves_the_index_alone(world):
+    assert on_device.open_index(Config(), world[1].format, mesh_of(1), world[2]) is world[2]
+    config = replace(Config(), {"retrieval.where": "device", "retrieval.device_dtype": "float32"})
+    measured = on_device.open_index(
+        config, world[1].format, mesh_of(8), world[2], world[2].table[:5])
+    assert isinstance(measured, DeviceIndex)
+    assert measured.manifest["kind"] == "device (float32)"
+    assert measured.manifest["recall"] == {"k": 10, "queries": 5, "source": "given", "recall": 1.0}
