@@ -246,6 +246,15 @@ class TrainConfig:
     generator_rate: float | None = field(
         1.0, "learning rate of the generator relative to optimizer.learning_rate; none = frozen",
         at_least=0)
+    document_encoder: Literal["frozen", "refresh"] = field(
+        "frozen", "as in the paper; or refresh = train it too: the passages found are embedded "
+        "again inside the step, and all of them on a schedule (needs retrieval.where=device)")
+    document_encoder_rate: float = field(
+        1.0, "refresh: its learning rate relative to optimizer.learning_rate", at_least=0)
+    refresh_every: int = field(100, "refresh: steps between two refreshes", at_least=1)
+    refresh_passages: int = field(
+        0, "refresh: passages embedded again each time, the next ones in turn; 0 = all. All of "
+        "them are, too, after every evaluation and checkpoint", at_least=0)
     optimizer: OptimizerConfig = section(OptimizerConfig)
     log_every: int = field(20, "steps between log lines", at_least=1)
     eval_every: int = field(500, "steps between evaluations on dev; the last step always is one",
@@ -302,8 +311,10 @@ class MeshConfig:
 RUNS = {
     "rag_token": {"model.kind": "token"},
     "rag_sequence": {"model.kind": "sequence"},
-    "frozen": {"model.kind": "token", "train.query_encoder_rate": None},
-    "closed_book": {"model.kind": "token", "retrieval.k": 0, "train.query_encoder_rate": None},
+    "frozen": {"model.kind": "token", "train.query_encoder_rate": None,
+               "train.document_encoder": "frozen"},
+    "closed_book": {"model.kind": "token", "retrieval.k": 0, "train.query_encoder_rate": None,
+                    "train.document_encoder": "frozen"},
 }
 
 

@@ -180,6 +180,10 @@ def _conflicts(config: Config, resolved: bool) -> typing.Iterator[str]:
     if config.retrieval.where == "device" and config.retrieval.staleness:
         yield (f"config.retrieval.staleness={config.retrieval.staleness}: with "
                "config.retrieval.where=device the step retrieves for itself; set 0")
+    if config.train.document_encoder == "refresh" and (
+            config.retrieval.where != "device" or not config.retrieval.k):
+        yield ("config.train.document_encoder=refresh: the passages are embedded again on the "
+               "devices; set config.retrieval.where=device and config.retrieval.k above 0")
     if config.retriever_warmup.optimizer.accumulate > 1:
         yield ("config.retriever_warmup.optimizer.accumulate: the passages of a batch are each "
                "other's negatives, so a batch cannot be split; set 1")

@@ -70,9 +70,13 @@ def open_trained(config: Config, path: pathlib.Path, run: str | None = None,
     params, meta = stages.load_params(job, run, step)
     if not config.retrieval.k:
         return Trained(job, run, params, None)
-    named = path / "indexes" / (index or next(iter(job.prepared.memories)))
+    built_by, memories = meta["encoder_fingerprint"], path / "indexes"
+    if config.train.document_encoder == "refresh":
+        built_by = stages.fingerprint(job.model, params["document_encoder"])
+        memories = path / run / "indexes"
+    named = memories / (index or next(iter(job.prepared.memories)))
     folder = named if index is None or named.is_dir() else pathlib.Path(index)
-    opened = PassageIndex.open(folder, meta["encoder_fingerprint"])
+    opened = PassageIndex.open(folder, built_by)
     opened = on_device.open_index(config, job.prepared.format, job.mesh, opened)
     return Trained(job, run, params, opened)
 

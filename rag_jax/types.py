@@ -24,6 +24,10 @@ class Batch(NamedTuple):
     target_ids: Array  # int32[B, T], the answer and </s>
     target_mask: Array  # bool[B, T]
     weight: Array  # float32[B]
+    # Of a document encoder that trains: scores are made afresh from these, with gradients.
+    passage_ids: Array | None = None  # int32[B, K, L], for the document encoder
+    passage_mask: Array | None = None  # bool[B, K, L]
+    passage_age: Array | None = None  # float32[B, K], steps since doc_embeddings were made
 
 
 class QuestionBatch(NamedTuple):

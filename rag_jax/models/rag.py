@@ -127,10 +127,22 @@ def seq2seq_log_probs(model: RagModel, params: Params, source_ids: jax.Array,
 
 def log_prior(model: RagModel, params: Params, batch: Batch,
               dropout_key: jax.Array | None = None) -> jax.Array:
-    """log p(z | x) float32[B, K] with the gradient of the query encoder."""
+    """log p(z | x) float32[B, K] with the gradient of the query encoder.
+
+    Where the batch has the passages' tokens, also with that of the document encoder, whose
+    embeddings of now replace those of the index.
+    """
+    keys = (None, None) if dropout_key is None else (
+        dropout_key, jax.random.fold_in(dropout_key, 1))
     queries = embed(model, params["query_encoder"], batch.question_ids, batch.question_mask,
-                    dropout_key)
-    doc_scores = jnp.einsum("BE,BKE->BK", queries, batch.doc_embeddings)
+                    keys[0])
+    embeddings = batch.doc_embeddings
+    if batch.passage_ids is not None:
+        length = batch.passage_ids.shape[-1]
+        fresh = embed(model, params["document_encoder"], batch.passage_ids.reshape(-1, length),
+                      batch.passage_mask.reshape(-1, length), keys[1])
+        embeddings = fresh.reshape(embeddings.shape)  # -> [B, K, E]
+    doc_scores = jnp.einsum("BE,BKE->BK", queries, embeddings)
     return marginal.log_prior(doc_scores, batch.doc_mask)
 
 

@@ -5,7 +5,6 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
@@ -70,6 +69,10 @@ class DeviceIndex:
         self.memory = None  # frees the old tables before there are new ones
         self.memory = self._load(index)._replace(valid=self._placed_mask())
 
+    def reload(self) -> None:
+        """Loads the first index again, as its directory holds it."""
+        self.swap(self.passages.parts[0][0])
+
     def add(self, index: PassageIndex) -> range:
         """Appends the passages of another index; returns their rows."""
         begin = len(self.passages)
@@ -93,9 +96,14 @@ class DeviceIndex:
         self.memory = self.memory._replace(valid=self._placed_mask())
 
     def write(self, ids: np.ndarray | jax.Array, values: Memory) -> None:
-        """Replaces what is kept of rows int32[R] by values [R, ...]; -1 = no row."""
-        tables = self.memory._replace(valid=None)
-        self.memory = _write(self.mesh)(tables, ids, values)._replace(valid=self.memory.valid)
+        """Replaces what is kept of rows int32[R] by values [R, ...]; -1 = no row.
+
+        values: `valid` is None, and `tokens` empty where they stay.
+        """
+        tables, kept = self.memory._replace(valid=None), {"valid": self.memory.valid}
+        if not values.tokens:
+            tables, kept["tokens"] = tables._replace(tokens={}), tables.tokens
+        self.memory = _write(self.mesh)(tables, ids, values)._replace(**kept)
 
     @property
     def size(self) -> int:
@@ -141,16 +149,12 @@ class DeviceIndex:
     def _values(self, index: PassageIndex, rows: np.ndarray) -> Memory:
         """What the tables hold of rows int[R] of an index; `valid` is None."""
         embeddings = index.embeddings(rows)
-        codes, scales = None, None
-        if self.settings.dtype == "int8":
-            codes, scales = device_search.quantised(embeddings)
-        if self.settings.dtype != "float32":
-            embeddings = embeddings.astype(jnp.bfloat16)
         tokens = {}
         for name, spec in self.tables.items():
             ids, mask = index.passages.tokens(name).padded(rows, spec.length, 0)
             tokens[name] = ids.astype(spec.dtype), mask.sum(axis=-1, dtype=np.int32)
-        return Memory(embeddings, codes, scales, None, tokens)
+        columns = device_search.encoded(embeddings, self.settings.dtype)
+        return Memory(*columns, None, np.zeros(len(rows), np.int32), tokens)
 
     def _load(self, index: PassageIndex) -> Memory:
         """Tables of an index, with zeros in spare rows; a process reads its devices' rows alone."""

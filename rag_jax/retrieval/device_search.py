@@ -46,6 +46,7 @@ class Memory(NamedTuple):
         codes: int8[C, E], embeddings / scales rounded, or None.
         scales: float32[C], or None.
         valid: bool[C], False = spare or deleted: never found.
+        steps: int32[C], training step whose document encoder made the embedding.
         tokens: name of a token table -> (uint16 or int32[C, P] ids, int32[C] tokens in the row).
     """
 
@@ -53,6 +54,7 @@ class Memory(NamedTuple):
     codes: jax.Array | None
     scales: jax.Array | None
     valid: jax.Array
+    steps: jax.Array
     tokens: dict[str, tuple[jax.Array, jax.Array]]
 
 
@@ -237,8 +239,13 @@ def _places(ids: jax.Array, local: int, mesh: Mesh) -> tuple[jax.Array, jax.Arra
     return place, (place >= 0) & (place < local)
 
 
-def quantised(embeddings: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """int8[R, E] codes and float32[R] scales with embeddings = codes * scales to half a scale."""
-    scales = np.abs(embeddings).max(axis=1) / np.float32(127)
-    safe = np.where(scales > 0, scales, np.float32(1))
-    return np.rint(embeddings / safe[:, None]).astype(np.int8), safe
+def encoded(embeddings: Any, dtype: str, xp: Any = np) -> tuple[Any, Any, Any]:
+    """Memory's embeddings, codes and scales of float32[R, E]; xp: numpy, or jax.numpy in a jit."""
+    if dtype == "float32":
+        return embeddings, None, None
+    rows = embeddings.astype(jnp.bfloat16)
+    if dtype == "bfloat16":
+        return rows, None, None
+    largest = xp.abs(embeddings).max(axis=1)
+    scales = xp.where(largest > 0, largest, 1).astype(np.float32) / np.float32(127)
+    return rows, xp.rint(embeddings / scales[:, None]).astype(np.int8), scales

@@ -1,4 +1,11 @@
-"""Retrieval on the devices: encode, search, gather and compose inside the jitted step."""
+"""Retrieval on the devices: encode, search, gather and compose inside the jitted step.
+
+With a document encoder that trains, the passages found are embedded again by it inside the step,
+and what the index holds of all passages on a schedule (`Refresher`).
+"""
+
+from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -8,8 +15,9 @@ from jax.sharding import Mesh
 from rag_jax import parallel
 from rag_jax.config import Config
 from rag_jax.data import order
-from rag_jax.data.batches import PASSAGE_TABLE, QuestionTokens
+from rag_jax.data.batches import ENCODER_TABLE, PASSAGE_TABLE, QuestionTokens
 from rag_jax.data.compose import compose
+from rag_jax.data.prepare import Prepared
 from rag_jax.data.text import GeneratorFormat
 from rag_jax.models import rag
 from rag_jax.retrieval import device_search
@@ -17,7 +25,6 @@ from rag_jax.retrieval.device import DeviceIndex, TokenSpec
 from rag_jax.retrieval.device_search import DeviceSettings, Memory
 from rag_jax.retrieval.exact import measure_recall
 from rag_jax.retrieval.index import PassageIndex
-from rag_jax.training.loop import PureSource
 from rag_jax.training.step import Completion
 from rag_jax.types import Batch, Params, QuestionBatch
 
@@ -34,8 +41,10 @@ def open_index(config: Config, format: GeneratorFormat, mesh: Mesh, index: Passa
         return index
     settings = DeviceSettings(retrieval.device_dtype, retrieval.capacity, retrieval.recall_target)
     small = format.tokenizer.vocab_size <= 2**16
-    spec = TokenSpec(format.max_length - 2, np.uint16 if small else np.int32)
-    placed = DeviceIndex(index, mesh, settings, {PASSAGE_TABLE: spec})
+    tables = {PASSAGE_TABLE: TokenSpec(format.max_length - 2, np.uint16 if small else np.int32)}
+    if config.train.document_encoder == "refresh":
+        tables[ENCODER_TABLE] = TokenSpec(config.data.max_passage_length, np.int32)
+    placed = DeviceIndex(index, mesh, settings, tables)
     if recall_queries is not None:
         k = index.manifest["recall"]["k"]
         recall = measure_recall(placed, index.table, recall_queries, k, config.seed)
@@ -44,48 +53,153 @@ def open_index(config: Config, format: GeneratorFormat, mesh: Mesh, index: Passa
     return placed
 
 
-def question_source(questions: QuestionTokens, index: DeviceIndex, batch_size: int, seed: int,
-                    mesh: Mesh) -> PureSource:
-    """Batches (QuestionBatch, Memory) in the order, and with the answers, of `RagSource`."""
-
-    def make(step: int) -> tuple[QuestionBatch, Memory]:
-        rows = order.batch_indices(len(questions), batch_size, seed, step)
-        batch = questions.batch(rows, order.generator(seed, 4, step))
-        return parallel.put_batch(batch, mesh), index.memory
-
-    return PureSource(make)
+Given = tuple[QuestionBatch, Memory, np.int32]  # questions, memory, number of the step
 
 
-def completion(model: rag.RagModel, format: GeneratorFormat, k: int, index: DeviceIndex
-               ) -> Completion:
-    """(params, (questions, memory)) -> the `Batch` with passages found with these parameters.
+class Refresher:
+    """Embeds the passages of a DeviceIndex again, with a document encoder that trains.
 
-    Only shapes and settings of `index` are used, not what it holds.
+    Args:
+      model: the architecture.
+      index: with the token table of the document encoder.
+      pad_id: of the document encoder's tokens.
+      batch_size: passages at a time.
+    """
+
+    def __init__(self, model: rag.RagModel, index: DeviceIndex, pad_id: int, batch_size: int):
+        self.index, self.next = index, 0
+        self._batch_size = -(-batch_size // index.mesh.shape["data"]) * index.mesh.shape["data"]
+
+        def run(params: Params, tokens: Any, ids: jax.Array, step: jax.Array) -> Memory:
+            rows = device_search.lookup(tokens, jnp.maximum(ids, 0), index.mesh)
+            inputs = jax.lax.with_sharding_constraint(
+                encoder_inputs(*rows, pad_id), parallel.batch_sharding(index.mesh))
+            columns = device_search.encoded(
+                rag.embed(model, params, *inputs), index.settings.dtype, jnp)
+            return Memory(*columns, None, jnp.broadcast_to(step, ids.shape), {})
+
+        self._run = jax.jit(run, out_shardings=parallel.replicated(index.mesh))
+
+    def refresh(self, params: Any, step: int, passages: int = 0) -> None:
+        """Embeds the next `passages` rows in turn, or all (0), as of `step`."""
+        size = len(self.index.passages)
+        first, count = (self.next % size, min(passages, size)) if passages else (0, size)
+        self.next = (first + count) % size
+        for begin in range(0, count, self._batch_size):
+            places = begin + np.arange(self._batch_size)
+            ids = np.where(places < count, (first + places) % size, -1).astype(np.int32)
+            values = self._run(params["document_encoder"], self.index.memory.tokens[ENCODER_TABLE],
+                               ids, np.int32(step))
+            self.index.write(ids, values)
+
+
+def encoder_inputs(rows: jax.Array, lengths: jax.Array, pad_id: int
+                   ) -> tuple[jax.Array, jax.Array]:
+    """Token ids int32[..., L] and mask of table rows [..., L] with lengths int32[...]."""
+    mask = jax.lax.broadcasted_iota(jnp.int32, rows.shape, rows.ndim - 1) < lengths[..., None]
+    return jnp.where(mask, rows, pad_id), mask
+
+
+class QuestionSource:
+    """A `BatchSource` of `Given`, in the order, and with the answers, of `RagSource`.
+
+    Args:
+      questions: the tokenized questions.
+      index: the memory.
+      batch_size, seed: of the batch order.
+      refresher: of the document encoder; None = frozen.
+      every, passages: steps between refreshes, and passages in each.
+      whole: is it time, before this step, to embed all passages? The first step of a process is:
+        a run that was interrupted then goes on from its checkpoint as it would have without.
+    """
+
+    lookahead = 0
+
+    def __init__(self, questions: QuestionTokens, index: DeviceIndex, batch_size: int, seed: int,
+                 refresher: Refresher | None = None, every: int = 1, passages: int = 0,
+                 whole: Callable[[int], bool] = lambda step: False):
+        self._questions, self._index = questions, index
+        self._batch_size, self._seed = batch_size, seed
+        self._refresher, self._every, self._passages = refresher, every, passages
+        self._whole, self._fresh = whole, False
+
+    def begin(self, step: int, params: Any) -> None:
+        if self._refresher is None:
+            return
+        if self._whole(step) or not self._fresh:
+            self._refresher.refresh(params, step)
+            self._refresher.next, self._fresh = 0, True
+        elif step % self._every == 0:
+            self._refresher.refresh(params, step, self._passages)
+
+    def finish(self, step: int) -> Given:
+        rows = order.batch_indices(len(self._questions), self._batch_size, self._seed, step)
+        batch = self._questions.batch(rows, order.generator(self._seed, 4, step))
+        return (parallel.put_batch(batch, self._index.mesh), self._index.memory, np.int32(step))
+
+    def pending(self) -> dict:
+        return {}
+
+    def restore(self, pending: dict) -> None:
+        self._fresh = False
+
+
+def training(model: rag.RagModel, config: Config, prepared: Prepared, questions: QuestionTokens,
+             index: DeviceIndex) -> tuple[QuestionSource, Completion, Refresher | None]:
+    """Batches, how a step completes them, and what refreshes the index, if `config` asks for it."""
+    train, refresher, pad_id = config.train, None, None
+    if train.document_encoder == "refresh":
+        pad_id = prepared.retriever_tokenizer.pad
+        refresher = Refresher(model, index, pad_id, config.retrieval.embed_batch_size)
+
+    def whole(step: int) -> bool:  # the first step after a checkpoint or an evaluation
+        return step % train.save_every == 0 or step % train.eval_every == 0
+
+    source = QuestionSource(questions, index, train.batch_size, config.seed, refresher,
+                            train.refresh_every, train.refresh_passages, whole)
+    complete = completion(model, prepared.format, config.retrieval.k, index, pad_id)
+    return source, complete, refresher
+
+
+def completion(model: rag.RagModel, format: GeneratorFormat, k: int, index: DeviceIndex,
+               encoder_pad_id: int | None = None) -> Completion:
+    """(params, Given) -> the `Batch` with passages found with these parameters.
+
+    Only shapes and settings of `index` are used, not what it holds. With `encoder_pad_id`, the
+    batch holds the document encoder's tokens too, padded with it, so that this encoder trains.
     """
     mesh, settings = index.mesh, index.settings
 
-    def complete(params: Params, given: tuple[QuestionBatch, Memory]) -> Batch:
-        questions, memory = given
+    def complete(params: Params, given: Given) -> Batch:
+        questions, memory, number = given
         queries = rag.embed(model, params["query_encoder"], questions.question_ids,
                             questions.question_mask)
         ids = device_search.search(memory, queries, k, mesh, settings).ids
         doc_mask = ids >= 0
-        tables = memory.embeddings, memory.tokens[PASSAGE_TABLE]
-        embeddings, passages = device_search.lookup(tables, jnp.where(doc_mask, ids, 0), mesh)
+        tables = memory._replace(codes=None, scales=None, valid=None)
+        found = device_search.lookup(tables, jnp.where(doc_mask, ids, 0), mesh)
         source_ids, source_mask = compose(
-            format, *passages, questions.suffix_ids, questions.suffix_mask)
+            format, *found.tokens[PASSAGE_TABLE], questions.suffix_ids, questions.suffix_mask)
+        trained = {}
+        if encoder_pad_id is not None:
+            rows = encoder_inputs(*found.tokens[ENCODER_TABLE], encoder_pad_id)
+            trained = {"passage_ids": rows[0], "passage_mask": rows[1],
+                       "passage_age": (number - found.steps) * doc_mask.astype(jnp.float32)}
         batch = Batch(
             question_ids=questions.question_ids,
             question_mask=questions.question_mask,
             source_ids=source_ids,
             source_mask=source_mask,
-            doc_embeddings=embeddings * doc_mask[..., None],
+            doc_embeddings=found.embeddings * doc_mask[..., None],
             doc_mask=doc_mask,
             target_ids=questions.target_ids,
             target_mask=questions.target_mask,
             weight=questions.weight,
+            **trained,
         )
         return jax.lax.with_sharding_constraint(batch, parallel.batch_sharding(mesh))
 
-    return Completion(complete, (parallel.batch_sharding(mesh), device_search.row_sharding(mesh)))
+    shardings = (parallel.batch_sharding(mesh), device_search.row_sharding(mesh),
+                 parallel.replicated(mesh))
+    return Completion(complete, shardings)
 

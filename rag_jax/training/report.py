@@ -1,9 +1,11 @@
 """The table at the end of a run, and report.json."""
 
+import dataclasses
 import json
 import platform
 import resource
 import sys
+from collections.abc import Mapping
 from importlib.metadata import version
 from typing import Any
 
@@ -27,14 +29,24 @@ LIBRARIES = ("jax", "flax", "optax", "orbax-checkpoint", "numpy", "scann")
 class _Reporter:
     """Evaluates runs on the test split (dev where there is none)."""
 
-    def __init__(self, job: stages.Job, index: PassageIndex):
-        self.job, self.index = job, index
+    def __init__(self, job: stages.Job, indexes: dict[str, PassageIndex]):
+        self.job, self.indexes = job, indexes
+        self.index = next(iter(indexes.values()))
+        self._memories: dict[str, Mapping[str, PassageIndex]] = {}
         self.split = "test" if "test" in job.prepared.splits else "dev"
 
-    def answerer(self, run: str, index: PassageIndex | None = None):
+    def answerer(self, run: str, memory: str | None = None):
         config = overrides.for_run(self.job.config, run)
-        index = (index or self.index) if config.retrieval.k else None
+        index = self.memories(run)[memory or next(iter(self.indexes))]
+        if not config.retrieval.k:
+            index = None
         return stages.make_answerer(self.job, index, config.model.kind)
+
+    def memories(self, run: str) -> Mapping[str, PassageIndex]:
+        if run not in self._memories:
+            job = dataclasses.replace(self.job, config=overrides.for_run(self.job.config, run))
+            self._memories[run] = stages.memories_of(job, run, self.indexes)
+        return self._memories[run]
 
     def params(self, run: str) -> Any:
         return stages.load_params(self.job, run)[0]
@@ -69,8 +81,7 @@ class _Reporter:
 def evaluate_runs(job: stages.Job, indexes: dict[str, PassageIndex], warm: Any
                   ) -> dict[str, Any]:
     """Evaluates every run, and the first RAG run with shuffled passages and swapped memories."""
-    index = next(iter(indexes.values()))
-    reporter = _Reporter(job, index)
+    reporter = _Reporter(job, indexes)
     results = {run: reporter.evaluate(run).metrics for run in job.config.runs}
     em = {run: metrics["em"] for run, metrics in results.items()}
     report: dict[str, Any] = {"em": em, "split": reporter.split, "metrics": results}
@@ -81,7 +92,7 @@ def evaluate_runs(job: stages.Job, indexes: dict[str, PassageIndex], warm: Any
             em["shuffled"] = results["shuffled"]["em"]
         report["recall_at_5"] = _recall(reporter, results[rag_runs[0]], warm)
         if {"2016", "2018"} <= set(indexes):
-            report["hot_swap"] = _hot_swap(reporter, rag_runs[0], indexes)
+            report["hot_swap"] = _hot_swap(reporter, rag_runs[0])
     report["index"] = {name: i.manifest["recall"] for name, i in indexes.items()}
     return report
 
@@ -114,12 +125,11 @@ def _recall(reporter: _Reporter, trained: dict[str, float], warm: Any) -> dict[s
     return {"trained": trained[name], "frozen": frozen[name]}
 
 
-def _hot_swap(reporter: _Reporter, run: str, indexes: dict[str, PassageIndex]
-              ) -> dict[str, float]:
+def _hot_swap(reporter: _Reporter, run: str) -> dict[str, float]:
     params = reporter.params(run)
     matrix = {}
     for memory in ("2016", "2018"):
-        answerer = reporter.answerer(run, indexes[memory])
+        answerer = reporter.answerer(run, memory)
         for leaders in ("2016", "2018"):
             questions = reporter.job.tokens(f"leaders_{leaders}")
             found = evaluate(answerer, params, questions, likelihood=False)

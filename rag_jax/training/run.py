@@ -50,7 +50,7 @@ def train(config: Config, path: pathlib.Path) -> dict[str, Any]:
     with clock.time("generator warm-up"):
         warm |= stages.warm_up_generator(job)
     with clock.time("index"):
-        indexes = stages.index_memories(job, warm)
+        indexes = stages.index_memories(job, warm, path / "indexes")
     for name, index in indexes.items():
         recall = index.manifest["recall"]
         _say(f"index {name}: {index.size} passages, {index.manifest['kind']}, recall@"

@@ -103,7 +103,7 @@ def build_model(config: Config, prepared: Prepared) -> rag.RagModel:
 def fingerprint(model: rag.RagModel, params: Any) -> str:
     """Names a document encoder: a digest of its architecture and its parameters."""
     digest = hashlib.sha256(repr(dataclasses.replace(model.retriever, dtype="")).encode())
-    for path, leaf in jax.tree_util.tree_leaves_with_path(params):
+    for path, leaf in jax.tree_util.tree_leaves_with_path(unstack_layers(params)):
         digest.update(jax.tree_util.keystr(path).encode())
         digest.update(np.ascontiguousarray(jax.device_get(leaf)).tobytes())
     return digest.hexdigest()[:16]
@@ -218,11 +218,12 @@ def index_memory(job: Job, params: Any, store: Any, out: pathlib.Path,
     return on_device.open_index(job.config, job.prepared.format, job.mesh, index, recall_queries)
 
 
-def index_memories(job: Job, params: Any) -> dict[str, PassageIndex]:
-    """An index for every memory; recall is measured with questions of the dev split."""
+def index_memories(job: Job, params: Any, folder: pathlib.Path, overwrite: bool = False
+                   ) -> dict[str, PassageIndex]:
+    """An index for every memory in FOLDER; recall is measured with questions of the dev split."""
     answerer = make_answerer(job, None, job.config.model.kind)
     sample = answerer.embed_questions(unstack_layers(params), job.tokens("dev"))
-    return {name: index_memory(job, params, store, job.workdir / "indexes" / name, sample)
+    return {name: index_memory(job, params, store, folder / name, sample, overwrite)
             for name, store in job.prepared.memories.items()}
 
 
@@ -278,36 +279,59 @@ def fine_tune(job: Job, run: str, warm: Any, index: PassageIndex) -> Any:
     config = job.config
     train = config.train
     rates = {"query_encoder": train.query_encoder_rate, "generator": train.generator_rate}
+    if train.document_encoder == "refresh":
+        rates["document_encoder"] = train.document_encoder_rate
     rates = {tower: rate for tower, rate in rates.items() if rate is not None}
     if not rates:
         raise ConfigError("config.train: query_encoder_rate and generator_rate are both none: "
                           "nothing is left to train")
-    source, complete = _rag_source(job, index)
+    source, complete, refresher = _rag_source(job, index)
     answerer = make_answerer(job, index if config.retrieval.k else None, config.model.kind)
     dev = job.tokens("dev")
     if config.eval.max_examples:
         dev = job.tokenize(dev.examples[: config.eval.max_examples])
+
+    def score(params: Any) -> Mapping[str, float]:
+        if refresher is not None:
+            refresher.refresh(params, 0)  # before the next step, all are again, as of that step
+        return evaluate(answerer, unstack_layers(params), dev).metrics
+
     stage = _stage(
         job, run, rag.TOWERS, rates, step.rag_loss(job.model, train.label_smoothing),
         train.optimizer, train.steps, source, initial=lambda: warm, complete=complete,
         log_every=train.log_every, save_every=train.save_every, eval_every=train.eval_every,
         keep=train.keep, meta={"encoder_fingerprint": index.manifest["encoder_fingerprint"]},
-        evaluate=lambda params: evaluate(answerer, unstack_layers(params), dev).metrics)
+        evaluate=score)
     run_stage(stage)
+    if refresher is not None:
+        index.reload()
     return load_params(job, run)[0]
 
 
-def _rag_source(job: Job, index: PassageIndex) -> tuple[BatchSource, step.Completion | None]:
-    """Batches of the training questions, and how the step completes them, if it does."""
+def memories_of(job: Job, run: str, indexes: Mapping[str, PassageIndex]
+                ) -> Mapping[str, PassageIndex]:
+    """The memories of a run: the given ones, or, where it trained the document encoder, its own.
+
+    Those are in RUN/indexes, embedded with its best checkpoint, made where they are missing.
+    """
+    if job.config.train.document_encoder == "frozen":
+        return indexes
+    params, _ = restore_run(job.workdir / run, job.model, job.mesh)
+    return index_memories(job, params, job.workdir / run / "indexes", overwrite=True)
+
+
+def _rag_source(job: Job, index: PassageIndex) -> tuple[
+        BatchSource, step.Completion | None, on_device.Refresher | None]:
+    """Batches of the training questions; how the step completes them; what refreshes the index."""
     config, questions = job.config, job.tokens("train")
     batch_size, k = config.train.batch_size, config.retrieval.k
     if k and config.retrieval.where == "device":
-        source = on_device.question_source(questions, index, batch_size, config.seed, job.mesh)
-        return source, on_device.completion(job.model, job.prepared.format, k, index)
+        return on_device.training(job.model, config, job.prepared, questions, index)
     batcher = RagBatcher(questions, config.data.length_buckets, job.model.embedding_width)
     retriever = Retriever(index, jit_embed(job.model), k) if k else None
-    return RagSource(batcher, retriever, batch_size, config.seed, config.retrieval.staleness,
-                     job.mesh), None
+    source = RagSource(batcher, retriever, batch_size, config.seed, config.retrieval.staleness,
+                       job.mesh)
+    return source, None, None
 
 
 def load_params(job: Job, run: str, step_number: int | None = None) -> tuple[Any, dict]:

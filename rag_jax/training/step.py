@@ -52,6 +52,9 @@ def rag_loss(model: rag.RagModel, label_smoothing: float = 0.0) -> LossFunction:
             "prior_entropy": entropy(out["prior"]),
             "posterior_entropy": entropy(out["posterior"]),
         }
+        if batch.passage_age is not None:
+            found = jnp.maximum(batch.doc_mask.sum(axis=-1), 1)
+            metrics["staleness"] = (weight * batch.passage_age.sum(axis=-1) / found).sum()
         return nll, weight.sum(), metrics
 
     return loss

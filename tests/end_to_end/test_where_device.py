@@ -6,6 +6,7 @@ import jax.monitoring
 import pytest
 
 from rag_jax import overrides
+from rag_jax.retrieval.index import read_manifest
 from rag_jax.trained import open_trained
 from rag_jax.training import workdir as workdirs
 from tests.end_to_end.commands import finish
@@ -33,8 +34,7 @@ def test_a_run_trained_with_the_host_answers_on_the_devices(uninterrupted):
     config = overrides.for_run(workdirs.read(uninterrupted), "rag_token")
     question = ["Who is the President of Peru?"]
     host = open_trained(config, uninterrupted).answer(question)[0]
-    config = overrides.replace(
-        config, {"retrieval.where": "device", "retrieval.device_dtype": "float32"})
+    config = overrides.replace(config, {"retrieval.where": "device"})
     trained = open_trained(config, uninterrupted)
     found = trained.answer(question)[0]
     assert (found.text, found.passage_ids) == (host.text, host.passage_ids)
@@ -56,3 +56,17 @@ def test_evaluate_generate_and_build_index_on_the_devices(uninterrupted, tmp_pat
     built = finish("build_index", uninterrupted, f"--passages={passages}",
                    f"--out={tmp_path / 'index'}", DEVICE)
     assert "40 passages" in built and "device (bfloat16), recall@10" in built
+
+
+def test_a_trained_document_encoder_has_indexes_of_its_own(tmp_path):
+    finish("train", tmp_path, DEVICE, "--config.train.document_encoder=refresh",
+           "--config.train.refresh_every=2", "--config.train.refresh_passages=64",
+           "--config.train.steps=5")
+    lines = (tmp_path / "rag_token" / "metrics.jsonl").read_text().splitlines()
+    stale = [r["rag_token/staleness"] for r in map(json.loads, lines) if "rag_token/staleness" in r]
+    assert stale[0] == 0 and len(stale) == 5 and max(stale) > 0
+    own, first = (read_manifest(tmp_path / folder / "indexes" / "2018")["encoder_fingerprint"]
+                  for folder in ("rag_token", "."))
+    assert own != first
+    shown = finish("generate", tmp_path, "--index=2016", "Where is Peru?")
+    assert " 2016/" in shown and " 2018/" not in shown

@@ -39,11 +39,9 @@ def tables(embeddings, dtype, capacity=1024, valid=None):
     def full(x):
         return np.concatenate([x, np.zeros((capacity - len(x), *x.shape[1:]), x.dtype)])
 
-    codes, scales = map(full, device_search.quantised(embeddings)) if dtype == "int8" else (
-        None, None)
-    rows = embeddings if dtype == "float32" else embeddings.astype(ml_dtypes.bfloat16)
+    columns = [None if x is None else full(x) for x in device_search.encoded(embeddings, dtype)]
     valid = np.ones(len(embeddings), bool) if valid is None else valid
-    return Memory(full(rows), codes, scales, full(valid), {})
+    return Memory(*columns, full(valid), np.zeros(capacity, np.int32), {})
 
 
 def run(memory, queries, k, count=8, **settings):
@@ -269,7 +267,7 @@ def test_add_delete_and_swap_find_what_is_there_and_compile_nothing(
     placed.delete(gone)
     both = np.concatenate([folders["small"].table, folders["large"].table])
     rows = both.astype(ml_dtypes.bfloat16)
-    memory = Memory(rows, None, None, ~np.isin(np.arange(140), gone), {})
+    memory = Memory(rows, None, None, ~np.isin(np.arange(140), gone), None, {})
     found = placed.search(queries, 4).ids
     np.testing.assert_array_equal(found, brute_force(memory, queries, 4)[0])
     assert not np.isin(found, gone).any() and placed.size == 140 - len(set(gone.tolist()))
@@ -283,7 +281,7 @@ def test_add_delete_and_swap_find_what_is_there_and_compile_nothing(
     placed.swap(folders["large"])
     assert placed.size == 90 and placed.passages[0].id == "s1p0"
     found = placed.search(queries, 4).ids
-    memory = Memory(rows[50:], None, None, True, {})
+    memory = Memory(rows[50:], None, None, True, None, {})
     np.testing.assert_array_equal(found, brute_force(memory, queries, 4)[0])
     assert compilations == []
     placed.add(folders["small"])
