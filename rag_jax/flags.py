@@ -84,9 +84,21 @@ def parse_with_config(parser: argparse.ArgumentParser, argv: Sequence[str] | Non
     return options, overrides.validate(overrides.replace(base, changes))
 
 
+def local_folder(name: str) -> str:
+    """The type of a flag that names a folder; pathlib would take gs://b/x for the folder gs:/b/x.
+
+    Raises:
+      argparse.ArgumentTypeError: it is a URL.
+    """
+    if "://" in name:
+        raise argparse.ArgumentTypeError(
+            f"{name}: must be a folder of this machine; mount a disk or a network share for it")
+    return name
+
+
 def add_workdir(parser: argparse.ArgumentParser) -> None:
     """The options that name a trained model: --workdir, --run, --step, --index."""
-    parser.add_argument("--workdir", default=DEFAULT_WORKDIR,
+    parser.add_argument("--workdir", default=DEFAULT_WORKDIR, type=local_folder,
                         help=f"workdir of rag_jax.train (default: {DEFAULT_WORKDIR})")
     parser.add_argument("--run", help="which of the workdir's runs (default: the first)")
     parser.add_argument("--step", type=int, help="checkpoint step (default: the best by dev EM)")

@@ -12,7 +12,7 @@ from rag_jax import flags
 def main(argv: list[str] | None = None) -> int | None:
     """Entry point; `argv` without the program's name, None = the process's arguments."""
     parser = flags.make_parser("train", __doc__)
-    parser.add_argument("--workdir", default=flags.DEFAULT_WORKDIR,
+    parser.add_argument("--workdir", default=flags.DEFAULT_WORKDIR, type=flags.local_folder,
                         help=f"where everything is written (default: {flags.DEFAULT_WORKDIR})")
     options, config = flags.parse_with_config(parser, argv)
 

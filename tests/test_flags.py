@@ -161,6 +161,16 @@ def test_a_wrong_flag_ends_the_process_with_one_line_and_status_1():
     assert done.stderr.count("\n") == 1
 
 
+def test_a_workdir_in_a_bucket_is_refused(capsys):
+    """pathlib would silently write into a local folder named gs: instead."""
+    from rag_jax import generate, train
+
+    for main in (train.main, generate.main):
+        with pytest.raises(SystemExit):
+            main(["--workdir=gs://bucket/run"])
+        assert "gs://bucket/run: must be a folder of this machine" in capsys.readouterr().err
+
+
 def test_a_workdir_without_config_is_named(tmp_path):
     parser = flags.make_parser("evaluate", "Evaluates.")
     flags.add_workdir(parser)

@@ -147,9 +147,9 @@ def one_step(world, params, batch, mesh, complete=None):
 
 
 def test_loss_gradients_and_update_are_those_of_the_host_path(world):
-    """Eight devices that retrieve in the step, against a host search and the plain step."""
+    """Four devices that retrieve in the step, against a host search and the plain step."""
     model, questions, index = world
-    params, mesh = tiny.rag_params(model), mesh_of(8)
+    params, mesh = tiny.rag_params(model), mesh_of(4)
     device = placed(world, mesh)
     complete = on_device.completion(model, questions.format, K, device)
     given = on_device.QuestionSource(questions, device, B, SEED).finish(0)
