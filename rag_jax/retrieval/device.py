@@ -19,7 +19,7 @@ from rag_jax.retrieval.index import (
 )
 from rag_jax.retrieval.passages import Passage, TokenTable, check_rows
 
-ROUND = 1024  # rows per device: the capacity is a multiple
+ROUND = 1024, 65536  # rows per device are a multiple: of few rows, of many, for even blocks
 QUERIES = 256  # searched at a time; fewer are padded to a power of two
 WRITTEN = 1024  # rows written at a time
 
@@ -52,8 +52,9 @@ class DeviceIndex:
                  tables: Mapping[str, TokenSpec] = {}):  # noqa: B006 (never changed)
         self.mesh, self.settings, self.tables = mesh, settings, dict(tables)
         self.width, self.fingerprint = index.width, index.manifest["encoder_fingerprint"]
-        unit = ROUND * mesh.size
-        self.capacity = -(-(settings.capacity or index.size) // unit) * unit
+        rows = -(-(settings.capacity or index.size) // mesh.size)
+        unit = ROUND[rows > 2 * ROUND[1]]
+        self.capacity = -(-rows // unit) * unit * mesh.size
         self.swap(index)
 
     def swap(self, index: PassageIndex) -> None:

@@ -108,25 +108,22 @@ def _nominate(memory: Memory, queries: jax.Array, k: int, settings: DeviceSettin
               ) -> tuple[jax.Array, jax.Array]:
     """Candidates of one device: (scores float32[B, c], rows int32[B, c]).
 
-    A candidate of score -inf is none. Rows are worked through in blocks of settings.score_bytes.
+    A candidate of score -inf is none. Rows are worked through in equal blocks, whose scores take
+    settings.score_bytes at most; whole blocks, as a slice at any row would be copied on TPUs.
     """
     table = memory.embeddings if memory.codes is None else memory.codes
     local = table.shape[0]
-    block = min(local, max(1, settings.score_bytes // (4 * len(queries))))
     wanted = k + MARGIN if memory.codes is None else INT8_CANDIDATES * k + MARGIN
+    most = max(1, settings.score_bytes // (4 * len(queries)))
+    blocks = next(n for n in range(-(-local // most), local + 1) if local % n == 0)
+    count = min(wanted, local // blocks)
 
-    def one(start: jax.Array) -> tuple[jax.Array, jax.Array]:
-        begin = jnp.minimum(start, local - block)  # the last block overlaps the one before
-
-        def cut(x: jax.Array) -> jax.Array:
-            return lax.dynamic_slice_in_dim(x, begin, block)
-
-        scores = _products(queries, cut(table))
-        if memory.scales is not None:
-            scores = scores * cut(memory.scales)[None]
-        fresh = cut(memory.valid) & (begin + jnp.arange(block) >= start)
-        scores = jnp.where(fresh[None], scores, -jnp.inf)
-        count = min(wanted, block)
+    def one(block: tuple) -> tuple[jax.Array, jax.Array]:
+        begin, rows, scales, valid = block
+        scores = _products(queries, rows)
+        if scales is not None:
+            scores = scores * scales[None]
+        scores = jnp.where(valid[None], scores, -jnp.inf)
         if settings.recall_target < 1:
             found = lax.approx_max_k(scores, count, recall_target=settings.recall_target,
                                      reduction_input_size_override=devices * local)
@@ -134,7 +131,10 @@ def _nominate(memory: Memory, queries: jax.Array, k: int, settings: DeviceSettin
             found = lax.top_k(scores, count)
         return found[0], found[1] + begin
 
-    scores, rows = lax.map(one, jnp.arange(0, local, block, dtype=jnp.int32))
+    split = jax.tree.map(lambda x: x.reshape(blocks, -1, *x.shape[1:]),
+                         (table, memory.scales, memory.valid))
+    begins = jnp.arange(0, local, local // blocks, dtype=jnp.int32)
+    scores, rows = lax.map(one, (begins, *split))
     scores, rows = (jnp.moveaxis(x, 0, 1).reshape(len(queries), -1) for x in (scores, rows))
     scores, places = lax.top_k(scores, min(wanted, scores.shape[1]))
     return scores, jnp.take_along_axis(rows, places, axis=1)

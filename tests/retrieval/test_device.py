@@ -65,7 +65,7 @@ def brute_force(memory, queries, k):
 @pytest.mark.parametrize("count, score_bytes", [(1, 2**30), (1, 4 * 13 * 100), (2, 4 * 13 * 500),
                                                 (8, 2**30), (8, 4 * 13 * 7)])
 def test_ids_and_scores_are_those_of_brute_force(dtype, count, score_bytes):
-    """Whole and in blocks, also where the last block overlaps or has fewer rows than k."""
+    """Whole and in blocks, also of fewer rows than k."""
     memory, queries = tables(normal(1000, WIDTH), dtype), normal(13, WIDTH, seed=1)
     found = run(memory, queries, 9, count, dtype=dtype, score_bytes=score_bytes)
     ids, scores = brute_force(memory, queries, 9)
@@ -112,7 +112,7 @@ def test_different_rows_of_equal_score_are_in_order_of_their_ids_whatever_int8_m
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("count", [1, 8])
 def test_invalid_rows_are_never_found_and_missing_ones_are_minus_one(dtype, count):
-    """Also in blocks that overlap, where a masked row must not come back by its exact score."""
+    """Also in blocks without any, where a masked row must not come back by its exact score."""
     valid = np.zeros(1000, bool)
     valid[[3, 500, 999]] = True
     memory, queries = tables(normal(1000, WIDTH), dtype, valid=valid), normal(4, WIDTH, seed=1)
@@ -296,6 +296,7 @@ def test_what_does_not_fit_is_refused_with_the_remedy(folders):
         opened(folders["small"]).search(normal(2, 9), 5)
     placed = opened(folders["small"], capacity=8)
     assert placed.capacity == 8192, "rounded up to whole blocks on every device"
+    assert opened(folders["small"], 1, capacity=140_000, dtype="int8").capacity == 3 * 65536
     placed.capacity = 139
     with pytest.raises(RetrievalError, match="140 passages .* 139 .*retrieval.capacity to 140"):
         placed.add(folders["large"])
