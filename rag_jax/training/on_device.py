@@ -68,7 +68,8 @@ class Refresher:
 
     def __init__(self, model: rag.RagModel, index: DeviceIndex, pad_id: int, batch_size: int):
         self.index, self.next = index, 0
-        self._batch_size = -(-batch_size // index.mesh.shape["data"]) * index.mesh.shape["data"]
+        parts = parallel.batch_shards(index.mesh)
+        self._batch_size = -(-batch_size // parts) * parts
 
         def run(params: Params, tokens: Any, ids: jax.Array, step: jax.Array) -> Memory:
             rows = device_search.lookup(tokens, jnp.maximum(ids, 0), index.mesh)
