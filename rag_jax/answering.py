@@ -9,8 +9,8 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from rag_jax import parallel
-from rag_jax.config import BartConfig
+from rag_jax import hosts, parallel
+from rag_jax.config import BartConfig, ConfigError
 from rag_jax.data.batches import QuestionTokens, RagBatcher
 from rag_jax.decoding.answer import decode_by
 from rag_jax.decoding.certificate import exact
@@ -28,7 +28,8 @@ def jit_embed(model: rag.RagModel) -> Any:
 
 @functools.cache
 def _jit_embed(model: rag.RagModel) -> Any:
-    return jax.jit(functools.partial(rag.embed, model))
+    embed = jax.jit(functools.partial(rag.embed, model))
+    return lambda *arguments: parallel.whole(embed(*arguments))
 
 
 @functools.cache
@@ -62,6 +63,9 @@ class Answerer:
                  batch_size: int, length_step: int, decoding: Decoding, seed: int = 0,
                  node_budget: int = 0):
         self.model, self.mesh, self.index, self.k = model, mesh, index, k
+        if node_budget and hosts.count() > 1:
+            raise ConfigError("config.eval.exact_nodes: the exact search runs in one process; set "
+                              "0, or answer with one process")
         parts = parallel.batch_shards(mesh)
         self.batch_size = -(-batch_size // parts) * parts
         self.length_step = length_step
@@ -82,7 +86,8 @@ class Answerer:
         """Rows int32[Q, K] of the best passages for every question; None for a closed book."""
         if self.index is None:
             return None
-        return self.index.search(self.embed_questions(params, questions), self.k).ids
+        return hosts.together(lambda queries: self.index.search(queries, self.k).ids,
+                              self.embed_questions(params, questions))
 
     def batches(self, questions: QuestionTokens, retrieved: np.ndarray | None
                 ) -> Iterator[tuple[int, Batch]]:
@@ -91,8 +96,9 @@ class Answerer:
         for rows, count in self._row_batches(len(questions)):
             weight = (np.arange(self.batch_size) < count).astype(np.float32)
             picked = None if retrieved is None else retrieved[rows]
-            batch = batcher.batch(rows, picked, self.index, weight=weight)
-            yield count, parallel.put_batch(batch, self.mesh)
+            own = parallel.own_rows(self.batch_size, self.mesh)
+            batch = batcher.batch(rows, picked, self.index, weight=weight, own=own)
+            yield count, parallel.put_rows(batch, self.mesh)
 
     def decode(self, params: Any, questions: QuestionTokens, retrieved: np.ndarray | None
                ) -> list[Answer]:
@@ -111,7 +117,7 @@ class Answerer:
         if self.decoding.sample:
             numbers = first + np.arange(self.batch_size)
             keys = jax.vmap(jax.random.fold_in, (None, 0))(jax.random.key(self.seed), numbers)
-        decoded = jax.device_get(self._decode(params, batch, keys))
+        decoded = parallel.fetch(self._decode(params, batch, keys))
         if not self.node_budget:
             return decoded
         found = exact(self.model, self.decoding, params, batch, self.node_budget, start=decoded)
@@ -124,7 +130,7 @@ class Answerer:
         """log p(first answer | question) in nats, float32[Q]."""
         values = []
         for count, batch in self.batches(questions, retrieved):
-            values.append(np.asarray(self._log_likelihood(params, batch)["log_p"])[:count])
+            values.append(parallel.fetch(self._log_likelihood(params, batch)["log_p"])[:count])
         return np.concatenate(values)
 
     def _row_batches(self, size: int) -> Iterator[tuple[np.ndarray, int]]:

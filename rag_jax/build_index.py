@@ -23,10 +23,15 @@ def main(argv: list[str] | None = None) -> None:
     parser.set_defaults(run=None)
     options, config = flags.parse_with_config(parser, argv, flags.workdir_config)
 
+    flags.connect(options)
+
+    from rag_jax import hosts
     from rag_jax.trained import index_passages
 
     index = index_passages(config, pathlib.Path(options.workdir), pathlib.Path(options.passages),
                            pathlib.Path(options.out), options.queries, options.overwrite)
+    if not hosts.leads():
+        return
     recall = index.manifest["recall"]
     print(f"{options.out}: {index.size} passages x {index.width}, {index.manifest['kind']}, "
           f"recall@{recall['k']} {recall['recall']:.4f} against exact search "

@@ -17,7 +17,9 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--questions", metavar="FILE", help="questions of a file instead")
     options, config = flags.parse_with_config(parser, argv, flags.workdir_config)
 
-    from rag_jax import evaluation
+    flags.connect(options)
+
+    from rag_jax import evaluation, hosts
     from rag_jax.config import ConfigError
     from rag_jax.data.tasks import load_examples
     from rag_jax.trained import open_trained
@@ -37,6 +39,8 @@ def main(argv: list[str] | None = None) -> None:
     result = evaluation.evaluate(trained.answerer(), trained.params, questions)
 
     folder = path / trained.run / "evaluation" / split
+    if not hosts.leads():
+        return
     evaluation.write_evaluation(folder, questions, result)
     print(print_table([[name, f"{value:.4g}"] for name, value in result.metrics.items()],
                       [f"{trained.run} on {split}", "value"]))

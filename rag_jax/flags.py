@@ -7,9 +7,10 @@ import argparse
 import ctypes
 import pathlib
 import sys
+import traceback
 from collections.abc import Callable, Sequence
 
-from rag_jax import overrides
+from rag_jax import hosts, overrides
 from rag_jax.config import BART_PRESETS, BERT_PRESETS, EVAL_PRESETS, Config, ConfigError
 
 ROOT = pathlib.Path(__file__).parent.parent
@@ -72,6 +73,7 @@ def parse_with_config(parser: argparse.ArgumentParser, argv: Sequence[str] | Non
     if load is None:
         parser.add_argument("--config", default=str(QUICKSTART), metavar="FILE",
                             help=f"python file with get_config() (default: {QUICKSTART.name})")
+    _add_hosts(parser)
     changes, rest = _changes(sys.argv[1:] if argv is None else argv)
     if {"-h", "--help"} & set(rest):
         file = str(QUICKSTART)
@@ -94,6 +96,23 @@ def local_folder(name: str) -> str:
         raise argparse.ArgumentTypeError(
             f"{name}: must be a folder of this machine; mount a disk or a network share for it")
     return name
+
+
+def _add_hosts(parser: argparse.ArgumentParser) -> None:
+    """The options of a job of several processes; Slurm and TPU slices need none of them."""
+    group = parser.add_argument_group("several hosts, each with its own process")
+    group.add_argument("--coordinator", metavar="HOST:PORT", help="where process 0 listens")
+    group.add_argument("--num_processes", type=int, metavar="N", help="how many there are")
+    group.add_argument("--process_id", type=int, metavar="I", help="which this is, from 0")
+    group.add_argument("--heartbeat", type=int, metavar="SECONDS", default=hosts.HEARTBEAT_SECS,
+                       help="silence after which a process is taken for dead and the others end "
+                       "(default: %(default)s)")
+
+
+def connect(options: argparse.Namespace) -> None:
+    """Joins the other processes, if there are any; before anything else asks for a device."""
+    hosts.connect(options.coordinator, options.num_processes, options.process_id,
+                  options.heartbeat)
 
 
 def add_workdir(parser: argparse.ArgumentParser) -> None:
@@ -122,17 +141,31 @@ def run(main: Callable[[], int | None]) -> None:
     """Calls main() and turns the errors that a user can mend into one message and status 1."""
     keep_memory()
     try:
-        code = main()
+        code = _outcome(main)
+    except Exception:
+        if not hosts.connected():
+            raise
+        traceback.print_exc()
+        code = 1
+    if code and hosts.connected():
+        hosts.leave(code)
+    sys.exit(code)
+
+
+def _outcome(main: Callable[[], int | None]) -> int | str | None:
+    try:
+        return main()
     except (ValueError, OSError) as error:  # ConfigError and RetrievalError are ValueErrors
-        code = f"error: {error}"
+        return f"error: {error}"
     except RuntimeError as error:  # checkpoint and training errors say what to do
         if type(error).__module__.startswith("rag_jax."):
-            code = f"error: {error}"
-        else:
-            raise
+            return f"error: {error}"
+        if hosts.connected() and type(error).__name__ == "JaxRuntimeError":
+            return (f"error: another process of the job is gone, or the network ({error}); start "
+                    "all again with the same command, they go on from the last checkpoint")
+        raise
     except KeyboardInterrupt:
-        code = 130
-    sys.exit(code)
+        return 130
 
 
 def keep_memory() -> None:

@@ -37,23 +37,32 @@ def main(argv: list[str] | None = None) -> None:
     if not (options.question or options.questions or options.interactive):
         parser.error("name a question, --questions FILE or --interactive")
 
+    flags.connect(options)
+
+    from rag_jax import hosts
+    from rag_jax.config import ConfigError
     from rag_jax.display import show
     from rag_jax.trained import open_trained, read_questions
 
+    if options.interactive and hosts.count() > 1:
+        raise ConfigError("--interactive: several processes have no one terminal; run one process")
     path = pathlib.Path(options.workdir)
     asked = list(options.question)
     if options.questions:
         asked += read_questions(pathlib.Path(options.questions))
     trained = open_trained(config, path, options.run, options.step, options.index)
+    answers = trained.answer(asked)
+    if not hosts.leads():
+        return
     if options.out:
         out = pathlib.Path(options.out)
         with files.replaced(out) as file:
-            for question, answer in zip(asked, trained.answer(asked), strict=True):
+            for question, answer in zip(asked, answers, strict=True):
                 record = {"question": question, **answer._asdict()}
                 file.write(json.dumps(record, ensure_ascii=False) + "\n")
         print(f"{len(asked)} answers in {out}")
     else:
-        for question, answer in zip(asked, trained.answer(asked), strict=True):
+        for question, answer in zip(asked, answers, strict=True):
             show(trained, question, answer, options.heatmap)
     if options.interactive:
         for question in _typed():

@@ -1,6 +1,8 @@
 """The device mesh, THE table of sharding rules, and the crossing from host to device."""
 
+import functools
 import math
+from collections.abc import Callable
 from typing import Any
 
 import flax.linen as nn
@@ -124,18 +126,69 @@ def batch_sharding(mesh: Mesh) -> NamedSharding:
     return NamedSharding(mesh, spec(("batch",)))
 
 
-def put_batch(batch: Any, mesh: Mesh) -> Any:
-    """Host arrays of a global batch onto the mesh, split along their leading axis.
+def own_rows(size: int, mesh: Mesh) -> np.ndarray:
+    """Which rows of a global batch of `size` lie on this process's devices, int64, ascending.
 
     Raises:
       ConfigError: the batch size is not a multiple of the number of its parts.
     """
     parts = batch_shards(mesh)
-    bad = [rows for leaf in jax.tree.leaves(batch) if (rows := leaf.shape[0]) % parts]
-    if bad:
-        raise ConfigError(f"a batch of {bad[0]} rows cannot be split over {parts} devices: make "
+    if size % parts:
+        raise ConfigError(f"a batch of {size} rows cannot be split over {parts} devices: make "
                           "batch_size a multiple of config.mesh's data x fsdp")
-    return jax.device_put(batch, batch_sharding(mesh))
+    sharding = batch_sharding(mesh)
+    if sharding.is_fully_addressable:
+        return np.arange(size)
+    places = sharding.addressable_devices_indices_map((size,)).values()
+    return np.unique(np.concatenate([np.arange(size)[place] for place in places]))
+
+
+def put_rows(batch: Any, mesh: Mesh) -> Any:
+    """A global batch on the mesh, of which every process gives its own rows as host arrays."""
+    sharding = batch_sharding(mesh)
+    if sharding.is_fully_addressable:
+        return jax.device_put(batch, sharding)
+    return jax.tree.map(
+        lambda x: jax.make_array_from_process_local_data(sharding, np.asarray(x)), batch)
+
+
+def put_batch(batch: Any, mesh: Mesh) -> Any:
+    """Host arrays of a global batch onto the mesh, split along their leading axis.
+
+    Every process has the whole batch, and places its own rows.
+
+    Raises:
+      ConfigError: the batch size is not a multiple of the number of its parts.
+    """
+    return put_rows(jax.tree.map(lambda x: x[own_rows(len(x), mesh)], batch), mesh)
+
+
+def whole(tree: Any) -> Any:
+    """Device arrays that this process can read: what lies on others is sent, without waiting."""
+
+    def one(x: Any) -> Any:
+        if not isinstance(x, jax.Array) or x.is_fully_addressable or x.is_fully_replicated:
+            return x
+        return _replicate(x.sharding.mesh)(x)
+
+    return jax.tree.map(one, tree)
+
+
+@functools.cache
+def _replicate(mesh: Mesh) -> Callable[[jax.Array], jax.Array]:
+    return jax.jit(lambda x: x, out_shardings=replicated(mesh))
+
+
+def fetch(tree: Any) -> Any:
+    """Device arrays as host arrays, on every process."""
+    return jax.device_get(whole(tree))
+
+
+def own_mesh(mesh: Mesh) -> Mesh:
+    """`mesh`, or all devices of this process where the mesh has others too."""
+    if set(mesh.devices.flat) <= set(jax.local_devices()):
+        return mesh
+    return make_mesh(MeshConfig(), jax.local_devices())
 
 
 def micro_batches(batch: Any, pieces: int) -> Any:

@@ -16,6 +16,8 @@ def main(argv: list[str] | None = None) -> int | None:
                         help=f"where everything is written (default: {flags.DEFAULT_WORKDIR})")
     options, config = flags.parse_with_config(parser, argv)
 
+    flags.connect(options)
+
     from rag_jax.training.loop import Preempted
     from rag_jax.training.run import train
 

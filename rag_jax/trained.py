@@ -7,12 +7,14 @@ import shutil
 from collections.abc import Sequence
 from typing import Any
 
+from rag_jax import hosts
 from rag_jax.answering import Answerer
 from rag_jax.config import Config, ConfigError
 from rag_jax.data.prepare import chunked, write_memory
 from rag_jax.data.question_files import Example
 from rag_jax.data.tasks import load_examples
 from rag_jax.retrieval.index import PassageIndex
+from rag_jax.retrieval.passages import PassageStore
 from rag_jax.retrieval.reading import read_passages
 from rag_jax.training import on_device, stages
 from rag_jax.training.run import be_quiet, open_job
@@ -97,14 +99,18 @@ def index_passages(config: Config, path: pathlib.Path, passages: pathlib.Path, o
     params, _ = stages.load_params(job, config.runs[0])
     # Made anew each time, as the file may have changed; the embedding is what resumes.
     staging = out.absolute().with_name(out.name + ".passages")
-    shutil.rmtree(staging, ignore_errors=True)
-    store = write_memory(staging, chunked(read_passages(passages), config.data.chunk_words),
-                         config, job.prepared.retriever_tokenizer, job.prepared.format)
+    if hosts.leads():
+        shutil.rmtree(staging, ignore_errors=True)
+        write_memory(staging, chunked(read_passages(passages), config.data.chunk_words),
+                     config, job.prepared.retriever_tokenizer, job.prepared.format)
+    hosts.wait()
+    store = PassageStore.open(staging)
     examples = load_examples(queries) if queries else job.prepared.splits["dev"]
     answerer = stages.make_answerer(job, None, config.model.kind)
     sample = answerer.embed_questions(params, job.tokenize(examples))
     index = stages.index_memory(job, params, store, out, sample, overwrite)
-    shutil.rmtree(staging)
+    if hosts.leads():
+        shutil.rmtree(staging)
     return index
 
 

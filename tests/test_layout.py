@@ -10,6 +10,7 @@ ALLOWED = {
     "config": set(),
     "types": set(),
     "files": set(),
+    "hosts": {"config"},
     "heatmap": {"files"},
     "display": {"heatmap", "trained", "types"},
     "hub": {"config", "types", "data", "models", "parallel"},
@@ -23,13 +24,14 @@ ALLOWED = {
     "decoding": {"config", "types", "marginal", "models"},
     "parallel": {"config"},
     "data": {"config", "types", "files", "retrieval", "countries"},
-    "answering": {"config", "types", "models", "decoding", "data", "retrieval", "parallel"},
+    "answering": {"hosts", "config", "types", "models", "decoding", "data", "retrieval",
+                  "parallel"},
     "evaluation": {"answering", "data", "files", "metrics", "types"},
-    "training": {"config", "types", "marginal", "models", "decoding", "data", "retrieval",
+    "training": {"hosts", "config", "types", "marginal", "models", "decoding", "data", "retrieval",
                  "parallel", "answering", "evaluation", "overrides", "files", "hub"},
-    "trained": {"config", "types", "data", "retrieval", "answering", "training"},
+    "trained": {"hosts", "config", "types", "data", "retrieval", "answering", "training"},
     "overrides": {"config"},
-    "flags": {"config", "overrides", "training"},
+    "flags": {"hosts", "config", "overrides", "training"},
 }
 ENTRY_POINTS = {"train", "evaluate", "generate", "build_index", "convert"}
 

@@ -92,7 +92,8 @@ class RagBatcher:
         self.embedding_width = embedding_width
 
     def batch(self, rows: np.ndarray, retrieved: np.ndarray | None, index=None,
-              rng: np.random.Generator | None = None, weight: np.ndarray | None = None) -> Batch:
+              rng: np.random.Generator | None = None, weight: np.ndarray | None = None,
+              own: np.ndarray | slice = slice(None)) -> Batch:  # noqa: B008 (immutable)
         """The batch of question `rows`.
 
         Args:
@@ -102,25 +103,29 @@ class RagBatcher:
           index: a `PassageIndex`.
           rng: picks among several answers; None takes the first.
           weight: float32[B], 0 for rows that only fill the batch; None = ones.
+          own: places in `rows` whose passages are looked up and which come back; the padded
+            lengths and the draws are those of the whole batch.
         """
         q = self.questions
+        target_ids, target_mask = (x[own] for x in q.targets(rows, rng))
+        longest = self._longest(rows, retrieved, index)
+        rows = rows[own]
         count = len(rows)
         if retrieved is None:
             passages = [[[]]] * count
             embeddings = np.zeros((count, 1, self.embedding_width), np.float32)
             doc_mask = np.ones((count, 1), bool)
         else:
-            doc_mask = retrieved >= 0
-            safe = np.where(doc_mask, retrieved, 0)
+            doc_mask = retrieved[own] >= 0
+            safe = np.where(doc_mask, retrieved[own], 0)
             table = index.passages.tokens(PASSAGE_TABLE)
             passages = [[table.rows(int(d)) for d in docs] for docs in safe]
             embeddings = index.embeddings(safe) * doc_mask[..., None]
         inputs = [q.format.join(p, q.suffixes[row])
                   for row, docs in zip(rows, passages, strict=True) for p in docs]
-        length = bucket(max(map(len, inputs)), self.length_step, q.format.max_length)
+        length = bucket(longest, self.length_step, q.format.max_length)
         ids, mask = pad_rows(inputs, length, q.format.tokenizer.pad)
         shape = (count, doc_mask.shape[1], length)
-        target_ids, target_mask = q.targets(rows, rng)
         return Batch(
             question_ids=q.ids[rows],
             question_mask=q.mask[rows],
@@ -130,8 +135,17 @@ class RagBatcher:
             doc_mask=doc_mask,
             target_ids=target_ids,
             target_mask=target_mask,
-            weight=np.ones(count, np.float32) if weight is None else weight,
+            weight=np.ones(count, np.float32) if weight is None else weight[own],
         )
+
+    def _longest(self, rows: np.ndarray, retrieved: np.ndarray | None, index) -> int:
+        """Tokens of the longest input of a whole batch."""
+        suffixes = np.array([len(self.questions.suffixes[row]) for row in rows])
+        passages = np.zeros((len(rows), 1), np.int64)
+        if retrieved is not None:
+            table = index.passages.tokens(PASSAGE_TABLE)
+            passages = table.lengths_of(np.maximum(retrieved, 0))
+        return int(self.questions.format.joined_length(passages, suffixes[:, None]).max())
 
 
 class RetrieverBatcher:

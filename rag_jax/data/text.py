@@ -213,6 +213,10 @@ class GeneratorFormat:
             [self.question_separator + " ".join(q.split()) for q in questions])
         return [row[: self.max_length // 2] for row in rows]
 
+    def joined_length(self, passage: np.ndarray, question: np.ndarray) -> np.ndarray:
+        """How many ids `join` gives for so many of a passage and of a question."""
+        return np.minimum(passage + question, self.max_length - 2) + 2
+
     def join(self, passage: Sequence[int], question: Sequence[int]) -> list[int]:
         """One input row; the passage gets what the question leaves of `max_length`."""
         room = self.max_length - 2

@@ -61,8 +61,14 @@ def build_index(
     overwrite: bool = False,
     pad_id: int = 0,
     shard_rows: int = SHARD_ROWS,
+    host: int = 0,
+    hosts: int = 1,
+    wait: Callable[[], None] = lambda: None,
 ) -> PassageIndex:
     """Embeds all passages and publishes an index of them, or finishes a build that was killed.
+
+    Several hosts with one file system make the same call together: each embeds its own shards, and
+    host 0 does the rest.
 
     Args:
         passages: the store, or its path; it is copied into the index.
@@ -85,6 +91,8 @@ def build_index(
         overwrite: replace an index of other inputs that is at out.
         pad_id: token id for padded places, which the mask hides.
         shard_rows: passages between two points of resumption.
+        host, hosts: which of how many this is.
+        wait: returns once all hosts have called it.
 
     Raises:
         RetrievalError: an input, what embed returned, or what is at out does not fit.
@@ -111,14 +119,24 @@ def build_index(
     if inputs["kind"] == "scann":
         inputs["scann"] = dataclasses.asdict(settings)
     store.tokens(token_table)  # an unknown name is an error before anything is written
-    finished = _finished(out, inputs, overwrite)
+    partial = out.with_name(out.name + ".partial")
+    leads = host == 0
+    finished = _finished(out, inputs, overwrite) if leads else None
+    if leads and finished is None:
+        _open_partial(partial, inputs)
+        _copy_store(store, partial / "passages")
+    wait()
+    if not leads:
+        finished = _finished(out, inputs, overwrite)
     if finished is not None:
         return finished
-    partial = _open_partial(out, inputs)
-    _copy_store(store, partial / "passages")
-    _embed_all(store, embed, partial, inputs, progress)
-    manifest = _index_all(partial, inputs, recall_queries, recall_k, seed)
-    _publish(partial, out, manifest)
+    _embed_all(store, embed, partial, inputs, progress and leads, host, hosts)
+    wait()
+    if leads:
+        _merge(partial / "embeddings.f32", len(store), shard_rows)
+        manifest = _index_all(partial, inputs, recall_queries, recall_k, seed)
+        _publish(partial, out, manifest)
+    wait()
     return PassageIndex.open(out, encoder_fingerprint)
 
 
@@ -171,9 +189,8 @@ def _finished(out: Path, inputs: dict, overwrite: bool) -> PassageIndex | None:
     return None
 
 
-def _open_partial(out: Path, inputs: dict) -> Path:
-    """Returns the directory to build in, with what an earlier build of the same inputs left."""
-    partial = out.with_name(out.name + ".partial")
+def _open_partial(partial: Path, inputs: dict) -> None:
+    """Makes the directory to build in, or keeps what an earlier build of the same inputs left."""
     file = partial / "building" / "inputs.json"
     try:
         same = json.loads(file.read_text("utf-8")) == inputs
@@ -184,7 +201,6 @@ def _open_partial(out: Path, inputs: dict) -> Path:
         file.parent.mkdir(parents=True)
         _write_json(file, inputs)
     (partial / "manifest.json").unlink(missing_ok=True)
-    return partial
 
 
 def _write_json(path: Path, content: dict) -> None:
@@ -219,20 +235,22 @@ def _sync_file(path: Path) -> None:
 
 
 def _embed_all(
-    store: PassageStore, embed: Embed, partial: Path, inputs: dict, progress: bool
+    store: PassageStore, embed: Embed, partial: Path, inputs: dict, progress: bool, host: int,
+    hosts: int,
 ) -> None:
-    """Fills embeddings.f32 shard by shard, beginning after those that are already done."""
+    """Fills this host's shards of embeddings.f32, beginning after those that are already done."""
     from tqdm import tqdm
 
     size, shard_rows = len(store), inputs["shard_rows"]
     file = partial / "embeddings.f32"
-    begins = range(0, size, shard_rows)
+    begins = range(0, size, shard_rows)[host::hosts]
     done = {begin: mark for begin in begins if (mark := _read_mark(file, begin))}
     width = next(iter(done.values()))["width"] if done else None
     skipped = sum(mark["rows"] for mark in done.values())
     lengths = _lengths(store, inputs)
+    mine = sum(min(shard_rows, size - begin) for begin in begins)
     with tqdm(
-        total=size, initial=skipped, desc="embedding", unit=" passages",
+        total=mine, initial=skipped, desc="embedding", unit=" passages",
         disable=None if progress else True,
     ) as bar:
         for begin in begins:
@@ -242,7 +260,21 @@ def _embed_all(
             shard = _embed_shard(store, embed, rows, lengths[rows], inputs, width, bar.update)
             width = shard.shape[1]
             _write_shard(file, begin, shard)
-    os.truncate(file, size * width * 4)
+
+
+def _merge(file: Path, size: int, shard_rows: int) -> None:
+    """Checks that every shard is there, of one width, and ends the file after the last row."""
+    marks = {begin: _read_mark(file, begin) for begin in range(0, size, shard_rows)}
+    missing = [begin for begin, mark in marks.items() if mark is None]
+    if missing:
+        raise RetrievalError(
+            f"{file}: the rows of shard {missing[0]} are not there as they were written; do all "
+            "hosts share this folder? The same command embeds them again."
+        )
+    widths = {mark["width"] for mark in marks.values()}
+    if len(widths) > 1:
+        raise RetrievalError(f"{file}: shards of widths {sorted(widths)}; the embedder changed.")
+    os.truncate(file, size * widths.pop() * 4)
 
 
 def _lengths(store: PassageStore, inputs: dict) -> np.ndarray:

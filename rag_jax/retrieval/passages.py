@@ -57,6 +57,11 @@ class TokenTable:
         """int64[N]: tokens per row."""
         return np.diff(self._offsets)
 
+    def lengths_of(self, row_ids: np.ndarray) -> np.ndarray:
+        """int64[...]: tokens of some rows."""
+        check_rows(row_ids, len(self._offsets) - 1, f"token table {self._name!r}")
+        return self._offsets[row_ids + 1] - self._offsets[row_ids]
+
     def rows(self, row: int) -> np.ndarray:
         """The token ids of one row: uint16 or uint32, read-only."""
         check_rows(np.asarray(row), len(self._offsets) - 1, f"token table {self._name!r}")

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from rag_jax import hosts
 from rag_jax.training.checkpoint import Checkpointer
 from rag_jax.training.preemption import PreemptionGuard
 from rag_jax.training.step import TrainState
@@ -154,7 +155,8 @@ def run_stage(stage: Stage) -> TrainState:
     best = "em" if stage.evaluate else None
     with (
         Checkpointer(stage.directory, keep=stage.keep, best_metric=best) as checkpointer,
-        MetricWriter(stage.directory, tensorboard=stage.tensorboard) as writer,
+        MetricWriter(
+            stage.directory, tensorboard=stage.tensorboard, active=hosts.leads()) as writer,
         PreemptionGuard() as guard,
     ):
         state, start = _resume(stage, checkpointer, writer)
@@ -162,10 +164,11 @@ def run_stage(stage: Stage) -> TrainState:
             if not stage.steps:  # nothing to train, but something to answer with
                 _save(stage, checkpointer, 0, state, None)
             return state
-        with Progress(stage.steps, start, stage.name, stage.log_every) as progress:
+        with Progress(
+            stage.steps, start, stage.name, stage.log_every, active=hosts.leads()) as progress:
             watch = _Watch(stage, writer, progress, checkpointer)
             for step in range(start, stage.steps):
-                if guard.requested:
+                if any(hosts.exchange(guard.requested)):  # all stop at the same step
                     watch.settle()
                     _save(stage, checkpointer, step, state, None)
                     raise Preempted(f"{stage.name}: stopped at step {step}, checkpoint saved")
@@ -214,7 +217,7 @@ def _save(
 def _resume(
     stage: Stage, checkpointer: Checkpointer, writer: MetricWriter
 ) -> tuple[TrainState, int]:
-    start = checkpointer.latest_step()
+    start = hosts.exchange(checkpointer.latest_step())[0]  # what process 0 sees
     if start is None:
         writer.truncate_after(0)
         state, start, pending = stage.make_state(), 0, {}

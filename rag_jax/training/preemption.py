@@ -14,7 +14,7 @@ class PreemptionGuard:
     nothing and `requested` stays False.
 
     The flag is this process's own. With several processes each may see it at another step, and
-    they must save the same one: agreeing on it is the loop's part.
+    they must save the same one: the loop asks them all.
     """
 
     def __init__(self):

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from rag_jax import files, overrides
+from rag_jax import files, hosts, overrides
 from rag_jax.data import order
 from rag_jax.evaluation import Evaluation, evaluate, retrieval_metrics, write_evaluation
 from rag_jax.retrieval.index import PassageIndex
@@ -55,7 +55,8 @@ class _Reporter:
         questions = self.job.tokens(self.split)
         result = evaluate(self.answerer(run), self.params(run), questions)
         folder = self.job.workdir / run / "evaluation" / self.split
-        write_evaluation(folder, questions, result)
+        if hosts.leads():
+            write_evaluation(folder, questions, result)
         return result
 
     def shuffled(self, run: str) -> Evaluation:
@@ -114,8 +115,9 @@ def write_report(job: stages.Job, results: dict[str, Any], secs: dict[str, float
         "seed": job.config.seed,
         "versions": _versions(),
     }
-    files.write_text(job.workdir / "report.json", json.dumps(report, indent=1) + "\n")
-    print(format_report(report), flush=True)
+    if hosts.leads():
+        files.write_text(job.workdir / "report.json", json.dumps(report, indent=1) + "\n")
+        print(format_report(report), flush=True)
     return report
 
 

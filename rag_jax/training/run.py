@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from rag_jax import files, overrides, parallel
+from rag_jax import files, hosts, overrides, parallel
 from rag_jax.config import Config
 from rag_jax.data.prepare import prepare
 from rag_jax.training import pretrained, stages, workdir
@@ -25,7 +25,7 @@ def be_quiet() -> None:
 def open_job(config: Config, path: pathlib.Path) -> stages.Job:
     """The workdir's data and the mesh; nothing is trained."""
     folders = functools.partial(pretrained.tokenizer_folder, config)
-    prepared = prepare(config, path, folders)
+    prepared = hosts.first(lambda: prepare(config, path, folders))
     stages.decoding_settings(config, prepared.generator_tokenizer)  # complains before training
     return stages.Job(config, path, prepared, parallel.make_mesh(config.mesh))
 
@@ -83,8 +83,10 @@ class Clock:
             yield
         finally:
             self.secs[name] = before + time.monotonic() - began
-            files.write_text(self._file, json.dumps(self.secs))
+            if hosts.leads():
+                files.write_text(self._file, json.dumps(self.secs))
 
 
 def _say(text: str) -> None:
-    print(text, flush=True)
+    if hosts.leads():
+        print(text, flush=True)

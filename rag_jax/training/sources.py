@@ -7,7 +7,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from rag_jax import parallel
+from rag_jax import hosts, parallel
 from rag_jax.data import order
 from rag_jax.data.batches import RagBatcher
 from rag_jax.retrieval.retriever import Retriever
@@ -47,14 +47,16 @@ class RagSource:
         questions = self._batcher.questions
         ids, mask = parallel.put_batch((questions.ids[rows], questions.mask[rows]), self._mesh)
         queries = self._retriever.begin(params["query_encoder"], ids, mask)
-        self._begun[step] = lambda: self._retriever.finish(queries)
+        self._begun[step] = lambda: hosts.together(self._retriever.finish, np.asarray(queries))
 
     def finish(self, step: int) -> jax.Array:
         retrieved = self._begun.pop(step)() if self._retriever is not None else None
         index = self._retriever.index if self._retriever is not None else None
         rng = order.generator(self._seed, 4, step)
-        batch = self._batcher.batch(self._rows(step), retrieved, index, rng)
-        return parallel.put_batch(batch, self._mesh)
+        rows = self._rows(step)
+        own = parallel.own_rows(len(rows), self._mesh)
+        return parallel.put_rows(self._batcher.batch(rows, retrieved, index, rng, own=own),
+                                 self._mesh)
 
     def pending(self) -> dict:
         """{step: retrieved rows}; searches for what was begun."""

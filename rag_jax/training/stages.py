@@ -23,7 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from rag_jax import parallel
+from rag_jax import hosts, parallel
 from rag_jax.answering import Answerer, jit_embed
 from rag_jax.config import Config, ConfigError, OptimizerConfig, WarmupConfig
 from rag_jax.data.batches import (
@@ -105,7 +105,7 @@ def fingerprint(model: rag.RagModel, params: Any) -> str:
     digest = hashlib.sha256(repr(dataclasses.replace(model.retriever, dtype="")).encode())
     for path, leaf in jax.tree_util.tree_leaves_with_path(unstack_layers(params)):
         digest.update(jax.tree_util.keystr(path).encode())
-        digest.update(np.ascontiguousarray(jax.device_get(leaf)).tobytes())
+        digest.update(np.ascontiguousarray(parallel.fetch(leaf)).tobytes())
     return digest.hexdigest()[:16]
 
 
@@ -185,9 +185,12 @@ def warm_up_generator(job: Job) -> Any:
 
 
 def embed_passages(job: Job, params: Any) -> Callable[[np.ndarray, np.ndarray], Any]:
-    """The jitted document encoder as the index builder wants it."""
-    embed = functools.partial(jit_embed(job.model), params["document_encoder"])
-    return lambda ids, mask: embed(*parallel.put_batch((ids, mask), job.mesh))
+    """The jitted document encoder as the index builder wants it, on this process's devices."""
+    mesh, encoder = parallel.own_mesh(job.mesh), params["document_encoder"]
+    if mesh is not job.mesh:
+        encoder = jax.device_put(parallel.fetch(encoder), parallel.replicated(mesh))
+    embed = functools.partial(jit_embed(job.model), encoder)
+    return lambda ids, mask: embed(*parallel.put_batch((ids, mask), mesh))
 
 
 def index_memory(job: Job, params: Any, store: Any, out: pathlib.Path,
@@ -202,7 +205,7 @@ def index_memory(job: Job, params: Any, store: Any, out: pathlib.Path,
              "pre_reorder_num_neighbors": retrieval.reorder}
     settings = ScannSettings(brute_force_below=retrieval.brute_force_below,
                              **{name: v for name, v in given.items() if v is not None})
-    parts = parallel.batch_shards(job.mesh)
+    parts = parallel.batch_shards(parallel.own_mesh(job.mesh))
     buckets = sorted({bucket(n, data.length_buckets, data.max_passage_length)
                       for n in range(1, data.max_passage_length + 1)})
     kind = "exact" if (retrieval.where, retrieval.index) == ("device", "auto") else retrieval.index
@@ -214,7 +217,8 @@ def index_memory(job: Job, params: Any, store: Any, out: pathlib.Path,
         batch_size=-(-retrieval.embed_batch_size // parts) * parts,
         length_buckets=buckets, kind=kind, settings=settings,
         recall_queries=recall_queries, seed=job.config.seed,
-        pad_id=job.prepared.retriever_tokenizer.pad, overwrite=overwrite)
+        pad_id=job.prepared.retriever_tokenizer.pad, overwrite=overwrite,
+        host=hosts.index(), hosts=hosts.count(), wait=hosts.wait)
     return on_device.open_index(job.config, job.prepared.format, job.mesh, index, recall_queries)
 
 

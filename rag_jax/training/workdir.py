@@ -3,7 +3,7 @@
 import json
 import pathlib
 
-from rag_jax import files, overrides
+from rag_jax import files, hosts, overrides
 from rag_jax.config import Config, ConfigError
 
 # What may differ from the configuration of an earlier command on the same workdir.
@@ -39,7 +39,9 @@ def start(config: Config, workdir: pathlib.Path) -> pathlib.Path:
             raise ConfigError(f"{workdir} was started with another configuration:\n{shown}\n"
                               "use the same values, or another --workdir")
     workdir.mkdir(parents=True, exist_ok=True)
-    files.write_text(file, overrides.to_json(config) + "\n")
+    if hosts.leads():
+        files.write_text(file, overrides.to_json(config) + "\n")
+    hosts.wait()
     return workdir
 
 

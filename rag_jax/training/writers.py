@@ -131,6 +131,7 @@ class Progress:
       initial: steps that are done already, as when a run resumes.
       description: name of the loop.
       every: steps between two plain lines.
+      active: False on every process but one, which then shows nothing.
       stream: where to write; None is stderr.
       clock: seconds, monotonic; for tests.
     """
@@ -142,6 +143,7 @@ class Progress:
         description: str = "",
         every: int = 100,
         *,
+        active: bool = True,
         stream: TextIO | None = None,
         clock: Callable[[], float] = time.monotonic,
     ):
@@ -153,7 +155,8 @@ class Progress:
         self._clock = clock
         self._line_step, self._line_time = initial, clock()
         self._bar = None
-        if self._stream.isatty():
+        self._active = active
+        if active and self._stream.isatty():
             from tqdm import tqdm
 
             self._bar = tqdm(
@@ -183,7 +186,7 @@ class Progress:
             return
         now = self._clock()
         due = step - self._line_step >= self._every or now - self._line_time >= _LINE_SECS
-        if step > self._line_step and (due or step >= self._total):
+        if self._active and step > self._line_step and (due or step >= self._total):
             print(self._line(now, metrics or {}), file=self._stream, flush=True)
             self._line_step, self._line_time = step, now
 

@@ -33,21 +33,24 @@ def interrupt(workdir: pathlib.Path, marker: str, number: signal.Signals, *flags
     return process.wait()
 
 
-def final_arrays(workdir: pathlib.Path) -> dict[str, np.ndarray]:
-    """Every array of the last checkpoint of the run: parameters and optimiser state."""
+def arrays(workdir: pathlib.Path, step: int = 10) -> dict[str, np.ndarray]:
+    """Every array of a checkpoint of the run, the last by default: parameters, optimiser state."""
     import orbax.checkpoint as ocp
 
     found = {}
     for item in ("params", "opt_state"):
-        with ocp.StandardCheckpointer() as checkpointer:
-            tree = checkpointer.restore((workdir / "rag_token" / "10" / item).absolute())
+        folder = (workdir / "rag_token" / str(step) / item).absolute()
+        with ocp.PyTreeCheckpointer() as checkpointer:  # as numpy, whatever devices it came from
+            plain = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray),
+                                 checkpointer.metadata(folder).item_metadata.tree)
+            tree = checkpointer.restore(folder, restore_args=plain)
         for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
             found[item + jax.tree_util.keystr(path)] = np.asarray(leaf)
     return found
 
 
 def assert_same(first: pathlib.Path, second: pathlib.Path) -> None:
-    one, two = final_arrays(first), final_arrays(second)
+    one, two = arrays(first), arrays(second)
     assert one.keys() == two.keys() and len(one) > 20
     for name, array in one.items():
         assert array.dtype == two[name].dtype
@@ -85,10 +88,10 @@ def test_sigkill_with_stale_retrieval_keeps_what_was_pending(tmp_path):
 
 
 def test_a_finished_run_is_not_trained_again(uninterrupted):
-    before = final_arrays(uninterrupted)
+    before = arrays(uninterrupted)
     output = finish("train", uninterrupted)
     assert "rag_token 10/10" not in output
-    after = final_arrays(uninterrupted)
+    after = arrays(uninterrupted)
     assert all(before[name].tobytes() == after[name].tobytes() for name in before)
 
 

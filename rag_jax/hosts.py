@@ -1,0 +1,150 @@
+"""The processes of one job, usually one a host: how they meet, who writes, what they exchange.
+
+What they exchange goes from host to host through jax.distributed's coordination service, so that no
+device has to finish its work first. A process alone needs none of it: it leads, and hears itself.
+"""
+
+import glob
+import importlib.util
+import itertools
+import json
+import os
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+import numpy as np
+
+from rag_jax.config import ConfigError
+
+HEARTBEAT_SECS = 100
+_LONGEST_WAIT_MS = 7 * 24 * 3600 * 1000  # the heartbeat notices a dead process much earlier
+_ROWS_AT_A_TIME = 1024  # a message must stay below gRPC's 4 MB
+_rounds = itertools.count()
+T = TypeVar("T")
+
+
+def is_cluster(environment: Mapping[str, str]) -> bool:
+    """Whether jax can find the other processes by itself: Slurm's tasks or a TPU slice's hosts."""
+    if int(environment.get("SLURM_NTASKS", 1)) > 1 and "SLURM_PROCID" in environment:
+        return True
+    platforms = environment.get("JAX_PLATFORMS", "tpu")
+    chips = glob.glob("/dev/accel[0-9]*") + glob.glob("/dev/vfio/[0-9]*")
+    return "tpu" in platforms and bool(chips) and importlib.util.find_spec("libtpu") is not None
+
+
+def connect(coordinator: str | None, num_processes: int | None, process_id: int | None,
+            heartbeat: int = HEARTBEAT_SECS) -> None:
+    """Joins the other processes of the job; to be called before anything touches a device.
+
+    Args:
+      coordinator: HOST:PORT of process 0; None = as the environment says, or alone.
+      num_processes, process_id: with a coordinator only.
+      heartbeat: seconds of silence after which a process is taken for dead and all others end.
+
+    Raises:
+      ConfigError: some of the three are given but not all, or they do not fit.
+    """
+    given = [coordinator, num_processes, process_id]
+    if given.count(None) not in (0, 3):
+        raise ConfigError("--coordinator, --num_processes and --process_id belong together: give "
+                          "all three to every process, or none")
+    if coordinator is not None:
+        if not coordinator.rpartition(":")[2].isdigit():
+            raise ConfigError(f"--coordinator={coordinator}: expected HOST:PORT of process 0")
+        if not 0 <= process_id < num_processes:
+            raise ConfigError(f"--process_id={process_id}: must be 0 to {num_processes - 1}, below "
+                              f"--num_processes={num_processes}")
+    elif not is_cluster(os.environ):
+        return
+    import jax
+
+    # jax's own handler would swallow a SIGTERM that comes outside of training.
+    jax.config.update("jax_enable_preemption_service", False)
+    jax.distributed.initialize(coordinator, num_processes, process_id,
+                               heartbeat_timeout_seconds=heartbeat)
+    if count() > 1:
+        print(f"process {index()} of {count()}: if one of them dies, the others end within "
+              f"{heartbeat} s or so; start all with the same command again to go on", flush=True)
+
+
+def connected() -> bool:
+    """Whether this process has joined a job; does not import jax."""
+    jax = sys.modules.get("jax")
+    return jax is not None and jax.distributed.is_initialized()
+
+
+def count() -> int:
+    """Number of processes."""
+    import jax
+
+    return jax.process_count()
+
+
+def index() -> int:
+    """Which of the processes this is."""
+    import jax
+
+    return jax.process_index()
+
+
+def leads() -> bool:
+    """Whether this is the process that writes and prints."""
+    return index() == 0
+
+
+def wait() -> None:
+    """Returns once every process has called it."""
+    exchange(None)
+
+
+def exchange(value: Any) -> list[Any]:
+    """The values (JSON) of all processes, in their order; every process must make the same calls.
+
+    Nobody returns before all have called it, so it is a barrier too.
+    """
+    if count() == 1:
+        return [value]
+    from jax._src import distributed  # its key-value store has no public name
+
+    client, turn, me = distributed.global_state.client, next(_rounds), index()
+    client.key_value_set(f"rag_jax/{turn}/{me}", json.dumps(value))
+    found = [json.loads(client.blocking_key_value_get(f"rag_jax/{turn}/{i}", _LONGEST_WAIT_MS))
+             for i in range(count())]
+    if turn:  # all have this turn's values, so all have read the last one's
+        client.key_value_delete(f"rag_jax/{turn - 1}/{me}")
+    return found
+
+
+def first(make: Callable[[], T]) -> T:
+    """make() of process 0, and only then of the others, who find done what is done but once."""
+    if leads():
+        made = make()
+    wait()
+    return made if leads() else make()
+
+
+def share(size: int) -> slice:
+    """The part of `size` things that is this process's to do; the parts of all cover them."""
+    bounds = np.linspace(0, size, count() + 1).astype(int)
+    return slice(int(bounds[index()]), int(bounds[index() + 1]))
+
+
+def together(compute: Callable[[np.ndarray], np.ndarray], rows: np.ndarray) -> np.ndarray:
+    """compute(rows), int32[N, ...], for which every process does its share of the rows."""
+    if count() == 1:
+        return compute(rows)
+    found = []
+    for begin in range(0, len(rows), _ROWS_AT_A_TIME):
+        piece = rows[begin : begin + _ROWS_AT_A_TIME]
+        mine = piece[share(len(piece))]
+        found += exchange(compute(mine).tolist() if len(mine) else [])
+    return np.concatenate([np.array(part, np.int32) for part in found if part])
+
+
+def leave(code: int | str) -> None:
+    """As sys.exit(code) of a process that failed, without waiting for the others to end too."""
+    if isinstance(code, str):
+        print(code, file=sys.stderr, flush=True)
+    sys.stdout.flush()
+    os._exit(1 if isinstance(code, str) else code)

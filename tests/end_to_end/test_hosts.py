@@ -1,0 +1,109 @@
+"""Two processes with four virtual devices each against one with eight, and what ends them."""
+
+import json
+import pathlib
+import shutil
+import signal
+import subprocess
+
+import numpy as np
+import pytest
+
+from tests.end_to_end import hosts
+from tests.end_to_end.test_resume import arrays
+
+pytestmark = pytest.mark.multihost
+STAGES = {"retriever": 6, "generator": 6, "rag_token": 20}
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    workdir = tmp_path_factory.mktemp("two")
+    leader, other = hosts.finish("train", workdir, *hosts.FLAGS)
+    assert "rag_token 20/20" in leader and "EM, rag_token" in leader
+    assert "rag_token" not in other, "one process prints and writes"
+    return workdir
+
+
+def losses(workdir: pathlib.Path, stage: str) -> list[float]:
+    lines = (workdir / stage / "metrics.jsonl").read_text().splitlines()
+    name = f"{stage}/nll"
+    return [record[name] for line in lines if name in (record := json.loads(line))]
+
+
+def test_two_processes_train_what_one_trains(two, tmp_path):
+    """Losses of every step of every stage, the last checkpoint, the index and the report."""
+    hosts.finish("train", tmp_path, *hosts.FLAGS, processes=1)
+    for stage, steps in STAGES.items():
+        found, expected = losses(two, stage), losses(tmp_path, stage)
+        assert len(found) == steps
+        np.testing.assert_allclose(found, expected, rtol=1e-5)
+    for step in (14, 20):
+        found, expected = arrays(two, step), arrays(tmp_path, step)
+        assert found.keys() == expected.keys() and len(found) > 20
+        for name, array in expected.items():
+            np.testing.assert_allclose(found[name], array, rtol=1e-5, atol=1e-5, err_msg=name)
+    embedded = [np.fromfile(workdir / "indexes" / "2018" / "embeddings.f32", "<f4")
+                for workdir in (two, tmp_path)]
+    np.testing.assert_allclose(*embedded, rtol=1e-5, atol=1e-5)
+    reports = [json.loads((w / "report.json").read_text()) for w in (two, tmp_path)]
+    assert reports[0]["em"] == pytest.approx(reports[1]["em"])
+
+
+def begin_again(two: pathlib.Path, workdir: pathlib.Path) -> None:
+    """A workdir in which all is done but the fine-tuning."""
+    shutil.copytree(two, workdir, dirs_exist_ok=True)
+    shutil.rmtree(workdir / "rag_token")
+
+
+def until(job: list[subprocess.Popen], marker: str) -> None:
+    """Reads what process 0 prints until a line has `marker`."""
+    seen = []
+    for line in job[0].stdout:
+        seen.append(line)
+        if marker in line:
+            return
+    pytest.fail(f"training never printed {marker!r}:\n{''.join(seen)[-3000:]}")
+
+
+def steps(workdir: pathlib.Path) -> list[int]:
+    return sorted(int(p.name) for p in (workdir / "rag_token").iterdir() if p.name.isdigit())
+
+
+def test_a_signal_to_one_stops_all_and_a_killed_one_ends_all(two, tmp_path):
+    """Either time the same command goes on, bitwise."""
+    begin_again(two, tmp_path)
+    job = hosts.start("train", tmp_path, *hosts.FLAGS)
+    until(job, "rag_token 3/20")
+    job[1].send_signal(signal.SIGTERM)
+    printed = [process.communicate()[0] for process in job]
+    assert [process.returncode for process in job] == [0, 0], printed[0][-3000:]
+    assert all("checkpoint saved" in text for text in printed)
+    (stopped,) = steps(tmp_path)
+    assert 3 <= stopped < 20 and all(f"stopped at step {stopped}," in text for text in printed)
+
+    job = hosts.start("train", tmp_path, *hosts.FLAGS, heartbeat=20)
+    until(job, "rag_token 16/20")
+    job[1].kill()
+    printed = job[0].communicate(timeout=300)[0]
+    assert job[0].returncode not in (0, None)
+    assert "another process of the job is gone" in printed or "another task died" in printed
+    assert max(steps(tmp_path)) < 20
+
+    hosts.finish("train", tmp_path, *hosts.FLAGS)
+    found, expected = arrays(tmp_path, 20), arrays(two, 20)
+    assert all(found[name].tobytes() == array.tobytes() for name, array in expected.items())
+    assert losses(tmp_path, "rag_token") == losses(two, "rag_token")
+
+
+def test_a_checkpoint_of_two_processes_is_read_by_one(two, tmp_path):
+    """Another number of processes and devices evaluates it, and answers the same."""
+    flags = ["--split=dev", "--config.mesh.fsdp=1", "--config.mesh.data=-1"]
+    found = []
+    for processes in (1, 2):
+        hosts.finish("evaluate", two, *flags, processes=processes)
+        folder = two / "rag_token" / "evaluation" / "dev"
+        found.append([json.loads(line) for line in (folder / "predictions.jsonl").open()])
+    for one, other in zip(*found, strict=True):
+        assert one["answer"] == other["answer"]
+        assert [p["id"] for p in one["passages"]] == [p["id"] for p in other["passages"]]
