@@ -130,11 +130,11 @@ def share(size: int) -> slice:
     return slice(int(bounds[index()]), int(bounds[index() + 1]))
 
 
-def together(compute: Callable[[np.ndarray], np.ndarray], rows: np.ndarray) -> np.ndarray:
+def together(compute: Callable[[Any], np.ndarray], rows: Any) -> np.ndarray:
     """compute(rows), int32[N, ...], for which every process does its share of the rows."""
     if count() == 1:
         return compute(rows)
-    found = []
+    rows, found = np.asarray(rows), []
     for begin in range(0, len(rows), _ROWS_AT_A_TIME):
         piece = rows[begin : begin + _ROWS_AT_A_TIME]
         mine = piece[share(len(piece))]

@@ -46,6 +46,20 @@ class Index:
         return self.table[ids]
 
 
+def test_a_host_makes_its_rows_of_the_batch_that_all_agree_on(made):
+    """The same draws and padded lengths, whatever passages the other hosts' questions got."""
+    questions, store, _, _ = made
+    batcher, index = RagBatcher(questions, 4, WIDTH), Index(store)
+    rows = np.array([4, 0, 3, 1])
+    for retrieved in (None, np.array([[0, -1], [1, 0], [2, 1], [5, 4]])):
+        whole = batcher.batch(rows, retrieved, index, order.generator(0, 4, 1))
+        for own in ([0, 1], [2, 3], [1]):
+            rng = order.generator(0, 4, 1)
+            part = batcher.batch(rows, retrieved, index, rng, own=np.array(own))
+            for name, array in whole._asdict().items():
+                assert np.array_equal(getattr(part, name), array[own]), name
+
+
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
     texts = [f"{p.title} / {p.text}" for p in PASSAGES] + [e.question for e in EXAMPLES]

@@ -10,6 +10,8 @@ import optax
 import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
+from rag_jax import parallel
+from rag_jax.config import MeshConfig
 from rag_jax.training import tree_record
 from rag_jax.training.checkpoint import Checkpointer, CheckpointError, CheckpointMismatch
 
@@ -148,6 +150,34 @@ def test_one_device_to_eight_and_back(tmp_path):
     for got in (spread, gathered):
         assert_same_bits(got[0], params)
         assert_same_bits(got[1], opt_state)
+
+
+def on_mesh(tree, shape):
+    """Shapes on a (data, fsdp, model) mesh, matrices split over fsdp and model."""
+    devices = jax.devices()[: np.prod(shape)]
+    mesh = parallel.make_mesh(MeshConfig(*shape), devices)
+
+    def one(x):
+        spec = PartitionSpec("fsdp", "model") if x.ndim > 1 else PartitionSpec()
+        return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=NamedSharding(mesh, spec))
+
+    return jax.tree.map(one, tree)
+
+
+def test_saved_by_fsdp_restored_by_one_device_and_by_a_mesh_of_all_axes(tmp_path):
+    state = make_state(6)
+    spread = jax.tree.map(lambda x, s: jax.device_put(x, s.sharding), state,
+                          on_mesh(state, (1, 8, 1)))
+    assert spread[0]["encoder"]["kernel"].addressable_shards[0].data.shape == (2, 8)
+    with Checkpointer(tmp_path) as checkpointer:
+        checkpointer.save(1, *spread, {})
+        for shape, part in (((1, 1, 1), (16, 8)), ((2, 2, 2), (8, 4))):
+            wanted = on_mesh(state, shape)
+            found = checkpointer.restore(1, *wanted)
+            assert_same_bits(found[:2], state)
+            kernel = found[0]["encoder"]["kernel"]
+            assert kernel.sharding == wanted[0]["encoder"]["kernel"].sharding
+            assert kernel.addressable_shards[0].data.shape == part
 
 
 def test_digest_sees_every_bit_and_the_order_but_not_the_sharding():

@@ -25,8 +25,8 @@ class Batcher:
 
     questions = Questions()
 
-    def batch(self, rows, retrieved, index, rng):
-        assert (retrieved is None) == (index is None)
+    def batch(self, rows, retrieved, index, rng, own):
+        assert (retrieved is None) == (index is None) and len(own) == len(rows)
         draw = np.full(len(rows), rng.integers(1 << 30))
         if retrieved is None:
             retrieved = np.full((len(rows), 1), -7)
