@@ -34,7 +34,8 @@ def test_a_run_trained_with_the_host_answers_on_the_devices(uninterrupted):
     config = overrides.for_run(workdirs.read(uninterrupted), "rag_token")
     question = ["Who is the President of Peru?"]
     host = open_trained(config, uninterrupted).answer(question)[0]
-    config = overrides.replace(config, {"retrieval.where": "device"})
+    config = overrides.replace(
+        config, {"retrieval.where": "device", "retrieval.device_dtype": "float32"})
     trained = open_trained(config, uninterrupted)
     found = trained.answer(question)[0]
     assert (found.text, found.passage_ids) == (host.text, host.passage_ids)
