@@ -1,4 +1,4 @@
-"""How processes meet, share work and tell each other; `end_to_end/test_two_processes.py` runs real ones."""
+"""How processes meet, share work and tell each other; end_to_end/ has tests of real ones."""
 
 import json
 
