@@ -101,8 +101,9 @@ def world(seed=7):
     table = {p: np.zeros((QUESTIONS, DOCS, VOCAB)) for n in range(LONGEST)
              for p in itertools.product(range(VOCAB), repeat=n)}
     for question in range(QUESTIONS):
-        rows = [np.repeat(leaf[question : question + 1], len(PATHS), axis=0) for leaf in BATCH]
-        batch = BATCH._make(rows)._replace(target_ids=np.array(PATHS, np.int32))
+        batch = jax.tree.map(
+            lambda leaf, q=question: np.repeat(leaf[q : q + 1], len(PATHS), axis=0), BATCH)
+        batch = batch._replace(target_ids=np.array(PATHS, np.int32))
         log_p = np.float64(_forced()(params(seed), batch)[1])
         for path, under_docs in zip(PATHS, log_p, strict=True):
             for t in range(LONGEST):

@@ -174,7 +174,8 @@ def test_an_answer_does_not_depend_on_the_rest_of_the_batch(kind, strategy):
     """Other order, other neighbours, one of them without any document."""
     expected = run(params(), BATCH, kind, 3, strategy=strategy)
     order = np.array([2, 5, 0, 3, 4, 1])
-    moved = run(params(), BATCH._make([leaf[order] for leaf in BATCH]), kind, 3, strategy=strategy)
+    moved = run(params(), jax.tree.map(lambda leaf: leaf[order], BATCH), kind, 3,
+                strategy=strategy)
     np.testing.assert_array_equal(moved.tokens, expected.tokens[order])
     np.testing.assert_allclose(moved.log_p, expected.log_p[order], rtol=1e-6)
     other = BATCH._replace(doc_mask=BATCH.doc_mask & (np.arange(QUESTIONS) != 1)[:, None])

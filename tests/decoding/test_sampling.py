@@ -83,7 +83,7 @@ def test_samples_follow_the_key_and_not_the_place_in_the_batch():
     keys = jax.vmap(jax.random.fold_in, (None, 0))(jax.random.key(3), jnp.arange(QUESTIONS))
     found = samples("sequence", 8, key=keys)
     order = np.array([2, 5, 0, 3, 4, 1])
-    moved = samples("sequence", 8, BATCH._make([leaf[order] for leaf in BATCH]), key=keys[order])
+    moved = samples("sequence", 8, jax.tree.map(lambda leaf: leaf[order], BATCH), key=keys[order])
     np.testing.assert_array_equal(moved.ranked.tokens, found.ranked.tokens[order])
     other = samples("sequence", 8, key=keys[order])
     assert (other.ranked.tokens != found.ranked.tokens).any()
