@@ -224,6 +224,15 @@ class JoinedTokens:
         table, begin = next(part for part in reversed(self._parts) if part[1] <= row)
         return table.rows(row - begin)
 
+    def lengths_of(self, row_ids: np.ndarray) -> np.ndarray:
+        """int64[...]: tokens of some rows."""
+        part_of = np.searchsorted([begin for _, begin in self._parts], row_ids, side="right") - 1
+        lengths = np.zeros(row_ids.shape, np.int64)
+        for number, (table, begin) in enumerate(self._parts):
+            here = part_of == number
+            lengths[here] = table.lengths_of(row_ids[here] - begin)
+        return lengths
+
 
 @functools.cache
 def _search(mesh: Mesh, k: int, settings: DeviceSettings) -> Callable:

@@ -277,6 +277,9 @@ def test_add_delete_and_swap_find_what_is_there_and_compile_nothing(
         placed.passages.row_of("s2p7")
     words = folders["large"].passages.tokens("words")
     np.testing.assert_array_equal(placed.passages.tokens("words").rows(59), words.rows(9))
+    joined = placed.passages.tokens("words")
+    assert joined.lengths_of(np.array([[59, 0]])).tolist() == [
+        [len(joined.rows(59)), len(joined.rows(0))]]
     assert np.asarray(placed.memory.tokens["words"][1])[59] == min(5, len(words.rows(9)))
     placed.swap(folders["large"])
     assert placed.size == 90 and placed.passages[0].id == "s1p0"
