@@ -13,8 +13,6 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
-import numpy as np
-
 from rag_jax.config import ConfigError
 
 HEARTBEAT_SECS = 100
@@ -126,14 +124,15 @@ def first(make: Callable[[], T]) -> T:
 
 def share(size: int) -> slice:
     """The part of `size` things that is this process's to do; the parts of all cover them."""
-    bounds = np.linspace(0, size, count() + 1).astype(int)
-    return slice(int(bounds[index()]), int(bounds[index() + 1]))
+    return slice(size * index() // count(), size * (index() + 1) // count())
 
 
-def together(compute: Callable[[Any], np.ndarray], rows: Any) -> np.ndarray:
+def together(compute: Callable[[Any], Any], rows: Any) -> Any:
     """compute(rows), int32[N, ...], for which every process does its share of the rows."""
     if count() == 1:
         return compute(rows)
+    import numpy as np
+
     rows, found = np.asarray(rows), []
     for begin in range(0, len(rows), _ROWS_AT_A_TIME):
         piece = rows[begin : begin + _ROWS_AT_A_TIME]
