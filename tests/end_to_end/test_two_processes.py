@@ -85,7 +85,7 @@ def test_a_signal_to_one_stops_all_and_a_killed_one_ends_all(two, tmp_path):
     job = hosts.start("train", tmp_path, *hosts.FLAGS, heartbeat=20)
     until(job, "rag_token 16/20")
     job[1].kill()
-    printed = job[0].communicate(timeout=300)[0]
+    printed = job[0].communicate(timeout=900)[0]
     assert job[0].returncode not in (0, None)
     assert "another process of the job is gone" in printed or "another task died" in printed
     assert max(steps(tmp_path)) < 20
