@@ -22,7 +22,8 @@ class QuestionTokens:
     """Questions and answers as token ids.
 
     Args:
-      examples: the questions; `answers[0]` trains unless a seeded draw picks another.
+      examples: the questions; the first of `targets or answers` trains unless a seeded draw
+        picks another.
       retriever_tokenizer, generator_format: of the model.
       max_question_length, max_target_length: tokens, special tokens included.
       uncased_roundtrip: the generator reads a question as the retriever's tokenizer gives it
@@ -60,12 +61,12 @@ class QuestionTokens:
 
     def targets(self, rows: np.ndarray, rng: np.random.Generator | None
                 ) -> tuple[np.ndarray, np.ndarray]:
-        """Targets int32[B, T] and mask; `rng` picks among several answers, None takes the first."""
+        """Targets int32[B, T] and mask; `rng` picks among several texts, None takes the first."""
         chosen = []
         for row in rows:
-            answers = self.examples[row].answers
-            pick = 0 if rng is None else int(rng.integers(len(answers)))
-            chosen.append(self.target(answers[pick]))
+            texts = self.examples[row].targets or self.examples[row].answers
+            pick = 0 if rng is None else int(rng.integers(len(texts)))
+            chosen.append(self.target(texts[pick]))
         return pad_rows(chosen, self.max_target_length, self.format.tokenizer.pad)
 
     def batch(self, rows: np.ndarray, rng: np.random.Generator | None = None) -> QuestionBatch:

@@ -93,11 +93,21 @@ def _countries(config: Config) -> _Source:
     return _Source(memories, world.splits, world.warmup_texts, world.warmup_texts)
 
 
+def check_trainable(source: str, examples: Iterable[Example]) -> None:
+    """Raises ConfigError for a question that can be evaluated, but not trained on."""
+    for example in examples:
+        if example.regex and not example.targets:
+            raise ConfigError(
+                f"{source}: question {example.id!r} has regular expressions as answers and no "
+                'targets to train on: give it "targets", texts that the expressions match')
+
+
 def _files(config: Config) -> _Source:
     data = config.data
     splits = {name: load_examples(path, data_dir=data.data_dir or None)
               for name, path in (("train", data.train), ("dev", data.dev), ("test", data.test))
               if path}
+    check_trainable(data.train, splits["train"])
     passages = chunked(read_passages(data.passages), data.chunk_words)
     return _Source({"passages": passages}, splits, None, None)
 

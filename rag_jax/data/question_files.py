@@ -22,6 +22,9 @@ class Example(NamedTuple):
         answers: the accepted answers, at least one; the first is the usual training target.
         positive_ids: ids, as in the passage file, of passages known to hold the answer.
         negative_ids: ids of passages known not to hold it (hard negatives).
+        targets: the texts that train where they are not the answers; empty = the answers.
+        regex: the answers are regular expressions.
+        titles: titles of the pages known to hold the answer.
     """
 
     id: str
@@ -29,6 +32,9 @@ class Example(NamedTuple):
     answers: tuple[str, ...]
     positive_ids: tuple[str, ...] = ()
     negative_ids: tuple[str, ...] = ()
+    targets: tuple[str, ...] = ()
+    regex: bool = False
+    titles: tuple[str, ...] = ()
 
 
 def collect(source: str, rows: Iterable[tuple[str, Example]]) -> list[Example]:
@@ -61,7 +67,9 @@ def _check(where: str, example: Example) -> None:
     if not example.answers:
         raise ValueError(f"{where}: no answers: give at least one accepted answer")
     named = [("id", example.id), ("question", example.question)]
-    for field in ("answers", "positive_ids", "negative_ids"):
+    if not isinstance(example.regex, bool):
+        raise ValueError(f"{where}: regex is {example.regex!r}: expected true or false")
+    for field in ("answers", "positive_ids", "negative_ids", "targets", "titles"):
         named += [(f"{field}[{i}]", text) for i, text in enumerate(getattr(example, field))]
     for field, text in named:
         if not isinstance(text, str):
@@ -80,6 +88,20 @@ def _check(where: str, example: Example) -> None:
         raise ValueError(
             f"{where}: passage {min(both)!r} is named as positive and as negative: keep one"
         )
+    if example.regex:
+        _check_patterns(where, example.answers)
+
+
+def _check_patterns(where: str, patterns: Iterable[str]) -> None:
+    for i, pattern in enumerate(patterns):
+        try:
+            with warnings.catch_warnings(action="ignore"):  # of sets such as [[a]
+                re.compile(pattern)
+        except (re.error, OverflowError, RecursionError) as error:
+            raise ValueError(
+                f"{where}: answers[{i}], {pattern[:60]!r}, is not a regular expression ({error}): "
+                'mend it, or leave "regex" out'
+            ) from None
 
 
 def _lines(path: str) -> Iterator[tuple[str, int, str]]:
@@ -116,11 +138,6 @@ def read_jsonl(path: str) -> Iterator[tuple[str, Example]]:
                 f"{where}: a JSON {type(record).__name__}: expected an object such as "
                 '{"question": "...", "answers": ["..."]}'
             )
-        if record.get("regex"):
-            raise ValueError(
-                f'{where}: "regex" is true, so the answers are patterns, which are not supported: '
-                "write out the accepted answers"
-            )
         if not isinstance(record.get("question"), str):
             raise ValueError(
                 f"{where}: {_found(record, 'question')}: expected a string (keys here: "
@@ -133,6 +150,9 @@ def read_jsonl(path: str) -> Iterator[tuple[str, Example]]:
             answers=_answers(where, record),
             positive_ids=_ids(where, record, "positive_ids"),
             negative_ids=_ids(where, record, negatives),
+            targets=_texts(where, record, "targets"),
+            regex=False if record.get("regex") is None else record["regex"],
+            titles=_texts(where, record, "titles"),
         )
         yield where, example
 
@@ -154,9 +174,15 @@ def _answers(where: str, record: dict) -> tuple[str, ...]:
     key = _one_of(where, record, "answers", "answer")
     if key is None:
         raise ValueError(f'{where}: no "answers": expected a list of strings, or "answer"')
-    value = record[key]
-    if key == "answer" and isinstance(value, str):
-        value = [value]
+    if key == "answer" and isinstance(record[key], str):
+        return (record[key].strip(),)
+    return _texts(where, record, key)
+
+
+def _texts(where: str, record: dict, key: str) -> tuple[str, ...]:
+    value = record.get(key)
+    if value is None:
+        return ()
     if not isinstance(value, list) or not all(isinstance(text, str) for text in value):
         raise ValueError(f"{where}: {_found(record, key)}: expected a list of strings")
     return tuple(text.strip() for text in value)

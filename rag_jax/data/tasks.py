@@ -39,8 +39,9 @@ def load_examples(source: str, *, data_dir: str | None = None) -> list[Example]:
         source: one of
             `FILE.jsonl[.gz]`: per line an object with "question", and "answers" (list of strings)
                 or "answer" (string or list of strings); optional "id" (else the line number),
-                "positive_ids", and "hard_negative_ids" or "negative_ids". Other keys are ignored,
-                but `"regex": true` (answers are patterns) is refused.
+                "positive_ids", "hard_negative_ids" or "negative_ids", "targets" (what trains,
+                where that is not the answers), "titles" (of the gold pages) and "regex" (true:
+                the answers are regular expressions). Other keys are ignored.
             `FILE.tsv[.gz]`, `FILE.csv[.gz]`: DPR's form, tab separated in spite of ".csv":
                 question<TAB>list of strings as a JSON or Python literal, or
                 question<TAB>answer<TAB>answer... A field that is quoted as in CSV is unquoted; a
@@ -169,6 +170,7 @@ def _question_builder(name: str, splits: Mapping[str, list[Example]], data_dir: 
             texts = tfds.features.Sequence(tfds.features.Text())
             features = dict.fromkeys(Example._fields, texts)
             features |= dict.fromkeys(("id", "question"), tfds.features.Text())
+            features["regex"] = tfds.features.Scalar(bool)
             return tfds.core.DatasetInfo(
                 builder=self,
                 description=self.__doc__,
@@ -272,6 +274,9 @@ def _tfds_example(where: str, position: int, row: Mapping[str, Any]) -> Example:
         answers=tuple(map(_text, answers)),
         positive_ids=tuple(map(_text, row.get("positive_ids", ()))),
         negative_ids=tuple(map(_text, row.get("negative_ids", ()))),
+        targets=tuple(map(_text, row.get("targets", ()))),
+        regex=bool(row.get("regex", False)),
+        titles=tuple(map(_text, row.get("titles", ()))),
     )
 
 

@@ -188,6 +188,17 @@ def test_targets_are_the_first_answer_or_one_drawn(made, rag):
     assert drawn != targets(rag.batch(rows, None, rng=order.generator(0, 4, 1)))
 
 
+def test_targets_of_its_own_train_instead_of_the_answers(made):
+    questions, _, bart, bert = made
+    pattern = Example("r", "Who?", ("A.*",), targets=("Ada", "Bo"), regex=True)
+    tokens = QuestionTokens([pattern], bert, questions.format, 10, TARGET)
+    ids, mask = tokens.targets(np.array([0]), None)
+    assert bart.decode(ids[0][mask[0]]) == "Ada"
+    drawn = {bart.decode(tokens.targets(np.array([0]), order.generator(0, 4, s))[0][0])
+             for s in range(9)}
+    assert drawn == {"Ada", "Bo"}
+
+
 def test_a_long_answer_is_cut_before_its_end(made, rag):
     """Without </s> the model would never learn to stop; one token more would not fit."""
     _, _, bart, _ = made

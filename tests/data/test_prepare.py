@@ -9,6 +9,7 @@ from rag_jax.config import Config, ConfigError
 from rag_jax.data import prepare as preparing
 from rag_jax.data.batches import ENCODER_TABLE, PASSAGE_TABLE
 from rag_jax.data.prepare import chunked, prepare
+from rag_jax.data.question_files import Example
 from rag_jax.data.text import Tokenizer, encoder_input
 from rag_jax.overrides import replace
 from rag_jax.retrieval.reading import Passage
@@ -60,8 +61,8 @@ def test_own_data_are_read_back_as_they_were_written(own):
     assert [tuple(store[row]) for row in range(len(store))] == PASSAGES
     assert list(prepared.splits) == ["train", "dev"]
     first, second = prepared.splits["train"]
-    assert first == ("q1", "Capital of Peru?", ("Lima", "Ciudad"), ("1",), ("2",))
-    assert second == ("q2", "Ünï?", ("ü",), ("ü",), ())
+    assert first == Example("q1", "Capital of Peru?", ("Lima", "Ciudad"), ("1",), ("2",))
+    assert second == Example("q2", "Ünï?", ("ü",), ("ü",), ())
     assert prepared.splits["dev"][0][:3] == ("1", "Capital of Chile?", ("Santiago",))
     assert list(prepared.warmup_texts) == [text for _, _, text in PASSAGES]
     assert len(prepared.warmup_texts) == 4
@@ -149,6 +150,19 @@ def test_a_damaged_question_file_is_named_before_anything_is_made(tmp_path):
     with pytest.raises(ValueError, match="dev.jsonl:1"):
         prepare(config, tmp_path / "work")
     assert not (tmp_path / "work" / "data").exists()
+
+
+def test_regular_expressions_train_by_their_targets_alone(tmp_path):
+    """A pattern is no text that a generator should learn to write; dev asks for none."""
+    config = own_config(tmp_path)
+    pattern = {"id": "r", "question": "Capital?", "answers": ["Li.a"], "regex": True}
+    write_jsonl(tmp_path / "dev.jsonl", [pattern])
+    write_jsonl(tmp_path / "train.jsonl", [*TRAIN, pattern])
+    with pytest.raises(ConfigError, match=r"train.jsonl: question 'r' .* no targets to train on"):
+        prepare(config, tmp_path / "work")
+    write_jsonl(tmp_path / "train.jsonl", [*TRAIN, {**pattern, "targets": ["Lima"]}])
+    splits = prepare(config, tmp_path / "work").splits
+    assert splits["train"][2].targets == ("Lima",) and splits["dev"][0].regex
 
 
 def test_chunks_are_numbered_and_whole_passages_keep_their_ids(tmp_path):

@@ -31,11 +31,16 @@ def test_jsonl_fields(tmp_path):
         "",
         '{"question": "caf\\u00e9 \u2028?", "answer": "yes", "negative_ids": ["9"], "id": null}',
         '{"id": 12, "question": "NQ-open form", "answer": ["a"]}',
+        '{"question": "r", "answers": ["a|b", "[[c]"], "regex": true, "targets": ["b"], '
+        '"titles": ["B (c)"]}',
+        '{"question": "s", "answers": ["(a"], "regex": false, "targets": [], "titles": null}',
     ]
     expected = [
         Example("x", "Who?", ("A", "B"), ("4",), ("5", "6")),
         Example("3", "café \u2028?", ("yes",), (), ("9",)),  # U+2028 ends no line
         Example("12", "NQ-open form", ("a",)),
+        Example("5", "r", ("a|b", "[[c]"), targets=("b",), regex=True, titles=("B (c)",)),
+        Example("6", "s", ("(a",)),
     ]
     text = "\ufeff" + "\r\n".join(lines)
     assert load_examples(write(tmp_path / "a.jsonl", text)) == expected
@@ -65,7 +70,13 @@ def test_jsonl_fields(tmp_path):
          'both "hard_negative_ids" and "negative_ids"'),
         ('{"question": "q", "answers": ["a"], "positive_ids": [1], "negative_ids": ["1"]}',
          "passage '1' is named as positive and as negative"),
-        ('{"question": "q", "answers": ["a|b"], "regex": true}', '"regex" is true'),
+        ('{"question": "q", "answers": ["a", "(b"], "regex": true}',
+         r"answers\[1\], '\(b', is not a regular expression"),
+        ('{"question": "q", "answers": ["a{9999999999}"], "regex": true}', "not a regular expr"),
+        ('{"question": "q", "answers": ["a"], "regex": 1}', "regex is 1: expected true or false"),
+        ('{"question": "q", "answers": ["a"], "targets": "b"}', '"targets" is "b": expected a li'),
+        ('{"question": "q", "answers": ["a"], "targets": [""]}', r"targets\[0\] is empty"),
+        ('{"question": "q", "answers": ["a"], "titles": [3]}', '"titles" is'),
         ('{"question": "\\ud800", "answers": ["a"]}', "surrogate"),
         ('["q", "a"]', "a JSON list"),
         ("[" * 100_000, "not JSON"),

@@ -18,6 +18,7 @@ EXAMPLES = [
     Example("q2", "¿Cuál es la capital del Perú?", ("Lima", "Ciudad de los Reyes"), ("7",), ("3",)),
     Example("q10", "東京はどこの首都ですか", ("日本",), (), ("1", "2", "3")),
     Example("q1", " a line\nbreak, a tab\t and e\u0301 ", ("\U0001f600", '"quoted"')),
+    Example("q3", "r", ("a|b", "c"), targets=("b",), regex=True, titles=("Ü (film)", "T")),
 ]
 
 
