@@ -21,6 +21,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TextIO
 
+import numpy as np
+
 from rag_jax.data.question_files import Example, collect, read_jsonl, read_tsv
 
 _JSONL_SUFFIXES = (".jsonl", ".jsonl.gz")
@@ -170,7 +172,7 @@ def _question_builder(name: str, splits: Mapping[str, list[Example]], data_dir: 
             texts = tfds.features.Sequence(tfds.features.Text())
             features = dict.fromkeys(Example._fields, texts)
             features |= dict.fromkeys(("id", "question"), tfds.features.Text())
-            features["regex"] = tfds.features.Scalar(bool)
+            features["regex"] = tfds.features.Scalar(np.bool_)
             return tfds.core.DatasetInfo(
                 builder=self,
                 description=self.__doc__,
