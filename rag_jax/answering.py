@@ -17,7 +17,7 @@ from rag_jax.decoding.certificate import exact
 from rag_jax.decoding.results import Decoded
 from rag_jax.decoding.settings import Decoding
 from rag_jax.models import rag
-from rag_jax.retrieval.index import PassageIndex
+from rag_jax.retrieval.index import PassageIndex, SearchResult, merge
 from rag_jax.types import Alternative, Answer, Batch
 
 
@@ -43,6 +43,25 @@ def jit_log_likelihood(model: rag.RagModel) -> Any:
     return jax.jit(lambda params, batch: rag.log_likelihood(model, params, batch))
 
 
+def search(index: PassageIndex, queries: Any, k: int) -> np.ndarray:
+    """Rows int32[B, K] of the best passages for queries float32[B, E], found by all processes.
+
+    How they share the work is `index.division`; all call this with the same queries.
+    """
+    if index.division == "devices":
+        return index.search(queries, k).ids
+    if index.division == "queries":
+        return hosts.together(lambda rows: index.search(rows, k).ids, queries)
+
+    def everywhere(rows: np.ndarray) -> np.ndarray:
+        mine = index.search(rows, k)
+        found = hosts.exchange([mine.ids.tolist(), mine.scores.tolist()])
+        return merge([SearchResult(np.array(ids, np.int32), np.array(scores, np.float32))
+                      for ids, scores in found], k).ids
+
+    return hosts.in_messages(everywhere, queries)
+
+
 class Answerer:
     """Answers tokenized questions in batches of a fixed size, which compile once per length.
 
@@ -66,8 +85,7 @@ class Answerer:
         if node_budget and hosts.count() > 1:
             raise ConfigError("config.eval.exact_nodes: the exact search runs in one process; set "
                               "0, or answer with one process")
-        parts = parallel.batch_shards(mesh)
-        self.batch_size = -(-batch_size // parts) * parts
+        self.batch_size = parallel.filled_up(batch_size, mesh)
         self.length_step = length_step
         self._embed = jit_embed(model)
         self.decoding, self.seed, self.node_budget = decoding, seed, node_budget
@@ -86,8 +104,7 @@ class Answerer:
         """Rows int32[Q, K] of the best passages for every question; None for a closed book."""
         if self.index is None:
             return None
-        return hosts.together(lambda queries: self.index.search(queries, self.k).ids,
-                              self.embed_questions(params, questions))
+        return search(self.index, self.embed_questions(params, questions), self.k)
 
     def batches(self, questions: QuestionTokens, retrieved: np.ndarray | None
                 ) -> Iterator[tuple[int, Batch]]:

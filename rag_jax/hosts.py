@@ -133,12 +133,22 @@ def together(compute: Callable[[Any], Any], rows: Any) -> Any:
         return compute(rows)
     import numpy as np
 
-    rows, found = np.asarray(rows), []
-    for begin in range(0, len(rows), _ROWS_AT_A_TIME):
-        piece = rows[begin : begin + _ROWS_AT_A_TIME]
+    def shared(piece: np.ndarray) -> np.ndarray:
         mine = piece[share(len(piece))]
-        found += exchange(compute(mine).tolist() if len(mine) else [])
-    return np.concatenate([np.array(part, np.int32) for part in found if part])
+        found = exchange(compute(mine).tolist() if len(mine) else [])
+        return np.concatenate([np.array(part, np.int32) for part in found if part])
+
+    return in_messages(shared, rows)
+
+
+def in_messages(compute: Callable[[Any], Any], rows: Any) -> Any:
+    """compute(rows), which exchanges a few numbers a row, for so many at a time as a message holds.
+    """
+    import numpy as np
+
+    rows = np.asarray(rows)
+    return np.concatenate([compute(rows[begin : begin + _ROWS_AT_A_TIME])
+                           for begin in range(0, len(rows), _ROWS_AT_A_TIME)])
 
 
 def leave(code: int | str) -> None:

@@ -78,6 +78,12 @@ def batch_shards(mesh: Mesh) -> int:
     return _shards(mesh, RULES["batch"])
 
 
+def filled_up(size: int, mesh: Mesh) -> int:
+    """`size` rows, rounded up to what can be split over the mesh as a batch."""
+    parts = batch_shards(mesh)
+    return -(-size // parts) * parts
+
+
 def param_shardings(boxed: Any, mesh: Mesh) -> Any:
     """NamedSharding of every parameter of a tree with logical axis names (boxed by Linen).
 

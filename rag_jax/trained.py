@@ -78,7 +78,7 @@ def open_trained(config: Config, path: pathlib.Path, run: str | None = None,
         memories = path / run / "indexes"
     named = memories / (index or next(iter(job.prepared.memories)))
     folder = named if index is None or named.is_dir() else pathlib.Path(index)
-    opened = PassageIndex.open(folder, built_by)
+    opened = PassageIndex.open(folder, built_by, host=hosts.index(), hosts=hosts.count())
     opened = on_device.open_index(config, job.prepared.format, job.mesh, opened)
     return Trained(job, run, params, opened)
 

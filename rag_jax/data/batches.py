@@ -118,10 +118,13 @@ class RagBatcher:
             doc_mask = np.ones((count, 1), bool)
         else:
             doc_mask = retrieved[own] >= 0
-            safe = np.where(doc_mask, retrieved[own], 0)
+            safe = np.maximum(retrieved, 0)
+            # All processes ask for the same, where they share the devices that answer.
+            found = (index.embeddings(safe)[own] if index.division == "devices"
+                     else index.embeddings(safe[own]))
+            embeddings = found * doc_mask[..., None]
             table = index.passages.tokens(PASSAGE_TABLE)
-            passages = [[table.rows(int(d)) for d in docs] for docs in safe]
-            embeddings = index.embeddings(safe) * doc_mask[..., None]
+            passages = [[table.rows(int(d)) for d in docs] for docs in safe[own]]
         inputs = [q.format.join(p, q.suffixes[row])
                   for row, docs in zip(rows, passages, strict=True) for p in docs]
         length = bucket(longest, self.length_step, q.format.max_length)

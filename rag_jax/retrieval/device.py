@@ -11,6 +11,7 @@ from jax.sharding import Mesh
 from rag_jax.retrieval import device_search
 from rag_jax.retrieval.device_search import DeviceSettings, Memory, row_sharding
 from rag_jax.retrieval.index import (
+    Division,
     PassageIndex,
     RetrievalError,
     SearchResult,
@@ -47,6 +48,8 @@ class DeviceIndex:
         memory: the tables, an argument for jitted programs; changes replace it.
         manifest: of the first index.
     """
+
+    division: Division = "devices"
 
     def __init__(self, index: PassageIndex, mesh: Mesh, settings: DeviceSettings,
                  tables: Mapping[str, TokenSpec] = {}):  # noqa: B006 (never changed)
@@ -130,7 +133,10 @@ class DeviceIndex:
         return found
 
     def embeddings(self, ids: np.ndarray) -> np.ndarray:
-        """The embeddings float32[..., E] of rows integers[...], as the devices hold them."""
+        """The embeddings float32[..., E] of rows integers[...], as the devices hold them.
+
+        Of several processes all ask for the same rows.
+        """
         ids = np.asarray(ids)
         check_rows(ids, len(self.passages), f"{self.path}: embeddings")
         return np.asarray(_lookup(self.mesh)(self.memory.embeddings, ids.astype(np.int32)))

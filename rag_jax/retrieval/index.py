@@ -3,7 +3,8 @@
     manifest.json     sizes, checksums, fingerprints, settings, measured recall; written last
     passages/         the passage store (passages.py)
     embeddings.f32    float32[N, E], little-endian, row = passage row
-    scann/            only in an index of kind "scann": what ScaNN serialized, with relative paths
+    scann/ scann.1/   only in an index of kind "scann": what ScaNN serialized, with relative paths;
+                      a folder for each of ScannSettings.parts
 
 No file holds an absolute path: the directory can be moved, copied and renamed.
 """
@@ -12,8 +13,9 @@ import hashlib
 import json
 import operator
 import os
+from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 import numpy as np
 
@@ -27,6 +29,7 @@ __all__ = [
     "check_embeddings",
     "check_queries",
     "file_entry",
+    "merge",
     "no_results",
     "read_manifest",
     "write_manifest",
@@ -36,6 +39,12 @@ INDEX_FORMAT = 1
 LARGEST = 1e6  # of a coordinate; far above any encoder's, far below where squares overflow
 VERIFY_BYTES = 256 * 2**20  # an index up to this size is read and checked whole at opening
 _AGAIN = "copy it again from where it is whole, or build it again"
+
+
+# What each of several processes searches with an index: all passages, for its share of the queries;
+# its share of the passages, for all queries, and the results are merged; or, with an index on
+# devices that they share, all passages for all queries, at the same time as the others.
+Division = Literal["queries", "passages", "devices"]
 
 
 class SearchResult(NamedTuple):
@@ -113,6 +122,14 @@ def no_results(k: int) -> SearchResult:
     return SearchResult(np.zeros((0, k), np.int32), np.zeros((0, k), np.float32))
 
 
+def merge(found: Sequence[SearchResult], k: int) -> SearchResult:
+    """The k best of what was found among different passages."""
+    ids, scores = (np.concatenate(arrays, axis=1) for arrays in zip(*found, strict=True))
+    best = np.lexsort((ids, -scores), axis=1)[:, :k]
+    return SearchResult(np.take_along_axis(ids, best, axis=1),
+                        np.take_along_axis(scores, best, axis=1))
+
+
 class PassageIndex:
     """An index directory, opened: search, the embeddings, and the passages. An Index.
 
@@ -123,22 +140,30 @@ class PassageIndex:
         size: N, passages.
         width: E, of queries and embeddings.
         table: float32[N, E], all embeddings, memory-mapped.
+        division: how several processes search: see Division.
     """
 
-    def __init__(self, path: Path, manifest: dict, passages: PassageStore, verified: bool):
+    def __init__(self, path: Path, manifest: dict, passages: PassageStore, verified: bool,
+                 host: int = 0, hosts: int = 1):
         from rag_jax.retrieval import exact, scann  # they import this module
 
         self.path, self.manifest, self.passages = path, manifest, passages
         self.size, self.width = manifest["size"], manifest["width"]
         embeddings = map_file(path / "embeddings.f32", "<f4")
         self.table = embeddings.reshape(self.size, self.width)
-        self._backend: Index = exact.ExactIndex(self.table)
+        self._parts: list[tuple[int, Index]] = [(0, exact.ExactIndex(self.table))]
+        self.division: Division = "queries"
         if manifest["kind"] == "scann":
             settings = scann.ScannSettings(**manifest["scann"])
             as_built = verified and manifest["versions"]["scann"] == scann.scann_version()
-            self._backend = scann.ScannIndex(
-                path / "scann", self.table, settings, trusted=as_built
-            )
+            rows, mine = scann.part_rows(self.size, settings.parts), range(settings.parts)
+            if 1 < hosts <= settings.parts:
+                self.division, mine = "passages", mine[host::hosts]
+            self._parts = [
+                (rows[part].start,
+                 scann.ScannIndex(scann.part_folder(path, part), self.table[rows[part]], settings,
+                                  trusted=as_built))
+                for part in mine]
 
     @classmethod
     def open(
@@ -146,6 +171,8 @@ class PassageIndex:
         path: str | os.PathLike,
         encoder_fingerprint: str | None = None,
         verify: bool | None = None,
+        host: int = 0,
+        hosts: int = 1,
     ) -> "PassageIndex":
         """Opens an index directory, wherever it was moved.
 
@@ -154,6 +181,8 @@ class PassageIndex:
             encoder_fingerprint: of the encoder that will be asked; None leaves it unchecked.
             verify: compare every file's sha256 (about 1 second per GB). None does so for an index
                 up to 256 MiB. Sizes, manifest and the store's meta data are always checked.
+            host, hosts: which of how many this is. Of an index in at least as many parts each holds
+                its share; any other is opened whole.
 
         Raises:
             RetrievalError: no index there, or it is half built, damaged, from a newer version, or
@@ -174,11 +203,16 @@ class PassageIndex:
                 f"fingerprint {passages.fingerprint[:12]}, built from {manifest['size']} of "
                 f"{manifest['passages_fingerprint'][:12]}); {_AGAIN}."
             )
-        return cls(path, manifest, passages, verify)
+        return cls(path, manifest, passages, verify, host, hosts)
 
     def search(self, queries: np.ndarray, k: int) -> SearchResult:
-        """Finds the k best passages for queries float[B, E]; see Index."""
-        return self._backend.search(queries, k)
+        """Finds the k best passages for queries float[B, E]; see Index.
+
+        With division "passages", the k best of its share, or all of that where it has fewer.
+        """
+        queries = check_queries(queries, k, self.size, self.width)
+        found = [(first, part.search(queries, min(k, part.size))) for first, part in self._parts]
+        return merge([SearchResult(ids + first, scores) for first, (ids, scores) in found], k)
 
     def embeddings(self, ids: np.ndarray) -> np.ndarray:
         """Returns the embeddings float32[..., E] of rows integers[...]."""
@@ -267,8 +301,7 @@ def _check_files(path: Path, manifest: dict, verify: bool) -> None:
         if verify and file_entry(path / name) != entry:
             raise RetrievalError(f"{path}: {name} differs from its sha256; {_AGAIN}.")
     # ScaNN unpickles a scann_docids.pkl that it finds, that is, runs code from it.
-    for file in (path / "scann").glob("*"):
-        if f"scann/{file.name}" not in manifest["files"]:
-            raise RetrievalError(
-                f"{path}: scann/{file.name} does not belong to this index; remove that file."
-            )
+    for file in path.glob("scann*/*"):
+        name = file.relative_to(path).as_posix()
+        if name not in manifest["files"]:
+            raise RetrievalError(f"{path}: {name} does not belong to this index; remove that file.")

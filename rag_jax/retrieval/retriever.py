@@ -12,15 +12,19 @@ import numpy as np
 from rag_jax.retrieval.index import PassageIndex
 
 Embedder = Callable[[Any, Any, Any], Any]
+Search = Callable[[np.ndarray], np.ndarray]
 
 
 class Retriever:
-    """Searches `index` with queries made by `embed(params, ids, mask)`, an array on the device."""
+    """Searches `index` with queries made by `embed(params, ids, mask)`, an array on the device.
 
-    def __init__(self, index: PassageIndex, embed: Embedder, k: int):
+    search: queries float32[B, E] to rows int32[B, K] of the index.
+    """
+
+    def __init__(self, index: PassageIndex, embed: Embedder, search: Search):
         self.index = index
         self.embed = embed
-        self.k = k
+        self.search = search
 
     def begin(self, params: Any, ids: Any, mask: Any) -> Any:
         """Starts to embed questions int32[B, L]; does not wait."""
@@ -28,4 +32,4 @@ class Retriever:
 
     def finish(self, queries: Any) -> np.ndarray:
         """The rows int32[B, K] of the best passages, best first."""
-        return self.index.search(np.asarray(queries, np.float32), self.k).ids
+        return self.search(np.asarray(queries, np.float32))

@@ -8,6 +8,7 @@ is answered by exact search. It only nominates rows: the scores returned are exa
 
 import dataclasses
 import importlib.metadata
+import itertools
 import json
 import logging
 import math
@@ -73,6 +74,8 @@ class ScannSettings:
         pre_reorder_num_neighbors: candidates whose scores are computed again; at least 4 k are.
         random_init: random first centroids: faster, but no two builds are the same.
         brute_force_below: an index of kind "auto" with fewer passages is exact.
+        parts: consecutive parts of the passages, a tree for each, so that of several hosts each
+            needs to hold and search its share alone. Leaves are those of a part.
     """
 
     num_leaves: int | None = None
@@ -84,6 +87,7 @@ class ScannSettings:
     pre_reorder_num_neighbors: int = 100
     random_init: bool = False
     brute_force_below: int = 4000
+    parts: int = 1
 
     def __post_init__(self):
         for name, value in dataclasses.asdict(self).items():
@@ -108,12 +112,24 @@ class ScannSettings:
         return parts, min(parts, searched)
 
 
+def part_rows(size: int, parts: int) -> list[slice]:
+    """The rows of each of the consecutive parts of `size` passages."""
+    ends = [size * part // parts for part in range(parts + 1)]
+    return [slice(*both) for both in itertools.pairwise(ends)]
+
+
+def part_folder(path: Path, part: int) -> Path:
+    """Where an index directory has ScaNN's files of a part."""
+    return path / (f"scann.{part}" if part else "scann")
+
+
 def _threads() -> int:
     return max(1, len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1)
 
 
 def build_scann(
-    embeddings: np.ndarray, file: Path, settings: ScannSettings, directory: Path
+    embeddings: np.ndarray, file: Path, settings: ScannSettings, directory: Path,
+    rows: slice | None = None,
 ) -> None:
     """Builds a ScaNN index in a child process, serializes it, loads it back and asks it once.
 
@@ -124,16 +140,19 @@ def build_scann(
         file: raw little-endian float32 rows, from which the child reads them.
         settings: see ScannSettings.
         directory: where to put ScaNN's files; must be new or empty.
+        rows: consecutive ones, the part to index; None = all.
 
     Raises:
         RetrievalError: an embedding that ScaNN would crash on, or ScaNN failed or crashed.
     """
-    if len(embeddings) < SMALLEST:
+    first, end, _ = (rows or slice(None)).indices(len(embeddings))
+    if end - first < SMALLEST:
         raise RetrievalError(
-            f'ScaNN needs {SMALLEST} passages or more, got {len(embeddings)}; use kind="exact".'
+            f"ScaNN needs {SMALLEST} passages or more in each of {settings.parts} parts, got "
+            f'{end - first}; use kind="exact", or fewer parts.'
         )
-    for begin in range(0, len(embeddings), 65536):
-        block = embeddings[begin : begin + 65536]
+    for begin in range(first, end, 65536):
+        block = embeddings[begin : min(begin + 65536, end)]
         check_embeddings(block, lambda row, begin=begin: f"the embedding of row {begin + row}")
     directory = Path(directory).absolute()
     directory.mkdir(parents=True, exist_ok=True)
@@ -143,6 +162,8 @@ def build_scann(
         "task": "build",
         "file": str(Path(file).absolute()),
         "width": embeddings.shape[1],
+        "first": first,
+        "rows": end - first,
         "settings": dataclasses.asdict(settings),
         "directory": str(directory),
     }
@@ -178,7 +199,8 @@ def child_main() -> None:
     task = json.load(sys.stdin)
     directory, width = task["directory"], task["width"]
     if task["task"] == "build":
-        embeddings = np.fromfile(task["file"], "<f4").reshape(-1, width)
+        embeddings = np.fromfile(task["file"], "<f4", count=task["rows"] * width,
+                                 offset=task["first"] * width * 4).reshape(-1, width)
         _build_here(embeddings, ScannSettings(**task["settings"]), directory)
     queries = np.linspace(-1, 1, 4 * width, dtype=np.float32).reshape(4, width)
     _load(directory).search_batched_parallel(queries, final_num_neighbors=1, batch_size=4)

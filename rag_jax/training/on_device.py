@@ -12,8 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from rag_jax import hosts, parallel
-from rag_jax.config import Config, ConfigError
+from rag_jax import parallel
+from rag_jax.config import Config
 from rag_jax.data import order
 from rag_jax.data.batches import ENCODER_TABLE, PASSAGE_TABLE, QuestionTokens
 from rag_jax.data.compose import compose
@@ -35,16 +35,10 @@ def open_index(config: Config, format: GeneratorFormat, mesh: Mesh, index: Passa
 
     recall_queries: float32[Q, E]; an index on the devices is measured with them, and says so in
       its manifest in place of what the folder says.
-
-    Raises:
-      ConfigError: several processes, which the index on the devices does not know yet.
     """
     retrieval = config.retrieval
     if retrieval.where == "host":
         return index
-    if hosts.count() > 1:
-        raise ConfigError("config.retrieval.where=device: one process only, so far; with several, "
-                          "set host")
     settings = DeviceSettings(retrieval.device_dtype, retrieval.capacity, retrieval.recall_target)
     small = format.tokenizer.vocab_size <= 2**16
     tables = {PASSAGE_TABLE: TokenSpec(format.max_length - 2, np.uint16 if small else np.int32)}
@@ -74,8 +68,7 @@ class Refresher:
 
     def __init__(self, model: rag.RagModel, index: DeviceIndex, pad_id: int, batch_size: int):
         self.index, self.next = index, 0
-        parts = parallel.batch_shards(index.mesh)
-        self._batch_size = -(-batch_size // parts) * parts
+        self._batch_size = parallel.filled_up(batch_size, index.mesh)
 
         def run(params: Params, tokens: Any, ids: jax.Array, step: jax.Array) -> Memory:
             rows = device_search.lookup(tokens, jnp.maximum(ids, 0), index.mesh)

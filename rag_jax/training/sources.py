@@ -7,7 +7,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from rag_jax import hosts, parallel
+from rag_jax import parallel
 from rag_jax.data import order
 from rag_jax.data.batches import RagBatcher
 from rag_jax.retrieval.retriever import Retriever
@@ -47,7 +47,7 @@ class RagSource:
         questions = self._batcher.questions
         ids, mask = parallel.put_batch((questions.ids[rows], questions.mask[rows]), self._mesh)
         queries = self._retriever.begin(params["query_encoder"], ids, mask)
-        self._begun[step] = lambda: hosts.together(self._retriever.finish, queries)
+        self._begun[step] = lambda: self._retriever.finish(queries)
 
     def finish(self, step: int) -> jax.Array:
         retrieved = self._begun.pop(step)() if self._retriever is not None else None

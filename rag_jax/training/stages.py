@@ -24,7 +24,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from rag_jax import hosts, parallel
-from rag_jax.answering import Answerer, jit_embed
+from rag_jax.answering import Answerer, jit_embed, search
 from rag_jax.config import Config, ConfigError, OptimizerConfig, WarmupConfig
 from rag_jax.data.batches import (
     ENCODER_TABLE,
@@ -204,8 +204,8 @@ def index_memory(job: Job, params: Any, store: Any, out: pathlib.Path,
     given = {"num_leaves": retrieval.num_leaves, "leaves_to_search": retrieval.leaves_to_search,
              "pre_reorder_num_neighbors": retrieval.reorder}
     settings = ScannSettings(brute_force_below=retrieval.brute_force_below,
+                             parts=retrieval.scann_parts,
                              **{name: v for name, v in given.items() if v is not None})
-    parts = parallel.batch_shards(parallel.own_mesh(job.mesh))
     buckets = sorted({bucket(n, data.length_buckets, data.max_passage_length)
                       for n in range(1, data.max_passage_length + 1)})
     kind = "exact" if (retrieval.where, retrieval.index) == ("device", "auto") else retrieval.index
@@ -214,7 +214,7 @@ def index_memory(job: Job, params: Any, store: Any, out: pathlib.Path,
         token_table=ENCODER_TABLE,
         encoder_fingerprint=fingerprint(job.model, params["document_encoder"]),
         max_length=data.max_passage_length,
-        batch_size=-(-retrieval.embed_batch_size // parts) * parts,
+        batch_size=parallel.filled_up(retrieval.embed_batch_size, parallel.own_mesh(job.mesh)),
         length_buckets=buckets, kind=kind, settings=settings,
         recall_queries=recall_queries, seed=job.config.seed,
         pad_id=job.prepared.retriever_tokenizer.pad, overwrite=overwrite,
@@ -332,7 +332,9 @@ def _rag_source(job: Job, index: PassageIndex) -> tuple[
     if k and config.retrieval.where == "device":
         return on_device.training(job.model, config, job.prepared, questions, index)
     batcher = RagBatcher(questions, config.data.length_buckets, job.model.embedding_width)
-    retriever = Retriever(index, jit_embed(job.model), k) if k else None
+    retriever = None
+    if k:
+        retriever = Retriever(index, jit_embed(job.model), functools.partial(search, index, k=k))
     source = RagSource(batcher, retriever, batch_size, config.seed, config.retrieval.staleness,
                        job.mesh)
     return source, None, None

