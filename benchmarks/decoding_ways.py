@@ -23,11 +23,11 @@ from rag_jax.trained import open_trained
 WAYS = {
     "rag_token": {"greedy": {}, "beam 4": {"num_beams": 4}},
     "rag_sequence": {
-        "thorough 1": {}, "thorough 4": {"num_beams": 4},
+        **{f"thorough {n}": {"strategy": "thorough", "num_beams": n} for n in (1, 4)},
         "fast 4": {"strategy": "fast", "num_beams": 4},
         **{f"marginal {n}": {"strategy": "marginal", "num_beams": n} for n in (1, 2, 4, 8, 16)}},
 }
-EXACT = {"rag_token": {"num_beams": 4}, "rag_sequence": {"strategy": "marginal", "num_beams": 4}}
+EXACT = {"rag_token": {"num_beams": 4}, "rag_sequence": {"num_beams": 4}}
 
 
 def main() -> None:

@@ -274,9 +274,10 @@ class EvalConfig:
     batch_size: int = field(32, "questions at a time", at_least=1)
     max_examples: int = field(0, "evaluate on the first so many dev questions; 0 = all",
                               at_least=0)
-    strategy: Literal["thorough", "fast", "marginal"] = field(
-        "thorough", "of RAG-Sequence: a beam per document with every hypothesis scored under "
-        "every document; the same without that pass; or one beam on the marginal probabilities")
+    strategy: Literal["marginal", "thorough", "fast"] = field(
+        "marginal", "of RAG-Sequence: one beam on the marginal probabilities; or as in the paper "
+        "(thorough) a beam per document, every hypothesis scored under every document, or (fast) "
+        "the same without that pass")
     num_beams: int = field(1, "beam width; 1 = greedy", at_least=1)
     min_length: int = field(0, "tokens of the shortest answer, </s> included", at_least=0)
     length_penalty: float = field(0.0, "answers are ranked by log p / length**penalty; 0 = by log "
@@ -340,8 +341,8 @@ class Config:
 
 # The paper's decoding (appendix A): open-domain QA by either model, and the generation tasks.
 EVAL_PRESETS = {
-    "paper-qa-token": EvalConfig(k=15),
-    "paper-qa-sequence": EvalConfig(k=50),
+    "paper-qa-token": EvalConfig(k=15, strategy="thorough"),
+    "paper-qa-sequence": EvalConfig(k=50, strategy="thorough"),
     "paper-generation": EvalConfig(k=10, num_beams=4, strategy="fast"),
 }
 PRESETS: dict[type, dict[str, Any]] = {

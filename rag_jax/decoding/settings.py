@@ -5,7 +5,7 @@ from typing import Literal, get_args
 
 from rag_jax.models.rag import RagModel
 
-Strategy = Literal["thorough", "fast", "marginal"]
+Strategy = Literal["marginal", "thorough", "fast"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -18,9 +18,9 @@ class Decoding:
 
     Attributes:
       strategy: of RAG-Sequence; RAG-Token has one way only and ignores it.
+        marginal: one beam on p(y_t | x, y_<t) with the documents summed out.
         thorough: a beam for each document, every hypothesis scored under every document.
         fast: the same, with probability 0 for the documents whose beam lacks the hypothesis.
-        marginal: one beam on p(y_t | x, y_<t) with the documents summed out.
       num_beams: beam width; 1 = greedy, which ignores the length penalty while it searches.
       max_length: longest answer.
       min_length: shortest answer.
@@ -41,7 +41,7 @@ class Decoding:
         candidates of the thorough strategy, are worked off in groups that fit. 0 = all at once.
     """
 
-    strategy: Strategy = "thorough"
+    strategy: Strategy = "marginal"
     num_beams: int = 4
     max_length: int = 32
     min_length: int = 0

@@ -240,8 +240,8 @@ def test_thorough_scores_no_pair_twice_and_fast_none(monkeypatch):
 def test_what_is_not_scored_could_not_have_been_an_answer(monkeypatch, beams, answers, penalty):
     from rag_jax.decoding import sequence
 
-    settings = Decoding(num_beams=beams, max_length=LONGEST, num_return_sequences=answers,
-                        length_penalty=penalty)
+    settings = Decoding(strategy="thorough", num_beams=beams, max_length=LONGEST,
+                        num_return_sequences=answers, length_penalty=penalty)
     hopeful, kept = sequence._hopeful, []
 
     def noted(lower, upper, distinct, *others):

@@ -111,7 +111,7 @@ def test_options_of_generation(beams, forced, tmp_path):
         max_length=reference.ANSWER + 1, **options,
         **({"early_stopping": "never"} if beams > 1 else {}))[:, 1:].tolist()
     found = load(tmp_path)
-    settings = Decoding(num_beams=beams, max_length=reference.ANSWER, **forced)
+    settings = Decoding(strategy="thorough", num_beams=beams, max_length=reference.ANSWER, **forced)
     run = tiny.jit(functools.partial(decode_by, parity.rag_model(found), settings))
     with jax.default_matmul_precision("highest"):
         ours = run(found.params, parity.batch(inputs))
@@ -136,7 +136,7 @@ def test_fewer_documents_than_configured(tmp_path):
     found = load(tmp_path)
     batch = parity.batch({**inputs, **{k: v.numpy() for k, v in x.items()},
                           "doc_embeddings": inputs["doc_embeddings"][:, :1]})
-    settings = Decoding(num_beams=2, max_length=4)
+    settings = Decoding(strategy="thorough", num_beams=2, max_length=4)
     one = tiny.jit(functools.partial(decode_by, parity.rag_model(found), settings))(
         found.params, batch)
     np.testing.assert_allclose(one.posterior, 1, rtol=1e-6)
