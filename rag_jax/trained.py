@@ -10,12 +10,12 @@ from typing import Any
 from rag_jax import hosts
 from rag_jax.answering import Answerer
 from rag_jax.config import Config, ConfigError
+from rag_jax.data.corpora import read_corpus
 from rag_jax.data.prepare import chunked, write_memory
 from rag_jax.data.question_files import Example
 from rag_jax.data.tasks import load_examples
 from rag_jax.retrieval.index import PassageIndex
 from rag_jax.retrieval.passages import PassageStore
-from rag_jax.retrieval.reading import read_passages
 from rag_jax.training import on_device, stages
 from rag_jax.training.run import be_quiet, open_job
 from rag_jax.types import Answer
@@ -89,7 +89,7 @@ def index_passages(config: Config, path: pathlib.Path, passages: pathlib.Path, o
 
     Args:
       config, path: of the workdir.
-      passages: .tsv or .jsonl, chunked as `config.data.chunk_words` says.
+      passages: whatever `read_corpus` reads, chunked as `config.data.chunk_words` says.
       out: the index folder to publish.
       queries: file of questions on which to measure recall; None = the dev questions.
       overwrite: replace another index at `out`.
@@ -101,7 +101,7 @@ def index_passages(config: Config, path: pathlib.Path, passages: pathlib.Path, o
     staging = out.absolute().with_name(out.name + ".passages")
     if hosts.leads():
         shutil.rmtree(staging, ignore_errors=True)
-        write_memory(staging, chunked(read_passages(passages), config.data.chunk_words),
+        write_memory(staging, chunked(read_corpus(passages), config.data.chunk_words),
                      config, job.prepared.retriever_tokenizer, job.prepared.format)
     hosts.wait()
     store = PassageStore.open(staging)

@@ -23,7 +23,7 @@ ALLOWED = {
     "marginal": {"models"},
     "decoding": {"config", "types", "marginal", "models"},
     "parallel": {"config"},
-    "data": {"config", "types", "files", "retrieval", "countries"},
+    "data": {"config", "types", "files", "retrieval", "countries", "metrics"},
     "answering": {"hosts", "config", "types", "models", "decoding", "data", "retrieval",
                   "parallel"},
     "evaluation": {"answering", "data", "files", "metrics", "types"},

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from rag_jax import files
 from rag_jax.config import Config, ConfigError
 from rag_jax.data.batches import ENCODER_TABLE, PASSAGE_TABLE
+from rag_jax.data.corpora import read_corpus
 from rag_jax.data.question_files import Example
 from rag_jax.data.tasks import load_examples, prepare_dataset
 from rag_jax.data.text import (
@@ -21,7 +22,7 @@ from rag_jax.data.text import (
     train_bert_tokenizer,
 )
 from rag_jax.retrieval.passages import PassageStore, write_store
-from rag_jax.retrieval.reading import Passage, read_passages
+from rag_jax.retrieval.reading import Passage
 
 
 class StoreTexts(Sequence):
@@ -44,7 +45,7 @@ class FileTexts(Iterable):
         self._path = path
 
     def __iter__(self) -> Iterator[str]:
-        return (f"{p.title} {p.text}" for p in read_passages(self._path))
+        return (f"{p.title} {p.text}" for p in read_corpus(self._path))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,7 +109,7 @@ def _files(config: Config) -> _Source:
               for name, path in (("train", data.train), ("dev", data.dev), ("test", data.test))
               if path}
     check_trainable(data.train, splits["train"])
-    passages = chunked(read_passages(data.passages), data.chunk_words)
+    passages = chunked(read_corpus(data.passages), data.chunk_words)
     return _Source({"passages": passages}, splits, None, None)
 
 

@@ -1,16 +1,18 @@
 """`Example`, the checks that every example must pass, and its readers from JSONL and TSV."""
 
 import ast
-import gzip
 import json
-import os
 import re
 import warnings
-import zlib
 from collections.abc import Iterable, Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
+
+from rag_jax.data.records import Record, json_lines, numbered_lines
 
 _QUOTED_FIELD = re.compile(r'"((?:[^"]|"")*)"')
+# Strings with commas between them: Python would join 'a' 'b', as numpy prints lists, to one.
+_STRING = r"""(?:'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")"""
+_LIST = re.compile(rf"\[\s*(?:{_STRING}(?:\s*,\s*{_STRING})*)?\s*,?\s*\]")
 
 
 class Example(NamedTuple):
@@ -104,109 +106,45 @@ def _check_patterns(where: str, patterns: Iterable[str]) -> None:
             ) from None
 
 
-def _lines(path: str) -> Iterator[tuple[str, int, str]]:
-    """Yields ("FILE:LINE", line number from 1, text without line end) of the lines with content."""
-    if not os.path.exists(path):
-        raise FileNotFoundError(f"no question file {path}: check the path")
-    opener = gzip.open if path.endswith(".gz") else open
-    try:
-        with opener(path, "rb") as file:
-            for number, line in enumerate(file, start=1):
-                where = f"{path}:{number}"
-                try:
-                    text = line.decode("utf-8-sig" if number == 1 else "utf-8")
-                except UnicodeDecodeError as error:
-                    raise ValueError(
-                        f"{where}: byte {error.start} is not UTF-8 ({error.reason}): convert the "
-                        "file to UTF-8"
-                    ) from None
-                if text.strip():
-                    yield where, number, text.rstrip("\r\n")
-    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise ValueError(f"{path}: damaged gzip file ({error}): write it again") from None
-
-
 def read_jsonl(path: str) -> Iterator[tuple[str, Example]]:
     """Yields ("FILE:LINE", example), unchecked, of a JSONL file as `load_examples` describes."""
-    for where, number, line in _lines(path):
-        try:
-            record = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            raise ValueError(f"{where}: not JSON ({error}): expected one object per line") from None
-        if not isinstance(record, dict):
-            raise ValueError(
-                f"{where}: a JSON {type(record).__name__}: expected an object such as "
-                '{"question": "...", "answers": ["..."]}'
-            )
-        if not isinstance(record.get("question"), str):
-            raise ValueError(
-                f"{where}: {_found(record, 'question')}: expected a string (keys here: "
-                f"{', '.join(map(repr, record)) or 'none'})"
-            )
-        negatives = _one_of(where, record, "hard_negative_ids", "negative_ids") or "negative_ids"
-        example = Example(
-            id=_id(where, "id", record["id"]) if record.get("id") is not None else str(number),
-            question=record["question"].strip(),
-            answers=_answers(where, record),
-            positive_ids=_ids(where, record, "positive_ids"),
-            negative_ids=_ids(where, record, negatives),
-            targets=_texts(where, record, "targets"),
-            regex=False if record.get("regex") is None else record["regex"],
-            titles=_texts(where, record, "titles"),
+    for number, record in json_lines(path):
+        negatives = _one_of(record, "hard_negative_ids", "negative_ids") or "negative_ids"
+        answers = _one_of(record, "answers", "answer") or "answers"
+        one_answer = answers == "answer" and isinstance(record.fields["answer"], str)
+        yield record.where, Example(
+            id=record.name("id") if record.has("id") else str(number),
+            question=record.text("question"),
+            answers=(record.text("answer"),) if one_answer else record.texts(answers),
+            positive_ids=_ids(record, "positive_ids"),
+            negative_ids=_ids(record, negatives),
+            targets=record.texts("targets") if record.has("targets") else (),
+            regex=record.fields["regex"] if record.has("regex") else False,
+            titles=record.texts("titles") if record.has("titles") else (),
         )
-        yield where, example
 
 
-def _found(record: dict, key: str) -> str:
-    """Says what a record holds under a key, for errors."""
-    return f'"{key}" is {json.dumps(record[key])[:60]}' if key in record else f'no "{key}"'
-
-
-def _one_of(where: str, record: dict, *keys: str) -> str | None:
-    """Returns the one key that the record has (null counts as absent), or None."""
-    present = [key for key in keys if record.get(key) is not None]
+def _one_of(record: Record, *keys: str) -> str | None:
+    """Returns the one key that the record has, or None."""
+    present = [key for key in keys if record.has(key)]
     if len(present) > 1:
-        raise ValueError(f'{where}: both "{keys[0]}" and "{keys[1]}": keep one of them')
+        raise ValueError(f'{record.where}: both "{keys[0]}" and "{keys[1]}": keep one of them')
     return present[0] if present else None
 
 
-def _answers(where: str, record: dict) -> tuple[str, ...]:
-    key = _one_of(where, record, "answers", "answer")
-    if key is None:
-        raise ValueError(f'{where}: no "answers": expected a list of strings, or "answer"')
-    if key == "answer" and isinstance(record[key], str):
-        return (record[key].strip(),)
-    return _texts(where, record, key)
-
-
-def _texts(where: str, record: dict, key: str) -> tuple[str, ...]:
-    value = record.get(key)
-    if value is None:
+def _ids(record: Record, key: str) -> tuple[str, ...]:
+    if not record.has(key):
         return ()
-    if not isinstance(value, list) or not all(isinstance(text, str) for text in value):
-        raise ValueError(f"{where}: {_found(record, key)}: expected a list of strings")
-    return tuple(text.strip() for text in value)
-
-
-def _id(where: str, field: str, value: Any) -> str:
-    """A string, or an integer as one: passage files often number their lines."""
-    if isinstance(value, bool) or not isinstance(value, str | int):
-        raise ValueError(f"{where}: {field} is {value!r}: expected a string or an integer")
-    return str(value)
-
-
-def _ids(where: str, record: dict, key: str) -> tuple[str, ...]:
-    value = record.get(key)
-    if value is None:
-        return ()
-    if not isinstance(value, list):
-        raise ValueError(f"{where}: {_found(record, key)}: expected a list of passage ids")
-    return tuple(_id(where, f"{key}[{i}]", item) for i, item in enumerate(value))
+    ids = record.fields[key]
+    if not isinstance(ids, list) or any(
+            isinstance(i, bool) or not isinstance(i, str | int) for i in ids):
+        raise record.error(key, "a list of passage ids, strings or integers")
+    return tuple(map(str, ids))
 
 
 def read_tsv(path: str) -> Iterator[tuple[str, Example]]:
     """Yields ("FILE:LINE", example), unchecked, of a TSV file as `load_examples` describes."""
-    for where, number, line in _lines(path):
+    for where, number, line in numbered_lines(path):
         question, *fields = (_unquote(field) for field in line.split("\t"))
         if number == 1 and (question.lower(), *map(str.lower, fields)) == ("question", "answers"):
             continue
@@ -214,7 +152,7 @@ def read_tsv(path: str) -> Iterator[tuple[str, Example]]:
             raise ValueError(
                 f"{where}: no tab: expected question<TAB>answers (tab separated, also in a .csv)"
             )
-        if len(fields) == 1 and fields[0].startswith("["):
+        if len(fields) == 1 and (fields[0].startswith("[") or fields[0].endswith(("']", '"]'))):
             fields = _literal_list(where, fields[0])
         answers = tuple(text.strip() for text in fields)
         yield where, Example(id=str(number), question=question, answers=answers)
@@ -236,9 +174,10 @@ def _literal_list(where: str, text: str) -> list[str]:
                 value = ast.literal_eval(text)
         except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
             value = None
-    if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+    if (not isinstance(value, list) or not all(isinstance(item, str) for item in value)
+            or not _LIST.fullmatch(text)):
         raise ValueError(
-            f"{where}: the answers {text[:60]!r} start with '[' but are not a list of strings: "
+            f"{where}: the answers {text[:60]!r} have a bracket but are not a list of strings: "
             "expected one such as ['Lima', \"Côte d'Ivoire\"], or tab-separated answers"
         )
     return value

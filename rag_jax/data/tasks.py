@@ -1,4 +1,4 @@
-"""Questions with their answers, from JSONL, TSV or TFDS, as one list of `Example`.
+"""Questions with their answers, from files, the paper's tasks or TFDS, as a list of `Example`.
 
 `load_examples` reads every source; `prepare_dataset` writes a TFDS data set (array_record) that it
 reads back. TensorFlow is never imported: TFDS data sets are read as random-access data sources.
@@ -24,6 +24,8 @@ from typing import Any, TextIO
 import numpy as np
 
 from rag_jax.data.question_files import Example, collect, read_jsonl, read_tsv
+from rag_jax.data.task_files import read_kilt
+from rag_jax.data.task_sources import read_task
 
 _JSONL_SUFFIXES = (".jsonl", ".jsonl.gz")
 _TSV_SUFFIXES = (".tsv", ".tsv.gz", ".csv", ".csv.gz")
@@ -53,14 +55,22 @@ def load_examples(source: str, *, data_dir: str | None = None) -> list[Example]:
                 other with "question" and "answer(s)". SPLIT ("train" if not given) may be a slice
                 such as `train[:10%]`. Without ids of its own, the position is the id.
             `tfds-dir:DIRECTORY[:SPLIT]`: a directory that `prepare_dataset` wrote.
-        data_dir: TFDS's data directory, for `tfds:` sources (default: ~/tensorflow_datasets).
+            `task:NAME:SPLIT`: a task of the paper, of its official files (`task_table`), which are
+                downloaded if they are not there yet.
+            `kilt:FILE.jsonl`: KILT's form.
+        data_dir: for `tfds:` sources TFDS's data directory (default: ~/tensorflow_datasets), for
+            `task:` sources the folder with a folder per task (default: ~/rag_jax_data).
 
     Raises:
         ValueError: unknown kind of source; damaged line (named with file, line and field); no
             examples; duplicate id; empty question; no answers; unknown data set or split.
         FileNotFoundError: no such file or directory.
-        RuntimeError: the TFDS data set can be neither found nor downloaded.
+        RuntimeError: the data can be neither found nor downloaded.
     """
+    if source.startswith("task:"):
+        return collect(source, read_task(source, data_dir))
+    if source.startswith("kilt:"):
+        return collect(source, read_kilt(source.removeprefix("kilt:")))
     if source.startswith("tfds-dir:"):
         return _load_tfds_directory(source)
     if source.startswith("tfds:"):
@@ -71,8 +81,8 @@ def load_examples(source: str, *, data_dir: str | None = None) -> list[Example]:
         return collect(source, read_tsv(source))
     raise ValueError(
         f"cannot tell the format of the question source {source!r}: expected a file ending in "
-        f"{', '.join(_JSONL_SUFFIXES + _TSV_SUFFIXES)}, or tfds:NAME[/CONFIG][:SPLIT], or "
-        "tfds-dir:DIRECTORY[:SPLIT]"
+        f"{', '.join(_JSONL_SUFFIXES + _TSV_SUFFIXES)}, or task:NAME:SPLIT, kilt:FILE, "
+        "tfds:NAME[/CONFIG][:SPLIT], or tfds-dir:DIRECTORY[:SPLIT]"
     )
 
 

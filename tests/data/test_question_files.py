@@ -62,10 +62,10 @@ def test_jsonl_fields(tmp_path):
         ('{"question": "q", "answers": ["a", 1]}', "expected a list of strings"),
         ('{"question": "q", "answer": {"a": 1}}', "expected a list of strings"),
         ('{"question": "q", "answers": ["a"], "answer": "a"}', 'both "answers" and "answer"'),
-        ('{"question": "q", "answers": ["a"], "id": true}', "id is True"),
+        ('{"question": "q", "answers": ["a"], "id": true}', '"id" is true: expected a str'),
         ('{"question": "q", "answers": ["a"], "id": ""}', "id is empty"),
         ('{"question": "q", "answers": ["a"], "positive_ids": "7"}', "expected a list of passage"),
-        ('{"question": "q", "answers": ["a"], "positive_ids": [null]}', r"positive_ids\[0\]"),
+        ('{"question": "q", "answers": ["a"], "positive_ids": [null]}', r'_ids" is \[null\]'),
         ('{"question": "q", "answers": ["a"], "negative_ids": [1], "hard_negative_ids": []}',
          'both "hard_negative_ids" and "negative_ids"'),
         ('{"question": "q", "answers": ["a"], "positive_ids": [1], "negative_ids": ["1"]}',
@@ -105,11 +105,11 @@ def test_files_without_examples_are_errors(tmp_path, name):
 
 def test_unreadable_sources(tmp_path):
     assert "expected a file ending in .jsonl" in message_of("questions.txt")
-    assert "no question file" in message_of(str(tmp_path / "no.jsonl"), FileNotFoundError)
+    assert "no file" in message_of(str(tmp_path / "no.jsonl"), FileNotFoundError)
     whole = gzip.compress(b'{"question": "q", "answers": ["a"]}\n' * 100)
     for damaged in (whole[:-20], b"no gzip", whole[:20] + b"\xff" * 20 + whole[40:]):
         path = write(tmp_path / "bad.jsonl.gz", damaged)
-        assert message_of(path).startswith(f"{path}: damaged gzip file")
+        assert re.match(re.escape(path) + r":\d+: damaged file", message_of(path))
 
 
 # --- TSV ----------------------------------------------------------------------------------------

@@ -1,0 +1,118 @@
+"""What trains a generator where that is not simply the answers: the paper's appendix D.
+
+The retrieval that it asks for arrives as a callable, from a question to the texts of the passages
+found for it, best first.
+"""
+
+import collections
+import itertools
+import re
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+from rag_jax.data.question_files import Example
+from rag_jax.metrics.retrieval import has_answer
+
+DEPTH = 1000  # passages that are looked at
+MOST_EXPANSIONS = 64  # of one regular expression
+_FLAGS = re.IGNORECASE | re.UNICODE | re.MULTILINE  # as DrQA matches
+
+Retrieve = Callable[[str], Sequence[str]]
+
+
+def answers_found(examples: Iterable[Example], retrieve: Retrieve) -> Iterator[Example]:
+    """TriviaQA: trains on the answers that occur in the first 1000 passages found.
+
+    Where none does, the first answer trains, which is TriviaQA's own value; the paper does not say.
+    """
+    for example in examples:
+        absent = list(example.answers)
+        for text in retrieve(example.question)[:DEPTH]:
+            if absent and has_answer(text, absent):
+                absent = [answer for answer in absent if not has_answer(text, [answer])]
+        found = tuple(answer for answer in example.answers if answer not in absent)
+        yield example._replace(targets=found or example.answers[:1])
+
+
+def best_matches(examples: Iterable[Example], retrieve: Retrieve) -> Iterator[Example]:
+    """CuratedTREC: trains on the string that most often matches the answer's regular expression in
+    the first 1000 passages found; where nothing matches, on the expression's expansions.
+
+    Questions whose expression has no expansion with a letter or digit are left out.
+    """
+    for example in examples:
+        matches = collections.Counter(_matches(example.answers, retrieve(example.question)[:DEPTH]))
+        targets = tuple(text for text, _ in matches.most_common(1)) or tuple(
+            dict.fromkeys(text for pattern in example.answers for text in expansions(pattern)))
+        if targets:
+            yield example._replace(targets=targets)
+
+
+def _matches(patterns: Iterable[str], texts: Iterable[str]) -> Iterator[str]:
+    compiled = [re.compile(pattern, _FLAGS) for pattern in patterns]
+    for text in texts:
+        for pattern in compiled:
+            for match in pattern.finditer(text):
+                if _said(match[0]):
+                    yield " ".join(match[0].split())
+
+
+def _said(text: str) -> bool:
+    return any(letter.isalnum() for letter in text)
+
+
+def expansions(pattern: str) -> list[str]:
+    """The strings that a regular expression stands for, with white space for what it leaves open.
+
+    Alternatives, optional parts and sets of listed characters are enumerated; classes, repetitions
+    and wildcards become a space. Strings without letter or digit are left out, and those after the
+    first MOST_EXPANSIONS.
+
+    Source: appendix D, "replacing non-deterministic symbols in each regex nested tree structure
+    with whitespace".
+    """
+    with warnings.catch_warnings(action="ignore"):  # of sets such as [[a]
+        tree = re._parser.parse(pattern, _FLAGS)
+    texts = (" ".join(text.split()) for text in itertools.islice(_sequence(tree), MOST_EXPANSIONS))
+    return list(dict.fromkeys(text for text in texts if _said(text)))
+
+
+def _sequence(tree: Iterable[tuple[Any, Any]]) -> Iterator[str]:
+    """Every way to write the parts of a tree one after the other."""
+    parts = [_bounded(_part(str(name), value)) for name, value in tree]
+    return map("".join, itertools.product(*parts))
+
+
+def _bounded(texts: Iterable[str]) -> list[str]:
+    return list(itertools.islice(texts, MOST_EXPANSIONS))
+
+
+def _part(name: str, value: Any) -> Iterator[str]:
+    """Every way to write one part, by the names that Python's parser gives them."""
+    if name == "LITERAL":
+        yield chr(value)
+    elif name == "BRANCH":
+        for branch in value[1]:
+            yield from _sequence(branch)
+    elif name == "SUBPATTERN":
+        yield from _sequence(value[-1])
+    elif name in ("MAX_REPEAT", "MIN_REPEAT") and value[:2] == (0, 1):
+        yield from _sequence(value[2])
+        yield ""
+    elif name == "IN" and all(str(kind) == "LITERAL" for kind, _ in value):
+        yield from (chr(code) for _, code in value)
+    elif name in ("AT", "ASSERT", "ASSERT_NOT"):
+        yield ""
+    else:
+        yield " "
+
+
+def training_examples(trains_on: str, examples: Sequence[Example], retrieve: Retrieve
+                      ) -> list[Example]:
+    """The training examples of a task, by what its record in `task_table` says."""
+    if trains_on == "retrieved":
+        return list(answers_found(examples, retrieve))
+    if trains_on == "matches":
+        return list(best_matches(examples, retrieve))
+    return list(examples)

@@ -1,0 +1,111 @@
+"""Passages from whatever file or folder holds them; a large one is never in memory as a whole."""
+
+import os
+import pathlib
+from collections.abc import Iterator
+
+from rag_jax.data import wikipedia
+from rag_jax.retrieval.reading import Passage, RetrievalError, SeenIds, check_passage, read_passages
+
+_DUMPS = (".xml", ".xml.bz2", ".xml.gz")
+_TABLES = (".parquet", ".arrow")
+_COLUMNS = ["id", "title", "text"]
+_ROWS = 1024  # read at a time
+
+
+def read_corpus(path: str | os.PathLike) -> Iterator[Passage]:
+    """Yields the passages or articles of a source, in order, one at a time.
+
+    Args:
+        path: one of
+            `FILE.tsv[.gz]`, `FILE.jsonl[.gz]`: as `read_passages` says; DPR's psgs_w100.tsv.gz;
+            `FILE.parquet`, `FILE.arrow`, or a folder of them: the layout of Hugging Face's
+                wiki_dpr, columns id, title and text; others, such as embeddings, are not read;
+            `...pages-articles.xml.bz2` (.xml, .xml.gz): a Wikipedia dump, whole articles;
+            a folder that wikiextractor --json wrote (AA/wiki_00, ...): whole articles.
+
+    Raises:
+        RetrievalError: names file, line (of a table: row) and field; an id met before; no passages.
+    """
+    name = os.fspath(path)
+    rows = _rows(name)
+    if rows is None:
+        yield from read_passages(name)
+        return
+    seen, count = SeenIds(), 0
+    try:
+        for where, passage in rows:
+            check_passage(passage, seen, where)
+            count += 1
+            yield passage
+    except RetrievalError:
+        raise
+    except ValueError as error:
+        raise RetrievalError(str(error)) from None
+    if not count:
+        raise RetrievalError(f"{name}: no passages in it; it needs at least one.")
+
+
+def _rows(name: str) -> Iterator[tuple[str, Passage]] | None:
+    """Pairs of place and passage; None = a file that `read_passages` knows."""
+    if os.path.isdir(name):
+        tables = sorted(str(p) for p in pathlib.Path(name).rglob("*") if p.suffix in _TABLES)
+        extracted = wikipedia.extracted_files(name)
+        if bool(tables) == bool(extracted):
+            raise RetrievalError(
+                f"{name}: expected a folder of {' or '.join(_TABLES)} files, or of wikiextractor's "
+                f"wiki_00, wiki_01, ...; it has {'both' if tables else 'neither'}."
+            )
+        return _table_rows(tables) if tables else wikipedia.read_extracted(extracted)
+    if name.endswith(_DUMPS):
+        return wikipedia.read_dump(name)
+    return _table_rows([name]) if name.endswith(_TABLES) else None
+
+
+def _table_rows(paths: list[str]) -> Iterator[tuple[str, Passage]]:
+    for path in paths:
+        row = 0
+        for columns in _batches(path):
+            for values in zip(*columns, strict=True):
+                row += 1
+                where = f"{path}: row {row}"
+                for field, value in zip(_COLUMNS, values, strict=True):
+                    if not isinstance(value, str):
+                        raise RetrievalError(
+                            f"{where}: field {field!r} must be a string, got {value!r:.60}.")
+                yield where, Passage(*values)
+
+
+def _batches(path: str) -> Iterator[list[list]]:
+    """Yields the columns id, title and text of some rows at a time."""
+    import pyarrow  # 0.2 s, so only where it is needed
+    from pyarrow import ipc, parquet
+
+    read = 0
+    try:
+        if path.endswith(".parquet"):
+            with parquet.ParquetFile(path) as file:
+                _check_columns(path, file.schema_arrow.names)
+                for batch in file.iter_batches(_ROWS, columns=_COLUMNS):
+                    yield [batch.column(name).to_pylist() for name in _COLUMNS]
+                    read += batch.num_rows
+        else:
+            with pyarrow.memory_map(path) as file, ipc.open_stream(file) as stream:
+                _check_columns(path, stream.schema.names)
+                for batch in stream:
+                    for start in range(0, batch.num_rows, _ROWS):
+                        part = batch.slice(start, _ROWS)
+                        yield [part.column(name).to_pylist() for name in _COLUMNS]
+                        read += part.num_rows
+    except FileNotFoundError:
+        raise RetrievalError(f"{path}: no such file; check the path.") from None
+    except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
+        raise RetrievalError(f"{path}: row {read + 1}: damaged file "
+                             f"({str(error).splitlines()[0]}); fetch it again.") from None
+
+
+def _check_columns(path: str, names: list[str]) -> None:
+    missing = [name for name in _COLUMNS if names.count(name) != 1]
+    if missing:
+        raise RetrievalError(f"{path}: row 0: no column {', '.join(missing)}, or several; it has "
+                             f"{', '.join(names) or 'none'}.")

@@ -1,0 +1,185 @@
+"""A single JSON document read piece by piece: files of gigabytes, one value in memory."""
+
+import codecs
+import json
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from rag_jax.data.records import Record, damage_named, open_packed
+
+_SPACE = re.compile(r"[ \t\n\r]*")
+_DECODER = json.JSONDecoder()
+_CHUNK = 1 << 16  # bytes read at a time, or as many as are waiting
+_LONGEST_TOKEN = 16  # characters: what may be cut at the end of a piece, such as "-Infinity"
+
+
+class JsonDocument:
+    """A cursor in a JSON document.
+
+    Attributes:
+        number: of the record being read, counted by the caller through `array`; 0 = outside.
+
+    Raises (all methods):
+        ValueError: names file, line and record: not JSON, not UTF-8, cut short, damaged .gz.
+    """
+
+    def __init__(self, path: str):
+        self.number = 0
+        self._path, self._file = path, open_packed(path)
+        self._decoder = codecs.getincrementaldecoder("utf-8-sig")()
+        self._text, self._at, self._lines_before, self._ended = "", 0, 1, False
+
+    def __enter__(self) -> "JsonDocument":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+
+    @property
+    def where(self) -> str:
+        """FILE:LINE, and the record's number inside an array."""
+        line = self._lines_before + self._text.count("\n", 0, self._at)
+        return f"{self._path}:{line}" + (f": record {self.number}" if self.number else "")
+
+    def value(self) -> Any:
+        """The value at the cursor, decoded whole."""
+        self._peek()
+        while True:
+            try:
+                value, end = _DECODER.raw_decode(self._text, self._at)
+                if end < len(self._text) or not self._fill():  # at the end, 12 may become 123
+                    self._at = end
+                    return value
+            except json.JSONDecodeError as error:
+                cut = (error.msg.startswith("Unterminated string")
+                       or error.pos > len(self._text) - _LONGEST_TOKEN)
+                if not (cut and self._fill()):
+                    raise self._error(str(error)) from None
+            except RecursionError:
+                raise self._error("nested too deeply") from None
+
+    def skip(self) -> None:
+        """Passes the value at the cursor; the elements of an array or object one by one."""
+        if self._peek() == "[":
+            for _ in self.array():
+                pass
+        elif self._peek() == "{":
+            for _ in self.members():
+                self.value()
+        else:
+            self.value()
+
+    def array(self, numbered: bool = False) -> Iterator[tuple[str, Any]]:
+        """Yields (where, value) of the elements of the array at the cursor."""
+        self._take("[")
+        if self._peek() == "]":
+            self._take("]")
+            return
+        while True:
+            self.number += numbered
+            self._peek()
+            yield self.where, self.value()
+            if self._take(",]") == "]":
+                return
+
+    def members(self) -> Iterator[str]:
+        """Yields the keys of the object at the cursor; the caller reads or skips each value."""
+        self._take("{")
+        if self._peek() == "}":
+            self._take("}")
+            return
+        while True:
+            key = self.value()
+            if not isinstance(key, str):
+                raise self._error(f"a key {key!r:.40}")
+            self._take(":")
+            yield key
+            if self._take(",}") == "}":
+                return
+
+    def end(self) -> None:
+        """Checks that nothing follows."""
+        if self._peek():
+            raise self._error("text after the end of the document")
+
+    def _take(self, allowed: str) -> str:
+        found = self._peek()
+        if not found or found not in allowed:
+            expected = " or ".join(map(repr, allowed))
+            raise self._error(f"{found!r} where {expected} was expected" if found else
+                              f"it ends where {expected} was expected")
+        self._at += 1
+        return found
+
+    def _peek(self) -> str:
+        """The next character that is not white space; empty at the end."""
+        while True:
+            self._at = _SPACE.match(self._text, self._at).end()
+            if self._at < len(self._text):
+                return self._text[self._at]
+            if not self._fill():
+                return ""
+
+    def _fill(self) -> bool:
+        """Reads on; False at the end of the file."""
+        if self._ended:
+            return False
+        with damage_named(lambda: self.where):
+            data = self._file.read(max(_CHUNK, len(self._text) - self._at))
+            more = self._decoder.decode(data, final=not data)
+        self._lines_before += self._text.count("\n", 0, self._at)
+        self._text, self._at, self._ended = self._text[self._at:] + more, 0, not data
+        return True
+
+    def _error(self, what: str) -> ValueError:
+        return ValueError(f"{self.where}: not JSON ({what}): fetch or write the file again")
+
+
+def json_array(path: str, key: str | None = None) -> Iterator[tuple[int, Record]]:
+    """Yields (number from 1, record) of a document that is an array of objects.
+
+    Args:
+        path: the file.
+        key: the array is under this key of an object; None = it is the whole document.
+    """
+    with JsonDocument(path) as document:
+        found = key is None
+        for name in [None] if key is None else document.members():
+            if name == key:
+                found = True
+                for where, value in document.array(numbered=True):
+                    yield document.number, Record(where, value)
+                document.number = 0
+            else:
+                document.skip()
+        if not found:
+            raise ValueError(f'{document.where}: no "{key}" in it: expected {{"{key}": [...]}}')
+        document.end()
+
+
+def json_columns(path: str, columns: tuple[str, ...]) -> dict[str, dict[str, Any]]:
+    """The named columns of a document {"column": {"row": value, ...}, ...}; the others are passed.
+
+    Raises:
+        ValueError: also a missing column, or columns that do not have the same rows.
+    """
+    found: dict[str, dict[str, Any]] = {}
+    with JsonDocument(path) as document:
+        for column in document.members():
+            if column not in columns:
+                document.skip()
+            elif column in found:
+                raise ValueError(f'{document.where}: "{column}" occurs a second time')
+            else:
+                found[column] = {row: document.value() for row in document.members()}
+        document.end()
+        for column in columns:
+            if column not in found:
+                raise ValueError(f'{document.where}: no column "{column}": it has '
+                                 f"{', '.join(map(repr, found)) or 'none of those expected'}")
+            missing = found[columns[0]].keys() ^ found[column].keys()
+            if missing:
+                raise ValueError(f'{document.where}: record {min(missing)} is not in both '
+                                 f'"{columns[0]}" and "{column}": fetch the file again')
+    return found

@@ -1,0 +1,220 @@
+"""Readers of the official files of the paper's tasks, one a format.
+
+Each yields (place of an example for errors, example), unchecked, in the file's order, and reads
+piece by piece. `rag_jax.data.task_table` says which file has which format.
+
+Raises (all readers):
+    ValueError: names the file, the line or record, and the field that is missing or wrong.
+"""
+
+import html
+import itertools
+import json
+import re
+import struct
+import unicodedata
+import zipfile
+import zlib
+from collections.abc import Iterable, Iterator
+
+from rag_jax.data.json_document import json_array, json_columns
+from rag_jax.data.question_files import Example, read_jsonl
+from rag_jax.data.records import Record, json_lines
+
+Rows = Iterator[tuple[str, Example]]
+
+FEVER_LABELS = ("SUPPORTS", "REFUTES", "NOT ENOUGH INFO")
+_PTB = {"-LRB-": "(", "-RRB-": ")", "-LSB-": "[", "-RSB-": "]", "-LCB-": "{", "-RCB-": "}",
+        "-COLON-": ":"}
+_DESCRIPTION = r'\(description (?:"((?:[^"\\]|\\.)+)"|([^()"]+))\)'
+_TARGETS = re.compile(rf"\(list(?: {_DESCRIPTION})+\)")
+_FEWEST_SNIPPETS = 41
+_TAG = re.compile(r"</?[a-zA-Z][^<>]*>")
+
+
+def _unique(texts: Iterable[str]) -> tuple[str, ...]:
+    """Each text once, in order, blank ones left out."""
+    return tuple(dict.fromkeys(text for text in texts if text))
+
+
+def read_regex_jsonl(path: str) -> Rows:
+    """CuratedTREC as DrQA publishes it: {"question", "answer": [regular expression]} a line."""
+    for where, example in read_jsonl(path):
+        yield where, example._replace(regex=True)
+
+
+def read_dpr_json(path: str) -> Rows:
+    """DPR's biencoder-*.json: an array of {"question", "answers", "positive_ctxs": [{"title",
+    "text", "passage_id"}], "hard_negative_ctxs": [...]}.
+
+    "psg_id" stands for "passage_id" in the files of TriviaQA. A passage that is listed as positive
+    too is no negative. The random "negative_ctxs" are passed: batches have negatives of their own.
+    """
+    for number, record in json_array(path):
+        positives = record.records("positive_ctxs")
+        ids = _unique(map(_passage_id, positives))
+        negatives = _unique(map(_passage_id, record.records("hard_negative_ctxs")))
+        yield record.where, Example(
+            id=str(number),
+            question=record.text("question"),
+            answers=_unique(record.texts("answers")),
+            positive_ids=ids,
+            negative_ids=tuple(i for i in negatives if i not in ids),
+            titles=_unique(passage.text("title") for passage in positives),
+        )
+
+
+def _passage_id(passage: Record) -> str:
+    return passage.name("psg_id" if passage.has("psg_id") else "passage_id")
+
+
+def read_trivia_qa(path: str) -> Rows:
+    """TriviaQA's JSON: {"Data": [{"Question", "QuestionId", "Answer": {"Value", "Aliases", ...}}]}.
+
+    The answers are the value, its aliases, and those of annotators ("HumanAnswers"), as they are
+    written.
+    """
+    for _, record in json_array(path, "Data"):
+        answer = record.record("Answer")
+        human = answer.texts("HumanAnswers") if answer.has("HumanAnswers") else ()
+        yield record.where, Example(
+            id=record.name("QuestionId"),
+            question=record.text("Question"),
+            answers=_unique([answer.text("Value"), *answer.texts("Aliases"), *human]),
+        )
+
+
+def read_web_questions(path: str) -> Rows:
+    """WebQuestions' JSON: an array of {"url", "utterance", "targetValue"}, where the last is
+    (list (description Peru) (description "Ivory Coast")).
+    """
+    for number, record in json_array(path):
+        record.text("url")
+        target = record.text("targetValue")
+        if not _TARGETS.fullmatch(target):
+            raise record.error("targetValue", '(list (description ...) (description "..."))')
+        found = re.findall(_DESCRIPTION, target)
+        answers = [re.sub(r"\\(.)", r"\1", quoted) if quoted else plain for quoted, plain in found]
+        yield record.where, Example(str(number), record.text("utterance"),
+                                    _unique(text.strip() for text in answers))
+
+
+def read_ms_marco(path: str) -> Rows:
+    """MS-MARCO v2.1: {"query": {"0": ...}, "query_id": {...}, "wellFormedAnswers": {...}, ...}.
+
+    The task of natural language generation (NLG): questions whose "wellFormedAnswers" is not "[]"
+    or blank, with those answers. The passages are passed, as in the paper.
+    """
+    columns = json_columns(path, ("query", "query_id", "wellFormedAnswers"))
+    for row, answers in columns["wellFormedAnswers"].items():
+        record = Record(f"{path}: record {row}", {name: columns[name][row] for name in columns})
+        texts = () if answers == "[]" else _unique(record.texts("wellFormedAnswers"))
+        question, identity = record.text("query"), record.name("query_id")
+        if texts:
+            yield record.where, Example(identity, question, texts)
+
+
+def read_search_qa(path: str) -> Rows:
+    """SearchQA's train.zip, val.zip, test.zip: a JSON file a clue, with "question" (Jeopardy's
+    clue), "answer" and "search_results".
+
+    For the generation of clues the answer, an entity, is the input and the clue is the output.
+    Clues with 40 or fewer search results are left out, as in SearchQA. Marks of the web page are
+    taken off: tags, entities, and the quotation marks around a whole clue.
+    """
+    number = 0
+    for number, (name, data) in enumerate(_members(path), 1):
+        where = f"{path}: record {number} ({name})"
+        try:
+            record = Record(where, json.loads(data))
+        except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
+            raise ValueError(f"{where}: not JSON ({error}): fetch the file again") from None
+        clue, answer = _plain(record.text("question")), _plain(record.text("answer"))
+        if len(record.records("search_results")) >= _FEWEST_SNIPPETS:
+            identity = name.rsplit("/", 1)[-1].removesuffix(".json")
+            yield where, Example(identity, answer, (clue,))
+
+
+def _members(path: str) -> Iterator[tuple[str, bytes]]:
+    """Yields (name, content) of the files of a zip archive, by name."""
+    number, name = 0, "the list of its files"
+    try:
+        with zipfile.ZipFile(path) as archive:
+            files = [f for f in archive.namelist() if not f.startswith("__MACOSX")]
+            for number, name in enumerate(sorted(f for f in files if not f.endswith("/")), 1):
+                yield name, archive.read(name)
+    except FileNotFoundError:
+        raise
+    except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError, OSError,
+            ValueError, OverflowError, struct.error) as error:
+        raise ValueError(f"{path}: record {number} ({name}): damaged zip file ({error}): fetch it "
+                         "again") from None
+
+
+def _plain(text: str) -> str:
+    text = " ".join(html.unescape(_TAG.sub("", text)).split())
+    enclosed = len(text) > 1 and text[0] == text[-1] == "'"
+    return text[1:-1].strip() if enclosed else text
+
+
+def read_fever(path: str) -> Rows:
+    """FEVER's JSONL: {"id", "label", "claim", "evidence": [[[annotation, evidence, page, line]]]}.
+
+    The answer is the label; the titles are the pages of all evidence, written as Wikipedia does.
+    """
+    for _, record in json_lines(path):
+        label = record.text("label")
+        if label not in FEVER_LABELS:
+            raise record.error("label", f"one of {', '.join(FEVER_LABELS)}")
+        pages = _unique(_evidence_pages(record))
+        if bool(pages) != (label != "NOT ENOUGH INFO"):
+            raise record.error("evidence", f"{'pages' if not pages else 'no page'} for {label}")
+        yield record.where, Example(record.name("id"), record.text("claim"), (label,),
+                                    titles=pages)
+
+
+def _evidence_pages(record: Record) -> Iterator[str]:
+    bad = record.error("evidence", "sets of [annotation id, evidence id, page or null, sentence]")
+    sets = record.fields.get("evidence")
+    if not isinstance(sets, list) or not all(isinstance(s, list) and s for s in sets):
+        raise bad
+    for item in itertools.chain(*sets):
+        if not isinstance(item, list) or len(item) != 4 or not isinstance(item[2], str | None):
+            raise bad
+        if item[2] is not None:
+            yield fever_title(item[2])
+
+
+def fever_title(page: str) -> str:
+    """A page's title from FEVER's name of it: Gladiator_-LRB-2000_film-RRB-."""
+    for coded, plain in _PTB.items():
+        page = page.replace(coded, plain)
+    return unicodedata.normalize("NFC", page.replace("_", " ")).strip()
+
+
+def read_fever2(path: str) -> Rows:
+    """FEVER without the claims that lack evidence either way: SUPPORTS or REFUTES."""
+    for where, example in read_fever(path):
+        if example.answers != ("NOT ENOUGH INFO",):
+            yield where, example
+
+
+def read_kilt(path: str) -> Rows:
+    """KILT's JSONL: {"id", "input", "output": [{"answer", "provenance": [{"title",
+    "wikipedia_id"}]}]}; an output may have either or both.
+    """
+    for _, record in json_lines(path):
+        outputs = record.records("output")
+        for output in outputs:
+            if not output.fields or output.fields.keys() - {"answer", "provenance", "meta"}:
+                raise ValueError(f"{output.where}: keys {', '.join(output.fields) or 'none'}: "
+                                 "expected answer, provenance, meta")
+        provenance = [p for o in outputs if o.has("provenance") for p in o.records("provenance")]
+        for page in provenance:
+            page.name("wikipedia_id")
+        yield record.where, Example(
+            id=record.name("id"),
+            question=record.text("input"),
+            answers=_unique(o.text("answer") for o in outputs if o.has("answer")),
+            titles=_unique(page.text("title") for page in provenance),
+        )

@@ -1,0 +1,115 @@
+"""Question sources `task:NAME:SPLIT`: official files found, fetched, read and divided."""
+
+import os
+import pathlib
+import shutil
+import tarfile
+import warnings
+import zlib
+
+from rag_jax.data.download import download
+from rag_jax.data.farmhash import held_out
+from rag_jax.data.task_files import Rows
+from rag_jax.data.task_table import TASKS, File
+
+DATA_DIR = "~/rag_jax_data"
+
+
+def read_task(source: str, data_dir: str | None) -> Rows:
+    """Yields (place for errors, example), unchecked, of a `task:` source as `load_examples` says.
+
+    Warns when the split has another number of questions than it is known to have.
+
+    Raises:
+        ValueError: an unknown task or split; a damaged file, named with line or record.
+        FileNotFoundError: a file that must be fetched by hand.
+        DownloadError: a file that is not there and could not be downloaded.
+    """
+    name, split_name = task_of(source)
+    task = TASKS[name]
+    split = task.splits[split_name]
+    folder = pathlib.Path(data_dir or DATA_DIR).expanduser() / (task.folder or name)
+    count = 0
+    for where, example in split.read(str(locate(folder, split.file, task.homepage))):
+        if split.half and held_out(example.question) != (split.half == "dev"):
+            continue
+        count += 1
+        if task.trains_on == "pairs" and split_name.endswith("train"):
+            for number, answer in enumerate(example.answers):
+                yield where, example._replace(id=f"{example.id}.{number}", targets=(answer,))
+        else:
+            yield where, example
+    if split.count not in (None, count):
+        warnings.warn(f"{source}: {count} questions where {split.count} are expected: results are "
+                      "not comparable with the paper's", stacklevel=2)
+
+
+def task_of(source: str) -> tuple[str, str] | None:
+    """The names of the task and the split of a source; None = it is no task.
+
+    Raises:
+        ValueError: an unknown task or split.
+    """
+    if not source.startswith("task:"):
+        return None
+    name, _, split = source.removeprefix("task:").partition(":")
+    if name not in TASKS:
+        raise ValueError(f"{source}: no task {name!r}: expected task:NAME:SPLIT with NAME one of "
+                         f"{', '.join(TASKS)}")
+    if split not in TASKS[name].splits:
+        raise ValueError(f"{source}: no split {split!r} of {name}: it has "
+                         f"{', '.join(TASKS[name].splits)}")
+    return name, split
+
+
+def locate(folder: pathlib.Path, file: File, homepage: str) -> pathlib.Path:
+    """The path of a file, after fetching and unpacking what is not there.
+
+    Args:
+        folder: of the task. The file may lie there as it is published, or unpacked (without its
+            .gz, or the member of its archive, in the archive's folders or not).
+        file: which.
+        homepage: where a file that has no URL can be fetched from, for the error.
+
+    Raises:
+        FileNotFoundError: it is not there and has no URL.
+        DownloadError: it is not there and could not be downloaded.
+        ValueError: a damaged archive.
+    """
+    published = folder / file.name
+    if file.member:
+        unpacked = folder / pathlib.PurePosixPath(file.member).name
+        candidates = [folder / file.member, unpacked]
+    else:
+        candidates = [published, published.with_name(file.name.removesuffix(".gz"))]
+    for path in candidates:
+        if path.exists():
+            return path
+    if not published.exists():
+        if not file.url:
+            raise FileNotFoundError(
+                f"no file {published}: fetch {file.name} by hand, as {homepage} says (it has no "
+                "URL to download it by), and put it there; config.data.data_dir names the folder "
+                f"that {folder.name}/ is in")
+        download(file.url, published, file.size, file.sha256)
+    if file.member:
+        _unpack(published, file.member, unpacked)
+        return unpacked
+    return published
+
+
+def _unpack(archive: pathlib.Path, member: str, path: pathlib.Path) -> None:
+    """Copies one file out of a .tar.gz; `path` appears when it is whole."""
+    temporary = path.with_name(path.name + ".tmp")
+    try:
+        with tarfile.open(archive, "r|gz") as tar:
+            for item in tar:
+                if item.isfile() and item.name.removeprefix("./") == member:
+                    with temporary.open("wb") as file:
+                        shutil.copyfileobj(tar.extractfile(item), file, 1 << 20)
+                    os.replace(temporary, path)
+                    return
+    except (tarfile.TarError, EOFError, zlib.error, OSError) as error:
+        raise ValueError(f"{archive}: damaged archive ({error}): remove it, and it is fetched "
+                         "again") from None
+    raise ValueError(f"{archive}: no {member} in it: remove it, and it is fetched again")

@@ -1,0 +1,62 @@
+"""Plain text of Wikipedia's markup: what a reader would call the prose of an article.
+
+Modest on purpose: templates (infoboxes among them), tables, lists, headings, references, files and
+categories are dropped, as DPR did with DrQA's tools; links keep their text. A template that makes
+part of a sentence, such as a conversion of units, is lost with the rest.
+"""
+
+import html
+import re
+
+_COMMENT = re.compile(r"<!--.*?-->", re.DOTALL)
+_DROPPED = re.compile(
+    r"<(ref|math|chem|gallery|timeline|score|syntaxhighlight|source|imagemap|table|nowiki|pre)\b"
+    r"(?:[^<>]*/>|[^<>]*>.*?</\1\s*>)", re.DOTALL | re.IGNORECASE)
+_TAG = re.compile(r"</?[a-zA-Z][^<>]*>")
+_TEMPLATE = re.compile(r"\{\{(?:[^{}]|\{(?!\{)|\}(?!\}))*\}\}")  # without another inside
+_TABLE = re.compile(r"^[ :]*\{\|(?:(?!^[ :]*\{\|).)*?^[ :]*\|\}", re.DOTALL | re.MULTILINE)
+_LINK = re.compile(r"\[\[([^\[\]]*)\]\]")
+_URL = re.compile(r"\[(?:https?:|ftp:|mailto:)?//[^\s\]]*\s*([^\]]*)\]")
+_QUOTES = re.compile(r"'{2,5}")
+_MAGIC = re.compile(r"__[A-Z]+__")
+_BLOCK = re.compile(r"^(?:=+.*=+|[*#;:|!].*|-{4,}.*|\{\|.*|\|\}.*)$", re.MULTILINE)
+_SPACE = re.compile(r"\s+")
+_BRACKETS = re.compile(r"\(\s*[,;]*\s*\)")
+_DISAMBIGUATION = re.compile(
+    r"\{\{\s*(?:disambig\w*|dab|hndis|geodis|schooldis|hospitaldis|mathdab|roaddis|numberdis"
+    r"|letter-number combination disambiguation|human name disambiguation|airport disambiguation)"
+    r"\s*[|}]", re.IGNORECASE)
+_UNSEEN = ("file:", "image:", "category:", "media:")
+
+
+def is_disambiguation(title: str, markup: str) -> bool:
+    """Whether a page lists the pages of one name."""
+    return title.endswith("(disambiguation)") or bool(_DISAMBIGUATION.search(markup))
+
+
+def plain_text(markup: str) -> str:
+    """The prose of an article in one line."""
+    text = _COMMENT.sub("", markup)
+    text = _DROPPED.sub("", text)
+    text = _inside_out(_TEMPLATE, "", text)
+    text = _inside_out(_TABLE, "", text)
+    text = _inside_out(_LINK, lambda match: _link_text(match[1]), text)
+    text = _URL.sub(r"\1", text)
+    text = _BLOCK.sub("", _MAGIC.sub("", _QUOTES.sub("", text)))
+    text = html.unescape(_TAG.sub("", text))
+    return _SPACE.sub(" ", _BRACKETS.sub("", text)).replace(" ,", ",").strip()
+
+
+def _inside_out(pattern: re.Pattern, replacement, text: str) -> str:
+    """Replaces the innermost matches until there are none."""
+    count = 1
+    while count:
+        text, count = pattern.subn(replacement, text)
+    return text
+
+
+def _link_text(inside: str) -> str:
+    target, _, shown = inside.partition("|")
+    if target.strip().lower().startswith(_UNSEEN):
+        return ""
+    return shown.rpartition("|")[2] or target.lstrip(":")
