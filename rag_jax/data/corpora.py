@@ -79,29 +79,35 @@ def _table_rows(paths: list[str]) -> Iterator[tuple[str, Passage]]:
 def _batches(path: str) -> Iterator[list[list]]:
     """Yields the columns id, title and text of some rows at a time."""
     import pyarrow  # 0.2 s, so only where it is needed
-    from pyarrow import ipc, parquet
 
     read = 0
     try:
-        if path.endswith(".parquet"):
-            with parquet.ParquetFile(path) as file:
-                _check_columns(path, file.schema_arrow.names)
-                for batch in file.iter_batches(_ROWS, columns=_COLUMNS):
-                    yield [batch.column(name).to_pylist() for name in _COLUMNS]
-                    read += batch.num_rows
-        else:
-            with pyarrow.memory_map(path) as file, ipc.open_stream(file) as stream:
-                _check_columns(path, stream.schema.names)
-                for batch in stream:
-                    for start in range(0, batch.num_rows, _ROWS):
-                        part = batch.slice(start, _ROWS)
-                        yield [part.column(name).to_pylist() for name in _COLUMNS]
-                        read += part.num_rows
+        for batch in _record_batches(path):
+            batch.validate(full=True)
+            for start in range(0, batch.num_rows, _ROWS):
+                yield [column.to_pylist() for column in batch.slice(start, _ROWS).columns]
+            read += batch.num_rows
     except FileNotFoundError:
         raise RetrievalError(f"{path}: no such file; check the path.") from None
     except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
         raise RetrievalError(f"{path}: row {read + 1}: damaged file "
                              f"({str(error).splitlines()[0]}); fetch it again.") from None
+
+
+def _record_batches(path: str) -> Iterator:
+    """Yields pyarrow's batches of the columns id, title and text."""
+    import pyarrow
+    from pyarrow import ipc, parquet
+
+    if path.endswith(".parquet"):
+        with parquet.ParquetFile(path) as file:
+            _check_columns(path, file.schema_arrow.names)
+            yield from file.iter_batches(_ROWS, columns=_COLUMNS)
+    else:
+        with pyarrow.memory_map(path) as file, ipc.open_stream(file) as stream:
+            _check_columns(path, stream.schema.names)
+            for batch in stream:
+                yield batch.select(_COLUMNS)
 
 
 def _check_columns(path: str, names: list[str]) -> None:

@@ -172,7 +172,12 @@ def json_columns(path: str, columns: tuple[str, ...]) -> dict[str, dict[str, Any
             elif column in found:
                 raise ValueError(f'{document.where}: "{column}" occurs a second time')
             else:
-                found[column] = {row: document.value() for row in document.members()}
+                found[column] = rows = {}
+                for row in document.members():
+                    if row in rows:
+                        raise ValueError(f'{document.where}: record {row} of "{column}" occurs a '
+                                         "second time")
+                    rows[row] = document.value()
         document.end()
         for column in columns:
             if column not in found:

@@ -152,8 +152,8 @@ def read_tsv(path: str) -> Iterator[tuple[str, Example]]:
             raise ValueError(
                 f"{where}: no tab: expected question<TAB>answers (tab separated, also in a .csv)"
             )
-        if len(fields) == 1 and (fields[0].startswith("[") or fields[0].endswith(("']", '"]'))):
-            fields = _literal_list(where, fields[0])
+        if fields[0].startswith("[") and len(fields) == 1 or any(map(_listed, fields)):
+            fields = _literal_list(where, "\t".join(fields))
         answers = tuple(text.strip() for text in fields)
         yield where, Example(id=str(number), question=question, answers=answers)
 
@@ -163,6 +163,11 @@ def _unquote(field: str) -> str:
     field = field.strip()
     match = _QUOTED_FIELD.fullmatch(field)
     return match[1].replace('""', '"').strip() if match else field
+
+
+def _listed(field: str) -> bool:
+    """Whether an end of it looks like a list's."""
+    return field.startswith(("['", '["')) or field.endswith(("']", '"]'))
 
 
 def _literal_list(where: str, text: str) -> list[str]:

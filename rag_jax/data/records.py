@@ -78,11 +78,12 @@ class Record:
             found = f'no "{key}" (keys here: {keys[:200]})'
         return ValueError(f"{self.where}: {found}: expected {expected}")
 
-    def text(self, key: str) -> str:
-        """A string, stripped."""
-        if not isinstance(self.fields.get(key), str):
-            raise self.error(key, "a string")
-        return self.fields[key].strip()
+    def text(self, key: str, blank: bool = False) -> str:
+        """A string, stripped; `blank` = it may hold nothing."""
+        value = self.fields.get(key)
+        if not isinstance(value, str) or not (blank or value.strip()):
+            raise self.error(key, "a string" if blank else "a string with some text in it")
+        return value.strip()
 
     def texts(self, key: str) -> tuple[str, ...]:
         """A list of strings, stripped."""
@@ -94,7 +95,7 @@ class Record:
     def name(self, key: str) -> str:
         """A string, or an integer as one: files often number their records."""
         value = self.fields.get(key)
-        if isinstance(value, bool) or not isinstance(value, str | int):
+        if isinstance(value, bool) or not isinstance(value, str | int) or not str(value).strip():
             raise self.error(key, "a string or an integer")
         return str(value)
 

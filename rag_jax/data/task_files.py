@@ -51,21 +51,23 @@ def read_dpr_json(path: str) -> Rows:
     too is no negative. The random "negative_ctxs" are passed: batches have negatives of their own.
     """
     for number, record in json_array(path):
-        positives = record.records("positive_ctxs")
-        ids = _unique(map(_passage_id, positives))
-        negatives = _unique(map(_passage_id, record.records("hard_negative_ctxs")))
+        ids, titles = _passages(record, "positive_ctxs")
+        negatives, _ = _passages(record, "hard_negative_ctxs")
         yield record.where, Example(
             id=str(number),
             question=record.text("question"),
             answers=_unique(record.texts("answers")),
             positive_ids=ids,
             negative_ids=tuple(i for i in negatives if i not in ids),
-            titles=_unique(passage.text("title") for passage in positives),
+            titles=titles,
         )
 
 
-def _passage_id(passage: Record) -> str:
-    return passage.name("psg_id" if passage.has("psg_id") else "passage_id")
+def _passages(record: Record, key: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The ids and the titles of a list of passages."""
+    passages = record.records(key)
+    return (_unique(p.name("psg_id" if p.has("psg_id") else "passage_id") for p in passages),
+            _unique(p.text("title", blank=True) for p in passages))
 
 
 def read_trivia_qa(path: str) -> Rows:
@@ -89,7 +91,6 @@ def read_web_questions(path: str) -> Rows:
     (list (description Peru) (description "Ivory Coast")).
     """
     for number, record in json_array(path):
-        record.text("url")
         target = record.text("targetValue")
         if not _TARGETS.fullmatch(target):
             raise record.error("targetValue", '(list (description ...) (description "..."))')
@@ -141,7 +142,8 @@ def _members(path: str) -> Iterator[tuple[str, bytes]]:
     try:
         with zipfile.ZipFile(path) as archive:
             files = [f for f in archive.namelist() if not f.startswith("__MACOSX")]
-            for number, name in enumerate(sorted(f for f in files if not f.endswith("/")), 1):
+            for name in sorted(f for f in files if not f.endswith("/")):
+                number += 1
                 yield name, archive.read(name)
     except FileNotFoundError:
         raise
@@ -176,7 +178,8 @@ def read_fever(path: str) -> Rows:
 def _evidence_pages(record: Record) -> Iterator[str]:
     bad = record.error("evidence", "sets of [annotation id, evidence id, page or null, sentence]")
     sets = record.fields.get("evidence")
-    if not isinstance(sets, list) or not all(isinstance(s, list) and s for s in sets):
+    if not isinstance(sets, list) or not sets or not all(
+            isinstance(s, list) and s for s in sets):
         raise bad
     for item in itertools.chain(*sets):
         if not isinstance(item, list) or len(item) != 4 or not isinstance(item[2], str | None):
@@ -216,5 +219,5 @@ def read_kilt(path: str) -> Rows:
             id=record.name("id"),
             question=record.text("input"),
             answers=_unique(o.text("answer") for o in outputs if o.has("answer")),
-            titles=_unique(page.text("title") for page in provenance),
+            titles=_unique(page.text("title", blank=True) for page in provenance),
         )

@@ -128,7 +128,7 @@ def read_extracted(paths: list[str]) -> Iterator[tuple[str, Passage]]:
     """
     for path in paths:
         for _, record in json_lines(os.fspath(path)):
-            title, text = record.text("title"), record.text("text")
+            title, text = (record.text(key, blank=True) for key in ("title", "text"))
             text = " ".join(text.removeprefix(f"{title}\n").split())
             identity = record.name("id")
             if text:

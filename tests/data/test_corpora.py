@@ -1,0 +1,142 @@
+"""Passages of whatever files hold them: folders, order, ids, and memory."""
+
+import bz2
+import json
+import tracemalloc
+
+import pyarrow
+import pytest
+from pyarrow import parquet
+
+from rag_jax.data.corpora import read_corpus
+from rag_jax.data.wikipedia import read_dump
+from rag_jax.retrieval.reading import Passage, RetrievalError
+from tests.data.official_files import ARTICLES, DUMP, ROWS, lines, to_arrow, to_parquet
+
+
+def message_of(path):
+    with pytest.raises(RetrievalError) as error:
+        list(read_corpus(path))
+    return str(error.value)
+
+
+def renumbered(start):
+    return {**ROWS, "id": [str(start + n) for n in range(3)]}
+
+
+@pytest.mark.parametrize("write, suffix", [(to_parquet, "parquet"), (to_arrow, "arrow")])
+def test_a_folder_of_tables_is_read_in_the_order_of_names(tmp_path, write, suffix):
+    (tmp_path / "data").mkdir()
+    for number in (2, 0, 1):
+        name = f"train-0000{number}-of-00003.{suffix}"
+        (tmp_path / "data" / name).write_bytes(write(renumbered(10 * number)))
+    (tmp_path / "dataset_info.json").write_text("{}")
+    passages = list(read_corpus(tmp_path))
+    assert [p.id for p in passages] == "0 1 2 10 11 12 20 21 22".split()
+    assert passages[0] == Passage("0", "Aaron", "Aaron is é.")
+
+
+def test_other_columns_of_a_table_are_not_even_read(tmp_path, monkeypatch):
+    """wiki_dpr's embeddings are 65 of its 80 GB."""
+    path = tmp_path / "a.parquet"
+    path.write_bytes(to_parquet(ROWS))
+    asked, real = [], parquet.ParquetFile.iter_batches
+
+    def noted(self, size, columns):
+        asked.append(columns)
+        return real(self, size, columns=columns)
+
+    monkeypatch.setattr(parquet.ParquetFile, "iter_batches", noted)
+    assert len(list(read_corpus(path))) == 3 and asked == [["id", "title", "text"]]
+
+
+def test_wikiextractors_folder_is_read_in_order(tmp_path):
+    for folder, name, rows in (("AB", "wiki_00", ARTICLES[1:]), ("AA", "wiki_01", ARTICLES[:1])):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / name).write_bytes(lines(rows))
+    assert [p.title for p in read_corpus(tmp_path)] == ["Anarchism", "Albedo"]
+
+
+def test_ids_that_two_files_share_are_refused(tmp_path):
+    for name in ("a.parquet", "b.parquet"):
+        (tmp_path / name).write_bytes(to_parquet(ROWS))
+    assert message_of(tmp_path).startswith(
+        f"{tmp_path}/b.parquet: row 1: id '1' occurs a second time")
+
+
+def test_folders_of_nothing_or_of_both_are_refused(tmp_path):
+    assert "it has neither" in message_of(tmp_path)
+    (tmp_path / "a.parquet").write_bytes(to_parquet(ROWS))
+    (tmp_path / "wiki_00").write_bytes(lines(ARTICLES))
+    assert "it has both" in message_of(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["none.parquet", "none.arrow", "none.tsv"])
+def test_missing_files_are_named(tmp_path, name):
+    assert name in message_of(tmp_path / name)
+
+
+def test_a_dump_without_articles_is_no_corpus(tmp_path):
+    path = tmp_path / "x-pages-articles.xml"
+    path.write_text(DUMP[: DUMP.index("  <page>")] + "</mediawiki>")
+    assert message_of(path) == f"{path}: no passages in it; it needs at least one."
+
+
+@pytest.mark.parametrize("old, new, message", [
+    ("<ns>0</ns>\n    <id>12</id>", "<id>12</id>", ":31: page 'Anarchism': <ns> is 'missing'"),
+    ("<title>Anarchism</title>", "<title> </title>", ":32: page ' ': <title> is ' '"),
+    ("<id>12</id>", "<id>no</id>", "<id> is 'no'"),
+    ("<text>Albedo is the measure.</text>", "", "<text> is 'missing'"),
+    ("</page>\n  <page>\n    <title>Merc", "<page>\n <title>Merc", "mismatched tag"),
+    ("<mediawiki ", "<feed ", ":1: <feed> where <mediawiki> was expected"),
+])
+def test_a_damaged_page_is_named_with_its_line(tmp_path, old, new, message):
+    path = tmp_path / "x-pages-articles.xml"
+    assert old in DUMP
+    path.write_text(DUMP.replace(old, new, 1))
+    assert message in message_of(path)
+
+
+def test_a_dump_is_never_in_memory(tmp_path):
+    """English Wikipedia has 70 GB of XML."""
+    page = ("<page><title>T{0}</title><ns>0</ns><id>{0}</id><revision><id>1</id><text>"
+            + "word " * 2000 + "</text></revision></page>")
+    path = tmp_path / "x-pages-articles.xml.bz2"
+    pages = "".join(page.format(number) for number in range(1, 1001))
+    path.write_bytes(bz2.compress(f"<mediawiki>{pages}</mediawiki>".encode()))
+    list(read_dump(str(path)))  # compiles expressions
+    tracemalloc.start()
+    assert sum(1 for _ in read_dump(str(path))) == 1000
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert len(pages) > 10e6 and peak < 3e6
+
+
+def test_a_wikipedia_dump_becomes_a_memory_of_hundred_word_chunks(tmp_path):
+    from rag_jax.config import Config
+    from rag_jax.data.prepare import prepare
+    from rag_jax.overrides import replace
+
+    words = " ".join(f"word{n}" for n in range(250))
+    dump = tmp_path / "x-pages-articles.xml.bz2"
+    dump.write_bytes(bz2.compress(DUMP.replace("Albedo is the measure.", words).encode()))
+    (tmp_path / "q.jsonl").write_text(json.dumps(
+        {"question": "What is it?", "answers": ["word7"], "positive_ids": ["39.0"]}))
+    config = replace(Config(), {
+        "data.passages": str(dump), "data.train": str(tmp_path / "q.jsonl"),
+        "data.dev": str(tmp_path / "q.jsonl"), "data.chunk_words": 100,
+        "data.generator_vocab": 320, "data.retriever_vocab": 120})
+    store = prepare(config, tmp_path / "work").memories["passages"]
+    found = [store[row] for row in range(len(store))]
+    assert [p.id for p in found] == ["12", "39.0", "39.1", "39.2"]
+    assert [len(p.text.split()) for p in found[1:]] == [100, 100, 50]
+    assert " ".join(p.text for p in found[1:]) == words
+
+
+def test_long_tables_come_batch_by_batch(tmp_path):
+    path = tmp_path / "a.parquet"
+    count = 5000
+    table = pyarrow.table({"id": [str(n) for n in range(count)], "title": ["T"] * count,
+                           "text": ["x" * 10] * count})
+    parquet.write_table(table, path)
+    assert [p.id for p in read_corpus(path)] == [str(n) for n in range(count)]

@@ -1,0 +1,43 @@
+"""Wikipedia's markup: the prose stays, word for word, and nothing of the markup does."""
+
+import pytest
+
+from rag_jax.data.wikitext import is_disambiguation, plain_text
+
+
+@pytest.mark.parametrize("markup, text", [
+    ("'''Lima''' is the ''capital'' of [[Peru]].", "Lima is the capital of Peru."),
+    ("[[Republic of Peru|Peru]]vian [[:Category:X|x]] [[a|b|c]]", "Peruvian x c"),
+    ("A{{Infobox|a={{b|{{c}}}}\n|d}}B", "AB"),
+    ("A {{math|{x}}} {{a|{{b|{x}}}}} {{c|}d{}}.", "A ."),
+    ("x<ref>no</ref> y<ref name=\"a\" /> z<ref name=b>no [[no]]</ref>.", "x y z."),
+    ("before <!-- no\nno --> after", "before after"),
+    ("A\n{| class=x\n|-\n| no\n{|\n| no\n|}\n|}\nB", "A B"),
+    ("== History ==\nText.\n=== More ===\n* no\n# no\n; no\n: no\n----\nEnd.", "Text. End."),
+    ("[[File:a.jpg|thumb|with [[a link]] in it]]Text [[Category:X]]", "Text"),
+    ("see [https://x.org/a the page] and [https://y.org]", "see the page and"),
+    ("Tom &amp; Jerry&nbsp;&lt;3 <br/> <span class='x'>in</span> H<sub>2</sub>O",
+     "Tom & Jerry <3 in H2O"),
+    ("Lima ({{lang|es|x}}; {{IPA|y}}) is", "Lima is"),
+    ("__NOTOC__ Text", "Text"),
+    ("<math>a < b</math> and <gallery>\nno\n</gallery>end", "and end"),
+    ("", ""),
+    ("{{unclosed and [[unclosed", "{{unclosed and [[unclosed"),
+])
+def test_prose(markup, text):
+    assert plain_text(markup) == text
+
+
+def test_deep_and_broken_nesting_ends(markup="{{" * 300 + "x" + "}}" * 300):
+    assert plain_text(markup + "[[" * 300 + "y" + "]]" * 299) == "[[y"
+
+
+@pytest.mark.parametrize("title, markup, is_one", [
+    ("Mercury", "'''Mercury''' may be:\n{{disambiguation|geo}}", True),
+    ("Mercury", "x {{ Disambig }}", True),
+    ("Mercury", "x {{hndis|Mercury}}", True),
+    ("Mercury (disambiguation)", "x", True),
+    ("Mercury", "{{disambiguation needed}} {{distinguish|x}} disambiguation", False),
+])
+def test_pages_that_list_the_meanings_of_a_name(title, markup, is_one):
+    assert is_disambiguation(title, markup) is is_one
