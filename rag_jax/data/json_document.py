@@ -55,7 +55,7 @@ class JsonDocument:
                 cut = (error.msg.startswith("Unterminated string")
                        or error.pos > len(self._text) - _LONGEST_TOKEN)
                 if not (cut and self._fill()):
-                    raise self._error(str(error)) from None
+                    raise self._error(error.msg) from None
             except RecursionError:
                 raise self._error("nested too deeply") from None
 

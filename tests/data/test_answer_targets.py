@@ -43,7 +43,7 @@ def match(pattern, texts):
 def test_the_string_that_most_often_matches_trains():
     texts = ["Feb was", "in Sept and Feb", "September", "Feb"]
     assert match("Sept?(ember)?|Feb(ruary)?", texts) == ("Feb",)
-    assert match(r"new\s?york", ["New\n York", "in New York City, NewYork"]) == ("NewYork",)
+    assert match(r"new\s?york", ["New  York", "in New York City, NewYork", "NewYork"]) == ("NewYork",)
     assert match(r"\d*", ["none", "in 1912"]) == ("1912",), "an empty match says nothing"
     assert match("lima", ["x"] * DEPTH + ["Lima"]) == ("lima",), "beyond the first thousand"
 
@@ -83,10 +83,10 @@ def test_endless_alternatives_are_cut_off():
 
 
 def test_the_table_says_which_rule_a_task_has():
-    examples = [Example("1", "q", ("a", "Nothing"), regex=True)]
+    examples = [Example("1", "q", ("b", "Nothing"), regex=True)]
     assert training_examples("answers", examples, None) == examples
     assert training_examples("pairs", examples, None) == examples
     (one,) = training_examples("retrieved", examples, lambda q: TEXTS)
     assert one.targets == ("Nothing",)
-    (one,) = training_examples("matches", examples, lambda q: ["a", "Nothing Nothing"])
+    (one,) = training_examples("matches", examples, lambda q: ["b", "Nothing Nothing"])
     assert one.targets == ("Nothing",)

@@ -57,11 +57,11 @@ def test_the_largest_piece_in_memory_is_a_value(tmp_path, monkeypatch):
     ('[{"a": 1},\n\n3]', ":3: record 2: a JSON int: expected an object"),
     ('[{"a": 1}, {"a": "cut', ":1: record 2: not JSON .*Unterminated string"),
     ('[{"a": 1}', r":1: record 1: not JSON \(it ends where ',' or '\]' was expected"),
-    ('[{"a": 1}]\n[]', ":2: record 1: not JSON .*text after the end"),
+    ('[{"a": 1}]\n[]', ":2: not JSON .*text after the end"),
     ('{"a": 1}', r":1: not JSON \('\{' where '\[' was expected"),
     ("", r":1: not JSON \(it ends where '\[' was expected"),
-    ("[" * 100_000, "record 1: not JSON .*nested too deeply"),
-    ('[{"a": "\x01"}]', "record 1: not JSON .*Invalid control character"),
+    ("[" * 100_000, ":1: record 1: not JSON .*nested too deeply"),
+    ('[{"a": "\x01"}]', ":1: record 1: not JSON .*Invalid control character"),
 ])
 def test_errors_name_line_and_record(tmp_path, text, message):
     path = tmp_path / "bad.json"
