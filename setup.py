@@ -22,6 +22,8 @@ REQUIRES = [
     "tensorflow-datasets>=4.9.10",
     "array_record>=0.8.6",
     "importlib_resources",
+    # Passages in Hugging Face's tables; tensorflow-datasets brings it anyway.
+    "pyarrow",
     # Tokenizers by Hugging Face name; `tokenizers` alone does the work at run time.
     "transformers>=5.23,<6",
     "tokenizers>=0.22",

@@ -15,7 +15,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--workdir", default=flags.DEFAULT_WORKDIR,
                         help=f"workdir of rag_jax.train (default: {flags.DEFAULT_WORKDIR})")
     parser.add_argument("--passages", required=True, metavar="FILE",
-                        help=".tsv or .jsonl (.gz) with id, title, text")
+                        help="as config.data.passages")
     parser.add_argument("--out", required=True, metavar="DIR", help="folder of the new index")
     parser.add_argument("--queries", metavar="FILE",
                         help="questions on which recall is measured (default: dev questions)")

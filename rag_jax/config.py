@@ -96,13 +96,16 @@ BART_PRESETS = {
 class DataConfig:
     """Where passages, questions and tokenizers come from, and how long things may be."""
 
-    passages: str = field("", "passages: .tsv or .jsonl (.gz), with id, title, text; empty = the "
-                          "world of countries that is shipped with the package")
-    train: str = field(
-        "", "training questions: .jsonl, .tsv, tfds:NAME:SPLIT or tfds-dir:DIR:SPLIT")
+    passages: str = field("", "passages: .tsv or .jsonl (.gz), .parquet, .arrow, with id, title, "
+                          "text; a Wikipedia dump (.xml.bz2); a folder of tables or of "
+                          "wikiextractor's; empty = the world of countries that is shipped with "
+                          "the package")
+    train: str = field("", "training questions: .jsonl, .tsv, task:NAME:SPLIT, kilt:FILE, "
+                       "tfds:NAME:SPLIT or tfds-dir:DIR:SPLIT")
     dev: str = field("", "development questions, which choose the best checkpoint")
     test: str = field("", "test questions; empty = evaluate on dev")
-    data_dir: str = field("", "folder of prepared TFDS data sets; empty = the TFDS default")
+    data_dir: str = field("", "folder with a folder per task, or of prepared TFDS data sets; empty "
+                          "= ~/rag_jax_data, or the TFDS default")
     chunk_words: int = field(0, "split passages into disjoint chunks of so many words (paper: "
                              "100); 0 = take them as they are", at_least=0)
     generator_tokenizer: str = field(

@@ -21,7 +21,6 @@ _URL = re.compile(r"\[(?:https?:|ftp:|mailto:)?//[^\s\]]*\s*([^\]]*)\]")
 _QUOTES = re.compile(r"'{2,5}")
 _MAGIC = re.compile(r"__[A-Z]+__")
 _BLOCK = re.compile(r"^(?:=+.*=+|[*#;:|!].*|-{4,}.*|\{\|.*|\|\}.*)$", re.MULTILINE)
-_SPACE = re.compile(r"\s+")
 _BRACKETS = re.compile(r"\(\s*[,;]*\s*\)")
 _DISAMBIGUATION = re.compile(
     r"\{\{\s*(?:disambig\w*|dab|hndis|geodis|schooldis|hospitaldis|mathdab|roaddis|numberdis"
@@ -45,7 +44,7 @@ def plain_text(markup: str) -> str:
     text = _URL.sub(r"\1", text)
     text = _BLOCK.sub("", _MAGIC.sub("", _QUOTES.sub("", text)))
     text = html.unescape(_TAG.sub("", text))
-    return _SPACE.sub(" ", _BRACKETS.sub("", text)).replace(" ,", ",").strip()
+    return " ".join(_BRACKETS.sub("", text).split()).replace(" ,", ",")
 
 
 def _inside_out(pattern: re.Pattern, replacement, text: str) -> str:

@@ -43,7 +43,8 @@ def match(pattern, texts):
 def test_the_string_that_most_often_matches_trains():
     texts = ["Feb was", "in Sept and Feb", "September", "Feb"]
     assert match("Sept?(ember)?|Feb(ruary)?", texts) == ("Feb",)
-    assert match(r"new\s?york", ["New  York", "in New York City, NewYork", "NewYork"]) == ("NewYork",)
+    texts = ["New  York", "in New York City, NewYork", "NewYork"]
+    assert match(r"new\s?york", texts) == ("NewYork",)
     assert match(r"\d*", ["none", "in 1912"]) == ("1912",), "an empty match says nothing"
     assert match("lima", ["x"] * DEPTH + ["Lima"]) == ("lima",), "beyond the first thousand"
 
