@@ -22,5 +22,11 @@ def test_fingerprints_are_googles(size):
 def test_one_question_in_ten_is_held_out():
     share = sum(held_out(f"who wrote the book number {n}?") for n in range(5000)) / 5000
     assert 0.08 < share < 0.12
-    # WebQuestions' fourth training question, in UTF-8.
-    assert held_out("é") == (fingerprint64("é".encode()) % 100_000 % 10 == 0)
+
+
+@pytest.mark.parametrize("question, dev", [
+    ("How many Great Lakes are there?", True), ("where does lena river begin and end?", True),
+    ("how old is sacha baron cohen?", False), ("When is Fashion week in NYC?", False)])
+def test_questions_of_curated_trec_and_web_questions(question, dev):
+    """By Google's fingerprint modulo 10."""
+    assert held_out(question) is dev
