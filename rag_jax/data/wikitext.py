@@ -16,11 +16,11 @@ _TAG = re.compile(r"</?[a-zA-Z][^<>]*>")
 # One that has no other inside; lone braces may be.
 _TEMPLATE = re.compile(r"\{\{(?!\{)(?:[^{}]|\{(?!\{)|\}(?!\})|\}(?=\}\}(?!\})))*\}\}")
 _TABLE = re.compile(r"^[ :]*\{\|(?:(?!^[ :]*\{\|).)*?^[ :]*\|\}", re.DOTALL | re.MULTILINE)
-_LINK = re.compile(r"\[\[([^\[\]]*)\]\]")
+_LINK = re.compile(r"\[\[((?:[^\[\]]|\[(?!\[)|\](?!\]))*)\]\]")
 _URL = re.compile(r"\[(?:https?:|ftp:|mailto:)?//[^\s\]]*\s*([^\]]*)\]")
 _QUOTES = re.compile(r"'{2,5}")
 _MAGIC = re.compile(r"__[A-Z]+__")
-_BLOCK = re.compile(r"^(?:=+.*=+|[*#;:|!].*|-{4,}.*|\{\|.*|\|\}.*)$", re.MULTILINE)
+_BLOCK = re.compile(r"^(?:=+.*=+[ \t]*|[*#;:|!].*|-{4,}.*|\{\|.*|\|\}.*)$", re.MULTILINE)
 _BRACKETS = re.compile(r"\(\s*[,;]*\s*\)")
 _DISAMBIGUATION = re.compile(
     r"\{\{\s*(?:disambig\w*|dab|hndis|geodis|schooldis|hospitaldis|mathdab|roaddis|numberdis"
