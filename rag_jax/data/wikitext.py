@@ -2,7 +2,8 @@
 
 Modest on purpose: templates (infoboxes among them), tables, lists, headings, references, files and
 categories are dropped, as DPR did with DrQA's tools; links keep their text. A template that makes
-part of a sentence, such as a conversion of units, is lost with the rest.
+part of a sentence, such as a conversion of units, is lost with the rest. A parser of the whole
+grammar (mwparserfromhell) would be one more dependency for what is thrown away in any case.
 """
 
 import html
