@@ -6,6 +6,7 @@ from typing import Any, Literal
 Dtype = Literal["float32", "bfloat16"]
 Remat = Literal["none", "dots", "full"]
 PositionInit = Literal["normal", "sinusoidal"]
+MetricFamily = Literal["qa", "regex", "ms_marco", "jeopardy", "fever", "kilt"]
 
 
 class ConfigError(ValueError):
@@ -266,7 +267,7 @@ class TrainConfig:
     eval_every: int = field(500, "steps between evaluations on dev; the last step always is one",
                             at_least=1)
     save_every: int = field(500, "steps between checkpoints", at_least=1)
-    keep: int = field(2, "checkpoints kept besides the best by dev EM", at_least=1)
+    keep: int = field(2, "checkpoints kept besides the best by dev score", at_least=1)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -277,6 +278,10 @@ class EvalConfig:
     batch_size: int = field(32, "questions at a time", at_least=1)
     max_examples: int = field(0, "evaluate on the first so many dev questions; 0 = all",
                               at_least=0)
+    metrics: tuple[MetricFamily, ...] = field(
+        ("qa",), "families of metrics, each that of a task: qa, regex (answers are regular "
+        "expressions), ms_marco, jeopardy, fever, kilt; the first one's headline (EM, EM, "
+        "ROUGE-L, Q-BLEU-1, accuracy, EM) chooses the best checkpoint")
     strategy: Literal["marginal", "thorough", "fast"] = field(
         "marginal", "of RAG-Sequence: one beam on the marginal probabilities; or as in the paper "
         "(thorough) a beam per document, every hypothesis scored under every document, or (fast) "

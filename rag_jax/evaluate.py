@@ -1,12 +1,18 @@
 """Evaluates a trained model: `python -m rag_jax.evaluate --workdir DIR [--split test]`.
 
-Prints EM, F1, answer recall, marginal NLL and the retrieval monitors, and writes
-metrics.json and predictions.jsonl to WORKDIR/RUN/evaluation/SPLIT/.
+Prints EM with its confidence interval, what config.eval.metrics names, answer recall, marginal
+NLL and the retrieval monitors, and writes metrics.json and predictions.jsonl to
+WORKDIR/RUN/evaluation/SPLIT/.
+
+`--predictions FILE --questions FILE` scores answers from anywhere, without a model: JSONL lines
+with "id" and "answer", as predictions.jsonl has them.
 """
 
+import argparse
 import pathlib
 
 from rag_jax import flags
+from rag_jax.config import Config, ConfigError
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -15,15 +21,35 @@ def main(argv: list[str] | None = None) -> None:
     flags.add_workdir(parser)
     parser.add_argument("--split", help="which questions (default: test, or dev without a test)")
     parser.add_argument("--questions", metavar="FILE", help="questions of a file instead")
-    options, config = flags.parse_with_config(parser, argv, flags.workdir_config)
+    parser.add_argument("--predictions", metavar="FILE", type=pathlib.Path,
+                        help="score the answers of this file; needs --questions, no workdir")
+    options, config = flags.parse_with_config(
+        parser, argv,
+        lambda options: Config() if options.predictions else flags.workdir_config(options))
+    if options.predictions:
+        _score_file(options, config)
+    else:
+        _evaluate(options, config)
 
+
+def _score_file(options: argparse.Namespace, config: Config) -> None:
+    from rag_jax import scoring
+    from rag_jax.data.tasks import load_examples
+
+    if not options.questions:
+        raise ConfigError("--predictions: name the questions that they answer with --questions")
+    examples = load_examples(options.questions)
+    predictions = scoring.read_predictions(options.predictions, examples)
+    _show(f"{options.predictions} on {options.questions}",
+          scoring.score(predictions, examples, config.eval.metrics))
+
+
+def _evaluate(options: argparse.Namespace, config: Config) -> None:
     flags.connect(options)
 
     from rag_jax import evaluation, hosts
-    from rag_jax.config import ConfigError
     from rag_jax.data.tasks import load_examples
     from rag_jax.trained import open_trained
-    from rag_jax.training.writers import print_table
 
     path = pathlib.Path(options.workdir)
     trained = open_trained(config, path, options.run, options.step, options.index)
@@ -36,15 +62,22 @@ def main(argv: list[str] | None = None) -> None:
     else:
         raise ConfigError(f"--split={split}: the workdir has {', '.join(splits)}")
     questions = trained.job.tokenize(examples)
-    result = evaluation.evaluate(trained.answerer(), trained.params, questions)
+    result = evaluation.evaluate(trained.answerer(), trained.params, questions,
+                                 families=config.eval.metrics)
 
     folder = path / trained.run / "evaluation" / split
     if not hosts.leads():
         return
     evaluation.write_evaluation(folder, questions, result)
-    print(print_table([[name, f"{value:.4g}"] for name, value in result.metrics.items()],
-                      [f"{trained.run} on {split}", "value"]))
+    _show(f"{trained.run} on {split}", result.metrics)
     print(f"\n{folder}: metrics.json, predictions.jsonl")
+
+
+def _show(title: str, metrics: dict[str, float]) -> None:
+    from rag_jax.training.writers import print_table
+
+    print(print_table([[name, f"{value:.4g}"] for name, value in metrics.items()],
+                      [title, "value"]))
 
 
 if __name__ == "__main__":

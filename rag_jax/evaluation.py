@@ -2,18 +2,17 @@
 
 import json
 import pathlib
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from rag_jax import files
+from rag_jax import files, scoring
 from rag_jax.answering import Answerer
 from rag_jax.data.batches import QuestionTokens
-from rag_jax.metrics.answers import exact_match, summarise
-from rag_jax.metrics.retrieval import answer_recall, retrieval_monitors
+from rag_jax.metrics.retrieval import retrieval_monitors
+from rag_jax.retrieval.reading import Passage
 from rag_jax.types import Answer
-
-RECALL_AT = (1, 5, 10, 20)
 
 
 class Evaluation(NamedTuple):
@@ -24,7 +23,8 @@ class Evaluation(NamedTuple):
 
 
 def evaluate(answerer: Answerer, params: Any, questions: QuestionTokens,
-             retrieved: np.ndarray | None = None, likelihood: bool = True) -> Evaluation:
+             retrieved: np.ndarray | None = None, likelihood: bool = True,
+             families: Sequence[str] = ("qa",)) -> Evaluation:
     """Answers and scores questions.
 
     Args:
@@ -33,17 +33,18 @@ def evaluate(answerer: Answerer, params: Any, questions: QuestionTokens,
       questions: with reference answers.
       retrieved: int[Q, K] passages to read instead of those that the retriever finds.
       likelihood: also the marginal NLL of the first reference (a pass of its own).
+      families: of metrics, config.eval.metrics.
 
     Returns:
-      em, f1 (percent, best of the references), nll (mean nats per question),
-      log_prob (mean nats of the answers given), certified (percent, where the decoding can claim
-      it), answer_recall@K (percent) and the retrieval-collapse monitors.
+      What `scoring.score` returns, nll (mean nats per question), log_prob (mean nats of the
+      answers given), certified (percent, where the decoding can claim it), and the
+      retrieval-collapse monitors.
     """
     if retrieved is None:
         retrieved = answerer.retrieve(params, questions)
     answers = answerer.decode(params, questions, retrieved)
-    references = [example.answers for example in questions.examples]
-    metrics = dict(summarise([answer.text for answer in answers], references))
+    metrics = scoring.score([answer.text for answer in answers], questions.examples, families,
+                            _passages(answerer, retrieved))
     metrics["log_prob"] = float(np.mean([answer.log_prob for answer in answers]))
     if answerer.decoding.certifiable:
         metrics["certified"] = 100 * float(np.mean([answer.certified for answer in answers]))
@@ -51,7 +52,6 @@ def evaluate(answerer: Answerer, params: Any, questions: QuestionTokens,
         log_p = answerer.log_likelihoods(params, questions, retrieved)
         metrics["nll"] = float(-log_p.mean())
     if retrieved is not None:
-        metrics |= retrieval_metrics(answerer, questions, retrieved)
         monitors = retrieval_monitors(
             retrieved, np.array([a.prior for a in answers], np.float64),
             np.array([a.posterior for a in answers], np.float64))
@@ -62,12 +62,15 @@ def evaluate(answerer: Answerer, params: Any, questions: QuestionTokens,
 def retrieval_metrics(answerer: Answerer, questions: QuestionTokens, retrieved: np.ndarray
                       ) -> dict[str, float]:
     """answer_recall@K in percent: questions with an answer in one of the first K passages."""
+    passages = _passages(answerer, retrieved)
+    return scoring.answer_recalls(scoring.answer_ranks(questions.examples, passages), passages)
+
+
+def _passages(answerer: Answerer, retrieved: np.ndarray | None) -> list[list[Passage]] | None:
+    if retrieved is None:
+        return None
     store = answerer.index.passages
-    texts = [[store[int(row)].text for row in rows] for rows in retrieved]
-    references = [example.answers for example in questions.examples]
-    ks = [k for k in RECALL_AT if k <= retrieved.shape[1]]
-    return {f"answer_recall@{k}": value
-            for k, value in answer_recall(texts, references, ks).items()}
+    return [[store[int(row)] for row in rows] for rows in retrieved]
 
 
 def write_evaluation(folder: pathlib.Path, questions: QuestionTokens, result: Evaluation) -> None:
@@ -84,7 +87,7 @@ def write_evaluation(folder: pathlib.Path, questions: QuestionTokens, result: Ev
             "question": example.question,
             "answer": answer.text,
             "references": list(example.answers),
-            "exact_match": exact_match(answer.text, example.answers),
+            "exact_match": scoring.is_correct(answer.text, example),
             "log_prob": answer.log_prob,
             "token_log_probs": answer.token_log_probs,
             "finished": answer.finished,

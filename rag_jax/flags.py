@@ -120,7 +120,7 @@ def add_workdir(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--workdir", default=DEFAULT_WORKDIR, type=local_folder,
                         help=f"workdir of rag_jax.train (default: {DEFAULT_WORKDIR})")
     parser.add_argument("--run", help="which of the workdir's runs (default: the first)")
-    parser.add_argument("--step", type=int, help="checkpoint step (default: the best by dev EM)")
+    parser.add_argument("--step", type=int, help="checkpoint step (default: the best by dev score)")
     parser.add_argument("--index", help="another memory: a folder made by rag_jax.build_index, or "
                         "a name under WORKDIR/indexes (default: the one that trained)")
 

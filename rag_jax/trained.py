@@ -58,7 +58,7 @@ def open_trained(config: Config, path: pathlib.Path, run: str | None = None,
       config: of the run.
       path: the workdir.
       run: None = the first of config.runs.
-      step: checkpoint; None = the best by dev EM.
+      step: checkpoint; None = the best by dev score.
       index: folder of an index, or name of one in the workdir; None = the one that trained.
 
     Raises:

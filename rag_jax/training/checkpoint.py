@@ -45,8 +45,8 @@ class Checkpointer:
       directory: where the steps lie, a local path (made absolute) or `gs://...`.
       keep: how many of the latest steps stay on disk, at least 1. The best step by `best_metric`
         stays besides.
-      best_metric: name of the metric, higher is better, by which the best step is chosen; None
-        keeps the latest steps only.
+      best_metric: names of the metric, higher is better, by which the best step is chosen: of
+        each step's scores, the first that is there. () keeps the latest steps only.
       read_only: for readers of a directory in which a training run may be writing: creates
         nothing, and leaves unfinished saves alone, which a writer clears away when it starts.
 
@@ -59,7 +59,7 @@ class Checkpointer:
         directory: str | os.PathLike,
         *,
         keep: int = 2,
-        best_metric: str | None = None,
+        best_metric: Sequence[str] = (),
         read_only: bool = False,
     ):
         import orbax.checkpoint as ocp
@@ -85,7 +85,7 @@ class Checkpointer:
             if self.directory.exists() or not read_only
             else None  # a reader came before the first save
         )
-        if best_metric is not None:
+        if best_metric:
             for step in self.all_steps():
                 with contextlib.suppress(CheckpointError):  # a damaged step is never the best one
                     self._note_score(step, self._read_content(step)["metrics"])
@@ -123,8 +123,8 @@ class Checkpointer:
           params: pytree of arrays, any dtype and sharding.
           opt_state: pytree of arrays.
           meta: what else the run needs to go on; must survive JSON.
-          metrics: scores of this step; must contain `best_metric` when one is set and scores are
-            given. NaN is never the best.
+          metrics: scores of this step; must contain one of `best_metric` when any is set and
+            scores are given. NaN is never the best.
           wait: block until the checkpoint is complete on disk.
 
         Raises:
@@ -216,14 +216,15 @@ class Checkpointer:
         return all((self.directory / str(step) / item).exists() for item in items)
 
     def _note_score(self, step: int, metrics: Mapping[str, float] | None) -> None:
-        if self._best_metric is None or metrics is None:
+        if not self._best_metric or metrics is None:
             return
-        if self._best_metric not in metrics:
+        named = [name for name in self._best_metric if name in metrics]
+        if not named:
             raise ValueError(
-                f"The best checkpoint is chosen by {self._best_metric!r}, which is not among the "
-                f"metrics of step {step}: {', '.join(sorted(metrics)) or 'none'}."
+                f"The best checkpoint is chosen by {' or '.join(map(repr, self._best_metric))}, "
+                f"not among the metrics of step {step}: {', '.join(sorted(metrics)) or 'none'}."
             )
-        self._scores[step] = metrics[self._best_metric]
+        self._scores[step] = metrics[named[0]]
 
     # Restoring.
 

@@ -18,6 +18,9 @@ from rag_jax.training.preemption import PreemptionGuard
 from rag_jax.training.step import TrainState
 from rag_jax.training.writers import MetricWriter, Progress
 
+# What chooses the best checkpoint; of steps saved before there was a score, EM.
+BEST_METRIC = ("score", "em")
+
 
 class TrainingError(RuntimeError):
     """Training cannot go on; the message says from which step it can be taken up."""
@@ -77,7 +80,7 @@ class Stage:
       make_state, abstract_state: the first state, and its shapes and shardings.
       train_step: (state, batch, step) -> (state, metrics).
       source: batches.
-      evaluate: params -> metrics, among them "em".
+      evaluate: params -> metrics, among them one of BEST_METRIC.
       meta: JSON that belongs to the checkpoints (encoder fingerprint, configuration).
     """
 
@@ -152,7 +155,7 @@ def run_stage(stage: Stage) -> TrainState:
       Preempted: SIGTERM or Ctrl-C; the state has been saved and the same command goes on.
       TrainingError: a loss became NaN or infinite.
     """
-    best = "em" if stage.evaluate else None
+    best = BEST_METRIC if stage.evaluate else ()
     with (
         Checkpointer(stage.directory, keep=stage.keep, best_metric=best) as checkpointer,
         MetricWriter(

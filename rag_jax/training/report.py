@@ -53,7 +53,8 @@ class _Reporter:
 
     def evaluate(self, run: str) -> Evaluation:
         questions = self.job.tokens(self.split)
-        result = evaluate(self.answerer(run), self.params(run), questions)
+        result = evaluate(self.answerer(run), self.params(run), questions,
+                          families=self.job.config.eval.metrics)
         folder = self.job.workdir / run / "evaluation" / self.split
         if hosts.leads():
             write_evaluation(folder, questions, result)
@@ -69,7 +70,8 @@ class _Reporter:
         shift = int(rng.integers(1, len(questions)))
         places = np.argsort(rng.permutation(len(questions)))
         other = np.argsort(places)[(places + shift) % len(questions)]
-        return evaluate(answerer, params, questions, retrieved[other])
+        return evaluate(answerer, params, questions, retrieved[other],
+                        families=self.job.config.eval.metrics)
 
     def frozen_recall(self, warm: Any) -> dict[str, float]:
         """Retrieval by the query encoder as it was before fine-tuning."""

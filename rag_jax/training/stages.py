@@ -47,7 +47,7 @@ from rag_jax.retrieval.retriever import Retriever
 from rag_jax.retrieval.scann import ScannSettings
 from rag_jax.training import on_device, pretrained, step
 from rag_jax.training.checkpoint import Checkpointer
-from rag_jax.training.loop import BatchSource, PureSource, Stage, run_stage
+from rag_jax.training.loop import BEST_METRIC, BatchSource, PureSource, Stage, run_stage
 from rag_jax.training.optim import make_optimizer
 from rag_jax.training.sources import RagSource
 
@@ -272,7 +272,7 @@ def decoding_settings(config: Config, tokenizer: Tokenizer) -> Decoding:
 
 
 def fine_tune(job: Job, run: str, warm: Any, index: PassageIndex) -> Any:
-    """RAG fine-tuning of one run; returns the parameters of its best checkpoint by dev EM.
+    """RAG fine-tuning of one run; returns the parameters of its best checkpoint by dev score.
 
     Args:
       job: with the configuration of this run.
@@ -298,7 +298,8 @@ def fine_tune(job: Job, run: str, warm: Any, index: PassageIndex) -> Any:
     def score(params: Any) -> Mapping[str, float]:
         if refresher is not None:
             refresher.refresh(params, 0)  # before the next step, all are again, as of that step
-        return evaluate(answerer, unstack_layers(params), dev).metrics
+        return evaluate(answerer, unstack_layers(params), dev,
+                        families=config.eval.metrics).metrics
 
     stage = _stage(
         job, run, rag.TOWERS, rates, step.rag_loss(job.model, train.label_smoothing),
@@ -353,7 +354,7 @@ def restore_run(directory: pathlib.Path, model: rag.RagModel, mesh: Mesh,
     Raises:
       ConfigError: the run has no checkpoint.
     """
-    with Checkpointer(directory, best_metric="em", read_only=True) as checkpointer:
+    with Checkpointer(directory, best_metric=BEST_METRIC, read_only=True) as checkpointer:
         chosen = step_number if step_number is not None else (
             checkpointer.best_step() or checkpointer.latest_step())
         if chosen is None:

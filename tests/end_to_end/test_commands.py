@@ -16,7 +16,8 @@ from tests.end_to_end.commands import finish, run
 def test_evaluate_writes_metrics_and_predictions(uninterrupted):
     output = finish("evaluate", uninterrupted, "--split=dev")
     metrics = json.loads((uninterrupted / "rag_token/evaluation/dev/metrics.json").read_text())
-    for name in ("em", "f1", "nll", "answer_recall@1", "unique_passages", "retrieved_id_entropy",
+    for name in ("em", "em_ci_low", "score", "answer_not_retrieved_count", "f1", "nll",
+                 "r_precision", "answer_recall@1", "unique_passages", "retrieved_id_entropy",
                  "prior_entropy", "posterior_entropy"):
         assert name in metrics and name in output
     file = uninterrupted / "rag_token/evaluation/dev/predictions.jsonl"
@@ -27,6 +28,12 @@ def test_evaluate_writes_metrics_and_predictions(uninterrupted):
         assert record["log_prob"] <= 0 and len(record["passages"]) == 2
         assert sum(p["prior"] for p in record["passages"]) == pytest.approx(1, abs=1e-4)
         assert sum(p["posterior"] for p in record["passages"]) == pytest.approx(1, abs=1e-4)
+
+
+def test_the_families_of_metrics_are_computed_in_training_and_in_its_report(uninterrupted):
+    assert '"dev/r_precision": ' in (uninterrupted / "rag_token/metrics.jsonl").read_text()
+    report = json.loads((uninterrupted / "report.json").read_text())
+    assert {"r_precision", "f1", "score"} <= set(report["metrics"]["rag_token"])
 
 
 def test_generate_answers_one_many_and_typed_questions(uninterrupted, tmp_path):

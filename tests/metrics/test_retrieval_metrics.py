@@ -1,13 +1,18 @@
 """Answer matching as in DPR, answer recall at K, and the retrieval-collapse monitors."""
 
-import json
-import os
-from pathlib import Path
-
 import numpy as np
 import pytest
 
-from rag_jax.metrics.retrieval import answer_recall, has_answer, retrieval_monitors
+from rag_jax.metrics.answers import normalize_answer
+from rag_jax.metrics.retrieval import (
+    _joined_tokens,
+    answer_rank,
+    answer_recall,
+    has_answer,
+    retrieval_monitors,
+    title_precision,
+)
+from tests.metrics.goldens import golden
 
 
 @pytest.mark.parametrize(
@@ -54,9 +59,31 @@ def test_has_answer_takes_any_of_the_answers():
 
 
 def test_has_answer_values_of_the_reference_implementation():
-    path = Path(os.environ.get("RAG_JAX_TEST_DATA", "")) / "metrics_golden.json"
-    for case in json.loads(path.read_text("utf-8"))["has_answer"] if path.is_file() else []:
-        assert has_answer(case["text"], case["answers"]) == bool(case["dpr_string"]), case
+    for case in golden("has_answer"):
+        text, answers = case["text"], case["answers"]
+        assert has_answer(text, answers) == bool(case["dpr_string"]), case
+        assert has_answer(text, answers, regex=True) == bool(case["dpr_regex"]), case
+        assert _joined_tokens(text).split() == case["dpr_tokens"], case
+        inside = any(normalize_answer(a) in normalize_answer(text) for a in answers)
+        assert inside == bool(case["kilt"]), case
+
+
+def test_patterns_are_searched_in_the_text_as_it_is():
+    """An anchored match, or one on tokens, would miss what CuratedTREC's patterns describe."""
+    assert has_answer("It is 20,320 feet high", [r"20,?320\s*f(ee|oo)t"], regex=True)
+    assert not has_answer("It is 20,320 feet high", [r"20,?320\s*f(ee|oo)t"])
+    assert has_answer("in Romeo", ["rome"], regex=True)
+    assert answer_rank(["no", "in 1950", "1950"], [r"19\d0"], regex=True) == 1
+    assert answer_rank(["no"], [r"19\d0"], regex=True) == float("inf")
+
+
+def test_title_precision_counts_a_title_once_and_the_places_asked_for():
+    titles = ["Peru", "Peru", "Lima", "Quito"]
+    assert title_precision(titles, ["Peru", "Lima"], 1) == 1.0
+    assert title_precision(titles, ["Peru", "Lima"], 2) == 0.5  # Peru twice is one title
+    assert title_precision(titles, ["Quito"], 3) == 0.0
+    assert title_precision(titles, ["Quito"], 4) == 0.25
+    assert title_precision(["Peru"], ["peru"], 1) == 0.0  # titles are names, taken literally
 
 
 def test_answer_recall_counts_questions_by_their_first_hit():

@@ -212,15 +212,28 @@ def save_scored(checkpointer, scores):
 
 def test_keeps_the_latest_and_the_best(tmp_path):
     """Keeping by score alone would delete the latest step and send a resume backwards."""
-    with Checkpointer(tmp_path, keep=2, best_metric="em") as checkpointer:
+    with Checkpointer(tmp_path, keep=2, best_metric=("em",)) as checkpointer:
         save_scored(checkpointer, {1: float("nan"), 2: 50.0, 3: 20.0, 4: 10.0, 5: None, 6: 30.0})
         assert checkpointer.all_steps() == [2, 5, 6]
         assert (checkpointer.latest_step(), checkpointer.best_step()) == (6, 2)
-    with Checkpointer(tmp_path, keep=1, best_metric="em") as checkpointer:
+    with Checkpointer(tmp_path, keep=1, best_metric=("em",)) as checkpointer:
         assert checkpointer.best_step() == 2  # scores are read back from disk
         save_scored(checkpointer, {7: 50.0})
         assert checkpointer.all_steps() == [7]  # a tie goes to the later step
     assert sorted(os.listdir(tmp_path)) == ["7"]
+
+
+def test_steps_of_before_there_was_a_score_are_ranked_by_em(tmp_path):
+    """A run begun with an older version goes on, and is answered from, as if nothing had changed;
+    where a step has both, the EM of a task that EM does not measure must not choose."""
+    with Checkpointer(tmp_path, keep=9, best_metric=("em",)) as checkpointer:
+        save_scored(checkpointer, {1: 10.0, 2: 30.0})
+    with Checkpointer(tmp_path, keep=9, best_metric=("score", "em")) as checkpointer:
+        assert checkpointer.best_step() == 2
+        save_small(checkpointer, 3, {"em": 99.0, "score": 20.0})
+        assert checkpointer.best_step() == 2
+        save_small(checkpointer, 4, {"em": 0.0, "score": 40.0})
+        assert checkpointer.best_step() == 4
 
 
 def test_without_a_metric_only_the_latest_stay_and_there_is_no_best(tmp_path):
@@ -243,7 +256,7 @@ def test_stray_numbered_directory_is_no_checkpoint(tmp_path):
 
 
 def test_resuming_from_an_earlier_step_drops_the_later_ones(tmp_path):
-    with Checkpointer(tmp_path, keep=5, best_metric="em") as checkpointer:
+    with Checkpointer(tmp_path, keep=5, best_metric=("em",)) as checkpointer:
         save_scored(checkpointer, {1: 1.0, 2: 2.0, 3: 3.0, 4: 4.0})
         with pytest.raises(CheckpointError, match="step 3 exists already"):
             save_scored(checkpointer, {3: 0.0})
@@ -281,7 +294,7 @@ def test_reader_neither_creates_nor_clears_anything_nor_saves(tmp_path):
 def test_unusable_arguments_are_refused_before_anything_is_written(tmp_path):
     with pytest.raises(ValueError, match="keep=0"):
         Checkpointer(tmp_path, keep=0)
-    with Checkpointer(tmp_path, best_metric="em") as checkpointer:
+    with Checkpointer(tmp_path, best_metric=("em",)) as checkpointer:
         with pytest.raises(ValueError, match="meta of checkpoint step 1 is no JSON"):
             checkpointer.save(1, {}, {}, {"function": print})
         with pytest.raises(ValueError, match="'em'.*step 1: f1, nll"):

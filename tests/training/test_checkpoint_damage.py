@@ -131,16 +131,16 @@ def test_missing_item_is_reported_and_the_step_is_not_the_latest(tmp_path, item)
     save_steps(tmp_path, [1, 2])
     shutil.rmtree(tmp_path / "2" / item)
     assert assert_harmless_or_reported(tmp_path, 2, make_state(2))
-    with Checkpointer(tmp_path, read_only=True, best_metric="em") as checkpointer:
+    with Checkpointer(tmp_path, read_only=True, best_metric=("em",)) as checkpointer:
         assert checkpointer.latest_step() == 1
 
 
 def test_damaged_meta_keeps_no_directory_from_opening(tmp_path):
     """One damaged step must not lock the others away; the writer goes on beside it."""
-    with Checkpointer(tmp_path, keep=3, best_metric="em") as checkpointer:
+    with Checkpointer(tmp_path, keep=3, best_metric=("em",)) as checkpointer:
         save_scored(checkpointer, {1: 1.0, 2: 2.0})
     (tmp_path / "2" / "meta" / "metadata").write_text("{")
-    with Checkpointer(tmp_path, keep=3, best_metric="em") as checkpointer:
+    with Checkpointer(tmp_path, keep=3, best_metric=("em",)) as checkpointer:
         assert checkpointer.best_step() == 1
         save_scored(checkpointer, {3: 3.0})
         assert checkpointer.best_step() == 3

@@ -10,7 +10,14 @@ import numpy as np
 import pytest
 
 from rag_jax.training.checkpoint import Checkpointer
-from rag_jax.training.loop import Preempted, PureSource, Stage, TrainingError, run_stage
+from rag_jax.training.loop import (
+    BEST_METRIC,
+    Preempted,
+    PureSource,
+    Stage,
+    TrainingError,
+    run_stage,
+)
 from rag_jax.training.step import TrainState
 
 RATE = 0.1
@@ -201,21 +208,24 @@ def test_nan_found_while_stopping_is_not_saved(tmp_path):
     assert saved(tmp_path) == [4]
 
 
-def test_the_best_checkpoint_is_chosen_by_em_on_dev(tmp_path):
+def test_the_best_checkpoint_is_chosen_by_the_score_on_dev(tmp_path):
+    """By EM, a task that EM does not measure would keep another one."""
     seen = []
     scores = {2: 10.0, 4: 50.0, 6: 30.0, 7: 20.0}
 
     def evaluate(params):
         seen.append(params["w"])
-        return {"em": list(scores.values())[len(seen) - 1], "f1": 0.5}
+        value = list(scores.values())[len(seen) - 1]
+        return {"em": -value, "score": value}
 
     made, _ = stage(tmp_path, steps=7, save_every=100, eval_every=2, evaluate=evaluate)
     run_stage(made)
-    with Checkpointer(tmp_path, read_only=True, best_metric="em") as checkpointer:
+    with Checkpointer(tmp_path, read_only=True, best_metric=BEST_METRIC) as checkpointer:
         assert (checkpointer.best_step(), checkpointer.latest_step()) == (4, 7)
         params, meta = checkpointer.restore_params(4, made.abstract_state.params)
     assert same(params["w"], seen[1]) and meta["kind"] == "toy"
-    dev = {line["step"]: line["dev/em"] for line in lines(tmp_path) if "dev/em" in line}
+    dev = {line["step"]: line["dev/score"] for line in lines(tmp_path)
+           if "dev/score" in line}
     assert dev == scores, "the last step is evaluated even off the schedule"
 
 

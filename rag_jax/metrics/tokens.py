@@ -1,0 +1,165 @@
+"""The tokenizers of two scorers, imitated in pure Python.
+
+`spacy_tokens`: those of spaCy's rules for English, as MS-MARCO's scorer uses them.
+`ptb_tokens`: those of Stanford's PTBTokenizer, as Q-BLEU's and COCO captions' scorers use them.
+"""
+
+import re
+
+# --- spaCy --------------------------------------------------------------------------------------
+
+_CURRENCY = r"US\$|C\$|A\$|[$£€¥฿₽﷼₴₠-₿]"
+_PUNCTUATION = r"[,:;!?¿؟¡()\[\]{}<>_#*&。？！，、；：～·।،۔؛٪]"
+_QUOTES = r"""'"”“`‘´’‚„»«「」『』（）〔〕【】《》〈〉"""
+_SYMBOLS = r"[¦©®°\u2195-\u21cd\u2300-\u2bff\U0001f000-\U0001faff]"
+_MARKS = rf"…+|\.\.+|{_PUNCTUATION}|[{_QUOTES}]|{_SYMBOLS}"
+_UNITS = ("km²?|km³|m²?|m³|dm²?|dm³|cm²?|cm³|mm²?|mm³|ha|µm|nm|yd|in|ft|kg|g|mg|µg|t|lb|oz|m/s|km/h"
+          "|mph|hPa|Pa|mbar|mb|MB|kb|KB|gb|GB|tb|TB|T|G|M|K|%")
+_LOWER, _UPPER = "a-zà-öø-ÿ", "A-ZÀ-ÖØ-Þ"
+_LETTER = r"[^\W\d_]"
+
+_PREFIX = re.compile(rf"[§%=—–]|\+(?!\d)|{_MARKS}|{_CURRENCY}")
+_SUFFIX = re.compile(
+    rf"(?:{_MARKS}|['’][sS]|[—–]|(?<=\d)\+|(?<=°[FfCcKk])\.|(?<=\d)(?:{_CURRENCY}|{_UNITS})"
+    rf"|(?<=[\d{_LOWER}%²+,:;!?)\]}}>_#*&{_QUOTES}-])\.|(?<=[{_UPPER}][{_UPPER}])\.)$")
+_INFIX = re.compile(
+    rf"\.\.+|…|{_SYMBOLS}|(?<=\d)[+*^-](?=[\d-])|(?<=[{_LOWER}{_QUOTES}])\.(?=[{_UPPER}{_QUOTES}])"
+    rf"|(?<={_LETTER}),(?={_LETTER})|(?<=[^\W_])(?:---?|——|[–—~-])(?={_LETTER})"
+    rf"|(?<=[^\W_])[:<>=/](?={_LETTER})")
+_CONTRACTIONS = [re.compile(pattern) for pattern in (
+    r"(i)(['’]?m)(a)?",
+    r"(i|you|he|she|it|we|they)(['’]?(?:ll|d))(['’]?ve)?",
+    r"(i|you|we|they)(['’]?ve)",
+    r"(you|we|they)(['’]?re)",
+    r"(he|she|it)(['’]?s)",
+    r"(who|what|when|where|why|how|there|that|this|these|those)(['’]?(?:s|ll|re|ve|d))(['’]?ve)?",
+    r"(ca|could|do|does|did|had|may|might|must|need|ought|sha|should|wo|would|ai|are|is|was|were"
+    r"|have|has|dare)(n['’]?t)(['’]ve)?",
+    r"(could|might|must|should|would)(['’]ve)",
+    r"(let)(['’]s)", r"(can)(not)", r"(gon)(na)", r"(got)(ta)", r"(y['’])(all)", r"(c['’]m)(on)",
+    r"(\d{1,2})([ap]\.?m\.?)",
+)]
+_WHOLE = frozenset("""
+    :) (: :( ): ;) (; =) (= 8) :-) :-( ;-) a.m. p.m. e.g. i.e. vs. v.s. and/or ma'am o'clock 'cause
+    ol' E.G. I.E. Adm. Bros. Co. Corp. D.C. Dr. Gen. Gov. Inc. Jr. Ltd. Md. Messrs. Mo. Mont. Mr.
+    Mrs. Ms. Mt. Ph.D. Prof. Rep. Rev. Sen. St. Jan. Feb. Mar. Apr. Jun. Jul. Aug. Sep. Sept. Oct.
+    Nov. Dec. Ala. Ariz. Ark. Calif. Colo. Conn. Del. Fla. Ga. Ia. Id. Ill. Ind. Kan. Kans. Ky. La.
+    Mass. Mich. Minn. Miss. N.C. N.D. N.H. N.J. N.M. N.Y. Neb. Nebr. Nev. Okla. Ore. Pa. S.C. Tenn.
+    Va. Wash. Wis.""".split())
+_NO_CONTRACTIONS = frozenset("its ill hell shell well shed were whore theses".split())
+_URL = re.compile(
+    r"(?:https?|ftp)://\S+|\S+@[\w-]+(?:\.[\w-]+)+|(?:[\w-]+\.)+[a-z]{2,}(?::\d+)?(?:/\S*)?")
+
+
+def spacy_tokens(text: str) -> list[str]:
+    """Lower-cased tokens by spaCy's rules for English; "" for white space beyond single spaces.
+
+    Source: MSMARCO-Question-Answering, ms_marco_eval.py. There the tokens are joined by spaces and
+    split again, so that white space beyond a single space is an empty token for ROUGE-L, and none
+    for BLEU. Reimplemented: of spaCy's table of special cases the contractions and the commoner
+    abbreviations.
+    """
+    tokens = []
+    for i, part in enumerate(re.split(r"(\s+)", text)):
+        if i % 2 == 0:
+            tokens += _spacy_word(part)
+        elif part.removeprefix(" ") or not tokens:
+            tokens.append("")
+    return [token.lower() for token in tokens]
+
+
+def _special(word: str) -> list[str] | None:
+    """The parts of a contraction or abbreviation; None for other words."""
+    if word in _WHOLE or re.fullmatch(r"[a-z]\.", word):
+        return [word]
+    folded = word[:1].lower() + word[1:]
+    if folded not in _NO_CONTRACTIONS:
+        for pattern in _CONTRACTIONS:
+            if match := pattern.fullmatch(folded):
+                return [part for part in match.groups() if part]
+    return None
+
+
+def _spacy_word(word: str) -> list[str]:
+    """Tokens of a text without white space: affixes come off until a special case is left."""
+    before, after = [], []
+    while word and _special(word) is None:
+        prefix, suffix = _PREFIX.match(word), _SUFFIX.search(word)
+        if prefix and (rest := word[prefix.end() :]) and _special(rest) is not None:
+            suffix = None
+        elif suffix and (rest := word[: suffix.start()]) and _special(rest) is not None:
+            prefix = None
+        if prefix:
+            before.append(prefix[0])
+            word = word[prefix.end() :]
+        if suffix and len(suffix[0]) <= len(word):
+            after.append(suffix[0])
+            word = word[: len(word) - len(suffix[0])]
+        if not prefix and not suffix:
+            break
+    return [*before, *_middle(word), *reversed(after)]
+
+
+def _middle(word: str) -> list[str]:
+    if not word:
+        return []
+    if (special := _special(word)) is not None:
+        return special
+    if _URL.fullmatch(word):
+        return [word]
+    tokens, start = [], 0
+    for infix in _INFIX.finditer(word):
+        if infix.start() > start:
+            tokens.append(word[start : infix.start()])
+        tokens.append(infix[0])
+        start = infix.end()
+    return [*tokens, word[start:]] if start < len(word) else tokens
+
+
+# --- Penn Treebank ------------------------------------------------------------------------------
+
+_ABBREVIATIONS = "|".join("""
+    mr mrs ms messrs mmes drs? prof rev hon gov sen reps? gen lt col cpt capt maj sgt adm cmdr sr
+    jr ph\.d bros? corp inc ltd cos? assn vs etc ave blvd rd ste? mt ft est dept jan feb mar apr
+    jun jul aug sept? oct nov dec tues? wed thurs? fri ala ariz ark calif colo conn del fla ga ill
+    ind kan ky la md mich minn mo mont neb nev okla ore pa penn tenn tex va vt wash wis wyo al
+    esq plc cf ca""".split())
+# After these a sentence begins, so that the period of a single letter before them ended another.
+_BEGINNINGS = "|".join("""
+    A About According Additionally After An As At But Earlier He Her Here However If In It Last
+    Many More Now Once One Other Our She Since So Some Such That The Their Then There These They
+    This We When While What Yet You""".split())
+_CHARACTER = r"[^\W_½¼¾]"
+_CLITIC = rf"['’](?:s|m|d|ll|re|ve)(?!{_CHARACTER})"
+_NEGATION = rf"n['’]t(?!{_CHARACTER})"
+_PTB = re.compile(
+    rf"""https?://[^\s"<>|()]+[^\s"<>|.!?(){{}},-]
+    | [\w.+-]+@[\w-]+(?:\.[\w-]+)+
+    | (?:www\.)?(?:[\w-]+\.)+(?:com|net|org|edu)(?!\w)(?:/\S*[\w/])?
+    | (?:[a-z]\.){{2,}}(?:[a-z](?!\w))?
+    | [a-z]\.(?!\w|\s+(?-i:{_BEGINNINGS})\s)
+    | (?:{_ABBREVIATIONS})\.(?!\w)
+    | (?:nos?|pp?)\.(?=\s*\d)
+    | c\+\+ | [cf]\# | -[lr][rsc]b-
+    | can(?=not(?!\w)) | (?:gon|wan)(?=na(?!\w)) | got(?=ta(?!\w))
+    | (?:us|c|a)\$
+    | (?<!\w)[-+.]\d+(?:[.,:]\d+)* | \d+(?:[.,:]\d+)+(?:-{_CHARACTER}+)* | \d+(?:/\d+)+
+    | ['’]em(?!\w) | {_CHARACTER}+?(?={_NEGATION}) | {_NEGATION} | {_CLITIC}
+    | (?:[dlo]['’])?{_CHARACTER}+(?:(?:[-.&_]|(?<=[a-z])/(?=[a-z])){_CHARACTER}+)*
+    | [!?]+ | \.{{3}} | -{{2,}} | _+ | \S""", re.VERBOSE | re.IGNORECASE)
+_REMOVED = frozenset("'' ' `` ` . ? ! , : - -- ... ; \" “ ” ‘ ’ « » – — …".split())
+_INVISIBLE = str.maketrans("", "", "\u00ad\u200b\u200e\ufeff")
+_WRITTEN = {"(": "-lrb-", ")": "-rrb-", "[": "-lsb-", "]": "-rsb-", "{": "-lcb-", "}": "-rcb-",
+            "€": "$", "£": "#", "½": "1/2", "¼": "1/4", "¾": "3/4"}
+
+
+def ptb_tokens(text: str) -> list[str]:
+    """Lower-cased Penn Treebank tokens without punctuation, as COCO captions' scorer takes them.
+
+    Brackets become "-lrb-" and stay: the scorer removes "-LRB-", after lower-casing.
+
+    Source: coco-caption, ptbtokenizer.py. Reimplemented: Stanford CoreNLP 3.4.1 needs Java.
+    """
+    tokens = (match[0].lower().replace("’", "'")
+              for match in _PTB.finditer(text.translate(_INVISIBLE)))
+    return [_WRITTEN.get(token, token) for token in tokens if token not in _REMOVED]

@@ -1,0 +1,248 @@
+"""Scores of predictions, by families of metrics that belong to a task.
+
+Every family is a function of predictions, examples and, where there was a retriever, the passages
+retrieved; it returns named values, percentages unless the name says count.
+"""
+
+import json
+import pathlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from rag_jax.config import ConfigError
+from rag_jax.data.question_files import Example
+from rag_jax.metrics import bootstrap, kilt, retrieval
+from rag_jax.metrics.answers import exact_match, f1
+from rag_jax.metrics.bleu import corpus_bleu
+from rag_jax.metrics.classification import accuracies
+from rag_jax.metrics.diversity import distinct_ngram_ratio
+from rag_jax.metrics.patterns import pattern_match
+from rag_jax.metrics.q_bleu import bleu_1, q_bleu_1
+from rag_jax.metrics.rouge import rouge_l
+from rag_jax.metrics.tokens import spacy_tokens
+from rag_jax.retrieval.reading import Passage
+
+RECALL_AT = (1, 5, 10, 20)
+NO_ANSWER = "No Answer Present."  # MS-MARCO's reference of a question that has none
+
+Texts = Sequence[str]
+Retrieved = Sequence[Sequence[Passage]]  # of every question, best first
+
+
+def is_correct(prediction: str, example: Example) -> bool:
+    """Exact match with one of the answers; where they are regular expressions, a match of one."""
+    match = pattern_match if example.regex else exact_match
+    return match(prediction, example.answers)
+
+
+def score(predictions: Texts, examples: Sequence[Example], families: Sequence[str] = ("qa",),
+          retrieved: Retrieved | None = None) -> dict[str, float]:
+    """Scores predictions by families of metrics, and by what holds for every task.
+
+    Args:
+        predictions: the answer to each question.
+        examples: the questions.
+        families: names from FAMILIES.
+        retrieved: the passages of each question; None = closed book, or not known.
+
+    Returns:
+        em (`is_correct`) with em_ci_low and em_ci_high, the bounds of its 95 % bootstrap interval.
+        answer_recall@K; em_answer_not_retrieved, the em over the questions that have their answer
+            in none of their passages, and their number, answer_not_retrieved_count.
+        what the families return.
+        score: what chooses the best checkpoint, higher is better: the first family's HEADLINE.
+        count: of questions.
+
+    Raises:
+        ValueError: no questions, or not as many predictions.
+    """
+    if len(predictions) != len(examples):
+        raise ValueError(f"{len(predictions)} predictions for {len(examples)} questions")
+    if not examples:
+        raise ValueError("no questions: scores over none are undefined")
+    pairs = zip(predictions, examples, strict=True)
+    correct = np.array([100.0 * is_correct(*pair) for pair in pairs])
+    low, high = bootstrap.interval(correct)
+    found = {"em": float(correct.mean()), "em_ci_low": low, "em_ci_high": high}
+    if retrieved is not None:
+        ranks = answer_ranks(examples, retrieved)
+        found |= answer_recalls(ranks, retrieved)
+        missed = np.isinf(ranks)
+        if missed.any():
+            found["em_answer_not_retrieved"] = float(correct[missed].mean())
+        found["answer_not_retrieved_count"] = int(missed.sum())
+    for family in families:
+        found |= FAMILIES[family].metrics(predictions, examples, retrieved)
+    found["score"] = found[FAMILIES[families[0]].headline if families else "em"]
+    return found | {"count": len(examples)}
+
+
+def answer_ranks(examples: Sequence[Example], retrieved: Retrieved) -> np.ndarray:
+    """Rank from 0 of the first passage that has an answer; infinity if none has; float[Q]."""
+    return np.array([
+        retrieval.answer_rank([passage.text for passage in passages], e.answers, e.regex)
+        for e, passages in zip(examples, retrieved, strict=True)])
+
+
+def answer_recalls(ranks: np.ndarray, retrieved: Retrieved) -> dict[str, float]:
+    """answer_recall@K: percent of the questions with an answer in one of the first K passages."""
+    return {f"answer_recall@{k}": value
+            for k, value in retrieval.recall_at(ranks, _depths(retrieved)).items()}
+
+
+def _depths(retrieved: Retrieved) -> list[int]:
+    deepest = max(map(len, retrieved))
+    return [k for k in RECALL_AT if k <= deepest]
+
+
+# --- families -----------------------------------------------------------------------------------
+
+
+def _qa(predictions: Texts, examples: Sequence[Example], retrieved: Retrieved | None
+        ) -> dict[str, float]:
+    """f1 over the questions whose answers are texts (absent where there are none)."""
+    values = [f1(prediction, example.answers)
+              for prediction, example in zip(predictions, examples, strict=True)
+              if not example.regex]
+    return {"f1": _percent(values)} if values else {}
+
+
+def _regex(predictions: Texts, examples: Sequence[Example], retrieved: Retrieved | None
+           ) -> dict[str, float]:
+    """regex_match (anchored at the start) and regex_search, where answers are such expressions."""
+    pairs = [(prediction, example.answers)
+             for prediction, example in zip(predictions, examples, strict=True) if example.regex]
+    if not pairs:
+        raise ConfigError("config.eval.metrics=regex: no question has regular expressions as "
+                          'answers; mark those that have with "regex": true, or leave it out')
+    return {f"regex_{how}": _percent([pattern_match(*pair, how) for pair in pairs])
+            for how in ("match", "search")}
+
+
+def _ms_marco(predictions: Texts, examples: Sequence[Example], retrieved: Retrieved | None
+              ) -> dict[str, float]:
+    """rouge_l and bleu_1 as MS-MARCO's scorer, over the questions that have an answer; and
+    distinct_trigrams of all predictions."""
+    tokens = [spacy_tokens(text) for text in predictions]
+    scored = [(ours, [spacy_tokens(text) for text in example.answers])
+              for ours, example in zip(tokens, examples, strict=True)
+              if NO_ANSWER not in example.answers]
+    if not scored:
+        raise ConfigError(f"config.eval.metrics=ms_marco: every answer is {NO_ANSWER!r}")
+    words = (_without_spaces(*pair) for pair in scored)
+    return {
+        "rouge_l": _percent([rouge_l(*pair) for pair in scored]),
+        "bleu_1": 100.0 * corpus_bleu(*zip(*words, strict=True))[0],
+        "distinct_trigrams": 100.0 * distinct_ngram_ratio(tokens),
+        "answerable_count": len(scored),
+    }
+
+
+def _without_spaces(prediction: list[str], references: list[list[str]]
+                    ) -> tuple[list[str], list[list[str]]]:
+    """Without the empty tokens of extra spaces, which ROUGE-L's side of the scorer alone sees."""
+    return list(filter(None, prediction)), [list(filter(None, each)) for each in references]
+
+
+def _jeopardy(predictions: Texts, examples: Sequence[Example], retrieved: Retrieved | None
+              ) -> dict[str, float]:
+    """q_bleu_1, the mean sentence BLEU-1 that its script prints too, and distinct_trigrams."""
+    pairs = [(text, e.answers) for text, e in zip(predictions, examples, strict=True)]
+    return {
+        "q_bleu_1": _percent([q_bleu_1(*pair) for pair in pairs]),
+        "sentence_bleu_1": _percent([bleu_1(*pair) for pair in pairs]),
+        "distinct_trigrams": 100.0 * distinct_ngram_ratio(map(spacy_tokens, predictions)),
+    }
+
+
+def _fever(predictions: Texts, examples: Sequence[Example], retrieved: Retrieved | None
+           ) -> dict[str, float]:
+    """Label accuracies; how many claims have a gold page among those retrieved."""
+    labels = [example.answers[0] for example in examples]
+    return accuracies(predictions, labels) | _titles(examples, retrieved)
+
+
+def _kilt(predictions: Texts, examples: Sequence[Example], retrieved: Retrieved | None
+          ) -> dict[str, float]:
+    """KILT's scores; nothing without passages. Every gold page is an evidence set of its own, as
+    an Example knows its pages, not which of them belong together (HotpotQA's do)."""
+    if retrieved is None:
+        return {}
+    pages = [[passage.title for passage in passages] for passages in retrieved]
+    sets = [[{title} for title in example.titles] for example in examples]
+    precisions = [kilt.r_precision(*pair) for pair in zip(pages, sets, strict=True)]
+    supported = [kilt.supported(text, example.answers, precision) for text, example, precision
+                 in zip(predictions, examples, precisions, strict=True)]
+    found = {"r_precision": _percent(precisions)}
+    for k in _depths(retrieved):
+        found[f"page_recall@{k}"] = _percent(
+            [kilt.page_recall(*pair, k) for pair in zip(pages, sets, strict=True)])
+    for name, values in zip(kilt.Supported._fields, zip(*supported, strict=True), strict=True):
+        found[f"kilt_{name}"] = _percent(values)
+    return found | _titles(examples, retrieved)
+
+
+def _titles(examples: Sequence[Example], retrieved: Retrieved | None) -> dict[str, float]:
+    """title_overlap@K and title_precision@K over the questions with gold titles, if any."""
+    if retrieved is None or not any(example.titles for example in examples):
+        return {}
+    pairs = [([passage.title for passage in passages], example.titles)
+             for example, passages in zip(examples, retrieved, strict=True) if example.titles]
+    found = {}
+    for k in _depths(retrieved):
+        precisions = [retrieval.title_precision(*pair, k) for pair in pairs]
+        found[f"title_overlap@{k}"] = _percent([value > 0 for value in precisions])
+        found[f"title_precision@{k}"] = _percent(precisions)
+    return found
+
+
+def _percent(values: Sequence[float]) -> float:
+    return 100.0 * float(np.mean(values))
+
+
+class Family(NamedTuple):
+    metrics: Callable[[Texts, Sequence[Example], Retrieved | None], Mapping[str, float]]
+    headline: str  # the name of the value that stands for all
+
+
+FAMILIES = {
+    "qa": Family(_qa, "em"),
+    "regex": Family(_regex, "regex_match"),
+    "ms_marco": Family(_ms_marco, "rouge_l"),
+    "jeopardy": Family(_jeopardy, "q_bleu_1"),
+    "fever": Family(_fever, "accuracy"),
+    "kilt": Family(_kilt, "em"),
+}
+
+
+# --- predictions in a file ----------------------------------------------------------------------
+
+
+def read_predictions(path: pathlib.Path, examples: Sequence[Example]) -> list[str]:
+    """The predictions of a JSONL file of {"id", "answer"}, in the order of the examples.
+
+    Raises:
+        ConfigError: no such file, a malformed line, or ids that are not the examples'.
+    """
+    if not path.is_file():
+        raise ConfigError(f"--predictions={path}: no such file")
+    answers = {}
+    for number, line in enumerate(path.read_text("utf-8").splitlines(), start=1):
+        try:
+            record = json.loads(line)
+            name, answer = str(record["id"]), record["answer"]
+        except (ValueError, KeyError, TypeError):
+            name = answer = None
+        if not isinstance(answer, str):
+            raise ConfigError(f'{path}:{number}: expected an object with "id" and "answer"')
+        if name in answers:
+            raise ConfigError(f"{path}:{number}: a second answer to question {name!r}")
+        answers[name] = answer
+    wanted = [example.id for example in examples]
+    for name in {*wanted} ^ {*answers}:
+        where = "no prediction" if name in wanted else "no question, but a prediction"
+        raise ConfigError(f"--predictions={path}: {where} for id {name!r}: predictions and "
+                          "questions must have the same ids")
+    return [answers[name] for name in wanted]

@@ -1,0 +1,52 @@
+"""Bootstrap intervals: those of known distributions, and the gain of pairing."""
+
+import numpy as np
+import pytest
+
+from rag_jax.metrics import bootstrap
+
+
+def test_the_interval_is_that_of_the_mean():
+    """Against the normal approximation, which is close at this size; of the sample, not its
+    members, whose spread is sqrt(Q) times as wide."""
+    values = np.random.default_rng(1).normal(3.0, 2.0, 2000)
+    half = 1.96 * values.std() / np.sqrt(len(values))
+    low, high = bootstrap.interval(values)
+    assert low == pytest.approx(values.mean() - half, abs=0.15 * half)
+    assert high == pytest.approx(values.mean() + half, abs=0.15 * half)
+    narrow = bootstrap.interval(values, level=0.5)
+    assert low < narrow[0] < narrow[1] < high
+
+
+def test_small_sets_follow_the_binomial_distribution():
+    """Mean of 10 answers with 5 right, resampled: a binomial(10, 0.5) over 10, in percent."""
+    low, high = bootstrap.interval([100, 0] * 5, level=0.9, samples=4000)
+    assert (low, high) == (20, 80)  # P(X <= 2) = 5.5 %, P(X <= 1) = 1.1 %
+
+
+def test_the_same_seed_gives_the_same_interval():
+    values = [0, 100, 100, 0, 100, 0, 100]
+    assert bootstrap.interval(values) == bootstrap.interval(values)
+    uneven = np.arange(50) ** 2.0
+    assert bootstrap.interval(uneven, seed=0) != bootstrap.interval(uneven, seed=1)
+    assert bootstrap.interval([100.0]) == (100.0, 100.0)
+
+
+def test_pairing_cancels_what_is_hard_for_both():
+    rng = np.random.default_rng(0)
+    hardness = rng.normal(0, 30, 200)
+    ours, theirs = hardness + rng.normal(2, 1, 200), hardness + rng.normal(0, 1, 200)
+    difference, low, high = bootstrap.paired_difference(ours, theirs)
+    assert difference == pytest.approx((ours - theirs).mean())
+    assert 0 < low < difference < high < 3
+    swapped = bootstrap.paired_difference(theirs, ours)
+    assert swapped[0] == pytest.approx(-difference)
+
+
+def test_misuse_is_an_error():
+    with pytest.raises(ValueError, match=r"float\[Q\]"):
+        bootstrap.interval([])
+    with pytest.raises(ValueError, match="level=95"):
+        bootstrap.interval([1.0], level=95)
+    with pytest.raises(ValueError, match="the same questions"):
+        bootstrap.paired_difference([1.0], [1.0, 2.0])

@@ -1,0 +1,55 @@
+"""Diversity, label accuracy and overlap on cases worked out by hand."""
+
+import numpy as np
+import pytest
+
+from rag_jax.metrics.classification import accuracies
+from rag_jax.metrics.diversity import distinct_ngram_ratio
+from rag_jax.metrics.overlap import answer_overlap, question_overlap, slices
+
+
+def test_distinct_trigrams_are_counted_over_all_texts_together():
+    texts = ["a b c d".split(), "a b c".split(), "a b".split()]
+    assert distinct_ngram_ratio(texts) == 2 / 3  # abc, bcd, abc
+    assert distinct_ngram_ratio(texts, 1) == 4 / 9
+    assert distinct_ngram_ratio(["x y z".split(), "y z x".split()]) == 1.0  # order matters
+    assert distinct_ngram_ratio([["a"]]) == 0.0
+    assert distinct_ngram_ratio(iter(texts)) == 2 / 3
+
+
+def test_accuracy_of_three_classes_two_classes_and_parts():
+    labels = ["SUPPORTS", "SUPPORTS", "REFUTES", "NOT ENOUGH INFO"]
+    predictions = ["supports", "NOT ENOUGH INFO", "REFUTES ", "not_enough_info"]
+    found = accuracies(predictions, labels, ["fever", "fm2", "fm2", "fever"])
+    assert found == {
+        "accuracy": 75.0,
+        "accuracy_2way": pytest.approx(200 / 3), "count_2way": 3,
+        "accuracy_supports": 50.0, "count_supports": 2,
+        "accuracy_refutes": 100.0, "count_refutes": 1,
+        "accuracy_not_enough_info": 100.0, "count_not_enough_info": 1,
+        "accuracy_from_fever": 100.0, "count_from_fever": 2,
+        "accuracy_from_fm2": 50.0, "count_from_fm2": 2,
+    }
+    two = accuracies(["REFUTES", "REFUTES"], ["REFUTES", "SUPPORTS"])
+    assert two["accuracy"] == two["accuracy_2way"] == 50.0
+    with pytest.raises(ValueError, match="no predictions"):
+        accuracies([], [])
+    with pytest.raises(ValueError):
+        accuracies(["SUPPORTS"], ["SUPPORTS", "REFUTES"])
+
+
+def test_overlap_with_the_training_set_is_after_normalisation():
+    answers = answer_overlap([["Lima"], ["Quito", "the Nuevo Sol!"], ["Peru"]],
+                             [["nuevo sol"], ["lima"], ["Lima, Peru"]])
+    assert answers.tolist() == [True, True, False]
+    questions = question_overlap(["Where is the Peru?", "Where is Quito"], ["where is Peru"])
+    assert questions.tolist() == [True, False]
+
+
+def test_slices_split_every_question_once():
+    correct = [True, False, True, True]
+    found = slices(correct, np.array([True, True, False, False]), "answer_overlap")
+    assert found == {"answer_overlap": 50.0, "answer_overlap_count": 2,
+                     "no_answer_overlap": 100.0, "no_answer_overlap_count": 2}
+    assert slices(correct, np.ones(4, bool), "x") == {
+        "x": 75.0, "x_count": 4, "no_x_count": 0}  # no score over no questions

@@ -1,0 +1,67 @@
+"""What `evaluate` makes of answers and passages, and the files that it writes."""
+
+import json
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from rag_jax.data.question_files import Example
+from rag_jax.evaluation import evaluate, retrieval_metrics, write_evaluation
+from rag_jax.retrieval.reading import Passage
+from rag_jax.types import Answer
+
+QUESTIONS = SimpleNamespace(examples=[
+    Example("1", "When?", (r"19\d\d",), regex=True, titles=("Peru",)),
+    Example("2", "Where?", ("Lima",), titles=("Lima",)),
+])
+PASSAGES = [Passage("a", "Peru", "since 1950"), Passage("b", "Lima", "a town")]
+
+
+class Parrot:
+    """Answers as it was told, from a store of two passages."""
+
+    decoding = SimpleNamespace(certifiable=False)
+
+    def __init__(self, texts, index=True):
+        self.texts = texts
+        self.index = SimpleNamespace(passages=PASSAGES) if index else None
+
+    def retrieve(self, params, questions):
+        return None if self.index is None else np.array([[0, 1], [0, 1]])
+
+    def decode(self, params, questions, retrieved):
+        ids = [] if retrieved is None else ["a", "b"][: retrieved.shape[1]]
+        p = [1 / len(ids) for _ in ids]
+        return [Answer(text, [2], -1.0, ids, p, p) for text in self.texts]
+
+    def log_likelihoods(self, params, questions, retrieved):
+        return np.array([-1.0, -3.0])
+
+
+def test_answers_are_scored_with_the_passages_that_they_were_given():
+    found = evaluate(Parrot(["1950s", "Lima"]), {}, QUESTIONS, families=("kilt", "regex")).metrics
+    assert (found["em"], found["score"], found["regex_match"], found["nll"]) == (100, 100, 100, 2)
+    assert found["answer_recall@1"] == 50.0, "the pattern is searched for, Lima is in no text"
+    assert (found["em_answer_not_retrieved"], found["answer_not_retrieved_count"]) == (100, 1)
+    assert found["r_precision"] == 50.0 and found["unique_passages"] == 2
+    given = evaluate(Parrot(["1950s", "Lima"]), {}, QUESTIONS, np.array([[1], [1]]), False)
+    assert given.metrics["answer_recall@1"] == 0.0 and "nll" not in given.metrics
+    assert retrieval_metrics(Parrot([]), QUESTIONS, np.array([[1], [0]])) == {
+        "answer_recall@1": 0.0}
+
+
+def test_a_closed_book_has_nothing_to_do_with_passages():
+    found = evaluate(Parrot(["1950s", "x"], index=False), {}, QUESTIONS).metrics
+    assert found["em"] == 50.0 and not {"answer_recall@1", "unique_passages",
+                                        "answer_not_retrieved_count"} & set(found)
+
+
+def test_predictions_say_which_are_correct_also_of_patterns(tmp_path):
+    result = evaluate(Parrot(["1950s", "Quito"]), {}, QUESTIONS)
+    write_evaluation(tmp_path, QUESTIONS, result)
+    lines = [json.loads(x) for x in (tmp_path / "predictions.jsonl").read_text().splitlines()]
+    assert [line["exact_match"] for line in lines] == [True, False]
+    assert lines[1]["references"] == ["Lima"] and lines[0]["passages"][0]["id"] == "a"
+    metrics = json.loads((tmp_path / "metrics.json").read_text())
+    assert metrics == pytest.approx(result.metrics)
