@@ -1,11 +1,10 @@
 """Building an index directory: embed every passage, index, measure, publish.
 
 While it is built, OUT.partial holds what index.py describes and a directory building/, with
-inputs.json (a partial build of other inputs is thrown away) and the marks of shards.py.
+inputs.json (publish.py) and the marks of shards.py.
 """
 
 import dataclasses
-import json
 import logging
 import os
 import shutil
@@ -16,14 +15,9 @@ import numpy as np
 
 import rag_jax
 from rag_jax.retrieval.exact import measure_recall
-from rag_jax.retrieval.index import (
-    PassageIndex,
-    RetrievalError,
-    file_entry,
-    read_manifest,
-    write_manifest,
-)
-from rag_jax.retrieval.passages import PassageStore, map_file, publish
+from rag_jax.retrieval.index import PassageIndex, RetrievalError
+from rag_jax.retrieval.passages import PassageStore, map_file
+from rag_jax.retrieval.publish import finished, open_partial, publish_index
 from rag_jax.retrieval.scann import (
     SMALLEST,
     ScannSettings,
@@ -33,7 +27,7 @@ from rag_jax.retrieval.scann import (
     scann_missing,
     scann_version,
 )
-from rag_jax.retrieval.shards import SHARD_ROWS, Embed, embed_all, join_shards, write_json
+from rag_jax.retrieval.shards import SHARD_ROWS, Embed, embed_all, join_shards
 
 _log = logging.getLogger(__name__)
 
@@ -117,14 +111,13 @@ def build_index(
     store.tokens(token_table)  # an unknown name is an error before anything is written
     partial = out.with_name(out.name + ".partial")
     leads = host == 0
-    finished = leads and _finished(out, inputs, overwrite)
-    if leads and not finished:
-        _open_partial(partial, inputs)
-        _copy_store(store, partial / "passages")
+    done = leads and finished(out, inputs, overwrite, PassageIndex.open)
+    if leads and not done:
+        open_partial(out, inputs, store)
     wait()
     if not leads:
-        finished = _finished(out, inputs, overwrite)
-    if not finished:
+        done = finished(out, inputs, overwrite, PassageIndex.open)
+    if not done:
         embed_all(store, embed, partial, inputs, progress and leads, host, hosts)
         wait()
         if leads:
@@ -136,7 +129,7 @@ def build_index(
         wait()
         if leads:
             manifest = _measure(partial, inputs, recall_queries, recall_k, seed)
-            _publish(partial, out, manifest)
+            publish_index(partial, out, manifest)
         wait()
     return PassageIndex.open(out, encoder_fingerprint, host=host, hosts=hosts)
 
@@ -162,67 +155,6 @@ def _choose_kind(kind: str, size: int, settings: ScannSettings) -> str:
 
 def _buckets(lengths: Sequence[int], max_length: int) -> list[int]:
     return sorted({int(length) for length in lengths if 0 < length < max_length} | {max_length})
-
-
-def _finished(out: Path, inputs: dict, overwrite: bool) -> bool:
-    """Whether the index at out is whole and of these inputs; if not, one may be built."""
-    replaced = out.with_name(out.name + ".replaced")
-    if replaced.exists() and not out.exists():  # killed between the two renames of _publish
-        os.rename(replaced, out)
-    if not out.exists() or out.is_dir() and not any(out.iterdir()):
-        return False
-    if not (out / "manifest.json").is_file():
-        raise RetrievalError(
-            f"{out}: exists and is no index, so it is not replaced; choose another path."
-        )
-    try:
-        built_from = read_manifest(out)["inputs"]
-        differ = [key for key in inputs if built_from.get(key) != inputs[key]]
-        if set(differ) <= {"batch_size", "shard_rows"}:  # they do not change what is built
-            PassageIndex.open(out)
-            return True
-        reason = f"it is an index of other inputs ({', '.join(differ)} differ)"
-    except RetrievalError as error:
-        reason = f"what is there cannot be used ({error})"
-    if not overwrite:
-        raise RetrievalError(
-            f"{out}: {reason}; choose another path, remove it, or build with overwrite=True."
-        )
-    return False
-
-
-def _open_partial(partial: Path, inputs: dict) -> None:
-    """Makes the directory to build in, or keeps what an earlier build of the same inputs left."""
-    file = partial / "building" / "inputs.json"
-    try:
-        same = json.loads(file.read_text("utf-8")) == inputs
-    except (OSError, ValueError):
-        same = False
-    if not same:
-        shutil.rmtree(partial, ignore_errors=True)
-        file.parent.mkdir(parents=True)
-        write_json(file, inputs)
-    (partial / "manifest.json").unlink(missing_ok=True)
-
-
-def _copy_store(store: PassageStore, path: Path) -> None:
-    try:
-        if PassageStore.open(path).fingerprint == store.fingerprint:
-            return
-    except RetrievalError:
-        shutil.rmtree(path, ignore_errors=True)
-    copying = path.with_name(path.name + ".partial")
-    shutil.rmtree(copying, ignore_errors=True)
-    shutil.copytree(store.path, copying)
-    for file in copying.iterdir():
-        _sync_file(file)
-    PassageStore.open(copying).verify()
-    publish(copying, path)
-
-
-def _sync_file(path: Path) -> None:
-    with open(path, "rb") as file:
-        os.fsync(file.fileno())
 
 
 def _build_parts(partial: Path, size: int, inputs: dict, host: int, hosts: int) -> None:
@@ -259,21 +191,3 @@ def _measure(partial: Path, inputs: dict, recall_queries, recall_k: int, seed: i
     manifest["recall"] = measure_recall(index, embeddings, recall_queries, recall_k, seed)
     _log.info("recall@%(k)d %(recall).4f on %(queries)d queries (%(source)s).", manifest["recall"])
     return manifest
-
-
-def _publish(partial: Path, out: Path, manifest: dict) -> None:
-    """Writes the manifest and moves the directory to its name, in place of an older index."""
-    building = partial / "building"
-    manifest["files"] = {}
-    for path in sorted(partial.rglob("*")):
-        if path.is_file() and path.parent != building:
-            _sync_file(path)
-            manifest["files"][path.relative_to(partial).as_posix()] = file_entry(path)
-    write_manifest(partial, manifest)
-    replaced = out.with_name(out.name + ".replaced")
-    if out.exists():
-        shutil.rmtree(replaced, ignore_errors=True)
-        os.rename(out, replaced)
-    publish(partial, out)
-    shutil.rmtree(out / "building", ignore_errors=True)
-    shutil.rmtree(replaced, ignore_errors=True)

@@ -5,6 +5,7 @@
     embeddings.f32    float32[N, E], little-endian, row = passage row
     scann/ scann.1/   only in an index of kind "scann": what ScaNN serialized, with relative paths;
                       a folder for each of ScannSettings.parts
+    bm25/             in an index of kind "bm25", in place of embeddings (bm25.py)
 
 No file holds an absolute path: the directory can be moved, copied and renamed.
 """
@@ -188,22 +189,8 @@ class PassageIndex:
             RetrievalError: no index there, or it is half built, damaged, from a newer version, or
                 built by another encoder or from other passages. The text says what to do.
         """
-        path = Path(path)
-        manifest = read_manifest(path)
-        _check_fingerprint(path, manifest, encoder_fingerprint)
-        if verify is None:
-            total = sum(file["bytes"] for file in manifest["files"].values())
-            verify = total <= VERIFY_BYTES
-        _check_files(path, manifest, verify)
-        passages = PassageStore.open(path / "passages")
-        same = passages.fingerprint == manifest["passages_fingerprint"]
-        if not same or len(passages) != manifest["size"]:
-            raise RetrievalError(
-                f"{path}: its passages are not the ones it was built from ({len(passages)} of "
-                f"fingerprint {passages.fingerprint[:12]}, built from {manifest['size']} of "
-                f"{manifest['passages_fingerprint'][:12]}); {_AGAIN}."
-            )
-        return cls(path, manifest, passages, verify, host, hosts)
+        parts = open_parts(Path(path), ("exact", "scann"), encoder_fingerprint, verify)
+        return cls(*parts, host, hosts)
 
     def search(self, queries: np.ndarray, k: int) -> SearchResult:
         """Finds the k best passages for queries float[B, E]; see Index.
@@ -219,6 +206,36 @@ class PassageIndex:
         ids = np.asarray(ids)
         check_rows(ids, self.size, f"{self.path}: embeddings")
         return self.table[ids]
+
+
+def open_parts(path: Path, kinds: tuple[str, ...], encoder_fingerprint: str | None,
+               verify: bool | None) -> tuple[Path, dict, PassageStore, bool]:
+    """Checks an index directory of one of these kinds; see PassageIndex.open.
+
+    Returns:
+        path, manifest, passages, and whether every file agrees with its sha256.
+    """
+    manifest = read_manifest(path)
+    if manifest["kind"] not in kinds:
+        raise RetrievalError(
+            f"{path}: an index of kind {manifest['kind']!r}, and {' or '.join(kinds)} is needed: "
+            "DPR searches embeddings, BM25 words. Build one for this run with python -m "
+            "rag_jax.build_index --run."
+        )
+    _check_fingerprint(path, manifest, encoder_fingerprint)
+    if verify is None:
+        total = sum(file["bytes"] for file in manifest["files"].values())
+        verify = total <= VERIFY_BYTES
+    _check_files(path, manifest, verify)
+    passages = PassageStore.open(path / "passages")
+    same = passages.fingerprint == manifest["passages_fingerprint"]
+    if not same or len(passages) != manifest["size"]:
+        raise RetrievalError(
+            f"{path}: its passages are not the ones it was built from ({len(passages)} of "
+            f"fingerprint {passages.fingerprint[:12]}, built from {manifest['size']} of "
+            f"{manifest['passages_fingerprint'][:12]}); {_AGAIN}."
+        )
+    return path, manifest, passages, verify
 
 
 def read_manifest(path: Path) -> dict:

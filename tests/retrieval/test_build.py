@@ -229,7 +229,7 @@ def test_a_kill_at_the_publishing_rename_loses_nothing(store, tmp_path, monkeypa
     def killed(partial, out, manifest):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("rag_jax.retrieval.build._publish", killed)
+    monkeypatch.setattr("rag_jax.retrieval.build.publish_index", killed)
     with pytest.raises(KeyboardInterrupt):
         build_index(store, Embedder(), tmp_path / "index", **INPUTS)
     monkeypatch.undo()
