@@ -155,6 +155,13 @@ def retrieval_monitors(
     return monitors
 
 
+def effective_passages(ids: np.ndarray) -> float:
+    """exp(entropy) of the passages retrieved, integers[...] (negative: none): so many passages,
+    all retrieved equally often, would be as varied. 0 where there are none."""
+    _, counts = np.unique(ids[ids >= 0], return_counts=True)
+    return float(np.exp(_entropy(counts / counts.sum()))) if len(counts) else 0.0
+
+
 # --- answers in texts ---------------------------------------------------------------------------
 
 

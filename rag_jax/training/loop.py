@@ -14,6 +14,7 @@ import numpy as np
 
 from rag_jax import hosts
 from rag_jax.training.checkpoint import Checkpointer
+from rag_jax.training.collapse import CollapseGuard
 from rag_jax.training.preemption import PreemptionGuard
 from rag_jax.training.step import TrainState
 from rag_jax.training.writers import MetricWriter, Progress
@@ -82,6 +83,8 @@ class Stage:
       source: batches.
       evaluate: params -> metrics, among them one of BEST_METRIC.
       meta: JSON that belongs to the checkpoints (encoder fingerprint, configuration).
+      guard: against retrieval collapse; the metrics then hold what the step read as "doc_ids".
+      frozen_step: takes the place of train_step once the guard has frozen the retriever.
     """
 
     name: str
@@ -98,6 +101,8 @@ class Stage:
     evaluate: Callable[[Any], Mapping[str, float]] | None = None
     keep: int = 1
     tensorboard: bool = True
+    guard: CollapseGuard | None = None
+    frozen_step: Callable | None = None
 
 
 class _Watch:
@@ -120,9 +125,12 @@ class _Watch:
         if self.waiting is None:
             return
         (step, device_metrics), self.waiting = self.waiting, None
+        doc_ids = device_metrics.pop("doc_ids", None)
         metrics = {name: float(np.asarray(value)) for name, value in device_metrics.items()}
         self.window.append(metrics)
         done = step + 1
+        if self.stage.guard is not None:
+            self._guard(done, np.asarray(doc_ids))
         if not all(math.isfinite(value) for value in metrics.values()):
             bad = [name for name, value in metrics.items() if not math.isfinite(value)]
             last = self.checkpointer.latest_step()
@@ -144,6 +152,14 @@ class _Watch:
         else:
             self.progress.update(done, {"nll": metrics["nll"]})
 
+    def _guard(self, done: int, doc_ids: np.ndarray) -> None:
+        guard = self.stage.guard
+        before, effective = guard.collapsed_at, guard.note(done, doc_ids)
+        if effective is not None:
+            self.writer.write(done, {f"{self.stage.name}/effective_passages": effective})
+        if guard.collapsed_at != before and guard.action == "freeze" and hosts.leads():
+            print(f"{self.stage.name}: {guard}; the retriever trains no further", flush=True)
+
 
 def run_stage(stage: Stage) -> TrainState:
     """Runs a stage to its end, or takes it up where its last checkpoint stands.
@@ -153,7 +169,7 @@ def run_stage(stage: Stage) -> TrainState:
 
     Raises:
       Preempted: SIGTERM or Ctrl-C; the state has been saved and the same command goes on.
-      TrainingError: a loss became NaN or infinite.
+      TrainingError: a loss became NaN or infinite, or the guard stops at a retrieval collapse.
     """
     best = BEST_METRIC if stage.evaluate else ()
     with (
@@ -175,14 +191,37 @@ def run_stage(stage: Stage) -> TrainState:
                     watch.settle()
                     _save(stage, checkpointer, step, state, None)
                     raise Preempted(f"{stage.name}: stopped at step {step}, checkpoint saved")
+                take = _step_now(stage, checkpointer, watch, step, state)
                 ahead = step + stage.source.lookahead
                 if ahead < stage.steps:
                     stage.source.begin(ahead, state.params)
                 batch = stage.source.finish(step)
-                state, metrics = stage.train_step(state, batch, np.int32(step))
+                state, metrics = take(state, batch, np.int32(step))
                 watch.note(step, metrics)
                 _after_step(stage, checkpointer, writer, watch, step + 1, state)
     return state
+
+
+def _step_now(
+    stage: Stage, checkpointer: Checkpointer, watch: _Watch, done: int, state: TrainState
+) -> Callable:
+    """The step to take after so many, which depends on what all of these have retrieved."""
+    guard = stage.guard
+    if guard is None:
+        return stage.train_step
+    if guard.due(done):
+        watch.settle()
+    if guard.collapsed_at is None:
+        return stage.train_step
+    if guard.action == "freeze":
+        return stage.frozen_step
+    _save(stage, checkpointer, done, state, None)
+    raise TrainingError(
+        f"{stage.name}: {guard}; stopped, with checkpoint {done} in {stage.directory}. To go on "
+        "from there, run the same command with config.train.collapse_guard=freeze or off; to "
+        "begin again, name another --workdir and a lower config.train.query_encoder_rate or "
+        "learning rate, and look whether the passages help to answer at all."
+    )
 
 
 def _after_step(
@@ -214,6 +253,8 @@ def _save(
     if step in checkpointer.all_steps():
         return
     meta = {**stage.meta, "pending": stage.source.pending()}
+    if stage.guard is not None:
+        meta["guard"] = stage.guard.state()
     checkpointer.save(step, state.params, state.opt_state, meta, metrics)
 
 
@@ -229,6 +270,8 @@ def _resume(
         params, opt_state, meta = checkpointer.restore(start, abstract.params, abstract.opt_state)
         writer.truncate_after(start)
         state, pending = TrainState(params, opt_state), meta["pending"]
+        if stage.guard is not None and "guard" in meta:  # not if it was off until now
+            stage.guard.restore(meta["guard"])
     stage.source.restore(pending)
     if not pending:
         for step in range(start, min(start + stage.source.lookahead, stage.steps)):

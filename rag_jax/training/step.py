@@ -145,6 +145,8 @@ def make_train_step(
     shardings: TrainState,
     mesh: Mesh,
     complete: Completion | None = None,
+    held: tuple[str, ...] = (),
+    show: Callable[[Any], dict[str, jax.Array]] | None = None,
 ) -> Callable:
     """The jitted step (state, batch, step) -> (state, metrics); the state is donated.
 
@@ -157,11 +159,15 @@ def make_train_step(
       shardings: of the state.
       mesh: the batch is split over its data and fsdp axes.
       complete: makes the loss's batch from the given one, with the parameters of the step.
+      held: trained towers that stay as they are in this step; the state has the same form, and
+        the others train as if these were constants.
+      show: from the loss's batch what else comes back among the metrics, as it is.
     """
+    moving = tuple(t for t in trained_towers if t not in held)
 
     def step(state: TrainState, batch: Any, number: jax.Array):
-        trained = {t: state.params[t] for t in trained_towers}
-        frozen = {t: p for t, p in state.params.items() if t not in trained_towers}
+        trained = {t: state.params[t] for t in moving}
+        frozen = {t: p for t, p in state.params.items() if t not in moving}
         key = (
             None
             if dropout_seed is None
@@ -170,10 +176,13 @@ def make_train_step(
         if complete is not None:
             batch = complete.batch(state.params, batch)
         grads, metrics = accumulated_gradients(loss, trained, frozen, batch, key, pieces)
-        updates, opt_state = optimizer.update(grads, state.opt_state, trained)
         metrics["grad_norm"] = optax.global_norm(grads)
+        still = {t: state.params[t] for t in held}
+        grads |= jax.tree.map(jnp.zeros_like, still)
+        updates, opt_state = optimizer.update(grads, state.opt_state, {**trained, **still})
+        updates = {t: updates[t] for t in moving}
         params = {**state.params, **optax.apply_updates(trained, updates)}
-        return TrainState(params, opt_state), metrics
+        return TrainState(params, opt_state), metrics | (show(batch) if show is not None else {})
 
     whole = parallel.replicated(mesh)
     given = complete.shardings if complete is not None else parallel.batch_sharding(mesh)
@@ -225,6 +234,16 @@ def init_state(
         shardings,
     )
     return jax.jit(make, out_shardings=shardings), abstract, shardings
+
+
+def fresh_params(model: rag.RagModel, towers: tuple[str, ...], seed: int, mesh: Mesh) -> Params:
+    """Initial parameters of towers that no earlier stage has trained, in their shardings."""
+
+    def make() -> Params:
+        return nn.meta.unbox(model.init(jax.random.key(seed), towers))
+
+    boxed = jax.eval_shape(lambda: model.init(jax.random.key(seed), towers))
+    return jax.jit(make, out_shardings=parallel.param_shardings(boxed, mesh))()
 
 
 def abstract_params(model: rag.RagModel, towers: Sequence[str], mesh: Mesh) -> Params:

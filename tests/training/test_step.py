@@ -199,3 +199,43 @@ def test_uses_dropout_sees_every_rate():
                          ("generator", "dropout"), ("generator", "attention_dropout"),
                          ("generator", "activation_dropout")]:
         assert step.uses_dropout(tiny.rag_model(**{tower: {field: 0.1}})), (tower, field)
+
+
+def test_held_towers_stay_bitwise_and_the_others_train_as_if_they_were_frozen():
+    """Also where they would have moved without a gradient: by momentum, decay and clipping."""
+    mesh = parallel.make_mesh(MeshConfig(1, 1), jax.devices()[:1])
+    config = OptimizerConfig(learning_rate=0.03, warmup_steps=0, schedule="constant",
+                             weight_decay=0.1, clip_norm=0.01)
+    rng = np.random.default_rng(0)
+    batch = parallel.put_batch(rng.normal(size=(4, 3)).astype(np.float32), mesh)
+    towers = {name: {"kernel": rng.normal(size=3).astype(np.float32)}
+              for name in ("query_encoder", "document_encoder", "generator")}
+
+    def loss(params, batch, key):
+        said = sum(batch @ tower["kernel"] for tower in params.values())
+        total = (said**2).sum()
+        return total, jnp.float32(len(batch)), {"nll": total}
+
+    def make(trained, held=()):
+        optimizer = optim.make_optimizer(config, 10, dict.fromkeys(trained, 1.0))
+        first = step.TrainState(jax.tree.map(jnp.array, towers),
+                                optimizer.init({t: towers[t] for t in trained}))
+        shardings = jax.tree.map(lambda _: parallel.replicated(mesh), first)
+        return first, step.make_train_step(
+            loss, optimizer, trained, 2, None, shardings, mesh, held=held,
+            show=lambda batch: {"rows": batch})
+
+    both = ("query_encoder", "generator")
+    start, moving = make(both)
+    held, _ = make(both, ("query_encoder",))[1](start, batch, np.int32(0))
+    frozen, _ = (run := make(("generator",)))[1](run[0], batch, np.int32(0))
+    np.testing.assert_array_equal(held.params["generator"]["kernel"],
+                                  frozen.params["generator"]["kernel"])
+    state, metrics = moving(make(both)[0], batch, np.int32(0))
+    np.testing.assert_array_equal(metrics["rows"], batch)
+    before = jax.device_get(state.params)
+    state, _ = make(both, ("query_encoder",))[1](state, batch, np.int32(1))
+    after = jax.device_get(state.params)
+    still = {t: (before[t]["kernel"] == after[t]["kernel"]).all() for t in towers}
+    assert still == {"query_encoder": True, "document_encoder": True, "generator": False}
+    assert (before["query_encoder"]["kernel"] != towers["query_encoder"]["kernel"]).all()

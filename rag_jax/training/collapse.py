@@ -1,0 +1,65 @@
+"""A guard against retrieval collapse, the same passages for every question (paper, appendix H).
+
+The generator then learns to ignore the passages, and the query encoder gets no gradient back.
+"""
+
+from typing import Literal
+
+import numpy as np
+
+from rag_jax.metrics.retrieval import effective_passages
+
+
+class CollapseGuard:
+    """Counts what training retrieves, window by window, against the first window.
+
+    Everything it decides is a function of the passages that it was told of; `state` belongs to a
+    checkpoint. Retrieval that has collapsed before the first window ends is not noticed: keep that
+    window within the warm-up of the learning rate.
+
+    Args:
+      action: what follows: training stops, or the retriever is frozen.
+      window: steps that are counted together.
+      threshold: share of the first window's effective passages below which retrieval has collapsed.
+
+    Attributes:
+      collapsed_at: steps done when it had; None = it has not.
+    """
+
+    def __init__(self, action: Literal["stop", "freeze"], window: int, threshold: float):
+        self.action, self.window, self.threshold = action, window, threshold
+        self.restore({"ids": [], "first": None, "last": None, "collapsed_at": None})
+
+    def note(self, done: int, ids: np.ndarray) -> float | None:
+        """Takes the rows int[B, K] that the step before `done` read, -1 where there is none.
+
+        Returns:
+          The effective passages of the window that ends here, if one does.
+        """
+        self._ids += ids.ravel().tolist()
+        if not self.due(done):
+            return None
+        self.last, self._ids = effective_passages(np.array(self._ids)), []
+        if self.first is None:
+            self.first = self.last
+        if self.collapsed_at is None and self.last < self.threshold * self.first:
+            self.collapsed_at = done
+        return self.last
+
+    def due(self, done: int) -> bool:
+        """Whether a window ends after so many steps."""
+        return done % self.window == 0
+
+    def __str__(self) -> str:
+        return (f"retrieval has collapsed at step {self.collapsed_at}: {self.window} steps "
+                f"retrieved {self.last:.3g} effective passages, at the start {self.first:.3g}")
+
+    def state(self) -> dict:
+        """JSON."""
+        return {"ids": self._ids, "first": self.first, "last": self.last,
+                "collapsed_at": self.collapsed_at}
+
+    def restore(self, state: dict) -> None:
+        """The inverse of `state`."""
+        self._ids, self.first = list(state["ids"]), state["first"]
+        self.last, self.collapsed_at = state["last"], state["collapsed_at"]

@@ -1,0 +1,259 @@
+"""The guard against retrieval collapse: what it counts, when it acts, what resuming keeps of it."""
+
+import functools
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import tiny
+
+from rag_jax import parallel
+from rag_jax.config import MeshConfig, OptimizerConfig
+from rag_jax.data import order
+from rag_jax.metrics.retrieval import effective_passages
+from rag_jax.models import rag
+from rag_jax.training import optim
+from rag_jax.training.checkpoint import Checkpointer
+from rag_jax.training.collapse import CollapseGuard
+from rag_jax.training.loop import PureSource, Stage, TrainingError, run_stage
+from rag_jax.training.step import TrainState, init_state, make_train_step, rag_loss
+from rag_jax.types import Batch
+
+WINDOW, STEPS, COLLAPSE = 3, 14, 7  # from step 7 on, every question gets passages 0 and 1
+ROWS, K = 6, 2
+
+
+def test_effective_passages_is_the_exponential_of_the_entropy():
+    assert effective_passages(np.array([[4, 9], [4, 9]])) == pytest.approx(2)
+    assert effective_passages(np.arange(7)) == pytest.approx(7)
+    counts = np.array([5, 1, 2])
+    p = counts / counts.sum()
+    ids = np.repeat([3, 8, 1], counts)
+    assert effective_passages(np.append(ids, -1)) == pytest.approx(np.exp(-(p * np.log(p)).sum()))
+    assert effective_passages(np.full((2, 2), -1)) == 0
+
+
+def retrieved(step):
+    """int32[ROWS, K] of a step, with some padding."""
+    rng = np.random.default_rng(step)
+    ids = rng.integers(0, 40, (ROWS, K)) if step < COLLAPSE else np.tile([0, 1], (ROWS, 1))
+    ids[-1, 1] = -1
+    return ids.astype(np.int32)
+
+
+def window(first):
+    """Effective passages of the window that begins with step `first`, by counting."""
+    ids = [i for step in range(first, first + WINDOW) for i in retrieved(step).ravel() if i >= 0]
+    p = np.array([ids.count(i) for i in set(ids)]) / len(ids)
+    return np.exp(-(p * np.log(p)).sum())
+
+
+def run_guard(guard, start=0, stop=STEPS):
+    return {step + 1: found for step in range(start, stop)
+            if (found := guard.note(step + 1, retrieved(step))) is not None}
+
+
+def test_windows_are_counted_and_compared_with_the_first():
+    guard = CollapseGuard("stop", WINDOW, 0.25)
+    found = run_guard(guard)
+    assert found == pytest.approx({n: window(n - WINDOW) for n in (3, 6, 9, 12)})
+    assert found[9] > 0.25 * found[3] > found[12], "step 6 of the third window is still healthy"
+    assert guard.collapsed_at == 12
+    assert str(guard) == ("retrieval has collapsed at step 12: 3 steps retrieved 1.99 effective "
+                          "passages, at the start 19.9")
+
+
+def test_a_healthy_run_is_left_alone():
+    guard = CollapseGuard("stop", WINDOW, 0.25)
+    for step in range(30):
+        guard.note(step + 1, retrieved(step % COLLAPSE))
+    assert guard.collapsed_at is None
+
+
+@pytest.mark.parametrize("cut", range(STEPS))
+def test_the_state_goes_through_json(cut):
+    whole, first, second = (CollapseGuard("stop", WINDOW, 0.25) for _ in range(3))
+    run_guard(whole)
+    run_guard(first, stop=cut)
+    second.restore(json.loads(json.dumps(first.state())))
+    run_guard(second, start=cut)
+    assert second.state() == whole.state()
+
+
+# --- in the loop: two numbers train, "encoder" and "generator" ------------------------------------
+
+
+def first_state():
+    return TrainState({"encoder": jnp.float32(1), "generator": jnp.float32(1)},
+                      {"count": jnp.int32(0)})
+
+
+def stage(directory, action="freeze", die_at=None, **changes):
+    """A stage whose steps retrieve as `retrieved` says; names the steps that it took."""
+    taken = []
+
+    def make(frozen):
+        def take(state, batch, number):
+            if number == die_at:
+                raise KeyboardInterrupt
+            taken.append((int(number), frozen))
+            p = state.params
+            params = {"encoder": p["encoder"] * (1 if frozen else jnp.float32(1.1)),
+                      "generator": p["generator"] * jnp.float32(1.01) + p["encoder"]}
+            metrics = {"nll": jnp.float32(1), "doc_ids": jnp.asarray(retrieved(int(number)))}
+            return TrainState(params, {"count": state.opt_state["count"] + 1}), metrics
+
+        return take
+
+    abstract = jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), first_state())
+    values = dict(
+        name="toy", directory=directory, steps=STEPS + 4, log_every=5, save_every=5,
+        make_state=first_state, abstract_state=abstract, train_step=make(False),
+        frozen_step=make(True), source=PureSource(lambda n: None), meta={}, tensorboard=False,
+        guard=CollapseGuard(action, WINDOW, 0.25))
+    return Stage(**{**values, **changes}), taken
+
+
+def same(one, other):
+    pairs = zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True)
+    return all(np.asarray(a).tobytes() == np.asarray(b).tobytes() for a, b in pairs)
+
+
+def monitored(directory):
+    lines = map(json.loads, (directory / "metrics.jsonl").read_text().splitlines())
+    return {line["step"]: line["toy/effective_passages"] for line in lines
+            if "toy/effective_passages" in line}
+
+
+def test_freeze_takes_the_frozen_step_from_the_collapse_on(tmp_path, capsys):
+    made, taken = stage(tmp_path)
+    run_stage(made)
+    assert taken == [(n, n >= 12) for n in range(18)]
+    assert "toy: retrieval has collapsed at step 12" in capsys.readouterr().out
+    expected = {n: window(n - WINDOW) for n in (3, 6, 9, 12, 15, 18)}
+    assert monitored(tmp_path) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("die_at", [4, 7, 11, 12, 13, 16])
+def test_a_frozen_run_that_was_killed_ends_bitwise_as_one_that_was_not(tmp_path, die_at):
+    """Killed within a window, at its end, and after the freezing; checkpoints every 5 steps."""
+    straight = run_stage(stage(tmp_path / "a")[0])
+    with pytest.raises(KeyboardInterrupt):
+        run_stage(stage(tmp_path / "b", die_at=die_at)[0])
+    made, taken = stage(tmp_path / "b")
+    assert same(run_stage(made), straight)
+    assert taken == [(n, n >= 12) for n in range(die_at // 5 * 5, 18)]
+    assert monitored(tmp_path / "b") == monitored(tmp_path / "a")
+
+
+def test_stop_keeps_a_checkpoint_and_stops_again(tmp_path):
+    for again in (False, True):
+        made, taken = stage(tmp_path, "stop")
+        with pytest.raises(TrainingError) as error:
+            run_stage(made)
+        assert [n for n, _ in taken] == ([] if again else list(range(12)))
+        assert "toy: retrieval has collapsed at step 12" in str(error.value)
+        assert f"with checkpoint 12 in {tmp_path}" in str(error.value)
+    with Checkpointer(tmp_path, read_only=True) as checkpointer:
+        assert checkpointer.latest_step() == 12
+
+
+@pytest.mark.parametrize("action", ["freeze", None])
+def test_a_stopped_run_goes_on_when_told_otherwise(tmp_path, action):
+    with pytest.raises(TrainingError):
+        run_stage(stage(tmp_path, "stop")[0])
+    made, taken = stage(tmp_path, **({"action": action} if action else {"guard": None}))
+    run_stage(made)
+    assert taken == [(n, action == "freeze") for n in range(12, 18)]
+
+
+def test_a_guard_switched_on_late_counts_from_there(tmp_path):
+    with pytest.raises(KeyboardInterrupt):
+        run_stage(stage(tmp_path, guard=None, die_at=6)[0])
+    made, taken = stage(tmp_path)
+    run_stage(made)
+    assert taken[0] == (5, False) and made.guard.first == pytest.approx(
+        effective_passages(retrieved(5)))
+
+
+# --- a run that collapses -------------------------------------------------------------------------
+
+
+class World:
+    """Questions and passages of random tokens: nothing that is retrieved helps to answer."""
+
+    passages, questions, rows, lookahead = 48, 64, 16, 0
+
+    def __init__(self):
+        rng = np.random.default_rng(0)
+        self.model = tiny.rag_model(generator={"vocab_size": 16})
+        self.params = tiny.rag_params(self.model)
+        self.mesh = parallel.make_mesh(MeshConfig(1, 1), jax.devices()[:1])
+        self.embed = tiny.jit(functools.partial(rag.embed, self.model))
+        self.ids = rng.integers(0, 16, (self.questions, 6)).astype(np.int32)
+        self.targets = rng.integers(3, 16, (self.questions, 2)).astype(np.int32)
+        self.texts = rng.integers(0, 16, (self.passages, 5)).astype(np.int32)
+        # What all questions have in common finds nothing: each has passages of its own.
+        common = np.asarray(self.queries(self.params, np.arange(self.questions))).mean(axis=0)
+        table = rng.normal(size=(self.passages, tiny.BERT.width))
+        table -= np.outer(table @ common, common) / (common @ common)
+        self.table = table.astype(np.float32)
+
+    def queries(self, params, rows):
+        return self.embed(params["query_encoder"], self.ids[rows], np.ones((len(rows), 6), bool))
+
+    def begin(self, step, params):
+        rows = order.batch_indices(self.questions, self.rows, 0, step)
+        scores = np.asarray(self.queries(params, rows)) @ self.table.T
+        found = np.argsort(-scores, axis=1, kind="stable")[:, :K].astype(np.int32)
+        asked = np.repeat(self.ids[rows][:, None], K, axis=1)
+        source = np.concatenate([self.texts[found], asked], axis=2)  # -> [B, K, S]
+        self.batch = Batch(
+            self.ids[rows], np.ones((self.rows, 6), bool), source, np.ones(source.shape, bool),
+            self.table[found], np.ones(found.shape, bool), self.targets[rows],
+            np.ones((self.rows, 2), bool), np.ones(self.rows, np.float32), doc_ids=found)
+
+    def finish(self, step):
+        return parallel.put_batch(self.batch, self.mesh)
+
+    def pending(self):
+        return {}
+
+    def restore(self, pending):
+        pass
+
+    def stage(self, directory, query_encoder_rate):
+        rates = {"query_encoder": query_encoder_rate, "generator": 1.0}
+        config = OptimizerConfig(learning_rate=3e-3, warmup_steps=10, schedule="constant")
+        optimizer, trained = optim.make_optimizer(config, 30, rates), tuple(rates)
+        _, abstract, shardings = init_state(
+            self.model, rag.TOWERS, trained, optimizer, 0, self.mesh)
+        run = make_train_step(
+            rag_loss(self.model), optimizer, trained, 1, None, shardings, self.mesh,
+            show=lambda batch: {"doc_ids": batch.doc_ids})
+        self.begin(0, self.params)
+        compiled = run.lower(abstract, self.finish(0), np.int32(0)).compile(
+            compiler_options={"xla_backend_optimization_level": 0})
+
+        def first():
+            params = jax.tree.map(jnp.copy, self.params)
+            return TrainState(params, optimizer.init({t: params[t] for t in trained}))
+
+        return Stage(name="toy", directory=directory, steps=30, log_every=5, save_every=30,
+                     make_state=first, abstract_state=abstract, train_step=compiled, source=self,
+                     meta={}, tensorboard=False, guard=CollapseGuard("stop", 5, 0.25))
+
+
+def test_a_rate_that_is_too_high_collapses_and_is_stopped_and_a_sound_one_is_not(tmp_path):
+    """Appendix H on a small scale: every question ends with the same K passages."""
+    world = World()
+    run_stage(world.stage(tmp_path / "sound", 0.3))
+    with pytest.raises(TrainingError, match="toy: retrieval has collapsed at step "):
+        run_stage(world.stage(tmp_path / "wild", 30.0))
+    sound, wild = (monitored(tmp_path / name) for name in ("sound", "wild"))
+    assert list(sound) == [5, 10, 15, 20, 25, 30]
+    assert min(sound.values()) > 0.7 * sound[5] > 10
+    assert wild[max(wild)] < 0.25 * wild[5] and max(wild) < 30
