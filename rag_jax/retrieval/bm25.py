@@ -1,0 +1,158 @@
+"""BM25, the lexical retriever of the paper's ablation (table 6), by the bm25s library.
+
+Lucene's BM25 (k1 0.9, b 0.4, as DPR's baseline) over title and text, by Snowball's English stems,
+English stop words left out. An index directory is as index.py says, with bm25s's files in bm25/.
+"""
+
+import hashlib
+import importlib.metadata
+import importlib.util
+import json
+import os
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from rag_jax.retrieval.index import (
+    Division,
+    RetrievalError,
+    SearchResult,
+    no_results,
+    open_parts,
+)
+from rag_jax.retrieval.passages import PassageStore
+from rag_jax.retrieval.publish import finished, open_partial, publish_index
+
+SETTINGS = {"method": "lucene", "k1": 0.9, "b": 0.4, "stemmer": "english", "stopwords": "en",
+            "text": "title and text"}
+FINGERPRINT = "bm25-" + hashlib.sha256(json.dumps(SETTINGS).encode()).hexdigest()[:16]
+
+
+def bm25_missing() -> str | None:
+    """Returns None where BM25 can run, else what to install."""
+    missing = [name for name in ("bm25s", "Stemmer") if importlib.util.find_spec(name) is None]
+    return f"{', '.join(missing)} not installed: pip install 'rag_jax[bm25]'" if missing else None
+
+
+def _words(texts: Iterable[str], progress: bool = False) -> list[list[str]]:
+    """The stems of each text, in its order."""
+    import bm25s
+    import Stemmer
+
+    return bm25s.tokenize(texts, stopwords=SETTINGS["stopwords"], return_ids=False,
+                          stemmer=Stemmer.Stemmer(SETTINGS["stemmer"]), show_progress=progress)
+
+
+class Bm25Index:
+    """A BM25 index directory, opened. It is asked by texts; a PassageIndex is asked by vectors.
+
+    Attributes:
+        path: the directory.
+        manifest: what it says about itself.
+        passages: the PassageStore with the text and tokens of every row.
+        size: N, passages.
+        division: how several processes search: see index.Division.
+    """
+
+    division: Division = "queries"
+
+    def __init__(self, path: Path, manifest: dict, passages: PassageStore):
+        import bm25s
+
+        self.path, self.manifest, self.passages = path, manifest, passages
+        self.size = manifest["size"]
+        self._bm25 = bm25s.BM25.load(path / "bm25", mmap=True)
+
+    @classmethod
+    def open(cls, path: str | os.PathLike) -> "Bm25Index":
+        """Opens an index directory, wherever it was moved.
+
+        Raises:
+            RetrievalError: no BM25 index there, or it is damaged or of other settings; or a
+                library is missing.
+        """
+        if missing := bm25_missing():
+            raise RetrievalError(f"{path}: a BM25 index; {missing}.")
+        return cls(*open_parts(Path(path), ("bm25",), FINGERPRINT, None)[:3])
+
+    def search(self, texts: Sequence[str], k: int) -> SearchResult:
+        """Finds the k passages with the highest BM25 scores, best first, ties by ascending row.
+
+        A passage that shares no word with the question scores 0.
+        """
+        if not 1 <= k <= self.size:
+            raise RetrievalError(f"k={k}: an index of {self.size} passages allows 1 to "
+                                 f"{self.size}; lower k, or index more.")
+        if not len(texts):
+            return no_results(k)
+        found = []
+        for words in self._columns(texts):
+            scores = self._bm25.get_scores_from_ids(words)
+            least = np.partition(scores, -k)[-k]
+            better = np.flatnonzero(scores > least)
+            ties = np.flatnonzero(scores == least)[: k - len(better)]
+            ids = np.concatenate([better[np.argsort(-scores[better], kind="stable")], ties])
+            found.append((ids.astype(np.int32), scores[ids]))
+        return SearchResult(*map(np.stack, zip(*found, strict=True)))
+
+    def scores(self, texts: Sequence[str], ids: np.ndarray) -> np.ndarray:
+        """BM25 scores float32[B, K] of given passages integers[B, K], bitwise those of a search."""
+        held = self._bm25.scores
+        scores = np.zeros(ids.shape, np.float32)
+        for row, words in enumerate(self._columns(texts)):
+            for word in words:
+                begin, end = held["indptr"][word], held["indptr"][word + 1]
+                passages = held["indices"][begin:end]  # ascending
+                place = np.minimum(np.searchsorted(passages, ids[row]), end - begin - 1)
+                scores[row] += np.where(passages[place] == ids[row],
+                                        held["data"][begin:end][place], np.float32(0))
+        return scores
+
+    def _columns(self, texts: Sequence[str]) -> list[list[int]]:
+        """The known words of each text, as columns of the index, in the text's order."""
+        return [self._bm25.get_tokens_ids(words) for words in _words(texts)]
+
+
+def build_bm25(store: PassageStore, out: str | os.PathLike, overwrite: bool = False,
+               leads: bool = True, wait: Callable[[], None] = lambda: None) -> Bm25Index:
+    """Indexes the words of a passage store and publishes an index directory.
+
+    Args:
+        store: the passages.
+        out: the directory to publish; an index of the same passages that is there is opened.
+        overwrite: replace another index that is at out.
+        leads, wait: of several processes, which all call this, one builds; wait() returns once
+            all have called it.
+
+    Raises:
+        RetrievalError: a library is missing, no passage has a word, or something is at out.
+    """
+    out = Path(out).absolute()
+    if missing := bm25_missing():
+        raise RetrievalError(f"{out}: BM25 needs {missing}.")
+    inputs = {"kind": "bm25", "encoder_fingerprint": FINGERPRINT,
+              "passages_fingerprint": store.fingerprint}
+    if leads and not finished(out, inputs, overwrite, Bm25Index.open):
+        partial = open_partial(out, inputs, store)
+        _index_words(store, partial / "bm25")
+        versions = {name: importlib.metadata.version(name) for name in ("bm25s", "PyStemmer")}
+        publish_index(partial, out, {**inputs, "inputs": inputs, "size": len(store),
+                                     "settings": SETTINGS, "versions": versions})
+    wait()
+    return Bm25Index.open(out)
+
+
+def _index_words(store: PassageStore, folder: Path) -> None:
+    import bm25s
+
+    progress = sys.stderr.isatty()
+    passages = (store[row] for row in range(len(store)))
+    words = _words((f"{passage.title} {passage.text}" for passage in passages), progress)
+    if not any(words):
+        raise RetrievalError(f"{store.path}: no passage has a word that BM25 counts; English stop "
+                             "words and single letters are left out.")
+    index = bm25s.BM25(k1=SETTINGS["k1"], b=SETTINGS["b"], method=SETTINGS["method"])
+    index.index(words, show_progress=progress)
+    index.save(folder, show_progress=progress)
