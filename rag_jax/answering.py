@@ -17,13 +17,15 @@ from rag_jax.decoding.certificate import exact
 from rag_jax.decoding.results import Decoded
 from rag_jax.decoding.settings import Decoding
 from rag_jax.models import rag
+from rag_jax.retrieval.bm25 import Bm25Index
 from rag_jax.retrieval.index import PassageIndex, SearchResult, merge
 from rag_jax.types import Alternative, Answer, Batch
 
 
 def jit_embed(model: rag.RagModel) -> Any:
     """(encoder params, ids, mask) -> embeddings; one per encoder, whatever the generator."""
-    return _jit_embed(dataclasses.replace(model, generator=BartConfig(), kind="token"))
+    return _jit_embed(dataclasses.replace(model, generator=BartConfig(), kind="token",
+                                          null_document="none"))
 
 
 @functools.cache
@@ -43,8 +45,8 @@ def jit_log_likelihood(model: rag.RagModel) -> Any:
     return jax.jit(lambda params, batch: rag.log_likelihood(model, params, batch))
 
 
-def search(index: PassageIndex, queries: Any, k: int) -> np.ndarray:
-    """Rows int32[B, K] of the best passages for queries float32[B, E], found by all processes.
+def search(index: PassageIndex | Bm25Index, queries: Any, k: int) -> np.ndarray:
+    """Rows int32[B, K] of the best passages for queries, vectors or words, found by all processes.
 
     How they share the work is `index.division`; all call this with the same queries.
     """
@@ -78,8 +80,8 @@ class Answerer:
         has not certified; 0 = no such search.
     """
 
-    def __init__(self, model: rag.RagModel, mesh: Mesh, index: PassageIndex | None, k: int,
-                 batch_size: int, length_step: int, decoding: Decoding, seed: int = 0,
+    def __init__(self, model: rag.RagModel, mesh: Mesh, index: PassageIndex | Bm25Index | None,
+                 k: int, batch_size: int, length_step: int, decoding: Decoding, seed: int = 0,
                  node_budget: int = 0):
         self.model, self.mesh, self.index, self.k = model, mesh, index, k
         if node_budget and hosts.count() > 1:
@@ -104,12 +106,15 @@ class Answerer:
         """Rows int32[Q, K] of the best passages for every question; None for a closed book."""
         if self.index is None:
             return None
-        return search(self.index, self.embed_questions(params, questions), self.k)
+        queries = questions.texts if self.model.lexical else self.embed_questions(
+            params, questions)
+        return search(self.index, queries, self.k)
 
     def batches(self, questions: QuestionTokens, retrieved: np.ndarray | None
                 ) -> Iterator[tuple[int, Batch]]:
         """(how many rows are real, device batch) for all questions in order."""
-        batcher = RagBatcher(questions, self.length_step, self.model.embedding_width)
+        batcher = RagBatcher(questions, self.length_step, self.model.embedding_width,
+                             self.model.null_document != "none")
         for rows, count in self._row_batches(len(questions)):
             weight = (np.arange(self.batch_size) < count).astype(np.float32)
             picked = None if retrieved is None else retrieved[rows]
@@ -143,12 +148,19 @@ class Answerer:
         return decoded._replace(ranked=ranked, certified=found.certified)
 
     def log_likelihoods(self, params: Any, questions: QuestionTokens,
-                        retrieved: np.ndarray | None) -> np.ndarray:
-        """log p(first answer | question) in nats, float32[Q]."""
+                        retrieved: np.ndarray | None) -> dict[str, np.ndarray]:
+        """Of the first answer to each question, in nats, float32[Q].
+
+        Returns:
+          log_p = log p(answer | question) and, with a null document, log_p_null = log p(answer |
+          question, no document).
+        """
         values = []
         for count, batch in self.batches(questions, retrieved):
-            values.append(parallel.fetch(self._log_likelihood(params, batch)["log_p"])[:count])
-        return np.concatenate(values)
+            found = parallel.fetch(self._log_likelihood(params, batch))
+            values.append({name: value[:count] for name, value in found.items()
+                           if name.startswith("log_p")})
+        return {name: np.concatenate([part[name] for part in values]) for name in values[0]}
 
     def _row_batches(self, size: int) -> Iterator[tuple[np.ndarray, int]]:
         for start in range(0, size, self.batch_size):
@@ -159,6 +171,8 @@ class Answerer:
                 ids: np.ndarray | None) -> Answer:
         tokens = self._until_end(decoded.tokens[row])
         names = [] if ids is None else [self.index.passages[int(i)].id for i in ids]
+        if self.model.null_document != "none":
+            names.append("")
         posterior = decoded.token_posterior[row, :, : len(tokens)].T  # -> [T, K]
         return Answer(
             text=questions.format.tokenizer.decode(tokens),

@@ -1,7 +1,8 @@
 """Builds a memory for a trained model: `python -m rag_jax.build_index --passages FILE --out DIR`.
 
-Embeds the passages with the model's document encoder and publishes an index folder, to be named
-by --index of rag_jax.generate and rag_jax.evaluate. A killed build goes on where it was.
+Embeds the passages with the model's document encoder, or, for a run that retrieves by BM25, counts
+their words, and publishes an index folder, to be named by --index of rag_jax.generate and
+rag_jax.evaluate. A killed build goes on where it was.
 """
 
 import pathlib
@@ -20,22 +21,20 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--queries", metavar="FILE",
                         help="questions on which recall is measured (default: dev questions)")
     parser.add_argument("--overwrite", action="store_true", help="replace another index at DIR")
-    parser.set_defaults(run=None)
+    parser.add_argument("--run", help="for which of the workdir's runs (default: the first)")
     options, config = flags.parse_with_config(parser, argv, flags.workdir_config)
 
     flags.connect(options)
 
     from rag_jax import hosts
     from rag_jax.trained import index_passages
+    from rag_jax.training.memories import describe
 
     index = index_passages(config, pathlib.Path(options.workdir), pathlib.Path(options.passages),
-                           pathlib.Path(options.out), options.queries, options.overwrite)
-    if not hosts.leads():
-        return
-    recall = index.manifest["recall"]
-    print(f"{options.out}: {index.size} passages x {index.width}, {index.manifest['kind']}, "
-          f"recall@{recall['k']} {recall['recall']:.4f} against exact search "
-          f"({recall['queries']} queries)")
+                           pathlib.Path(options.out), options.queries, options.overwrite,
+                           options.run)
+    if hosts.leads():
+        print(f"{options.out}: {describe(index)}")
 
 
 if __name__ == "__main__":

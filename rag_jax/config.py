@@ -150,6 +150,10 @@ class ModelConfig:
     """The three towers; a section can be set to a preset: --config.model.generator=bart-base."""
 
     kind: Literal["token", "sequence"] = field("token", "RAG-Token or RAG-Sequence")
+    null_document: Literal["none", "embedding", "bias", "mlp"] = field(
+        "none", "one more candidate, no document: the generator reads the question alone (the "
+        "paper's appendix F); its score is the query times a learned embedding, a learned number, "
+        "or an MLP of the query, trained at optimizer.learning_rate")
     retriever: BertConfig = section(BertConfig)
     generator: BartConfig = section(BartConfig)
     rag: RagSource = section(RagSource)
@@ -173,6 +177,9 @@ class RetrievalConfig:
     """The passage index and how it is searched."""
 
     k: int = field(5, "passages per question (paper: 5 or 10 in training)", at_least=0)
+    retriever: Literal["dpr", "bm25"] = field(
+        "dpr", "dpr = inner products of embeddings; bm25 = words, whose raw scores are the logits "
+        "of p(z|x), and no encoders (the runs bm25 and bm25_sequence)")
     where: Literal["host", "device"] = field(
         "host", "host = the index is searched beside the devices; device = embeddings and tokens "
         "of all passages lie on the devices, and retrieval is part of the jitted training step")
@@ -262,6 +269,15 @@ class TrainConfig:
     refresh_passages: int = field(
         0, "refresh: passages embedded again each time, the next ones in turn; 0 = all. All of "
         "them are, too, after every evaluation and checkpoint", at_least=0)
+    collapse_guard: Literal["off", "stop", "freeze"] = field(
+        "off", "when training retrieves the same few passages for every question (the paper's "
+        "appendix H): stop with the checkpoint kept, or freeze the retriever and go on")
+    collapse_window: int = field(
+        50, "steps over which the retrieved passages are counted; keep them within "
+        "optimizer.warmup_steps, so that the first window is a sound one", at_least=1)
+    collapse_threshold: float = field(
+        0.25, "the guard acts when the effective number of passages (exp of the entropy of what a "
+        "window retrieves) is below this share of the first window's", at_least=0, at_most=1)
     optimizer: OptimizerConfig = section(OptimizerConfig)
     log_every: int = field(20, "steps between log lines", at_least=1)
     eval_every: int = field(500, "steps between evaluations on dev; the last step always is one",
@@ -320,13 +336,17 @@ class MeshConfig:
     model: int = field(1, "devices over which a layer is split", at_least=-1)
 
 
+_NO_RETRIEVER_TRAINS = {"train.query_encoder_rate": None, "train.document_encoder": "frozen"}
+_BM25 = {**_NO_RETRIEVER_TRAINS, "retrieval.retriever": "bm25", "retrieval.where": "host"}
 RUNS = {
     "rag_token": {"model.kind": "token"},
     "rag_sequence": {"model.kind": "sequence"},
-    "frozen": {"model.kind": "token", "train.query_encoder_rate": None,
-               "train.document_encoder": "frozen"},
-    "closed_book": {"model.kind": "token", "retrieval.k": 0, "train.query_encoder_rate": None,
-                    "train.document_encoder": "frozen"},
+    "frozen": {"model.kind": "token", **_NO_RETRIEVER_TRAINS},
+    "frozen_sequence": {"model.kind": "sequence", **_NO_RETRIEVER_TRAINS},
+    "bm25": {"model.kind": "token", **_BM25},
+    "bm25_sequence": {"model.kind": "sequence", **_BM25},
+    "closed_book": {"model.kind": "token", "retrieval.k": 0, "model.null_document": "none",
+                    **_NO_RETRIEVER_TRAINS},
 }
 
 

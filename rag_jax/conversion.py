@@ -95,6 +95,14 @@ def _export(path: pathlib.Path, out: pathlib.Path, run: str | None, family: str 
     config = workdir.read(path)
     tokenizers = {tower: Tokenizer.load(path / "data" / name)
                   for tower, name in TOKENIZERS.items() if (path / "data" / name).is_dir()}
+    run = run or next((name for name in config.runs if (path / name).is_dir()), None)
+    if run:
+        if run not in config.runs:
+            raise ConfigError(f"--run={run}: {path} has the runs {', '.join(config.runs)}")
+        config = overrides.for_run(config, run)
+        if config.model.null_document != "none":
+            raise ConfigError(f"--run={run}: it has a null document (config.model.null_document), "
+                              "which transformers' RAG has not; export another run")
     model = _model(config, tokenizers)
     mesh = parallel.make_mesh(config.mesh)
     params, ids, kind = _params(path, config, run, model, mesh)
@@ -123,18 +131,16 @@ def _model(config: Config, tokenizers: dict[str, Tokenizer]) -> rag.RagModel:
         own = getattr(config.model, section)
         size = own.vocab_size or (tokenizers[tower].vocab_size if tower in tokenizers else 0)
         sizes[section] = dataclasses.replace(own, vocab_size=size, pretrained="")
-    return rag.RagModel(sizes["retriever"], sizes["generator"], config.model.kind, 2, 2, 1)
+    return rag.RagModel(sizes["retriever"], sizes["generator"], config.model.kind, 2, 2, 1,
+                        lexical=config.retrieval.retriever == "bm25")
 
 
 def _params(path: pathlib.Path, config: Config, run: str | None, model: rag.RagModel, mesh: Mesh
             ) -> tuple[dict[str, Any], SpecialIds | None, str]:
     """(parameters by tower, special ids where a checkpoint brought some, "token" or "sequence")."""
-    trained = run or next((name for name in config.runs if (path / name).is_dir()), None)
-    if trained:
-        if trained not in config.runs:
-            raise ConfigError(f"--run={trained}: {path} has the runs {', '.join(config.runs)}")
-        params, _ = stages.restore_run(path / trained, model, mesh)
-        return params, None, overrides.for_run(config, trained).model.kind
+    if run:
+        params, _ = stages.restore_run(path / run, model, mesh)
+        return params, None, config.model.kind
     params, ids = {}, None
     for tower in (*rag.TOWERS, pretrained.PLAIN):
         try:

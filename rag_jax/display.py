@@ -8,6 +8,8 @@ from rag_jax import heatmap
 from rag_jax.trained import Trained
 from rag_jax.types import Answer
 
+NO_PASSAGE = "(no passage)"  # the null document
+
 
 def show(trained: Trained, question: str, answer: Answer, heatmap_to: str | None = None) -> None:
     """Prints the answer, its log-probability and the passages that it was made from.
@@ -29,14 +31,16 @@ def show(trained: Trained, question: str, answer: Answer, heatmap_to: str | None
     store = trained.index.passages if trained.index is not None else None
     for passage_id, prior, posterior in zip(
             answer.passage_ids, answer.prior, answer.posterior, strict=True):
-        passage = store[store.row_of(passage_id)]
-        text = textwrap.shorten(passage.text, 100, placeholder=" ...")
+        text = NO_PASSAGE
+        if passage_id:
+            passage = store[store.row_of(passage_id)]
+            text = textwrap.shorten(passage.text, 100, placeholder=" ...")
         lines.append(f"  {prior:6.3f}  {posterior:8.3f}  {passage_id}  {text}")
     print("\n".join(lines), flush=True)
     if heatmap_to and answer.token_posterior:
         tokenizer = trained.job.prepared.generator_tokenizer
-        cells = ([tokenizer.piece(i) for i in answer.token_ids], answer.passage_ids,
-                 answer.token_posterior)
+        cells = ([tokenizer.piece(i) for i in answer.token_ids],
+                 [i or NO_PASSAGE for i in answer.passage_ids], answer.token_posterior)
         if heatmap_to == "terminal":
             print(heatmap.terminal(*cells, colour=sys.stdout.isatty()), flush=True)
         else:

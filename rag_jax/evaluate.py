@@ -2,7 +2,7 @@
 
 Prints EM with its confidence interval, what config.eval.metrics names, answer recall, marginal
 NLL and the retrieval monitors, and writes metrics.json and predictions.jsonl to
-WORKDIR/RUN/evaluation/SPLIT/.
+WORKDIR/RUN/evaluation/SPLIT/, or to --out.
 
 `--predictions FILE --questions FILE` scores answers from anywhere, without a model: JSONL lines
 with "id" and "answer", as predictions.jsonl has them.
@@ -21,6 +21,8 @@ def main(argv: list[str] | None = None) -> None:
     flags.add_workdir(parser)
     parser.add_argument("--split", help="which questions (default: test, or dev without a test)")
     parser.add_argument("--questions", metavar="FILE", help="questions of a file instead")
+    parser.add_argument("--out", metavar="DIR", type=pathlib.Path,
+                        help="where to write (default: WORKDIR/RUN/evaluation/SPLIT)")
     parser.add_argument("--predictions", metavar="FILE", type=pathlib.Path,
                         help="score the answers of this file; needs --questions, no workdir")
     options, config = flags.parse_with_config(
@@ -65,7 +67,7 @@ def _evaluate(options: argparse.Namespace, config: Config) -> None:
     result = evaluation.evaluate(trained.answerer(), trained.params, questions,
                                  families=config.eval.metrics)
 
-    folder = path / trained.run / "evaluation" / split
+    folder = options.out or path / trained.run / "evaluation" / split
     if not hosts.leads():
         return
     evaluation.write_evaluation(folder, questions, result)

@@ -38,7 +38,9 @@ def evaluate(answerer: Answerer, params: Any, questions: QuestionTokens,
     Returns:
       What `scoring.score` returns, nll (mean nats per question), log_prob (mean nats of the
       answers given), certified (percent, where the decoding can claim it), and the
-      retrieval-collapse monitors.
+      retrieval-collapse monitors. With a null document also retrieval_utility (mean nats by which
+      the likelihood of the first reference exceeds that without a document), null_prior and
+      null_posterior (means of its probabilities).
     """
     if retrieved is None:
         retrieved = answerer.retrieve(params, questions)
@@ -49,14 +51,26 @@ def evaluate(answerer: Answerer, params: Any, questions: QuestionTokens,
     if answerer.decoding.certifiable:
         metrics["certified"] = 100 * float(np.mean([answer.certified for answer in answers]))
     if likelihood:
-        log_p = answerer.log_likelihoods(params, questions, retrieved)
-        metrics["nll"] = float(-log_p.mean())
+        found = answerer.log_likelihoods(params, questions, retrieved)
+        metrics["nll"] = -found["log_p"].mean()
+        if "log_p_null" in found:
+            metrics["retrieval_utility"] = (found["log_p"] - found["log_p_null"]).mean()
     if retrieved is not None:
-        monitors = retrieval_monitors(
-            retrieved, np.array([a.prior for a in answers], np.float64),
-            np.array([a.posterior for a in answers], np.float64))
-        metrics |= monitors
+        beliefs = {"prior": np.array([a.prior for a in answers], np.float64),
+                   "posterior": np.array([a.posterior for a in answers], np.float64)}
+        if answerer.model.null_document != "none":
+            metrics |= {f"null_{name}": p[:, -1].mean() for name, p in beliefs.items()}
+            beliefs = {name: given_a_passage(p) for name, p in beliefs.items()}
+        metrics |= retrieval_monitors(retrieved, **beliefs)
     return Evaluation({name: float(value) for name, value in metrics.items()}, answers)
+
+
+def given_a_passage(p: np.ndarray) -> np.ndarray:
+    """p(z | z is no null document) float64[Q, K] from p(z) [Q, K + 1]; 0 where the null document
+    has it all."""
+    passages = p[:, :-1]
+    total = passages.sum(axis=1, keepdims=True)
+    return np.divide(passages, total, out=np.zeros_like(passages), where=total > 0)
 
 
 def retrieval_metrics(answerer: Answerer, questions: QuestionTokens, retrieved: np.ndarray

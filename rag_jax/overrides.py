@@ -144,6 +144,8 @@ def _conflicts(config: Config, resolved: bool) -> typing.Iterator[str]:
     for run in config.runs:
         if run not in RUNS:
             yield f"config.runs: no run {run!r}; {_near(run, RUNS)}"
+        else:
+            yield from _run_conflicts(for_run(config, run), run)
     if not config.runs or len(set(config.runs)) < len(config.runs):
         yield "config.runs: name at least one run, each once"
     named = [name for name in ("passages", "train", "dev", "test") if getattr(data, name)]
@@ -189,6 +191,28 @@ def _conflicts(config: Config, resolved: bool) -> typing.Iterator[str]:
                "other's negatives, so a batch cannot be split; set 1")
 
 
+def _run_conflicts(config: Config, run: str) -> typing.Iterator[str]:
+    """What is wrong with the configuration of one run."""
+    train, null = config.train, config.model.null_document
+    if config.retrieval.retriever == "bm25":
+        if train.query_encoder_rate is not None:
+            yield (f"config.retrieval.retriever=bm25: run {run!r} has no query encoder to train; "
+                   "name the run bm25 or bm25_sequence, or set config.train.query_encoder_rate="
+                   "none")
+        if config.retrieval.where == "device":
+            yield ("config.retrieval.retriever=bm25: words are searched on the host; set "
+                   "config.retrieval.where=host")
+        if null in ("embedding", "mlp"):
+            yield (f"config.model.null_document={null}: run {run!r} retrieves by BM25 and has no "
+                   "query vector for it; set bias or none")
+    if null != "none" and not config.retrieval.k:
+        yield (f"config.model.null_document={null}: without passages (config.retrieval.k=0) there "
+               "is nothing that it could be chosen over; set none")
+    if train.collapse_guard == "freeze" and train.generator_rate is None:
+        yield ("config.train.collapse_guard=freeze: with config.train.generator_rate=none nothing "
+               "would be left to train; set stop")
+
+
 def validate(config: Config, resolved: bool = False) -> Config:
     """Returns `config`, or raises a ConfigError that lists everything that is wrong with it.
 
@@ -196,7 +220,7 @@ def validate(config: Config, resolved: bool = False) -> Config:
     """
     problems = list(_problems(config)) or list(_conflicts(config, resolved))
     if problems:
-        raise ConfigError("\n".join(problems))
+        raise ConfigError("\n".join(dict.fromkeys(problems)))  # several runs may share one
     return config
 
 

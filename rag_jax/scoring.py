@@ -93,8 +93,9 @@ def answer_recalls(ranks: np.ndarray, retrieved: Retrieved) -> dict[str, float]:
 
 
 def _depths(retrieved: Retrieved) -> list[int]:
+    """The usual K, and all that were retrieved: a curve over K needs recall@K at every K."""
     deepest = max(map(len, retrieved))
-    return [k for k in RECALL_AT if k <= deepest]
+    return [*(k for k in RECALL_AT if k < deepest), deepest]
 
 
 # --- families -----------------------------------------------------------------------------------

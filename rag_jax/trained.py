@@ -14,9 +14,11 @@ from rag_jax.data.corpora import read_corpus
 from rag_jax.data.prepare import chunked, write_memory
 from rag_jax.data.question_files import Example
 from rag_jax.data.tasks import load_examples
+from rag_jax.retrieval.bm25 import Bm25Index, build_bm25
 from rag_jax.retrieval.index import PassageIndex
 from rag_jax.retrieval.passages import PassageStore
 from rag_jax.training import on_device, stages
+from rag_jax.training.memories import WORD_INDEXES, index_memory
 from rag_jax.training.run import be_quiet, open_job
 from rag_jax.types import Answer
 
@@ -28,7 +30,7 @@ class Trained:
     job: stages.Job
     run: str
     params: Any
-    index: PassageIndex | None
+    index: PassageIndex | Bm25Index | None
 
     def answerer(self, **changes: Any) -> Answerer:
         """Decoding as the configuration sets it; `changes` replace arguments of `Answerer`."""
@@ -73,30 +75,35 @@ def open_trained(config: Config, path: pathlib.Path, run: str | None = None,
     if not config.retrieval.k:
         return Trained(job, run, params, None)
     built_by, memories = meta["encoder_fingerprint"], path / "indexes"
+    if job.model.lexical:
+        memories = path / WORD_INDEXES
     if config.train.document_encoder == "refresh":
         built_by = stages.fingerprint(job.model, params["document_encoder"])
         memories = path / run / "indexes"
     named = memories / (index or next(iter(job.prepared.memories)))
     folder = named if index is None or named.is_dir() else pathlib.Path(index)
+    if job.model.lexical:
+        return Trained(job, run, params, Bm25Index.open(folder))
     opened = PassageIndex.open(folder, built_by, host=hosts.index(), hosts=hosts.count())
     opened = on_device.open_index(config, job.prepared.format, job.mesh, opened)
     return Trained(job, run, params, opened)
 
 
 def index_passages(config: Config, path: pathlib.Path, passages: pathlib.Path, out: pathlib.Path,
-                   queries: str | None = None, overwrite: bool = False) -> PassageIndex:
-    """Embeds the passages of a file with a trained workdir's document encoder.
+                   queries: str | None = None, overwrite: bool = False, run: str | None = None
+                   ) -> PassageIndex | Bm25Index:
+    """Indexes the passages of a file for a run: by its document encoder, or their words for BM25.
 
     Args:
-      config, path: of the workdir.
+      config, path: of the run, and of its workdir.
       passages: whatever `read_corpus` reads, chunked as `config.data.chunk_words` says.
       out: the index folder to publish.
       queries: file of questions on which to measure recall; None = the dev questions.
       overwrite: replace another index at `out`.
+      run: None = the first of config.runs.
     """
     be_quiet()
     job = open_job(config, path.absolute())
-    params, _ = stages.load_params(job, config.runs[0])
     # Made anew each time, as the file may have changed; the embedding is what resumes.
     staging = out.absolute().with_name(out.name + ".passages")
     if hosts.leads():
@@ -105,10 +112,14 @@ def index_passages(config: Config, path: pathlib.Path, passages: pathlib.Path, o
                      config, job.prepared.retriever_tokenizer, job.prepared.format)
     hosts.wait()
     store = PassageStore.open(staging)
-    examples = load_examples(queries) if queries else job.prepared.splits["dev"]
-    answerer = stages.make_answerer(job, None, config.model.kind)
-    sample = answerer.embed_questions(params, job.tokenize(examples))
-    index = stages.index_memory(job, params, store, out, sample, overwrite)
+    if job.model.lexical:
+        index = build_bm25(store, out, overwrite, hosts.leads(), hosts.wait)
+    else:
+        params, _ = stages.load_params(job, run or config.runs[0])
+        examples = load_examples(queries) if queries else job.prepared.splits["dev"]
+        answerer = stages.make_answerer(job, None, config.model.kind)
+        sample = answerer.embed_questions(params, job.tokenize(examples))
+        index = index_memory(job, params, store, out, sample, overwrite)
     if hosts.leads():
         shutil.rmtree(staging)
     return index

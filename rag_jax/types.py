@@ -17,13 +17,17 @@ class Batch(NamedTuple):
 
     question_ids: Array  # int32[B, L], for the query encoder
     question_mask: Array  # bool[B, L]
-    source_ids: Array  # int32[B, K, S], passage and question for the generator
+    # Passage and question for the generator; with a null document, the question alone comes last,
+    # and there are K + 1.
+    source_ids: Array  # int32[B, K, S]
     source_mask: Array  # bool[B, K, S]
-    doc_embeddings: Array  # float32[B, K, E], from the index
+    doc_embeddings: Array | None  # float32[B, K, E], from the index; None where BM25 retrieves
     doc_mask: Array  # bool[B, K], False for padding passages
     target_ids: Array  # int32[B, T], the answer and </s>
     target_mask: Array  # bool[B, T]
     weight: Array  # float32[B]
+    doc_ids: Array | None = None  # int32[B, K], rows of the index, -1 for padding
+    doc_scores: Array | None = None  # float32[B, K], BM25's, in place of inner products
     # Of a document encoder that trains: scores are made afresh from these, with gradients.
     passage_ids: Array | None = None  # int32[B, K, L], for the document encoder
     passage_mask: Array | None = None  # bool[B, K, L]
@@ -79,7 +83,7 @@ class Answer(NamedTuple):
     text: str
     token_ids: list[int]  # without padding; the last is </s> unless truncated
     log_prob: float  # log p(y | x) in nats, </s> included; of a class: normalised over the labels
-    passage_ids: list[str]
+    passage_ids: list[str]  # with a null document, the last is "" and stands for it
     prior: list[float]  # p(z | x)
     posterior: list[float]  # p(z | x, y); for RAG-Token the mean over the answer's tokens
     token_log_probs: list[float] = []  # log p(y_t | x, y_<t) in nats, of every token of token_ids

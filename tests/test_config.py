@@ -162,6 +162,8 @@ def test_a_value_out_of_bounds_is_refused(name, text, told):
 @pytest.mark.parametrize("changes", [
     {"train.label_smoothing": 0}, {"generator_warmup.mask_ratio": 1}, {"retrieval.k": 0},
     {"train.query_encoder_rate": None}, {"retrieval.num_leaves": None}, OWN_DATA,
+    {"runs": tuple(configs.RUNS), "model.null_document": "bias", "train.collapse_guard": "stop"},
+    {"runs": ("bm25",), "retrieval.where": "device"},
 ])
 def test_the_ends_of_the_bounds_and_none_are_allowed(changes):
     validate(replace(Config(), changes))
@@ -195,6 +197,17 @@ def test_the_ends_of_the_bounds_and_none_are_allowed(changes):
      "config.generator_warmup.batch_size=10: must be a multiple of optimizer.accumulate=4"),
     ({"train.batch_size": 10, "train.optimizer.accumulate": 4},
      "config.train.batch_size=10: must be a multiple of optimizer.accumulate=4"),
+    ({"retrieval.retriever": "bm25", "runs": ("rag_token", "bm25")},
+     "config.retrieval.retriever=bm25: run 'rag_token' has no query encoder to train; name the "
+     "run bm25 or bm25_sequence"),
+    ({"retrieval.retriever": "bm25", "retrieval.where": "device",
+      "train.query_encoder_rate": None}, "words are searched on the host"),
+    ({"model.null_document": "mlp", "runs": ("rag_token", "bm25")},
+     "config.model.null_document=mlp: run 'bm25' retrieves by BM25 and has no query vector"),
+    ({"model.null_document": "bias", "retrieval.k": 0, "runs": ("rag_token", "rag_sequence")},
+     "config.model.null_document=bias: without passages"),
+    ({"train.collapse_guard": "freeze", "train.generator_rate": None},
+     "config.train.collapse_guard=freeze: with config.train.generator_rate=none nothing"),
 ])
 def test_fields_that_contradict_each_other_are_refused(changes, told):
     with pytest.raises(ConfigError) as error:

@@ -21,7 +21,7 @@ PASSAGES = [Passage("a", "Peru", "since 1950"), Passage("b", "Lima", "a town")]
 class Parrot:
     """Answers as it was told, from a store of two passages."""
 
-    decoding = SimpleNamespace(certifiable=False)
+    decoding, model = SimpleNamespace(certifiable=False), SimpleNamespace(null_document="none")
 
     def __init__(self, texts, index=True):
         self.texts = texts
@@ -36,7 +36,7 @@ class Parrot:
         return [Answer(text, [2], -1.0, ids, p, p) for text in self.texts]
 
     def log_likelihoods(self, params, questions, retrieved):
-        return np.array([-1.0, -3.0])
+        return {"log_p": np.array([-1.0, -3.0])}
 
 
 def test_answers_are_scored_with_the_passages_that_they_were_given():

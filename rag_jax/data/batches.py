@@ -7,6 +7,7 @@ import numpy as np
 from rag_jax.data import noise, order
 from rag_jax.data.question_files import Example
 from rag_jax.data.text import GeneratorFormat, Tokenizer, encoder_input, pad_rows
+from rag_jax.retrieval.bm25 import Bm25Index
 from rag_jax.types import Batch, QuestionBatch, RetrieverBatch, Seq2SeqBatch
 
 PASSAGE_TABLE = "generator"  # token table of "title / text" in a passage store
@@ -35,6 +36,7 @@ class QuestionTokens:
                  max_target_length: int, uncased_roundtrip: bool = False):
         self.examples = list(examples)
         questions = [e.question for e in examples]
+        self.texts = np.array(questions, object)  # as asked
         self.format = generator_format
         self.max_target_length = max_target_length
         rows = encoder_input(retriever_tokenizer, questions, None, max_question_length)
@@ -85,10 +87,13 @@ class RagBatcher:
       questions: the tokenized questions.
       length_step: generator inputs are padded to multiples of this.
       embedding_width: E.
+      null_document: one more input to each question, the last, without a passage.
     """
 
-    def __init__(self, questions: QuestionTokens, length_step: int, embedding_width: int):
+    def __init__(self, questions: QuestionTokens, length_step: int, embedding_width: int,
+                 null_document: bool = False):
         self.questions = questions
+        self.null_document = null_document
         self.length_step = length_step
         self.embedding_width = embedding_width
 
@@ -101,7 +106,7 @@ class RagBatcher:
           rows: int[B], positions in `questions`.
           retrieved: int[B, K] rows of `index`, -1 for padding; None = closed book: one empty
             passage with prior 1.
-          index: a `PassageIndex`.
+          index: a `PassageIndex` or `Bm25Index`.
           rng: picks among several answers; None takes the first.
           weight: float32[B], 0 for rows that only fill the batch; None = ones.
           own: places in `rows` whose passages are looked up and which come back; the padded
@@ -112,24 +117,29 @@ class RagBatcher:
         longest = self._longest(rows, retrieved, index)
         rows = rows[own]
         count = len(rows)
+        doc_ids, doc_scores, embeddings = None, None, None
         if retrieved is None:
             passages = [[[]]] * count
             embeddings = np.zeros((count, 1, self.embedding_width), np.float32)
             doc_mask = np.ones((count, 1), bool)
         else:
-            doc_mask = retrieved[own] >= 0
+            doc_ids = retrieved[own].astype(np.int32)
+            doc_mask = doc_ids >= 0
             safe = np.maximum(retrieved, 0)
-            # All processes ask for the same, where they share the devices that answer.
-            found = (index.embeddings(safe)[own] if index.division == "devices"
-                     else index.embeddings(safe[own]))
-            embeddings = found * doc_mask[..., None]
-            table = index.passages.tokens(PASSAGE_TABLE)
-            passages = [[table.rows(int(d)) for d in docs] for docs in safe[own]]
+            table, nothing = index.passages.tokens(PASSAGE_TABLE), [[]] * self.null_document
+            passages = [[*(table.rows(int(d)) for d in docs), *nothing] for docs in safe[own]]
+            if isinstance(index, Bm25Index):
+                doc_scores = index.scores(q.texts[rows], safe[own])
+            else:
+                # All processes ask for the same, where they share the devices that answer.
+                found = (index.embeddings(safe)[own] if index.division == "devices"
+                         else index.embeddings(safe[own]))
+                embeddings = found * doc_mask[..., None]
         inputs = [q.format.join(p, q.suffixes[row])
                   for row, docs in zip(rows, passages, strict=True) for p in docs]
         length = bucket(longest, self.length_step, q.format.max_length)
         ids, mask = pad_rows(inputs, length, q.format.tokenizer.pad)
-        shape = (count, doc_mask.shape[1], length)
+        shape = (count, len(inputs) // count, length)
         return Batch(
             question_ids=q.ids[rows],
             question_mask=q.mask[rows],
@@ -140,6 +150,8 @@ class RagBatcher:
             target_ids=target_ids,
             target_mask=target_mask,
             weight=np.ones(count, np.float32) if weight is None else weight[own],
+            doc_ids=doc_ids,
+            doc_scores=doc_scores,
         )
 
     def _longest(self, rows: np.ndarray, retrieved: np.ndarray | None, index) -> int:

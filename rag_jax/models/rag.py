@@ -1,8 +1,8 @@
 """The three towers as one model, and pure functions over their parameters.
 
-Parameters are {"query_encoder", "document_encoder", "generator"}; every function takes the tree
-(or the part that it needs) first. Retrieval itself happens elsewhere: passages arrive as token
-rows and embeddings in a `Batch`.
+Parameters are {"query_encoder", "document_encoder", "generator"} and, where there is one,
+"null_document"; every function takes the tree (or the part that it needs) first. Retrieval itself
+happens elsewhere: passages arrive as token rows and embeddings, or BM25 scores, in a `Batch`.
 """
 
 import dataclasses
@@ -16,9 +16,11 @@ from rag_jax import marginal
 from rag_jax.config import BartConfig, BertConfig
 from rag_jax.models.bart import Bart, tied_logits
 from rag_jax.models.dpr import DprEncoder
+from rag_jax.models.null_document import NullDocument
 from rag_jax.types import Batch, Params
 
 TOWERS = ("query_encoder", "document_encoder", "generator")
+NULL = "null_document"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,6 +28,8 @@ class RagModel:
     """Architecture and special tokens; hashable, so that it can be a static jit argument.
 
     start_id: the generator's first input token (BART's decoder_start_token_id, </s>).
+    null_document: "none", or the kind of its score; see `NullDocument`.
+    lexical: BM25 scores the passages, and there are no encoders.
     """
 
     retriever: BertConfig
@@ -34,6 +38,14 @@ class RagModel:
     start_id: int
     end_id: int
     pad_id: int
+    null_document: str = "none"
+    lexical: bool = False
+
+    @property
+    def towers(self) -> tuple[str, ...]:
+        """The towers of this model: parts of its parameters that train or not."""
+        towers = ("generator",) if self.lexical else TOWERS
+        return towers if self.null_document == "none" else (*towers, NULL)
 
     @property
     def encoder_module(self) -> DprEncoder:
@@ -47,14 +59,17 @@ class RagModel:
     def embedding_width(self) -> int:
         return self.retriever.projection or self.retriever.width
 
-    def init(self, key: jax.Array, towers: tuple[str, ...] = TOWERS) -> Params:
-        """Fresh parameters of `towers`, boxed with their logical axis names."""
+    def init(self, key: jax.Array, towers: tuple[str, ...] | None = None) -> Params:
+        """Fresh parameters of `towers` (all by default), boxed with their logical axis names."""
         ids, mask = jnp.zeros((1, 4), jnp.int32), jnp.ones((1, 4), bool)
         params = {}
-        for tower in towers:
-            tower_key = jax.random.fold_in(key, TOWERS.index(tower))
+        for tower in self.towers if towers is None else towers:
+            tower_key = jax.random.fold_in(key, (*TOWERS, NULL).index(tower))
             if tower == "generator":
                 variables = self.generator_module.init(tower_key, ids, mask, ids)
+            elif tower == NULL:
+                queries = jnp.zeros((1, self.embedding_width))
+                variables = NullDocument(self.null_document).init(tower_key, queries)
             else:
                 variables = self.encoder_module.init(tower_key, ids, mask)
             params[tower] = variables["params"]
@@ -129,8 +144,28 @@ def log_prior(model: RagModel, params: Params, batch: Batch,
               dropout_key: jax.Array | None = None) -> jax.Array:
     """log p(z | x) float32[B, K] with the gradient of the query encoder.
 
-    Where the batch has the passages' tokens, also with that of the document encoder, whose
-    embeddings of now replace those of the index.
+    With a null document it is float32[B, K + 1], and that is the last.
+    """
+    if model.lexical:
+        queries = jnp.zeros((len(batch.doc_scores), model.embedding_width))
+        doc_scores = batch.doc_scores
+    else:
+        queries, doc_scores = _inner_products(model, params, batch, dropout_key)
+    doc_mask = batch.doc_mask
+    if model.null_document != "none":
+        null = NullDocument(model.null_document).apply(
+            {"params": params[NULL]}, queries)
+        doc_scores = jnp.concatenate([doc_scores, null[:, None]], axis=1)
+        doc_mask = jnp.pad(doc_mask, ((0, 0), (0, 1)), constant_values=True)
+    return marginal.log_prior(doc_scores, doc_mask)
+
+
+def _inner_products(model: RagModel, params: Params, batch: Batch,
+                    dropout_key: jax.Array | None) -> tuple[jax.Array, jax.Array]:
+    """Query vectors float32[B, E], and their products with the passages float32[B, K].
+
+    Where the batch has the passages' tokens, their embeddings of now, with the gradient of the
+    document encoder, replace those of the index.
     """
     keys = (None, None) if dropout_key is None else (
         dropout_key, jax.random.fold_in(dropout_key, 1))
@@ -142,8 +177,7 @@ def log_prior(model: RagModel, params: Params, batch: Batch,
         fresh = embed(model, params["document_encoder"], batch.passage_ids.reshape(-1, length),
                       batch.passage_mask.reshape(-1, length), keys[1])
         embeddings = fresh.reshape(embeddings.shape)  # -> [B, K, E]
-    doc_scores = jnp.einsum("BE,BKE->BK", queries, embeddings)
-    return marginal.log_prior(doc_scores, batch.doc_mask)
+    return queries, jnp.einsum("BE,BKE->BK", queries, embeddings)
 
 
 def token_log_probs(model: RagModel, params: Params, batch: Batch, label_smoothing: float = 0.0,
@@ -167,6 +201,7 @@ def log_likelihood(model: RagModel, params: Params, batch: Batch, label_smoothin
     Returns:
       log_p float32[B] = log p(y | x) in nats; prior float32[B, K] = p(z | x);
       posterior float32[B, K] = p(z | x, y), for RAG-Token the mean of the tokens' posteriors.
+      With a null document these are [B, K + 1], and log_p_null float32[B] = log p(y | x, null).
     """
     keys = (None, None) if dropout_key is None else jax.random.split(dropout_key)
     prior = log_prior(model, params, batch, keys[0])
@@ -175,8 +210,11 @@ def log_likelihood(model: RagModel, params: Params, batch: Batch, label_smoothin
         posterior = marginal.sequence_posterior(prior, log_p, batch.target_mask)
     else:
         posterior = marginal.mean_token_posterior(prior, log_p, batch.target_mask)
-    return {
+    found = {
         "log_p": marginal.MARGINALS[model.kind](prior, log_p, batch.target_mask),
         "prior": jnp.exp(prior),
         "posterior": posterior,
     }
+    if model.null_document != "none":
+        found["log_p_null"] = jnp.where(batch.target_mask, log_p[:, -1], 0.0).sum(axis=-1)
+    return found

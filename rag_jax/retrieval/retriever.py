@@ -1,7 +1,8 @@
-"""From questions to passages: the query encoder on the device, the index on the host.
+"""From questions to passages: what the index is asked, and the search on the host.
 
-`begin` dispatches the embedding and returns at once; `finish` waits for it and searches. What
-runs between the two overlaps: in training with staleness 1, the device's work on another batch.
+`begin` starts to make the queries and returns at once: the query encoder runs on the device.
+`finish` waits for them and searches. What runs between the two overlaps: in training with
+staleness 1, the device's work on another batch.
 """
 
 from collections.abc import Callable
@@ -9,27 +10,28 @@ from typing import Any
 
 import numpy as np
 
+from rag_jax.retrieval.bm25 import Bm25Index
 from rag_jax.retrieval.index import PassageIndex
 
-Embedder = Callable[[Any, Any, Any], Any]
+Ask = Callable[[Any, np.ndarray], Any]  # (params, rows of questions) -> queries
 Search = Callable[[np.ndarray], np.ndarray]
 
 
 class Retriever:
-    """Searches `index` with queries made by `embed(params, ids, mask)`, an array on the device.
+    """Searches `index` with the queries that `ask` makes: vectors, or for BM25 the questions.
 
-    search: queries float32[B, E] to rows int32[B, K] of the index.
+    search: queries to rows int32[B, K] of the index.
     """
 
-    def __init__(self, index: PassageIndex, embed: Embedder, search: Search):
+    def __init__(self, index: PassageIndex | Bm25Index, ask: Ask, search: Search):
         self.index = index
-        self.embed = embed
+        self.ask = ask
         self.search = search
 
-    def begin(self, params: Any, ids: Any, mask: Any) -> Any:
-        """Starts to embed questions int32[B, L]; does not wait."""
-        return self.embed(params, ids, mask)
+    def begin(self, params: Any, rows: np.ndarray) -> Any:
+        """Starts to make the queries of questions int[B]; does not wait."""
+        return self.ask(params, rows)
 
     def finish(self, queries: Any) -> np.ndarray:
         """The rows int32[B, K] of the best passages, best first."""
-        return self.search(np.asarray(queries, np.float32))
+        return self.search(np.asarray(queries))

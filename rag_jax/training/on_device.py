@@ -178,8 +178,12 @@ def completion(model: rag.RagModel, format: GeneratorFormat, k: int, index: Devi
         doc_mask = ids >= 0
         tables = memory._replace(codes=None, scales=None, valid=None)
         found = device_search.lookup(tables, jnp.where(doc_mask, ids, 0), mesh)
+        rows, lengths = found.tokens[PASSAGE_TABLE]
+        if model.null_document != "none":  # an empty passage
+            rows, lengths = (jnp.pad(x, ((0, 0), (0, 1)) + ((0, 0),) * (x.ndim - 2))
+                             for x in (rows, lengths))
         source_ids, source_mask = compose(
-            format, *found.tokens[PASSAGE_TABLE], questions.suffix_ids, questions.suffix_mask)
+            format, rows, lengths, questions.suffix_ids, questions.suffix_mask)
         trained = {}
         if encoder_pad_id is not None:
             rows = encoder_inputs(*found.tokens[ENCODER_TABLE], encoder_pad_id)
@@ -195,6 +199,7 @@ def completion(model: rag.RagModel, format: GeneratorFormat, k: int, index: Devi
             target_ids=questions.target_ids,
             target_mask=questions.target_mask,
             weight=questions.weight,
+            doc_ids=ids,
             **trained,
         )
         return jax.lax.with_sharding_constraint(batch, parallel.batch_sharding(mesh))

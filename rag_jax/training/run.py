@@ -10,9 +10,10 @@ from collections.abc import Iterator
 from typing import Any
 
 from rag_jax import files, hosts, overrides, parallel
-from rag_jax.config import Config
+from rag_jax.config import Config, ConfigError
 from rag_jax.data.prepare import prepare
-from rag_jax.training import pretrained, stages, workdir
+from rag_jax.retrieval.bm25 import bm25_missing
+from rag_jax.training import memories, pretrained, stages, workdir
 from rag_jax.training.report import evaluate_runs, write_report
 
 
@@ -39,27 +40,34 @@ def train(config: Config, path: pathlib.Path) -> dict[str, Any]:
     """
     be_quiet()
     config = pretrained.resolve(config)
+    configs = {run: overrides.for_run(config, run) for run in config.runs}
+    retrievers = {each.retrieval.retriever for each in configs.values()}
+    if "bm25" in retrievers and (missing := bm25_missing()):
+        raise ConfigError(f"config.retrieval.retriever=bm25: {missing}")
     path = workdir.start(config, path)
     clock = Clock(path)
     with clock.time("data"):
         job = open_job(config, path)
         _say(f"{path}: {len(job.prepared.splits['train'])} training questions, "
              f"{len(next(iter(job.prepared.memories.values())))} passages")
-    with clock.time("retriever warm-up"):
-        warm = dict(stages.warm_up_retriever(job))
+    warm: dict[str, Any] = {}
+    if "dpr" in retrievers:  # BM25 has nothing to learn
+        with clock.time("retriever warm-up"):
+            warm |= stages.warm_up_retriever(job)
     with clock.time("generator warm-up"):
         warm |= stages.warm_up_generator(job)
     with clock.time("index"):
-        indexes = stages.index_memories(job, warm, path / "indexes")
-    for name, index in indexes.items():
-        recall = index.manifest["recall"]
-        _say(f"index {name}: {index.size} passages, {index.manifest['kind']}, recall@"
-             f"{recall['k']} against exact search {recall['recall']:.4f}")
-    first = next(iter(indexes.values()))
+        indexes = {}
+        if "dpr" in retrievers:
+            indexes = memories.index_memories(job, warm, path / "indexes")
+        words = memories.index_words(job) if "bm25" in retrievers else {}
+    for name, index in [*indexes.items(), *words.items()]:
+        _say(f"index {name}: {memories.describe(index)}")
     for run in config.runs:
         with clock.time(run):
-            run_job = stages.Job(overrides.for_run(config, run), path, job.prepared, job.mesh)
-            stages.fine_tune(run_job, run, warm, first)
+            run_job = stages.Job(configs[run], path, job.prepared, job.mesh)
+            found = words if run_job.model.lexical else indexes
+            stages.fine_tune(run_job, run, warm, next(iter(found.values())))
     with clock.time("report"):
         results = evaluate_runs(job, indexes, warm)
     return write_report(job, results, clock.secs)

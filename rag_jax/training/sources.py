@@ -9,8 +9,24 @@ from jax.sharding import Mesh
 
 from rag_jax import parallel
 from rag_jax.data import order
-from rag_jax.data.batches import RagBatcher
-from rag_jax.retrieval.retriever import Retriever
+from rag_jax.data.batches import QuestionTokens, RagBatcher
+from rag_jax.retrieval.retriever import Ask, Retriever
+
+
+def ask_by_vector(embed: Callable[[Any, Any, Any], Any], questions: QuestionTokens, mesh: Mesh
+                  ) -> Ask:
+    """Queries are embeddings by the query encoder, on the devices."""
+
+    def ask(params: Any, rows: np.ndarray) -> Any:
+        ids, mask = parallel.put_batch((questions.ids[rows], questions.mask[rows]), mesh)
+        return embed(params["query_encoder"], ids, mask)
+
+    return ask
+
+
+def ask_by_words(questions: QuestionTokens) -> Ask:
+    """Queries are the questions as they were asked."""
+    return lambda params, rows: questions.texts[rows]
 
 
 class RagSource:
@@ -43,10 +59,7 @@ class RagSource:
     def begin(self, step: int, params: Any) -> None:
         if self._retriever is None:
             return
-        rows = self._rows(step)
-        questions = self._batcher.questions
-        ids, mask = parallel.put_batch((questions.ids[rows], questions.mask[rows]), self._mesh)
-        queries = self._retriever.begin(params["query_encoder"], ids, mask)
+        queries = self._retriever.begin(params, self._rows(step))
         self._begun[step] = lambda: self._retriever.finish(queries)
 
     def finish(self, step: int) -> jax.Array:

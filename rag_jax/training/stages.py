@@ -5,7 +5,8 @@
       data/               tokenizers, passage stores, questions            (prepare)
       retriever/          DPR warm-up: query and document encoder         (warm_up_retriever)
       generator/          BART denoising                                  (warm_up_generator)
-      indexes/MEMORY/     embedded passages and ScaNN                      (index_memories)
+      indexes/MEMORY/     embedded passages and ScaNN                      (memories.index_memories)
+      indexes_bm25/MEMORY/  words, where a run retrieves by BM25           (memories.index_words)
       RUN/                RAG fine-tuning, one folder for each of config.runs   (fine_tune)
 
 A stage that has reached its last step is not run again.
@@ -23,16 +24,14 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from rag_jax import hosts, parallel
+from rag_jax import parallel
 from rag_jax.answering import Answerer, jit_embed, search
 from rag_jax.config import Config, ConfigError, OptimizerConfig, WarmupConfig
 from rag_jax.data.batches import (
-    ENCODER_TABLE,
     DenoisingBatcher,
     QuestionTokens,
     RagBatcher,
     RetrieverBatcher,
-    bucket,
 )
 from rag_jax.data.prepare import Prepared
 from rag_jax.data.question_files import Example
@@ -41,17 +40,18 @@ from rag_jax.decoding.settings import Decoding
 from rag_jax.evaluation import evaluate
 from rag_jax.models import rag
 from rag_jax.models.layers import unstack_layers
-from rag_jax.retrieval.build import build_index
+from rag_jax.retrieval.bm25 import Bm25Index
 from rag_jax.retrieval.index import PassageIndex
 from rag_jax.retrieval.retriever import Retriever
-from rag_jax.retrieval.scann import ScannSettings
 from rag_jax.training import on_device, pretrained, step
 from rag_jax.training.checkpoint import Checkpointer
+from rag_jax.training.collapse import CollapseGuard
 from rag_jax.training.loop import BEST_METRIC, BatchSource, PureSource, Stage, run_stage
 from rag_jax.training.optim import make_optimizer
-from rag_jax.training.sources import RagSource
+from rag_jax.training.sources import RagSource, ask_by_vector, ask_by_words
 
 RETRIEVER = pretrained.ENCODERS
+Memory = PassageIndex | Bm25Index
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,7 +97,8 @@ def build_model(config: Config, prepared: Prepared) -> rag.RagModel:
             tower, pretrained="", vocab_size=tower.vocab_size or tokenizer.vocab_size)
     tok = prepared.generator_tokenizer
     return rag.RagModel(towers["retriever"], towers["generator"], config.model.kind, tok.end,
-                        tok.end, tok.pad)
+                        tok.end, tok.pad, config.model.null_document,
+                        config.retrieval.retriever == "bm25")
 
 
 def fingerprint(model: rag.RagModel, params: Any) -> str:
@@ -112,8 +113,8 @@ def fingerprint(model: rag.RagModel, params: Any) -> str:
 def _stage(job: Job, name: str, towers: Sequence[str], rates: Mapping[str, float],
            loss: step.LossFunction, optimizer: OptimizerConfig, steps: int, source: BatchSource,
            initial: Callable[[], Any] | None = None, complete: step.Completion | None = None,
-           **settings: Any) -> Stage:
-    """Puts a stage together: optimiser, sharded first state, jitted step."""
+           guard: CollapseGuard | None = None, **settings: Any) -> Stage:
+    """Puts a stage together: optimiser, sharded first state, jitted steps."""
     model, trained = job.model, tuple(rates)
     transform = make_optimizer(optimizer, steps, dict(rates))
     make, abstract, shardings = step.init_state(
@@ -128,10 +129,16 @@ def _stage(job: Job, name: str, towers: Sequence[str], rates: Mapping[str, float
         return step.TrainState(params, opt_state)
 
     dropout = job.config.seed if step.uses_dropout(model) else None
-    train_step = step.make_train_step(
-        loss, transform, trained, optimizer.accumulate, dropout, shardings, job.mesh, complete)
+
+    def make_step(held: tuple[str, ...] = ()) -> Callable:
+        show = None if guard is None else lambda batch: {"doc_ids": batch.doc_ids}
+        return step.make_train_step(loss, transform, trained, optimizer.accumulate, dropout,
+                                    shardings, job.mesh, complete, held, show)
+
+    if guard is not None:
+        settings["frozen_step"] = make_step(tuple(t for t in RETRIEVER if t in trained))
     return Stage(name=name, directory=job.workdir / name, steps=steps, make_state=first_state,
-                 abstract_state=abstract, train_step=train_step, source=source,
+                 abstract_state=abstract, train_step=make_step(), source=source, guard=guard,
                  tensorboard=job.config.tensorboard, **settings)
 
 
@@ -184,54 +191,7 @@ def warm_up_generator(job: Job) -> Any:
     return run_stage(stage).params
 
 
-def embed_passages(job: Job, params: Any) -> Callable[[np.ndarray, np.ndarray], Any]:
-    """The jitted document encoder as the index builder wants it, on this process's devices."""
-    mesh, encoder = parallel.own_mesh(job.mesh), params["document_encoder"]
-    if mesh is not job.mesh:
-        encoder = jax.device_put(parallel.fetch(encoder), parallel.replicated(mesh))
-    embed = functools.partial(jit_embed(job.model), encoder)
-    return lambda ids, mask: embed(*parallel.put_batch((ids, mask), mesh))
-
-
-def index_memory(job: Job, params: Any, store: Any, out: pathlib.Path,
-                 recall_queries: np.ndarray | None = None, overwrite: bool = False
-                 ) -> PassageIndex:
-    """Embeds a passage store with the document encoder and publishes its index at `out`.
-
-    Returns it opened where `config.retrieval.where` says.
-    """
-    data, retrieval = job.config.data, job.config.retrieval
-    given = {"num_leaves": retrieval.num_leaves, "leaves_to_search": retrieval.leaves_to_search,
-             "pre_reorder_num_neighbors": retrieval.reorder}
-    settings = ScannSettings(brute_force_below=retrieval.brute_force_below,
-                             parts=retrieval.scann_parts,
-                             **{name: v for name, v in given.items() if v is not None})
-    buckets = sorted({bucket(n, data.length_buckets, data.max_passage_length)
-                      for n in range(1, data.max_passage_length + 1)})
-    kind = "exact" if (retrieval.where, retrieval.index) == ("device", "auto") else retrieval.index
-    index = build_index(
-        store, embed_passages(job, params), out,
-        token_table=ENCODER_TABLE,
-        encoder_fingerprint=fingerprint(job.model, params["document_encoder"]),
-        max_length=data.max_passage_length,
-        batch_size=parallel.filled_up(retrieval.embed_batch_size, parallel.own_mesh(job.mesh)),
-        length_buckets=buckets, kind=kind, settings=settings,
-        recall_queries=recall_queries, seed=job.config.seed,
-        pad_id=job.prepared.retriever_tokenizer.pad, overwrite=overwrite,
-        host=hosts.index(), hosts=hosts.count(), wait=hosts.wait)
-    return on_device.open_index(job.config, job.prepared.format, job.mesh, index, recall_queries)
-
-
-def index_memories(job: Job, params: Any, folder: pathlib.Path, overwrite: bool = False
-                   ) -> dict[str, PassageIndex]:
-    """An index for every memory in FOLDER; recall is measured with questions of the dev split."""
-    answerer = make_answerer(job, None, job.config.model.kind)
-    sample = answerer.embed_questions(unstack_layers(params), job.tokens("dev"))
-    return {name: index_memory(job, params, store, folder / name, sample, overwrite)
-            for name, store in job.prepared.memories.items()}
-
-
-def make_answerer(job: Job, index: PassageIndex | None, kind: str, **changes: Any) -> Answerer:
+def make_answerer(job: Job, index: Memory | None, kind: str, **changes: Any) -> Answerer:
     """Decoding and retrieval as `config.eval` and `config.retrieval` set them, with `changes`."""
     config = job.config
     looped = {"scan_layers": False, "remat": "none"}
@@ -271,20 +231,22 @@ def decoding_settings(config: Config, tokenizer: Tokenizer) -> Decoding:
         raise ConfigError(f"config.eval: {error}") from None
 
 
-def fine_tune(job: Job, run: str, warm: Any, index: PassageIndex) -> Any:
+def fine_tune(job: Job, run: str, warm: Any, index: Memory) -> Any:
     """RAG fine-tuning of one run; returns the parameters of its best checkpoint by dev score.
 
     Args:
       job: with the configuration of this run.
       run: its name and folder.
-      warm: parameters of all three towers to start from.
+      warm: parameters to start from, of all towers but the null document.
       index: the memory.
     """
-    config = job.config
+    config, towers = job.config, job.model.towers
     train = config.train
     rates = {"query_encoder": train.query_encoder_rate, "generator": train.generator_rate}
     if train.document_encoder == "refresh":
         rates["document_encoder"] = train.document_encoder_rate
+    if rag.NULL in towers:
+        rates[rag.NULL] = 1.0
     rates = {tower: rate for tower, rate in rates.items() if rate is not None}
     if not rates:
         raise ConfigError("config.train: query_encoder_rate and generator_rate are both none: "
@@ -301,41 +263,44 @@ def fine_tune(job: Job, run: str, warm: Any, index: PassageIndex) -> Any:
         return evaluate(answerer, unstack_layers(params), dev,
                         families=config.eval.metrics).metrics
 
+    def first() -> Any:
+        fresh = tuple(tower for tower in towers if tower not in warm)
+        params = {**warm, **step.fresh_params(job.model, fresh, config.seed, job.mesh)}
+        return {tower: params[tower] for tower in towers}
+
     stage = _stage(
-        job, run, rag.TOWERS, rates, step.rag_loss(job.model, train.label_smoothing),
-        train.optimizer, train.steps, source, initial=lambda: warm, complete=complete,
-        log_every=train.log_every, save_every=train.save_every, eval_every=train.eval_every,
-        keep=train.keep, meta={"encoder_fingerprint": index.manifest["encoder_fingerprint"]},
-        evaluate=score)
+        job, run, towers, rates, step.rag_loss(job.model, train.label_smoothing),
+        train.optimizer, train.steps, source, initial=first, complete=complete,
+        guard=_collapse_guard(config), log_every=train.log_every, save_every=train.save_every,
+        eval_every=train.eval_every, keep=train.keep, evaluate=score,
+        meta={"encoder_fingerprint": index.manifest["encoder_fingerprint"]})
     run_stage(stage)
     if refresher is not None:
         index.reload()
     return load_params(job, run)[0]
 
 
-def memories_of(job: Job, run: str, indexes: Mapping[str, PassageIndex]
-                ) -> Mapping[str, PassageIndex]:
-    """The memories of a run: the given ones, or, where it trained the document encoder, its own.
-
-    Those are in RUN/indexes, embedded with its best checkpoint, made where they are missing.
-    """
-    if job.config.train.document_encoder == "frozen":
-        return indexes
-    params, _ = restore_run(job.workdir / run, job.model, job.mesh)
-    return index_memories(job, params, job.workdir / run / "indexes", overwrite=True)
+def _collapse_guard(config: Config) -> CollapseGuard | None:
+    """None where it is off, or where no query encoder trains that could collapse."""
+    train = config.train
+    if train.collapse_guard == "off" or train.query_encoder_rate is None or not config.retrieval.k:
+        return None
+    return CollapseGuard(train.collapse_guard, train.collapse_window, train.collapse_threshold)
 
 
-def _rag_source(job: Job, index: PassageIndex) -> tuple[
+def _rag_source(job: Job, index: Memory) -> tuple[
         BatchSource, step.Completion | None, on_device.Refresher | None]:
     """Batches of the training questions; how the step completes them; what refreshes the index."""
     config, questions = job.config, job.tokens("train")
     batch_size, k = config.train.batch_size, config.retrieval.k
     if k and config.retrieval.where == "device":
         return on_device.training(job.model, config, job.prepared, questions, index)
-    batcher = RagBatcher(questions, config.data.length_buckets, job.model.embedding_width)
-    retriever = None
-    if k:
-        retriever = Retriever(index, jit_embed(job.model), functools.partial(search, index, k=k))
+    model = job.model
+    batcher = RagBatcher(questions, config.data.length_buckets, model.embedding_width,
+                         model.null_document != "none")
+    ask = ask_by_words(questions) if model.lexical else ask_by_vector(
+        jit_embed(model), questions, job.mesh)
+    retriever = Retriever(index, ask, functools.partial(search, index, k=k)) if k else None
     source = RagSource(batcher, retriever, batch_size, config.seed, config.retrieval.staleness,
                        job.mesh)
     return source, None, None
@@ -360,5 +325,5 @@ def restore_run(directory: pathlib.Path, model: rag.RagModel, mesh: Mesh,
         if chosen is None:
             raise ConfigError(f"{directory}: no checkpoint; train first with "
                               f"python -m rag_jax.train --workdir={directory.parent}")
-        abstract = step.abstract_params(model, rag.TOWERS, mesh)
+        abstract = step.abstract_params(model, model.towers, mesh)
         return checkpointer.restore_params(chosen, abstract)

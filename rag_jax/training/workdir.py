@@ -8,9 +8,9 @@ from rag_jax.config import Config, ConfigError
 
 # What may differ from the configuration of an earlier command on the same workdir.
 CHANGEABLE = ("runs", "tensorboard", "eval.", "mesh.", "train.log_every",
-              "train.keep", "retriever_warmup.log_every", "generator_warmup.log_every",
-              "model.generator.dtype", "model.retriever.dtype", "model.generator.remat",
-              "model.retriever.remat", "model.generator.logit_chunk")
+              "train.keep", "train.collapse_guard", "retriever_warmup.log_every",
+              "generator_warmup.log_every", "model.generator.dtype", "model.retriever.dtype",
+              "model.generator.remat", "model.retriever.remat", "model.generator.logit_chunk")
 
 
 def value(config: Config, dotted: str):

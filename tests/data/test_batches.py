@@ -20,6 +20,7 @@ from rag_jax.data.text import (
     train_bart_tokenizer,
     train_bert_tokenizer,
 )
+from rag_jax.retrieval.bm25 import build_bm25
 from rag_jax.retrieval.passages import write_store
 from rag_jax.retrieval.reading import Passage
 
@@ -363,3 +364,34 @@ def test_a_denoising_batch_is_a_pure_function_of_seed_and_step(made):
     assert all((a == b).all() for a, b in zip(first, again, strict=True))
     other = denoising(made).batch(5, 3, 2)
     assert any((a != b).any() for a, b in zip(first, other, strict=True))
+
+
+def test_a_null_document_is_the_closed_books_input_beside_the_passages(made, rag):
+    questions, store, _, _ = made
+    rows, retrieved = np.array([1, 3]), np.array([[3, 0], [1, -1]], np.int32)
+    batcher = RagBatcher(questions, 8, WIDTH, null_document=True)
+    batch, plain = (b.batch(rows, retrieved, Index(store)) for b in (batcher, rag))
+    alone = rag.batch(rows, None)
+    assert batch.source_ids.shape == (2, 3, plain.source_ids.shape[2])
+    assert (batch.source_ids[:, :2] == plain.source_ids).all()
+    for b in range(2):
+        last, closed = ((x.source_ids[b, -1], x.source_mask[b, -1]) for x in (batch, alone))
+        assert last[0][last[1]].tolist() == closed[0][closed[1]].tolist()
+    for name in ("doc_ids", "doc_mask", "doc_embeddings", "target_ids"):
+        assert (getattr(batch, name) == getattr(plain, name)).all(), name
+    assert (batch.doc_ids == retrieved).all() and batch.doc_ids.dtype == np.int32
+
+
+def test_bm25_scores_of_the_passages_stand_in_for_embeddings(made, rag, tmp_path):
+    questions, store, _, _ = made
+    index = build_bm25(store, tmp_path / "bm25")
+    rows, retrieved = np.array([1, 3, 0]), np.array([[3, 0], [1, -1], [2, 5]], np.int32)
+    batch = rag.batch(rows, retrieved, index)
+    assert batch.doc_embeddings is None and batch.doc_scores.dtype == np.float32
+    asked = [EXAMPLES[row].question for row in rows]
+    expected = index.scores(asked, np.maximum(retrieved, 0))
+    assert (batch.doc_scores == expected)[batch.doc_mask].all() and expected.any()
+    plain = rag.batch(rows, retrieved, Index(store))
+    assert (batch.source_ids == plain.source_ids).all()
+    own = rag.batch(rows, retrieved, index, own=np.array([2]))
+    assert (own.doc_scores == batch.doc_scores[2:]).all()

@@ -73,7 +73,7 @@ def completed(world, index, params, number=0):
 def on_host(world, retrieved, number=0, embeddings=None):
     """The batch of a step with given passages, made on the host at full length."""
     model, questions, index = world
-    batcher = RagBatcher(questions, LENGTH, model.embedding_width)
+    batcher = RagBatcher(questions, LENGTH, model.embedding_width, model.null_document != "none")
     rows = order.batch_indices(len(questions), B, SEED, number)
     return batcher.batch(rows, retrieved, index, order.generator(SEED, 4, number))
 
@@ -104,6 +104,17 @@ def test_the_batch_is_bitwise_that_of_the_host(world, devices):
             assert one.dtype == other.dtype, name
             assert one.sharding.shard_shape(one.shape)[0] == B // devices, name
     assert len(np.unique(np.asarray(batch.source_mask).sum(-1))) > 3, "lengths must differ"
+
+
+def test_a_null_document_reads_the_question_alone(world):
+    """Every question at its full length, whatever passage stood there before."""
+    world = (dataclasses.replace(world[0], null_document="bias"), *world[1:])
+    params = tiny.rag_params(world[0])
+    batch = completed(world, placed(world, mesh_of(8)), params)
+    expected = on_host(world, retrieved_by(world, params, world[2]))
+    assert batch.source_ids.shape[1] == K + 1 and batch.doc_mask.shape[1] == K
+    for name, one, other in fields(batch, expected):
+        np.testing.assert_array_equal(one, other, err_msg=name)
 
 
 def test_fewer_passages_than_k_are_padded_as_on_the_host(world):

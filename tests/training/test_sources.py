@@ -7,7 +7,7 @@ import pytest
 from rag_jax import parallel
 from rag_jax.config import ConfigError, MeshConfig
 from rag_jax.data import order
-from rag_jax.training.sources import RagSource
+from rag_jax.training.sources import RagSource, ask_by_vector, ask_by_words
 
 QUESTIONS, BATCH, SEED = 20, 8, 5
 
@@ -15,6 +15,7 @@ QUESTIONS, BATCH, SEED = 20, 8, 5
 class Questions:
     ids = np.arange(QUESTIONS * 3, dtype=np.int32).reshape(QUESTIONS, 3)
     mask = ids % 2 == 0
+    texts = np.array([f"question {row}" for row in range(QUESTIONS)], object)
 
     def __len__(self):
         return QUESTIONS
@@ -42,9 +43,8 @@ class Retriever:
     def __init__(self):
         self.searches = 0
 
-    def begin(self, params, ids, mask):
-        assert isinstance(ids, jax.Array) and (np.asarray(mask) == (np.asarray(ids) % 2 == 0)).all()
-        return params, np.asarray(ids)
+    def begin(self, params, rows):
+        return params["query_encoder"], Questions.ids[rows]
 
     def finish(self, queries):
         self.searches += 1
@@ -151,5 +151,18 @@ def test_batches_are_split_over_the_devices():
 
 def test_a_batch_that_the_devices_cannot_share_is_refused():
     made, _ = source(0, batch_size=6)
+    made.begin(0, params(0))
     with pytest.raises(ConfigError, match="a batch of 6 rows cannot be split over 8 devices"):
-        made.begin(0, params(0))
+        made.finish(0)
+
+
+def test_a_query_encoder_is_asked_by_tokens_on_the_devices_and_bm25_by_words():
+    def embed(params, ids, mask):
+        assert isinstance(ids, jax.Array) and len(ids.sharding.device_set) == 8
+        return params, np.asarray(ids), np.asarray(mask)
+
+    rows = np.array([3, 0, 7, 7, 1, 2, 5, 4])
+    asked = ask_by_vector(embed, Questions(), parallel.make_mesh(MeshConfig()))(params(9), rows)
+    assert asked[0] == 9
+    assert (asked[1] == Questions.ids[rows]).all() and (asked[2] == Questions.mask[rows]).all()
+    assert ask_by_words(Questions())(None, rows).tolist() == [f"question {row}" for row in rows]

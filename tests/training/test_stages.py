@@ -1,10 +1,21 @@
-"""Settings of decoding from `config.eval`."""
+"""Settings of decoding from `config.eval`, and how a stage is put together."""
 
+import types
+
+import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
+import tiny
 
-from rag_jax.config import EVAL_PRESETS, Config, ConfigError
+from rag_jax import parallel
+from rag_jax.config import EVAL_PRESETS, Config, ConfigError, MeshConfig, OptimizerConfig
 from rag_jax.data.text import train_bart_tokenizer
+from rag_jax.models import rag
 from rag_jax.overrides import replace
+from rag_jax.training import stages
+from rag_jax.training.collapse import CollapseGuard
+from rag_jax.training.loop import PureSource
 from rag_jax.training.stages import decoding_settings
 
 TOKENIZER = train_bart_tokenizer(["Lima is the capital of Peru, and Paris of France."] * 3, 300)
@@ -44,3 +55,31 @@ def test_the_presets_of_the_paper():
 def test_settings_that_contradict_each_other_name_the_section(fields, message):
     with pytest.raises(ConfigError, match=f"config.eval: {message}"):
         decoding_settings(replace(Config(), fields), TOKENIZER)
+
+
+def test_a_guarded_stage_shows_what_it_read_and_can_freeze_its_encoders(tmp_path):
+    mesh = parallel.make_mesh(MeshConfig(1, 1), jax.devices()[:1])
+    job = types.SimpleNamespace(model=tiny.rag_model(), config=Config(), workdir=tmp_path,
+                                mesh=mesh)
+
+    def loss(params, batch, key):
+        total = sum(jnp.sum(leaf**2) for leaf in jax.tree.leaves(params))
+        return total, batch.weight.sum(), {"nll": total}
+
+    stage = stages._stage(
+        job, "toy", rag.TOWERS, {"query_encoder": 1.0, "generator": 1.0}, loss,
+        OptimizerConfig(warmup_steps=0), 10, PureSource(None), log_every=1, save_every=1, meta={},
+        guard=CollapseGuard("freeze", 1, 0.5))
+    batch = tiny.rag_batch()._replace(doc_ids=np.arange(9, dtype=np.int32).reshape(3, 3))
+    batch = parallel.put_batch(batch, mesh)
+    for run, moving in ((stage.train_step, {"query_encoder", "generator"}),
+                        (stage.frozen_step, {"generator"})):
+        state = stage.make_state()
+        before = jax.device_get(state.params)
+        state, metrics = run(state, batch, np.int32(0))
+        assert (np.asarray(metrics["doc_ids"]) == batch.doc_ids).all()
+        after = jax.device_get(state.params)
+        changed = {tower for tower in rag.TOWERS if any(
+            (a != b).any() for a, b in zip(jax.tree.leaves(after[tower]),
+                                           jax.tree.leaves(before[tower]), strict=True))}
+        assert changed == moving

@@ -1,0 +1,31 @@
+"""The null document (the paper's appendix F): one more candidate, to answer without a passage."""
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from rag_jax.models.layers import Linear, embedding_init
+
+
+class NullDocument(nn.Module):
+    """The null document's score float32[B] from query vectors float32[B, E].
+
+    kind: "embedding" = a learned document embedding times the query, "bias" = a learned number
+    (the query is not read), "mlp" = a network of one hidden layer of width E on the query.
+    Source: appendix F, which names the three and no size or initial value.
+    """
+
+    kind: str
+
+    @nn.compact
+    def __call__(self, queries: jax.Array) -> jax.Array:
+        width = queries.shape[-1]
+        if self.kind == "embedding":
+            init = nn.with_logical_partitioning(embedding_init, ("retrieval",))
+            return queries @ self.param("embedding", init, (width,), jnp.float32)
+        if self.kind == "bias":
+            init = nn.with_logical_partitioning(nn.initializers.zeros, ())
+            bias = self.param("bias", init, (), jnp.float32)
+            return jnp.broadcast_to(bias, queries.shape[:1])
+        hidden = jnp.tanh(Linear(width, ("retrieval", "mlp"), name="hidden")(queries))
+        return Linear(1, ("mlp", "retrieval"), name="score")(hidden)[:, 0]

@@ -1,0 +1,99 @@
+"""The memories of a run: its passage stores, indexed by its document encoder or by their words."""
+
+import functools
+import pathlib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import numpy as np
+
+from rag_jax import hosts, parallel
+from rag_jax.answering import jit_embed
+from rag_jax.data.batches import ENCODER_TABLE, bucket
+from rag_jax.models.layers import unstack_layers
+from rag_jax.retrieval.bm25 import Bm25Index, build_bm25
+from rag_jax.retrieval.build import build_index
+from rag_jax.retrieval.index import PassageIndex
+from rag_jax.retrieval.scann import ScannSettings
+from rag_jax.training import on_device
+from rag_jax.training.stages import Job, Memory, fingerprint, make_answerer, restore_run
+
+WORD_INDEXES = "indexes_bm25"  # folder of a workdir
+
+
+def embed_passages(job: Job, params: Any) -> Callable[[np.ndarray, np.ndarray], Any]:
+    """The jitted document encoder as the index builder wants it, on this process's devices."""
+    mesh, encoder = parallel.own_mesh(job.mesh), params["document_encoder"]
+    if mesh is not job.mesh:
+        encoder = jax.device_put(parallel.fetch(encoder), parallel.replicated(mesh))
+    embed = functools.partial(jit_embed(job.model), encoder)
+    return lambda ids, mask: embed(*parallel.put_batch((ids, mask), mesh))
+
+
+def index_memory(job: Job, params: Any, store: Any, out: pathlib.Path,
+                 recall_queries: np.ndarray | None = None, overwrite: bool = False
+                 ) -> PassageIndex:
+    """Embeds a passage store with the document encoder and publishes its index at `out`.
+
+    Returns it opened where `config.retrieval.where` says.
+    """
+    data, retrieval = job.config.data, job.config.retrieval
+    given = {"num_leaves": retrieval.num_leaves, "leaves_to_search": retrieval.leaves_to_search,
+             "pre_reorder_num_neighbors": retrieval.reorder}
+    settings = ScannSettings(brute_force_below=retrieval.brute_force_below,
+                             parts=retrieval.scann_parts,
+                             **{name: v for name, v in given.items() if v is not None})
+    buckets = sorted({bucket(n, data.length_buckets, data.max_passage_length)
+                      for n in range(1, data.max_passage_length + 1)})
+    kind = "exact" if (retrieval.where, retrieval.index) == ("device", "auto") else retrieval.index
+    index = build_index(
+        store, embed_passages(job, params), out,
+        token_table=ENCODER_TABLE,
+        encoder_fingerprint=fingerprint(job.model, params["document_encoder"]),
+        max_length=data.max_passage_length,
+        batch_size=parallel.filled_up(retrieval.embed_batch_size, parallel.own_mesh(job.mesh)),
+        length_buckets=buckets, kind=kind, settings=settings,
+        recall_queries=recall_queries, seed=job.config.seed,
+        pad_id=job.prepared.retriever_tokenizer.pad, overwrite=overwrite,
+        host=hosts.index(), hosts=hosts.count(), wait=hosts.wait)
+    return on_device.open_index(job.config, job.prepared.format, job.mesh, index, recall_queries)
+
+
+def index_memories(job: Job, params: Any, folder: pathlib.Path, overwrite: bool = False
+                   ) -> dict[str, PassageIndex]:
+    """An index for every memory in FOLDER; recall is measured with questions of the dev split."""
+    answerer = make_answerer(job, None, job.config.model.kind)
+    sample = answerer.embed_questions(unstack_layers(params), job.tokens("dev"))
+    return {name: index_memory(job, params, store, folder / name, sample, overwrite)
+            for name, store in job.prepared.memories.items()}
+
+
+def index_words(job: Job) -> dict[str, Bm25Index]:
+    """A BM25 index for every memory, in WORKDIR/indexes_bm25."""
+    return {name: build_bm25(store, job.workdir / WORD_INDEXES / name, leads=hosts.leads(),
+                             wait=hosts.wait)
+            for name, store in job.prepared.memories.items()}
+
+
+def describe(index: Memory) -> str:
+    """What an index is, in words."""
+    recall = index.manifest.get("recall")
+    measured = "" if recall is None else (
+        f", recall@{recall['k']} against exact search {recall['recall']:.4f} "
+        f"({recall['queries']} queries)")
+    return f"{index.size} passages, {index.manifest['kind']}{measured}"
+
+
+def memories_of(job: Job, run: str, indexes: Mapping[str, PassageIndex]) -> Mapping[str, Memory]:
+    """The memories of a run: the given ones; BM25's; or, where it trained the document encoder,
+    its own.
+
+    Those are in RUN/indexes, embedded with its best checkpoint, made where they are missing.
+    """
+    if job.model.lexical:
+        return index_words(job)
+    if job.config.train.document_encoder == "frozen":
+        return indexes
+    params, _ = restore_run(job.workdir / run, job.model, job.mesh)
+    return index_memories(job, params, job.workdir / run / "indexes", overwrite=True)

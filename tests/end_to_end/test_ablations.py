@@ -1,0 +1,101 @@
+"""Runs that retrieve by BM25, or may answer without a passage, from training to the last answer."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from tests.end_to_end.commands import ROOT, environment, finish, run
+
+FEW = ("--config.train.steps=3", "--config.generator_warmup.steps=2", "--config.train.eval_every=3",
+       "--config.retriever_warmup.steps=2", "--config.eval.max_examples=2")
+
+
+@pytest.fixture(scope="module")
+def words(tmp_path_factory):
+    workdir = tmp_path_factory.mktemp("bm25")
+    return workdir, finish("train", workdir, "--config.runs=bm25_sequence", *FEW)
+
+
+def test_a_bm25_run_makes_no_encoder_and_no_embedding(words):
+    workdir, said = words
+    assert not (workdir / "retriever").exists() and not (workdir / "indexes").exists()
+    assert "bm25" in said and "retriever warm-up" not in said
+    metrics = json.loads((workdir / "report.json").read_text())["metrics"]["bm25_sequence"]
+    assert metrics["answer_recall@2"] > 20 and 0 < metrics["prior_entropy"] < 0.7
+
+
+def convert(workdir, out):
+    return subprocess.run(
+        [sys.executable, "-m", "rag_jax.convert", f"--from={workdir}", f"--to={out}"],
+        capture_output=True, text=True, env=environment(), cwd=ROOT)
+
+
+def test_a_bm25_run_is_exported_as_the_generator_that_it_is(words, tmp_path):
+    done = convert(words[0], tmp_path / "x")
+    assert done.stdout.startswith("BartForConditionalGeneration in"), done.stderr
+
+
+def evaluated(workdir, folder, *flags):
+    finish("evaluate", workdir, f"--out={folder}", *flags)
+    lines = (folder / "predictions.jsonl").read_text().splitlines()
+    return json.loads((folder / "metrics.json").read_text()), list(map(json.loads, lines))
+
+
+def test_other_depths_and_memories_are_evaluated_with_nothing_retrained(words, tmp_path):
+    """Points of figure 3, and the hot-swap."""
+    deep, lines = evaluated(words[0], tmp_path / "7", "--config.eval.k=7")
+    assert {len(line["passages"]) for line in lines} == {7}
+    swapped, others = evaluated(words[0], tmp_path / "1", "--config.eval.k=1", "--index=2016")
+    assert {len(line["passages"]) for line in others} == {1}
+    assert deep["answer_recall@7"] > deep["answer_recall@1"] > swapped["answer_recall@1"]
+    assert sum(p["prior"] for p in lines[0]["passages"]) == pytest.approx(1, abs=1e-5)
+
+
+def test_a_memory_is_built_for_a_bm25_run(words, tmp_path):
+    passages = tmp_path / "more.tsv"
+    passages.write_text("id\ttitle\ttext\n7\tPeru\tThe President of Peru is a llama.\n"
+                        "8\tChile\tSantiago is a city.\n9\tBolivia\tLa Paz is high.\n")
+    said = finish("build_index", words[0], f"--passages={passages}", f"--out={tmp_path / 'i'}")
+    assert "3 passages, bm25" in said
+    found = finish("generate", words[0], "Who is the President of Peru?",
+                   f"--index={tmp_path / 'i'}")
+    best = [line for line in found.splitlines() if line.strip().startswith(("0.", "1."))][0]
+    assert best.split()[2] == "7" and "llama" in best
+
+
+@pytest.fixture(scope="module")
+def null(tmp_path_factory):
+    workdir = tmp_path_factory.mktemp("null")
+    finish("train", workdir, "--config.runs=rag_token", "--config.model.null_document=mlp",
+           "--config.train.collapse_guard=stop", "--config.train.collapse_window=1", *FEW)
+    return workdir
+
+
+def test_a_null_document_is_trained_saved_and_answered_with(null, tmp_path):
+    metrics, lines = evaluated(null, tmp_path / "out")
+    assert {line["passages"][-1]["id"] for line in lines} == {""}
+    assert {len(line["passages"]) for line in lines} == {3}
+    shares = [line["passages"][-1]["prior"] for line in lines]
+    assert metrics["null_prior"] == pytest.approx(sum(shares) / len(shares), rel=1e-4)
+    assert 0 < metrics["null_prior"] < 1 and metrics["retrieval_utility"] != 0
+    shown = finish("generate", null, "Who is the President of Peru?", "--heatmap")
+    assert shown.count("(no passage)") == 2
+
+
+def test_a_dense_index_is_refused_by_a_bm25_run(words, null):
+    done = run("generate", words[0], "Who?", f"--index={null / 'indexes' / '2018'}")
+    assert done.returncode == 1 and "an index of kind 'exact', and bm25 is needed" in done.stderr
+
+
+def test_a_guarded_run_tells_what_it_retrieves(null):
+    lines = map(json.loads, (null / "rag_token" / "metrics.jsonl").read_text().splitlines())
+    found = [line["rag_token/effective_passages"] for line in lines
+             if "rag_token/effective_passages" in line]
+    assert len(found) == 3 and all(2 <= value <= 16 for value in found)
+
+
+def test_transformers_has_no_null_document(null, tmp_path):
+    done = convert(null, tmp_path / "x")
+    assert done.returncode == 1 and "null document" in done.stderr
