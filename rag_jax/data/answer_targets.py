@@ -11,6 +11,8 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
+from tqdm import tqdm
+
 from rag_jax.data.question_files import Example
 from rag_jax.metrics.retrieval import has_answer
 
@@ -111,6 +113,7 @@ def _part(name: str, value: Any) -> Iterator[str]:
 def training_examples(trains_on: str, examples: Sequence[Example], retrieve: Retrieve
                       ) -> list[Example]:
     """The training examples of a task, by what its record in `task_table` says."""
+    examples = tqdm(examples, "Looking for answers in passages", disable=None)
     if trains_on == "retrieved":
         return list(answers_found(examples, retrieve))
     if trains_on == "matches":

@@ -5,13 +5,16 @@
 
 import dataclasses
 import pathlib
+import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from rag_jax import files
 from rag_jax.config import Config, ConfigError
+from rag_jax.data.answer_targets import DEPTH, training_examples
 from rag_jax.data.batches import ENCODER_TABLE, PASSAGE_TABLE
 from rag_jax.data.corpora import read_corpus
 from rag_jax.data.question_files import Example
+from rag_jax.data.task_sources import trains_on
 from rag_jax.data.tasks import load_examples, prepare_dataset
 from rag_jax.data.text import (
     GeneratorFormat,
@@ -21,6 +24,7 @@ from rag_jax.data.text import (
     train_bart_tokenizer,
     train_bert_tokenizer,
 )
+from rag_jax.retrieval.bm25 import build_bm25
 from rag_jax.retrieval.passages import PassageStore, write_store
 from rag_jax.retrieval.reading import Passage
 
@@ -108,7 +112,8 @@ def _files(config: Config) -> _Source:
     splits = {name: load_examples(path, data_dir=data.data_dir or None)
               for name, path in (("train", data.train), ("dev", data.dev), ("test", data.test))
               if path}
-    check_trainable(data.train, splits["train"])
+    if trains_on(data.train) != "matches":  # those get targets once there are passages
+        check_trainable(data.train, splits["train"])
     passages = chunked(read_corpus(data.passages), data.chunk_words)
     return _Source({"passages": passages}, splits, None, None)
 
@@ -191,10 +196,29 @@ def _write(config: Config, folder: pathlib.Path, source: _Source, retriever: Tok
         if not path.exists():
             write_memory(path, passages, config, retriever, layout)
     _check_ids(config, folder, source)
+    source.splits["train"] = _training_examples(config.data.train, folder, source)
     prepare_dataset("questions", source.splits, folder / "questions")
     if source.warmup_texts is not None:
         lines = [" ".join(text.split()) for text in source.warmup_texts]
         files.write_text(folder / "warmup_texts.txt", "\n".join(lines))
+
+
+def _training_examples(train: str, folder: pathlib.Path, source: _Source) -> list[Example]:
+    """With the targets that the paper's appendix D gives them, by BM25 over the first memory."""
+    rule = trains_on(train)
+    if rule not in ("retrieved", "matches"):
+        return source.splits["train"]
+    store = PassageStore.open(folder / "memories" / next(iter(source.memories)))
+    index = build_bm25(store, folder / "bm25")
+
+    def retrieve(question: str) -> list[str]:
+        rows = index.search([question], min(DEPTH, index.size)).ids[0]
+        return [store[int(row)].text for row in rows]
+
+    examples = training_examples(rule, source.splits["train"], retrieve)
+    check_trainable(train, examples)
+    shutil.rmtree(folder / "bm25")
+    return examples
 
 
 def _check_ids(config: Config, folder: pathlib.Path, source: _Source) -> None:

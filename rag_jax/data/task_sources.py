@@ -62,6 +62,12 @@ def task_of(source: str) -> tuple[str, str] | None:
     return name, split
 
 
+def trains_on(source: str) -> str:
+    """How a source's answers become training targets, as `task_table.Task` says."""
+    task = task_of(source)
+    return TASKS[task[0]].trains_on if task else "answers"
+
+
 def locate(folder: pathlib.Path, file: File, homepage: str) -> pathlib.Path:
     """The path of a file, after fetching and unpacking what is not there.
 

@@ -165,6 +165,33 @@ def test_regular_expressions_train_by_their_targets_alone(tmp_path):
     assert splits["train"][2].targets == ("Lima",) and splits["dev"][0].regex
 
 
+@pytest.mark.parametrize("task, name, rows, targets", [
+    ("curated_trec", "CuratedTrec-train.txt",
+     [{"question": "What is the capital of Peru?", "answer": ["l.ma|Bogot."]},
+      {"question": "What is Chile's capital?", "answer": ["Val(paraiso)?"]},
+      {"question": "How many?", "answer": [r"\d{4}"]}],
+     [("Lima",), ("Valparaiso", "Val")]),
+    ("trivia_qa", "trivia-train.qa.csv",
+     "Capital of Peru?\t['Lima', 'Ciudad de los Reyes']\nChile?\t['Nowhere', 'Elsewhere']\n",
+     [("Lima",), ("Nowhere",)]),
+])
+def test_what_trains_is_looked_for_in_the_passages(tmp_path, task, name, rows, targets):
+    """Appendix D of the paper, by BM25 over the memory; what counts as right does not change."""
+    config = replace(own_config(tmp_path), {
+        "data.train": f"task:{task}:{'train' if task == 'curated_trec' else 'dpr_train'}",
+        "data.data_dir": str(tmp_path)})
+    (tmp_path / task).mkdir()
+    if isinstance(rows, str):
+        (tmp_path / task / name).write_text(rows, "utf-8")
+    else:
+        write_jsonl(tmp_path / task / name, rows)
+    with pytest.warns(UserWarning, match="questions where"):
+        train = prepare(config, tmp_path / "work").splits["train"]
+    assert [example.targets for example in train] == targets
+    assert not set(targets) & {example.answers for example in train}
+    assert not (tmp_path / "work" / "data" / "bm25").exists()
+
+
 def test_chunks_are_numbered_and_whole_passages_keep_their_ids(tmp_path):
     config = own_config(tmp_path, **{"data.chunk_words": 10})
     store = prepare(config, tmp_path / "work").memories["passages"]
