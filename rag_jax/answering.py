@@ -25,7 +25,7 @@ from rag_jax.types import Alternative, Answer, Batch
 def jit_embed(model: rag.RagModel) -> Any:
     """(encoder params, ids, mask) -> embeddings; one per encoder, whatever the generator."""
     return _jit_embed(dataclasses.replace(model, generator=BartConfig(), kind="token",
-                                          null_document="none"))
+                                          null_document="none", classes=0))
 
 
 @functools.cache
@@ -173,16 +173,18 @@ class Answerer:
         names = [] if ids is None else [self.index.passages[int(i)].id for i in ids]
         if self.model.null_document != "none":
             names.append("")
-        posterior = decoded.token_posterior[row, :, : len(tokens)].T  # -> [T, K]
+        explained = names and not self.model.fuses
+        posterior = (decoded.posterior if explained else decoded.prior)[row]
+        token_posterior = decoded.token_posterior[row, :, : len(tokens)].T  # -> [T, K]
         return Answer(
             text=questions.format.tokenizer.decode(tokens),
             token_ids=tokens,
             log_prob=float(decoded.log_p[row]),
             passage_ids=names,
             prior=decoded.prior[row].tolist() if names else [],
-            posterior=decoded.posterior[row].tolist() if names else [],
+            posterior=posterior.tolist() if names else [],
             token_log_probs=decoded.token_log_p[row, : len(tokens)].tolist(),
-            token_posterior=posterior.tolist() if names else [],
+            token_posterior=token_posterior.tolist() if explained else [],
             finished=bool(decoded.finished[row]),
             certified=bool(decoded.certified[row]),
             alternatives=self._alternatives(questions, decoded, row),

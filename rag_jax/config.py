@@ -149,7 +149,9 @@ class EncoderSource:
 class ModelConfig:
     """The three towers; a section can be set to a preset: --config.model.generator=bart-base."""
 
-    kind: Literal["token", "sequence"] = field("token", "RAG-Token or RAG-Sequence")
+    kind: Literal["token", "sequence", "fid"] = field(
+        "token", "RAG-Token, RAG-Sequence, or Fusion-in-Decoder, which reads all passages at once "
+        "and trains the generator alone")
     null_document: Literal["none", "embedding", "bias", "mlp"] = field(
         "none", "one more candidate, no document: the generator reads the question alone (the "
         "paper's appendix F); its score is the query times a learned embedding, a learned number, "
@@ -159,6 +161,10 @@ class ModelConfig:
     rag: RagSource = section(RagSource)
     query_encoder: EncoderSource = section(EncoderSource)
     document_encoder: EncoderSource = section(EncoderSource)
+    head: Literal["none", "classification"] = field(
+        "none", "classification: answers are the classes eval.labels, by BART's classification "
+        "head on the generator, new and trained at optimizer.learning_rate; documents are summed "
+        "out")
 
     @property
     def sources(self) -> dict[str, str]:
@@ -313,7 +319,7 @@ class EvalConfig:
     bad_words: tuple[str, ...] = field((), "texts that no answer contains")
     prefix: str = field("", "how every answer begins")
     labels: tuple[str, ...] = field((), "classification: the answers to choose from, with p(class) "
-                                    "over them")
+                                    "over them, as the generator says or model.head")
     num_return_sequences: int = field(1, "answers per question, best first", at_least=1)
     sample: bool = field(False, "draw answers instead of searching")
     temperature: float = field(1.0, "of samples: log-probabilities are divided by it", at_least=0)
@@ -341,6 +347,7 @@ _BM25 = {**_NO_RETRIEVER_TRAINS, "retrieval.retriever": "bm25", "retrieval.where
 RUNS = {
     "rag_token": {"model.kind": "token"},
     "rag_sequence": {"model.kind": "sequence"},
+    "fid": {"model.kind": "fid", "model.null_document": "none", **_NO_RETRIEVER_TRAINS},
     "frozen": {"model.kind": "token", **_NO_RETRIEVER_TRAINS},
     "frozen_sequence": {"model.kind": "sequence", **_NO_RETRIEVER_TRAINS},
     "bm25": {"model.kind": "token", **_BM25},
@@ -365,6 +372,11 @@ class Config:
     train: TrainConfig = section(TrainConfig)
     eval: EvalConfig = section(EvalConfig)
     mesh: MeshConfig = section(MeshConfig)
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """The classes of a model with a classification head; () = answers are texts."""
+        return self.eval.labels if self.model.head == "classification" else ()
 
 
 # The paper's decoding (appendix A): open-domain QA by either model, and the generation tasks.

@@ -106,17 +106,18 @@ def _export(path: pathlib.Path, out: pathlib.Path, run: str | None, family: str 
     model = _model(config, tokenizers)
     mesh = parallel.make_mesh(config.mesh)
     params, ids, kind = _params(path, config, run, model, mesh)
+    written = ["without the classifier, for which there is no class"] * (rag.CLASSIFIER in params)
+    params.pop(rag.CLASSIFIER, None)
     arguments: dict[str, Any] = {"retriever": model.retriever, "generator": model.generator,
                                  "ids": ids, "tokenizers": tokenizers}
-    together = {"query_encoder", "generator"} <= set(params)
+    together = {"query_encoder", "generator"} <= set(params) and bool(
+        family or kind in RAG_FAMILY)
     main = family or (RAG_FAMILY[kind] if together else FAMILY_OF[next(iter(params))])
     pieces = {"document_encoder": out / "document_encoder"} if together else {
         tower: out / tower for tower in params}
     if together or len(params) == 1:
         save(out, main, params, **arguments)
-        written = [f"{main} in {out}"]
-    else:
-        written = []
+        written.append(f"{main} in {out}")
     for tower, folder in pieces.items():
         if tower in params and len(params) > 1:
             save(folder, FAMILY_OF[tower], params, **arguments)
@@ -132,7 +133,8 @@ def _model(config: Config, tokenizers: dict[str, Tokenizer]) -> rag.RagModel:
         size = own.vocab_size or (tokenizers[tower].vocab_size if tower in tokenizers else 0)
         sizes[section] = dataclasses.replace(own, vocab_size=size, pretrained="")
     return rag.RagModel(sizes["retriever"], sizes["generator"], config.model.kind, 2, 2, 1,
-                        lexical=config.retrieval.retriever == "bm25")
+                        lexical=config.retrieval.retriever == "bm25",
+                        classes=len(config.classes))
 
 
 def _params(path: pathlib.Path, config: Config, run: str | None, model: rag.RagModel, mesh: Mesh

@@ -46,3 +46,5 @@ def show(trained: Trained, question: str, answer: Answer, heatmap_to: str | None
         else:
             heatmap.write(pathlib.Path(heatmap_to), f"{question} {answer.text}", *cells)
             print(f"  {heatmap_to}", flush=True)
+    elif heatmap_to:
+        print("  no heat map: nothing says which passage gave which token", flush=True)

@@ -82,9 +82,6 @@ def rag_token(log_prior_BK: jax.Array, log_p_BKT: jax.Array, target_mask: jax.Ar
     return jnp.where(target_mask, log_p_BT, 0.0).sum(axis=-1)
 
 
-MARGINALS = {"sequence": rag_sequence, "token": rag_token}
-
-
 def mixture(log_weights: jax.Array, doc_log_p: jax.Array) -> jax.Array:
     """log sum_z w(z) p(. | z) of M distributions per document, float32[B, M, V].
 
@@ -119,3 +116,8 @@ def mean_token_posterior(log_prior_BK: jax.Array, log_p_BKT: jax.Array, target_m
     """The token posteriors averaged over the target's tokens, float32[B, K]; rows sum to 1."""
     weights = target_mask / jnp.maximum(target_mask.sum(axis=-1, keepdims=True), 1)
     return jnp.einsum("BKT,BT->BK", token_posterior(log_prior_BK, log_p_BKT), weights)
+
+
+# By the model's kind. Fusion-in-Decoder has one document to sum over, with probability 1.
+MARGINALS = {"sequence": rag_sequence, "token": rag_token, "fid": rag_token}
+POSTERIORS = {"sequence": sequence_posterior, "token": mean_token_posterior}

@@ -163,17 +163,18 @@ def _conflicts(config: Config, resolved: bool) -> typing.Iterator[str]:
         yield (f"config.model.{missing}.pretrained: the other encoder comes from "
                f"{model.sources[encoders.pop()]!r}; name this one too (a RAG checkpoint holds no "
                "document encoder: facebook/dpr-ctx_encoder-multiset-base fits the released ones)")
-    longest = {}
+    read_by = []
     if resolved or not encoders:
-        longest |= dict.fromkeys(("data.max_question_length", "data.max_passage_length"),
-                                 model.retriever.max_positions)
+        read_by += [(model.retriever, ("max_question_length", "max_passage_length"))]
     if resolved or "generator" not in model.sources:
-        longest |= dict.fromkeys(("data.max_source_length", "data.max_target_length"),
-                                 model.generator.max_positions)
-    for dotted, most in longest.items():
-        value = getattr(data, dotted.split(".")[1])
-        if value > most:
-            yield f"config.{dotted}={value}: the model has {most} positions (max_positions)"
+        classified = ("max_question_length",) * (model.head == "classification")
+        read_by += [(model.generator, ("max_source_length", "max_target_length", *classified))]
+    for tower, names in read_by:
+        for name in names:
+            if getattr(data, name) > tower.max_positions:
+                yield (f"config.data.{name}={getattr(data, name)}: the model has "
+                       f"{tower.max_positions} positions (max_positions)")
+    yield from _kind_conflicts(config)
     for name in ("train", "generator_warmup"):
         stage = getattr(config, name)
         if stage.batch_size % stage.optimizer.accumulate:
@@ -189,6 +190,22 @@ def _conflicts(config: Config, resolved: bool) -> typing.Iterator[str]:
     if config.retriever_warmup.optimizer.accumulate > 1:
         yield ("config.retriever_warmup.optimizer.accumulate: the passages of a batch are each "
                "other's negatives, so a batch cannot be split; set 1")
+
+
+def _kind_conflicts(config: Config) -> typing.Iterator[str]:
+    """What a classification head and Fusion-in-Decoder need."""
+    model, train = config.model, config.train
+    if model.head == "classification" and len(config.eval.labels) < 2:
+        yield ("config.eval.labels: config.model.head=classification chooses among them; name the "
+               "classes, two or more, as the data's answers do")
+    if model.kind == "fid" and (train.query_encoder_rate is not None
+                                or train.document_encoder == "refresh"):
+        yield ("config.model.kind=fid: its loss does not depend on the retriever; set "
+               "config.train.query_encoder_rate=none and config.train.document_encoder=frozen, as "
+               "config.runs=fid does")
+    if model.kind == "fid" and model.null_document != "none":
+        yield (f"config.model.null_document={model.null_document}: Fusion-in-Decoder reads all "
+               "passages at once, and never none of them; set none, as config.runs=fid does")
 
 
 def _run_conflicts(config: Config, run: str) -> typing.Iterator[str]:

@@ -20,6 +20,7 @@ RULES: dict[str, tuple[str, ...]] = {
     "mlp": ("model",),
     "embed": ("fsdp",),  # of parameters: gathered where a layer needs them; states keep it whole
     "retrieval": (),
+    "classes": (),
     "positions": (),
     "token_types": (),
     "norm": (),

@@ -17,7 +17,7 @@ from rag_jax.data.tasks import load_examples
 from rag_jax.retrieval.bm25 import Bm25Index, build_bm25
 from rag_jax.retrieval.index import PassageIndex
 from rag_jax.retrieval.passages import PassageStore
-from rag_jax.training import on_device, stages
+from rag_jax.training import on_device, stages, workdir
 from rag_jax.training.memories import WORD_INDEXES, index_memory
 from rag_jax.training.run import be_quiet, open_job
 from rag_jax.types import Answer
@@ -47,7 +47,8 @@ class Trained:
         batch_size = self.job.config.eval.batch_size if len(questions) > 1 else 1
         answerer = self.answerer(batch_size=batch_size,
                                  length_step=self.job.config.data.max_source_length)
-        tokens = self.job.tokenize([Example(str(i), text, ("",))
+        unknown = self.job.config.classes[:1] or ("",)  # not read
+        tokens = self.job.tokenize([Example(str(i), text, unknown)
                                     for i, text in enumerate(questions)])
         return answerer.decode(self.params, tokens, answerer.retrieve(self.params, tokens))
 
@@ -69,6 +70,11 @@ def open_trained(config: Config, path: pathlib.Path, run: str | None = None,
     """
     be_quiet()
     path = path.absolute()
+    trained = workdir.read(path).classes
+    if config.classes != trained:
+        raise ConfigError(f"config.eval.labels: {path} was trained with the classes "
+                          f"{', '.join(trained) or '(none)'}; leave config.eval.labels and "
+                          "config.model.head as they are")
     job = open_job(config, path)
     run = run or config.runs[0]
     params, meta = stages.load_params(job, run, step)

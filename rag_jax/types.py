@@ -32,6 +32,9 @@ class Batch(NamedTuple):
     passage_ids: Array | None = None  # int32[B, K, L], for the document encoder
     passage_mask: Array | None = None  # bool[B, K, L]
     passage_age: Array | None = None  # float32[B, K], steps since doc_embeddings were made
+    # Of a classifier, whose target is one number, that of the class: what its decoder reads.
+    decoder_ids: Array | None = None  # int32[B, Q], <s> question </s>
+    decoder_mask: Array | None = None  # bool[B, Q]
 
 
 class QuestionBatch(NamedTuple):
@@ -44,6 +47,8 @@ class QuestionBatch(NamedTuple):
     target_ids: Array  # int32[B, T], the answer and </s>
     target_mask: Array  # bool[B, T]
     weight: Array  # float32[B]
+    decoder_ids: Array | None = None  # as in `Batch`
+    decoder_mask: Array | None = None
 
 
 class RetrieverBatch(NamedTuple):
@@ -85,9 +90,12 @@ class Answer(NamedTuple):
     log_prob: float  # log p(y | x) in nats, </s> included; of a class: normalised over the labels
     passage_ids: list[str]  # with a null document, the last is "" and stands for it
     prior: list[float]  # p(z | x)
-    posterior: list[float]  # p(z | x, y); for RAG-Token the mean over the answer's tokens
+    # p(z | x, y); for RAG-Token the mean over the answer's tokens. Fusion-in-Decoder does not say
+    # which passage an answer came from: p(z | x) stands here again, and token_posterior is empty.
+    posterior: list[float]
     token_log_probs: list[float] = []  # log p(y_t | x, y_<t) in nats, of every token of token_ids
-    # One row per token: RAG-Token p(z | x, y_t, y_<t), RAG-Sequence p(z | x, y_<=t).
+    # One row per token: RAG-Token p(z | x, y_t, y_<t), RAG-Sequence p(z | x, y_<=t); of a class,
+    # decided at its first token, p(z | x, class) in each.
     token_posterior: list[list[float]] = []
     finished: bool = True  # ended with </s>; False = cut at the length limit
     certified: bool = False  # certainly the most probable answer within the length limit

@@ -79,22 +79,47 @@ def bart_encode(params, ids, mask, heads, activation="gelu", scale=1.0, eps=1e-5
     return x
 
 
-def bart_logits(params, ids, mask, decoder_ids, heads, activation="gelu", scale=1.0, eps=1e-5):
-    """One sequence: ids [S] and decoder_ids [T] -> logits [T, V]."""
-    encoded = bart_encode(params, ids, mask, heads, activation, scale, eps)
+def bart_decode(params, encoded, mask, decoder_ids, heads, activation="gelu", scale=1.0, eps=1e-5):
+    """One sequence: states [T, D] of decoder_ids [T] about encoder states [S, D]."""
     length = len(decoder_ids)
     x = f64(params["embedding"])[decoder_ids] * scale
     x = x + f64(params["decoder_positions"])[2 : 2 + length]
     x = layer_norm(x, params["decoder_embedding_norm"], eps)
     causal = np.arange(length)[None, :] <= np.arange(length)[:, None]
-    source = np.broadcast_to(mask, (length, len(ids)))
+    source = np.broadcast_to(mask, (length, len(encoded)))
     for p in layers(params["decoder"]):
         x = layer_norm(x + attention(x, x, p["self_attention"], heads, causal),
                        p["self_norm"], eps)
         x = layer_norm(x + attention(x, encoded, p["cross_attention"], heads, source),
                        p["cross_norm"], eps)
         x = layer_norm(x + feed_forward(x, p["mlp"], activation), p["mlp_norm"], eps)
-    return x @ f64(params["embedding"]).T + f64(params["final_logits_bias"])
+    return x
+
+
+def bart_output(params, states):
+    """States [..., D] -> logits [..., V]."""
+    return states @ f64(params["embedding"]).T + f64(params["final_logits_bias"])
+
+
+def bart_logits(params, ids, mask, decoder_ids, heads, activation="gelu", scale=1.0, eps=1e-5):
+    """One sequence: ids [S] and decoder_ids [T] -> logits [T, V]."""
+    encoded = bart_encode(params, ids, mask, heads, activation, scale, eps)
+    return bart_output(params, bart_decode(
+        params, encoded, mask, decoder_ids, heads, activation, scale, eps))
+
+
+def fused(params, sources, masks, heads):
+    """Fusion-in-Decoder: encoder states [K*S, D] and mask [K*S] of K sources encoded alone."""
+    encoded = [bart_encode(params, ids, mask, heads) for ids, mask in
+               zip(sources, masks, strict=True)]
+    return np.concatenate(encoded), np.concatenate(masks)
+
+
+def classify(params, head, encoded, mask, question, start, heads):
+    """log p of the classes [C]: the decoder reads start and all of `question` but its last token,
+    and the head its last state."""
+    state = bart_decode(params, encoded, mask, [start, *question[:-1]], heads)[-1]
+    return log_softmax(linear(np.tanh(linear(state, head["dense"])), head["out"]))
 
 
 def beam_search(log_p, width, longest, end):

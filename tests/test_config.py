@@ -56,7 +56,7 @@ def test_an_override_becomes_the_type_of_its_field(name, text, expected):
     ("train.optimizer.b1", "fast", "config.train.optimizer.b1='fast': expected float"),
     ("tensorboard", "yes", "config.tensorboard='yes': expected bool (true or false)"),
     ("retrieval.num_leaves", "auto", "config.retrieval.num_leaves='auto': expected int|none"),
-    ("model.kind", "sequense", "expected token|sequence (did you mean sequence?)"),
+    ("model.kind", "sequense", "expected token|sequence|fid (did you mean sequence?)"),
     ("model.generator.dtype", "int8", "expected float32|bfloat16"),
 ])
 def test_text_of_another_type_is_refused_with_field_value_and_type(name, text, told):
@@ -164,6 +164,8 @@ def test_a_value_out_of_bounds_is_refused(name, text, told):
     {"train.query_encoder_rate": None}, {"retrieval.num_leaves": None}, OWN_DATA,
     {"runs": tuple(configs.RUNS), "model.null_document": "bias", "train.collapse_guard": "stop"},
     {"runs": ("bm25",), "retrieval.where": "device"},
+    {"model.kind": "fid", "train.query_encoder_rate": None},
+    {"model.head": "classification", "eval.labels": ("yes", "no")},
 ])
 def test_the_ends_of_the_bounds_and_none_are_allowed(changes):
     validate(replace(Config(), changes))
@@ -191,6 +193,17 @@ def test_the_ends_of_the_bounds_and_none_are_allowed(changes):
      "config.train.document_encoder=refresh: the passages are embedded again on the devices"),
     ({"train.document_encoder": "refresh", "retrieval.where": "device", "retrieval.k": 0},
      "set config.retrieval.where=device and config.retrieval.k above 0"),
+    ({"model.kind": "fid"}, "config.model.kind=fid: its loss does not depend on the retriever; set "
+     "config.train.query_encoder_rate=none"),
+    ({"model.kind": "fid", "train.query_encoder_rate": None, "retrieval.where": "device",
+      "train.document_encoder": "refresh"}, "and config.train.document_encoder=frozen"),
+    ({"model.kind": "fid", "train.query_encoder_rate": None, "model.null_document": "bias"},
+     "config.model.null_document=bias: Fusion-in-Decoder reads all passages at once"),
+    ({"model.head": "classification", "eval.labels": ("yes",)},
+     "config.eval.labels: config.model.head=classification chooses among them; name the classes"),
+    ({"model.head": "classification", "eval.labels": ("yes", "no"), "data.max_source_length": 50,
+      "data.max_target_length": 9, "model.generator.max_positions": 50},
+     "config.data.max_question_length=64: the model has 50 positions"),
     ({"retriever_warmup.optimizer.accumulate": 2},
      "config.retriever_warmup.optimizer.accumulate: the passages of a batch"),
     ({"generator_warmup.batch_size": 10, "generator_warmup.optimizer.accumulate": 4},
@@ -250,6 +263,15 @@ def test_a_run_changes_its_own_fields_alone(run, changed):
     config = overrides.for_run(Config(), run)
     assert all(value(config, name) == new for name, new in changed.items())
     assert replace(config, {n: value(Config(), n) for n in changed}) == Config()
+
+
+@pytest.mark.parametrize("run", configs.RUNS)
+def test_every_run_can_be_trained(run):
+    """Also where the document encoder trains, and by a classification head."""
+    refresh = {"train.document_encoder": "refresh", "retrieval.where": "device"}
+    head = {"model.head": "classification", "eval.labels": ("yes", "no")}
+    for changes in ({}, refresh, head):
+        validate(overrides.for_run(replace(Config(), changes), run))
 
 
 @pytest.mark.parametrize("file", CONFIG_FILES, ids=lambda file: file.name)

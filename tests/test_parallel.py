@@ -15,12 +15,12 @@ from jax.sharding import PartitionSpec
 
 from rag_jax import parallel
 from rag_jax.config import ConfigError, MeshConfig, OptimizerConfig
-from rag_jax.models import rag
 from rag_jax.training import optim, step
 from rag_jax.types import RetrieverBatch, Seq2SeqBatch
 
-TRAINED = ("query_encoder", "generator")
-MODEL = tiny.rag_model(retriever={"projection": 12})
+TRAINED = ("query_encoder", "generator", "classifier")
+CLASSES = 11
+MODEL = tiny.rag_model(retriever={"projection": 12}, classes=CLASSES)
 
 
 def abstract(model):
@@ -64,7 +64,7 @@ def test_unknown_and_colliding_axes_are_errors_that_name_the_tensor():
 def test_every_parameter_has_logical_axes_of_its_rank(scan):
     """Towers with every optional part; a scan adds the axis "layers" in front."""
     model = tiny.rag_model(retriever={"projection": 12, "scan_layers": scan, "layers": 2},
-                           generator={"scan_layers": scan})
+                           generator={"scan_layers": scan}, classes=CLASSES)
     is_box = lambda leaf: isinstance(leaf, nn.LogicallyPartitioned)  # noqa: E731
     boxes = jax.tree_util.tree_leaves_with_path(abstract(model), is_leaf=is_box)
     for path, box in boxes:
@@ -80,6 +80,7 @@ def test_every_parameter_has_logical_axes_of_its_rank(scan):
     kernel = f"['generator']['decoder']{layer}['mlp']['wi']['kernel']"
     assert by_name[kernel] == (*front, "embed", "mlp")
     assert by_name["['generator']['embedding']"] == ("vocab", "embed")
+    assert by_name["['classifier']['out']['kernel']"] == ("mlp", "classes")
 
 
 def test_dimensions_that_do_not_divide_are_replicated():
@@ -135,19 +136,22 @@ def test_only_parameters_and_gradients_travel_between_questions(sizes, dtype):
         retriever={"projection": 12, "vocab_size": 32, "mlp_width": 40, "layers": 3, "dtype": dtype,
                    **SCANNED},
         generator={"vocab_size": 44, "mlp_width": 40, "encoder_layers": 3, "decoder_layers": 3,
-                   "dtype": dtype, **SCANNED})
+                   "dtype": dtype, **SCANNED}, classes=CLASSES)
     mesh = parallel.make_mesh(MeshConfig(*sizes))
     optimizer = optim.make_optimizer(OptimizerConfig(), 10, dict.fromkeys(TRAINED, 1.0))
-    _, state, shardings = step.init_state(model, rag.TOWERS, TRAINED, optimizer, 0, mesh)
-    batch = jax.tree.map(
+    _, state, shardings = step.init_state(model, model.towers, TRAINED, optimizer, 0, mesh)
+    batch, claims = jax.tree.map(
         lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=parallel.batch_sharding(mesh)),
-        tiny.rag_batch(**SIZES, model=model))
+        (tiny.rag_batch(**SIZES, model=model),
+         tiny.class_batch(CLASSES, claim=10, **SIZES, model=model)))
     train_step = step.make_train_step(
-        sum_of_losses(both_kinds(model)), optimizer, TRAINED, 1, None, shardings, mesh)
-    found = collectives(compile_quickly(train_step, state, (batch, batch), np.int32(0)))
+        sum_of_losses(every_kind(model)), optimizer, TRAINED, 1, None, shardings, mesh)
+    found = collectives(compile_quickly(
+        train_step, state, (batch, batch, claims), np.int32(0)))
     shapes = [leaf.shape[1:] if "['layers']" in jax.tree_util.keystr(path) else leaf.shape
               for path, leaf in jax.tree_util.tree_leaves_with_path(state.params)]
-    shapes += [(SIZES[name], 16) for name in ("source", "target", "length")]  # cut position tables
+    # Position tables are cut.
+    shapes += [(size, 16) for size in (10, SIZES["source"], SIZES["target"], SIZES["length"])]
     parameters = {tuple(n for n in part if n > 1) for shape in shapes
                   for part in itertools.product(*([n, n // 2, n // 4] for n in shape))}
     strange = [(kind, shape) for kind, shape in found if shape not in parameters
@@ -156,9 +160,11 @@ def test_only_parameters_and_gradients_travel_between_questions(sizes, dtype):
     assert ("all-gather", (16, 40 // sizes[2])) in found, "fsdp gathers a layer's parameters"
 
 
-def both_kinds(model):
-    return [step.rag_loss(dataclasses.replace(model, kind=kind), 0.1)
-            for kind in ("token", "sequence")]
+def every_kind(model):
+    """Losses of RAG-Token, RAG-Sequence, and a classifier by Fusion-in-Decoder."""
+    kinds = (("token", 0), ("sequence", 0), ("fid", model.classes))
+    return [step.rag_loss(dataclasses.replace(model, kind=kind, classes=classes), 0.1)
+            for kind, classes in kinds]
 
 
 def sum_of_losses(losses):
@@ -182,7 +188,7 @@ def keep_gradients():
                                         lambda updates, state, params=None: (updates, updates))
 
 
-def one_step(model, loss, batch, sizes=(1, 1, 1), pieces=1, towers=rag.TOWERS):
+def one_step(model, loss, batch, sizes=(1, 1, 1), pieces=1, towers=MODEL.towers):
     """(state before, state after, metrics) of one training step of `towers` on a mesh.
 
     Adam's epsilon is large: gradients that are zero but for rounding (biases of keys) would
@@ -215,7 +221,7 @@ def assert_same_step(found, expected):
 
 
 def every_batch():
-    """Batches of RAG-Token, RAG-Sequence, DPR with a hard negative, and denoising."""
+    """Batches of `every_kind`, of DPR with a hard negative, and of denoising."""
     batch = tiny.rag_batch(questions=8, model=MODEL)
     batch = batch._replace(weight=np.float32([1, 1, 0, 1, 1, 1, 1, 0]))
     other = tiny.rag_batch(seed=1, questions=16, model=MODEL)
@@ -225,11 +231,12 @@ def every_batch():
                            other.question_mask, same)
     texts = Seq2SeqBatch(other.source_ids[:, 0], other.source_mask[:, 0], other.target_ids,
                          other.target_mask)
-    return batch, batch, pairs, texts
+    claims = tiny.class_batch(CLASSES, questions=8, model=MODEL)
+    return batch, batch, claims, pairs, texts
 
 
 EVERY_LOSS = sum_of_losses(
-    [*both_kinds(MODEL), step.retriever_loss(MODEL), step.seq2seq_loss(MODEL)])
+    [*every_kind(MODEL), step.retriever_loss(MODEL), step.seq2seq_loss(MODEL)])
 
 
 @pytest.fixture(scope="module")
@@ -239,7 +246,7 @@ def on_one_device():
 
 @pytest.mark.parametrize("sizes", [(8, 1, 1), (1, 8, 1), (2, 2, 2)])
 def test_eight_devices_compute_what_one_computes(on_one_device, sizes):
-    """RAG-Token, RAG-Sequence, DPR and denoising; the optimiser's state lies as the parameters."""
+    """Every kind, DPR and denoising; the optimiser's state lies as the parameters."""
     before, after, metrics = one_step(MODEL, EVERY_LOSS, every_batch(), sizes)
     assert_same_step((before, after, metrics), on_one_device)
     embedding = after.params["generator"]["embedding"]
@@ -254,7 +261,7 @@ def test_eight_devices_compute_what_one_computes(on_one_device, sizes):
 def test_accumulation_scan_and_remat_compute_the_same_on_eight_devices():
     """Against one device with the whole batch at once."""
     model = tiny.rag_model(generator={**SCANNED, "remat": "full"})
-    batch, loss = every_batch()[3], step.seq2seq_loss(model)
+    batch, loss = every_batch()[-1], step.seq2seq_loss(model)
     expected = one_step(model, loss, batch, towers=("generator",))
     found = one_step(model, loss, batch, (2, 2, 2), pieces=4, towers=("generator",))
     assert_same_step(found, expected)

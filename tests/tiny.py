@@ -23,12 +23,12 @@ BART = BartConfig(
     mlp_width=32, dropout=0.0, init_std=0.3, logit_chunk=3)
 
 
-def rag_model(kind="token", retriever=None, generator=None):
+def rag_model(kind="token", retriever=None, generator=None, classes=0):
     """RagModel of the tiny towers with some fields replaced."""
     return rag.RagModel(
         dataclasses.replace(BERT, **(retriever or {})),
         dataclasses.replace(BART, **(generator or {})),
-        kind, start_id=END, end_id=END, pad_id=PAD)
+        kind, start_id=END, end_id=END, pad_id=PAD, classes=classes)
 
 
 def perturbed(boxed, seed=0, scale=0.3):
@@ -69,6 +69,17 @@ def rag_batch(seed=0, questions=3, passages=3, source=6, target=5, length=6, mod
         ragged_mask(rng, B, target),
         np.ones(B, np.float32),
     )
+
+
+def class_batch(classes, seed=0, claim=6, **settings):
+    """`rag_batch` for a classifier: targets are numbers of classes, and the decoder reads ids."""
+    batch, rng = rag_batch(seed, **settings), np.random.default_rng(seed + 100)
+    rows = len(batch.weight)
+    return batch._replace(
+        target_ids=rng.integers(0, classes, (rows, 1)).astype(np.int32),
+        target_mask=np.ones((rows, 1), bool),
+        decoder_ids=rng.integers(0, BART.vocab_size, (rows, claim)).astype(np.int32),
+        decoder_mask=ragged_mask(rng, rows, claim))
 
 
 def assert_trees_close(actual, expected, rtol=1e-5, atol=1e-7):

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from rag_jax.data import noise, order
-from rag_jax.data.question_files import Example
+from rag_jax.data.question_files import Example, check_labels
 from rag_jax.data.text import GeneratorFormat, Tokenizer, encoder_input, pad_rows
 from rag_jax.retrieval.bm25 import Bm25Index
 from rag_jax.types import Batch, QuestionBatch, RetrieverBatch, Seq2SeqBatch
@@ -29,21 +29,29 @@ class QuestionTokens:
       max_question_length, max_target_length: tokens, special tokens included.
       uncased_roundtrip: the generator reads a question as the retriever's tokenizer gives it
         back, lower-cased and cut, as in Hugging Face's RAG.
+      labels: a classifier's classes: the target of an answer is its number there, and the
+        decoder reads the question, cut to max_question_length.
     """
 
     def __init__(self, examples: Sequence[Example], retriever_tokenizer: Tokenizer,
                  generator_format: GeneratorFormat, max_question_length: int,
-                 max_target_length: int, uncased_roundtrip: bool = False):
+                 max_target_length: int, uncased_roundtrip: bool = False,
+                 labels: tuple[str, ...] = ()):
         self.examples = list(examples)
         questions = [e.question for e in examples]
         self.texts = np.array(questions, object)  # as asked
         self.format = generator_format
-        self.max_target_length = max_target_length
+        self.max_target_length, self.labels = 1 if labels else max_target_length, labels
         rows = encoder_input(retriever_tokenizer, questions, None, max_question_length)
         self.ids, self.mask = pad_rows(rows, max_question_length, retriever_tokenizer.pad)
         if uncased_roundtrip:
             questions = [retriever_tokenizer.decode(row) for row in rows]
         self.suffixes = generator_format.questions(questions)
+        check_labels("questions", self.examples, labels)
+        if labels:
+            self._decoder_inputs = pad_rows(
+                generator_format.alone(questions, max_question_length), max_question_length,
+                generator_format.tokenizer.pad)
         self._targets: dict[str, list[int]] = {}
 
     def __len__(self) -> int:
@@ -55,6 +63,8 @@ class QuestionTokens:
         The answer is tokenized as inside a text, with a space before it, so that it has the ids
         of the passage that it repeats (Hugging Face's RAG: add_prefix_space).
         """
+        if self.labels:
+            return [self.labels.index(answer)]
         if answer not in self._targets:
             tokenizer = self.format.tokenizer
             ids = tokenizer.encode([f" {answer}"])[0][: self.max_target_length - 1]
@@ -71,13 +81,21 @@ class QuestionTokens:
             chosen.append(self.target(texts[pick]))
         return pad_rows(chosen, self.max_target_length, self.format.tokenizer.pad)
 
+    def decoder_inputs(self, rows: np.ndarray) -> dict[str, np.ndarray]:
+        """What a `Batch` of a classifier has besides; nothing otherwise."""
+        if not self.labels:
+            return {}
+        ids, mask = self._decoder_inputs
+        return {"decoder_ids": ids[rows], "decoder_mask": mask[rows]}
+
     def batch(self, rows: np.ndarray, rng: np.random.Generator | None = None) -> QuestionBatch:
         """The batch of `rows` without passages, which the devices will find."""
         longest = max(map(len, self.suffixes))
         return QuestionBatch(
             self.ids[rows], self.mask[rows],
             *pad_rows([self.suffixes[row] for row in rows], longest, self.format.tokenizer.pad),
-            *self.targets(rows, rng), np.ones(len(rows), np.float32))
+            *self.targets(rows, rng), np.ones(len(rows), np.float32),
+            **self.decoder_inputs(rows))
 
 
 class RagBatcher:
@@ -152,6 +170,7 @@ class RagBatcher:
             weight=np.ones(count, np.float32) if weight is None else weight[own],
             doc_ids=doc_ids,
             doc_scores=doc_scores,
+            **q.decoder_inputs(rows),
         )
 
     def _longest(self, rows: np.ndarray, retrieved: np.ndarray | None, index) -> int:

@@ -13,7 +13,7 @@ from rag_jax.config import Config, ConfigError
 from rag_jax.data.answer_targets import DEPTH, training_examples
 from rag_jax.data.batches import ENCODER_TABLE, PASSAGE_TABLE
 from rag_jax.data.corpora import read_corpus
-from rag_jax.data.question_files import Example
+from rag_jax.data.question_files import Example, check_labels
 from rag_jax.data.task_sources import trains_on
 from rag_jax.data.tasks import load_examples, prepare_dataset
 from rag_jax.data.text import (
@@ -146,6 +146,8 @@ def prepare(config: Config, workdir: pathlib.Path,
     source = None
     if not done.exists():
         source = _files(config) if data.passages else _countries(config)
+        for name, examples in source.splits.items():
+            check_labels(getattr(data, name, name) or name, examples, config.classes)
 
     def texts() -> Iterable[str]:
         if source.tokenizer_texts is not None:

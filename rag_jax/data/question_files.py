@@ -64,6 +64,18 @@ def collect(source: str, rows: Iterable[tuple[str, Example]]) -> list[Example]:
     return examples
 
 
+def check_labels(source: str, examples: Iterable[Example], labels: tuple[str, ...]) -> None:
+    """Raises ValueError for an answer that is none of a classifier's classes; () = anything is."""
+    for example in examples:
+        for answer in (*example.answers, *example.targets):
+            if labels and answer not in labels:
+                raise ValueError(
+                    f"{source}: question {example.id!r}: the answer {answer!r} is no class: "
+                    f"config.eval.labels are {', '.join(map(repr, labels))}; correct the one or "
+                    "the other"
+                )
+
+
 def _check(where: str, example: Example) -> None:
     """Raises ValueError for an example that could not be trained on or evaluated."""
     if not example.answers:

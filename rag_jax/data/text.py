@@ -213,6 +213,11 @@ class GeneratorFormat:
             [self.question_separator + " ".join(q.split()) for q in questions])
         return [row[: self.max_length // 2] for row in rows]
 
+    def alone(self, texts: Sequence[str], max_length: int) -> list[list[int]]:
+        """<s> text </s>, as a classifier's decoder reads a question; cut before </s>."""
+        rows = self.tokenizer.encode([" ".join(text.split()) for text in texts])
+        return [[self.tokenizer.start, *row[: max_length - 2], self.tokenizer.end] for row in rows]
+
     def joined_length(self, passage: np.ndarray, question: np.ndarray) -> np.ndarray:
         """How many ids `join` gives for so many of a passage and of a question."""
         return np.minimum(passage + question, self.max_length - 2) + 2

@@ -25,7 +25,7 @@ def decode_by(model: rag.RagModel, settings: Decoding, params: Params, batch: Ba
     """Answers to every question; a pure function, to be jitted by the caller.
 
     Args:
-      model: RAG-Token or RAG-Sequence by `model.kind`; scanned layers must be unstacked.
+      model: of any `model.kind`, or a classifier; scanned layers must be unstacked.
       settings: how; static under jit.
       params: query encoder and generator.
       batch: questions with passages; the targets are not read.
@@ -46,14 +46,16 @@ def decode_by(model: rag.RagModel, settings: Decoding, params: Params, batch: Ba
 
     def run(rows: tuple[Batch, jax.Array | None]) -> Decoded:
         batch, keys = rows
+        if model.classes:
+            return classify.decode_by_head(model, params, batch, settings)
         read = documents.read(model, params, batch)
         if settings.labels:
             return classify.decode(model, params, read, settings)
         if settings.sample:
             return sampling.decode(model, params, read, settings, keys)
-        if model.kind == "token" or settings.strategy == "marginal":
-            return mixture.decode(model, params, read, settings)
-        return sequence.decode(model, params, read, settings)
+        if model.kind == "sequence" and settings.strategy != "marginal":
+            return sequence.decode(model, params, read, settings)
+        return mixture.decode(model, params, read, settings)
 
     at_once = questions_at_once(model, settings, questions, passages, source)
     if at_once == questions:

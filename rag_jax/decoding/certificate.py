@@ -134,10 +134,11 @@ def _expand(model: rag.RagModel, settings: Decoding, params: Params, documents: 
       log p(. | x, prefix) float32[P, V] under the rules, log p(. | x, z, prefix) float32[P, K, V].
     """
     passages = documents.log_prior.shape[1]
-    own = Documents(
-        jax.lax.dynamic_slice_in_dim(documents.log_prior, question, 1),
-        *jax.tree.map(lambda x: jax.lax.dynamic_slice_in_dim(x, question * passages, passages),
-                      (documents.layers, documents.mask)))
+    layers, mask = jax.tree.map(
+        lambda x: jax.lax.dynamic_slice_in_dim(x, question * passages, passages),
+        (documents.layers, documents.mask))
+    log_prior = jax.lax.dynamic_slice_in_dim(documents.log_prior, question, 1)
+    own = documents._replace(log_prior=log_prior, layers=layers, mask=mask)
     inputs = rag.shift_right(prefixes, model.start_id)
     inputs = jnp.broadcast_to(inputs[None], (passages, *inputs.shape))
     states = documents_module.states(model, params, own, inputs).reshape(*inputs.shape, -1)

@@ -1,14 +1,18 @@
-"""Classification with a generator (the paper's FEVER): p(class | x) over a set of labels."""
+"""Classification (the paper's FEVER): p(class | x) over a set of labels.
+
+By the generator, which says how probable each label is as an answer (section 3.4), or by a
+classification head (appendix E).
+"""
 
 import jax
 import jax.numpy as jnp
 
 from rag_jax.decoding.documents import Documents
-from rag_jax.decoding.results import Decoded
+from rag_jax.decoding.results import Decoded, Ranked, explain
 from rag_jax.decoding.scoring import score
 from rag_jax.decoding.settings import Decoding
 from rag_jax.models import rag
-from rag_jax.types import Params
+from rag_jax.types import Batch, Params
 
 
 def decode(model: rag.RagModel, params: Params, documents: Documents, settings: Decoding
@@ -19,18 +23,42 @@ def decode(model: rag.RagModel, params: Params, documents: Documents, settings: 
     model's own and sum to log p(label's tokens | x). Labels of one token give the same result for
     RAG-Token and RAG-Sequence (section 2.1).
     """
-    labels = settings.labels
-    length = max(map(len, labels))
-    rows = [[*label, *[model.pad_id] * (length - len(label))] for label in labels]
-    shape = (documents.log_prior.shape[0], len(rows), length)
-    tokens = jnp.broadcast_to(jnp.array(rows, jnp.int32)[None], shape)
-    lengths = jnp.array([len(label) for label in labels])
-    mask = jnp.broadcast_to((jnp.arange(length)[None] < lengths[:, None])[None], shape)
+    tokens, mask = _tokens(model, settings, documents.log_prior.shape[0])
     given = score(model, params, documents, tokens, mask, settings.memory_mib)
     given = given._replace(log_p=jax.nn.log_softmax(given.log_p, axis=-1))
+    return _ranked(given, documents.prior)
+
+
+def decode_by_head(model: rag.RagModel, params: Params, batch: Batch, settings: Decoding
+                   ) -> Decoded:
+    """As `decode`, by p(class | x) = sum_z p(z | x) p(class | x, z) of the classification head.
+
+    A class is decided as a whole: its label's first token has the log p and the others have 0.
+    """
+    log_prior = rag.log_prior(model, params, batch)
+    log_p = jax.nn.log_softmax(rag.class_logits(model, params, batch), axis=-1).swapaxes(1, 2)
+    tokens, mask = _tokens(model, settings, log_prior.shape[0])
+    first = (jnp.arange(tokens.shape[2]) == 0)[None, None, :, None]
+    doc_log_p = jnp.where(first, log_p[:, :, None], 0.0)  # -> [B, C, T, K]
+    given = explain("sequence", rag.document_prior(model, log_prior), tokens, mask, doc_log_p,
+                    jnp.ones(tokens.shape[:2], bool), model.end_id)
+    return _ranked(given, jnp.exp(log_prior))
+
+
+def _tokens(model: rag.RagModel, settings: Decoding, questions: int
+            ) -> tuple[jax.Array, jax.Array]:
+    """The labels as answers to every question, int32[B, C, T], and the mask of their tokens."""
+    length = max(map(len, settings.labels))
+    rows = [[*label, *[model.pad_id] * (length - len(label))] for label in settings.labels]
+    real = [[place < len(label) for place in range(length)] for label in settings.labels]
+    shape = (questions, len(rows), length)
+    return (jnp.broadcast_to(jnp.array(rows, jnp.int32)[None], shape),
+            jnp.broadcast_to(jnp.array(real)[None], shape))
+
+
+def _ranked(given: Ranked, prior: jax.Array) -> Decoded:
+    questions = prior.shape[0]
     order = jnp.argsort(-given.log_p, axis=1)
-    row = jnp.arange(shape[0])[:, None]
-    ranked = jax.tree.map(lambda x: x[row, order], given)
-    everything = jnp.ones(shape[0], bool)  # no class is left out
-    return Decoded(ranked, jnp.exp(documents.log_prior), everything,
-                   jnp.full(shape[0], -jnp.inf))
+    ranked = jax.tree.map(lambda x: x[jnp.arange(questions)[:, None], order], given)
+    everything = jnp.ones(questions, bool)  # no class is left out
+    return Decoded(ranked, prior, everything, jnp.full(questions, -jnp.inf))

@@ -6,7 +6,8 @@ of the attention, so that nothing is copied for each of them. Their own past is 
 way: all M*T of its places lie side by side, and a mask says which of them are a hypothesis's own,
 so that a beam search moves no keys and values either.
 
-Rows are documents, question-major: R = B*K.
+Rows are documents, question-major: R = B*K. Fusion-in-Decoder has K = 1 everywhere below: all
+passages of a question are one document, with the places of all of them.
 """
 
 from typing import NamedTuple
@@ -33,23 +34,22 @@ class Past(NamedTuple):
 
 
 class Documents(NamedTuple):
-    log_prior: jax.Array  # float32[B, K], log p(z | x)
+    prior: jax.Array  # float32[B, number of passages], p(z | x) of the retriever
+    log_prior: jax.Array  # float32[B, K], log p of the documents: of the passages, or 0 of one
     layers: tuple[KeysValues, ...]  # of cross-attention, one per decoder layer
     mask: jax.Array  # bool[R, S]
 
 
 def read(model: rag.RagModel, params: Params, batch: Batch) -> Documents:
     """Encodes every document with its question."""
-    rows = batch.source_ids.shape[0] * batch.source_ids.shape[1]
-    ids = batch.source_ids.reshape(rows, -1)  # -> [R, S]
-    mask = batch.source_mask.reshape(rows, -1)
-
-    def layers(bart: Bart) -> tuple[KeysValues, ...]:
-        encoded = bart.encode(ids, mask)
+    def layers(bart: Bart) -> tuple[tuple[KeysValues, ...], jax.Array]:
+        encoded, mask = rag.encode_documents(model, bart, batch)
         return tuple(KeysValues(*layer.cross_attention.keys_values(encoded))
-                     for layer in bart.decoder.loop())
+                     for layer in bart.decoder.loop()), mask
 
-    return Documents(rag.log_prior(model, params, batch), _apply(model, params, layers), mask)
+    log_prior = rag.log_prior(model, params, batch)
+    return Documents(jnp.exp(log_prior), rag.document_prior(model, log_prior),
+                     *_apply(model, params, layers))
 
 
 def empty_past(documents: Documents, searches: int, hypotheses: int, length: int) -> Past:

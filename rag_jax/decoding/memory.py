@@ -11,7 +11,8 @@ BUSY = 1024  # tokens of a pass that keep a device busy; larger passes score mor
 
 
 def question_bytes(model: RagModel, settings: Decoding, passages: int, source: int) -> int:
-    """Encoding K passages of S tokens and searching them with M hypotheses of T tokens."""
+    """Encoding K passages of S tokens and searching them with M hypotheses of T tokens about each,
+    or, fused, about all."""
     c, length = model.generator, settings.max_length
     beams = settings.num_return_sequences if settings.sample else settings.num_beams
     stored = jnp.dtype(c.dtype).itemsize
@@ -19,7 +20,9 @@ def question_bytes(model: RagModel, settings: Decoding, passages: int, source: i
     cross = 2 * c.decoder_layers * source * c.width
     past = 2 * c.decoder_layers * beams * length * c.width
     logits = 2 * beams * c.vocab_size
-    return passages * (FLOAT * (encoding + logits) + stored * (cross + 2 * past))
+    documents = 1 if model.fuses else passages
+    return (passages * (FLOAT * encoding + stored * cross)
+            + documents * (FLOAT * logits + stored * 2 * past))
 
 
 def candidate_bytes(model: RagModel, length: int, source: int) -> int:

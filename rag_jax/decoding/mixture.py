@@ -4,6 +4,7 @@ Both models are autoregressive in p(y_t | x, y_<t) = sum_z w_t(z) p(y_t | x, z, 
   RAG-Token (section 2.1): w_t(z) = p(z | x);
   RAG-Sequence: w_t(z) = p(z | x, y_<t), proportional to p(z | x) p(y_<t | x, z), so that the
   product over t is sum_z p(z | x) prod_t p(y_t | x, z, y_<t). Its scores are exact at every step.
+Fusion-in-Decoder has one document, and its weight is 1.
 """
 
 import functools
@@ -24,13 +25,9 @@ from rag_jax.types import Params
 
 def weights(kind: str, log_prior: jax.Array) -> Callable[[jax.Array], jax.Array]:
     """The function log p(y_<t | x, z) float32[B, M, K] -> log w_t(z) float32[B, M, K]."""
-    if kind == "token":
-        return lambda log_p: jnp.broadcast_to(log_prior[:, None], log_p.shape)
-
-    def normalised(log_p: jax.Array) -> jax.Array:
-        return jax.nn.log_softmax(log_prior[:, None] + log_p, axis=-1)
-
-    return normalised
+    if kind == "sequence":
+        return lambda log_p: jax.nn.log_softmax(log_prior[:, None] + log_p, axis=-1)
+    return lambda log_p: jnp.broadcast_to(log_prior[:, None], log_p.shape)
 
 
 def search(model: rag.RagModel, params: Params, documents: Documents, settings: Decoding,
@@ -50,7 +47,7 @@ def search(model: rag.RagModel, params: Params, documents: Documents, settings: 
 
 def decode(model: rag.RagModel, params: Params, documents: Documents, settings: Decoding
            ) -> Decoded:
-    """RAG-Token, or RAG-Sequence by one beam over its recursion."""
+    """RAG-Token, Fusion-in-Decoder, or RAG-Sequence by one beam over its recursion."""
     questions = documents.log_prior.shape[0]
     found = search(model, params, documents, settings, questions,
                    weights(model.kind, documents.log_prior))
@@ -59,4 +56,4 @@ def decode(model: rag.RagModel, params: Params, documents: Documents, settings: 
     tokens = best.tokens[:, :count]
     ranked = explain(model.kind, documents.log_prior, tokens, until_end(tokens, model.end_id),
                      best.doc_log_p[:, :count], best.scores[:, :count] > MASKED / 2, model.end_id)
-    return Decoded(ranked, jnp.exp(documents.log_prior), certified, bound)
+    return Decoded(ranked, documents.prior, certified, bound)

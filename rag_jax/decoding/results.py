@@ -11,7 +11,10 @@ from rag_jax.models.layers import MASKED
 
 
 class Ranked(NamedTuple):
-    """N answers to each question of a batch, best first (samples: as drawn)."""
+    """N answers to each question of a batch, best first (samples: as drawn).
+
+    K = 1 where all passages are one document (Fusion-in-Decoder): its posterior is 1.
+    """
 
     tokens: jax.Array  # int32[B, N, T], padded after </s>
     log_p: jax.Array  # float32[B, N], log p(y | x); fast: its lower bound from the beams
@@ -67,7 +70,7 @@ def explain(kind: str, log_prior: jax.Array, tokens: jax.Array, mask: jax.Array,
     """Probabilities and posteriors of answers from what each document says of every token.
 
     Args:
-      kind: "token" or "sequence".
+      kind: of the model.
       log_prior: float32[B, K].
       tokens: int32[B, N, T].
       mask: bool[B, N, T], False in padding.
@@ -76,16 +79,16 @@ def explain(kind: str, log_prior: jax.Array, tokens: jax.Array, mask: jax.Array,
     """
     doc_log_p = jnp.where(mask[..., None], doc_log_p, 0.0)
     prior = log_prior[:, None, None, :]
-    if kind == "token":
-        joint = prior + doc_log_p  # [B, N, T, K], log p(z, y_t | x, y_<t)
-        token_log_p = jnp.where(mask, jax.nn.logsumexp(joint, axis=-1), 0.0)
-        weights = mask / mask.sum(axis=-1, keepdims=True)
-        posterior = jnp.einsum("BNTK,BNT->BNK", jax.nn.softmax(joint, axis=-1), weights)
-    else:
-        joint = prior + jnp.cumsum(doc_log_p, axis=2)  # log p(z, y_<=t | x)
+    if kind == "sequence":
+        joint = prior + jnp.cumsum(doc_log_p, axis=2)  # [B, N, T, K], log p(z, y_<=t | x)
         log_p = jax.nn.logsumexp(joint, axis=-1)
         token_log_p = jnp.where(mask, jnp.diff(log_p, axis=-1, prepend=0.0), 0.0)
         posterior = jax.nn.softmax(joint[:, :, -1], axis=-1)
+    else:
+        joint = prior + doc_log_p  # log p(z, y_t | x, y_<t)
+        token_log_p = jnp.where(mask, jax.nn.logsumexp(joint, axis=-1), 0.0)
+        weights = mask / mask.sum(axis=-1, keepdims=True)
+        posterior = jnp.einsum("BNTK,BNT->BNK", jax.nn.softmax(joint, axis=-1), weights)
     token_posterior = jnp.where(mask[..., None], jax.nn.softmax(joint, axis=-1), 0.0)
     log_p = jax.vmap(marginal.MARGINALS[kind], in_axes=(None, 1, 1), out_axes=1)(
         log_prior, doc_log_p.swapaxes(2, 3), mask)

@@ -70,7 +70,7 @@ def decode(model: rag.RagModel, params: Params, documents: Documents, settings: 
     mask = until_end(state.tokens, model.end_id)
     ranked = explain(model.kind, documents.log_prior, state.tokens, mask, state.doc_log_p, valid,
                      model.end_id)
-    return Decoded(ranked, jnp.exp(documents.log_prior), jnp.zeros(questions, bool),
+    return Decoded(ranked, documents.prior, jnp.zeros(questions, bool),
                    jnp.full(questions, jnp.inf))
 
 

@@ -68,7 +68,7 @@ def decode(model: rag.RagModel, params: Params, documents: Documents, settings: 
                      log_p.transpose(0, 2, 3, 1)[row, best], distinct[row, best], model.end_id)
     certified, bound = _certify(settings, documents, ranked.log_p[:, 0],
                                 (group[row, best] == 0)[:, 0], found.bound)
-    return Decoded(ranked, jnp.exp(log_prior), certified, bound)
+    return Decoded(ranked, documents.prior, certified, bound)
 
 
 def _total(log_prior: jax.Array, log_p: jax.Array) -> jax.Array:

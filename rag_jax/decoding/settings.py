@@ -17,7 +17,7 @@ class Decoding:
     is the same number in both.)
 
     Attributes:
-      strategy: of RAG-Sequence; RAG-Token has one way only and ignores it.
+      strategy: of RAG-Sequence; RAG-Token and Fusion-in-Decoder have one way only and ignore it.
         marginal: one beam on p(y_t | x, y_<t) with the documents summed out.
         thorough: a beam for each document, every hypothesis scored under every document.
         fast: the same, with probability 0 for the documents whose beam lacks the hypothesis.
@@ -36,7 +36,8 @@ class Decoding:
       sample: draw from p(y | x) instead of searching; RAG-Sequence by its marginal recursion.
       temperature, top_k, top_p: of sampling, in this order; 1, 0 and 1 leave the distribution.
       labels: token sequences that are all the answers there are (classification): as in training's
-        targets, one output token each, or whole strings with </s>. Nothing is searched then.
+        targets, one output token each, or whole strings with </s>. Nothing is searched then. A
+        classifier's labels are the names of its classes, in their order.
       memory_mib: budget for the decoder's arrays on all devices together; questions, and
         candidates of the thorough strategy, are worked off in groups that fit. 0 = all at once.
     """
@@ -103,6 +104,8 @@ class Decoding:
 
     def check(self, model: RagModel) -> None:
         """Raises ValueError where the model does not allow these settings."""
+        if model.classes and len(self.labels) != model.classes:
+            raise ValueError(f"labels={self.labels}: the classifier has {model.classes} classes")
         longest = model.generator.max_positions
         if self.max_length > longest:
             raise ValueError(f"max_length={self.max_length}: the generator has {longest} positions")

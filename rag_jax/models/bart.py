@@ -17,6 +17,7 @@ from rag_jax.models.layers import (
     Attention,
     FeedForward,
     LayerNorm,
+    Linear,
     Stack,
     embedding_table,
     look_up,
@@ -87,6 +88,24 @@ class DecoderLayer(nn.Module):
         attended = self.self_attention(x, x, causal, deterministic)
         keys, values = self.cross_attention.keys_values(encoded)
         return self.after_self(x, attended, keys, values, source_mask, deterministic)
+
+
+class ClassificationHead(nn.Module):
+    """Logits float32[..., C] of C classes from states [..., D], with a tanh layer of width D.
+
+    Differs from HF: the dropout rate is the generator's (classifier_dropout there, 0 as released).
+    """
+
+    config: BartConfig
+    classes: int
+
+    @nn.compact
+    def __call__(self, states: jax.Array, deterministic: bool = True) -> jax.Array:
+        c, drop = self.config, nn.Dropout(self.config.dropout)
+        x = drop(states.astype(jnp.float32), deterministic=deterministic)
+        x = jnp.tanh(Linear(c.width, ("embed", "mlp"), init_std=c.init_std, name="dense")(x))
+        x = drop(x, deterministic=deterministic)
+        return Linear(self.classes, ("mlp", "classes"), init_std=c.init_std, name="out")(x)
 
 
 class Bart(nn.Module):

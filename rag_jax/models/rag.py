@@ -1,12 +1,18 @@
-"""The three towers as one model, and pure functions over their parameters.
+"""The towers as one model, and pure functions over their parameters.
 
 Parameters are {"query_encoder", "document_encoder", "generator"} and, where there is one,
-"null_document"; every function takes the tree (or the part that it needs) first. Retrieval itself
-happens elsewhere: passages arrive as token rows and embeddings, or BM25 scores, in a `Batch`.
+"null_document" and "classifier"; every function takes the tree (or the part that it needs) first.
+Retrieval itself happens elsewhere: passages arrive as token rows and embeddings, or BM25 scores, in
+a `Batch`.
+
+What a kind of model makes of K passages is what its decoder tells apart: RAG-Token and
+RAG-Sequence have K documents with p(z | x), and sum them out. Fusion-in-Decoder (Izacard & Grave
+2021, arXiv 2007.01282) encodes each passage alone, too, but its decoder attends to all of them at
+once: one document, K times as long, with probability 1.
 """
 
 import dataclasses
-from typing import Any
+from collections.abc import Callable
 
 import flax.linen as nn
 import jax
@@ -14,22 +20,26 @@ import jax.numpy as jnp
 
 from rag_jax import marginal
 from rag_jax.config import BartConfig, BertConfig
-from rag_jax.models.bart import Bart, tied_logits
+from rag_jax.models.bart import Bart, ClassificationHead, tied_logits
 from rag_jax.models.dpr import DprEncoder
+from rag_jax.models.layers import MASKED
 from rag_jax.models.null_document import NullDocument
 from rag_jax.types import Batch, Params
 
 TOWERS = ("query_encoder", "document_encoder", "generator")
 NULL = "null_document"
+CLASSIFIER = "classifier"
 
 
 @dataclasses.dataclass(frozen=True)
 class RagModel:
     """Architecture and special tokens; hashable, so that it can be a static jit argument.
 
+    kind: one of `marginal.MARGINALS`.
     start_id: the generator's first input token (BART's decoder_start_token_id, </s>).
     null_document: "none", or the kind of its score; see `NullDocument`.
     lexical: BM25 scores the passages, and there are no encoders.
+    classes: of a classifier, whose answers are their numbers; 0 = answers are texts.
     """
 
     retriever: BertConfig
@@ -40,12 +50,19 @@ class RagModel:
     pad_id: int
     null_document: str = "none"
     lexical: bool = False
+    classes: int = 0
 
     @property
     def towers(self) -> tuple[str, ...]:
         """The towers of this model: parts of its parameters that train or not."""
         towers = ("generator",) if self.lexical else TOWERS
-        return towers if self.null_document == "none" else (*towers, NULL)
+        towers += (NULL,) * (self.null_document != "none")
+        return towers + (CLASSIFIER,) * (self.classes > 0)
+
+    @property
+    def fuses(self) -> bool:
+        """The decoder reads the K passages of a question as one document."""
+        return self.kind == "fid"
 
     @property
     def encoder_module(self) -> DprEncoder:
@@ -59,20 +76,25 @@ class RagModel:
     def embedding_width(self) -> int:
         return self.retriever.projection or self.retriever.width
 
+    @property
+    def classifier_module(self) -> ClassificationHead:
+        return ClassificationHead(self.generator, self.classes)
+
     def init(self, key: jax.Array, towers: tuple[str, ...] | None = None) -> Params:
         """Fresh parameters of `towers` (all by default), boxed with their logical axis names."""
         ids, mask = jnp.zeros((1, 4), jnp.int32), jnp.ones((1, 4), bool)
+        modules = {
+            "query_encoder": (self.encoder_module, ids, mask),
+            "document_encoder": (self.encoder_module, ids, mask),
+            "generator": (self.generator_module, ids, mask, ids),
+            NULL: (NullDocument(self.null_document), jnp.zeros((1, self.embedding_width))),
+            CLASSIFIER: (self.classifier_module, jnp.zeros((1, self.generator.width))),
+        }
         params = {}
         for tower in self.towers if towers is None else towers:
-            tower_key = jax.random.fold_in(key, (*TOWERS, NULL).index(tower))
-            if tower == "generator":
-                variables = self.generator_module.init(tower_key, ids, mask, ids)
-            elif tower == NULL:
-                queries = jnp.zeros((1, self.embedding_width))
-                variables = NullDocument(self.null_document).init(tower_key, queries)
-            else:
-                variables = self.encoder_module.init(tower_key, ids, mask)
-            params[tower] = variables["params"]
+            module, *inputs = modules[tower]
+            tower_key = jax.random.fold_in(key, list(modules).index(tower))
+            params[tower] = module.init(tower_key, *inputs)["params"]
         return params
 
 
@@ -121,23 +143,59 @@ def score_targets(params: Params, states: jax.Array, targets: jax.Array, chunk: 
     return jnp.concatenate(pieces, axis=1)
 
 
+Encode = Callable[[Bart], tuple[jax.Array, jax.Array]]  # -> states [R, S, D], mask bool[R, S]
+
+
+def _decoder_states(model: RagModel, params: Params, encode: Encode, targets: jax.Array,
+                    dropout_key: jax.Array | None) -> jax.Array:
+    """Decoder states dtype[R, T, D] where targets int32[R, T] are forced, about what is encoded."""
+    def run(bart: Bart) -> jax.Array:
+        encoded, mask = encode(bart)
+        return bart.decode(encoded, mask, shift_right(targets, model.start_id),
+                           dropout_key is None)
+
+    return nn.apply(run, model.generator_module)({"params": params}, rngs=_rngs(dropout_key))
+
+
 def seq2seq_log_probs(model: RagModel, params: Params, source_ids: jax.Array,
                       source_mask: jax.Array, target_ids: jax.Array,
                       label_smoothing: float = 0.0, dropout_key: jax.Array | None = None
                       ) -> jax.Array:
     """log p(y_t | source, y_<t) of one generator, float32[R, T]."""
-    module, deterministic = model.generator_module, dropout_key is None
+    def encode(bart: Bart) -> tuple[jax.Array, jax.Array]:
+        return bart.encode(source_ids, source_mask, dropout_key is None), source_mask
 
-    def states(bart: Bart, *arguments: Any) -> jax.Array:
-        ids, mask, decoder_ids = arguments
-        encoded = bart.encode(ids, mask, deterministic)
-        return bart.decode(encoded, mask, decoder_ids, deterministic)
-
-    hidden = nn.apply(states, module)(
-        {"params": params}, source_ids, source_mask, shift_right(target_ids, model.start_id),
-        rngs=_rngs(dropout_key),
-    )
+    hidden = _decoder_states(model, params, encode, target_ids, dropout_key)
     return score_targets(params, hidden, target_ids, model.generator.logit_chunk, label_smoothing)
+
+
+def encode_documents(model: RagModel, bart: Bart, batch: Batch, deterministic: bool = True
+                     ) -> tuple[jax.Array, jax.Array]:
+    """What the decoder attends to, each passage encoded alone with its question.
+
+    Returns:
+      States dtype[R, S, D] and mask bool[R, S] of R = B*K documents, question-major.
+      Fusion-in-Decoder: of R = B documents of K*S tokens, missing passages masked.
+    """
+    questions, passages, source = batch.source_ids.shape
+    mask = batch.source_mask
+    if model.fuses:
+        mask = mask & batch.doc_mask[..., None]
+    rows = (questions * passages, source)
+    encoded = bart.encode(batch.source_ids.reshape(rows), mask.reshape(rows), deterministic)
+    documents = questions if model.fuses else questions * passages
+    return encoded.reshape(documents, -1, encoded.shape[-1]), mask.reshape(documents, -1)
+
+
+def document_prior(model: RagModel, log_prior: jax.Array) -> jax.Array:
+    """log p of the documents that the decoder tells apart, from log p(z | x) float32[B, K].
+
+    The same; or, for Fusion-in-Decoder, float32[B, 1]: 0, or MASKED without any passage.
+    """
+    if not model.fuses:
+        return log_prior
+    found = (log_prior > MASKED / 2).any(axis=-1, keepdims=True)
+    return jnp.where(found, 0.0, MASKED)
 
 
 def log_prior(model: RagModel, params: Params, batch: Batch,
@@ -180,18 +238,50 @@ def _inner_products(model: RagModel, params: Params, batch: Batch,
     return queries, jnp.einsum("BE,BKE->BK", queries, embeddings)
 
 
+def _states(model: RagModel, params: Params, batch: Batch, targets: jax.Array,
+            dropout_key: jax.Array | None) -> jax.Array:
+    """Decoder states dtype[B, K, T, D] where targets int32[B, T] are forced, about each document;
+    K = 1 for Fusion-in-Decoder."""
+    documents = 1 if model.fuses else batch.source_ids.shape[1]
+    hidden = _decoder_states(
+        model, params["generator"],
+        lambda bart: encode_documents(model, bart, batch, dropout_key is None),
+        jnp.repeat(targets, documents, axis=0), dropout_key)
+    return hidden.reshape(targets.shape[0], documents, *hidden.shape[1:])
+
+
+def class_logits(model: RagModel, params: Params, batch: Batch,
+                 dropout_key: jax.Array | None = None) -> jax.Array:
+    """Logits float32[B, K, C] of the classes under each passage (Fusion-in-Decoder: [B, 1, C]).
+
+    As BART classifies sentences: the decoder reads </s> <s> question, and the head its last state.
+    The encoder has read the passage with the question, as for an answer (appendix E).
+    """
+    hidden = _states(model, params, batch, batch.decoder_ids, dropout_key)
+    last = batch.decoder_mask & ~jnp.pad(batch.decoder_mask[:, 1:], ((0, 0), (0, 1)))
+    # A sum, not a look-up: it communicates nothing where the questions are split over devices.
+    state = jnp.einsum("BKTD,BT->BKD", hidden, last.astype(hidden.dtype))
+    key = None if dropout_key is None else jax.random.fold_in(dropout_key, 1)
+    return model.classifier_module.apply(
+        {"params": params[CLASSIFIER]}, state, key is None, rngs=_rngs(key))
+
+
 def token_log_probs(model: RagModel, params: Params, batch: Batch, label_smoothing: float = 0.0,
                     dropout_key: jax.Array | None = None) -> jax.Array:
-    """log p(y_t | x, z, y_<t) float32[B, K, T] of the batch's targets under each passage."""
-    questions, passages, _ = batch.source_ids.shape
-    log_p = seq2seq_log_probs(
-        model, params["generator"],
-        batch.source_ids.reshape(questions * passages, -1),  # -> [B*K, S]
-        batch.source_mask.reshape(questions * passages, -1),
-        jnp.repeat(batch.target_ids, passages, axis=0),
-        label_smoothing, dropout_key,
-    )
-    return log_p.reshape(questions, passages, -1)  # -> [B, K, T]
+    """log p(y_t | x, z, y_<t) float32[B, K, T] of the batch's targets under each passage.
+
+    Fusion-in-Decoder: [B, 1, T], under all of them. A classifier's one token is the class.
+    """
+    if model.classes:
+        logits = class_logits(model, params, batch, dropout_key)[:, :, None]  # -> [B, K, 1, C]
+        classes = jnp.broadcast_to(batch.target_ids[:, None], logits.shape[:3])
+        return marginal.target_log_probs(logits, classes, label_smoothing)
+    hidden = _states(model, params, batch, batch.target_ids, dropout_key)
+    log_p = score_targets(
+        params["generator"], hidden.reshape(-1, *hidden.shape[2:]),
+        jnp.repeat(batch.target_ids, hidden.shape[1], axis=0), model.generator.logit_chunk,
+        label_smoothing)
+    return log_p.reshape(hidden.shape[:3])  # -> [B, K, T]
 
 
 def log_likelihood(model: RagModel, params: Params, batch: Batch, label_smoothing: float = 0.0,
@@ -200,20 +290,19 @@ def log_likelihood(model: RagModel, params: Params, batch: Batch, label_smoothin
 
     Returns:
       log_p float32[B] = log p(y | x) in nats; prior float32[B, K] = p(z | x);
-      posterior float32[B, K] = p(z | x, y), for RAG-Token the mean of the tokens' posteriors.
+      posterior float32[B, K] = p(z | x, y), for RAG-Token the mean of the tokens' posteriors;
+      Fusion-in-Decoder has none, and gives the prior again.
       With a null document these are [B, K + 1], and log_p_null float32[B] = log p(y | x, null).
     """
     keys = (None, None) if dropout_key is None else jax.random.split(dropout_key)
     prior = log_prior(model, params, batch, keys[0])
     log_p = token_log_probs(model, params, batch, label_smoothing, keys[1])
-    if model.kind == "sequence":
-        posterior = marginal.sequence_posterior(prior, log_p, batch.target_mask)
-    else:
-        posterior = marginal.mean_token_posterior(prior, log_p, batch.target_mask)
+    said = (document_prior(model, prior), log_p, batch.target_mask)
     found = {
-        "log_p": marginal.MARGINALS[model.kind](prior, log_p, batch.target_mask),
+        "log_p": marginal.MARGINALS[model.kind](*said),
         "prior": jnp.exp(prior),
-        "posterior": posterior,
+        "posterior": (jnp.exp(prior) if model.fuses
+                      else marginal.POSTERIORS[model.kind](*said)),
     }
     if model.null_document != "none":
         found["log_p_null"] = jnp.where(batch.target_mask, log_p[:, -1], 0.0).sum(axis=-1)

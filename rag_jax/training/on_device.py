@@ -200,6 +200,8 @@ def completion(model: rag.RagModel, format: GeneratorFormat, k: int, index: Devi
             target_mask=questions.target_mask,
             weight=questions.weight,
             doc_ids=ids,
+            decoder_ids=questions.decoder_ids,
+            decoder_mask=questions.decoder_mask,
             **trained,
         )
         return jax.lax.with_sharding_constraint(batch, parallel.batch_sharding(mesh))

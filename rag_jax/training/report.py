@@ -91,7 +91,7 @@ def evaluate_runs(job: stages.Job, indexes: dict[str, PassageIndex], warm: Any
     results = {run: reporter.evaluate(run).metrics for run in job.config.runs}
     em = {run: metrics["em"] for run, metrics in results.items()}
     report: dict[str, Any] = {"em": em, "split": reporter.split, "metrics": results}
-    rag_runs = [run for run in job.config.runs if run in ("rag_token", "rag_sequence")]
+    rag_runs = [run for run in job.config.runs if run in ("rag_token", "rag_sequence", "fid")]
     if rag_runs:
         if len(job.prepared.splits[reporter.split]) > 1:  # one question has nobody to swap with
             results["shuffled"] = reporter.shuffled(rag_runs[0]).metrics

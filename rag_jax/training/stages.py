@@ -76,7 +76,7 @@ class Job:
         data = self.config.data
         return QuestionTokens(examples, self.prepared.retriever_tokenizer, self.prepared.format,
                               data.max_question_length, data.max_target_length,
-                              data.question_text == "uncased_roundtrip")
+                              data.question_text == "uncased_roundtrip", self.config.classes)
 
 
 def build_model(config: Config, prepared: Prepared) -> rag.RagModel:
@@ -98,7 +98,7 @@ def build_model(config: Config, prepared: Prepared) -> rag.RagModel:
     tok = prepared.generator_tokenizer
     return rag.RagModel(towers["retriever"], towers["generator"], config.model.kind, tok.end,
                         tok.end, tok.pad, config.model.null_document,
-                        config.retrieval.retriever == "bm25")
+                        config.retrieval.retriever == "bm25", len(config.classes))
 
 
 def fingerprint(model: rag.RagModel, params: Any) -> str:
@@ -218,13 +218,15 @@ def decoding_settings(config: Config, tokenizer: Tokenizer) -> Decoding:
     def ids(text: str) -> tuple[int, ...]:
         return tuple(tokenizer.encode([f" {text}"])[0])
 
+    labels = tuple((*ids(label), tokenizer.end) for label in config.eval.labels)
+    longest = max(map(len, labels)) if config.classes else config.data.max_target_length
     try:
         return Decoding(**{
             **same,
-            "max_length": config.data.max_target_length,
+            "max_length": longest,
             "bad_words": tuple(map(ids, config.eval.bad_words)),
             "prefix": ids(config.eval.prefix) if config.eval.prefix else None,
-            "labels": tuple((*ids(label), tokenizer.end) for label in config.eval.labels),
+            "labels": labels,
             "forced_bos": tokenizer.start if config.eval.forced_bos else None,
         })
     except ValueError as error:
@@ -232,12 +234,12 @@ def decoding_settings(config: Config, tokenizer: Tokenizer) -> Decoding:
 
 
 def fine_tune(job: Job, run: str, warm: Any, index: Memory) -> Any:
-    """RAG fine-tuning of one run; returns the parameters of its best checkpoint by dev score.
+    """Fine-tuning of one run; returns the parameters of its best checkpoint by dev score.
 
     Args:
       job: with the configuration of this run.
       run: its name and folder.
-      warm: parameters to start from, of all towers but the null document.
+      warm: parameters to start from, of all towers but the null document and the classifier.
       index: the memory.
     """
     config, towers = job.config, job.model.towers
@@ -245,8 +247,7 @@ def fine_tune(job: Job, run: str, warm: Any, index: Memory) -> Any:
     rates = {"query_encoder": train.query_encoder_rate, "generator": train.generator_rate}
     if train.document_encoder == "refresh":
         rates["document_encoder"] = train.document_encoder_rate
-    if rag.NULL in towers:
-        rates[rag.NULL] = 1.0
+    rates |= {tower: 1.0 for tower in (rag.NULL, rag.CLASSIFIER) if tower in towers}
     rates = {tower: rate for tower, rate in rates.items() if rate is not None}
     if not rates:
         raise ConfigError("config.train: query_encoder_rate and generator_rate are both none: "

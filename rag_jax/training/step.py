@@ -37,7 +37,7 @@ class TrainState(NamedTuple):
 
 
 def rag_loss(model: rag.RagModel, label_smoothing: float = 0.0) -> LossFunction:
-    """- log p(y | x), RAG-Token or RAG-Sequence (section 2.4), summed over questions."""
+    """- log p(y | x) by the model's kind (section 2.4), summed over questions."""
 
     def loss(params: Params, batch: Batch, key: jax.Array | None) -> Sums:
         out = rag.log_likelihood(model, params, batch, label_smoothing, key)

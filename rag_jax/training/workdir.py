@@ -32,7 +32,8 @@ def start(config: Config, workdir: pathlib.Path) -> pathlib.Path:
         earlier = read(workdir)
         changed = [name for name in overrides.fields()
                    if value(earlier, name) != value(config, name)
-                   and not name.startswith(CHANGEABLE)]
+                   and (not name.startswith(CHANGEABLE)
+                        or name == "eval.labels" and earlier.classes)]
         if changed:
             shown = "\n".join(f"  config.{name}: {value(earlier, name)!r} there, "
                               f"{value(config, name)!r} now" for name in changed)

@@ -207,6 +207,28 @@ def test_targets_of_its_own_train_instead_of_the_answers(made):
     assert drawn == {"Ada", "Bo"}
 
 
+def test_a_classifiers_targets_are_numbers_and_its_decoder_reads_the_question(made):
+    """<s> question </s>, cut before </s>; an answer that is no class is named with its question."""
+    questions, _, bart, bert = made
+    labels = ("no", "yes", "perhaps")
+    examples = [e._replace(answers=(labels[i % 3],)) for i, e in enumerate(EXAMPLES)]
+    classified = QuestionTokens(examples, bert, questions.format, 10, TARGET, labels=labels)
+    rows = np.array([4, 1, 2])
+    batch = RagBatcher(classified, 8, WIDTH).batch(rows, None, own=np.array([0, 2]))
+    assert targets(batch) == [[1], [2]] and batch.target_ids.shape == (2, 1)
+    for ids, mask, row in zip(batch.decoder_ids, batch.decoder_mask, rows[[0, 2]], strict=True):
+        whole = bart.encode([EXAMPLES[row].question])[0]
+        assert ids[mask].tolist() == [bart.start, *whole[:8], bart.end]
+        assert ids.shape == (10,) and (ids[~mask] == bart.pad).all()
+    long = classified.batch(np.array([1]))
+    assert long.decoder_mask.all() and long.decoder_ids[0, -1] == bart.end
+    assert len(bart.encode([EXAMPLES[1].question])[0]) > 8
+    assert questions.batch(rows).decoder_ids is None
+    with pytest.raises(ValueError, match="question 'b': the answer 'There' is no class: .*'no', "):
+        QuestionTokens([*examples[:1], EXAMPLES[1]], bert, questions.format, 10, TARGET,
+                       labels=labels)
+
+
 def test_a_long_answer_is_cut_before_its_end(made, rag):
     """Without </s> the model would never learn to stop; one token more would not fit."""
     _, _, bart, _ = made

@@ -1,5 +1,6 @@
 """Classification against sums over documents in float64."""
 
+import dataclasses
 import functools
 
 import jax
@@ -10,6 +11,7 @@ from enumerated import BATCH, END, QUESTIONS, model, params, world
 
 from rag_jax.decoding.answer import decode_by
 from rag_jax.decoding.settings import Decoding
+from rag_jax.models import rag
 
 KINDS = ["token", "sequence"]
 
@@ -69,6 +71,59 @@ def test_the_budget_changes_nothing(monkeypatch):
     monkeypatch.setattr(scoring, "candidates_at_once", lambda *a: 2)
     for a, b in zip(run("sequence", labels), expected, strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+
+
+NAMES = ((3, END), (0, 4, END), (5, END))
+CLAIMS = tiny.class_batch(3, seed=2, questions=6)
+
+
+@functools.cache
+def head(kind):
+    """(model, parameters, settings, answers) of a classifier."""
+    built = tiny.rag_model(kind, classes=3)
+    weights = tiny.rag_params(built, seed=1)
+    weights["classifier"]["out"] = {"kernel": 4 * weights["classifier"]["out"]["kernel"],
+                                    "bias": np.zeros(3, np.float32)}  # the claim decides
+    settings = Decoding(labels=NAMES, max_length=4)
+    return built, weights, settings, jax.device_get(tiny.jit(functools.partial(
+        decode_by, built, settings))(weights, CLAIMS))
+
+
+@pytest.mark.parametrize("kind", ["token", "fid"])
+def test_a_head_ranks_its_classes_as_training_scores_them(kind):
+    """Every class's log p, prior and posterior are `rag.log_likelihood`'s with it as the target."""
+    built, weights, _, found = head(kind)
+    forced = tiny.jit(functools.partial(rag.log_likelihood, built))
+    log_p = np.zeros((len(CLAIMS.weight), 3))
+    for number, name in enumerate(NAMES):
+        target = np.full((len(CLAIMS.weight), 1), number, np.int32)
+        expected = forced(weights, CLAIMS._replace(target_ids=target))
+        log_p[:, number] = expected["log_p"]
+        for question in range(len(log_p)):
+            place = places(found.ranked, question, NAMES)[number]
+            np.testing.assert_allclose(found.ranked.log_p[question, place],
+                                       expected["log_p"][question], rtol=1e-5, atol=1e-7)
+            steps = found.ranked.token_log_p[question, place]
+            assert steps[0] == found.ranked.log_p[question, place] and not steps[1:].any()
+            posterior = found.ranked.posterior[question, place]
+            by_token = found.ranked.token_posterior[question, place]
+            np.testing.assert_array_equal(
+                by_token[:, : len(name)], np.repeat(posterior[:, None], len(name), axis=1))
+            if kind != "fid":
+                np.testing.assert_allclose(posterior, expected["posterior"][question], rtol=1e-5,
+                                           atol=1e-7)
+    np.testing.assert_array_equal(np.argsort(-found.ranked.log_p, axis=1),
+                                  np.broadcast_to(np.arange(3), log_p.shape))
+    np.testing.assert_allclose(np.exp(found.ranked.log_p).sum(axis=1), 1, rtol=1e-5)
+    np.testing.assert_allclose(found.prior, expected["prior"], rtol=1e-6)
+    assert found.certified.all() and found.finished.all()
+    assert len(set(log_p.argmax(axis=1))) > 1, "one class for all proves little"
+
+
+def test_a_heads_labels_must_be_its_classes():
+    built, weights, settings, _ = head("token")
+    with pytest.raises(ValueError, match="the classifier has 3 classes"):
+        decode_by(built, dataclasses.replace(settings, labels=NAMES[:2]), weights, CLAIMS)
 
 
 @pytest.mark.parametrize("labels, settings, word", [

@@ -28,6 +28,17 @@ def test_groups_divide_the_batch_and_fit_half_the_budget(budget):
     assert 1 <= candidates_at_once(BASE, budget, 120, 20, 32, 256) <= 20
 
 
+def test_a_fused_question_searches_once_for_all_passages():
+    """Encoding is that of K passages; hypotheses and logits are there once, not K times."""
+    fused = tiny.rag_model("fid", generator=vars(BartConfig()))
+    def of(model, beams, passages):
+        return question_bytes(model, Decoding(num_beams=beams), passages, 256)
+
+    assert of(fused, 8, 1) == of(BASE, 8, 1)
+    assert of(fused, 8, 5) - of(fused, 1, 5) == of(BASE, 8, 1) - of(BASE, 1, 1)
+    assert of(fused, 8, 5) - of(fused, 8, 4) == of(fused, 1, 5) - of(fused, 1, 4) > 0
+
+
 def test_a_larger_budget_never_means_smaller_groups():
     sizes = [questions_at_once(BASE, Decoding(memory_mib=m), 16, 50, 256)
              for m in (1, 1024, 4096, 16384, 10**6)]

@@ -20,6 +20,7 @@ from rag_jax.decoding.settings import Decoding  # noqa: E402
 from rag_jax.hub.load import load  # noqa: E402
 from rag_jax.hub.save import save  # noqa: E402
 from rag_jax.hub.tensors import open_tensors  # noqa: E402
+from rag_jax.models import rag  # noqa: E402
 
 CASES = reference.CASES
 
@@ -140,6 +141,32 @@ def test_fewer_documents_than_configured(tmp_path):
     one = tiny.jit(functools.partial(decode_by, parity.rag_model(found), settings))(
         found.params, batch)
     np.testing.assert_allclose(one.posterior, 1, rtol=1e-6)
+
+
+def test_the_classification_head_is_barts(tmp_path):
+    """One text to encoder and decoder, as transformers does it, ended rows of other lengths."""
+    model = reference.build(reference.Case(
+        "BartForSequenceClassification", bart={"num_labels": 3}))
+    rng = np.random.default_rng(0)
+    ids = np.full((3, 7), reference.PAD, np.int32)
+    for row, length in zip(ids, (7, 3, 5), strict=True):
+        row[:length] = [0, *rng.integers(3, 27, length - 2), reference.END]
+    mask = ids != reference.PAD
+    with torch.no_grad():
+        expected = model(torch.from_numpy(ids).long(), torch.from_numpy(mask).long()).logits
+    model.model.save_pretrained(tmp_path)
+    found = load(tmp_path)
+    head = {ours: {"kernel": theirs.weight.detach().numpy().T, "bias": theirs.bias.detach().numpy()}
+            for ours, theirs in (("dense", model.classification_head.dense),
+                                 ("out", model.classification_head.out_proj))}
+    built = rag.RagModel(tiny.BERT, found.generator, "token", reference.START, reference.END,
+                         reference.PAD, classes=3)
+    batch = tiny.class_batch(3, passages=1)._replace(
+        source_ids=ids[:, None], source_mask=mask[:, None], decoder_ids=ids, decoder_mask=mask)
+    with jax.default_matmul_precision("highest"):
+        logits = tiny.jit(functools.partial(rag.class_logits, built))(
+            {**found.params, "classifier": head}, batch)
+    np.testing.assert_allclose(logits[:, 0], expected, rtol=1e-4, atol=1e-5)
 
 
 BASE = {

@@ -117,6 +117,18 @@ def test_a_null_document_reads_the_question_alone(world):
         np.testing.assert_array_equal(one, other, err_msg=name)
 
 
+def test_what_a_classifiers_decoder_reads_stays_with_its_question(world):
+    params, mesh = tiny.rag_params(world[0]), mesh_of(8)
+    source = on_device.QuestionSource(world[1], placed(world, mesh), B, SEED)
+    complete = on_device.completion(world[0], world[1].format, K, placed(world, mesh))
+    ids = parallel.put_batch(np.arange(4 * B, dtype=np.int32).reshape(B, 4), mesh)
+    questions, *rest = source.finish(0)
+    given = (questions._replace(decoder_ids=ids, decoder_mask=ids % 4 < 3), *rest)
+    batch = jax.jit(complete.batch)(params, given)
+    np.testing.assert_array_equal(batch.decoder_ids, ids)
+    np.testing.assert_array_equal(batch.decoder_mask, ids % 4 < 3)
+
+
 def test_fewer_passages_than_k_are_padded_as_on_the_host(world):
     params = tiny.rag_params(world[0])
     index = placed(world, mesh_of(8))

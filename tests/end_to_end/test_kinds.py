@@ -1,0 +1,111 @@
+"""Fusion-in-Decoder and the classification head through the entry points, on claims in files."""
+
+import json
+
+import jax
+import pytest
+
+from rag_jax import convert, evaluate, generate, overrides, train
+from rag_jax.config import ConfigError
+from rag_jax.trained import open_trained
+from rag_jax.training import workdir as workdirs
+from tests.end_to_end.commands import SMALLEST
+
+LABELS = ("SUPPORTS", "REFUTES", "NOT ENOUGH INFO")
+SMALL = ["--config.retriever_warmup.steps=0", "--config.generator_warmup.steps=0",
+         "--config.train.steps=2", "--config.eval.batch_size=12",
+         *(f"--config.model.{name}=0" for name in (
+             "retriever.dropout", "retriever.attention_dropout", "generator.dropout"))]
+HEAD = ["--config.model.head=classification", f"--config.eval.labels={','.join(LABELS)}"]
+
+
+@pytest.fixture(autouse=True)
+def compiled_with_less_effort(monkeypatch):
+    """And for one device, as the commands of the other tests here."""
+    first = jax.devices()[:1]
+    monkeypatch.setattr(jax, "devices", lambda *_: first)
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", False)
+
+
+@pytest.fixture(scope="module")
+def claims(tmp_path_factory):
+    """Flags that name passages and claims of the usual form."""
+    folder = tmp_path_factory.mktemp("claims")
+    rows = [f"{i}\tPlace {i}\tPlace {i} lies in region {i % 3}." for i in range(12)]
+    (folder / "passages.tsv").write_text("id\ttitle\ttext\n" + "\n".join(rows) + "\n")
+    for name in ("train", "dev"):
+        lines = [json.dumps({"id": f"{name}{i}", "question": f"Place {i} lies in region 1.",
+                             "answers": [LABELS[i % 3]]}) for i in range(12)]
+        (folder / f"{name}.jsonl").write_text("\n".join(lines) + "\n")
+    return [f"--config.data.passages={folder / 'passages.tsv'}",
+            *(f"--config.data.{name}={folder / name}.jsonl" for name in ("train", "dev"))]
+
+
+def trained(claims, folder, *flags):
+    train.main([f"--config={SMALLEST}", f"--workdir={folder}", *SMALL, *claims, *flags])
+    return json.loads((folder / "report.json").read_text())
+
+
+def predictions(folder, run):
+    file = folder / run / "evaluation" / "dev" / "predictions.jsonl"
+    return [json.loads(line) for line in file.read_text().splitlines()]
+
+
+def test_fusion_in_decoder_trains_evaluates_and_answers(claims, tmp_path, capsys):
+    report = trained(claims, tmp_path, "--config.runs=fid")
+    assert {"fid", "shuffled"} <= set(report["em"])
+    evaluate.main([f"--workdir={tmp_path}"])
+    for record in predictions(tmp_path, "fid"):
+        assert record["log_prob"] < 0 and len(record["passages"]) == 2
+        assert all(p["prior"] == p["posterior"] for p in record["passages"])
+    capsys.readouterr()
+    generate.main([f"--workdir={tmp_path}", "--heatmap", "Place 3 lies in region 1."])
+    shown = capsys.readouterr().out
+    assert "log p = -" in shown and "no heat map" in shown
+    convert.main(["--from", str(tmp_path), "--to", str(tmp_path / "exported")])
+    said = capsys.readouterr().out
+    assert "BartForConditionalGeneration" in said and "DPRQuestionEncoder" in said
+
+
+def test_a_classifier_trains_evaluates_and_answers(claims, tmp_path, capsys):
+    """Marginalised and closed-book; new weights for the head alone."""
+    runs = ("rag_token", "closed_book")
+    report = trained(claims, tmp_path, *HEAD, f"--config.runs={','.join(runs)}")
+    for run in runs:
+        records = predictions(tmp_path, run)
+        nll = []
+        for record in records:
+            ranked = [record, *record["alternatives"]]
+            names = [record["answer"], *(a["text"] for a in record["alternatives"])]
+            assert sorted(names) == sorted(LABELS) and record["certified"]
+            p = dict(zip(names, (r["log_prob"] for r in ranked), strict=True))
+            assert list(p.values()) == sorted(p.values(), reverse=True)
+            nll.append(-p[record["references"][0]])
+            assert len(record["passages"]) == (0 if run == "closed_book" else 2)
+            assert sum(p["posterior"] for p in record["passages"]) == pytest.approx(
+                float(run != "closed_book"), abs=1e-5)
+        right = [record["answer"] == record["references"][0] for record in records]
+        assert report["em"][run] == pytest.approx(100 * sum(right) / len(right))
+        assert report["metrics"][run]["nll"] == pytest.approx(sum(nll) / len(nll), rel=1e-4)
+    config = overrides.for_run(workdirs.read(tmp_path), "rag_token")
+    model = open_trained(config, tmp_path)
+    assert set(model.params) == {*model.job.model.towers} and model.job.model.classes == 3
+    capsys.readouterr()
+    generate.main([f"--workdir={tmp_path}", "Place 3 lies in region 1."])
+    shown = capsys.readouterr().out
+    assert shown.count("log p = -") == 3 and all(label in shown for label in LABELS)
+    with pytest.raises(ConfigError, match="was trained with the classes SUPPORTS, REFUTES, NOT"):
+        generate.main([f"--workdir={tmp_path}", "--config.eval.labels=A,B,C", "Is it?"])
+    with pytest.raises(ConfigError, match="config.eval.labels: .* there, .* now"):
+        trained(claims, tmp_path, *HEAD, "--config.eval.labels=A,B,C")
+    convert.main(["--from", str(tmp_path), "--to", str(tmp_path / "exported")])
+    assert "without the classifier" in capsys.readouterr().out
+
+
+def test_an_answer_that_is_no_class_ends_before_anything_is_made(claims, tmp_path):
+    flags = ["--config.model.head=classification", "--config.eval.labels=SUPPORTS,REFUTES"]
+    with pytest.raises(ValueError, match="train.jsonl: question 'train2': the answer 'NOT ENOUGH"):
+        trained(claims, tmp_path, *flags)
+    assert not (tmp_path / "data" / "memories").exists()
