@@ -50,12 +50,28 @@ def devices_of(topology: str) -> list[Any]:
             f"installed: pip install --no-deps '{_libtpu_pin()}'")
     from jax.experimental import topologies
 
-    os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")  # no TPU VM's metadata server is asked
+    for name, value in _NO_VM.items():
+        os.environ.setdefault(name, value)
     try:
-        return list(topologies.get_topology_desc(topology, "tpu").devices)
+        return list(topologies.get_topology_desc(topology, "tpu", **_form(kind, size)).devices)
     except Exception as error:  # of several types, with the version of libtpu
         raise ConfigError(f"--topology={topology}: libtpu knows no such topology; examples are "
                           f"v4:2x2x1, v5e:2x4, v5p:2x2x2, v6e:4x4 ({error})") from None
+
+
+# What libtpu would otherwise ask a TPU VM's metadata server for, and complain without one.
+_NO_VM = {"TPU_SKIP_MDS_QUERY": "1", "TPU_ACCELERATOR_TYPE": "v5litepod-8",
+          "TPU_WORKER_HOSTNAMES": "localhost"}
+
+
+def _form(kind: str, size: str) -> dict[str, Any]:
+    """What a name leaves open: one device for a v4 chip's two cores; eight chips a host."""
+    if kind == "v4":
+        return {"chip_config_name": "megacore"}
+    if kind in ("v5e", "v6e") and re.fullmatch(r"\d+x\d+", size):
+        width, height = map(int, size.split("x"))
+        return {"chips_per_host_bounds": (min(width, 2), min(height, 4), 1)}
+    return {}
 
 
 def _cpus(topology: str, size: str) -> list[Any]:

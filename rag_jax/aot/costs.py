@@ -31,8 +31,7 @@ def flops(jaxpr: Any) -> float:
         elif name == "scan":
             total += eqn.params["length"] * sum(inner)
         elif name == "shard_map":
-            manual = eqn.params["manual_axes"]
-            total += sum(inner) * math.prod(eqn.params["mesh"].shape[axis] for axis in manual)
+            total += sum(inner) * eqn.params["mesh"].size  # inside are the shapes of one device
         else:
             total += sum(inner)
     return total

@@ -5,6 +5,7 @@ The bounds are what was measured, rounded up: a sharding that gets lost costs mu
 
 import itertools
 import json
+import re
 
 import jax
 import pytest
@@ -28,3 +29,79 @@ SMALL = [
         "generator": {"vocab_size": V, "encoder_layers": 3, "decoder_layers": 3},
     }.items() for field, value in {**fields, "width": D, "heads": 2, "mlp_width": F,
                                    "max_positions": 64}.items())]
+MEASURED = {}
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory):
+    """Program -> its figures, for 9,000 passages on the devices."""
+    file = tmp_path_factory.mktemp("report") / "report.json"
+    assert compile_report.main(
+        [*SMALL, "--topology=cpu:8", "--passages=9000", f"--json={file}"]) is None
+    return {one["name"]: one for one in json.loads(file.read_text())["programs"]}
+
+
+def test_memory_stays_within_what_was_measured(report):
+    """Arguments to the byte; temporaries may differ a little from one XLA to the next."""
+    found = {name: (one["arguments"], one["temporaries"]) for name, one in report.items()}
+    assert set(found) == set(MEASURED)
+    for name, (arguments, temporaries) in MEASURED.items():
+        assert found[name][0] == pytest.approx(arguments, rel=0.01), name
+        assert found[name][1] <= 1.2 * temporaries, name
+
+
+def test_the_state_is_updated_in_place(report):
+    for run in ("rag_token", "rag_sequence"):
+        assert report[f"train {run}"]["results"] < 0.01 * report[f"train {run}"]["arguments"]
+
+
+def test_only_parameters_and_gradients_travel(report):
+    """No state does, so nothing over the documents; fsdp gathers one layer, never the stack."""
+    config = parse_with_config(make_parser("compile_report", ""), SMALL)[1]
+    mesh = parallel.make_mesh(config.mesh)
+    program = next(programs.programs(config, mesh, kinds=["train"]))
+    shapes = [leaf.shape[1:] if "['layers']" in jax.tree_util.keystr(path) else leaf.shape
+              for path, leaf in jax.tree_util.tree_leaves_with_path(program.arguments[0].params)]
+    shapes += [(length, D) for length in (S, T, L)]  # cut position tables
+    parameters = {tuple(n for n in part if n > 1) for shape in shapes
+                  for part in itertools.product(*([n, n // 2] for n in shape))}
+    for run in ("rag_token", "rag_sequence"):
+        found = {(one["kind"], tuple(int(n) for n in sizes.split(",") if n not in ("", "1")))
+                 for one in report[f"train {run}"]["collectives"]
+                 for sizes in re.findall(r"\[([\d,]*)\]", one["shape"])}
+        strange = {(kind, shape) for kind, shape in found if shape not in parameters
+                   and not (kind == "all-reduce" and not shape)}
+        assert not strange
+        assert ("all-gather", (D, F)) in found, "fsdp gathers a layer's parameters"
+
+
+def test_operations_are_those_of_the_model(report):
+    """By hand, forward: 3 encoder layers of 4 D D + 2 D F, and so on; backward is twice that."""
+    rows, encoder = B * K, 3 * (4 * D * D + 2 * D * F)
+    attention = 3 * 2 * S * D
+    of_source = rows * S * (encoder + attention)
+    decoder = rows * T * (3 * (6 * D * D + 2 * D * F + 2 * T * D + 2 * S * D) + D * V)
+    cross = rows * S * 3 * 2 * D * D
+    found = report["train rag_token"]["flops"] * 8
+    least = 3 * 2 * (of_source + decoder + cross)
+    assert least < found < 4 / 3 * 1.1 * least  # with recomputation, and the query encoder
+
+
+def test_what_does_not_fit_ends_with_an_error(capsys):
+    argv = [*SMALL, "--topology=cpu:8", "--programs=embed"]
+    assert compile_report.main([*argv, "--memory_gib=1e-6"]) == "does not fit: embed passages"
+    assert compile_report.main([*argv, "--memory_gib=1"]) is None
+    assert "yes" in capsys.readouterr().out
+
+
+def test_mistakes_are_errors_that_say_what_to_do(monkeypatch):
+    for argv, message in [
+            (["--topology=cpu:8", "--programs=train,serve"], "no serve; there are train, evaluate"),
+            (["--topology=cpu:some"], "expected cpu:COUNT"),
+            (["--topology=cpu:99"], "this process has 8 CPU devices"),
+            (["--topology=cpu:8", "--config.mesh.data=3"], "does not fit 8 devices")]:
+        with pytest.raises(ConfigError, match=message):
+            compile_report.main([*SMALL, *argv])
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=r"pip install --no-deps 'libtpu==0\.0\.\d+\.\*'"):
+        compile_report.main([*SMALL, "--topology=v5e:2x4"])

@@ -79,7 +79,7 @@ def gathered_by_layer():
 
 def test_collectives_are_counted_as_often_as_their_loop_runs():
     (gather,) = costs.Module(gathered_by_layer().as_text()).collectives()
-    assert gather == costs.Collective("all-gather", f"f32[{WIDTH},{WIDTH}]", LAYERS,
+    assert gather == costs.Collective("all-gather", f"f32[1,{WIDTH},{WIDTH}]", LAYERS,
                                       LAYERS * 4 * WIDTH * WIDTH)
 
 
