@@ -17,6 +17,7 @@ from rag_jax.config import (
     DataConfig,
     EncoderSource,
     EvalConfig,
+    MeshConfig,
     ModelConfig,
     OptimizerConfig,
     RetrievalConfig,
@@ -43,4 +44,5 @@ def get_config() -> Config:
             optimizer=OptimizerConfig(learning_rate=3e-5, schedule="polynomial", warmup_steps=500,
                                       weight_decay=0.001, clip_norm=0.1, b2=0.999)),
         eval=EvalConfig(batch_size=16),
+        mesh=MeshConfig(fsdp=4),
     )

@@ -86,16 +86,13 @@ def programs(config: Config, mesh: Mesh, hosts: int = 1, passages: int = 0,
       passages: of the index, where it lies on the devices.
 
     Raises:
-      ConfigError: what cannot be compiled, or could not run.
+      ConfigError: what cannot be compiled.
     """
     job, memory = job_of(config, mesh), None
     on_devices = config.retrieval.where == "device"
     passages = passages or (config.retrieval.capacity if on_devices else 0)
     if on_devices and not passages and {"train", "search"} & set(kinds):
         raise ConfigError("config.retrieval.where=device: how many passages? give --passages")
-    if on_devices and hosts > 1:
-        raise ConfigError(f"config.retrieval.where=device: one process only, so far, and these "
-                          f"devices belong to {hosts} hosts; set host")
     if passages:
         memory = abstract_memory(passages, job.model.embedding_width, mesh,
                                  *on_device.layout(config, job.prepared.format))
@@ -155,8 +152,7 @@ def _embed(job: stages.Job, hosts: int) -> Program:
         whole = parallel.replicated(mesh)
         params = jax.tree.map(
             lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=whole), params)
-    parts = parallel.batch_shards(mesh)
-    size = -(-config.retrieval.embed_batch_size * hosts // parts) * parts
+    size = parallel.filled_up(config.retrieval.embed_batch_size * hosts, mesh)
     return Program("embed passages", embed_program(job.model),
                    (params, *_tokens(job, size, config.data.max_passage_length)))
 

@@ -89,14 +89,12 @@ def test_what_lies_on_the_devices_has_these_shapes(world, dtype, encoder):
 def test_what_cannot_be_compiled_is_an_error_that_says_why():
     mesh = parallel.make_mesh(MeshConfig())
 
-    def error(hosts=1, passages=0, **changes):
+    def error(**changes):
         with pytest.raises(ConfigError) as raised:
-            list(programs.programs(config(**changes), mesh, hosts, passages))
+            list(programs.programs(config(**changes), mesh))
         return str(raised.value)
 
-    device = {"retrieval.where": "device"}
-    assert "how many passages? give --passages" in error(**device)
-    assert "belong to 4 hosts; set host" in error(4, 10, **device)
+    assert "how many passages? give --passages" in error(**{"retrieval.where": "device"})
     assert "a batch of 12 rows cannot be split over 8" in error(**{"train.batch_size": 12})
     assert "vocab_size=0: the tokenizer's size" in error(
         **{"model.generator.vocab_size": 0, "data.generator_tokenizer": "folder"})
