@@ -116,19 +116,37 @@ class Module:
         if fused:
             self._fused.add(name)
         for one in self.computations[name].values():
-            trips = _TRIPS.search(one.attributes) if one.opcode == "while" else None
+            turns = self._trips(one) if one.opcode == "while" else 1
             inside = fused or one.opcode not in _RUN_IN_PLACE
             for callee in _callees(one):
-                self._run(callee, times * int(trips[1]) if trips else times, inside)
+                self._run(callee, times * turns, inside)
+
+    def _trips(self, loop: _Instruction) -> int:
+        """How often a loop runs: as XLA notes it, or as its condition says (scans count from 0)."""
+        if noted := _TRIPS.search(loop.attributes):
+            return int(noted[1])
+        condition = re.search(r"condition=%?([\w.\-]+)", loop.attributes)[1]
+        body = self.computations[condition]
+        ends = body[self.roots[condition]]
+        limits = [body[name] for name in ends.operands if body[name].opcode == "constant"]
+        if ends.opcode == "compare" and "direction=LT" in ends.attributes and limits:
+            return int(re.match(r"\((\d+)\)", limits[0].attributes)[1])
+        return 1
 
     def collectives(self) -> list[Collective]:
         """All communication, equal kinds and shapes together, most bytes first."""
         found: dict[tuple[str, str], list[int]] = {}
+        channels = set()  # TPUs write one collective into every fusion that runs beside it
         for name, body in self.computations.items():
             for one in body.values():
                 kind = one.opcode.removesuffix("-start")
-                if kind not in KINDS or not self.times[name]:
+                channel = re.search(r"channel_id=(\d+)", one.attributes)
+                if kind not in KINDS or not self.times[name] or (
+                        channel and channel[1] in channels):
                     continue
+                channels |= {channel[1]} if channel else set()
+                if name.startswith("all-reduce-scatter"):
+                    kind = "reduce-scatter"  # as TPUs write it: a fusion of a sum and a slice
                 given = sum(_size(body[operand].result) for operand in one.operands)
                 got = _size(one.result)
                 if one.opcode.endswith("-start") and kind != "all-reduce":
@@ -153,6 +171,8 @@ class Module:
         if one.opcode in _FREE or one.opcode.endswith("-done"):
             return 0
         given = [_size(body[operand].result, False) for operand in one.operands]
+        if one.opcode in ("slice-start", "dynamic-slice-start"):
+            return max(0, _size(one.result) - sum(_size(body[o].result) for o in one.operands))
         if one.opcode.endswith("-start"):
             held = 0 if one.opcode.startswith("all-reduce") else sum(given)
             return sum(given) + max(0, _size(one.result, False) - held)

@@ -107,23 +107,31 @@ def test_traffic_of_a_loop_reads_a_slice_of_what_it_is_given():
 
 TPU = """HloModule jit_step, is_scheduled=true
 
+%together (given: bf16[8,128]) -> bf16[64,128] {
+  %given = bf16[8,128]{1,0:T(8,128)(2,1)} parameter(0)
+  ROOT %again = bf16[64,128]{1,0} all-gather(%given), channel_id=1, replica_groups=mesh['a'=1,'b'=8] {'b'}, dimensions={0}
+}
+
 %body (arg: (s32[], bf16[8,128], bf16[12,128,128])) -> (s32[], bf16[8,128], bf16[12,128,128]) {
-  %arg = (s32[]{:T(128)}, bf16[8,128]{1,0:T(8,128)(2,1)}, bf16[12,128,128]{2,1,0:T(8,128)(2,1)}) parameter(0)
+  %arg = (s32[]{:T(128)}, bf16[8,128]{1,0:T(8,128)(2,1)}, /*index=2*/bf16[12,128,128]{2,1,0:T(8,128)(2,1)}) parameter(0)
   %x = bf16[8,128]{1,0:T(8,128)(2,1)} get-tuple-element(%arg), index=1
   %fast = bf16[8,128]{1,0:T(8,128)(2,1)S(1)} copy(%x)
   %all = (bf16[8,128]{1,0}, bf16[64,128]{1,0}) all-gather-start(%x), channel_id=1, dimensions={0}
+  %busy = bf16[64,128]{1,0:T(8,128)(2,1)S(1)} fusion(%fast), kind=kCustom, calls=%together
   %done = bf16[64,128]{1,0} all-gather-done(%all)
   ROOT %out = (s32[], bf16[8,128], bf16[12,128,128]) tuple(%arg)
 }
 
 %condition (arg.1: (s32[], bf16[8,128], bf16[12,128,128])) -> pred[] {
+  %twelve = s32[]{:T(128)} constant(12)
   %arg.1 = (s32[], bf16[8,128]{1,0}, bf16[12,128,128]{2,1,0}) parameter(0)
-  ROOT %less = pred[]{:T(512)} constant(true)
+  %count = s32[]{:T(128)} get-tuple-element(%arg.1), index=0
+  ROOT %less = pred[]{:T(512)} compare(%count, %twelve), direction=LT, backend_config={"flag_configs":[]}
 }
 
 ENTRY %main (p: bf16[8,128]) -> bf16[8,128] {
   %p = bf16[8,128]{1,0:T(8,128)(2,1)} parameter(0)
-  %loop = (s32[], bf16[8,128]{1,0}, bf16[12,128,128]{2,1,0}) while(%p), condition=%condition, body=%body, backend_config={"known_trip_count":{"n":"12"},"other":{}}
+  %loop = (s32[], bf16[8,128]{1,0}, bf16[12,128,128]{2,1,0}) while(%p), condition=%condition, body=%body
   %sum = bf16[8,128]{1,0} all-reduce(%p), channel_id=2, to_apply=%condition
   ROOT %result = bf16[8,128]{1,0} get-tuple-element(%loop), index=1
 }
@@ -131,10 +139,11 @@ ENTRY %main (p: bf16[8,128]) -> bf16[8,128] {
 
 
 def test_the_text_of_tpu_programs():
-    """Layouts with tiles, memory beside HBM, and collectives that start and end."""
+    """Layouts with tiles, memory beside HBM, loops by their condition, and a collective that is
+    written down twice, once in a fusion that runs beside it."""
     module = costs.Module(TPU)
     assert module.collectives() == [
-        costs.Collective("all-gather", "bf16[8,128] bf16[64,128]", 12, 12 * 2 * 64 * 128),
+        costs.Collective("all-gather", "bf16[64,128]", 12, 12 * 2 * 64 * 128),
         costs.Collective("all-reduce", "bf16[8,128]", 1, 2 * 8 * 128)]
     small = 2 * 8 * 128
     assert module.accessed() == 12 * (small + small + 8 * small) + 2 * small
