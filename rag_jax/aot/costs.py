@@ -73,7 +73,7 @@ _TRIPS = re.compile(r'known_trip_count"?\s*[:=]\s*\{"?n"?\s*[:=]\s*"?(\d+)')
 _RUN_IN_PLACE = ("while", "call", "conditional", "async-start")  # what they call is no fusion
 _FREE = ("parameter", "get-tuple-element", "tuple", "bitcast", "constant", "after-all", "iota",
          "partition-id", "replica-id", "optimization-barrier", "opt-barrier", *_RUN_IN_PLACE)
-_ALIASES = ("bitcast", "reshape")
+_ALIASES = ("bitcast", "reshape", "copy")  # inside a fusion, where only the last result is stored
 
 
 def _size(type_text: str, everywhere: bool = True) -> int:
@@ -179,7 +179,8 @@ class Module:
         if one.opcode == "fusion":
             (callee,) = _callees(one)
             parameters = self._parameters(callee)
-            read = sum(min(size, self._read(callee, parameters[place]))
+            read = sum(size if self._passes(callee, parameters[place])
+                       else min(size, self._read(callee, parameters[place]))
                        for place, size in enumerate(given))
             return read + self._written(callee, one)
         if one.opcode in ("dynamic-slice", "gather", "slice"):
@@ -205,11 +206,19 @@ class Module:
             elif user.opcode == "fusion":
                 (callee,) = _callees(user)
                 inner = self._parameters(callee)
-                total += sum(self._read(callee, inner[place])
-                             for place, operand in enumerate(user.operands) if operand == name)
+                for place in (p for p, operand in enumerate(user.operands) if operand == name):
+                    total += self._read(callee, inner[place])
+                    if self._passes(callee, inner[place]):
+                        total += self._read(computation, user.name)
             elif user.opcode != "dynamic-update-slice" or name != user.operands[0]:
                 return math.inf
         return total
+
+    def _passes(self, computation: str, name: str) -> bool:
+        """Whether a fusion's result is this value, laid out otherwise at most."""
+        return name == self.roots[computation] or any(
+            user.opcode in _ALIASES and self._passes(computation, user.name)
+            for user in self._users[computation].get(name, ()))
 
     def _written(self, computation: str, fusion: _Instruction) -> int:
         """Bytes that a fusion writes: of an array updated in place, the update."""

@@ -57,12 +57,12 @@ class Needs:
         return max(self.flops / chip.peak, self.accessed / chip.bandwidth)
 
 
-def measure(program: Program, devices: int) -> Needs:
-    """Compiles a program for `devices` chips."""
+def measure(program: Program, devices: int, options: dict[str, Any] | None = None) -> Needs:
+    """Compiles a program for `devices` chips; `options` are the compiler's."""
     began = time.monotonic()
     traced = program.jitted.trace(*program.arguments)
     try:
-        compiled = traced.lower().compile()
+        compiled = traced.lower().compile(options)
     except jax.errors.JaxRuntimeError as error:
         if "RESOURCE_EXHAUSTED" not in str(error):
             raise

@@ -112,9 +112,24 @@ TPU = """HloModule jit_step, is_scheduled=true
   ROOT %again = bf16[64,128]{1,0} all-gather(%given), channel_id=1, replica_groups=mesh['a'=1,'b'=8] {'b'}, dimensions={0}
 }
 
+%other_tiles (table: bf16[12,128,128]) -> bf16[12,128,128] {
+  %table = bf16[12,128,128]{2,1,0:T(8,128)(2,1)} parameter(0)
+  ROOT %moved = bf16[12,128,128]{2,1,0:T(16,128)(2,1)} copy(%table)
+}
+
+%one_layer (stack: bf16[12,128,128], at: s32[]) -> bf16[1,128,128] {
+  %stack = bf16[12,128,128]{2,1,0:T(8,128)(2,1)} parameter(0)
+  %at = s32[] parameter(1)
+  %tiled = bf16[12,128,128]{2,1,0:T(16,128)(2,1)} fusion(%stack), kind=kLoop, calls=%other_tiles
+  ROOT %layer = bf16[1,128,128]{2,1,0} dynamic-slice(%tiled, %at, %at, %at), dynamic_slice_sizes={1,128,128}
+}
+
 %body (arg: (s32[], bf16[8,128], bf16[12,128,128])) -> (s32[], bf16[8,128], bf16[12,128,128]) {
   %arg = (s32[]{:T(128)}, bf16[8,128]{1,0:T(8,128)(2,1)}, /*index=2*/bf16[12,128,128]{2,1,0:T(8,128)(2,1)}) parameter(0)
   %x = bf16[8,128]{1,0:T(8,128)(2,1)} get-tuple-element(%arg), index=1
+  %stacked = bf16[12,128,128]{2,1,0:T(8,128)(2,1)} get-tuple-element(%arg), index=2
+  %turn = s32[]{:T(128)S(1)} get-tuple-element(%arg), index=0
+  %kernel = bf16[1,128,128]{2,1,0:T(8,128)(2,1)S(1)} fusion(%stacked, %turn), kind=kLoop, calls=%one_layer
   %fast = bf16[8,128]{1,0:T(8,128)(2,1)S(1)} copy(%x)
   %all = (bf16[8,128]{1,0}, bf16[64,128]{1,0}) all-gather-start(%x), channel_id=1, dimensions={0}
   %busy = bf16[64,128]{1,0:T(8,128)(2,1)S(1)} fusion(%fast), kind=kCustom, calls=%together
@@ -139,11 +154,12 @@ ENTRY %main (p: bf16[8,128]) -> bf16[8,128] {
 
 
 def test_the_text_of_tpu_programs():
-    """Layouts with tiles, memory beside HBM, loops by their condition, and a collective that is
-    written down twice, once in a fusion that runs beside it."""
+    """Tiled layouts, memory beside HBM, a layer of a stack, a loop's length by its condition, and a
+    collective that is written down twice, once in a fusion that runs beside it."""
     module = costs.Module(TPU)
     assert module.collectives() == [
         costs.Collective("all-gather", "bf16[64,128]", 12, 12 * 2 * 64 * 128),
         costs.Collective("all-reduce", "bf16[8,128]", 1, 2 * 8 * 128)]
     small = 2 * 8 * 128
-    assert module.accessed() == 12 * (small + small + 8 * small) + 2 * small
+    layer = 2 * 128 * 128
+    assert module.accessed() == 12 * (small + small + 8 * small + layer) + 2 * small
