@@ -18,7 +18,6 @@ from rag_jax.answering import embed_program, jit_decode, jit_log_likelihood
 from rag_jax.config import Config, ConfigError
 from rag_jax.data.prepare import Prepared
 from rag_jax.data.text import GeneratorFormat
-from rag_jax.models import rag
 from rag_jax.retrieval.device import abstract_memory, jit_search
 from rag_jax.retrieval.device_search import Memory
 from rag_jax.training import on_device, stages, step
@@ -98,7 +97,7 @@ def programs(config: Config, mesh: Mesh, hosts: int = 1, passages: int = 0,
                                  *on_device.layout(config, job.prepared.format))
     if "search" in kinds and memory is not None:
         yield _search(job, memory)
-    if "embed" in kinds:
+    if "embed" in kinds and not job.model.lexical:
         yield _embed(job, hosts)
     for run in config.runs:
         run_job = dataclasses.replace(job, config=overrides.for_run(config, run))
@@ -130,7 +129,7 @@ def _train(job: stages.Job, run: str, memory: Memory | None) -> Program:
 def _answering(job: stages.Job) -> tuple[Any, Any, Batch]:
     """The answerer of `config.eval`, its parameters and a batch."""
     answerer = stages.make_answerer(job, None, job.config.model.kind)
-    params = step.abstract_params(answerer.model, rag.TOWERS, job.mesh)
+    params = step.abstract_params(answerer.model, answerer.model.towers, job.mesh)
     k = answerer.k if job.config.retrieval.k else 0
     return answerer, params, _batch(job, answerer.batch_size, k)
 
@@ -177,13 +176,20 @@ def _rows(job: stages.Job, dtype: Any, *shape: int) -> jax.ShapeDtypeStruct:
 
 
 def _batch(job: stages.Job, size: int, k: int) -> Batch:
-    """A batch as RagBatcher makes it; a closed book is one empty passage."""
-    data, k = job.config.data, k or 1
+    """A batch as RagBatcher makes it; a closed book (k=0) is one empty passage."""
+    data, model, passages = job.config.data, job.model, k or 1
+    inputs = passages + (model.null_document != "none")
+    question_ids, question_mask = _tokens(job, size, data.max_question_length)
+    source_ids, source_mask = _tokens(job, size, inputs, data.max_source_length)
+    target_ids, target_mask = _tokens(job, size, data.max_target_length)
+    embeddings = _rows(job, jnp.float32, size, passages, model.embedding_width)
     return Batch(
-        *_tokens(job, size, data.max_question_length),
-        *_tokens(job, size, k, data.max_source_length),
-        _rows(job, jnp.float32, size, k, job.model.embedding_width), _rows(job, bool, size, k),
-        *_tokens(job, size, data.max_target_length), _rows(job, jnp.float32, size))
+        question_ids=question_ids, question_mask=question_mask, source_ids=source_ids,
+        source_mask=source_mask, doc_embeddings=None if model.lexical else embeddings,
+        doc_mask=_rows(job, bool, size, passages), target_ids=target_ids,
+        target_mask=target_mask, weight=_rows(job, jnp.float32, size),
+        doc_ids=_rows(job, jnp.int32, size, k) if k else None,
+        doc_scores=_rows(job, jnp.float32, size, k) if model.lexical else None)
 
 
 def _questions(job: stages.Job, size: int) -> QuestionBatch:

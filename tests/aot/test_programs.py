@@ -63,9 +63,16 @@ def test_batches_of_the_host_have_these_shapes(world):
     batch = RagBatcher(questions, 24, 16).batch(
         np.arange(8), np.arange(24, dtype=np.int32).reshape(8, 3), index)
     assert described(abstract(mesh)) == described(parallel.put_rows(batch, mesh))
-    closed = RagBatcher(questions, 24, 16).batch(np.arange(8), None)
-    assert described(abstract(mesh, **{"retrieval.k": 0}))[4] == (
-        described(parallel.put_rows(closed, mesh))[4])
+    null = RagBatcher(questions, 24, 16, null_document=True).batch(
+        np.arange(8), np.arange(24, dtype=np.int32).reshape(8, 3), index)
+    assert described(abstract(mesh, **{"model.null_document": "bias"})) == (
+        described(parallel.put_rows(null, mesh)))
+    words = abstract(mesh, runs=("bm25",))
+    assert words.doc_embeddings is None and words.doc_scores.shape == (8, 3)
+    closed = parallel.put_rows(RagBatcher(questions, 24, 16).batch(np.arange(8), None), mesh)
+    found = abstract(mesh, **{"retrieval.k": 0})
+    alone = {"source_ids": None, "source_mask": None}  # a question without a passage is shorter
+    assert described(found._replace(**alone)) == described(closed._replace(**alone))
 
 
 @pytest.mark.parametrize("dtype,encoder", [
