@@ -23,15 +23,20 @@ from rag_jax.types import Alternative, Answer, Batch
 
 
 def jit_embed(model: rag.RagModel) -> Any:
-    """(encoder params, ids, mask) -> embeddings; one per encoder, whatever the generator."""
-    return _jit_embed(dataclasses.replace(model, generator=BartConfig(), kind="token",
-                                          null_document="none", classes=0))
+    """(encoder params, ids, mask) -> embeddings that this process can read."""
+    embed = embed_program(model)
+    return lambda *arguments: parallel.whole(embed(*arguments))
+
+
+def embed_program(model: rag.RagModel) -> Any:
+    """The jitted part of `jit_embed`; one per encoder, whatever the generator."""
+    return _embed_program(dataclasses.replace(model, generator=BartConfig(), kind="token",
+                                              null_document="none", classes=0))
 
 
 @functools.cache
-def _jit_embed(model: rag.RagModel) -> Any:
-    embed = jax.jit(functools.partial(rag.embed, model))
-    return lambda *arguments: parallel.whole(embed(*arguments))
+def _embed_program(model: rag.RagModel) -> Any:
+    return jax.jit(functools.partial(rag.embed, model))
 
 
 @functools.cache

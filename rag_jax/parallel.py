@@ -133,16 +133,21 @@ def batch_sharding(mesh: Mesh) -> NamedSharding:
     return NamedSharding(mesh, spec(("batch",)))
 
 
+def check_splits(size: int, mesh: Mesh) -> None:
+    """Raises a ConfigError where a batch of `size` is not a multiple of the number of its parts."""
+    parts = batch_shards(mesh)
+    if size % parts:
+        raise ConfigError(f"a batch of {size} rows cannot be split over {parts} devices: make "
+                          "batch_size a multiple of config.mesh's data x fsdp")
+
+
 def own_rows(size: int, mesh: Mesh) -> np.ndarray:
     """Which rows of a global batch of `size` lie on this process's devices, int64, ascending.
 
     Raises:
       ConfigError: the batch size is not a multiple of the number of its parts.
     """
-    parts = batch_shards(mesh)
-    if size % parts:
-        raise ConfigError(f"a batch of {size} rows cannot be split over {parts} devices: make "
-                          "batch_size a multiple of config.mesh's data x fsdp")
+    check_splits(size, mesh)
     sharding = batch_sharding(mesh)
     if sharding.is_fully_addressable:
         return np.arange(size)

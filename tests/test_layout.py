@@ -32,10 +32,12 @@ ALLOWED = {
                  "parallel", "answering", "evaluation", "overrides", "files", "hub",
                  "metrics"},
     "trained": {"hosts", "config", "types", "data", "retrieval", "answering", "training"},
+    "aot": {"config", "overrides", "types", "data", "models", "parallel", "retrieval", "answering",
+            "training"},
     "overrides": {"config"},
     "flags": {"hosts", "config", "overrides", "training"},
 }
-ENTRY_POINTS = {"train", "evaluate", "generate", "build_index", "convert"}
+ENTRY_POINTS = {"train", "evaluate", "generate", "build_index", "convert", "compile_report"}
 
 
 def room(path: pathlib.Path) -> str:

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
@@ -55,9 +56,7 @@ class DeviceIndex:
                  tables: Mapping[str, TokenSpec] = {}):  # noqa: B006 (never changed)
         self.mesh, self.settings, self.tables = mesh, settings, dict(tables)
         self.width, self.fingerprint = index.width, index.manifest["encoder_fingerprint"]
-        rows = -(-(settings.capacity or index.size) // mesh.size)
-        unit = ROUND[rows > 2 * ROUND[1]]
-        self.capacity = -(-rows // unit) * unit * mesh.size
+        self.capacity = table_rows(settings.capacity or index.size, mesh)
         self.swap(index)
 
     def swap(self, index: PassageIndex) -> None:
@@ -119,7 +118,7 @@ class DeviceIndex:
         queries = check_queries(queries, k, self.size, self.width)
         if not len(queries):
             return no_results(k)
-        run = _search(self.mesh, k, self.settings)
+        run = jit_search(self.mesh, k, self.settings)
         parts = []
         for begin in range(0, len(queries), QUERIES):
             some = queries[begin : begin + QUERIES]
@@ -186,6 +185,30 @@ class DeviceIndex:
             (self.capacity,), row_sharding(self.mesh), lambda rows: valid[rows])
 
 
+def table_rows(passages: int, mesh: Mesh) -> int:
+    """Rows of the tables for so many passages."""
+    rows = -(-passages // mesh.size)
+    unit = ROUND[rows > 2 * ROUND[1]]
+    return -(-rows // unit) * unit * mesh.size
+
+
+def abstract_memory(passages: int, width: int, mesh: Mesh, settings: DeviceSettings,
+                    tables: Mapping[str, TokenSpec]) -> Memory:
+    """Shapes, dtypes and shardings of the tables of an index, to compile for it without data."""
+    rows = table_rows(settings.capacity or passages, mesh)
+
+    def column(dtype: Any, *shape: int) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct((rows, *shape), dtype, sharding=row_sharding(mesh))
+
+    codes = settings.dtype == "int8"
+    return Memory(
+        column(jnp.float32 if settings.dtype == "float32" else jnp.bfloat16, width),
+        column(jnp.int8, width) if codes else None, column(jnp.float32) if codes else None,
+        column(bool), column(jnp.int32),
+        {name: (column(spec.dtype, spec.length), column(jnp.int32))
+         for name, spec in tables.items()})
+
+
 class JoinedPassages:
     """The passages of one index after another, by row, as a PassageStore gives them."""
 
@@ -241,7 +264,8 @@ class JoinedTokens:
 
 
 @functools.cache
-def _search(mesh: Mesh, k: int, settings: DeviceSettings) -> Callable:
+def jit_search(mesh: Mesh, k: int, settings: DeviceSettings) -> Callable:
+    """(memory, queries float32[B, E]) -> SearchResult; see device_search.search."""
     return jax.jit(lambda memory, queries: device_search.search(memory, queries, k, mesh, settings))
 
 

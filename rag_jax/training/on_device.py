@@ -39,18 +39,24 @@ def open_index(config: Config, format: GeneratorFormat, mesh: Mesh, index: Passa
     retrieval = config.retrieval
     if retrieval.where == "host":
         return index
-    settings = DeviceSettings(retrieval.device_dtype, retrieval.capacity, retrieval.recall_target)
-    small = format.tokenizer.vocab_size <= 2**16
-    tables = {PASSAGE_TABLE: TokenSpec(format.max_length - 2, np.uint16 if small else np.int32)}
-    if config.train.document_encoder == "refresh":
-        tables[ENCODER_TABLE] = TokenSpec(config.data.max_passage_length, np.int32)
-    placed = DeviceIndex(index, mesh, settings, tables)
+    placed = DeviceIndex(index, mesh, *layout(config, format))
     if recall_queries is not None:
         k = index.manifest["recall"]["k"]
         recall = measure_recall(placed, index.table, recall_queries, k, config.seed)
         kind = f"device ({retrieval.device_dtype})"
         placed.manifest = {**index.manifest, "kind": kind, "recall": recall}
     return placed
+
+
+def layout(config: Config, format: GeneratorFormat) -> tuple[DeviceSettings, dict[str, TokenSpec]]:
+    """How an index lies on the devices, and with which token tables."""
+    retrieval = config.retrieval
+    settings = DeviceSettings(retrieval.device_dtype, retrieval.capacity, retrieval.recall_target)
+    small = format.tokenizer.vocab_size <= 2**16
+    tables = {PASSAGE_TABLE: TokenSpec(format.max_length - 2, np.uint16 if small else np.int32)}
+    if config.train.document_encoder == "refresh":
+        tables[ENCODER_TABLE] = TokenSpec(config.data.max_passage_length, np.int32)
+    return settings, tables
 
 
 Given = tuple[QuestionBatch, Memory, np.int32]  # questions, memory, number of the step
@@ -157,18 +163,18 @@ def training(model: rag.RagModel, config: Config, prepared: Prepared, questions:
 
     source = QuestionSource(questions, index, train.batch_size, config.seed, refresher,
                             train.refresh_every, train.refresh_passages, whole)
-    complete = completion(model, prepared.format, config.retrieval.k, index, pad_id)
+    complete = completion(model, prepared.format, config.retrieval.k, index.mesh, index.settings,
+                          pad_id)
     return source, complete, refresher
 
 
-def completion(model: rag.RagModel, format: GeneratorFormat, k: int, index: DeviceIndex,
-               encoder_pad_id: int | None = None) -> Completion:
+def completion(model: rag.RagModel, format: GeneratorFormat, k: int, mesh: Mesh,
+               settings: DeviceSettings, encoder_pad_id: int | None = None) -> Completion:
     """(params, Given) -> the `Batch` with passages found with these parameters.
 
-    Only shapes and settings of `index` are used, not what it holds. With `encoder_pad_id`, the
-    batch holds the document encoder's tokens too, padded with it, so that this encoder trains.
+    With `encoder_pad_id`, the batch holds the document encoder's tokens too, padded with it, so
+    that this encoder trains.
     """
-    mesh, settings = index.mesh, index.settings
 
     def complete(params: Params, given: Given) -> Batch:
         questions, memory, number = given

@@ -243,15 +243,6 @@ def fine_tune(job: Job, run: str, warm: Any, index: Memory) -> Any:
       index: the memory.
     """
     config, towers = job.config, job.model.towers
-    train = config.train
-    rates = {"query_encoder": train.query_encoder_rate, "generator": train.generator_rate}
-    if train.document_encoder == "refresh":
-        rates["document_encoder"] = train.document_encoder_rate
-    rates |= {tower: 1.0 for tower in (rag.NULL, rag.CLASSIFIER) if tower in towers}
-    rates = {tower: rate for tower, rate in rates.items() if rate is not None}
-    if not rates:
-        raise ConfigError("config.train: query_encoder_rate and generator_rate are both none: "
-                          "nothing is left to train")
     source, complete, refresher = _rag_source(job, index)
     answerer = make_answerer(job, index if config.retrieval.k else None, config.model.kind)
     dev = job.tokens("dev")
@@ -269,16 +260,30 @@ def fine_tune(job: Job, run: str, warm: Any, index: Memory) -> Any:
         params = {**warm, **step.fresh_params(job.model, fresh, config.seed, job.mesh)}
         return {tower: params[tower] for tower in towers}
 
-    stage = _stage(
-        job, run, towers, rates, step.rag_loss(job.model, train.label_smoothing),
-        train.optimizer, train.steps, source, initial=first, complete=complete,
-        guard=_collapse_guard(config), log_every=train.log_every, save_every=train.save_every,
-        eval_every=train.eval_every, keep=train.keep, evaluate=score,
-        meta={"encoder_fingerprint": index.manifest["encoder_fingerprint"]})
-    run_stage(stage)
+    meta = {"encoder_fingerprint": index.manifest["encoder_fingerprint"]}
+    run_stage(rag_stage(job, run, source, complete, initial=first, meta=meta, evaluate=score))
     if refresher is not None:
         index.reload()
     return load_params(job, run)[0]
+
+
+def rag_stage(job: Job, run: str, source: BatchSource | None, complete: step.Completion | None,
+              **settings: Any) -> Stage:
+    """The stage that `fine_tune` runs; without a source its step can be compiled, not run."""
+    train, towers = job.config.train, job.model.towers
+    rates = {"query_encoder": train.query_encoder_rate, "generator": train.generator_rate}
+    if train.document_encoder == "refresh":
+        rates["document_encoder"] = train.document_encoder_rate
+    rates |= {tower: 1.0 for tower in (rag.NULL, rag.CLASSIFIER) if tower in towers}
+    rates = {tower: rate for tower, rate in rates.items() if rate is not None}
+    if not rates:
+        raise ConfigError("config.train: query_encoder_rate and generator_rate are both none: "
+                          "nothing is left to train")
+    return _stage(
+        job, run, towers, rates, step.rag_loss(job.model, train.label_smoothing),
+        train.optimizer, train.steps, source, complete=complete,
+        guard=_collapse_guard(job.config), log_every=train.log_every, save_every=train.save_every,
+        eval_every=train.eval_every, keep=train.keep, **settings)
 
 
 def _collapse_guard(config: Config) -> CollapseGuard | None:

@@ -91,7 +91,7 @@ def test_dry_run_prints_every_command(cloud, tmp_path):
 
 
 def test_the_config_is_complete(parse, cloud):
-    """Nothing is left of the small models of the config file that the recipe starts from."""
+    """The models are the paper's, and what the recipe adds to the config file are the data."""
     done, _ = run(cloud, "--dry-run", "runs/nq")
     line = next(line for line in done.stdout.splitlines() if "rag_jax.train" in line)
     _, config = parse(line.replace("\\", "").removeprefix("python -m ").split())

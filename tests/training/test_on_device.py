@@ -65,7 +65,7 @@ def completed(world, index, params, number=0):
     """The batch of a step, made on the devices."""
     model, questions, _ = world
     source = on_device.QuestionSource(questions, index, B, SEED)
-    complete = on_device.completion(model, questions.format, K, index)
+    complete = on_device.completion(model, questions.format, K, index.mesh, index.settings)
     return jax.jit(complete.batch, in_shardings=(None, complete.shardings))(
         params, source.finish(number))
 
@@ -174,7 +174,7 @@ def test_loss_gradients_and_update_are_those_of_the_host_path(world):
     model, questions, index = world
     params, mesh = tiny.rag_params(model), mesh_of(4)
     device = placed(world, mesh)
-    complete = on_device.completion(model, questions.format, K, device)
+    complete = on_device.completion(model, questions.format, K, device.mesh, device.settings)
     given = on_device.QuestionSource(questions, device, B, SEED).finish(0)
     found = one_step(world, params, given, mesh, complete)
     host = parallel.put_batch(on_host(world, retrieved_by(world, params, index)), mesh)
@@ -189,7 +189,7 @@ def test_passages_are_found_with_the_parameters_of_the_step(world):
     """Nothing is stale: other parameters, other passages, from the same jitted program."""
     index = placed(world, mesh_of(8), "bfloat16")
     model, questions, _ = world
-    complete = on_device.completion(model, questions.format, K, index)
+    complete = on_device.completion(model, questions.format, K, index.mesh, index.settings)
     run = jax.jit(complete.batch, in_shardings=(None, complete.shardings))
     given = on_device.QuestionSource(questions, index, B, SEED).finish(0)
     found = []

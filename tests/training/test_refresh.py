@@ -116,7 +116,8 @@ def train(world, towers, every, steps=STEPS):
     fresh = "document_encoder" in towers
     refresher = on_device.Refresher(model, index, pad, 4) if fresh else None
     source = on_device.QuestionSource(questions, index, B, 0, refresher, every)
-    complete = on_device.completion(model, questions.format, K, index, pad if fresh else None)
+    complete = on_device.completion(model, questions.format, K, index.mesh, index.settings,
+                                    pad if fresh else None)
     optimizer = optim.make_optimizer(
         OptimizerConfig(learning_rate=3e-3, warmup_steps=0, schedule="constant", clip_norm=1.0),
         steps, dict.fromkeys(towers, 1.0))
@@ -208,7 +209,8 @@ def test_fresh_scores_replace_those_of_the_index_and_carry_gradients(world):
     model, questions, _, params, pad = world
     index = opened(world)
     source = on_device.QuestionSource(questions, index, B, 0)
-    complete = on_device.completion(model, questions.format, 8, index, pad)  # all passages
+    complete = on_device.completion(model, questions.format, 8, index.mesh, index.settings,
+                                    pad)  # 8 are all passages
     run = jax.jit(complete.batch, in_shardings=(None, complete.shardings))
     batch = run(params, source.finish(0))
     loss = step.rag_loss(model)

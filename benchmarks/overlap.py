@@ -1,0 +1,160 @@
+"""How much of the host's search is hidden behind the devices' work, with staleness 0 and 1.
+
+    python benchmarks/overlap.py [--passages 100000] [--steps 40] [--json FILE]
+
+A small RAG with random passages and embeddings trains by the loop itself, its passages found by
+exact search on the host. The host's clock says when each search began and ended, when each step was
+dispatched, and, in a thread that waits for its metrics, when it was done. Hidden is the time of
+searches during which a step ran, as a share of all searches; the first steps, which compile, are
+left out.
+"""
+
+import argparse
+import dataclasses
+import functools
+import json
+import pathlib
+import queue
+import tempfile
+import threading
+import time
+from typing import Any
+
+import jax
+import numpy as np
+
+from rag_jax import files, flags, parallel
+from rag_jax.answering import jit_embed, search
+from rag_jax.config import BART_PRESETS, BERT_PRESETS, Config
+from rag_jax.data.batches import PASSAGE_TABLE, RagBatcher
+from rag_jax.data.prepare import Prepared
+from rag_jax.data.question_files import Example
+from rag_jax.data.text import GeneratorFormat, train_bart_tokenizer, train_bert_tokenizer
+from rag_jax.overrides import replace
+from rag_jax.retrieval.build import build_index
+from rag_jax.retrieval.index import PassageIndex
+from rag_jax.retrieval.passages import Passage, write_store
+from rag_jax.retrieval.retriever import Retriever
+from rag_jax.training import stages
+from rag_jax.training.loop import run_stage
+from rag_jax.training.sources import RagSource
+from rag_jax.training.writers import print_table
+
+SKIPPED = 5  # steps
+SEARCH, STEP = "search", "step"
+
+
+class Clock:
+    """Intervals (what, begin, end) in seconds."""
+
+    def __init__(self):
+        self.intervals: list[tuple[str, float, float]] = []
+        self._waiting: queue.Queue = queue.Queue()
+        threading.Thread(target=self._wait, daemon=True).start()
+
+    def _wait(self) -> None:
+        free = 0.0  # a device works on one step after the other
+        while True:
+            began, metrics = self._waiting.get()
+            jax.block_until_ready(metrics)
+            free, began = time.perf_counter(), max(free, began)
+            self.intervals.append((STEP, began, free))
+            self._waiting.task_done()
+
+    def step(self, train_step: Any) -> Any:
+        """The step, timed from its dispatch until it is done."""
+
+        def timed(*arguments: Any) -> Any:
+            began = time.perf_counter()
+            state, metrics = train_step(*arguments)
+            self._waiting.put((began, metrics))
+            return state, metrics
+
+        return timed
+
+    def search(self, search: Any) -> Any:
+        def timed(*arguments: Any) -> Any:
+            began = time.perf_counter()
+            found = search(*arguments)
+            self.intervals.append((SEARCH, began, time.perf_counter()))
+            return found
+
+        return timed
+
+    def of(self, what: str) -> list[tuple[float, float]]:
+        """The intervals of one kind, all of them ended."""
+        self._waiting.join()
+        return [(begin, end) for kind, begin, end in self.intervals if kind == what]
+
+
+def small_job(folder: pathlib.Path, passages: int, steps: int) -> tuple[stages.Job, PassageIndex]:
+    """A job of random questions, and an index of random passages."""
+    towers = {"width": 256, "heads": 4, "mlp_width": 1024, "dropout": 0.0, "attention_dropout": 0.0}
+    bert = dataclasses.replace(BERT_PRESETS["tiny"], **towers)
+    bart = dataclasses.replace(BART_PRESETS["tiny"], **towers)
+    config = replace(Config(), {
+        "model": dataclasses.replace(Config().model, retriever=bert, generator=bart),
+        "data.max_source_length": 64, "data.max_question_length": 24,
+        "train.steps": steps, "train.batch_size": 16, "train.save_every": steps})
+    rng = np.random.default_rng(0)
+    words = ["".join(rng.choice(list("abdelmnorst"), 4)) for _ in range(2000)]
+    texts = [" ".join(rng.choice(words, 30)) for _ in range(500)]
+    tokenizers = train_bert_tokenizer(texts, 2000), train_bart_tokenizer(texts, 2000)
+    format = GeneratorFormat(tokenizers[1], config.data.max_source_length)
+    store = write_store(
+        folder / "store", (Passage(str(i), "", texts[i % len(texts)]) for i in range(passages)),
+        {PASSAGE_TABLE: lambda ps: format.passages([""] * len(ps), [p.text for p in ps])})
+    index = build_index(
+        store, lambda ids, mask: rng.standard_normal((len(ids), bert.width)).astype(np.float32),
+        folder / "index", token_table=PASSAGE_TABLE, encoder_fingerprint="random", max_length=8,
+        batch_size=1024, length_buckets=(8,), kind="exact", progress=False)
+    examples = [Example(str(i), " ".join(rng.choice(words, 8)), (str(rng.choice(words)),))
+                for i in range(1000)]
+    prepared = Prepared(*tokenizers, format, {"random": store}, {"train": examples}, ())
+    return stages.Job(config, folder, prepared, parallel.make_mesh(config.mesh)), index
+
+
+def timed_training(job: stages.Job, index: PassageIndex, staleness: int) -> dict[str, float]:
+    """Trains from scratch; mean seconds, and the share of search that is hidden."""
+    clock, config = Clock(), job.config
+    find = clock.search(functools.partial(search, index, k=config.retrieval.k))
+    batcher = RagBatcher(job.tokens("train"), config.data.max_source_length,
+                         job.model.embedding_width)
+    source = RagSource(
+        batcher, Retriever(index, jit_embed(job.model), find),
+        config.train.batch_size, config.seed, staleness, job.mesh)
+    stage = stages.rag_stage(job, f"staleness_{staleness}", source, None, meta={})
+    run_stage(dataclasses.replace(stage, train_step=clock.step(stage.train_step)))
+    searches, steps = clock.of(SEARCH)[SKIPPED:], clock.of(STEP)
+    total = sum(end - begin for begin, end in searches)
+    hidden = sum(max(0.0, min(end, done) - max(begin, start))
+                 for begin, end in searches for start, done in steps)
+    counted = steps[SKIPPED:]
+    return {"search_secs": total / len(searches),
+            "step_secs": float(np.mean([end - begin for begin, end in counted])),
+            "secs_from_step_to_step": (counted[-1][1] - counted[0][1]) / (len(counted) - 1),
+            "hidden": hidden / total}
+
+
+def main() -> None:
+    flags.keep_memory()
+    parser = argparse.ArgumentParser(description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--passages", type=int, default=100_000)
+    parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--json", metavar="FILE")
+    options = parser.parse_args()
+    found = {}
+    with tempfile.TemporaryDirectory() as folder:
+        job, index = small_job(pathlib.Path(folder), options.passages, options.steps)
+        for staleness in (0, 1):
+            found[staleness] = timed_training(job, index, staleness)
+    rows = [[f"staleness {staleness}", *(f"{value:.3f}" for value in one.values())]
+            for staleness, one in found.items()]
+    print(print_table(rows, ["", *(name.replace("_", " ") for name in found[0])]))
+    if options.json:
+        files.write_text(pathlib.Path(options.json), json.dumps(found, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,201 @@
+"""The jitted programs of a configuration with abstract arguments: shapes and shardings, no data.
+
+They are made by the functions that training and answering call, for the longest inputs.
+"""
+
+import dataclasses
+import pathlib
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
+
+from rag_jax import overrides, parallel
+from rag_jax.answering import embed_program, jit_decode, jit_log_likelihood
+from rag_jax.config import Config, ConfigError
+from rag_jax.data.prepare import Prepared
+from rag_jax.data.text import GeneratorFormat
+from rag_jax.retrieval.device import abstract_memory, jit_search
+from rag_jax.retrieval.device_search import Memory
+from rag_jax.training import on_device, stages, step
+from rag_jax.types import Batch, QuestionBatch
+
+KINDS = ("train", "evaluate", "decode", "embed", "search")
+
+
+class Program(NamedTuple):
+    """A jitted function and what it is called with, as ShapeDtypeStructs with shardings."""
+
+    name: str
+    jitted: Any
+    arguments: tuple
+
+
+@dataclasses.dataclass(frozen=True)
+class Vocabulary:
+    """What a program knows of a tokenizer: how many tokens there are, and BART's special ones."""
+
+    vocab_size: int
+    start: int = 0
+    pad: int = 1
+    end: int = 2
+
+    def encode(self, texts: Sequence[str]) -> list[list[int]]:
+        raise ConfigError(f"config.eval has the text {texts[0]!r}: without a tokenizer nothing is "
+                          "compiled for bad_words, prefix and labels; leave them out here")
+
+
+def vocabulary(config: Config, tower: str) -> Vocabulary:
+    """Of "retriever" or "generator".
+
+    Raises:
+      ConfigError: the size is that of a tokenizer that is not read here.
+    """
+    size = getattr(config.model, tower).vocab_size
+    if not size:
+        sources = {"retriever": "query_encoder", "generator": "generator"}
+        if (getattr(config.data, f"{tower}_tokenizer")
+                or config.model.sources.get(sources[tower])):
+            raise ConfigError(f"config.model.{tower}.vocab_size=0: the tokenizer's size, which is "
+                              "not read here; set it to that size")
+        size = getattr(config.data, f"{tower}_vocab")  # of the tokenizer that will be trained
+    return Vocabulary(size)
+
+
+def job_of(config: Config, mesh: Mesh) -> stages.Job:
+    """A job without data, to make programs from."""
+    retriever, generator = (vocabulary(config, tower) for tower in ("retriever", "generator"))
+    format = GeneratorFormat(generator, config.data.max_source_length,
+                             like_hugging_face=config.data.source_format == "hugging_face")
+    prepared = Prepared(retriever, generator, format, {}, {}, ())
+    return stages.Job(config, pathlib.Path(), prepared, mesh)
+
+
+def programs(config: Config, mesh: Mesh, hosts: int = 1, passages: int = 0,
+             kinds: Sequence[str] = KINDS) -> Iterator[Program]:
+    """The programs of `kinds`, those of training and answering for every one of config.runs.
+
+    Args:
+      config: with the architectures as they are; pretrained weights are not looked at.
+      mesh: of devices that need not exist.
+      hosts: on which they are.
+      passages: of the index, where it lies on the devices.
+
+    Raises:
+      ConfigError: what cannot be compiled.
+    """
+    job, memory = job_of(config, mesh), None
+    on_devices = config.retrieval.where == "device"
+    passages = passages or (config.retrieval.capacity if on_devices else 0)
+    if on_devices and not passages and {"train", "search"} & set(kinds):
+        raise ConfigError("config.retrieval.where=device: how many passages? give --passages")
+    if passages:
+        memory = abstract_memory(passages, job.model.embedding_width, mesh,
+                                 *on_device.layout(config, job.prepared.format))
+    if "search" in kinds and memory is not None:
+        yield _search(job, memory)
+    if "embed" in kinds and not job.model.lexical:
+        yield _embed(job, hosts)
+    for run in config.runs:
+        run_job = dataclasses.replace(job, config=overrides.for_run(config, run))
+        if "train" in kinds:
+            yield _train(run_job, run, memory)
+        if "evaluate" in kinds:
+            answerer, params, batch = _answering(run_job)
+            yield Program(f"evaluate {run}", jit_log_likelihood(answerer.model), (params, batch))
+        if "decode" in kinds:
+            yield _decode(run_job, run)
+
+
+def _train(job: stages.Job, run: str, memory: Memory | None) -> Program:
+    """The step of `stages.fine_tune`."""
+    config, mesh = job.config, job.mesh
+    size, k = config.train.batch_size, config.retrieval.k
+    number = jax.ShapeDtypeStruct((), np.int32, sharding=parallel.replicated(mesh))
+    complete, given = None, _batch(job, size, k)
+    if k and config.retrieval.where == "device":
+        settings, tables = on_device.layout(config, job.prepared.format)
+        refresh = config.train.document_encoder == "refresh"
+        pad_id = job.prepared.retriever_tokenizer.pad if refresh else None
+        complete = on_device.completion(job.model, job.prepared.format, k, mesh, settings, pad_id)
+        given = (_questions(job, size), memory, number)
+    stage = stages.rag_stage(job, run, None, complete, meta={})
+    return Program(f"train {run}", stage.train_step, (stage.abstract_state, given, number))
+
+
+def _answering(job: stages.Job) -> tuple[Any, Any, Batch]:
+    """The answerer of `config.eval`, its parameters and a batch."""
+    answerer = stages.make_answerer(job, None, job.config.model.kind)
+    params = step.abstract_params(answerer.model, answerer.model.towers, job.mesh)
+    k = answerer.k if job.config.retrieval.k else 0
+    return answerer, params, _batch(job, answerer.batch_size, k)
+
+
+def _decode(job: stages.Job, run: str) -> Program:
+    answerer, params, batch = _answering(job)
+    keys = None
+    if answerer.decoding.sample:
+        keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), answerer.batch_size))
+    return Program(f"decode {run}", jit_decode(answerer.model, answerer.decoding),
+                   (params, batch, keys))
+
+
+def _embed(job: stages.Job, hosts: int) -> Program:
+    """Embedding passages for an index: each host its own, with all parameters."""
+    config, mesh = job.config, job.mesh
+    params = step.abstract_params(job.model, ("document_encoder",), mesh)["document_encoder"]
+    if hosts > 1:
+        whole = parallel.replicated(mesh)
+        params = jax.tree.map(
+            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=whole), params)
+    size = parallel.filled_up(config.retrieval.embed_batch_size * hosts, mesh)
+    return Program("embed passages", embed_program(job.model),
+                   (params, *_tokens(job, size, config.data.max_passage_length)))
+
+
+def _search(job: stages.Job, memory: Memory) -> Program:
+    """A training batch of queries against an index on the devices."""
+    config, mesh = job.config, job.mesh
+    settings, _ = on_device.layout(config, job.prepared.format)
+    queries = jax.ShapeDtypeStruct((config.train.batch_size, job.model.embedding_width),
+                                   jnp.float32, sharding=parallel.replicated(mesh))
+    return Program("search", jit_search(mesh, config.retrieval.k, settings), (memory, queries))
+
+
+def _tokens(job: stages.Job, *shape: int) -> tuple[jax.ShapeDtypeStruct, jax.ShapeDtypeStruct]:
+    """Abstract ids and mask of a batch."""
+    return _rows(job, jnp.int32, *shape), _rows(job, bool, *shape)
+
+
+def _rows(job: stages.Job, dtype: Any, *shape: int) -> jax.ShapeDtypeStruct:
+    parallel.check_splits(shape[0], job.mesh)
+    return jax.ShapeDtypeStruct(shape, dtype, sharding=parallel.batch_sharding(job.mesh))
+
+
+def _batch(job: stages.Job, size: int, k: int) -> Batch:
+    """A batch as RagBatcher makes it; a closed book (k=0) is one empty passage."""
+    data, model, passages = job.config.data, job.model, k or 1
+    inputs = passages + (model.null_document != "none")
+    question_ids, question_mask = _tokens(job, size, data.max_question_length)
+    source_ids, source_mask = _tokens(job, size, inputs, data.max_source_length)
+    target_ids, target_mask = _tokens(job, size, data.max_target_length)
+    embeddings = _rows(job, jnp.float32, size, passages, model.embedding_width)
+    return Batch(
+        question_ids=question_ids, question_mask=question_mask, source_ids=source_ids,
+        source_mask=source_mask, doc_embeddings=None if model.lexical else embeddings,
+        doc_mask=_rows(job, bool, size, passages), target_ids=target_ids,
+        target_mask=target_mask, weight=_rows(job, jnp.float32, size),
+        doc_ids=_rows(job, jnp.int32, size, k) if k else None,
+        doc_scores=_rows(job, jnp.float32, size, k) if model.lexical else None)
+
+
+def _questions(job: stages.Job, size: int) -> QuestionBatch:
+    """A batch as QuestionTokens makes it, with a question of the longest form."""
+    data = job.config.data
+    return QuestionBatch(
+        *_tokens(job, size, data.max_question_length),
+        *_tokens(job, size, data.max_source_length // 2),
+        *_tokens(job, size, data.max_target_length), _rows(job, jnp.float32, size))

@@ -1,0 +1,121 @@
+"""Compiling programs and saying what each needs of a chip."""
+
+import dataclasses
+import re
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+
+from rag_jax.aot import costs
+from rag_jax.aot.chips import GIB, Chip
+from rag_jax.aot.costs import Collective
+from rag_jax.aot.programs import Program
+from rag_jax.training.writers import print_table
+
+MIB = 2**20
+
+
+@dataclasses.dataclass(frozen=True)
+class Needs:
+    """What one program needs of every chip; everything is 0 where it did not compile.
+
+    Attributes:
+      name: of the program.
+      arguments, temporaries: bytes. Donated arguments are also results.
+      results: bytes that are not in place of donated arguments.
+      code: bytes of the program.
+      flops: operations of matrix products, those of recomputation too.
+      accessed: bytes between HBM and chip.
+      collectives: what is communicated.
+      secs: of compilation.
+      problem: what the compiler said where it ran out of memory; else empty.
+    """
+
+    name: str
+    arguments: int = 0
+    temporaries: int = 0
+    results: int = 0
+    code: int = 0
+    flops: float = 0.0
+    accessed: int = 0
+    collectives: tuple[Collective, ...] = ()
+    secs: float = 0.0
+    problem: str = ""
+
+    @property
+    def memory(self) -> int:
+        return self.arguments + self.temporaries + self.results + self.code
+
+    def fits(self, memory: float | None) -> bool:
+        """Whether it compiles, and into `memory` bytes where that is known."""
+        return not self.problem and (memory is None or self.memory <= memory)
+
+    def least_secs(self, chip: Chip) -> float:
+        """No run is faster: operations at peak speed, or bytes at full bandwidth."""
+        return max(self.flops / chip.peak, self.accessed / chip.bandwidth)
+
+
+def measure(program: Program, devices: int, options: dict[str, Any] | None = None) -> Needs:
+    """Compiles a program for `devices` chips; `options` are the compiler's."""
+    began = time.monotonic()
+    traced = program.jitted.trace(*program.arguments)
+    try:
+        compiled = traced.lower().compile(options)
+    except jax.errors.JaxRuntimeError as error:
+        if "RESOURCE_EXHAUSTED" not in str(error):
+            raise
+        return Needs(program.name, secs=time.monotonic() - began, problem=_problem(str(error)))
+    secs = time.monotonic() - began
+    memory, module = compiled.memory_analysis(), costs.Module(compiled.as_text())
+    return Needs(
+        program.name, memory.argument_size_in_bytes, memory.temp_size_in_bytes,
+        memory.output_size_in_bytes - memory.alias_size_in_bytes,
+        memory.generated_code_size_in_bytes, costs.flops(traced.jaxpr.jaxpr) / devices,
+        module.accessed(), tuple(module.collectives()), secs)
+
+
+def _problem(message: str) -> str:
+    used = re.search(r"Used [\d.]+\w* of [\d.]+\w*", message)
+    return f"out of memory: {used[0] if used else message.splitlines()[0]}"
+
+
+def tables(found: Sequence[Needs], chip: Chip | None, memory: float | None) -> str:
+    """Memory and work of every program, then its communication, each by chip."""
+    rows, work, talk = [], [], []
+    for one in found:
+        fits = "no" if not one.fits(memory) else "yes" if memory else "-"
+        if one.problem:
+            rows.append([one.name, *[None] * 5, f"{fits}: {one.problem}", round(one.secs)])
+            continue
+        parts = (one.arguments, one.temporaries, one.results, one.code, one.memory)
+        rows.append([one.name, *(part / GIB for part in parts), fits, round(one.secs)])
+        least = None if chip is None else 1e3 * one.least_secs(chip)
+        work.append([one.name, one.flops / 1e12, one.accessed / 1e9, least])
+        for kind in dict.fromkeys(c.kind for c in one.collectives):
+            same = [c for c in one.collectives if c.kind == kind]
+            talk.append([one.name, kind, sum(c.times for c in same),
+                         sum(c.bytes for c in same) / MIB, _shortened(same[0].shape)])
+    shown = [print_table(rows, ["GiB per chip", "arguments", "temporaries", "results", "code",
+                                "together", "fits", "compile secs"])]
+    if work:
+        shown.append(print_table(work, ["work per chip", "TFLOP", "GB from and to HBM",
+                                        "at least ms"]))
+    if talk:
+        shown.append(print_table(talk, ["program", "collective", "times", "MiB per chip",
+                                        "largest"]))
+    return "\n\n".join(shown)
+
+
+def _shortened(shape: str, most: int = 48) -> str:
+    return shape if len(shape) <= most else shape[: most - 3] + "..."
+
+
+def as_json(found: Sequence[Needs], topology: str, devices: int, chip: Chip | None,
+            memory: float | None) -> dict[str, Any]:
+    """The same figures, unrounded, and every collective."""
+    return {"topology": topology, "devices": devices, "memory": memory, "programs": [{
+        **dataclasses.asdict(one), "collectives": [c._asdict() for c in one.collectives],
+        "fits": one.fits(memory),
+        "least_secs": None if chip is None else one.least_secs(chip)} for one in found]}

@@ -1,0 +1,121 @@
+"""python -m rag_jax.compile_report for a small variant of configs/paper_scale.py on eight devices.
+
+The bounds are what was measured, and a fifth for temporaries: a lost sharding costs much more.
+"""
+
+import itertools
+import json
+import re
+
+import jax
+import pytest
+
+from rag_jax import compile_report, parallel
+from rag_jax.aot import programs
+from rag_jax.aot.report import measure
+from rag_jax.config import ConfigError
+from rag_jax.flags import ROOT, make_parser, parse_with_config
+
+PAPER = f"--config={ROOT}/configs/paper_scale.py"
+# No size of a state is one of a parameter here, whole or split.
+B, K, S, T, L, D, F, V = 24, 3, 56, 10, 18, 32, 80, 88
+SMALL = [
+    PAPER, "--config.mesh.data=4", "--config.mesh.fsdp=2", f"--config.train.batch_size={B}",
+    f"--config.retrieval.k={K}", f"--config.data.max_question_length={L}",
+    f"--config.data.max_source_length={S}", f"--config.data.max_target_length={T}",
+    "--config.data.max_passage_length=40", "--config.retrieval.embed_batch_size=8",
+    "--config.eval.batch_size=8", "--config.retrieval.device_dtype=bfloat16",
+    *(f"--config.model.{tower}.{field}={value}" for tower, fields in {
+        "retriever": {"vocab_size": 64, "layers": 3, "dropout": 0, "attention_dropout": 0},
+        "generator": {"vocab_size": V, "encoder_layers": 3, "decoder_layers": 3, "dropout": 0},
+    }.items() for field, value in {**fields, "width": D, "heads": 2, "mlp_width": F,
+                                   "max_positions": 64}.items())]
+MEASURED = {  # bytes per device: arguments, temporaries
+    "train rag_token": (756_601, 2_499_232),
+    "train rag_sequence": (756_601, 2_499_232),
+    "search": (136_192, 203_600),
+    "embed passages": (68_104, 51_416),
+    "evaluate rag_token": (229_559, 513_064),
+    "decode rag_token": (229_509, 516_344),
+}
+
+
+def small_programs(kinds, *changes):
+    config = parse_with_config(make_parser("compile_report", ""), [*SMALL, *changes])[1]
+    return programs.programs(config, parallel.make_mesh(config.mesh), passages=9000, kinds=kinds)
+
+
+@pytest.fixture(scope="module")
+def report():
+    """Program -> what it needs, for 9,000 passages on the devices; machine code made with less
+    effort, which changes nothing of that."""
+    quick = {"xla_backend_optimization_level": 0}
+    chosen = [*small_programs(["train", "search", "embed"]),
+              *small_programs(["evaluate", "decode"], "--config.runs=rag_token")]
+    return {program.name: measure(program, 8, quick) for program in chosen}
+
+
+def test_memory_stays_within_what_was_measured(report):
+    """Arguments to the byte; temporaries may differ a little from one XLA to the next."""
+    found = {name: (one.arguments, one.temporaries) for name, one in report.items()}
+    assert set(found) == set(MEASURED)
+    for name, (arguments, temporaries) in MEASURED.items():
+        assert found[name][0] == pytest.approx(arguments, rel=0.01), name
+        assert found[name][1] <= 1.2 * temporaries, name
+
+
+def test_the_state_is_updated_in_place(report):
+    for run in ("rag_token", "rag_sequence"):
+        assert report[f"train {run}"].results < 0.01 * report[f"train {run}"].arguments
+
+
+def test_only_parameters_and_gradients_travel(report):
+    """No state does, so nothing over the documents; fsdp gathers one layer, never the stack."""
+    program = next(small_programs(["train"]))
+    shapes = [leaf.shape[1:] if "['layers']" in jax.tree_util.keystr(path) else leaf.shape
+              for path, leaf in jax.tree_util.tree_leaves_with_path(program.arguments[0].params)]
+    shapes += [(length, D) for length in (S, T, L)]  # cut position tables
+    parameters = {tuple(n for n in part if n > 1) for shape in shapes
+                  for part in itertools.product(*([n, n // 2] for n in shape))}
+    for run in ("rag_token", "rag_sequence"):
+        found = {(one.kind, tuple(int(n) for n in sizes.split(",") if n not in ("", "1")))
+                 for one in report[f"train {run}"].collectives
+                 for sizes in re.findall(r"\[([\d,]*)\]", one.shape)}
+        strange = {(kind, shape) for kind, shape in found if shape not in parameters
+                   and not (kind == "all-reduce" and not shape)}
+        assert not strange
+        assert ("all-gather", (D, F)) in found, "fsdp gathers a layer's parameters"
+
+
+def test_operations_are_those_of_the_model(report):
+    """By hand, forward: 3 encoder layers of 4 D D + 2 D F, and so on; backward is twice that."""
+    rows, encoder = B * K, 3 * (4 * D * D + 2 * D * F)
+    attention = 3 * 2 * S * D
+    of_source = rows * S * (encoder + attention)
+    decoder = rows * T * (3 * (6 * D * D + 2 * D * F + 2 * T * D + 2 * S * D) + D * V)
+    cross = rows * S * 3 * 2 * D * D
+    found = report["train rag_token"].flops * 8
+    least = 3 * 2 * (of_source + decoder + cross)
+    assert least < found < 4 / 3 * 1.1 * least  # with recomputation, and the query encoder
+
+
+def test_what_does_not_fit_ends_with_an_error(tmp_path, capsys):
+    argv = [*SMALL, "--topology=cpu:8", "--programs=embed", f"--json={tmp_path / 'report.json'}"]
+    assert compile_report.main([*argv, "--memory_gib=1e-6"]) == "does not fit: embed passages"
+    (record,) = json.loads((tmp_path / "report.json").read_text())["programs"]
+    assert not record["fits"] and record["flops"] > 0 and record["collectives"]
+    assert compile_report.main([*argv, "--memory_gib=1"]) is None
+    assert "yes" in capsys.readouterr().out
+
+
+def test_mistakes_are_errors_that_say_what_to_do(monkeypatch):
+    for argv, message in [
+            (["--topology=cpu:8", "--programs=train,serve"], "no serve; there are train, evaluate"),
+            (["--topology=cpu:some"], "expected cpu:COUNT"),
+            (["--topology=cpu:99"], "this process has 8 CPU devices"),
+            (["--topology=cpu:8", "--config.mesh.data=3"], "does not fit 8 devices")]:
+        with pytest.raises(ConfigError, match=message):
+            compile_report.main([*SMALL, *argv])
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=r"pip install --no-deps 'libtpu==0\.0\.\d+\.\*'"):
+        compile_report.main([*SMALL, "--topology=v5e:2x4"])

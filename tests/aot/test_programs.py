@@ -1,0 +1,115 @@
+"""The abstract arguments are what training and answering would really give."""
+
+import jax
+import numpy as np
+import pytest
+import tiny
+
+from rag_jax import parallel
+from rag_jax.aot import programs
+from rag_jax.config import Config, ConfigError, MeshConfig
+from rag_jax.data.batches import ENCODER_TABLE, PASSAGE_TABLE, QuestionTokens, RagBatcher
+from rag_jax.data.question_files import Example
+from rag_jax.data.text import GeneratorFormat, train_bart_tokenizer, train_bert_tokenizer
+from rag_jax.overrides import replace
+from rag_jax.retrieval.build import build_index
+from rag_jax.retrieval.device import DeviceIndex, abstract_memory
+from rag_jax.retrieval.passages import Passage, write_store
+from rag_jax.training import on_device
+
+LONGEST = {"data.max_question_length": 10, "data.max_source_length": 24,
+           "data.max_target_length": 6, "data.max_passage_length": 16, "train.batch_size": 8,
+           "retrieval.k": 3}
+
+
+def config(**changes):
+    """The tiny towers with the given fields replaced."""
+    towers = {"model.retriever.width": tiny.BERT.width, "model.retriever.heads": 2,
+              "model.generator.width": tiny.BART.width, "model.generator.heads": 2}
+    return replace(Config(), {**LONGEST, **towers, **changes})
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory):
+    """(questions with long inputs, an index of 40 passages)."""
+    texts = [f"word{i % 7} other{i} and more of it" for i in range(40)]
+    bart, bert = train_bart_tokenizer(texts, 350), train_bert_tokenizer(texts, 120)
+    format = GeneratorFormat(bart, 24)
+    examples = [Example(str(i), text * 4, (text,)) for i, text in enumerate(texts)]
+    path = tmp_path_factory.mktemp("world")
+    store = write_store(path / "store", [Passage(str(i), "", t * 4) for i, t in enumerate(texts)], {
+        PASSAGE_TABLE: lambda ps: format.passages([""] * len(ps), [p.text for p in ps]),
+        ENCODER_TABLE: lambda ps: [[2, 5, 3]] * len(ps)})
+    index = build_index(
+        store, lambda ids, mask: np.ones((len(ids), 16), np.float32), path / "index",
+        token_table=PASSAGE_TABLE, encoder_fingerprint="random", max_length=8, batch_size=8,
+        length_buckets=(8,), kind="exact", progress=False)
+    return QuestionTokens(examples, bert, format, 10, 6), index
+
+
+def described(tree):
+    return jax.tree.map(lambda x: (x.shape, x.dtype, x.sharding), tree)
+
+
+def abstract(mesh, **changes):
+    (program,) = programs.programs(
+        config(**{"runs": ("rag_token",), **changes}), mesh, passages=40, kinds=["train"])
+    return program.arguments[1]
+
+
+def test_batches_of_the_host_have_these_shapes(world):
+    questions, index = world
+    mesh = parallel.make_mesh(MeshConfig(4, 2))
+    batch = RagBatcher(questions, 24, 16).batch(
+        np.arange(8), np.arange(24, dtype=np.int32).reshape(8, 3), index)
+    assert described(abstract(mesh)) == described(parallel.put_rows(batch, mesh))
+    null = RagBatcher(questions, 24, 16, null_document=True).batch(
+        np.arange(8), np.arange(24, dtype=np.int32).reshape(8, 3), index)
+    assert described(abstract(mesh, **{"model.null_document": "bias"})) == (
+        described(parallel.put_rows(null, mesh)))
+    words = abstract(mesh, runs=("bm25",))
+    assert words.doc_embeddings is None and words.doc_scores.shape == (8, 3)
+    closed = parallel.put_rows(RagBatcher(questions, 24, 16).batch(np.arange(8), None), mesh)
+    found = abstract(mesh, **{"retrieval.k": 0})
+    alone = {"source_ids": None, "source_mask": None}  # a question without a passage is shorter
+    assert described(found._replace(**alone)) == described(closed._replace(**alone))
+
+
+@pytest.mark.parametrize("dtype,encoder", [
+    ("float32", "frozen"), ("bfloat16", "refresh"), ("int8", "frozen")])
+def test_what_lies_on_the_devices_has_these_shapes(world, dtype, encoder):
+    questions, index = world
+    mesh = parallel.make_mesh(MeshConfig(4, 2))
+    changes = {"retrieval.where": "device", "retrieval.device_dtype": dtype,
+               "train.document_encoder": encoder, "retrieval.capacity": 9000}
+    settings, tables = on_device.layout(config(**changes), questions.format)
+    placed = DeviceIndex(index, mesh, settings, tables)
+    found = abstract_memory(40, 16, mesh, settings, tables)
+    assert described(found) == described(placed.memory)
+    source = on_device.QuestionSource(questions, placed, 8, seed=0)
+    given = source.finish(0)
+    expected = abstract(mesh, **changes)
+    assert described(expected[0]) == described(given[0])
+    assert jax.tree.structure(expected) == jax.tree.structure(given)
+
+
+def test_what_cannot_be_compiled_is_an_error_that_says_why():
+    mesh = parallel.make_mesh(MeshConfig())
+
+    def error(**changes):
+        with pytest.raises(ConfigError) as raised:
+            list(programs.programs(config(**changes), mesh))
+        return str(raised.value)
+
+    assert "how many passages? give --passages" in error(**{"retrieval.where": "device"})
+    assert "a batch of 12 rows cannot be split over 8" in error(**{"train.batch_size": 12})
+    assert "vocab_size=0: the tokenizer's size" in error(
+        **{"model.generator.vocab_size": 0, "data.generator_tokenizer": "folder"})
+    assert "bad_words, prefix and labels" in error(**{"eval.prefix": "The"})
+
+
+def test_a_tokenizer_that_will_be_trained_has_the_size_asked_for():
+    sizes = {"model.retriever.vocab_size": 0, "model.generator.vocab_size": 0,
+             "data.retriever_vocab": 600, "data.generator_vocab": 2048}
+    job = programs.job_of(config(**sizes), parallel.make_mesh(MeshConfig()))
+    assert job.model.retriever.vocab_size == 600 and job.model.generator.vocab_size == 2048
