@@ -152,10 +152,6 @@ class ModelConfig:
     kind: Literal["token", "sequence", "fid"] = field(
         "token", "RAG-Token, RAG-Sequence, or Fusion-in-Decoder, which reads all passages at once "
         "and trains the generator alone")
-    null_document: Literal["none", "embedding", "bias", "mlp"] = field(
-        "none", "one more candidate, no document: the generator reads the question alone (the "
-        "paper's appendix F); its score is the query times a learned embedding, a learned number, "
-        "or an MLP of the query, trained at optimizer.learning_rate")
     retriever: BertConfig = section(BertConfig)
     generator: BartConfig = section(BartConfig)
     rag: RagSource = section(RagSource)
@@ -165,6 +161,10 @@ class ModelConfig:
         "none", "classification: answers are the classes eval.labels, by BART's classification "
         "head on the generator, new and trained at optimizer.learning_rate; documents are summed "
         "out")
+    null_document: Literal["none", "embedding", "bias", "mlp"] = field(
+        "none", "one more candidate, no document: the generator reads the question alone (the "
+        "paper's appendix F); its score is the query times a learned embedding, a learned number, "
+        "or an MLP of the query, trained at optimizer.learning_rate")
 
     @property
     def sources(self) -> dict[str, str]:
