@@ -1,9 +1,9 @@
 """The quickstart's data: two editions of the memory, and questions split by country.
 
 Beside the questions there are three further tasks over the same passages and the same split of
-countries (statements.py). Countries of the dev and test split occur in no training question and no warm-up text. Offices
-that changed hands between the editions are asked about in no training question either: they are
-the hot-swap test.
+countries (statements.py). Countries of the dev and test split occur in no training question and no
+warm-up text. Offices that changed hands between the editions are asked about in no training
+question either: they are the hot-swap test.
 """
 
 import dataclasses
@@ -183,7 +183,7 @@ def _task_splits(task: str, questions: Splits, real: Sequence[Country],
         return {name: [q for q in questions if times[q.question] == 1
                        and (name != "train" or _trains(q, unseen))]
                 for name, questions in made.items()}
-    # Claims that train are about fictional countries alone, as those without passages are fictional.
+    # Claims train on fictional countries alone, as those that no passage is about are fictional.
     known = {c.name for c in invented}
     strangers = [c for c in fictional_countries(
         len(invented) + DEV_COUNTRIES + TEST_COUNTRIES, f"{seed} unwritten", train, dev + test)
