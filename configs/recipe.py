@@ -34,7 +34,7 @@ BATCH = 64
 
 @dataclasses.dataclass(frozen=True)
 class Task:
-    """A task: its name as a source, training questions, epochs, target tokens and labels."""
+    """A task: its name as a source, training questions, epochs, target tokens, labels, metrics."""
 
     source: str
     questions: int
@@ -42,6 +42,7 @@ class Task:
     target: int = 32
     learning_rate: float = 3e-5
     labels: tuple[str, ...] = ()
+    metrics: tuple[str, ...] = ("qa",)
 
     @property
     def steps(self) -> int:
@@ -52,13 +53,13 @@ TASKS = {
     "nq": Task("natural_questions", 79168),
     "tqa": Task("trivia_qa", 78785),
     "wq": Task("web_questions", 3417),
-    "ct": Task("curated_trec", 1353),
-    "jeopardy": Task("jeopardy", 97391, epochs=10, target=64),
-    "msmarco": Task("ms_marco", 153725, epochs=10, target=96),
+    "ct": Task("curated_trec", 1353, metrics=("regex",)),
+    "jeopardy": Task("jeopardy", 97391, epochs=10, target=64, metrics=("jeopardy",)),
+    "msmarco": Task("ms_marco", 153725, epochs=10, target=96, metrics=("ms_marco",)),
     "fever3": Task("fever3", 145449, epochs=10, target=16, learning_rate=1e-5,
-                   labels=("SUPPORTS", "REFUTES", "NOT ENOUGH INFO")),
+                   labels=("SUPPORTS", "REFUTES", "NOT ENOUGH INFO"), metrics=("fever",)),
     "fever2": Task("fever2", 109810, epochs=10, target=16, learning_rate=1e-5,
-                   labels=("SUPPORTS", "REFUTES")),
+                   labels=("SUPPORTS", "REFUTES"), metrics=("fever",)),
 }
 FROM_NQ = ("wq", "ct")  # start from the same system trained on Natural Questions (section 3.1)
 
@@ -101,7 +102,7 @@ def full_size(task: str, run: str) -> Config:
             optimizer=OptimizerConfig(
                 learning_rate=chosen.learning_rate, schedule="polynomial", warmup_steps=500,
                 weight_decay=0.001, clip_norm=0.1, b2=0.999)),
-        eval=_decoding(task, run),
+        eval=dataclasses.replace(_decoding(task, run), metrics=chosen.metrics),
     )
 
 

@@ -58,8 +58,9 @@ def mentions(names: Iterable[str]) -> re.Pattern[str]:
 
 def _example(question: prose.CountryQuestion) -> Example:
     positive = (question.positive_id,) if question.positive_id else ()
+    titles = tuple(i.split("/")[1] for i in positive)
     return Example(question.id, question.question, question.answers, positive,
-                   question.negative_ids)
+                   question.negative_ids, titles=titles)
 
 
 def _training_example(question: prose.CountryQuestion, alike: Sequence[str], known: Set[str]

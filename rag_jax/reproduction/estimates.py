@@ -9,6 +9,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from rag_jax.metrics import bleu
+from rag_jax.metrics.diversity import distinct_ngram_ratio
+from rag_jax.metrics.q_bleu import bleu_1, q_bleu_1
+from rag_jax.metrics.rouge import rouge_l
+from rag_jax.metrics.tokens import spacy_tokens
 from rag_jax.reproduction.cells import Measured
 
 SAMPLES = 1000
@@ -44,9 +49,47 @@ def _percent(sums: np.ndarray) -> np.ndarray:
     return 100 * sums[..., 0] / sums[..., 1]
 
 
+def _bleu_1(sums: np.ndarray) -> np.ndarray:
+    """Of counts summed over all questions, as the scorer of MS-MARCO has it."""
+    length, reference_length, matched, total = np.moveaxis(sums, -1, 0)
+    brevity = np.minimum(0, 1 - reference_length / np.maximum(length, 1))
+    return 100 * np.exp(brevity) * matched / np.maximum(total, 1)
+
+
+def _tokens(record: Record) -> tuple[list[str], list[list[str]]]:
+    return spacy_tokens(record["answer"]), [spacy_tokens(text) for text in record["references"]]
+
+
+def _bleu_counts(record: Record) -> Sequence[float]:
+    answer, references = _tokens(record)
+    words = [list(filter(None, tokens)) for tokens in (answer, *references)]
+    counts = bleu.count(words[0], words[1:], 1)
+    return counts.length, counts.reference_length, counts.matched[0], counts.total[0]
+
+
+def _mean(score: Callable[[str, Sequence[str]], float]) -> Metric:
+    return Metric(lambda record: (score(record["answer"], record["references"]), 1), _percent)
+
+
+_right = Metric(lambda record: (record["exact_match"], 1), _percent)
 METRICS = {
-    "em": Metric(lambda record: (record["exact_match"], 1), _percent),
+    "em": _right,
+    "accuracy": _right,
+    "rouge_l": Metric(lambda record: (rouge_l(*_tokens(record)), 1), _percent),
+    "bleu1": Metric(_bleu_counts, _bleu_1),
+    "sentence_bleu1": _mean(bleu_1),
+    "qbleu1": _mean(q_bleu_1),
 }
+
+
+def metric_of(column: str) -> str:
+    """The metric of a column TASK.METRIC; of Jeopardy questions, BLEU-1 is the sentences' mean."""
+    return "sentence_bleu1" if column == "jeopardy.bleu1" else column.split(".")[1]
+
+
+def distinct_trigrams(texts: Sequence[str]) -> float:
+    """Distinct over all tri-grams, percent."""
+    return 100 * distinct_ngram_ratio(map(spacy_tokens, texts))
 
 
 def estimate(results: Sequence[Measured], metric: str, minus: Sequence[Measured] = ()
@@ -78,13 +121,6 @@ def estimate(results: Sequence[Measured], metric: str, minus: Sequence[Measured]
     low, high = np.quantile(samples, [0.025, 0.975])
     everything = value(np.arange(seeds), np.arange(questions))
     return Estimate(everything, float(low), float(high), seeds, questions)
-
-
-def distinct_trigrams(texts: Sequence[str]) -> float:
-    """Distinct over all tri-grams of words between white space, percent."""
-    found = [trigram for words in map(str.split, texts)
-             for trigram in zip(words, words[1:], words[2:], strict=False)]
-    return 100 * len(set(found)) / max(len(found), 1)
 
 
 def _terms(results: Sequence[Measured], metric: str) -> np.ndarray:

@@ -10,17 +10,15 @@ import dataclasses
 import json
 import os
 import pathlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from rag_jax import files, overrides
 from rag_jax.answering import Answerer
 from rag_jax.conversion import convert
 from rag_jax.data.question_files import Example
-from rag_jax.data.tasks import load_examples
 from rag_jax.evaluation import evaluate, write_evaluation
 from rag_jax.reproduction.cells import Cell, Explained, Measured, Measurement, Scale, exported
-from rag_jax.retrieval.passages import PassageStore
 from rag_jax.training import stages
 from rag_jax.training.report import someone_elses
 from rag_jax.training.run import Warm, warm_up
@@ -74,18 +72,6 @@ class Lab:
         file.parent.mkdir(parents=True, exist_ok=True)
         files.write_text(file, json.dumps({**known, question: found._asdict()}, indent=1))
         return found
-
-    def examples(self, cell: Cell, split: str) -> dict[str, Example]:
-        """The questions of a trained cell's split, by id."""
-        questions = self.root / cell.folder / "data" / "questions"
-        return {e.id: e for e in load_examples(f"tfds-dir:{questions}:{split}")}
-
-    def titles(self, cell: Cell) -> Callable[[str], str]:
-        """passage id -> title, in the memory that trained."""
-        data = self.root / cell.folder / "data"
-        name = (data / "names.txt").read_text().split()[0]
-        store = PassageStore.open(data / "memories" / name)
-        return lambda passage_id: store[store.row_of(passage_id)].title
 
     def _folder(self, cell: Cell) -> pathlib.Path:
         return self.root / cell.folder / cell.run / "measured"
@@ -146,12 +132,15 @@ class Lab:
     def _measure(self, cell: Cell, what: Measurement, folder: pathlib.Path) -> None:
         params, answerer = self._trained(cell), self._answerer(cell, what)
         print(f"== {cell.folder}/{cell.run}: {what.name}", flush=True)
-        questions = self._job(cell).tokens(what.split)
+        job = self._job(cell)
+        examples = job.prepared.splits[what.split]
+        questions = job.tokenize(examples[: job.config.eval.max_examples or len(examples)])
         retrieved = answerer.retrieve(params, questions)
         if what.shuffled:
             retrieved = retrieved[someone_elses(len(questions), cell.config.seed)]
-        write_evaluation(folder, questions,
-                         evaluate(answerer, params, questions, retrieved, likelihood=False))
+        found = evaluate(answerer, params, questions, retrieved, likelihood=False,
+                         families=cell.config.eval.metrics)
+        write_evaluation(folder, questions, found)
 
 
 def measured(lab: Lab, cells: Sequence[Cell], what: Measurement) -> list[Measured]:

@@ -32,6 +32,7 @@ def reproduce(names: Sequence[str], root: pathlib.Path, scale: Scale, work: bool
     root.mkdir(parents=True, exist_ok=True)
     # Cells of one size are the same programs: they compile once.
     jax.config.update("jax_compilation_cache_dir", str(root / "compiled"))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
     for name in names if work else ():
         EXPERIMENTS[name](Lab(root, scale, work=True))
         write_report(root, scale)

@@ -2,24 +2,33 @@
 
 import pathlib
 
-from rag_jax import flags, overrides
+from rag_jax import config, flags, overrides, paper
 from rag_jax.countries.statements import LABELS
 from rag_jax.reproduction.cells import Cell
 
-RUNS = ("rag_token", "rag_sequence", "frozen", "frozen_sequence", "closed_book")
 # The paper's task -> ours of the same form.
 TASKS = {"nq": "questions", "jeopardy": "clues", "msmarco": "sentences", "fever3": "claims"}
+SYSTEMS = ("closed_book", "rag_token", "rag_sequence")
+RUNS = (*SYSTEMS, *(run for run in paper.TABLE6 if run in config.RUNS and run not in SYSTEMS))
+# The ablations are on the questions alone: together the cells take three quarters of an hour.
+CELLS = (*((task, run) for task in TASKS for run in SYSTEMS), *(("nq", run) for run in RUNS))
 SETTINGS = {
     "questions": {},
-    "sentences": {"data.max_target_length": 40},
-    "clues": {"data.max_target_length": 48},
-    "claims": {"data.max_question_length": 40, "eval.labels": LABELS},
+    "sentences": {"data.max_target_length": 40, "eval.metrics": ("ms_marco",)},
+    "clues": {"data.max_target_length": 48, "eval.metrics": ("jeopardy",)},
+    "claims": {"data.max_question_length": 40, "eval.labels": LABELS, "eval.metrics": ("fever",)},
 }
-# As a test of the commands: everything runs, and nothing is learnt.
+# As a test of the commands: fewer models, nothing is learnt, and the shapes of all tasks are the
+# same, so that most programs compile once.
+REDUCED_CELLS = (("nq", "rag_token"), ("nq", "closed_book"), ("jeopardy", "rag_token"),
+                 ("jeopardy", "closed_book"), ("fever3", "rag_token"))
 REDUCED = {
     "data.fictional_countries": 30,
     "data.generator_vocab": 400,
     "data.retriever_vocab": 400,
+    "data.max_question_length": 40,
+    "data.max_target_length": 16,
+    "data.length_buckets": 72,
     "model.retriever.width": 32,
     "model.retriever.mlp_width": 32,
     "model.generator.width": 32,
@@ -29,7 +38,9 @@ REDUCED = {
     "train.steps": 4,
     "train.eval_every": 4,
     "train.batch_size": 4,
-    "eval.max_examples": 8,
+    "eval.k": 2,
+    "eval.batch_size": 16,
+    "eval.max_examples": 16,
 }
 
 
@@ -40,7 +51,7 @@ class Toy:
 
     Args:
       root: the folder of everything.
-      seeds: how many for the questions; the other tasks have one.
+      seeds: how many for table 1's systems; the other tasks and the ablations have one.
       reduced: the form that only tries the commands.
     """
 
@@ -50,32 +61,34 @@ class Toy:
 
     def __init__(self, root: pathlib.Path, seeds: int = 3, reduced: bool = False):
         self.root, self.seeds = root, seeds
-        self.ks = (1, 2, 5) if reduced else (1, 2, 3, 5, 10, 20)
-        changes = REDUCED if reduced else {}
+        self.ks = (1, 2) if reduced else (1, 2, 3, 5, 10, 20)
+        self._last = REDUCED if reduced else {}
+        self._cells = REDUCED_CELLS if reduced else CELLS
         self._base = overrides.replace(overrides.load_file(str(flags.QUICKSTART)), {
-            **changes, "runs": RUNS, "tensorboard": False, "data.world_seed": 0})
+            **self._last, "runs": RUNS, "tensorboard": False, "data.world_seed": 0})
         self.about = (
             "questions, claims, sentences and clues on the countries of the world "
             f"({self._base.data.fictional_countries} fictional ones beside 195); tiny models from "
             "random weights; the seeds are of fine-tuning, from one warm-up and on the same data"
-            + ("; REDUCED: a few steps that only try the commands" if reduced else ""))
+            + ("; REDUCED: a few models and steps that only try the commands" if reduced else ""))
 
     def cells(self, task: str, run: str) -> list[Cell]:
         """One cell for every seed; empty for a task or run that the toy world has not."""
-        if task not in TASKS or run not in RUNS:
+        if (task, run) not in self._cells:
             return []
-        seeds = range(self.seeds if task == "nq" else 1)
-        return [self._cell(TASKS[task], run, seed) for seed in seeds]
+        count = self.seeds if task == "nq" and run in SYSTEMS else 1
+        return [self._cell(TASKS[task], run, seed) for seed in range(count)]
 
     def _cell(self, world_task: str, run: str, seed: int) -> Cell:
-        config = overrides.replace(self._base, {
-            "seed": seed, "data.world_task": world_task, **SETTINGS[world_task]})
+        changed = overrides.replace(self._base, {
+            "seed": seed, "data.world_task": world_task, **SETTINGS[world_task],
+            **self._last})
         if (world_task, seed) == ("questions", 0):
-            return Cell(_folder("questions", 0), overrides.validate(config), run)
+            return Cell(_folder("questions", 0), overrides.validate(changed), run)
         warm = str(self.root / _folder("questions", 0))
-        config = overrides.replace(config, {
+        changed = overrides.replace(changed, {
             "model.retriever.pretrained": warm, "model.generator.pretrained": warm})
-        return Cell(_folder(world_task, seed), overrides.validate(config), run,
+        return Cell(_folder(world_task, seed), overrides.validate(changed), run,
                     first=self._cell("questions", run, 0))
 
 

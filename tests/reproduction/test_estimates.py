@@ -3,8 +3,10 @@
 import numpy as np
 import pytest
 
+from rag_jax.data.question_files import Example
 from rag_jax.reproduction.cells import Measured
-from rag_jax.reproduction.estimates import distinct_trigrams, estimate
+from rag_jax.reproduction.estimates import distinct_trigrams, estimate, metric_of
+from rag_jax.scoring import score
 
 
 def results(*rights):
@@ -56,3 +58,18 @@ def test_seeds_of_other_questions_are_refused():
 def test_distinct_trigrams():
     assert distinct_trigrams(["a b c d", "a b c"]) == pytest.approx(100 * 2 / 3)
     assert distinct_trigrams(["a b"]) == 0
+
+
+def test_metrics_of_sums_are_those_of_an_evaluation():
+    """The table must not differ from what rag_jax.evaluate prints for the same answers."""
+    texts = ["The capital of Peru is Lima.", "lima", "Quito it is, I think", ""]
+    references = [("Lima is the capital of Peru.",), ("Lima.", "It is Lima."), ("Quito",), ("x y",)]
+    records = [{"id": str(i), "answer": text, "references": list(answers), "exact_match": False}
+               for i, (text, answers) in enumerate(zip(texts, references, strict=True))]
+    examples = [Example(str(i), "q", answers) for i, answers in enumerate(references)]
+    whole = score(texts, examples, ("ms_marco", "jeopardy"))
+    for column, name in (("msmarco.rouge_l", "rouge_l"), ("msmarco.bleu1", "bleu_1"),
+                         ("jeopardy.bleu1", "sentence_bleu_1"), ("jeopardy.qbleu1", "q_bleu_1")):
+        found = estimate([Measured({}, records)], metric_of(column))
+        assert found.value == pytest.approx(whole[name], abs=1e-5) and found.value > 0
+        assert found.low <= found.value <= found.high

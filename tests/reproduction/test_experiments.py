@@ -76,6 +76,20 @@ def test_measured_cells_stand_beside_the_papers(lab):
     assert any("RAG-Token above the closed book: 50.0 [" in str(part) for part in section.parts)
 
 
+def test_fever_has_one_cell_for_both_kinds_of_rag(lab):
+    put(lab, "fever3", "rag_token", Measurement(), [("SUPPORTS", True)] * 4)
+    table, = tables(EXPERIMENTS["table2"](lab))
+    for row in ("RAG-Token", "RAG-Sequence"):
+        assert cell(table, row, "FEVER 3-way accuracy") == "100.0 [100.0, 100.0] / 72.5"
+
+
+def test_gold_articles_are_those_of_the_evaluation(lab):
+    put(lab, "fever3", "rag_token", Measurement(k=10), [("SUPPORTS", True)],
+        **{"title_overlap@1": 50.0, "title_overlap@10": 75.0})
+    table, = tables(EXPERIMENTS["fever_overlap"](lab))
+    assert table.rows == [["top 1", "50.0 / 71.0"], ["top 10", "75.0 / 90.0"]]
+
+
 def test_a_split_is_not_taken_for_another(lab):
     put(lab, "nq", "rag_token", Measurement(), [("a", True)])
     first, _ = tables(EXPERIMENTS["table6"](lab))
