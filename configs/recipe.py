@@ -30,6 +30,7 @@ PASSAGES = "runs/dpr/psgs_w100.tsv.gz"  # 21,015,324 chunks of 100 words, Decemb
 QUERY_ENCODER = "facebook/dpr-question_encoder-single-nq-base"
 DOCUMENT_ENCODER = "facebook/dpr-ctx_encoder-single-nq-base"
 BATCH = 64
+SPLITS = ("train", "dev", "test")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,6 +44,7 @@ class Task:
     learning_rate: float = 3e-5
     labels: tuple[str, ...] = ()
     metrics: tuple[str, ...] = ("qa",)
+    test: bool = True  # MS-MARCO's test answers are hidden
 
     @property
     def steps(self) -> int:
@@ -55,7 +57,8 @@ TASKS = {
     "wq": Task("web_questions", 3417),
     "ct": Task("curated_trec", 1353, metrics=("regex",)),
     "jeopardy": Task("jeopardy", 97391, epochs=10, target=64, metrics=("jeopardy",)),
-    "msmarco": Task("ms_marco", 153725, epochs=10, target=96, metrics=("ms_marco",)),
+    "msmarco": Task("ms_marco", 153725, epochs=10, target=96, metrics=("ms_marco",),
+                    test=False),
     "fever3": Task("fever3", 145449, epochs=10, target=16, learning_rate=1e-5,
                    labels=("SUPPORTS", "REFUTES", "NOT ENOUGH INFO"), metrics=("fever",)),
     "fever2": Task("fever2", 109810, epochs=10, target=16, learning_rate=1e-5,
@@ -88,7 +91,7 @@ def full_size(task: str, run: str) -> Config:
         runs=(run,),
         data=DataConfig(
             passages=PASSAGES,
-            **{split: f"task:{chosen.source}:{split}" for split in ("train", "dev", "test")},
+            **{split: f"task:{chosen.source}:{split}" for split in SPLITS[: 2 + chosen.test]},
             max_question_length=64, max_passage_length=256, max_source_length=256,
             max_target_length=chosen.target),
         model=ModelConfig(

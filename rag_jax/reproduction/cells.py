@@ -81,7 +81,6 @@ class Scale(Protocol):
     about: str  # the data and the models, in a sentence
     ks: tuple[int, ...]  # passages per question along figure 3's axis
     subject: str  # of figure 2's example
-    leaders: bool  # whether nq has the splits and memories of the hot-swap test
 
     def cells(self, task: str, run: str) -> list[Cell]:
         """One cell for every seed; empty where this scale has none.

@@ -25,7 +25,6 @@ class Full:
              "paper publishes no learning rate, batch size or number of steps (configs/recipe.py)")
     ks = (1, 5, 10, 15, 20, 30, 40, 50)
     subject = "Hemingway"
-    leaders = False  # the paper's list is not published
 
     def __init__(self, root: pathlib.Path):
         self.root = root

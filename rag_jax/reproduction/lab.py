@@ -41,12 +41,18 @@ class Lab:
         self._params: tuple[tuple[str, str], Any] | None = None
 
     def measure(self, cell: Cell, what: Measurement) -> Measured | None:
-        """The results of a measurement; None where they are not there and no work is done."""
+        """The results of a measurement.
+
+        None where they are not there and no work is done, and where the data have no such split:
+        MS-MARCO's test answers are hidden, the paper's leaders are not published.
+        """
         folder = self._folder(cell) / what.name
         done = (folder / "metrics.json").exists()  # written last
         if not self._note(cell, done):
             return None
         if not done:
+            if what.split not in self._job(cell).prepared.splits:
+                return None
             self._measure(cell, what, folder)
         lines = (folder / "predictions.jsonl").read_text("utf-8").splitlines()
         return Measured(json.loads((folder / "metrics.json").read_text("utf-8")),

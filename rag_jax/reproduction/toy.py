@@ -57,7 +57,6 @@ class Toy:
 
     name = "toy"
     subject = "Denmark"  # held out
-    leaders = True
 
     def __init__(self, root: pathlib.Path, seeds: int = 3, reduced: bool = False):
         self.root, self.seeds = root, seeds

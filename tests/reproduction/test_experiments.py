@@ -17,7 +17,7 @@ from rag_jax.reproduction.sections import Plot, Table
 class OnDisk:
     """A scale of two seeds, whose cells are never trained here."""
 
-    name, about, ks, subject, leaders = "toy", "made up", (1, 5), "Peru", True
+    name, about, ks, subject = "toy", "made up", (1, 5), "Peru"
 
     def cells(self, task, run):
         if task not in ("nq", "jeopardy", "msmarco", "fever3"):

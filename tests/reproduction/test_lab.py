@@ -72,6 +72,7 @@ def test_other_passages_k_and_memories_are_other_measurements(trained):
     assert {len(row) for row in ids(more)} == {3} and {len(row) for row in ids(plain)} == {2}
     assert all(i.startswith("2016/") for row in ids(swapped) for i in row)
     assert sorted(ids(shuffled)) == sorted(ids(plain))
+    assert lab.measure(first, Measurement("leaders_2030")) is None
     names = {f.parent.name for f in (lab.root / "first").rglob("measured/*/metrics.json")}
     assert names == {"dev", "dev-k_3", "dev-index_2016", "dev-shuffled"}
     assert json.loads((lab.root / "first" / "config.json").read_text())["eval"]["k"] == 0
