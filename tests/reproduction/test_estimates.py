@@ -62,8 +62,9 @@ def test_distinct_trigrams():
 
 def test_metrics_of_sums_are_those_of_an_evaluation():
     """The table must not differ from what rag_jax.evaluate prints for the same answers."""
-    texts = ["The capital of Peru is Lima.", "lima", "Quito it is, I think", ""]
-    references = [("Lima is the capital of Peru.",), ("Lima.", "It is Lima."), ("Quito",), ("x y",)]
+    texts = ["The capital of Peru is Lima.", "lima", "Quito it is", ""]
+    references = [("Lima is the capital of Peru.",), ("Lima.", "It is Lima."),
+                  ("Quito is the capital, which everybody knows.",), ("x y",)]  # longer: brevity
     records = [{"id": str(i), "answer": text, "references": list(answers), "exact_match": False}
                for i, (text, answers) in enumerate(zip(texts, references, strict=True))]
     examples = [Example(str(i), "q", answers) for i, answers in enumerate(references)]

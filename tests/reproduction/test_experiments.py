@@ -119,14 +119,16 @@ def test_diversity_of_outputs_and_references(lab):
 
 def test_hot_swap_and_the_share_of_equal_answers(lab):
     for memory, leaders, answers in (
-            ("2016", "2016", [("x", True), ("y", True)]), ("2016", "2018", [("x", False)] * 2),
+            ("2016", "2016", [("x", True), ("y", True)]),
+            ("2016", "2018", [("x", True), ("x", False)]),
             ("2018", "2016", [("y", False)] * 2), ("2018", "2018", [("x", True), ("y", False)])):
         put(lab, "nq", "rag_token", Measurement(f"leaders_{leaders}", memory=memory), answers)
     section = EXPERIMENTS["hot_swap"](lab)
     table, = tables(section)
     shown = {(row[0], row[1]): row[2] for row in table.rows}
     assert shown["2016", "2016"].startswith("100.0 [") and shown["2018", "2018"][:6] == "50.0 ["
-    assert shown["2016", "2018"].endswith("/ 4.0") and shown["2018", "2016"].endswith("/ 12.0")
+    assert re.fullmatch(r"50\.0 .* / 4\.0", shown["2016", "2018"])
+    assert re.fullmatch(r"0\.0 .* / 12\.0", shown["2018", "2016"])
     assert any("50.0 / 21.0 percent" in str(part) for part in section.parts)
 
 
@@ -147,9 +149,11 @@ def test_pairs_for_judges_and_their_tally(lab):
     put(lab, "jeopardy", "closed_book", Measurement(), answers)
     put(lab, "jeopardy", "rag_token", Measurement(), answers[::-1])
     EXPERIMENTS["pairwise"](lab)
-    key = (lab.root / "pairwise" / "key.json").read_bytes()
+    sheet = (lab.root / "pairwise" / "sheet.csv").read_text()
+    for file in lab.root.rglob("predictions.jsonl"):  # measured anew, when judges have the sheets
+        file.write_text(file.read_text().replace("sentence", "phrase"))
     EXPERIMENTS["pairwise"](lab)
-    assert (lab.root / "pairwise" / "key.json").read_bytes() == key
+    assert (lab.root / "pairwise" / "sheet.csv").read_text() == sheet and "sentence 5" in sheet
     (lab.root / "pairwise" / "tally.json").write_text(json.dumps({
         "shares": {q: {"first": 10, "second": 50, "both": 20, "neither": 15, "no_majority": 5}
                    for q in ("factuality", "specificity")},
