@@ -83,10 +83,12 @@ def full_size(task: str, run: str) -> Config:
     retriever = dataclasses.replace(BERT_PRESETS["bert-base"], **large)
     generator = dataclasses.replace(BART_PRESETS["bart-large"], **large)
     first, query_encoder = "", QUERY_ENCODER
+    source = "facebook/bart-large"
     if task in FROM_NQ:
-        first, query_encoder = f"runs/paper/nq/exported_{run}", ""
-    else:
-        generator = dataclasses.replace(generator, pretrained="facebook/bart-large")
+        source = f"runs/paper/nq/exported_{run}"
+        if not run.startswith("bm25"):  # whose export is a generator alone
+            first, query_encoder, source = source, "", ""
+    generator = dataclasses.replace(generator, pretrained=source)
     return Config(
         runs=(run,),
         data=DataConfig(

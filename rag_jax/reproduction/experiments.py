@@ -7,7 +7,6 @@ not is "-".
 from collections.abc import Callable, Mapping, Sequence
 
 from rag_jax import paper
-from rag_jax.config import RUNS
 from rag_jax.reproduction import pairwise as pairs
 from rag_jax.reproduction import plots
 from rag_jax.reproduction.cells import Measured, Measurement
@@ -49,7 +48,7 @@ def _results(lab: Lab, column: str, run: str, what: Measurement) -> list[Measure
     task = column.split(".")[0]
     if task.startswith("fever"):  # a class is one step: both kinds of RAG are the same
         run = ONE_STEP.get(run, run)
-    return measured(lab, lab.scale.cells(task, run) if run in RUNS else [], what)
+    return measured(lab, lab.scale.cells(task, run), what)
 
 
 def _scored(lab: Lab, table: Mapping[str, Mapping[str, float]], extra: Sequence[str],
@@ -188,10 +187,9 @@ def _scores(lab: Lab, column: str, run: str) -> dict[int, float]:
 
 
 def _recalls(lab: Lab, column: str, run: str) -> dict[int, float]:
-    found = _results(lab, column, run, Measurement("dev", k=max(lab.scale.ks)))
-    named = {k: [r.metrics.get(f"answer_recall@{k}") for r in found] for k in lab.scale.ks}
-    return {k: sum(values) / len(values) for k, values in named.items()
-            if values and None not in values}
+    found = {k: _results(lab, column, run, Measurement("dev", k=k)) for k in lab.scale.ks}
+    return {k: sum(r.metrics[f"answer_recall@{k}"] for r in results) / len(results)
+            for k, results in found.items() if results}
 
 
 def hot_swap(lab: Lab) -> Section:

@@ -43,8 +43,9 @@ class Full:
         if task in FROM_FIRST:
             folder = f"{task}_{run}"
             start, = self.cells(FIRST, run)
+            tower = "rag" if config.model.rag.pretrained else "generator"
             config = overrides.replace(config, {
-                "model.rag.pretrained": str(self.root / exported(FIRST, run))})
+                f"model.{tower}.pretrained": str(self.root / exported(FIRST, run))})
         return [Cell(folder, overrides.validate(config), run, first, start, _docstring(file))]
 
 

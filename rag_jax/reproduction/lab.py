@@ -20,6 +20,7 @@ from rag_jax.data.question_files import Example
 from rag_jax.evaluation import evaluate, write_evaluation
 from rag_jax.reproduction.cells import Cell, Explained, Measured, Measurement, Scale, exported
 from rag_jax.training import stages
+from rag_jax.training.memories import memories_of
 from rag_jax.training.report import someone_elses
 from rag_jax.training.run import Warm, warm_up
 
@@ -37,7 +38,7 @@ class Lab:
         self.root, self.scale, self.work = root, scale, work
         self.missing: dict[tuple[str, str], Cell] = {}  # asked for and not there
         self.used: dict[tuple[str, str], Cell] = {}
-        self._warm: tuple[str, Warm] | None = None  # of the folder that was used last
+        self._warm: tuple[Any, Warm] | None = None  # of what was used last: folder, runs
         self._params: tuple[tuple[str, str], Any] | None = None
 
     def measure(self, cell: Cell, what: Measurement) -> Measured | None:
@@ -88,13 +89,14 @@ class Lab:
         return done or self.work
 
     def _warmed(self, cell: Cell) -> Warm:
-        if self._warm is None or self._warm[0] != cell.folder:
+        key = cell.folder, cell.config.runs  # BM25's runs need no warm retriever
+        if self._warm is None or self._warm[0] != key:
             if cell.first is not None:
                 self._share(cell.first, cell)
             if cell.start is not None:
                 self._export(cell.start)
             self._params = self._warm = None
-            self._warm = cell.folder, warm_up(cell.config, self.root / cell.folder)
+            self._warm = key, warm_up(cell.config, self.root / cell.folder)
         return self._warm[1]
 
     def _share(self, first: Cell, cell: Cell) -> None:
@@ -130,8 +132,10 @@ class Lab:
         return self._params[1]
 
     def _answerer(self, cell: Cell, what: Measurement) -> Answerer:
-        job, indexes = self._job(cell), self._warmed(cell).indexes
-        index = indexes[what.memory or next(iter(indexes))] if job.config.retrieval.k else None
+        job, index = self._job(cell), None
+        if job.config.retrieval.k:
+            found = memories_of(job, cell.run, self._warmed(cell).indexes)
+            index = found[what.memory or next(iter(found))]
         changes = {"k": what.k} if what.k else {}
         return stages.make_answerer(job, index, job.config.model.kind, **changes)
 
