@@ -2,7 +2,8 @@
 
 import ast
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Iterable
+from typing import Any
 
 from rag_jax import flags, overrides
 from rag_jax.reproduction.cells import Cell, exported
@@ -53,8 +54,9 @@ def _docstring(file: pathlib.Path) -> str:
     return ast.get_docstring(ast.parse(file.read_text("utf-8"))) or ""
 
 
-def recipe(cells: Sequence[Cell]) -> str:
-    """What is to be run for cells that are missing, for the terminal."""
+def recipe(missing: Iterable[tuple[Cell, Any]]) -> str:
+    """What is to be run for cells of which results are missing, for the terminal."""
+    cells = {(cell.folder, cell.run): cell for cell, _ in missing}.values()
     if not cells:
         return "Everything has been measured."
     head = (f"{len(cells)} models are not measured. First, once: the passages "

@@ -9,10 +9,11 @@ import jax
 
 import rag_jax
 from rag_jax.reproduction import sections
-from rag_jax.reproduction.cells import Cell, Scale
+from rag_jax.reproduction.cells import Cell, Measurement, Scale
 from rag_jax.reproduction.experiments import EXPERIMENTS
 from rag_jax.reproduction.lab import Lab
 from rag_jax.reproduction.sections import Section, Table
+from rag_jax.reproduction.worker import Worker
 
 ROOT = pathlib.Path(__file__).parents[2]
 
@@ -20,8 +21,7 @@ ROOT = pathlib.Path(__file__).parents[2]
 def reproduce(names: Sequence[str], root: pathlib.Path, scale: Scale, work: bool) -> None:
     """Trains and measures what the named experiments lack, and writes ROOT/report.md and .html.
 
-    The report has all experiments: of those that are not named, what was measured before. It is
-    written anew after each of them.
+    The report has all experiments: of those that are not named, what was measured before.
 
     Args:
       names: of EXPERIMENTS.
@@ -33,27 +33,36 @@ def reproduce(names: Sequence[str], root: pathlib.Path, scale: Scale, work: bool
     # Cells of one size are the same programs: they compile once.
     jax.config.update("jax_compilation_cache_dir", str(root / "compiled"))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
-    for name in names if work else ():
-        EXPERIMENTS[name](Lab(root, scale, work=True))
-        write_report(root, scale)
+    worker, folder = Worker(root), None
+    for cell, what in missing(names, root, scale) if work else ():
+        if folder not in (None, cell.folder):
+            write_report(root, scale)
+        folder = cell.folder
+        (worker.explain if isinstance(what, str) else worker.measure)(cell, what)
     write_report(root, scale)
     print(f"{root / 'report.md'}, {root / 'report.html'}", flush=True)
 
 
 def write_report(root: pathlib.Path, scale: Scale) -> None:
     """The report on what is on disk."""
-    lab = Lab(root, scale, work=False)
+    lab = Lab(root, scale)
     found = [experiment(lab) for experiment in EXPERIMENTS.values()]
     sections.write(root, f"The paper's tables and figures, {scale.name} scale",
                    [_head(lab), *found])
 
 
-def missing(names: Sequence[str], root: pathlib.Path, scale: Scale) -> list[Cell]:
-    """Cells that the named experiments would train or measure."""
-    lab = Lab(root, scale, work=False)
+def missing(names: Sequence[str], root: pathlib.Path, scale: Scale
+            ) -> list[tuple[Cell, Measurement | str]]:
+    """What the named experiments would measure, or explain; folder by folder, run by run."""
+    lab = Lab(root, scale)
     for name in names:
         EXPERIMENTS[name](lab)
-    return list(lab.missing.values())
+    order: dict[str, int] = {}
+    for cell, _ in lab.missing:
+        order.setdefault(cell.folder, len(order))
+    wanted = {(cell.folder, cell.run, what): cell for cell, what in lab.missing}
+    return [(cell, what) for (_, _, what), cell in sorted(
+        wanted.items(), key=lambda item: (order[item[0][0]], item[0][1]))]
 
 
 def _head(lab: Lab) -> Section:

@@ -27,7 +27,7 @@ class OnDisk:
 
 @pytest.fixture
 def lab(tmp_path):
-    return Lab(tmp_path, OnDisk(), work=False)
+    return Lab(tmp_path, OnDisk())
 
 
 def put(lab, task, run, what, answers, **metrics):
@@ -174,5 +174,11 @@ def test_the_report_names_models_and_commit_and_is_written_whole(lab):
     for heading in ("Table 1", "Table 2", "Table 3", "Table 4", "Table 5", "Table 6", "Figure 2",
                     "Figure 3", "hot-swapping", "FEVER"):
         assert re.search(rf"^## .*{heading}", text, re.M), heading
-    missing = {(c.folder, c.run) for c in run.missing(["table1"], lab.root, lab.scale)}
-    assert ("nq-0", "rag_sequence") in missing and ("nq-0", "rag_token") not in missing
+    wanted = [(c.folder, c.run, what) for c, what in run.missing(
+        ["table1", "table6", "figure2"], lab.root, lab.scale)]
+    assert ("nq-0", "rag_sequence", Measurement()) in wanted
+    assert ("nq-0", "rag_token", Measurement()) not in wanted
+    assert ("jeopardy-0", "rag_token", "Peru") in wanted
+    assert len(set(wanted)) == len(wanted)
+    visits = [w[:2] for i, w in enumerate(wanted) if not i or wanted[i - 1][:2] != w[:2]]
+    assert len(set(visits)) == len(visits), "a model must not be opened twice"
