@@ -68,7 +68,7 @@ FROM_NQ = ("wq", "ct")  # start from the same system trained on Natural Question
 
 
 def _decoding(task: str, run: str) -> EvalConfig:
-    """Appendix A; for FEVER the paper does not say how many passages."""
+    """Appendix A; of FEVER the paper does not say how many passages."""
     if TASKS[task].labels:
         return EvalConfig(k=5, labels=TASKS[task].labels)
     if task in ("jeopardy", "msmarco"):
@@ -97,6 +97,7 @@ def full_size(task: str, run: str) -> Config:
             max_question_length=64, max_passage_length=256, max_source_length=256,
             max_target_length=chosen.target),
         model=ModelConfig(
+            head="classification" if chosen.labels else "none",  # appendix E
             retriever=retriever, generator=generator, rag=RagSource(first),
             query_encoder=EncoderSource(query_encoder),
             document_encoder=EncoderSource(DOCUMENT_ENCODER)),

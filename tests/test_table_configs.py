@@ -70,10 +70,12 @@ def traced(model, rates, optimizer, smoothing, shape, targets):
     def pair(*size):
         return struct(size, np.int32), struct(size, np.bool_)
 
-    scores = struct((B, K), np.float32)
+    further = {"doc_scores": struct((B, K), np.float32)} if model.lexical else {}
+    if model.classes:  # the target is a number, and the decoder reads the claim
+        further |= zip(("decoder_ids", "decoder_mask"), pair(B, 64), strict=True)
+        targets = 1
     batch = Batch(*pair(B, 64), *pair(B, K, S), struct((B, K, 768), np.float32),
-                  struct((B, K), np.bool_), *pair(B, targets), struct((B,), np.float32),
-                  doc_scores=scores if model.lexical else None)
+                  struct((B, K), np.bool_), *pair(B, targets), struct((B,), np.float32), **further)
     train = step.make_train_step(step.rag_loss(model, smoothing), transform, tuple(dict(rates)),
                                  optimizer.accumulate, 0, shardings, mesh)
     after, metrics = jax.eval_shape(train, state, batch, struct((), np.int32))
@@ -86,8 +88,11 @@ def test_a_training_step_has_the_right_shapes_at_full_size(file):
     config = overrides.for_run(overrides.validate(overrides.load_file(str(file))), run)
     model = rag.RagModel(dataclasses.replace(config.model.retriever, pretrained=""),
                          dataclasses.replace(config.model.generator, pretrained=""),
-                         config.model.kind, 2, 2, 1, lexical=config.retrieval.retriever == "bm25")
+                         config.model.kind, 2, 2, 1, lexical=config.retrieval.retriever == "bm25",
+                         classes=len(config.classes))
     rates = {"query_encoder": config.train.query_encoder_rate, "generator": 1.0}
+    rates |= {rag.CLASSIFIER: 1.0} if model.classes else {}
+    assert bool(model.classes) == parts(file)[1].startswith("fever")
     rates = tuple((tower, rate) for tower, rate in rates.items() if rate is not None)
     data = config.data
     shape = (config.train.batch_size, max(config.retrieval.k, 1), data.max_source_length)
@@ -100,7 +105,7 @@ def test_a_training_step_has_the_right_shapes_at_full_size(file):
     if not model.lexical:
         assert 108e6 < count["query_encoder"] == count["document_encoder"] < 110e6
     assert 405e6 < count["generator"] < 407e6
-    trained = sum(count[tower] for tower, _ in rates)
+    trained = sum(count[tower] for tower, _ in rates if tower != rag.CLASSIFIER)
     assert run != "rag_token" or 513e6 < trained < 518e6, "the paper's 626M count a frozen tower"
 
 
