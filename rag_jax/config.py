@@ -129,6 +129,11 @@ class DataConfig:
                                 "shapes to compile, more padding", at_least=8)
     fictional_countries: int = field(1000, "countries only: fictional ones to learn from",
                                      at_least=0)
+    world_task: Literal["questions", "claims", "sentences", "clues"] = field(
+        "questions", "countries only: short answers, claims to verify (as FEVER), answers that "
+        "are sentences (as MS-MARCO), or sentences about a named thing (as Jeopardy)")
+    world_seed: int | None = field(None, "countries only: seed of the fictional countries and of "
+                                   "what is asked; none = config.seed", at_least=0)
 
 
 @dataclasses.dataclass(frozen=True)

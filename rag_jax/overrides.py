@@ -13,6 +13,7 @@ import importlib.util
 import inspect
 import json
 import pathlib
+import sys
 import types
 import typing
 from typing import Any, Literal
@@ -247,7 +248,10 @@ def for_run(config: Config, run: str) -> Config:
 
 
 def load_file(path: str) -> Config:
-    """`get_config()` of a python file, or `get_config(argument)` for PATH:ARGUMENT."""
+    """`get_config()` of a python file, or `get_config(argument)` for PATH:ARGUMENT.
+
+    The file may import the python files beside it.
+    """
     name, _, argument = path.partition(":")
     file = pathlib.Path(name)
     if not file.is_file():
@@ -256,7 +260,12 @@ def load_file(path: str) -> Config:
     if spec is None:
         raise ConfigError(f"--config={path}: a config file is python and ends in .py")
     module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    beside = str(file.absolute().parent)
+    sys.path.insert(0, beside)
+    try:
+        spec.loader.exec_module(module)
+    finally:
+        sys.path.remove(beside)
     if not hasattr(module, "get_config"):
         raise ConfigError(f"--config={path}: the file defines no get_config()")
     takes = len(inspect.signature(module.get_config).parameters)

@@ -10,6 +10,7 @@ ALLOWED = {
     "config": set(),
     "types": set(),
     "files": set(),
+    "paper": set(),
     "hosts": {"config"},
     "heatmap": {"files"},
     "display": {"heatmap", "trained", "types"},
@@ -29,15 +30,18 @@ ALLOWED = {
     "scoring": {"config", "data", "metrics", "retrieval"},
     "evaluation": {"answering", "data", "files", "metrics", "retrieval", "scoring", "types"},
     "training": {"hosts", "config", "types", "marginal", "models", "decoding", "data", "retrieval",
-                 "parallel", "answering", "evaluation", "overrides", "files", "hub",
-                 "metrics"},
+                 "parallel", "answering", "evaluation", "overrides", "files", "hub", "metrics",
+                 "paper"},
     "trained": {"hosts", "config", "types", "data", "retrieval", "answering", "training"},
     "aot": {"config", "overrides", "types", "data", "models", "parallel", "retrieval", "answering",
             "training"},
+    "reproduction": {"config", "overrides", "flags", "files", "paper", "types", "countries", "data",
+                     "retrieval", "metrics", "answering", "evaluation", "training", "conversion"},
     "overrides": {"config"},
     "flags": {"hosts", "config", "overrides", "training"},
 }
-ENTRY_POINTS = {"train", "evaluate", "generate", "build_index", "convert", "compile_report"}
+ENTRY_POINTS = {"train", "evaluate", "generate", "build_index", "convert", "compile_report",
+                "reproduce"}
 
 
 def room(path: pathlib.Path) -> str:

@@ -161,7 +161,7 @@ def _country(rng: random.Random, names: Names, name: str, neighbours: Sequence[s
     )
 
 
-def fictional_countries(count: int, seed: int, models: Sequence[Country],
+def fictional_countries(count: int, seed: int | str, models: Sequence[Country],
                         held_out: Sequence[Country]) -> list[Country]:
     """`count` fictional countries, a pure function of the arguments.
 

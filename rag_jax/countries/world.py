@@ -1,18 +1,20 @@
 """The quickstart's data: two editions of the memory, and questions split by country.
 
-Countries of the dev and test split occur in no training question and no warm-up text. Offices
-that changed hands between the editions are asked about in no training question either: they are
-the hot-swap test.
+Beside the questions there are three further tasks over the same passages and the same split of
+countries (statements.py). Countries of the dev and test split occur in no training question and no
+warm-up text. Offices that changed hands between the editions are asked about in no training
+question either: they are the hot-swap test.
 """
 
 import dataclasses
 import random
 import re
+from collections import Counter
 from collections.abc import Iterable, Sequence, Set
 
 import numpy as np
 
-from rag_jax.countries import prose
+from rag_jax.countries import prose, statements
 from rag_jax.countries.facts import EDITIONS, Country, load_countries
 from rag_jax.countries.fiction import fictional_countries
 from rag_jax.data.question_files import Example
@@ -20,6 +22,7 @@ from rag_jax.retrieval.reading import Passage
 
 NOW = "2018"  # the edition that trains
 DEV_COUNTRIES, TEST_COUNTRIES = 15, 40
+TASKS = ("questions", "claims", "sentences", "clues")
 LOOKALIKES = 8  # countries of similar name whose passages are hard negatives
 
 
@@ -27,8 +30,9 @@ LOOKALIKES = 8  # countries of similar name whose passages are hard negatives
 class World:
     """Memories by edition, questions by split, and texts for the generator's warm-up.
 
-    Splits: train, dev, test, and leaders_2016 / leaders_2018: the same questions about offices
-    that changed hands ("Who is {position}?"), with the holder in either year.
+    Splits: train, dev, test, and, of the task "questions", leaders_2016 / leaders_2018: the same
+    questions about offices that changed hands ("Who is {position}?"), with the holder in either
+    year.
     """
 
     memories: dict[str, list[Passage]]
@@ -53,8 +57,10 @@ def mentions(names: Iterable[str]) -> re.Pattern[str]:
 
 
 def _example(question: prose.CountryQuestion) -> Example:
-    return Example(question.id, question.question, question.answers, (question.positive_id,),
-                   question.negative_ids)
+    positive = (question.positive_id,) if question.positive_id else ()
+    titles = tuple(i.split("/")[1] for i in positive)
+    return Example(question.id, question.question, question.answers, positive,
+                   question.negative_ids, titles=titles)
 
 
 def _training_example(question: prose.CountryQuestion, alike: Sequence[str], known: Set[str]
@@ -64,10 +70,12 @@ def _training_example(question: prose.CountryQuestion, alike: Sequence[str], kno
     Its answer is the one that the passage names first: one to learn, where several would be
     right. Its hard negatives are also the same passage of countries with similar names.
     """
+    trained = _example(question)._replace(answers=question.answers[:1])
+    if not question.positive_id:
+        return trained
     edition, _, topic = question.positive_id.split("/")
     similar = (f"{edition}/{name}/{topic}" for name in alike)
-    return _example(question)._replace(
-        answers=question.answers[:1],
+    return trained._replace(
         negative_ids=(*question.negative_ids, *(i for i in similar if i in known)))
 
 
@@ -95,8 +103,14 @@ def _one_phrasing(questions: Iterable[prose.CountryQuestion], seed: int
     return [random.Random(f"{seed} {key}").choice(group) for key, group in groups.items()]
 
 
-def build_world(fictional: int, seed: int) -> World:
-    """The world with `fictional` made-up countries beside the 195 real ones."""
+def build_world(fictional: int, seed: int, task: str = "questions") -> World:
+    """The world with `fictional` made-up countries beside the 195 real ones.
+
+    Args:
+      fictional: how many.
+      seed: of the fictional countries and of what is asked.
+      task: one of TASKS; the passages and the warm-up texts are the same for all of them.
+    """
     real = load_countries()
     train, dev, test = split_countries(real)
     invented = fictional_countries(fictional, seed, train, dev + test)
@@ -105,12 +119,36 @@ def build_world(fictional: int, seed: int) -> World:
         for edition in EDITIONS
     }
     unseen = mentions(c.name for c in dev + test)
+    splits = _question_splits(real, invented, seed, unseen)
+    prose_of = {p.id: p for c in (*train, *invented) for p in prose.passages(c, NOW)
+                if not unseen.search(p.text)}
+    texts = [_card(prose_of[q.positive_id], q) for q in splits["train"]
+             if q.positive_id in prose_of]
+    if task != "questions":
+        splits = _task_splits(task, splits, real, invented, seed, unseen)
+    examples = {name: [_example(q) for q in questions] for name, questions in splits.items()}
+    alike = lookalikes([c.name for c in (*train, *invented)], LOOKALIKES)
+    known = {p.id for p in memories[NOW]}
+    examples["train"] = [_training_example(q, alike.get(q.country, ()), known)
+                         for q in splits["train"]]
+    return World(memories, examples, texts)
+
+
+Splits = dict[str, list[prose.CountryQuestion]]
+
+
+def _trains(question: prose.CountryQuestion, unseen: re.Pattern[str]) -> bool:
+    """Whether a question and its answers name nothing that dev and test ask about."""
+    return not any(map(unseen.search, (question.question, *question.answers)))
+
+
+def _question_splits(real: Sequence[Country], invented: Sequence[Country], seed: int,
+                     unseen: re.Pattern[str]) -> Splits:
+    train, dev, test = split_countries(real)
     changed = {(c.name, o.title) for c in real for o in c.offices if o.changed}
 
-    def trains(question: prose.CountryQuestion) -> bool:
-        office = question.id.split("/")[2].partition(":")[2]
-        texts = (question.question, *question.answers)
-        return (question.country, office) not in changed and not any(map(unseen.search, texts))
+    def changes(question: prose.CountryQuestion) -> bool:
+        return (question.country, question.id.split("/")[2].partition(":")[2]) in changed
 
     learnt = [q for c in train for q in prose.questions(c, NOW)]
     asked_once = [q for c in invented for q in prose.questions(c, NOW) if q.relation != "office"]
@@ -118,23 +156,45 @@ def build_world(fictional: int, seed: int) -> World:
     # Names of people are the hardest answers: they are asked for in every phrasing.
     learnt += [q for c in invented for q in prose.questions(c, NOW) if q.relation == "office"]
     splits = {
-        "train": [q for q in learnt if trains(q)],
+        "train": [q for q in learnt if not changes(q) and _trains(q, unseen)],
         "dev": _one_phrasing((q for c in dev for q in prose.questions(c, NOW)), seed),
         "test": _one_phrasing((q for c in test for q in prose.questions(c, NOW)), seed),
     }
     for edition in EDITIONS:
         splits[f"leaders_{edition}"] = [
             q for c in real for q in prose.questions(c, edition)
-            if q.id.endswith("/0") and (c.name, q.id.split("/")[2].partition(":")[2]) in changed]
-    prose_of = {p.id: p for c in (*train, *invented) for p in prose.passages(c, NOW)
-                if not unseen.search(p.text)}
-    texts = [_card(prose_of[q.positive_id], q) for q in splits["train"]
-             if q.positive_id in prose_of]
-    examples = {name: [_example(q) for q in questions] for name, questions in splits.items()}
-    alike = lookalikes([c.name for c in (*train, *invented)], LOOKALIKES)
-    known = {p.id for p in memories[NOW]}
-    examples["train"] = [_training_example(q, alike[q.country], known) for q in splits["train"]]
-    return World(memories, examples, texts)
+            if q.id.endswith("/0") and changes(q)]
+    return splits
+
+
+def _task_splits(task: str, questions: Splits, real: Sequence[Country],
+                 invented: Sequence[Country], seed: int, unseen: re.Pattern[str]) -> Splits:
+    """train, dev and test of another task than "questions"."""
+    train, dev, test = split_countries(real)
+    if task == "sentences":
+        by_name = {c.name: c for c in (*real, *invented)}
+        return {name: [statements.sentence(q, by_name[q.country], seed) for q in questions[name]]
+                for name in ("train", "dev", "test")}
+    if task == "clues":
+        made = {name: [q for c in countries for q in statements.clues(c, NOW, seed)]
+                for name, countries in (("train", (*train, *invented)), ("dev", dev),
+                                        ("test", test))}
+        # Elizabeth II was the monarch of sixteen countries: no clue says which one is meant.
+        times = Counter(q.question for questions in made.values() for q in questions)
+        return {name: [q for q in questions if times[q.question] == 1
+                       and (name != "train" or _trains(q, unseen))]
+                for name, questions in made.items()}
+    # Claims train on fictional countries alone, as those that no passage is about are fictional.
+    known = {c.name for c in invented}
+    strangers = [c for c in fictional_countries(
+        len(invented) + DEV_COUNTRIES + TEST_COUNTRIES, f"{seed} unwritten", train, dev + test)
+        if not any(c.name in name or name in c.name for name in known)]
+    shares = {"dev": (dev, strangers[:DEV_COUNTRIES]),
+              "test": (test, strangers[DEV_COUNTRIES : DEV_COUNTRIES + TEST_COUNTRIES]),
+              "train": (invented, strangers[DEV_COUNTRIES + TEST_COUNTRIES :])}
+    made = {name: list(statements.claims(*share, NOW, seed)) for name, share in shares.items()}
+    return {name: [q for q in made[name] if name != "train" or _trains(q, unseen)]
+            for name in ("train", "dev", "test")}
 
 
 def _card(passage: prose.CountryPassage, question: prose.CountryQuestion) -> str:

@@ -93,7 +93,9 @@ def chunked(passages: Iterable[Passage], words: int) -> Iterator[Passage]:
 def _countries(config: Config) -> _Source:
     from rag_jax.countries.world import NOW, build_world
 
-    world = build_world(config.data.fictional_countries, config.seed)
+    data = config.data
+    seed = config.seed if data.world_seed is None else data.world_seed
+    world = build_world(data.fictional_countries, seed, data.world_task)
     memories = {NOW: world.memories[NOW], **world.memories}
     return _Source(memories, world.splits, world.warmup_texts, world.warmup_texts)
 

@@ -1,6 +1,7 @@
 """A whole training run: every stage in order, then the report."""
 
 import contextlib
+import dataclasses
 import functools
 import json
 import logging
@@ -13,6 +14,7 @@ from rag_jax import files, hosts, overrides, parallel
 from rag_jax.config import Config, ConfigError
 from rag_jax.data.prepare import prepare
 from rag_jax.retrieval.bm25 import bm25_missing
+from rag_jax.retrieval.index import PassageIndex
 from rag_jax.training import memories, pretrained, stages, workdir
 from rag_jax.training.report import evaluate_runs, write_report
 
@@ -31,17 +33,32 @@ def open_job(config: Config, path: pathlib.Path) -> stages.Job:
     return stages.Job(config, path, prepared, parallel.make_mesh(config.mesh))
 
 
-def train(config: Config, path: pathlib.Path) -> dict[str, Any]:
-    """Runs or resumes everything that `config` asks for and returns the report.
+@dataclasses.dataclass(frozen=True)
+class Warm:
+    """A workdir before fine-tuning: data, the warmed-up towers and the indexes of embeddings."""
 
-    Raises:
-      Preempted: a signal came; the same call goes on.
-      ConfigError, TrainingError, CheckpointError, RetrievalError: each says what to do.
+    job: stages.Job
+    params: dict[str, Any]
+    indexes: dict[str, PassageIndex]
+    clock: "Clock"
+
+    def fine_tune(self, run: str) -> None:
+        """Fine-tunes one run; one that is done is left as it is."""
+        with self.clock.time(run):
+            config = overrides.for_run(self.job.config, run)
+            job = dataclasses.replace(self.job, config=config)
+            found = memories.index_words(job) if job.model.lexical else self.indexes
+            stages.fine_tune(job, run, self.params, next(iter(found.values())))
+
+
+def warm_up(config: Config, path: pathlib.Path) -> Warm:
+    """Runs or resumes the stages before fine-tuning that the runs of `config` need.
+
+    Raises: as `train`.
     """
     be_quiet()
     config = pretrained.resolve(config)
-    configs = {run: overrides.for_run(config, run) for run in config.runs}
-    retrievers = {each.retrieval.retriever for each in configs.values()}
+    retrievers = {overrides.for_run(config, run).retrieval.retriever for run in config.runs}
     if "bm25" in retrievers and (missing := bm25_missing()):
         raise ConfigError(f"config.retrieval.retriever=bm25: {missing}")
     path = workdir.start(config, path)
@@ -63,14 +80,22 @@ def train(config: Config, path: pathlib.Path) -> dict[str, Any]:
         words = memories.index_words(job) if "bm25" in retrievers else {}
     for name, index in [*indexes.items(), *words.items()]:
         _say(f"index {name}: {memories.describe(index)}")
-    for run in config.runs:
-        with clock.time(run):
-            run_job = stages.Job(configs[run], path, job.prepared, job.mesh)
-            found = words if run_job.model.lexical else indexes
-            stages.fine_tune(run_job, run, warm, next(iter(found.values())))
-    with clock.time("report"):
-        results = evaluate_runs(job, indexes, warm)
-    return write_report(job, results, clock.secs)
+    return Warm(job, warm, indexes, clock)
+
+
+def train(config: Config, path: pathlib.Path) -> dict[str, Any]:
+    """Runs or resumes everything that `config` asks for and returns the report.
+
+    Raises:
+      Preempted: a signal came; the same call goes on.
+      ConfigError, TrainingError, CheckpointError, RetrievalError: each says what to do.
+    """
+    warm = warm_up(config, path)
+    for run in warm.job.config.runs:
+        warm.fine_tune(run)
+    with warm.clock.time("report"):
+        results = evaluate_runs(warm.job, warm.indexes, warm.params)
+    return write_report(warm.job, results, warm.clock.secs)
 
 
 class Clock:

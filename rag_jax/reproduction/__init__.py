@@ -1,0 +1,1 @@
+"""The paper's tables and figures: what is trained and measured for each, and the report on it."""

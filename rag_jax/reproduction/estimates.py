@@ -1,0 +1,137 @@
+"""Metrics over seeds and questions, with intervals.
+
+A metric is a function of sums over questions: what every question adds to them is computed once,
+and a bootstrap sample is another sum.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from rag_jax.metrics import bleu
+from rag_jax.metrics.diversity import distinct_ngram_ratio
+from rag_jax.metrics.q_bleu import bleu_1, q_bleu_1
+from rag_jax.metrics.rouge import rouge_l
+from rag_jax.metrics.tokens import spacy_tokens
+from rag_jax.reproduction.cells import Measured
+
+SAMPLES = 1000
+Record = dict[str, Any]  # of one question: a line of predictions.jsonl
+
+
+class Metric(NamedTuple):
+    """A metric in percent.
+
+    Attributes:
+      terms: record -> what it adds, float[C].
+      value: float64[..., C], sums -> float64[...].
+    """
+
+    terms: Callable[[Record], Sequence[float]]
+    value: Callable[[np.ndarray], np.ndarray]
+
+
+class Estimate(NamedTuple):
+    """Mean over seeds, percent, with the bounds of a 95 % interval, and what it is made of."""
+
+    value: float
+    low: float
+    high: float
+    seeds: int
+    questions: int
+
+    def __str__(self) -> str:
+        return f"{self.value:.1f} [{self.low:.1f}, {self.high:.1f}]"
+
+
+def _percent(sums: np.ndarray) -> np.ndarray:
+    return 100 * sums[..., 0] / sums[..., 1]
+
+
+def _bleu_1(sums: np.ndarray) -> np.ndarray:
+    """Of counts summed over all questions, as the scorer of MS-MARCO has it."""
+    length, reference_length, matched, total = np.moveaxis(sums, -1, 0)
+    brevity = np.minimum(0, 1 - reference_length / np.maximum(length, 1))
+    return 100 * np.exp(brevity) * matched / np.maximum(total, 1)
+
+
+def _tokens(record: Record) -> tuple[list[str], list[list[str]]]:
+    return spacy_tokens(record["answer"]), [spacy_tokens(text) for text in record["references"]]
+
+
+def _bleu_counts(record: Record) -> Sequence[float]:
+    answer, references = _tokens(record)
+    words = [list(filter(None, tokens)) for tokens in (answer, *references)]
+    counts = bleu.count(words[0], words[1:], 1)
+    return counts.length, counts.reference_length, counts.matched[0], counts.total[0]
+
+
+def _mean(score: Callable[[str, Sequence[str]], float]) -> Metric:
+    return Metric(lambda record: (score(record["answer"], record["references"]), 1), _percent)
+
+
+_right = Metric(lambda record: (record["exact_match"], 1), _percent)
+METRICS = {
+    "em": _right,
+    "accuracy": _right,
+    "rouge_l": Metric(lambda record: (rouge_l(*_tokens(record)), 1), _percent),
+    "bleu1": Metric(_bleu_counts, _bleu_1),
+    "sentence_bleu1": _mean(bleu_1),
+    "qbleu1": _mean(q_bleu_1),
+}
+
+
+def metric_of(column: str) -> str:
+    """The metric of a column TASK.METRIC; of Jeopardy questions, BLEU-1 is the sentences' mean."""
+    return "sentence_bleu1" if column == "jeopardy.bleu1" else column.split(".")[1]
+
+
+def distinct_trigrams(texts: Sequence[str]) -> float:
+    """Distinct over all tri-grams, percent."""
+    return 100 * distinct_ngram_ratio(map(spacy_tokens, texts))
+
+
+def estimate(results: Sequence[Measured], metric: str, minus: Sequence[Measured] = ()
+             ) -> Estimate | None:
+    """A metric, or its difference between two systems on the same questions.
+
+    The interval is that of a percentile bootstrap over seeds and over questions: a sample draws
+    seeds, and questions that are the same for all of them (and for both systems).
+
+    Args:
+      results: of each seed, of the same questions; none gives None.
+      metric: one of METRICS.
+      minus: another system, whose metric is taken off; as many seeds.
+    """
+    if not results:
+        return None
+    ours = _terms(results, metric)
+    theirs = _terms(minus, metric) if minus else None
+    seeds, questions, _ = ours.shape
+
+    def value(drawn: np.ndarray, asked: np.ndarray) -> float:
+        def of(terms: np.ndarray) -> float:
+            return float(METRICS[metric].value(terms[drawn][:, asked].sum(axis=1)).mean())
+        return of(ours) - (of(theirs) if theirs is not None else 0.0)
+
+    rng = np.random.default_rng(0)
+    samples = [value(rng.integers(seeds, size=seeds), rng.integers(questions, size=questions))
+               for _ in range(SAMPLES)]
+    low, high = np.quantile(samples, [0.025, 0.975])
+    everything = value(np.arange(seeds), np.arange(questions))
+    return Estimate(everything, float(low), float(high), seeds, questions)
+
+
+def _terms(results: Sequence[Measured], metric: str) -> np.ndarray:
+    """float64[S, Q, C].
+
+    Raises:
+      ValueError: the seeds answered different questions.
+    """
+    asked = [[record["id"] for record in result.predictions] for result in results]
+    if any(ids != asked[0] for ids in asked):
+        raise ValueError("the seeds of one row answered different questions; measure all of them "
+                         "in an empty --workdir")
+    return np.array([[METRICS[metric].terms(record) for record in result.predictions]
+                     for result in results], np.float64)

@@ -1,0 +1,268 @@
+"""The paper's tables and figures, each a function of a lab to a section of the report.
+
+Cells of tables are "ours / the paper's"; what was not measured is "not run", what the paper has
+not is "-".
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+
+from rag_jax import paper
+from rag_jax.reproduction import pairwise as pairs
+from rag_jax.reproduction import plots
+from rag_jax.reproduction.cells import Measured, Measurement
+from rag_jax.reproduction.estimates import Estimate, distinct_trigrams, estimate, metric_of
+from rag_jax.reproduction.lab import Lab, measured
+from rag_jax.reproduction.sections import NOT_RUN, Plot, Section, Table
+
+OURS = {"closed_book": "BART, closed book", "rag_token": "RAG-Token",
+        "rag_sequence": "RAG-Sequence", "frozen": "RAG-Token, frozen retriever",
+        "frozen_sequence": "RAG-Sequence, frozen retriever",
+        "bm25": "RAG-Token, BM25", "bm25_sequence": "RAG-Sequence, BM25"}
+SYSTEMS = {**OURS, "SotA": "state of the art", "gold": "references"}
+COLUMNS = {"nq": "NQ", "tqa": "TriviaQA", "tqa_wiki": "TriviaQA Wiki", "wq": "WebQuestions",
+           "ct": "CuratedTREC", "jeopardy": "Jeopardy", "msmarco": "MS-MARCO",
+           "fever3": "FEVER 3-way", "fever2": "FEVER 2-way", "em": "EM", "accuracy": "accuracy",
+           "bleu1": "BLEU-1", "qbleu1": "Q-BLEU-1", "rouge_l": "ROUGE-L",
+           "distinct": "distinct tri-grams"}
+ONE_STEP = {"rag_sequence": "rag_token", "frozen_sequence": "frozen", "bm25_sequence": "bm25"}
+GENERATION = ("msmarco", "jeopardy")
+PAIRS, CONTROLS = 452, 20  # the paper's number of pairs; our number of control items
+
+
+def shown(value: float | Estimate | None, missing: str = NOT_RUN) -> str:
+    if value is None:
+        return missing
+    return str(value) if isinstance(value, Estimate) else f"{value:.1f}"
+
+
+def _column(name: str) -> str:
+    return " ".join(COLUMNS[part] for part in name.split("."))
+
+
+def _notes(name: str) -> list[str]:
+    return [f"On the paper: {note}" for note in paper.NOTES.get(name, ())]
+
+
+def _results(lab: Lab, column: str, run: str, what: Measurement) -> list[Measured]:
+    """Of all seeds of a cell; none where the run or the task is not there."""
+    task = column.split(".")[0]
+    if task.startswith("fever"):  # a class is one step: both kinds of RAG are the same
+        run = ONE_STEP.get(run, run)
+    return measured(lab, lab.scale.cells(task, run), what)
+
+
+def _scored(lab: Lab, table: Mapping[str, Mapping[str, float]], extra: Sequence[str],
+            what: Measurement) -> Table:
+    """A table of the paper with our numbers in it; `extra` are rows that it has not."""
+    columns = list(table["rag_token"])
+
+    def cell(row: str, column: str) -> str:
+        published = shown(table.get(row, {}).get(column), "-")
+        if row not in OURS:
+            return published
+        ours = estimate(_results(lab, column, row, what), metric_of(column))
+        return f"{shown(ours)} / {published}"
+
+    rows = [[SYSTEMS.get(row, row), *(cell(row, column) for column in columns)]
+            for row in (*extra, *table)]
+    return Table(["ours / paper's", *map(_column, columns)], rows)
+
+
+def table1(lab: Lab) -> Section:
+    """Open-domain question answering, test EM."""
+    scored = _scored(lab, paper.TABLE1, ["closed_book"], Measurement())
+    parts: list = ["Exact match on the test questions, percent.", scored]
+    closed = _results(lab, "nq.em", "closed_book", Measurement())
+    for run in ("rag_token", "rag_sequence"):
+        found = _results(lab, "nq.em", run, Measurement())
+        if closed and len(found) == len(closed):
+            gain = estimate(found, "em", minus=closed)
+            parts.append(f"{SYSTEMS[run]} above the closed book: {gain} points.")
+    return Section("Table 1: open-domain question answering", [*parts, *_notes("table1")])
+
+
+def table2(lab: Lab) -> Section:
+    """Generation and fact verification, test."""
+    return Section("Table 2: generation and fact verification", [
+        "Test, percent.", _scored(lab, paper.TABLE2, [], Measurement()), *_notes("table2")])
+
+
+def table3(lab: Lab) -> Section:
+    """Example generations."""
+    systems = ("closed_book", "rag_token", "rag_sequence")
+    header = ["task", "input", *(SYSTEMS[run] for run in systems)]
+    rows = []
+    for task in GENERATION:
+        found = [_results(lab, task, run, Measurement()) for run in systems]
+        records = [{r["id"]: r for r in results[0].predictions} if results else {}
+                   for results in found]
+        asked = next((list(of.values())[:: max(len(of) // 3, 1)][:3] for of in records if of), [])
+        rows += [[COLUMNS[task], one["question"], *(
+            _marked(of[one["id"]]) if of else NOT_RUN for of in records)] for one in asked]
+    ours = Table(header, rows) if rows else NOT_RUN
+    published = Table(header, [[COLUMNS[task], *cells] for task, *cells in paper.TABLE3])
+    return Section("Table 3: example generations", [
+        "Ours, inputs at equal distances in the test split; ≠ marks what equals no reference.",
+        ours, "The paper's; ? is factually wrong, * partly right.", published])
+
+
+def _marked(record: Mapping) -> str:
+    return record["answer"] if record["exact_match"] else f"≠ {record['answer']}"
+
+
+def table5(lab: Lab) -> Section:
+    """Distinct over total tri-grams."""
+    columns = ["msmarco.distinct", "jeopardy.distinct"]
+    rows = []
+    for row, published in paper.TABLE5.items():
+        cells = []
+        for column in columns:
+            found = _results(lab, column, "rag_token" if row == "gold" else row, Measurement())
+            texts = [[r["references"][0] if row == "gold" else r["answer"]
+                      for r in result.predictions] for result in found[:1]]
+            ours = distinct_trigrams(texts[0]) if texts else None
+            cells.append(f"{shown(ours)} / {shown(published[column])}")
+        rows.append([SYSTEMS[row], *cells])
+    return Section("Table 5: diversity", [
+        "Distinct tri-grams over all tri-grams of the test outputs, percent, of the first seed. "
+        "The ratio falls with the number of outputs: compare within a column.",
+        Table(["ours / paper's", *map(_column, columns)], rows), *_notes("table5")])
+
+
+def table6(lab: Lab) -> Section:
+    """Ablations of the retriever, dev."""
+    parts: list = ["Dev, percent.", _scored(lab, paper.TABLE6, [], Measurement("dev"))]
+    rows = []
+    for run in ("rag_token", "rag_sequence"):
+        found = _results(lab, "nq.em", run, Measurement("dev", shuffled=True))
+        rows.append([f"{SYSTEMS[run]}, passages of another question",
+                     shown(estimate(found, "em"))])
+    parts += ["Not in the paper: every question reads the passages of another one.",
+              Table(["ours", "NQ EM"], rows)]
+    return Section("Table 6: ablations", [*parts, *_notes("table6")])
+
+
+def figure2(lab: Lab) -> Section:
+    """Which passage gave which token."""
+    maps = {'paper, "Hemingway" (relative)': (
+        paper.FIGURE2_TOKENS, [f"Doc {i}" for i in range(1, 6)], paper.FIGURE2)}
+    parts: list = []
+    cells = lab.scale.cells("jeopardy", "rag_token")[:1]
+    found = [lab.explain(cell, lab.scale.subject) for cell in cells]
+    if found and found[0]:
+        one = found[0]
+        rows = list(zip(*one.posterior, strict=True))  # -> [K][T]
+        maps = {f'ours, "{one.question}"': (one.tokens, one.passages, rows), **maps}
+        parts = [f"Input: {one.question}. Output: {one.answer}",
+                 Table(["passage", "text"], list(zip(one.passages, one.texts, strict=True)))]
+    else:
+        parts = [f"Ours: {NOT_RUN}."]
+    plot = Plot("figure2", "p(passage | token) of RAG-Token, ours and the paper's.",
+                plots.heat_maps(maps))
+    return Section("Figure 2: document posterior per token", [*parts, plot, *_notes("figure2")])
+
+
+def figure3(lab: Lab) -> Section:
+    """Scores and recall by the number of passages, dev."""
+    figures, rows = [], []
+    for column, published in paper.FIGURE3.items():
+        ours = {}
+        for run, points in published.items():
+            found = (_recalls if column.endswith("recall") else _scores)(lab, column, run)
+            if found:
+                ours[SYSTEMS[run]] = found
+            rows += [[column, SYSTEMS[run], str(k), shown(found.get(k)), shown(points.get(k), "-")]
+                     for k in lab.scale.ks]
+        theirs = {SYSTEMS[run]: points for run, points in published.items()}
+        picture = plots.curves({f"ours: {column}": ours, f"paper: {column}": theirs}, "percent")
+        figures.append(Plot(f"figure3-{column}", f"{column} by passages per question, dev, ours "
+                            "and the paper's.", picture))
+    table = Table(["figure", "system", "K", "ours", "paper's"], rows)
+    return Section("Figure 3: number of passages", [*figures, table, *_notes("figure3")])
+
+
+def _scores(lab: Lab, column: str, run: str) -> dict[int, float]:
+    results = {k: _results(lab, column, run, Measurement("dev", k=k)) for k in lab.scale.ks}
+    return {k: estimate(found, metric_of(column)).value for k, found in results.items() if found}
+
+
+def _recalls(lab: Lab, column: str, run: str) -> dict[int, float]:
+    found = {k: _results(lab, column, run, Measurement("dev", k=k)) for k in lab.scale.ks}
+    return {k: sum(r.metrics[f"answer_recall@{k}"] for r in results) / len(results)
+            for k, results in found.items() if results}
+
+
+def hot_swap(lab: Lab) -> Section:
+    """The memory of one year, asked for the leaders of another."""
+    rows, same = [], []
+    for memory in ("2016", "2018"):
+        for leaders in ("2016", "2018"):
+            what = Measurement(f"leaders_{leaders}", memory=memory)
+            found = _results(lab, "nq.em", "rag_token", what)
+            published = paper.HOT_SWAP[f"index{memory}_leaders{leaders}"]
+            rows.append([memory, leaders,
+                         f"{shown(estimate(found, 'em'))} / {shown(published)}"])
+            if leaders == "2018" and found:
+                same.append([r["answer"] for result in found for r in result.predictions])
+    share = None
+    if len(same) == 2:
+        share = 100 * sum(a == b for a, b in zip(*same, strict=True)) / len(same[0])
+    return Section("Index hot-swapping", [
+        "Exact match on leaders of offices that changed hands, RAG-Token, percent; nothing is "
+        "trained in between.",
+        Table(["index", "leaders", "ours / paper's"], rows),
+        f"The same answer from both indexes: {shown(share)} / {shown(paper.HOT_SWAP_SAME)} percent "
+        "(v1 of the paper).", *_notes("hot_swap")])
+
+
+def fever_overlap(lab: Lab) -> Section:
+    """Claims with a gold article among the first passages."""
+    results = _results(lab, "fever3", "rag_token", Measurement(k=10))
+    found = {k: results[0].metrics[f"title_overlap@{k}"] for k in paper.FEVER_OVERLAP
+             } if results else {}
+    rows = [[f"top {k}", f"{shown(found.get(k))} / {shown(published)}"]
+            for k, published in paper.FEVER_OVERLAP.items()]
+    return Section("FEVER: retrieval of gold articles", [
+        "Claims with a gold article's title among the first passages, percent of those that have "
+        "one.",
+        Table(["passages", "ours / paper's"], rows)])
+
+
+def pairwise(lab: Lab) -> Section:
+    """Sheets for human judges."""
+    folder = lab.root / "pairwise"
+    closed, ours = (_results(lab, "jeopardy", run, Measurement())[:1]
+                    for run in ("closed_book", "rag_token"))
+    parts: list = []
+    if closed and ours:
+        items = [pairs.Pair(a["question"], a["answer"], b["answer"]) for a, b in zip(
+            closed[0].predictions, ours[0].predictions, strict=True)]
+        gold = [(r["question"], r["references"][0]) for r in ours[0].predictions]
+        # A true sentence about the subject against a true one about something else.
+        controls = [pairs.Pair(subject, text, other) for (subject, text), (_, other) in zip(
+            gold, gold[1:] + gold[:1], strict=True) if text != other][:CONTROLS]
+        if not (folder / "key.json").exists():
+            pairs.write(folder, items[:PAIRS], controls, seed=0)
+        parts.append(f"Sheets for judges: {folder}/sheet.html and sheet.csv, {len(items[:PAIRS])} "
+                     f"pairs and {len(controls)} control items; key.json stays with you. "
+                     "--tally FILE.csv ... counts the filled-in ones.")
+    else:
+        parts.append(f"Sheets: {NOT_RUN}.")
+    tallied = pairs.read_tally(folder)
+    names = {"first": "BART better", "second": "RAG-Token better", "both": "both good",
+             "neither": "both poor", "no_majority": "no majority"}
+    rows = [[names[outcome], *(
+        f"{shown(tallied.shares[q][outcome] if tallied else None)} / {shown(published[q])}"
+        for q in pairs.QUESTIONS)] for outcome, published in paper.TABLE4.items()]
+    parts.append(Table(["ours / paper's", *pairs.QUESTIONS], rows))
+    if tallied:
+        parts.append(f"{tallied.pairs} pairs, {len(tallied.kept)} annotators; dropped by control "
+                     f"items: {', '.join(tallied.dropped) or 'nobody'}.")
+    return Section("Table 4: human evaluation", [*parts, *_notes("table4")])
+
+
+EXPERIMENTS: dict[str, Callable[[Lab], Section]] = {
+    "table1": table1, "table2": table2, "table3": table3, "pairwise": pairwise, "table5": table5,
+    "table6": table6, "figure2": figure2, "figure3": figure3, "hot_swap": hot_swap,
+    "fever_overlap": fever_overlap,
+}

@@ -1,0 +1,215 @@
+"""Blinded pairs for human judges, as in the paper's table 4: sheets, key and tally.
+
+Every judge gets the same pairs: two sentences about a subject, on sides drawn at random, and among
+them control items whose right answer is known. The key stays with who asks.
+"""
+
+import csv
+import html
+import io
+import json
+import pathlib
+import random
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from rag_jax import files
+
+QUESTIONS = {"factuality": "Which sentence is more factually true?",
+             "specificity": "Which sentence is more specific?"}
+CHOICES = {"factuality": {"A": "A is more true", "B": "B is more true", "both": "Both are true",
+                          "neither": "Both are completely untrue"},
+           "specificity": {"A": "A is more specific", "B": "B is more specific",
+                           "both": "Both are specific", "neither": "Neither is specific"}}
+FIELDS = ("annotator", "item", "subject", "sentence_a", "sentence_b", *QUESTIONS)
+OUTCOMES = ("first", "second", "both", "neither", "no_majority")
+CONTROLS_RIGHT = 0.75  # share of its control items that an annotator must get right
+
+
+class Pair(NamedTuple):
+    """Two sentences about a subject, by the first and by the second system."""
+
+    subject: str
+    first: str
+    second: str
+
+
+def write(folder: pathlib.Path, pairs: Sequence[Pair], controls: Sequence[Pair], seed: int) -> None:
+    """Writes sheet.csv and sheet.html for the judges, and key.json.
+
+    Args:
+      folder: made where it is missing.
+      pairs: to be judged.
+      controls: pairs whose first sentence is true and whose second one is not.
+      seed: of sides and order; the same pairs and seed give the same sheets.
+    """
+    items = [(pair, False) for pair in pairs] + [(pair, True) for pair in controls]
+    rng = random.Random(f"pairwise {seed}")
+    rng.shuffle(items)
+    rows, key = [], {}
+    for number, (pair, control) in enumerate(items, 1):
+        sides = ["first", "second"]
+        rng.shuffle(sides)
+        key[str(number)] = {"A": sides[0], "B": sides[1], "control": control}
+        sentences = (getattr(pair, side) for side in sides)
+        rows.append(dict(zip(FIELDS, ("", str(number), pair.subject, *sentences, "", ""),
+                             strict=True)))
+    folder.mkdir(parents=True, exist_ok=True)
+    files.write_text(folder / "sheet.csv", _csv(rows))
+    files.write_text(folder / "sheet.html", _page(rows))
+    files.write_text(folder / "key.json", json.dumps(key, indent=1) + "\n")
+
+
+def _csv(rows: Sequence[Mapping[str, str]]) -> str:
+    text = io.StringIO()
+    writer = csv.DictWriter(text, FIELDS, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()
+
+
+def _page(rows: Sequence[Mapping[str, str]]) -> str:
+    """A form that hands the filled-in CSV back as a download; nothing leaves the machine."""
+    parts = ["<!doctype html><meta charset=utf-8><title>Pairs</title><style>body{font:16px "
+             "sans-serif;max-width:50em;margin:2em auto}fieldset{margin:1em 0}label{margin-right:"
+             "1em}</style><h1>Two sentences about a subject</h1><p>Look up what you do not know: "
+             "searching the internet is welcome.</p><p>Your name <input id=annotator></p><form>"]
+    for row in rows:
+        subject, a, b = (html.escape(row[n]) for n in ("subject", "sentence_a", "sentence_b"))
+        parts.append(f"<fieldset><legend>{row['item']}. {subject}</legend><p><b>A</b> {a}</p>"
+                     f"<p><b>B</b> {b}</p>")
+        for name, question in QUESTIONS.items():
+            choices = "".join(
+                f'<label><input type=radio name="{name}-{row["item"]}" value="{value}">'
+                f"{text}</label>" for value, text in CHOICES[name].items())
+            parts.append(f"<p>{question}<br>{choices}</p>")
+        parts.append("</fieldset>")
+    data = json.dumps(list(rows)).replace("<", "\\u003c")
+    return "\n".join(parts) + f"""</form><button id=done>Save my answers</button>
+<script>
+const rows = {data}, fields = {json.dumps(FIELDS)}, asked = {json.dumps(list(QUESTIONS))};
+document.getElementById("done").onclick = () => {{
+  const name = document.getElementById("annotator").value.trim();
+  const answers = new FormData(document.querySelector("form"));
+  const open = rows.filter(r => asked.some(q => !answers.get(q + "-" + r.item)));
+  if (!name || open.length) {{
+    alert(name ? "Not answered: " + open.map(r => r.item).join(", ") : "Your name, please");
+    return;
+  }}
+  const cell = text => '"' + text.replaceAll('"', '""') + '"';
+  const filled = rows.map(r => ({{...r, annotator: name,
+    ...Object.fromEntries(asked.map(q => [q, answers.get(q + "-" + r.item)]))}}));
+  const lines = [fields, ...filled.map(r => fields.map(f => r[f]))];
+  const link = document.createElement("a");
+  link.href = URL.createObjectURL(new Blob([lines.map(l => l.map(cell).join(",")).join("\\n")]));
+  link.download = "answers-" + name + ".csv";
+  link.click();
+}};
+</script>
+"""
+
+
+class Tally(NamedTuple):
+    """Percent of the pairs by question and outcome, and who was counted."""
+
+    shares: dict[str, dict[str, float]]
+    pairs: int
+    kept: list[str]
+    dropped: list[str]
+
+
+def read_tally(folder: pathlib.Path) -> Tally | None:
+    """tally.json of a folder, None where nothing was tallied."""
+    file = folder / "tally.json"
+    return Tally(**json.loads(file.read_text("utf-8"))) if file.is_file() else None
+
+
+def write_tally(folder: pathlib.Path, sheets: Sequence[pathlib.Path]) -> Tally:
+    """Tallies filled-in sheets with the folder's key, and keeps the result beside it."""
+    counted = tally(read_key(folder), sheets)
+    files.write_text(folder / "tally.json", json.dumps(counted._asdict(), indent=1) + "\n")
+    return counted
+
+
+def read_key(folder: pathlib.Path) -> dict[str, dict]:
+    """key.json of a folder.
+
+    Raises:
+      ValueError: there is none.
+    """
+    file = folder / "key.json"
+    if not file.is_file():
+        raise ValueError(f"{file}: no such file; make the sheets first, or name their --workdir")
+    return json.loads(file.read_text("utf-8"))
+
+
+def tally(key: Mapping[str, Mapping], sheets: Sequence[pathlib.Path]) -> Tally:
+    """Unblinds filled-in sheets and counts the majority's outcome of every pair.
+
+    Annotators who fail control items (less than CONTROLS_RIGHT of them right) are left out; a
+    pair whose judges do not agree by more than half has no majority.
+
+    Args:
+      key: from `read_key`.
+      sheets: .csv files in the form of sheet.csv, of one or more annotators each.
+
+    Raises:
+      ValueError: a damaged sheet (file, line and field are named), an answer given twice, or
+        nobody left to count.
+    """
+    answers: dict[str, dict[str, dict[str, str]]] = {}
+    for sheet in sheets:
+        for where, row in _rows(sheet, key):
+            given = answers.setdefault(row["annotator"], {})
+            if row["item"] in given:
+                raise ValueError(f"{where}: {row['annotator']} judged item {row['item']} twice; "
+                                 "keep one of the lines")
+            given[row["item"]] = {
+                name: key[row["item"]].get(row[name], row[name]) for name in QUESTIONS}
+    controls = {item for item, sides in key.items() if sides["control"]}
+
+    def passes(given: Mapping[str, Mapping[str, str]]) -> bool:
+        right = sum(given.get(item, {}).get("factuality") == "first" for item in controls)
+        return right >= CONTROLS_RIGHT * len(controls)
+
+    kept = sorted(name for name, given in answers.items() if passes(given))
+    if not kept:
+        raise ValueError("every annotator failed the control items: nobody is left to count")
+    shares, items = {}, sorted(set(key) - controls)
+    judged = [i for i in items if any(i in answers[name] for name in kept)]
+    for question in QUESTIONS:
+        outcomes = Counter(_majority([answers[name][item][question] for name in kept
+                                      if item in answers[name]]) for item in judged)
+        shares[question] = {o: 100 * outcomes[o] / max(len(judged), 1) for o in OUTCOMES}
+    return Tally(shares, len(judged), kept, sorted(set(answers) - set(kept)))
+
+
+def _majority(votes: Sequence[str]) -> str:
+    (outcome, count), = Counter(votes).most_common(1)
+    return outcome if 2 * count > len(votes) else "no_majority"
+
+
+def _rows(sheet: pathlib.Path, key: Mapping[str, Mapping]):
+    """("FILE:LINE", row) of a filled-in sheet, checked."""
+    if not sheet.is_file():
+        raise ValueError(f"--tally={sheet}: no such file")
+    with sheet.open(encoding="utf-8-sig", newline="") as file:
+        reader = csv.DictReader(file)
+        lacking = [name for name in FIELDS if name not in (reader.fieldnames or ())]
+        if lacking:
+            raise ValueError(f"{sheet}:1: no column {', '.join(lacking)}; expected those of "
+                             f"sheet.csv: {', '.join(FIELDS)}")
+        for row in reader:
+            where = f"{sheet}:{reader.line_num}"
+            row = {name: (row[name] or "").strip() for name in FIELDS}
+            if row["item"] not in key:
+                raise ValueError(f"{where}: item {row['item']!r} is not in key.json: the sheet "
+                                 "belongs to another key")
+            if not row["annotator"]:
+                raise ValueError(f"{where}: annotator is empty: write who judged")
+            for name in QUESTIONS:
+                if row[name] not in CHOICES[name]:
+                    raise ValueError(f"{where}: {name} is {row[name]!r}: expected one of "
+                                     f"{', '.join(CHOICES[name])}")
+            yield where, row

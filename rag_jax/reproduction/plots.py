@@ -1,0 +1,56 @@
+"""Plots as PNG bytes by matplotlib (the [plots] extra); None where it is not installed."""
+
+import io
+from collections.abc import Mapping, Sequence
+
+Curves = Mapping[str, Mapping[int, float]]  # name -> passages per question -> percent
+
+
+def _figure(width: float, height: float):
+    try:
+        from matplotlib.figure import Figure
+    except ModuleNotFoundError:
+        return None
+    return Figure(figsize=(width, height), layout="constrained")
+
+
+def _png(figure) -> bytes:
+    file = io.BytesIO()
+    figure.savefig(file, format="png", dpi=120)
+    return file.getvalue()
+
+
+def curves(panels: Mapping[str, Curves], label: str) -> bytes | None:
+    """Panels beside each other, each with its own axes: percent by passages per question."""
+    figure = _figure(4.5 * len(panels), 3.5)
+    if figure is None:
+        return None
+    for place, (title, lines) in enumerate(panels.items(), 1):
+        axes = figure.add_subplot(1, len(panels), place)
+        for name, points in lines.items():
+            axes.plot(list(points), list(points.values()), marker="o", markersize=3, label=name)
+        axes.set_title(title)
+        axes.set_xlabel("passages per question")
+        axes.set_ylabel(label)
+        if lines:
+            axes.legend(fontsize=8)
+        else:
+            axes.text(0.5, 0.5, "not run", ha="center", transform=axes.transAxes)
+    return _png(figure)
+
+
+def heat_maps(maps: Mapping[str, tuple[Sequence[str], Sequence[str], Sequence[Sequence[float]]]]
+              ) -> bytes | None:
+    """Maps below each other: title -> (tokens, passages, rows of p(passage | token))."""
+    longest = max(len(tokens) for tokens, _, _ in maps.values())
+    figure = _figure(3 + 0.5 * longest, 2.6 * len(maps))
+    if figure is None:
+        return None
+    for place, (title, (tokens, passages, rows)) in enumerate(maps.items(), 1):
+        axes = figure.add_subplot(len(maps), 1, place)
+        image = axes.imshow(rows, cmap="Blues", vmin=0, vmax=1, aspect="auto")
+        axes.set_xticks(range(len(tokens)), [token.strip() or "_" for token in tokens], rotation=45)
+        axes.set_yticks(range(len(passages)), passages)
+        axes.set_title(title)
+        figure.colorbar(image)
+    return _png(figure)

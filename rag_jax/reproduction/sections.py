@@ -1,0 +1,102 @@
+"""The report's parts, and how they are written: Markdown with image files, and one HTML page."""
+
+import base64
+import dataclasses
+import html
+import pathlib
+from collections.abc import Iterator, Sequence
+
+from rag_jax import files
+
+NOT_RUN = "not run"
+
+
+@dataclasses.dataclass(frozen=True)
+class Table:
+    """Cells of text; a row as long as the header."""
+
+    header: Sequence[str]
+    rows: Sequence[Sequence[str]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Plot:
+    """A picture.
+
+    Attributes:
+      name: of its file, without suffix.
+      caption: what is seen.
+      png: None where matplotlib is not installed.
+    """
+
+    name: str
+    caption: str
+    png: bytes | None
+
+
+@dataclasses.dataclass(frozen=True)
+class Section:
+    """One experiment: paragraphs (strings), tables and plots in order."""
+
+    title: str
+    parts: Sequence[str | Table | Plot]
+
+
+PLOTS_MISSING = "(no picture: pip install 'rag_jax[plots]' and run the same command again)"
+STYLE = ("body{font:15px sans-serif;max-width:70em;margin:2em auto;padding:0 1em}"
+         "table{border-collapse:collapse;margin:1em 0}td,th{border:1px solid #bbb;"
+         "padding:3px 8px;text-align:left}img{max-width:100%}")
+
+
+def write(folder: pathlib.Path, title: str, sections: Sequence[Section]) -> None:
+    """Writes FOLDER/report.md with FOLDER/figures/*.png, and FOLDER/report.html."""
+    plots = [part for s in sections for part in s.parts if isinstance(part, Plot) and part.png]
+    if plots:
+        (folder / "figures").mkdir(parents=True, exist_ok=True)
+    for plot in plots:
+        temporary = folder / "figures" / f"{plot.name}.png.tmp"
+        temporary.write_bytes(plot.png)
+        temporary.replace(temporary.with_suffix(""))
+    files.write_text(folder / "report.md", "\n".join(_markdown(title, sections)) + "\n")
+    files.write_text(folder / "report.html", "\n".join(_html(title, sections)) + "\n")
+
+
+def _markdown(title: str, sections: Sequence[Section]) -> Iterator[str]:
+    yield f"# {title}"
+    for section in sections:
+        yield f"\n## {section.title}"
+        for part in section.parts:
+            yield ""
+            if isinstance(part, Table):
+                rows = [part.header, ["---"] * len(part.header), *part.rows]
+                yield from ("| " + " | ".join(" ".join(cell.replace("|", "\\|").split())
+                                              for cell in row) + " |" for row in rows)
+            elif isinstance(part, Plot):
+                shown = f"![{part.caption}](figures/{part.name}.png)" if part.png else PLOTS_MISSING
+                yield f"{shown}\n\n{part.caption}"
+            else:
+                yield part
+
+
+def _html(title: str, sections: Sequence[Section]) -> Iterator[str]:
+    yield (f"<!doctype html><meta charset=utf-8><title>{html.escape(title)}</title>"
+           f"<style>{STYLE}</style><h1>{html.escape(title)}</h1>")
+    for section in sections:
+        yield f"<h2>{html.escape(section.title)}</h2>"
+        for part in section.parts:
+            if isinstance(part, Table):
+                yield "<table>" + _row("th", part.header)
+                yield from (_row("td", row) for row in part.rows)
+                yield "</table>"
+            elif isinstance(part, Plot):
+                caption = html.escape(part.caption)
+                data = base64.b64encode(part.png or b"").decode()
+                shown = (f'<img alt="{caption}" src="data:image/png;base64,{data}">' if part.png
+                         else html.escape(PLOTS_MISSING))
+                yield f"<p>{shown}</p><p>{caption}</p>"
+            else:
+                yield f"<p>{html.escape(part)}</p>"
+
+
+def _row(tag: str, cells: Sequence[str]) -> str:
+    return "<tr>" + "".join(f"<{tag}>{html.escape(cell)}</{tag}>" for cell in cells) + "</tr>"

@@ -1,0 +1,99 @@
+"""The tables in minutes on two cores: the world of countries, the quickstart's models."""
+
+import pathlib
+
+from rag_jax import flags, overrides, paper
+from rag_jax.countries.statements import LABELS
+from rag_jax.reproduction.cells import Cell
+from rag_jax.retrieval.bm25 import bm25_missing
+
+# The paper's task -> ours of the same form.
+TASKS = {"nq": "questions", "jeopardy": "clues", "msmarco": "sentences", "fever3": "claims"}
+SYSTEMS = ("closed_book", "rag_token", "rag_sequence")
+RUNS = (*SYSTEMS, *(run for run in paper.TABLE6 if run not in SYSTEMS))
+SETTINGS = {
+    "questions": {},
+    "sentences": {"data.max_target_length": 40, "eval.metrics": ("ms_marco",)},
+    "clues": {"data.max_target_length": 48, "eval.metrics": ("jeopardy",)},
+    "claims": {"data.max_question_length": 40, "eval.labels": LABELS, "eval.metrics": ("fever",)},
+}
+# As a test of the commands: fewer models, nothing is learnt, and the shapes of all tasks are the
+# same, so that most programs compile once.
+REDUCED_CELLS = (("nq", "rag_token"), ("nq", "closed_book"), ("jeopardy", "rag_token"),
+                 ("jeopardy", "closed_book"), ("fever3", "rag_token"))
+REDUCED = {
+    "data.fictional_countries": 30,
+    "data.generator_vocab": 400,
+    "data.retriever_vocab": 400,
+    "data.max_question_length": 40,
+    "data.max_target_length": 16,
+    "data.length_buckets": 72,
+    "model.retriever.width": 32,
+    "model.retriever.mlp_width": 32,
+    "model.generator.width": 32,
+    "model.generator.mlp_width": 32,
+    "retriever_warmup.steps": 4,
+    "generator_warmup.steps": 4,
+    "train.steps": 4,
+    "train.eval_every": 4,
+    "train.batch_size": 4,
+    "eval.k": 2,
+    "eval.batch_size": 16,
+    "eval.max_examples": 16,
+}
+
+
+class Toy:
+    """Cells of the world of countries.
+
+    The warm-up is that of the first seed's questions, for all cells: seeds are of fine-tuning.
+
+    Args:
+      root: the folder of everything.
+      seeds: how many for table 1's systems; the other tasks and the ablations have one.
+      reduced: the form that only tries the commands.
+    """
+
+    name = "toy"
+    subject = "Denmark"  # held out
+
+    def __init__(self, root: pathlib.Path, seeds: int = 3, reduced: bool = False):
+        self.root, self.seeds = root, seeds
+        self.ks = (1, 2) if reduced else (1, 2, 3, 5, 10, 20)
+        self._last = REDUCED if reduced else {}
+        lexical = bm25_missing() is None and not reduced  # BM25 is an extra
+        self._runs = tuple(run for run in RUNS if lexical or not run.startswith("bm25"))
+        # The ablations are on the questions alone: they would double the time.
+        self._cells = REDUCED_CELLS if reduced else (
+            *((task, run) for task in TASKS for run in SYSTEMS), *(("nq", r) for r in self._runs))
+        self._base = overrides.replace(overrides.load_file(str(flags.QUICKSTART)), {
+            **self._last, "runs": SYSTEMS, "tensorboard": False, "data.world_seed": 0})
+        self.about = (
+            "questions, claims, sentences and clues on the countries of the world "
+            f"({self._base.data.fictional_countries} fictional ones beside 195); tiny models from "
+            "random weights; the seeds are of fine-tuning, from one warm-up and on the same data"
+            + ("; REDUCED: a few models and steps that only try the commands" if reduced else ""))
+
+    def cells(self, task: str, run: str) -> list[Cell]:
+        """One cell for every seed; empty for a task or run that the toy world has not."""
+        if (task, run) not in self._cells:
+            return []
+        count = self.seeds if task == "nq" and run in SYSTEMS else 1
+        return [self._cell(TASKS[task], run, seed) for seed in range(count)]
+
+    def _cell(self, world_task: str, run: str, seed: int) -> Cell:
+        changed = overrides.replace(self._base, {
+            "seed": seed, "data.world_task": world_task, **SETTINGS[world_task],
+            **self._last})
+        if (world_task, seed) == ("questions", 0):
+            changed = overrides.replace(changed, {"runs": self._runs})
+            return Cell(_folder("questions", 0), overrides.validate(changed), run)
+        warm = str(self.root / _folder("questions", 0))
+        changed = overrides.replace(changed, {
+            "model.retriever.pretrained": warm, "model.generator.pretrained": warm})
+        return Cell(_folder(world_task, seed), overrides.validate(changed), run,
+                    first=self._cell("questions", run, 0))
+
+
+def _folder(world_task: str, seed: int) -> str:
+    return f"{world_task}-{seed}"

@@ -1,0 +1,119 @@
+"""Trains and measures cells, and goes on where it was interrupted."""
+
+import dataclasses
+import json
+import os
+import pathlib
+from typing import Any
+
+from rag_jax import files, overrides
+from rag_jax.answering import Answerer
+from rag_jax.conversion import convert
+from rag_jax.data.question_files import Example
+from rag_jax.evaluation import evaluate, write_evaluation
+from rag_jax.reproduction.cells import Cell, Explained, Measurement, exported
+from rag_jax.reproduction.lab import folder_of
+from rag_jax.training import stages
+from rag_jax.training.memories import memories_of
+from rag_jax.training.report import someone_elses
+from rag_jax.training.run import Warm, warm_up
+
+
+class Worker:
+    """Works results out, one workdir and one model in memory at a time.
+
+    Args:
+      root: the folder of everything.
+    """
+
+    def __init__(self, root: pathlib.Path):
+        self.root = root
+        self._warm: tuple[Any, Warm] | None = None  # of what was used last: folder, runs
+        self._params: tuple[tuple[str, str], Any] | None = None
+
+    def measure(self, cell: Cell, what: Measurement) -> None:
+        """Works a measurement out, for `Lab.measure`.
+
+        Nothing happens where the data have no such split: MS-MARCO's test answers are hidden, the
+        paper's leaders are not published.
+        """
+        job = self._job(cell)
+        if what.split not in job.prepared.splits:
+            return
+        params, answerer = self._trained(cell), self._answerer(cell, what)
+        print(f"== {cell.folder}/{cell.run}: {what.name}", flush=True)
+        examples = job.prepared.splits[what.split]
+        questions = job.tokenize(examples[: job.config.eval.max_examples or len(examples)])
+        retrieved = answerer.retrieve(params, questions)
+        if what.shuffled:
+            retrieved = retrieved[someone_elses(len(questions), cell.config.seed)]
+        found = evaluate(answerer, params, questions, retrieved, likelihood=False,
+                         families=cell.config.eval.metrics)
+        write_evaluation(folder_of(self.root, cell) / what.name, questions, found)
+
+    def explain(self, cell: Cell, question: str) -> None:
+        """Answers a question with the share of each passage in each token; for `Lab.explain`."""
+        file = folder_of(self.root, cell) / "explained.json"
+        answerer, params = self._answerer(cell, Measurement()), self._trained(cell)
+        tokens = self._job(cell).tokenize([Example("0", question, ("",))])
+        answer, = answerer.decode(params, tokens, answerer.retrieve(params, tokens))
+        pieces = self._job(cell).prepared.generator_tokenizer.piece
+        store = answerer.index.passages
+        found = Explained(question, answer.text, [pieces(i) for i in answer.token_ids],
+                          answer.passage_ids,
+                          [store[store.row_of(i)].text for i in answer.passage_ids],
+                          answer.token_posterior)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        known = json.loads(file.read_text("utf-8")) if file.exists() else {}
+        files.write_text(file, json.dumps({**known, question: found._asdict()}, indent=1))
+
+    def _warmed(self, cell: Cell) -> Warm:
+        key = cell.folder, cell.config.runs  # BM25's runs need no warm retriever
+        if self._warm is None or self._warm[0] != key:
+            if cell.first is not None:
+                self._share(cell.first, cell)
+            if cell.start is not None:
+                self._export(cell.start)
+            self._params = self._warm = None
+            self._warm = key, warm_up(cell.config, self.root / cell.folder)
+        return self._warm[1]
+
+    def _share(self, first: Cell, cell: Cell) -> None:
+        """Links the memories and indexes of a folder into another one that has none."""
+        if not (self.root / first.folder / "indexes").exists():
+            self._warmed(first)
+        for name in ("data/memories", "indexes"):
+            link = self.root / cell.folder / name
+            link.parent.mkdir(parents=True, exist_ok=True)
+            if not link.exists():
+                target = os.path.relpath(self.root / first.folder / name, link.parent)
+                link.symlink_to(target, target_is_directory=True)
+
+    def _export(self, cell: Cell) -> None:
+        target = self.root / exported(cell.folder, cell.run)
+        if not target.exists():
+            self._trained(cell)
+            convert(str(self.root / cell.folder), str(target), cell.run)
+
+    def _job(self, cell: Cell) -> stages.Job:
+        """The folder's job as this run decodes."""
+        job = self._warmed(cell).job
+        config = dataclasses.replace(job.config, eval=cell.config.eval)
+        return dataclasses.replace(job, config=overrides.for_run(config, cell.run))
+
+    def _trained(self, cell: Cell) -> Any:
+        """Parameters of a cell, which is trained first where it is not."""
+        key = cell.folder, cell.run
+        if self._params is None or self._params[0] != key:
+            self._params = None  # two models at a time would double the memory
+            self._warmed(cell).fine_tune(cell.run)
+            self._params = key, stages.load_params(self._job(cell), cell.run)[0]
+        return self._params[1]
+
+    def _answerer(self, cell: Cell, what: Measurement) -> Answerer:
+        job, index = self._job(cell), None
+        if job.config.retrieval.k:
+            found = memories_of(job, cell.run, self._warmed(cell).indexes)
+            index = found[what.memory or next(iter(found))]
+        changes = {"k": what.k} if what.k else {}
+        return stages.make_answerer(job, index, job.config.model.kind, **changes)

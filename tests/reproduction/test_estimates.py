@@ -1,0 +1,76 @@
+"""Metrics over seeds and questions against direct computation and a normal approximation."""
+
+import numpy as np
+import pytest
+
+from rag_jax.data.question_files import Example
+from rag_jax.reproduction.cells import Measured
+from rag_jax.reproduction.estimates import distinct_trigrams, estimate, metric_of
+from rag_jax.scoring import score
+
+
+def results(*rights):
+    """One `Measured` for every row of bools."""
+    return [Measured({}, [{"id": str(i), "exact_match": bool(right)}
+                          for i, right in enumerate(row)]) for row in rights]
+
+
+def test_the_value_is_the_mean_over_seeds_and_questions():
+    found = estimate(results([1, 1, 0, 0], [1, 0, 0, 0]), "em")
+    assert found.value == pytest.approx(37.5) and (found.seeds, found.questions) == (2, 4)
+    assert estimate([], "em") is None
+
+
+def test_the_interval_of_one_seed_is_that_of_a_share():
+    right = np.random.default_rng(1).random(400) < 0.7
+    found = estimate(results(right), "em")
+    error = 1.96 * 100 * np.sqrt(right.mean() * (1 - right.mean()) / 400)
+    assert found.low == pytest.approx(found.value - error, abs=0.9)
+    assert found.high == pytest.approx(found.value + error, abs=0.9)
+
+
+def test_seeds_that_differ_widen_the_interval():
+    """An interval over questions alone would hide that another seed gives another model."""
+    right = np.arange(400) % 2 == 0
+    same = estimate(results(right, right, right), "em")
+    other = estimate(results(right, np.ones(400), np.zeros(400)), "em")
+    assert other.value == pytest.approx(same.value)
+    assert other.high - other.low > 4 * (same.high - same.low)
+
+
+def test_a_difference_is_paired():
+    """Systems that differ on one question alone differ for certain, however hard the others."""
+    right = np.random.default_rng(2).random(300) < 0.5
+    better = right | (np.arange(300) % 10 == 0)
+    gain = estimate(results(better), "em", minus=results(right))
+    assert gain.value == pytest.approx(100 * (better.mean() - right.mean()))
+    assert 0 < gain.low < gain.value < gain.high < 10
+    nothing = estimate(results(right), "em", minus=results(right))
+    assert (nothing.value, nothing.low, nothing.high) == (0, 0, 0)
+
+
+def test_seeds_of_other_questions_are_refused():
+    one, other = results([1, 0]), results([1, 0, 1])
+    with pytest.raises(ValueError, match="different questions"):
+        estimate([*one, *other], "em")
+
+
+def test_distinct_trigrams():
+    assert distinct_trigrams(["a b c d", "a b c"]) == pytest.approx(100 * 2 / 3)
+    assert distinct_trigrams(["a b"]) == 0
+
+
+def test_metrics_of_sums_are_those_of_an_evaluation():
+    """The table must not differ from what rag_jax.evaluate prints for the same answers."""
+    texts = ["The capital of Peru is Lima.", "lima", "Quito it is", ""]
+    references = [("Lima is the capital of Peru.",), ("Lima.", "It is Lima."),
+                  ("Quito is the capital, which everybody knows.",), ("x y",)]  # longer: brevity
+    records = [{"id": str(i), "answer": text, "references": list(answers), "exact_match": False}
+               for i, (text, answers) in enumerate(zip(texts, references, strict=True))]
+    examples = [Example(str(i), "q", answers) for i, answers in enumerate(references)]
+    whole = score(texts, examples, ("ms_marco", "jeopardy"))
+    for column, name in (("msmarco.rouge_l", "rouge_l"), ("msmarco.bleu1", "bleu_1"),
+                         ("jeopardy.bleu1", "sentence_bleu_1"), ("jeopardy.qbleu1", "q_bleu_1")):
+        found = estimate([Measured({}, records)], metric_of(column))
+        assert found.value == pytest.approx(whole[name], abs=1e-5) and found.value > 0
+        assert found.low <= found.value <= found.high

@@ -1,0 +1,184 @@
+"""Reports from results on disk: our numbers beside the paper's, and "not run" for the rest."""
+
+import json
+import re
+
+import pytest
+
+from rag_jax import paper
+from rag_jax.config import Config
+from rag_jax.reproduction import run
+from rag_jax.reproduction.cells import Cell, Measurement
+from rag_jax.reproduction.experiments import EXPERIMENTS
+from rag_jax.reproduction.lab import Lab
+from rag_jax.reproduction.sections import Plot, Table
+
+
+class OnDisk:
+    """A scale of two seeds, whose cells are never trained here."""
+
+    name, about, ks, subject = "toy", "made up", (1, 5), "Peru"
+
+    def cells(self, task, run):
+        if task not in ("nq", "jeopardy", "msmarco", "fever3"):
+            return []
+        return [Cell(f"{task}-{seed}", Config(seed=seed), run) for seed in (0, 1)]
+
+
+@pytest.fixture
+def lab(tmp_path):
+    return Lab(tmp_path, OnDisk())
+
+
+def put(lab, task, run, what, answers, **metrics):
+    """Results of both seeds: [(answer, right)], in the form of write_evaluation."""
+    for cell in lab.scale.cells(task, run):
+        folder = lab.root / cell.folder / cell.run / "measured" / what.name
+        folder.mkdir(parents=True)
+        lines = [json.dumps({"id": str(i), "question": f"q{i}", "answer": answer,
+                             "references": ["the true answer"], "exact_match": right,
+                             "passages": []}) for i, (answer, right) in enumerate(answers)]
+        (folder / "predictions.jsonl").write_text("\n".join(lines) + "\n")
+        (folder / "metrics.json").write_text(json.dumps({"count": len(answers), **metrics}))
+
+
+def tables(section):
+    return [part for part in section.parts if isinstance(part, Table)]
+
+
+def cell(table, row, column):
+    found, = (cells for cells in table.rows if cells[0] == row)
+    return found[list(table.header).index(column)]
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_nothing_measured_is_not_run_everywhere(lab, name):
+    """A number of ours that was not measured must not be in any report."""
+    section = EXPERIMENTS[name](lab)
+    assert any("not run" in str(part) for part in section.parts)
+    for table in tables(section):
+        for row in table.rows:
+            for text in row:
+                ours, slash, _ = text.partition(" / ")
+                assert not slash or ours == "not run", (name, row)
+
+
+def test_measured_cells_stand_beside_the_papers(lab):
+    put(lab, "nq", "rag_token", Measurement(), [("a", True)] * 3 + [("b", False)])
+    put(lab, "nq", "closed_book", Measurement(), [("a", False)] * 3 + [("b", True)])
+    section = EXPERIMENTS["table1"](lab)
+    table, = tables(section)
+    assert re.fullmatch(r"75\.0 \[.*\] / 44\.1", cell(table, "RAG-Token", "NQ EM"))
+    assert re.fullmatch(r"25\.0 \[.*\] / -", cell(table, "BART, closed book", "NQ EM"))
+    assert cell(table, "RAG-Sequence", "NQ EM") == "not run / 44.5"
+    assert cell(table, "RAG-Token", "TriviaQA EM") == "not run / 55.2"
+    assert cell(table, "DPR", "TriviaQA EM") == "57.9"
+    assert any("RAG-Token above the closed book: 50.0 [" in str(part) for part in section.parts)
+
+
+def test_fever_has_one_cell_for_both_kinds_of_rag(lab):
+    put(lab, "fever3", "rag_token", Measurement(), [("SUPPORTS", True)] * 4)
+    table, = tables(EXPERIMENTS["table2"](lab))
+    for row in ("RAG-Token", "RAG-Sequence"):
+        assert cell(table, row, "FEVER 3-way accuracy") == "100.0 [100.0, 100.0] / 72.5"
+
+
+def test_gold_articles_are_those_of_the_evaluation(lab):
+    put(lab, "fever3", "rag_token", Measurement(k=10), [("SUPPORTS", True)],
+        **{"title_overlap@1": 50.0, "title_overlap@10": 75.0})
+    table, = tables(EXPERIMENTS["fever_overlap"](lab))
+    assert table.rows == [["top 1", "50.0 / 71.0"], ["top 10", "75.0 / 90.0"]]
+
+
+def test_a_split_is_not_taken_for_another(lab):
+    put(lab, "nq", "rag_token", Measurement(), [("a", True)])
+    first, _ = tables(EXPERIMENTS["table6"](lab))
+    assert cell(first, "RAG-Token", "NQ EM") == "not run / 43.5"
+    put(lab, "nq", "rag_token", Measurement("dev"), [("a", False)])
+    put(lab, "nq", "rag_token", Measurement("dev", shuffled=True), [("a", True)])
+    first, shuffled = tables(EXPERIMENTS["table6"](lab))
+    assert cell(first, "RAG-Token", "NQ EM").startswith("0.0 [")
+    assert shuffled.rows[0][1].startswith("100.0 [")
+
+
+def test_example_generations_mark_what_is_wrong(lab):
+    for name, answer in (("closed_book", ("nonsense", False)), ("rag_token", ("right", True))):
+        put(lab, "jeopardy", name, Measurement(), [answer] * 9)
+    ours, published = tables(EXPERIMENTS["table3"](lab))
+    assert ours.rows[0] == ["Jeopardy", "q0", "≠ nonsense", "right", "not run"]
+    assert [row[1] for row in ours.rows] == ["q0", "q3", "q6"]
+    assert len(published.rows) == 4
+
+
+def test_diversity_of_outputs_and_references(lab):
+    put(lab, "msmarco", "rag_token", Measurement(), [("a b c d", True), ("a b c", True)])
+    table, = tables(EXPERIMENTS["table5"](lab))
+    assert cell(table, "RAG-Token", "MS-MARCO distinct tri-grams") == "66.7 / 77.8"
+    assert cell(table, "references", "MS-MARCO distinct tri-grams") == "50.0 / 89.6"
+
+
+def test_hot_swap_and_the_share_of_equal_answers(lab):
+    for memory, leaders, answers in (
+            ("2016", "2016", [("x", True), ("y", True)]),
+            ("2016", "2018", [("x", True), ("x", False)]),
+            ("2018", "2016", [("y", False)] * 2), ("2018", "2018", [("x", True), ("y", False)])):
+        put(lab, "nq", "rag_token", Measurement(f"leaders_{leaders}", memory=memory), answers)
+    section = EXPERIMENTS["hot_swap"](lab)
+    table, = tables(section)
+    shown = {(row[0], row[1]): row[2] for row in table.rows}
+    assert shown["2016", "2016"].startswith("100.0 [") and shown["2018", "2018"][:6] == "50.0 ["
+    assert re.fullmatch(r"50\.0 .* / 4\.0", shown["2016", "2018"])
+    assert re.fullmatch(r"0\.0 .* / 12\.0", shown["2018", "2016"])
+    assert any("50.0 / 21.0 percent" in str(part) for part in section.parts)
+
+
+def test_curves_over_passages(lab):
+    put(lab, "nq", "rag_token", Measurement("dev", k=5), [("a", True)],
+        **{"answer_recall@1": 40.0, "answer_recall@5": 60.0})
+    section = EXPERIMENTS["figure3"](lab)
+    table, = tables(section)
+    rows = {tuple(row[:3]): row[3:] for row in table.rows}
+    assert rows["nq.em", "RAG-Token", "5"] == ["100.0", "43.4"]
+    assert rows["nq.em", "RAG-Token", "1"] == ["not run", "39.9"]
+    assert rows["nq.answer_recall", "RAG-Token", "5"] == ["60.0", "70.0"]
+    assert rows["nq.answer_recall", "RAG-Token", "1"] == ["not run", "51.8"]
+    assert sum(isinstance(part, Plot) for part in section.parts) == len(paper.FIGURE3)
+
+
+def test_pairs_for_judges_and_their_tally(lab):
+    answers = [(f"sentence {i}", True) for i in range(6)]
+    put(lab, "jeopardy", "closed_book", Measurement(), answers)
+    put(lab, "jeopardy", "rag_token", Measurement(), answers[::-1])
+    EXPERIMENTS["pairwise"](lab)
+    sheet = (lab.root / "pairwise" / "sheet.csv").read_text()
+    for file in lab.root.rglob("predictions.jsonl"):  # measured anew, when judges have the sheets
+        file.write_text(file.read_text().replace("sentence", "phrase"))
+    EXPERIMENTS["pairwise"](lab)
+    assert (lab.root / "pairwise" / "sheet.csv").read_text() == sheet and "sentence 5" in sheet
+    (lab.root / "pairwise" / "tally.json").write_text(json.dumps({
+        "shares": {q: {"first": 10, "second": 50, "both": 20, "neither": 15, "no_majority": 5}
+                   for q in ("factuality", "specificity")},
+        "pairs": 6, "kept": ["ann"], "dropped": ["eve"]}))
+    section = EXPERIMENTS["pairwise"](lab)
+    table, = tables(section)
+    assert cell(table, "RAG-Token better", "factuality") == "50.0 / 42.7"
+    assert any("dropped by control items: eve" in str(part) for part in section.parts)
+
+
+def test_the_report_names_models_and_commit_and_is_written_whole(lab):
+    put(lab, "nq", "rag_token", Measurement(), [("a", True)])
+    run.write_report(lab.root, lab.scale)
+    text = (lab.root / "report.md").read_text("utf-8")
+    assert "| nq-1/rag_token | 1 |" in text and "nq-0/config.json" in text
+    assert re.search(r"rag_jax (commit [0-9a-f]{40}|\d)", text)
+    for heading in ("Table 1", "Table 2", "Table 3", "Table 4", "Table 5", "Table 6", "Figure 2",
+                    "Figure 3", "hot-swapping", "FEVER"):
+        assert re.search(rf"^## .*{heading}", text, re.M), heading
+    wanted = [(c.folder, c.run, what) for c, what in run.missing(
+        ["table1", "table6", "figure2"], lab.root, lab.scale)]
+    assert ("nq-0", "rag_sequence", Measurement()) in wanted
+    assert ("nq-0", "rag_token", Measurement()) not in wanted
+    assert ("jeopardy-0", "rag_token", "Peru") in wanted
+    assert len(set(wanted)) == len(wanted)
+    visits = [w[:2] for i, w in enumerate(wanted) if not i or wanted[i - 1][:2] != w[:2]]
+    assert len(set(visits)) == len(visits), "a model must not be opened twice"

@@ -1,0 +1,85 @@
+"""A lab with real models of the smallest size: shared indexes, and weights of another cell."""
+
+import pathlib
+
+import pytest
+
+from rag_jax import overrides
+from rag_jax.reproduction.cells import Cell, Measurement, exported
+from rag_jax.reproduction.lab import Lab
+from rag_jax.reproduction.worker import Worker
+
+SMALLEST = pathlib.Path(__file__).parents[1] / "end_to_end" / "smallest.py"
+SHORT = {"retriever_warmup.steps": 0, "generator_warmup.steps": 0, "train.steps": 1,
+         "data.fictional_countries": 2}  # compiling the warm-ups would take most of the time
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """(worker, first cell, a cell that starts from it and has been measured)."""
+    root = tmp_path_factory.mktemp("lab")
+    config = overrides.replace(overrides.load_file(str(SMALLEST)), SHORT)
+    first = Cell("first", config, "rag_token")
+    weights = root / exported("first", "rag_token")
+    later = Cell("later", overrides.replace(config, {
+        "data.world_seed": 0, "seed": 1, "train.steps": 0, "model.rag.pretrained": str(weights),
+        "model.document_encoder.pretrained": str(weights / "document_encoder")}),
+        "rag_token", first=first, start=first)
+    worker = Worker(root)
+    worker.measure(later, Measurement("dev"))
+    return worker, first, later
+
+
+def read(worker, cell, what):
+    return Lab(worker.root, None).measure(cell, what)
+
+
+def test_a_cell_starts_from_the_trained_weights_and_index_of_another(trained):
+    worker, _, later = trained
+    assert (worker.root / "first" / "rag_token").is_dir(), "trained before, as it was needed"
+    assert (worker.root / exported("first", "rag_token") / "config.json").is_file()
+    for name in ("data/memories", "indexes"):
+        assert (worker.root / "later" / name).is_symlink()
+        assert (worker.root / "later" / name).resolve() == worker.root / "first" / name
+    found = read(worker, later, Measurement("dev"))
+    assert found.metrics["count"] == len(found.predictions) == later.config.eval.max_examples
+
+
+def test_a_lab_notes_what_is_there_and_what_is_not(trained):
+    worker, _, later = trained
+    lab = Lab(worker.root, None)
+    assert lab.measure(later, Measurement("dev")) and not lab.missing
+    assert lab.measure(later, Measurement("test")) is None and lab.explain(later, "Chile") is None
+    assert lab.missing == [(later, Measurement("test")), (later, "Chile")]
+    assert list(lab.used) == [("later", "rag_token")]
+
+
+def test_an_answer_is_explained_and_kept(trained):
+    worker, _, later = trained
+    for question in ("Peru", "Fiji"):
+        worker.explain(later, question)
+    one, other = (Lab(worker.root, None).explain(later, q) for q in ("Peru", "Fiji"))
+    assert (one.question, other.question) == ("Peru", "Fiji")
+    assert len(one.posterior) == len(one.tokens) and len(one.passages) == len(one.texts) == 2
+    for row in one.posterior:
+        assert sum(row) == pytest.approx(1, abs=1e-4)
+
+
+def test_other_passages_k_and_memories_are_other_measurements(trained):
+    worker, first, _ = trained
+
+    def measured(*arguments, **named):
+        worker.measure(first, Measurement(*arguments, **named))
+        return read(worker, first, Measurement(*arguments, **named))
+
+    def ids(result):
+        return [[p["id"] for p in record["passages"]] for record in result.predictions]
+
+    plain, more = measured("dev"), measured("dev", k=3)
+    swapped, shuffled = measured("dev", memory="2016"), measured("dev", shuffled=True)
+    assert {len(row) for row in ids(more)} == {3} and {len(row) for row in ids(plain)} == {2}
+    assert all(i.startswith("2016/") for row in ids(swapped) for i in row)
+    assert sorted(ids(shuffled)) == sorted(ids(plain))
+    assert measured("leaders_2030") is None
+    names = {f.parent.name for f in (worker.root / "first").rglob("measured/*/metrics.json")}
+    assert names == {"dev", "dev-k_3", "dev-index_2016", "dev-shuffled"}

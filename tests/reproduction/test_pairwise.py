@@ -1,0 +1,146 @@
+"""Sheets for judges: blinded, unblinded again, and counted as by hand."""
+
+import csv
+import json
+import re
+from collections import Counter
+
+import pytest
+
+from rag_jax.reproduction.pairwise import (
+    CHOICES,
+    FIELDS,
+    Pair,
+    read_key,
+    read_tally,
+    tally,
+    write,
+    write_tally,
+)
+
+PAIRS = [Pair(f"subject {i}", f"first {i}", f"second {i}") for i in range(40)]
+CONTROLS = [Pair(f"control {i}", f"true {i}", f"false {i}") for i in range(4)]
+
+
+@pytest.fixture
+def folder(tmp_path):
+    write(tmp_path, PAIRS, CONTROLS, seed=0)
+    return tmp_path
+
+
+def sheet(folder):
+    with (folder / "sheet.csv").open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def judged(folder, name, verdict):
+    """A filled-in sheet; verdict(pair's text of the first sentence, question) -> outcome."""
+    key, rows = read_key(folder), sheet(folder)
+    for row in rows:
+        sides = key[row["item"]]
+        first = row["sentence_a"] if sides["A"] == "first" else row["sentence_b"]
+        row["annotator"] = name
+        for question in CHOICES:
+            outcome = verdict(first, question)
+            row[question] = next((side for side in "AB" if sides[side] == outcome), outcome)
+    file = folder / f"{name}.csv"
+    with file.open("w", encoding="utf-8", newline="") as out:
+        writer = csv.DictWriter(out, FIELDS)
+        writer.writeheader()
+        writer.writerows(rows)
+    return file
+
+
+def honest(outcome):
+    return lambda first, question: "first" if first.startswith("true") else outcome
+
+
+def test_sheets_hold_every_pair_once_on_random_sides_and_do_not_tell_them(folder):
+    rows, key = sheet(folder), read_key(folder)
+    assert len(rows) == 44 and [row["item"] for row in rows] == [str(i) for i in range(1, 45)]
+    sides = Counter(key[row["item"]]["A"] for row in rows)
+    assert 10 < sides["first"] < 34
+    for row in rows:
+        texts = {"first": row["sentence_a"], "second": row["sentence_b"]}
+        if key[row["item"]]["A"] == "second":
+            texts = {"first": row["sentence_b"], "second": row["sentence_a"]}
+        pair = next(p for p in (*PAIRS, *CONTROLS) if p.subject == row["subject"])
+        assert texts == {"first": pair.first, "second": pair.second}
+        assert key[row["item"]]["control"] == (pair in CONTROLS)
+    page = (folder / "sheet.html").read_text("utf-8")
+    assert page.count("<fieldset>") == 44 and '"control"' not in page
+    for choices in CHOICES.values():
+        assert all(text in page for text in choices.values())
+    controls = [int(row["item"]) for row in rows if key[row["item"]]["control"]]
+    assert min(controls) < 40, "control items at the end could be told apart"
+
+
+def test_the_same_seed_gives_the_same_sheets(folder, tmp_path):
+    again = tmp_path / "again"
+    write(again, PAIRS, CONTROLS, seed=0)
+    for name in ("sheet.csv", "sheet.html", "key.json"):
+        assert (again / name).read_bytes() == (folder / name).read_bytes()
+    write(again, PAIRS, CONTROLS, seed=1)
+    assert (again / "key.json").read_bytes() != (folder / "key.json").read_bytes()
+
+
+def test_html_and_script_of_a_sentence_are_text(tmp_path):
+    write(tmp_path, [Pair("<b>", "</script><i>", 'say "&"')], [], seed=0)
+    page = (tmp_path / "sheet.html").read_text("utf-8")
+    assert "<i>" not in page and "&lt;b&gt;" in page and page.count("</script>") == 1
+    data = json.loads(re.search(r"const rows = (\[.*?\]), fields", page)[1])
+    assert {data[0]["sentence_a"], data[0]["sentence_b"]} == {"</script><i>", 'say "&"'}
+
+
+def test_verdicts_are_unblinded_and_the_majority_counts(folder):
+    def mixed(first, question):
+        return "both" if question == "specificity" else "second"
+
+    sheets = [judged(folder, "ann", honest("second")), judged(folder, "bob", honest("second")),
+              judged(folder, "cat", lambda f, q: honest(mixed(f, q))(f, q))]
+    counted = tally(read_key(folder), sheets)
+    assert counted.pairs == 40 and counted.kept == ["ann", "bob", "cat"] and not counted.dropped
+    assert counted.shares["factuality"]["second"] == counted.shares["specificity"]["second"] == 100
+    two = tally(read_key(folder), sheets[1:])
+    assert two.shares["specificity"] == {"first": 0, "second": 0, "both": 0, "neither": 0,
+                                         "no_majority": 100}
+    assert sum(two.shares["factuality"].values()) == 100
+
+
+def test_who_fails_the_control_items_is_not_counted(folder):
+    good = judged(folder, "ann", honest("second"))
+    bad = judged(folder, "eve", lambda first, question: "first" if "first" in first else "second")
+    counted = write_tally(folder, [good, bad])
+    assert counted.kept == ["ann"] and counted.dropped == ["eve"]
+    assert counted.shares["factuality"]["second"] == 100
+    assert read_tally(folder) == counted
+    with pytest.raises(ValueError, match="nobody is left"):
+        tally(read_key(folder), [bad])
+
+
+@pytest.mark.parametrize(("change", "message"), [
+    (lambda row: row.update(factuality="maybe"), r"ann.csv:2: factuality is 'maybe'.*A, B, both"),
+    (lambda row: row.update(annotator=" "), r"ann.csv:2: annotator is empty"),
+    (lambda row: row.update(item="99"), r"ann.csv:2: item '99' is not in key.json"),
+    (lambda row: row.update(item="2"), r"ann.csv:3: ann judged item 2 twice"),
+])
+def test_a_damaged_sheet_names_file_line_and_field(folder, change, message):
+    file = judged(folder, "ann", honest("second"))
+    rows = list(csv.DictReader(file.open(encoding="utf-8", newline="")))
+    change(rows[0])
+    with file.open("w", encoding="utf-8", newline="") as out:
+        writer = csv.DictWriter(out, FIELDS)
+        writer.writeheader()
+        writer.writerows(rows)
+    with pytest.raises(ValueError, match=message):
+        tally(read_key(folder), [file])
+
+
+def test_missing_files_and_columns_are_named(folder, tmp_path):
+    with pytest.raises(ValueError, match="none.csv: no such file"):
+        tally(read_key(folder), [tmp_path / "none.csv"])
+    (tmp_path / "short.csv").write_text("annotator,item\nann,1\n")
+    with pytest.raises(ValueError, match="short.csv:1: no column subject"):
+        tally(read_key(folder), [tmp_path / "short.csv"])
+    with pytest.raises(ValueError, match="key.json: no such file"):
+        read_key(tmp_path / "nowhere")

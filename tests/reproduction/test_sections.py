@@ -1,0 +1,48 @@
+"""The report as files: text is text, tables stay tables, pictures are found."""
+
+import base64
+import re
+
+from rag_jax.reproduction import plots
+from rag_jax.reproduction.sections import Plot, Section, Table, write
+
+PNG = b"\x89PNG\r\n\x1a\n rest"
+
+
+def test_both_reports_hold_every_part(tmp_path):
+    table = Table(["a|b", "c"], [["x|y", "two\nlines"], ["<i>", "1"]])
+    write(tmp_path, "Title", [Section("First", ["Text & more.", table]),
+                              Section("Second", [Plot("curve", "A curve.", PNG),
+                                                 Plot("none", "No picture.", None)])])
+    text, page = ((tmp_path / f"report.{kind}").read_text("utf-8") for kind in ("md", "html"))
+    assert "# Title" in text and "## First" in text and "| x\\|y | two lines |" in text
+    assert "![A curve.](figures/curve.png)" in text
+    assert (tmp_path / "figures" / "curve.png").read_bytes() == PNG
+    assert [f.name for f in (tmp_path / "figures").iterdir()] == ["curve.png"]
+    assert "Text &amp; more." in page and "&lt;i&gt;" in page and "<i>" not in page
+    assert base64.b64decode(re.search(r"base64,([^\"]+)", page)[1]) == PNG
+    for report in (text, page):
+        assert "rag_jax[plots]" in report and "No picture." in report
+
+
+def test_plots_are_png_files_or_nothing(monkeypatch):
+    import builtins
+
+    maps = {"ours": (["a", " b"], ["p", "q"], [[0.1, 0.9], [0.9, 0.1]])}
+    panels = {"ours": {"RAG-Token": {1: 10.0, 5: 20.0}}, "paper": {}}
+    real = builtins.__import__
+
+    def without(name, *rest, **named):
+        if name.startswith("matplotlib"):
+            raise ModuleNotFoundError(name)
+        return real(name, *rest, **named)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(builtins, "__import__", without)
+        assert plots.curves(panels, "percent") is None and plots.heat_maps(maps) is None
+    try:
+        import matplotlib  # noqa: F401
+    except ModuleNotFoundError:
+        return
+    assert plots.curves(panels, "percent").startswith(PNG[:8])
+    assert plots.heat_maps(maps).startswith(PNG[:8])
