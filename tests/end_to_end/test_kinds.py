@@ -61,7 +61,7 @@ def test_fusion_in_decoder_trains_evaluates_and_answers(claims, tmp_path, capsys
         assert record["log_prob"] < 0 and len(record["passages"]) == 2
         assert all(p["prior"] == p["posterior"] for p in record["passages"])
     capsys.readouterr()
-    generate.main([f"--workdir={tmp_path}", "--heatmap", "Place 3 lies in region 1."])
+    generate.main([f"--workdir={tmp_path}", "--heatmap=terminal", "Place 3 lies in region 1."])
     shown = capsys.readouterr().out
     assert "log p = -" in shown and "no heat map" in shown
     convert.main(["--from", str(tmp_path), "--to", str(tmp_path / "exported")])
