@@ -25,7 +25,7 @@ import numpy as np
 
 from rag_jax import files, flags, parallel
 from rag_jax.answering import jit_embed, search
-from rag_jax.config import BART_PRESETS, BERT_PRESETS, Config
+from rag_jax.config import Config
 from rag_jax.data.batches import PASSAGE_TABLE, RagBatcher
 from rag_jax.data.prepare import Prepared
 from rag_jax.data.question_files import Example
@@ -37,7 +37,7 @@ from rag_jax.retrieval.passages import Passage, write_store
 from rag_jax.retrieval.retriever import Retriever
 from rag_jax.training import stages
 from rag_jax.training.loop import run_stage
-from rag_jax.training.sources import RagSource
+from rag_jax.training.sources import RagSource, ask_by_vector
 from rag_jax.training.writers import print_table
 
 SKIPPED = 5  # steps
@@ -89,11 +89,9 @@ class Clock:
 
 def small_job(folder: pathlib.Path, passages: int, steps: int) -> tuple[stages.Job, PassageIndex]:
     """A job of random questions, and an index of random passages."""
-    towers = {"width": 256, "heads": 4, "mlp_width": 1024, "dropout": 0.0, "attention_dropout": 0.0}
-    bert = dataclasses.replace(BERT_PRESETS["tiny"], **towers)
-    bart = dataclasses.replace(BART_PRESETS["tiny"], **towers)
     config = replace(Config(), {
-        "model": dataclasses.replace(Config().model, retriever=bert, generator=bart),
+        **{f"model.{tower}{field}": value for tower in ("retriever", "generator")
+           for field, value in (("", "tiny"), (".width", 256), (".mlp_width", 1024))},
         "data.max_source_length": 64, "data.max_question_length": 24,
         "train.steps": steps, "train.batch_size": 16, "train.save_every": steps})
     rng = np.random.default_rng(0)
@@ -105,7 +103,7 @@ def small_job(folder: pathlib.Path, passages: int, steps: int) -> tuple[stages.J
         folder / "store", (Passage(str(i), "", texts[i % len(texts)]) for i in range(passages)),
         {PASSAGE_TABLE: lambda ps: format.passages([""] * len(ps), [p.text for p in ps])})
     index = build_index(
-        store, lambda ids, mask: rng.standard_normal((len(ids), bert.width)).astype(np.float32),
+        store, lambda ids, mask: rng.standard_normal((len(ids), 256)).astype(np.float32),
         folder / "index", token_table=PASSAGE_TABLE, encoder_fingerprint="random", max_length=8,
         batch_size=1024, length_buckets=(8,), kind="exact", progress=False)
     examples = [Example(str(i), " ".join(rng.choice(words, 8)), (str(rng.choice(words)),))
@@ -118,11 +116,11 @@ def timed_training(job: stages.Job, index: PassageIndex, staleness: int) -> dict
     """Trains from scratch; mean seconds, and the share of search that is hidden."""
     clock, config = Clock(), job.config
     find = clock.search(functools.partial(search, index, k=config.retrieval.k))
-    batcher = RagBatcher(job.tokens("train"), config.data.max_source_length,
-                         job.model.embedding_width)
-    source = RagSource(
-        batcher, Retriever(index, jit_embed(job.model), find),
-        config.train.batch_size, config.seed, staleness, job.mesh)
+    questions = job.tokens("train")
+    retriever = Retriever(index, ask_by_vector(jit_embed(job.model), questions, job.mesh), find)
+    batcher = RagBatcher(questions, config.data.max_source_length, job.model.embedding_width)
+    source = RagSource(batcher, retriever, config.train.batch_size, config.seed, staleness,
+                       job.mesh)
     stage = stages.rag_stage(job, f"staleness_{staleness}", source, None, meta={})
     run_stage(dataclasses.replace(stage, train_step=clock.step(stage.train_step)))
     searches, steps = clock.of(SEARCH)[SKIPPED:], clock.of(STEP)
