@@ -21,7 +21,7 @@ from rag_jax.training.report import evaluate_runs, write_report
 
 def be_quiet() -> None:
     """Libraries log what only their authors need; warnings of ours and errors still show."""
-    for name in ("absl", "orbax", "jax"):
+    for name in ("absl", "orbax", "jax", "bm25s"):
         logging.getLogger(name).setLevel(logging.ERROR)
 
 
