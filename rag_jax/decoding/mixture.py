@@ -26,7 +26,9 @@ from rag_jax.types import Params
 def weights(kind: str, log_prior: jax.Array) -> Callable[[jax.Array], jax.Array]:
     """The function log p(y_<t | x, z) float32[B, M, K] -> log w_t(z) float32[B, M, K]."""
     if kind == "sequence":
-        return lambda log_p: jax.nn.log_softmax(log_prior[:, None] + log_p, axis=-1)
+        real = log_prior[:, None] > MASKED / 2  # without any document, no weight is given
+        return lambda log_p: jnp.where(
+            real, jax.nn.log_softmax(log_prior[:, None] + log_p, axis=-1), MASKED)
     return lambda log_p: jnp.broadcast_to(log_prior[:, None], log_p.shape)
 
 
