@@ -1,0 +1,36 @@
+"""Cells of the toy scale: seeds, shared warm-up, and nothing but what is asked for."""
+
+import importlib.util
+
+from rag_jax.countries.statements import LABELS
+from rag_jax.reproduction import run
+from rag_jax.reproduction.toy import TASKS, Toy
+
+
+def test_seeds_are_of_fine_tuning_from_one_warm_up_and_on_the_same_data(tmp_path):
+    first, *others = Toy(tmp_path, seeds=3).cells("nq", "rag_token")
+    assert [c.folder for c in (first, *others)] == ["questions-0", "questions-1", "questions-2"]
+    assert first.first is None and not first.config.model.sources
+    for seed, cell in enumerate(others, 1):
+        assert cell.first.folder == "questions-0" and cell.config.seed == seed
+        assert set(cell.config.model.sources.values()) == {str(tmp_path / "questions-0")}
+    assert {c.config.data.world_seed for c in (first, *others)} == {0}
+
+
+def test_tasks_are_of_their_form_and_ablations_are_on_the_questions_with_one_seed(tmp_path):
+    scale = Toy(tmp_path, seeds=3)
+    for task, world_task in TASKS.items():
+        cell = scale.cells(task, "rag_sequence")[0]
+        assert cell.config.data.world_task == world_task
+        assert len(scale.cells(task, "frozen")) == (task == "nq")
+    claims, = scale.cells("fever3", "closed_book")
+    assert claims.config.eval.labels == LABELS and claims.config.eval.metrics == ("fever",)
+    with_words = importlib.util.find_spec("bm25s") and importlib.util.find_spec("Stemmer")
+    assert len(scale.cells("nq", "bm25")) == bool(with_words)
+    assert scale.cells("tqa", "rag_token") == scale.cells("nq", "fid") == []
+
+
+def test_the_reduced_form_has_five_models(tmp_path):
+    wanted = run.missing(list(run.EXPERIMENTS), tmp_path, Toy(tmp_path, seeds=1, reduced=True))
+    assert len({(cell.folder, cell.run) for cell, _ in wanted}) == 5
+    assert {cell.config.train.steps for cell, _ in wanted} == {4}
