@@ -119,8 +119,9 @@ def test_a_null_document_reads_the_question_alone(world):
 
 def test_what_a_classifiers_decoder_reads_stays_with_its_question(world):
     params, mesh = tiny.rag_params(world[0]), mesh_of(8)
-    source = on_device.QuestionSource(world[1], placed(world, mesh), B, SEED)
-    complete = on_device.completion(world[0], world[1].format, K, placed(world, mesh))
+    index = placed(world, mesh)
+    source = on_device.QuestionSource(world[1], index, B, SEED)
+    complete = on_device.completion(world[0], world[1].format, K, index.mesh, index.settings)
     ids = parallel.put_batch(np.arange(4 * B, dtype=np.int32).reshape(B, 4), mesh)
     questions, *rest = source.finish(0)
     given = (questions._replace(decoder_ids=ids, decoder_mask=ids % 4 < 3), *rest)

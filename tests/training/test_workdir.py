@@ -30,7 +30,7 @@ def changed_value(name):
     if isinstance(default, str):
         return "other"
     if isinstance(default, tuple):
-        return ("frozen",)
+        return ("kilt",) if name == "eval.metrics" else ("frozen",)
     if isinstance(default, float) and default:
         return default / 2  # some are shares, at most 1
     return (default or 0) + 1
