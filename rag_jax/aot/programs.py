@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from rag_jax import overrides, parallel
+from rag_jax import parallel
 from rag_jax.answering import embed_program, jit_decode, jit_log_likelihood
 from rag_jax.config import Config, ConfigError
 from rag_jax.data.prepare import Prepared
@@ -100,7 +100,7 @@ def programs(config: Config, mesh: Mesh, hosts: int = 1, passages: int = 0,
     if "embed" in kinds and not job.model.lexical:
         yield _embed(job, hosts)
     for run in config.runs:
-        run_job = dataclasses.replace(job, config=overrides.for_run(config, run))
+        run_job = job.of_run(run)
         if "train" in kinds:
             yield _train(run_job, run, memory)
         if "evaluate" in kinds:

@@ -6,7 +6,7 @@ import os
 import pathlib
 from typing import Any
 
-from rag_jax import files, overrides
+from rag_jax import files
 from rag_jax.answering import Answerer
 from rag_jax.conversion import convert
 from rag_jax.data.question_files import Example
@@ -99,7 +99,7 @@ class Worker:
         """The folder's job as this run decodes."""
         job = self._warmed(cell).job
         config = dataclasses.replace(job.config, eval=cell.config.eval)
-        return dataclasses.replace(job, config=overrides.for_run(config, cell.run))
+        return dataclasses.replace(job, config=config).of_run(cell.run)
 
     def _trained(self, cell: Cell) -> Any:
         """Parameters of a cell, which is trained first where it is not."""

@@ -134,14 +134,15 @@ def build_bm25(store: PassageStore, out: str | os.PathLike, overwrite: bool = Fa
         raise RetrievalError(f"{out}: BM25 needs {missing}.")
     inputs = {"kind": "bm25", "encoder_fingerprint": FINGERPRINT,
               "passages_fingerprint": store.fingerprint}
-    if leads and not finished(out, inputs, overwrite, Bm25Index.open):
+    found = finished(out, inputs, overwrite, Bm25Index.open) if leads else None
+    if leads and found is None:
         partial = open_partial(out, inputs, store)
         _index_words(store, partial / "bm25")
         versions = {name: importlib.metadata.version(name) for name in ("bm25s", "PyStemmer")}
         publish_index(partial, out, {**inputs, "inputs": inputs, "size": len(store),
                                      "settings": SETTINGS, "versions": versions})
     wait()
-    return Bm25Index.open(out)
+    return Bm25Index.open(out) if found is None else found
 
 
 def _index_words(store: PassageStore, folder: Path) -> None:

@@ -5,6 +5,7 @@ inputs.json (publish.py) and the marks of shards.py.
 """
 
 import dataclasses
+import functools
 import logging
 import os
 import shutil
@@ -111,13 +112,14 @@ def build_index(
     store.tokens(token_table)  # an unknown name is an error before anything is written
     partial = out.with_name(out.name + ".partial")
     leads = host == 0
-    done = leads and finished(out, inputs, overwrite, PassageIndex.open)
-    if leads and not done:
+    open_share = functools.partial(PassageIndex.open, host=host, hosts=hosts)
+    found = finished(out, inputs, overwrite, open_share) if leads else None
+    if leads and found is None:
         open_partial(out, inputs, store)
     wait()
     if not leads:
-        done = finished(out, inputs, overwrite, PassageIndex.open)
-    if not done:
+        found = finished(out, inputs, overwrite, open_share)
+    if found is None:
         embed_all(store, embed, partial, inputs, progress and leads, host, hosts)
         wait()
         if leads:
@@ -131,7 +133,8 @@ def build_index(
             manifest = _measure(partial, inputs, recall_queries, recall_k, seed)
             publish_index(partial, out, manifest)
         wait()
-    return PassageIndex.open(out, encoder_fingerprint, host=host, hosts=hosts)
+        found = open_share(out, encoder_fingerprint)
+    return found
 
 
 def _choose_kind(kind: str, size: int, settings: ScannSettings) -> str:

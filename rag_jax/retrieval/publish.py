@@ -9,17 +9,19 @@ import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
 from rag_jax.retrieval.index import RetrievalError, file_entry, read_manifest, write_manifest
 from rag_jax.retrieval.passages import PassageStore, publish
 from rag_jax.retrieval.shards import write_json
 
+Opened = TypeVar("Opened")
 UNIMPORTANT = {"batch_size", "shard_rows"}  # inputs that do not change what is built
 
 
-def finished(out: Path, inputs: dict, overwrite: bool, open_index: Callable[[Path], Any]) -> bool:
-    """Whether the index at out is whole and of these inputs; if not, one may be built.
+def finished(out: Path, inputs: dict, overwrite: bool, open_index: Callable[[Path], Opened]
+             ) -> Opened | None:
+    """The index at out, opened, where it is whole and of these inputs; None: one may be built.
 
     Raises:
         RetrievalError: something else is there, and `overwrite` does not allow to replace it.
@@ -28,7 +30,7 @@ def finished(out: Path, inputs: dict, overwrite: bool, open_index: Callable[[Pat
     if replaced.exists() and not out.exists():  # killed between the two renames of publish_index
         os.rename(replaced, out)
     if not out.exists() or out.is_dir() and not any(out.iterdir()):
-        return False
+        return None
     if not (out / "manifest.json").is_file():
         raise RetrievalError(
             f"{out}: exists and is no index, so it is not replaced; choose another path."
@@ -37,8 +39,7 @@ def finished(out: Path, inputs: dict, overwrite: bool, open_index: Callable[[Pat
         built_from = read_manifest(out)["inputs"]
         differ = [key for key in inputs if built_from.get(key) != inputs[key]]
         if set(differ) <= UNIMPORTANT:
-            open_index(out)
-            return True
+            return open_index(out)
         reason = f"it is an index of other inputs ({', '.join(differ)} differ)"
     except RetrievalError as error:
         reason = f"what is there cannot be used ({error})"
@@ -46,7 +47,7 @@ def finished(out: Path, inputs: dict, overwrite: bool, open_index: Callable[[Pat
         raise RetrievalError(
             f"{out}: {reason}; choose another path, remove it, or build with overwrite=True."
         )
-    return False
+    return None
 
 
 def open_partial(out: Path, inputs: dict, store: PassageStore) -> Path:

@@ -1,6 +1,5 @@
 """The table at the end of a run, and report.json."""
 
-import dataclasses
 import json
 import platform
 import resource
@@ -11,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from rag_jax import files, hosts, overrides, paper
+from rag_jax import files, hosts, paper
 from rag_jax.data import order
 from rag_jax.evaluation import Evaluation, evaluate, retrieval_metrics, write_evaluation
 from rag_jax.retrieval.index import PassageIndex
@@ -35,11 +34,8 @@ class _Reporter:
         self._memories: dict[str, Mapping[str, stages.Memory]] = {}
         self.split = "test" if "test" in job.prepared.splits else "dev"
 
-    def job_of(self, run: str) -> stages.Job:
-        return dataclasses.replace(self.job, config=overrides.for_run(self.job.config, run))
-
     def answerer(self, run: str, memory: str | None = None):
-        job = self.job_of(run)
+        job = self.job.of_run(run)
         index = self.memories(run)[memory or next(iter(job.prepared.memories))]
         if not job.config.retrieval.k:
             index = None
@@ -47,11 +43,11 @@ class _Reporter:
 
     def memories(self, run: str) -> Mapping[str, stages.Memory]:
         if run not in self._memories:
-            self._memories[run] = memories.memories_of(self.job_of(run), run, self.indexes)
+            self._memories[run] = memories.memories_of(self.job.of_run(run), run, self.indexes)
         return self._memories[run]
 
     def params(self, run: str) -> Any:
-        return stages.load_params(self.job_of(run), run)[0]
+        return stages.load_params(self.job.of_run(run), run)[0]
 
     def evaluate(self, run: str) -> Evaluation:
         questions = self.job.tokens(self.split)

@@ -45,8 +45,7 @@ class Warm:
     def fine_tune(self, run: str) -> None:
         """Fine-tunes one run; one that is done is left as it is."""
         with self.clock.time(run):
-            config = overrides.for_run(self.job.config, run)
-            job = dataclasses.replace(self.job, config=config)
+            job = self.job.of_run(run)
             found = memories.index_words(job) if job.model.lexical else self.indexes
             stages.fine_tune(job, run, self.params, next(iter(found.values())))
 

@@ -24,7 +24,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from rag_jax import parallel
+from rag_jax import overrides, parallel
 from rag_jax.answering import Answerer, jit_embed, search
 from rag_jax.config import Config, ConfigError, OptimizerConfig, WarmupConfig
 from rag_jax.data.batches import (
@@ -67,6 +67,10 @@ class Job:
     def model(self) -> rag.RagModel:
         """The architecture, with table sizes filled in from the tokenizers."""
         return build_model(self.config, self.prepared)
+
+    def of_run(self, run: str) -> "Job":
+        """With the configuration of one of config.runs."""
+        return dataclasses.replace(self, config=overrides.for_run(self.config, run))
 
     def tokens(self, split: str) -> QuestionTokens:
         """The questions of a split, tokenized."""

@@ -13,3 +13,10 @@ def golden(section):
     if not path.is_file():
         pytest.skip("RAG_JAX_TEST_DATA names no folder with metrics_golden.json")
     return json.loads(path.read_text("utf-8"))[section]
+
+
+def tokenized(case, tokens):
+    """(prediction, references) of a case of "generation", tokens separated by spaces."""
+    if tokens == "coco_ptb":
+        return case["ptb_prediction"], case["ptb_references"]
+    return case["prediction"].lower(), [text.lower() for text in case["references"]]

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from rag_jax.metrics.bleu import corpus_bleu, sentence_bleu
-from tests.metrics.goldens import golden
+from tests.metrics.goldens import golden, tokenized
 
 
 def close(value):
@@ -69,11 +69,7 @@ def test_empty_texts_score_next_to_nothing_and_misuse_is_an_error():
 @pytest.mark.parametrize("tokens", ["coco_ptb", "coco_whitespace_lower"])
 def test_values_of_the_reference_implementation(tokens):
     for case in golden("generation"):
-        if tokens == "coco_ptb":
-            prediction, references = case["ptb_prediction"], case["ptb_references"]
-        else:
-            prediction = case["prediction"].lower()
-            references = [text.lower() for text in case["references"]]
+        prediction, references = tokenized(case, tokens)
         scores = sentence_bleu(prediction.split(), [text.split() for text in references], 4)
         expected = [case[tokens][f"bleu{n}"] for n in (1, 2, 3, 4)]
         assert scores == pytest.approx(expected, rel=1e-14, abs=1e-300), case

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from rag_jax.metrics.rouge import longest_common_subsequence, rouge_l
-from tests.metrics.goldens import golden
+from tests.metrics.goldens import golden, tokenized
 
 
 def f_beta(precision, recall):
@@ -49,10 +49,6 @@ def test_texts_without_tokens():
 @pytest.mark.parametrize("tokens", ["coco_ptb", "coco_whitespace_lower"])
 def test_values_of_the_reference_implementation(tokens):
     for case in golden("generation"):
-        if tokens == "coco_ptb":
-            prediction, references = case["ptb_prediction"], case["ptb_references"]
-        else:
-            prediction = case["prediction"].lower()
-            references = [text.lower() for text in case["references"]]
+        prediction, references = tokenized(case, tokens)
         score = rouge_l(prediction.split(), [text.split() for text in references])
         assert score == pytest.approx(case[tokens]["rouge_l_beta1.2"], rel=1e-14), case
