@@ -29,9 +29,9 @@ STATEMENTS = {
     "neighbour": ["{C} borders {v}.", "{v} borders {c}."],
     "office": ["The {title} of {c} is {v}.", "{v} is the {title} of {c}."],
 }
-# Claims are about what nothing in a country's name tells: no "Peruvian sol", no ".pe".
-CLAIMED = ("capital", "region", "largest_city", "calling_code", "un_member_since", "highest_point",
-           "highest_point_m", "office")
+# Claims are about what nothing in a country's name tells (no "Peruvian sol", no ".pe") and about
+# names, not numbers: which digits two numbers share takes a tiny model much longer to learn.
+CLAIMED = ("capital", "region", "largest_city", "highest_point", "office")
 STEM = 4  # letters at the beginning of a word that give a name away: "Guatemala City"
 CLUES = {
     "country": [

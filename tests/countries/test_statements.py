@@ -108,7 +108,7 @@ def test_the_words_of_a_claim_do_not_tell_its_label(worlds):
         return max(LABELS, key=log_p)
 
     right = [guess(e.question) == e.answers[0] for e in splits["test"]]
-    assert len(right) > 600 and sum(right) / len(right) < 0.40
+    assert len(right) > 500 and sum(right) / len(right) < 0.40
 
 
 def test_no_value_of_a_claim_resembles_the_name(worlds):
