@@ -20,7 +20,8 @@ def main(argv: list[str] | None = None) -> None:
     parser = flags.make_parser("evaluate", __doc__)
     flags.add_workdir(parser)
     parser.add_argument("--split", help="which questions (default: test, or dev without a test)")
-    parser.add_argument("--questions", metavar="FILE", help="questions of a file instead")
+    parser.add_argument("--questions", metavar="FILE",
+                        help="questions of a file, or of another source of config.data, instead")
     parser.add_argument("--out", metavar="DIR", type=pathlib.Path,
                         help="where to write (default: WORKDIR/RUN/evaluation/SPLIT)")
     parser.add_argument("--predictions", metavar="FILE", type=pathlib.Path,
@@ -40,7 +41,7 @@ def _score_file(options: argparse.Namespace, config: Config) -> None:
 
     if not options.questions:
         raise ConfigError("--predictions: name the questions that they answer with --questions")
-    examples = load_examples(options.questions)
+    examples = load_examples(options.questions, data_dir=config.data.data_dir or None)
     predictions = scoring.read_predictions(options.predictions, examples)
     _show(f"{options.predictions} on {options.questions}",
           scoring.score(predictions, examples, config.eval.metrics))
@@ -58,7 +59,8 @@ def _evaluate(options: argparse.Namespace, config: Config) -> None:
     splits = trained.job.prepared.splits
     split = options.split or ("test" if "test" in splits else "dev")
     if options.questions:
-        split, examples = pathlib.Path(options.questions).stem, load_examples(options.questions)
+        split = pathlib.Path(options.questions).stem
+        examples = load_examples(options.questions, data_dir=config.data.data_dir or None)
     elif split in splits:
         examples = splits[split]
     else:

@@ -149,3 +149,15 @@ def test_predictions_in_a_file_are_scored_without_a_model(tmp_path, capsys):
         *lines, '{"id": "9", "answer": "x"}')
     with pytest.raises(ConfigError, match="no such file"):
         read_predictions(tmp_path / "none", EXAMPLES)
+
+
+@pytest.mark.filterwarnings("ignore:.*questions")  # fewer than the official file has
+def test_the_questions_of_a_task_are_looked_for_in_config_data_data_dir(tmp_path, capsys):
+    (tmp_path / "natural_questions").mkdir()
+    (tmp_path / "natural_questions/NQ-open.dev.jsonl").write_text(
+        '{"question": "who wrote it", "answer": ["Ann"]}\n')
+    (tmp_path / "p.jsonl").write_text('{"id": "1", "answer": "Ann"}\n')
+    evaluate.main([f"--predictions={tmp_path}/p.jsonl", "--questions=task:natural_questions:test",
+                   f"--config.data.data_dir={tmp_path}"])
+    shown = capsys.readouterr().out.split()
+    assert shown[shown.index("em") + 1] == "100"

@@ -187,7 +187,8 @@ def _join(first: Hypotheses, second: Hypotheses) -> Hypotheses:
 
 
 def _best(hypotheses: Hypotheses, count: int) -> tuple[Hypotheses, jax.Array, jax.Array]:
-    """The `count` of highest rank, the rank of the next one, and the places of the `count`."""
-    ranks, picked = jax.lax.top_k(hypotheses.ranks, count + 1)
-    picked = picked[:, :count]
-    return gather_beams(hypotheses, picked), ranks[:, count], picked
+    """The `count` of highest rank, the best score among the others, the places of the `count`."""
+    _, order = jax.lax.top_k(hypotheses.ranks, hypotheses.ranks.shape[1])
+    picked, others = order[:, :count], order[:, count:]
+    return (gather_beams(hypotheses, picked),
+            jnp.take_along_axis(hypotheses.scores, others, axis=1).max(axis=1), picked)

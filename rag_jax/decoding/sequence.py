@@ -49,7 +49,7 @@ def decode(model: rag.RagModel, params: Params, documents: Documents, settings: 
     else:
         log_p = jnp.where(known[..., None], log_p, 0.0)
         bound = found.bound.reshape(log_prior.shape)[..., None]
-        most = jnp.where(ends[:, None] & (settings.search_penalty == 0), bound, 0.0)
+        most = jnp.where(ends[:, None], bound, 0.0)
         lower, upper = (
             rank(_total(log_prior, jnp.where(known, log_p.sum(axis=-1), other)), candidates,
                  settings, model.end_id)

@@ -142,6 +142,17 @@ def test_nothing_that_was_dropped_scores_above_the_bound(kind, width):
     assert wrong if width == 1 else True, "a greedy search that is always right proves little"
 
 
+@pytest.mark.parametrize("penalty", [1.0, -1.0])
+def test_the_bound_is_of_scores_whatever_ranks_the_length_penalty_gives(penalty):
+    rows, ended = 300, [y for y in every_answer(3) if y[-1] == END]
+    model = Tables(rows, seed=4)
+    found = model.search(num_beams=2, length_penalty=penalty)
+    for row in range(rows):
+        kept = {y for _, y in valid(found, row)}
+        missed = max(model.score("token", row, y) for y in ended if y not in kept)
+        assert missed <= found.bound[row] + 1e-5
+
+
 def test_answers_cut_at_the_limit_do_not_hinder_the_bound():
     """They are no answers: what cannot end in time bounds nothing."""
     model = Tables(rows=50, seed=9, end_bias=-1.0)
