@@ -111,18 +111,19 @@ def _gives_away(country: Country, value: str) -> bool:
 
 def claims(countries: Sequence[Country], unwritten: Sequence[Country], edition: str, seed: int
            ) -> Iterator[CountryQuestion]:
-    """Claims in threes: one value, in one form, of three countries.
+    """Claims in threes: one value of three countries, all claims in the first of the forms.
 
     The value is that of the first country (SUPPORTS) and not that of the second (REFUTES); the
-    third is in no passage (NOT ENOUGH INFO). So the labels are balanced, form and value are the
-    same under each of them, and every country that the passages know is as often in a right claim
-    as in a wrong one: nothing but the passages tells them apart.
+    third is in no passage (NOT ENOUGH INFO). So the labels are balanced, the values are the same
+    under each of them, and every country that the passages know is as often in a right claim as
+    in a wrong one: nothing but the passages tells them apart. One form, because two names in
+    either order are hard to tell apart for a retriever of one layer.
 
     Args:
       countries: that the passages know.
       unwritten: countries of the same kind that no passage names.
       edition: of the facts.
-      seed: of pairs and forms.
+      seed: of pairs.
     """
     rng = random.Random(f"{seed} claims {edition}")
     asked: dict[str, list[tuple[Country, CountryQuestion]]] = {}
@@ -140,12 +141,12 @@ def claims(countries: Sequence[Country], unwritten: Sequence[Country], edition: 
             three = (true, false, stranger)
             if value in other.answers or any(_gives_away(c, value) for c in three):
                 continue
-            form = rng.randrange(len(STATEMENTS[question.relation]))
             for label, country in zip(LABELS, three, strict=True):
                 about = {"SUPPORTS": question, "REFUTES": other}.get(label)
+                said = (question.positive_id,) * (label == "REFUTES")  # has the value: tempting
                 yield CountryQuestion(
                     id=f"{question.id.rpartition('/')[0]}/{label}", country=country.name,
                     relation=question.relation,
-                    question=_stated(question, country, value)[form], answers=(label,),
+                    question=_stated(question, country, value)[0], answers=(label,),
                     positive_id=about.positive_id if about else "",
-                    negative_ids=about.negative_ids if about else ())
+                    negative_ids=said + about.negative_ids if about else ())

@@ -82,7 +82,7 @@ class Worker:
         """Links the memories and indexes of a folder into another one that has none."""
         if not (self.root / first.folder / "indexes").exists():
             self._warmed(first)
-        for name in ("data/memories", "indexes"):
+        for name in ("data/memories", *["indexes"] * (not cell.own_retriever)):
             link = self.root / cell.folder / name
             link.parent.mkdir(parents=True, exist_ok=True)
             if not link.exists():

@@ -30,6 +30,15 @@ def test_tasks_are_of_their_form_and_ablations_are_on_the_questions_with_one_see
     assert scale.cells("tqa", "rag_token") == scale.cells("nq", "fid") == []
 
 
+def test_a_retriever_of_questions_is_not_asked_what_is_no_question(tmp_path):
+    scale = Toy(tmp_path)
+    for task in TASKS:
+        cell = scale.cells(task, "rag_token")[-1]
+        assert cell.config.model.generator.pretrained == str(tmp_path / "questions-0")
+        assert cell.own_retriever == (task in ("fever3", "jeopardy"))
+        assert bool(cell.config.model.retriever.pretrained) != cell.own_retriever
+
+
 def test_the_reduced_form_has_five_models(tmp_path):
     wanted = run.missing(list(run.EXPERIMENTS), tmp_path, Toy(tmp_path, seeds=1, reduced=True))
     assert len({(cell.folder, cell.run) for cell, _ in wanted}) == 5
