@@ -17,18 +17,18 @@ class Cell:
       run: one of config.runs.
       first: a cell with the same passages and document encoder, whose memories and indexes this
         one shares; it is warmed up before.
-      own_retriever: the document encoder is another than the first one's: only memories are shared.
       start: a cell whose trained weights this one starts from, as `exported(start)` has them.
       recipe: how to train it by hand.
+      own_retriever: the document encoder is another than the first one's: only memories are shared.
     """
 
     folder: str
     config: Config
     run: str
     first: "Cell | None" = None
-    own_retriever: bool = False
     start: "Cell | None" = None
     recipe: str = ""
+    own_retriever: bool = False
 
 
 def exported(folder: str, run: str) -> str:

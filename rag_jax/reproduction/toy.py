@@ -87,7 +87,8 @@ class Toy:
         self.about = (
             "questions, claims, sentences and clues on the countries of the world "
             f"({self._base.data.fictional_countries} fictional ones beside 195); tiny models from "
-            "random weights; the seeds are of fine-tuning, from one warm-up and on the same data"
+            "random weights; the seeds are of fine-tuning, from one warm-up and on the same data; "
+            "claims and clues have a retriever of their own"
             + ("; REDUCED: a few models and steps that only try the commands" if reduced else ""))
 
     def cells(self, task: str, run: str) -> list[Cell]:

@@ -79,7 +79,7 @@ class Worker:
         return self._warm[1]
 
     def _share(self, first: Cell, cell: Cell) -> None:
-        """Links the memories and indexes of a folder into another one that has none."""
+        """Links what a folder is to share into another one that has none."""
         if not (self.root / first.folder / "indexes").exists():
             self._warmed(first)
         for name in ("data/memories", *["indexes"] * (not cell.own_retriever)):
