@@ -38,7 +38,7 @@ SOURCES = [
     ("natural_questions", "dpr_train", "biencoder-nq-train.json", document(BIENCODER),
      "1.0 2.0 2.1"),
     ("natural_questions", "dpr_dev", "biencoder-nq-dev.json.gz",
-     gzip.compress(document(BIENCODER)), "1 2"),
+     gzip.compress(document(BIENCODER), mtime=0), "1 2"),
     ("natural_questions", "dpr_test", "nq-test.qa.csv", NQ_CSV.encode(), "1 2 3"),
     ("trivia_qa", "test", "unfiltered-web-dev.json", document(TRIVIA), "tc_2 tc_3"),
     ("trivia_qa", "wiki_dev", "qa/wikipedia-dev.json", document(TRIVIA), "tc_2 tc_3"),

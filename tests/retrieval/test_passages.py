@@ -100,7 +100,7 @@ HEADER = b"id\ttext\ttitle\n"
         ("p.jsonl", b'{"id": "1", "text": "\\ud800"}\n', 1, "surrogate"),
         ("p.jsonl", b"[" * 100_000 + b"\n", 1, "JSON"),
         ("p.tsv.gz", b"not gzip at all", 1, "gzip"),
-        ("p.tsv.gz", gzip.compress(HEADER + b"1\ta\tT\n" * 1)[:-9], None, "gzip"),
+        ("p.tsv.gz", gzip.compress(HEADER + b"1\ta\tT\n", mtime=0)[:-9], None, "gzip"),
         ("p.csv", b"id,text,title\n", None, "unknown kind"),
     ],
 )
