@@ -41,7 +41,7 @@ def _score_file(options: argparse.Namespace, config: Config) -> None:
 
     if not options.questions:
         raise ConfigError("--predictions: name the questions that they answer with --questions")
-    examples = load_examples(options.questions, data_dir=config.data.data_dir or None)
+    examples = load_examples(options.questions, data_dir=config.data.data_dir)
     predictions = scoring.read_predictions(options.predictions, examples)
     _show(f"{options.predictions} on {options.questions}",
           scoring.score(predictions, examples, config.eval.metrics))
@@ -60,7 +60,7 @@ def _evaluate(options: argparse.Namespace, config: Config) -> None:
     split = options.split or ("test" if "test" in splits else "dev")
     if options.questions:
         split = pathlib.Path(options.questions).stem
-        examples = load_examples(options.questions, data_dir=config.data.data_dir or None)
+        examples = load_examples(options.questions, data_dir=config.data.data_dir)
     elif split in splits:
         examples = splits[split]
     else:

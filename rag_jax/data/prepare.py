@@ -111,7 +111,7 @@ def check_trainable(source: str, examples: Iterable[Example]) -> None:
 
 def _files(config: Config) -> _Source:
     data = config.data
-    splits = {name: load_examples(path, data_dir=data.data_dir or None)
+    splits = {name: load_examples(path, data_dir=data.data_dir)
               for name, path in (("train", data.train), ("dev", data.dev), ("test", data.test))
               if path}
     if trains_on(data.train) != "matches":  # those get targets once there are passages

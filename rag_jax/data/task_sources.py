@@ -15,7 +15,7 @@ from rag_jax.data.task_table import TASKS, File
 DATA_DIR = "~/rag_jax_data"
 
 
-def read_task(source: str, data_dir: str | None) -> Rows:
+def read_task(source: str, data_dir: str) -> Rows:
     """Yields (place for errors, example), unchecked, of a `task:` source as `load_examples` says.
 
     Warns when the split has another number of questions than it is known to have.

@@ -36,7 +36,7 @@ _TFDS_DIRECTORY = re.compile(r"(?P<directory>.+?)(?::(?P<split>[A-Za-z]\w*(?:\[[
 _FINGERPRINT_FILE = "rag_jax_fingerprint.json"
 
 
-def load_examples(source: str, *, data_dir: str | None = None) -> list[Example]:
+def load_examples(source: str, *, data_dir: str = "") -> list[Example]:
     """Reads all examples of a source, in its order.
 
     Args:
@@ -58,8 +58,8 @@ def load_examples(source: str, *, data_dir: str | None = None) -> list[Example]:
             `task:NAME:SPLIT`: a task of the paper, of its official files (`task_table`), which are
                 downloaded if they are not there yet.
             `kilt:FILE.jsonl`: KILT's form.
-        data_dir: for `tfds:` sources TFDS's data directory (default: ~/tensorflow_datasets), for
-            `task:` sources the folder with a folder per task (default: ~/rag_jax_data).
+        data_dir: for `tfds:` sources TFDS's data directory, for `task:` sources the folder with a
+            folder per task; "" = ~/tensorflow_datasets and ~/rag_jax_data.
 
     Raises:
         ValueError: unknown kind of source; damaged line (named with file, line and field); no
@@ -209,13 +209,13 @@ def _import_tfds() -> types.ModuleType:
     return tfds
 
 
-def _load_tfds(source: str, data_dir: str | None) -> list[Example]:
+def _load_tfds(source: str, data_dir: str) -> list[Example]:
     name, _, split = source.removeprefix("tfds:").partition(":")
     tfds = _import_tfds()
     if name.split("/")[0] in _TFDS_MODULES:
         importlib.import_module(_TFDS_MODULES[name.split("/")[0]])
     try:
-        builder = tfds.builder(name, data_dir=data_dir, file_format="array_record")
+        builder = tfds.builder(name, data_dir=data_dir or None, file_format="array_record")
     except Exception as error:  # TFDS raises DatasetNotFoundError, ValueError, AttributeError, ...
         known = {*tfds.list_builders(with_community_datasets=False), *_TFDS_MODULES}
         near = difflib.get_close_matches(name.split("/")[0], sorted(known))

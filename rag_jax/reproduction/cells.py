@@ -15,11 +15,10 @@ class Cell:
         and index.
       config: of the workdir.
       run: one of config.runs.
-      first: a cell with the same passages and document encoder, whose memories and indexes this
-        one shares; it is warmed up before.
+      first: a cell with the same passages, warmed up before, whose memories this one shares, and
+        whose indexes too, unless this one has a retriever of its own.
       start: a cell whose trained weights this one starts from, as `exported(start)` has them.
       recipe: how to train it by hand.
-      own_retriever: the document encoder is another than the first one's: only memories are shared.
     """
 
     folder: str
@@ -28,7 +27,11 @@ class Cell:
     first: "Cell | None" = None
     start: "Cell | None" = None
     recipe: str = ""
-    own_retriever: bool = False
+
+    @property
+    def own_retriever(self) -> bool:
+        """It trains its document encoder itself: no source is named for it."""
+        return "document_encoder" not in self.config.model.sources
 
 
 def exported(folder: str, run: str) -> str:

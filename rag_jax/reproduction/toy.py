@@ -107,11 +107,12 @@ class Toy:
         if (world_task, seed) == ("questions", 0):
             changed = overrides.replace(changed, {"runs": self._runs})
             return Cell(_folder("questions", 0), overrides.validate(changed), run)
-        warm, own = str(self.root / _folder("questions", 0)), world_task in OTHER_INPUTS
-        changed = overrides.replace(changed, {
-            "model.retriever.pretrained": "" if own else warm, "model.generator.pretrained": warm})
+        warm = str(self.root / _folder("questions", 0))
+        changed = overrides.replace(changed, {"model.generator.pretrained": warm})
+        if world_task not in OTHER_INPUTS:
+            changed = overrides.replace(changed, {"model.retriever.pretrained": warm})
         return Cell(_folder(world_task, seed), overrides.validate(changed), run,
-                    first=self._cell("questions", run, 0), own_retriever=own)
+                    first=self._cell("questions", run, 0))
 
 
 def _folder(world_task: str, seed: int) -> str:
