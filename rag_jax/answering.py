@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
@@ -81,13 +81,14 @@ class Answerer:
       length_step: generator inputs are padded to multiples of this many tokens.
       decoding: every choice of decoding.
       seed: of samples, which depend on it and on the question's place in the list alone.
+      labels: the texts of decoding.labels.
       node_budget: prefixes that exact decoding may expand for a question whose answer the beam
         has not certified; 0 = no such search.
     """
 
     def __init__(self, model: rag.RagModel, mesh: Mesh, index: PassageIndex | Bm25Index | None,
                  k: int, batch_size: int, length_step: int, decoding: Decoding, seed: int = 0,
-                 node_budget: int = 0):
+                 node_budget: int = 0, labels: Sequence[str] = ()):
         self.model, self.mesh, self.index, self.k = model, mesh, index, k
         if node_budget and hosts.count() > 1:
             raise ConfigError("config.eval.exact_nodes: the exact search runs in one process; set "
@@ -98,6 +99,7 @@ class Answerer:
         self.decoding, self.seed, self.node_budget = decoding, seed, node_budget
         self._decode = jit_decode(model, self.decoding)
         self._log_likelihood = jit_log_likelihood(model)
+        self._labels = dict(zip(decoding.labels, labels, strict=True))
 
     def embed_questions(self, params: Any, questions: QuestionTokens) -> np.ndarray:
         """Query embeddings float32[Q, E]."""
@@ -182,7 +184,7 @@ class Answerer:
         posterior = (decoded.posterior if explained else decoded.prior)[row]
         token_posterior = decoded.token_posterior[row, :, : len(tokens)].T  # -> [T, K]
         return Answer(
-            text=questions.format.tokenizer.decode(tokens),
+            text=self._text(questions, tokens),
             token_ids=tokens,
             log_prob=float(decoded.log_p[row]),
             passage_ids=names,
@@ -202,11 +204,15 @@ class Answerer:
         for n in range(1, ranked.tokens.shape[1]):
             tokens = self._until_end(ranked.tokens[row, n])
             if ranked.valid[row, n] and (self.decoding.sample or tokens not in seen):
-                found.append(Alternative(questions.format.tokenizer.decode(tokens), tokens,
+                found.append(Alternative(self._text(questions, tokens), tokens,
                                          float(ranked.log_p[row, n])))
                 seen.append(tokens)
         asked = len(self.decoding.labels) or self.decoding.num_return_sequences
         return found[: asked - 1]
+
+    def _text(self, questions: QuestionTokens, tokens: list[int]) -> str:
+        label = self._labels.get(tuple(tokens))
+        return questions.format.tokenizer.decode(tokens) if label is None else label
 
     def _until_end(self, row: np.ndarray) -> list[int]:
         tokens = row.tolist()

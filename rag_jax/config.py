@@ -162,10 +162,11 @@ class ModelConfig:
     rag: RagSource = section(RagSource)
     query_encoder: EncoderSource = section(EncoderSource)
     document_encoder: EncoderSource = section(EncoderSource)
-    head: Literal["none", "classification"] = field(
-        "none", "classification: answers are the classes eval.labels, by BART's classification "
-        "head on the generator, new and trained at optimizer.learning_rate; documents are summed "
-        "out")
+    head: Literal["none", "label_token", "classification"] = field(
+        "none", "answers are the classes eval.labels. label_token: the generator says one token of "
+        "a label, the first by which all differ (the paper's FEVER); classification: by BART's "
+        "classification head on the generator, new and trained at optimizer.learning_rate. "
+        "Documents are summed out")
     null_document: Literal["none", "embedding", "bias", "mlp"] = field(
         "none", "one more candidate, no document: the generator reads the question alone (the "
         "paper's appendix F); its score is the query times a learned embedding, a learned number, "
@@ -380,8 +381,13 @@ class Config:
 
     @property
     def classes(self) -> tuple[str, ...]:
-        """The classes of a model with a classification head; () = answers are texts."""
-        return self.eval.labels if self.model.head == "classification" else ()
+        """The classes that answers have to be, by either head; () = answers are texts."""
+        return self.eval.labels if self.model.head != "none" else ()
+
+    @property
+    def head_classes(self) -> int:
+        """How many classes a classification head tells apart; 0 = there is no such head."""
+        return len(self.classes) if self.model.head == "classification" else 0
 
 
 # The paper's decoding (appendix A): open-domain QA by either model, and the generation tasks.

@@ -134,7 +134,7 @@ def _model(config: Config, tokenizers: dict[str, Tokenizer]) -> rag.RagModel:
         sizes[section] = dataclasses.replace(own, vocab_size=size, pretrained="")
     return rag.RagModel(sizes["retriever"], sizes["generator"], config.model.kind, 2, 2, 1,
                         lexical=config.retrieval.retriever == "bm25",
-                        classes=len(config.classes))
+                        classes=config.head_classes)
 
 
 def _params(path: pathlib.Path, config: Config, run: str | None, model: rag.RagModel, mesh: Mesh

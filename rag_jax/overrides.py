@@ -194,10 +194,10 @@ def _conflicts(config: Config, resolved: bool) -> typing.Iterator[str]:
 
 
 def _kind_conflicts(config: Config) -> typing.Iterator[str]:
-    """What a classification head and Fusion-in-Decoder need."""
+    """What heads and Fusion-in-Decoder need."""
     model, train = config.model, config.train
-    if model.head == "classification" and len(config.eval.labels) < 2:
-        yield ("config.eval.labels: config.model.head=classification chooses among them; name the "
+    if model.head != "none" and len(config.eval.labels) < 2:
+        yield (f"config.eval.labels: config.model.head={model.head} chooses among them; name the "
                "classes, two or more, as the data's answers do")
     if model.kind == "fid" and (train.query_encoder_rate is not None
                                 or train.document_encoder == "refresh"):

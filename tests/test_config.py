@@ -166,6 +166,7 @@ def test_a_value_out_of_bounds_is_refused(name, text, told):
     {"runs": ("bm25",), "retrieval.where": "device"},
     {"model.kind": "fid", "train.query_encoder_rate": None},
     {"model.head": "classification", "eval.labels": ("yes", "no")},
+    {"model.head": "label_token", "eval.labels": ("yes", "no")},
 ])
 def test_the_ends_of_the_bounds_and_none_are_allowed(changes):
     validate(replace(Config(), changes))
@@ -201,6 +202,7 @@ def test_the_ends_of_the_bounds_and_none_are_allowed(changes):
      "config.model.null_document=bias: Fusion-in-Decoder reads all passages at once"),
     ({"model.head": "classification", "eval.labels": ("yes",)},
      "config.eval.labels: config.model.head=classification chooses among them; name the classes"),
+    ({"model.head": "label_token"}, "config.eval.labels: config.model.head=label_token chooses"),
     ({"model.head": "classification", "eval.labels": ("yes", "no"), "data.max_source_length": 50,
       "data.max_target_length": 9, "model.generator.max_positions": 50},
      "config.data.max_question_length=64: the model has 50 positions"),

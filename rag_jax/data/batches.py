@@ -6,7 +6,13 @@ import numpy as np
 
 from rag_jax.data import noise, order
 from rag_jax.data.question_files import Example, check_labels
-from rag_jax.data.text import GeneratorFormat, Tokenizer, encoder_input, pad_rows
+from rag_jax.data.text import (
+    GeneratorFormat,
+    Tokenizer,
+    encoder_input,
+    label_tokens,
+    pad_rows,
+)
 from rag_jax.retrieval.bm25 import Bm25Index
 from rag_jax.types import Batch, QuestionBatch, RetrieverBatch, Seq2SeqBatch
 
@@ -29,30 +35,34 @@ class QuestionTokens:
       max_question_length, max_target_length: tokens, special tokens included.
       uncased_roundtrip: the generator reads a question as the retriever's tokenizer gives it
         back, lower-cased and cut, as in Hugging Face's RAG.
-      labels: a classifier's classes: the target of an answer is its number there, and the
-        decoder reads the question, cut to max_question_length.
+      labels: the classes that the answers are; the target of one is its token of `label_tokens`.
+      classifies: it is its number among them, for a classification head, and the decoder reads
+        the question, cut to max_question_length.
     """
 
     def __init__(self, examples: Sequence[Example], retriever_tokenizer: Tokenizer,
                  generator_format: GeneratorFormat, max_question_length: int,
                  max_target_length: int, uncased_roundtrip: bool = False,
-                 labels: tuple[str, ...] = ()):
+                 labels: tuple[str, ...] = (), classifies: bool = False):
         self.examples = list(examples)
         questions = [e.question for e in examples]
         self.texts = np.array(questions, object)  # as asked
         self.format = generator_format
-        self.max_target_length, self.labels = 1 if labels else max_target_length, labels
+        self.max_target_length = 1 if labels else max_target_length
         rows = encoder_input(retriever_tokenizer, questions, None, max_question_length)
         self.ids, self.mask = pad_rows(rows, max_question_length, retriever_tokenizer.pad)
         if uncased_roundtrip:
             questions = [retriever_tokenizer.decode(row) for row in rows]
         self.suffixes = generator_format.questions(questions)
         check_labels("questions", self.examples, labels)
-        if labels:
+        self._decoder_inputs = None
+        if classifies:
             self._decoder_inputs = pad_rows(
                 generator_format.alone(questions, max_question_length), max_question_length,
                 generator_format.tokenizer.pad)
-        self._targets: dict[str, list[int]] = {}
+        codes = range(len(labels)) if classifies else label_tokens(
+            generator_format.tokenizer, labels)
+        self._targets = {label: [code] for label, code in zip(labels, codes, strict=True)}
 
     def __len__(self) -> int:
         return len(self.examples)
@@ -61,10 +71,9 @@ class QuestionTokens:
         """Ids of an answer and </s>; a long answer is cut before </s>.
 
         The answer is tokenized as inside a text, with a space before it, so that it has the ids
-        of the passage that it repeats (Hugging Face's RAG: add_prefix_space).
+        of the passage that it repeats (Hugging Face's RAG: add_prefix_space). A class has one
+        target and no </s>.
         """
-        if self.labels:
-            return [self.labels.index(answer)]
         if answer not in self._targets:
             tokenizer = self.format.tokenizer
             ids = tokenizer.encode([f" {answer}"])[0][: self.max_target_length - 1]
@@ -82,8 +91,8 @@ class QuestionTokens:
         return pad_rows(chosen, self.max_target_length, self.format.tokenizer.pad)
 
     def decoder_inputs(self, rows: np.ndarray) -> dict[str, np.ndarray]:
-        """What a `Batch` of a classifier has besides; nothing otherwise."""
-        if not self.labels:
+        """What a `Batch` for a classification head has besides; nothing otherwise."""
+        if self._decoder_inputs is None:
             return {}
         ids, mask = self._decoder_inputs
         return {"decoder_ids": ids[rows], "decoder_mask": mask[rows]}

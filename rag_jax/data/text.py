@@ -175,6 +175,27 @@ def encoder_input(tokenizer: Tokenizer, firsts: Sequence[str], seconds: Sequence
     return [[tokenizer.start, *row[: max_length - 2], tokenizer.end] for row in rows]
 
 
+def label_tokens(tokenizer: Tokenizer, labels: Sequence[str]) -> list[int]:
+    """One token for each label, by which it differs from all others.
+
+    Of the labels as they are written inside a text, the tokens at the first place where no two
+    are equal: with BART's vocabulary the first ones, with a small one perhaps those after a space.
+
+    Raises:
+      ValueError: there is no such place.
+    """
+    rows = tokenizer.encode([f" {label}" for label in labels])
+    for tokens in zip(*rows, strict=False):
+        if len(set(tokens)) == len(labels):
+            return list(tokens)
+    if not labels:
+        return []
+    raise ValueError(
+        f"labels: config.model.head=label_token tells {', '.join(map(repr, labels))} by one token "
+        "each, and at no place do the tokens of all differ; name other labels, or set "
+        "config.model.head=classification")
+
+
 class GeneratorFormat:
     """The generator's input: <s> title / text // question </s>.
 

@@ -35,7 +35,7 @@ from rag_jax.data.batches import (
 )
 from rag_jax.data.prepare import Prepared
 from rag_jax.data.question_files import Example
-from rag_jax.data.text import Tokenizer
+from rag_jax.data.text import Tokenizer, label_tokens
 from rag_jax.decoding.settings import Decoding
 from rag_jax.evaluation import evaluate
 from rag_jax.models import rag
@@ -80,7 +80,8 @@ class Job:
         data = self.config.data
         return QuestionTokens(examples, self.prepared.retriever_tokenizer, self.prepared.format,
                               data.max_question_length, data.max_target_length,
-                              data.question_text == "uncased_roundtrip", self.config.classes)
+                              data.question_text == "uncased_roundtrip", self.config.classes,
+                              self.config.head_classes > 0)
 
 
 def build_model(config: Config, prepared: Prepared) -> rag.RagModel:
@@ -102,7 +103,7 @@ def build_model(config: Config, prepared: Prepared) -> rag.RagModel:
     tok = prepared.generator_tokenizer
     return rag.RagModel(towers["retriever"], towers["generator"], config.model.kind, tok.end,
                         tok.end, tok.pad, config.model.null_document,
-                        config.retrieval.retriever == "bm25", len(config.classes))
+                        config.retrieval.retriever == "bm25", config.head_classes)
 
 
 def fingerprint(model: rag.RagModel, params: Any) -> str:
@@ -208,6 +209,7 @@ def make_answerer(job: Job, index: Memory | None, kind: str, **changes: Any) -> 
         "batch_size": config.eval.batch_size,
         "length_step": config.data.length_buckets,
         "decoding": decoding_settings(config, job.prepared.generator_tokenizer),
+        "labels": config.eval.labels,
         "seed": config.seed,
         "node_budget": config.eval.exact_nodes,
     }
@@ -223,8 +225,10 @@ def decoding_settings(config: Config, tokenizer: Tokenizer) -> Decoding:
         return tuple(tokenizer.encode([f" {text}"])[0])
 
     labels = tuple((*ids(label), tokenizer.end) for label in config.eval.labels)
-    longest = max(map(len, labels)) if config.classes else config.data.max_target_length
     try:
+        if config.model.head == "label_token":
+            labels = tuple((token,) for token in label_tokens(tokenizer, config.classes))
+        longest = max(map(len, labels)) if config.classes else config.data.max_target_length
         return Decoding(**{
             **same,
             "max_length": longest,

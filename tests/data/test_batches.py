@@ -212,7 +212,8 @@ def test_a_classifiers_targets_are_numbers_and_its_decoder_reads_the_question(ma
     questions, _, bart, bert = made
     labels = ("no", "yes", "perhaps")
     examples = [e._replace(answers=(labels[i % 3],)) for i, e in enumerate(EXAMPLES)]
-    classified = QuestionTokens(examples, bert, questions.format, 10, TARGET, labels=labels)
+    classified = QuestionTokens(examples, bert, questions.format, 10, TARGET, labels=labels,
+                                classifies=True)
     rows = np.array([4, 1, 2])
     batch = RagBatcher(classified, 8, WIDTH).batch(rows, None, own=np.array([0, 2]))
     assert targets(batch) == [[1], [2]] and batch.target_ids.shape == (2, 1)
@@ -227,6 +228,19 @@ def test_a_classifiers_targets_are_numbers_and_its_decoder_reads_the_question(ma
     with pytest.raises(ValueError, match="question 'b': the answer 'There' is no class: .*'no', "):
         QuestionTokens([*examples[:1], EXAMPLES[1]], bert, questions.format, 10, TARGET,
                        labels=labels)
+
+
+def test_a_label_is_told_by_one_token(made):
+    """As the paper's FEVER, and no </s>; a first token that all labels share tells nothing."""
+    questions, _, bart, bert = made
+    labels = ("no", "yes and", "perhaps")
+    examples = [e._replace(answers=(labels[i % 3],)) for i, e in enumerate(EXAMPLES)]
+    told = QuestionTokens(examples, bert, questions.format, 10, TARGET, labels=labels)
+    batch = told.batch(np.array([4, 2, 3]))
+    assert [bart.decode(row) for row in targets(batch)] == ["y", "p", "n"]
+    assert batch.target_ids.shape == (3, 1) and batch.decoder_ids is None
+    with pytest.raises(ValueError, match="at no place do the tokens of all differ; name other"):
+        QuestionTokens(examples, bert, questions.format, 10, TARGET, labels=(*labels, "perhaps"))
 
 
 def test_a_long_answer_is_cut_before_its_end(made, rag):

@@ -1,6 +1,7 @@
-"""Fusion-in-Decoder and the classification head through the entry points, on claims in files."""
+"""Fusion-in-Decoder and both heads through the entry points, on claims in files."""
 
 import json
+import math
 
 import jax
 import pytest
@@ -16,7 +17,8 @@ SMALL = ["--config.retriever_warmup.steps=0", "--config.generator_warmup.steps=0
          "--config.train.steps=2", "--config.eval.batch_size=12",
          *(f"--config.model.{name}=0" for name in (
              "retriever.dropout", "retriever.attention_dropout", "generator.dropout"))]
-HEAD = ["--config.model.head=classification", f"--config.eval.labels={','.join(LABELS)}"]
+NAMED = f"--config.eval.labels={','.join(LABELS)}"
+HEAD = ["--config.model.head=classification", NAMED]
 
 
 @pytest.fixture(autouse=True)
@@ -104,8 +106,30 @@ def test_a_classifier_trains_evaluates_and_answers(claims, tmp_path, capsys):
     assert "without the classifier" in capsys.readouterr().out
 
 
-def test_an_answer_that_is_no_class_ends_before_anything_is_made(claims, tmp_path):
-    flags = ["--config.model.head=classification", "--config.eval.labels=SUPPORTS,REFUTES"]
+def test_a_label_is_told_by_one_token(claims, tmp_path, capsys):
+    """The paper's FEVER: of every answer the first token of a label trains and is chosen."""
+    report = trained(claims, tmp_path, "--config.model.head=label_token", NAMED,
+                     "--config.runs=rag_token")
+    records = predictions(tmp_path, "rag_token")
+    for record in records:
+        ranked = [record, *record["alternatives"]]
+        names = [record["answer"], *(a["text"] for a in record["alternatives"])]
+        assert sorted(names) == sorted(LABELS) and record["certified"]
+        assert sum(math.exp(r["log_prob"]) for r in ranked) == pytest.approx(1, abs=1e-5)
+        assert len(record["token_log_probs"]) == 1
+    right = [record["answer"] == record["references"][0] for record in records]
+    assert report["em"]["rag_token"] == pytest.approx(100 * sum(right) / len(right))
+    capsys.readouterr()
+    generate.main([f"--workdir={tmp_path}", "Place 3 lies in region 1."])
+    shown = capsys.readouterr().out
+    assert shown.count("log p = -") == 3 and all(label in shown for label in LABELS)
+    with pytest.raises(ConfigError, match="was trained with the classes SUPPORTS, REFUTES, NOT"):
+        generate.main([f"--workdir={tmp_path}", "--config.eval.labels=A,B,C", "Is it?"])
+
+
+@pytest.mark.parametrize("head", ["classification", "label_token"])
+def test_an_answer_that_is_no_class_ends_before_anything_is_made(claims, tmp_path, head):
+    flags = [f"--config.model.head={head}", "--config.eval.labels=SUPPORTS,REFUTES"]
     with pytest.raises(ValueError, match="train.jsonl: question 'train2': the answer 'NOT ENOUGH"):
         trained(claims, tmp_path, *flags)
     assert not (tmp_path / "data" / "memories").exists()

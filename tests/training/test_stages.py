@@ -34,6 +34,11 @@ def test_texts_become_the_ids_that_they_have_inside_an_answer():
     classes = decoding_settings(replace(Config(), {"eval.labels": ("Lima", "Peru")}), TOKENIZER)
     assert [TOKENIZER.decode(label) for label in classes.labels] == ["Lima", "Peru"]
     assert {label[-1] for label in classes.labels} == {TOKENIZER.end}, "as targets end"
+    told = decoding_settings(replace(Config(), {
+        "eval.labels": ("Lima", "Peru"), "model.head": "label_token"}), TOKENIZER)
+    at = [a != b for a, b in zip(*classes.labels, strict=False)].index(True)
+    assert told.labels == tuple(label[at:at + 1] for label in classes.labels)
+    assert told.max_length == 1
     forced = decoding_settings(replace(Config(), {"eval.forced_bos": True}), TOKENIZER)
     assert forced.forced_bos == TOKENIZER.start
 
@@ -51,6 +56,8 @@ def test_the_presets_of_the_paper():
     ({"eval.num_return_sequences": 3}, "num_return_sequences=3: must be at most num_beams=1"),
     ({"eval.temperature": 0.0, "eval.sample": True}, "temperature=0.0"),
     ({"eval.min_length": 40}, "min_length=40"),
+    ({"model.head": "label_token", "eval.labels": ("Lima", "Peru", "Lima is")},
+     "labels: config.model.head=label_token tells 'Lima', 'Peru', 'Lima is' by one token each"),
 ])
 def test_settings_that_contradict_each_other_name_the_section(fields, message):
     with pytest.raises(ConfigError, match=f"config.eval: {message}"):
