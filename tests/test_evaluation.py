@@ -21,7 +21,8 @@ PASSAGES = [Passage("a", "Peru", "since 1950"), Passage("b", "Lima", "a town")]
 class Parrot:
     """Answers as it was told, from a store of two passages."""
 
-    decoding, model = SimpleNamespace(certifiable=False), SimpleNamespace(null_document="none")
+    decoding = SimpleNamespace(certifies=lambda model: False)
+    model = SimpleNamespace(null_document="none")
 
     def __init__(self, texts, index=True):
         self.texts = texts
