@@ -64,5 +64,6 @@ def test_predictions_say_which_are_correct_also_of_patterns(tmp_path):
     lines = [json.loads(x) for x in (tmp_path / "predictions.jsonl").read_text().splitlines()]
     assert [line["exact_match"] for line in lines] == [True, False]
     assert lines[1]["references"] == ["Lima"] and lines[0]["passages"][0]["id"] == "a"
+    assert lines[0]["token_ids"] == [2]
     metrics = json.loads((tmp_path / "metrics.json").read_text())
     assert metrics == pytest.approx(result.metrics)
