@@ -13,7 +13,7 @@ from rag_jax import hosts, parallel
 from rag_jax.config import BartConfig, ConfigError
 from rag_jax.data.batches import QuestionTokens, RagBatcher
 from rag_jax.decoding.answer import decode_by
-from rag_jax.decoding.certificate import exact
+from rag_jax.decoding.certificate import NEEDS, exact
 from rag_jax.decoding.results import Decoded
 from rag_jax.decoding.settings import Decoding
 from rag_jax.models import rag
@@ -93,6 +93,8 @@ class Answerer:
         if node_budget and hosts.count() > 1:
             raise ConfigError("config.eval.exact_nodes: the exact search runs in one process; set "
                               "0, or answer with one process")
+        if node_budget and not decoding.certifies(model):
+            raise ConfigError(f"config.eval.exact_nodes={node_budget}: {NEEDS}; set 0 otherwise")
         self.batch_size = parallel.filled_up(batch_size, mesh)
         self.length_step = length_step
         self._embed = jit_embed(model)
@@ -134,25 +136,29 @@ class Answerer:
         """Answers all questions from the given passages."""
         answers: list[Answer] = []
         for count, batch in self.batches(questions, retrieved):
-            decoded = self._decode_batch(params, batch, len(answers))
+            decoded, expanded = self._decode_batch(params, batch, len(answers))
             for row in range(count):
                 ids = None if retrieved is None else retrieved[len(answers)]
-                answers.append(self._answer(questions, decoded, row, ids))
+                answers.append(self._answer(questions, decoded, row, ids, int(expanded[row])))
         return answers
 
-    def _decode_batch(self, params: Any, batch: Batch, first: int) -> Decoded:
-        """Host arrays; `first`: the number of the batch's first question."""
+    def _decode_batch(self, params: Any, batch: Batch, first: int) -> tuple[Decoded, np.ndarray]:
+        """Host arrays, and how many prefixes int[B] exact decoding has expanded.
+
+        first: the number of the batch's first question.
+        """
         keys = None
         if self.decoding.sample:
             numbers = first + np.arange(self.batch_size)
             keys = jax.vmap(jax.random.fold_in, (None, 0))(jax.random.key(self.seed), numbers)
         decoded = parallel.fetch(self._decode(params, batch, keys))
         if not self.node_budget:
-            return decoded
+            return decoded, np.zeros(self.batch_size, int)
         found = exact(self.model, self.decoding, params, batch, self.node_budget, start=decoded)
         ranked = jax.tree.map(lambda best, others: np.concatenate([best, others], axis=1),
                               found.ranked, decoded.ranked)
-        return decoded._replace(ranked=ranked, certified=found.certified)
+        return decoded._replace(ranked=ranked, certified=found.certified,
+                                bound=found.bound), found.expanded
 
     def log_likelihoods(self, params: Any, questions: QuestionTokens,
                         retrieved: np.ndarray | None) -> dict[str, np.ndarray]:
@@ -175,40 +181,49 @@ class Answerer:
             yield np.minimum(rows, size - 1), min(self.batch_size, size - start)
 
     def _answer(self, questions: QuestionTokens, decoded: Decoded, row: int,
-                ids: np.ndarray | None) -> Answer:
-        tokens = self._until_end(decoded.tokens[row])
+                ids: np.ndarray | None, expanded: int) -> Answer:
         names = [] if ids is None else [self.index.passages[int(i)].id for i in ids]
         if self.model.null_document != "none":
             names.append("")
-        explained = names and not self.model.fuses
-        posterior = (decoded.posterior if explained else decoded.prior)[row]
-        token_posterior = decoded.token_posterior[row, :, : len(tokens)].T  # -> [T, K]
+        best, *others = self._returned(questions, decoded, row, bool(names))
         return Answer(
-            text=self._text(questions, tokens),
-            token_ids=tokens,
-            log_prob=float(decoded.log_p[row]),
+            **best._asdict(),
             passage_ids=names,
             prior=decoded.prior[row].tolist() if names else [],
-            posterior=posterior.tolist() if names else [],
-            token_log_probs=decoded.token_log_p[row, : len(tokens)].tolist(),
-            token_posterior=token_posterior.tolist() if explained else [],
-            finished=bool(decoded.finished[row]),
             certified=bool(decoded.certified[row]),
-            alternatives=self._alternatives(questions, decoded, row),
+            alternatives=others,
+            expanded=expanded,
         )
 
-    def _alternatives(self, questions: QuestionTokens, decoded: Decoded, row: int
-                      ) -> list[Alternative]:
-        """The returned answers but the first; one that exact decoding has put first comes once."""
-        ranked, seen, found = decoded.ranked, [self._until_end(decoded.tokens[row])], []
-        for n in range(1, ranked.tokens.shape[1]):
-            tokens = self._until_end(ranked.tokens[row, n])
-            if ranked.valid[row, n] and (self.decoding.sample or tokens not in seen):
-                found.append(Alternative(self._text(questions, tokens), tokens,
-                                         float(ranked.log_p[row, n])))
-                seen.append(tokens)
+    def _returned(self, questions: QuestionTokens, decoded: Decoded, row: int, passages: bool
+                  ) -> list[Alternative]:
+        """The returned answers; one that exact decoding has put first comes once."""
+        seen, found = [], []
         asked = len(self.decoding.labels) or self.decoding.num_return_sequences
-        return found[: asked - 1]
+        for n, valid in enumerate(decoded.ranked.valid[row]):
+            answer = self._told(questions, decoded, row, n, passages)
+            if n == 0 or valid and (self.decoding.sample or answer.token_ids not in seen):
+                found.append(answer)
+                seen.append(answer.token_ids)
+        return found[:asked]
+
+    def _told(self, questions: QuestionTokens, decoded: Decoded, row: int, n: int, passages: bool
+              ) -> Alternative:
+        """Answer `n` to question `row`; passages: there are some that it may have come from."""
+        ranked = decoded.ranked
+        tokens = self._until_end(ranked.tokens[row, n])
+        explained = passages and not self.model.fuses
+        posterior = ranked.posterior[row, n] if explained else decoded.prior[row]
+        token_posterior = ranked.token_posterior[row, n, :, : len(tokens)].T  # -> [T, K]
+        return Alternative(
+            text=self._text(questions, tokens),
+            token_ids=tokens,
+            log_prob=float(ranked.log_p[row, n]),
+            posterior=posterior.tolist() if passages else [],
+            token_log_probs=ranked.token_log_p[row, n, : len(tokens)].tolist(),
+            token_posterior=token_posterior.tolist() if explained else [],
+            finished=bool(ranked.finished[row, n]),
+        )
 
     def _text(self, questions: QuestionTokens, tokens: list[int]) -> str:
         label = self._labels.get(tuple(tokens))

@@ -21,6 +21,8 @@ def show(trained: Trained, question: str, answer: Answer, heatmap_to: str | None
       heatmap_to: also the document posterior per token: "terminal", or a .html or .png file.
     """
     marks = "".join([", certainly the most probable" * answer.certified,
+                     f", not proved the most probable within {answer.expanded} prefixes"
+                     * (answer.expanded > 0 and not answer.certified),
                      ", cut at the length limit" * (not answer.finished)])
     lines = [f"\n{question}",
              f"  {answer.text or '(empty)'}    log p = {answer.log_prob:.3f}{marks}"]

@@ -48,7 +48,7 @@ def evaluate(answerer: Answerer, params: Any, questions: QuestionTokens,
     metrics = scoring.score([answer.text for answer in answers], questions.examples, families,
                             _passages(answerer, retrieved))
     metrics["log_prob"] = float(np.mean([answer.log_prob for answer in answers]))
-    if answerer.decoding.certifiable:
+    if answerer.decoding.certifies(answerer.model):
         metrics["certified"] = 100 * float(np.mean([answer.certified for answer in answers]))
     if likelihood:
         found = answerer.log_likelihoods(params, questions, retrieved)
@@ -90,7 +90,8 @@ def _passages(answerer: Answerer, retrieved: np.ndarray | None) -> list[list[Pas
 def write_evaluation(folder: pathlib.Path, questions: QuestionTokens, result: Evaluation) -> None:
     """Writes FOLDER/metrics.json and FOLDER/predictions.jsonl.
 
-    A prediction is a line: answer, log-probability, and the passages with prior and posterior.
+    A prediction is a line: answer, log-probability, and the passages with prior and posterior; all
+    but the posterior of each token, which `generate --out` writes.
     """
     folder.mkdir(parents=True, exist_ok=True)
     lines = []
@@ -100,13 +101,17 @@ def write_evaluation(folder: pathlib.Path, questions: QuestionTokens, result: Ev
             "id": example.id,
             "question": example.question,
             "answer": answer.text,
+            "token_ids": answer.token_ids,
             "references": list(example.answers),
             "exact_match": scoring.is_correct(answer.text, example),
             "log_prob": answer.log_prob,
             "token_log_probs": answer.token_log_probs,
             "finished": answer.finished,
             "certified": answer.certified,
-            "alternatives": [a._asdict() for a in answer.alternatives],
+            "expanded": answer.expanded,
+            "alternatives": [
+                {name: value for name, value in other._asdict().items()
+                 if name != "token_posterior"} for other in answer.alternatives],
             "passages": [{"id": i, "prior": p, "posterior": q} for i, p, q in passages],
         }, ensure_ascii=False))
     files.write_text(folder / "predictions.jsonl", "\n".join(lines) + "\n")

@@ -7,6 +7,7 @@ posterior. --interactive asks for questions; --questions FILE --out FILE.jsonl a
 config.eval: --config.eval.num_beams=4, --config.eval.strategy=marginal, ...
 """
 
+import itertools
 import json
 import pathlib
 import sys
@@ -27,7 +28,8 @@ def main(argv: list[str] | None = None) -> None:
                         help="a file of questions, one a line, or .jsonl with a field question")
     parser.add_argument("--out", metavar="FILE.jsonl", help="write answers there, one a line")
     parser.add_argument("--heatmap", nargs="?", const="terminal", metavar="FILE",
-                        help="document posterior per token, in the terminal or as .html or .png")
+                        help="document posterior per token, in the terminal or as .html or .png; "
+                        "of several questions FILE-1, FILE-2, ...")
     parser.add_argument("--exact", action="store_true",
                         help="search on until the answer is certified as the most probable one, "
                         f"over config.eval.exact_nodes prefixes at most (or {EXACT_NODES})")
@@ -36,6 +38,8 @@ def main(argv: list[str] | None = None) -> None:
         config = overrides.replace(config, {"eval.exact_nodes": EXACT_NODES})
     if not (options.question or options.questions or options.interactive):
         parser.error("name a question, --questions FILE or --interactive")
+    if options.out and options.heatmap:
+        parser.error("--heatmap shows what --out writes as token_posterior; leave one of them out")
 
     flags.connect(options)
 
@@ -52,21 +56,31 @@ def main(argv: list[str] | None = None) -> None:
         asked += read_questions(pathlib.Path(options.questions))
     trained = open_trained(config, path, options.run, options.step, options.index)
     answers = trained.answer(asked)
+    maps = _maps(options.heatmap, options.interactive or len(asked) > 1)
     if not hosts.leads():
         return
     if options.out:
         out = pathlib.Path(options.out)
         with files.replaced(out) as file:
             for question, answer in zip(asked, answers, strict=True):
-                record = {"question": question, **answer._asdict()}
+                record = {"question": question, **answer.record()}
                 file.write(json.dumps(record, ensure_ascii=False) + "\n")
         print(f"{len(asked)} answers in {out}")
     else:
         for question, answer in zip(asked, answers, strict=True):
-            show(trained, question, answer, options.heatmap)
+            show(trained, question, answer, next(maps))
     if options.interactive:
         for question in _typed():
-            show(trained, question, trained.answer([question])[0], options.heatmap)
+            show(trained, question, trained.answer([question])[0], next(maps))
+
+
+def _maps(named: str | None, several: bool) -> Iterator[str | None]:
+    """Where the heat map of one question after the other goes."""
+    if not several or named in (None, "terminal"):
+        yield from itertools.repeat(named)
+    path = pathlib.Path(named)
+    for number in itertools.count(1):
+        yield str(path.with_stem(f"{path.stem}-{number}"))
 
 
 def _typed() -> Iterator[str]:

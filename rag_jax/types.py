@@ -75,11 +75,15 @@ class Seq2SeqBatch(NamedTuple):
 
 
 class Alternative(NamedTuple):
-    """Another answer to a question, or another sample."""
+    """Another answer to a question, or another sample; fields as in `Answer`."""
 
     text: str
     token_ids: list[int]
-    log_prob: float  # log p(y | x) in nats
+    log_prob: float
+    posterior: list[float] = []
+    token_log_probs: list[float] = []
+    token_posterior: list[list[float]] = []
+    finished: bool = True
 
 
 class Answer(NamedTuple):
@@ -100,3 +104,10 @@ class Answer(NamedTuple):
     finished: bool = True  # ended with </s>; False = cut at the length limit
     certified: bool = False  # certainly the most probable answer within the length limit
     alternatives: list[Alternative] = []  # the other returned answers, best first
+    # Prefixes that exact decoding has expanded for this question; where it is not certified then,
+    # the node budget was spent first.
+    expanded: int = 0
+
+    def record(self) -> dict[str, Any]:
+        """As JSON has it."""
+        return {**self._asdict(), "alternatives": [a._asdict() for a in self.alternatives]}

@@ -21,7 +21,8 @@ PASSAGES = [Passage("a", "Peru", "since 1950"), Passage("b", "Lima", "a town")]
 class Parrot:
     """Answers as it was told, from a store of two passages."""
 
-    decoding, model = SimpleNamespace(certifiable=False), SimpleNamespace(null_document="none")
+    decoding = SimpleNamespace(certifies=lambda model: False)
+    model = SimpleNamespace(null_document="none")
 
     def __init__(self, texts, index=True):
         self.texts = texts
@@ -63,5 +64,6 @@ def test_predictions_say_which_are_correct_also_of_patterns(tmp_path):
     lines = [json.loads(x) for x in (tmp_path / "predictions.jsonl").read_text().splitlines()]
     assert [line["exact_match"] for line in lines] == [True, False]
     assert lines[1]["references"] == ["Lima"] and lines[0]["passages"][0]["id"] == "a"
+    assert lines[0]["token_ids"] == [2]
     metrics = json.loads((tmp_path / "metrics.json").read_text())
     assert metrics == pytest.approx(result.metrics)

@@ -21,7 +21,7 @@ class Stub:
 
     def __init__(self, null, prior=PRIOR, posterior=POSTERIOR, log_p=LOG_P):
         self.model = types.SimpleNamespace(null_document=null)
-        self.decoding = types.SimpleNamespace(certifiable=False)
+        self.decoding = types.SimpleNamespace(certifies=lambda model: False)
         self.index = types.SimpleNamespace(
             passages=[types.SimpleNamespace(text=text, title="") for text in TEXTS])
         self.log_p = log_p

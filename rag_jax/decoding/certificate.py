@@ -3,7 +3,8 @@
 The probability of a prefix bounds that of everything that begins with it. Expanding the most
 probable prefixes first, and dropping those below the best answer found, ends with that answer
 proved best, or with the node budget spent. The heap lives on the host; prefixes are expanded some
-at a time on the device.
+at a time on the device. Questions are searched one after the other, so that no more is encoded at
+once than one question's documents, and no more prefixes are expanded than fit the memory budget.
 """
 
 import dataclasses
@@ -20,6 +21,7 @@ from rag_jax.decoding import documents as documents_module
 from rag_jax.decoding.answer import decode_by
 from rag_jax.decoding.constraints import make_rule
 from rag_jax.decoding.documents import Documents
+from rag_jax.decoding.memory import answers_that_fit
 from rag_jax.decoding.mixture import weights
 from rag_jax.decoding.results import MARGIN, Decoded, Ranked
 from rag_jax.decoding.scoring import score
@@ -28,6 +30,9 @@ from rag_jax.models import rag
 from rag_jax.models.layers import MASKED
 from rag_jax.types import Batch, Params
 
+NEEDS = ("exact decoding needs length_penalty=0, forced_eos=False, sample=False: only then does "
+         "the answer's probability decide; and towers of dtype=float32, whose sums prove it")
+
 
 class Exact(NamedTuple):
     """Host arrays."""
@@ -35,6 +40,7 @@ class Exact(NamedTuple):
     ranked: Ranked  # one answer to each question
     prior: np.ndarray  # float32[B, K]
     certified: np.ndarray  # bool[B], no answer of max_length tokens is more probable
+    bound: np.ndarray  # float32[B], as in `Decoded`, of what neither search has found
     expanded: np.ndarray  # int[B], prefixes that the best-first search has expanded
 
 
@@ -64,11 +70,11 @@ def exact(model: rag.RagModel, settings: Decoding, params: Params, batch: Batch,
     """The most probable ended answer of at most max_length tokens to every question.
 
     Args:
-      model, params, batch: as in `decode_by`.
+      model, params, batch: as in `decode_by`; rows of weight 0 are not searched.
       settings: rules and lengths, length_penalty 0, no forced </s>, no sampling; num_beams and
         strategy serve for the first guess.
       node_budget: prefixes to expand per question at most.
-      width: prefixes that are expanded together.
+      width: prefixes that are expanded together, where they fit settings.memory_mib.
       start: what `decode_by` found with these settings; None = found here.
       jit: jax.jit or the like.
 
@@ -78,53 +84,71 @@ def exact(model: rag.RagModel, settings: Decoding, params: Params, batch: Batch,
     Raises:
       ValueError: settings under which probability does not decide.
     """
-    if not settings.certifiable:
-        raise ValueError("exact decoding needs length_penalty=0, forced_eos=False, sample=False: "
-                         "only then does the answer's probability decide")
+    if not settings.certifies(model):
+        raise ValueError(NEEDS)
     if node_budget < 0 or width < 1:
         raise ValueError(f"node_budget={node_budget}, width={width}: at least 0 and 1")
     if start is None:
         start = _decode(model, settings, jit)(params, batch)
-    start = jax.device_get(start)
-    tokens, certified = np.array(start.tokens), np.array(start.certified)
-    expanded = np.zeros(len(tokens), int)
-    open_ones = np.flatnonzero(~certified & start.ranked.valid[:, 0])
-    if len(open_ones) and node_budget:
-        documents = _read(model, jit)(params, batch)
-        # Beams play no part in the expansion: one program whatever their number.
-        grow = _grow(model, dataclasses.replace(
-            settings, strategy="thorough", num_beams=1, num_return_sequences=1), jit)
-        prior = np.asarray(documents.log_prior)
-        for question in open_ones:
-            search = _Search(model, settings, prior[question], width, functools.partial(
-                grow, params, documents, np.int32(question)))
-            search.run(node_budget, _known(start, question, model, settings))
-            certified[question], expanded[question] = search.proved, search.expanded
-            if search.answer is not None:
-                tokens[question] = model.pad_id
-                tokens[question, : len(search.answer)] = search.answer
-    ranked = jax.tree.map(lambda leaf: leaf[:, :1], start.ranked)
-    if (tokens != start.tokens).any():
-        rescored = _score(model, settings.memory_mib, jit)(params, documents, tokens[:, None])
-        ranked = jax.device_get(rescored)._replace(valid=ranked.valid)
-    return Exact(ranked, start.prior, certified, expanded)
+    start, batch = jax.device_get((start, batch))
+    best = jax.tree.map(lambda leaf: np.array(leaf[:, :1]), start.ranked)
+    certified, bound = np.array(start.certified), np.array(start.bound)
+    expanded = np.zeros(len(certified), int)
+    open_ones = ~certified & start.ranked.valid[:, 0] & (batch.weight > 0)
+    for question in np.flatnonzero(open_ones) if node_budget else ():
+        row = slice(question, question + 1)
+        search, found = _search_one(
+            model, settings, params, jax.tree.map(lambda leaf, row=row: leaf[row], batch),
+            jax.tree.map(lambda leaf, row=row: leaf[row], best), node_budget, width, jit)
+        for leaf, value in zip(best, found, strict=True):
+            leaf[row] = value
+        certified[question], expanded[question] = search.proved, search.expanded
+        bound[question] = min(bound[question], search.bound)
+    return Exact(best, start.prior, certified, bound, expanded)
 
 
-def _known(start: Decoded, question: int, model: rag.RagModel, settings: Decoding
+def _search_one(model: rag.RagModel, settings: Decoding, params: Params, batch: Batch,
+                guess: Ranked, node_budget: int, width: int, jit: Any) -> tuple["_Search", Ranked]:
+    """For a batch of one question: the search when it has ended, and the best answer found."""
+    documents = _read(model, jit)(params, batch)
+
+    def scored(tokens: np.ndarray) -> Ranked:
+        ranked = _score(model, settings.memory_mib, jit)(params, documents, tokens)
+        return jax.device_get(ranked)._replace(valid=guess.valid)
+
+    if model.kind == "sequence" and settings.strategy == "fast":
+        guess = scored(guess.tokens)  # its probability was the part that some documents gave
+    # Beams play no part in the expansion: one program whatever their number.
+    grow = _grow(model, dataclasses.replace(
+        settings, strategy="thorough", num_beams=1, num_return_sequences=1), jit)
+    width = answers_that_fit(model, settings.memory_mib, len(documents.mask), width,
+                             settings.max_length, documents.mask.shape[1])
+    search = _Search(model, settings, documents.log_prior.shape[1], width,
+                     functools.partial(grow, params, documents))
+    known = _known(guess, model, settings)
+    search.run(node_budget, known)
+    if search.answer is None or (known is not None and search.answer == known[1]):
+        return search, guess
+    tokens = np.full_like(guess.tokens, model.pad_id)
+    tokens[0, 0, : len(search.answer)] = search.answer
+    return search, scored(tokens)
+
+
+def _known(guess: Ranked, model: rag.RagModel, settings: Decoding
            ) -> tuple[float, tuple[int, ...]] | None:
-    """The best ended answer found by the beam with its score, forced tokens at no cost."""
-    if not (start.finished[question] and start.ranked.valid[question, 0]):
+    """The score of a guess that ended, forced tokens at no cost, and its tokens."""
+    if not guess.finished[0, 0]:
         return None
-    row = start.tokens[question].tolist()
+    row = guess.tokens[0, 0].tolist()
     free = settings.prefix_length or int(settings.forced_bos is not None)
-    score = float(start.token_log_p[question][free:].astype(np.float64).sum())
+    score = float(guess.token_log_p[0, 0, free:].astype(np.float64).sum())
     return score, tuple(row[: row.index(model.end_id) + 1])
 
 
 def _expand(model: rag.RagModel, settings: Decoding, params: Params, documents: Documents,
-            question: jax.Array, prefixes: jax.Array, lengths: jax.Array, said: jax.Array
+            prefixes: jax.Array, lengths: jax.Array, said: jax.Array
             ) -> tuple[jax.Array, jax.Array]:
-    """Next tokens of P prefixes of one question.
+    """Next tokens of P prefixes of the one question that `documents` are about.
 
     Args:
       prefixes: int32[P, T], of `lengths` int32[P] tokens.
@@ -134,17 +158,12 @@ def _expand(model: rag.RagModel, settings: Decoding, params: Params, documents: 
       log p(. | x, prefix) float32[P, V] under the rules, log p(. | x, z, prefix) float32[P, K, V].
     """
     passages = documents.log_prior.shape[1]
-    layers, mask = jax.tree.map(
-        lambda x: jax.lax.dynamic_slice_in_dim(x, question * passages, passages),
-        (documents.layers, documents.mask))
-    log_prior = jax.lax.dynamic_slice_in_dim(documents.log_prior, question, 1)
-    own = documents._replace(log_prior=log_prior, layers=layers, mask=mask)
     inputs = rag.shift_right(prefixes, model.start_id)
     inputs = jnp.broadcast_to(inputs[None], (passages, *inputs.shape))
-    states = documents_module.states(model, params, own, inputs).reshape(*inputs.shape, -1)
+    states = documents_module.states(model, params, documents, inputs).reshape(*inputs.shape, -1)
     last = jnp.take_along_axis(states, lengths[None, :, None, None], axis=2)[:, :, 0]
     log_p = documents_module.log_probs(model, params, last)  # -> [K, P, V]
-    mixed = marginal.mixture(weights(model.kind, own.log_prior)(said[None]), log_p[None])[0]
+    mixed = marginal.mixture(weights(model.kind, documents.log_prior)(said[None]), log_p[None])[0]
     rule = make_rule(settings, model.end_id)
     allowed = jax.vmap(lambda *row: rule(row[0][None, None], row[1], row[2][None, None])[0, 0])
     return allowed(prefixes, lengths, mixed), log_p.swapaxes(0, 1)
@@ -153,13 +172,13 @@ def _expand(model: rag.RagModel, settings: Decoding, params: Params, documents: 
 class _Search:
     """Best-first search for one question's answer."""
 
-    def __init__(self, model: rag.RagModel, settings: Decoding, prior: np.ndarray, width: int,
+    def __init__(self, model: rag.RagModel, settings: Decoding, documents: int, width: int,
                  expand: Any):
         self.end, self.length, self.width = model.end_id, settings.max_length, width
         self.pad, self.expand = model.pad_id, expand
         # Entries: (-score, tokens, log p(tokens | x, z) of every document).
         self.heap: list[tuple[float, tuple[int, ...], tuple[float, ...]]] = [
-            (0.0, (), (0.0,) * len(prior))]
+            (0.0, (), (0.0,) * documents)]
         self.left = -np.inf  # best score of what was left out of the heap
         self.score, self.answer = -np.inf, None
         self.expanded = 0
@@ -174,10 +193,13 @@ class _Search:
             self._grow(hopeful, budget - self.expanded)
 
     @property
+    def bound(self) -> float:
+        """No answer that was not found scores above this."""
+        return max(self.left, -self.heap[0][0] if self.heap else -np.inf, self.score - MARGIN)
+
+    @property
     def proved(self) -> bool:
-        """Nothing that is left can hold a more probable answer."""
-        best = max(self.left, -self.heap[0][0] if self.heap else -np.inf)
-        return self.answer is not None and best <= self.score - MARGIN
+        return self.answer is not None and self.bound <= self.score - MARGIN
 
     def _grow(self, nodes: list, most: int) -> None:
         """Expands nodes; of each no more children are kept than can ever be expanded."""

@@ -51,7 +51,13 @@ def candidates_at_once(model: RagModel, memory_mib: int, rows: int, candidates: 
     the last answer that is needed, so small ones leave out more of what is not.
     """
     enough = min(candidates, -(-BUSY // (rows * length)))
+    return answers_that_fit(model, memory_mib, rows, enough, length, source)
+
+
+def answers_that_fit(model: RagModel, memory_mib: int, rows: int, answers: int, length: int,
+                     source: int) -> int:
+    """How many of `answers` per passage, of R passages, fit half the budget; at least 1."""
     if not memory_mib:
-        return enough
+        return answers
     room = memory_mib * MIB // 2
-    return max(1, min(enough, room // (rows * candidate_bytes(model, length, source))))
+    return max(1, min(answers, room // (rows * candidate_bytes(model, length, source))))

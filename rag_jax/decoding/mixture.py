@@ -54,7 +54,8 @@ def decode(model: rag.RagModel, params: Params, documents: Documents, settings: 
     found = search(model, params, documents, settings, questions,
                    weights(model.kind, documents.log_prior))
     best, count = found.hypotheses, settings.num_return_sequences
-    certified, bound = certify(settings, best.scores[:, 0], found.finished[:, 0], found.bound)
+    certified, bound = certify(model, settings, best.scores[:, 0], found.finished[:, 0],
+                               found.bound)
     tokens = best.tokens[:, :count]
     ranked = explain(model.kind, documents.log_prior, tokens, until_end(tokens, model.end_id),
                      best.doc_log_p[:, :count], best.scores[:, :count] > MASKED / 2, model.end_id)

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from rag_jax import marginal
 from rag_jax.decoding.settings import Decoding
 from rag_jax.models.layers import MASKED
+from rag_jax.models.rag import RagModel
 
 
 class Ranked(NamedTuple):
@@ -31,8 +32,12 @@ class Decoded(NamedTuple):
 
     ranked: Ranked
     prior: jax.Array  # float32[B, K], p(z | x)
-    certified: jax.Array  # bool[B], the best answer is certainly the most probable of all
-    bound: jax.Array  # float32[B], no answer outside `ranked` is more probable; inf = unknown
+    # bool[B], the best answer is certainly the most probable of all, to the accuracy of float32:
+    # nothing that was not found comes within MARGIN, and what was found is ranked as computed.
+    certified: jax.Array
+    # float32[B], no ended answer that the search has not found is more probable; inf = unknown.
+    # Found are all answers that ended in a beam, also those that `ranked` has no room for.
+    bound: jax.Array
 
     @property
     def tokens(self) -> jax.Array:
@@ -104,16 +109,17 @@ def rank(log_p: jax.Array, tokens: jax.Array, settings: Decoding, end_id: int) -
     return log_p / jnp.maximum(length, 1) ** settings.length_penalty
 
 
-MARGIN = 1e-4  # nats; float32 sums over an answer's tokens are more exact than this
+MARGIN = 1e-4  # nats; sums over an answer's tokens are more exact than this in float32
 
 
-def certify(settings: Decoding, scores: jax.Array, finished: jax.Array, bound: jax.Array
-            ) -> tuple[jax.Array, jax.Array]:
+def certify(model: RagModel, settings: Decoding, scores: jax.Array, finished: jax.Array,
+            bound: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Whether ended answers of float32[B] scores are certainly the best, and the bound if claimed.
 
     Among all ended answers of at most max_length tokens that the rules allow. The probability of
     a prefix bounds that of its completions, so `bound` covers all that a search has dropped.
+    Nothing is claimed of bfloat16 towers, whose sums differ by more than MARGIN.
     """
-    if not settings.certifiable:
+    if not settings.certifies(model):
         return jnp.zeros(scores.shape, bool), jnp.full(scores.shape, jnp.inf)
     return finished & (scores > MASKED / 2) & (scores > bound + MARGIN), bound

@@ -66,7 +66,7 @@ def decode(model: rag.RagModel, params: Params, documents: Documents, settings: 
     row = jnp.arange(questions)[:, None]
     ranked = explain("sequence", log_prior, candidates[row, best], mask[row, best],
                      log_p.transpose(0, 2, 3, 1)[row, best], distinct[row, best], model.end_id)
-    certified, bound = _certify(settings, documents, ranked.log_p[:, 0],
+    certified, bound = _certify(model, settings, documents, ranked.log_p[:, 0],
                                 (group[row, best] == 0)[:, 0], found.bound)
     return Decoded(ranked, documents.prior, certified, bound)
 
@@ -93,8 +93,8 @@ def _compare(candidates: jax.Array, valid: jax.Array) -> tuple[jax.Array, jax.Ar
     return valid & ~(same & before).any(axis=-1), same
 
 
-def _certify(settings: Decoding, documents: Documents, log_p: jax.Array, finished: jax.Array,
-             bound: jax.Array) -> tuple[jax.Array, jax.Array]:
+def _certify(model: rag.RagModel, settings: Decoding, documents: Documents, log_p: jax.Array,
+             finished: jax.Array, bound: jax.Array) -> tuple[jax.Array, jax.Array]:
     """What no beam holds has p(y | x, z) within each beam's bound, so p(y | x) within their mix.
 
     Fast decoding misses parts of probabilities, so it certifies nothing.
@@ -103,4 +103,4 @@ def _certify(settings: Decoding, documents: Documents, log_p: jax.Array, finishe
         return jnp.zeros(log_p.shape, bool), jnp.full(log_p.shape, jnp.inf)
     bound = bound.reshape(documents.log_prior.shape)
     outside = jax.nn.logsumexp(documents.log_prior + bound, axis=1)
-    return certify(settings, log_p, finished, outside)
+    return certify(model, settings, log_p, finished, outside)

@@ -57,8 +57,8 @@ def _decode(kind, settings):
 
 def run(params, batch, kind, width, key=None, **settings):
     """Host arrays; compiled once for the same settings. All of the beam is returned."""
-    settings = Decoding(**{"num_return_sequences": width, **settings}, num_beams=width,
-                        max_length=LONGEST)
+    settings = Decoding(**{"num_return_sequences": width, "max_length": LONGEST, **settings},
+                        num_beams=width)
     return jax.device_get(_decode(kind, settings)(params, batch, key))
 
 

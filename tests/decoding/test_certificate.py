@@ -1,6 +1,11 @@
 """Certificates and best-first search against enumeration."""
 
+import dataclasses
+import functools
+from types import SimpleNamespace
+
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import tiny
@@ -11,14 +16,21 @@ from enumerated import (
     PAD,
     QUESTIONS,
     answers,
+    cut,
     model,
     params,
     run,
     with_end_bias,
     world,
 )
+from tables import END as tables_end
+from tables import Tables, every_answer, valid
+from tables import cut as table_cut
 
-from rag_jax.decoding.certificate import exact
+from rag_jax.decoding import sequence
+from rag_jax.decoding.answer import decode_by
+from rag_jax.decoding.certificate import _Search, exact
+from rag_jax.decoding.results import MARGIN
 from rag_jax.decoding.settings import Decoding
 
 WAYS = [("token", "thorough"), ("sequence", "thorough"), ("sequence", "marginal")]
@@ -122,3 +134,158 @@ def test_questions_without_documents_are_left_alone():
 def test_settings_under_which_probability_does_not_decide_are_refused(settings):
     with pytest.raises(ValueError, match="length_penalty=0"):
         find("token", **settings)
+
+
+def test_rows_that_fill_up_a_batch_are_not_searched():
+    filled = BATCH._replace(weight=np.array([1, 1, 1, 0, 0, 0], np.float32))
+    everywhere, real = find("token").expanded, find("token", batch=filled).expanded
+    assert everywhere[3:].any(), "nothing to search there: this shows nothing"
+    np.testing.assert_array_equal(real, np.where(filled.weight > 0, everywhere, 0))
+
+
+def test_exact_search_keeps_to_the_memory_budget(monkeypatch):
+    """One question's documents at once, and with no room no more than one prefix."""
+    from rag_jax.decoding import certificate, documents
+
+    read, expand, seen = documents.read, certificate._expand, []
+
+    def reading(model, params, batch):
+        seen.append(("questions", len(batch.question_ids)))
+        return read(model, params, batch)
+
+    def expanding(model, settings, params, documents, prefixes, *others):
+        seen.append(("prefixes", len(prefixes)))
+        return expand(model, settings, params, documents, prefixes, *others)
+
+    monkeypatch.setattr(documents, "read", reading)
+    monkeypatch.setattr(certificate, "_expand", expanding)
+    expected, start = find("sequence"), run(params(), BATCH, "sequence", 1)
+    monkeypatch.setattr(certificate, "answers_that_fit",
+                        lambda model, mib, rows, width, *_: 1 if mib else width)
+    for budget, together in ((0, 4), (1, 1)):
+        seen.clear()
+        settings = Decoding(max_length=LONGEST, num_beams=1, memory_mib=budget)
+        found = exact(model("sequence"), settings, params(), BATCH, 1000, 4, start,
+                      jit=lambda function: tiny.jit(function))
+        assert set(seen) == {("questions", 1), ("prefixes", together)}
+        np.testing.assert_array_equal(found.ranked.tokens, expected.ranked.tokens)
+        np.testing.assert_allclose(found.ranked.log_p, expected.ranked.log_p, rtol=1e-5)
+        assert found.certified.all()
+
+
+@pytest.mark.parametrize("prefix", [None, (4,)])
+def test_after_fast_decoding_the_exact_probability_is_told(prefix):
+    """Also of an answer that stays; fast itself tells what some documents give of it."""
+    settings = Decoding(max_length=LONGEST, num_beams=1, strategy="fast", prefix=prefix)
+    start = run(params(), BATCH, "sequence", 1, strategy="fast", prefix=prefix)
+    found = exact(model("sequence"), settings, params(), BATCH, 1000, 4, start, jit=tiny.jit)
+    assert found.certified.all() and not start.certified.any()
+    stayed = 0
+    for question, row in enumerate(found.ranked.tokens[:, 0]):
+        y = cut(row)
+        assert y == best(question, "sequence", 7, [a for a in ENDED
+                                                   if prefix is None or a[:1] == prefix])
+        log_p = world().log_p(question, y, "sequence")
+        np.testing.assert_allclose(found.ranked.log_p[question, 0], log_p, rtol=1e-5)
+        stayed += y == cut(start.tokens[question]) and start.log_p[question] < log_p - 1e-3
+    assert stayed
+
+
+@pytest.mark.parametrize("budget", [2, 1000])
+def test_the_bound_is_that_of_what_neither_search_has_found(budget):
+    """Between the best answer and what is left; `Decoded`'s own was of the beam alone."""
+    found, start = find("token", budget=budget), run(params(), BATCH, "token", 1)
+    assert (found.bound <= start.bound).all() and (found.bound < start.bound).any()
+    for question in range(QUESTIONS):
+        score = world().log_p(question, best(question, "token", 7), "token")
+        answer = found.ranked.log_p[question, 0]
+        assert score <= max(found.bound[question], answer) + 1e-5
+        assert found.certified[question] == (answer > found.bound[question] + MARGIN / 2)
+
+
+@pytest.mark.parametrize("tower", ["generator", "retriever"])
+def test_nothing_is_proved_of_bfloat16(tower):
+    """Its sums over an answer differ by more than the margin of the proof."""
+    rounded = model("token")
+    rounded = dataclasses.replace(rounded, **{
+        tower: dataclasses.replace(getattr(rounded, tower), dtype="bfloat16")})
+    settings = Decoding(max_length=LONGEST, num_beams=85)
+    found = tiny.jit(functools.partial(decode_by, rounded, settings))(params(), BATCH)
+    assert found.finished.all() and not found.certified.any() and np.isinf(found.bound).all()
+    with pytest.raises(ValueError, match="dtype=float32"):
+        exact(rounded, settings, params(), BATCH)
+
+
+@pytest.mark.parametrize("kind", ["token", "sequence"])
+def test_best_first_search_over_hundreds_of_random_models(kind):
+    """The argmax, proved, from no guess at all; with few nodes, nothing wrong is proved."""
+    tables = Tables(rows=300, documents=2, seed=11, end_bias=-1.0)
+    ended = [y for y in every_answer(3) if y[-1] == tables_end]
+    settings, proved = Decoding(max_length=3), 0
+    names = SimpleNamespace(end_id=tables_end, pad_id=0)
+    for row in range(300):
+        mixed = tables.mixed(kind, row)
+
+        def expand(prefixes, lengths, said, row=row, mixed=mixed):
+            rows = [tuple(p[:n].tolist()) for p, n in zip(prefixes, lengths, strict=True)]
+            return (np.float32([mixed(p) for p in rows]),
+                    np.float32([tables.under(row, p) for p in rows]))
+
+        y = max(ended, key=lambda y, row=row: tables.score(kind, row, y))
+        whole = _Search(names, settings, 2, 2, expand)
+        whole.run(100, None)
+        assert whole.proved and whole.answer == y
+        np.testing.assert_allclose(whole.score, tables.score(kind, row, y), rtol=1e-5)
+        short = _Search(names, settings, 2, 2, expand)
+        short.run(3, None)
+        assert short.expanded <= 3 and (not short.proved or short.answer == y)
+        proved += short.proved
+        others = [tables.score(kind, row, y) for y in ended if y != short.answer]
+        assert max(others) <= max(short.bound, short.score) + 1e-5
+    assert 30 < proved < 290
+
+
+@pytest.mark.parametrize("width", [1, 2])
+def test_thorough_certifies_no_other_than_the_argmax_of_hundreds_of_random_models(
+        width, monkeypatch):
+    """`sequence.decode` over tables instead of a network."""
+    rows, documents = 400, 2
+    tables = Tables(rows, documents, seed=20 + width, spread=2.5)
+    alone = Tables(1)
+    alone.log_p = tables.log_p.reshape(rows * documents, 1, *tables.log_p.shape[2:])
+    alone.log_prior, beams = np.zeros((rows * documents, 1)), []
+
+    def search(*_):
+        beams.append(alone.search(num_beams=width))
+        return jax.tree.map(jnp.asarray, beams[-1])
+
+    def score_pairs(model, params, read, candidates, mask, needed, known, memory_mib):
+        code, said = jnp.zeros(candidates.shape[:2], int), []
+        for t in range(candidates.shape[2]):
+            token = candidates[:, :, t]
+            under = jnp.float32(tables.log_p)[
+                jnp.arange(rows)[:, None, None], jnp.arange(documents)[None, :, None],
+                jnp.minimum(code, tables.log_p.shape[2] - 1)[:, None], token[:, None]]
+            said.append(jnp.where(mask[:, None, :, t], under, 0.0))
+            code = 4 * code + token + 1
+        return jnp.where(needed[..., None], jnp.stack(said, axis=-1), known)
+
+    monkeypatch.setattr(sequence, "search", search)
+    monkeypatch.setattr(sequence, "score_pairs", score_pairs)
+    towers = SimpleNamespace(dtype="float32")
+    names = SimpleNamespace(kind="sequence", end_id=tables_end, pad_id=PAD, generator=towers,
+                            retriever=towers)
+    read = SimpleNamespace(log_prior=jnp.float32(tables.log_prior),
+                           prior=jnp.exp(jnp.float32(tables.log_prior)))
+    settings = Decoding(strategy="thorough", num_beams=width, max_length=3)
+    found = jax.device_get(sequence.decode(names, {}, read, settings))
+    ended, wrong = [y for y in every_answer(3) if y[-1] == tables_end], 0
+    for row in range(rows):
+        scores = {y: tables.score("sequence", row, y) for y in ended}
+        held = {y for z in range(documents) for _, y in valid(beams[0], documents * row + z)}
+        missed = max((s for y, s in scores.items() if y not in held), default=-np.inf)
+        assert missed <= found.bound[row] + 1e-5
+        right = table_cut(found.tokens[row]) == max(ended, key=scores.get)
+        assert right or not found.certified[row]
+        wrong += not right
+    assert found.certified.sum() > rows / 4 and (wrong or width > 1)

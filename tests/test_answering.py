@@ -1,0 +1,63 @@
+"""Batches of questions to answers with their evidence."""
+
+from types import SimpleNamespace
+
+import jax
+import numpy as np
+import pytest
+import tiny
+
+from rag_jax import answering, parallel
+from rag_jax.config import ConfigError, MeshConfig
+from rag_jax.decoding.settings import Decoding
+
+QUESTIONS = SimpleNamespace(
+    format=SimpleNamespace(tokenizer=SimpleNamespace(decode=lambda ids: " ".join(map(str, ids)))))
+REAL = 2
+
+
+class Index:
+    passages = [SimpleNamespace(id=name) for name in "abc"]
+
+
+def answers(monkeypatch, nodes=0, kind="token", **settings):
+    """Of two questions in a batch of three, each about passages a, b and c."""
+    model = tiny.rag_model(kind)
+    answerer = answering.Answerer(
+        model, parallel.make_mesh(MeshConfig(), jax.devices()[:1]), Index(), 3, 3, 1,
+        Decoding(**{"max_length": 3, "num_beams": 1, **settings}), node_budget=nodes)
+    batch = tiny.rag_batch(model=model)
+    batch = batch._replace(weight=np.array([1] * REAL + [0], np.float32))
+    monkeypatch.setattr(answerer, "batches", lambda *_: iter([(REAL, batch)]))
+    return answerer.decode(tiny.rag_params(model, seed=4), QUESTIONS,
+                           np.tile(np.arange(3), (REAL, 1)))
+
+
+def test_exact_nodes_reach_the_answers(monkeypatch):
+    """Enough of them prove every answer, too few are told, and none is no search."""
+    guess, short, whole = (answers(monkeypatch, nodes) for nodes in (0, 1, 100_000))
+    assert len(guess) == len(short) == len(whole) == REAL
+    assert not all(a.certified for a in guess) and not any(a.expanded for a in guess)
+    assert all(a.certified for a in whole) and max(a.expanded for a in whole) > 1
+    assert any(a.expanded == 1 and not a.certified for a in short)
+    assert all(w.log_prob >= g.log_prob - 1e-5 for w, g in zip(whole, guess, strict=True)
+               if g.finished)
+
+
+def test_nodes_are_refused_where_nothing_can_be_proved(monkeypatch):
+    with pytest.raises(ConfigError, match="config.eval.exact_nodes=5: .*length_penalty=0"):
+        answers(monkeypatch, 5, length_penalty=1.0, num_beams=2)
+
+
+@pytest.mark.parametrize("kind", ["sequence", "fid"])
+def test_alternatives_carry_what_the_answer_carries(monkeypatch, kind):
+    for answer in answers(monkeypatch, kind=kind, num_beams=3, num_return_sequences=3):
+        assert len(answer.alternatives) == 2
+        for other in (answer, *answer.alternatives):
+            assert other.text == " ".join(map(str, other.token_ids))
+            assert sum(other.token_log_probs) == pytest.approx(other.log_prob, abs=1e-4)
+            assert len(other.token_log_probs) == len(other.token_ids)
+            assert sum(other.posterior) == pytest.approx(1, abs=1e-4)
+            assert other.finished == (other.token_ids[-1] == tiny.END)
+            assert len(other.token_posterior) == (0 if kind == "fid" else len(other.token_ids))
+        assert answer.record()["alternatives"][0]["text"] == answer.alternatives[0].text
