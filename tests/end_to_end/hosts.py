@@ -25,8 +25,7 @@ def start(module: str, workdir: pathlib.Path, *flags: str, processes: int = PROC
             port = probe.getsockname()[1]
         together = [[f"--coordinator=127.0.0.1:{port}", f"--num_processes={processes}",
                      f"--process_id={i}", f"--heartbeat={heartbeat}"] for i in range(processes)]
-    # With fewer threads than virtual devices, gloo's collectives can wait for ever (jaxlib 0.10).
-    env = {**environment(), "JAX_NUM_CPU_DEVICES": str(8 // processes), "PJRT_NPROC": "16",
+    env = {**environment(), "JAX_NUM_CPU_DEVICES": str(8 // processes),
            "JAX_CPU_COLLECTIVES_IMPLEMENTATION": "gloo",
            "JAX_COMPILATION_CACHE_DIR": str(workdir.parent / "compiled"),  # for the next job
            "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.2"}
