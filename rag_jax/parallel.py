@@ -106,7 +106,7 @@ def param_shardings(boxed: Any, mesh: Mesh) -> Any:
     return jax.tree_util.tree_map_with_path(one, boxed, is_leaf=is_box)
 
 
-def constrain(x: jax.Array, *axes: str | None) -> jax.Array:
+def constrain(x: jax.Array, *axes: str | None, name: str) -> jax.Array:
     """Lays out a value inside a jitted function as the rules say, on the mesh of its arguments.
 
     Left alone, the compiler may follow the layout of a parameter instead, and move a batch between
@@ -116,8 +116,12 @@ def constrain(x: jax.Array, *axes: str | None) -> jax.Array:
       x: comes back as it is where there is no mesh of several devices, or one that does not divide
         the named dimensions.
       axes: logical names of the leading dimensions; the others are whole on every device.
+      name: of the value, for errors.
+
+    Raises:
+      ValueError: as `spec`.
     """
-    mesh, wanted = jax.typeof(x).sharding.mesh, spec(axes)
+    mesh, wanted = jax.typeof(x).sharding.mesh, spec(axes, name)
     if set(mesh.axis_types) != {AxisType.Auto} or mesh.size == 1 or any(
             size % _shards(mesh, targets) for size, targets in zip(x.shape, wanted, strict=False)):
         return x
@@ -220,6 +224,6 @@ def micro_batches(batch: Any, pieces: int) -> Any:
                               f"micro-batches over {parts} devices each: make batch_size a "
                               f"multiple of {pieces * parts} (accumulate x mesh.data x mesh.fsdp)")
         pieced = jnp.swapaxes(x.reshape(-1, pieces, *x.shape[1:]), 0, 1)
-        return constrain(pieced, None, "batch")
+        return constrain(pieced, None, "batch", name="micro-batches")
 
     return jax.tree.map(split, batch)

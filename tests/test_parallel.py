@@ -15,6 +15,7 @@ from jax.sharding import PartitionSpec
 
 from rag_jax import parallel
 from rag_jax.config import ConfigError, MeshConfig, OptimizerConfig
+from rag_jax.models.layers import Linear
 from rag_jax.training import optim, step
 from rag_jax.types import RetrieverBatch, Seq2SeqBatch
 
@@ -58,6 +59,23 @@ def test_unknown_and_colliding_axes_are_errors_that_name_the_tensor():
         parallel.param_shardings(bad, mesh)
     with pytest.raises(ValueError, match=r"\['wi'\]\['bias'\].*without logical axis names"):
         parallel.param_shardings({"wi": {"bias": jnp.zeros(2)}}, mesh)
+
+
+def test_states_with_unknown_and_colliding_axes_are_errors_that_name_them():
+    with pytest.raises(ValueError, match="scores.*no sharding rule for axis 'bacth'"):
+        parallel.constrain(jnp.zeros((8, 2)), "bacth", name="scores")
+
+    class Tower(nn.Module):
+        axes: tuple[str, str]
+
+        @nn.compact
+        def __call__(self, x):
+            return Linear(6, self.axes, name="wo")(x)
+
+    for axes, message in [(("embed", "hedas"), "no sharding rule for axis 'hedas'"),
+                          (("mlp", "batch"), r"two of its axes \('batch', None, 'batch'\)")]:
+        with pytest.raises(ValueError, match=f"^wo: {message}"):
+            Tower(axes).init(jax.random.key(0), jnp.zeros((8, 3, 4)))
 
 
 @pytest.mark.parametrize("scan", [False, True])
