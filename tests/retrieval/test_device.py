@@ -3,7 +3,6 @@
 import functools
 
 import jax
-import jax.monitoring
 import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
@@ -236,20 +235,6 @@ def test_its_recall_can_be_measured(folders, dtype):
     index = folders["large"]
     recall = measure_recall(opened(index, dtype=dtype), index.table, None, 10, 0)["recall"]
     assert recall > 0.97
-
-
-@pytest.fixture
-def compilations():
-    """A list that grows with every compilation while the test runs."""
-    events = []
-
-    def listen(event, secs, **_):
-        if "backend_compile" in event:
-            events.append(event)
-
-    jax.monitoring.register_event_duration_secs_listener(listen)
-    yield events
-    jax.monitoring.unregister_event_duration_listener(listen)
 
 
 def test_add_delete_and_swap_find_what_is_there_and_compile_nothing(
