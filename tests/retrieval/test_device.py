@@ -230,17 +230,17 @@ def test_it_answers_as_the_index_that_it_was_loaded_from(folders, count):
     assert ids.dtype == np.uint16 and ids.shape == (1024 * count, 5)
 
 
-@pytest.mark.parametrize("count", [1, 4])
-def test_it_is_loaded_a_few_rows_at_a_time(folders, monkeypatch, count):
-    """Blocks that do not divide a device's rows, whose last ones are spare, on some all."""
-    monkeypatch.setattr(device, "ROUND", (100, 65536))
+@pytest.mark.parametrize("count,blocks", [(1, [20] * 4 + [10]), (4, [20] * 6 + [6])])
+def test_it_is_loaded_a_few_rows_at_a_time(folders, monkeypatch, count, blocks):
+    """28 rows a device, or 112; a device's last block begins earlier where it would not fit."""
+    monkeypatch.setattr(device, "ROUND", (28, 65536))
     whole = opened(folders["large"], count, dtype="int8").memory
     index, read = folders["large"], []
-    monkeypatch.setattr(device, "LOADED", 40)
+    monkeypatch.setattr(device, "LOADED", 20)
     monkeypatch.setattr(index, "embeddings",
                         lambda rows: read.append(len(rows)) or index.table[rows])
     found = opened(index, count, dtype="int8").memory
-    assert read == [40, 40, 30], "90 rows, and 20 of them again: a block of one shape"
+    assert read == blocks
     for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(whole), strict=True):
         np.testing.assert_array_equal(one, other)
         assert one.sharding == other.sharding and one.dtype == other.dtype
