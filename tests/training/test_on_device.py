@@ -180,7 +180,7 @@ def one_step(world, params, batch, mesh, complete=None):
 
 @pytest.mark.parametrize("sizes", [(4, 1, 1), (2, 1, 2)])
 def test_loss_gradients_and_update_are_those_of_the_host_path(world, sizes):
-    """Four devices that retrieve in the step, against a host search and the plain step on the same."""
+    """Four devices that retrieve in the step, against a host search and the plain step there."""
     model, questions, index = world
     params = tiny.rag_params(model)
     mesh = parallel.make_mesh(MeshConfig(*sizes), jax.devices()[:4])

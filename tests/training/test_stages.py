@@ -70,8 +70,8 @@ def test_a_guarded_stage_shows_what_it_read_and_can_freeze_its_encoders(tmp_path
         job, "toy", rag.TOWERS, {"query_encoder": 1.0, "generator": 1.0}, loss,
         OptimizerConfig(warmup_steps=0), 10, PureSource(None), log_every=1, save_every=1, meta={},
         guard=CollapseGuard("freeze", 1, 0.5))
-    batch = tiny.rag_batch(questions=4)._replace(doc_ids=np.arange(12, dtype=np.int32).reshape(4, 3))
-    batch = parallel.put_batch(batch, mesh)
+    ids = np.arange(12, dtype=np.int32).reshape(4, 3)
+    batch = parallel.put_batch(tiny.rag_batch(questions=4)._replace(doc_ids=ids), mesh)
     for run, moving in ((stage.train_step, {"query_encoder", "generator"}),
                         (stage.frozen_step, {"generator"})):
         state = stage.make_state()
