@@ -62,6 +62,9 @@ def connect(coordinator: str | None, num_processes: int | None, process_id: int 
       ConfigError: some of the three are given but not all, they do not fit, or the TPU's metadata
         do not say which hosts belong together.
     """
+    if (devices := int(os.environ.get("JAX_NUM_CPU_DEVICES", 1))) > 1:
+        # With few threads for the virtual devices, collectives can wait for ever (jaxlib 0.10).
+        os.environ.setdefault("PJRT_NPROC", str(max(4 * devices, os.cpu_count())))
     given = [coordinator, num_processes, process_id]
     if given == [None, 1, None]:
         return
@@ -81,10 +84,6 @@ def connect(coordinator: str | None, num_processes: int | None, process_id: int 
         return
     import jax
 
-    if (devices := jax.config.jax_num_cpu_devices) > 1:
-        # With fewer threads than virtual devices, gloo's collectives can wait for ever (jaxlib
-        # 0.10).
-        os.environ.setdefault("PJRT_NPROC", str(max(4 * devices, os.cpu_count())))
     # jax's own handler would swallow a SIGTERM that comes outside of training.
     jax.config.update("jax_enable_preemption_service", False)
     try:

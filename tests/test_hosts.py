@@ -92,13 +92,20 @@ def test_chips_without_a_slice_are_an_error_that_says_what_to_do(monkeypatch, st
         hosts.connect(None, None, None)
 
 
-def test_virtual_devices_have_a_thread_each(monkeypatch, started):
+@pytest.mark.parametrize("given", [("h:1", 2, 0), (None, None, None)])
+def test_virtual_devices_have_threads(monkeypatch, started, given):
+    """Of a process by itself too: its devices also wait for each other."""
     monkeypatch.setattr(hosts.os, "cpu_count", lambda: 2)
-    hosts.connect("h:1", 2, 0)
+    monkeypatch.setenv("JAX_NUM_CPU_DEVICES", "8")
+    hosts.connect(*given)
     assert hosts.os.environ["PJRT_NPROC"] == "3", "as the user wants it"
     monkeypatch.delenv("PJRT_NPROC")
-    hosts.connect("h:1", 2, 0)
-    assert hosts.os.environ["PJRT_NPROC"] == str(4 * jax.config.jax_num_cpu_devices)
+    hosts.connect(*given)
+    assert hosts.os.environ["PJRT_NPROC"] == "32"
+    monkeypatch.delenv("PJRT_NPROC")
+    monkeypatch.delenv("JAX_NUM_CPU_DEVICES")
+    hosts.connect(*given)
+    assert "PJRT_NPROC" not in hosts.os.environ, "one device, or not CPUs"
 
 
 def test_alone_everything_is_said_to_oneself():
