@@ -14,7 +14,7 @@ from tests.end_to_end.test_resume import arrays
 
 pytestmark = pytest.mark.multihost
 # What a process says of another that died: we, or jax, which may be faster.
-GONE = ("another process of the job is gone", "another task died", "leader task", "coordinator")
+GONE = ("another process of the job is gone", "another task died")
 STAGES = {"retriever": 6, "generator": 6, "rag_token": 20}
 
 
