@@ -88,7 +88,7 @@ def filled_up(size: int, mesh: Mesh) -> int:
 def param_shardings(boxed: Any, mesh: Mesh) -> Any:
     """NamedSharding of every parameter of a tree with logical axis names (boxed by Linen).
 
-    A dimension that its mesh axis does not divide is replicated.
+    A dimension that its mesh axis does not divide is replicated; `undivided` lists them.
     """
 
     def one(path: Any, leaf: Any) -> NamedSharding:
@@ -102,8 +102,24 @@ def param_shardings(boxed: Any, mesh: Mesh) -> Any:
         ]
         return NamedSharding(mesh, PartitionSpec(*entries))
 
-    is_box = lambda leaf: isinstance(leaf, nn.LogicallyPartitioned)  # noqa: E731
-    return jax.tree_util.tree_map_with_path(one, boxed, is_leaf=is_box)
+    return jax.tree_util.tree_map_with_path(one, boxed, is_leaf=_is_box)
+
+
+def _is_box(leaf: Any) -> bool:
+    return isinstance(leaf, nn.LogicallyPartitioned)
+
+
+def undivided(boxed: Any, mesh: Mesh) -> list[str]:
+    """What `param_shardings` replicates although a rule would split it, in words."""
+    found = []
+    for path, leaf in jax.tree_util.tree_leaves_with_path(boxed, is_leaf=_is_box):
+        name = jax.tree_util.keystr(path)
+        for axis, size in zip(leaf.names, leaf.value.shape, strict=True):
+            if size % _shards(mesh, RULES[axis]):
+                found.append(f"{name}: {axis} {size} is whole on every device, as "
+                             f"{' x '.join(RULES[axis])} = {_shards(mesh, RULES[axis])} does not "
+                             "divide it")
+    return found
 
 
 def constrain(x: jax.Array, *axes: str | None, name: str) -> jax.Array:

@@ -108,6 +108,10 @@ def test_dimensions_that_do_not_divide_are_replicated():
     assert shardings["generator"]["embedding"].spec == PartitionSpec(None, "fsdp")
     even = shardings["query_encoder"]["bert"]["token_embedding"]
     assert even.spec == PartitionSpec("model", "fsdp")
+    said = [f"['generator']['{name}']: vocab 37 is whole on every device, as model = 2 does not "
+            "divide it" for name in ("embedding", "final_logits_bias")]
+    assert parallel.undivided(abstract(odd), mesh) == said
+    assert parallel.undivided(abstract(MODEL), mesh) == []
 
 
 def test_batches_that_cannot_be_split_are_errors():

@@ -105,7 +105,18 @@ def test_what_does_not_fit_ends_with_an_error(tmp_path, capsys):
     (record,) = json.loads((tmp_path / "report.json").read_text())["programs"]
     assert not record["fits"] and record["flops"] > 0 and record["collectives"]
     assert compile_report.main([*argv, "--memory_gib=1"]) is None
-    assert "yes" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "yes" in said and "is whole on every device" not in said
+
+
+def test_a_table_that_the_mesh_does_not_divide_is_told(monkeypatch, capsys):
+    monkeypatch.setattr(programs, "programs", lambda *given: [])
+    odd = ["--config.mesh.data=2", "--config.mesh.model=2",
+           "--config.model.generator.vocab_size=89"]
+    assert compile_report.main([*SMALL, *odd, "--topology=cpu:8"]) is None
+    said = capsys.readouterr().out
+    assert "['generator']['embedding']: vocab 89 is whole on every device, as model = 2" in said
+    assert said.count("is whole on every device") == 2, "and its bias"
 
 
 class TooBig:

@@ -10,7 +10,8 @@ PROCESSES = 2
 # Adam's epsilon is large: a gradient that is zero but for rounding would otherwise become a step of
 # full size, and rounding is what differs between one process and two.
 FLAGS = ["--config.train.steps=20", "--config.train.eval_every=20", "--config.train.save_every=7",
-         "--config.mesh.data=2", "--config.mesh.fsdp=4", "--config.eval.batch_size=64", "--config.train.collapse_window=5",
+         "--config.mesh.data=2", "--config.mesh.fsdp=4", "--config.eval.batch_size=64",
+         "--config.train.collapse_window=5",
          *(f"--config.{stage}.optimizer.eps=0.01"
            for stage in ("retriever_warmup", "generator_warmup", "train"))]
 
