@@ -3,13 +3,15 @@
     python benchmarks/overlap.py [--passages 100000] [--steps 40] [--json FILE]
 
 A small RAG with random passages and embeddings trains by the loop itself, its passages found by
-exact search on the host. The host's clock says when each search began and ended, when each step was
-dispatched, and, in a thread that waits for its metrics, when it was done. Hidden is the time of
-searches during which a step ran, as a share of all searches; the first steps, which compile, are
-left out.
+exact search on the host. Hidden is the time of searches during which a step ran, as a share of all
+searches; the first steps, which compile, are left out. It is measured twice in the same run: by the
+host's clock, which says when each search began and ended, when each step was dispatched, and, in a
+thread that waits for its metrics, when it was done; and in the profiler's trace (kept with
+--trace=FOLDER), where a step runs from the begin of its first operation to the end of its last.
 """
 
 import argparse
+import collections
 import dataclasses
 import functools
 import json
@@ -42,6 +44,7 @@ from rag_jax.training.writers import print_table
 
 SKIPPED = 5  # steps
 SEARCH, STEP = "search", "step"
+PROGRAM = "jit_step"  # what XLA calls the training step
 
 
 class Clock:
@@ -75,7 +78,8 @@ class Clock:
     def search(self, search: Any) -> Any:
         def timed(*arguments: Any) -> Any:
             began = time.perf_counter()
-            found = search(*arguments)
+            with jax.profiler.TraceAnnotation(SEARCH):
+                found = search(*arguments)
             self.intervals.append((SEARCH, began, time.perf_counter()))
             return found
 
@@ -112,7 +116,35 @@ def small_job(folder: pathlib.Path, passages: int, steps: int) -> tuple[stages.J
     return stages.Job(config, folder, prepared, parallel.make_mesh(config.mesh)), index
 
 
-def timed_training(job: stages.Job, index: PassageIndex, staleness: int) -> dict[str, float]:
+Intervals = list[tuple[float, float]]
+
+
+def hidden(searches: Intervals, steps: Intervals) -> float:
+    """The share of the time of searches, less the first ones, during which a step ran."""
+    counted = sorted(searches)[SKIPPED:]
+    both = sum(max(0.0, min(end, done) - max(begin, start))
+               for begin, end in counted for start, done in steps)
+    return both / sum(end - begin for begin, end in counted)
+
+
+def traced(folder: pathlib.Path) -> tuple[Intervals, Intervals]:
+    """Searches and steps in nanoseconds, from the profiler's trace in a folder."""
+    (file,) = folder.rglob("*.xplane.pb")
+    searches, operations = [], collections.defaultdict(list)
+    for plane in jax.profiler.ProfileData.from_file(str(file)).planes:
+        for event in (event for line in plane.lines for event in line.events):
+            if event.name == SEARCH:
+                searches.append((event.start_ns, event.start_ns + event.duration_ns))
+                continue
+            stats = dict(event.stats)
+            if stats.get("hlo_module") == PROGRAM:
+                operations[stats["run_id"]] += [
+                    event.start_ns, event.start_ns + event.duration_ns]
+    return searches, [(min(times), max(times)) for times in operations.values()]
+
+
+def timed_training(job: stages.Job, index: PassageIndex, staleness: int, trace: pathlib.Path
+                   ) -> dict[str, float]:
     """Trains from scratch; mean seconds, and the share of search that is hidden."""
     clock, config = Clock(), job.config
     find = clock.search(functools.partial(search, index, k=config.retrieval.k))
@@ -122,16 +154,18 @@ def timed_training(job: stages.Job, index: PassageIndex, staleness: int) -> dict
     source = RagSource(batcher, retriever, config.train.batch_size, config.seed, staleness,
                        job.mesh)
     stage = stages.rag_stage(job, f"staleness_{staleness}", source, None, meta={})
-    run_stage(dataclasses.replace(stage, train_step=clock.step(stage.train_step)))
-    searches, steps = clock.of(SEARCH)[SKIPPED:], clock.of(STEP)
-    total = sum(end - begin for begin, end in searches)
-    hidden = sum(max(0.0, min(end, done) - max(begin, start))
-                 for begin, end in searches for start, done in steps)
+    options = jax.profiler.ProfileOptions()
+    options.python_tracer_level = 0
+    with jax.profiler.trace(trace, profiler_options=options):
+        run_stage(dataclasses.replace(stage, train_step=clock.step(stage.train_step)))
+        searches, steps = clock.of(SEARCH), clock.of(STEP)
+    in_trace = traced(trace)
+    assert len(in_trace[0]) == len(searches) and len(in_trace[1]) == len(steps)
     counted = steps[SKIPPED:]
-    return {"search_secs": total / len(searches),
+    return {"search_secs": float(np.mean([end - begin for begin, end in searches[SKIPPED:]])),
             "step_secs": float(np.mean([end - begin for begin, end in counted])),
             "secs_from_step_to_step": (counted[-1][1] - counted[0][1]) / (len(counted) - 1),
-            "hidden": hidden / total}
+            "hidden": hidden(searches, steps), "hidden_in_trace": hidden(*in_trace)}
 
 
 def main() -> None:
@@ -141,12 +175,14 @@ def main() -> None:
     parser.add_argument("--passages", type=int, default=100_000)
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--json", metavar="FILE")
+    parser.add_argument("--trace", metavar="FOLDER", help="keep the profiler's traces there")
     options = parser.parse_args()
     found = {}
     with tempfile.TemporaryDirectory() as folder:
         job, index = small_job(pathlib.Path(folder), options.passages, options.steps)
         for staleness in (0, 1):
-            found[staleness] = timed_training(job, index, staleness)
+            trace = pathlib.Path(options.trace or folder) / f"trace_{staleness}"
+            found[staleness] = timed_training(job, index, staleness, trace)
     rows = [[f"staleness {staleness}", *(f"{value:.3f}" for value in one.values())]
             for staleness, one in found.items()]
     print(print_table(rows, ["", *(name.replace("_", " ") for name in found[0])]))

@@ -58,7 +58,7 @@ def search(index: PassageIndex | Bm25Index, queries: Any, k: int) -> np.ndarray:
     if index.division == "devices":
         return index.search(queries, k).ids
     if index.division == "queries":
-        return hosts.together(lambda rows: index.search(rows, k).ids, queries)
+        return hosts.together(lambda rows: index.search(rows, k).ids, queries, k)
 
     def everywhere(rows: np.ndarray) -> np.ndarray:
         mine = index.search(rows, k)
@@ -66,7 +66,7 @@ def search(index: PassageIndex | Bm25Index, queries: Any, k: int) -> np.ndarray:
         return merge([SearchResult(np.array(ids, np.int32), np.array(scores, np.float32))
                       for ids, scores in found], k).ids
 
-    return hosts.in_messages(everywhere, queries)
+    return hosts.in_messages(everywhere, queries, k)
 
 
 class Answerer:

@@ -43,6 +43,8 @@ def main(argv: list[str] | None = None) -> str | None:
     shape = " x ".join(f"{name} {size}" for name, size in mesh.shape.items())
     print(f"{options.topology}: {len(devices)} x {devices[0].device_kind} on {hosts} host(s), "
           f"mesh {shape}", flush=True)
+    for line in programs.undivided(config, mesh):
+        print(line, flush=True)
     found = []
     for program in programs.programs(config, mesh, hosts, options.passages, kinds):
         found.append(report.measure(program, len(devices)))

@@ -102,7 +102,8 @@ def _add_hosts(parser: argparse.ArgumentParser) -> None:
     """The options of a job of several processes; Slurm and TPU slices need none of them."""
     group = parser.add_argument_group("several hosts, each with its own process")
     group.add_argument("--coordinator", metavar="HOST:PORT", help="where process 0 listens")
-    group.add_argument("--num_processes", type=int, metavar="N", help="how many there are")
+    group.add_argument("--num_processes", type=int, metavar="N", help="how many there are; "
+                       "1, without the others: alone, whatever Slurm or the TPU says")
     group.add_argument("--process_id", type=int, metavar="I", help="which this is, from 0")
     group.add_argument("--heartbeat", type=int, metavar="SECONDS", default=hosts.HEARTBEAT_SECS,
                        help="silence after which a process is taken for dead and the others end "

@@ -9,6 +9,7 @@ import importlib.util
 import itertools
 import json
 import os
+import re
 import sys
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
@@ -17,18 +18,34 @@ from rag_jax.config import ConfigError
 
 HEARTBEAT_SECS = 100
 _LONGEST_WAIT_MS = 7 * 24 * 3600 * 1000  # the heartbeat notices a dead process much earlier
-_ROWS_AT_A_TIME = 1024  # a message must stay below gRPC's 4 MB
+_FOUND_AT_A_TIME = 100_000  # 34 bytes each: a message must stay below gRPC's 4 MB
+# What jax asks of Slurm; a batch script outside srun has all but the nodes of its step.
+_SLURM = ("SLURM_JOB_ID", "SLURM_STEP_NODELIST", "SLURM_NTASKS", "SLURM_PROCID", "SLURM_LOCALID")
 _rounds = itertools.count()
 T = TypeVar("T")
 
 
-def is_cluster(environment: Mapping[str, str]) -> bool:
-    """Whether jax can find the other processes by itself: Slurm's tasks or a TPU slice's hosts."""
-    if int(environment.get("SLURM_NTASKS", 1)) > 1 and "SLURM_PROCID" in environment:
-        return True
-    platforms = environment.get("JAX_PLATFORMS", "tpu")
+def is_slurm(environment: Mapping[str, str]) -> bool:
+    """Whether this is one of several tasks that srun has started."""
+    return all(name in environment for name in _SLURM) and int(environment["SLURM_NTASKS"]) > 1
+
+
+def has_tpus(environment: Mapping[str, str]) -> bool:
+    """Whether jax will use TPU chips of this machine, which may be one host of a slice."""
+    platforms = environment.get("JAX_PLATFORMS") or "tpu"
     chips = glob.glob("/dev/accel[0-9]*") + glob.glob("/dev/vfio/[0-9]*")
     return "tpu" in platforms and bool(chips) and importlib.util.find_spec("libtpu") is not None
+
+
+def _local_devices(environment: Mapping[str, str]) -> list[int] | None:
+    """[] = all GPUs of the node, for Slurm's only task on it; None = as jax decides.
+
+    Of Slurm's tasks, jax gives each the GPU of its number on the node, and no other.
+    """
+    tasks = environment.get("SLURM_STEP_TASKS_PER_NODE", environment.get("SLURM_TASKS_PER_NODE"))
+    if "JAX_LOCAL_DEVICE_IDS" in environment or not re.fullmatch(r"1(\(x\d+\))?", tasks or ""):
+        return None
+    return []
 
 
 def connect(coordinator: str | None, num_processes: int | None, process_id: int | None,
@@ -36,31 +53,48 @@ def connect(coordinator: str | None, num_processes: int | None, process_id: int 
     """Joins the other processes of the job; to be called before anything touches a device.
 
     Args:
-      coordinator: HOST:PORT of process 0; None = as the environment says, or alone.
-      num_processes, process_id: with a coordinator only.
+      coordinator: HOST:PORT of process 0; None = as Slurm or a TPU slice says, or alone.
+      num_processes, process_id: with a coordinator only, but for num_processes=1: alone, whatever
+        the environment says.
       heartbeat: seconds of silence after which a process is taken for dead and all others end.
 
     Raises:
-      ConfigError: some of the three are given but not all, or they do not fit.
+      ConfigError: some of the three are given but not all, they do not fit, or the TPU's metadata
+        do not say which hosts belong together.
     """
+    if (devices := int(os.environ.get("JAX_NUM_CPU_DEVICES", 1))) > 1:
+        # With few threads for the virtual devices, collectives can wait for ever (jaxlib 0.10).
+        os.environ.setdefault("PJRT_NPROC", str(max(4 * devices, os.cpu_count())))
     given = [coordinator, num_processes, process_id]
+    if given == [None, 1, None]:
+        return
     if given.count(None) not in (0, 3):
         raise ConfigError("--coordinator, --num_processes and --process_id belong together: give "
-                          "all three to every process, or none")
+                          "all three to every process, or none (or --num_processes=1 alone)")
+    local: list[int] | None = None
     if coordinator is not None:
         if not coordinator.rpartition(":")[2].isdigit():
             raise ConfigError(f"--coordinator={coordinator}: expected HOST:PORT of process 0")
         if not 0 <= process_id < num_processes:
             raise ConfigError(f"--process_id={process_id}: must be 0 to {num_processes - 1}, below "
                               f"--num_processes={num_processes}")
-    elif not is_cluster(os.environ):
+    elif is_slurm(os.environ):
+        local = _local_devices(os.environ)
+    elif not has_tpus(os.environ):
         return
     import jax
 
     # jax's own handler would swallow a SIGTERM that comes outside of training.
     jax.config.update("jax_enable_preemption_service", False)
-    jax.distributed.initialize(coordinator, num_processes, process_id,
-                               heartbeat_timeout_seconds=heartbeat)
+    try:
+        jax.distributed.initialize(coordinator, num_processes, process_id, local,
+                                   heartbeat_timeout_seconds=heartbeat)
+    except Exception as error:  # of several types, also of the library that asks for metadata
+        if coordinator is not None or is_slurm(os.environ):
+            raise
+        raise ConfigError(
+            f"this machine has TPU chips, but not the metadata of a TPU slice ({error}); where it "
+            "is the only host, as in a hosted notebook, give --num_processes=1") from error
     if count() > 1:
         print(f"process {index()} of {count()}: if one of them dies, the others end within "
               f"{heartbeat} s or so; start all with the same command again to go on", flush=True)
@@ -127,8 +161,8 @@ def share(size: int) -> slice:
     return slice(size * index() // count(), size * (index() + 1) // count())
 
 
-def together(compute: Callable[[Any], Any], rows: Any) -> Any:
-    """compute(rows), int32[N, ...], for which every process does its share of the rows."""
+def together(compute: Callable[[Any], Any], rows: Any, width: int) -> Any:
+    """compute(rows), int32[N, width], for which every process does its share of the rows."""
     if count() == 1:
         return compute(rows)
     import numpy as np
@@ -138,17 +172,17 @@ def together(compute: Callable[[Any], Any], rows: Any) -> Any:
         found = exchange(compute(mine).tolist() if len(mine) else [])
         return np.concatenate([np.array(part, np.int32) for part in found if part])
 
-    return in_messages(shared, rows)
+    return in_messages(shared, rows, width)
 
 
-def in_messages(compute: Callable[[Any], Any], rows: Any) -> Any:
-    """compute(rows), which exchanges a few numbers a row, for so many at a time as a message holds.
-    """
+def in_messages(compute: Callable[[Any], Any], rows: Any, width: int) -> Any:
+    """compute(rows), which exchanges `width` ids and scores a row, as many as a message holds at a
+    time."""
     import numpy as np
 
-    rows = np.asarray(rows)
-    return np.concatenate([compute(rows[begin : begin + _ROWS_AT_A_TIME])
-                           for begin in range(0, len(rows), _ROWS_AT_A_TIME)])
+    rows, size = np.asarray(rows), max(1, _FOUND_AT_A_TIME // width)
+    return np.concatenate([compute(rows[begin : begin + size])
+                           for begin in range(0, len(rows), size)])
 
 
 def leave(code: int | str) -> None:

@@ -88,7 +88,7 @@ def filled_up(size: int, mesh: Mesh) -> int:
 def param_shardings(boxed: Any, mesh: Mesh) -> Any:
     """NamedSharding of every parameter of a tree with logical axis names (boxed by Linen).
 
-    A dimension that its mesh axis does not divide is replicated.
+    A dimension that its mesh axis does not divide is replicated; `undivided` lists them.
     """
 
     def one(path: Any, leaf: Any) -> NamedSharding:
@@ -102,11 +102,27 @@ def param_shardings(boxed: Any, mesh: Mesh) -> Any:
         ]
         return NamedSharding(mesh, PartitionSpec(*entries))
 
-    is_box = lambda leaf: isinstance(leaf, nn.LogicallyPartitioned)  # noqa: E731
-    return jax.tree_util.tree_map_with_path(one, boxed, is_leaf=is_box)
+    return jax.tree_util.tree_map_with_path(one, boxed, is_leaf=_is_box)
 
 
-def constrain(x: jax.Array, *axes: str | None) -> jax.Array:
+def _is_box(leaf: Any) -> bool:
+    return isinstance(leaf, nn.LogicallyPartitioned)
+
+
+def undivided(boxed: Any, mesh: Mesh) -> list[str]:
+    """What `param_shardings` replicates although a rule would split it, in words."""
+    found = []
+    for path, leaf in jax.tree_util.tree_leaves_with_path(boxed, is_leaf=_is_box):
+        name = jax.tree_util.keystr(path)
+        for axis, size in zip(leaf.names, leaf.value.shape, strict=True):
+            if size % _shards(mesh, RULES[axis]):
+                found.append(f"{name}: {axis} {size} is whole on every device, as "
+                             f"{' x '.join(RULES[axis])} = {_shards(mesh, RULES[axis])} does not "
+                             "divide it")
+    return found
+
+
+def constrain(x: jax.Array, *axes: str | None, name: str) -> jax.Array:
     """Lays out a value inside a jitted function as the rules say, on the mesh of its arguments.
 
     Left alone, the compiler may follow the layout of a parameter instead, and move a batch between
@@ -116,8 +132,12 @@ def constrain(x: jax.Array, *axes: str | None) -> jax.Array:
       x: comes back as it is where there is no mesh of several devices, or one that does not divide
         the named dimensions.
       axes: logical names of the leading dimensions; the others are whole on every device.
+      name: of the value, for errors.
+
+    Raises:
+      ValueError: as `spec`.
     """
-    mesh, wanted = jax.typeof(x).sharding.mesh, spec(axes)
+    mesh, wanted = jax.typeof(x).sharding.mesh, spec(axes, name)
     if set(mesh.axis_types) != {AxisType.Auto} or mesh.size == 1 or any(
             size % _shards(mesh, targets) for size, targets in zip(x.shape, wanted, strict=False)):
         return x
@@ -220,6 +240,6 @@ def micro_batches(batch: Any, pieces: int) -> Any:
                               f"micro-batches over {parts} devices each: make batch_size a "
                               f"multiple of {pieces * parts} (accumulate x mesh.data x mesh.fsdp)")
         pieced = jnp.swapaxes(x.reshape(-1, pieces, *x.shape[1:]), 0, 1)
-        return constrain(pieced, None, "batch")
+        return constrain(pieced, None, "batch", name="micro-batches")
 
     return jax.tree.map(split, batch)

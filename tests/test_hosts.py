@@ -6,9 +6,11 @@ import jax
 import numpy as np
 import pytest
 from jax._src import distributed
+from jax._src.clusters import ClusterEnv, SlurmCluster
 
-from rag_jax import hosts
+from rag_jax import answering, hosts
 from rag_jax.config import ConfigError
+from rag_jax.retrieval.index import SearchResult
 
 
 @pytest.mark.parametrize("given,message", [
@@ -19,22 +21,97 @@ def test_flags_that_do_not_fit_are_errors(given, message):
         hosts.connect(*given)
 
 
-@pytest.mark.parametrize("environment,devices,found", [
-    ({}, [], False), ({"SLURM_NTASKS": "4", "SLURM_PROCID": "1"}, [], True),
-    ({"SLURM_NTASKS": "4"}, [], False),  # a batch script outside srun
-    ({"SLURM_NTASKS": "1", "SLURM_PROCID": "0"}, [], False),
-    ({}, ["/dev/accel0"], True), ({"JAX_PLATFORMS": "cpu"}, ["/dev/accel0"], False)])
-def test_slurm_and_tpu_slices_are_recognised(monkeypatch, environment, devices, found):
+SRUN = {"SLURM_JOB_ID": "70000", "SLURM_STEP_NODELIST": "node[01-04]", "SLURM_NTASKS": "4",
+        "SLURM_PROCID": "1", "SLURM_LOCALID": "0"}
+
+
+@pytest.mark.parametrize("missing", [None, *SRUN])
+def test_slurm_is_recognised_by_all_that_jax_asks_of_it(monkeypatch, missing):
+    """A batch script outside srun has no step; jax would not know it and wait for the others."""
+    environment = {name: value for name, value in SRUN.items() if name != missing}
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert hosts.is_slurm(environment) == SlurmCluster.is_env_present() == (missing is None)
+    assert not hosts.is_slurm({**SRUN, "SLURM_NTASKS": "1"})
+
+
+@pytest.mark.parametrize("platforms,devices,found", [
+    (None, [], False), (None, ["/dev/accel0"], True), ("", ["/dev/vfio/0"], True),
+    ("tpu,cpu", ["/dev/accel0"], True), ("cpu", ["/dev/accel0"], False)])
+def test_tpu_chips_are_recognised(monkeypatch, platforms, devices, found):
     monkeypatch.setattr(hosts.glob, "glob", lambda pattern: [
         d for d in devices if d.startswith(pattern[:9])])
     monkeypatch.setattr(hosts.importlib.util, "find_spec", lambda name: name)
-    assert hosts.is_cluster(environment) == found
+    environment = {} if platforms is None else {"JAX_PLATFORMS": platforms}
+    assert hosts.has_tpus(environment) == found
+
+
+@pytest.fixture
+def started(monkeypatch):
+    """What jax.distributed.initialize was called with, which does nothing here."""
+    calls = []
+    monkeypatch.setattr(jax.distributed, "initialize",
+                        lambda *given, **settings: calls.append(given))
+    monkeypatch.setattr(hosts, "has_tpus", lambda environment: False)
+    monkeypatch.setenv("PJRT_NPROC", "3")  # for this test, and as it was after it
+    kept = jax.config.jax_enable_preemption_service
+    yield calls
+    jax.config.update("jax_enable_preemption_service", kept)
+
+
+@pytest.mark.parametrize("environment,local", [
+    ({}, None), ({"SLURM_TASKS_PER_NODE": "1(x4)"}, []),
+    ({"SLURM_TASKS_PER_NODE": "4", "SLURM_STEP_TASKS_PER_NODE": "1(x4)"}, []),
+    ({"SLURM_TASKS_PER_NODE": "1", "SLURM_STEP_TASKS_PER_NODE": "2(x2)"}, None),
+    ({"SLURM_STEP_TASKS_PER_NODE": "1,2"}, None), ({"SLURM_STEP_TASKS_PER_NODE": "12"}, None),
+    ({"SLURM_STEP_TASKS_PER_NODE": "1(x4)", "JAX_LOCAL_DEVICE_IDS": "0,1"}, None)])
+def test_slurms_only_task_of_a_node_has_all_its_gpus(monkeypatch, started, environment, local):
+    for name, value in {**SRUN, **environment}.items():
+        monkeypatch.setenv(name, value)
+    hosts.connect(None, None, None)
+    assert started == [(None, None, None, local)]
+    found = ClusterEnv.auto_detect_unset_distributed_params(None, None, None, local, None, 1)
+    assert found == (found[0], 4, 1, [0] if local is None else [])
+
+
+def test_one_process_can_be_told_that_it_is_alone(monkeypatch, started):
+    for name, value in SRUN.items():
+        monkeypatch.setenv(name, value)
+    hosts.connect(None, 1, None)
+    assert not started
+
+
+def test_chips_without_a_slice_are_an_error_that_says_what_to_do(monkeypatch, started):
+    monkeypatch.setattr(hosts, "has_tpus", lambda environment: True)
+
+    def initialize(*given, **settings):
+        raise ValueError("coordinator_address should be defined.")
+
+    monkeypatch.setattr(jax.distributed, "initialize", initialize)
+    with pytest.raises(ConfigError, match="coordinator_address.*give --num_processes=1"):
+        hosts.connect(None, None, None)
+
+
+@pytest.mark.parametrize("given", [("h:1", 2, 0), (None, None, None)])
+def test_virtual_devices_have_threads(monkeypatch, started, given):
+    """Of a process by itself too: its devices also wait for each other."""
+    monkeypatch.setattr(hosts.os, "cpu_count", lambda: 2)
+    monkeypatch.setenv("JAX_NUM_CPU_DEVICES", "8")
+    hosts.connect(*given)
+    assert hosts.os.environ["PJRT_NPROC"] == "3", "as the user wants it"
+    monkeypatch.delenv("PJRT_NPROC")
+    hosts.connect(*given)
+    assert hosts.os.environ["PJRT_NPROC"] == "32"
+    monkeypatch.delenv("PJRT_NPROC")
+    monkeypatch.delenv("JAX_NUM_CPU_DEVICES")
+    hosts.connect(*given)
+    assert "PJRT_NPROC" not in hosts.os.environ, "one device, or not CPUs"
 
 
 def test_alone_everything_is_said_to_oneself():
     assert hosts.leads() and hosts.count() == 1 and hosts.exchange({"a": 1}) == [{"a": 1}]
     assert hosts.share(7) == slice(0, 7) and hosts.first(lambda: 3) == 3
-    assert hosts.together(lambda rows: rows + 1, np.arange(3)).tolist() == [1, 2, 3]
+    assert hosts.together(lambda rows: rows + 1, np.arange(3), 1).tolist() == [1, 2, 3]
 
 
 class Store(dict):
@@ -69,9 +146,28 @@ def test_shares_cover_all_rows_once_and_come_back_in_order(monkeypatch, size):
         parts += np.arange(size)[hosts.share(size)].tolist()
     assert sorted(parts) == list(range(size))
     computed = []
-    found = hosts.together(lambda part: computed.append(len(part)) or part + 1, rows)
+    found = hosts.together(lambda part: computed.append(len(part)) or part + 1, rows, 2)
     assert found.dtype == np.int32 and np.array_equal(found, rows + 1)
     assert sum(computed) < max(2, size), "a part of the rows only"
+
+
+def test_messages_stay_below_grpcs_limit_whatever_k_is(monkeypatch):
+    """Both ways in which processes share a search, with ids and scores of the longest form."""
+    k, rows = 1000, np.zeros((400, 2), np.float32)
+    said = []
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    monkeypatch.setattr(jax, "process_index", lambda: 0)
+    monkeypatch.setattr(hosts, "exchange",
+                        lambda value: said.append(len(json.dumps(value))) or [value, value])
+
+    class Longest:
+        def search(self, queries, k):
+            ids = np.full((len(queries), k), 2**31 - 1, np.int32) - np.arange(k, dtype=np.int32)
+            return SearchResult(ids, np.full(ids.shape, -1.2345678e-30, np.float32))
+
+    for Longest.division in ("queries", "passages"):
+        assert answering.search(Longest(), rows, k).shape == (400, k)
+    assert max(said) < 4 * 2**20 < sum(said)
 
 
 def test_process_0_goes_first(monkeypatch):

@@ -15,6 +15,7 @@ from jax.sharding import PartitionSpec
 
 from rag_jax import parallel
 from rag_jax.config import ConfigError, MeshConfig, OptimizerConfig
+from rag_jax.models.layers import Linear
 from rag_jax.training import optim, step
 from rag_jax.types import RetrieverBatch, Seq2SeqBatch
 
@@ -60,6 +61,23 @@ def test_unknown_and_colliding_axes_are_errors_that_name_the_tensor():
         parallel.param_shardings({"wi": {"bias": jnp.zeros(2)}}, mesh)
 
 
+def test_states_with_unknown_and_colliding_axes_are_errors_that_name_them():
+    with pytest.raises(ValueError, match="scores.*no sharding rule for axis 'bacth'"):
+        parallel.constrain(jnp.zeros((8, 2)), "bacth", name="scores")
+
+    class Tower(nn.Module):
+        axes: tuple[str, str]
+
+        @nn.compact
+        def __call__(self, x):
+            return Linear(6, self.axes, name="wo")(x)
+
+    for axes, message in [(("embed", "hedas"), "no sharding rule for axis 'hedas'"),
+                          (("mlp", "batch"), r"two of its axes \('batch', None, 'batch'\)")]:
+        with pytest.raises(ValueError, match=f"^wo: {message}"):
+            Tower(axes).init(jax.random.key(0), jnp.zeros((8, 3, 4)))
+
+
 @pytest.mark.parametrize("scan", [False, True])
 def test_every_parameter_has_logical_axes_of_its_rank(scan):
     """Towers with every optional part; a scan adds the axis "layers" in front."""
@@ -90,6 +108,10 @@ def test_dimensions_that_do_not_divide_are_replicated():
     assert shardings["generator"]["embedding"].spec == PartitionSpec(None, "fsdp")
     even = shardings["query_encoder"]["bert"]["token_embedding"]
     assert even.spec == PartitionSpec("model", "fsdp")
+    said = [f"['generator']['{name}']: vocab 37 is whole on every device, as model = 2 does not "
+            "divide it" for name in ("embedding", "final_logits_bias")]
+    assert parallel.undivided(abstract(odd), mesh) == said
+    assert parallel.undivided(abstract(MODEL), mesh) == []
 
 
 def test_batches_that_cannot_be_split_are_errors():
@@ -191,8 +213,9 @@ def keep_gradients():
 def one_step(model, loss, batch, sizes=(1, 1, 1), pieces=1, towers=MODEL.towers):
     """(state before, state after, metrics) of one training step of `towers` on a mesh.
 
-    Adam's epsilon is large: gradients that are zero but for rounding (biases of keys) would
-    otherwise turn into steps of full size.
+    Adam's first step is g / (|g| + eps): what is zero but for rounding becomes a step of full size.
+    With eps=1e-8 or 1e-7 single numbers of that kind leave 2e-5 to 3e-5 of a parameter's norm, with
+    1e-3 1.3e-5.
     """
     mesh = parallel.make_mesh(MeshConfig(*sizes), jax.devices()[: np.prod(sizes)])
     config = OptimizerConfig(learning_rate=0.1, warmup_steps=0, eps=1e-2, clip_norm=1.0)
@@ -208,16 +231,49 @@ def one_step(model, loss, batch, sizes=(1, 1, 1), pieces=1, towers=MODEL.towers)
     return before, after, metrics
 
 
+NOTHING = 1e-7  # of the whole gradient's norm: rounding, as in what adds the same to all scores
+
+
+def differences(found, expected, leave_out=frozenset()):
+    """Leaf -> |found - expected| / |expected|, norms in float64."""
+    def leaves(tree):
+        return {jax.tree_util.keystr(path): np.asarray(leaf, np.float64)
+                for path, leaf in jax.tree_util.tree_leaves_with_path(jax.device_get(tree))}
+
+    found, expected = leaves(found), leaves(expected)
+    assert found.keys() == expected.keys()
+    return {name: np.linalg.norm(found[name] - one) / max(np.linalg.norm(one), 1e-30)
+            for name, one in expected.items() if name not in leave_out}
+
+
+def without_gradient(gradients):
+    """Leaves whose gradient is zero but for rounding: biases of keys for one."""
+    norms = {jax.tree_util.keystr(path): np.linalg.norm(leaf)
+             for path, leaf in jax.tree_util.tree_leaves_with_path(jax.device_get(gradients))}
+    whole = np.linalg.norm(list(norms.values()))
+    return {name for name, norm in norms.items() if norm < NOTHING * whole}
+
+
 def assert_same_step(found, expected):
-    """Initial parameters, metrics, gradients and updated parameters, to 1e-5."""
+    """Metrics and gradients to 1e-5 of every leaf's norm, updated parameters entry by entry.
+
+    Returns:
+      The largest difference of metrics and of gradients.
+    """
     (before, after, metrics), (one_before, one_after, one_metrics) = found, expected
     tiny.assert_trees_close(before, one_before, rtol=1e-6)
-    tiny.assert_trees_close(metrics, one_metrics, rtol=1e-5)
     gradients, one_gradients = after.opt_state[0], one_after.opt_state[0]
     assert all(not tiny.is_zero(tower) for tower in one_gradients.values())
-    tiny.assert_trees_close(gradients, one_gradients, rtol=1e-5, atol=2e-6)
+    zero = without_gradient(one_gradients)
+    assert zero == without_gradient(gradients) and len(zero) < 10
+    largest = []
+    for one, other, left_out in ((metrics, one_metrics, ()), (gradients, one_gradients, zero)):
+        differ = differences(one, other, left_out)
+        largest.append(max(differ.values()))
+        assert largest[-1] <= 1e-5, {name: d for name, d in differ.items() if d > 1e-5}
     tiny.assert_trees_close(after.params, one_after.params, rtol=1e-5, atol=1e-5)
     assert not tiny.is_zero(jax.tree.map(np.subtract, jax.device_get(after.params), before.params))
+    return largest
 
 
 def every_batch():
@@ -248,7 +304,9 @@ def on_one_device():
 def test_eight_devices_compute_what_one_computes(on_one_device, sizes):
     """Every kind, DPR and denoising; the optimiser's state lies as the parameters."""
     before, after, metrics = one_step(MODEL, EVERY_LOSS, every_batch(), sizes)
-    assert_same_step((before, after, metrics), on_one_device)
+    largest = assert_same_step((before, after, metrics), on_one_device)
+    print("mesh {} x {} x {}: losses {:.1e}, gradients {:.1e}".format(
+        *sizes, *largest))
     embedding = after.params["generator"]["embedding"]
     assert len(embedding.sharding.device_set) == 8
     assert embedding.sharding.shard_shape(embedding.shape) == (38 // sizes[2], 16 // sizes[1])

@@ -74,6 +74,12 @@ def job_of(config: Config, mesh: Mesh) -> stages.Job:
     return stages.Job(config, pathlib.Path(), prepared, mesh)
 
 
+def undivided(config: Config, mesh: Mesh) -> list[str]:
+    """Parameters that this mesh cannot split, in words; see parallel.undivided."""
+    model = job_of(config, mesh).model
+    return parallel.undivided(jax.eval_shape(lambda: model.init(jax.random.key(0))), mesh)
+
+
 def programs(config: Config, mesh: Mesh, hosts: int = 1, passages: int = 0,
              kinds: Sequence[str] = KINDS) -> Iterator[Program]:
     """The programs of `kinds`, those of training and answering for every one of config.runs.

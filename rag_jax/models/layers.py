@@ -86,7 +86,8 @@ def _transposed(x: jax.Array) -> jax.Array:
 
 def look_up(table: jax.Array, ids: jax.Array) -> jax.Array:
     """Rows [R, L, D] of a token table [V, D], which is gathered over fsdp first, not its rows."""
-    return constrain(constrain(table, "vocab")[ids], "batch")
+    whole = constrain(table, "vocab", name="token table")
+    return constrain(whole[ids], "batch", name="embedded tokens")
 
 
 class Linear(nn.Module):
@@ -117,7 +118,7 @@ class Linear(nn.Module):
         y = y.reshape(*x.shape[:-1], self.features)
         # States keep their width whole: "embed" is how parameters are stored.
         last = None if self.axes[1] == "embed" else self.axes[1]
-        return constrain(y, "batch", *(None,) * (y.ndim - 2), last)
+        return constrain(y, "batch", *(None,) * (y.ndim - 2), last, name="/".join(self.path))
 
 
 class LayerNorm(nn.Module):
@@ -136,7 +137,7 @@ class LayerNorm(nn.Module):
             bias_init=nn.with_logical_partitioning(nn.initializers.zeros, ("norm",)),
             name="norm",
         )(x).astype(self.dtype)
-        return constrain(normed, "batch")
+        return constrain(normed, "batch", name="/".join(self.path))
 
 
 class Attention(nn.Module):

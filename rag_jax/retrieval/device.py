@@ -24,6 +24,7 @@ from rag_jax.retrieval.passages import Passage, TokenTable, check_rows
 ROUND = 1024, 65536  # rows per device are a multiple: of few rows, of many, for even blocks
 QUERIES = 256  # searched at a time; fewer are padded to a power of two
 WRITTEN = 1024  # rows written at a time
+LOADED = 16384  # rows loaded at a time: the host never holds more of a table
 
 
 class TokenSpec(NamedTuple):
@@ -164,20 +165,31 @@ class DeviceIndex:
 
     def _load(self, index: PassageIndex) -> Memory:
         """Tables of an index, with zeros in spare rows; a process reads its devices' rows alone."""
-        sharding, shards = row_sharding(self.mesh), []
-        local = self.capacity // self.mesh.size
+        sharding = row_sharding(self.mesh)
+        whole = abstract_memory(self.capacity, self.width, self.mesh, self.settings, self.tables)
+        whole = whole._replace(valid=None)
         placed = sharding.addressable_devices_indices_map((self.capacity,))
-        for device, (rows,) in placed.items():
-            begin = rows.start or 0
-            real = np.arange(begin, max(begin, min(begin + local, index.size)))
-            leaves, structure = jax.tree.flatten(self._values(index, real))
-            spare = ((0, local - len(real)),)
-            shards.append([jax.device_put(np.pad(x, spare + ((0, 0),) * (x.ndim - 1)), device)
-                           for x in leaves])
-        return structure.unflatten([
-            jax.make_array_from_single_device_arrays(
-                (self.capacity, *parts[0].shape[1:]), sharding, list(parts))
-            for parts in zip(*shards, strict=True)])
+        shards = [self._share(index, whole, device, rows.start or 0)
+                  for device, (rows,) in placed.items()]
+        return jax.tree.map(
+            lambda table, *parts: jax.make_array_from_single_device_arrays(
+                table.shape, sharding, list(parts)), whole, *shards)
+
+    def _share(self, index: PassageIndex, whole: Memory, device: jax.Device, first: int) -> Memory:
+        """The rows of `whole` from `first` on that lie on this device, a few from the host at a
+        time."""
+        local = self.capacity // self.mesh.size
+        size = min(local, LOADED)
+        share = jax.tree.map(
+            lambda table: jnp.zeros((local, *table.shape[1:]), table.dtype, device=device), whole)
+        for begin in range(0, min(local, index.size - first), size):
+            begin = min(begin, local - size)  # the last rows again, in place of another shape
+            rows = np.arange(first + begin, min(first + begin + size, index.size))
+            spare = ((0, size - len(rows)),)
+            values = jax.tree.map(lambda x: np.pad(x, spare + ((0, 0),) * (x.ndim - 1)),  # noqa: B023
+                                  self._values(index, rows))
+            share = jax.block_until_ready(_place(share, values, np.int32(begin)))
+        return share
 
     def _placed_mask(self) -> jax.Array:
         valid = self._valid.copy()  # jax may keep a view of what it is given
@@ -267,6 +279,14 @@ class JoinedTokens:
 def jit_search(mesh: Mesh, k: int, settings: DeviceSettings) -> Callable:
     """(memory, queries float32[B, E]) -> SearchResult; see device_search.search."""
     return jax.jit(lambda memory, queries: device_search.search(memory, queries, k, mesh, settings))
+
+
+@functools.partial(jax.jit, donate_argnums=0)
+def _place(share: Memory, values: Memory, begin: jax.Array) -> Memory:
+    """The tables with `values` from row `begin` on."""
+    return jax.tree.map(
+        lambda table, rows: jax.lax.dynamic_update_slice_in_dim(table, rows, begin, 0),
+        share, values)
 
 
 @functools.cache

@@ -18,7 +18,7 @@ class CollapseGuard:
     window within the warm-up of the learning rate.
 
     Args:
-      action: what follows: training stops, or the retriever is frozen.
+      action: what follows: a warning, training stops, or the retriever is frozen.
       window: steps that are counted together.
       threshold: share of the first window's effective passages below which retrieval has collapsed.
 
@@ -26,7 +26,7 @@ class CollapseGuard:
       collapsed_at: steps done when it had; None = it has not.
     """
 
-    def __init__(self, action: Literal["stop", "freeze"], window: int, threshold: float):
+    def __init__(self, action: Literal["warn", "stop", "freeze"], window: int, threshold: float):
         self.action, self.window, self.threshold = action, window, threshold
         self.restore({"ids": [], "first": None, "last": None, "collapsed_at": None})
 

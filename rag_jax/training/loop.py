@@ -10,6 +10,7 @@ import pathlib
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
+import jax
 import numpy as np
 
 from rag_jax import hosts
@@ -130,7 +131,7 @@ class _Watch:
         self.window.append(metrics)
         done = step + 1
         if self.stage.guard is not None:
-            self._guard(done, np.asarray(doc_ids))
+            self._guard(done, gathered_rows(doc_ids))
         if not all(math.isfinite(value) for value in metrics.values()):
             bad = [name for name, value in metrics.items() if not math.isfinite(value)]
             last = self.checkpointer.latest_step()
@@ -157,8 +158,29 @@ class _Watch:
         before, effective = guard.collapsed_at, guard.note(done, doc_ids)
         if effective is not None:
             self.writer.write(done, {f"{self.stage.name}/effective_passages": effective})
-        if guard.collapsed_at != before and guard.action == "freeze" and hosts.leads():
-            print(f"{self.stage.name}: {guard}; the retriever trains no further", flush=True)
+        if guard.collapsed_at != before and guard.action in _SAID and hosts.leads():
+            print(f"{self.stage.name}: {guard}; {_SAID[guard.action]}", flush=True)
+
+
+_SAID = {
+    "freeze": "the retriever trains no further",
+    "warn": "training goes on, but the passages may no longer help; lower "
+    "config.train.query_encoder_rate or the learning rate, or set config.train.collapse_guard to "
+    "freeze or stop",
+}
+
+
+def gathered_rows(x: jax.Array) -> np.ndarray:
+    """All rows of an array that is split along its leading axis, on every process.
+
+    They go from host to host, so that no device has to finish a later step first.
+    """
+    if x.is_fully_addressable:
+        return np.asarray(x)
+    own = [[shard.index[0].start or 0, np.asarray(shard.data).tolist()]
+           for shard in x.addressable_shards if shard.replica_id == 0]
+    parts = sorted(part for parts in hosts.exchange(own) for part in parts)
+    return np.concatenate([np.array(rows, x.dtype) for _, rows in parts])
 
 
 def run_stage(stage: Stage) -> TrainState:
@@ -211,7 +233,7 @@ def _step_now(
         return stage.train_step
     if guard.due(done):
         watch.settle()
-    if guard.collapsed_at is None:
+    if guard.collapsed_at is None or guard.action == "warn":
         return stage.train_step
     if guard.action == "freeze":
         return stage.frozen_step

@@ -14,6 +14,7 @@ from rag_jax.data.batches import ENCODER_TABLE, bucket
 from rag_jax.models.layers import unstack_layers
 from rag_jax.retrieval.bm25 import Bm25Index, build_bm25
 from rag_jax.retrieval.build import build_index
+from rag_jax.retrieval.exact import RECALL_QUERIES
 from rag_jax.retrieval.index import PassageIndex
 from rag_jax.retrieval.scann import ScannSettings
 from rag_jax.training import on_device
@@ -62,9 +63,17 @@ def index_memory(job: Job, params: Any, store: Any, out: pathlib.Path,
 
 def index_memories(job: Job, params: Any, folder: pathlib.Path, overwrite: bool = False
                    ) -> dict[str, PassageIndex]:
-    """An index for every memory in FOLDER; recall is measured with questions of the dev split."""
-    answerer = make_answerer(job, None, job.config.model.kind)
-    sample = answerer.embed_questions(unstack_layers(params), job.tokens("dev"))
+    """An index for every memory in FOLDER; recall is measured with questions of the dev split.
+
+    With some of them where there are many: exact search reads the whole index for them.
+    """
+    answerer, dev = make_answerer(job, None, job.config.model.kind), job.prepared.splits["dev"]
+    drawn = np.random.default_rng(job.config.seed).permutation(len(dev))[:RECALL_QUERIES]
+    if len(drawn) < len(dev) and hosts.leads():
+        print(f"recall is measured with {len(drawn)} of the {len(dev)} dev questions, drawn by "
+              f"config.seed={job.config.seed}", flush=True)
+    questions = job.tokenize([dev[row] for row in sorted(drawn)])
+    sample = answerer.embed_questions(unstack_layers(params), questions)
     return {name: index_memory(job, params, store, folder / name, sample, overwrite)
             for name, store in job.prepared.memories.items()}
 

@@ -161,7 +161,7 @@ def make_train_step(
       complete: makes the loss's batch from the given one, with the parameters of the step.
       held: trained towers that stay as they are in this step; the state has the same form, and
         the others train as if these were constants.
-      show: from the loss's batch what else comes back among the metrics, as it is.
+      show: from the loss's batch what else comes back among the metrics, split as the batch is.
     """
     moving = tuple(t for t in trained_towers if t not in held)
 
@@ -182,14 +182,17 @@ def make_train_step(
         updates, opt_state = optimizer.update(grads, state.opt_state, {**trained, **still})
         updates = {t: updates[t] for t in moving}
         params = {**state.params, **optax.apply_updates(trained, updates)}
-        return TrainState(params, opt_state), metrics | (show(batch) if show is not None else {})
+        metrics = jax.lax.with_sharding_constraint(metrics, whole)
+        if show is not None:
+            metrics |= jax.lax.with_sharding_constraint(show(batch), rows)
+        return TrainState(params, opt_state), metrics
 
-    whole = parallel.replicated(mesh)
-    given = complete.shardings if complete is not None else parallel.batch_sharding(mesh)
+    whole, rows = parallel.replicated(mesh), parallel.batch_sharding(mesh)
+    given = complete.shardings if complete is not None else rows
     return jax.jit(
         step,
         donate_argnums=0,
-        out_shardings=(shardings, whole),
+        out_shardings=(shardings, None),  # the metrics' are above
         in_shardings=(shardings, given, whole),
     )
 

@@ -12,7 +12,7 @@ import pytest
 
 from rag_jax import compile_report, parallel
 from rag_jax.aot import programs
-from rag_jax.aot.report import measure
+from rag_jax.aot.report import measure, tables
 from rag_jax.config import ConfigError
 from rag_jax.flags import ROOT, make_parser, parse_with_config
 
@@ -105,7 +105,48 @@ def test_what_does_not_fit_ends_with_an_error(tmp_path, capsys):
     (record,) = json.loads((tmp_path / "report.json").read_text())["programs"]
     assert not record["fits"] and record["flops"] > 0 and record["collectives"]
     assert compile_report.main([*argv, "--memory_gib=1"]) is None
-    assert "yes" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "yes" in said and "is whole on every device" not in said
+
+
+def test_a_table_that_the_mesh_does_not_divide_is_told(monkeypatch, capsys):
+    monkeypatch.setattr(programs, "programs", lambda *given: [])
+    odd = ["--config.mesh.data=2", "--config.mesh.model=2",
+           "--config.model.generator.vocab_size=89"]
+    assert compile_report.main([*SMALL, *odd, "--topology=cpu:8"]) is None
+    said = capsys.readouterr().out
+    assert "['generator']['embedding']: vocab 89 is whole on every device, as model = 2" in said
+    assert said.count("is whole on every device") == 2, "and its bias"
+
+
+class TooBig:
+    """A program whose compilation ends with this error."""
+
+    def __init__(self, message):
+        self.message = message
+
+    def trace(self, *arguments):
+        return self
+
+    def lower(self):
+        return self
+
+    def compile(self, options):
+        raise jax.errors.JaxRuntimeError(self.message)
+
+
+def test_a_compiler_that_runs_out_of_memory_is_quoted():
+    """As libtpu says it; another error is one of ours and is not swallowed."""
+    message = ("RESOURCE_EXHAUSTED: XLA:TPU compile permanent error. Ran out of memory in memory "
+               "space hbm.\nUsed 20.00G of 15.75G hbm. Exceeded hbm capacity by 4.25G.\n")
+    found = measure(programs.Program("train", TooBig(message), ()), 8)
+    assert found.problem == "out of memory: Used 20.00G of 15.75G"
+    assert not found.fits(None) and not found.fits(2**40)
+    assert "no: out of memory: Used 20.00G of 15.75G" in tables([found], None, None)
+    other = measure(programs.Program("train", TooBig("RESOURCE_EXHAUSTED: of vmem\nat x"), ()), 8)
+    assert other.problem == "out of memory: RESOURCE_EXHAUSTED: of vmem"
+    with pytest.raises(jax.errors.JaxRuntimeError, match="INTERNAL"):
+        measure(programs.Program("train", TooBig("INTERNAL: a bug"), ()), 8)
 
 
 def test_mistakes_are_errors_that_say_what_to_do(monkeypatch):

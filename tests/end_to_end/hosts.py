@@ -11,34 +11,60 @@ PROCESSES = 2
 # full size, and rounding is what differs between one process and two.
 FLAGS = ["--config.train.steps=20", "--config.train.eval_every=20", "--config.train.save_every=7",
          "--config.mesh.data=2", "--config.mesh.fsdp=4", "--config.eval.batch_size=64",
+         "--config.train.collapse_window=5",
          *(f"--config.{stage}.optimizer.eps=0.01"
            for stage in ("retriever_warmup", "generator_warmup", "train"))]
 
 
 def start(module: str, workdir: pathlib.Path, *flags: str, processes: int = PROCESSES,
-          heartbeat: int = 300) -> list[subprocess.Popen]:
-    """Starts all processes of a job on this machine, over 8 devices together."""
+          heartbeat: int = 300, slurm: bool = False) -> list[subprocess.Popen]:
+    """Starts all processes of a job on this machine, over 8 devices together.
+
+    slurm: they are told of each other as srun tells its tasks, not by flags.
+    """
     together: list[list[str]] = [[]]
-    if processes > 1:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
+    tasks: list[dict[str, str]] = [{}]
+    if processes > 1 and slurm:
+        together, tasks = [[]] * processes, srun(processes)
+    elif processes > 1:
+        port = free_port()
         together = [[f"--coordinator=127.0.0.1:{port}", f"--num_processes={processes}",
                      f"--process_id={i}", f"--heartbeat={heartbeat}"] for i in range(processes)]
-    # With fewer threads than virtual devices, gloo's collectives can wait for ever (jaxlib 0.10).
-    env = {**environment(), "JAX_NUM_CPU_DEVICES": str(8 // processes), "PJRT_NPROC": "16",
+        tasks *= processes
+    env = {**environment(), "JAX_NUM_CPU_DEVICES": str(8 // processes),
            "JAX_CPU_COLLECTIVES_IMPLEMENTATION": "gloo",
            "JAX_COMPILATION_CACHE_DIR": str(workdir.parent / "compiled"),  # for the next job
            "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.2"}
     return [subprocess.Popen(command(module, workdir, *flags, *extra), stdout=subprocess.PIPE,
-                             stderr=subprocess.STDOUT, text=True, env=env, cwd=ROOT)
-            for extra in together]
+                             stderr=subprocess.STDOUT, text=True, env=env | task, cwd=ROOT)
+            for extra, task in zip(together, tasks, strict=True)]
 
 
-def finish(module: str, workdir: pathlib.Path, *flags: str, processes: int = PROCESSES
-           ) -> list[str]:
+def free_port(first: int = 0) -> int:
+    """A port that nobody listens at; with `first`, the next free one from there on."""
+    for port in range(first, 2**16) if first else (0,):
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return probe.getsockname()[1]
+    raise OSError(f"no port is free from {first} on")
+
+
+def srun(tasks: int) -> list[dict[str, str]]:
+    """What srun sets for one task on each of so many nodes, all of which are this machine."""
+    first = 2**16 - 2**12  # jax's ports for Slurm: this and the job's number, modulo 2^12
+    return [{"SLURM_JOB_ID": str(2**12 + free_port(first) - first),
+             "SLURM_STEP_NODELIST": "localhost", "SLURM_NTASKS": str(tasks),
+             "SLURM_STEP_TASKS_PER_NODE": f"1(x{tasks})", "SLURM_PROCID": str(task),
+             "SLURM_LOCALID": "0"} for task in range(tasks)]
+
+
+def finish(module: str, workdir: pathlib.Path, *flags: str, processes: int = PROCESSES,
+           slurm: bool = False) -> list[str]:
     """Runs a job that must succeed; what each process printed."""
-    job = start(module, workdir, *flags, processes=processes)
+    job = start(module, workdir, *flags, processes=processes, slurm=slurm)
     printed = [process.communicate()[0] for process in job]
     for process, text in zip(job, printed, strict=True):
         assert process.returncode == 0, text[-3000:]

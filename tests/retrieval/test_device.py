@@ -3,7 +3,6 @@
 import functools
 
 import jax
-import jax.monitoring
 import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
@@ -231,25 +230,29 @@ def test_it_answers_as_the_index_that_it_was_loaded_from(folders, count):
     assert ids.dtype == np.uint16 and ids.shape == (1024 * count, 5)
 
 
+@pytest.mark.parametrize("count,blocks", [(1, [20] * 4 + [10]), (4, [20] * 6 + [6])])
+def test_it_is_loaded_a_few_rows_at_a_time(folders, monkeypatch, count, blocks):
+    """28 rows a device, or 112; a device's last block begins earlier where it would not fit."""
+    monkeypatch.setattr(device, "ROUND", (28, 65536))
+    whole = opened(folders["large"], count, dtype="int8").memory
+    index, read = folders["large"], []
+    monkeypatch.setattr(device, "LOADED", 20)
+    monkeypatch.setattr(index, "embeddings",
+                        lambda rows: read.append(len(rows)) or index.table[rows])
+    found = opened(index, count, dtype="int8").memory
+    assert read == blocks
+    for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(whole), strict=True):
+        np.testing.assert_array_equal(one, other)
+        assert one.sharding == other.sharding and one.dtype == other.dtype
+    np.testing.assert_array_equal(found.codes[:90], device_search.encoded(index.table, "int8")[1])
+    assert not np.asarray(found.embeddings[90:]).any()
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_its_recall_can_be_measured(folders, dtype):
     index = folders["large"]
     recall = measure_recall(opened(index, dtype=dtype), index.table, None, 10, 0)["recall"]
     assert recall > 0.97
-
-
-@pytest.fixture
-def compilations():
-    """A list that grows with every compilation while the test runs."""
-    events = []
-
-    def listen(event, secs, **_):
-        if "backend_compile" in event:
-            events.append(event)
-
-    jax.monitoring.register_event_duration_secs_listener(listen)
-    yield events
-    jax.monitoring.unregister_event_duration_listener(listen)
 
 
 def test_add_delete_and_swap_find_what_is_there_and_compile_nothing(

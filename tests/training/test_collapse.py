@@ -14,7 +14,7 @@ from rag_jax.config import MeshConfig, OptimizerConfig
 from rag_jax.data import order
 from rag_jax.metrics.retrieval import effective_passages
 from rag_jax.models import rag
-from rag_jax.training import optim
+from rag_jax.training import loop, optim
 from rag_jax.training.checkpoint import Checkpointer
 from rag_jax.training.collapse import CollapseGuard
 from rag_jax.training.loop import PureSource, Stage, TrainingError, run_stage
@@ -135,6 +135,46 @@ def test_freeze_takes_the_frozen_step_from_the_collapse_on(tmp_path, capsys):
     assert "toy: retrieval has collapsed at step 12" in capsys.readouterr().out
     expected = {n: window(n - WINDOW) for n in (3, 6, 9, 12, 15, 18)}
     assert monitored(tmp_path) == pytest.approx(expected)
+
+
+def test_a_warning_is_given_once_and_training_goes_on(tmp_path, capsys):
+    made, taken = stage(tmp_path, "warn")
+    run_stage(made)
+    assert taken == [(n, False) for n in range(18)]
+    said = capsys.readouterr().out
+    assert said.count("has collapsed") == 1
+    assert "toy: retrieval has collapsed at step 12" in said and "; training goes on" in said
+    assert list(monitored(tmp_path)) == [3, 6, 9, 12, 15, 18]
+    run_stage(stage(tmp_path, "warn", steps=24)[0])
+    assert "has collapsed" not in capsys.readouterr().out, "said before"
+
+
+class Elsewhere:
+    """An array of which this process has every second part; another process has the others."""
+
+    is_fully_addressable, dtype = False, np.dtype(np.int32)
+
+    def __init__(self, x, first):
+        self.addressable_shards = [shard for shard in x.addressable_shards
+                                   if (shard.index[0].start or 0) // 2 % 2 == first]
+
+
+def test_every_process_is_told_all_that_was_read(monkeypatch):
+    """Rows split over data and fsdp, and copied over model: each once, in their order."""
+    rows = np.random.default_rng(0).integers(-1, 40, (8, 3)).astype(np.int32)
+    mesh = parallel.make_mesh(MeshConfig(2, 2, 2))
+    placed = parallel.put_batch(rows, mesh)
+    np.testing.assert_array_equal(loop.gathered_rows(placed), rows)
+    said = []
+    monkeypatch.setattr(loop.hosts, "exchange", lambda value: said.append(value) or [value])
+    for first in (0, 1):
+        loop.gathered_rows(Elsewhere(placed, first))
+    assert [len(parts) for parts in said] == [2, 2]
+    sent = json.loads(json.dumps(said))
+    monkeypatch.setattr(loop.hosts, "exchange", lambda value: [sent[1], value])
+    found = loop.gathered_rows(Elsewhere(placed, 0))
+    np.testing.assert_array_equal(found, rows)
+    assert found.dtype == rows.dtype
 
 
 @pytest.mark.parametrize("die_at", [4, 7, 11, 12, 13, 16])

@@ -152,8 +152,8 @@ def retrieved_by_two(world, params):
     return np.stack([first, 38 - first, np.full(B, -1)], axis=1)
 
 
-def one_step(world, params, batch, mesh, complete=None):
-    """(gradients, parameters after, metrics) of one step, in two micro-batches."""
+def made_step(world, params, mesh, complete=None, show=None):
+    """(jitted step of two micro-batches, its first state, which keeps the last gradients)."""
     model = world[0]
     keep = optax.GradientTransformation(
         lambda params: jax.tree.map(jnp.zeros_like, params),
@@ -162,18 +162,28 @@ def one_step(world, params, batch, mesh, complete=None):
     optimizer = optax.chain(keep, optim.make_optimizer(config, 10, dict.fromkeys(TRAINED, 1.0)))
     _, _, shardings = step.init_state(model, rag.TOWERS, TRAINED, optimizer, 0, mesh)
     run = step.make_train_step(step.rag_loss(model), optimizer, TRAINED, 2, None, shardings, mesh,
-                               complete)
+                               complete, show=show)
     params = jax.device_put(jax.tree.map(jnp.copy, params), shardings.params)  # donated
-    state = step.TrainState(params, jax.jit(optimizer.init, out_shardings=shardings.opt_state)(
-        {tower: params[tower] for tower in TRAINED}))
-    after, metrics = run(state, batch, np.int32(0))
+    return run, step.TrainState(params, jax.jit(
+        optimizer.init, out_shardings=shardings.opt_state)(
+            {tower: params[tower] for tower in TRAINED}))
+
+
+def one_step(world, params, batch, mesh, complete=None):
+    """(gradients, parameters after, metrics) of one step."""
+    run, state = made_step(world, params, mesh, complete)
+    compiled = run.lower(state, batch, np.int32(0)).compile(
+        compiler_options={"xla_backend_optimization_level": 0})
+    after, metrics = compiled(state, batch, np.int32(0))
     return jax.device_get((after.opt_state[0], after.params, metrics))
 
 
-def test_loss_gradients_and_update_are_those_of_the_host_path(world):
-    """Four devices that retrieve in the step, against a host search and the plain step."""
+@pytest.mark.parametrize("sizes", [(4, 1, 1), (2, 1, 2)])
+def test_loss_gradients_and_update_are_those_of_the_host_path(world, sizes):
+    """Four devices that retrieve in the step, against a host search and the plain step there."""
     model, questions, index = world
-    params, mesh = tiny.rag_params(model), mesh_of(4)
+    params = tiny.rag_params(model)
+    mesh = parallel.make_mesh(MeshConfig(*sizes), jax.devices()[:4])
     device = placed(world, mesh)
     complete = on_device.completion(model, questions.format, K, device.mesh, device.settings)
     given = on_device.QuestionSource(questions, device, B, SEED).finish(0)
@@ -184,6 +194,29 @@ def test_loss_gradients_and_update_are_those_of_the_host_path(world):
     tiny.assert_trees_close(found[0], expected[0], rtol=1e-5, atol=1e-6)
     tiny.assert_trees_close(found[2], expected[2], rtol=1e-6)
     tiny.assert_trees_close(found[1], expected[1], rtol=1e-5, atol=1e-5)
+
+
+def test_passages_come_and_go_and_the_step_is_compiled_once(world, compilations):
+    """Encode, search, gather, loss and update; every time it reads what is there then."""
+    model, questions, index = world
+    device = placed(world, mesh_of(4))
+    complete = on_device.completion(model, questions.format, K, device.mesh, device.settings)
+    source = on_device.QuestionSource(questions, device, B, SEED)
+    run, state = made_step(world, tiny.rag_params(model), device.mesh, complete,
+                           lambda batch: {"doc_ids": batch.doc_ids})
+    deleted = np.arange(0, 40, 2)
+    changes = [lambda: None, lambda: device.delete(deleted), lambda: device.add(index),
+               lambda: device.swap(index)]
+    allowed = [range(40), range(1, 40, 2), [*range(1, 40, 2), *range(40, 80)], range(40)]
+    for number, (change, rows) in enumerate(zip(changes, allowed, strict=True)):
+        change()
+        expected = retrieved_by(world, state.params, device, number)
+        compilations.clear()
+        state, metrics = run(state, source.finish(number), np.int32(number))
+        assert bool(compilations) == (number == 0), "the first step alone"
+        found = np.asarray(metrics["doc_ids"])
+        np.testing.assert_array_equal(found, expected)
+        assert set(found.ravel()) <= set(rows) and np.isfinite(metrics["nll"])
 
 
 def test_passages_are_found_with_the_parameters_of_the_step(world):

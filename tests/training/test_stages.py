@@ -65,7 +65,7 @@ def test_settings_that_contradict_each_other_name_the_section(fields, message):
 
 
 def test_a_guarded_stage_shows_what_it_read_and_can_freeze_its_encoders(tmp_path):
-    mesh = parallel.make_mesh(MeshConfig(1, 1), jax.devices()[:1])
+    mesh = parallel.make_mesh(MeshConfig(2, 1, 2), jax.devices()[:4])
     job = types.SimpleNamespace(model=tiny.rag_model(), config=Config(), workdir=tmp_path,
                                 mesh=mesh)
 
@@ -77,14 +77,16 @@ def test_a_guarded_stage_shows_what_it_read_and_can_freeze_its_encoders(tmp_path
         job, "toy", rag.TOWERS, {"query_encoder": 1.0, "generator": 1.0}, loss,
         OptimizerConfig(warmup_steps=0), 10, PureSource(None), log_every=1, save_every=1, meta={},
         guard=CollapseGuard("freeze", 1, 0.5))
-    batch = tiny.rag_batch()._replace(doc_ids=np.arange(9, dtype=np.int32).reshape(3, 3))
-    batch = parallel.put_batch(batch, mesh)
+    ids = np.arange(12, dtype=np.int32).reshape(4, 3)
+    batch = parallel.put_batch(tiny.rag_batch(questions=4)._replace(doc_ids=ids), mesh)
     for run, moving in ((stage.train_step, {"query_encoder", "generator"}),
                         (stage.frozen_step, {"generator"})):
         state = stage.make_state()
         before = jax.device_get(state.params)
         state, metrics = run(state, batch, np.int32(0))
         assert (np.asarray(metrics["doc_ids"]) == batch.doc_ids).all()
+        assert metrics["doc_ids"].sharding.is_equivalent_to(batch.doc_ids.sharding, 2)
+        assert metrics["nll"].sharding.is_fully_replicated
         after = jax.device_get(state.params)
         changed = {tower for tower in rag.TOWERS if any(
             (a != b).any() for a, b in zip(jax.tree.leaves(after[tower]),
