@@ -23,7 +23,8 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--scale", choices=["toy", "paper"], default="toy",
                         help="of data and models (default: toy)")
     parser.add_argument("--workdir", type=flags.local_folder, metavar="DIR",
-                        help="folder of everything (default: runs/reproduce-SCALE)")
+                        help="folder of everything (default: runs/reproduce-SCALE, "
+                        "runs/reproduce-toy-reduced for --reduced)")
     parser.add_argument("--seeds", type=int, default=3, metavar="N",
                         help="toy: seeds of fine-tuning on the questions (default: 3)")
     parser.add_argument("--reduced", action="store_true",
@@ -47,7 +48,8 @@ def main(argv: list[str] | None = None) -> None:
     from rag_jax.reproduction.toy import Toy
     from rag_jax.training.loop import Preempted
 
-    root = pathlib.Path(options.workdir or f"runs/reproduce-{options.scale}").absolute()
+    root = pathlib.Path(options.workdir or f"runs/reproduce-{options.scale}"
+                        f"{'-reduced' * options.reduced}").absolute()
     names = NAMES if options.name == "all" else (options.name,)
     toy = options.scale == "toy"
     scale = Toy(root, options.seeds, options.reduced) if toy else Full(root)

@@ -4,14 +4,17 @@ Cells of tables are "ours / the paper's"; what was not measured is "not run", wh
 not is "-".
 """
 
+import json
+import pathlib
 from collections.abc import Callable, Mapping, Sequence
 
-from rag_jax import paper
+from rag_jax import files, paper
 from rag_jax.reproduction import pairwise as pairs
 from rag_jax.reproduction import plots
-from rag_jax.reproduction.cells import Measured, Measurement
+from rag_jax.reproduction.cells import Cell, Measured, Measurement
 from rag_jax.reproduction.estimates import Estimate, distinct_trigrams, estimate, metric_of
 from rag_jax.reproduction.lab import Lab, measured
+from rag_jax.reproduction.provenance import made_by, stale
 from rag_jax.reproduction.sections import NOT_RUN, Plot, Section, Table
 
 OURS = {"closed_book": "BART, closed book", "rag_token": "RAG-Token",
@@ -231,18 +234,23 @@ def fever_overlap(lab: Lab) -> Section:
 def pairwise(lab: Lab) -> Section:
     """Sheets for human judges."""
     folder = lab.root / "pairwise"
-    closed, ours = (_results(lab, "jeopardy", run, Measurement())[:1]
-                    for run in ("closed_book", "rag_token"))
+    systems = [cell for run in ("closed_book", "rag_token")
+               for cell in lab.scale.cells("jeopardy", run)[:1]]
+    there = _sheets_there(lab, folder, systems)
+    found = measured(lab, systems, Measurement())
     parts: list = []
-    if closed and ours:
+    if len(found) == 2:
+        closed, ours = found
         items = [pairs.Pair(a["question"], a["answer"], b["answer"]) for a, b in zip(
-            closed[0].predictions, ours[0].predictions, strict=True)]
-        gold = [(r["question"], r["references"][0]) for r in ours[0].predictions]
+            closed.predictions, ours.predictions, strict=True)]
+        gold = [(r["question"], r["references"][0]) for r in ours.predictions]
         # A true sentence about the subject against a true one about something else.
         controls = [pairs.Pair(subject, text, other) for (subject, text), (_, other) in zip(
             gold, gold[1:] + gold[:1], strict=True) if text != other][:CONTROLS]
-        if not (folder / "key.json").exists():
+        if not there:
             pairs.write(folder, items[:PAIRS], controls, seed=0)
+            files.write_text(folder / "made.json", json.dumps(
+                [made_by(cell, lab.root) for cell in systems], indent=1))
         parts.append(f"Sheets for judges: {folder}/sheet.html and sheet.csv, {len(items[:PAIRS])} "
                      f"pairs and {len(controls)} control items; key.json stays with you. "
                      "--tally FILE.csv ... counts the filled-in ones.")
@@ -259,6 +267,19 @@ def pairwise(lab: Lab) -> Section:
         parts.append(f"{tallied.pairs} pairs, {len(tallied.kept)} annotators; dropped by control "
                      f"items: {', '.join(tallied.dropped) or 'nobody'}.")
     return Section("Table 4: human evaluation", [*parts, *_notes("table4")])
+
+
+def _sheets_there(lab: Lab, folder: pathlib.Path, systems: Sequence[Cell]) -> bool:
+    """Whether there are sheets of these systems; those of others are put aside with their tally."""
+    if not (folder / "key.json").exists():
+        return False
+    record = folder / "made.json"
+    made = json.loads(record.read_text("utf-8")) if record.exists() else [None] * len(systems)
+    why = next(filter(None, (stale(*pair, lab.root) for pair in zip(made, systems, strict=True))),
+               "")
+    if why:
+        lab.refused["pairwise"] = f"{why}; the sheets are in {pairs.put_aside(folder)} now"
+    return not why
 
 
 EXPERIMENTS: dict[str, Callable[[Lab], Section]] = {

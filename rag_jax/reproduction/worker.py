@@ -13,6 +13,7 @@ from rag_jax.data.question_files import Example
 from rag_jax.evaluation import evaluate, write_evaluation
 from rag_jax.reproduction.cells import Cell, Explained, Measurement, exported
 from rag_jax.reproduction.lab import folder_of
+from rag_jax.reproduction.provenance import made_by
 from rag_jax.training import stages
 from rag_jax.training.memories import memories_of
 from rag_jax.training.report import someone_elses
@@ -49,7 +50,11 @@ class Worker:
             retrieved = retrieved[someone_elses(len(questions), cell.config.seed)]
         found = evaluate(answerer, params, questions, retrieved, likelihood=False,
                          families=cell.config.eval.metrics)
-        write_evaluation(folder_of(self.root, cell) / what.name, questions, found)
+        folder = folder_of(self.root, cell) / what.name
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "metrics.json").unlink(missing_ok=True)  # of another configuration
+        files.write_text(folder / "made.json", json.dumps(made_by(cell, self.root), indent=1))
+        write_evaluation(folder, questions, found)
 
     def explain(self, cell: Cell, question: str) -> None:
         """Answers a question with the share of each passage in each token; for `Lab.explain`."""
@@ -65,7 +70,8 @@ class Worker:
                           answer.token_posterior)
         file.parent.mkdir(parents=True, exist_ok=True)
         known = json.loads(file.read_text("utf-8")) if file.exists() else {}
-        files.write_text(file, json.dumps({**known, question: found._asdict()}, indent=1))
+        files.write_text(file, json.dumps(
+            {**known, question: {"made": made_by(cell, self.root), **found._asdict()}}, indent=1))
 
     def _warmed(self, cell: Cell) -> Warm:
         key = cell.folder, cell.config.runs  # BM25's runs need no warm retriever

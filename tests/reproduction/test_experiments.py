@@ -5,12 +5,13 @@ import re
 
 import pytest
 
-from rag_jax import paper
+from rag_jax import overrides, paper
 from rag_jax.config import Config
 from rag_jax.reproduction import run
 from rag_jax.reproduction.cells import Cell, Measurement
 from rag_jax.reproduction.experiments import EXPERIMENTS
 from rag_jax.reproduction.lab import Lab
+from rag_jax.reproduction.provenance import made_by
 from rag_jax.reproduction.sections import Plot, Table
 
 
@@ -19,10 +20,14 @@ class OnDisk:
 
     name, about, ks, subject = "toy", "made up", (1, 5), "Peru"
 
+    def __init__(self, **changes):
+        self.changes = changes
+
     def cells(self, task, run):
         if task not in ("nq", "jeopardy", "msmarco", "fever3"):
             return []
-        return [Cell(f"{task}-{seed}", Config(seed=seed), run) for seed in (0, 1)]
+        return [Cell(f"{task}-{seed}", overrides.replace(Config(seed=seed), self.changes), run)
+                for seed in (0, 1)]
 
 
 @pytest.fixture
@@ -40,6 +45,7 @@ def put(lab, task, run, what, answers, **metrics):
                              "passages": []}) for i, (answer, right) in enumerate(answers)]
         (folder / "predictions.jsonl").write_text("\n".join(lines) + "\n")
         (folder / "metrics.json").write_text(json.dumps({"count": len(answers), **metrics}))
+        (folder / "made.json").write_text(json.dumps(made_by(cell, lab.root)))
 
 
 def tables(section):
@@ -165,12 +171,29 @@ def test_pairs_for_judges_and_their_tally(lab):
     assert any("dropped by control items: eve" in str(part) for part in section.parts)
 
 
+def test_sheets_of_another_configuration_are_put_aside_with_their_tally(lab):
+    """The sheets of a reduced run must not stand for those of the full one."""
+    short = Lab(lab.root, OnDisk(**{"train.steps": 4}))
+    for run_name in ("closed_book", "rag_token"):
+        put(short, "jeopardy", run_name, Measurement(), [(f"short {i}", True) for i in range(6)])
+    EXPERIMENTS["pairwise"](short)
+    folder = lab.root / "pairwise"
+    (folder / "tally.json").write_text(json.dumps({
+        "shares": {q: dict.fromkeys(paper.TABLE4, 20) for q in ("factuality", "specificity")},
+        "pairs": 6, "kept": ["ann"], "dropped": []}))
+    table, = tables(EXPERIMENTS["pairwise"](lab))
+    assert cell(table, "both good", "factuality") == "not run / 11.7"
+    assert "short" in (lab.root / "pairwise-1" / "sheet.csv").read_text()
+    assert (lab.root / "pairwise-1" / "tally.json").exists() and not folder.exists()
+    assert "train.steps: 4 there, 1000 now" in lab.refused["pairwise"]
+
+
 def test_the_report_names_models_and_commit_and_is_written_whole(lab):
     put(lab, "nq", "rag_token", Measurement(), [("a", True)])
     run.write_report(lab.root, lab.scale)
     text = (lab.root / "report.md").read_text("utf-8")
     assert "| nq-1/rag_token | 1 |" in text and "nq-0/config.json" in text
-    assert re.search(r"rag_jax (commit [0-9a-f]{40}|\d)", text)
+    assert re.search(r"Measured by: rag_jax (commit [0-9a-f]{40}|\d).*, Python 3\..*, jax 0", text)
     for heading in ("Table 1", "Table 2", "Table 3", "Table 4", "Table 5", "Table 6", "Figure 2",
                     "Figure 3", "hot-swapping", "FEVER"):
         assert re.search(rf"^## .*{heading}", text, re.M), heading
@@ -182,3 +205,25 @@ def test_the_report_names_models_and_commit_and_is_written_whole(lab):
     assert len(set(wanted)) == len(wanted)
     visits = [w[:2] for i, w in enumerate(wanted) if not i or wanted[i - 1][:2] != w[:2]]
     assert len(set(visits)) == len(visits), "a model must not be opened twice"
+
+
+def test_the_report_says_which_program_measured_which_model_and_when(lab):
+    put(lab, "nq", "rag_token", Measurement(), [("a", True)])
+    put(lab, "nq", "closed_book", Measurement(), [("a", True)])
+    older = lab.root / "nq-0" / "closed_book" / "measured" / "test" / "made.json"
+    older.write_text(json.dumps({**json.loads(older.read_text()),
+                                 "program": "rag_jax 0.0", "date": "2001-02-03"}))
+    run.write_report(lab.root, lab.scale)
+    text = (lab.root / "report.md").read_text("utf-8")
+    assert re.search(r"\| nq-0/closed_book \| .* \| 2001-02-03 \| 1 \|", text)
+    assert re.search(r"\| nq-1/closed_book \| .* \| 20\d\d-\d\d-\d\d \| 2 \|", text)
+    assert "Measured by (1): rag_jax 0.0." in text and "Measured by (2): rag_jax" in text
+
+
+def test_the_report_says_what_it_does_not_count(lab):
+    put(Lab(lab.root, OnDisk(**{"train.steps": 4})), "nq", "rag_token", Measurement(),
+        [("a", True)])
+    run.write_report(lab.root, lab.scale)
+    text = (lab.root / "report.md").read_text("utf-8")
+    assert "not run / 44.1" in text and "100.0 [" not in text
+    assert "| nq-0/rag_token/test | config.train.steps: 4 there, 1000 now |" in text
