@@ -27,9 +27,22 @@ COLUMNS = {"nq": "NQ", "tqa": "TriviaQA", "tqa_wiki": "TriviaQA Wiki", "wq": "We
            "fever3": "FEVER 3-way", "fever2": "FEVER 2-way", "em": "EM", "accuracy": "accuracy",
            "bleu1": "BLEU-1", "qbleu1": "Q-BLEU-1", "rouge_l": "ROUGE-L",
            "distinct": "distinct tri-grams"}
+MISSED = "em_answer_not_retrieved"
 ONE_STEP = {"rag_sequence": "rag_token", "frozen_sequence": "frozen", "bm25_sequence": "bm25"}
+LEARNED = ("rag_token", "rag_sequence")  # the paper's rows of a retriever that trains
+WIKI_DEV = "task:trivia_qa:wiki_dev"  # the answers of TriviaQA's Wikipedia test set are hidden
+MARKS = ("In brackets after a number of ours: dev = of the development set, as the test answers "
+         "are not public, so not to be compared with the paper's; k = 1 and frozen retriever = the "
+         "model was trained on one passage a question, or with the retriever as it was warmed up; "
+         "of RAG-Token = a RAG-Sequence that spells its labels was not trained.")
+BY_HAND = (
+    "By hand: chunk and index the dump of December 2016 with the trained document encoder (python "
+    "-m rag_jax.build_index --workdir WORKDIR/nq --passages enwiki-20161220-pages-articles.xml.bz2 "
+    "--config.data.chunk_words=100 --out WORKDIR/index_2016), write the leaders of both years to "
+    "files of questions, and run rag_jax.evaluate --workdir WORKDIR/nq --run rag_token --questions "
+    "leaders_2016.jsonl for each of them, with and without --index WORKDIR/index_2016.")
 GENERATION = ("msmarco", "jeopardy")
-PAIRS, CONTROLS = 452, 20  # the paper's number of pairs; our number of control items
+CONTROLS = 20  # control items on a sheet
 
 
 def shown(value: float | Estimate | None, missing: str = NOT_RUN) -> str:
@@ -46,12 +59,43 @@ def _notes(name: str) -> list[str]:
     return [f"On the paper: {note}" for note in paper.NOTES.get(name, ())]
 
 
-def _results(lab: Lab, column: str, run: str, what: Measurement) -> list[Measured]:
-    """Of all seeds of a cell; none where the run or the task is not there."""
+def _asked(lab: Lab, column: str, run: str, what: Measurement
+           ) -> tuple[list[Cell], Measurement, list[str]]:
+    """The cells (seeds) of a column's task, what to ask them, and how that differs from the paper.
+
+    No cells where the run or the task is not there.
+    """
     task = column.split(".")[0]
-    if task.startswith("fever"):  # a class is one step: both kinds of RAG are the same
-        run = ONE_STEP.get(run, run)
-    return measured(lab, lab.scale.cells(task, run), what)
+    merged = task.startswith("fever") and run in ONE_STEP
+    run = ONE_STEP[run] if merged else run
+    cells, marks = lab.scale.cells(task, run), []
+    if not cells:
+        return [], what, marks
+    # A class of the head is one step, of which both kinds of RAG are the same; a label of several
+    # tokens is not.
+    marks += ["of RAG-Token"] * (merged and not cells[0].config.classes)
+    if task == "tqa_wiki":
+        public = what._replace(split=WIKI_DEV)
+    else:
+        public = cells[0].public(what)
+    marks += ["dev"] * (public != what)
+    config = cells[0].running
+    marks += ["k = 1"] * (config.retrieval.k == 1)
+    frozen = config.train.query_encoder_rate is None
+    marks += ["frozen retriever"] * (run in LEARNED and frozen)
+    return cells, public, marks
+
+
+def _results(lab: Lab, column: str, run: str, what: Measurement) -> list[Measured]:
+    """Of all seeds of a cell; on dev, where the answers of the test set are not public."""
+    cells, what, _ = _asked(lab, column, run, what)
+    return measured(lab, cells, what)
+
+
+def _marked_value(lab: Lab, column: str, run: str, what: Measurement, value: str) -> str:
+    """A number with what a reader must know of it, if anything: "71.2 [..] (dev)"."""
+    marks = _asked(lab, column, run, what)[2] if value != NOT_RUN else []
+    return f"{value} ({', '.join(marks)})" if marks else value
 
 
 def _scored(lab: Lab, table: Mapping[str, Mapping[str, float]], extra: Sequence[str],
@@ -63,8 +107,8 @@ def _scored(lab: Lab, table: Mapping[str, Mapping[str, float]], extra: Sequence[
         published = shown(table.get(row, {}).get(column), "-")
         if row not in OURS:
             return published
-        ours = estimate(_results(lab, column, row, what), metric_of(column))
-        return f"{shown(ours)} / {published}"
+        ours = shown(estimate(_results(lab, column, row, what), metric_of(column)))
+        return f"{_marked_value(lab, column, row, what, ours)} / {published}"
 
     rows = [[SYSTEMS.get(row, row), *(cell(row, column) for column in columns)]
             for row in (*extra, *table)]
@@ -74,20 +118,26 @@ def _scored(lab: Lab, table: Mapping[str, Mapping[str, float]], extra: Sequence[
 def table1(lab: Lab) -> Section:
     """Open-domain question answering, test EM."""
     scored = _scored(lab, paper.TABLE1, ["closed_book"], Measurement())
-    parts: list = ["Exact match on the test questions, percent.", scored]
+    parts: list = ["Exact match on the test questions, percent.", scored, MARKS]
     closed = _results(lab, "nq.em", "closed_book", Measurement())
     for run in ("rag_token", "rag_sequence"):
         found = _results(lab, "nq.em", run, Measurement())
         if closed and len(found) == len(closed):
             gain = estimate(found, "em", minus=closed)
             parts.append(f"{SYSTEMS[run]} above the closed book: {gain} points.")
+    rows = [[SYSTEMS[run], f"{shown(_mean(_results(lab, 'nq.em', run, Measurement()), MISSED))} / "
+             f"{paper.ANSWER_IN_NO_PASSAGE if run == 'rag_token' else '-'}"] for run in LEARNED]
+    parts += ["Exact match on those questions whose answer is in no passage retrieved, mean over "
+              "seeds (the paper does not say which of its models it is of).",
+              Table(["ours / paper's", "NQ EM"], rows)]
     return Section("Table 1: open-domain question answering", [*parts, *_notes("table1")])
 
 
 def table2(lab: Lab) -> Section:
     """Generation and fact verification, test."""
     return Section("Table 2: generation and fact verification", [
-        "Test, percent.", _scored(lab, paper.TABLE2, [], Measurement()), *_notes("table2")])
+        "Test, percent.", _scored(lab, paper.TABLE2, [], Measurement()), MARKS,
+        *_notes("table2")])
 
 
 def table3(lab: Lab) -> Section:
@@ -105,8 +155,15 @@ def table3(lab: Lab) -> Section:
     ours = Table(header, rows) if rows else NOT_RUN
     published = Table(header, [[COLUMNS[task], *cells] for task, *cells in paper.TABLE3])
     return Section("Table 3: example generations", [
-        "Ours, inputs at equal distances in the test split; ≠ marks what equals no reference.",
+        "Ours, inputs at equal distances in the test split (dev, where the test answers are not "
+        "public); ≠ marks what equals no reference.",
         ours, "The paper's; ? is factually wrong, * partly right.", published])
+
+
+def _mean(results: Sequence[Measured], name: str) -> float | None:
+    """Of a metric over those seeds that have it; None where none has."""
+    values = [r.metrics[name] for r in results if name in r.metrics]
+    return sum(values) / len(values) if values else None
 
 
 def _marked(record: Mapping) -> str:
@@ -120,21 +177,23 @@ def table5(lab: Lab) -> Section:
     for row, published in paper.TABLE5.items():
         cells = []
         for column in columns:
-            found = _results(lab, column, "rag_token" if row == "gold" else row, Measurement())
+            run = "rag_token" if row == "gold" else row
+            found = _results(lab, column, run, Measurement())
             texts = [[r["references"][0] if row == "gold" else r["answer"]
                       for r in result.predictions] for result in found[:1]]
             ours = distinct_trigrams(texts[0]) if texts else None
-            cells.append(f"{shown(ours)} / {shown(published[column])}")
+            value = _marked_value(lab, column, run, Measurement(), shown(ours))
+            cells.append(f"{value} / {shown(published[column])}")
         rows.append([SYSTEMS[row], *cells])
     return Section("Table 5: diversity", [
         "Distinct tri-grams over all tri-grams of the test outputs, percent, of the first seed. "
         "The ratio falls with the number of outputs: compare within a column.",
-        Table(["ours / paper's", *map(_column, columns)], rows), *_notes("table5")])
+        Table(["ours / paper's", *map(_column, columns)], rows), MARKS, *_notes("table5")])
 
 
 def table6(lab: Lab) -> Section:
     """Ablations of the retriever, dev."""
-    parts: list = ["Dev, percent.", _scored(lab, paper.TABLE6, [], Measurement("dev"))]
+    parts: list = ["Dev, percent.", _scored(lab, paper.TABLE6, [], Measurement("dev")), MARKS]
     rows = []
     for run in ("rag_token", "rag_sequence"):
         found = _results(lab, "nq.em", run, Measurement("dev", shuffled=True))
@@ -207,6 +266,10 @@ def hot_swap(lab: Lab) -> Section:
                          f"{shown(estimate(found, 'em'))} / {shown(published)}"])
             if leaders == "2018" and found:
                 same.append([r["answer"] for result in found for r in result.predictions])
+    cells = lab.scale.cells("nq", "rag_token")
+    reason = cells[0].unavailable(Measurement("leaders_2016", memory="2016")) if cells else ""
+    impossible = [f"Cannot run at this scale: {reason}; and the paper's list of leaders is not "
+                  f"published. {BY_HAND}"] * bool(reason)
     share = None
     if len(same) == 2:
         share = 100 * sum(a == b for a, b in zip(*same, strict=True)) / len(same[0])
@@ -215,7 +278,7 @@ def hot_swap(lab: Lab) -> Section:
         "trained in between.",
         Table(["index", "leaders", "ours / paper's"], rows),
         f"The same answer from both indexes: {shown(share)} / {shown(paper.HOT_SWAP_SAME)} percent "
-        "(v1 of the paper).", *_notes("hot_swap")])
+        "(v1 of the paper).", *impossible, *_notes("hot_swap")])
 
 
 def fever_overlap(lab: Lab) -> Section:
@@ -242,17 +305,17 @@ def pairwise(lab: Lab) -> Section:
     if len(found) == 2:
         closed, ours = found
         items = [pairs.Pair(a["question"], a["answer"], b["answer"]) for a, b in zip(
-            closed.predictions, ours.predictions, strict=True)]
+            closed.predictions, ours.predictions, strict=True)][: paper.TABLE4_PAIRS]
         gold = [(r["question"], r["references"][0]) for r in ours.predictions]
         # A true sentence about the subject against a true one about something else.
         controls = [pairs.Pair(subject, text, other) for (subject, text), (_, other) in zip(
             gold, gold[1:] + gold[:1], strict=True) if text != other][:CONTROLS]
         if not there:
-            pairs.write(folder, items[:PAIRS], controls, seed=0)
+            pairs.write(folder, items, controls, seed=0)
             files.write_text(folder / "made.json", json.dumps(
                 [made_by(cell, lab.root) for cell in systems], indent=1))
-        parts.append(f"Sheets for judges: {folder}/sheet.html and sheet.csv, {len(items[:PAIRS])} "
-                     f"pairs and {len(controls)} control items; key.json stays with you. "
+        parts.append(f"Sheets for judges: {folder}/sheet.html and sheet.csv, {len(items)} pairs "
+                     f"and {len(controls)} control items; key.json stays with you. "
                      "--tally FILE.csv ... counts the filled-in ones.")
     else:
         parts.append(f"Sheets: {NOT_RUN}.")

@@ -32,6 +32,8 @@ class Full:
 
     def cells(self, task: str, run: str) -> list[Cell]:
         """The cell, or none where there is no configuration of it."""
+        if task == "tqa_wiki":
+            return self.cells("tqa", run)
         files = [CONFIGS / f"table{number}_{task}_{run}.py" for number in TABLES]
         file = next((file for file in files if file.exists()), None)
         if file is None:

@@ -32,6 +32,7 @@ class Lab:
     Attributes:
       used: the cells of which there are results, with the records of what made them.
       missing: what is not there: measurements, and questions to explain.
+      unavailable: measurements that cannot be made of a cell's data, and why.
       refused: results that are there, but not of the cell's configuration, and why.
     """
 
@@ -39,10 +40,14 @@ class Lab:
         self.root, self.scale = root, scale
         self.used: dict[tuple[str, str], tuple[Cell, list[Mapping[str, Any]]]] = {}
         self.missing: list[tuple[Cell, Measurement | str]] = []
+        self.unavailable: dict[str, str] = {}
         self.refused: dict[str, str] = {}
 
     def measure(self, cell: Cell, what: Measurement) -> Measured | None:
         """The results of a measurement; None where there are none."""
+        if reason := cell.unavailable(what):
+            self.unavailable[f"{cell.folder}/{cell.run}/{what.name}"] = reason
+            return None
         folder = folder_of(self.root, cell) / what.name
         if not (folder / "metrics.json").exists():  # written last
             self.missing.append((cell, what))

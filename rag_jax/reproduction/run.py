@@ -63,10 +63,11 @@ def missing(names: Sequence[str], root: pathlib.Path, scale: Scale
 def _head(lab: Lab) -> Section:
     programs = sorted({made["program"] for _, records in lab.used.values() for made in records})
     rows = [[f"{folder}/{run}", str(cell.config.seed), str(cell.config.train.steps),
-             f"{folder}/config.json", _range(made["date"] for made in records),
+             cell.reading, f"{folder}/config.json", _range(made["date"] for made in records),
              *_numbers(programs, records)]
             for (folder, run), (cell, records) in sorted(lab.used.items())]
-    header = ["model", "seed", "steps", "config", "measured on", *["by"] * (len(programs) > 1)]
+    header = ["model", "seed", "steps", "trained on", "config", "measured on",
+              *["by"] * (len(programs) > 1)]
     parts: list = [
         f"Scale: {lab.scale.about}.",
         'Every number is "ours / the paper\'s", on different data and models unless the scale is '
@@ -75,6 +76,9 @@ def _head(lab: Lab) -> Section:
         "Models measured:", Table(header, rows) if rows else sections.NOT_RUN]
     parts += [f"Measured by{f' ({number})' * (len(programs) > 1)}: {program}."
               for number, program in enumerate(programs, 1)]
+    if lab.unavailable:
+        parts += ["Cannot be measured on these data:", Table(
+            ["result", "why"], sorted(lab.unavailable.items()))]
     if lab.refused:
         parts += ["On disk, but of another configuration, so not counted:", Table(
             ["result", "why"], sorted(lab.refused.items()))]

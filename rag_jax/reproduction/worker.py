@@ -8,8 +8,10 @@ from typing import Any
 
 from rag_jax import files
 from rag_jax.answering import Answerer
+from rag_jax.config import ConfigError
 from rag_jax.conversion import convert
 from rag_jax.data.question_files import Example
+from rag_jax.data.tasks import load_examples
 from rag_jax.evaluation import evaluate, write_evaluation
 from rag_jax.reproduction.cells import Cell, Explained, Measurement, exported
 from rag_jax.reproduction.lab import folder_of
@@ -35,15 +37,20 @@ class Worker:
     def measure(self, cell: Cell, what: Measurement) -> None:
         """Works a measurement out, for `Lab.measure`.
 
-        Nothing happens where the data have no such split: MS-MARCO's test answers are hidden, the
-        paper's leaders are not published.
+        Raises:
+          ConfigError: the data do not have it.
         """
         job = self._job(cell)
-        if what.split not in job.prepared.splits:
-            return
+        splits = job.prepared.splits
+        if what.split.startswith("task:"):
+            examples = load_examples(what.split, data_dir=job.config.data.data_dir)
+        elif what.split in splits:
+            examples = splits[what.split]
+        else:
+            raise ConfigError(f"{cell.folder}: no questions {what.split!r} in its data, which have "
+                              f"{', '.join(splits)}")
         params, answerer = self._trained(cell), self._answerer(cell, what)
         print(f"== {cell.folder}/{cell.run}: {what.name}", flush=True)
-        examples = job.prepared.splits[what.split]
         questions = job.tokenize(examples[: job.config.eval.max_examples or len(examples)])
         retrieved = answerer.retrieve(params, questions)
         if what.shuffled:

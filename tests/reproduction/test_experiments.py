@@ -10,9 +10,13 @@ from rag_jax.config import Config
 from rag_jax.reproduction import run
 from rag_jax.reproduction.cells import Cell, Measurement
 from rag_jax.reproduction.experiments import EXPERIMENTS
+from rag_jax.reproduction.full import Full, recipe
 from rag_jax.reproduction.lab import Lab
 from rag_jax.reproduction.provenance import made_by
 from rag_jax.reproduction.sections import Plot, Table
+
+FEVER3 = "FEVER 3-way accuracy"
+FILES = {"data.passages": "p.tsv", "data.train": "t.jsonl", "data.dev": "d.jsonl"}  # no test set
 
 
 class OnDisk:
@@ -39,7 +43,7 @@ def put(lab, task, run, what, answers, **metrics):
     """Results of both seeds: [(answer, right)], in the form of write_evaluation."""
     for cell in lab.scale.cells(task, run):
         folder = lab.root / cell.folder / cell.run / "measured" / what.name
-        folder.mkdir(parents=True)
+        folder.mkdir(parents=True, exist_ok=True)
         lines = [json.dumps({"id": str(i), "question": f"q{i}", "answer": answer,
                              "references": ["the true answer"], "exact_match": right,
                              "passages": []}) for i, (answer, right) in enumerate(answers)]
@@ -73,7 +77,7 @@ def test_measured_cells_stand_beside_the_papers(lab):
     put(lab, "nq", "rag_token", Measurement(), [("a", True)] * 3 + [("b", False)])
     put(lab, "nq", "closed_book", Measurement(), [("a", False)] * 3 + [("b", True)])
     section = EXPERIMENTS["table1"](lab)
-    table, = tables(section)
+    table = tables(section)[0]
     assert re.fullmatch(r"75\.0 \[.*\] / 44\.1", cell(table, "RAG-Token", "NQ EM"))
     assert re.fullmatch(r"25\.0 \[.*\] / -", cell(table, "BART, closed book", "NQ EM"))
     assert cell(table, "RAG-Sequence", "NQ EM") == "not run / 44.5"
@@ -83,10 +87,69 @@ def test_measured_cells_stand_beside_the_papers(lab):
 
 
 def test_fever_has_one_cell_for_both_kinds_of_rag(lab):
-    put(lab, "fever3", "rag_token", Measurement(), [("SUPPORTS", True)] * 4)
-    table, = tables(EXPERIMENTS["table2"](lab))
-    for row in ("RAG-Token", "RAG-Sequence"):
-        assert cell(table, row, "FEVER 3-way accuracy") == "100.0 [100.0, 100.0] / 72.5"
+    """With a head a class is one step, the same for both; spelt labels are RAG-Token's alone."""
+    head = {"model.head": "classification", "eval.labels": ("SUPPORTS", "REFUTES")}
+    for changes, mark in ((head, ""), ({}, " (of RAG-Token)")):
+        lab = Lab(lab.root, OnDisk(**changes))
+        put(lab, "fever3", "rag_token", Measurement(), [("SUPPORTS", True)] * 4)
+        table = tables(EXPERIMENTS["table2"](lab))[0]
+        assert cell(table, "RAG-Token", FEVER3) == "100.0 [100.0, 100.0] / 72.5"
+        assert cell(table, "RAG-Sequence", FEVER3) == f"100.0 [100.0, 100.0]{mark} / 72.5"
+
+
+def test_numbers_of_a_frozen_retriever_or_of_one_passage_say_so(lab):
+    """A row that stands beside the paper's learned retriever must not be taken for one."""
+    lab = Lab(lab.root, OnDisk(**{"retrieval.k": 1, "train.query_encoder_rate": None}))
+    put(lab, "fever3", "rag_token", Measurement("dev"), [("SUPPORTS", True)])
+    put(lab, "fever3", "frozen", Measurement("dev"), [("SUPPORTS", True)])
+    table = tables(EXPERIMENTS["table6"](lab))[0]
+    assert cell(table, "RAG-Token", FEVER3) == (
+        "100.0 [100.0, 100.0] (k = 1, frozen retriever) / 74.5")
+    assert cell(table, "RAG-Token, frozen retriever", FEVER3) == (
+        "100.0 [100.0, 100.0] (k = 1) / 72.9")
+    run.write_report(lab.root, lab.scale)
+    assert "| 1 passage, a frozen query encoder |" in (lab.root / "report.md").read_text("utf-8")
+
+
+def test_what_has_no_public_test_answers_is_measured_on_dev_and_says_so(lab):
+    lab = Lab(lab.root, OnDisk(**FILES))
+    put(lab, "msmarco", "rag_token", Measurement("dev"), [("a b c d", True)])
+    for name in ("table2", "table3", "table5"):
+        EXPERIMENTS[name](lab)
+    assert {what.split for of, what in lab.missing if of.folder.startswith("msmarco")} == {"dev"}
+    table = tables(EXPERIMENTS["table2"](lab))[0]
+    assert re.fullmatch(r".* \(dev\) / 40\.1", cell(table, "RAG-Token", "MS-MARCO ROUGE-L"))
+    table, = tables(EXPERIMENTS["table5"](lab))
+    assert cell(table, "RAG-Token", "MS-MARCO distinct tri-grams") == "100.0 (dev) / 77.8"
+
+
+def test_what_the_data_do_not_have_is_said_and_never_asked_for(lab):
+    """`missing` would list it for ever, and every --execute open the model again."""
+    assert run.missing(["hot_swap"], lab.root, lab.scale)
+    files = OnDisk(**FILES)
+    assert not run.missing(["hot_swap"], lab.root, files)
+    assert "Everything has been measured" in recipe(run.missing(["hot_swap"], lab.root, files))
+    section = EXPERIMENTS["hot_swap"](Lab(lab.root, files))
+    assert any("Cannot run at this scale" in str(part) and "rag_jax.build_index" in str(part)
+               for part in section.parts)
+    run.write_report(lab.root, files)
+    assert "| nq-0/rag_token/leaders_2016-index_2016 | config.data.passages is one memory" in (
+        lab.root / "report.md").read_text("utf-8")
+
+
+def test_trivia_qa_of_wikipedia_is_measured_on_its_dev_set(tmp_path):
+    lab = Lab(tmp_path, Full(tmp_path))
+    put(lab, "tqa_wiki", "rag_token", Measurement("task:trivia_qa:wiki_dev"), [("a", True)])
+    table = tables(EXPERIMENTS["table1"](lab))[0]
+    assert cell(table, "RAG-Token", "TriviaQA Wiki EM") == "100.0 [100.0, 100.0] (dev) / 66.1"
+    assert cell(table, "RAG-Token", "TriviaQA EM") == "not run / 55.2"
+
+
+def test_answers_that_no_passage_has_stand_beside_the_papers(lab):
+    put(lab, "nq", "rag_token", Measurement(), [("a", True)], em_answer_not_retrieved=20.0)
+    missed = tables(EXPERIMENTS["table1"](lab))[1]
+    assert cell(missed, "RAG-Token", "NQ EM") == "20.0 / 11.8"
+    assert cell(missed, "RAG-Sequence", "NQ EM") == "not run / -"
 
 
 def test_gold_articles_are_those_of_the_evaluation(lab):
