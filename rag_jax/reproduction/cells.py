@@ -96,8 +96,9 @@ class Measurement(NamedTuple):
     @property
     def name(self) -> str:
         """Of the folder with the results."""
-        return "-".join([self.split.replace(":", "_"),
-                         *[f"index_{self.memory}"] * bool(self.memory), *[f"k_{self.k}"] * bool(self.k), *["shuffled"] * self.shuffled])
+        return "-".join([
+            self.split.replace(":", "_"), *[f"index_{self.memory}"] * bool(self.memory),
+            *[f"k_{self.k}"] * bool(self.k), *["shuffled"] * self.shuffled])
 
 
 class Measured(NamedTuple):
