@@ -44,7 +44,7 @@ def _score_file(options: argparse.Namespace, config: Config) -> None:
     examples = load_examples(options.questions, data_dir=config.data.data_dir)
     predictions = scoring.read_predictions(options.predictions, examples)
     _show(f"{options.predictions} on {options.questions}",
-          scoring.score(predictions, examples, config.eval.metrics))
+          scoring.score(predictions, examples, config.eval.metrics, how=config.eval))
 
 
 def _evaluate(options: argparse.Namespace, config: Config) -> None:
@@ -67,7 +67,7 @@ def _evaluate(options: argparse.Namespace, config: Config) -> None:
         raise ConfigError(f"--split={split}: the workdir has {', '.join(splits)}")
     questions = trained.job.tokenize(examples)
     result = evaluation.evaluate(trained.answerer(), trained.params, questions,
-                                 families=config.eval.metrics)
+                                 how=config.eval, train=splits["train"])
 
     folder = options.out or path / trained.run / "evaluation" / split
     if not hosts.leads():

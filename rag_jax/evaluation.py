@@ -9,7 +9,9 @@ import numpy as np
 
 from rag_jax import files, scoring
 from rag_jax.answering import Answerer
+from rag_jax.config import EvalConfig
 from rag_jax.data.batches import QuestionTokens
+from rag_jax.data.question_files import Example
 from rag_jax.metrics.retrieval import retrieval_monitors
 from rag_jax.retrieval.reading import Passage
 from rag_jax.types import Answer
@@ -20,11 +22,12 @@ class Evaluation(NamedTuple):
 
     metrics: dict[str, float]
     answers: list[Answer]
+    correct: list[bool]  # exact match of each
 
 
 def evaluate(answerer: Answerer, params: Any, questions: QuestionTokens,
              retrieved: np.ndarray | None = None, likelihood: bool = True,
-             families: Sequence[str] = ("qa",)) -> Evaluation:
+             how: EvalConfig | None = None, train: Sequence[Example] = ()) -> Evaluation:
     """Answers and scores questions.
 
     Args:
@@ -33,7 +36,8 @@ def evaluate(answerer: Answerer, params: Any, questions: QuestionTokens,
       questions: with reference answers.
       retrieved: int[Q, K] passages to read instead of those that the retriever finds.
       likelihood: also the marginal NLL of the first reference (a pass of its own).
-      families: of metrics, config.eval.metrics.
+      how: config.eval: its metrics, and how they are computed; None = the defaults.
+      train: the training questions, where what they share with these is to be told.
 
     Returns:
       What `scoring.score` returns, nll (mean nats per question), log_prob (mean nats of the
@@ -45,8 +49,10 @@ def evaluate(answerer: Answerer, params: Any, questions: QuestionTokens,
     if retrieved is None:
         retrieved = answerer.retrieve(params, questions)
     answers = answerer.decode(params, questions, retrieved)
-    metrics = scoring.score([answer.text for answer in answers], questions.examples, families,
-                            _passages(answerer, retrieved))
+    how = how or EvalConfig()
+    texts = [answer.text for answer in answers]
+    metrics = scoring.score(texts, questions.examples, how.metrics, _passages(answerer, retrieved),
+                            how=how, train=train)
     metrics["log_prob"] = float(np.mean([answer.log_prob for answer in answers]))
     if answerer.decoding.certifiable:
         metrics["certified"] = 100 * float(np.mean([answer.certified for answer in answers]))
@@ -62,7 +68,9 @@ def evaluate(answerer: Answerer, params: Any, questions: QuestionTokens,
             metrics |= {f"null_{name}": p[:, -1].mean() for name, p in beliefs.items()}
             beliefs = {name: given_a_passage(p) for name, p in beliefs.items()}
         metrics |= retrieval_monitors(retrieved, **beliefs)
-    return Evaluation({name: float(value) for name, value in metrics.items()}, answers)
+    correct = [scoring.is_correct(text, example, how.nfd)
+               for text, example in zip(texts, questions.examples, strict=True)]
+    return Evaluation({name: float(value) for name, value in metrics.items()}, answers, correct)
 
 
 def given_a_passage(p: np.ndarray) -> np.ndarray:
@@ -94,14 +102,14 @@ def write_evaluation(folder: pathlib.Path, questions: QuestionTokens, result: Ev
     """
     folder.mkdir(parents=True, exist_ok=True)
     lines = []
-    for example, answer in zip(questions.examples, result.answers, strict=True):
+    for example, answer, correct in zip(questions.examples, *result[1:], strict=True):
         passages = zip(answer.passage_ids, answer.prior, answer.posterior, strict=True)
         lines.append(json.dumps({
             "id": example.id,
             "question": example.question,
             "answer": answer.text,
             "references": list(example.answers),
-            "exact_match": scoring.is_correct(answer.text, example),
+            "exact_match": correct,
             "log_prob": answer.log_prob,
             "token_log_probs": answer.token_log_probs,
             "finished": answer.finished,

@@ -27,6 +27,8 @@ class Example(NamedTuple):
         targets: the texts that train where they are not the answers; empty = the answers.
         regex: the answers are regular expressions.
         titles: titles of the pages known to hold the answer.
+        evidence: KILT's evidence sets: the pages that support an answer together, each as
+            "WIKIPEDIA ID<TAB>TITLE", a line a page.
     """
 
     id: str
@@ -37,6 +39,7 @@ class Example(NamedTuple):
     targets: tuple[str, ...] = ()
     regex: bool = False
     titles: tuple[str, ...] = ()
+    evidence: tuple[str, ...] = ()
 
 
 def collect(source: str, rows: Iterable[tuple[str, Example]]) -> list[Example]:
@@ -83,7 +86,7 @@ def _check(where: str, example: Example) -> None:
     named = [("id", example.id), ("question", example.question)]
     if not isinstance(example.regex, bool):
         raise ValueError(f"{where}: regex is {example.regex!r}: expected true or false")
-    for field in ("answers", "positive_ids", "negative_ids", "targets", "titles"):
+    for field in ("answers", "positive_ids", "negative_ids", "targets", "titles", "evidence"):
         named += [(f"{field}[{i}]", text) for i, text in enumerate(getattr(example, field))]
     for field, text in named:
         if not isinstance(text, str):

@@ -212,12 +212,13 @@ def read_kilt(path: str) -> Rows:
             if not output.fields or output.fields.keys() - {"answer", "provenance", "meta"}:
                 raise ValueError(f"{output.where}: keys {', '.join(output.fields) or 'none'}: "
                                  "expected answer, provenance, meta")
-        provenance = [p for o in outputs if o.has("provenance") for p in o.records("provenance")]
-        for page in provenance:
-            page.name("wikipedia_id")
+        sets = [o.records("provenance") for o in outputs if o.has("provenance")]
+        pages = [[(p.name("wikipedia_id"), p.text("title", blank=True)) for p in s] for s in sets]
         yield record.where, Example(
             id=record.name("id"),
             question=record.text("input"),
             answers=_unique(o.text("answer") for o in outputs if o.has("answer")),
-            titles=_unique(page.text("title", blank=True) for page in provenance),
+            titles=_unique(title for each in pages for _, title in each),
+            evidence=_unique("\n".join(dict.fromkeys(f"{i}\t{title}" for i, title in each))
+                             for each in pages),
         )

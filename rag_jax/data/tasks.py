@@ -289,6 +289,7 @@ def _tfds_example(where: str, position: int, row: Mapping[str, Any]) -> Example:
         targets=tuple(map(_text, row.get("targets", ()))),
         regex=bool(row.get("regex", False)),
         titles=tuple(map(_text, row.get("titles", ()))),
+        evidence=tuple(map(_text, row.get("evidence", ()))),
     )
 
 

@@ -56,7 +56,7 @@ class Worker:
         if what.shuffled:
             retrieved = retrieved[someone_elses(len(questions), cell.config.seed)]
         found = evaluate(answerer, params, questions, retrieved, likelihood=False,
-                         families=cell.config.eval.metrics)
+                         how=cell.config.eval, train=splits["train"])
         folder = folder_of(self.root, cell) / what.name
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "metrics.json").unlink(missing_ok=True)  # of another configuration

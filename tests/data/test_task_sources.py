@@ -75,6 +75,18 @@ def test_a_task_is_read_from_its_folder(tmp_path, task, split, name, data, ids):
     assert all(example.regex is (task == "curated_trec") for example in examples)
 
 
+def test_pages_of_one_output_of_kilt_are_one_evidence_set(tmp_path):
+    """Pages that support an answer together must not count one by one."""
+    path = tmp_path / "hotpot-dev-kilt.jsonl"
+    pages = [{"wikipedia_id": "7", "title": "Lima"}, {"wikipedia_id": "9", "title": "Peru"},
+             {"wikipedia_id": "7", "title": "Lima"}]
+    path.write_bytes(lines([{"id": "1", "input": "q", "output": [
+        {"answer": "a", "provenance": pages}, {"provenance": pages[1:2]}]}]))
+    example, = load_examples(f"kilt:{path}")
+    assert example.evidence == ("7\tLima\n9\tPeru", "9\tPeru")
+    assert example.titles == ("Lima", "Peru")
+
+
 def test_kilt_is_read_from_a_file(tmp_path):
     path = tmp_path / "nq-dev-kilt.jsonl"
     path.write_bytes(lines(KILT))
