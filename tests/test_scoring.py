@@ -217,6 +217,6 @@ def test_the_questions_of_a_task_are_looked_for_in_config_data_data_dir(tmp_path
         '{"question": "who wrote it", "answer": ["Ann"]}\n')
     (tmp_path / "p.jsonl").write_text('{"id": "1", "answer": "Ann"}\n')
     evaluate.main([f"--predictions={tmp_path}/p.jsonl", "--questions=task:natural_questions:test",
-                   f"--config.data.data_dir={tmp_path}"])
+                   f"--data_dir={tmp_path}"])
     shown = capsys.readouterr().out.split()
     assert shown[shown.index("em") + 1] == "100"

@@ -128,3 +128,4 @@ def test_cells_of_the_papers_scale(tmp_path):
     ct, = scale.cells("ct", "bm25")
     assert ct.config.model.generator.pretrained == str(tmp_path / "nq" / "exported_bm25")
     assert scale.cells("nq", "bm25_nothing") == []
+    assert Full(tmp_path, "files").cells("wq", "rag_token")[0].config.data.data_dir == "files"

@@ -12,7 +12,13 @@ from rag_jax import files, paper
 from rag_jax.reproduction import pairwise as pairs
 from rag_jax.reproduction import plots
 from rag_jax.reproduction.cells import Cell, Measured, Measurement
-from rag_jax.reproduction.estimates import Estimate, distinct_trigrams, estimate, metric_of
+from rag_jax.reproduction.estimates import (
+    Estimate,
+    distinct_trigrams,
+    estimate,
+    metric_of,
+    share,
+)
 from rag_jax.reproduction.lab import Lab, measured
 from rag_jax.reproduction.provenance import made_by, stale
 from rag_jax.reproduction.sections import NOT_RUN, Plot, Section, Table
@@ -27,8 +33,10 @@ COLUMNS = {"nq": "NQ", "tqa": "TriviaQA", "tqa_wiki": "TriviaQA Wiki", "wq": "We
            "fever3": "FEVER 3-way", "fever2": "FEVER 2-way", "em": "EM", "accuracy": "accuracy",
            "bleu1": "BLEU-1", "qbleu1": "Q-BLEU-1", "rouge_l": "ROUGE-L",
            "distinct": "distinct tri-grams"}
-MISSED = "em_answer_not_retrieved"
+MISSED = "em_answer_not_retrieved", "answer_not_retrieved_count"
 ONE_STEP = {"rag_sequence": "rag_token", "frozen_sequence": "frozen", "bm25_sequence": "bm25"}
+OVERLAPS = {"answer_overlap": "answer known", "no_answer_overlap": "answer not known",
+            "question_overlap": "question known", "no_question_overlap": "question not known"}
 LEARNED = ("rag_token", "rag_sequence")  # the paper's rows of a retriever that trains
 WIKI_DEV = "task:trivia_qa:wiki_dev"  # the answers of TriviaQA's Wikipedia test set are hidden
 MARKS = ("In brackets after a number of ours: dev = of the development set, as the test answers "
@@ -119,17 +127,21 @@ def table1(lab: Lab) -> Section:
     """Open-domain question answering, test EM."""
     scored = _scored(lab, paper.TABLE1, ["closed_book"], Measurement())
     parts: list = ["Exact match on the test questions, percent.", scored, MARKS]
-    closed = _results(lab, "nq.em", "closed_book", Measurement())
-    for run in ("rag_token", "rag_sequence"):
-        found = _results(lab, "nq.em", run, Measurement())
-        if closed and len(found) == len(closed):
-            gain = estimate(found, "em", minus=closed)
+    asked = {run: _results(lab, "nq.em", run, Measurement()) for run in ("closed_book", *LEARNED)}
+    for run in LEARNED:
+        if asked[run] and len(asked[run]) == len(asked["closed_book"]):
+            gain = estimate(asked[run], "em", minus=asked["closed_book"])
             parts.append(f"{SYSTEMS[run]} above the closed book: {gain} points.")
-    rows = [[SYSTEMS[run], f"{shown(_mean(_results(lab, 'nq.em', run, Measurement()), MISSED))} / "
+    rows = [[SYSTEMS[run], f"{shown(_share(asked[run], *MISSED))} / "
              f"{paper.ANSWER_IN_NO_PASSAGE if run == 'rag_token' else '-'}"] for run in LEARNED]
-    parts += ["Exact match on those questions whose answer is in no passage retrieved, mean over "
-              "seeds (the paper does not say which of its models it is of).",
+    parts += ["Exact match on those questions whose answer is in no passage retrieved (the paper "
+              "does not say which of its models it is of).",
               Table(["ours / paper's", "NQ EM"], rows)]
+    rows = [[SYSTEMS[run], *(shown(_share(found, f"em_{part}", f"em_{part}_count"))
+                             for part in OVERLAPS)] for run, found in asked.items()]
+    parts += ["Not in the paper: exact match on the questions with, and without, an answer of the "
+              "training set, and on those that are, and are not, in it themselves.",
+              Table(["ours, NQ EM", *OVERLAPS.values()], rows)]
     return Section("Table 1: open-domain question answering", [*parts, *_notes("table1")])
 
 
@@ -158,12 +170,6 @@ def table3(lab: Lab) -> Section:
         "Ours, inputs at equal distances in the test split (dev, where the test answers are not "
         "public); ≠ marks what equals no reference.",
         ours, "The paper's; ? is factually wrong, * partly right.", published])
-
-
-def _mean(results: Sequence[Measured], name: str) -> float | None:
-    """Of a metric over those seeds that have it; None where none has."""
-    values = [r.metrics[name] for r in results if name in r.metrics]
-    return sum(values) / len(values) if values else None
 
 
 def _marked(record: Mapping) -> str:
@@ -230,9 +236,9 @@ def figure3(lab: Lab) -> Section:
     for column, published in paper.FIGURE3.items():
         ours = {}
         for run, points in published.items():
-            found = (_recalls if column.endswith("recall") else _scores)(lab, column, run)
+            found = _points(lab, column, run)
             if found:
-                ours[SYSTEMS[run]] = found
+                ours[SYSTEMS[run]] = {k: point.value for k, point in found.items()}
             rows += [[column, SYSTEMS[run], str(k), shown(found.get(k)), shown(points.get(k), "-")]
                      for k in lab.scale.ks]
         theirs = {SYSTEMS[run]: points for run, points in published.items()}
@@ -243,15 +249,20 @@ def figure3(lab: Lab) -> Section:
     return Section("Figure 3: number of passages", [*figures, table, *_notes("figure3")])
 
 
-def _scores(lab: Lab, column: str, run: str) -> dict[int, float]:
-    results = {k: _results(lab, column, run, Measurement("dev", k=k)) for k in lab.scale.ks}
-    return {k: estimate(found, metric_of(column)).value for k, found in results.items() if found}
-
-
-def _recalls(lab: Lab, column: str, run: str) -> dict[int, float]:
+def _points(lab: Lab, column: str, run: str) -> dict[int, Estimate]:
+    """By number of passages, those that are measured."""
     found = {k: _results(lab, column, run, Measurement("dev", k=k)) for k in lab.scale.ks}
-    return {k: sum(r.metrics[f"answer_recall@{k}"] for r in results) / len(results)
-            for k, results in found.items() if results}
+    if column.endswith("recall"):
+        points = {k: _share(results, f"answer_recall@{k}") for k, results in found.items()}
+    else:
+        points = {k: estimate(results, metric_of(column)) for k, results in found.items()}
+    return {k: point for k, point in points.items() if point is not None}
+
+
+def _share(results: Sequence[Measured], name: str, count: str = "count") -> Estimate | None:
+    """A metric that is a share of `count` questions; over those seeds that have it."""
+    known = [result.metrics for result in results if name in result.metrics]
+    return share([m[name] for m in known], int(known[0][count])) if known else None
 
 
 def hot_swap(lab: Lab) -> Section:
@@ -284,10 +295,8 @@ def hot_swap(lab: Lab) -> Section:
 def fever_overlap(lab: Lab) -> Section:
     """Claims with a gold article among the first passages."""
     results = _results(lab, "fever3", "rag_token", Measurement(k=10))
-    found = {k: results[0].metrics[f"title_overlap@{k}"] for k in paper.FEVER_OVERLAP
-             } if results else {}
-    rows = [[f"top {k}", f"{shown(found.get(k))} / {shown(published)}"]
-            for k, published in paper.FEVER_OVERLAP.items()]
+    rows = [[f"top {k}", f"{shown(_share(results, f'title_overlap@{k}', 'titled_count'))} / "
+             f"{shown(published)}"] for k, published in paper.FEVER_OVERLAP.items()]
     return Section("FEVER: retrieval of gold articles", [
         "Claims with a gold article's title among the first passages, percent of those that have "
         "one.",

@@ -120,7 +120,8 @@ def test_what_has_no_public_test_answers_is_measured_on_dev_and_says_so(lab):
     table = tables(EXPERIMENTS["table2"](lab))[0]
     assert re.fullmatch(r".* \(dev\) / 40\.1", cell(table, "RAG-Token", "MS-MARCO ROUGE-L"))
     table, = tables(EXPERIMENTS["table5"](lab))
-    assert cell(table, "RAG-Token", "MS-MARCO distinct tri-grams") == "100.0 (dev) / 77.8"
+    assert cell(table, "RAG-Token", "MS-MARCO distinct tri-grams") == (
+        "100.0 [100.0, 100.0] (dev) / 77.8")
 
 
 def test_what_the_data_do_not_have_is_said_and_never_asked_for(lab):
@@ -146,17 +147,23 @@ def test_trivia_qa_of_wikipedia_is_measured_on_its_dev_set(tmp_path):
 
 
 def test_answers_that_no_passage_has_stand_beside_the_papers(lab):
-    put(lab, "nq", "rag_token", Measurement(), [("a", True)], em_answer_not_retrieved=20.0)
-    missed = tables(EXPERIMENTS["table1"](lab))[1]
-    assert cell(missed, "RAG-Token", "NQ EM") == "20.0 / 11.8"
+    put(lab, "nq", "rag_token", Measurement(), [("a", True)], em_answer_not_retrieved=20.0,
+        answer_not_retrieved_count=50, em_no_answer_overlap=70.0, em_no_answer_overlap_count=10)
+    _, missed, known = tables(EXPERIMENTS["table1"](lab))
+    assert re.fullmatch(r"20\.0 \[.*\] / 11\.8", cell(missed, "RAG-Token", "NQ EM"))
+    assert cell(known, "RAG-Token", "answer not known").startswith("70.0 [")
+    assert cell(known, "RAG-Token", "answer known") == "not run"
     assert cell(missed, "RAG-Sequence", "NQ EM") == "not run / -"
 
 
 def test_gold_articles_are_those_of_the_evaluation(lab):
     put(lab, "fever3", "rag_token", Measurement(k=10), [("SUPPORTS", True)],
-        **{"title_overlap@1": 50.0, "title_overlap@10": 75.0})
+        **{"title_overlap@1": 50.0, "title_overlap@10": 75.0, "titled_count": 100})
     table, = tables(EXPERIMENTS["fever_overlap"](lab))
-    assert table.rows == [["top 1", "50.0 / 71.0"], ["top 10", "75.0 / 90.0"]]
+    assert [row[0] for row in table.rows] == ["top 1", "top 10"]
+    low, high = map(float, re.fullmatch(r"50\.0 \[(.*), (.*)\] / 71\.0", table.rows[0][1]).groups())
+    assert 38 < low < 42 and 58 < high < 62, "of the 100 claims that have a page, not of all"
+    assert re.fullmatch(r"75\.0 \[.*\] / 90\.0", table.rows[1][1])
 
 
 def test_a_split_is_not_taken_for_another(lab):
@@ -182,8 +189,9 @@ def test_example_generations_mark_what_is_wrong(lab):
 def test_diversity_of_outputs_and_references(lab):
     put(lab, "msmarco", "rag_token", Measurement(), [("a b c d", True), ("a b c", True)])
     table, = tables(EXPERIMENTS["table5"](lab))
-    assert cell(table, "RAG-Token", "MS-MARCO distinct tri-grams") == "66.7 / 77.8"
-    assert cell(table, "references", "MS-MARCO distinct tri-grams") == "50.0 / 89.6"
+    column = "MS-MARCO distinct tri-grams"
+    assert re.fullmatch(r"66\.7 \[.*\] / 77\.8", cell(table, "RAG-Token", column))
+    assert re.fullmatch(r"50\.0 \[.*\] / 89\.6", cell(table, "references", column))
 
 
 def test_hot_swap_and_the_share_of_equal_answers(lab):
@@ -207,9 +215,10 @@ def test_curves_over_passages(lab):
     section = EXPERIMENTS["figure3"](lab)
     table, = tables(section)
     rows = {tuple(row[:3]): row[3:] for row in table.rows}
-    assert rows["nq.em", "RAG-Token", "5"] == ["100.0", "43.4"]
+    assert rows["nq.em", "RAG-Token", "5"] == ["100.0 [100.0, 100.0]", "43.4"]
     assert rows["nq.em", "RAG-Token", "1"] == ["not run", "39.9"]
-    assert rows["nq.answer_recall", "RAG-Token", "5"] == ["60.0", "70.0"]
+    recall, published = rows["nq.answer_recall", "RAG-Token", "5"]
+    assert re.fullmatch(r"60\.0 \[.*\]", recall) and published == "70.0"
     assert rows["nq.answer_recall", "RAG-Token", "1"] == ["not run", "51.8"]
     assert sum(isinstance(part, Plot) for part in section.parts) == len(paper.FIGURE3)
 
