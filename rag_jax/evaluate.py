@@ -59,8 +59,8 @@ def _evaluate(options: argparse.Namespace, config: Config) -> None:
     splits = trained.job.prepared.splits
     split = options.split or ("test" if "test" in splits else "dev")
     if options.questions:
-        split = pathlib.Path(options.questions).stem
-        examples = load_examples(options.questions, data_dir=config.data.data_dir)
+        split = pathlib.Path(options.questions).stem.replace(":", "_")
+        examples = load_examples(options.questions, data_dir=config.data.data_dir, hidden=True)
     elif split in splits:
         examples = splits[split]
     else:
@@ -75,6 +75,8 @@ def _evaluate(options: argparse.Namespace, config: Config) -> None:
     evaluation.write_evaluation(folder, questions, result)
     _show(f"{trained.run} on {split}", result.metrics)
     print(f"\n{folder}: metrics.json, predictions.jsonl")
+    if result.correct[0] is None:
+        print("not scored: the answers to these questions are not public")
 
 
 def _show(title: str, metrics: dict[str, float]) -> None:

@@ -22,7 +22,7 @@ class Evaluation(NamedTuple):
 
     metrics: dict[str, float]
     answers: list[Answer]
-    correct: list[bool]  # exact match of each
+    correct: list[bool | None]  # exact match of each; None where the answers are not known
 
 
 def evaluate(answerer: Answerer, params: Any, questions: QuestionTokens,
@@ -40,7 +40,8 @@ def evaluate(answerer: Answerer, params: Any, questions: QuestionTokens,
       train: the training questions, where what they share with these is to be told.
 
     Returns:
-      What `scoring.score` returns, nll (mean nats per question), log_prob (mean nats of the
+      What `scoring.score` returns (where the answers are not known, the count alone), nll (mean
+      nats per question; where they are known), log_prob (mean nats of the
       answers given), certified (percent, where the decoding can claim it), and the
       retrieval-collapse monitors. With a null document also retrieval_utility (mean nats by which
       the likelihood of the first reference exceeds that without a document), null_prior and
@@ -51,12 +52,15 @@ def evaluate(answerer: Answerer, params: Any, questions: QuestionTokens,
     answers = answerer.decode(params, questions, retrieved)
     how = how or EvalConfig()
     texts = [answer.text for answer in answers]
-    metrics = scoring.score(texts, questions.examples, how.metrics, _passages(answerer, retrieved),
-                            how=how, train=train)
+    known = all(example.answers for example in questions.examples)
+    metrics = {"count": len(texts)}
+    if known:
+        metrics = scoring.score(texts, questions.examples, how.metrics,
+                                _passages(answerer, retrieved), how=how, train=train)
     metrics["log_prob"] = float(np.mean([answer.log_prob for answer in answers]))
     if answerer.decoding.certifiable:
         metrics["certified"] = 100 * float(np.mean([answer.certified for answer in answers]))
-    if likelihood:
+    if likelihood and known:
         found = answerer.log_likelihoods(params, questions, retrieved)
         metrics["nll"] = -found["log_p"].mean()
         if "log_p_null" in found:
@@ -68,7 +72,7 @@ def evaluate(answerer: Answerer, params: Any, questions: QuestionTokens,
             metrics |= {f"null_{name}": p[:, -1].mean() for name, p in beliefs.items()}
             beliefs = {name: given_a_passage(p) for name, p in beliefs.items()}
         metrics |= retrieval_monitors(retrieved, **beliefs)
-    correct = [scoring.is_correct(text, example, how.nfd)
+    correct = [scoring.is_correct(text, example, how.nfd) if known else None
                for text, example in zip(texts, questions.examples, strict=True)]
     return Evaluation({name: float(value) for name, value in metrics.items()}, answers, correct)
 

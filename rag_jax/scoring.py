@@ -86,6 +86,10 @@ def score(predictions: Texts, examples: Sequence[Example], families: Sequence[st
         raise ValueError(f"{len(predictions)} predictions for {len(examples)} questions")
     if not examples:
         raise ValueError("no questions: scores over none are undefined")
+    for example in examples:
+        if not example.answers:
+            raise ValueError(f"question {example.id!r} has no known answers: its predictions can "
+                             "be handed in where the answers are, not scored here")
     correct = np.array([is_correct(text, example, how.nfd)
                         for text, example in zip(predictions, examples, strict=True)])
     found = _with_interval("em", correct)

@@ -10,6 +10,7 @@ from rag_jax.config import EvalConfig
 from rag_jax.data.question_files import Example
 from rag_jax.evaluation import evaluate, retrieval_metrics, write_evaluation
 from rag_jax.retrieval.reading import Passage
+from rag_jax.scoring import score
 from rag_jax.types import Answer
 
 QUESTIONS = SimpleNamespace(examples=[
@@ -85,3 +86,16 @@ def test_how_answers_are_compared_and_what_training_knew_go_into_the_scores(tmp_
             assert found[f"em_{of}_overlap"] == 100 and found[f"em_{of}_overlap_count"] == 1
             assert found[f"em_no_{of}_overlap"] == 100 * nfd
     assert "em_answer_overlap" not in evaluate(parrot, {}, asked).metrics
+
+
+def test_questions_without_known_answers_are_answered_and_not_scored(tmp_path):
+    asked = SimpleNamespace(examples=[Example("1", "Who?", ()), Example("2", "Where?", ())])
+    result = evaluate(Parrot(["Ann", "Lima"]), {}, asked)
+    assert not {"em", "score", "nll", "answer_recall@1"} & set(result.metrics)
+    assert (result.metrics["count"], result.metrics["log_prob"]) == (2, -1)
+    write_evaluation(tmp_path, asked, result)
+    lines = [json.loads(x) for x in (tmp_path / "predictions.jsonl").read_text().splitlines()]
+    assert [(line["answer"], line["exact_match"], line["references"]) for line in lines] == [
+        ("Ann", None, []), ("Lima", None, [])]
+    with pytest.raises(ValueError, match="question '1' has no known answers"):
+        score(["Ann", "Lima"], asked.examples)

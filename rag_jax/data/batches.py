@@ -53,6 +53,7 @@ class QuestionTokens:
                 generator_format.alone(questions, max_question_length), max_question_length,
                 generator_format.tokenizer.pad)
         self._targets: dict[str, list[int]] = {}
+        self._unknown = labels[:1] or ("",)  # fills the batch of a question without answers
 
     def __len__(self) -> int:
         return len(self.examples)
@@ -76,7 +77,7 @@ class QuestionTokens:
         """Targets int32[B, T] and mask; `rng` picks among several texts, None takes the first."""
         chosen = []
         for row in rows:
-            texts = self.examples[row].targets or self.examples[row].answers
+            texts = self.examples[row].targets or self.examples[row].answers or self._unknown
             pick = 0 if rng is None else int(rng.integers(len(texts)))
             chosen.append(self.target(texts[pick]))
         return pad_rows(chosen, self.max_target_length, self.format.tokenizer.pad)

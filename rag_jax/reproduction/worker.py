@@ -67,7 +67,7 @@ class Worker:
         """Answers a question with the share of each passage in each token; for `Lab.explain`."""
         file = folder_of(self.root, cell) / "explained.json"
         answerer, params = self._answerer(cell, Measurement()), self._trained(cell)
-        tokens = self._job(cell).tokenize([Example("0", question, ("",))])
+        tokens = self._job(cell).tokenize([Example("0", question, ())])
         answer, = answerer.decode(params, tokens, answerer.retrieve(params, tokens))
         pieces = self._job(cell).prepared.generator_tokenizer.piece
         store = answerer.index.passages

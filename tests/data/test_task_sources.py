@@ -204,6 +204,37 @@ def test_a_file_that_has_no_url_is_asked_for(tmp_path):
         assert told in str(error.value)
 
 
+@pytest.mark.parametrize("task, split, name, content, asked", [
+    ("trivia_qa", "wiki_test", "qa/wikipedia-test-without-answers.json",
+     {"Data": [{key: record[key] for key in ("Question", "QuestionId", "EntityPages")}
+               for record in TRIVIA["Data"]]},
+     [("tc_2", TRIVIA["Data"][0]["Question"]), ("tc_3", TRIVIA["Data"][1]["Question"])]),
+    ("ms_marco", "eval", "eval_v2.1_public.json",
+     {key: MARCO[key] for key in ("query", "query_id", "query_type", "passages")},
+     [("1185869", MARCO["query"]["0"]), ("1185868", "unanswered"),
+      ("597651", MARCO["query"]["2"])]),
+])
+@pytest.mark.filterwarnings("ignore:.*questions")
+def test_questions_whose_answers_are_not_public_are_read_without(tmp_path, task, split, name,
+                                                                 content, asked):
+    put(tmp_path, task, name, compact(content))
+    source, folder = f"task:{task}:{split}", str(tmp_path)
+    examples = load_examples(source, data_dir=folder, hidden=True)
+    assert [(e.id, e.question) for e in examples] == asked and {e.answers for e in examples} == {()}
+    with pytest.raises(ValueError, match=f"{source}: its answers are not public.*evaluate --ques"):
+        load_examples(source, data_dir=folder)
+    broken = json.dumps(content).replace('"Question":', '"Qestion":').replace('"query":', '"qry":')
+    put(tmp_path, task, name, broken.encode())
+    with pytest.raises(ValueError, match=f"{name.split('/')[-1]}:1: .*(Question|query)"):
+        load_examples(source, data_dir=folder, hidden=True)
+
+
+def test_a_question_with_answers_must_have_some(tmp_path):
+    (tmp_path / "q.jsonl").write_text('{"question": "q", "answers": []}')
+    with pytest.raises(ValueError, match="q.jsonl:1: no answers"):
+        load_examples(str(tmp_path / "q.jsonl"))
+
+
 # --- The table ------------------------------------------------------------------------------------
 
 
