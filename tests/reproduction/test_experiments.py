@@ -287,6 +287,7 @@ def test_the_report_says_which_program_measured_which_model_and_when(lab):
                                  "program": "rag_jax 0.0", "date": "2001-02-03"}))
     run.write_report(lab.root, lab.scale)
     text = (lab.root / "report.md").read_text("utf-8")
+    assert "| config | measured on | by |\n" in text
     assert re.search(r"\| nq-0/closed_book \| .* \| 2001-02-03 \| 1 \|", text)
     assert re.search(r"\| nq-1/closed_book \| .* \| 20\d\d-\d\d-\d\d \| 2 \|", text)
     assert "Measured by (1): rag_jax 0.0." in text and "Measured by (2): rag_jax" in text

@@ -5,8 +5,9 @@ import subprocess
 
 import pytest
 
-from rag_jax import overrides
+from rag_jax import overrides, reproduce
 from rag_jax.config import Config
+from rag_jax.reproduction import run
 from rag_jax.reproduction.cells import Cell
 from rag_jax.reproduction.provenance import commit, made_by, stale
 from rag_jax.reproduction.toy import Toy
@@ -66,6 +67,17 @@ def test_results_of_the_reduced_form_are_not_those_of_the_full_one(tmp_path):
         assert short.folder == full.folder
         assert "config.train.steps: 4 there" in stale(recorded(short, tmp_path), full, tmp_path)
         assert stale(recorded(full, tmp_path), full, tmp_path) == ""
+
+
+@pytest.mark.parametrize(("flags", "folder"), [
+    (["--reduced"], "reproduce-toy-reduced"), ([], "reproduce-toy"),
+    (["--scale=paper"], "reproduce-paper"), (["--workdir=mine", "--reduced"], "mine")])
+def test_the_reduced_form_has_a_folder_of_its_own(tmp_path, monkeypatch, flags, folder):
+    asked = []
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(run, "reproduce", lambda names, root, scale, work: asked.append(root))
+    reproduce.main(["table1", *flags])
+    assert [root.name for root in asked] == [folder]
 
 
 def test_sources_that_git_does_not_know_are_changes(tmp_path):
