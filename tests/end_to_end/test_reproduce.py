@@ -31,7 +31,8 @@ def test_one_report_with_every_experiment_and_its_pictures(done):
     workdir, printed = done
     text = (workdir / "report.md").read_text("utf-8")
     assert "REDUCED" in text and str(workdir / "report.md") in printed
-    for row in (r"\| RAG-Token \| \d+\.\d \[.*\] / 44\.1 \|", r"\| top 1 \| \d+\.\d \[.*\] / 71\.0 \|",
+    for row in (r"\| RAG-Token \| \d+\.\d \[.*\] / 44\.1 \|",
+                r"\| top 1 \| \d+\.\d \[.*\] / 71\.0 \|",
                 r"\| 2016 \| 2018 \| \d+\.\d \[.*\] / 4\.0 \|", r"Input: Denmark\. Output:",
                 r"\| RAG-Sequence \| not run / 44\.5 \|",
                 r"\| BART, closed book \| \d+\.\d \[.*\] / - \|"):
