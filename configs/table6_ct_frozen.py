@@ -6,7 +6,8 @@ r"""Table 6, CuratedTREC, RAG-Token, frozen retriever: 51.1 EM on dev.
         --workdir=runs/paper/ct_frozen
 
 Hardware: a TPU v4-8 with a 500 GB disk (tpu_scripts/README.md). Time: 2,114 steps of
-64 questions; not measured.
+64 questions; at least 0.1 hours, a lower bound: the operations of the training
+step alone, at the chips' peak speed; not measured.
 """
 
 from recipe import full_size

@@ -4,7 +4,8 @@ r"""Table 6, Jeopardy, RAG-Sequence, frozen retriever: 11.8 BLEU-1 and 19.6 Q-BL
         --workdir=runs/paper/jeopardy
 
 Hardware: a TPU v4-8 with a 500 GB disk (tpu_scripts/README.md). Time: 15,217 steps of
-64 questions; not measured.
+64 questions; at least 0.6 hours, a lower bound: the operations of the training
+step alone, at the chips' peak speed; not measured.
 """
 
 from recipe import full_size

@@ -4,7 +4,8 @@ r"""Table 6, MS-MARCO, RAG-Sequence, frozen retriever: 56.7 ROUGE-L and 47.3 BLE
         --workdir=runs/paper/msmarco
 
 Hardware: a TPU v4-8 with a 500 GB disk (tpu_scripts/README.md). Time: 24,019 steps of
-64 questions; not measured.
+64 questions; at least 1.1 hours, a lower bound: the operations of the training
+step alone, at the chips' peak speed; not measured.
 """
 
 from recipe import full_size

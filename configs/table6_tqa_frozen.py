@@ -4,7 +4,8 @@ r"""Table 6, TriviaQA, RAG-Token, frozen retriever: 50.1 EM on dev.
         --workdir=runs/paper/tqa
 
 Hardware: a TPU v4-8 with a 500 GB disk (tpu_scripts/README.md). Time: 123,101 steps of
-64 questions; not measured.
+64 questions; at least 4.3 hours, a lower bound: the operations of the training
+step alone, at the chips' peak speed; not measured.
 """
 
 from recipe import full_size

@@ -6,7 +6,8 @@ r"""Table 6, WebQuestions, RAG-Sequence, frozen retriever: 41.8 EM on dev.
         --workdir=runs/paper/wq_frozen_sequence
 
 Hardware: a TPU v4-8 with a 500 GB disk (tpu_scripts/README.md). Time: 5,339 steps of
-64 questions; not measured.
+64 questions; at least 0.2 hours, a lower bound: the operations of the training
+step alone, at the chips' peak speed; not measured.
 """
 
 from recipe import full_size

@@ -334,6 +334,11 @@ class EvalConfig:
                          at_most=1)
     exact_nodes: int = field(0, "prefixes that the search for the certainly best answer may expand "
                              "per question; 0 = no such search", at_least=0)
+    nfd: bool = field(False, "exact match after Unicode's canonical decomposition (NFD), as ORQA "
+                      "and DrQA score; false = as SQuAD, DPR and KILT")
+    kilt_pages: Literal["title", "id"] = field(
+        "title", "metrics=kilt: pages are the same that have the same title; or Wikipedia's id, "
+        "where passages are called ID, or ID.N after their division into chunks")
     memory_mib: int = field(4096, "budget of the decoder's arrays; groups of questions and "
                             "candidates are made to fit; 0 = all at once", at_least=0)
 

@@ -44,7 +44,7 @@ def _score_file(options: argparse.Namespace, config: Config) -> None:
     examples = load_examples(options.questions, data_dir=config.data.data_dir)
     predictions = scoring.read_predictions(options.predictions, examples)
     _show(f"{options.predictions} on {options.questions}",
-          scoring.score(predictions, examples, config.eval.metrics))
+          scoring.score(predictions, examples, config.eval.metrics, how=config.eval))
 
 
 def _evaluate(options: argparse.Namespace, config: Config) -> None:
@@ -59,15 +59,15 @@ def _evaluate(options: argparse.Namespace, config: Config) -> None:
     splits = trained.job.prepared.splits
     split = options.split or ("test" if "test" in splits else "dev")
     if options.questions:
-        split = pathlib.Path(options.questions).stem
-        examples = load_examples(options.questions, data_dir=config.data.data_dir)
+        split = pathlib.Path(options.questions).stem.replace(":", "_")
+        examples = load_examples(options.questions, data_dir=config.data.data_dir, hidden=True)
     elif split in splits:
         examples = splits[split]
     else:
         raise ConfigError(f"--split={split}: the workdir has {', '.join(splits)}")
     questions = trained.job.tokenize(examples)
     result = evaluation.evaluate(trained.answerer(), trained.params, questions,
-                                 families=config.eval.metrics)
+                                 how=config.eval, train=splits["train"])
 
     folder = options.out or path / trained.run / "evaluation" / split
     if not hosts.leads():
@@ -75,6 +75,8 @@ def _evaluate(options: argparse.Namespace, config: Config) -> None:
     evaluation.write_evaluation(folder, questions, result)
     _show(f"{trained.run} on {split}", result.metrics)
     print(f"\n{folder}: metrics.json, predictions.jsonl")
+    if result.correct[0] is None:
+        print("not scored: the answers to these questions are not public")
 
 
 def _show(title: str, metrics: dict[str, float]) -> None:

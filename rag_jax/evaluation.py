@@ -9,7 +9,9 @@ import numpy as np
 
 from rag_jax import files, scoring
 from rag_jax.answering import Answerer
+from rag_jax.config import EvalConfig
 from rag_jax.data.batches import QuestionTokens
+from rag_jax.data.question_files import Example
 from rag_jax.metrics.retrieval import retrieval_monitors
 from rag_jax.retrieval.reading import Passage
 from rag_jax.types import Answer
@@ -20,11 +22,12 @@ class Evaluation(NamedTuple):
 
     metrics: dict[str, float]
     answers: list[Answer]
+    correct: list[bool | None]  # exact match of each; None where the answers are not known
 
 
 def evaluate(answerer: Answerer, params: Any, questions: QuestionTokens,
              retrieved: np.ndarray | None = None, likelihood: bool = True,
-             families: Sequence[str] = ("qa",)) -> Evaluation:
+             how: EvalConfig | None = None, train: Sequence[Example] = ()) -> Evaluation:
     """Answers and scores questions.
 
     Args:
@@ -33,10 +36,12 @@ def evaluate(answerer: Answerer, params: Any, questions: QuestionTokens,
       questions: with reference answers.
       retrieved: int[Q, K] passages to read instead of those that the retriever finds.
       likelihood: also the marginal NLL of the first reference (a pass of its own).
-      families: of metrics, config.eval.metrics.
+      how: config.eval: its metrics, and how they are computed; None = the defaults.
+      train: the training questions, where what they share with these is to be told.
 
     Returns:
-      What `scoring.score` returns, nll (mean nats per question), log_prob (mean nats of the
+      What `scoring.score` returns (where the answers are not known, the count alone), nll (mean
+      nats per question; where they are known), log_prob (mean nats of the
       answers given), certified (percent, where the decoding can claim it), and the
       retrieval-collapse monitors. With a null document also retrieval_utility (mean nats by which
       the likelihood of the first reference exceeds that without a document), null_prior and
@@ -45,12 +50,17 @@ def evaluate(answerer: Answerer, params: Any, questions: QuestionTokens,
     if retrieved is None:
         retrieved = answerer.retrieve(params, questions)
     answers = answerer.decode(params, questions, retrieved)
-    metrics = scoring.score([answer.text for answer in answers], questions.examples, families,
-                            _passages(answerer, retrieved))
+    how = how or EvalConfig()
+    texts = [answer.text for answer in answers]
+    known = all(example.answers for example in questions.examples)
+    metrics = {"count": len(texts)}
+    if known:
+        metrics = scoring.score(texts, questions.examples, how.metrics,
+                                _passages(answerer, retrieved), how=how, train=train)
     metrics["log_prob"] = float(np.mean([answer.log_prob for answer in answers]))
     if answerer.decoding.certifies(answerer.model):
         metrics["certified"] = 100 * float(np.mean([answer.certified for answer in answers]))
-    if likelihood:
+    if likelihood and known:
         found = answerer.log_likelihoods(params, questions, retrieved)
         metrics["nll"] = -found["log_p"].mean()
         if "log_p_null" in found:
@@ -62,7 +72,9 @@ def evaluate(answerer: Answerer, params: Any, questions: QuestionTokens,
             metrics |= {f"null_{name}": p[:, -1].mean() for name, p in beliefs.items()}
             beliefs = {name: given_a_passage(p) for name, p in beliefs.items()}
         metrics |= retrieval_monitors(retrieved, **beliefs)
-    return Evaluation({name: float(value) for name, value in metrics.items()}, answers)
+    correct = [scoring.is_correct(text, example, how.nfd) if known else None
+               for text, example in zip(texts, questions.examples, strict=True)]
+    return Evaluation({name: float(value) for name, value in metrics.items()}, answers, correct)
 
 
 def given_a_passage(p: np.ndarray) -> np.ndarray:
@@ -95,7 +107,7 @@ def write_evaluation(folder: pathlib.Path, questions: QuestionTokens, result: Ev
     """
     folder.mkdir(parents=True, exist_ok=True)
     lines = []
-    for example, answer in zip(questions.examples, result.answers, strict=True):
+    for example, answer, correct in zip(questions.examples, *result[1:], strict=True):
         passages = zip(answer.passage_ids, answer.prior, answer.posterior, strict=True)
         lines.append(json.dumps({
             "id": example.id,
@@ -103,7 +115,7 @@ def write_evaluation(folder: pathlib.Path, questions: QuestionTokens, result: Ev
             "answer": answer.text,
             "token_ids": answer.token_ids,
             "references": list(example.answers),
-            "exact_match": scoring.is_correct(answer.text, example),
+            "exact_match": correct,
             "log_prob": answer.log_prob,
             "token_log_probs": answer.token_log_probs,
             "finished": answer.finished,

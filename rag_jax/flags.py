@@ -73,6 +73,7 @@ def parse_with_config(parser: argparse.ArgumentParser, argv: Sequence[str] | Non
     if load is None:
         parser.add_argument("--config", default=str(QUICKSTART), metavar="FILE",
                             help=f"python file with get_config() (default: {QUICKSTART.name})")
+    parser.add_argument("--data_dir", metavar="DIR", help="short for --config.data.data_dir=DIR")
     _add_hosts(parser)
     changes, rest = _changes(sys.argv[1:] if argv is None else argv)
     if {"-h", "--help"} & set(rest):
@@ -82,6 +83,10 @@ def parse_with_config(parser: argparse.ArgumentParser, argv: Sequence[str] | Non
         base = overrides.load_file(file)
         parser.epilog = _field_help(overrides.replace(base, changes))
     options = parser.parse_args(rest)
+    if options.data_dir is not None:
+        if options.data_dir != changes.setdefault("data.data_dir", options.data_dir):
+            raise ConfigError(f"--data_dir={options.data_dir} and --config.data.data_dir="
+                              f"{changes['data.data_dir']}: give one of them")
     base = load(options) if load is not None else overrides.load_file(options.config)
     return options, overrides.validate(overrides.replace(base, changes))
 

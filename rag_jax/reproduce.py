@@ -23,13 +23,16 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--scale", choices=["toy", "paper"], default="toy",
                         help="of data and models (default: toy)")
     parser.add_argument("--workdir", type=flags.local_folder, metavar="DIR",
-                        help="folder of everything (default: runs/reproduce-SCALE)")
+                        help="folder of everything (default: runs/reproduce-SCALE, "
+                        "runs/reproduce-toy-reduced for --reduced)")
     parser.add_argument("--seeds", type=int, default=3, metavar="N",
                         help="toy: seeds of fine-tuning on the questions (default: 3)")
     parser.add_argument("--reduced", action="store_true",
                         help="toy: a few steps of the smallest models, to try the commands")
     parser.add_argument("--execute", action="store_true",
                         help="paper: train and measure what is missing on this machine")
+    parser.add_argument("--data_dir", metavar="DIR", default="",
+                        help="paper: folder with the official files, a folder per task")
     parser.add_argument("--tally", nargs="+", type=pathlib.Path, metavar="FILE.csv",
                         help="pairwise: count the filled-in sheets of judges")
     options = parser.parse_args(argv)
@@ -41,16 +44,20 @@ def main(argv: list[str] | None = None) -> None:
         parser.error("--reduced belongs to --scale toy")
     if options.scale == "toy" and options.execute:
         parser.error("--execute belongs to --scale paper; the toy scale always runs")
+    if options.scale == "toy" and options.data_dir:
+        parser.error("--data_dir belongs to --scale paper; the toy scale makes its data")
 
     from rag_jax.reproduction import pairwise, run
     from rag_jax.reproduction.full import Full, recipe
     from rag_jax.reproduction.toy import Toy
     from rag_jax.training.loop import Preempted
 
-    root = pathlib.Path(options.workdir or f"runs/reproduce-{options.scale}").absolute()
+    root = pathlib.Path(options.workdir or f"runs/reproduce-{options.scale}"
+                        f"{'-reduced' * options.reduced}").absolute()
     names = NAMES if options.name == "all" else (options.name,)
     toy = options.scale == "toy"
-    scale = Toy(root, options.seeds, options.reduced) if toy else Full(root)
+    scale = Toy(root, options.seeds, options.reduced) if toy else Full(
+        root, options.data_dir)
     if options.tally:
         pairwise.write_tally(root / "pairwise", options.tally)
     if not toy:

@@ -1,7 +1,7 @@
 """Scores of predictions, by families of metrics that belong to a task.
 
-Every family is a function of predictions, examples and, where there was a retriever, the passages
-retrieved; it returns named values, percentages unless the name says count.
+Every family is a function of predictions, examples, the passages retrieved (where there was a
+retriever) and config.eval.
 """
 
 import json
@@ -11,16 +11,17 @@ from typing import NamedTuple
 
 import numpy as np
 
-from rag_jax.config import ConfigError
+from rag_jax.config import ConfigError, EvalConfig
 from rag_jax.data.question_files import Example
-from rag_jax.metrics import bootstrap, kilt, retrieval
+from rag_jax.metrics import bootstrap, kilt, overlap, retrieval
 from rag_jax.metrics.answers import exact_match, f1
 from rag_jax.metrics.bleu import corpus_bleu
-from rag_jax.metrics.classification import accuracies
+from rag_jax.metrics.classification import accuracies, label_name
 from rag_jax.metrics.diversity import distinct_ngram_ratio
 from rag_jax.metrics.patterns import pattern_match
 from rag_jax.metrics.q_bleu import bleu_1, q_bleu_1
 from rag_jax.metrics.rouge import rouge_l
+from rag_jax.metrics.sacre_bleu import corpus_sacre_bleu
 from rag_jax.metrics.tokens import spacy_tokens
 from rag_jax.retrieval.reading import Passage
 
@@ -31,14 +32,30 @@ Texts = Sequence[str]
 Retrieved = Sequence[Sequence[Passage]]  # of every question, best first
 
 
-def is_correct(prediction: str, example: Example) -> bool:
-    """Exact match with one of the answers; where they are regular expressions, a match of one."""
+class Scores(NamedTuple):
+    """What a family returns.
+
+    Attributes:
+      headline: of every question that counts, from 0 to 1; its mean is the family's headline.
+      others: further values by name, percentages unless the name says count.
+    """
+
+    headline: Sequence[float]
+    others: Mapping[str, float]
+
+
+def is_correct(prediction: str, example: Example, nfd: bool = False) -> bool:
+    """Exact match with one of the answers; where they are regular expressions, a match of one.
+
+    `nfd` is config.eval.nfd.
+    """
     match = pattern_match if example.regex else exact_match
-    return match(prediction, example.answers)
+    return match(prediction, example.answers, nfd=nfd)
 
 
 def score(predictions: Texts, examples: Sequence[Example], families: Sequence[str] = ("qa",),
-          retrieved: Retrieved | None = None) -> dict[str, float]:
+          retrieved: Retrieved | None = None, *, how: EvalConfig | None = None,
+          train: Sequence[Example] = ()) -> dict[str, float]:
     """Scores predictions by families of metrics, and by what holds for every task.
 
     Args:
@@ -46,37 +63,68 @@ def score(predictions: Texts, examples: Sequence[Example], families: Sequence[st
         examples: the questions.
         families: names from FAMILIES.
         retrieved: the passages of each question; None = closed book, or not known.
+        how: `nfd` and `kilt_pages`; None = the defaults.
+        train: the training questions, where they are known.
 
     Returns:
-        em (`is_correct`) with em_ci_low and em_ci_high, the bounds of its 95 % bootstrap interval.
+        em (`is_correct`).
         answer_recall@K; em_answer_not_retrieved, the em over the questions that have their answer
             in none of their passages, and their number, answer_not_retrieved_count.
+        em_answer_overlap, em_no_answer_overlap: the em over the questions that have an answer of a
+            training question, and over the others; the same of questions; with their counts.
         what the families return.
+        NAME_ci_low, NAME_ci_high: of em and of each family's headline, the bounds of its 95 %
+            bootstrap interval.
         score: what chooses the best checkpoint, higher is better: the first family's HEADLINE.
         count: of questions.
 
     Raises:
-        ValueError: no questions, or not as many predictions.
+        ValueError: no questions, not as many predictions, or questions without known answers.
     """
+    how = how or EvalConfig()
     if len(predictions) != len(examples):
         raise ValueError(f"{len(predictions)} predictions for {len(examples)} questions")
     if not examples:
         raise ValueError("no questions: scores over none are undefined")
-    pairs = zip(predictions, examples, strict=True)
-    correct = np.array([100.0 * is_correct(*pair) for pair in pairs])
-    low, high = bootstrap.interval(correct)
-    found = {"em": float(correct.mean()), "em_ci_low": low, "em_ci_high": high}
+    for example in examples:
+        if not example.answers:
+            raise ValueError(f"question {example.id!r} has no known answers: its predictions can "
+                             "be handed in where the answers are, not scored here")
+    correct = np.array([is_correct(text, example, how.nfd)
+                        for text, example in zip(predictions, examples, strict=True)])
+    found = _with_interval("em", correct)
     if retrieved is not None:
         ranks = answer_ranks(examples, retrieved)
         found |= answer_recalls(ranks, retrieved)
         missed = np.isinf(ranks)
         if missed.any():
-            found["em_answer_not_retrieved"] = float(correct[missed].mean())
+            found["em_answer_not_retrieved"] = _percent(correct[missed])
         found["answer_not_retrieved_count"] = int(missed.sum())
+    if train:
+        found |= _overlaps(correct, examples, train)
     for family in families:
-        found |= FAMILIES[family].metrics(predictions, examples, retrieved)
+        headline, others = FAMILIES[family].metrics(predictions, examples, retrieved, how)
+        found |= _with_interval(FAMILIES[family].headline, headline) | others
     found["score"] = found[FAMILIES[families[0]].headline if families else "em"]
     return found | {"count": len(examples)}
+
+
+def _with_interval(name: str, values: Sequence[float]) -> dict[str, float]:
+    low, high = bootstrap.interval(100.0 * np.asarray(values, np.float64))
+    return {name: _percent(values), f"{name}_ci_low": low, f"{name}_ci_high": high}
+
+
+def _overlaps(correct: np.ndarray, examples: Sequence[Example], train: Sequence[Example]
+              ) -> dict[str, float]:
+    """Of answers, where they are texts and no expressions; and of questions."""
+    found = {}
+    if not any(example.regex for example in examples):
+        found["answer_overlap"] = overlap.answer_overlap(
+            [e.answers for e in examples], [e.answers for e in train])
+    found["question_overlap"] = overlap.question_overlap(
+        [e.question for e in examples], [e.question for e in train])
+    return {f"em_{key}": value for name, which in found.items()
+            for key, value in overlap.slices(correct, which, name).items()}
 
 
 def answer_ranks(examples: Sequence[Example], retrieved: Retrieved) -> np.ndarray:
@@ -101,44 +149,48 @@ def _depths(retrieved: Retrieved) -> list[int]:
 # --- families -----------------------------------------------------------------------------------
 
 
-def _qa(predictions: Texts, examples: Sequence[Example], retrieved: Retrieved | None
-        ) -> dict[str, float]:
-    """f1 over the questions whose answers are texts (absent where there are none)."""
-    values = [f1(prediction, example.answers)
-              for prediction, example in zip(predictions, examples, strict=True)
-              if not example.regex]
-    return {"f1": _percent(values)} if values else {}
+def _qa(predictions: Texts, examples: Sequence[Example], retrieved: Retrieved | None,
+        how: EvalConfig) -> Scores:
+    """em; f1 over the questions whose answers are texts (absent where there are none)."""
+    pairs = list(zip(predictions, examples, strict=True))
+    values = [f1(prediction, example.answers) for prediction, example in pairs if not example.regex]
+    return Scores([is_correct(*pair, how.nfd) for pair in pairs],
+                  {"f1": _percent(values)} if values else {})
 
 
-def _regex(predictions: Texts, examples: Sequence[Example], retrieved: Retrieved | None
-           ) -> dict[str, float]:
+def _regex(predictions: Texts, examples: Sequence[Example], retrieved: Retrieved | None,
+           how: EvalConfig) -> Scores:
     """regex_match (anchored at the start) and regex_search, where answers are such expressions."""
     pairs = [(prediction, example.answers)
              for prediction, example in zip(predictions, examples, strict=True) if example.regex]
     if not pairs:
         raise ConfigError("config.eval.metrics=regex: no question has regular expressions as "
                           'answers; mark those that have with "regex": true, or leave it out')
-    return {f"regex_{how}": _percent([pattern_match(*pair, how) for pair in pairs])
-            for how in ("match", "search")}
+    match, search = ([pattern_match(*pair, kind, nfd=how.nfd) for pair in pairs]
+                     for kind in ("match", "search"))
+    return Scores(match, {"regex_search": _percent(search)})
 
 
-def _ms_marco(predictions: Texts, examples: Sequence[Example], retrieved: Retrieved | None
-              ) -> dict[str, float]:
-    """rouge_l and bleu_1 as MS-MARCO's scorer, over the questions that have an answer; and
-    distinct_trigrams of all predictions."""
+def _ms_marco(predictions: Texts, examples: Sequence[Example], retrieved: Retrieved | None,
+              how: EvalConfig) -> Scores:
+    """rouge_l and bleu_1 as MS-MARCO's scorer, and sacre_bleu, over the questions that have an
+    answer; and distinct_trigrams of all predictions."""
     tokens = [spacy_tokens(text) for text in predictions]
-    scored = [(ours, [spacy_tokens(text) for text in example.answers])
-              for ours, example in zip(tokens, examples, strict=True)
-              if NO_ANSWER not in example.answers]
-    if not scored:
+    answerable = [i for i, e in enumerate(examples) if NO_ANSWER not in e.answers]
+    if not answerable:
         raise ConfigError(f"config.eval.metrics=ms_marco: every answer is {NO_ANSWER!r}")
+    references = [examples[i].answers for i in answerable]
+    scored = [(tokens[i], list(map(spacy_tokens, texts)))
+              for i, texts in zip(answerable, references, strict=True)]
     words = (_without_spaces(*pair) for pair in scored)
-    return {
-        "rouge_l": _percent([rouge_l(*pair) for pair in scored]),
+    return Scores([rouge_l(*pair) for pair in scored], {
         "bleu_1": 100.0 * corpus_bleu(*zip(*words, strict=True))[0],
+        # Not by the library: a further dependency, with those of its own, for the same number;
+        # its values are in the tests of metrics/sacre_bleu.py.
+        "sacre_bleu": corpus_sacre_bleu([predictions[i] for i in answerable], references),
         "distinct_trigrams": 100.0 * distinct_ngram_ratio(tokens),
         "answerable_count": len(scored),
-    }
+    })
 
 
 def _without_spaces(prediction: list[str], references: list[list[str]]
@@ -147,32 +199,35 @@ def _without_spaces(prediction: list[str], references: list[list[str]]
     return list(filter(None, prediction)), [list(filter(None, each)) for each in references]
 
 
-def _jeopardy(predictions: Texts, examples: Sequence[Example], retrieved: Retrieved | None
-              ) -> dict[str, float]:
+def _jeopardy(predictions: Texts, examples: Sequence[Example], retrieved: Retrieved | None,
+              how: EvalConfig) -> Scores:
     """q_bleu_1, the mean sentence BLEU-1 that its script prints too, and distinct_trigrams."""
     pairs = [(text, e.answers) for text, e in zip(predictions, examples, strict=True)]
-    return {
-        "q_bleu_1": _percent([q_bleu_1(*pair) for pair in pairs]),
+    return Scores([q_bleu_1(*pair) for pair in pairs], {
         "sentence_bleu_1": _percent([bleu_1(*pair) for pair in pairs]),
         "distinct_trigrams": 100.0 * distinct_ngram_ratio(map(spacy_tokens, predictions)),
-    }
+    })
 
 
-def _fever(predictions: Texts, examples: Sequence[Example], retrieved: Retrieved | None
-           ) -> dict[str, float]:
+def _fever(predictions: Texts, examples: Sequence[Example], retrieved: Retrieved | None,
+           how: EvalConfig) -> Scores:
     """Label accuracies; how many claims have a gold page among those retrieved."""
     labels = [example.answers[0] for example in examples]
-    return accuracies(predictions, labels) | _titles(examples, retrieved)
+    right = [label_name(a) == label_name(b) for a, b in zip(predictions, labels, strict=True)]
+    return Scores(right, accuracies(predictions, labels) | _titles(examples, retrieved))
 
 
-def _kilt(predictions: Texts, examples: Sequence[Example], retrieved: Retrieved | None
-          ) -> dict[str, float]:
-    """KILT's scores; nothing without passages. Every gold page is an evidence set of its own, as
-    an Example knows its pages, not which of them belong together (HotpotQA's do)."""
+def _kilt(predictions: Texts, examples: Sequence[Example], retrieved: Retrieved | None,
+          how: EvalConfig) -> Scores:
+    """em, and KILT's scores where there are passages. Gold titles without evidence sets are an
+    evidence set each."""
+    right = [is_correct(*pair, how.nfd) for pair in zip(predictions, examples, strict=True)]
     if retrieved is None:
-        return {}
-    pages = [[passage.title for passage in passages] for passages in retrieved]
-    sets = [[{title} for title in example.titles] for example in examples]
+        return Scores(right, {})
+    by_id = how.kilt_pages == "id"
+    pages = [[p.id.partition(".")[0] if by_id else p.title for p in passages]
+             for passages in retrieved]
+    sets = [_evidence(example, by_id) for example in examples]
     precisions = [kilt.r_precision(*pair) for pair in zip(pages, sets, strict=True)]
     supported = [kilt.supported(text, example.answers, precision) for text, example, precision
                  in zip(predictions, examples, precisions, strict=True)]
@@ -182,16 +237,32 @@ def _kilt(predictions: Texts, examples: Sequence[Example], retrieved: Retrieved 
             [kilt.page_recall(*pair, k) for pair in zip(pages, sets, strict=True)])
     for name, values in zip(kilt.Supported._fields, zip(*supported, strict=True), strict=True):
         found[f"kilt_{name}"] = _percent(values)
-    return found | _titles(examples, retrieved)
+    return Scores(right, found | _titles(examples, retrieved))
+
+
+def _evidence(example: Example, by_id: bool) -> list[set[str]]:
+    """Evidence sets of page ids or titles.
+
+    Raises:
+        ConfigError: ids are asked for where the question has titles alone.
+    """
+    if example.evidence:
+        return [{line.split("\t", 1)[not by_id] for line in pages.split("\n")}
+                for pages in example.evidence]
+    if by_id and example.titles:
+        raise ConfigError(f"config.eval.kilt_pages=id: question {example.id!r} has titles, but no "
+                          "ids of its pages, as kilt: files have; set title")
+    return [{title} for title in example.titles]
 
 
 def _titles(examples: Sequence[Example], retrieved: Retrieved | None) -> dict[str, float]:
-    """title_overlap@K and title_precision@K over the questions with gold titles, if any."""
+    """title_overlap@K and title_precision@K over the titled_count questions with gold titles, if
+    any."""
     if retrieved is None or not any(example.titles for example in examples):
         return {}
     pairs = [([passage.title for passage in passages], example.titles)
              for example, passages in zip(examples, retrieved, strict=True) if example.titles]
-    found = {}
+    found = {"titled_count": len(pairs)}
     for k in _depths(retrieved):
         precisions = [retrieval.title_precision(*pair, k) for pair in pairs]
         found[f"title_overlap@{k}"] = _percent([value > 0 for value in precisions])
@@ -204,8 +275,8 @@ def _percent(values: Sequence[float]) -> float:
 
 
 class Family(NamedTuple):
-    metrics: Callable[[Texts, Sequence[Example], Retrieved | None], Mapping[str, float]]
-    headline: str  # the name of the value that stands for all
+    metrics: Callable[[Texts, Sequence[Example], Retrieved | None, EvalConfig], Scores]
+    headline: str  # the name of the value that stands for all; `Scores.headline`
 
 
 FAMILIES = {

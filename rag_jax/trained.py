@@ -47,8 +47,7 @@ class Trained:
         batch_size = self.job.config.eval.batch_size if len(questions) > 1 else 1
         answerer = self.answerer(batch_size=batch_size,
                                  length_step=self.job.config.data.max_source_length)
-        unknown = self.job.config.classes[:1] or ("",)  # not read
-        tokens = self.job.tokenize([Example(str(i), text, unknown)
+        tokens = self.job.tokenize([Example(str(i), text, ())
                                     for i, text in enumerate(questions)])
         return answerer.decode(self.params, tokens, answerer.retrieve(self.params, tokens))
 

@@ -6,9 +6,11 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from rag_jax.config import EvalConfig
 from rag_jax.data.question_files import Example
 from rag_jax.evaluation import evaluate, retrieval_metrics, write_evaluation
 from rag_jax.retrieval.reading import Passage
+from rag_jax.scoring import score
 from rag_jax.types import Answer
 
 QUESTIONS = SimpleNamespace(examples=[
@@ -41,7 +43,8 @@ class Parrot:
 
 
 def test_answers_are_scored_with_the_passages_that_they_were_given():
-    found = evaluate(Parrot(["1950s", "Lima"]), {}, QUESTIONS, families=("kilt", "regex")).metrics
+    found = evaluate(Parrot(["1950s", "Lima"]), {}, QUESTIONS,
+                     how=EvalConfig(metrics=("kilt", "regex"))).metrics
     assert (found["em"], found["score"], found["regex_match"], found["nll"]) == (100, 100, 100, 2)
     assert found["answer_recall@1"] == 50.0, "the pattern is searched for, Lima is in no text"
     assert (found["em_answer_not_retrieved"], found["answer_not_retrieved_count"]) == (100, 1)
@@ -67,3 +70,34 @@ def test_predictions_say_which_are_correct_also_of_patterns(tmp_path):
     assert lines[0]["token_ids"] == [2]
     metrics = json.loads((tmp_path / "metrics.json").read_text())
     assert metrics == pytest.approx(result.metrics)
+
+
+def test_how_answers_are_compared_and_what_training_knew_go_into_the_scores(tmp_path):
+    """config.eval.nfd reaches both files, and the training questions the slices."""
+    asked = SimpleNamespace(examples=[Example("1", "Who?", ("Beyonc\u00e9",)),
+                                      Example("2", "Where?", ("Lima",))])
+    parrot, train = Parrot(["Beyonce\u0301", "Lima"]), [Example("t", "Where?", ("Peru", "LIMA!"))]
+    for nfd in (False, True):
+        result = evaluate(parrot, {}, asked, how=EvalConfig(nfd=nfd), train=train)
+        write_evaluation(tmp_path, asked, result)
+        lines = (tmp_path / "predictions.jsonl").read_text().splitlines()
+        assert [json.loads(line)["exact_match"] for line in lines] == [nfd, True]
+        found = json.loads((tmp_path / "metrics.json").read_text())
+        assert found["em"] == (100 if nfd else 50)
+        for of in ("answer", "question"):
+            assert found[f"em_{of}_overlap"] == 100 and found[f"em_{of}_overlap_count"] == 1
+            assert found[f"em_no_{of}_overlap"] == 100 * nfd
+    assert "em_answer_overlap" not in evaluate(parrot, {}, asked).metrics
+
+
+def test_questions_without_known_answers_are_answered_and_not_scored(tmp_path):
+    asked = SimpleNamespace(examples=[Example("1", "Who?", ()), Example("2", "Where?", ())])
+    result = evaluate(Parrot(["Ann", "Lima"]), {}, asked)
+    assert not {"em", "score", "nll", "answer_recall@1"} & set(result.metrics)
+    assert (result.metrics["count"], result.metrics["log_prob"]) == (2, -1)
+    write_evaluation(tmp_path, asked, result)
+    lines = [json.loads(x) for x in (tmp_path / "predictions.jsonl").read_text().splitlines()]
+    assert [(line["answer"], line["exact_match"], line["references"]) for line in lines] == [
+        ("Ann", None, []), ("Lima", None, [])]
+    with pytest.raises(ValueError, match="question '1' has no known answers"):
+        score(["Ann", "Lima"], asked.examples)

@@ -32,6 +32,13 @@ def test_both_forms_of_an_override_and_options_between_them():
     assert (config.train.steps, config.seed, config.mesh.data, options.workdir) == (7, 3, -1, "x")
 
 
+def test_data_dir_is_a_short_form():
+    assert parse("--data_dir=d")[1].data.data_dir == "d"
+    assert parse("--data_dir", "d", "--config.data.data_dir=d")[1].data.data_dir == "d"
+    with pytest.raises(configs.ConfigError, match="--data_dir=d and --config.data.data_dir=e: giv"):
+        parse("--data_dir=d", "--config.data.data_dir=e")
+
+
 def test_a_value_may_hold_an_equals_sign():
     _, config = parse("--config.data.data_dir=a=b")
     assert config.data.data_dir == "a=b"

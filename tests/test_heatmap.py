@@ -34,7 +34,6 @@ def test_html_escapes_and_holds_every_value(tmp_path):
 
 
 def test_png_is_written_where_matplotlib_is(tmp_path):
-    pytest.importorskip("matplotlib")
     heatmap.write(tmp_path / "map.png", "Who?", TOKENS, PASSAGES, POSTERIOR)
     assert (tmp_path / "map.png").read_bytes().startswith(b"\x89PNG")
 

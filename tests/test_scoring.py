@@ -3,11 +3,14 @@
 import json
 import typing
 
+import numpy as np
 import pytest
 
 from rag_jax import evaluate, overrides
-from rag_jax.config import Config, ConfigError, MetricFamily
+from rag_jax.config import Config, ConfigError, EvalConfig, MetricFamily
 from rag_jax.data.question_files import Example
+from rag_jax.metrics.bootstrap import interval
+from rag_jax.metrics.sacre_bleu import corpus_sacre_bleu
 from rag_jax.retrieval.reading import Passage
 from rag_jax.scoring import FAMILIES, is_correct, read_predictions, score
 
@@ -64,6 +67,9 @@ def test_ms_marco_leaves_out_questions_without_an_answer_and_lower_cases():
     assert 80 < found["rouge_l"] < 100, "but it is one of ROUGE-L's, in the official scorer"
     assert found["score"] == found["rouge_l"] and found["answerable_count"] == 1
     assert found["distinct_trigrams"] == 100.0
+    near = [["the cat sat there."], [examples[0].answers]]
+    assert score([near[0][0], "a b c d"], examples, ("ms_marco",))["sacre_bleu"] == pytest.approx(
+        corpus_sacre_bleu(*near))
     with pytest.raises(ConfigError, match="every answer is 'No Answer Present.'"):
         score(["x"], examples[1:], ("ms_marco",))
 
@@ -98,6 +104,59 @@ def test_kilt_counts_answers_that_come_with_their_page_in_front():
         assert found[name] == pytest.approx(100 / 3), name
     closed_book = score(["Lima"], EXAMPLES[:1], ("kilt",))
     assert closed_book["score"] == 100.0 and "r_precision" not in closed_book
+
+
+EVIDENCE = [  # two sets, the first of two pages; its pages are never in front together
+    Example("1", "q", ("Lima",), titles=("Lima", "Peru", "Inca"),
+            evidence=("7\tLima\n9\tPeru", "12\tInca")),
+    Example("2", "q", ("Quito",), titles=("Quito",), evidence=("8\tQuito",)),
+]
+PAGES = [[Passage("9.1", "Peru", "x"), Passage("9.2", "Peru", "y"), Passage("7", "Lima", "z"),
+          Passage("12.4", "Renamed", "w")],
+         [Passage("80", "Quito", "x"), Passage("8.3", "Renamed", "y"), Passage("1", "A", "z"),
+          Passage("2", "B", "w")]]
+
+
+def test_kilt_scores_evidence_sets_by_page_as_its_own_script():
+    """By hand. Pages found: 9, 7, 12 and 80, 8, 1, 2. R-precision: {9, 7} of {7, 9}, and 80 is
+    not 8. Recall: the first question's sets are complete at rank 1 (both pages hold one place) and
+    2, the second one's at rank 2."""
+    by_id = EvalConfig(kilt_pages="id")
+    found = score(["Lima", "Quito"], EVIDENCE, ("kilt",), PAGES, how=by_id)
+    assert (found["r_precision"], found["kilt_em"], found["em"]) == (50, 50, 100)
+    assert found["page_recall@1"] == pytest.approx(100 * (1 / 2 + 0) / 2)
+    assert found["page_recall@4"] == 100
+    # By title the renamed pages are none of the gold ones, and Quito is in front.
+    found = score(["Lima", "Quito"], EVIDENCE, ("kilt",), PAGES)
+    assert found["r_precision"] == found["kilt_em"] == 100
+    assert found["page_recall@4"] == pytest.approx(100 * (1 / 2 + 1) / 2)
+    one = [EXAMPLES[0]._replace(titles=("Lima",))]
+    with pytest.raises(ConfigError, match="kilt_pages=id: question '1' has titles, but no ids"):
+        score(["Lima"], one, ("kilt",), RETRIEVED[:1], how=by_id)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_headline_has_its_bootstrap_interval(family):
+    """The interval of em beside a ROUGE-L would be taken for that of the ROUGE-L."""
+    labels = ("SUPPORTS", "REFUTES")
+    examples = [Example(str(i), "q", (labels[i % 2],), regex=family == "regex")
+                for i in range(60)]
+    predictions = [f"SUPPORTS{' and more words' * (i % 3 == 0)}" for i in range(60)]
+    found = score(predictions, examples, (family,))
+    name = FAMILIES[family].headline
+    values = [score([p], [e], (family,))[name] for p, e in zip(predictions, examples, strict=True)]
+    assert found["score"] == found[name] == pytest.approx(np.mean(values))
+    assert (found[f"{name}_ci_low"], found[f"{name}_ci_high"]) == pytest.approx(interval(values))
+    assert found[f"{name}_ci_low"] < found[name] < found[f"{name}_ci_high"]
+
+
+def test_overlap_with_training_is_of_texts_and_not_of_expressions():
+    train = [EXAMPLES[0]]
+    found = score(["Lima", "x", "La Paz"], EXAMPLES, (), train=train)
+    assert (found["em_answer_overlap"], found["em_answer_overlap_count"]) == (100, 1)
+    assert (found["em_no_answer_overlap"], found["em_no_question_overlap_count"]) == (50, 2)
+    found = score(["1950", "x"], PATTERNS, (), train=PATTERNS[:1])
+    assert found["em_question_overlap_count"] == 2 and "em_answer_overlap_count" not in found
 
 
 def test_families_are_those_of_the_configuration():
@@ -158,6 +217,6 @@ def test_the_questions_of_a_task_are_looked_for_in_config_data_data_dir(tmp_path
         '{"question": "who wrote it", "answer": ["Ann"]}\n')
     (tmp_path / "p.jsonl").write_text('{"id": "1", "answer": "Ann"}\n')
     evaluate.main([f"--predictions={tmp_path}/p.jsonl", "--questions=task:natural_questions:test",
-                   f"--config.data.data_dir={tmp_path}"])
+                   f"--data_dir={tmp_path}"])
     shown = capsys.readouterr().out.split()
     assert shown[shown.index("em") + 1] == "100"

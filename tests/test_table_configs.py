@@ -14,6 +14,8 @@ import numpy as np
 import pytest
 
 from rag_jax import overrides, paper, parallel
+from rag_jax.aot.chips import CHIPS
+from rag_jax.aot.costs import flops
 from rag_jax.config import RUNS, ConfigError, MeshConfig
 from rag_jax.models import rag
 from rag_jax.reproduction.full import Full
@@ -55,11 +57,15 @@ def test_the_docstring_has_command_hardware_time_and_the_papers_score(file):
             assert f" {value} " in text.splitlines()[0]
     assert "Hardware:" in text and f"Time: {config.train.steps:,} steps" in text
     assert "v4-8" in text and "not measured" in text
+    assert f"at least {least_hours(file):.1f} hours" in " ".join(text.split())
 
 
 @functools.cache
 def traced(model, rates, optimizer, smoothing, shape, targets):
-    """Shapes after a training step of `shape` = (batch, passages, source), without allocating."""
+    """A training step of `shape` = (batch, passages, source), without allocating.
+
+    Returns the shapes of the state, of the state after it and of the metrics; and its operations.
+    """
     transform = make_optimizer(optimizer, 1000, dict(rates))
     mesh = parallel.make_mesh(MeshConfig())
     _, state, shardings = step.init_state(model, model.towers, tuple(dict(rates)), transform, 0,
@@ -78,12 +84,13 @@ def traced(model, rates, optimizer, smoothing, shape, targets):
                   struct((B, K), np.bool_), *pair(B, targets), struct((B,), np.float32), **further)
     train = step.make_train_step(step.rag_loss(model, smoothing), transform, tuple(dict(rates)),
                                  optimizer.accumulate, 0, shardings, mesh)
-    after, metrics = jax.eval_shape(train, state, batch, struct((), np.int32))
-    return state, after, metrics
+    jaxpr, (after, metrics) = jax.make_jaxpr(train, return_shape=True)(
+        state, batch, struct((), np.int32))
+    return state, after, metrics, flops(jaxpr.jaxpr)
 
 
-@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
-def test_a_training_step_has_the_right_shapes_at_full_size(file):
+def step_of(file):
+    """`traced` for a configuration's file, with its model, run's configuration and rates."""
     run = parts(file)[2]
     config = overrides.for_run(overrides.validate(overrides.load_file(str(file))), run)
     model = rag.RagModel(dataclasses.replace(config.model.retriever, pretrained=""),
@@ -92,12 +99,25 @@ def test_a_training_step_has_the_right_shapes_at_full_size(file):
                          classes=len(config.classes))
     rates = {"query_encoder": config.train.query_encoder_rate, "generator": 1.0}
     rates |= {rag.CLASSIFIER: 1.0} if model.classes else {}
-    assert bool(model.classes) == parts(file)[1].startswith("fever")
     rates = tuple((tower, rate) for tower, rate in rates.items() if rate is not None)
     data = config.data
     shape = (config.train.batch_size, max(config.retrieval.k, 1), data.max_source_length)
-    state, after, metrics = traced(model, rates, config.train.optimizer,
-                                   config.train.label_smoothing, shape, data.max_target_length)
+    return config, model, rates, traced(model, rates, config.train.optimizer,
+                                        config.train.label_smoothing, shape,
+                                        data.max_target_length)
+
+
+def least_hours(file):
+    """Of training on a v4-8, four chips: no step is faster than its operations at peak speed."""
+    config, _, _, (*_, operations) = step_of(file)
+    return config.train.steps * operations / (4 * CHIPS["TPU v4"].peak) / 3600
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+def test_a_training_step_has_the_right_shapes_at_full_size(file):
+    run = parts(file)[2]
+    config, model, rates, (state, after, metrics, _) = step_of(file)
+    assert bool(model.classes) == parts(file)[1].startswith("fever")
     shapes = [[(x.shape, x.dtype) for x in jax.tree.leaves(t.params)] for t in (state, after)]
     assert shapes[0] == shapes[1] and metrics["nll"].shape == ()
     count = {tower: sum(x.size for x in jax.tree.leaves(params))
@@ -128,3 +148,4 @@ def test_cells_of_the_papers_scale(tmp_path):
     ct, = scale.cells("ct", "bm25")
     assert ct.config.model.generator.pretrained == str(tmp_path / "nq" / "exported_bm25")
     assert scale.cells("nq", "bm25_nothing") == []
+    assert Full(tmp_path, "files").cells("wq", "rag_token")[0].config.data.data_dir == "files"

@@ -63,6 +63,7 @@ class QuestionTokens:
         codes = range(len(labels)) if classifies else label_tokens(
             generator_format.tokenizer, labels)
         self._targets = {label: [code] for label, code in zip(labels, codes, strict=True)}
+        self._unknown = labels[:1] or ("",)  # fills the batch of a question without answers
 
     def __len__(self) -> int:
         return len(self.examples)
@@ -85,7 +86,7 @@ class QuestionTokens:
         """Targets int32[B, T] and mask; `rng` picks among several texts, None takes the first."""
         chosen = []
         for row in rows:
-            texts = self.examples[row].targets or self.examples[row].answers
+            texts = self.examples[row].targets or self.examples[row].answers or self._unknown
             pick = 0 if rng is None else int(rng.integers(len(texts)))
             chosen.append(self.target(texts[pick]))
         return pad_rows(chosen, self.max_target_length, self.format.tokenizer.pad)

@@ -21,12 +21,15 @@ class Example(NamedTuple):
     Attributes:
         id: unique within its source.
         question: the text asked, never empty.
-        answers: the accepted answers, at least one; the first is the usual training target.
+        answers: the accepted answers; the first is the usual training target. None where they are
+            not known: such a question can be answered, and neither trained on nor scored.
         positive_ids: ids, as in the passage file, of passages known to hold the answer.
         negative_ids: ids of passages known not to hold it (hard negatives).
         targets: the texts that train where they are not the answers; empty = the answers.
         regex: the answers are regular expressions.
         titles: titles of the pages known to hold the answer.
+        evidence: KILT's evidence sets: the pages that support an answer together, each as
+            "WIKIPEDIA ID<TAB>TITLE", a line a page.
     """
 
     id: str
@@ -37,21 +40,24 @@ class Example(NamedTuple):
     targets: tuple[str, ...] = ()
     regex: bool = False
     titles: tuple[str, ...] = ()
+    evidence: tuple[str, ...] = ()
 
 
-def collect(source: str, rows: Iterable[tuple[str, Example]]) -> list[Example]:
+def collect(source: str, rows: Iterable[tuple[str, Example]], hidden: bool = False
+            ) -> list[Example]:
     """Checks rows and returns their examples.
 
     Args:
         source: what is read, for errors.
         rows: pairs of the place of an example, for errors, and the example.
+        hidden: the answers are not known.
 
     Raises:
         ValueError: an invalid example, a duplicate id, or no examples at all.
     """
     examples, seen = [], {}
     for where, example in rows:
-        _check(where, example)
+        _check(where, example, hidden)
         if example.id in seen:
             raise ValueError(
                 f"{where}: id {example.id!r} was already used at {seen[example.id]}: ids must be "
@@ -76,14 +82,14 @@ def check_labels(source: str, examples: Iterable[Example], labels: tuple[str, ..
                 )
 
 
-def _check(where: str, example: Example) -> None:
+def _check(where: str, example: Example, hidden: bool) -> None:
     """Raises ValueError for an example that could not be trained on or evaluated."""
-    if not example.answers:
+    if not example.answers and not hidden:
         raise ValueError(f"{where}: no answers: give at least one accepted answer")
     named = [("id", example.id), ("question", example.question)]
     if not isinstance(example.regex, bool):
         raise ValueError(f"{where}: regex is {example.regex!r}: expected true or false")
-    for field in ("answers", "positive_ids", "negative_ids", "targets", "titles"):
+    for field in ("answers", "positive_ids", "negative_ids", "targets", "titles", "evidence"):
         named += [(f"{field}[{i}]", text) for i, text in enumerate(getattr(example, field))]
     for field, text in named:
         if not isinstance(text, str):

@@ -86,6 +86,12 @@ def read_trivia_qa(path: str) -> Rows:
         )
 
 
+def read_trivia_qa_questions(path: str) -> Rows:
+    """TriviaQA's test files "-without-answers.json": {"Data": [{"Question", "QuestionId"}]}."""
+    for _, record in json_array(path, "Data"):
+        yield record.where, Example(record.name("QuestionId"), record.text("Question"), ())
+
+
 def read_web_questions(path: str) -> Rows:
     """WebQuestions' JSON: an array of {"url", "utterance", "targetValue"}, where the last is
     (list (description Peru) (description "Ivory Coast")).
@@ -113,6 +119,14 @@ def read_ms_marco(path: str) -> Rows:
         question, identity = record.text("query"), record.name("query_id")
         if texts:
             yield record.where, Example(identity, question, texts)
+
+
+def read_ms_marco_questions(path: str) -> Rows:
+    """MS-MARCO's eval file, which has no answers: {"query": {"0": ...}, "query_id": {...}, ...}."""
+    columns = json_columns(path, ("query", "query_id"))
+    for row in columns["query"]:
+        record = Record(f"{path}: record {row}", {name: columns[name][row] for name in columns})
+        yield record.where, Example(record.name("query_id"), record.text("query"), ())
 
 
 def read_search_qa(path: str) -> Rows:
@@ -212,12 +226,13 @@ def read_kilt(path: str) -> Rows:
             if not output.fields or output.fields.keys() - {"answer", "provenance", "meta"}:
                 raise ValueError(f"{output.where}: keys {', '.join(output.fields) or 'none'}: "
                                  "expected answer, provenance, meta")
-        provenance = [p for o in outputs if o.has("provenance") for p in o.records("provenance")]
-        for page in provenance:
-            page.name("wikipedia_id")
+        sets = [o.records("provenance") for o in outputs if o.has("provenance")]
+        pages = [[(p.name("wikipedia_id"), p.text("title", blank=True)) for p in s] for s in sets]
         yield record.where, Example(
             id=record.name("id"),
             question=record.text("input"),
             answers=_unique(o.text("answer") for o in outputs if o.has("answer")),
-            titles=_unique(page.text("title", blank=True) for page in provenance),
+            titles=_unique(title for each in pages for _, title in each),
+            evidence=_unique("\n".join(dict.fromkeys(f"{i}\t{title}" for i, title in each))
+                             for each in pages),
         )

@@ -15,19 +15,24 @@ from rag_jax.data.task_table import TASKS, File
 DATA_DIR = "~/rag_jax_data"
 
 
-def read_task(source: str, data_dir: str) -> Rows:
+def read_task(source: str, data_dir: str, hidden: bool = False) -> Rows:
     """Yields (place for errors, example), unchecked, of a `task:` source as `load_examples` says.
 
     Warns when the split has another number of questions than it is known to have.
 
     Raises:
-        ValueError: an unknown task or split; a damaged file, named with line or record.
+        ValueError: an unknown task or split; a damaged file, named with line or record; a split
+            without answers, where not `hidden`.
         FileNotFoundError: a file that must be fetched by hand.
         DownloadError: a file that is not there and could not be downloaded.
     """
     name, split_name = task_of(source)
     task = TASKS[name]
     split = task.splits[split_name]
+    if split.hidden and not hidden:
+        raise ValueError(f"{source}: its answers are not public: it can be answered (python -m "
+                         "rag_jax.evaluate --questions), and neither trained on nor scored; "
+                         f"{task.homepage} says who scores it")
     folder = pathlib.Path(data_dir or DATA_DIR).expanduser() / (task.folder or name)
     count = 0
     for where, example in split.read(str(locate(folder, split.file, task.homepage))):

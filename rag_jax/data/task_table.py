@@ -44,12 +44,14 @@ class Split:
       read: reader of its format.
       count: how many there should be, before answers are handled; None = not known.
       half: "train" or "dev" for ORQA's division of a training file, by a hash of the question.
+      hidden: the answers are not public; the split can be answered, not scored.
     """
 
     file: File
     read: Callable[[str], task_files.Rows]
     count: int | None = None
     half: Literal["", "train", "dev"] = ""
+    hidden: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -113,7 +115,7 @@ def _drqa(member: str) -> File:
                 member=f"data/datasets/{member}")
 
 
-def _ms_marco(name: str, size: int, sha256: str) -> File:
+def _ms_marco(name: str, size: int | None, sha256: str | None) -> File:
     return File(name, f"https://msmarco.blob.core.windows.net/msmarco/{name}", size, sha256)
 
 
@@ -172,6 +174,8 @@ TASKS: dict[str, Task] = {
          "test": Split(_unfiltered("unfiltered-web-dev.json"), task_files.read_trivia_qa, 11313),
          "wiki_train": Split(_wiki("wikipedia-train.json"), task_files.read_trivia_qa, 61888),
          "wiki_dev": Split(_wiki("wikipedia-dev.json"), task_files.read_trivia_qa, 7993),
+         "wiki_test": Split(_wiki("wikipedia-test-without-answers.json"),
+                            task_files.read_trivia_qa_questions, 7701, hidden=True),
          "dpr_train": Split(_dpr("trivia-train.qa.csv.gz"), read_tsv, 78785),
          "dpr_dev": Split(_dpr("trivia-dev.qa.csv.gz"), read_tsv, 8837),
          "dpr_test": Split(_dpr("trivia-test.qa.csv.gz"), read_tsv, 11313)}),
@@ -199,7 +203,9 @@ TASKS: dict[str, Task] = {
          "dev": Split(_ms_marco(
              "dev_v2.1.json.gz", 138303699,
              "5b3c9c20d1808ee199a930941b0d96f79e397e9234f77a1496890b138df7cb3c"),
-             task_files.read_ms_marco, 12467)}),
+             task_files.read_ms_marco, 12467),
+         "eval": Split(_ms_marco("eval_v2.1_public.json.gz", None, None),
+                       task_files.read_ms_marco_questions, 101092, hidden=True)}),
     # Of SearchQA's data_json folder. How the paper chose its clues from it is not published.
     "jeopardy": Task(
         "https://github.com/nyu-dl/dl4ir-searchQA", "not stated", "jeopardy",

@@ -36,7 +36,7 @@ _TFDS_DIRECTORY = re.compile(r"(?P<directory>.+?)(?::(?P<split>[A-Za-z]\w*(?:\[[
 _FINGERPRINT_FILE = "rag_jax_fingerprint.json"
 
 
-def load_examples(source: str, *, data_dir: str = "") -> list[Example]:
+def load_examples(source: str, *, data_dir: str = "", hidden: bool = False) -> list[Example]:
     """Reads all examples of a source, in its order.
 
     Args:
@@ -60,6 +60,7 @@ def load_examples(source: str, *, data_dir: str = "") -> list[Example]:
             `kilt:FILE.jsonl`: KILT's form.
         data_dir: for `tfds:` sources TFDS's data directory, for `task:` sources the folder with a
             folder per task; "" = ~/tensorflow_datasets and ~/rag_jax_data.
+        hidden: also of a split whose answers are not public: they come without.
 
     Raises:
         ValueError: unknown kind of source; damaged line (named with file, line and field); no
@@ -68,7 +69,7 @@ def load_examples(source: str, *, data_dir: str = "") -> list[Example]:
         RuntimeError: the data can be neither found nor downloaded.
     """
     if source.startswith("task:"):
-        return collect(source, read_task(source, data_dir))
+        return collect(source, read_task(source, data_dir, hidden), hidden)
     if source.startswith("kilt:"):
         return collect(source, read_kilt(source.removeprefix("kilt:")))
     if source.startswith("tfds-dir:"):
@@ -289,6 +290,7 @@ def _tfds_example(where: str, position: int, row: Mapping[str, Any]) -> Example:
         targets=tuple(map(_text, row.get("targets", ()))),
         regex=bool(row.get("regex", False)),
         titles=tuple(map(_text, row.get("titles", ()))),
+        evidence=tuple(map(_text, row.get("evidence", ()))),
     )
 
 

@@ -3,6 +3,7 @@
 import dataclasses
 from typing import Any, NamedTuple, Protocol
 
+from rag_jax import overrides
 from rag_jax.config import Config
 
 
@@ -33,6 +34,44 @@ class Cell:
         """It trains its document encoder itself: no source is named for it."""
         return "document_encoder" not in self.config.model.sources
 
+    @property
+    def running(self) -> Config:
+        """The configuration as this run has it."""
+        return overrides.for_run(self.config, self.run)
+
+    @property
+    def reading(self) -> str:
+        """How many passages it reads, found by what; for the report."""
+        config = self.running
+        k = config.retrieval.k
+        if not k:
+            return "no passages"
+        by = "a trained query encoder"
+        if config.retrieval.retriever == "bm25":
+            by = "BM25"
+        elif config.train.query_encoder_rate is None:
+            by = "a frozen query encoder"
+        answering = config.eval.k or k
+        return f"{k} passage{'s' * (k > 1)}{f' (answering: {answering})' * (answering != k)}, {by}"
+
+    def public(self, what: "Measurement") -> "Measurement":
+        """The measurement on dev, where the data have no test set with public answers."""
+        data = self.config.data
+        hidden = what.split == "test" and data.passages and not data.test
+        return what._replace(split="dev") if hidden else what
+
+    def unavailable(self, what: "Measurement") -> str:
+        """Why the data that the configuration names cannot give a measurement; empty = they can."""
+        data = self.config.data
+        if not data.passages:  # the world has whatever the experiments ask for
+            return ""
+        if what.memory:
+            return f"config.data.passages is one memory; there is none called {what.memory}"
+        named = [split for split in ("train", "dev", "test") if getattr(data, split)]
+        if what.split not in named and not what.split.startswith("task:"):
+            return f"config.data names no questions {what.split}, only {', '.join(named)}"
+        return ""
+
 
 def exported(folder: str, run: str) -> str:
     """Where a run's trained weights lie in Hugging Face's form, below the root."""
@@ -43,7 +82,7 @@ class Measurement(NamedTuple):
     """What is asked of a cell.
 
     Attributes:
-      split: the questions.
+      split: the questions: a split of the cell's data, or another source "task:NAME:SPLIT".
       memory: name of another memory than the one that trained.
       k: passages per question; 0 = as configured.
       shuffled: every question reads the passages of another one.
@@ -57,8 +96,9 @@ class Measurement(NamedTuple):
     @property
     def name(self) -> str:
         """Of the folder with the results."""
-        return "-".join([self.split, *[f"index_{self.memory}"] * bool(self.memory),
-                         *[f"k_{self.k}"] * bool(self.k), *["shuffled"] * self.shuffled])
+        return "-".join([
+            self.split.replace(":", "_"), *[f"index_{self.memory}"] * bool(self.memory),
+            *[f"k_{self.k}"] * bool(self.k), *["shuffled"] * self.shuffled])
 
 
 class Measured(NamedTuple):
@@ -91,6 +131,7 @@ class Scale(Protocol):
         """One cell for every seed; empty where this scale has none.
 
         Args:
-          task: nq, tqa, wq, ct, jeopardy, msmarco, fever3 or fever2.
+          task: nq, tqa, tqa_wiki (the models of tqa), wq, ct, jeopardy, msmarco,
+            fever3 or fever2.
           run: one of config.RUNS.
         """

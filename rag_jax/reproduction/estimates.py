@@ -4,13 +4,13 @@ A metric is a function of sums over questions: what every question adds to them 
 and a bootstrap sample is another sum.
 """
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from rag_jax.metrics import bleu
-from rag_jax.metrics.diversity import distinct_ngram_ratio
 from rag_jax.metrics.q_bleu import bleu_1, q_bleu_1
 from rag_jax.metrics.rouge import rouge_l
 from rag_jax.metrics.tokens import spacy_tokens
@@ -87,9 +87,36 @@ def metric_of(column: str) -> str:
     return "sentence_bleu1" if column == "jeopardy.bleu1" else column.split(".")[1]
 
 
-def distinct_trigrams(texts: Sequence[str]) -> float:
-    """Distinct over all tri-grams, percent."""
-    return 100 * distinct_ngram_ratio(map(spacy_tokens, texts))
+def distinct_trigrams(texts: Sequence[str]) -> Estimate:
+    """Distinct over all tri-grams, percent, of at least two texts.
+
+    The interval is normal, by the jackknife: a bootstrap sample holds texts twice, which lowers
+    the ratio, so that its interval would not even hold the value.
+    """
+    grams = [bleu.ngrams(spacy_tokens(text), 3) for text in texts]
+    users = Counter(gram for each in grams for gram in each)  # in how many texts each is
+    total = sum(each.total() for each in grams)
+    without = np.array([  # the ratio of all texts but one
+        100 * (len(users) - sum(users[gram] == 1 for gram in each))
+        / max(total - each.total(), 1) for each in grams])
+    count, value = len(texts), 100 * len(users) / max(total, 1)
+    error = 1.96 * np.sqrt((count - 1) / count * ((without - without.mean()) ** 2).sum())
+    return Estimate(value, max(value - error, 0.0), min(value + error, 100.0), 1, count)
+
+
+def share(percents: Sequence[float], count: int) -> Estimate | None:
+    """Of a share of `count` questions, known for every seed but not question by question.
+
+    A bootstrap sample of questions that are right or wrong is a binomial draw; the questions are
+    the same for all seeds, so that they share its deviation. No seeds give None.
+    """
+    if not percents:
+        return None
+    rng, value = np.random.default_rng(0), float(np.mean(percents))
+    deviations = 100 * rng.binomial(count, value / 100, SAMPLES) / count - value
+    seeds = rng.choice(np.asarray(percents, np.float64), (SAMPLES, len(percents))).mean(axis=1)
+    low, high = np.clip(np.quantile(seeds + deviations, [0.025, 0.975]), 0, 100)
+    return Estimate(value, float(low), float(high), len(percents), count)
 
 
 def estimate(results: Sequence[Measured], metric: str, minus: Sequence[Measured] = ()

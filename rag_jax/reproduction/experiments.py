@@ -4,14 +4,23 @@ Cells of tables are "ours / the paper's"; what was not measured is "not run", wh
 not is "-".
 """
 
+import json
+import pathlib
 from collections.abc import Callable, Mapping, Sequence
 
-from rag_jax import paper
+from rag_jax import files, paper
 from rag_jax.reproduction import pairwise as pairs
 from rag_jax.reproduction import plots
-from rag_jax.reproduction.cells import Measured, Measurement
-from rag_jax.reproduction.estimates import Estimate, distinct_trigrams, estimate, metric_of
+from rag_jax.reproduction.cells import Cell, Measured, Measurement
+from rag_jax.reproduction.estimates import (
+    Estimate,
+    distinct_trigrams,
+    estimate,
+    metric_of,
+    share,
+)
 from rag_jax.reproduction.lab import Lab, measured
+from rag_jax.reproduction.provenance import made_by, stale
 from rag_jax.reproduction.sections import NOT_RUN, Plot, Section, Table
 
 OURS = {"closed_book": "BART, closed book", "rag_token": "RAG-Token",
@@ -24,9 +33,24 @@ COLUMNS = {"nq": "NQ", "tqa": "TriviaQA", "tqa_wiki": "TriviaQA Wiki", "wq": "We
            "fever3": "FEVER 3-way", "fever2": "FEVER 2-way", "em": "EM", "accuracy": "accuracy",
            "bleu1": "BLEU-1", "qbleu1": "Q-BLEU-1", "rouge_l": "ROUGE-L",
            "distinct": "distinct tri-grams"}
+MISSED = "em_answer_not_retrieved", "answer_not_retrieved_count"
 ONE_STEP = {"rag_sequence": "rag_token", "frozen_sequence": "frozen", "bm25_sequence": "bm25"}
+OVERLAPS = {"answer_overlap": "answer known", "no_answer_overlap": "answer not known",
+            "question_overlap": "question known", "no_question_overlap": "question not known"}
+LEARNED = ("rag_token", "rag_sequence")  # the paper's rows of a retriever that trains
+WIKI_DEV = "task:trivia_qa:wiki_dev"  # the answers of TriviaQA's Wikipedia test set are hidden
+MARKS = ("In brackets after a number of ours: dev = of the development set, as the test answers "
+         "are not public, so not to be compared with the paper's; k = 1 and frozen retriever = the "
+         "model was trained on one passage a question, or with the retriever as it was warmed up; "
+         "of RAG-Token = a RAG-Sequence that spells its labels was not trained.")
+BY_HAND = (
+    "By hand: chunk and index the dump of December 2016 with the trained document encoder (python "
+    "-m rag_jax.build_index --workdir WORKDIR/nq --passages enwiki-20161220-pages-articles.xml.bz2 "
+    "--config.data.chunk_words=100 --out WORKDIR/index_2016), write the leaders of both years to "
+    "files of questions, and run rag_jax.evaluate --workdir WORKDIR/nq --run rag_token --questions "
+    "leaders_2016.jsonl for each of them, with and without --index WORKDIR/index_2016.")
 GENERATION = ("msmarco", "jeopardy")
-PAIRS, CONTROLS = 452, 20  # the paper's number of pairs; our number of control items
+CONTROLS = 20  # control items on a sheet
 
 
 def shown(value: float | Estimate | None, missing: str = NOT_RUN) -> str:
@@ -43,12 +67,43 @@ def _notes(name: str) -> list[str]:
     return [f"On the paper: {note}" for note in paper.NOTES.get(name, ())]
 
 
-def _results(lab: Lab, column: str, run: str, what: Measurement) -> list[Measured]:
-    """Of all seeds of a cell; none where the run or the task is not there."""
+def _asked(lab: Lab, column: str, run: str, what: Measurement
+           ) -> tuple[list[Cell], Measurement, list[str]]:
+    """The cells (seeds) of a column's task, what to ask them, and how that differs from the paper.
+
+    No cells where the run or the task is not there.
+    """
     task = column.split(".")[0]
-    if task.startswith("fever"):  # a class is one step: both kinds of RAG are the same
-        run = ONE_STEP.get(run, run)
-    return measured(lab, lab.scale.cells(task, run), what)
+    merged = task.startswith("fever") and run in ONE_STEP
+    run = ONE_STEP[run] if merged else run
+    cells, marks = lab.scale.cells(task, run), []
+    if not cells:
+        return [], what, marks
+    # A class of the head is one step, of which both kinds of RAG are the same; a label of several
+    # tokens is not.
+    marks += ["of RAG-Token"] * (merged and not cells[0].config.classes)
+    if task == "tqa_wiki":
+        public = what._replace(split=WIKI_DEV)
+    else:
+        public = cells[0].public(what)
+    marks += ["dev"] * (public != what)
+    config = cells[0].running
+    marks += ["k = 1"] * (config.retrieval.k == 1)
+    frozen = config.train.query_encoder_rate is None
+    marks += ["frozen retriever"] * (run in LEARNED and frozen)
+    return cells, public, marks
+
+
+def _results(lab: Lab, column: str, run: str, what: Measurement) -> list[Measured]:
+    """Of all seeds of a cell; on dev, where the answers of the test set are not public."""
+    cells, what, _ = _asked(lab, column, run, what)
+    return measured(lab, cells, what)
+
+
+def _marked_value(lab: Lab, column: str, run: str, what: Measurement, value: str) -> str:
+    """A number with what a reader must know of it, if anything: "71.2 [..] (dev)"."""
+    marks = _asked(lab, column, run, what)[2] if value != NOT_RUN else []
+    return f"{value} ({', '.join(marks)})" if marks else value
 
 
 def _scored(lab: Lab, table: Mapping[str, Mapping[str, float]], extra: Sequence[str],
@@ -60,8 +115,8 @@ def _scored(lab: Lab, table: Mapping[str, Mapping[str, float]], extra: Sequence[
         published = shown(table.get(row, {}).get(column), "-")
         if row not in OURS:
             return published
-        ours = estimate(_results(lab, column, row, what), metric_of(column))
-        return f"{shown(ours)} / {published}"
+        ours = shown(estimate(_results(lab, column, row, what), metric_of(column)))
+        return f"{_marked_value(lab, column, row, what, ours)} / {published}"
 
     rows = [[SYSTEMS.get(row, row), *(cell(row, column) for column in columns)]
             for row in (*extra, *table)]
@@ -71,20 +126,30 @@ def _scored(lab: Lab, table: Mapping[str, Mapping[str, float]], extra: Sequence[
 def table1(lab: Lab) -> Section:
     """Open-domain question answering, test EM."""
     scored = _scored(lab, paper.TABLE1, ["closed_book"], Measurement())
-    parts: list = ["Exact match on the test questions, percent.", scored]
-    closed = _results(lab, "nq.em", "closed_book", Measurement())
-    for run in ("rag_token", "rag_sequence"):
-        found = _results(lab, "nq.em", run, Measurement())
-        if closed and len(found) == len(closed):
-            gain = estimate(found, "em", minus=closed)
+    parts: list = ["Exact match on the test questions, percent.", scored, MARKS]
+    asked = {run: _results(lab, "nq.em", run, Measurement()) for run in ("closed_book", *LEARNED)}
+    for run in LEARNED:
+        if asked[run] and len(asked[run]) == len(asked["closed_book"]):
+            gain = estimate(asked[run], "em", minus=asked["closed_book"])
             parts.append(f"{SYSTEMS[run]} above the closed book: {gain} points.")
+    rows = [[SYSTEMS[run], f"{shown(_share(asked[run], *MISSED))} / "
+             f"{paper.ANSWER_IN_NO_PASSAGE if run == 'rag_token' else '-'}"] for run in LEARNED]
+    parts += ["Exact match on those questions whose answer is in no passage retrieved (the paper "
+              "does not say which of its models it is of).",
+              Table(["ours / paper's", "NQ EM"], rows)]
+    rows = [[SYSTEMS[run], *(shown(_share(found, f"em_{part}", f"em_{part}_count"))
+                             for part in OVERLAPS)] for run, found in asked.items()]
+    parts += ["Not in the paper: exact match on the questions with, and without, an answer of the "
+              "training set, and on those that are, and are not, in it themselves.",
+              Table(["ours, NQ EM", *OVERLAPS.values()], rows)]
     return Section("Table 1: open-domain question answering", [*parts, *_notes("table1")])
 
 
 def table2(lab: Lab) -> Section:
     """Generation and fact verification, test."""
     return Section("Table 2: generation and fact verification", [
-        "Test, percent.", _scored(lab, paper.TABLE2, [], Measurement()), *_notes("table2")])
+        "Test, percent.", _scored(lab, paper.TABLE2, [], Measurement()), MARKS,
+        *_notes("table2")])
 
 
 def table3(lab: Lab) -> Section:
@@ -102,7 +167,8 @@ def table3(lab: Lab) -> Section:
     ours = Table(header, rows) if rows else NOT_RUN
     published = Table(header, [[COLUMNS[task], *cells] for task, *cells in paper.TABLE3])
     return Section("Table 3: example generations", [
-        "Ours, inputs at equal distances in the test split; ≠ marks what equals no reference.",
+        "Ours, inputs at equal distances in the test split (dev, where the test answers are not "
+        "public); ≠ marks what equals no reference.",
         ours, "The paper's; ? is factually wrong, * partly right.", published])
 
 
@@ -117,21 +183,23 @@ def table5(lab: Lab) -> Section:
     for row, published in paper.TABLE5.items():
         cells = []
         for column in columns:
-            found = _results(lab, column, "rag_token" if row == "gold" else row, Measurement())
+            run = "rag_token" if row == "gold" else row
+            found = _results(lab, column, run, Measurement())
             texts = [[r["references"][0] if row == "gold" else r["answer"]
                       for r in result.predictions] for result in found[:1]]
             ours = distinct_trigrams(texts[0]) if texts else None
-            cells.append(f"{shown(ours)} / {shown(published[column])}")
+            value = _marked_value(lab, column, run, Measurement(), shown(ours))
+            cells.append(f"{value} / {shown(published[column])}")
         rows.append([SYSTEMS[row], *cells])
     return Section("Table 5: diversity", [
         "Distinct tri-grams over all tri-grams of the test outputs, percent, of the first seed. "
         "The ratio falls with the number of outputs: compare within a column.",
-        Table(["ours / paper's", *map(_column, columns)], rows), *_notes("table5")])
+        Table(["ours / paper's", *map(_column, columns)], rows), MARKS, *_notes("table5")])
 
 
 def table6(lab: Lab) -> Section:
     """Ablations of the retriever, dev."""
-    parts: list = ["Dev, percent.", _scored(lab, paper.TABLE6, [], Measurement("dev"))]
+    parts: list = ["Dev, percent.", _scored(lab, paper.TABLE6, [], Measurement("dev")), MARKS]
     rows = []
     for run in ("rag_token", "rag_sequence"):
         found = _results(lab, "nq.em", run, Measurement("dev", shuffled=True))
@@ -168,9 +236,9 @@ def figure3(lab: Lab) -> Section:
     for column, published in paper.FIGURE3.items():
         ours = {}
         for run, points in published.items():
-            found = (_recalls if column.endswith("recall") else _scores)(lab, column, run)
+            found = _points(lab, column, run)
             if found:
-                ours[SYSTEMS[run]] = found
+                ours[SYSTEMS[run]] = {k: point.value for k, point in found.items()}
             rows += [[column, SYSTEMS[run], str(k), shown(found.get(k)), shown(points.get(k), "-")]
                      for k in lab.scale.ks]
         theirs = {SYSTEMS[run]: points for run, points in published.items()}
@@ -181,15 +249,20 @@ def figure3(lab: Lab) -> Section:
     return Section("Figure 3: number of passages", [*figures, table, *_notes("figure3")])
 
 
-def _scores(lab: Lab, column: str, run: str) -> dict[int, float]:
-    results = {k: _results(lab, column, run, Measurement("dev", k=k)) for k in lab.scale.ks}
-    return {k: estimate(found, metric_of(column)).value for k, found in results.items() if found}
-
-
-def _recalls(lab: Lab, column: str, run: str) -> dict[int, float]:
+def _points(lab: Lab, column: str, run: str) -> dict[int, Estimate]:
+    """By number of passages, those that are measured."""
     found = {k: _results(lab, column, run, Measurement("dev", k=k)) for k in lab.scale.ks}
-    return {k: sum(r.metrics[f"answer_recall@{k}"] for r in results) / len(results)
-            for k, results in found.items() if results}
+    if column.endswith("recall"):
+        points = {k: _share(results, f"answer_recall@{k}") for k, results in found.items()}
+    else:
+        points = {k: estimate(results, metric_of(column)) for k, results in found.items()}
+    return {k: point for k, point in points.items() if point is not None}
+
+
+def _share(results: Sequence[Measured], name: str, count: str = "count") -> Estimate | None:
+    """A metric that is a share of `count` questions; over those seeds that have it."""
+    known = [result.metrics for result in results if name in result.metrics]
+    return share([m[name] for m in known], int(known[0][count])) if known else None
 
 
 def hot_swap(lab: Lab) -> Section:
@@ -204,6 +277,10 @@ def hot_swap(lab: Lab) -> Section:
                          f"{shown(estimate(found, 'em'))} / {shown(published)}"])
             if leaders == "2018" and found:
                 same.append([r["answer"] for result in found for r in result.predictions])
+    cells = lab.scale.cells("nq", "rag_token")
+    reason = cells[0].unavailable(Measurement("leaders_2016", memory="2016")) if cells else ""
+    impossible = [f"Cannot run at this scale: {reason}; and the paper's list of leaders is not "
+                  f"published. {BY_HAND}"] * bool(reason)
     share = None
     if len(same) == 2:
         share = 100 * sum(a == b for a, b in zip(*same, strict=True)) / len(same[0])
@@ -212,16 +289,14 @@ def hot_swap(lab: Lab) -> Section:
         "trained in between.",
         Table(["index", "leaders", "ours / paper's"], rows),
         f"The same answer from both indexes: {shown(share)} / {shown(paper.HOT_SWAP_SAME)} percent "
-        "(v1 of the paper).", *_notes("hot_swap")])
+        "(v1 of the paper).", *impossible, *_notes("hot_swap")])
 
 
 def fever_overlap(lab: Lab) -> Section:
     """Claims with a gold article among the first passages."""
     results = _results(lab, "fever3", "rag_token", Measurement(k=10))
-    found = {k: results[0].metrics[f"title_overlap@{k}"] for k in paper.FEVER_OVERLAP
-             } if results else {}
-    rows = [[f"top {k}", f"{shown(found.get(k))} / {shown(published)}"]
-            for k, published in paper.FEVER_OVERLAP.items()]
+    rows = [[f"top {k}", f"{shown(_share(results, f'title_overlap@{k}', 'titled_count'))} / "
+             f"{shown(published)}"] for k, published in paper.FEVER_OVERLAP.items()]
     return Section("FEVER: retrieval of gold articles", [
         "Claims with a gold article's title among the first passages, percent of those that have "
         "one.",
@@ -231,20 +306,25 @@ def fever_overlap(lab: Lab) -> Section:
 def pairwise(lab: Lab) -> Section:
     """Sheets for human judges."""
     folder = lab.root / "pairwise"
-    closed, ours = (_results(lab, "jeopardy", run, Measurement())[:1]
-                    for run in ("closed_book", "rag_token"))
+    systems = [cell for run in ("closed_book", "rag_token")
+               for cell in lab.scale.cells("jeopardy", run)[:1]]
+    there = _sheets_there(lab, folder, systems)
+    found = measured(lab, systems, Measurement())
     parts: list = []
-    if closed and ours:
+    if len(found) == 2:
+        closed, ours = found
         items = [pairs.Pair(a["question"], a["answer"], b["answer"]) for a, b in zip(
-            closed[0].predictions, ours[0].predictions, strict=True)]
-        gold = [(r["question"], r["references"][0]) for r in ours[0].predictions]
+            closed.predictions, ours.predictions, strict=True)][: paper.TABLE4_PAIRS]
+        gold = [(r["question"], r["references"][0]) for r in ours.predictions]
         # A true sentence about the subject against a true one about something else.
         controls = [pairs.Pair(subject, text, other) for (subject, text), (_, other) in zip(
             gold, gold[1:] + gold[:1], strict=True) if text != other][:CONTROLS]
-        if not (folder / "key.json").exists():
-            pairs.write(folder, items[:PAIRS], controls, seed=0)
-        parts.append(f"Sheets for judges: {folder}/sheet.html and sheet.csv, {len(items[:PAIRS])} "
-                     f"pairs and {len(controls)} control items; key.json stays with you. "
+        if not there:
+            pairs.write(folder, items, controls, seed=0)
+            files.write_text(folder / "made.json", json.dumps(
+                [made_by(cell, lab.root) for cell in systems], indent=1))
+        parts.append(f"Sheets for judges: {folder}/sheet.html and sheet.csv, {len(items)} pairs "
+                     f"and {len(controls)} control items; key.json stays with you. "
                      "--tally FILE.csv ... counts the filled-in ones.")
     else:
         parts.append(f"Sheets: {NOT_RUN}.")
@@ -259,6 +339,19 @@ def pairwise(lab: Lab) -> Section:
         parts.append(f"{tallied.pairs} pairs, {len(tallied.kept)} annotators; dropped by control "
                      f"items: {', '.join(tallied.dropped) or 'nobody'}.")
     return Section("Table 4: human evaluation", [*parts, *_notes("table4")])
+
+
+def _sheets_there(lab: Lab, folder: pathlib.Path, systems: Sequence[Cell]) -> bool:
+    """Whether there are sheets of these systems; those of others are put aside with their tally."""
+    if not (folder / "key.json").exists():
+        return False
+    record = folder / "made.json"
+    made = json.loads(record.read_text("utf-8")) if record.exists() else [None] * len(systems)
+    why = next(filter(None, (stale(*pair, lab.root) for pair in zip(made, systems, strict=True))),
+               "")
+    if why:
+        lab.refused["pairwise"] = f"{why}; the sheets are in {pairs.put_aside(folder)} now"
+    return not why
 
 
 EXPERIMENTS: dict[str, Callable[[Lab], Section]] = {

@@ -19,6 +19,7 @@ class Full:
 
     Args:
       root: the folder of everything.
+      data_dir: config.data.data_dir of all cells.
     """
 
     name = "paper"
@@ -27,16 +28,18 @@ class Full:
     ks = (1, 5, 10, 15, 20, 30, 40, 50)
     subject = "Hemingway"
 
-    def __init__(self, root: pathlib.Path):
-        self.root = root
+    def __init__(self, root: pathlib.Path, data_dir: str = ""):
+        self.root, self.data_dir = root, data_dir
 
     def cells(self, task: str, run: str) -> list[Cell]:
         """The cell, or none where there is no configuration of it."""
+        if task == "tqa_wiki":
+            return self.cells("tqa", run)
         files = [CONFIGS / f"table{number}_{task}_{run}.py" for number in TABLES]
         file = next((file for file in files if file.exists()), None)
         if file is None:
             return []
-        config = overrides.load_file(str(file))
+        config = overrides.replace(overrides.load_file(str(file)), {"data.data_dir": self.data_dir})
         first = start = None
         folder = task
         if task != FIRST:

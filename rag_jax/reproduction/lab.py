@@ -1,15 +1,20 @@
 """Results of cells, each one worked out once and kept in a folder.
 
     WORKDIR/FOLDER/                     a workdir of rag_jax.train
-    WORKDIR/FOLDER/RUN/measured/NAME/   metrics.json, predictions.jsonl; whole or not there
+    WORKDIR/FOLDER/RUN/measured/NAME/   made.json (`provenance`), metrics.json, predictions.jsonl;
+                                        whole or not there
     WORKDIR/FOLDER/RUN/measured/explained.json
+
+What another configuration than the cell's has made counts as not there.
 """
 
 import json
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from rag_jax.reproduction.cells import Cell, Explained, Measured, Measurement, Scale
+from rag_jax.reproduction.provenance import stale
 
 
 def folder_of(root: pathlib.Path, cell: Cell) -> pathlib.Path:
@@ -23,33 +28,61 @@ class Lab:
     Args:
       root: the folder of everything.
       scale: where cells come from.
+
+    Attributes:
+      used: the cells of which there are results, with the records of what made them.
+      missing: what is not there: measurements, and questions to explain.
+      unavailable: measurements that cannot be made of a cell's data, and why.
+      refused: results that are there, but not of the cell's configuration, and why.
     """
 
     def __init__(self, root: pathlib.Path, scale: Scale):
         self.root, self.scale = root, scale
-        self.used: dict[tuple[str, str], Cell] = {}
-        self.missing: list[tuple[Cell, Measurement | str]] = []  # or a question to explain
+        self.used: dict[tuple[str, str], tuple[Cell, list[Mapping[str, Any]]]] = {}
+        self.missing: list[tuple[Cell, Measurement | str]] = []
+        self.unavailable: dict[str, str] = {}
+        self.refused: dict[str, str] = {}
 
     def measure(self, cell: Cell, what: Measurement) -> Measured | None:
         """The results of a measurement; None where there are none."""
+        if reason := cell.unavailable(what):
+            self.unavailable[f"{cell.folder}/{cell.run}/{what.name}"] = reason
+            return None
         folder = folder_of(self.root, cell) / what.name
         if not (folder / "metrics.json").exists():  # written last
             self.missing.append((cell, what))
             return None
-        self.used[cell.folder, cell.run] = cell
+        made = folder / "made.json"
+        if not self._accepted(cell, what, what.name, _json(made) if made.exists() else None):
+            return None
         lines = (folder / "predictions.jsonl").read_text("utf-8").splitlines()
-        return Measured(json.loads((folder / "metrics.json").read_text("utf-8")),
-                        [json.loads(line) for line in lines])
+        return Measured(_json(folder / "metrics.json"), [json.loads(line) for line in lines])
 
     def explain(self, cell: Cell, question: str) -> Explained | None:
         """An answer with the share of each passage in each of its tokens; None if not there."""
         file = folder_of(self.root, cell) / "explained.json"
-        known = json.loads(file.read_text("utf-8")) if file.exists() else {}
+        known = _json(file) if file.exists() else {}
         if question not in known:
             self.missing.append((cell, question))
             return None
-        self.used[cell.folder, cell.run] = cell
+        if not self._accepted(cell, question, "explained", known[question].pop("made", None)):
+            return None
         return Explained(**known[question])
+
+    def _accepted(self, cell: Cell, what: Measurement | str, name: str,
+                  made: Mapping[str, Any] | None) -> bool:
+        """Whether a result is the cell's; notes down which it is."""
+        why = stale(made, cell, self.root)
+        if why:
+            self.missing.append((cell, what))
+            self.refused[f"{cell.folder}/{cell.run}/{name}"] = why
+            return False
+        self.used.setdefault((cell.folder, cell.run), (cell, []))[1].append(made)
+        return True
+
+
+def _json(file: pathlib.Path) -> Any:
+    return json.loads(file.read_text("utf-8"))
 
 
 def measured(lab: Lab, cells: Sequence[Cell], what: Measurement) -> list[Measured]:

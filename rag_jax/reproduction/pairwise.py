@@ -7,6 +7,7 @@ them control items whose right answer is known. The key stays with who asks.
 import csv
 import html
 import io
+import itertools
 import json
 import pathlib
 import random
@@ -142,6 +143,15 @@ def read_key(folder: pathlib.Path) -> dict[str, dict]:
     if not file.is_file():
         raise ValueError(f"{file}: no such file; make the sheets first, or name their --workdir")
     return json.loads(file.read_text("utf-8"))
+
+
+def put_aside(folder: pathlib.Path) -> pathlib.Path:
+    """Renames a folder of sheets to the first free FOLDER-1, FOLDER-2, ...; judges may have them.
+
+    Returns its new name.
+    """
+    names = (folder.with_name(f"{folder.name}-{number}") for number in itertools.count(1))
+    return folder.rename(next(name for name in names if not name.exists()))
 
 
 def tally(key: Mapping[str, Mapping], sheets: Sequence[pathlib.Path]) -> Tally:

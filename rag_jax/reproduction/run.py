@@ -1,21 +1,16 @@
 """Runs experiments and writes the one report of a workdir."""
 
 import pathlib
-import platform
-import subprocess
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import jax
 
-import rag_jax
 from rag_jax.reproduction import sections
 from rag_jax.reproduction.cells import Cell, Measurement, Scale
 from rag_jax.reproduction.experiments import EXPERIMENTS
 from rag_jax.reproduction.lab import Lab
 from rag_jax.reproduction.sections import Section, Table
 from rag_jax.reproduction.worker import Worker
-
-ROOT = pathlib.Path(__file__).parents[2]
 
 
 def reproduce(names: Sequence[str], root: pathlib.Path, scale: Scale, work: bool) -> None:
@@ -66,28 +61,37 @@ def missing(names: Sequence[str], root: pathlib.Path, scale: Scale
 
 
 def _head(lab: Lab) -> Section:
+    programs = sorted({made["program"] for _, records in lab.used.values() for made in records})
     rows = [[f"{folder}/{run}", str(cell.config.seed), str(cell.config.train.steps),
-             f"{folder}/config.json"] for (folder, run), cell in sorted(lab.used.items())]
-    trained = Table(["model", "seed", "steps", "config"], rows) if rows else sections.NOT_RUN
-    return Section("What this is", [
+             cell.reading, f"{folder}/config.json", _range(made["date"] for made in records),
+             *_numbers(programs, records)]
+            for (folder, run), (cell, records) in sorted(lab.used.items())]
+    header = ["model", "seed", "steps", "trained on", "config", "measured on",
+              *["by"] * (len(programs) > 1)]
+    parts: list = [
         f"Scale: {lab.scale.about}.",
         'Every number is "ours / the paper\'s", on different data and models unless the scale is '
         'the paper\'s; "not run" = not measured here, "-" = not in the paper. Brackets: 95 % '
         "bootstrap over seeds and questions (few seeds: rather too narrow than too wide).",
-        f"rag_jax {_commit()}, Python {platform.python_version()}, {platform.machine()}.",
-        "Models measured:", trained])
+        "Models measured:", Table(header, rows) if rows else sections.NOT_RUN]
+    parts += [f"Measured by{f' ({number})' * (len(programs) > 1)}: {program}."
+              for number, program in enumerate(programs, 1)]
+    if lab.unavailable:
+        parts += ["Cannot be measured on these data:", Table(
+            ["result", "why"], sorted(lab.unavailable.items()))]
+    if lab.refused:
+        parts += ["On disk, but of another configuration, so not counted:", Table(
+            ["result", "why"], sorted(lab.refused.items()))]
+    return Section("What this is", parts)
 
 
-def _commit() -> str:
-    """The commit of this checkout, or the version where there is none."""
-    def git(*arguments: str) -> str:
-        return subprocess.run(["git", "-C", str(ROOT), *arguments], capture_output=True, text=True,
-                              check=True).stdout.strip()
+def _range(dates: Iterable[str]) -> str:
+    first, *_, last = sorted(dates) * 2
+    return first if first == last else f"{first} to {last}"
 
-    try:
-        if pathlib.Path(git("rev-parse", "--show-toplevel")) != ROOT:
-            return rag_jax.__version__  # installed inside another repository
-        changed = " with changes" if git("status", "--porcelain", "-uno") else ""
-        return f"commit {git('rev-parse', 'HEAD')}{changed}"
-    except (OSError, subprocess.CalledProcessError):
-        return rag_jax.__version__
+
+def _numbers(programs: Sequence[str], records: Sequence[Mapping]) -> list[str]:
+    """Which of several programs measured a model."""
+    if len(programs) < 2:
+        return []
+    return [", ".join(str(programs.index(p) + 1) for p in sorted({r["program"] for r in records}))]

@@ -19,10 +19,9 @@ SETTINGS = {
     # passage that is nearly always right. Until it is learnt, a label tells nothing of the
     # passages: a query encoder that trained meanwhile would collapse.
     "claims": {"data.max_question_length": 40, "eval.labels": LABELS, "eval.metrics": ("fever",),
-               "model.head": "label_token", "train.steps": 1200, "train.eval_every": 1200,
-               "retrieval.k": 1,
+               "model.head": "label_token", "train.steps": 1500, "train.eval_every": 1500,
                "train.optimizer.learning_rate": 5e-4, "train.query_encoder_rate": None,
-               "retriever_warmup.steps": 600},
+               "retrieval.k": 1, "retriever_warmup.steps": 1000},
 }
 # Inputs that are no questions: a tiny retriever of questions finds nothing for them.
 OTHER_INPUTS = ("claims", "clues")
@@ -91,7 +90,9 @@ class Toy:
             "questions, claims, sentences and clues on the countries of the world "
             f"({self._base.data.fictional_countries} fictional ones beside 195); tiny models from "
             "random weights; the seeds are of fine-tuning, from one warm-up and on the same data; "
-            "claims and clues have a retriever of their own"
+            f"{' and '.join(w for w in TASKS.values() if w in OTHER_INPUTS)} have a retriever of "
+            "their own; trained on " + "; ".join(f"{task}: {reading}" for task, reading in
+                                                 self._reading().items())
             + ("; REDUCED: a few models and steps that only try the commands" if reduced else ""))
 
     def cells(self, task: str, run: str) -> list[Cell]:
@@ -100,6 +101,11 @@ class Toy:
             return []
         count = self.seeds if task == "nq" and run in SYSTEMS else 1
         return [self._cell(TASKS[task], run, seed) for seed in range(count)]
+
+    def _reading(self) -> dict[str, str]:
+        """How the RAG models of each task read, as their configurations say."""
+        return {TASKS[task]: self._cell(TASKS[task], run, 0).reading
+                for task, run in self._cells if run == "rag_token"}
 
     def _cell(self, world_task: str, run: str, seed: int) -> Cell:
         changed = overrides.replace(self._base, {

@@ -8,11 +8,14 @@ from typing import Any
 
 from rag_jax import files
 from rag_jax.answering import Answerer
+from rag_jax.config import ConfigError
 from rag_jax.conversion import convert
 from rag_jax.data.question_files import Example
+from rag_jax.data.tasks import load_examples
 from rag_jax.evaluation import evaluate, write_evaluation
 from rag_jax.reproduction.cells import Cell, Explained, Measurement, exported
 from rag_jax.reproduction.lab import folder_of
+from rag_jax.reproduction.provenance import made_by
 from rag_jax.training import stages
 from rag_jax.training.memories import memories_of
 from rag_jax.training.report import someone_elses
@@ -34,28 +37,37 @@ class Worker:
     def measure(self, cell: Cell, what: Measurement) -> None:
         """Works a measurement out, for `Lab.measure`.
 
-        Nothing happens where the data have no such split: MS-MARCO's test answers are hidden, the
-        paper's leaders are not published.
+        Raises:
+          ConfigError: the data do not have it.
         """
         job = self._job(cell)
-        if what.split not in job.prepared.splits:
-            return
+        splits = job.prepared.splits
+        if what.split.startswith("task:"):
+            examples = load_examples(what.split, data_dir=job.config.data.data_dir)
+        elif what.split in splits:
+            examples = splits[what.split]
+        else:
+            raise ConfigError(f"{cell.folder}: no questions {what.split!r} in its data, which have "
+                              f"{', '.join(splits)}")
         params, answerer = self._trained(cell), self._answerer(cell, what)
         print(f"== {cell.folder}/{cell.run}: {what.name}", flush=True)
-        examples = job.prepared.splits[what.split]
         questions = job.tokenize(examples[: job.config.eval.max_examples or len(examples)])
         retrieved = answerer.retrieve(params, questions)
         if what.shuffled:
             retrieved = retrieved[someone_elses(len(questions), cell.config.seed)]
         found = evaluate(answerer, params, questions, retrieved, likelihood=False,
-                         families=cell.config.eval.metrics)
-        write_evaluation(folder_of(self.root, cell) / what.name, questions, found)
+                         how=cell.config.eval, train=splits["train"])
+        folder = folder_of(self.root, cell) / what.name
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "metrics.json").unlink(missing_ok=True)  # of another configuration
+        files.write_text(folder / "made.json", json.dumps(made_by(cell, self.root), indent=1))
+        write_evaluation(folder, questions, found)
 
     def explain(self, cell: Cell, question: str) -> None:
         """Answers a question with the share of each passage in each token; for `Lab.explain`."""
         file = folder_of(self.root, cell) / "explained.json"
         answerer, params = self._answerer(cell, Measurement()), self._trained(cell)
-        tokens = self._job(cell).tokenize([Example("0", question, ("",))])
+        tokens = self._job(cell).tokenize([Example("0", question, ())])
         answer, = answerer.decode(params, tokens, answerer.retrieve(params, tokens))
         pieces = self._job(cell).prepared.generator_tokenizer.piece
         store = answerer.index.passages
@@ -65,7 +77,8 @@ class Worker:
                           answer.token_posterior)
         file.parent.mkdir(parents=True, exist_ok=True)
         known = json.loads(file.read_text("utf-8")) if file.exists() else {}
-        files.write_text(file, json.dumps({**known, question: found._asdict()}, indent=1))
+        files.write_text(file, json.dumps(
+            {**known, question: {"made": made_by(cell, self.root), **found._asdict()}}, indent=1))
 
     def _warmed(self, cell: Cell) -> Warm:
         key = cell.folder, cell.config.runs  # BM25's runs need no warm retriever

@@ -52,7 +52,7 @@ class _Reporter:
     def evaluate(self, run: str) -> Evaluation:
         questions = self.job.tokens(self.split)
         result = evaluate(self.answerer(run), self.params(run), questions,
-                          families=self.job.config.eval.metrics)
+                          how=self.job.config.eval)
         folder = self.job.workdir / run / "evaluation" / self.split
         if hosts.leads():
             write_evaluation(folder, questions, result)
@@ -65,7 +65,7 @@ class _Reporter:
         retrieved = answerer.retrieve(params, questions)
         other = someone_elses(len(questions), self.job.config.seed)
         return evaluate(answerer, params, questions, retrieved[other],
-                        families=self.job.config.eval.metrics)
+                        how=self.job.config.eval)
 
     def frozen_recall(self, warm: Any) -> dict[str, float]:
         """Retrieval by the query encoder as it was before fine-tuning."""
@@ -141,7 +141,8 @@ def _hot_swap(reporter: _Reporter, run: str) -> dict[str, float]:
         answerer = reporter.answerer(run, memory)
         for leaders in ("2016", "2018"):
             questions = reporter.job.tokens(f"leaders_{leaders}")
-            found = evaluate(answerer, params, questions, likelihood=False)
+            found = evaluate(answerer, params, questions, likelihood=False,
+                             how=reporter.job.config.eval)
             matrix[f"index{memory}_leaders{leaders}"] = found.metrics["em"]
     return matrix
 

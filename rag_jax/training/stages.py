@@ -261,7 +261,7 @@ def fine_tune(job: Job, run: str, warm: Any, index: Memory) -> Any:
         if refresher is not None:
             refresher.refresh(params, 0)  # before the next step, all are again, as of that step
         return evaluate(answerer, unstack_layers(params), dev,
-                        families=config.eval.metrics).metrics
+                        how=config.eval).metrics
 
     def first() -> Any:
         fresh = tuple(tower for tower in towers if tower not in warm)

@@ -7,7 +7,7 @@ from rag_jax import files, hosts, overrides
 from rag_jax.config import Config, ConfigError
 
 # What may differ from the configuration of an earlier command on the same workdir.
-CHANGEABLE = ("runs", "tensorboard", "eval.", "mesh.", "train.log_every",
+CHANGEABLE = ("runs", "tensorboard", "data.data_dir", "eval.", "mesh.", "train.log_every",
               "train.keep", "train.collapse_guard", "retriever_warmup.log_every",
               "generator_warmup.log_every", "model.generator.dtype", "model.retriever.dtype",
               "model.generator.remat", "model.retriever.remat", "model.generator.logit_chunk")

@@ -75,6 +75,18 @@ def test_a_task_is_read_from_its_folder(tmp_path, task, split, name, data, ids):
     assert all(example.regex is (task == "curated_trec") for example in examples)
 
 
+def test_pages_of_one_output_of_kilt_are_one_evidence_set(tmp_path):
+    """Pages that support an answer together must not count one by one."""
+    path = tmp_path / "hotpot-dev-kilt.jsonl"
+    pages = [{"wikipedia_id": "7", "title": "Lima"}, {"wikipedia_id": "9", "title": "Peru"},
+             {"wikipedia_id": "7", "title": "Lima"}]
+    path.write_bytes(lines([{"id": "1", "input": "q", "output": [
+        {"answer": "a", "provenance": pages}, {"provenance": pages[1:2]}]}]))
+    example, = load_examples(f"kilt:{path}")
+    assert example.evidence == ("7\tLima\n9\tPeru", "9\tPeru")
+    assert example.titles == ("Lima", "Peru")
+
+
 def test_kilt_is_read_from_a_file(tmp_path):
     path = tmp_path / "nq-dev-kilt.jsonl"
     path.write_bytes(lines(KILT))
@@ -190,6 +202,37 @@ def test_a_file_that_has_no_url_is_asked_for(tmp_path):
         load_examples("task:jeopardy:train", data_dir=str(tmp_path))
     for told in (str(tmp_path / "jeopardy/train.zip"), TASKS["jeopardy"].homepage, "data_dir"):
         assert told in str(error.value)
+
+
+@pytest.mark.parametrize("task, split, name, content, asked", [
+    ("trivia_qa", "wiki_test", "qa/wikipedia-test-without-answers.json",
+     {"Data": [{key: record[key] for key in ("Question", "QuestionId", "EntityPages")}
+               for record in TRIVIA["Data"]]},
+     [("tc_2", TRIVIA["Data"][0]["Question"]), ("tc_3", TRIVIA["Data"][1]["Question"])]),
+    ("ms_marco", "eval", "eval_v2.1_public.json",
+     {key: MARCO[key] for key in ("query", "query_id", "query_type", "passages")},
+     [("1185869", MARCO["query"]["0"]), ("1185868", "unanswered"),
+      ("597651", MARCO["query"]["2"])]),
+])
+@pytest.mark.filterwarnings("ignore:.*questions")
+def test_questions_whose_answers_are_not_public_are_read_without(tmp_path, task, split, name,
+                                                                 content, asked):
+    put(tmp_path, task, name, compact(content))
+    source, folder = f"task:{task}:{split}", str(tmp_path)
+    examples = load_examples(source, data_dir=folder, hidden=True)
+    assert [(e.id, e.question) for e in examples] == asked and {e.answers for e in examples} == {()}
+    with pytest.raises(ValueError, match=f"{source}: its answers are not public.*evaluate --ques"):
+        load_examples(source, data_dir=folder)
+    broken = json.dumps(content).replace('"Question":', '"Qestion":').replace('"query":', '"qry":')
+    put(tmp_path, task, name, broken.encode())
+    with pytest.raises(ValueError, match=f"{name.split('/')[-1]}:1: .*(Question|query)"):
+        load_examples(source, data_dir=folder, hidden=True)
+
+
+def test_a_question_with_answers_must_have_some(tmp_path):
+    (tmp_path / "q.jsonl").write_text('{"question": "q", "answers": []}')
+    with pytest.raises(ValueError, match="q.jsonl:1: no answers"):
+        load_examples(str(tmp_path / "q.jsonl"))
 
 
 # --- The table ------------------------------------------------------------------------------------

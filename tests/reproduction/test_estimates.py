@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 
 from rag_jax.data.question_files import Example
+from rag_jax.metrics.diversity import distinct_ngram_ratio
 from rag_jax.reproduction.cells import Measured
-from rag_jax.reproduction.estimates import distinct_trigrams, estimate, metric_of
+from rag_jax.reproduction.estimates import distinct_trigrams, estimate, metric_of, share
 from rag_jax.scoring import score
 
 
@@ -56,8 +57,28 @@ def test_seeds_of_other_questions_are_refused():
 
 
 def test_distinct_trigrams():
-    assert distinct_trigrams(["a b c d", "a b c"]) == pytest.approx(100 * 2 / 3)
-    assert distinct_trigrams(["a b"]) == 0
+    assert distinct_trigrams(["a b c d", "a b c"]).value == pytest.approx(100 * 2 / 3)
+    assert distinct_trigrams(["a b", "c"]).value == 0
+    rng = np.random.default_rng(3)
+    texts = [" ".join(rng.choice(list("abcdef"), rng.integers(2, 9))) for _ in range(40)]
+    found = distinct_trigrams(texts)
+    assert found.value == pytest.approx(100 * distinct_ngram_ratio(map(str.split, texts)))
+    ratios = np.array([100 * distinct_ngram_ratio(map(str.split, texts[:i] + texts[i + 1:]))
+                       for i in range(40)])
+    error = 1.96 * np.sqrt(39 / 40 * ((ratios - ratios.mean()) ** 2).sum())
+    assert (found.low, found.high) == pytest.approx((found.value - error, found.value + error))
+
+
+def test_the_interval_of_a_share_is_that_of_its_questions():
+    """answer_recall@K is known as a share alone; its interval must not be narrower for that."""
+    right = np.random.default_rng(4).random(300) < 0.6
+    whole, part = estimate(results(right), "em"), share([100 * right.mean()], 300)
+    assert part.value == pytest.approx(whole.value)
+    assert (part.low, part.high) == pytest.approx((whole.low, whole.high), abs=1.0)
+    one, three = (share([100 * right.mean()] * n, 300) for n in (1, 3))
+    assert three.high - three.low == pytest.approx(one.high - one.low, abs=1.0)
+    assert share([20, 80, 50], 300).high - share([50] * 3, 300).high > 10
+    assert share([], 5) is None and share([100], 5).high == 100
 
 
 def test_metrics_of_sums_are_those_of_an_evaluation():

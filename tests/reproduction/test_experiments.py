@@ -5,13 +5,18 @@ import re
 
 import pytest
 
-from rag_jax import paper
+from rag_jax import overrides, paper
 from rag_jax.config import Config
 from rag_jax.reproduction import run
 from rag_jax.reproduction.cells import Cell, Measurement
 from rag_jax.reproduction.experiments import EXPERIMENTS
+from rag_jax.reproduction.full import Full, recipe
 from rag_jax.reproduction.lab import Lab
+from rag_jax.reproduction.provenance import made_by
 from rag_jax.reproduction.sections import Plot, Table
+
+FEVER3 = "FEVER 3-way accuracy"
+FILES = {"data.passages": "p.tsv", "data.train": "t.jsonl", "data.dev": "d.jsonl"}  # no test set
 
 
 class OnDisk:
@@ -19,10 +24,14 @@ class OnDisk:
 
     name, about, ks, subject = "toy", "made up", (1, 5), "Peru"
 
+    def __init__(self, **changes):
+        self.changes = changes
+
     def cells(self, task, run):
         if task not in ("nq", "jeopardy", "msmarco", "fever3"):
             return []
-        return [Cell(f"{task}-{seed}", Config(seed=seed), run) for seed in (0, 1)]
+        return [Cell(f"{task}-{seed}", overrides.replace(Config(seed=seed), self.changes), run)
+                for seed in (0, 1)]
 
 
 @pytest.fixture
@@ -34,12 +43,13 @@ def put(lab, task, run, what, answers, **metrics):
     """Results of both seeds: [(answer, right)], in the form of write_evaluation."""
     for cell in lab.scale.cells(task, run):
         folder = lab.root / cell.folder / cell.run / "measured" / what.name
-        folder.mkdir(parents=True)
+        folder.mkdir(parents=True, exist_ok=True)
         lines = [json.dumps({"id": str(i), "question": f"q{i}", "answer": answer,
                              "references": ["the true answer"], "exact_match": right,
                              "passages": []}) for i, (answer, right) in enumerate(answers)]
         (folder / "predictions.jsonl").write_text("\n".join(lines) + "\n")
         (folder / "metrics.json").write_text(json.dumps({"count": len(answers), **metrics}))
+        (folder / "made.json").write_text(json.dumps(made_by(cell, lab.root)))
 
 
 def tables(section):
@@ -67,7 +77,7 @@ def test_measured_cells_stand_beside_the_papers(lab):
     put(lab, "nq", "rag_token", Measurement(), [("a", True)] * 3 + [("b", False)])
     put(lab, "nq", "closed_book", Measurement(), [("a", False)] * 3 + [("b", True)])
     section = EXPERIMENTS["table1"](lab)
-    table, = tables(section)
+    table = tables(section)[0]
     assert re.fullmatch(r"75\.0 \[.*\] / 44\.1", cell(table, "RAG-Token", "NQ EM"))
     assert re.fullmatch(r"25\.0 \[.*\] / -", cell(table, "BART, closed book", "NQ EM"))
     assert cell(table, "RAG-Sequence", "NQ EM") == "not run / 44.5"
@@ -77,17 +87,83 @@ def test_measured_cells_stand_beside_the_papers(lab):
 
 
 def test_fever_has_one_cell_for_both_kinds_of_rag(lab):
-    put(lab, "fever3", "rag_token", Measurement(), [("SUPPORTS", True)] * 4)
-    table, = tables(EXPERIMENTS["table2"](lab))
-    for row in ("RAG-Token", "RAG-Sequence"):
-        assert cell(table, row, "FEVER 3-way accuracy") == "100.0 [100.0, 100.0] / 72.5"
+    """With a head a class is one step, the same for both; spelt labels are RAG-Token's alone."""
+    head = {"model.head": "classification", "eval.labels": ("SUPPORTS", "REFUTES")}
+    for changes, mark in ((head, ""), ({}, " (of RAG-Token)")):
+        lab = Lab(lab.root, OnDisk(**changes))
+        put(lab, "fever3", "rag_token", Measurement(), [("SUPPORTS", True)] * 4)
+        table = tables(EXPERIMENTS["table2"](lab))[0]
+        assert cell(table, "RAG-Token", FEVER3) == "100.0 [100.0, 100.0] / 72.5"
+        assert cell(table, "RAG-Sequence", FEVER3) == f"100.0 [100.0, 100.0]{mark} / 72.5"
+
+
+def test_numbers_of_a_frozen_retriever_or_of_one_passage_say_so(lab):
+    """A row that stands beside the paper's learned retriever must not be taken for one."""
+    lab = Lab(lab.root, OnDisk(**{"retrieval.k": 1, "train.query_encoder_rate": None}))
+    put(lab, "fever3", "rag_token", Measurement("dev"), [("SUPPORTS", True)])
+    put(lab, "fever3", "frozen", Measurement("dev"), [("SUPPORTS", True)])
+    table = tables(EXPERIMENTS["table6"](lab))[0]
+    assert cell(table, "RAG-Token", FEVER3) == (
+        "100.0 [100.0, 100.0] (k = 1, frozen retriever) / 74.5")
+    assert cell(table, "RAG-Token, frozen retriever", FEVER3) == (
+        "100.0 [100.0, 100.0] (k = 1) / 72.9")
+    run.write_report(lab.root, lab.scale)
+    assert "| 1 passage, a frozen query encoder |" in (lab.root / "report.md").read_text("utf-8")
+
+
+def test_what_has_no_public_test_answers_is_measured_on_dev_and_says_so(lab):
+    lab = Lab(lab.root, OnDisk(**FILES))
+    put(lab, "msmarco", "rag_token", Measurement("dev"), [("a b c d", True)])
+    for name in ("table2", "table3", "table5"):
+        EXPERIMENTS[name](lab)
+    assert {what.split for of, what in lab.missing if of.folder.startswith("msmarco")} == {"dev"}
+    table = tables(EXPERIMENTS["table2"](lab))[0]
+    assert re.fullmatch(r".* \(dev\) / 40\.1", cell(table, "RAG-Token", "MS-MARCO ROUGE-L"))
+    table, = tables(EXPERIMENTS["table5"](lab))
+    assert cell(table, "RAG-Token", "MS-MARCO distinct tri-grams") == (
+        "100.0 [100.0, 100.0] (dev) / 77.8")
+
+
+def test_what_the_data_do_not_have_is_said_and_never_asked_for(lab):
+    """`missing` would list it for ever, and every --execute open the model again."""
+    assert run.missing(["hot_swap"], lab.root, lab.scale)
+    files = OnDisk(**FILES)
+    assert not run.missing(["hot_swap"], lab.root, files)
+    assert "Everything has been measured" in recipe(run.missing(["hot_swap"], lab.root, files))
+    section = EXPERIMENTS["hot_swap"](Lab(lab.root, files))
+    assert any("Cannot run at this scale" in str(part) and "rag_jax.build_index" in str(part)
+               for part in section.parts)
+    run.write_report(lab.root, files)
+    assert "| nq-0/rag_token/leaders_2016-index_2016 | config.data.passages is one memory" in (
+        lab.root / "report.md").read_text("utf-8")
+
+
+def test_trivia_qa_of_wikipedia_is_measured_on_its_dev_set(tmp_path):
+    lab = Lab(tmp_path, Full(tmp_path))
+    put(lab, "tqa_wiki", "rag_token", Measurement("task:trivia_qa:wiki_dev"), [("a", True)])
+    table = tables(EXPERIMENTS["table1"](lab))[0]
+    assert cell(table, "RAG-Token", "TriviaQA Wiki EM") == "100.0 [100.0, 100.0] (dev) / 66.1"
+    assert cell(table, "RAG-Token", "TriviaQA EM") == "not run / 55.2"
+
+
+def test_answers_that_no_passage_has_stand_beside_the_papers(lab):
+    put(lab, "nq", "rag_token", Measurement(), [("a", True)], em_answer_not_retrieved=20.0,
+        answer_not_retrieved_count=50, em_no_answer_overlap=70.0, em_no_answer_overlap_count=10)
+    _, missed, known = tables(EXPERIMENTS["table1"](lab))
+    assert re.fullmatch(r"20\.0 \[.*\] / 11\.8", cell(missed, "RAG-Token", "NQ EM"))
+    assert cell(known, "RAG-Token", "answer not known").startswith("70.0 [")
+    assert cell(known, "RAG-Token", "answer known") == "not run"
+    assert cell(missed, "RAG-Sequence", "NQ EM") == "not run / -"
 
 
 def test_gold_articles_are_those_of_the_evaluation(lab):
     put(lab, "fever3", "rag_token", Measurement(k=10), [("SUPPORTS", True)],
-        **{"title_overlap@1": 50.0, "title_overlap@10": 75.0})
+        **{"title_overlap@1": 50.0, "title_overlap@10": 75.0, "titled_count": 100})
     table, = tables(EXPERIMENTS["fever_overlap"](lab))
-    assert table.rows == [["top 1", "50.0 / 71.0"], ["top 10", "75.0 / 90.0"]]
+    assert [row[0] for row in table.rows] == ["top 1", "top 10"]
+    low, high = map(float, re.fullmatch(r"50\.0 \[(.*), (.*)\] / 71\.0", table.rows[0][1]).groups())
+    assert 38 < low < 42 and 58 < high < 62, "of the 100 claims that have a page, not of all"
+    assert re.fullmatch(r"75\.0 \[.*\] / 90\.0", table.rows[1][1])
 
 
 def test_a_split_is_not_taken_for_another(lab):
@@ -113,8 +189,9 @@ def test_example_generations_mark_what_is_wrong(lab):
 def test_diversity_of_outputs_and_references(lab):
     put(lab, "msmarco", "rag_token", Measurement(), [("a b c d", True), ("a b c", True)])
     table, = tables(EXPERIMENTS["table5"](lab))
-    assert cell(table, "RAG-Token", "MS-MARCO distinct tri-grams") == "66.7 / 77.8"
-    assert cell(table, "references", "MS-MARCO distinct tri-grams") == "50.0 / 89.6"
+    column = "MS-MARCO distinct tri-grams"
+    assert re.fullmatch(r"66\.7 \[.*\] / 77\.8", cell(table, "RAG-Token", column))
+    assert re.fullmatch(r"50\.0 \[.*\] / 89\.6", cell(table, "references", column))
 
 
 def test_hot_swap_and_the_share_of_equal_answers(lab):
@@ -138,9 +215,10 @@ def test_curves_over_passages(lab):
     section = EXPERIMENTS["figure3"](lab)
     table, = tables(section)
     rows = {tuple(row[:3]): row[3:] for row in table.rows}
-    assert rows["nq.em", "RAG-Token", "5"] == ["100.0", "43.4"]
+    assert rows["nq.em", "RAG-Token", "5"] == ["100.0 [100.0, 100.0]", "43.4"]
     assert rows["nq.em", "RAG-Token", "1"] == ["not run", "39.9"]
-    assert rows["nq.answer_recall", "RAG-Token", "5"] == ["60.0", "70.0"]
+    recall, published = rows["nq.answer_recall", "RAG-Token", "5"]
+    assert re.fullmatch(r"60\.0 \[.*\]", recall) and published == "70.0"
     assert rows["nq.answer_recall", "RAG-Token", "1"] == ["not run", "51.8"]
     assert sum(isinstance(part, Plot) for part in section.parts) == len(paper.FIGURE3)
 
@@ -165,12 +243,29 @@ def test_pairs_for_judges_and_their_tally(lab):
     assert any("dropped by control items: eve" in str(part) for part in section.parts)
 
 
+def test_sheets_of_another_configuration_are_put_aside_with_their_tally(lab):
+    """The sheets of a reduced run must not stand for those of the full one."""
+    short = Lab(lab.root, OnDisk(**{"train.steps": 4}))
+    for run_name in ("closed_book", "rag_token"):
+        put(short, "jeopardy", run_name, Measurement(), [(f"short {i}", True) for i in range(6)])
+    EXPERIMENTS["pairwise"](short)
+    folder = lab.root / "pairwise"
+    (folder / "tally.json").write_text(json.dumps({
+        "shares": {q: dict.fromkeys(paper.TABLE4, 20) for q in ("factuality", "specificity")},
+        "pairs": 6, "kept": ["ann"], "dropped": []}))
+    table, = tables(EXPERIMENTS["pairwise"](lab))
+    assert cell(table, "both good", "factuality") == "not run / 11.7"
+    assert "short" in (lab.root / "pairwise-1" / "sheet.csv").read_text()
+    assert (lab.root / "pairwise-1" / "tally.json").exists() and not folder.exists()
+    assert "train.steps: 4 there, 1000 now" in lab.refused["pairwise"]
+
+
 def test_the_report_names_models_and_commit_and_is_written_whole(lab):
     put(lab, "nq", "rag_token", Measurement(), [("a", True)])
     run.write_report(lab.root, lab.scale)
     text = (lab.root / "report.md").read_text("utf-8")
     assert "| nq-1/rag_token | 1 |" in text and "nq-0/config.json" in text
-    assert re.search(r"rag_jax (commit [0-9a-f]{40}|\d)", text)
+    assert re.search(r"Measured by: rag_jax (commit [0-9a-f]{40}|\d).*, Python 3\..*, jax 0", text)
     for heading in ("Table 1", "Table 2", "Table 3", "Table 4", "Table 5", "Table 6", "Figure 2",
                     "Figure 3", "hot-swapping", "FEVER"):
         assert re.search(rf"^## .*{heading}", text, re.M), heading
@@ -182,3 +277,26 @@ def test_the_report_names_models_and_commit_and_is_written_whole(lab):
     assert len(set(wanted)) == len(wanted)
     visits = [w[:2] for i, w in enumerate(wanted) if not i or wanted[i - 1][:2] != w[:2]]
     assert len(set(visits)) == len(visits), "a model must not be opened twice"
+
+
+def test_the_report_says_which_program_measured_which_model_and_when(lab):
+    put(lab, "nq", "rag_token", Measurement(), [("a", True)])
+    put(lab, "nq", "closed_book", Measurement(), [("a", True)])
+    older = lab.root / "nq-0" / "closed_book" / "measured" / "test" / "made.json"
+    older.write_text(json.dumps({**json.loads(older.read_text()),
+                                 "program": "rag_jax 0.0", "date": "2001-02-03"}))
+    run.write_report(lab.root, lab.scale)
+    text = (lab.root / "report.md").read_text("utf-8")
+    assert "| config | measured on | by |\n" in text
+    assert re.search(r"\| nq-0/closed_book \| .* \| 2001-02-03 \| 1 \|", text)
+    assert re.search(r"\| nq-1/closed_book \| .* \| 20\d\d-\d\d-\d\d \| 2 \|", text)
+    assert "Measured by (1): rag_jax 0.0." in text and "Measured by (2): rag_jax" in text
+
+
+def test_the_report_says_what_it_does_not_count(lab):
+    put(Lab(lab.root, OnDisk(**{"train.steps": 4})), "nq", "rag_token", Measurement(),
+        [("a", True)])
+    run.write_report(lab.root, lab.scale)
+    text = (lab.root / "report.md").read_text("utf-8")
+    assert "not run / 44.1" in text and "100.0 [" not in text
+    assert "| nq-0/rag_token/test | config.train.steps: 4 there, 1000 now |" in text

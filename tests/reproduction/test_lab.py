@@ -5,6 +5,7 @@ import pathlib
 import pytest
 
 from rag_jax import overrides
+from rag_jax.config import ConfigError
 from rag_jax.reproduction.cells import Cell, Measurement, exported
 from rag_jax.reproduction.lab import Lab
 from rag_jax.reproduction.worker import Worker
@@ -80,6 +81,7 @@ def test_other_passages_k_and_memories_are_other_measurements(trained):
     assert {len(row) for row in ids(more)} == {3} and {len(row) for row in ids(plain)} == {2}
     assert all(i.startswith("2016/") for row in ids(swapped) for i in row)
     assert sorted(ids(shuffled)) == sorted(ids(plain))
-    assert measured("leaders_2030") is None
+    with pytest.raises(ConfigError, match="no questions 'leaders_2030' .* train, dev, test"):
+        measured("leaders_2030")
     names = {f.parent.name for f in (worker.root / "first").rglob("measured/*/metrics.json")}
     assert names == {"dev", "dev-k_3", "dev-index_2016", "dev-shuffled"}

@@ -30,6 +30,18 @@ def test_tasks_are_of_their_form_and_ablations_are_on_the_questions_with_one_see
     assert scale.cells("tqa", "rag_token") == scale.cells("nq", "fid") == []
 
 
+def test_what_is_said_of_how_a_task_reads_is_what_its_configuration_says(tmp_path):
+    for scale in (Toy(tmp_path), Toy(tmp_path, reduced=True)):
+        for task, world_task in TASKS.items():
+            for cell in scale.cells(task, "rag_token")[:1]:
+                config, rate = cell.config, cell.config.train.query_encoder_rate
+                by = "frozen" if rate is None else "trained"
+                assert f"{world_task}: {cell.reading}" in scale.about
+                assert cell.reading.startswith(f"{config.retrieval.k} passage")
+                assert cell.reading.endswith(f"a {by} query encoder")
+    assert scale.cells("nq", "closed_book")[0].reading == "no passages"
+
+
 def test_a_retriever_of_questions_is_not_asked_what_is_no_question(tmp_path):
     scale = Toy(tmp_path)
     for task in TASKS:

@@ -1,0 +1,86 @@
+"""What made a stored result: configuration, program and day; and whether it is another cell's."""
+
+import datetime
+import functools
+import json
+import pathlib
+import platform
+import subprocess
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import jax
+
+import rag_jax
+from rag_jax import overrides
+from rag_jax.config import Config, ConfigError
+from rag_jax.reproduction.cells import Cell
+from rag_jax.training.workdir import CHANGEABLE, value
+
+CHECKOUT = pathlib.Path(__file__).parents[2]
+SOURCES = ("rag_jax", "configs", "setup.py")  # what a result depends on
+
+
+def made_by(cell: Cell, root: pathlib.Path) -> dict[str, Any]:
+    """The record of a result that is worked out now: "configs" of the cell and of those that it
+    starts from, "program" and "date" (of the day, UTC)."""
+    return {"configs": [json.loads(_portable(config, root)) for config in _configs(cell)],
+            "program": program(), "date": f"{datetime.datetime.now(datetime.UTC):%Y-%m-%d}"}
+
+
+def stale(made: Mapping[str, Any] | None, cell: Cell, root: pathlib.Path) -> str:
+    """Why a result with this record (None = without one) is not the cell's; empty if it is.
+
+    Fields that may differ between commands on a workdir (`workdir.CHANGEABLE`) do not count, but
+    for how the cell itself answers, `config.eval`.
+    """
+    if made is None:
+        return "there is no record of the configuration that made it"
+    configs = _configs(cell)
+    try:
+        earlier = [overrides.from_json(json.dumps(fields)) for fields in made["configs"]]
+        now = [overrides.from_json(_portable(config, root)) for config in configs]
+    except ConfigError as error:
+        return f"its configuration is of another version of the program ({error})"
+    if len(earlier) != len(now):
+        return "it started from other models"
+    changed = [f"config.{name}: {value(a, name)!r} there, {value(b, name)!r} now"
+               for number, (a, b) in enumerate(zip(earlier, now, strict=True))
+               for name in _compared(own=number == 0) if value(a, name) != value(b, name)]
+    return "; ".join(dict.fromkeys(changed))
+
+
+def _configs(cell: Cell) -> list[Config]:
+    return [one.config for one in (cell, cell.first, cell.start) if one is not None]
+
+
+def _portable(config: Config, root: pathlib.Path) -> str:
+    """JSON in which folders below `root` are told from there: the whole of it can be moved."""
+    return overrides.to_json(config).replace(json.dumps(str(root))[1:-1] + "/", "ROOT/")
+
+
+def _compared(own: bool) -> Iterator[str]:
+    return (name for name in overrides.fields()
+            if not name.startswith(CHANGEABLE) or own and name.startswith("eval."))
+
+
+@functools.cache
+def program() -> str:
+    """Commit of this checkout (or the version, where there is none), Python, jax and machine."""
+    return (f"rag_jax {commit(CHECKOUT)}, Python {platform.python_version()}, "
+            f"jax {jax.__version__}, {platform.machine()}")
+
+
+def commit(checkout: pathlib.Path) -> str:
+    """The commit, and whether sources differ from it, files that git does not know among them."""
+    def git(*arguments: str) -> str:
+        return subprocess.run(["git", "-C", str(checkout), *arguments], capture_output=True,
+                              text=True, check=True).stdout.strip()
+
+    try:
+        if pathlib.Path(git("rev-parse", "--show-toplevel")) != checkout:
+            return rag_jax.__version__  # installed inside another repository
+        changed = " with changes" if git("status", "--porcelain", "--", *SOURCES) else ""
+        return f"commit {git('rev-parse', 'HEAD')}{changed}"
+    except (OSError, subprocess.CalledProcessError):
+        return rag_jax.__version__

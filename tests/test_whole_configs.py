@@ -1,0 +1,67 @@
+"""Configurations that are no cell of a table: what they say of themselves, and their shapes.
+
+Nothing is allocated: the programs of training and answering are traced at full size.
+"""
+
+import ast
+import dataclasses
+import pathlib
+
+import jax
+import pytest
+
+from rag_jax import overrides, parallel
+from rag_jax.aot.chips import CHIPS
+from rag_jax.aot.costs import flops
+from rag_jax.aot.programs import programs
+from rag_jax.config import MeshConfig
+
+CONFIGS = pathlib.Path(__file__).parents[1] / "configs"
+OTHERS = sorted({file.stem for file in CONFIGS.glob("*.py")} - {"recipe"}
+                - {file.stem for file in CONFIGS.glob("table*.py")})
+# Of answering, each of the paper's ways, and what no table has.
+WAYS = ["table1_nq_rag_token", "table1_nq_rag_sequence", "table2_msmarco_rag_sequence", "own_data",
+        "fid_nq"]
+
+
+def traced(name, kind):
+    """(configuration of one device, program, its trace) for every run of a file."""
+    mesh = MeshConfig()
+    config = dataclasses.replace(
+        overrides.validate(overrides.load_file(str(CONFIGS / f"{name}.py"))), mesh=mesh)
+    for program in programs(config, parallel.make_mesh(mesh), kinds=[kind]):
+        jaxpr, shapes = jax.make_jaxpr(program.jitted, return_shape=True)(*program.arguments)
+        yield config, program, jaxpr, shapes
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_the_docstring_has_command_hardware_and_time(name):
+    file = CONFIGS / f"{name}.py"
+    text = ast.get_docstring(ast.parse(file.read_text("utf-8")))
+    assert "Hardware:" in text and (f"configs/{name}.py" in text or "this file" in text)
+    assert "Time: " in text or "time" in text
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_training_steps_have_the_right_shapes_at_full_size(name):
+    for config, program, jaxpr, (after, metrics) in traced(name, "train"):
+        state = program.arguments[0]
+        shapes = [[(x.shape, x.dtype) for x in jax.tree.leaves(s.params)] for s in (state, after)]
+        assert shapes[0] == shapes[1] and metrics["nll"].shape == ()
+        count = {tower: sum(x.size for x in jax.tree.leaves(params))
+                 for tower, params in state.params.items()}
+        if name in ("paper_scale", "fid_nq"):  # BERT-base and BART-large
+            assert 108e6 < count["query_encoder"] < 110e6 and 405e6 < count["generator"] < 407e6
+        if name == "fid_nq":
+            hours = config.train.steps * flops(jaxpr.jaxpr) / (4 * CHIPS["TPU v4"].peak) / 3600
+            assert f"at least {hours:.1f} hours" in (CONFIGS / f"{name}.py").read_text("utf-8")
+
+
+@pytest.mark.parametrize("name", WAYS)
+def test_answers_have_the_right_shapes_at_full_size(name):
+    for config, program, _, decoded in traced(name, "decode"):
+        config = overrides.for_run(config, program.name.removeprefix("decode "))
+        B, T = config.eval.batch_size, config.data.max_target_length
+        K = (config.eval.k or config.retrieval.k) if config.retrieval.k else 1
+        assert decoded.ranked.tokens.shape == (B, 1, T) and decoded.prior.shape == (B, K)
+        assert decoded.ranked.log_p.shape == (B, 1)
