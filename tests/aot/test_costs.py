@@ -70,7 +70,7 @@ def gathered_by_layer():
     def run(x, kernels):
         def layer(x, kernel):
             kernel = jax.lax.with_sharding_constraint(kernel, parallel.replicated(mesh))
-            return parallel.constrain(jnp.tanh(x @ kernel), "batch"), None
+            return parallel.constrain(jnp.tanh(x @ kernel), "batch", name="x"), None
 
         return jax.lax.scan(layer, x, kernels)[0]
 
