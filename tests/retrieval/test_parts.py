@@ -90,7 +90,7 @@ def test_shares_find_together_what_the_whole_index_finds(built, k):
 def test_processes_exchange_what_their_shares_find(built, monkeypatch):
     """answering.search, as each of two processes sees it, over several messages."""
     shares, expected = shares_of(built), PassageIndex.open(built).search(QUERIES, 5).ids
-    monkeypatch.setattr(hosts, "_ROWS_AT_A_TIME", 3)
+    monkeypatch.setattr(hosts, "_FOUND_AT_A_TIME", 3 * 5)
     for me in range(HOSTS):
         said = []
 
