@@ -22,8 +22,8 @@ from rag_jax.types import Batch, Params
 
 
 class KeysValues(NamedTuple):
-    keys: jax.Array  # dtype[R, H, S, C]
-    values: jax.Array
+    keys: jax.Array  # dtype[R, H, C, S]
+    values: jax.Array  # dtype[R, H, S, C]
 
 
 class Past(NamedTuple):
@@ -54,10 +54,10 @@ def read(model: rag.RagModel, params: Params, batch: Batch) -> Documents:
 
 def empty_past(documents: Documents, searches: int, hypotheses: int, length: int) -> Past:
     """Room for M hypotheses of `length` tokens in each search."""
-    rows, heads, _, size = documents.layers[0].keys.shape
-    room = jnp.zeros((rows, heads, length * hypotheses, size), documents.layers[0].keys.dtype)
+    rows, heads, size, _ = documents.layers[0].keys.shape
+    keys = jnp.zeros((rows, heads, size, length * hypotheses), documents.layers[0].keys.dtype)
     own = jnp.broadcast_to(jnp.arange(hypotheses)[None, :, None], (searches, hypotheses, length))
-    return Past(tuple(KeysValues(room, room) for _ in documents.layers), own)
+    return Past(tuple(KeysValues(keys, keys.swapaxes(2, 3)) for _ in documents.layers), own)
 
 
 def step(model: rag.RagModel, params: Params, documents: Documents, tokens: jax.Array,
@@ -92,8 +92,8 @@ def step(model: rag.RagModel, params: Params, documents: Documents, tokens: jax.
                                      strict=True):
             now = layer.self_attention.keys_values(x)
             new = KeysValues(*(
-                jax.lax.dynamic_update_slice_in_dim(room, said, position * count, axis=2)
-                for room, said in zip(old, now, strict=True)))
+                jax.lax.dynamic_update_slice_in_dim(room, said, position * count, axis)
+                for room, said, axis in zip(old, now, (3, 2), strict=True)))
             attended = layer.self_attention.attend(x, *new, seen, True)
             x = layer.after_self(x, attended, *cross, mask, True)
             layers.append(new)

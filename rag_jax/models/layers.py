@@ -165,18 +165,18 @@ class Attention(nn.Module):
         return heads.swapaxes(-2, -3)  # -> [R, H, S, C]
 
     def keys_values(self, x: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """[R, S, D] -> keys and values, each [R, H, S, C]: one matrix per head, as products with
-        them read it."""
-        return self._split(self.key(x)), self._split(self.value(x))
+        """[R, S, D] -> keys [R, H, C, S] and values [R, H, S, C]: one matrix per head, as products
+        with them read it."""
+        return self._split(self.key(x)).swapaxes(-1, -2), self._split(self.value(x))
 
     def attend(self, x: jax.Array, keys: jax.Array, values: jax.Array, mask: jax.Array | None,
                deterministic: bool) -> jax.Array:
-        """Attends from x [R, T, D] over keys and values [R, H, S, C].
+        """Attends from x [R, T, D] over keys [R, H, C, S] and values [R, H, S, C].
 
         mask: bool, broadcastable to [R, H, T, S], True where attention is allowed; None = all.
         """
         queries = self._split(self.query(x)) * (self.width // self.heads) ** -0.5
-        scores = jnp.einsum("RHTC,RHSC->RHTS", queries, keys, preferred_element_type=jnp.float32)
+        scores = jnp.einsum("RHTC,RHCS->RHTS", queries, keys, preferred_element_type=jnp.float32)
         if mask is not None:
             scores = jnp.where(mask, scores, MASKED)
         weights = jax.nn.softmax(scores, axis=-1).astype(self.dtype)
