@@ -37,10 +37,11 @@ class Scores(NamedTuple):
 
     Attributes:
       headline: of every question that counts, from 0 to 1; its mean is the family's headline.
+        None = it is em, which every task has.
       others: further values by name, percentages unless the name says count.
     """
 
-    headline: Sequence[float]
+    headline: Sequence[float] | None
     others: Mapping[str, float]
 
 
@@ -104,7 +105,9 @@ def score(predictions: Texts, examples: Sequence[Example], families: Sequence[st
         found |= _overlaps(correct, examples, train)
     for family in families:
         headline, others = FAMILIES[family].metrics(predictions, examples, retrieved, how)
-        found |= _with_interval(FAMILIES[family].headline, headline) | others
+        if headline is not None:
+            found |= _with_interval(FAMILIES[family].headline, headline)
+        found |= others
     found["score"] = found[FAMILIES[families[0]].headline if families else "em"]
     return found | {"count": len(examples)}
 
@@ -152,10 +155,10 @@ def _depths(retrieved: Retrieved) -> list[int]:
 def _qa(predictions: Texts, examples: Sequence[Example], retrieved: Retrieved | None,
         how: EvalConfig) -> Scores:
     """em; f1 over the questions whose answers are texts (absent where there are none)."""
-    pairs = list(zip(predictions, examples, strict=True))
-    values = [f1(prediction, example.answers) for prediction, example in pairs if not example.regex]
-    return Scores([is_correct(*pair, how.nfd) for pair in pairs],
-                  {"f1": _percent(values)} if values else {})
+    values = [f1(prediction, example.answers)
+              for prediction, example in zip(predictions, examples, strict=True)
+              if not example.regex]
+    return Scores(None, {"f1": _percent(values)} if values else {})
 
 
 def _regex(predictions: Texts, examples: Sequence[Example], retrieved: Retrieved | None,
@@ -221,9 +224,8 @@ def _kilt(predictions: Texts, examples: Sequence[Example], retrieved: Retrieved 
           how: EvalConfig) -> Scores:
     """em, and KILT's scores where there are passages. Gold titles without evidence sets are an
     evidence set each."""
-    right = [is_correct(*pair, how.nfd) for pair in zip(predictions, examples, strict=True)]
     if retrieved is None:
-        return Scores(right, {})
+        return Scores(None, {})
     by_id = how.kilt_pages == "id"
     pages = [[p.id.partition(".")[0] if by_id else p.title for p in passages]
              for passages in retrieved]
@@ -237,7 +239,7 @@ def _kilt(predictions: Texts, examples: Sequence[Example], retrieved: Retrieved 
             [kilt.page_recall(*pair, k) for pair in zip(pages, sets, strict=True)])
     for name, values in zip(kilt.Supported._fields, zip(*supported, strict=True), strict=True):
         found[f"kilt_{name}"] = _percent(values)
-    return Scores(right, found | _titles(examples, retrieved))
+    return Scores(None, found | _titles(examples, retrieved))
 
 
 def _evidence(example: Example, by_id: bool) -> list[set[str]]:

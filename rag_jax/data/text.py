@@ -184,12 +184,12 @@ def label_tokens(tokenizer: Tokenizer, labels: Sequence[str]) -> list[int]:
     Raises:
       ValueError: there is no such place.
     """
+    if not labels:
+        return []
     rows = tokenizer.encode([f" {label}" for label in labels])
     for tokens in zip(*rows, strict=False):
         if len(set(tokens)) == len(labels):
             return list(tokens)
-    if not labels:
-        return []
     raise ValueError(
         f"labels: config.model.head=label_token tells {', '.join(map(repr, labels))} by one token "
         "each, and at no place do the tokens of all differ; name other labels, or set "

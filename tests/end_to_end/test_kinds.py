@@ -55,6 +55,28 @@ def predictions(folder, run):
     return [json.loads(line) for line in file.read_text().splitlines()]
 
 
+def log_p_of_classes(record):
+    """By class, in the order of a prediction, which ranks all of them and is certified."""
+    names = [record["answer"], *(a["text"] for a in record["alternatives"])]
+    assert sorted(names) == sorted(LABELS) and record["certified"]
+    ranked = [record, *record["alternatives"]]
+    return dict(zip(names, (r["log_prob"] for r in ranked), strict=True))
+
+
+def exact_match(records):
+    right = [record["answer"] == record["references"][0] for record in records]
+    return 100 * sum(right) / len(right)
+
+
+def generate_knows_the_classes_alone(folder, capsys):
+    capsys.readouterr()
+    generate.main([f"--workdir={folder}", "Place 3 lies in region 1."])
+    shown = capsys.readouterr().out
+    assert shown.count("log p = -") == 3 and all(label in shown for label in LABELS)
+    with pytest.raises(ConfigError, match="was trained with the classes SUPPORTS, REFUTES, NOT"):
+        generate.main([f"--workdir={folder}", "--config.eval.labels=A,B,C", "Is it?"])
+
+
 def test_fusion_in_decoder_trains_evaluates_and_answers(claims, tmp_path, capsys):
     report = trained(claims, tmp_path, "--config.runs=fid")
     assert {"fid", "shuffled"} <= set(report["em"])
@@ -79,27 +101,18 @@ def test_a_classifier_trains_evaluates_and_answers(claims, tmp_path, capsys):
         records = predictions(tmp_path, run)
         nll = []
         for record in records:
-            ranked = [record, *record["alternatives"]]
-            names = [record["answer"], *(a["text"] for a in record["alternatives"])]
-            assert sorted(names) == sorted(LABELS) and record["certified"]
-            p = dict(zip(names, (r["log_prob"] for r in ranked), strict=True))
+            p = log_p_of_classes(record)
             assert list(p.values()) == sorted(p.values(), reverse=True)
             nll.append(-p[record["references"][0]])
             assert len(record["passages"]) == (0 if run == "closed_book" else 2)
             assert sum(p["posterior"] for p in record["passages"]) == pytest.approx(
                 float(run != "closed_book"), abs=1e-5)
-        right = [record["answer"] == record["references"][0] for record in records]
-        assert report["em"][run] == pytest.approx(100 * sum(right) / len(right))
+        assert report["em"][run] == pytest.approx(exact_match(records))
         assert report["metrics"][run]["nll"] == pytest.approx(sum(nll) / len(nll), rel=1e-4)
     config = overrides.for_run(workdirs.read(tmp_path), "rag_token")
     model = open_trained(config, tmp_path)
     assert set(model.params) == {*model.job.model.towers} and model.job.model.classes == 3
-    capsys.readouterr()
-    generate.main([f"--workdir={tmp_path}", "Place 3 lies in region 1."])
-    shown = capsys.readouterr().out
-    assert shown.count("log p = -") == 3 and all(label in shown for label in LABELS)
-    with pytest.raises(ConfigError, match="was trained with the classes SUPPORTS, REFUTES, NOT"):
-        generate.main([f"--workdir={tmp_path}", "--config.eval.labels=A,B,C", "Is it?"])
+    generate_knows_the_classes_alone(tmp_path, capsys)
     with pytest.raises(ConfigError, match="config.eval.labels: .* there, .* now"):
         trained(claims, tmp_path, *HEAD, "--config.eval.labels=A,B,C")
     convert.main(["--from", str(tmp_path), "--to", str(tmp_path / "exported")])
@@ -107,24 +120,15 @@ def test_a_classifier_trains_evaluates_and_answers(claims, tmp_path, capsys):
 
 
 def test_a_label_is_told_by_one_token(claims, tmp_path, capsys):
-    """The paper's FEVER: of every answer the first token of a label trains and is chosen."""
+    """The paper's FEVER: of every answer one token of its label trains and is chosen."""
     report = trained(claims, tmp_path, "--config.model.head=label_token", NAMED,
                      "--config.runs=rag_token")
     records = predictions(tmp_path, "rag_token")
     for record in records:
-        ranked = [record, *record["alternatives"]]
-        names = [record["answer"], *(a["text"] for a in record["alternatives"])]
-        assert sorted(names) == sorted(LABELS) and record["certified"]
-        assert sum(math.exp(r["log_prob"]) for r in ranked) == pytest.approx(1, abs=1e-5)
+        assert sum(map(math.exp, log_p_of_classes(record).values())) == pytest.approx(1, abs=1e-5)
         assert len(record["token_log_probs"]) == 1
-    right = [record["answer"] == record["references"][0] for record in records]
-    assert report["em"]["rag_token"] == pytest.approx(100 * sum(right) / len(right))
-    capsys.readouterr()
-    generate.main([f"--workdir={tmp_path}", "Place 3 lies in region 1."])
-    shown = capsys.readouterr().out
-    assert shown.count("log p = -") == 3 and all(label in shown for label in LABELS)
-    with pytest.raises(ConfigError, match="was trained with the classes SUPPORTS, REFUTES, NOT"):
-        generate.main([f"--workdir={tmp_path}", "--config.eval.labels=A,B,C", "Is it?"])
+    assert report["em"]["rag_token"] == pytest.approx(exact_match(records))
+    generate_knows_the_classes_alone(tmp_path, capsys)
 
 
 @pytest.mark.parametrize("head", ["classification", "label_token"])
