@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from rag_jax.metrics import bleu
+from rag_jax.metrics.diversity import distinct_ngram_ratio
 from rag_jax.metrics.q_bleu import bleu_1, q_bleu_1
 from rag_jax.metrics.rouge import rouge_l
 from rag_jax.metrics.tokens import spacy_tokens
@@ -93,13 +94,14 @@ def distinct_trigrams(texts: Sequence[str]) -> Estimate:
     The interval is normal, by the jackknife: a bootstrap sample holds texts twice, which lowers
     the ratio, so that its interval would not even hold the value.
     """
-    grams = [bleu.ngrams(spacy_tokens(text), 3) for text in texts]
+    tokens = [spacy_tokens(text) for text in texts]
+    grams = [bleu.ngrams(each, 3) for each in tokens]
     users = Counter(gram for each in grams for gram in each)  # in how many texts each is
     total = sum(each.total() for each in grams)
     without = np.array([  # the ratio of all texts but one
         100 * (len(users) - sum(users[gram] == 1 for gram in each))
         / max(total - each.total(), 1) for each in grams])
-    count, value = len(texts), 100 * len(users) / max(total, 1)
+    count, value = len(texts), 100 * distinct_ngram_ratio(tokens)
     error = 1.96 * np.sqrt((count - 1) / count * ((without - without.mean()) ** 2).sum())
     return Estimate(value, max(value - error, 0.0), min(value + error, 100.0), 1, count)
 

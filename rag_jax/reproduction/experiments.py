@@ -79,8 +79,8 @@ def _asked(lab: Lab, column: str, run: str, what: Measurement
     cells, marks = lab.scale.cells(task, run), []
     if not cells:
         return [], what, marks
-    # A class of the head is one step, of which both kinds of RAG are the same; a label of several
-    # tokens is not.
+    # A class of either head is one step, of which both kinds of RAG are the same; a label that is
+    # spelt is several.
     marks += ["of RAG-Token"] * (merged and not cells[0].config.classes)
     if task == "tqa_wiki":
         public = what._replace(split=WIKI_DEV)
@@ -201,7 +201,7 @@ def table6(lab: Lab) -> Section:
     """Ablations of the retriever, dev."""
     parts: list = ["Dev, percent.", _scored(lab, paper.TABLE6, [], Measurement("dev")), MARKS]
     rows = []
-    for run in ("rag_token", "rag_sequence"):
+    for run in LEARNED:
         found = _results(lab, "nq.em", run, Measurement("dev", shuffled=True))
         rows.append([f"{SYSTEMS[run]}, passages of another question",
                      shown(estimate(found, "em"))])
