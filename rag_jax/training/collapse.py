@@ -3,11 +3,16 @@
 The generator then learns to ignore the passages, and the query encoder gets no gradient back.
 """
 
+from collections.abc import Sequence
 from typing import Literal
 
+import jax
 import numpy as np
 
+from rag_jax import hosts
 from rag_jax.metrics.retrieval import effective_passages
+
+_IDS_AT_A_TIME = 100_000  # 10 bytes each, at most: a message must stay below gRPC's 4 MB
 
 
 class CollapseGuard:
@@ -15,7 +20,8 @@ class CollapseGuard:
 
     Everything it decides is a function of the passages that it was told of; `state` belongs to a
     checkpoint. Retrieval that has collapsed before the first window ends is not noticed: keep that
-    window within the warm-up of the learning rate.
+    window within the warm-up of the learning rate. Every process makes the same calls; they tell
+    each other of a window at its end.
 
     Args:
       action: what follows: a warning, training stops, or the retriever is frozen.
@@ -30,13 +36,16 @@ class CollapseGuard:
         self.action, self.window, self.threshold = action, window, threshold
         self.restore({"ids": [], "first": None, "last": None, "collapsed_at": None})
 
-    def note(self, done: int, ids: np.ndarray) -> float | None:
-        """Takes the rows int[B, K] that the step before `done` read, -1 where there is none.
+    def note(self, done: int, ids: jax.Array | np.ndarray) -> float | None:
+        """Takes the rows int[B, K] that the step before `done` read, -1 where there is none; an
+        array of devices may be split along B.
 
         Returns:
           The effective passages of the window that ends here, if one does.
         """
-        self._ids += ids.ravel().tolist()
+        self._untold.append(ids)
+        if self.due(done) or sum(ids.size for ids in self._untold) > _IDS_AT_A_TIME:
+            self._tell()
         if not self.due(done):
             return None
         self.last, self._ids = effective_passages(np.array(self._ids)), []
@@ -54,12 +63,34 @@ class CollapseGuard:
         return (f"retrieval has collapsed at step {self.collapsed_at}: {self.window} steps "
                 f"retrieved {self.last:.3g} effective passages, at the start {self.first:.3g}")
 
+    def _tell(self) -> None:
+        if self._untold:
+            self._ids += gathered_rows(self._untold).ravel().tolist()
+            self._untold = []
+
     def state(self) -> dict:
         """JSON."""
+        self._tell()
         return {"ids": self._ids, "first": self.first, "last": self.last,
                 "collapsed_at": self.collapsed_at}
 
     def restore(self, state: dict) -> None:
         """The inverse of `state`."""
+        self._untold: list[jax.Array | np.ndarray] = []
         self._ids, self.first = list(state["ids"]), state["first"]
         self.last, self.collapsed_at = state["last"], state["collapsed_at"]
+
+
+def gathered_rows(arrays: Sequence[jax.Array | np.ndarray]) -> np.ndarray:
+    """The rows of all arrays [B, K], one array after the other, on every process.
+
+    What is split along B goes from host to host in one message, so that no device has to finish a
+    later step first.
+    """
+    if all(isinstance(x, np.ndarray) or x.is_fully_addressable for x in arrays):
+        return np.concatenate([np.asarray(x) for x in arrays])
+    own = [[i, shard.index[0].start or 0, np.asarray(shard.data).tolist()]
+           for i, x in enumerate(arrays) for shard in x.addressable_shards
+           if shard.replica_id == 0]
+    parts = sorted(part for parts in hosts.exchange(own) for part in parts)
+    return np.concatenate([np.array(rows, arrays[0].dtype) for *_, rows in parts])

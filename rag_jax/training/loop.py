@@ -131,7 +131,7 @@ class _Watch:
         self.window.append(metrics)
         done = step + 1
         if self.stage.guard is not None:
-            self._guard(done, gathered_rows(doc_ids))
+            self._guard(done, doc_ids)
         if not all(math.isfinite(value) for value in metrics.values()):
             bad = [name for name, value in metrics.items() if not math.isfinite(value)]
             last = self.checkpointer.latest_step()
@@ -153,7 +153,7 @@ class _Watch:
         else:
             self.progress.update(done, {"nll": metrics["nll"]})
 
-    def _guard(self, done: int, doc_ids: np.ndarray) -> None:
+    def _guard(self, done: int, doc_ids: jax.Array) -> None:
         guard = self.stage.guard
         before, effective = guard.collapsed_at, guard.note(done, doc_ids)
         if effective is not None:
@@ -168,19 +168,6 @@ _SAID = {
     "config.train.query_encoder_rate or the learning rate, or set config.train.collapse_guard to "
     "freeze or stop",
 }
-
-
-def gathered_rows(x: jax.Array) -> np.ndarray:
-    """All rows of an array that is split along its leading axis, on every process.
-
-    They go from host to host, so that no device has to finish a later step first.
-    """
-    if x.is_fully_addressable:
-        return np.asarray(x)
-    own = [[shard.index[0].start or 0, np.asarray(shard.data).tolist()]
-           for shard in x.addressable_shards if shard.replica_id == 0]
-    parts = sorted(part for parts in hosts.exchange(own) for part in parts)
-    return np.concatenate([np.array(rows, x.dtype) for _, rows in parts])
 
 
 def run_stage(stage: Stage) -> TrainState:

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 import tiny
 
-from rag_jax import parallel
+from rag_jax import hosts, parallel
 from rag_jax.config import MeshConfig, OptimizerConfig
 from rag_jax.data import order
 from rag_jax.metrics.retrieval import effective_passages
 from rag_jax.models import rag
-from rag_jax.training import loop, optim
+from rag_jax.training import collapse, optim
 from rag_jax.training.checkpoint import Checkpointer
 from rag_jax.training.collapse import CollapseGuard
 from rag_jax.training.loop import PureSource, Stage, TrainingError, run_stage
@@ -155,26 +155,61 @@ class Elsewhere:
     is_fully_addressable, dtype = False, np.dtype(np.int32)
 
     def __init__(self, x, first):
+        self.size = x.size
         self.addressable_shards = [shard for shard in x.addressable_shards
                                    if (shard.index[0].start or 0) // 2 % 2 == first]
 
 
-def test_every_process_is_told_all_that_was_read(monkeypatch):
-    """Rows split over data and fsdp, and copied over model: each once, in their order."""
-    rows = np.random.default_rng(0).integers(-1, 40, (8, 3)).astype(np.int32)
+@pytest.fixture
+def placed():
+    """What seven steps read: rows split over data and fsdp, and copied over model."""
     mesh = parallel.make_mesh(MeshConfig(2, 2, 2))
-    placed = parallel.put_batch(rows, mesh)
-    np.testing.assert_array_equal(loop.gathered_rows(placed), rows)
+    rows = np.random.default_rng(0).integers(-1, 40, (7, 8, 3)).astype(np.int32)
+    return [parallel.put_batch(each, mesh) for each in rows]
+
+
+def test_every_process_is_told_all_that_was_read(monkeypatch, placed):
+    """Each row once, in their order."""
+    rows = np.concatenate(placed)
+    np.testing.assert_array_equal(collapse.gathered_rows(placed), rows)
     said = []
-    monkeypatch.setattr(loop.hosts, "exchange", lambda value: said.append(value) or [value])
+    monkeypatch.setattr(hosts, "exchange", lambda value: said.append(value) or [value])
     for first in (0, 1):
-        loop.gathered_rows(Elsewhere(placed, first))
-    assert [len(parts) for parts in said] == [2, 2]
+        collapse.gathered_rows([Elsewhere(x, first) for x in placed])
+    assert [len(parts) for parts in said] == [2 * len(placed)] * 2
     sent = json.loads(json.dumps(said))
-    monkeypatch.setattr(loop.hosts, "exchange", lambda value: [sent[1], value])
-    found = loop.gathered_rows(Elsewhere(placed, 0))
+    monkeypatch.setattr(hosts, "exchange", lambda value: [sent[1], value])
+    found = collapse.gathered_rows([Elsewhere(x, 0) for x in placed])
     np.testing.assert_array_equal(found, rows)
     assert found.dtype == rows.dtype
+
+
+@pytest.mark.parametrize("at_a_time,told", [(100_000, [3, 6, 7]), (30, [2, 3, 5, 6, 7])])
+def test_processes_tell_each_other_at_the_end_of_a_window_and_for_a_checkpoint(
+        monkeypatch, placed, at_a_time, told):
+    """Or before, where a window would be too long a message."""
+    alone, guard = (CollapseGuard("stop", WINDOW, 0.25) for _ in range(2))
+    monkeypatch.setattr(collapse, "_IDS_AT_A_TIME", at_a_time)
+    turns = []
+
+    def exchange(own):
+        turns.append(done)
+        begins = {(i, start) for i, start, _ in own}
+        return [own, [part for part in parts(placed[turns_from(turns):done])
+                      if tuple(part[:2]) not in begins]]
+
+    def turns_from(turns):
+        return ([0] + turns)[-2]
+
+    def parts(arrays):
+        return [[i, start, np.asarray(x)[start : start + 2].tolist()]
+                for i, x in enumerate(arrays) for start in range(0, len(x), 2)]
+
+    monkeypatch.setattr(hosts, "exchange", exchange)
+    for done, x in enumerate(placed, 1):
+        assert guard.note(done, Elsewhere(x, 0)) == alone.note(done, np.asarray(x))
+    assert guard.state() == alone.state() and guard.state()["ids"]
+    assert turns == told
 
 
 @pytest.mark.parametrize("die_at", [4, 7, 11, 12, 13, 16])
