@@ -2,7 +2,7 @@
 
 import functools
 import pathlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -11,6 +11,7 @@ import numpy as np
 from rag_jax import hosts, parallel
 from rag_jax.answering import jit_embed
 from rag_jax.data.batches import ENCODER_TABLE, bucket
+from rag_jax.data.question_files import Example
 from rag_jax.models.layers import unstack_layers
 from rag_jax.retrieval.bm25 import Bm25Index, build_bm25
 from rag_jax.retrieval.build import build_index
@@ -61,19 +62,27 @@ def index_memory(job: Job, params: Any, store: Any, out: pathlib.Path,
     return on_device.open_index(job.config, job.prepared.format, job.mesh, index, recall_queries)
 
 
-def index_memories(job: Job, params: Any, folder: pathlib.Path, overwrite: bool = False
-                   ) -> dict[str, PassageIndex]:
-    """An index for every memory in FOLDER; recall is measured with questions of the dev split.
+def index_memories(job: Job, params: Any, folder: pathlib.Path, overwrite: bool = False,
+                   queries: Sequence[Example] | None = None) -> dict[str, PassageIndex]:
+    """An index for every memory in FOLDER; recall is measured with `queries`.
 
-    With some of them where there are many: exact search reads the whole index for them.
+    Args:
+      job: its memories are indexed.
+      params: of both encoders, in the form that trains: a scanned stack is one.
+      folder: of the indexes.
+      overwrite: replace other indexes there.
+      queries: None = questions of the dev split, some of them where there are many: exact search
+        reads the whole index for them.
     """
-    answerer, dev = make_answerer(job, None, job.config.model.kind), job.prepared.splits["dev"]
-    drawn = np.random.default_rng(job.config.seed).permutation(len(dev))[:RECALL_QUERIES]
-    if len(drawn) < len(dev) and hosts.leads():
-        print(f"recall is measured with {len(drawn)} of the {len(dev)} dev questions, drawn by "
-              f"config.seed={job.config.seed}", flush=True)
-    questions = job.tokenize([dev[row] for row in sorted(drawn)])
-    sample = answerer.embed_questions(unstack_layers(params), questions)
+    if queries is None:
+        dev = job.prepared.splits["dev"]
+        drawn = np.random.default_rng(job.config.seed).permutation(len(dev))[:RECALL_QUERIES]
+        if len(drawn) < len(dev) and hosts.leads():
+            print(f"recall is measured with {len(drawn)} of the {len(dev)} dev questions, drawn by "
+                  f"config.seed={job.config.seed}", flush=True)
+        queries = [dev[row] for row in sorted(drawn)]
+    answerer = make_answerer(job, None, job.config.model.kind)
+    sample = answerer.embed_questions(unstack_layers(params), job.tokenize(queries))
     return {name: index_memory(job, params, store, folder / name, sample, overwrite)
             for name, store in job.prepared.memories.items()}
 
