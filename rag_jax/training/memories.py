@@ -1,5 +1,6 @@
 """The memories of a run: its passage stores, indexed by its document encoder or by their words."""
 
+import dataclasses
 import functools
 import pathlib
 from collections.abc import Callable, Mapping, Sequence
@@ -11,12 +12,15 @@ import numpy as np
 from rag_jax import hosts, parallel
 from rag_jax.answering import jit_embed
 from rag_jax.data.batches import ENCODER_TABLE, bucket
+from rag_jax.data.corpora import read_corpus
+from rag_jax.data.prepare import chunked, write_memory
 from rag_jax.data.question_files import Example
 from rag_jax.models.layers import unstack_layers
 from rag_jax.retrieval.bm25 import Bm25Index, build_bm25
 from rag_jax.retrieval.build import build_index
 from rag_jax.retrieval.exact import RECALL_QUERIES
 from rag_jax.retrieval.index import PassageIndex
+from rag_jax.retrieval.passages import PassageStore
 from rag_jax.retrieval.scann import ScannSettings
 from rag_jax.training import on_device
 from rag_jax.training.stages import Job, Memory, fingerprint, make_answerer, restore_run
@@ -115,3 +119,26 @@ def memories_of(job: Job, run: str, indexes: Mapping[str, PassageIndex]) -> Mapp
         return indexes
     params, _ = restore_run(job.workdir / run, job.model, job.mesh)
     return index_memories(job, params, job.workdir / run / "indexes", overwrite=True)
+
+
+def memory_of_file(job: Job, run: str, warm: Any, name: str, passages: str, words: int) -> Memory:
+    """A further memory of a run: the passages of a file.
+
+    What is missing of WORKDIR/data/memories/NAME and of its index, among the run's, is made.
+
+    Args:
+      job, run: whose memory it is.
+      warm: parameters as they were when the run began.
+      name: of those passages alone: what is there under it is taken for them.
+      passages: whatever `read_corpus` reads.
+      words: the most that a passage may have; longer ones are split.
+    """
+    folder, prepared = job.workdir / "data" / "memories" / name, job.prepared
+    if not folder.exists():
+        write_memory(folder, chunked(read_corpus(passages), words), job.config,
+                     prepared.retriever_tokenizer, prepared.format)
+    job = dataclasses.replace(job, prepared=dataclasses.replace(
+        prepared, memories={name: PassageStore.open(folder)}))
+    if job.model.lexical or job.config.train.document_encoder != "frozen":
+        return memories_of(job, run, {})[name]
+    return index_memories(job, warm, job.workdir / "indexes")[name]
