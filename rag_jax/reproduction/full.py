@@ -22,7 +22,7 @@ DUMP = ("Wikipedia of December 2016, some 13 GB, published at "
         "https://archive.org/download/enwiki-20161220/")
 BY_HAND = """\
 Index hot-swapping: a second memory for the trained nq/rag_token, which --execute builds once, where
-it is needed, and takes up again after an interruption; by hand:
+it is needed. Interrupted, the embedding goes on where it was; the reading begins again. By hand:
 
     python -m rag_jax.build_index --workdir=runs/paper/nq --run=rag_token \\
         --passages={folder}/enwiki-20161220-pages-articles.xml.bz2 \\
