@@ -32,7 +32,9 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--execute", action="store_true",
                         help="paper: train and measure what is missing on this machine")
     parser.add_argument("--data_dir", metavar="DIR", default="",
-                        help="paper: folder with the official files, a folder per task")
+                        help="paper: folder with the official files, a folder per task, and one, "
+                        "hot_swap, for the leaders and Wikipedia of 2016 (default: "
+                        "~/rag_jax_data)")
     parser.add_argument("--tally", nargs="+", type=pathlib.Path, metavar="FILE.csv",
                         help="pairwise: count the filled-in sheets of judges")
     options = parser.parse_args(argv)
@@ -48,7 +50,7 @@ def main(argv: list[str] | None = None) -> None:
         parser.error("--data_dir belongs to --scale paper; the toy scale makes its data")
 
     from rag_jax.reproduction import pairwise, run
-    from rag_jax.reproduction.full import Full, recipe
+    from rag_jax.reproduction.full import Full
     from rag_jax.reproduction.toy import Toy
     from rag_jax.training.loop import Preempted
 
@@ -61,7 +63,8 @@ def main(argv: list[str] | None = None) -> None:
     if options.tally:
         pairwise.write_tally(root / "pairwise", options.tally)
     if not toy:
-        print(recipe(run.missing(names, root, scale)))
+        print(scale.recipe(run.missing(names, root, scale),
+                           run.unavailable(names, root, scale)))
     try:
         run.reproduce(names, root, scale, work=toy or options.execute)
     except Preempted as reason:

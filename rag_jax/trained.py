@@ -18,7 +18,7 @@ from rag_jax.retrieval.bm25 import Bm25Index, build_bm25
 from rag_jax.retrieval.index import PassageIndex
 from rag_jax.retrieval.passages import PassageStore
 from rag_jax.training import on_device, stages, workdir
-from rag_jax.training.memories import WORD_INDEXES, index_memory
+from rag_jax.training.memories import WORD_INDEXES, index_memories
 from rag_jax.training.run import be_quiet, open_job
 from rag_jax.types import Answer
 
@@ -120,11 +120,10 @@ def index_passages(config: Config, path: pathlib.Path, passages: pathlib.Path, o
     if job.model.lexical:
         index = build_bm25(store, out, overwrite, hosts.leads(), hosts.wait)
     else:
-        params, _ = stages.load_params(job, run or config.runs[0])
-        examples = load_examples(queries) if queries else job.prepared.splits["dev"]
-        answerer = stages.make_answerer(job, None, config.model.kind)
-        sample = answerer.embed_questions(params, job.tokenize(examples))
-        index = index_memory(job, params, store, out, sample, overwrite)
+        params, _ = stages.restore_run(job.workdir / (run or config.runs[0]), job.model, job.mesh)
+        prepared = dataclasses.replace(job.prepared, memories={out.name: store})
+        index = index_memories(dataclasses.replace(job, prepared=prepared), params, out.parent,
+                               overwrite, load_examples(queries) if queries else None)[out.name]
     if hosts.leads():
         shutil.rmtree(staging)
     return index

@@ -1,10 +1,25 @@
 """What an experiment is made of: trained models (cells), and what is measured on them."""
 
 import dataclasses
+import os
+from collections.abc import Mapping
 from typing import Any, NamedTuple, Protocol
 
 from rag_jax import overrides
 from rag_jax.config import Config
+from rag_jax.data.tasks import load_examples
+
+
+class File(NamedTuple):
+    """A file that an experiment needs and the configuration does not name.
+
+    Attributes:
+      path: where it has to lie.
+      about: what has to be in it, for whoever has to get it.
+    """
+
+    path: str
+    about: str
 
 
 @dataclasses.dataclass(frozen=True)
@@ -20,6 +35,8 @@ class Cell:
         whose indexes too, unless this one has a retriever of its own.
       start: a cell whose trained weights this one starts from, as `exported(start)` has them.
       recipe: how to train it by hand.
+      questions: further ones, by split.
+      memories: further ones, by name; config.data.passages is the one that trains.
     """
 
     folder: str
@@ -28,6 +45,8 @@ class Cell:
     first: "Cell | None" = None
     start: "Cell | None" = None
     recipe: str = ""
+    questions: Mapping[str, File] = dataclasses.field(default_factory=dict)
+    memories: Mapping[str, File] = dataclasses.field(default_factory=dict)
 
     @property
     def own_retriever(self) -> bool:
@@ -60,17 +79,33 @@ class Cell:
         hidden = what.split == "test" and data.passages and not data.test
         return what._replace(split="dev") if hidden else what
 
+    def files(self, what: "Measurement") -> dict[str, File]:
+        """Those that a measurement needs and the configuration does not name; by split or memory.
+        """
+        found = {what.split: self.questions.get(what.split),
+                 what.memory: self.memories.get(what.memory)}
+        return {name: file for name, file in found.items()
+                if file is not None and file.path != self.config.data.passages}
+
     def unavailable(self, what: "Measurement") -> str:
-        """Why the data that the configuration names cannot give a measurement; empty = they can."""
+        """Why the data that there are cannot give a measurement; empty = they can."""
         data = self.config.data
         if not data.passages:  # the world has whatever the experiments ask for
             return ""
-        if what.memory:
+        if what.memory and what.memory not in self.memories:
             return f"config.data.passages is one memory; there is none called {what.memory}"
         named = [split for split in ("train", "dev", "test") if getattr(data, split)]
+        named += self.questions
         if what.split not in named and not what.split.startswith("task:"):
             return f"config.data names no questions {what.split}, only {', '.join(named)}"
-        return ""
+        missing = [f"no file {path}: {about}" for path, about in self.files(what).values()
+                   if not os.path.isfile(path)]
+        if not missing and what.split in self.questions:
+            try:  # now, and not when everything is trained
+                load_examples(self.questions[what.split].path)
+            except ValueError as error:
+                return str(error)
+        return "; ".join(missing)
 
 
 def exported(folder: str, run: str) -> str:

@@ -2,16 +2,44 @@
 
 import ast
 import pathlib
-from collections.abc import Iterable
-from typing import Any
+import shlex
+from collections.abc import Iterable, Mapping
 
 from rag_jax import flags, overrides
-from rag_jax.reproduction.cells import Cell, exported
+from rag_jax.data.task_sources import DATA_DIR
+from rag_jax.reproduction.cells import Cell, File, Measurement, exported
 
 CONFIGS = flags.ROOT / "configs"
 TABLES = (1, 2, 6)  # table 6 takes RAG's rows from the other two
 FIRST = "nq"  # its passages and indexes serve all tasks
 FROM_FIRST = ("wq", "ct")  # start from its trained models
+HOT_SWAP = "hot_swap"  # folder of --data_dir with the files that only the hot-swap needs
+LEADERS = (
+    'JSONL, for each of 82 offices a line {{"id": "1", "question": "Who is the President of '
+    'Peru?", "answers": ["..."]}} with who held it in December {year}; the paper\'s list of the '
+    "offices that changed hands by December 2018 is not published")
+DUMP = ("Wikipedia of December 2016, some 13 GB, published at "
+        "https://archive.org/download/enwiki-20161220/")
+BY_HAND = """\
+Index hot-swapping: a second memory for the trained nq/rag_token, which --execute builds once, where
+it is needed. Interrupted, the embedding goes on where it was; the reading begins again. By hand:
+
+    python -m rag_jax.build_index --workdir=runs/paper/nq --run=rag_token \\
+        --passages={folder}/enwiki-20161220-pages-articles.xml.bz2 \\
+        --config.data.chunk_words=100 --out=runs/paper/index_2016
+    for year in 2016 2018; do
+      python -m rag_jax.evaluate --workdir=runs/paper/nq --run=rag_token \\
+          --questions={folder}/leaders_$year.jsonl --out=runs/paper/leaders_$year-index_2018
+      python -m rag_jax.evaluate --workdir=runs/paper/nq --run=rag_token \\
+          --questions={folder}/leaders_$year.jsonl --out=runs/paper/leaders_$year-index_2016 \\
+          --index=runs/paper/index_2016
+    done
+
+Hardware: as for nq/rag_token. Time, estimates, as the dump has not been read: if it has as many
+passages as that of 2018, 21,015,324, to read and tokenise them 4 hours on one core (13 MB of XML
+and 2,200 passages a second, as one core did with a made-up dump of 9 MB); to embed them on a v5e-8
+at least 20 minutes, 2.6 chip-hours (tpu_scripts/README.md); ScaNN's index is not estimated. 115 GB
+of disk or more; the host's memory holds both indexes, 140 GB each."""
 
 
 class Full:
@@ -19,7 +47,7 @@ class Full:
 
     Args:
       root: the folder of everything.
-      data_dir: config.data.data_dir of all cells.
+      data_dir: config.data.data_dir of all cells; empty = the default of `task:` sources.
     """
 
     name = "paper"
@@ -30,6 +58,7 @@ class Full:
 
     def __init__(self, root: pathlib.Path, data_dir: str = ""):
         self.root, self.data_dir = root, data_dir
+        self.swap = pathlib.Path(data_dir or DATA_DIR).expanduser() / HOT_SWAP
 
     def cells(self, task: str, run: str) -> list[Cell]:
         """The cell, or none where there is no configuration of it."""
@@ -50,19 +79,47 @@ class Full:
             tower = "rag" if config.model.rag.pretrained else "generator"
             config = overrides.replace(config, {
                 f"model.{tower}.pretrained": str(self.root / exported(FIRST, run))})
-        return [Cell(folder, overrides.validate(config), run, first, start, _docstring(file))]
+        further = self._further(config.data.passages) if task == FIRST else {}
+        return [Cell(folder, overrides.validate(config), run, first, start, _docstring(file),
+                     **further)]
+
+    def _further(self, passages: str) -> dict[str, dict[str, File]]:
+        """Questions and memories of the hot-swap, whose memory of 2018 is the one that trains."""
+        def file(name: str, about: str) -> File:
+            default = "" if self.data_dir else f"; --data_dir is not given, so it is {DATA_DIR}"
+            return File(str(self.swap / name), f"{about}{default}")
+
+        return {
+            "questions": {f"leaders_{year}": file(f"leaders_{year}.jsonl",
+                                                  LEADERS.format(year=year))
+                          for year in (2016, 2018)},
+            "memories": {"2016": file("enwiki-20161220-pages-articles.xml.bz2", DUMP),
+                         "2018": File(passages, "")}}
+
+    def recipe(self, missing: Iterable[tuple[Cell, Measurement | str]],
+               unavailable: Mapping[str, str]) -> str:
+        """What is to be run for results that are not there, for the terminal.
+
+        Args:
+          missing: what can be worked out.
+          unavailable: what cannot, and why.
+        """
+        missing, parts = list(missing), []
+        cells = {(cell.folder, cell.run): cell for cell, _ in missing}.values()
+        if cells:
+            parts = [f"{len(cells)} models are not measured. First, once: the passages "
+                     "(tpu_scripts/natural_questions.sh downloads them) to runs/dpr. --execute "
+                     "trains and measures all of the following on this machine; by hand:\n",
+                     *(cell.recipe for cell in cells)]
+        if unavailable:
+            parts += ["Cannot be measured on these data:",
+                      *(f"    {name}: {why}" for name, why in unavailable.items())]
+        if unavailable or any(isinstance(what, Measurement) and cell.files(what)
+                              for cell, what in missing):
+            parts.append(BY_HAND.format(folder=shlex.quote(str(self.swap))))
+        return "\n".join(parts) or "Everything has been measured."
 
 
 def _docstring(file: pathlib.Path) -> str:
     return ast.get_docstring(ast.parse(file.read_text("utf-8"))) or ""
 
-
-def recipe(missing: Iterable[tuple[Cell, Any]]) -> str:
-    """What is to be run for cells of which results are missing, for the terminal."""
-    cells = {(cell.folder, cell.run): cell for cell, _ in missing}.values()
-    if not cells:
-        return "Everything has been measured."
-    head = (f"{len(cells)} models are not measured. First, once: the passages "
-            "(tpu_scripts/natural_questions.sh downloads them) to runs/dpr. --execute trains and "
-            "measures all of the following on this machine; by hand:\n")
-    return "\n".join([head, *(cell.recipe for cell in cells)])

@@ -45,15 +45,12 @@ class Lab:
 
     def measure(self, cell: Cell, what: Measurement) -> Measured | None:
         """The results of a measurement; None where there are none."""
-        if reason := cell.unavailable(what):
-            self.unavailable[f"{cell.folder}/{cell.run}/{what.name}"] = reason
-            return None
         folder = folder_of(self.root, cell) / what.name
-        if not (folder / "metrics.json").exists():  # written last
-            self.missing.append((cell, what))
-            return None
         made = folder / "made.json"
-        if not self._accepted(cell, what, what.name, _json(made) if made.exists() else None):
+        there = (folder / "metrics.json").exists()  # written last
+        if not there or not self._accepted(
+                cell, what, what.name, _json(made) if made.exists() else None):
+            self._lacks(cell, what)
             return None
         lines = (folder / "predictions.jsonl").read_text("utf-8").splitlines()
         return Measured(_json(folder / "metrics.json"), [json.loads(line) for line in lines])
@@ -62,19 +59,24 @@ class Lab:
         """An answer with the share of each passage in each of its tokens; None if not there."""
         file = folder_of(self.root, cell) / "explained.json"
         known = _json(file) if file.exists() else {}
-        if question not in known:
+        if question not in known or not self._accepted(
+                cell, Measurement(), "explained", known[question].pop("made", None)):
             self.missing.append((cell, question))
-            return None
-        if not self._accepted(cell, question, "explained", known[question].pop("made", None)):
             return None
         return Explained(**known[question])
 
-    def _accepted(self, cell: Cell, what: Measurement | str, name: str,
+    def _lacks(self, cell: Cell, what: Measurement) -> None:
+        """Notes down a measurement that is not there."""
+        if reason := cell.unavailable(what):
+            self.unavailable[f"{cell.folder}/{cell.run}/{what.name}"] = reason
+        else:
+            self.missing.append((cell, what))
+
+    def _accepted(self, cell: Cell, what: Measurement, name: str,
                   made: Mapping[str, Any] | None) -> bool:
         """Whether a result is the cell's; notes down which it is."""
-        why = stale(made, cell, self.root)
+        why = stale(made, cell, self.root, what)
         if why:
-            self.missing.append((cell, what))
             self.refused[f"{cell.folder}/{cell.run}/{name}"] = why
             return False
         self.used.setdefault((cell.folder, cell.run), (cell, []))[1].append(made)

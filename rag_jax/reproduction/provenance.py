@@ -2,7 +2,9 @@
 
 import datetime
 import functools
+import hashlib
 import json
+import os
 import pathlib
 import platform
 import subprocess
@@ -14,25 +16,29 @@ import jax
 import rag_jax
 from rag_jax import overrides
 from rag_jax.config import Config, ConfigError
-from rag_jax.reproduction.cells import Cell
+from rag_jax.reproduction.cells import Cell, Measurement
 from rag_jax.training.workdir import CHANGEABLE, value
 
 CHECKOUT = pathlib.Path(__file__).parents[2]
+ENDS = 1 << 20  # bytes
 SOURCES = ("rag_jax", "configs", "setup.py")  # what a result depends on
 
 
-def made_by(cell: Cell, root: pathlib.Path) -> dict[str, Any]:
+def made_by(cell: Cell, root: pathlib.Path, what: Measurement = Measurement()  # noqa: B008
+            ) -> dict[str, Any]:
     """The record of a result that is worked out now: "configs" of the cell and of those that it
-    starts from, "program" and "date" (of the day, UTC)."""
+    starts from, "files" that they do not name, "program" and "date" (of the day, UTC)."""
     return {"configs": [json.loads(_portable(config, root)) for config in _configs(cell)],
+            "files": {name: digest(file.path) for name, file in cell.files(what).items()},
             "program": program(), "date": f"{datetime.datetime.now(datetime.UTC):%Y-%m-%d}"}
 
 
-def stale(made: Mapping[str, Any] | None, cell: Cell, root: pathlib.Path) -> str:
+def stale(made: Mapping[str, Any] | None, cell: Cell, root: pathlib.Path,
+          what: Measurement = Measurement()) -> str:  # noqa: B008
     """Why a result with this record (None = without one) is not the cell's; empty if it is.
 
     Fields that may differ between commands on a workdir (`workdir.CHANGEABLE`) do not count, but
-    for how the cell itself answers, `config.eval`.
+    for how the cell itself answers, `config.eval`. Nor does a file that has been removed since.
     """
     if made is None:
         return "there is no record of the configuration that made it"
@@ -47,6 +53,9 @@ def stale(made: Mapping[str, Any] | None, cell: Cell, root: pathlib.Path) -> str
     changed = [f"config.{name}: {value(a, name)!r} there, {value(b, name)!r} now"
                for number, (a, b) in enumerate(zip(earlier, now, strict=True))
                for name in _compared(own=number == 0) if value(a, name) != value(b, name)]
+    read = made.get("files", {})
+    changed += [f"{file.path} is another file now" for name, file in cell.files(what).items()
+                if os.path.exists(file.path) and digest(file.path) != read.get(name)]
     return "; ".join(dict.fromkeys(changed))
 
 
@@ -62,6 +71,21 @@ def _portable(config: Config, root: pathlib.Path) -> str:
 def _compared(own: bool) -> Iterator[str]:
     return (name for name in overrides.fields()
             if not name.startswith(CHANGEABLE) or own and name.startswith("eval."))
+
+
+def digest(path: str) -> str:
+    """Tells files apart, of 13 GB too: SHA-256 (hex) of the size and of the first and last MiB.
+
+    The end of a .bz2 or .gz holds the checksum of everything; of another large file, a change in
+    between that keeps its size is not seen.
+    """
+    size = os.path.getsize(path)
+    found = hashlib.sha256(f"{size} ".encode())
+    with open(path, "rb") as file:
+        found.update(file.read(ENDS))
+        file.seek(max(size - ENDS, 0))
+        found.update(file.read())
+    return found.hexdigest()
 
 
 @functools.cache

@@ -49,15 +49,25 @@ def write_report(root: pathlib.Path, scale: Scale) -> None:
 def missing(names: Sequence[str], root: pathlib.Path, scale: Scale
             ) -> list[tuple[Cell, Measurement | str]]:
     """What the named experiments would measure, or explain; folder by folder, run by run."""
-    lab = Lab(root, scale)
-    for name in names:
-        EXPERIMENTS[name](lab)
+    lab = _asked(names, root, scale)
     order: dict[str, int] = {}
     for cell, _ in lab.missing:
         order.setdefault(cell.folder, len(order))
     wanted = {(cell.folder, cell.run, what): cell for cell, what in lab.missing}
     return [(cell, what) for (_, _, what), cell in sorted(
         wanted.items(), key=lambda item: (order[item[0][0]], item[0][1]))]
+
+
+def unavailable(names: Sequence[str], root: pathlib.Path, scale: Scale) -> dict[str, str]:
+    """What the named experiments lack and cannot measure on the data that there are, and why."""
+    return _asked(names, root, scale).unavailable
+
+
+def _asked(names: Sequence[str], root: pathlib.Path, scale: Scale) -> Lab:
+    lab = Lab(root, scale)
+    for name in names:
+        EXPERIMENTS[name](lab)
+    return lab
 
 
 def _head(lab: Lab) -> Section:

@@ -15,11 +15,13 @@ from rag_jax.data.tasks import load_examples
 from rag_jax.evaluation import evaluate, write_evaluation
 from rag_jax.reproduction.cells import Cell, Explained, Measurement, exported
 from rag_jax.reproduction.lab import folder_of
-from rag_jax.reproduction.provenance import made_by
+from rag_jax.reproduction.provenance import digest, made_by
 from rag_jax.training import stages
-from rag_jax.training.memories import memories_of
+from rag_jax.training.memories import memories_of, memory_of_file
 from rag_jax.training.report import someone_elses
 from rag_jax.training.run import Warm, warm_up
+
+CHUNK_WORDS = 100  # of a further memory, as the paper splits articles
 
 
 class Worker:
@@ -44,6 +46,8 @@ class Worker:
         splits = job.prepared.splits
         if what.split.startswith("task:"):
             examples = load_examples(what.split, data_dir=job.config.data.data_dir)
+        elif what.split in cell.questions:
+            examples = load_examples(cell.questions[what.split].path)
         elif what.split in splits:
             examples = splits[what.split]
         else:
@@ -60,7 +64,7 @@ class Worker:
         folder = folder_of(self.root, cell) / what.name
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "metrics.json").unlink(missing_ok=True)  # of another configuration
-        files.write_text(folder / "made.json", json.dumps(made_by(cell, self.root), indent=1))
+        files.write_text(folder / "made.json", json.dumps(made_by(cell, self.root, what), indent=1))
         write_evaluation(folder, questions, found)
 
     def explain(self, cell: Cell, question: str) -> None:
@@ -124,9 +128,18 @@ class Worker:
         return self._params[1]
 
     def _answerer(self, cell: Cell, what: Measurement) -> Answerer:
-        job, index = self._job(cell), None
-        if job.config.retrieval.k:
-            found = memories_of(job, cell.run, self._warmed(cell).indexes)
-            index = found[what.memory or next(iter(found))]
+        job = self._job(cell)
+        index = self._memory(cell, what) if job.config.retrieval.k else None
         changes = {"k": what.k} if what.k else {}
         return stages.make_answerer(job, index, job.config.model.kind, **changes)
+
+    def _memory(self, cell: Cell, what: Measurement) -> stages.Memory:
+        job, warm = self._job(cell), self._warmed(cell)
+        file = cell.files(what).get(what.memory)
+        if file is not None:
+            words = job.config.data.chunk_words or CHUNK_WORDS
+            name = f"{what.memory}-{digest(file.path)[:16]}"
+            return memory_of_file(job, cell.run, warm.params, name, file.path, words)
+        found = memories_of(job, cell.run, warm.indexes)
+        own = not what.memory or what.memory in cell.memories
+        return found[next(iter(found)) if own else what.memory]

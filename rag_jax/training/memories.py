@@ -1,8 +1,9 @@
 """The memories of a run: its passage stores, indexed by its document encoder or by their words."""
 
+import dataclasses
 import functools
 import pathlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -11,11 +12,15 @@ import numpy as np
 from rag_jax import hosts, parallel
 from rag_jax.answering import jit_embed
 from rag_jax.data.batches import ENCODER_TABLE, bucket
+from rag_jax.data.corpora import read_corpus
+from rag_jax.data.prepare import chunked, write_memory
+from rag_jax.data.question_files import Example
 from rag_jax.models.layers import unstack_layers
 from rag_jax.retrieval.bm25 import Bm25Index, build_bm25
 from rag_jax.retrieval.build import build_index
 from rag_jax.retrieval.exact import RECALL_QUERIES
 from rag_jax.retrieval.index import PassageIndex
+from rag_jax.retrieval.passages import PassageStore
 from rag_jax.retrieval.scann import ScannSettings
 from rag_jax.training import on_device
 from rag_jax.training.stages import Job, Memory, fingerprint, make_answerer, restore_run
@@ -61,19 +66,27 @@ def index_memory(job: Job, params: Any, store: Any, out: pathlib.Path,
     return on_device.open_index(job.config, job.prepared.format, job.mesh, index, recall_queries)
 
 
-def index_memories(job: Job, params: Any, folder: pathlib.Path, overwrite: bool = False
-                   ) -> dict[str, PassageIndex]:
-    """An index for every memory in FOLDER; recall is measured with questions of the dev split.
+def index_memories(job: Job, params: Any, folder: pathlib.Path, overwrite: bool = False,
+                   queries: Sequence[Example] | None = None) -> dict[str, PassageIndex]:
+    """An index for every memory in FOLDER; recall is measured with `queries`.
 
-    With some of them where there are many: exact search reads the whole index for them.
+    Args:
+      job: its memories are indexed.
+      params: of both encoders, in the form that trains: a scanned stack is one.
+      folder: of the indexes.
+      overwrite: replace other indexes there.
+      queries: None = questions of the dev split, some of them where there are many: exact search
+        reads the whole index for them.
     """
-    answerer, dev = make_answerer(job, None, job.config.model.kind), job.prepared.splits["dev"]
-    drawn = np.random.default_rng(job.config.seed).permutation(len(dev))[:RECALL_QUERIES]
-    if len(drawn) < len(dev) and hosts.leads():
-        print(f"recall is measured with {len(drawn)} of the {len(dev)} dev questions, drawn by "
-              f"config.seed={job.config.seed}", flush=True)
-    questions = job.tokenize([dev[row] for row in sorted(drawn)])
-    sample = answerer.embed_questions(unstack_layers(params), questions)
+    if queries is None:
+        dev = job.prepared.splits["dev"]
+        drawn = np.random.default_rng(job.config.seed).permutation(len(dev))[:RECALL_QUERIES]
+        if len(drawn) < len(dev) and hosts.leads():
+            print(f"recall is measured with {len(drawn)} of the {len(dev)} dev questions, drawn by "
+                  f"config.seed={job.config.seed}", flush=True)
+        queries = [dev[row] for row in sorted(drawn)]
+    answerer = make_answerer(job, None, job.config.model.kind)
+    sample = answerer.embed_questions(unstack_layers(params), job.tokenize(queries))
     return {name: index_memory(job, params, store, folder / name, sample, overwrite)
             for name, store in job.prepared.memories.items()}
 
@@ -106,3 +119,26 @@ def memories_of(job: Job, run: str, indexes: Mapping[str, PassageIndex]) -> Mapp
         return indexes
     params, _ = restore_run(job.workdir / run, job.model, job.mesh)
     return index_memories(job, params, job.workdir / run / "indexes", overwrite=True)
+
+
+def memory_of_file(job: Job, run: str, warm: Any, name: str, passages: str, words: int) -> Memory:
+    """A further memory of a run: the passages of a file.
+
+    What is missing of WORKDIR/data/memories/NAME and of its index, among the run's, is made.
+
+    Args:
+      job, run: whose memory it is.
+      warm: parameters as they were when the run began.
+      name: of those passages alone: what is there under it is taken for them.
+      passages: whatever `read_corpus` reads.
+      words: the most that a passage may have; longer ones are split.
+    """
+    folder, prepared = job.workdir / "data" / "memories" / name, job.prepared
+    if not folder.exists():
+        write_memory(folder, chunked(read_corpus(passages), words), job.config,
+                     prepared.retriever_tokenizer, prepared.format)
+    job = dataclasses.replace(job, prepared=dataclasses.replace(
+        prepared, memories={name: PassageStore.open(folder)}))
+    if job.model.lexical or job.config.train.document_encoder != "frozen":
+        return memories_of(job, run, {})[name]
+    return index_memories(job, warm, job.workdir / "indexes")[name]

@@ -1,5 +1,6 @@
 """A stored result is a cell's only where its configuration is; and what is said of who made it."""
 
+import dataclasses
 import json
 import subprocess
 
@@ -8,8 +9,8 @@ import pytest
 from rag_jax import overrides, reproduce
 from rag_jax.config import Config
 from rag_jax.reproduction import run
-from rag_jax.reproduction.cells import Cell
-from rag_jax.reproduction.provenance import commit, made_by, stale
+from rag_jax.reproduction.cells import Cell, File, Measurement
+from rag_jax.reproduction.provenance import commit, digest, made_by, stale
 from rag_jax.reproduction.toy import Toy
 
 
@@ -67,6 +68,43 @@ def test_results_of_the_reduced_form_are_not_those_of_the_full_one(tmp_path):
         assert short.folder == full.folder
         assert "config.train.steps: 4 there" in stale(recorded(short, tmp_path), full, tmp_path)
         assert stale(recorded(full, tmp_path), full, tmp_path) == ""
+
+
+def test_a_result_of_other_files_is_stale(tmp_path):
+    """Other questions at the same path, or another dump, must not pass for those measured."""
+    paths = {name: tmp_path / name for name in ("asked.jsonl", "dump.xml.bz2")}
+    for path in paths.values():
+        path.write_text("first")
+    asked, dump = (File(str(path), "") for path in paths.values())
+    files = {"data.passages": "own.tsv", "data.train": "t.jsonl", "data.dev": "d.jsonl"}
+    one = dataclasses.replace(cell(**files), questions={"asked": asked},
+                              memories={"old": dump, "own": File("own.tsv", "")})
+    swapped, plain = Measurement("asked", memory="old"), Measurement("asked", memory="own")
+    made, of_own = (json.loads(json.dumps(made_by(one, tmp_path, w))) for w in (swapped, plain))
+    assert list(made["files"]) == ["asked", "old"] and list(of_own["files"]) == ["asked"]
+    assert stale(made, one, tmp_path, swapped) == stale(of_own, one, tmp_path, plain) == ""
+    assert "is another file now" in stale(of_own, one, tmp_path, swapped)
+    paths["dump.xml.bz2"].write_text("other")  # of the same size
+    assert stale(made, one, tmp_path, swapped) == f"{dump.path} is another file now"
+    assert stale(of_own, one, tmp_path, plain) == ""
+    paths["dump.xml.bz2"].unlink()
+    assert stale(made, one, tmp_path, swapped) == "", "the 13 GB may go, the result stays"
+    paths["asked.jsonl"].write_text("other")
+    assert stale(made, one, tmp_path, swapped) == f"{asked.path} is another file now"
+    del made["files"]  # as earlier versions recorded
+    assert stale(made, one, tmp_path, swapped) == f"{asked.path} is another file now"
+
+
+@pytest.mark.parametrize(("place", "seen"), [(0, True), (-1, True), (1 << 21, False)])
+def test_large_files_are_told_apart_by_their_ends_and_size(tmp_path, place, seen):
+    path, content = tmp_path / "dump.xml.bz2", bytearray(1 << 22)
+    path.write_bytes(content)
+    before = digest(str(path))
+    content[place] = 1
+    path.write_bytes(content)
+    assert (digest(str(path)) != before) == seen
+    path.write_bytes(content + b"\0")
+    assert digest(str(path)) != before, "the ends are the same, the size is not"
 
 
 @pytest.mark.parametrize(("flags", "folder"), [

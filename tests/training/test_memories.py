@@ -1,12 +1,15 @@
-"""With which questions the recall of a run's indexes is measured."""
+"""A run's memories: with which questions recall is measured, and those of other files."""
 
 import types
 
 import numpy as np
 import pytest
 
+from rag_jax import overrides
 from rag_jax.config import Config
+from rag_jax.data.prepare import Prepared
 from rag_jax.training import memories
+from rag_jax.training.stages import Job
 
 
 @pytest.mark.parametrize("questions", [5, 256, 1000])
@@ -28,3 +31,33 @@ def test_recall_is_measured_with_a_seeded_sample_of_many_questions(
         assert max(once) > 500, "not the first ones"
     else:
         assert not said and once.tolist() == list(range(questions))
+
+
+@pytest.mark.parametrize(("lexical", "document_encoder", "built"), [
+    (True, "frozen", "words"), (False, "frozen", "w/indexes"), (False, "refresh", "w/run/indexes")])
+def test_a_memory_of_a_file_is_indexed_as_the_run_searches(
+        monkeypatch, tmp_path, lexical, document_encoder, built):
+    config = overrides.replace(Config(), {"train.document_encoder": document_encoder})
+    tables = types.SimpleNamespace(passages=lambda titles, texts: [[1]] * len(texts))
+    prepared = Prepared(None, None, tables, {"own": None}, {}, ())
+    job = Job(config, tmp_path / "w", prepared, None)
+    monkeypatch.setattr(Job, "model", types.SimpleNamespace(lexical=lexical))
+    monkeypatch.setattr("rag_jax.data.prepare.encoder_input", lambda _, a, b, n: [[1]] * len(a))
+    monkeypatch.setattr(memories, "restore_run", lambda *given: ("best", {}))
+    monkeypatch.setattr(memories, "index_words", lambda job: {
+        name: (store, "words", None) for name, store in job.prepared.memories.items()})
+    monkeypatch.setattr(memories, "index_memories", lambda job, params, folder, overwrite=False: {
+        name: (store, str(folder.relative_to(tmp_path)), params)
+        for name, store in job.prepared.memories.items()})
+    file = tmp_path / "p.tsv"
+    file.write_text("id\ttitle\ttext\n7\tPeru\tone two three four five\n")
+
+    def memory():
+        return memories.memory_of_file(job, "run", "warm", "old", str(file), 2)
+
+    store, how, params = memory()
+    assert [store[row].text for row in range(len(store))] == ["one two", "three four", "five"]
+    assert (how, params) == (built, {"frozen": "warm", "refresh": "best"}[document_encoder]
+                             if not lexical else None)
+    file.unlink()
+    assert memory()[0].fingerprint == store.fingerprint, "read once"
