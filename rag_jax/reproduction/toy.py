@@ -19,7 +19,8 @@ SETTINGS = {
     # passage that is nearly always right, and with labels of one token: to learn to spell them
     # first would undo the warm-up. Until it is learnt, a label tells nothing of the passages: a
     # query encoder that trained meanwhile would collapse.
-    "claims": {"data.max_question_length": 40, "eval.labels": LABELS, "eval.metrics": ("fever",),
+    "claims": {"data.max_question_length": 40, "data.max_source_length": 72,
+               "data.length_buckets": 36, "eval.labels": LABELS, "eval.metrics": ("fever",),
                "model.head": "label_token", "train.steps": 1300, "train.eval_every": 1300,
                "train.optimizer.learning_rate": 5e-4, "train.query_encoder_rate": None,
                "retrieval.k": 1, "retriever_warmup.steps": 800},
@@ -44,7 +45,8 @@ REDUCED = {
     "data.retriever_vocab": 400,
     "data.max_question_length": 40,
     "data.max_target_length": 16,
-    "data.length_buckets": 72,
+    "data.max_source_length": 64,
+    "data.length_buckets": 64,
     "model.retriever.width": 32,
     "model.retriever.mlp_width": 32,
     "model.generator.width": 32,
