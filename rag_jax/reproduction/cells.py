@@ -31,8 +31,8 @@ class Cell:
         and index.
       config: of the workdir.
       run: one of config.runs.
-      first: a cell with the same passages, warmed up before, whose memories this one shares, and
-        whose indexes too, unless this one has a retriever of its own.
+      first: a cell with the same passages, warmed up before, whose memories this one shares, all
+        data where they are the same, and indexes, unless this one has a retriever of its own.
       start: a cell whose trained weights this one starts from, as `exported(start)` has them.
       recipe: how to train it by hand.
       questions: further ones, by split.

@@ -31,8 +31,9 @@ OTHER_INPUTS = ("claims", "clues")
 # perfect shows what training it is worth.
 SHORTER = {
     "retriever_warmup.steps": 200,
-    "train.steps": 250,
-    "train.eval_every": 250,
+    "generator_warmup.steps": 800,
+    "train.steps": 200,
+    "train.eval_every": 200,
     "train.optimizer.learning_rate": 1e-3,
 }
 # As a test of the commands: fewer models, nothing is learnt, and the shapes of all tasks are the

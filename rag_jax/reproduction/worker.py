@@ -99,7 +99,8 @@ class Worker:
         """Links what a folder is to share into another one that has none."""
         if not (self.root / first.folder / "indexes").exists():
             self._warmed(first)
-        for name in ("data/memories", *["indexes"] * (not cell.own_retriever)):
+        data = "data" if cell.config.data == first.config.data else "data/memories"
+        for name in (data, *["indexes"] * (not cell.own_retriever)):
             link = self.root / cell.folder / name
             link.parent.mkdir(parents=True, exist_ok=True)
             if not link.exists():

@@ -1,5 +1,6 @@
 """A lab with real models of the smallest size: shared indexes, and weights of another cell."""
 
+import dataclasses
 import pathlib
 
 import pytest
@@ -44,6 +45,13 @@ def test_a_cell_starts_from_the_trained_weights_and_index_of_another(trained):
         assert (worker.root / "later" / name).resolve() == worker.root / "first" / name
     found = read(worker, later, Measurement("dev"))
     assert found.metrics["count"] == len(found.predictions) == later.config.eval.max_examples
+
+
+def test_cells_of_the_same_data_share_all_of_it(trained):
+    worker, first, later = trained
+    config = dataclasses.replace(later.config, data=first.config.data)
+    worker._share(first, dataclasses.replace(later, folder="same", config=config))
+    assert (worker.root / "same" / "data").resolve() == worker.root / "first" / "data"
 
 
 def test_a_lab_notes_what_is_there_and_what_is_not(trained):
