@@ -12,7 +12,8 @@ tokens per second of
     theirs_padded                transformers as its own RagRetriever feeds it: padded to 300 tokens
 
 --json writes {"ratios": theirs_padded / ours, both float32, what users of either wait for;
-"ratios_unpadded": theirs / ours; "ratios_bfloat16": theirs_bfloat16 / ours_bfloat16; "secs"}.
+"ratios_unpadded": theirs / ours; "ratios_bfloat16": theirs_bfloat16 / ours_bfloat16; "secs",
+"tokens_per_sec": of every side; "paper_qa": secs and peak_gib}.
 RAG-Sequence gets two questions, since transformers loops over them. The case paper_qa is the
 paper's QA setting of RAG-Sequence, 50 passages: ours alone, with its peak memory.
 """
@@ -61,13 +62,13 @@ def main() -> None:
         report = compare(folder, [case for case in chosen if case in CASES], options.sides,
                          options.repeats)
         if "paper_qa" in chosen:
-            paper_qa(folder)
+            report["paper_qa"] = paper_qa(folder)
     if options.json:
         pathlib.Path(options.json).write_text(json.dumps(report, indent=1) + "\n", "utf-8")
 
 
 def compare(folder: str, cases: list[str], chosen: list[str], repeats: int) -> dict:
-    report: dict = {"secs": {}, **{name: {} for name in RATIOS}}
+    report: dict = {"secs": {}, "tokens_per_sec": {}, **{name: {} for name in RATIOS}}
     if not cases:
         return report
     sides = {side: subprocess.Popen(
@@ -88,6 +89,7 @@ def compare(folder: str, cases: list[str], chosen: list[str], repeats: int) -> d
         median = {side: statistics.median(times) for side, times in secs.items()}
         report["secs"][case] = median
         tokens = CASES[case][0] * TOKENS
+        report["tokens_per_sec"][case] = {side: tokens / secs for side, secs in median.items()}
         print(case)
         if {"ours", "theirs"} <= set(first):
             same = np.mean([a == b for a, b in zip(
@@ -120,7 +122,7 @@ transformers.RagTokenForGeneration(config).save_pretrained(sys.argv[1])
     subprocess.run([sys.executable, "-c", code, folder], check=True)
 
 
-def paper_qa(folder: str) -> None:
+def paper_qa(folder: str) -> dict:
     done = subprocess.run([sys.executable, __file__, "--side", "ours", "--folder", folder],
                           input="paper_qa\npaper_qa\n", stdout=subprocess.PIPE, text=True,
                           check=True)
@@ -128,6 +130,7 @@ def paper_qa(folder: str) -> None:
     questions, passages, *_ = PAPER_QA
     print(f"paper's QA setting, RAG-Sequence, thorough, greedy: {questions} questions x {passages} "
           f"passages in {found['secs']:.1f} s, peak memory {found['peak_gib']:.2f} GiB")
+    return {"secs": found["secs"], "peak_gib": found["peak_gib"]}
 
 
 def inputs(questions: int, passages: int, vocab: int) -> dict[str, np.ndarray]:

@@ -32,9 +32,7 @@ def start(module: str, workdir: pathlib.Path, *flags: str, processes: int = PROC
                      f"--process_id={i}", f"--heartbeat={heartbeat}"] for i in range(processes)]
         tasks *= processes
     env = {**environment(), "JAX_NUM_CPU_DEVICES": str(8 // processes),
-           "JAX_CPU_COLLECTIVES_IMPLEMENTATION": "gloo",
-           "JAX_COMPILATION_CACHE_DIR": str(workdir.parent / "compiled"),  # for the next job
-           "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.2"}
+           "JAX_CPU_COLLECTIVES_IMPLEMENTATION": "gloo"}
     return [subprocess.Popen(command(module, workdir, *flags, *extra), stdout=subprocess.PIPE,
                              stderr=subprocess.STDOUT, text=True, env=env | task, cwd=ROOT)
             for extra, task in zip(together, tasks, strict=True)]
