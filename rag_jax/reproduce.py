@@ -63,8 +63,7 @@ def main(argv: list[str] | None = None) -> None:
     if options.tally:
         pairwise.write_tally(root / "pairwise", options.tally)
     if not toy:
-        print(scale.recipe(run.missing(names, root, scale),
-                           run.unavailable(names, root, scale)))
+        print(scale.recipe(*run.lacking(names, root, scale)))
     try:
         run.reproduce(names, root, scale, work=toy or options.execute)
     except Preempted as reason:

@@ -10,15 +10,12 @@ from typing import Any
 from rag_jax import hosts
 from rag_jax.answering import Answerer
 from rag_jax.config import Config, ConfigError
-from rag_jax.data.corpora import read_corpus
-from rag_jax.data.prepare import chunked, write_memory
 from rag_jax.data.question_files import Example
 from rag_jax.data.tasks import load_examples
 from rag_jax.retrieval.bm25 import Bm25Index, build_bm25
 from rag_jax.retrieval.index import PassageIndex
-from rag_jax.retrieval.passages import PassageStore
 from rag_jax.training import on_device, stages, workdir
-from rag_jax.training.memories import WORD_INDEXES, index_memories
+from rag_jax.training.memories import WORD_INDEXES, index_memories, job_of_file
 from rag_jax.training.run import be_quiet, open_job
 from rag_jax.types import Answer
 
@@ -113,17 +110,14 @@ def index_passages(config: Config, path: pathlib.Path, passages: pathlib.Path, o
     staging = out.absolute().with_name(out.name + ".passages")
     if hosts.leads():
         shutil.rmtree(staging, ignore_errors=True)
-        write_memory(staging, chunked(read_corpus(passages), config.data.chunk_words),
-                     config, job.prepared.retriever_tokenizer, job.prepared.format)
-    hosts.wait()
-    store = PassageStore.open(staging)
+    job = job_of_file(job, out.name, str(passages), config.data.chunk_words, staging)
     if job.model.lexical:
+        store = job.prepared.memories[out.name]
         index = build_bm25(store, out, overwrite, hosts.leads(), hosts.wait)
     else:
         params, _ = stages.restore_run(job.workdir / (run or config.runs[0]), job.model, job.mesh)
-        prepared = dataclasses.replace(job.prepared, memories={out.name: store})
-        index = index_memories(dataclasses.replace(job, prepared=prepared), params, out.parent,
-                               overwrite, load_examples(queries) if queries else None)[out.name]
+        index = index_memories(job, params, out.parent, overwrite,
+                               load_examples(queries) if queries else None)[out.name]
     if hosts.leads():
         shutil.rmtree(staging)
     return index

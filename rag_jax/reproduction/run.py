@@ -29,7 +29,7 @@ def reproduce(names: Sequence[str], root: pathlib.Path, scale: Scale, work: bool
     jax.config.update("jax_compilation_cache_dir", str(root / "compiled"))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
     worker, folder = Worker(root), None
-    for cell, what in missing(names, root, scale) if work else ():
+    for cell, what in lacking(names, root, scale)[0] if work else ():
         if folder not in (None, cell.folder):
             write_report(root, scale)
         folder = cell.folder
@@ -46,28 +46,20 @@ def write_report(root: pathlib.Path, scale: Scale) -> None:
                    [_head(lab), *found])
 
 
-def missing(names: Sequence[str], root: pathlib.Path, scale: Scale
-            ) -> list[tuple[Cell, Measurement | str]]:
-    """What the named experiments would measure, or explain; folder by folder, run by run."""
-    lab = _asked(names, root, scale)
+def lacking(names: Sequence[str], root: pathlib.Path, scale: Scale
+            ) -> tuple[list[tuple[Cell, Measurement | str]], dict[str, str]]:
+    """What the named experiments would measure, or explain, folder by folder and run by run; and
+    what they cannot measure on the data that there are, with the reason."""
+    lab = Lab(root, scale)
+    for name in names:
+        EXPERIMENTS[name](lab)
     order: dict[str, int] = {}
     for cell, _ in lab.missing:
         order.setdefault(cell.folder, len(order))
     wanted = {(cell.folder, cell.run, what): cell for cell, what in lab.missing}
-    return [(cell, what) for (_, _, what), cell in sorted(
+    missing = [(cell, what) for (_, _, what), cell in sorted(
         wanted.items(), key=lambda item: (order[item[0][0]], item[0][1]))]
-
-
-def unavailable(names: Sequence[str], root: pathlib.Path, scale: Scale) -> dict[str, str]:
-    """What the named experiments lack and cannot measure on the data that there are, and why."""
-    return _asked(names, root, scale).unavailable
-
-
-def _asked(names: Sequence[str], root: pathlib.Path, scale: Scale) -> Lab:
-    lab = Lab(root, scale)
-    for name in names:
-        EXPERIMENTS[name](lab)
-    return lab
+    return missing, lab.unavailable
 
 
 def _head(lab: Lab) -> Section:

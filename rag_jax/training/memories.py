@@ -121,6 +121,27 @@ def memories_of(job: Job, run: str, indexes: Mapping[str, PassageIndex]) -> Mapp
     return index_memories(job, params, job.workdir / run / "indexes", overwrite=True)
 
 
+def job_of_file(job: Job, name: str, passages: str, words: int, folder: pathlib.Path) -> Job:
+    """The job with one memory, NAME: the passages of a file.
+
+    Args:
+      job: of whose data everything else is.
+      passages: whatever `read_corpus` reads.
+      words: the most that a passage may have; longer ones are split. 0 = as they are.
+      folder: of their store, written where there is none.
+    """
+    prepared = job.prepared
+
+    def store() -> PassageStore:
+        if not folder.exists():
+            write_memory(folder, chunked(read_corpus(passages), words), job.config,
+                         prepared.retriever_tokenizer, prepared.format)
+        return PassageStore.open(folder)
+
+    memories = {name: hosts.first(store)}
+    return dataclasses.replace(job, prepared=dataclasses.replace(prepared, memories=memories))
+
+
 def memory_of_file(job: Job, run: str, warm: Any, name: str, passages: str, words: int) -> Memory:
     """A further memory of a run: the passages of a file.
 
@@ -130,15 +151,9 @@ def memory_of_file(job: Job, run: str, warm: Any, name: str, passages: str, word
       job, run: whose memory it is.
       warm: parameters as they were when the run began.
       name: of those passages alone: what is there under it is taken for them.
-      passages: whatever `read_corpus` reads.
-      words: the most that a passage may have; longer ones are split.
+      passages, words: as in `job_of_file`.
     """
-    folder, prepared = job.workdir / "data" / "memories" / name, job.prepared
-    if not folder.exists():
-        write_memory(folder, chunked(read_corpus(passages), words), job.config,
-                     prepared.retriever_tokenizer, prepared.format)
-    job = dataclasses.replace(job, prepared=dataclasses.replace(
-        prepared, memories={name: PassageStore.open(folder)}))
+    job = job_of_file(job, name, passages, words, job.workdir / "data" / "memories" / name)
     if job.model.lexical or job.config.train.document_encoder != "frozen":
         return memories_of(job, run, {})[name]
     return index_memories(job, warm, job.workdir / "indexes")[name]

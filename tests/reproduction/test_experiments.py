@@ -126,10 +126,10 @@ def test_what_has_no_public_test_answers_is_measured_on_dev_and_says_so(lab):
 
 def test_what_the_data_do_not_have_is_said_and_never_asked_for(lab):
     """`missing` would list it for ever, and every --execute open the model again."""
-    assert run.missing(["hot_swap"], lab.root, lab.scale)
+    assert run.lacking(["hot_swap"], lab.root, lab.scale)[0]
     files = OnDisk(**FILES)
-    assert not run.missing(["hot_swap"], lab.root, files)
-    assert len(run.unavailable(["hot_swap"], lab.root, files)) == 8
+    assert not run.lacking(["hot_swap"], lab.root, files)[0]
+    assert len(run.lacking(["hot_swap"], lab.root, files)[1]) == 8
     run.write_report(lab.root, files)
     assert "| nq-0/rag_token/leaders_2016-index_2016 | config.data.passages is one memory" in (
         lab.root / "report.md").read_text("utf-8")
@@ -266,8 +266,8 @@ def test_the_report_names_models_and_commit_and_is_written_whole(lab):
     for heading in ("Table 1", "Table 2", "Table 3", "Table 4", "Table 5", "Table 6", "Figure 2",
                     "Figure 3", "hot-swapping", "FEVER"):
         assert re.search(rf"^## .*{heading}", text, re.M), heading
-    wanted = [(c.folder, c.run, what) for c, what in run.missing(
-        ["table1", "table6", "figure2"], lab.root, lab.scale)]
+    wanted = [(c.folder, c.run, what) for c, what in run.lacking(
+        ["table1", "table6", "figure2"], lab.root, lab.scale)[0]]
     assert ("nq-0", "rag_sequence", Measurement()) in wanted
     assert ("nq-0", "rag_token", Measurement()) not in wanted
     assert ("jeopardy-0", "rag_token", "Peru") in wanted

@@ -92,7 +92,7 @@ def execute(root, data):
 
 
 def wanted(root, data):
-    return {what.name for _, what in run.missing(["hot_swap"], root, Full(root, str(data)))}
+    return {what.name for _, what in run.lacking(["hot_swap"], root, Full(root, str(data)))[0]}
 
 
 def predictions(root, leaders, memory):
@@ -140,7 +140,7 @@ def test_the_hot_swap_runs_by_name_on_the_files_of_the_user(tmp_path, data, caps
     # What was measured stays so when the 13 GB are removed.
     (swap / DUMP).unlink()
     scale = Full(root, str(data))
-    assert not wanted(root, data) and not run.unavailable(["hot_swap"], root, scale)
+    assert not wanted(root, data) and not run.lacking(["hot_swap"], root, scale)[1]
 
 
 def test_what_is_missing_is_said_before_anything_is_trained(tmp_path, data, capsys):
@@ -172,6 +172,6 @@ def test_what_is_missing_is_said_before_anything_is_trained(tmp_path, data, caps
 def test_without_a_data_dir_the_default_is_named(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     scale = Full(tmp_path)
-    why = run.unavailable(["hot_swap"], tmp_path, scale)["nq/rag_token/leaders_2016-index_2018"]
+    why = run.lacking(["hot_swap"], tmp_path, scale)[1]["nq/rag_token/leaders_2016-index_2018"]
     assert f"no file {tmp_path}/rag_jax_data/hot_swap/leaders_2016.jsonl" in why
     assert "--data_dir is not given, so it is ~/rag_jax_data" in why
