@@ -164,6 +164,25 @@ def test_rows_without_any_document_stay_finite(kind):
         assert not np.asarray(posterior)[1:].any(), "no document, no posterior"
 
 
+@pytest.mark.parametrize("documents", [1, 3])
+def test_the_mixture_of_distributions_is_that_of_float64(documents):
+    """Also where every p(. | z) is too small for float32, and where a document has no weight."""
+    rng = np.random.default_rng(0)
+    weights = naive.log_softmax(rng.normal(size=(2, 4, documents)))
+    log_p = rng.normal(size=(2, documents, 4, 6)) * 3
+    log_p[0] -= 400
+    expected = np.logaddexp.reduce(weights.transpose(0, 2, 1)[..., None] + log_p, axis=1)
+    found = marginal.mixture(jnp.float32(weights), jnp.float32(log_p))
+    np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-5)
+    if documents > 1:
+        weights[..., 0] = MASKED
+        expected = np.logaddexp.reduce(weights.transpose(0, 2, 1)[..., None] + log_p, axis=1)
+        found = marginal.mixture(jnp.float32(weights), jnp.float32(log_p))
+        np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-5)
+        assert (marginal.mixture(jnp.full((2, 4, documents), MASKED), jnp.float32(log_p))
+                < MASKED / 2).all()
+
+
 def test_prior_is_a_masked_float64_softmax_at_any_scale():
     rng = np.random.default_rng(0)
     present = np.array([[True, True, True, False], [True, False, False, False]])

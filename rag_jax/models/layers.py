@@ -18,10 +18,20 @@ from rag_jax.parallel import constrain
 MASKED = -1e30  # finite stand-in for log 0: exp(MASKED) is exactly 0 and gradients stay finite
 
 embedding_init = nn.initializers.normal(stddev=0.02)
-ACTIVATIONS: dict[str, Callable] = {
-    "gelu": lambda x: jax.nn.gelu(x, approximate=False),
-    "relu": jax.nn.relu,
-}
+
+
+def gelu(x: jax.Array) -> jax.Array:
+    """x Phi(x) exactly, not the tanh approximation.
+
+    By erf in float32, as torch does: XLA's CPU backend takes 2.4 times as long for erfc, by which
+    jax.nn.gelu keeps the precision of narrower numbers.
+    """
+    if x.dtype != jnp.float32:
+        return jax.nn.gelu(x, approximate=False)
+    return 0.5 * x * (1 + jax.lax.erf(x * 0.5**0.5))
+
+
+ACTIVATIONS: dict[str, Callable] = {"gelu": gelu, "relu": jax.nn.relu}
 
 
 def sinusoids(key: jax.Array, shape: tuple[int, int], dtype: Any = jnp.float32) -> jax.Array:
