@@ -118,7 +118,7 @@ def _middle(word: str) -> list[str]:
 
 # --- Penn Treebank ------------------------------------------------------------------------------
 
-_ABBREVIATIONS = "|".join("""
+_ABBREVIATIONS = "|".join(r"""
     mr mrs ms messrs mmes drs? prof rev hon gov sen reps? gen lt col cpt capt maj sgt adm cmdr sr
     jr ph\.d bros? corp inc ltd cos? assn vs etc ave blvd rd ste? mt ft est dept jan feb mar apr
     jun jul aug sept? oct nov dec tues? wed thurs? fri ala ariz ark calif colo conn del fla ga ill
