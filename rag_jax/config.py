@@ -339,8 +339,8 @@ class EvalConfig:
     kilt_pages: Literal["title", "id"] = field(
         "title", "metrics=kilt: pages are the same that have the same title; or Wikipedia's id, "
         "where passages are called ID, or ID.N after their division into chunks")
-    memory_mib: int = field(4096, "budget of the decoder's arrays; groups of questions and "
-                            "candidates are made to fit; 0 = all at once", at_least=0)
+    memory_mib: int = field(4096, "budget of the decoder's arrays on a device; groups of questions "
+                            "and candidates are made to fit; 0 = all at once", at_least=0)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -144,6 +144,14 @@ def constrain(x: jax.Array, *axes: str | None, name: str) -> jax.Array:
     return jax.lax.with_sharding_constraint(x, NamedSharding(mesh, wanted))
 
 
+def row_parts(x: jax.Array) -> int:
+    """Over how many parts of its mesh a batch inside a jitted function can be split: 1 where there
+    is no mesh of several devices, or one that does not divide the rows."""
+    mesh = jax.typeof(x).sharding.mesh
+    parts = batch_shards(mesh) if mesh.size > 1 else 1
+    return 1 if x.shape[0] % parts else parts
+
+
 def replicated(mesh: Mesh) -> NamedSharding:
     return NamedSharding(mesh, PartitionSpec())
 

@@ -22,7 +22,7 @@ ALLOWED = {
     "countries": {"data", "retrieval"},  # world.py makes Examples and Passages
     "models": {"config", "types", "marginal", "parallel"},
     "marginal": {"models"},
-    "decoding": {"config", "types", "marginal", "models"},
+    "decoding": {"config", "types", "marginal", "models", "parallel"},
     "parallel": {"config"},
     "data": {"config", "types", "files", "retrieval", "countries", "metrics"},
     "answering": {"hosts", "config", "types", "models", "decoding", "data", "retrieval",

@@ -5,6 +5,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from rag_jax import parallel
 from rag_jax.decoding import classify, documents, mixture, sampling, sequence
 from rag_jax.decoding.memory import questions_at_once
 from rag_jax.decoding.results import Decoded
@@ -57,7 +58,8 @@ def decode_by(model: rag.RagModel, settings: Decoding, params: Params, batch: Ba
             return sequence.decode(model, params, read, settings)
         return mixture.decode(model, params, read, settings)
 
-    at_once = questions_at_once(model, settings, questions, passages, source)
+    parts = parallel.row_parts(batch.source_ids)
+    at_once = parts * questions_at_once(model, settings, questions // parts, passages, source)
     if at_once == questions:
         return run((batch, key))
     # Each group takes questions from all over the batch: where the batch is split over devices,

@@ -5,6 +5,7 @@ import functools
 import jax
 import jax.numpy as jnp
 
+from rag_jax import parallel
 from rag_jax.decoding import documents as documents_module
 from rag_jax.decoding.documents import Documents
 from rag_jax.decoding.memory import candidates_at_once
@@ -35,7 +36,8 @@ def score_pairs(model: rag.RagModel, params: Params, documents: Documents, candi
     questions, passages, count = needed.shape
     rows, source = documents.mask.shape
     length = candidates.shape[-1]
-    group = candidates_at_once(model, memory_mib, rows, count, length, source)
+    on_a_device = rows // parallel.row_parts(documents.log_prior)
+    group = candidates_at_once(model, memory_mib, on_a_device, count, length, source)
     order = jnp.argsort(~needed, axis=2, stable=True)  # [B, K, N], needed ones first
     most = needed.sum(axis=2).max()
     longest = jnp.where(needed.any(axis=1), mask.sum(axis=2), 0).max()

@@ -38,7 +38,7 @@ class Decoding:
       labels: token sequences that are all the answers there are (classification): as in training's
         targets, one output token each, or whole strings with </s>. Nothing is searched then. A
         classifier's labels are the names of its classes, in their order.
-      memory_mib: budget for the decoder's arrays on all devices together; questions, and
+      memory_mib: budget for the decoder's arrays on every device; questions, and
         candidates of the thorough strategy, are worked off in groups that fit. 0 = all at once.
     """
 

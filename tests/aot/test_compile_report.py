@@ -87,6 +87,17 @@ def test_only_parameters_and_gradients_travel(report):
         assert ("all-gather", (D, F)) in found, "fsdp gathers a layer's parameters"
 
 
+def test_groups_of_questions_stay_split_over_the_devices():
+    """A budget of one question a device: states stay where they are, parameters are gathered."""
+    (program,) = small_programs(
+        ["decode"], "--config.runs=rag_sequence", "--config.eval.strategy=thorough",
+        "--config.eval.batch_size=24", "--config.eval.memory_mib=1")
+    found = measure(program, 8, {"xla_backend_optimization_level": 0}).collectives
+    assert any(one.times == 3 for one in found), "three groups of eight questions"
+    summed = [one.shape for one in found if one.kind == "all-reduce"]
+    assert not [shape for shape in summed if re.search(rf"\b({D}|{F}|{S}|{V})\b", shape)]
+
+
 def test_operations_are_those_of_the_model(report):
     """By hand, forward: 3 encoder layers of 4 D D + 2 D F, and so on; backward is twice that."""
     rows, encoder = B * K, 3 * (4 * D * D + 2 * D * F)

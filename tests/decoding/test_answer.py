@@ -30,6 +30,8 @@ from enumerated import (
 )
 from enumerated import model as small
 
+from rag_jax import parallel
+from rag_jax.config import MeshConfig
 from rag_jax.decoding.answer import decode, decode_by
 from rag_jax.decoding.settings import Decoding
 from rag_jax.models import rag
@@ -222,6 +224,26 @@ def test_the_memory_budget_changes_no_result(kind, strategy, monkeypatch):
     settings = Decoding(**settings, num_beams=3, num_return_sequences=3, max_length=LONGEST)
     found = jax.device_get(tiny.jit(functools.partial(decode_by, small(kind), settings))(
         params(), BATCH, key))
+    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind, strategy", WAYS)
+def test_devices_change_no_result(kind, strategy, monkeypatch):
+    """Layers and their parameters split over four; each pair has three questions, one at a time."""
+    from rag_jax.decoding import answer
+
+    expected = run(params(), BATCH, kind, 3, strategy=strategy)
+    mesh, model = parallel.make_mesh(MeshConfig(1, 2, 2), jax.devices()[:4]), small(kind)
+    boxed = jax.eval_shape(model.init, jax.random.key(0))
+    shardings = parallel.param_shardings({tower: boxed[tower] for tower in params()}, mesh)
+    asked, count = [], answer.questions_at_once
+    monkeypatch.setattr(answer, "questions_at_once",
+                        lambda *given: asked.append((given[2], count(*given))) or 1)
+    settings = Decoding(strategy=strategy, num_beams=3, num_return_sequences=3, max_length=LONGEST)
+    found = jax.device_get(tiny.jit(functools.partial(decode_by, model, settings))(
+        jax.device_put(params(), shardings), parallel.put_batch(BATCH, mesh), None))
+    assert asked == [(QUESTIONS // 2, QUESTIONS // 2)], "the budget is that of a device"
     for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
 
