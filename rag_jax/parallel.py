@@ -152,6 +152,26 @@ def row_parts(x: jax.Array) -> int:
     return 1 if x.shape[0] % parts else parts
 
 
+def gathered(params: Any, boxed: Any) -> Any:
+    """Parameters inside a jitted function, whole over fsdp: gathered once for all that follows.
+
+    Left alone, the compiler gathers them at every turn of a loop. What `model` splits stays split.
+
+    Args:
+      boxed: the same tree with logical axis names.
+    """
+
+    def one(path: Any, leaf: jax.Array, box: nn.LogicallyPartitioned) -> jax.Array:
+        mesh = jax.typeof(leaf).sharding.mesh
+        if mesh.size <= 1:
+            return leaf
+        axes = [axis if "fsdp" not in RULES[axis] and size % _shards(mesh, RULES[axis]) == 0
+                else None for axis, size in zip(box.names, leaf.shape, strict=True)]
+        return constrain(leaf, *axes, name=jax.tree_util.keystr(path))
+
+    return jax.tree_util.tree_map_with_path(one, params, boxed)
+
+
 def replicated(mesh: Mesh) -> NamedSharding:
     return NamedSharding(mesh, PartitionSpec())
 

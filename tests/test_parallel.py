@@ -114,6 +114,24 @@ def test_dimensions_that_do_not_divide_are_replicated():
     assert parallel.undivided(abstract(MODEL), mesh) == []
 
 
+@pytest.mark.parametrize("vocab", [38, 37])
+def test_gathered_parameters_are_whole_over_fsdp_and_split_over_model(vocab):
+    mesh = parallel.make_mesh(MeshConfig(2, 2, 2))
+    model = tiny.rag_model(generator={"vocab_size": vocab})
+    boxed, params = abstract(model), tiny.rag_params(model)
+    placed = jax.device_put(params, parallel.param_shardings(boxed, mesh))
+    found = tiny.jit(lambda params: parallel.gathered(params, boxed))(placed)
+    for x, given in zip(jax.tree.leaves(found), jax.tree.leaves(params), strict=True):
+        assert "fsdp" not in str(x.sharding.spec)
+        np.testing.assert_array_equal(x, given)
+    kernel = found["generator"]["encoder"]["layer_0"]["mlp"]["wi"]["kernel"]
+    assert kernel.sharding.shard_shape(kernel.shape) == (16, 16)
+    table = found["generator"]["embedding"]
+    assert table.sharding.shard_shape(table.shape) == ((19, 16) if vocab == 38 else (37, 16))
+    alone = jax.jit(lambda params: parallel.gathered(params, boxed))(params)
+    assert all(x.sharding.is_fully_replicated for x in jax.tree.leaves(alone))
+
+
 def test_batches_that_cannot_be_split_are_errors():
     mesh = parallel.make_mesh(MeshConfig(2, 2, 2))
     with pytest.raises(ConfigError, match="3 rows cannot be split over 4 devices"):

@@ -43,7 +43,9 @@ def decode_by(model: rag.RagModel, settings: Decoding, params: Params, batch: Ba
     if key is not None and key.ndim == 0:
         key = jax.vmap(jax.random.fold_in, (None, 0))(key, jnp.arange(questions))
 
-    params = {**params, "generator": _in_dtype(params["generator"], model.generator.dtype)}
+    boxed = jax.eval_shape(lambda: model.init(jax.random.key(0), ("generator",)))["generator"]
+    generator = parallel.gathered(_in_dtype(params["generator"], model.generator.dtype), boxed)
+    params = {**params, "generator": generator}
 
     def run(rows: tuple[Batch, jax.Array | None]) -> Decoded:
         batch, keys = rows
