@@ -181,7 +181,8 @@ class Module:
             parameters = self._parameters(callee)
             read = sum(size if self._passes(callee, parameters[place])
                        else min(size, self._read(callee, parameters[place]))
-                       for place, size in enumerate(given))
+                       for place, size in enumerate(given)
+                       if not self._hands_on(callee, parameters[place]))
             return read + self._written(callee, one)
         if one.opcode in ("dynamic-slice", "gather", "slice"):
             return 2 * _size(one.result, False)
@@ -214,6 +215,14 @@ class Module:
                 return math.inf
         return total
 
+    def _hands_on(self, computation: str, name: str) -> bool:
+        """Whether a fusion of several results does nothing with this value: it is one of them, or
+        what a collective sends that runs beside the fusion and has counted where it started."""
+        users = self._users[computation].get(name, ())
+        several = self.computations[computation][self.roots[computation]]
+        return several.opcode == "tuple" and bool(users) and all(
+            user is several or user.opcode in KINDS for user in users)
+
     def _passes(self, computation: str, name: str) -> bool:
         """Whether a fusion's result is this value, laid out otherwise at most."""
         return name == self.roots[computation] or any(
@@ -221,11 +230,15 @@ class Module:
             for user in self._users[computation].get(name, ()))
 
     def _written(self, computation: str, fusion: _Instruction) -> int:
-        """Bytes that a fusion writes: of an array updated in place, the update."""
+        """Bytes that a fusion writes: of an array updated in place, the update; nothing of what it
+        hands on."""
         total, body = _size(fusion.result, False), self.computations[computation]
         root = body[self.roots[computation]]
         for name in root.operands if root.opcode == "tuple" else (root.name,):
             one = body[name]
+            if root.opcode == "tuple" and one.opcode in ("parameter", *KINDS):
+                total -= _size(one.result, False)  # see _hands_on
+                continue
             while one.opcode in _ALIASES:
                 one = body[one.operands[0]]
             if one.opcode == "dynamic-update-slice":

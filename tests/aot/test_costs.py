@@ -112,6 +112,15 @@ TPU = """HloModule jit_step, is_scheduled=true
   ROOT %again = bf16[64,128]{1,0} all-gather(%given), channel_id=1, replica_groups=mesh['a'=1,'b'=8] {'b'}, dimensions={0}
 }
 
+%beside (work: bf16[8,128], part: bf16[8,128], room: bf16[64,128]) -> (bf16[8,128], bf16[8,128], bf16[64,128], bf16[64,128]) {
+  %work = bf16[8,128]{1,0:T(8,128)(2,1)} parameter(0)
+  %part = bf16[8,128]{1,0:T(8,128)(2,1)} parameter(1)
+  %room = bf16[64,128]{1,0:T(8,128)(2,1)} parameter(2)
+  %arriving = bf16[64,128]{1,0} all-gather(%part), channel_id=1, dimensions={0}
+  %twice = bf16[8,128]{1,0} add(%work, %work)
+  ROOT %handed = (bf16[8,128]{1,0}, bf16[8,128]{1,0}, bf16[64,128]{1,0}, bf16[64,128]{1,0}) tuple(%twice, %part, %room, %arriving)
+}
+
 %other_tiles (table: bf16[12,128,128]) -> bf16[12,128,128] {
   %table = bf16[12,128,128]{2,1,0:T(8,128)(2,1)} parameter(0)
   ROOT %moved = bf16[12,128,128]{2,1,0:T(16,128)(2,1)} copy(%table)
@@ -148,6 +157,8 @@ ENTRY %main (p: bf16[8,128]) -> bf16[8,128] {
   %p = bf16[8,128]{1,0:T(8,128)(2,1)} parameter(0)
   %loop = (s32[], bf16[8,128]{1,0}, bf16[12,128,128]{2,1,0}) while(%p), condition=%condition, body=%body
   %sum = bf16[8,128]{1,0} all-reduce(%p), channel_id=2, to_apply=%condition
+  %place = bf16[64,128]{1,0:T(8,128)(2,1)} get-tuple-element(%loop), index=2
+  %overlap = (bf16[8,128]{1,0}, bf16[8,128]{1,0}, bf16[64,128]{1,0}, bf16[64,128]{1,0}) fusion(%sum, %p, %place), kind=kCustom, calls=%beside
   ROOT %result = bf16[8,128]{1,0} get-tuple-element(%loop), index=1
 }
 """  # noqa: E501
@@ -155,11 +166,13 @@ ENTRY %main (p: bf16[8,128]) -> bf16[8,128] {
 
 def test_the_text_of_tpu_programs():
     """Tiled layouts, memory beside HBM, a layer of a stack, a loop's length by its condition, and a
-    collective that is written down twice, once in a fusion that runs beside it."""
+    collective that is written down thrice: in two fusions that run beside it, of which one hands on
+    what it sends and what arrives."""
     module = costs.Module(TPU)
     assert module.collectives() == [
         costs.Collective("all-gather", "bf16[64,128]", 12, 12 * 2 * 64 * 128),
         costs.Collective("all-reduce", "bf16[8,128]", 1, 2 * 8 * 128)]
     small = 2 * 8 * 128
     layer = 2 * 128 * 128
-    assert module.accessed() == 12 * (small + small + 8 * small + layer) + 2 * small
+    overlap = small + small  # of %twice
+    assert module.accessed() == 12 * (small + small + 8 * small + layer) + 2 * small + overlap
