@@ -30,7 +30,8 @@ def batch_of(rows=ROWS):
     return batch._replace(weight=np.float32([1, 1, 1, 0, 1, 0, 0, 1])[:rows])
 
 
-@functools.partial(tiny.jit, static_argnames="pieces")
+# Compiled as in training: with less effort, 2 rows and 8 are rounded further apart than allowed.
+@functools.partial(jax.jit, static_argnames="pieces")
 def gradients(params, batch, pieces):
     """Of the mean loss, with respect to query encoder and generator."""
     frozen = {"document_encoder": params["document_encoder"]}
@@ -38,38 +39,12 @@ def gradients(params, batch, pieces):
     return step.accumulated_gradients(SMOOTHED, trained, frozen, batch, None, pieces)
 
 
-def mean_of(parts):
-    """The mean over questions of (gradient, number of questions), in float64."""
-    count = sum(size for _, size in parts)
-    return jax.tree.map(lambda *leaves: sum(
-        np.float64(leaf) * size for leaf, (_, size) in zip(leaves, parts, strict=True)) / count,
-        *(grads for grads, _ in parts))
-
-
 def test_accumulation_is_one_big_batch(params):
-    """Micro-batches of unequal weight: of 2 rows, two, one, one and one are real.
-
-    Products of 2 rows and of 8 are rounded differently. So four pieces are compared with each of
-    them alone, one batch with itself when only a piece of it counts, and both as norms.
-    """
-    batch = batch_of()
-    grads, metrics = gradients(params, batch, 1)
-    split_grads, split_metrics = gradients(params, batch, 4)
+    """Micro-batches of unequal weight: of 2 rows, two, one, one and one are real."""
+    grads, metrics = gradients(params, batch_of(), 1)
+    split_grads, split_metrics = gradients(params, batch_of(), 4)
     tiny.assert_trees_close(split_metrics, metrics, rtol=1e-5)
-    alone, within = [], []
-    for rows in (slice(begin, begin + 2) for begin in range(0, ROWS, 2)):
-        piece = jax.tree.map(lambda leaf, rows=rows: leaf[rows], batch)
-        only = np.zeros_like(batch.weight)
-        only[rows] = batch.weight[rows]
-        size = only.sum()
-        alone.append((gradients(params, piece, 1)[0], size))
-        within.append((gradients(params, batch._replace(weight=only), 1)[0], size))
-    tiny.assert_trees_close(split_grads, mean_of(alone), rtol=1e-5, atol=1e-6)
-    tiny.assert_trees_close(grads, mean_of(within), rtol=1e-5, atol=1e-6)
-    for (path, leaf), other in zip(jax.tree_util.tree_leaves_with_path(grads),
-                                   jax.tree.leaves(split_grads), strict=True):
-        if (size := np.linalg.norm(leaf)) > 1e-6:  # a smaller one is nothing but rounding
-            assert np.linalg.norm(leaf - other) <= 1e-5 * size, jax.tree_util.keystr(path)
+    tiny.assert_trees_close(split_grads, grads, rtol=1e-5, atol=1e-6)
 
 
 def test_metrics_are_means_over_real_rows(params):
