@@ -147,9 +147,13 @@ def constrain(x: jax.Array, *axes: str | None, name: str) -> jax.Array:
 def row_parts(x: jax.Array) -> int:
     """Over how many parts of its mesh a batch inside a jitted function can be split: 1 where there
     is no mesh of several devices, or one that does not divide the rows."""
-    mesh = jax.typeof(x).sharding.mesh
-    parts = batch_shards(mesh) if mesh.size > 1 else 1
+    parts = _parts(x)
     return 1 if x.shape[0] % parts else parts
+
+
+def _parts(x: jax.Array) -> int:
+    mesh = jax.typeof(x).sharding.mesh
+    return batch_shards(mesh) if mesh.size > 1 else 1
 
 
 def gathered(params: Any, boxed: Any) -> Any:
@@ -261,8 +265,7 @@ def micro_batches(batch: Any, pieces: int) -> Any:
     """
 
     def split(x: jax.Array) -> jax.Array:
-        mesh = jax.typeof(x).sharding.mesh
-        parts = batch_shards(mesh) if mesh.size > 1 else 1
+        parts = _parts(x)
         if x.shape[0] % (pieces * parts):
             raise ConfigError(f"a batch of {x.shape[0]} rows cannot be split into {pieces} "
                               f"micro-batches over {parts} devices each: make batch_size a "

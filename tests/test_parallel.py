@@ -292,11 +292,11 @@ def without_gradient(gradients):
 
 
 def assert_same_step(found, expected):
-    """Metrics, gradients and what the default optimiser makes of them to 1e-5 of every leaf's norm,
-    parameters that `one_step` updated entry by entry.
+    """Metrics, gradients, Adam's first moments and what the default optimiser makes of them to 1e-5
+    of every leaf's norm, parameters that `one_step` updated entry by entry.
 
     Returns:
-      The largest difference of metrics, of gradients and of the default optimiser's parameters.
+      The largest difference of each of the first four.
     """
     (before, after, metrics), (one_before, one_after, one_metrics) = found, expected
     tiny.assert_trees_close(before, one_before, rtol=1e-6)
@@ -305,9 +305,10 @@ def assert_same_step(found, expected):
     zero = without_gradient(one_gradients)
     assert zero == without_gradient(gradients) and len(zero) < 10
     largest = []
+    moments = (optax.tree_utils.tree_get(state.opt_state, "mu") for state in (after, one_after))
     updated = updated_by_default(before, after), updated_by_default(one_before, one_after)
     for one, other, left_out in ((metrics, one_metrics, ()), (gradients, one_gradients, zero),
-                                 (*updated, zero)):
+                                 (*moments, zero), (*updated, zero)):
         differ = differences(one, other, left_out)
         largest.append(max(differ.values()))
         assert largest[-1] <= 1e-5, {name: d for name, d in differ.items() if d > 1e-5}
@@ -345,8 +346,8 @@ def test_eight_devices_compute_what_one_computes(on_one_device, sizes):
     """Every kind, DPR and denoising; the optimiser's state lies as the parameters."""
     before, after, metrics = one_step(MODEL, EVERY_LOSS, every_batch(), sizes)
     largest = assert_same_step((before, after, metrics), on_one_device)
-    print("mesh {} x {} x {}: losses {:.1e}, gradients {:.1e}, parameters {:.1e}".format(
-        *sizes, *largest))
+    print("mesh {} x {} x {}: losses {:.1e}, gradients {:.1e}, moments {:.1e}, parameters {:.1e}"
+          .format(*sizes, *largest))
     embedding = after.params["generator"]["embedding"]
     assert len(embedding.sharding.device_set) == 8
     assert embedding.sharding.shard_shape(embedding.shape) == (38 // sizes[2], 16 // sizes[1])

@@ -181,8 +181,7 @@ class Module:
             parameters = self._parameters(callee)
             read = sum(size if self._passes(callee, parameters[place])
                        else min(size, self._read(callee, parameters[place]))
-                       for place, size in enumerate(given)
-                       if not self._hands_on(callee, parameters[place]))
+                       for place, size in enumerate(given))
             return read + self._written(callee, one)
         if one.opcode in ("dynamic-slice", "gather", "slice"):
             return 2 * _size(one.result, False)
@@ -197,9 +196,17 @@ class Module:
         return [name for _, name in sorted(numbered)]
 
     def _read(self, computation: str, name: str) -> float:
-        """How many bytes of a value the instructions of a fusion use; inf = all of it."""
-        total = 0.0
+        """How many bytes of a value the instructions of a fusion use; inf = all of it.
+
+        A fusion of several results may have the value among them, or a collective that runs beside
+        it and has counted where it started: both leave the value where it is.
+        """
+        total, body = 0.0, self.computations[computation]
+        root = body[self.roots[computation]]
+        untouched = root.opcode == "tuple" and body[name].opcode == "parameter"
         for user in self._users[computation].get(name, ()):
+            if untouched and (user is root or user.opcode in KINDS):
+                continue
             if user.opcode in ("dynamic-slice", "gather", "slice") and name == user.operands[0]:
                 total += _size(user.result)
             elif user.opcode in _ALIASES:
@@ -215,14 +222,6 @@ class Module:
                 return math.inf
         return total
 
-    def _hands_on(self, computation: str, name: str) -> bool:
-        """Whether a fusion of several results does nothing with this value: it is one of them, or
-        what a collective sends that runs beside the fusion and has counted where it started."""
-        users = self._users[computation].get(name, ())
-        several = self.computations[computation][self.roots[computation]]
-        return several.opcode == "tuple" and bool(users) and all(
-            user is several or user.opcode in KINDS for user in users)
-
     def _passes(self, computation: str, name: str) -> bool:
         """Whether a fusion's result is this value, laid out otherwise at most."""
         return name == self.roots[computation] or any(
@@ -237,7 +236,7 @@ class Module:
         for name in root.operands if root.opcode == "tuple" else (root.name,):
             one = body[name]
             if root.opcode == "tuple" and one.opcode in ("parameter", *KINDS):
-                total -= _size(one.result, False)  # see _hands_on
+                total -= _size(one.result, False)  # as in _read
                 continue
             while one.opcode in _ALIASES:
                 one = body[one.operands[0]]
