@@ -3,13 +3,15 @@
 import dataclasses
 from typing import Any, Literal
 
+from rag_jax.errors import UserError
+
 Dtype = Literal["float32", "bfloat16"]
 Remat = Literal["none", "dots", "full"]
 PositionInit = Literal["normal", "sinusoidal"]
 MetricFamily = Literal["qa", "regex", "ms_marco", "jeopardy", "fever", "kilt"]
 
 
-class ConfigError(ValueError):
+class ConfigError(UserError, ValueError):
     """A field, file or combination that cannot be run; the message names it and the remedy."""
 
 

@@ -1,21 +1,227 @@
-"""Writing files so that an interruption leaves the old content or the new, never a part."""
+"""Every write, rename and removal: an interruption leaves the old content or the new, never a part.
+
+A file is written under a name of its own beside its place. A folder is made inside a working folder
+
+    .NAME.rag_jax-...          beside NAME; its name is nobody's but ours
+      rag_jax-working.json     the mark: without it nothing is removed, renamed or written into
+      content/                 becomes NAME when it is whole
+
+and all of it is on the disk before it is renamed.
+"""
 
 import contextlib
+import json
+import os
 import pathlib
+import re
+import secrets
+import shutil
+import socket
+import time
 from collections.abc import Iterator
-from typing import TextIO
+from typing import IO, Any
+
+from rag_jax.errors import UserError
+
+MARK = "rag_jax-working.json"
+_HOST = re.sub(r"[^A-Za-z0-9]", "", socket.gethostname()) or "host"
+_OWNED = re.compile(r"\..+\.rag_jax-(?P<host>[A-Za-z0-9]+)-(?P<pid>\d+)-(?P<random>[0-9a-f]{8})")
+_LOST_AFTER_SECS = 24 * 3600  # what another host has not touched for so long, it will not finish
+_alive: set[str] = set()  # names that this process is writing now
+
+
+class FolderError(UserError, OSError):
+    """A folder is in the way, or is none of ours."""
 
 
 @contextlib.contextmanager
-def replaced(path: pathlib.Path) -> Iterator[TextIO]:
-    """A UTF-8 file to write; it takes the name `path` when the body ends without an error."""
-    temporary = path.with_name(path.name + ".tmp")
-    with temporary.open("w", encoding="utf-8") as file:
-        yield file
-    temporary.replace(path)
+def replaced(path: pathlib.Path, mode: str = "w") -> Iterator[IO]:
+    """A file to write ("w" = UTF-8, "wb" = bytes); it takes the name `path` when the body ends
+    without an error, and is on the disk then."""
+    temporary = _own_name(path)
+    try:
+        with temporary.open(mode, encoding=None if "b" in mode else "utf-8") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+        sync_folder(path.parent)
+    finally:
+        temporary.unlink(missing_ok=True)
+        _alive.discard(temporary.name)
 
 
 def write_text(path: pathlib.Path, text: str) -> None:
     """Replaces `path` by `text` as a whole."""
     with replaced(path) as file:
         file.write(text)
+
+
+def write_bytes(path: pathlib.Path, content: bytes) -> None:
+    """Replaces `path` by `content` as a whole."""
+    with replaced(path, "wb") as file:
+        file.write(content)
+
+
+def write_json(path: pathlib.Path, content: Any) -> None:
+    """Replaces `path` by `content` as indented JSON."""
+    write_text(path, json.dumps(content, indent=1) + "\n")
+
+
+def begin_folder(path: pathlib.Path, key: str | None = None) -> pathlib.Path:
+    """An empty folder to fill, which `publish_folder` will move to `path`.
+
+    Args:
+      path: what is to be made; its parents are made.
+      key: names what it is made from. With the key of an earlier call for the same path, the
+        folder is the one of then, with what is in it. None = a new one for this process alone.
+
+    Raises:
+      FolderError: the working folder's name is taken by a folder without our mark.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if key is None:
+        folder = _own_name(path)
+    else:
+        folder = path.with_name(f".{path.name}.rag_jax-work")
+    if folder.exists() and (_key(folder) != key or not _is_ours(folder)):
+        _remove(folder)
+    folder.mkdir(exist_ok=True)
+    if not (folder / MARK).exists():
+        (folder / MARK).write_text(json.dumps({"key": key, "host": _HOST, "pid": os.getpid()}),
+                                   "utf-8")
+    (folder / "content").mkdir(exist_ok=True)
+    return folder / "content"
+
+
+def publish_folder(content: pathlib.Path, path: pathlib.Path) -> None:
+    """Moves what `begin_folder` gave to its place, and waits until the disk holds all of it.
+
+    Raises:
+      FolderError: something but an empty folder is at `path`; the content stays where it is.
+    """
+    sync_tree(content)
+    if path.is_dir() and not path.is_symlink() and not any(path.iterdir()):
+        path.rmdir()
+    if os.path.lexists(path):
+        raise FolderError(f"{path}: already exists; remove it first, or choose another path")
+    os.rename(content, path)
+    sync_folder(path.parent)
+    discard_folder(content)
+
+
+def discard_folder(content: pathlib.Path) -> None:
+    """Removes the working folder that holds `content`, and all in it."""
+    _remove(content.parent)
+
+
+@contextlib.contextmanager
+def new_folder(path: pathlib.Path) -> Iterator[pathlib.Path]:
+    """A folder to fill; it takes the name `path` when the body ends without an error.
+
+    Raises:
+      FolderError: as `publish_folder`.
+    """
+    content = begin_folder(path)
+    try:
+        yield content
+        publish_folder(content, path)
+    finally:
+        if content.parent.exists():
+            discard_folder(content)
+
+
+def remove_leftovers(folder: pathlib.Path) -> list[str]:
+    """Removes what killed processes were writing in this folder (not in folders below it).
+
+    Working folders that have a key are kept while they hold content: the next build goes on.
+
+    Returns:
+      The names of what was removed.
+    """
+    removed = []
+    for path in folder.iterdir() if folder.is_dir() else ():
+        owner = _OWNED.fullmatch(path.name)
+        if path.is_symlink():
+            continue
+        if owner is not None and not _is_alive(path, owner):
+            if not path.is_dir():
+                path.unlink(missing_ok=True)
+            elif _is_ours(path):
+                _remove(path)
+            else:
+                continue
+        elif path.name.endswith(".rag_jax-work") and _is_ours(path) and not any(
+                path.glob("content")):
+            _remove(path)
+        else:
+            continue
+        removed.append(path.name)
+    return removed
+
+
+def sync_tree(folder: pathlib.Path) -> None:
+    """Waits until all files and names under a folder are on the disk."""
+    for parent, _, names in os.walk(folder):
+        for name in names:
+            with open(os.path.join(parent, name), "rb") as file:
+                os.fsync(file.fileno())
+        sync_folder(pathlib.Path(parent))
+
+
+def sync_folder(folder: pathlib.Path) -> None:
+    """Waits until the names in a folder are on the disk (POSIX; elsewhere it does nothing)."""
+    if os.name != "posix":
+        return
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _own_name(path: pathlib.Path) -> pathlib.Path:
+    own = path.with_name(
+        f".{path.name[:100]}.rag_jax-{_HOST}-{os.getpid()}-{secrets.token_hex(4)}")
+    _alive.add(own.name)
+    return own
+
+
+def _is_alive(path: pathlib.Path, owner: re.Match) -> bool:
+    """Whether the process that writes `path` may still be there."""
+    if owner["host"] == _HOST and os.name == "posix":
+        pid = int(owner["pid"])
+        if pid == os.getpid():  # in containers, processes of one number follow each other
+            return path.name in _alive
+        try:
+            os.kill(pid, 0)
+        except ProcessLookupError:
+            return False
+        except PermissionError:
+            return True
+        return True
+    return time.time() - path.stat().st_mtime < _LOST_AFTER_SECS
+
+
+def _is_ours(folder: pathlib.Path) -> bool:
+    """Whether a working folder has our mark, or nothing in it yet."""
+    return (folder / MARK).is_file() or folder.is_dir() and not any(folder.iterdir())
+
+
+def _key(folder: pathlib.Path) -> str | None:
+    try:
+        return json.loads((folder / MARK).read_text("utf-8"))["key"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _remove(folder: pathlib.Path) -> None:
+    """Removes a working folder; the mark goes last, so that a kill leaves what can be removed."""
+    if not _is_ours(folder):
+        raise FolderError(f"{folder}: exists without {MARK}, so it is none of ours; move it")
+    for path in folder.iterdir():
+        if path.name != MARK:
+            shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+    (folder / MARK).unlink(missing_ok=True)
+    folder.rmdir()
+    _alive.discard(folder.name)

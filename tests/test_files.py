@@ -1,4 +1,8 @@
-"""A file is replaced as a whole or not at all."""
+"""A file or folder is replaced as a whole or not at all, and nobody else's is ever touched."""
+
+import os
+import subprocess
+import sys
 
 import pytest
 
@@ -14,4 +18,76 @@ def test_an_error_while_writing_keeps_the_old_content(tmp_path):
     assert path.read_text("utf-8") == "old\n"
     files.write_text(path, "São Tomé\n")
     assert path.read_text("utf-8") == "São Tomé\n"
+    files.write_bytes(path, b"\0")
+    assert path.read_bytes() == b"\0"
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_content_is_on_the_disk_before_it_has_its_name(tmp_path, monkeypatch):
+    """After a power cut a renamed file of no bytes would stand where the old one was."""
+    events = []
+    fsync, rename = os.fsync, os.replace
+    monkeypatch.setattr(os, "fsync", lambda fd: (events.append("sync"), fsync(fd)))
+    monkeypatch.setattr(os, "replace", lambda *args: (events.append("name"), rename(*args)))
+    files.write_text(tmp_path / "a", "x")
+    assert events == ["sync", "name", "sync"]
+
+
+def test_a_folder_appears_whole_or_not_at_all(tmp_path):
+    path = tmp_path / "deep" / "index"
+    with pytest.raises(KeyError), files.new_folder(path) as content:
+        (content / "half").write_text("h")
+        raise KeyError
+    assert list(path.parent.iterdir()) == []
+    path.mkdir()  # an empty folder is no obstacle
+    with files.new_folder(path) as content:
+        (content / "whole").write_text("w")
+    assert [p.name for p in path.iterdir()] == ["whole"]
+    assert list(path.parent.iterdir()) == [path]
+    with pytest.raises(files.FolderError, match="already exists"), files.new_folder(path):
+        pass
+    assert [p.name for p in path.iterdir()] == ["whole"]
+    assert list(path.parent.iterdir()) == [path]
+
+
+def test_a_folder_with_a_key_is_taken_up_again(tmp_path):
+    path = tmp_path / "index"
+    (files.begin_folder(path, "one") / "shard").write_text("s")
+    content = files.begin_folder(path, "one")
+    assert (content / "shard").read_text() == "s"
+    content = files.begin_folder(path, "two")
+    assert list(content.iterdir()) == []
+    files.publish_folder(content, path)
+    assert [p.name for p in tmp_path.iterdir()] == ["index"]
+
+
+@pytest.mark.parametrize("key", ["one", "two"])
+def test_a_folder_without_the_mark_is_never_touched(tmp_path, key):
+    """It may be anybody's, whatever its name."""
+    files.begin_folder(tmp_path / "index", "one")
+    folder, = tmp_path.iterdir()
+    (folder / files.MARK).unlink()
+    (folder / "thesis.tex").write_text("years")
+    with pytest.raises(files.FolderError, match="none of ours"):
+        files.begin_folder(tmp_path / "index", key)
+    assert (folder / "thesis.tex").read_text() == "years"
+
+
+def test_leftovers_of_dead_processes_are_removed_and_nothing_else(tmp_path):
+    script = ("import os, pathlib, sys; from rag_jax import files\n"
+              "here = pathlib.Path(sys.argv[1])\n"
+              "(files.begin_folder(here / 'index') / 'a').write_text('a')\n"
+              "(files.begin_folder(here / 'kept', 'key') / 'a').write_text('a')\n"
+              "with files.replaced(here / 'file') as f: f.write('x'); f.flush(); os._exit(9)")
+    subprocess.run([sys.executable, "-c", script, str(tmp_path)], check=False)
+    left = {path.name for path in tmp_path.iterdir()}
+    assert len(left) == 3
+    unmarked = next(name for name in left if name.startswith(".index"))[:-8] + "00000000"
+    (tmp_path / unmarked / "content").mkdir(parents=True)
+    (tmp_path / ".notes.tmp").write_text("mine")
+    with files.replaced(tmp_path / "now") as file:  # this process is alive
+        file.write("n")
+        removed = files.remove_leftovers(tmp_path)
+    assert len(removed) == 2 and set(removed) < left
+    assert {path.name for path in tmp_path.iterdir()} == {
+        ".kept.rag_jax-work", unmarked, ".notes.tmp", "now"}

@@ -8,12 +8,14 @@ import urllib.request
 
 from tqdm import tqdm
 
+from rag_jax.errors import UserError
+
 _CHUNK = 1 << 20  # bytes
 _TIMEOUT = 30.0  # seconds without any data
 _ATTEMPTS = 5  # connections, each going on where the last one broke off
 
 
-class DownloadError(RuntimeError):
+class DownloadError(UserError, RuntimeError):
     """A file that could not be had; the message names URL and place, and what to do."""
 
 

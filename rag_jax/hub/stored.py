@@ -3,11 +3,13 @@
 import dataclasses
 import pathlib
 
+from rag_jax.errors import UserError
+
 ITEM_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1,
               "U64": 8, "U32": 4, "U16": 2, "U8": 1, "BOOL": 1, "F8_E4M3": 1, "F8_E5M2": 1}
 
 
-class HubError(ValueError):
+class HubError(UserError, ValueError):
     """A checkpoint that cannot be used; the message names the file and the remedy."""
 
 

@@ -8,8 +8,10 @@ import zlib
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
+from rag_jax.errors import UserError
 
-class RetrievalError(ValueError):
+
+class RetrievalError(UserError, ValueError):
     """Something about passages, an index or a query that the caller can mend; the text says how."""
 
 

@@ -20,6 +20,7 @@ from typing import Any
 
 import jax
 
+from rag_jax.errors import UserError
 from rag_jax.training import orbax_noise, tree_record
 
 PyTree = Any
@@ -28,7 +29,7 @@ _ITEMS = ("params", "opt_state", "meta")
 _KINDS = {"params": "parameter", "opt_state": "optimiser array"}
 
 
-class CheckpointError(RuntimeError):
+class CheckpointError(UserError, RuntimeError):
     """A checkpoint could not be saved or restored; the message says which and what to do."""
 
 

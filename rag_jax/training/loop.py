@@ -14,6 +14,7 @@ import jax
 import numpy as np
 
 from rag_jax import hosts
+from rag_jax.errors import UserError
 from rag_jax.training.checkpoint import Checkpointer
 from rag_jax.training.collapse import CollapseGuard
 from rag_jax.training.preemption import PreemptionGuard
@@ -24,7 +25,7 @@ from rag_jax.training.writers import MetricWriter, Progress
 BEST_METRIC = ("score", "em")
 
 
-class TrainingError(RuntimeError):
+class TrainingError(UserError, RuntimeError):
     """Training cannot go on; the message says from which step it can be taken up."""
 
 

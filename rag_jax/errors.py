@@ -1,0 +1,5 @@
+"""What the user can mend is a UserError; any other error is a defect of this package."""
+
+
+class UserError(Exception):
+    """A mistake in what was given: its message says what is wrong, what is allowed, what to do."""
