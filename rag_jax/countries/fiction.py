@@ -1,14 +1,17 @@
 """Fictional countries, made by rule: 195 real ones are too few to learn reading from scratch.
 
 Names sound like the real ones that training may see: each kind (countries, cities, people, ...)
-has a Markov chain over letters, fitted to the names of that kind. No name of a fictional country,
-city, peak, language or person is one that a held-out country has, and no fictional country's name
-contains a real country's name or is contained in one.
+has a Markov chain over letters, fitted to the names of that kind. As the uncased retriever reads
+them, no name of a fictional country, city, peak, currency, language or person is one of the real
+world here or of another fictional country, but for languages, which countries may share; and no
+fictional country's name contains a real country's name or is contained in one.
 """
 
 import random
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+
+from tokenizers.normalizers import BertNormalizer
 
 from rag_jax.countries.facts import EDITIONS, Country, Office
 
@@ -36,6 +39,14 @@ STATES = (["Republic of {name}"] * 4 + ["{name}"] * 2 + ["{demonym} Republic"] *
     "Sultanate of {name}", "Grand Duchy of {name}", "Federated States of {name}",
     "United States of {name}", "{demonym} Confederation", "{demonym} Arab Republic",
     "{name} Islands", "Co-operative Republic of {name}", "Independent State of {name}"])
+
+
+_uncased = BertNormalizer(lowercase=True)
+
+
+def plain(name: str) -> str:
+    """The name as the uncased retriever reads it: "Chilé" and "chile" are one."""
+    return _uncased.normalize_str(name)
 
 
 class NameMaker:
@@ -93,7 +104,14 @@ class Names:
         self.language = NameMaker(words(name for c in countries for name in c.languages))
 
     def country(self, rng: random.Random) -> str:
-        return rng.choice(self.countries).draw(rng)
+        """A name in one of the forms that names of countries have."""
+        name = rng.choice(self.countries).draw(rng)
+        form = rng.random()
+        if form < 0.08:
+            return f"{rng.choice(['New', 'Saint', 'North', 'South', 'East', 'West'])} {name}"
+        if form < 0.14:
+            return f"{name} and {rng.choice(self.countries).draw(rng)}"
+        return name
 
     def person(self, rng: random.Random) -> str:
         """A name in one of the forms that names of heads of state have."""
@@ -161,6 +179,42 @@ def _country(rng: random.Random, names: Names, name: str, neighbours: Sequence[s
     )
 
 
+def _own_names(country: Country) -> set[str]:
+    """The names that no other country has: all but the languages."""
+    people = (name for office in country.offices for _, name in office.holders)
+    return set(map(plain, (country.official_name, country.demonym, country.capital,
+                           country.largest_city, country.highest_point, country.currency,
+                           *people)))
+
+
+def _clashes(country: Country, taken: set[str], used: set[str]) -> bool:
+    own = _own_names(country)
+    everything = {*own, *map(plain, country.languages)} - {plain(country.name)}
+    return bool(everything & taken or own & used)
+
+
+def _contains(name: str, others: Iterable[str]) -> bool:
+    """Whether the name contains one of the others, or one of them contains it."""
+    return any(name in other or other in name for other in others)
+
+
+def _country_names(rng: random.Random, again: random.Random, makers: Names, count: int,
+                   real: Sequence[Country], taken: set[str]) -> list[str]:
+    lower, uncased = [c.name.lower() for c in real], [plain(c.name) for c in real]
+    names: dict[str, None] = {}
+    while len(names) < count:
+        name = makers.country(rng)
+        if not _contains(name.lower(), lower):
+            names[name] = None
+    distinct: dict[str, str] = {}
+    for name in names:
+        while (plain(name) in distinct or plain(name) in taken
+               or _contains(plain(name), uncased)):
+            name = makers.country(again)
+        distinct[plain(name)] = name
+    return list(distinct.values())
+
+
 def fictional_countries(count: int, seed: int | str, models: Sequence[Country],
                         held_out: Sequence[Country]) -> list[Country]:
     """`count` fictional countries, a pure function of the arguments.
@@ -169,34 +223,28 @@ def fictional_countries(count: int, seed: int | str, models: Sequence[Country],
       count: how many.
       seed: of the draw.
       models: real countries whose names the fictional ones resemble.
-      held_out: real countries that share no name with a fictional one.
+      held_out: further real countries, whose names are resembled by chance alone.
     """
     rng = random.Random(f"fiction {seed}")
+    # What clashes is drawn again from a stream of its own: all the other countries stay.
+    again = random.Random(f"fiction {seed} again")
     makers = Names(models)
-    taken = [country.name.lower() for country in (*models, *held_out)]
-    names: dict[str, None] = {}
-    while len(names) < count:
-        name = makers.country(rng)
-        form = rng.random()
-        if form < 0.08:
-            name = f"{rng.choice(['New', 'Saint', 'North', 'South', 'East', 'West'])} {name}"
-        elif form < 0.14:
-            name = f"{name} and {makers.country(rng)}"
-        low = name.lower()
-        if not any(low in other or other in low for other in taken):
-            names[name] = None
-    ordered = list(names)
-    borders: dict[str, list[str]] = {name: [] for name in names}
+    real = (*models, *held_out)
+    taken = {plain(name) for c in real for name in (*c.names, c.currency)}
+    ordered = _country_names(rng, again, makers, count, real, taken)
+    borders: dict[str, list[str]] = {name: [] for name in ordered}
     for i, name in enumerate(ordered):
         for other in ordered[i + 1 : i + 5]:
             if rng.random() < 0.4:
                 borders[name].append(other)
                 borders[other].append(name)
-    forbidden = frozenset().union(*(country.names for country in held_out))
+    taken |= set(map(plain, ordered))
+    used: set[str] = set()
     made = []
     for name in ordered:
         country = _country(rng, makers, name, borders[name])
-        while country.names & forbidden:
-            country = _country(rng, makers, name, borders[name])
+        while _clashes(country, taken, used):
+            country = _country(again, makers, name, borders[name])
+        used |= _own_names(country)
         made.append(country)
     return made

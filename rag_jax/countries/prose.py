@@ -133,7 +133,7 @@ TOPIC_OF = {
 
 
 class CountryPassage(NamedTuple):
-    """A passage of one country; its id is "EDITION/NAME/TOPIC"."""
+    """A passage of one country; its id is "EDITION/NAME/TOPIC", of fiction with a mark."""
 
     id: str
     title: str
@@ -183,11 +183,12 @@ def topics(country: Country) -> tuple[str, ...]:
 
 
 def passage_id(country: Country, topic: str, edition: str) -> str:
-    return f"{edition}/{country.name}/{topic}"
+    """Who reads an answer's sources sees in them what is invented; the texts do not say it."""
+    return f"{edition}/{country.name}{' (fictional)' * country.fictional}/{topic}"
 
 
 def _text(country: Country, topic: str, edition: str) -> str:
-    rng = random.Random(passage_id(country, topic, edition))
+    rng = random.Random(f"{edition}/{country.name}/{topic}")
     values = _values(country)
     for office in country.offices:
         if topic == office.title:

@@ -16,7 +16,7 @@ import numpy as np
 
 from rag_jax.countries import prose, statements
 from rag_jax.countries.facts import EDITIONS, Country, load_countries
-from rag_jax.countries.fiction import fictional_countries
+from rag_jax.countries.fiction import fictional_countries, plain
 from rag_jax.data.question_files import Example
 from rag_jax.retrieval.reading import Passage
 
@@ -58,12 +58,12 @@ def mentions(names: Iterable[str]) -> re.Pattern[str]:
 
 def _example(question: prose.CountryQuestion) -> Example:
     positive = (question.positive_id,) if question.positive_id else ()
-    titles = tuple(i.split("/")[1] for i in positive)
+    titles = (question.country,) * len(positive)
     return Example(question.id, question.question, question.answers, positive,
                    question.negative_ids, titles=titles)
 
 
-def _training_example(question: prose.CountryQuestion, alike: Sequence[str], known: Set[str]
+def _training_example(question: prose.CountryQuestion, alike: Sequence[Country], known: Set[str]
                       ) -> Example:
     """The question as it trains.
 
@@ -74,7 +74,7 @@ def _training_example(question: prose.CountryQuestion, alike: Sequence[str], kno
     if not question.positive_id:
         return trained
     edition, _, topic = question.positive_id.split("/")
-    similar = (f"{edition}/{name}/{topic}" for name in alike)
+    similar = (prose.passage_id(country, topic, edition) for country in alike)
     return trained._replace(
         negative_ids=(*question.negative_ids, *(i for i in similar if i in known)))
 
@@ -127,7 +127,9 @@ def build_world(fictional: int, seed: int, task: str = "questions") -> World:
     if task != "questions":
         splits = _task_splits(task, splits, real, invented, seed, unseen)
     examples = {name: [_example(q) for q in questions] for name, questions in splits.items()}
-    alike = lookalikes([c.name for c in (*train, *invented)], LOOKALIKES)
+    by_name = {c.name: c for c in (*train, *invented)}
+    alike = {name: [by_name[n] for n in near]
+             for name, near in lookalikes(list(by_name), LOOKALIKES).items()}
     known = {p.id for p in memories[NOW]}
     examples["train"] = [_training_example(q, alike.get(q.country, ()), known)
                          for q in splits["train"]]
@@ -185,10 +187,10 @@ def _task_splits(task: str, questions: Splits, real: Sequence[Country],
                        and (name != "train" or _trains(q, unseen))]
                 for name, questions in made.items()}
     # Claims train on fictional countries alone, as those that no passage is about are fictional.
-    known = {c.name for c in invented}
+    known = {plain(c.name) for c in invented}
     strangers = [c for c in fictional_countries(
         len(invented) + DEV_COUNTRIES + TEST_COUNTRIES, f"{seed} unwritten", train, dev + test)
-        if not any(c.name in name or name in c.name for name in known)]
+        if not any(plain(c.name) in name or name in plain(c.name) for name in known)]
     shares = {"dev": (dev, strangers[:DEV_COUNTRIES]),
               "test": (test, strangers[DEV_COUNTRIES : DEV_COUNTRIES + TEST_COUNTRIES]),
               "train": (invented, strangers[DEV_COUNTRIES + TEST_COUNTRIES :])}

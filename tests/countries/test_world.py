@@ -85,6 +85,17 @@ def test_both_memories_hold_every_country_under_ids_of_their_edition(world):
         assert all(p.id.startswith(f"{edition}/") for p in memory)
 
 
+def test_ids_of_passages_tell_fiction_and_nothing_that_trains_does(world):
+    """Whoever asks about a real country sees when the answer was read in an invented sentence."""
+    real = {c.name for c in REAL}
+    for passage in (p for memory in world.memories.values() for p in memory):
+        assert ("(fictional)" in passage.id) == (passage.title not in real)
+        assert "fictional" not in passage.title + passage.text
+    assert not any("fictional" in title for e in world.splits["train"] for title in e.titles)
+    assert {title for e in world.splits["train"] for title in e.titles} <= {
+        p.title for p in world.memories[NOW]}
+
+
 def test_ids_of_questions_are_unique_within_a_split(world):
     for split, examples in world.splits.items():
         assert len({e.id for e in examples}) == len(examples), split
