@@ -29,6 +29,9 @@ REQUIRES = [
     "tokenizers>=0.22",
     # Checkpoints by Hugging Face name: download with progress, cache and offline mode.
     "huggingface_hub>=1",
+    # One writer a workdir: locks that end with their process. 3.30 can refuse to fall back to files
+    # that do not; huggingface_hub brings it anyway.
+    "filelock>=3.30",
     # bfloat16 in numpy, as checkpoints store it.
     "ml_dtypes>=0.5",
     # Approximate search. No wheel for macOS, Windows or Python 3.14: exact search serves there.

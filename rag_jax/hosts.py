@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from rag_jax.config import ConfigError
+from rag_jax.errors import UserError
 
 HEARTBEAT_SECS = 100
 _LONGEST_WAIT_MS = 7 * 24 * 3600 * 1000  # the heartbeat notices a dead process much earlier
@@ -149,10 +150,20 @@ def exchange(value: Any) -> list[Any]:
 
 
 def first(make: Callable[[], T]) -> T:
-    """make() of process 0, and only then of the others, who find done what is done but once."""
+    """make() of process 0, and only then of the others, who find done what is done but once.
+
+    Raises:
+      UserError: make() failed in process 0, whose own error is raised there.
+    """
+    error = None
     if leads():
-        made = make()
-    wait()
+        try:
+            made = make()
+        except Exception as caught:  # the others would wait for ever
+            error = caught
+    failed = exchange(error and f"process 0: {type(error).__name__}: {error}")[0]
+    if failed:
+        raise error or UserError(failed)
     return made if leads() else make()
 
 

@@ -1,5 +1,6 @@
 """A trained run, opened again: to evaluate it, to ask it, to give it another memory."""
 
+import contextlib
 import dataclasses
 import json
 import pathlib
@@ -7,7 +8,7 @@ import shutil
 from collections.abc import Sequence
 from typing import Any
 
-from rag_jax import hosts
+from rag_jax import hosts, locks
 from rag_jax.answering import Answerer
 from rag_jax.config import Config, ConfigError
 from rag_jax.data.question_files import Example
@@ -103,7 +104,18 @@ def index_passages(config: Config, path: pathlib.Path, passages: pathlib.Path, o
       queries: file of questions on which to measure recall; None = the dev questions.
       overwrite: replace another index at `out`.
       run: None = the first of config.runs.
+
+    Raises:
+      InUseError: `out` is in a workdir that another process writes into.
     """
+    around = [folder for folder in out.absolute().parents if workdir.exists(folder)]
+    with locks.exclusive(around[0]) if around else contextlib.nullcontext():
+        return _index_passages(config, path, passages, out, queries, overwrite, run)
+
+
+def _index_passages(config: Config, path: pathlib.Path, passages: pathlib.Path, out: pathlib.Path,
+                    queries: str | None, overwrite: bool, run: str | None
+                    ) -> PassageIndex | Bm25Index:
     be_quiet()
     job = open_job(config, path.absolute())
     # Made anew each time, as the file may have changed; the embedding is what resumes.

@@ -10,6 +10,7 @@ from jax._src.clusters import ClusterEnv, SlurmCluster
 
 from rag_jax import answering, hosts
 from rag_jax.config import ConfigError
+from rag_jax.errors import UserError
 from rag_jax.retrieval.index import SearchResult
 
 
@@ -173,8 +174,24 @@ def test_messages_stay_below_grpcs_limit_whatever_k_is(monkeypatch):
 def test_process_0_goes_first(monkeypatch):
     monkeypatch.setattr(jax, "process_count", lambda: 2)
     said = []
-    monkeypatch.setattr(hosts, "wait", lambda: said.append("wait"))
+    monkeypatch.setattr(hosts, "exchange", lambda value: said.append("wait") or [value])
     for process in (0, 1):
         monkeypatch.setattr(jax, "process_index", lambda process=process: process)
         assert hosts.first(lambda: said.append("make")) is None
     assert said == ["make", "wait", "wait", "make"]
+
+
+def test_what_fails_in_process_0_fails_in_all(monkeypatch):
+    """The others would wait for ever, or go on with half of what process 0 was to make."""
+    def make():
+        raise ValueError("damaged line 3")
+
+    heard = []
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    monkeypatch.setattr(hosts, "exchange", lambda value: heard.append(value) or heard[:1])
+    monkeypatch.setattr(jax, "process_index", lambda: 0)
+    with pytest.raises(ValueError, match="^damaged line 3$"):
+        hosts.first(make)
+    monkeypatch.setattr(jax, "process_index", lambda: 1)
+    with pytest.raises(UserError, match="process 0: ValueError: damaged line 3"):
+        hosts.first(lambda: pytest.fail("process 0 has made nothing"))

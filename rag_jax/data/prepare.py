@@ -1,6 +1,6 @@
 """Everything that is made from the data once: tokenizers, passage stores, question splits.
 
-`prepare` writes what is missing in a workdir and opens the rest; it knows no model.
+`prepare` writes what is missing in a workdir, `open_prepared` only reads; they know no model.
 """
 
 import dataclasses
@@ -27,6 +27,8 @@ from rag_jax.data.text import (
 from rag_jax.retrieval.bm25 import build_bm25
 from rag_jax.retrieval.passages import PassageStore, write_store
 from rag_jax.retrieval.reading import Passage
+
+_DONE = "names.txt"  # of passage stores and splits; written last
 
 
 class StoreTexts(Sequence):
@@ -132,7 +134,7 @@ def _tokenizer(directory: pathlib.Path, named: Callable[[], str | pathlib.Path |
 
 def prepare(config: Config, workdir: pathlib.Path,
             pretrained: Callable[[str], pathlib.Path | None] = lambda tower: None) -> Prepared:
-    """Opens the data of a workdir, after making what is not there yet.
+    """Opens the data of a workdir, after making what is not there yet; one process at a time.
 
     Args:
       config: `config.data` says what.
@@ -143,13 +145,45 @@ def prepare(config: Config, workdir: pathlib.Path,
     Raises:
       ConfigError, ValueError: what the files say that they should not, by name, line and field.
     """
-    data, folder = config.data, workdir / "data"
-    done = folder / "names.txt"  # written last: memory and split names
-    source = None
-    if not done.exists():
-        source = _files(config) if data.passages else _countries(config)
-        for name, examples in source.splits.items():
-            check_labels(getattr(data, name, name) or name, examples, config.classes)
+    if not is_prepared(workdir):
+        _make(config, workdir / "data", pretrained)
+    return open_prepared(config, workdir)
+
+
+def is_prepared(workdir: pathlib.Path) -> bool:
+    """Whether a workdir has all its data."""
+    return (workdir / "data" / _DONE).exists()
+
+
+def open_prepared(config: Config, workdir: pathlib.Path) -> Prepared:
+    """Opens the data of a workdir that has them; writes nothing."""
+    folder = workdir / "data"
+    retriever_tokenizer = Tokenizer.load(folder / "retriever_tokenizer")
+    generator_tokenizer = Tokenizer.load(folder / "generator_tokenizer")
+    memory_names, split_names = (line.split() for line in (folder / _DONE).read_text().splitlines())
+    memories = {name: PassageStore.open(folder / "memories" / name) for name in memory_names}
+    splits = {name: load_examples(f"tfds-dir:{folder / 'questions'}:{name}")
+              for name in split_names}
+    warmup = folder / "warmup_texts.txt"
+    if warmup.exists():
+        warmup_texts = warmup.read_text("utf-8").split("\n")
+    else:
+        warmup_texts = StoreTexts(memories[memory_names[0]])
+    return Prepared(retriever_tokenizer, generator_tokenizer,
+                    _layout(config, generator_tokenizer), memories, splits, warmup_texts)
+
+
+def _layout(config: Config, tokenizer: Tokenizer) -> GeneratorFormat:
+    return GeneratorFormat(tokenizer, config.data.max_source_length,
+                           like_hugging_face=config.data.source_format == "hugging_face")
+
+
+def _make(config: Config, folder: pathlib.Path,
+          pretrained: Callable[[str], pathlib.Path | None]) -> None:
+    data = config.data
+    source = _files(config) if data.passages else _countries(config)
+    for name, examples in source.splits.items():
+        check_labels(getattr(data, name, name) or name, examples, config.classes)
 
     def texts() -> Iterable[str]:
         if source.tokenizer_texts is not None:
@@ -164,22 +198,9 @@ def prepare(config: Config, workdir: pathlib.Path,
         folder / "generator_tokenizer",
         lambda: data.generator_tokenizer or pretrained("generator"),
         lambda: train_bart_tokenizer(texts(), data.generator_vocab))
-    layout = GeneratorFormat(generator_tokenizer, data.max_source_length,
-                             like_hugging_face=data.source_format == "hugging_face")
-    if source is not None:
-        _write(config, folder, source, retriever_tokenizer, layout)
-        files.write_text(done, "\n".join([" ".join(source.memories), " ".join(source.splits)]))
-    memory_names, split_names = (line.split() for line in done.read_text().splitlines())
-    memories = {name: PassageStore.open(folder / "memories" / name) for name in memory_names}
-    splits = {name: load_examples(f"tfds-dir:{folder / 'questions'}:{name}")
-              for name in split_names}
-    warmup = folder / "warmup_texts.txt"
-    if warmup.exists():
-        warmup_texts = warmup.read_text("utf-8").split("\n")
-    else:
-        warmup_texts = StoreTexts(memories[memory_names[0]])
-    return Prepared(retriever_tokenizer, generator_tokenizer, layout, memories, splits,
-                    warmup_texts)
+    _write(config, folder, source, retriever_tokenizer, _layout(config, generator_tokenizer))
+    names = [" ".join(source.memories), " ".join(source.splits)]
+    files.write_text(folder / _DONE, "\n".join(names))
 
 
 def write_memory(path: pathlib.Path, passages: Iterable[Passage], config: Config,

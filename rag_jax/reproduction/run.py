@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import jax
 
+from rag_jax import locks
 from rag_jax.reproduction import sections
 from rag_jax.reproduction.cells import Cell, Measurement, Scale
 from rag_jax.reproduction.experiments import EXPERIMENTS
@@ -23,8 +24,15 @@ def reproduce(names: Sequence[str], root: pathlib.Path, scale: Scale, work: bool
       root: the folder of everything.
       scale: of data and models.
       work: False trains and measures nothing.
+
+    Raises:
+      InUseError: another process works on ROOT, or on one of its workdirs.
     """
-    root.mkdir(parents=True, exist_ok=True)
+    with locks.exclusive(root):
+        _reproduce(names, root, scale, work)
+
+
+def _reproduce(names: Sequence[str], root: pathlib.Path, scale: Scale, work: bool) -> None:
     # Cells of one size are the same programs: they compile once.
     jax.config.update("jax_compilation_cache_dir", str(root / "compiled"))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)

@@ -1,12 +1,15 @@
 """Trains and measures cells, and goes on where it was interrupted."""
 
+import contextlib
 import dataclasses
+import functools
 import json
 import os
 import pathlib
+from collections.abc import Callable
 from typing import Any
 
-from rag_jax import files
+from rag_jax import files, locks
 from rag_jax.answering import Answerer
 from rag_jax.config import ConfigError
 from rag_jax.conversion import convert
@@ -24,6 +27,18 @@ from rag_jax.training.run import Warm, warm_up
 CHUNK_WORDS = 100  # of a further memory, as the paper splits articles
 
 
+def _holding(method: Callable) -> Callable:
+    """Keeps other processes from writing into the folders that a cell's work may write into."""
+    @functools.wraps(method)
+    def held(self: "Worker", cell: Cell, *arguments: Any) -> None:
+        folders = [c.folder for c in (cell, cell.first, cell.start) if c is not None]
+        with contextlib.ExitStack() as stack:
+            for folder in dict.fromkeys(folders):
+                stack.enter_context(locks.exclusive(self.root / folder))
+            method(self, cell, *arguments)
+    return held
+
+
 class Worker:
     """Works results out, one workdir and one model in memory at a time.
 
@@ -36,11 +51,13 @@ class Worker:
         self._warm: tuple[Any, Warm] | None = None  # of what was used last: folder, runs
         self._params: tuple[tuple[str, str], Any] | None = None
 
+    @_holding
     def measure(self, cell: Cell, what: Measurement) -> None:
         """Works a measurement out, for `Lab.measure`.
 
         Raises:
           ConfigError: the data do not have it.
+          InUseError: another process writes into a folder of it.
         """
         job = self._job(cell)
         splits = job.prepared.splits
@@ -67,6 +84,7 @@ class Worker:
         files.write_text(folder / "made.json", json.dumps(made_by(cell, self.root, what), indent=1))
         write_evaluation(folder, questions, found)
 
+    @_holding
     def explain(self, cell: Cell, question: str) -> None:
         """Answers a question with the share of each passage in each token; for `Lab.explain`."""
         file = folder_of(self.root, cell) / "explained.json"

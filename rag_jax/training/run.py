@@ -10,9 +10,9 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from rag_jax import files, hosts, overrides, parallel
+from rag_jax import files, hosts, locks, overrides, parallel
 from rag_jax.config import Config, ConfigError
-from rag_jax.data.prepare import prepare
+from rag_jax.data.prepare import Prepared, is_prepared, open_prepared, prepare
 from rag_jax.retrieval.bm25 import bm25_missing
 from rag_jax.retrieval.index import PassageIndex
 from rag_jax.training import memories, pretrained, stages, workdir
@@ -26,11 +26,24 @@ def be_quiet() -> None:
 
 
 def open_job(config: Config, path: pathlib.Path) -> stages.Job:
-    """The workdir's data and the mesh; nothing is trained."""
-    folders = functools.partial(pretrained.tokenizer_folder, config)
-    prepared = hosts.first(lambda: prepare(config, path, folders))
+    """The workdir's data, made where they are missing, and the mesh; nothing is trained.
+
+    Raises:
+      InUseError: data are missing, and another process holds the workdir.
+    """
+    if hosts.exchange(is_prepared(path))[0]:
+        prepared = open_prepared(config, path)
+    else:
+        with locks.exclusive(path):
+            prepared = _prepare(config, path)
     stages.decoding_settings(config, prepared.generator_tokenizer)  # complains before training
     return stages.Job(config, path, prepared, parallel.make_mesh(config.mesh))
+
+
+def _prepare(config: Config, path: pathlib.Path) -> Prepared:
+    folders = functools.partial(pretrained.tokenizer_folder, config)
+    return hosts.first(lambda: prepare(config, path, folders) if hosts.leads()
+                       else open_prepared(config, path))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,6 +65,8 @@ class Warm:
 
 def warm_up(config: Config, path: pathlib.Path) -> Warm:
     """Runs or resumes the stages before fine-tuning that the runs of `config` need.
+
+    The caller holds the workdir (`locks.exclusive`), as long as it goes on with it.
 
     Raises: as `train`.
     """
@@ -87,14 +102,16 @@ def train(config: Config, path: pathlib.Path) -> dict[str, Any]:
 
     Raises:
       Preempted: a signal came; the same call goes on.
+      InUseError: another process writes into the workdir.
       ConfigError, TrainingError, CheckpointError, RetrievalError: each says what to do.
     """
-    warm = warm_up(config, path)
-    for run in warm.job.config.runs:
-        warm.fine_tune(run)
-    with warm.clock.time("report"):
-        results = evaluate_runs(warm.job, warm.indexes, warm.params)
-    return write_report(warm.job, results, warm.clock.secs)
+    with locks.exclusive(path):
+        warm = warm_up(config, path)
+        for run in warm.job.config.runs:
+            warm.fine_tune(run)
+        with warm.clock.time("report"):
+            results = evaluate_runs(warm.job, warm.indexes, warm.params)
+        return write_report(warm.job, results, warm.clock.secs)
 
 
 class Clock:

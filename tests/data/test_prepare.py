@@ -1,6 +1,7 @@
 """Data of a workdir: made once, read back as written, finished after a crash."""
 
 import json
+import os
 import shutil
 
 import pytest
@@ -118,7 +119,7 @@ def test_a_kill_while_the_last_file_is_written_leaves_no_half_of_it(own, tmp_pat
     config, work = own
     shutil.copytree(work, tmp_path / "work")
     (tmp_path / "work" / "data" / "names.txt").unlink()
-    rename = type(tmp_path).replace
+    rename = os.replace
 
     def killed(path, target):
         if target.name == "names.txt":
@@ -126,7 +127,7 @@ def test_a_kill_while_the_last_file_is_written_leaves_no_half_of_it(own, tmp_pat
         return rename(path, target)
 
     with monkeypatch.context() as patched:
-        patched.setattr(type(tmp_path), "replace", killed)
+        patched.setattr(os, "replace", killed)
         with pytest.raises(KeyboardInterrupt):
             prepare(config, tmp_path / "work")
     assert list(prepare(config, tmp_path / "work").splits) == ["train", "dev"]

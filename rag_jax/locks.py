@@ -1,0 +1,96 @@
+"""One job at a time writes into a folder.
+
+The operating system locks FOLDER/.lock for a process, also on a shared file system, and frees it
+when the process ends, however it ends. FOLDER/.lock.json names who holds it.
+"""
+
+import contextlib
+import datetime
+import errno
+import json
+import os
+import pathlib
+import socket
+import threading
+import warnings
+from collections.abc import Iterator
+
+import filelock
+
+from rag_jax import files, hosts
+from rag_jax.errors import UserError
+
+_NO_LOCKS = {errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK}
+_PATIENCE_SECS = 0.5  # for a holder that is about to end, or to write its name
+_held: dict[tuple[str, int], filelock.BaseFileLock] = {}  # by folder and thread
+
+
+class InUseError(UserError):
+    """Another process writes into the folder; the message names it."""
+
+
+@contextlib.contextmanager
+def exclusive(folder: pathlib.Path) -> Iterator[None]:
+    """Keeps all other processes from writing into a folder, which is made where it is missing.
+
+    Of the processes of one job, process 0 holds the lock for all; all of them call this. A thread
+    that holds it already may call it again.
+
+    Raises:
+      InUseError: another process holds it, or another thread; in every process of the job.
+      OSError: the lock file cannot be made.
+    """
+    with contextlib.ExitStack() as stack:
+        refusal = error = None
+        if hosts.leads():
+            try:
+                stack.enter_context(_own(folder))
+            except (InUseError, OSError) as caught:
+                error, refusal = caught, str(caught)
+        refusal = hosts.exchange(refusal)[0]
+        if refusal is not None:
+            raise error or InUseError(refusal)
+        yield
+
+
+@contextlib.contextmanager
+def _own(folder: pathlib.Path) -> Iterator[None]:
+    folder.mkdir(parents=True, exist_ok=True)
+    key = os.path.realpath(folder), threading.get_ident()
+    if key in _held:
+        yield
+        return
+    lock, holder = _lock(folder), folder / ".lock.json"
+    try:
+        lock.acquire(timeout=_PATIENCE_SECS)
+    except filelock.Timeout:
+        raise InUseError(
+            f"{folder}: {_describe(holder)} is writing here; wait until it has ended, or end it, "
+            "and run the same command again (evaluate and generate need not wait)") from None
+    except OSError as error:
+        if error.errno not in _NO_LOCKS:
+            raise
+        warnings.warn(f"{folder}: this file system has no locks ({error}): nothing keeps two "
+                      "commands from writing here at the same time", stacklevel=4)
+    try:
+        _held[key] = lock
+        now = datetime.datetime.now(datetime.UTC).isoformat(" ", "seconds")
+        files.write_json(holder, {"host": socket.gethostname(), "pid": os.getpid(), "since": now})
+        yield
+    finally:
+        del _held[key]
+        holder.unlink(missing_ok=True)
+        lock.release()
+
+
+def _lock(folder: pathlib.Path) -> filelock.BaseFileLock:
+    # A lock that is a file's mere existence would outlive its process.
+    return filelock.FileLock(folder / ".lock", fallback_to_soft=False)
+
+
+def _describe(holder: pathlib.Path) -> str:
+    try:
+        found = json.loads(holder.read_text("utf-8"))
+        return f"process {found['pid']} on {found['host']}, since {found['since']},"
+    except (OSError, ValueError, KeyError, TypeError):
+        return "another process"

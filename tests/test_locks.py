@@ -1,0 +1,118 @@
+"""One writer a folder: what it guards against is two commands that mix in one workdir."""
+
+import errno
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+
+import jax
+import pytest
+
+from rag_jax import hosts, locks
+
+HOLDER = """
+import pathlib, sys
+from rag_jax import hosts, locks
+hosts.leads, hosts.exchange = lambda: True, lambda value: [value]  # without jax: seconds
+with locks.exclusive(pathlib.Path(sys.argv[1])):
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def holder(tmp_path):
+    """Another process, which holds the folder."""
+    process = subprocess.Popen([sys.executable, "-c", HOLDER, str(tmp_path)], text=True,
+                               stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert process.stdout.readline() == "held\n"
+    yield process
+    process.kill()
+    process.communicate()
+
+
+def test_the_second_process_hears_who_holds_the_folder(holder, tmp_path):
+    with pytest.raises(locks.InUseError) as error, locks.exclusive(tmp_path):
+        pytest.fail("two at once")
+    since = json.loads((tmp_path / ".lock.json").read_text())["since"]
+    assert (f"{tmp_path}: process {holder.pid} on {socket.gethostname()}, since {since}, is "
+            "writing here" in str(error.value))
+    holder.communicate()  # its input ends, and so does it
+    with locks.exclusive(tmp_path):
+        assert json.loads((tmp_path / ".lock.json").read_text())["pid"] == os.getpid()
+    assert [path.name for path in tmp_path.iterdir()] == [".lock"]
+
+
+def test_a_killed_process_holds_nothing(holder, tmp_path):
+    """A lock that a kill leaves behind would close the workdir for ever."""
+    holder.send_signal(signal.SIGKILL)
+    holder.wait()
+    assert (tmp_path / ".lock.json").exists()
+    with locks.exclusive(tmp_path):
+        pass
+
+
+def test_a_thread_may_ask_twice_and_another_may_not(tmp_path):
+    """Stages ask again for what their caller holds; two threads would mix as two processes do."""
+    refused = []
+
+    def second():
+        try:
+            with locks.exclusive(tmp_path):
+                pass
+        except locks.InUseError as error:
+            refused.append(str(error))
+
+    with locks.exclusive(tmp_path):
+        link = tmp_path.with_name("link")
+        link.symlink_to(tmp_path)
+        with locks.exclusive(link):
+            pass
+        thread = threading.Thread(target=second)
+        thread.start()
+        thread.join()
+    assert len(refused) == 1 and f"process {os.getpid()} " in refused[0]
+    second()
+    assert len(refused) == 1, "freed at the end of the outer one"
+
+
+def test_an_error_inside_frees_it(tmp_path):
+    with pytest.raises(KeyError), locks.exclusive(tmp_path):
+        raise KeyError
+    assert not locks._held
+    with locks.exclusive(tmp_path):
+        pass
+
+
+def test_all_processes_of_a_job_end_when_the_first_is_refused(monkeypatch, holder, tmp_path):
+    """The others would wait for it, without a word."""
+    heard = []
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    monkeypatch.setattr(hosts, "exchange", lambda value: heard.append(value) or heard[:1])
+    for process in (0, 1):
+        monkeypatch.setattr(jax, "process_index", lambda process=process: process)
+        with pytest.raises(locks.InUseError, match=f"process {holder.pid} on"):
+            with locks.exclusive(tmp_path):
+                pytest.fail("refused")
+    assert heard[1] is None, "the second never asks for the lock itself"
+
+
+def test_a_file_system_without_locks_is_told_and_used(monkeypatch, tmp_path):
+    """Some network file systems have none: a run there must go on, and not fall back to a lock
+    file that outlives its process."""
+    import fcntl
+
+    def flock(descriptor, operation):
+        raise OSError(errno.ENOSYS, "Function not implemented")
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    for _ in range(2):
+        with pytest.warns(UserWarning, match="this file system has no locks"):
+            with locks.exclusive(tmp_path):
+                pass
+
+
