@@ -1,12 +1,14 @@
 """The typed configuration: every field with its default, its meaning and its bounds."""
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any, Literal
 
 from rag_jax.errors import UserError
 
 Dtype = Literal["float32", "bfloat16"]
 Remat = Literal["none", "dots", "full"]
+Kind = Literal["token", "sequence", "fid"]
 PositionInit = Literal["normal", "sinusoidal"]
 MetricFamily = Literal["qa", "regex", "ms_marco", "jeopardy", "fever", "kilt"]
 
@@ -156,9 +158,6 @@ class EncoderSource:
 class ModelConfig:
     """The three towers; a section can be set to a preset: --config.model.generator=bart-base."""
 
-    kind: Literal["token", "sequence", "fid"] = field(
-        "token", "RAG-Token, RAG-Sequence, or Fusion-in-Decoder, which reads all passages at once "
-        "and trains the generator alone")
     retriever: BertConfig = section(BertConfig)
     generator: BartConfig = section(BartConfig)
     rag: RagSource = section(RagSource)
@@ -355,18 +354,32 @@ class MeshConfig:
     model: int = field(1, "devices over which a layer is split", at_least=-1)
 
 
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """A model that can be fine-tuned, and all that makes it this one.
+
+    Attributes:
+      kind: RAG-Token, RAG-Sequence, or Fusion-in-Decoder, which reads all passages at once and
+        trains the generator alone.
+      sets: fields of its configuration, whatever they are for the other runs.
+    """
+
+    kind: Kind
+    sets: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+
 _NO_RETRIEVER_TRAINS = {"train.query_encoder_rate": None, "train.document_encoder": "frozen"}
 _BM25 = {**_NO_RETRIEVER_TRAINS, "retrieval.retriever": "bm25", "retrieval.where": "host"}
 RUNS = {
-    "rag_token": {"model.kind": "token"},
-    "rag_sequence": {"model.kind": "sequence"},
-    "fid": {"model.kind": "fid", "model.null_document": "none", **_NO_RETRIEVER_TRAINS},
-    "frozen": {"model.kind": "token", **_NO_RETRIEVER_TRAINS},
-    "frozen_sequence": {"model.kind": "sequence", **_NO_RETRIEVER_TRAINS},
-    "bm25": {"model.kind": "token", **_BM25},
-    "bm25_sequence": {"model.kind": "sequence", **_BM25},
-    "closed_book": {"model.kind": "token", "retrieval.k": 0, "model.null_document": "none",
-                    **_NO_RETRIEVER_TRAINS},
+    "rag_token": Run("token"),
+    "rag_sequence": Run("sequence"),
+    "fid": Run("fid", {"model.null_document": "none", **_NO_RETRIEVER_TRAINS}),
+    "frozen": Run("token", _NO_RETRIEVER_TRAINS),
+    "frozen_sequence": Run("sequence", _NO_RETRIEVER_TRAINS),
+    "bm25": Run("token", _BM25),
+    "bm25_sequence": Run("sequence", _BM25),
+    "closed_book": Run("token", {"retrieval.k": 0, "model.null_document": "none",
+                                 **_NO_RETRIEVER_TRAINS}),
 }
 
 
@@ -385,6 +398,12 @@ class Config:
     train: TrainConfig = section(TrainConfig)
     eval: EvalConfig = section(EvalConfig)
     mesh: MeshConfig = section(MeshConfig)
+
+    @property
+    def kind(self) -> Kind:
+        """Of the run whose configuration this is (`overrides.for_run`); of several runs the first
+        one's, for the stages before fine-tuning, which do not depend on it."""
+        return RUNS[self.runs[0]].kind
 
     @property
     def classes(self) -> tuple[str, ...]:

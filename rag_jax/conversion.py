@@ -26,6 +26,7 @@ from rag_jax.training.checkpoint import Checkpointer
 TOKENIZERS = {"query_encoder": "retriever_tokenizer", "document_encoder": "retriever_tokenizer",
               pretrained.PLAIN: "retriever_tokenizer", "generator": "generator_tokenizer"}
 RAG_FAMILY = {"token": "RagTokenForGeneration", "sequence": "RagSequenceForGeneration"}
+KINDS = {family: kind for kind, family in RAG_FAMILY.items()}
 FAMILY_OF = {"query_encoder": "DPRQuestionEncoder", "document_encoder": "DPRContextEncoder",
              "generator": "BartForConditionalGeneration", pretrained.PLAIN: "BertModel"}
 NO_OPTIMISER = {"count": np.zeros((), np.int32)}  # Orbax stores no empty tree
@@ -88,17 +89,16 @@ def _config_of(found: hub.Pretrained) -> Config:
     data = DataConfig()
     data = dataclasses.replace(data, **{
         name: min(getattr(data, name), tower.max_positions) for name, tower in lengths.items()})
-    return Config(data=data, model=ModelConfig(found.kind or "token", retriever, generator))
+    return Config(runs=(f"rag_{found.kind or 'token'}",), data=data,
+                  model=ModelConfig(retriever, generator))
 
 
 def _export(path: pathlib.Path, out: pathlib.Path, run: str | None, family: str | None) -> str:
     config = workdir.read(path)
     tokenizers = {tower: Tokenizer.load(path / "data" / name)
                   for tower, name in TOKENIZERS.items() if (path / "data" / name).is_dir()}
-    run = run or next((name for name in config.runs if (path / name).is_dir()), None)
-    if run:
-        if run not in config.runs:
-            raise ConfigError(f"--run={run}: {path} has the runs {', '.join(config.runs)}")
+    if run or (path / workdir.run_of(path, config)).is_dir():
+        run = workdir.run_of(path, config, run)
         config = overrides.for_run(config, run)
         if config.model.null_document != "none":
             raise ConfigError(f"--run={run}: it has a null document (config.model.null_document), "
@@ -132,7 +132,7 @@ def _model(config: Config, tokenizers: dict[str, Tokenizer]) -> rag.RagModel:
         own = getattr(config.model, section)
         size = own.vocab_size or (tokenizers[tower].vocab_size if tower in tokenizers else 0)
         sizes[section] = dataclasses.replace(own, vocab_size=size, pretrained="")
-    return rag.RagModel(sizes["retriever"], sizes["generator"], config.model.kind, 2, 2, 1,
+    return rag.RagModel(sizes["retriever"], sizes["generator"], config.kind, 2, 2, 1,
                         lexical=config.retrieval.retriever == "bm25",
                         classes=config.head_classes)
 
@@ -142,8 +142,8 @@ def _params(path: pathlib.Path, config: Config, run: str | None, model: rag.RagM
     """(parameters by tower, special ids where a checkpoint brought some, "token" or "sequence")."""
     if run:
         params, _ = stages.restore_run(path / run, model, mesh)
-        return params, None, config.model.kind
-    params, ids = {}, None
+        return params, None, config.kind
+    params, ids, kind = {}, None, config.kind
     for tower in (*rag.TOWERS, pretrained.PLAIN):
         try:
             pretrained.folder_of(path, tower)
@@ -151,6 +151,7 @@ def _params(path: pathlib.Path, config: Config, run: str | None, model: rag.RagM
             continue
         params[tower], meta = pretrained.restore_tower(path, tower, model, mesh)
         ids = SpecialIds(**meta["ids"]) if meta.get("ids") else ids
+        kind = KINDS.get(meta.get("family"), kind)
     if not params:
         raise ConfigError(f"{path}: no checkpoint to export")
-    return params, ids, config.model.kind
+    return params, ids, kind

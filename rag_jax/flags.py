@@ -88,7 +88,12 @@ def parse_with_config(parser: argparse.ArgumentParser, argv: Sequence[str] | Non
             raise ConfigError(f"--data_dir={options.data_dir} and --config.data.data_dir="
                               f"{changes['data.data_dir']}: give one of them")
     base = load(options) if load is not None else overrides.load_file(options.config)
-    return options, overrides.validate(overrides.replace(base, changes))
+    if load is not None and "runs" in changes:
+        raise ConfigError(f"--config.runs={changes['runs']}: --run names the one of the workdir's "
+                          "runs to open")
+    config = overrides.validate(overrides.replace(base, changes))
+    overrides.check_runs_allow(config, changes)
+    return options, config
 
 
 def local_folder(name: str) -> str:
@@ -135,12 +140,9 @@ def workdir_config(options: argparse.Namespace) -> Config:
     """The configuration of the run that the options name."""
     from rag_jax.training import workdir
 
-    config = workdir.read(pathlib.Path(options.workdir))
-    run = options.run or config.runs[0]
-    if run not in config.runs:
-        raise ConfigError(
-            f"--run={run}: {options.workdir} has the runs {', '.join(config.runs)}")
-    return overrides.for_run(config, run)
+    path = pathlib.Path(options.workdir)
+    config = workdir.read(path)
+    return overrides.for_run(config, workdir.run_of(path, config, options.run))
 
 
 def run(main: Callable[[], int | None]) -> None:

@@ -20,6 +20,9 @@ from typing import Any, Literal
 
 from rag_jax.config import PRESETS, RUNS, Config, ConfigError
 
+# Fields of earlier versions and what is in their place: the config.json of a workdir may have them.
+REMOVED = {"model.kind": "the run decides it; set config.runs, to rag_sequence for example"}
+
 
 def _hints(cls: type) -> dict[str, Any]:
     return typing.get_type_hints(cls)
@@ -99,6 +102,9 @@ def replace(config: Any, overrides: dict[str, Any], path: str = "config") -> Any
     for dotted, value in overrides.items():
         name, _, rest = dotted.partition(".")
         hints = _hints(type(config))
+        removed = f"{path}.{dotted}".removeprefix("config.")
+        if removed in REMOVED:
+            raise ConfigError(f"config.{removed}: no field any more: {REMOVED[removed]}")
         if name not in hints:
             raise ConfigError(f"{path}.{name}: no such field; {_near(name, hints)}")
         hint, where = hints[name], f"{path}.{name}"
@@ -175,7 +181,9 @@ def _conflicts(config: Config, resolved: bool) -> typing.Iterator[str]:
             if getattr(data, name) > tower.max_positions:
                 yield (f"config.data.{name}={getattr(data, name)}: the model has "
                        f"{tower.max_positions} positions (max_positions)")
-    yield from _kind_conflicts(config)
+    if model.head != "none" and len(config.eval.labels) < 2:
+        yield (f"config.eval.labels: config.model.head={model.head} chooses among them; name the "
+               "classes, two or more, as the data's answers do")
     for name in ("train", "generator_warmup"):
         stage = getattr(config, name)
         if stage.batch_size % stage.optimizer.accumulate:
@@ -191,22 +199,6 @@ def _conflicts(config: Config, resolved: bool) -> typing.Iterator[str]:
     if config.retriever_warmup.optimizer.accumulate > 1:
         yield ("config.retriever_warmup.optimizer.accumulate: the passages of a batch are each "
                "other's negatives, so a batch cannot be split; set 1")
-
-
-def _kind_conflicts(config: Config) -> typing.Iterator[str]:
-    """What heads and Fusion-in-Decoder need."""
-    model, train = config.model, config.train
-    if model.head != "none" and len(config.eval.labels) < 2:
-        yield (f"config.eval.labels: config.model.head={model.head} chooses among them; name the "
-               "classes, two or more, as the data's answers do")
-    if model.kind == "fid" and (train.query_encoder_rate is not None
-                                or train.document_encoder == "refresh"):
-        yield ("config.model.kind=fid: its loss does not depend on the retriever; set "
-               "config.train.query_encoder_rate=none and config.train.document_encoder=frozen, as "
-               "config.runs=fid does")
-    if model.kind == "fid" and model.null_document != "none":
-        yield (f"config.model.null_document={model.null_document}: Fusion-in-Decoder reads all "
-               "passages at once, and never none of them; set none, as config.runs=fid does")
 
 
 def _run_conflicts(config: Config, run: str) -> typing.Iterator[str]:
@@ -243,8 +235,36 @@ def validate(config: Config, resolved: bool = False) -> Config:
 
 
 def for_run(config: Config, run: str) -> Config:
-    """The configuration of one of `config.runs`."""
-    return replace(config, RUNS[run])
+    """The configuration of one of `config.runs`; of that run's own configuration, the same again.
+
+    Raises:
+      ConfigError: `config` is that of other runs.
+    """
+    if run not in config.runs:
+        raise ConfigError(f"config.runs={','.join(config.runs)}: run {run!r} is not one of them")
+    return replace(config, {**RUNS[run].sets, "runs": (run,)})
+
+
+def check_runs_allow(config: Config, names: typing.Iterable[str]) -> None:
+    """Fields that a command sets must not be what all its runs set otherwise.
+
+    Raises:
+      ConfigError: names the field and the run.
+    """
+    for name in names:
+        of_runs = [str(RUNS[run].sets.get(name, "")).lower() for run in config.runs]
+        given = str(value(config, name)).lower()
+        if all(of_runs) and given not in of_runs:
+            raise ConfigError(f"config.{name}={given}: run {config.runs[0]!r} sets "
+                              f"config.{name}={of_runs[0]}; leave the field out, or name another "
+                              "run")
+
+
+def value(config: Config, dotted: str) -> Any:
+    """The value of a dotted field."""
+    for name in dotted.split("."):
+        config = getattr(config, name)
+    return config
 
 
 def load_file(path: str) -> Config:
@@ -283,7 +303,7 @@ def to_json(config: Config) -> str:
 
 
 def from_json(text: str) -> Config:
-    """The inverse of `to_json`; unknown fields are a ConfigError."""
+    """The inverse of `to_json`; fields that are none (`REMOVED` aside) are a ConfigError."""
 
     def flat(tree: dict, prefix: str = "") -> dict[str, Any]:
         leaves: dict[str, Any] = {}
@@ -294,4 +314,5 @@ def from_json(text: str) -> Config:
                 leaves[prefix + key] = tuple(value) if isinstance(value, list) else value
         return leaves
 
-    return validate(replace(Config(), flat(json.loads(text))))
+    kept = {name: v for name, v in flat(json.loads(text)).items() if name not in REMOVED}
+    return validate(replace(Config(), kept))

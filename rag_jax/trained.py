@@ -8,7 +8,7 @@ import shutil
 from collections.abc import Sequence
 from typing import Any
 
-from rag_jax import hosts, locks
+from rag_jax import hosts, locks, overrides
 from rag_jax.answering import Answerer
 from rag_jax.config import Config, ConfigError
 from rag_jax.data.question_files import Example
@@ -32,7 +32,7 @@ class Trained:
 
     def answerer(self, **changes: Any) -> Answerer:
         """Decoding as the configuration sets it; `changes` replace arguments of `Answerer`."""
-        return stages.make_answerer(self.job, self.index, self.job.config.model.kind, **changes)
+        return stages.make_answerer(self.job, self.index, **changes)
 
     def answer(self, questions: Sequence[str]) -> list[Answer]:
         """Answers questions, each with its evidence.
@@ -55,9 +55,9 @@ def open_trained(config: Config, path: pathlib.Path, run: str | None = None,
     """Restores a run's parameters and opens its memory.
 
     Args:
-      config: of the run.
+      config: of the workdir, or of the run; what makes the run this one is set here either way.
       path: the workdir.
-      run: None = the first of config.runs.
+      run: one of config.runs; None = the first of them that began.
       step: checkpoint; None = the best by dev score.
       index: folder of an index, or name of one in the workdir; None = the one that trained.
 
@@ -67,13 +67,14 @@ def open_trained(config: Config, path: pathlib.Path, run: str | None = None,
     """
     be_quiet()
     path = path.absolute()
+    run = workdir.run_of(path, config, run)
+    config = overrides.for_run(config, run)
     trained = workdir.read(path).classes
     if config.classes != trained:
         raise ConfigError(f"config.eval.labels: {path} was trained with the classes "
                           f"{', '.join(trained) or '(none)'}; leave config.eval.labels and "
                           "config.model.head as they are")
     job = open_job(config, path)
-    run = run or config.runs[0]
     params, meta = stages.load_params(job, run, step)
     if not config.retrieval.k:
         return Trained(job, run, params, None)
@@ -98,12 +99,12 @@ def index_passages(config: Config, path: pathlib.Path, passages: pathlib.Path, o
     """Indexes the passages of a file for a run: by its document encoder, or their words for BM25.
 
     Args:
-      config, path: of the run, and of its workdir.
+      config, path: of the workdir or of the run, as for `open_trained`, and the workdir.
       passages: whatever `read_corpus` reads, chunked as `config.data.chunk_words` says.
       out: the index folder to publish.
       queries: file of questions on which to measure recall; None = the dev questions.
       overwrite: replace another index at `out`.
-      run: None = the first of config.runs.
+      run: one of config.runs; None = the first of them that began.
 
     Raises:
       InUseError: `out` is in a workdir that another process writes into.
@@ -117,7 +118,9 @@ def _index_passages(config: Config, path: pathlib.Path, passages: pathlib.Path, 
                     queries: str | None, overwrite: bool, run: str | None
                     ) -> PassageIndex | Bm25Index:
     be_quiet()
-    job = open_job(config, path.absolute())
+    path = path.absolute()
+    run = workdir.run_of(path, config, run)
+    job = open_job(overrides.for_run(config, run), path)
     # Made anew each time, as the file may have changed; the embedding is what resumes.
     staging = out.absolute().with_name(out.name + ".passages")
     if hosts.leads():
@@ -127,7 +130,7 @@ def _index_passages(config: Config, path: pathlib.Path, passages: pathlib.Path, 
         store = job.prepared.memories[out.name]
         index = build_bm25(store, out, overwrite, hosts.leads(), hosts.wait)
     else:
-        params, _ = stages.restore_run(job.workdir / (run or config.runs[0]), job.model, job.mesh)
+        params, _ = stages.restore_run(path / run, job.model, job.mesh)
         index = index_memories(job, params, out.parent, overwrite,
                                load_examples(queries) if queries else None)[out.name]
     if hosts.leads():

@@ -9,17 +9,11 @@ import pytest
 from rag_jax import config as configs
 from rag_jax import overrides
 from rag_jax.config import BART_PRESETS, BERT_PRESETS, Config, ConfigError
-from rag_jax.overrides import replace, validate
+from rag_jax.overrides import replace, validate, value
 
 ROOT = pathlib.Path(__file__).parent.parent
 CONFIG_FILES = sorted((ROOT / "configs").glob("*.py"))
 OWN_DATA = {"data.passages": "p.tsv", "data.train": "t.jsonl", "data.dev": "d.jsonl"}
-
-
-def value(config, dotted):
-    for name in dotted.split("."):
-        config = getattr(config, name)
-    return config
 
 
 @pytest.mark.parametrize("name, text, expected", [
@@ -36,7 +30,7 @@ def value(config, dotted):
     ("retrieval.num_leaves", "12", 12),
     ("train.query_encoder_rate", "none", None),
     ("train.query_encoder_rate", "0.5", 0.5),
-    ("model.kind", "sequence", "sequence"),
+    ("retrieval.where", "device", "device"),
     ("model.retriever.remat", "none", "none"),  # a choice, not a missing value
     ("runs", "rag_token,frozen", ("rag_token", "frozen")),
     ("runs", "frozen", ("frozen",)),
@@ -56,7 +50,7 @@ def test_an_override_becomes_the_type_of_its_field(name, text, expected):
     ("train.optimizer.b1", "fast", "config.train.optimizer.b1='fast': expected float"),
     ("tensorboard", "yes", "config.tensorboard='yes': expected bool (true or false)"),
     ("retrieval.num_leaves", "auto", "config.retrieval.num_leaves='auto': expected int|none"),
-    ("model.kind", "sequense", "expected token|sequence|fid (did you mean sequence?)"),
+    ("retrieval.retriever", "bm-25", "expected dpr|bm25 (did you mean bm25?)"),
     ("model.generator.dtype", "int8", "expected float32|bfloat16"),
 ])
 def test_text_of_another_type_is_refused_with_field_value_and_type(name, text, told):
@@ -73,6 +67,7 @@ def test_text_of_another_type_is_refused_with_field_value_and_type(name, text, t
     ("model.generator.heds", "config.model.generator.heds: no such field; did you mean heads"),
     ("mesh.qqqq", "config.mesh.qqqq: no such field; known: data, fsdp, model"),
     ("seed.x", "config.seed is a single value and has no field 'x'"),
+    ("model.kind", "config.model.kind: no field any more: the run decides it; set config.runs"),
 ])
 def test_an_unknown_field_names_its_place_and_near_matches(name, told):
     with pytest.raises(ConfigError) as error:
@@ -164,7 +159,7 @@ def test_a_value_out_of_bounds_is_refused(name, text, told):
     {"train.query_encoder_rate": None}, {"retrieval.num_leaves": None}, OWN_DATA,
     {"runs": tuple(configs.RUNS), "model.null_document": "bias", "train.collapse_guard": "stop"},
     {"runs": ("bm25",), "retrieval.where": "device"},
-    {"model.kind": "fid", "train.query_encoder_rate": None},
+    {"runs": ("fid",), "model.null_document": "bias"},
     {"model.head": "classification", "eval.labels": ("yes", "no")},
     {"model.head": "label_token", "eval.labels": ("yes", "no")},
 ])
@@ -194,12 +189,6 @@ def test_the_ends_of_the_bounds_and_none_are_allowed(changes):
      "config.train.document_encoder=refresh: the passages are embedded again on the devices"),
     ({"train.document_encoder": "refresh", "retrieval.where": "device", "retrieval.k": 0},
      "set config.retrieval.where=device and config.retrieval.k above 0"),
-    ({"model.kind": "fid"}, "config.model.kind=fid: its loss does not depend on the retriever; set "
-     "config.train.query_encoder_rate=none"),
-    ({"model.kind": "fid", "train.query_encoder_rate": None, "retrieval.where": "device",
-      "train.document_encoder": "refresh"}, "and config.train.document_encoder=frozen"),
-    ({"model.kind": "fid", "train.query_encoder_rate": None, "model.null_document": "bias"},
-     "config.model.null_document=bias: Fusion-in-Decoder reads all passages at once"),
     ({"model.head": "classification", "eval.labels": ("yes",)},
      "config.eval.labels: config.model.head=classification chooses among them; name the classes"),
     ({"model.head": "label_token"}, "config.eval.labels: config.model.head=label_token chooses"),
@@ -260,11 +249,28 @@ def test_json_with_an_unknown_or_a_wrong_field_is_refused():
         overrides.from_json(json.dumps({**tree, "seed": -1}))
 
 
-@pytest.mark.parametrize("run, changed", configs.RUNS.items())
-def test_a_run_changes_its_own_fields_alone(run, changed):
-    config = overrides.for_run(Config(), run)
-    assert all(value(config, name) == new for name, new in changed.items())
-    assert replace(config, {n: value(Config(), n) for n in changed}) == Config()
+def test_json_of_an_earlier_version_opens_without_the_fields_that_are_gone():
+    tree = json.loads(overrides.to_json(replace(Config(), {"runs": ("rag_sequence",)})))
+    tree["model"]["kind"] = "token"
+    config = overrides.from_json(json.dumps(tree))
+    assert config.kind == "sequence" and config == replace(Config(), {"runs": ("rag_sequence",)})
+
+
+@pytest.mark.parametrize("run, made", configs.RUNS.items())
+def test_a_run_changes_its_own_fields_alone(run, made):
+    """Its name and kind, too, are said by its configuration: the same function leaves it alone."""
+    whole = replace(Config(), {"runs": tuple(configs.RUNS)})
+    config = overrides.for_run(whole, run)
+    assert all(value(config, name) == new for name, new in made.sets.items())
+    assert replace(config, {n: value(whole, n) for n in (*made.sets, "runs")}) == whole
+    assert config.kind == made.kind and overrides.for_run(config, run) == config
+
+
+def test_the_configuration_of_a_run_is_not_that_of_another():
+    """Opened as rag_sequence it decoded as RAG-Token."""
+    token = overrides.for_run(replace(Config(), {"runs": ("rag_token", "frozen")}), "rag_token")
+    with pytest.raises(ConfigError, match="config.runs=rag_token: run 'frozen' is not one of them"):
+        overrides.for_run(token, "frozen")
 
 
 @pytest.mark.parametrize("run", configs.RUNS)
@@ -273,7 +279,7 @@ def test_every_run_can_be_trained(run):
     refresh = {"train.document_encoder": "refresh", "retrieval.where": "device"}
     head = {"model.head": "classification", "eval.labels": ("yes", "no")}
     for changes in ({}, refresh, head):
-        validate(overrides.for_run(replace(Config(), changes), run))
+        validate(overrides.for_run(replace(Config(), {**changes, "runs": (run,)}), run))
 
 
 @pytest.mark.parametrize("file", CONFIG_FILES, ids=lambda file: file.name)

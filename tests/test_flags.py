@@ -75,6 +75,28 @@ def test_what_cannot_be_used_is_a_config_error(argv, told):
     assert told in str(error.value)
 
 
+@pytest.mark.parametrize("argv, told", [
+    (["runs=closed_book", "retrieval.k=7"],
+     "config.retrieval.k=7: run 'closed_book' sets config.retrieval.k=0; leave the field out"),
+    (["runs=frozen,fid", "train.query_encoder_rate=0.5"], "run 'frozen' sets config.train.query_en"
+     "coder_rate=none"),
+    (["runs=rag_sequence", "model.kind=token"], "the run decides it"),
+    (["model.kind=sequence"], "the run decides it; set config.runs"),
+    (["runs=rag_token,closed_book", "retrieval.k=7"], None),
+    (["runs=closed_book", "retrieval.k=0"], None),
+    (["runs=frozen", "train.query_encoder_rate=none"], None),
+])
+def test_a_field_that_no_run_of_the_command_would_have_is_refused(argv, told):
+    """The run's name overrode it without a word."""
+    argv = [f"--config.{change}" for change in argv]
+    if told is None:
+        parse(*argv)
+        return
+    with pytest.raises(configs.ConfigError) as error:
+        parse(*argv)
+    assert told in str(error.value)
+
+
 def test_an_unknown_option_is_refused(capsys):
     """argparse, left to itself with parse_known_args, would ignore it."""
     with pytest.raises(SystemExit) as stop:
@@ -197,6 +219,12 @@ def test_run_picks_one_of_the_workdirs_runs(tmp_path):
                                        flags.workdir_config)[1]
 
     assert parsed().train.query_encoder_rate is None
-    assert parsed("--run=rag_sequence").model.kind == "sequence"
+    assert parsed("--run=rag_sequence").kind == "sequence"
+    (tmp_path / "rag_sequence").mkdir()  # the first one that began
+    assert parsed().kind == "sequence"
+    with pytest.raises(configs.ConfigError, match="--config.runs=frozen: --run names the one of"):
+        parsed("--config.runs=frozen")
+    with pytest.raises(configs.ConfigError, match="config.train.query_encoder_rate=1.0: run 'froz"):
+        parsed("--run=frozen", "--config.train.query_encoder_rate=1")
     with pytest.raises(configs.ConfigError, match="--run=rag_token.*frozen, rag_sequence"):
         parsed("--run=rag_token")

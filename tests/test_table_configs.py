@@ -95,7 +95,7 @@ def step_of(file):
     config = overrides.for_run(overrides.validate(overrides.load_file(str(file))), run)
     model = rag.RagModel(dataclasses.replace(config.model.retriever, pretrained=""),
                          dataclasses.replace(config.model.generator, pretrained=""),
-                         config.model.kind, 2, 2, 1, lexical=config.retrieval.retriever == "bm25",
+                         config.kind, 2, 2, 1, lexical=config.retrieval.retriever == "bm25",
                          classes=len(config.classes))
     rates = {"query_encoder": config.train.query_encoder_rate, "generator": 1.0}
     rates |= {rag.CLASSIFIER: 1.0} if model.classes else {}

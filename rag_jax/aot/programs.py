@@ -134,7 +134,7 @@ def _train(job: stages.Job, run: str, memory: Memory | None) -> Program:
 
 def _answering(job: stages.Job) -> tuple[Any, Any, Batch]:
     """The answerer of `config.eval`, its parameters and a batch."""
-    answerer = stages.make_answerer(job, None, job.config.model.kind)
+    answerer = stages.make_answerer(job, None)
     params = step.abstract_params(answerer.model, answerer.model.towers, job.mesh)
     k = answerer.k if job.config.retrieval.k else 0
     return answerer, params, _batch(job, answerer.batch_size, k)

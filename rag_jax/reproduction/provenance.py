@@ -16,8 +16,9 @@ import jax
 import rag_jax
 from rag_jax import overrides
 from rag_jax.config import Config, ConfigError
+from rag_jax.overrides import value
 from rag_jax.reproduction.cells import Cell, Measurement
-from rag_jax.training.workdir import CHANGEABLE, value
+from rag_jax.training.workdir import CHANGEABLE
 
 CHECKOUT = pathlib.Path(__file__).parents[2]
 ENDS = 1 << 20  # bytes

@@ -150,7 +150,7 @@ class Worker:
         job = self._job(cell)
         index = self._memory(cell, what) if job.config.retrieval.k else None
         changes = {"k": what.k} if what.k else {}
-        return stages.make_answerer(job, index, job.config.model.kind, **changes)
+        return stages.make_answerer(job, index, **changes)
 
     def _memory(self, cell: Cell, what: Measurement) -> stages.Memory:
         job, warm = self._job(cell), self._warmed(cell)

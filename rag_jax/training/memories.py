@@ -85,7 +85,7 @@ def index_memories(job: Job, params: Any, folder: pathlib.Path, overwrite: bool 
             print(f"recall is measured with {len(drawn)} of the {len(dev)} dev questions, drawn by "
                   f"config.seed={job.config.seed}", flush=True)
         queries = [dev[row] for row in sorted(drawn)]
-    answerer = make_answerer(job, None, job.config.model.kind)
+    answerer = make_answerer(job, None)
     sample = answerer.embed_questions(unstack_layers(params), job.tokenize(queries))
     return {name: index_memory(job, params, store, folder / name, sample, overwrite)
             for name, store in job.prepared.memories.items()}
@@ -113,6 +113,7 @@ def memories_of(job: Job, run: str, indexes: Mapping[str, PassageIndex]) -> Mapp
 
     Those are in RUN/indexes, embedded with its best checkpoint, made where they are missing.
     """
+    job = job.of_run(run)
     if job.model.lexical:
         return index_words(job)
     if job.config.train.document_encoder == "frozen":
@@ -153,6 +154,7 @@ def memory_of_file(job: Job, run: str, warm: Any, name: str, passages: str, word
       name: of those passages alone: what is there under it is taken for them.
       passages, words: as in `job_of_file`.
     """
+    job = job.of_run(run)
     job = job_of_file(job, name, passages, words, job.workdir / "data" / "memories" / name)
     if job.model.lexical or job.config.train.document_encoder != "frozen":
         return memories_of(job, run, {})[name]

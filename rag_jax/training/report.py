@@ -39,15 +39,15 @@ class _Reporter:
         index = self.memories(run)[memory or next(iter(job.prepared.memories))]
         if not job.config.retrieval.k:
             index = None
-        return stages.make_answerer(job, index, job.config.model.kind)
+        return stages.make_answerer(job, index)
 
     def memories(self, run: str) -> Mapping[str, stages.Memory]:
         if run not in self._memories:
-            self._memories[run] = memories.memories_of(self.job.of_run(run), run, self.indexes)
+            self._memories[run] = memories.memories_of(self.job, run, self.indexes)
         return self._memories[run]
 
     def params(self, run: str) -> Any:
-        return stages.load_params(self.job.of_run(run), run)[0]
+        return stages.load_params(self.job, run)[0]
 
     def evaluate(self, run: str) -> Evaluation:
         questions = self.job.tokens(self.split)
@@ -70,7 +70,7 @@ class _Reporter:
     def frozen_recall(self, warm: Any) -> dict[str, float]:
         """Retrieval by the query encoder as it was before fine-tuning."""
         index = next(iter(self.indexes.values()))
-        answerer = stages.make_answerer(self.job, index, "token")
+        answerer = stages.make_answerer(self.job, index)
         questions = self.job.tokens(self.split)
         params = stages.unstack_layers(warm)
         return retrieval_metrics(answerer, questions, answerer.retrieve(params, questions))

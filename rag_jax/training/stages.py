@@ -101,7 +101,7 @@ def build_model(config: Config, prepared: Prepared) -> rag.RagModel:
         towers[name] = dataclasses.replace(
             tower, pretrained="", vocab_size=tower.vocab_size or tokenizer.vocab_size)
     tok = prepared.generator_tokenizer
-    return rag.RagModel(towers["retriever"], towers["generator"], config.model.kind, tok.end,
+    return rag.RagModel(towers["retriever"], towers["generator"], config.kind, tok.end,
                         tok.end, tok.pad, config.model.null_document,
                         config.retrieval.retriever == "bm25", config.head_classes)
 
@@ -196,12 +196,12 @@ def warm_up_generator(job: Job) -> Any:
     return run_stage(stage).params
 
 
-def make_answerer(job: Job, index: Memory | None, kind: str, **changes: Any) -> Answerer:
+def make_answerer(job: Job, index: Memory | None, **changes: Any) -> Answerer:
     """Decoding and retrieval as `config.eval` and `config.retrieval` set them, with `changes`."""
     config = job.config
     looped = {"scan_layers": False, "remat": "none"}
     model = dataclasses.replace(
-        job.model, kind=kind,
+        job.model,
         generator=dataclasses.replace(job.model.generator, **looped),
         retriever=dataclasses.replace(job.model.retriever, **looped))
     settings = {
@@ -245,14 +245,15 @@ def fine_tune(job: Job, run: str, warm: Any, index: Memory) -> Any:
     """Fine-tuning of one run; returns the parameters of its best checkpoint by dev score.
 
     Args:
-      job: with the configuration of this run.
+      job: of the workdir, or of this run.
       run: its name and folder.
       warm: parameters to start from, of all towers but the null document and the classifier.
       index: the memory.
     """
+    job = job.of_run(run)
     config, towers = job.config, job.model.towers
     source, complete, refresher = _rag_source(job, index)
-    answerer = make_answerer(job, index if config.retrieval.k else None, config.model.kind)
+    answerer = make_answerer(job, index if config.retrieval.k else None)
     dev = job.tokens("dev")
     if config.eval.max_examples:
         dev = job.tokenize(dev.examples[: config.eval.max_examples])
@@ -322,7 +323,7 @@ def _rag_source(job: Job, index: Memory) -> tuple[
 
 def load_params(job: Job, run: str, step_number: int | None = None) -> tuple[Any, dict]:
     """(parameters with looped layers, meta) of a run's best checkpoint, or of a given step."""
-    params, meta = restore_run(job.workdir / run, job.model, job.mesh, step_number)
+    params, meta = restore_run(job.workdir / run, job.of_run(run).model, job.mesh, step_number)
     return unstack_layers(params), meta
 
 

@@ -5,19 +5,13 @@ import pathlib
 
 from rag_jax import files, hosts, overrides
 from rag_jax.config import Config, ConfigError
+from rag_jax.overrides import value
 
 # What may differ from the configuration of an earlier command on the same workdir.
 CHANGEABLE = ("runs", "tensorboard", "data.data_dir", "eval.", "mesh.", "train.log_every",
               "train.keep", "train.collapse_guard", "retriever_warmup.log_every",
               "generator_warmup.log_every", "model.generator.dtype", "model.retriever.dtype",
               "model.generator.remat", "model.retriever.remat", "model.generator.logit_chunk")
-
-
-def value(config: Config, dotted: str):
-    """The value of a dotted field."""
-    for name in dotted.split("."):
-        config = getattr(config, name)
-    return config
 
 
 def start(config: Config, workdir: pathlib.Path) -> pathlib.Path:
@@ -70,3 +64,16 @@ def read(workdir: pathlib.Path) -> Config:
     except json.JSONDecodeError as error:
         raise ConfigError(f"{file} is damaged ({error}); restore it, or train in another "
                           "--workdir") from None
+
+
+def run_of(workdir: pathlib.Path, config: Config, named: str | None = None) -> str:
+    """The run that a command means: the one it names, else the first of config.runs that began.
+
+    Raises:
+      ConfigError: the workdir has no run of that name.
+    """
+    if named is None:
+        return next((run for run in config.runs if (workdir / run).is_dir()), config.runs[0])
+    if named not in config.runs:
+        raise ConfigError(f"--run={named}: {workdir} has the runs {', '.join(config.runs)}")
+    return named

@@ -6,7 +6,7 @@ import math
 import jax
 import pytest
 
-from rag_jax import convert, evaluate, generate, overrides, train
+from rag_jax import convert, evaluate, generate, train
 from rag_jax.config import ConfigError
 from rag_jax.trained import open_trained
 from rag_jax.training import workdir as workdirs
@@ -109,8 +109,8 @@ def test_a_classifier_trains_evaluates_and_answers(claims, tmp_path, capsys):
                 float(run != "closed_book"), abs=1e-5)
         assert report["em"][run] == pytest.approx(exact_match(records))
         assert report["metrics"][run]["nll"] == pytest.approx(sum(nll) / len(nll), rel=1e-4)
-    config = overrides.for_run(workdirs.read(tmp_path), "rag_token")
-    model = open_trained(config, tmp_path)
+    model = open_trained(workdirs.read(tmp_path), tmp_path)
+    assert open_trained(workdirs.read(tmp_path), tmp_path, "closed_book").index is None
     assert set(model.params) == {*model.job.model.towers} and model.job.model.classes == 3
     generate_knows_the_classes_alone(tmp_path, capsys)
     with pytest.raises(ConfigError, match="config.eval.labels: .* there, .* now"):

@@ -30,7 +30,8 @@ class OnDisk:
     def cells(self, task, run):
         if task not in ("nq", "jeopardy", "msmarco", "fever3"):
             return []
-        return [Cell(f"{task}-{seed}", overrides.replace(Config(seed=seed), self.changes), run)
+        return [Cell(f"{task}-{seed}", overrides.replace(
+            Config(seed=seed, runs=(run,)), self.changes), run)
                 for seed in (0, 1)]
 
 

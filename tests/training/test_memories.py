@@ -34,7 +34,8 @@ def test_recall_is_measured_with_a_seeded_sample_of_many_questions(
 
 
 @pytest.mark.parametrize(("lexical", "document_encoder", "built"), [
-    (True, "frozen", "words"), (False, "frozen", "w/indexes"), (False, "refresh", "w/run/indexes")])
+    (True, "frozen", "words"), (False, "frozen", "w/indexes"),
+    (False, "refresh", "w/rag_token/indexes")])
 def test_a_memory_of_a_file_is_indexed_as_the_run_searches(
         monkeypatch, tmp_path, lexical, document_encoder, built):
     config = overrides.replace(Config(), {"train.document_encoder": document_encoder})
@@ -53,7 +54,7 @@ def test_a_memory_of_a_file_is_indexed_as_the_run_searches(
     file.write_text("id\ttitle\ttext\n7\tPeru\tone two three four five\n")
 
     def memory():
-        return memories.memory_of_file(job, "run", "warm", "old", str(file), 2)
+        return memories.memory_of_file(job, "rag_token", "warm", "old", str(file), 2)
 
     store, how, params = memory()
     assert [store[row].text for row in range(len(store))] == ["one two", "three four", "five"]

@@ -48,7 +48,7 @@ def test_another_value_of_a_field_that_shapes_the_model_is_refused(tmp_path, nam
     changed = replace(base, {name: changed_value(name)})
     with pytest.raises(ConfigError) as error:
         workdir.start(changed, tmp_path)
-    earlier, now = workdir.value(base, name), workdir.value(changed, name)
+    earlier, now = overrides.value(base, name), overrides.value(changed, name)
     assert f"config.{name}: {earlier!r} there, {now!r} now" in str(error.value)
     assert str(tmp_path) in str(error.value)
     assert workdir.read(tmp_path) == base, "the refused command must leave no trace"

@@ -1,0 +1,64 @@
+"""A trained run opened from Python: the run decides its configuration, not who opens it."""
+
+import types
+
+import pytest
+
+from rag_jax import overrides, trained
+from rag_jax.config import Config, ConfigError
+from rag_jax.training import stages, workdir
+
+
+@pytest.fixture
+def path(tmp_path, monkeypatch):
+    """A workdir with three runs, whose parameters and indexes are stubs."""
+    runs = ("rag_token", "rag_sequence", "closed_book")
+    workdir.start(overrides.replace(Config(), {"runs": runs}), tmp_path)
+
+    def open_job(config, path):
+        prepared = types.SimpleNamespace(memories={"now": None}, format=None)
+        return stages.Job(config, path, prepared, None)
+
+    monkeypatch.setattr(stages.Job, "model", types.SimpleNamespace(lexical=False))
+    monkeypatch.setattr(trained, "open_job", open_job)
+    monkeypatch.setattr(stages, "load_params", lambda job, run, step: (
+        f"parameters of {run}", {"encoder_fingerprint": "f"}))
+    monkeypatch.setattr(trained.PassageIndex, "open", lambda folder, *_, **__: folder.name)
+    monkeypatch.setattr(trained.on_device, "open_index", lambda *given: given[-1])
+    return tmp_path
+
+
+@pytest.mark.parametrize("run, kind, k, index", [
+    (None, "token", 5, "now"), ("rag_sequence", "sequence", 5, "now"),
+    ("closed_book", "token", 0, None)])
+def test_the_workdirs_configuration_opens_each_run_as_what_it_is(path, run, kind, k, index):
+    """rag_sequence decoded as RAG-Token, and closed_book read five passages."""
+    config = workdir.read(path)
+    for given in (config, overrides.for_run(config, run or "rag_token")):
+        opened = trained.open_trained(given, path, run)
+        found = opened.job.config
+        assert (found.runs, found.kind, found.retrieval.k, opened.index) == (
+            (run or "rag_token",), kind, k, index)
+        assert opened.run == found.runs[0] and opened.params == f"parameters of {opened.run}"
+
+
+def test_the_first_run_that_began_is_opened_where_none_is_named(path):
+    (path / "rag_sequence").mkdir()
+    assert trained.open_trained(workdir.read(path), path).run == "rag_sequence"
+
+
+def test_one_runs_configuration_does_not_open_another(path):
+    with pytest.raises(ConfigError, match="--run=rag_sequence: .* has the runs rag_token"):
+        trained.open_trained(overrides.for_run(workdir.read(path), "rag_token"), path,
+                             "rag_sequence")
+
+
+def test_an_index_is_built_for_a_run_as_it_is(path, monkeypatch):
+    asked = []
+    monkeypatch.setattr(trained, "job_of_file", lambda job, *_: asked.append(job.config) or job)
+    monkeypatch.setattr(trained.stages, "restore_run", lambda *given: (asked.append(given[0]), {}))
+    monkeypatch.setattr(trained, "index_memories", lambda *given: {"out": "index"})
+    monkeypatch.setattr(trained.shutil, "rmtree", lambda *_, **__: None)
+    trained.index_passages(workdir.read(path), path, path / "p.tsv", path / "out",
+                           run="rag_sequence")
+    assert asked[0].kind == "sequence" and asked[1] == path / "rag_sequence"
