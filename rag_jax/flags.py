@@ -16,6 +16,7 @@ from rag_jax.config import BART_PRESETS, BERT_PRESETS, EVAL_PRESETS, Config, Con
 ROOT = pathlib.Path(__file__).parent.parent
 QUICKSTART = ROOT / "configs" / "quickstart.py"
 DEFAULT_WORKDIR = "runs/quickstart"
+UNFINISHED = 75  # status of a run that a signal stopped: EX_TEMPFAIL, run the same command again
 
 
 def make_parser(name: str, description: str) -> argparse.ArgumentParser:
@@ -155,7 +156,8 @@ def run(main: Callable[[], int | None]) -> None:
             raise
         traceback.print_exc()
         code = 1
-    if code and hosts.connected():
+    # What a signal stopped has stopped in all processes, which part as those that are done.
+    if code and code != UNFINISHED and hosts.connected():
         hosts.leave(code)
     sys.exit(code)
 

@@ -15,7 +15,7 @@ NAMES = ("table1", "table2", "table3", "pairwise", "table5", "table6", "figure2"
          "hot_swap", "fever_overlap")
 
 
-def main(argv: list[str] | None = None) -> None:
+def main(argv: list[str] | None = None) -> int | None:
     """Entry point; `argv` without the program's name, None = the process's arguments."""
     parser = flags.make_parser("reproduce", __doc__)
     parser.add_argument("name", choices=[*NAMES, "all"], metavar="NAME",
@@ -68,6 +68,8 @@ def main(argv: list[str] | None = None) -> None:
         run.reproduce(names, root, scale, work=toy or options.execute)
     except Preempted as reason:
         print(f"{reason}; the same command goes on from there", flush=True)
+        return flags.UNFINISHED
+    return None
 
 
 if __name__ == "__main__":

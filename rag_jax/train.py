@@ -1,7 +1,8 @@
 """Trains a retrieval-augmented model: `python -m rag_jax.train [--config=FILE] [--workdir=DIR]`.
 
 Runs the stages of a configuration one after the other: data, retriever warm-up, generator
-warm-up, index, RAG fine-tuning, final report. The same command takes an interrupted run up again.
+warm-up, index, RAG fine-tuning, final report. The same command takes an interrupted run up again;
+one that SIGTERM or Ctrl-C stopped between two steps has saved first, and ends with status 75.
 """
 
 import pathlib
@@ -25,6 +26,7 @@ def main(argv: list[str] | None = None) -> int | None:
         train(config, pathlib.Path(options.workdir))
     except Preempted as reason:
         print(f"{reason}; the same command goes on from there", flush=True)
+        return flags.UNFINISHED
     return None
 
 

@@ -8,7 +8,8 @@ import sys
 import pytest
 
 from rag_jax import config as configs
-from rag_jax import flags, overrides
+from rag_jax import flags, hosts, overrides, reproduce, train
+from rag_jax.training.loop import Preempted
 
 ROOT = pathlib.Path(__file__).parent.parent
 ENTRY_POINTS = ("train", "evaluate", "generate", "build_index")
@@ -151,6 +152,33 @@ def test_the_status_of_main_is_the_status_of_the_process():
         with pytest.raises(SystemExit) as stop:
             flags.run(lambda code=code: code)
         assert stop.value.code == code
+
+
+@pytest.mark.parametrize("status, left", [(1, [1]), (flags.UNFINISHED, [])])
+def test_a_stopped_job_parts_in_order_and_a_failed_one_at_once(monkeypatch, status, left):
+    """A process that left without the others would end them with another status than 75."""
+    codes = []
+    monkeypatch.setattr(hosts, "connected", lambda: True)
+    monkeypatch.setattr(hosts, "leave", codes.append)
+    with pytest.raises(SystemExit) as stop:
+        flags.run(lambda: status)
+    assert stop.value.code == status and codes == left
+
+
+@pytest.mark.parametrize("module, called, argv", [
+    (train, "rag_jax.training.run.train", []),
+    (reproduce, "rag_jax.reproduction.run.reproduce", ["table1", "--reduced"])])
+def test_what_a_signal_stops_ends_with_status_75(monkeypatch, capsys, tmp_path, module, called,
+                                                 argv):
+    """With status 0 a job scheduler would take it for finished."""
+    def stopped(*_, **__):
+        raise Preempted("generator: stopped at step 3")
+
+    monkeypatch.setattr(called, stopped)
+    assert module.main([*argv, f"--workdir={tmp_path}"]) == 75
+    assert "stopped at step 3; the same command goes on" in capsys.readouterr().out
+    monkeypatch.setattr(called, lambda *_, **__: None)
+    assert not module.main([*argv, f"--workdir={tmp_path}"])
 
 
 CHECK = """

@@ -45,14 +45,17 @@ start() {
   echo $! > pid
 }
 
-# Runs the command and says in `ended` how it ended. Where that is not said, something ended this
-# shell too: a machine that went down, or a SIGTERM to the whole session, on which rag_jax.train
-# saves and exits with status 0 without being done. The lock is inherited: nothing can start while
-# any of them lives.
+# Runs the command and says in `ended` how it ended; 75 is the status of rag_jax.train when a signal
+# has stopped it. Where nothing is said, something ended this shell too: a machine that went down, or
+# a SIGTERM to the whole session. The lock is inherited: nothing can start while any of them lives.
 supervise() {
   local code=0
   (export PATH="$PWD/venv/bin:$PATH" PYTHONUNBUFFERED=1 && cd src && exec "$@") || code=$?
-  if ((code)); then echo "failed $code"; else echo "done"; fi > ended.new
+  case $code in
+    0) echo "done" ;;
+    75) echo "interrupted" ;;
+    *) echo "failed $code" ;;
+  esac > ended.new
   mv ended.new ended
 }
 

@@ -209,6 +209,8 @@ def run_stage(stage: Stage) -> TrainState:
                 state, metrics = take(state, batch, np.int32(step))
                 watch.note(step, metrics)
                 _after_step(stage, checkpointer, writer, watch, step + 1, state)
+        if any(hosts.exchange(guard.requested)):
+            raise Preempted(f"{stage.name}: stopped after its last step, checkpoint saved")
     return state
 
 

@@ -8,10 +8,10 @@ from types import FrameType
 class PreemptionGuard:
     """Turns SIGTERM, and the first Ctrl-C, into a flag for the training loop to read.
 
-    Between two steps the loop looks at `requested`, saves a checkpoint and leaves with exit
-    status 0. A second Ctrl-C interrupts at once, as if there were no guard. The former handlers
-    return on exit. Outside the main thread, where Python allows no handlers, the guard does
-    nothing and `requested` stays False.
+    Between two steps the loop looks at `requested`, saves a checkpoint and leaves; the command
+    ends with status 75. A second Ctrl-C interrupts at once, as if there were no guard. The former
+    handlers return on exit. Outside the main thread, where Python allows no handlers, the guard
+    does nothing and `requested` stays False.
 
     The flag is this process's own. With several processes each may see it at another step, and
     they must save the same one: the loop asks them all.

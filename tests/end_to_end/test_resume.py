@@ -62,7 +62,7 @@ def assert_same(first: pathlib.Path, second: pathlib.Path) -> None:
 
 def test_sigterm_saves_and_the_same_command_goes_on(uninterrupted, tmp_path):
     status = interrupt(tmp_path, "rag_token 5/10", signal.SIGTERM)
-    assert status == 0
+    assert status == 75, "a job scheduler must not take it for finished"
     steps = [int(p.name) for p in (tmp_path / "rag_token").iterdir() if p.name.isdigit()]
     assert steps and max(steps) < 10, "SIGTERM must leave a checkpoint of an unfinished run"
     finish("train", tmp_path)

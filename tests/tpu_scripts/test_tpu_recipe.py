@@ -48,8 +48,7 @@ case "{name} $*" in *{fails}*) exit 9 ;; *rag_jax.train*) {train} ;; esac""")
 def test_every_command_is_one_that_rag_jax_takes(cloud, parse, tmp_path):
     work = tmp_path / "nq"
     work.mkdir()
-    done, commands = run(cloud, str(work), "--config.train.steps=7",
-                         train=f'touch "{work}/report.json"')
+    done, commands = run(cloud, str(work), "--config.train.steps=7")
     assert done.returncode == 0, done.stderr
     assert [words[0] for words in commands] == STEPS
     options, config = parse(commands[2])
@@ -71,15 +70,14 @@ def test_every_command_is_one_that_rag_jax_takes(cloud, parse, tmp_path):
 
 def test_a_step_that_fails_ends_it(cloud, tmp_path):
     for number, name in enumerate(STEPS[1:4], 2):
-        done, commands = run(cloud, str(tmp_path), fails=name,
-                             train=f'touch "{tmp_path}/report.json"')
+        done, commands = run(cloud, str(tmp_path), fails=name)
         assert done.returncode == 9 and [words[0] for words in commands] == STEPS[:number]
 
 
 def test_interrupted_training_is_not_evaluated(cloud, tmp_path):
-    """rag_jax.train ends a SIGTERM with status 0 and without a report."""
-    done, commands = run(cloud, str(tmp_path))
-    assert done.returncode == 1 and "training was interrupted" in done.stderr
+    """rag_jax.train ends with status 75 when a signal has stopped it, on whichever host."""
+    done, commands = run(cloud, str(tmp_path), train="exit 75")
+    assert done.returncode == 75
     assert [words[0] for words in commands] == STEPS[:3]
 
 

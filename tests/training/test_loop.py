@@ -193,9 +193,14 @@ def test_sigterm_saves_the_next_step_and_the_rest_ends_the_same(tmp_path, whole,
     assert same(run_stage(made), whole[0]) and ran == list(range(signalled + 1, 10))
 
 
-def test_sigterm_in_the_last_step_finishes_the_stage(tmp_path, whole):
+def test_sigterm_in_the_last_step_stops_with_the_stage_finished(tmp_path, whole):
+    """Going on to the next stage, the process would be killed when its time is up."""
     made, _ = stage(tmp_path, at={9: terminate})
-    assert same(run_stage(made), whole[0]) and saved(tmp_path) == [10]
+    with pytest.raises(Preempted, match="toy: stopped after its last step, checkpoint saved"):
+        run_stage(made)
+    assert saved(tmp_path) == [10]
+    made, ran = stage(tmp_path)
+    assert same(run_stage(made), whole[0]) and not ran
 
 
 def test_nan_found_while_stopping_is_not_saved(tmp_path):
