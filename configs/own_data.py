@@ -16,11 +16,12 @@ from rag_jax.config import (
     Config,
     DataConfig,
     EvalConfig,
+    GeneratorWarmupConfig,
     ModelConfig,
     OptimizerConfig,
     RetrievalConfig,
+    RetrieverWarmupConfig,
     TrainConfig,
-    WarmupConfig,
 )
 
 
@@ -39,10 +40,10 @@ def get_config() -> Config:
                                           mlp_width=1024, encoder_layers=1, decoder_layers=1,
                                           init_std=0.0625, **no_dropout)),
         retrieval=RetrievalConfig(k=5),
-        retriever_warmup=WarmupConfig(
+        retriever_warmup=RetrieverWarmupConfig(
             steps=800, batch_size=64,
             optimizer=OptimizerConfig(learning_rate=5e-4, schedule="linear", warmup_steps=100)),
-        generator_warmup=WarmupConfig(
+        generator_warmup=GeneratorWarmupConfig(
             steps=1000, batch_size=16,
             optimizer=OptimizerConfig(learning_rate=1e-3, schedule="cosine", warmup_steps=100)),
         train=TrainConfig(

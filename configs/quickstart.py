@@ -15,11 +15,12 @@ from rag_jax.config import (
     Config,
     DataConfig,
     EvalConfig,
+    GeneratorWarmupConfig,
     ModelConfig,
     OptimizerConfig,
     RetrievalConfig,
+    RetrieverWarmupConfig,
     TrainConfig,
-    WarmupConfig,
 )
 
 
@@ -44,10 +45,10 @@ def get_config() -> Config:
                 decoder_layers=1, init_std=0.0625, **no_dropout),
         ),
         retrieval=RetrievalConfig(k=2),
-        retriever_warmup=WarmupConfig(
+        retriever_warmup=RetrieverWarmupConfig(
             steps=600, batch_size=128, hard_negatives=3,
             optimizer=OptimizerConfig(learning_rate=1e-3, schedule="cosine", warmup_steps=50)),
-        generator_warmup=WarmupConfig(
+        generator_warmup=GeneratorWarmupConfig(
             steps=900, batch_size=32, permute_sentences=0.0, mask_ratio=0.35,
             optimizer=OptimizerConfig(learning_rate=2e-3, schedule="cosine", warmup_steps=50,
                                       end_fraction=0.1)),

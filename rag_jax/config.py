@@ -244,18 +244,29 @@ class OptimizerConfig:
 
 @dataclasses.dataclass(frozen=True)
 class WarmupConfig:
-    """A warm-up stage: the retriever's (DPR) or the generator's (BART denoising)."""
+    """What both warm-up stages have."""
 
     steps: int = field(1000, "optimiser steps; 0 = no warm-up", at_least=0)
     batch_size: int = field(64, "examples per step", at_least=1)
     log_every: int = field(50, "steps between log lines", at_least=1)
     save_every: int = field(500, "steps between checkpoints", at_least=1)
     optimizer: OptimizerConfig = section(OptimizerConfig)
-    hard_negatives: int = field(1, "retriever: hard negatives per question", at_least=0)
-    mask_ratio: float = field(0.3, "generator: share of tokens in masked spans", at_least=0,
-                              at_most=1)
-    span_length: float = field(3.0, "generator: mean span length (Poisson)", at_least=0)
-    permute_sentences: float = field(1.0, "generator: share of texts with sentences permuted",
+
+
+@dataclasses.dataclass(frozen=True)
+class RetrieverWarmupConfig(WarmupConfig):
+    """DPR: both encoders learn to find the passages that the training questions name."""
+
+    hard_negatives: int = field(1, "hard negatives per question", at_least=0)
+
+
+@dataclasses.dataclass(frozen=True)
+class GeneratorWarmupConfig(WarmupConfig):
+    """BART's denoising: the generator learns to write the passages out of masked ones."""
+
+    mask_ratio: float = field(0.3, "share of tokens in masked spans", at_least=0, at_most=1)
+    span_length: float = field(3.0, "mean span length (Poisson)", at_least=0)
+    permute_sentences: float = field(1.0, "share of texts with sentences permuted",
                                      at_least=0, at_most=1)
 
 
@@ -393,8 +404,8 @@ class Config:
     data: DataConfig = section(DataConfig)
     model: ModelConfig = section(ModelConfig)
     retrieval: RetrievalConfig = section(RetrievalConfig)
-    retriever_warmup: WarmupConfig = section(WarmupConfig)
-    generator_warmup: WarmupConfig = section(WarmupConfig)
+    retriever_warmup: RetrieverWarmupConfig = section(RetrieverWarmupConfig)
+    generator_warmup: GeneratorWarmupConfig = section(GeneratorWarmupConfig)
     train: TrainConfig = section(TrainConfig)
     eval: EvalConfig = section(EvalConfig)
     mesh: MeshConfig = section(MeshConfig)

@@ -21,7 +21,13 @@ from typing import Any, Literal
 from rag_jax.config import PRESETS, RUNS, Config, ConfigError
 
 # Fields of earlier versions and what is in their place: the config.json of a workdir may have them.
-REMOVED = {"model.kind": "the run decides it; set config.runs, to rag_sequence for example"}
+REMOVED = {
+    "model.kind": "the run decides it; set config.runs, to rag_sequence for example",
+    **{f"retriever_warmup.{name}": f"it did nothing there; set config.generator_warmup.{name}"
+       for name in ("mask_ratio", "span_length", "permute_sentences")},
+    "generator_warmup.hard_negatives":
+        "it did nothing there; set config.retriever_warmup.hard_negatives",
+}
 
 
 def _hints(cls: type) -> dict[str, Any]:

@@ -68,6 +68,8 @@ def test_text_of_another_type_is_refused_with_field_value_and_type(name, text, t
     ("mesh.qqqq", "config.mesh.qqqq: no such field; known: data, fsdp, model"),
     ("seed.x", "config.seed is a single value and has no field 'x'"),
     ("model.kind", "config.model.kind: no field any more: the run decides it; set config.runs"),
+    ("retriever_warmup.mask_ratio", "it did nothing there; set config.generator_warmup.mask_ratio"),
+    ("generator_warmup.hard_negatives", "set config.retriever_warmup.hard_negatives"),
 ])
 def test_an_unknown_field_names_its_place_and_near_matches(name, told):
     with pytest.raises(ConfigError) as error:
@@ -252,6 +254,8 @@ def test_json_with_an_unknown_or_a_wrong_field_is_refused():
 def test_json_of_an_earlier_version_opens_without_the_fields_that_are_gone():
     tree = json.loads(overrides.to_json(replace(Config(), {"runs": ("rag_sequence",)})))
     tree["model"]["kind"] = "token"
+    tree["retriever_warmup"] |= {"mask_ratio": 0.9, "span_length": 1, "permute_sentences": 0}
+    tree["generator_warmup"]["hard_negatives"] = 3
     config = overrides.from_json(json.dumps(tree))
     assert config.kind == "sequence" and config == replace(Config(), {"runs": ("rag_sequence",)})
 

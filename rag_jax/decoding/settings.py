@@ -3,9 +3,11 @@
 import dataclasses
 from typing import Literal, get_args
 
+from rag_jax.config import DataConfig, EvalConfig
 from rag_jax.models.rag import RagModel
 
 Strategy = Literal["marginal", "thorough", "fast"]
+_EVAL = EvalConfig()  # its defaults are the defaults here
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,23 +44,23 @@ class Decoding:
         candidates of the thorough strategy, are worked off in groups that fit. 0 = all at once.
     """
 
-    strategy: Strategy = "marginal"
-    num_beams: int = 4
-    max_length: int = 32
-    min_length: int = 0
-    length_penalty: float = 0.0
-    no_repeat_ngram_size: int = 0
+    strategy: Strategy = _EVAL.strategy
+    num_beams: int = _EVAL.num_beams
+    max_length: int = DataConfig().max_target_length
+    min_length: int = _EVAL.min_length
+    length_penalty: float = _EVAL.length_penalty
+    no_repeat_ngram_size: int = _EVAL.no_repeat_ngram_size
     forced_bos: int | None = None
-    forced_eos: bool = False
+    forced_eos: bool = _EVAL.forced_eos
     bad_words: tuple[tuple[int, ...], ...] = ()
-    num_return_sequences: int = 1
+    num_return_sequences: int = _EVAL.num_return_sequences
     prefix: tuple[int, ...] | None = None
-    sample: bool = False
-    temperature: float = 1.0
-    top_k: int = 0
-    top_p: float = 1.0
+    sample: bool = _EVAL.sample
+    temperature: float = _EVAL.temperature
+    top_k: int = _EVAL.top_k
+    top_p: float = _EVAL.top_p
     labels: tuple[tuple[int, ...], ...] = ()
-    memory_mib: int = 4096
+    memory_mib: int = _EVAL.memory_mib
 
     def __post_init__(self) -> None:
         problems = list(self._problems())

@@ -1,10 +1,13 @@
 """Rules of decoding against a plain beam search with the same options."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 from tables import END, Tables, valid
 from test_beam import assert_plain
 
+from rag_jax.config import EvalConfig
 from rag_jax.decoding.settings import Decoding
 
 MODEL = Tables(rows=25, documents=2, longest=6, seed=4, end_bias=-1.0, spread=1.5)
@@ -65,7 +68,7 @@ def test_nothing_is_found_where_the_rules_allow_nothing():
     ({"temperature": 0.0, "sample": True}, "temperature=0.0"),
     ({"top_p": 1.5, "sample": True}, "top_p=1.5"),
     ({"top_k": 5}, "sample=True"),
-    ({"num_return_sequences": 5}, "num_beams=4"),
+    ({"num_return_sequences": 5, "num_beams": 4}, "num_beams=4"),
     ({"bad_words": ((),)}, "bad word"),
     ({"prefix": (1,), "forced_bos": 2}, "prefix"),
     ({"prefix": (1, 2), "max_length": 2}, "prefix has 2 tokens"),
@@ -74,3 +77,12 @@ def test_nothing_is_found_where_the_rules_allow_nothing():
 def test_settings_that_cannot_be_met_are_refused_by_name(settings, word):
     with pytest.raises(ValueError, match=word):
         Decoding(**settings)
+
+
+def test_a_setting_has_the_default_of_the_configuration():
+    """num_beams was 1 on the command line and 4 from Python."""
+    ours, theirs = Decoding(), EvalConfig()
+    texts = {"prefix", "forced_bos"}  # token ids here: none in place of an empty text or false
+    for name in {f.name for f in dataclasses.fields(ours)} - texts:
+        if name != "max_length":
+            assert getattr(ours, name) == getattr(theirs, name), name

@@ -11,14 +11,14 @@ BASE = tiny.rag_model(generator=vars(BartConfig()))
 
 
 def test_no_budget_means_all_at_once():
-    assert questions_at_once(BASE, Decoding(memory_mib=0), 64, 50, 256) == 64
+    assert questions_at_once(BASE, Decoding(num_beams=4, memory_mib=0), 64, 50, 256) == 64
     assert candidates_at_once(BASE, 0, 4, 200, 8, 256) == 32
     assert candidates_at_once(BASE, 0, 4, 20, 8, 256) == 20
 
 
 @pytest.mark.parametrize("budget", [512, 2048, 8192, 65536])
 def test_groups_divide_the_batch_and_fit_half_the_budget(budget):
-    settings = Decoding(memory_mib=budget)
+    settings = Decoding(num_beams=4, memory_mib=budget)
     at_once = questions_at_once(BASE, settings, 24, 5, 256)
     assert 24 % at_once == 0
     each = question_bytes(BASE, settings, 5, 256)
@@ -40,7 +40,7 @@ def test_a_fused_question_searches_once_for_all_passages():
 
 
 def test_a_larger_budget_never_means_smaller_groups():
-    sizes = [questions_at_once(BASE, Decoding(memory_mib=m), 16, 50, 256)
+    sizes = [questions_at_once(BASE, Decoding(num_beams=4, memory_mib=m), 16, 50, 256)
              for m in (1, 1024, 4096, 16384, 10**6)]
     assert sizes == sorted(sizes) and sizes[0] == 1 and sizes[-1] == 16
     pairs = [candidates_at_once(BASE, m, 1, 200, 32, 256) for m in (1, 128, 512, 10**6)]

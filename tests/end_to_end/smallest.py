@@ -6,18 +6,19 @@ from rag_jax.config import (
     Config,
     DataConfig,
     EvalConfig,
+    GeneratorWarmupConfig,
     ModelConfig,
     OptimizerConfig,
     RetrievalConfig,
+    RetrieverWarmupConfig,
     TrainConfig,
-    WarmupConfig,
 )
 
 
 def get_config() -> Config:
     small = {"vocab_size": 0, "width": 16, "heads": 2, "mlp_width": 32, "dropout": 0.1}
     fast = OptimizerConfig(learning_rate=1e-3, warmup_steps=2)
-    warmup = WarmupConfig(steps=6, batch_size=8, log_every=1, save_every=3, optimizer=fast)
+    warmup = {"steps": 6, "batch_size": 8, "log_every": 1, "save_every": 3, "optimizer": fast}
     return Config(
         tensorboard=False,
         data=DataConfig(fictional_countries=8, generator_vocab=400, retriever_vocab=400,
@@ -27,8 +28,8 @@ def get_config() -> Config:
             retriever=BertConfig(max_positions=64, layers=1, **small),
             generator=BartConfig(max_positions=64, encoder_layers=1, decoder_layers=1, **small)),
         retrieval=RetrievalConfig(k=2),
-        retriever_warmup=warmup,
-        generator_warmup=warmup,
+        retriever_warmup=RetrieverWarmupConfig(**warmup),
+        generator_warmup=GeneratorWarmupConfig(**warmup),
         train=TrainConfig(steps=10, batch_size=8, log_every=1, eval_every=4, save_every=3,
                           optimizer=fast),
         eval=EvalConfig(batch_size=8, max_examples=8, metrics=("qa", "kilt")),
