@@ -344,7 +344,7 @@ class EvalConfig:
     top_k: int = field(0, "of samples: the most probable tokens alone; 0 = all", at_least=0)
     top_p: float = field(1.0, "of samples: the fewest tokens of this probability", at_least=0,
                          at_most=1)
-    exact_nodes: int = field(0, "prefixes that the search for the certainly best answer may expand "
+    exact_nodes: int = field(0, "prefixes that the search for the most probable answer may expand "
                              "per question; 0 = no such search", at_least=0)
     nfd: bool = field(False, "exact match after Unicode's canonical decomposition (NFD), as ORQA "
                       "and DrQA score; false = as SQuAD, DPR and KILT")

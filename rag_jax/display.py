@@ -7,6 +7,7 @@ import textwrap
 from rag_jax import heatmap
 from rag_jax.trained import Trained
 from rag_jax.types import Answer
+from rag_jax.visible import visible
 
 NO_PASSAGE = "(no passage)"  # the null document
 
@@ -20,13 +21,14 @@ def show(trained: Trained, question: str, answer: Answer, heatmap_to: str | None
       answer: the first and its alternatives.
       heatmap_to: also the document posterior per token: "terminal", or a .html or .png file.
     """
-    marks = "".join([", certainly the most probable" * answer.certified,
-                     f", not proved the most probable within {answer.expanded} prefixes"
-                     * (answer.expanded > 0 and not answer.certified),
+    marks = "".join([", no other answer has a higher probability under the model"
+                     * answer.certified,
+                     f", another answer may have a higher probability ({answer.expanded} prefixes "
+                     "searched)" * (answer.expanded > 0 and not answer.certified),
                      ", cut at the length limit" * (not answer.finished)])
-    lines = [f"\n{question}",
-             f"  {answer.text or '(empty)'}    log p = {answer.log_prob:.3f}{marks}"]
-    lines += [f"  {other.text or '(empty)'}    log p = {other.log_prob:.3f}"
+    lines = [f"\n{visible(question)}",
+             f"  {visible(answer.text) or '(empty)'}    log p = {answer.log_prob:.3f}{marks}"]
+    lines += [f"  {visible(other.text) or '(empty)'}    log p = {other.log_prob:.3f}"
               for other in answer.alternatives]
     if answer.passage_ids:
         lines.append("  p(z|x)  p(z|x,y)  passage")
@@ -37,7 +39,7 @@ def show(trained: Trained, question: str, answer: Answer, heatmap_to: str | None
         if passage_id:
             passage = store[store.row_of(passage_id)]
             text = textwrap.shorten(passage.text, 100, placeholder=" ...")
-        lines.append(f"  {prior:6.3f}  {posterior:8.3f}  {passage_id}  {text}")
+        lines.append(f"  {prior:6.3f}  {posterior:8.3f}  {visible(passage_id)}  {visible(text)}")
     print("\n".join(lines), flush=True)
     if heatmap_to and answer.token_posterior:
         tokenizer = trained.job.prepared.generator_tokenizer

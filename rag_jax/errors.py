@@ -3,3 +3,7 @@
 
 class UserError(Exception):
     """A mistake in what was given: its message says what is wrong, what is allowed, what to do."""
+
+
+class DataError(UserError, ValueError):
+    """A data file, or a record in it, that cannot be used: the message names the place."""

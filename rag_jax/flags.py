@@ -4,25 +4,65 @@ Flags are read before jax is imported, so that `--help` and mistakes answer at o
 """
 
 import argparse
+import contextlib
 import ctypes
+import difflib
+import importlib.metadata
 import pathlib
+import platform
 import sys
 import traceback
 from collections.abc import Callable, Sequence
 
+import rag_jax
 from rag_jax import hosts, overrides
 from rag_jax.config import BART_PRESETS, BERT_PRESETS, EVAL_PRESETS, Config, ConfigError
+from rag_jax.errors import UserError
+from rag_jax.visible import visible_lines
 
 ROOT = pathlib.Path(__file__).parent.parent
 QUICKSTART = ROOT / "configs" / "quickstart.py"
 DEFAULT_WORKDIR = "runs/quickstart"
 UNFINISHED = 75  # status of a run that a signal stopped: EX_TEMPFAIL, run the same command again
+DEFECT = """
+This is a defect of rag_jax, not a mistake of yours. Please report it with the command, the
+traceback above and these versions: {}"""
+
+
+class _Parser(argparse.ArgumentParser):
+    """Options anywhere between the other arguments, written in full; misspelt ones get advice."""
+
+    def parse_known_args(self, args=None, namespace=None):
+        options, rest = super().parse_known_args(args, namespace)
+        for argument in rest:
+            if argument.startswith("--"):
+                self.error(f"unrecognized arguments: {argument}; {self._near(argument)}")
+        return options, rest
+
+    def _near(self, argument: str) -> str:
+        """What may have been meant: an option, or a field that needs --config before its name."""
+        name = argument.partition("=")[0].removeprefix("--")
+        fields = [f"config.{field}" for field in overrides.fields()
+                  if f".{field}".endswith(f".{name}")]
+        known = [option.removeprefix("--") for option in self._option_string_actions
+                 if option.startswith("--")]
+        near = fields[:3] or difflib.get_close_matches(name, known, 3, 0.7)
+        shown = [f"--{option}" for option in near or known]
+        return f"did you mean {' or '.join(shown)}?" if near else f"known: {', '.join(shown)}"
 
 
 def make_parser(name: str, description: str) -> argparse.ArgumentParser:
-    return argparse.ArgumentParser(
-        prog=f"python -m rag_jax.{name}", description=description,
+    """A parser for `python -m rag_jax.NAME`; its `parse_intermixed_args` takes any order."""
+    return _Parser(
+        prog=f"python -m rag_jax.{name}", description=description, allow_abbrev=False,
         formatter_class=argparse.RawDescriptionHelpFormatter)
+
+
+def bare(option: str, value: str, argv: Sequence[str] | None = None) -> list[str]:
+    """`argv` where OPTION without a value is OPTION=VALUE: what follows it is not its value."""
+    argv = list(sys.argv[1:] if argv is None else argv)
+    end = argv.index("--") if "--" in argv else len(argv)
+    return [f"{option}={value}" if a == option and i < end else a for i, a in enumerate(argv)]
 
 
 def _field_help(config: Config) -> str:
@@ -83,7 +123,7 @@ def parse_with_config(parser: argparse.ArgumentParser, argv: Sequence[str] | Non
             file = parser.parse_known_args([a for a in rest if a not in ("-h", "--help")])[0].config
         base = overrides.load_file(file)
         parser.epilog = _field_help(overrides.replace(base, changes))
-    options = parser.parse_args(rest)
+    options = parser.parse_intermixed_args(rest)
     if options.data_dir is not None:
         if options.data_dir != changes.setdefault("data.data_dir", options.data_dir):
             raise ConfigError(f"--data_dir={options.data_dir} and --config.data.data_dir="
@@ -147,15 +187,9 @@ def workdir_config(options: argparse.Namespace) -> Config:
 
 
 def run(main: Callable[[], int | None]) -> None:
-    """Calls main() and turns the errors that a user can mend into one message and status 1."""
+    """Calls main(); an error ends in status 1, one that the user can mend in one message alone."""
     keep_memory()
-    try:
-        code = _outcome(main)
-    except Exception:
-        if not hosts.connected():
-            raise
-        traceback.print_exc()
-        code = 1
+    code = _outcome(main)
     # What a signal stopped has stopped in all processes, which part as those that are done.
     if code and code != UNFINISHED and hosts.connected():
         hosts.leave(code)
@@ -165,17 +199,30 @@ def run(main: Callable[[], int | None]) -> None:
 def _outcome(main: Callable[[], int | None]) -> int | str | None:
     try:
         return main()
-    except (ValueError, OSError) as error:  # ConfigError and RetrievalError are ValueErrors
-        return f"error: {error}"
-    except RuntimeError as error:  # checkpoint and training errors say what to do
-        if type(error).__module__.startswith("rag_jax."):
-            return f"error: {error}"
-        if hosts.connected() and type(error).__name__ == "JaxRuntimeError":
-            return (f"error: another process of the job is gone, or the network ({error}); start "
-                    "all again with the same command, they go on from the last checkpoint")
-        raise
+    except (UserError, OSError) as error:
+        return f"error: {visible_lines(str(error))}"
     except KeyboardInterrupt:
         return 130
+    except Exception as error:
+        if type(error).__name__ == "JaxRuntimeError":
+            if "RESOURCE_EXHAUSTED" in str(error):
+                return (f"error: a device has too little memory ({error}); lower batch_size or "
+                        "length, or use more devices: python -m rag_jax.compile_report tells what "
+                        "fits")
+            if hosts.connected():
+                return (f"error: another process of the job is gone, or the network ({error}); "
+                        "start all again with the same command, they go on from the last "
+                        "checkpoint")
+        traceback.print_exc()
+        return DEFECT.format(", ".join(f"{name} {v}" for name, v in _versions().items()))
+
+
+def _versions() -> dict[str, str]:
+    found = {"rag_jax": rag_jax.__version__, "python": platform.python_version()}
+    for name in ("jax", "flax", "numpy"):
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found[name] = importlib.metadata.version(name)
+    return found | {"platform": platform.platform()}
 
 
 def keep_memory() -> None:

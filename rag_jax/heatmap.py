@@ -5,10 +5,14 @@ p(z | x, y_t, y_<t).
 """
 
 import html
+import importlib.util
+import itertools
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from rag_jax import files
+from rag_jax.errors import UserError
+from rag_jax.visible import visible
 
 SHADES = range(255, 231, -1)  # xterm's greys, white to black
 
@@ -24,6 +28,7 @@ def terminal(tokens: Sequence[str], passages: Sequence[str], posterior: Sequence
       colour: shade the cells with xterm's greys; False = percentages alone.
     """
     shown = [_visible(token) for token in tokens]
+    passages = [visible(name) for name in passages]
     widths = [max(4, len(token) + 1) for token in shown]
     margin = max(map(len, passages), default=0)
     lines = [" " * margin + " " + "".join(t.rjust(w) for t, w in zip(shown, widths, strict=True))]
@@ -37,7 +42,7 @@ def terminal(tokens: Sequence[str], passages: Sequence[str], posterior: Sequence
 
 
 def _visible(token: str) -> str:
-    return token.strip() or repr(token)[1:-1] or "_"
+    return visible(token.strip() or repr(token)[1:-1] or "_")
 
 
 def _shaded(text: str, value: float) -> str:
@@ -49,6 +54,7 @@ def _shaded(text: str, value: float) -> str:
 def page(title: str, tokens: Sequence[str], passages: Sequence[str],
          posterior: Sequence[Sequence[float]]) -> str:
     """A self-contained HTML page; arguments as of `terminal`."""
+    title = visible(title)
     head = "".join(f"<th>{html.escape(_visible(token))}</th>" for token in tokens)
     rows = []
     for row, name in enumerate(passages):
@@ -56,7 +62,7 @@ def page(title: str, tokens: Sequence[str], passages: Sequence[str],
             f'<td style="background:rgba(20,60,140,{values[row]:.3f});'
             f'color:{"#fff" if values[row] > 0.5 else "#000"}" '
             f'title="{values[row]:.4f}">{100 * values[row]:.0f}</td>' for values in posterior)
-        rows.append(f"<tr><th class=passage>{html.escape(name)}</th>{cells}</tr>")
+        rows.append(f"<tr><th class=passage>{html.escape(visible(name))}</th>{cells}</tr>")
     return (
         f"<!doctype html><meta charset=utf-8><title>{html.escape(title)}</title>"
         "<style>body{font:14px sans-serif}table{border-collapse:collapse}td,th{padding:4px 8px;"
@@ -71,31 +77,47 @@ def write(path: pathlib.Path, title: str, tokens: Sequence[str], passages: Seque
     """Writes .html, or .png by matplotlib (the [plots] extra).
 
     Raises:
-      ValueError: another suffix, or matplotlib is not installed.
+      UserError: as `check`.
     """
+    check(path)
     if path.suffix == ".html":
         files.write_text(path, page(title, tokens, passages, posterior))
-    elif path.suffix == ".png":
-        _write_png(path, title, tokens, passages, posterior)
     else:
-        raise ValueError(f"--heatmap={path}: the file must end in .html or .png")
+        _write_png(path, title, tokens, passages, posterior)
+
+
+def names(named: str | None, several: bool) -> Iterator[str | None]:
+    """Where the heat map of one question after the other goes: FILE, or FILE-1, FILE-2, ..."""
+    if not several or named in (None, "terminal"):
+        yield from itertools.repeat(named)
+    path = pathlib.Path(named)
+    for number in itertools.count(1):
+        yield str(path.with_stem(f"{path.stem}-{number}"))
+
+
+def check(path: pathlib.Path) -> None:
+    """Raises a UserError where `write` could not write to `path`: its suffix, no matplotlib."""
+    if path.suffix not in (".html", ".png"):
+        raise UserError(f"--heatmap={path}: the file must end in .html or .png")
+    if not path.absolute().parent.is_dir():
+        raise UserError(f"--heatmap={path}: no folder {path.absolute().parent}; make it first")
+    if path.suffix == ".png" and importlib.util.find_spec("matplotlib") is None:
+        raise UserError(f"--heatmap={path}: a .png needs matplotlib: pip install "
+                        "'rag_jax[plots]', or write an .html file")
 
 
 def _write_png(path: pathlib.Path, title: str, tokens: Sequence[str], passages: Sequence[str],
                posterior: Sequence[Sequence[float]]) -> None:
-    try:
-        from matplotlib.figure import Figure
-    except ModuleNotFoundError:
-        raise ValueError(f"--heatmap={path}: a .png needs matplotlib: pip install "
-                         "'rag_jax[plots]', or write an .html file") from None
+    from matplotlib.figure import Figure
+
     figure = Figure(figsize=(2 + 0.6 * len(tokens), 1.5 + 0.4 * len(passages)),
                     layout="constrained")
     axes = figure.add_subplot()
     image = axes.imshow(list(zip(*posterior, strict=True)), cmap="Blues", vmin=0, vmax=1,
                         aspect="auto")
     axes.set_xticks(range(len(tokens)), [_visible(token) for token in tokens], rotation=45)
-    axes.set_yticks(range(len(passages)), passages)
-    axes.set_title(title)
+    axes.set_yticks(range(len(passages)), map(visible, passages))
+    axes.set_title(visible(title))
     figure.colorbar(image)
     temporary = path.with_name(path.name + ".tmp")
     figure.savefig(temporary, format="png", dpi=150)

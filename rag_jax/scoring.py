@@ -4,7 +4,6 @@ Every family is a function of predictions, examples, the passages retrieved (whe
 retriever) and config.eval.
 """
 
-import json
 import pathlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
@@ -13,6 +12,8 @@ import numpy as np
 
 from rag_jax.config import ConfigError, EvalConfig
 from rag_jax.data.question_files import Example
+from rag_jax.data.records import json_lines
+from rag_jax.errors import DataError
 from rag_jax.metrics import bootstrap, kilt, overlap, retrieval
 from rag_jax.metrics.answers import exact_match, f1
 from rag_jax.metrics.bleu import corpus_bleu
@@ -80,7 +81,8 @@ def score(predictions: Texts, examples: Sequence[Example], families: Sequence[st
         count: of questions.
 
     Raises:
-        ValueError: no questions, not as many predictions, or questions without known answers.
+        ValueError: no questions, or not as many predictions.
+        DataError: questions without known answers.
     """
     how = how or EvalConfig()
     if len(predictions) != len(examples):
@@ -89,7 +91,7 @@ def score(predictions: Texts, examples: Sequence[Example], families: Sequence[st
         raise ValueError("no questions: scores over none are undefined")
     for example in examples:
         if not example.answers:
-            raise ValueError(f"question {example.id!r} has no known answers: its predictions can "
+            raise DataError(f"question {example.id!r} has no known answers: its predictions can "
                              "be handed in where the answers are, not scored here")
     correct = np.array([is_correct(text, example, how.nfd)
                         for text, example in zip(predictions, examples, strict=True)])
@@ -298,21 +300,18 @@ def read_predictions(path: pathlib.Path, examples: Sequence[Example]) -> list[st
     """The predictions of a JSONL file of {"id", "answer"}, in the order of the examples.
 
     Raises:
-        ConfigError: no such file, a malformed line, or ids that are not the examples'.
+        ConfigError: no such file, or ids that are not the examples'.
+        DataError: a malformed line.
     """
     if not path.is_file():
         raise ConfigError(f"--predictions={path}: no such file")
     answers = {}
-    for number, line in enumerate(path.read_text("utf-8").splitlines(), start=1):
-        try:
-            record = json.loads(line)
-            name, answer = str(record["id"]), record["answer"]
-        except (ValueError, KeyError, TypeError):
-            name = answer = None
-        if not isinstance(answer, str):
-            raise ConfigError(f'{path}:{number}: expected an object with "id" and "answer"')
+    for _, record in json_lines(path):
+        name, answer = record.name("id"), record.fields.get("answer")
+        if not isinstance(answer, str):  # which may be empty
+            raise record.error("answer", "a string")
         if name in answers:
-            raise ConfigError(f"{path}:{number}: a second answer to question {name!r}")
+            raise ConfigError(f"{record.where}: a second answer to question {name!r}")
         answers[name] = answer
     wanted = [example.id for example in examples]
     for name in {*wanted} ^ {*answers}:

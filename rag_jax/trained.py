@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import json
 import pathlib
 import shutil
 from collections.abc import Sequence
@@ -136,29 +135,3 @@ def _index_passages(config: Config, path: pathlib.Path, passages: pathlib.Path, 
     if hosts.leads():
         shutil.rmtree(staging)
     return index
-
-
-def read_questions(path: pathlib.Path) -> list[str]:
-    """Questions of a file: one a line, or, for .jsonl, the field `question` of each object.
-
-    Raises:
-      ConfigError: no such file, or a line without a question.
-    """
-    if not path.is_file():
-        raise ConfigError(f"--questions={path}: no such file")
-    questions = []
-    for number, line in enumerate(path.read_text("utf-8").splitlines(), 1):
-        text = line.strip()
-        if path.suffix == ".jsonl" and text:
-            try:
-                text = json.loads(text)["question"]
-            except (json.JSONDecodeError, KeyError, TypeError):
-                text = ""
-            if not isinstance(text, str) or not text.strip():
-                raise ConfigError(f"{path}:{number}: expected a JSON object with a field "
-                                  '"question" that is a text')
-        if text:
-            questions.append(text)
-    if not questions:
-        raise ConfigError(f"--questions={path}: no question in it")
-    return questions

@@ -102,7 +102,7 @@ class Answer(NamedTuple):
     # decided at its first token, p(z | x, class) in each.
     token_posterior: list[list[float]] = []
     finished: bool = True  # ended with </s>; False = cut at the length limit
-    certified: bool = False  # certainly the most probable answer within the length limit
+    certified: bool = False  # no other answer within the length limit is more probable
     alternatives: list[Alternative] = []  # the other returned answers, best first
     # Prefixes that exact decoding has expanded for this question; where it is not certified then,
     # the node budget was spent first.

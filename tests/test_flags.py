@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from rag_jax import config as configs
-from rag_jax import flags, hosts, overrides, reproduce, train
+from rag_jax import errors, flags, hosts, overrides, reproduce, train
 from rag_jax.training.loop import Preempted
 
 ROOT = pathlib.Path(__file__).parent.parent
@@ -106,6 +106,19 @@ def test_an_unknown_option_is_refused(capsys):
     assert "--stepps=3" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("argv, advice", [
+    ("--workdirr=x", "did you mean --workdir?"),
+    ("--work=x", "did you mean --workdir?"),  # no abbreviation: a later option could take it
+    ("--train.steps=3", "did you mean --config.train.steps?"),
+    ("--staleness=3", "did you mean --config.retrieval.staleness?"),
+    ("--zzzzzz", "known: --help, --workdir"),
+])
+def test_a_misspelt_option_gets_near_matches(argv, advice, capsys):
+    with pytest.raises(SystemExit) as stop:
+        parse(argv, "question")
+    assert stop.value.code == 2 and advice in capsys.readouterr().err
+
+
 def test_load_gives_the_configuration_that_flags_change():
     def load(options):
         assert options.workdir == "there"
@@ -129,6 +142,7 @@ def test_help_shows_the_defaults_of_the_config_and_the_overrides(capsys):
 @pytest.mark.parametrize("error, told", [
     (configs.ConfigError("config.x is wrong"), "error: config.x is wrong"),
     (FileNotFoundError("no file f"), "error: no file f"),
+    (errors.DataError("f.jsonl:3: no"), "error: f.jsonl:3: no"),
 ])
 def test_a_mistake_of_the_user_ends_in_one_message(error, told):
     def main():
@@ -139,12 +153,40 @@ def test_a_mistake_of_the_user_ends_in_one_message(error, told):
     assert stop.value.code == told
 
 
-def test_an_error_of_the_program_keeps_its_traceback():
+@pytest.mark.parametrize("error", [ValueError, RuntimeError, KeyError, TypeError])
+def test_an_error_of_the_program_is_told_as_its_defect(error, capsys):
+    """A ValueError of numpy looked like a mistake of the user, without place or versions."""
     def main():
-        raise RuntimeError("a bug")
+        raise error("a bug")
 
-    with pytest.raises(RuntimeError, match="a bug"):
+    with pytest.raises(SystemExit) as stop:
         flags.run(main)
+    assert "defect of rag_jax" in stop.value.code
+    assert all(name in stop.value.code for name in ("rag_jax 0", "python 3", "jax 0", "numpy 2"))
+    trace = capsys.readouterr().err
+    assert "Traceback" in trace and "a bug" in trace and "in main" in trace
+
+
+def test_too_little_device_memory_is_no_defect():
+    class JaxRuntimeError(RuntimeError):
+        pass
+
+    def main():
+        raise JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 9 bytes.")
+
+    with pytest.raises(SystemExit) as stop:
+        flags.run(main)
+    assert "lower batch_size" in stop.value.code and "defect" not in stop.value.code
+
+
+def test_data_that_an_error_quotes_cannot_steer_the_terminal():
+    """A passage id with an escape sequence in a message would clear the screen."""
+    def main():
+        raise configs.ConfigError("id \x1b[2J\u202e is\ntwo lines")
+
+    with pytest.raises(SystemExit) as stop:
+        flags.run(main)
+    assert stop.value.code == "error: id \\x1b[2J\\u202e is\ntwo lines"
 
 
 def test_the_status_of_main_is_the_status_of_the_process():

@@ -1,12 +1,15 @@
 """What `generate` passes on, prints and writes; the model is a stub."""
 
 import json
+import re
 from types import SimpleNamespace
 
 import pytest
 
-from rag_jax import flags, generate, trained
+from rag_jax import display, evaluate, flags, generate, trained
 from rag_jax.config import Config
+from rag_jax.errors import UserError
+from rag_jax.retrieval.reading import Passage
 from rag_jax.types import Alternative, Answer
 
 QUESTIONS = ["Who?", "Where?", "When?"]
@@ -40,8 +43,9 @@ def test_exact_sets_the_nodes_unless_they_are_set(asked, capsys):
     assert [config.eval.exact_nodes for config in asked] == [0, generate.EXACT_NODES, 3]
     proved, given_up, *_ = (line for line in capsys.readouterr().out.splitlines()
                             if "answer" in line)
-    assert "certainly the most probable" in proved and "not proved" not in proved
-    assert "not proved the most probable within 7 prefixes" in given_up
+    claim = "no other answer has a higher probability under the model"
+    assert claim in proved and "may have" not in proved
+    assert "another answer may have a higher probability (7 prefixes searched)" in given_up
 
 
 def test_every_question_has_a_heat_map_of_its_own(asked, tmp_path, capsys):
@@ -55,10 +59,72 @@ def test_every_question_has_a_heat_map_of_its_own(asked, tmp_path, capsys):
     assert "token_posterior" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("argv", [
+    ["--heatmap", "Who?"], ["Who?", "--heatmap"], ["--heatmap", "--exact", "Who?"],
+    ["--exact", "Who?", "--heatmap"], ["--heatmap", "--", "Who?"],
+])
+def test_the_order_of_arguments_does_not_matter(argv, asked, capsys):
+    """`--heatmap "Who?"` took the question for the name of a file."""
+    generate.main(argv)
+    printed = capsys.readouterr().out
+    assert "answer 0" in printed and "100" in printed, "the answer and its heat map"
+
+
+def test_options_may_stand_between_questions(asked, capsys):
+    """argparse refuses what comes after the option, unless it parses intermixed."""
+    generate.main(["Who?", "--exact", "Where?"])
+    assert "answer 0" in (printed := capsys.readouterr().out) and "answer 1" in printed
+
+
+@pytest.mark.parametrize("argv, told", [
+    (["--heatmap=map.pdf", "Who?"], "must end in .html or .png"),
+    (["--heatmap=nowhere/map.html", "Who?"], "no folder"),
+    (["--questions=nowhere.jsonl"], "nowhere.jsonl"),
+])
+def test_what_cannot_be_done_fails_before_the_model_is_opened(argv, told, asked):
+    with pytest.raises((UserError, OSError), match=told):
+        generate.main(argv)
+    assert not asked
+
+
+def test_a_file_name_after_heatmap_is_no_question(asked, capsys):
+    with pytest.raises(SystemExit):
+        generate.main(["Who?", "--heatmap", "map.html"])
+    assert "write --heatmap=map.html" in capsys.readouterr().err and not asked
+
+
+def test_answers_are_scored_as_predictions(asked, tmp_path, capsys):
+    """Lines of `generate --out` lacked the id and answer that `evaluate --predictions` reads."""
+    questions, out = tmp_path / "test.jsonl", tmp_path / "answers.jsonl"
+    questions.write_text('{"id": "a", "question": "Who?", "answers": ["answer 0"]}\n'
+                         '{"question": "Where?", "answers": ["elsewhere"]}\n')
+    generate.main([f"--questions={questions}", f"--out={out}"])
+    evaluate.main([f"--predictions={out}", f"--questions={questions}"])
+    assert re.search(r"em +50\n", capsys.readouterr().out)
+
+
+def test_what_data_holds_cannot_steer_the_terminal(capsys):
+    """An escape sequence in a passage or an id cleared the screen, or hid what stood there."""
+    evil = "\x1b[2J\u202etxt\x9b"
+    answer = Answer(evil, [5], -0.5, [evil], [1.0], [1.0], [-0.5], [[1.0]],
+                    alternatives=[Alternative(evil, [6], -2.0)])
+    store = {0: Passage(evil, "", evil)}
+    index = SimpleNamespace(passages=type("Store", (dict,), {"row_of": lambda *_: 0})(store))
+    tokenizer = SimpleNamespace(piece=lambda _: evil)
+    opened = SimpleNamespace(index=index, job=SimpleNamespace(
+        prepared=SimpleNamespace(generator_tokenizer=tokenizer)))
+    display.show(opened, evil, answer, "terminal")
+    printed = capsys.readouterr().out
+    assert not set(printed) & set("\x1b\u202e\x9b")
+    assert printed.count(r"\x1b[2J\u202etxt\x9b") == 7
+
+
 def test_a_file_of_answers_has_alternatives_as_objects(asked, tmp_path):
     generate.main([*QUESTIONS, f"--out={tmp_path / 'answers.jsonl'}"])
     lines = [json.loads(x) for x in (tmp_path / "answers.jsonl").read_text().splitlines()]
     assert [line["question"] for line in lines] == QUESTIONS
-    assert lines[1]["text"] == "answer 1" and lines[1]["token_posterior"] == [[1.0], [1.0]]
+    assert [line["id"] for line in lines] == ["asked-1", "asked-2", "asked-3"]
+    assert lines[1]["text"] == lines[1]["answer"] == "answer 1"
+    assert lines[1]["token_posterior"] == [[1.0], [1.0]]
     assert lines[0]["alternatives"][0]["text"] == "other"
     assert lines[0]["alternatives"][0]["token_ids"] == [6, 2]

@@ -5,6 +5,7 @@ import re
 import pytest
 
 from rag_jax import heatmap
+from rag_jax.errors import UserError
 
 TOKENS = [" Lima", ".", "</s>"]
 PASSAGES = ["2018/Peru/capital", "<b>&"]
@@ -39,5 +40,5 @@ def test_png_is_written_where_matplotlib_is(tmp_path):
 
 
 def test_another_suffix_is_refused(tmp_path):
-    with pytest.raises(ValueError, match=r"must end in .html or .png"):
+    with pytest.raises(UserError, match=r"must end in .html or .png"):
         heatmap.write(tmp_path / "map.pdf", "Who?", TOKENS, PASSAGES, POSTERIOR)

@@ -9,6 +9,7 @@ import pytest
 from rag_jax import evaluate, overrides
 from rag_jax.config import Config, ConfigError, EvalConfig, MetricFamily
 from rag_jax.data.question_files import Example
+from rag_jax.errors import UserError
 from rag_jax.metrics.bootstrap import interval
 from rag_jax.metrics.sacre_bleu import corpus_sacre_bleu
 from rag_jax.retrieval.reading import Passage
@@ -196,12 +197,12 @@ def test_predictions_in_a_file_are_scored_without_a_model(tmp_path, capsys):
 
     def failing(*changed):
         predictions.write_text("\n".join(changed))
-        with pytest.raises(ConfigError) as raised:
+        with pytest.raises(UserError) as raised:
             read_predictions(predictions, EXAMPLES)
         return str(raised.value)
 
-    assert 'p.jsonl:2: expected an object with "id"' in failing(lines[0], '{"id": "2"}')
-    assert "p.jsonl:1: expected" in failing("not JSON")
+    assert 'p.jsonl:2: no "answer"' in failing(lines[0], '{"id": "2"}')
+    assert "p.jsonl:1: not JSON" in failing("not JSON")
     assert "p.jsonl:3: a second answer to question '3'" in failing(*lines[:2], lines[0])
     assert "no prediction for id '1'" in failing(*lines[:2])
     assert "no question, but a prediction for id '9'" in failing(

@@ -5,6 +5,7 @@ import pathlib
 from collections.abc import Iterator
 
 from rag_jax.data import wikipedia
+from rag_jax.errors import DataError
 from rag_jax.retrieval.reading import Passage, RetrievalError, SeenIds, check_passage, read_passages
 
 _DUMPS = (".xml", ".xml.bz2", ".xml.gz")
@@ -40,7 +41,7 @@ def read_corpus(path: str | os.PathLike) -> Iterator[Passage]:
             yield passage
     except RetrievalError:
         raise
-    except ValueError as error:
+    except DataError as error:
         raise RetrievalError(str(error)) from None
     if not count:
         raise RetrievalError(f"{name}: no passages in it; it needs at least one.")

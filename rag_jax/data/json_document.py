@@ -6,7 +6,9 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from rag_jax.data.records import Record, damage_named, open_packed
+from rag_jax.data.records import Record
+from rag_jax.errors import DataError
+from rag_jax.lines import damage_named, open_packed
 
 _SPACE = re.compile(r"[ \t\n\r]*")
 _DECODER = json.JSONDecoder()
@@ -21,7 +23,7 @@ class JsonDocument:
         number: of the record being read, counted by the caller through `array`; 0 = outside.
 
     Raises (all methods):
-        ValueError: names file, line and record: not JSON, not UTF-8, cut short, damaged .gz.
+        DataError: names file, line and record: not JSON, not UTF-8, cut short, damaged .gz.
     """
 
     def __init__(self, path: str):
@@ -132,8 +134,8 @@ class JsonDocument:
         self._text, self._at, self._ended = self._text[self._at:] + more, 0, not data
         return True
 
-    def _error(self, what: str) -> ValueError:
-        return ValueError(f"{self.where}: not JSON ({what}): fetch or write the file again")
+    def _error(self, what: str) -> DataError:
+        return DataError(f"{self.where}: not JSON ({what}): fetch or write the file again")
 
 
 def json_array(path: str, key: str | None = None) -> Iterator[tuple[int, Record]]:
@@ -154,7 +156,7 @@ def json_array(path: str, key: str | None = None) -> Iterator[tuple[int, Record]
             else:
                 document.skip()
         if not found:
-            raise ValueError(f'{document.where}: no "{key}" in it: expected {{"{key}": [...]}}')
+            raise DataError(f'{document.where}: no "{key}" in it: expected {{"{key}": [...]}}')
         document.end()
 
 
@@ -162,7 +164,7 @@ def json_columns(path: str, columns: tuple[str, ...]) -> dict[str, dict[str, Any
     """The named columns of a document {"column": {"row": value, ...}, ...}; the others are passed.
 
     Raises:
-        ValueError: also a missing column, or columns that do not have the same rows.
+        DataError: also a missing column, or columns that do not have the same rows.
     """
     found: dict[str, dict[str, Any]] = {}
     with JsonDocument(path) as document:
@@ -170,21 +172,21 @@ def json_columns(path: str, columns: tuple[str, ...]) -> dict[str, dict[str, Any
             if column not in columns:
                 document.skip()
             elif column in found:
-                raise ValueError(f'{document.where}: "{column}" occurs a second time')
+                raise DataError(f'{document.where}: "{column}" occurs a second time')
             else:
                 found[column] = rows = {}
                 for row in document.members():
                     if row in rows:
-                        raise ValueError(f'{document.where}: record {row} of "{column}" occurs a '
+                        raise DataError(f'{document.where}: record {row} of "{column}" occurs a '
                                          "second time")
                     rows[row] = document.value()
         document.end()
         for column in columns:
             if column not in found:
-                raise ValueError(f'{document.where}: no column "{column}": it has '
+                raise DataError(f'{document.where}: no column "{column}": it has '
                                  f"{', '.join(map(repr, found)) or 'none of those expected'}")
             missing = found[columns[0]].keys() ^ found[column].keys()
             if missing:
-                raise ValueError(f'{document.where}: record {min(missing)} is not in both '
+                raise DataError(f'{document.where}: record {min(missing)} is not in both '
                                  f'"{columns[0]}" and "{column}": fetch the file again')
     return found

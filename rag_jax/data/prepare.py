@@ -26,7 +26,7 @@ from rag_jax.data.text import (
 )
 from rag_jax.retrieval.bm25 import build_bm25
 from rag_jax.retrieval.passages import PassageStore, write_store
-from rag_jax.retrieval.reading import Passage
+from rag_jax.retrieval.reading import Passage, RetrievalError
 
 _DONE = "names.txt"  # of passage stores and splits; written last
 
@@ -143,7 +143,7 @@ def prepare(config: Config, workdir: pathlib.Path,
         where there is none.
 
     Raises:
-      ConfigError, ValueError: what the files say that they should not, by name, line and field.
+      ConfigError, DataError: what the files say that they should not, by name, line and field.
     """
     if not is_prepared(workdir):
         _make(config, workdir / "data", pretrained)
@@ -253,7 +253,7 @@ def _check_ids(config: Config, folder: pathlib.Path, source: _Source) -> None:
         for passage_id in (*example.positive_ids, *example.negative_ids):
             try:
                 store.row_of(passage_id)
-            except ValueError as error:
+            except RetrievalError as error:
                 chunked = (" With config.data.chunk_words, the pieces of a split passage are "
                            "called ID.0, ID.1, ..." if config.data.chunk_words else "")
                 raise ConfigError(f"{config.data.train or 'train'}: question {example.id!r} names "

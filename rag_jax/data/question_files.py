@@ -2,12 +2,15 @@
 
 import ast
 import json
+import os
 import re
 import warnings
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from rag_jax.data.records import Record, json_lines, numbered_lines
+from rag_jax.data.records import Record, json_lines
+from rag_jax.errors import DataError
+from rag_jax.lines import numbered_lines
 
 _QUOTED_FIELD = re.compile(r'"((?:[^"]|"")*)"')
 # Strings with commas between them: Python would join 'a' 'b', as numpy prints lists, to one.
@@ -53,29 +56,29 @@ def collect(source: str, rows: Iterable[tuple[str, Example]], hidden: bool = Fal
         hidden: the answers are not known.
 
     Raises:
-        ValueError: an invalid example, a duplicate id, or no examples at all.
+        DataError: an invalid example, a duplicate id, or no examples at all.
     """
     examples, seen = [], {}
     for where, example in rows:
         _check(where, example, hidden)
         if example.id in seen:
-            raise ValueError(
+            raise DataError(
                 f"{where}: id {example.id!r} was already used at {seen[example.id]}: ids must be "
                 "unique; rename or remove one"
             )
         seen[example.id] = where
         examples.append(example)
     if not examples:
-        raise ValueError(f"{source}: no examples in it: expected at least one question")
+        raise DataError(f"{source}: no examples in it: expected at least one question")
     return examples
 
 
 def check_labels(source: str, examples: Iterable[Example], labels: tuple[str, ...]) -> None:
-    """Raises ValueError for an answer that is none of a classifier's classes; () = anything is."""
+    """Raises DataError for an answer that is none of a classifier's classes; () = anything is."""
     for example in examples:
         for answer in (*example.answers, *example.targets):
             if labels and answer not in labels:
-                raise ValueError(
+                raise DataError(
                     f"{source}: question {example.id!r}: the answer {answer!r} is no class: "
                     f"config.eval.labels are {', '.join(map(repr, labels))}; correct the one or "
                     "the other"
@@ -83,29 +86,29 @@ def check_labels(source: str, examples: Iterable[Example], labels: tuple[str, ..
 
 
 def _check(where: str, example: Example, hidden: bool) -> None:
-    """Raises ValueError for an example that could not be trained on or evaluated."""
+    """Raises DataError for an example that could not be trained on or evaluated."""
     if not example.answers and not hidden:
-        raise ValueError(f"{where}: no answers: give at least one accepted answer")
+        raise DataError(f"{where}: no answers: give at least one accepted answer")
     named = [("id", example.id), ("question", example.question)]
     if not isinstance(example.regex, bool):
-        raise ValueError(f"{where}: regex is {example.regex!r}: expected true or false")
+        raise DataError(f"{where}: regex is {example.regex!r}: expected true or false")
     for field in ("answers", "positive_ids", "negative_ids", "targets", "titles", "evidence"):
         named += [(f"{field}[{i}]", text) for i, text in enumerate(getattr(example, field))]
     for field, text in named:
         if not isinstance(text, str):
-            raise ValueError(f"{where}: {field} is {text!r}: expected a string")
+            raise DataError(f"{where}: {field} is {text!r}: expected a string")
         if not text.strip():
-            raise ValueError(f"{where}: {field} is empty: give it some text, or remove it")
+            raise DataError(f"{where}: {field} is empty: give it some text, or remove it")
         try:
             text.encode("utf-8")
         except UnicodeEncodeError as error:
-            raise ValueError(
+            raise DataError(
                 f"{where}: {field} holds half of a surrogate pair, {text[error.start]!r}: "
                 "write the whole character"
             ) from None
     both = set(example.positive_ids) & set(example.negative_ids)
     if both:
-        raise ValueError(
+        raise DataError(
             f"{where}: passage {min(both)!r} is named as positive and as negative: keep one"
         )
     if example.regex:
@@ -118,7 +121,7 @@ def _check_patterns(where: str, patterns: Iterable[str]) -> None:
             with warnings.catch_warnings(action="ignore"):  # of sets such as [[a]
                 re.compile(pattern)
         except (re.error, OverflowError, RecursionError) as error:
-            raise ValueError(
+            raise DataError(
                 f"{where}: answers[{i}], {pattern[:60]!r}, is not a regular expression ({error}): "
                 'mend it, or leave "regex" out'
             ) from None
@@ -142,11 +145,43 @@ def read_jsonl(path: str) -> Iterator[tuple[str, Example]]:
         )
 
 
+def read_asked(path: str) -> list[tuple[str, str]]:
+    """(id, question) of every question of a file, whether or not it has answers.
+
+    .jsonl: the fields "question" and "id"; .tsv and .csv: the first field of each line; other
+    files: a question a line. Without an id, the line number, as in `load_examples`.
+
+    Raises:
+        FileNotFoundError: no such file.
+        DataError: a damaged line, an id that occurs twice, or no question at all.
+    """
+    suffix = os.path.splitext(path.removesuffix(".gz"))[1]
+    rows = ((record.where, record.name("id") if record.has("id") else str(number),
+             record.text("question")) for number, record in json_lines(path))
+    if suffix != ".jsonl":
+        table = suffix in (".tsv", ".csv")
+        fields = ((where, number, _unquote(line.split("\t")[0]) if table else line.strip())
+                  for where, number, line in numbered_lines(path))
+        rows = ((where, str(number), text) for where, number, text in fields
+                if not (table and number == 1 and text.lower() == "question"))
+    found: dict[str, tuple[str, str]] = {}
+    for where, name, text in rows:
+        if name in found:
+            raise DataError(f"{where}: id {name!r} was already used at {found[name][0]}: ids must "
+                            "be unique; rename or remove one")
+        if not text:
+            raise DataError(f"{where}: question is empty: give it some text, or remove the line")
+        found[name] = where, text
+    if not found:
+        raise DataError(f"{path}: no question in it")
+    return [(name, text) for name, (_, text) in found.items()]
+
+
 def _one_of(record: Record, *keys: str) -> str | None:
     """Returns the one key that the record has, or None."""
     present = [key for key in keys if record.has(key)]
     if len(present) > 1:
-        raise ValueError(f'{record.where}: both "{keys[0]}" and "{keys[1]}": keep one of them')
+        raise DataError(f'{record.where}: both "{keys[0]}" and "{keys[1]}": keep one of them')
     return present[0] if present else None
 
 
@@ -167,7 +202,7 @@ def read_tsv(path: str) -> Iterator[tuple[str, Example]]:
         if number == 1 and (question.lower(), *map(str.lower, fields)) == ("question", "answers"):
             continue
         if not fields:
-            raise ValueError(
+            raise DataError(
                 f"{where}: no tab: expected question<TAB>answers (tab separated, also in a .csv)"
             )
         if fields[0].startswith("[") and len(fields) == 1 or any(map(_listed, fields)):
@@ -199,7 +234,7 @@ def _literal_list(where: str, text: str) -> list[str]:
             value = None
     if (not isinstance(value, list) or not all(isinstance(item, str) for item in value)
             or not _LIST.fullmatch(text)):
-        raise ValueError(
+        raise DataError(
             f"{where}: the answers {text[:60]!r} have a bracket but are not a list of strings: "
             "expected one such as ['Lima', \"Côte d'Ivoire\"], or tab-separated answers"
         )

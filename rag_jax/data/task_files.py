@@ -4,7 +4,7 @@ Each yields (place of an example for errors, example), unchecked, in the file's 
 piece by piece. `rag_jax.data.task_table` says which file has which format.
 
 Raises (all readers):
-    ValueError: names the file, the line or record, and the field that is missing or wrong.
+    DataError: names the file, the line or record, and the field that is missing or wrong.
 """
 
 import html
@@ -20,6 +20,7 @@ from collections.abc import Iterable, Iterator
 from rag_jax.data.json_document import json_array, json_columns
 from rag_jax.data.question_files import Example, read_jsonl
 from rag_jax.data.records import Record, json_lines
+from rag_jax.errors import DataError
 
 Rows = Iterator[tuple[str, Example]]
 
@@ -143,7 +144,7 @@ def read_search_qa(path: str) -> Rows:
         try:
             record = Record(where, json.loads(data))
         except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
-            raise ValueError(f"{where}: not JSON ({error}): fetch the file again") from None
+            raise DataError(f"{where}: not JSON ({error}): fetch the file again") from None
         clue, answer = _plain(record.text("question")), _plain(record.text("answer"))
         if len(record.records("search_results")) >= _FEWEST_SNIPPETS:
             identity = name.rsplit("/", 1)[-1].removesuffix(".json")
@@ -163,7 +164,7 @@ def _members(path: str) -> Iterator[tuple[str, bytes]]:
         raise
     except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError, OSError,
             ValueError, OverflowError, struct.error) as error:
-        raise ValueError(f"{path}: record {number} ({name}): damaged zip file ({error}): fetch it "
+        raise DataError(f"{path}: record {number} ({name}): damaged zip file ({error}): fetch it "
                          "again") from None
 
 
@@ -224,7 +225,7 @@ def read_kilt(path: str) -> Rows:
         outputs = record.records("output")
         for output in outputs:
             if not output.fields or output.fields.keys() - {"answer", "provenance", "meta"}:
-                raise ValueError(f"{output.where}: keys {', '.join(output.fields) or 'none'}: "
+                raise DataError(f"{output.where}: keys {', '.join(output.fields) or 'none'}: "
                                  "expected answer, provenance, meta")
         sets = [o.records("provenance") for o in outputs if o.has("provenance")]
         pages = [[(p.name("wikipedia_id"), p.text("title", blank=True)) for p in s] for s in sets]

@@ -11,6 +11,7 @@ from rag_jax.data.download import download
 from rag_jax.data.farmhash import held_out
 from rag_jax.data.task_files import Rows
 from rag_jax.data.task_table import TASKS, File
+from rag_jax.errors import DataError
 
 DATA_DIR = "~/rag_jax_data"
 
@@ -21,7 +22,7 @@ def read_task(source: str, data_dir: str, hidden: bool = False) -> Rows:
     Warns when the split has another number of questions than it is known to have.
 
     Raises:
-        ValueError: an unknown task or split; a damaged file, named with line or record; a split
+        DataError: an unknown task or split; a damaged file, named with line or record; a split
             without answers, where not `hidden`.
         FileNotFoundError: a file that must be fetched by hand.
         DownloadError: a file that is not there and could not be downloaded.
@@ -30,7 +31,7 @@ def read_task(source: str, data_dir: str, hidden: bool = False) -> Rows:
     task = TASKS[name]
     split = task.splits[split_name]
     if split.hidden and not hidden:
-        raise ValueError(f"{source}: its answers are not public: it can be answered (python -m "
+        raise DataError(f"{source}: its answers are not public: it can be answered (python -m "
                          "rag_jax.evaluate --questions), and neither trained on nor scored; "
                          f"{task.homepage} says who scores it")
     folder = pathlib.Path(data_dir or DATA_DIR).expanduser() / (task.folder or name)
@@ -53,16 +54,16 @@ def task_of(source: str) -> tuple[str, str] | None:
     """The names of the task and the split of a source; None = it is no task.
 
     Raises:
-        ValueError: an unknown task or split.
+        DataError: an unknown task or split.
     """
     if not source.startswith("task:"):
         return None
     name, _, split = source.removeprefix("task:").partition(":")
     if name not in TASKS:
-        raise ValueError(f"{source}: no task {name!r}: expected task:NAME:SPLIT with NAME one of "
+        raise DataError(f"{source}: no task {name!r}: expected task:NAME:SPLIT with NAME one of "
                          f"{', '.join(TASKS)}")
     if split not in TASKS[name].splits:
-        raise ValueError(f"{source}: no split {split!r} of {name}: it has "
+        raise DataError(f"{source}: no split {split!r} of {name}: it has "
                          f"{', '.join(TASKS[name].splits)}")
     return name, split
 
@@ -85,7 +86,7 @@ def locate(folder: pathlib.Path, file: File, homepage: str) -> pathlib.Path:
     Raises:
         FileNotFoundError: it is not there and has no URL.
         DownloadError: it is not there and could not be downloaded.
-        ValueError: a damaged archive.
+        DataError: a damaged archive.
     """
     published = folder / file.name
     if file.member:
@@ -121,6 +122,6 @@ def _unpack(archive: pathlib.Path, member: str, path: pathlib.Path) -> None:
                     os.replace(temporary, path)
                     return
     except (tarfile.TarError, EOFError, zlib.error, OSError) as error:
-        raise ValueError(f"{archive}: damaged archive ({error}): remove it, and it is fetched "
+        raise DataError(f"{archive}: damaged archive ({error}): remove it, and it is fetched "
                          "again") from None
-    raise ValueError(f"{archive}: no {member} in it: remove it, and it is fetched again")
+    raise DataError(f"{archive}: no {member} in it: remove it, and it is fetched again")

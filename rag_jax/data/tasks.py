@@ -23,9 +23,11 @@ from typing import Any, TextIO
 
 import numpy as np
 
+from rag_jax.data.download import DownloadError
 from rag_jax.data.question_files import Example, collect, read_jsonl, read_tsv
 from rag_jax.data.task_files import read_kilt
 from rag_jax.data.task_sources import read_task
+from rag_jax.errors import DataError
 
 _JSONL_SUFFIXES = (".jsonl", ".jsonl.gz")
 _TSV_SUFFIXES = (".tsv", ".tsv.gz", ".csv", ".csv.gz")
@@ -63,10 +65,10 @@ def load_examples(source: str, *, data_dir: str = "", hidden: bool = False) -> l
         hidden: also of a split whose answers are not public: they come without.
 
     Raises:
-        ValueError: unknown kind of source; damaged line (named with file, line and field); no
+        DataError: unknown kind of source; damaged line (named with file, line and field); no
             examples; duplicate id; empty question; no answers; unknown data set or split.
         FileNotFoundError: no such file or directory.
-        RuntimeError: the data can be neither found nor downloaded.
+        DownloadError: the data can be neither found nor downloaded.
     """
     if source.startswith("task:"):
         return collect(source, read_task(source, data_dir, hidden), hidden)
@@ -80,7 +82,7 @@ def load_examples(source: str, *, data_dir: str = "", hidden: bool = False) -> l
         return collect(source, read_jsonl(source))
     if source.endswith(_TSV_SUFFIXES):
         return collect(source, read_tsv(source))
-    raise ValueError(
+    raise DataError(
         f"cannot tell the format of the question source {source!r}: expected a file ending in "
         f"{', '.join(_JSONL_SUFFIXES + _TSV_SUFFIXES)}, or task:NAME:SPLIT, kilt:FILE, "
         "tfds:NAME[/CONFIG][:SPLIT], or tfds-dir:DIRECTORY[:SPLIT]"
@@ -103,15 +105,15 @@ def prepare_dataset(
         directory: where the data set is to lie.
 
     Raises:
-        ValueError: a name that is not snake case; an invalid example; no examples; a directory
+        DataError: a name that is not snake case; an invalid example; no examples; a directory
             with something else in it.
     """
     directory = Path(directory)
     for kind, value in [("data set", name), *(("split", split) for split in splits)]:
         if not re.fullmatch(r"[a-z][a-z0-9_]*", value):
-            raise ValueError(f"{kind} name {value!r} is not snake case, such as 'world_2018'")
+            raise DataError(f"{kind} name {value!r} is not snake case, such as 'world_2018'")
     if not splits:
-        raise ValueError(f"data set {name!r} has no splits: give at least one, such as 'train'")
+        raise DataError(f"data set {name!r} has no splits: give at least one, such as 'train'")
     checked = {}
     for split, examples in splits.items():
         where = f"{name}:{split}"
@@ -123,7 +125,7 @@ def prepare_dataset(
         if found == fingerprint:
             return
         if found is None and (not directory.is_dir() or any(directory.iterdir())):
-            raise ValueError(
+            raise DataError(
                 f"{directory} exists and is not a data set written by rag_jax: name another "
                 "directory, or remove it first"
             )
@@ -220,7 +222,7 @@ def _load_tfds(source: str, data_dir: str) -> list[Example]:
     except Exception as error:  # TFDS raises DatasetNotFoundError, ValueError, AttributeError, ...
         known = {*tfds.list_builders(with_community_datasets=False), *_TFDS_MODULES}
         near = difflib.get_close_matches(name.split("/")[0], sorted(known))
-        raise ValueError(
+        raise DataError(
             f"{source}: no such TFDS data set or configuration (near names: "
             f"{', '.join(near) or 'none'}): {' '.join(str(error).split())}"
         ) from error
@@ -228,7 +230,7 @@ def _load_tfds(source: str, data_dir: str) -> list[Example]:
         try:
             _download_and_prepare(builder, messages=sys.stderr)
         except Exception as error:  # no network, changed checksum, full disk, ...
-            raise RuntimeError(
+            raise DownloadError(
                 f"{source}: not prepared in {builder.data_path} and could not be downloaded "
                 f"({error}); prepare it where there is a network and copy that directory here"
             ) from error
@@ -249,16 +251,16 @@ def _load_tfds_directory(source: str) -> list[Example]:
 def _read_tfds(source: str, builder: Any, split: str) -> list[Example]:
     """Reads one split of a prepared builder, batch by batch."""
     if split.split("[")[0] not in builder.info.splits:
-        raise ValueError(
+        raise DataError(
             f"{source}: no split {split!r}: it has {', '.join(sorted(builder.info.splits))}"
         )
     try:
         rows = builder.as_data_source(split=split)
         return collect(source, _tfds_rows(source, rows))
-    except ValueError:
+    except DataError:
         raise
     except Exception as error:  # array_record has no exception class of its own
-        raise ValueError(
+        raise DataError(
             f"{source}: damaged files in {builder.data_path} ({error}): prepare it again"
         ) from error
 
@@ -275,7 +277,7 @@ def _tfds_example(where: str, position: int, row: Mapping[str, Any]) -> Example:
     """Makes an Example of a decoded TFDS row (texts are bytes, lists are arrays of bytes)."""
     answers = row.get("answers", row.get("answer"))
     if "question" not in row or answers is None:
-        raise ValueError(
+        raise DataError(
             f"{where}: features {', '.join(map(repr, row))}: expected 'question' and 'answer(s)'"
         )
     if isinstance(answers, Mapping):  # TriviaQA: a value with aliases, "<unk>" where it is hidden

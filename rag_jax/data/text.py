@@ -10,6 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from rag_jax.errors import DataError
+
 BART_SPECIALS = ("<s>", "<pad>", "</s>", "<unk>", "<mask>")
 BERT_SPECIALS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 
@@ -32,7 +34,7 @@ class Tokenizer:
                          ("<mask>", "[MASK]"))
         ]
         if None in names:
-            raise ValueError(
+            raise DataError(
                 "the tokenizer lacks a start, end, padding or mask token: found "
                 f"{names}; BART has <s> </s> <pad> <mask>, BERT [CLS] [SEP] [PAD] [MASK]"
             )
@@ -52,7 +54,7 @@ class Tokenizer:
         try:
             return cls(transformers.AutoTokenizer.from_pretrained(str(source)).backend_tokenizer)
         except (OSError, ValueError, AttributeError) as error:
-            raise ValueError(
+            raise DataError(
                 f"no tokenizer at {source!r}: expected a tokenizer.json, a folder with one, or a "
                 f"Hugging Face name that is cached or can be downloaded "
                 f"({str(error).splitlines()[0]})"
@@ -182,7 +184,7 @@ def label_tokens(tokenizer: Tokenizer, labels: Sequence[str]) -> list[int]:
     are equal: with BART's vocabulary the first ones, with a small one perhaps those after a space.
 
     Raises:
-      ValueError: there is no such place.
+      DataError: there is no such place.
     """
     if not labels:
         return []
@@ -190,7 +192,7 @@ def label_tokens(tokenizer: Tokenizer, labels: Sequence[str]) -> list[int]:
     for tokens in zip(*rows, strict=False):
         if len(set(tokens)) == len(labels):
             return list(tokens)
-    raise ValueError(
+    raise DataError(
         f"labels: config.model.head=label_token tells {', '.join(map(repr, labels))} by one token "
         "each, and at no place do the tokens of all differ; name other labels, or set "
         "config.model.head=classification")

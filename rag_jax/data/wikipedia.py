@@ -6,8 +6,10 @@ import re
 import xml.parsers.expat
 from collections.abc import Iterator
 
-from rag_jax.data.records import damage_named, json_lines, open_packed
+from rag_jax.data.records import json_lines
 from rag_jax.data.wikitext import is_disambiguation, plain_text
+from rag_jax.errors import DataError
+from rag_jax.lines import damage_named, open_packed
 from rag_jax.retrieval.reading import Passage
 
 _CHUNK = 1 << 16  # bytes
@@ -24,7 +26,7 @@ def read_dump(path: str) -> Iterator[tuple[str, Passage]]:
     prose left of their markup. One page lies in memory at a time.
 
     Raises:
-        ValueError: names file and line: not XML, cut short, damaged .bz2, or a page without title,
+        DataError: names file and line: not XML, cut short, damaged .bz2, or a page without title,
             namespace, id or text.
     """
     pages = _Pages(path)
@@ -73,7 +75,7 @@ class _Pages:
         try:
             self._parser.Parse(data, not data)
         except xml.parsers.expat.ExpatError as error:
-            raise ValueError(f"{self._path}:{error.lineno}: not the XML of a Wikipedia dump "
+            raise DataError(f"{self._path}:{error.lineno}: not the XML of a Wikipedia dump "
                              f"({error}): fetch the file again") from None
 
     def taken(self) -> list[tuple[str, dict[str, str]]]:
@@ -83,7 +85,7 @@ class _Pages:
 
     def _start(self, name: str, attributes: dict[str, str]) -> None:
         if not self._open and name != "mediawiki":
-            raise ValueError(f"{self.where}: <{name}> where <mediawiki> was expected: a dump named "
+            raise DataError(f"{self.where}: <{name}> where <mediawiki> was expected: a dump named "
                              "...-pages-articles.xml.bz2 is meant")
         parent = self._open[-1] if self._open else ""
         self._open.append(name)
@@ -106,7 +108,7 @@ class _Pages:
         if name == "page":
             for field, form in _FORMS.items():
                 if not form.fullmatch(self._page.get(field, "\0")):
-                    raise ValueError(
+                    raise DataError(
                         f"{self.where}: page {self._page.get('title', '')!r:.60}: <{field}> is "
                         f"{self._page.get(field, 'missing')!r:.60}: fetch the file again")
             self._done.append((self.where, self._page))
@@ -124,7 +126,7 @@ def read_extracted(paths: list[str]) -> Iterator[tuple[str, Passage]]:
     with, is taken off.
 
     Raises:
-        ValueError: names file, line and field.
+        DataError: names file, line and field.
     """
     for path in paths:
         for _, record in json_lines(os.fspath(path)):

@@ -32,7 +32,7 @@ class Decoded(NamedTuple):
 
     ranked: Ranked
     prior: jax.Array  # float32[B, K], p(z | x)
-    # bool[B], the best answer is certainly the most probable of all, to the accuracy of float32:
+    # bool[B], no other answer has a higher probability under the model, in float32:
     # nothing that was not found comes within MARGIN, and what was found is ranked as computed.
     certified: jax.Array
     # float32[B], no ended answer that the search has not found is more probable; inf = unknown.

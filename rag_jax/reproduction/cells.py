@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, Protocol
 from rag_jax import overrides
 from rag_jax.config import Config
 from rag_jax.data.tasks import load_examples
+from rag_jax.errors import UserError
 
 
 class File(NamedTuple):
@@ -103,7 +104,7 @@ class Cell:
         if not missing and what.split in self.questions:
             try:  # now, and not when everything is trained
                 load_examples(self.questions[what.split].path)
-            except ValueError as error:
+            except UserError as error:
                 return str(error)
         return "; ".join(missing)
 

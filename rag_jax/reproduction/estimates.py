@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from rag_jax.errors import DataError
 from rag_jax.metrics import bleu
 from rag_jax.metrics.diversity import distinct_ngram_ratio
 from rag_jax.metrics.q_bleu import bleu_1, q_bleu_1
@@ -156,11 +157,11 @@ def _terms(results: Sequence[Measured], metric: str) -> np.ndarray:
     """float64[S, Q, C].
 
     Raises:
-      ValueError: the seeds answered different questions.
+      DataError: the seeds answered different questions.
     """
     asked = [[record["id"] for record in result.predictions] for result in results]
     if any(ids != asked[0] for ids in asked):
-        raise ValueError("the seeds of one row answered different questions; measure all of them "
+        raise DataError("the seeds of one row answered different questions; measure all of them "
                          "in an empty --workdir")
     return np.array([[METRICS[metric].terms(record) for record in result.predictions]
                      for result in results], np.float64)

@@ -13,6 +13,7 @@ import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from rag_jax.data.records import json_lines
 from rag_jax.reproduction.cells import Cell, Explained, Measured, Measurement, Scale
 from rag_jax.reproduction.provenance import stale
 
@@ -52,8 +53,8 @@ class Lab:
                 cell, what, what.name, _json(made) if made.exists() else None):
             self._lacks(cell, what)
             return None
-        lines = (folder / "predictions.jsonl").read_text("utf-8").splitlines()
-        return Measured(_json(folder / "metrics.json"), [json.loads(line) for line in lines])
+        predictions = [record.fields for _, record in json_lines(folder / "predictions.jsonl")]
+        return Measured(_json(folder / "metrics.json"), predictions)
 
     def explain(self, cell: Cell, question: str) -> Explained | None:
         """An answer with the share of each passage in each of its tokens; None if not there."""

@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from rag_jax import files
+from rag_jax.errors import DataError
 
 QUESTIONS = {"factuality": "Which sentence is more factually true?",
              "specificity": "Which sentence is more specific?"}
@@ -137,11 +138,11 @@ def read_key(folder: pathlib.Path) -> dict[str, dict]:
     """key.json of a folder.
 
     Raises:
-      ValueError: there is none.
+      DataError: there is none.
     """
     file = folder / "key.json"
     if not file.is_file():
-        raise ValueError(f"{file}: no such file; make the sheets first, or name their --workdir")
+        raise DataError(f"{file}: no such file; make the sheets first, or name their --workdir")
     return json.loads(file.read_text("utf-8"))
 
 
@@ -165,7 +166,7 @@ def tally(key: Mapping[str, Mapping], sheets: Sequence[pathlib.Path]) -> Tally:
       sheets: .csv files in the form of sheet.csv, of one or more annotators each.
 
     Raises:
-      ValueError: a damaged sheet (file, line and field are named), an answer given twice, or
+      DataError: a damaged sheet (file, line and field are named), an answer given twice, or
         nobody left to count.
     """
     answers: dict[str, dict[str, dict[str, str]]] = {}
@@ -173,7 +174,7 @@ def tally(key: Mapping[str, Mapping], sheets: Sequence[pathlib.Path]) -> Tally:
         for where, row in _rows(sheet, key):
             given = answers.setdefault(row["annotator"], {})
             if row["item"] in given:
-                raise ValueError(f"{where}: {row['annotator']} judged item {row['item']} twice; "
+                raise DataError(f"{where}: {row['annotator']} judged item {row['item']} twice; "
                                  "keep one of the lines")
             given[row["item"]] = {
                 name: key[row["item"]].get(row[name], row[name]) for name in QUESTIONS}
@@ -185,7 +186,7 @@ def tally(key: Mapping[str, Mapping], sheets: Sequence[pathlib.Path]) -> Tally:
 
     kept = sorted(name for name, given in answers.items() if passes(given))
     if not kept:
-        raise ValueError("every annotator failed the control items: nobody is left to count")
+        raise DataError("every annotator failed the control items: nobody is left to count")
     shares, items = {}, sorted(set(key) - controls)
     judged = [i for i in items if any(i in answers[name] for name in kept)]
     for question in QUESTIONS:
@@ -203,23 +204,23 @@ def _majority(votes: Sequence[str]) -> str:
 def _rows(sheet: pathlib.Path, key: Mapping[str, Mapping]):
     """("FILE:LINE", row) of a filled-in sheet, checked."""
     if not sheet.is_file():
-        raise ValueError(f"--tally={sheet}: no such file")
+        raise DataError(f"--tally={sheet}: no such file")
     with sheet.open(encoding="utf-8-sig", newline="") as file:
         reader = csv.DictReader(file)
         lacking = [name for name in FIELDS if name not in (reader.fieldnames or ())]
         if lacking:
-            raise ValueError(f"{sheet}:1: no column {', '.join(lacking)}; expected those of "
+            raise DataError(f"{sheet}:1: no column {', '.join(lacking)}; expected those of "
                              f"sheet.csv: {', '.join(FIELDS)}")
         for row in reader:
             where = f"{sheet}:{reader.line_num}"
             row = {name: (row[name] or "").strip() for name in FIELDS}
             if row["item"] not in key:
-                raise ValueError(f"{where}: item {row['item']!r} is not in key.json: the sheet "
+                raise DataError(f"{where}: item {row['item']!r} is not in key.json: the sheet "
                                  "belongs to another key")
             if not row["annotator"]:
-                raise ValueError(f"{where}: annotator is empty: write who judged")
+                raise DataError(f"{where}: annotator is empty: write who judged")
             for name in QUESTIONS:
                 if row[name] not in CHOICES[name]:
-                    raise ValueError(f"{where}: {name} is {row[name]!r}: expected one of "
+                    raise DataError(f"{where}: {name} is {row[name]!r}: expected one of "
                                      f"{', '.join(CHOICES[name])}")
             yield where, row

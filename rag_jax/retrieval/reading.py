@@ -1,14 +1,13 @@
 """Reading passages from TSV and JSON lines; every error names the file, the line and the field."""
 
-import gzip
 import json
 import os
 import re
-import zlib
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from rag_jax.errors import UserError
+from rag_jax.errors import DataError, UserError
+from rag_jax.lines import numbered_lines
 
 
 class RetrievalError(UserError, ValueError):
@@ -152,20 +151,10 @@ def check_passage(passage: Passage, seen: SeenIds, where: str) -> None:
 
 def _lines(name: str) -> Iterator[tuple[int, str]]:
     """Yields (line number from 1, text without its line end) for every line that is not blank."""
-    number = 0
     try:
-        with gzip.open(name) if name.endswith(".gz") else open(name, "rb") as file:
-            for number, raw in enumerate(file, 1):
-                line = raw.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
-                if line.strip(" "):
-                    yield number, line
-    except UnicodeDecodeError as error:
-        raise RetrievalError(
-            f"{name}:{number}: not UTF-8 ({error}); convert the file, for example with iconv."
-        ) from None
-    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        raise RetrievalError(
-            f"{name}:{number + 1}: the gzip stream is damaged ({error}); fetch the file again."
-        ) from None
+        for _, number, line in numbered_lines(name):
+            yield number, line
+    except DataError as error:
+        raise RetrievalError(str(error)) from None
     except OSError as error:
         raise RetrievalError(f"{name}: cannot be read ({error}); check the path.") from None

@@ -1,0 +1,33 @@
+"""Text from data as it may be shown: nothing in it steers the terminal, sheet or page around it."""
+
+import re
+
+# Control characters, with those of the upper half of Latin-1; line and paragraph separators;
+# marks, embeddings, overrides and isolates of writing direction; invisible letters and tags; and
+# halves of surrogate pairs. The joiners U+200C and U+200D stay: Persian and emoji need them.
+_HIDDEN = re.compile(
+    "[\x00-\x1f\x7f-\x9f\u00ad\u061c\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff"
+    "\ufff9-\ufffb\ud800-\udfff\U000e0000-\U000e007f]")
+_FORMULA = re.compile(r"[\s]*[=+\-@\t\r\n]")
+_MARKDOWN = re.compile(r"([\\`*_\[\]|~#])")
+_HTML = str.maketrans({"&": "&amp;", "<": "&lt;", ">": "&gt;"})
+
+
+def visible(text: str) -> str:
+    r"""`text` on one line, with every control or direction character as an escape such as \x1b."""
+    return _HIDDEN.sub(lambda found: found[0].encode("unicode_escape").decode("ascii"), text)
+
+
+def visible_lines(text: str) -> str:
+    """`visible` of each line of a text that has lines of its own."""
+    return "\n".join(map(visible, text.split("\n")))
+
+
+def csv_cell(text: str) -> str:
+    """`visible`, and with ' before what a spreadsheet would take for a formula."""
+    return visible(f"'{text}" if _FORMULA.match(text) else text)
+
+
+def markdown(text: str) -> str:
+    """`visible`, and with the characters that Markdown or HTML read as marks escaped."""
+    return _MARKDOWN.sub(r"\\\1", visible(text).translate(_HTML))
