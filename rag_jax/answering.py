@@ -14,7 +14,7 @@ from rag_jax.config import BartConfig, ConfigError
 from rag_jax.data.batches import QuestionTokens, RagBatcher
 from rag_jax.decoding.answer import decode_by
 from rag_jax.decoding.certificate import NEEDS, exact
-from rag_jax.decoding.results import Decoded
+from rag_jax.decoding.results import NOT_FINITE, Decoded, DecodingError, faults
 from rag_jax.decoding.settings import Decoding
 from rag_jax.models import rag
 from rag_jax.retrieval.bm25 import Bm25Index
@@ -109,7 +109,9 @@ class Answerer:
         for rows, count in self._row_batches(len(questions)):
             inputs = parallel.put_batch((questions.ids[rows], questions.mask[rows]), self.mesh)
             found.append((self._embed(params["query_encoder"], *inputs), count))
-        return np.concatenate([np.asarray(queries)[:count] for queries, count in found])
+        queries = np.concatenate([np.asarray(part)[:count] for part, count in found])
+        _require(questions, np.isfinite(queries).all(axis=1), "the query vector is not finite")
+        return queries
 
     def retrieve(self, params: Any, questions: QuestionTokens) -> np.ndarray | None:
         """Rows int32[Q, K] of the best passages for every question; None for a closed book."""
@@ -137,6 +139,9 @@ class Answerer:
         answers: list[Answer] = []
         for count, batch in self.batches(questions, retrieved):
             decoded, expanded = self._decode_batch(params, batch, len(answers))
+            for row, fault in faults(decoded).items():
+                if row < count:
+                    raise DecodingError(f"{_named(questions, len(answers) + row)}: {fault}")
             for row in range(count):
                 ids = None if retrieved is None else retrieved[len(answers)]
                 answers.append(self._answer(questions, decoded, row, ids, int(expanded[row])))
@@ -173,7 +178,10 @@ class Answerer:
             found = parallel.fetch(self._log_likelihood(params, batch))
             values.append({name: value[:count] for name, value in found.items()
                            if name.startswith("log_p")})
-        return {name: np.concatenate([part[name] for part in values]) for name in values[0]}
+        found = {name: np.concatenate([part[name] for part in values]) for name in values[0]}
+        for name, value in found.items():
+            _require(questions, np.isfinite(value), f"{name} of its reference is not finite")
+        return found
 
     def _row_batches(self, size: int) -> Iterator[tuple[np.ndarray, int]]:
         for start in range(0, size, self.batch_size):
@@ -233,3 +241,14 @@ class Answerer:
         tokens = row.tolist()
         end = self.model.end_id
         return tokens[: tokens.index(end) + 1] if end in tokens else tokens
+
+
+def _require(questions: QuestionTokens, finite: np.ndarray, what: str) -> None:
+    """Raises DecodingError for the first question where bool[Q] is False."""
+    if not finite.all():
+        raise DecodingError(f"{_named(questions, int(finite.argmin()))}: {what}: {NOT_FINITE}")
+
+
+def _named(questions: QuestionTokens, number: int) -> str:
+    example = questions.examples[number]
+    return f"question {example.id!r} ({example.question[:80]!r})"

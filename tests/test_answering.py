@@ -9,11 +9,17 @@ import tiny
 
 from rag_jax import answering, parallel
 from rag_jax.config import ConfigError, MeshConfig
+from rag_jax.decoding.results import DecodingError
 from rag_jax.decoding.settings import Decoding
 
 QUESTIONS = SimpleNamespace(
     format=SimpleNamespace(tokenizer=SimpleNamespace(decode=lambda ids: " ".join(map(str, ids)))))
 REAL = 2
+
+
+class Questions(SimpleNamespace):
+    def __len__(self):
+        return len(self.ids)
 
 
 class Index:
@@ -61,3 +67,24 @@ def test_alternatives_carry_what_the_answer_carries(monkeypatch, kind):
             assert other.finished == (other.token_ids[-1] == tiny.END)
             assert len(other.token_posterior) == (0 if kind == "fid" else len(other.token_ids))
         assert answer.record()["alternatives"][0]["text"] == answer.alternatives[0].text
+
+
+@pytest.mark.parametrize("tower", ["generator", "query_encoder"])
+def test_scores_that_are_not_finite_are_errors_that_name_the_question(monkeypatch, tower):
+    """Answers, likelihoods and query vectors: none of them may come from a NaN."""
+    model = tiny.rag_model()
+    answerer = answering.Answerer(
+        model, parallel.make_mesh(MeshConfig(), jax.devices()[:1]), Index(), 3, 3, 1,
+        Decoding(max_length=3, num_beams=1))
+    monkeypatch.setattr(answerer, "batches", lambda *_: iter([(REAL, tiny.rag_batch())]))
+    params = jax.tree.map(np.array, tiny.rag_params(model, seed=4))
+    jax.tree.leaves(params[tower])[0].flat[0] = np.nan
+    questions = Questions(
+        ids=np.ones((REAL, 6), np.int32), mask=np.ones((REAL, 6), bool),
+        examples=[SimpleNamespace(id="7", question="Who?"), SimpleNamespace(id="8", question="?")])
+    calls = [answerer.decode, answerer.log_likelihoods]
+    calls += [lambda params, *_: answerer.embed_questions(params, questions)
+              ] * (tower == "query_encoder")
+    for call in calls:
+        with pytest.raises(DecodingError, match=r"question '7' \('Who\?'\): .*not finite"):
+            call(params, questions, np.tile(np.arange(3), (REAL, 1)))

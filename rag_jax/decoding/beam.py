@@ -36,7 +36,9 @@ class Found(NamedTuple):
 
     hypotheses: Hypotheses
     finished: jax.Array  # bool[R, M], ended with end_id
-    bound: jax.Array  # float32[R], no other ended answer of max_length tokens scores above this
+    # float32[R], no other ended answer of max_length tokens scores above this; NaN where the model
+    # gave a NaN, and then all of doc_log_p is NaN: no hypothesis means anything.
+    bound: jax.Array
 
 
 class BeamState(NamedTuple):
@@ -122,6 +124,8 @@ def beam_search(
         last = jnp.where(position == 0, start_id, live.tokens[:, :, jnp.maximum(position - 1, 0)])
         doc_log_p, carry = step(last, position, state.carry)
         log_p = marginal.mixture(weigh(live.doc_log_p.sum(axis=2)), doc_log_p)  # -> [R, M, V]
+        # A softmax with one NaN is NaN everywhere: any column shows it.
+        broken = jnp.isnan(log_p[:, :, end_id]).any(axis=1)
         log_p = rule(live.tokens, position, log_p)
         vocab = log_p.shape[-1]
         totals = live.scores[:, :, None] + log_p
@@ -148,6 +152,7 @@ def beam_search(
         # What does not end at max_length is no answer.
         unfinished = jnp.where(position + 1 < length, unfinished, MASKED)
         bound = jnp.stack([state.bound, worse, unaccepted, unfinished]).max(axis=0)
+        bound = jnp.where(broken, jnp.nan, bound)  # NaN stays in a maximum
         # A search that has stopped waits for the others, and they do not change its bound.
         bound = jnp.where(state.stopped, state.bound, bound)
         return BeamState(position + 1, going_on, finished, state.stopped | stopped, bound,
@@ -165,6 +170,9 @@ def beam_search(
     # Both halves are sorted: ended, live, and places that were never filled.
     order = jnp.where(both.scores > MASKED / 2, (jnp.arange(2 * beams) >= beams)[None], 2)
     picked = jnp.argsort(order, axis=1, stable=True)[:, :beams]
+    # What a NaN left of the scores may look like an answer of probability 1.
+    both = both._replace(doc_log_p=jnp.where(
+        jnp.isnan(end.bound)[:, None, None, None], jnp.nan, both.doc_log_p))
     return Found(gather_beams(both, picked), jnp.take_along_axis(order, picked, axis=1) == 0,
                  end.bound)
 

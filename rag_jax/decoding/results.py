@@ -4,11 +4,21 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from rag_jax import marginal
 from rag_jax.decoding.settings import Decoding
+from rag_jax.errors import UserError
 from rag_jax.models.layers import MASKED
 from rag_jax.models.rag import RagModel
+
+NOT_FINITE = ("no probability follows from that. Checkpoints with NaN are refused when they are "
+              "read, so the numbers have grown too large: take another checkpoint, train again "
+              "with a lower learning rate, or compute in float32 (config.model.generator.dtype)")
+
+
+class DecodingError(UserError):
+    """There is no answer: the model's scores are not finite, or no answer is allowed."""
 
 
 class Ranked(NamedTuple):
@@ -62,6 +72,23 @@ class Decoded(NamedTuple):
     @property
     def finished(self) -> jax.Array:
         return self.ranked.finished[:, 0]
+
+
+def faults(decoded: Decoded) -> dict[int, str]:
+    """What keeps questions from having an answer at all, by their row; arrays are on the host.
+
+    A question without any passage has no valid answer either; that is no fault.
+    """
+    ranked, found = decoded.ranked, {}
+    nothing = ~ranked.valid[:, 0] & (decoded.prior > 0).any(axis=1)
+    for row in np.flatnonzero(nothing):
+        found[int(row)] = ("config.eval allows no answer: bad_words, min_length and "
+                           "no_repeat_ngram_size forbid every token")
+    finite = np.isfinite(decoded.prior).all(axis=1) & np.isfinite(ranked.log_p[:, 0])
+    for row in np.flatnonzero(~finite | np.isnan(ranked.log_p).any(axis=1)):
+        found[int(row)] = (f"the scores are not finite (log p = {ranked.log_p[row, 0]}): "
+                           f"{NOT_FINITE}")
+    return found
 
 
 def until_end(tokens: jax.Array, end_id: int) -> jax.Array:

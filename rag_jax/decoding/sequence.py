@@ -59,6 +59,8 @@ def decode(model: rag.RagModel, params: Params, documents: Documents, settings: 
         log_p = score_pairs(model, params, documents, candidates, mask, needed, log_p,
                             settings.memory_mib)
 
+    broken = (jnp.isnan(found.bound).reshape(log_prior.shape) & real).any(axis=1)
+    log_p = jnp.where(broken[:, None, None, None], jnp.nan, log_p)
     totals = _total(log_prior, log_p.sum(axis=-1))
     group = jnp.where(distinct, jnp.where(ends, 0, 1), 2)
     order = jnp.lexsort((-rank(totals, candidates, settings, model.end_id), group), axis=-1)

@@ -204,7 +204,7 @@ def read(tensors: Tensors, weight: Weight, shape: tuple[int, ...]) -> np.ndarray
     """A parameter as float32[shape].
 
     Raises:
-      HubError: tied copies that differ.
+      HubError: tied copies that differ, or a value that is NaN or infinite.
     """
     present = [name for name in weight.names if name in tensors]
     if not present:
@@ -216,4 +216,10 @@ def read(tensors: Tensors, weight: Weight, shape: tuple[int, ...]) -> np.ndarray
             raise HubError(
                 f"{tensors.source}: {present[0]} and {name} differ, but they are one parameter "
                 "here (tied embeddings); an untied model cannot be used")
-    return to_ours(value, weight.form)
+    value = to_ours(value, weight.form)
+    # A sum in float64 cannot overflow, and needs no array of its own.
+    if not np.isfinite(value.sum(dtype=np.float64)):
+        raise HubError(
+            f"{tensors.source}: {present[0]} ({'/'.join(weight.path)} here) holds NaN or infinite "
+            "values, with which no score means anything; get a sound copy, or export it again")
+    return value

@@ -54,6 +54,19 @@ def verify(kind: str, recorded: Record, tree: PyTree) -> None:
         raise ValueError(f"the stored bytes of {kind} {changed[0]}{more} have changed")
 
 
+def non_finite(tree: PyTree) -> list[str]:
+    """Names of the leaves that hold NaN or infinity."""
+    leaves = {name: leaf for name, leaf in _named(tree).items()
+              if jnp.issubdtype(leaf.dtype, jnp.floating)}
+    finite = jax.device_get({name: _is_finite(leaf) for name, leaf in leaves.items()})
+    return [name for name in leaves if not finite[name]]
+
+
+@jax.jit
+def _is_finite(array: jax.Array) -> jax.Array:
+    return jnp.isfinite(array).all()
+
+
 @jax.jit
 def _digest(array: jax.Array) -> jax.Array:
     """uint32 digest of an array's bits, computed where the array lies.

@@ -33,6 +33,7 @@ from enumerated import model as small
 from rag_jax import parallel
 from rag_jax.config import MeshConfig
 from rag_jax.decoding.answer import decode, decode_by
+from rag_jax.decoding.results import faults
 from rag_jax.decoding.settings import Decoding
 from rag_jax.models import rag
 
@@ -438,3 +439,38 @@ def test_given_answers_are_scored_as_training_does(kind):
         for name in ("log_p", "posterior"):
             for ours in (getattr(found, name), getattr(scored, name)[:, 0]):
                 np.testing.assert_allclose(ours, forced[name], rtol=1e-5, atol=1e-6)
+
+
+def with_nan(tower):
+    """The parameters with one number that is none."""
+    changed = jax.tree.map(np.array, params())
+    jax.tree.leaves(changed[tower])[0].flat[0] = np.nan
+    return changed
+
+
+@pytest.mark.parametrize("kind, strategy", [*WAYS, ("token", "sample"), ("token", "label")])
+@pytest.mark.parametrize("tower", ["generator", "query_encoder"])
+def test_a_nan_is_a_fault_of_every_question_and_never_an_answer(tower, kind, strategy):
+    """A search whose scores are NaN was empty, which read as the empty answer, of probability 1."""
+    settings, key = {"strategy": strategy}, None
+    if strategy == "sample":
+        settings, key = {"sample": True}, jax.random.key(0)
+    elif strategy == "label":
+        settings = {"labels": ((3,), (0,), (4,))}
+    width = 1 if key is not None or strategy == "label" else 3
+    found = run(with_nan(tower), BATCH, kind, width, key, **settings)
+    seen = faults(found)
+    assert set(seen) == set(range(QUESTIONS))
+    assert all("not finite" in fault and "learning rate" in fault for fault in seen.values())
+    assert not faults(run(params(), BATCH, kind, width, key, **settings))
+
+
+def test_rules_that_allow_nothing_are_a_fault_and_a_question_without_passages_is_none():
+    """The first gave the empty answer with log p = 0; the second has no answer to be wrong."""
+    everything = tuple((token,) for token in range(VOCAB) if token != END)
+    found = run(params(), BATCH, "token", 1, bad_words=everything, min_length=2)
+    assert set(faults(found)) == set(range(QUESTIONS))
+    assert "bad_words" in faults(found)[0]
+    alone = BATCH._replace(doc_mask=BATCH.doc_mask & (np.arange(QUESTIONS) != 1)[:, None])
+    for kind in KINDS:
+        assert not faults(run(params(), alone, kind, 3))

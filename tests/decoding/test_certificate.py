@@ -30,7 +30,7 @@ from tables import cut as table_cut
 from rag_jax.decoding import sequence
 from rag_jax.decoding.answer import decode_by
 from rag_jax.decoding.certificate import _Search, exact
-from rag_jax.decoding.results import MARGIN
+from rag_jax.decoding.results import MARGIN, DecodingError
 from rag_jax.decoding.settings import Decoding
 
 WAYS = [("token", "thorough"), ("sequence", "thorough"), ("sequence", "marginal")]
@@ -289,3 +289,13 @@ def test_thorough_certifies_no_other_than_the_argmax_of_hundreds_of_random_model
         assert right or not found.certified[row]
         wrong += not right
     assert found.certified.sum() > rows / 4 and (wrong or width > 1)
+
+
+def test_a_nan_that_only_the_exact_search_meets_is_an_error():
+    """Its comparisons with NaN are false: it would drop the prefix and prove another answer."""
+    weights = jax.tree.map(np.array, params(7))
+    start = run(params(7), BATCH, "token", 1)
+    weights["generator"]["final_logits_bias"][0] = np.nan
+    with pytest.raises(DecodingError, match="exact search: the scores are not finite"):
+        exact(model("token"), Decoding(max_length=LONGEST, num_beams=1), weights, BATCH, 1000, 4,
+              start, jit=tiny.jit)

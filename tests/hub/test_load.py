@@ -316,3 +316,21 @@ def test_safetensors_are_preferred_and_other_formats_never_asked_for(
     patterns = json.dumps(asked)
     assert not re.search(r"h5|msgpack|\.ot|\"\*\"", patterns)
     assert "config.json" in asked[0] and "generator_tokenizer/*" in asked[0]
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+@pytest.mark.parametrize("family", [QUESTION, BART_CG])
+def test_weights_that_are_not_finite_are_refused_by_name(family, bad, tmp_path):
+    """A single NaN made every answer empty, and of probability 1."""
+    folder, _ = written(tmp_path, family)
+
+    def spoil(tensors):
+        name = sorted(name for name in tensors if name.endswith("fc1.weight") or name.endswith(
+            "intermediate.dense.weight"))[0]
+        tensors[name] = tensors[name].copy()
+        tensors[name].flat[3] = bad
+        return tensors
+
+    edit_weights(folder, spoil)
+    with pytest.raises(HubError, match=r"(fc1|dense)\.weight \(\w+/\S+ here\) holds NaN or inf"):
+        load(folder)
