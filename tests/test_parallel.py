@@ -101,6 +101,20 @@ def test_every_parameter_has_logical_axes_of_its_rank(scan):
     assert by_name["['classifier']['out']['kernel']"] == ("mlp", "classes")
 
 
+def test_the_model_axis_splits_heads_feed_forward_and_vocabulary_and_fsdp_the_width():
+    """A rule that is dropped leaves every result as it is, and every device with all of it."""
+    shardings = parallel.param_shardings(abstract(MODEL), parallel.make_mesh(MeshConfig(2, 2, 2)))
+    layer = shardings["generator"]["decoder"]["layer_0"]
+    assert shardings["generator"]["embedding"].spec == PartitionSpec("model", "fsdp")
+    for attention in ("self_attention", "cross_attention"):
+        for name in ("query", "key", "value"):
+            assert layer[attention][name]["kernel"].spec == PartitionSpec("fsdp", "model")
+            assert layer[attention][name]["bias"].spec == PartitionSpec("model")
+        assert layer[attention]["out"]["kernel"].spec == PartitionSpec("model", "fsdp")
+    assert layer["mlp"]["wi"]["kernel"].spec == PartitionSpec("fsdp", "model")
+    assert layer["mlp"]["wo"]["kernel"].spec == PartitionSpec("model", "fsdp")
+
+
 def test_dimensions_that_do_not_divide_are_replicated():
     mesh = parallel.make_mesh(MeshConfig(2, 2, 2))
     odd = tiny.rag_model(generator={"vocab_size": 37})

@@ -42,9 +42,9 @@ WAYS = [("token", "thorough"), ("sequence", "thorough"), ("sequence", "fast"),
         ("sequence", "marginal")]
 
 
-def naive_ranking(question, kind, strategy, width):
+def naive_ranking(question, kind, strategy, width, penalty=0.0):
     """The package's decoders in words: [(ended, score, answer)], best first; python, float64."""
-    settings = Decoding(num_beams=width, max_length=LONGEST)
+    settings = Decoding(num_beams=width, max_length=LONGEST, length_penalty=penalty)
     if kind == "token" or strategy == "marginal":
         found = plain.beam_search(world().mixed(question, kind), settings, END)
         return [(y[-1] == END, score, y) for score, y in found]
@@ -58,7 +58,7 @@ def naive_ranking(question, kind, strategy, width):
             score = np.logaddexp.reduce([world().prior[question, z] + beam[y]
                                          for z, beam in beams.items() if y in beam])
         result.append((y[-1] == END, score, y))
-    return sorted(result, reverse=True)
+    return sorted(result, key=lambda r: (r[0], r[1] / len(r[2]) ** penalty), reverse=True)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -112,6 +112,22 @@ def test_beams_match_the_naive_decoder_in_order_and_score(kind, strategy, width)
                                    [score for _, score, _ in expected], rtol=1e-5)
         assert found.finished[question] == expected[0][0]
     assert len(set(answers(found))) >= 3, "answers that are all alike prove little"
+
+
+@pytest.mark.parametrize("penalty", [-2.0, 3.0])
+@pytest.mark.parametrize("strategy", ["thorough", "fast"])
+def test_answers_of_all_documents_are_ranked_by_log_p_over_length_to_the_penalty(strategy, penalty):
+    """Multiplying by the length's power ranks long answers last where they should come first."""
+    found = run(params(), BATCH, "sequence", 3, strategy=strategy, length_penalty=penalty)
+    moved = 0
+    for question in range(QUESTIONS):
+        expected = naive_ranking(question, "sequence", strategy, 3, penalty)[:3]
+        assert ranked(found, question) == [y for *_, y in expected]
+        np.testing.assert_allclose(found.ranked.log_p[question][: len(expected)],
+                                   [score for _, score, _ in expected], rtol=1e-5)
+        ended = [score for ended, score, _ in expected if ended]
+        moved += ended != sorted(ended, reverse=True)
+    assert moved, "the penalty changed no order"
 
 
 @pytest.mark.parametrize("kind, strategy", [w for w in WAYS if w[1] != "fast"])

@@ -1,15 +1,24 @@
 """evaluate, generate and build_index on a trained workdir, as a user runs them."""
 
+import functools
 import json
 import math
 import shutil
 
 import jax.monitoring
+import numpy as np
 import pytest
+import tiny
 
 from rag_jax import overrides
+from rag_jax.metrics.retrieval import has_answer
+from rag_jax.models import rag
+from rag_jax.retrieval.index import PassageIndex
 from rag_jax.trained import open_trained
 from rag_jax.training import workdir as workdirs
+from rag_jax.training.report import _Reporter
+from rag_jax.training.run import open_job
+from rag_jax.training.stages import make_answerer, warm_up_retriever
 from tests.end_to_end.commands import finish, run
 
 
@@ -34,6 +43,27 @@ def test_the_families_of_metrics_are_computed_in_training_and_in_its_report(unin
     assert '"dev/r_precision": ' in (uninterrupted / "rag_token/metrics.jsonl").read_text()
     report = json.loads((uninterrupted / "report.json").read_text())
     assert {"r_precision", "f1", "score"} <= set(report["metrics"]["rag_token"])
+
+
+def test_the_frozen_recall_is_that_of_the_encoder_before_fine_tuning(uninterrupted):
+    """Measured with the trained query encoder it could never show what training has changed."""
+    job = open_job(workdirs.read(uninterrupted), uninterrupted)
+    indexes = {name: PassageIndex.open(uninterrupted / "indexes" / name)
+               for name in job.prepared.memories}
+    before = warm_up_retriever(job)  # done: it is restored
+    reporter, index = _Reporter(job, indexes), next(iter(indexes.values()))
+    questions, recalls = job.tokens(reporter.split), []
+    embed = jax.jit(functools.partial(rag.embed, make_answerer(job, index, "token").model))
+    for params in (before, tiny.perturbed(before, scale=1)):
+        queries = np.asarray(embed(params["query_encoder"], questions.ids, questions.mask))
+        rows = np.argsort(-(queries @ index.table.T), axis=1)[:, :2]
+        hit = [any(has_answer(index.passages[int(row)].text, example.answers) for row in best)
+               for best, example in zip(rows, questions.examples, strict=True)]
+        recalls.append(100 * np.mean(hit))
+        assert reporter.frozen_recall(params)["answer_recall@2"] == pytest.approx(recalls[-1])
+    assert recalls[0] != recalls[1]
+    report = json.loads((uninterrupted / "report.json").read_text())
+    assert report["recall_at_5"]["frozen"] == pytest.approx(recalls[0])
 
 
 def test_generate_answers_one_many_and_typed_questions(uninterrupted, tmp_path):

@@ -279,3 +279,14 @@ def test_a_damaged_store_is_refused(tmp_path):
         PassageStore.open(store.path).verify()
     with pytest.raises(RetrievalError, match="no such"):
         PassageStore.open(tmp_path / "elsewhere")
+
+
+@pytest.mark.parametrize("first", [0, 1, 5])
+def test_numbers_as_ids_are_looked_up_by_id_wherever_they_begin(tmp_path, first):
+    """Ids that begin at 0 would each give the passage before."""
+    ids = [str(first + row) for row in range(4)]
+    store = make_store(tmp_path / "store", [Passage(i, "", f"text {i}") for i in ids])
+    assert [store[store.row_of(i)].text for i in ids] == [f"text {i}" for i in ids]
+    for missing in (str(first + 4), f"0{first}", *([str(first - 1)] if first else [])):
+        with pytest.raises(RetrievalError, match=f"the id '{missing}'"):
+            store.row_of(missing)

@@ -1,10 +1,12 @@
 """Settings of decoding from `config.eval`, and how a stage is put together."""
 
+import dataclasses
 import types
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 import tiny
 
@@ -13,10 +15,12 @@ from rag_jax.config import EVAL_PRESETS, Config, ConfigError, MeshConfig, Optimi
 from rag_jax.data.text import train_bart_tokenizer
 from rag_jax.models import rag
 from rag_jax.overrides import replace
-from rag_jax.training import stages
+from rag_jax.training import optim, stages, step
 from rag_jax.training.collapse import CollapseGuard
 from rag_jax.training.loop import PureSource
+from rag_jax.training.run import open_job
 from rag_jax.training.stages import decoding_settings
+from tests.end_to_end import smallest
 
 TOKENIZER = train_bart_tokenizer(["Lima is the capital of Peru, and Paris of France."] * 3, 300)
 
@@ -92,3 +96,84 @@ def test_a_guarded_stage_shows_what_it_read_and_can_freeze_its_encoders(tmp_path
             (a != b).any() for a, b in zip(jax.tree.leaves(after[tower]),
                                            jax.tree.leaves(before[tower]), strict=True))}
         assert changed == moving
+
+
+@pytest.fixture(scope="module")
+def job(tmp_path_factory):
+    """A job of stages with dropout, which accumulate where they can; RAG also smooths labels."""
+    config = replace(smallest.get_config(), {
+        "generator_warmup.optimizer.accumulate": 2, "train.optimizer.accumulate": 2,
+        "train.label_smoothing": 0.2, "seed": 3})
+    job = open_job(config, tmp_path_factory.mktemp("job"))
+    return dataclasses.replace(job, mesh=parallel.make_mesh(MeshConfig(), jax.devices()[:1]))
+
+
+def by_hand(loss, optimizer, rates, params, batch, *, seed, number, pieces):
+    """Adam's first moments after one step, flat: pieces one after the other, their gradients added,
+    one update."""
+    trained, total, weights = {tower: params[tower] for tower in rates}, None, 0.0
+    for piece in range(pieces):
+        micro = jax.tree.map(lambda x, first=piece: x[first::pieces], batch)
+        key = None
+        if seed is not None:
+            key = jax.random.fold_in(jax.random.key(seed), number)
+            key = jax.random.fold_in(key, piece) if pieces > 1 else key
+
+        def value(trained, micro, key):
+            return loss({**params, **trained}, micro, key)[:2]
+
+        grads, weight = tiny.jit(jax.grad(value, has_aux=True))(trained, micro, key)
+        total = grads if total is None else jax.tree.map(jnp.add, total, grads)
+        weights += weight
+    grads = jax.tree.map(lambda g: g / weights, total)
+    update = tiny.jit(lambda g, p: optimizer.update(g, optimizer.init(p), p)[1])
+    return first_moments(update(grads, trained))
+
+
+def first_moments(opt_state):
+    """Of a first step: its clipped gradient, but for a factor."""
+    return np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(
+        optax.tree_utils.tree_get(opt_state, "mu"))])
+
+
+@pytest.mark.parametrize("name", ["retriever", "generator", "rag"])
+def test_a_stage_takes_the_step_that_its_configuration_says(job, monkeypatch, name):
+    """Accumulation, dropout or label smoothing that got lost would show in no other test."""
+    seen = []
+    monkeypatch.setattr(stages, "run_stage", lambda stage: seen.append(stage) or stage.make_state())
+    config, towers = job.config, stages.RETRIEVER
+    if name == "retriever":
+        stages.warm_up_retriever(job)
+        settings, losses = config.retriever_warmup, [step.retriever_loss(job.model)] * 2
+    elif name == "generator":
+        stages.warm_up_generator(job)
+        settings, towers = config.generator_warmup, ("generator",)
+        losses = [step.seq2seq_loss(job.model)] * 2
+    else:
+        settings, towers = config.train, ("query_encoder", "generator")
+        seen.append(stages.rag_stage(job, "rag_token", None, None, meta={}))
+        losses = [step.rag_loss(job.model, 0.2), step.rag_loss(job.model)]
+    stage, = seen
+    if name == "rag":
+        batch = parallel.put_batch(tiny.rag_batch(questions=4, model=job.model), job.mesh)
+        rates = {"query_encoder": config.train.query_encoder_rate,
+                 "generator": config.train.generator_rate}
+    else:
+        stage.source.begin(3, None)
+        batch, rates = stage.source.finish(3), dict.fromkeys(towers, 1.0)
+    params = jax.device_get(stage.make_state().params)
+    optimizer = optim.make_optimizer(settings.optimizer, settings.steps, rates)
+    given = (optimizer, rates, params, jax.device_get(batch))
+    state, _ = stage.train_step(stage.make_state(), batch, np.int32(3))
+    found = first_moments(state.opt_state)
+    at = {"seed": 3, "number": 3, "pieces": settings.optimizer.accumulate}
+    expected = by_hand(losses[0], *given, **at)
+    size = np.linalg.norm(expected)
+    assert np.linalg.norm(found - expected) < 1e-5 * size
+    others = {"dropout": by_hand(losses[0], *given, **{**at, "seed": None})}
+    if name != "retriever":
+        others["accumulation"] = by_hand(losses[0], *given, **{**at, "pieces": 1})
+    if name == "rag":
+        others["smoothing"] = by_hand(losses[1], *given, **at)
+    for what, without in others.items():
+        assert np.linalg.norm(without - expected) > 1e-3 * size, f"{what} changes nothing"
