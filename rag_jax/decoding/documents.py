@@ -147,7 +147,7 @@ def target_log_probs(model: rag.RagModel, params: Params, documents: Documents,
     flat = targets.reshape(rows * count, length)
     inputs = rag.shift_right(flat, model.start_id).reshape(targets.shape)
     hidden = states(model, params, documents, inputs)
-    log_p = rag.score_targets(params["generator"], hidden, flat, model.generator.logit_chunk)
+    log_p, _ = rag.score_targets(params["generator"], hidden, flat, model.generator.logit_chunk)
     return log_p.reshape(targets.shape)
 
 

@@ -118,7 +118,7 @@ def shift_right(target_ids: jax.Array, start_id: int) -> jax.Array:
 
 
 def score_targets(params: Params, states: jax.Array, targets: jax.Array, chunk: int,
-                  label_smoothing: float = 0.0) -> jax.Array:
+                  label_smoothing: float = 0.0) -> tuple[jax.Array, jax.Array]:
     """log p of the target tokens from decoder states, without keeping logits over V.
 
     Works on `chunk` target positions at a time and recomputes their logits in the
@@ -129,18 +129,27 @@ def score_targets(params: Params, states: jax.Array, targets: jax.Array, chunk: 
       states: dtype[R, T, D];  targets: int32[R, T].
 
     Returns:
-      float32[R, T].
+      log p and what trains in its place under label smoothing, float32[R, T] each.
     """
 
     @jax.checkpoint
     def score(embedding: jax.Array, bias: jax.Array, states: jax.Array, targets: jax.Array):
         logits = tied_logits(embedding, bias, states)
-        return marginal.target_log_probs(logits, targets, label_smoothing)
+        return _with_smoothed(logits, targets, label_smoothing)
 
     head = (params["embedding"], params["final_logits_bias"])
     pieces = [score(*head, states[:, t : t + chunk], targets[:, t : t + chunk])
               for t in range(0, targets.shape[1], chunk)]
-    return jnp.concatenate(pieces, axis=1)
+    log_p, smoothed = (jnp.concatenate(of, axis=1) for of in zip(*pieces, strict=True))
+    return log_p, smoothed
+
+
+def _with_smoothed(logits: jax.Array, targets: jax.Array, label_smoothing: float
+                   ) -> tuple[jax.Array, jax.Array]:
+    log_p = marginal.target_log_probs(logits, targets)
+    if not label_smoothing:
+        return log_p, log_p
+    return log_p, marginal.target_log_probs(logits, targets, label_smoothing)
 
 
 Encode = Callable[[Bart], tuple[jax.Array, jax.Array]]  # -> states [R, S, D], mask bool[R, S]
@@ -159,14 +168,13 @@ def _decoder_states(model: RagModel, params: Params, encode: Encode, targets: ja
 
 def seq2seq_log_probs(model: RagModel, params: Params, source_ids: jax.Array,
                       source_mask: jax.Array, target_ids: jax.Array,
-                      label_smoothing: float = 0.0, dropout_key: jax.Array | None = None
-                      ) -> jax.Array:
+                      dropout_key: jax.Array | None = None) -> jax.Array:
     """log p(y_t | source, y_<t) of one generator, float32[R, T]."""
     def encode(bart: Bart) -> tuple[jax.Array, jax.Array]:
         return bart.encode(source_ids, source_mask, dropout_key is None), source_mask
 
     hidden = _decoder_states(model, params, encode, target_ids, dropout_key)
-    return score_targets(params, hidden, target_ids, model.generator.logit_chunk, label_smoothing)
+    return score_targets(params, hidden, target_ids, model.generator.logit_chunk)[0]
 
 
 def encode_documents(model: RagModel, bart: Bart, batch: Batch, deterministic: bool = True
@@ -267,21 +275,22 @@ def class_logits(model: RagModel, params: Params, batch: Batch,
 
 
 def token_log_probs(model: RagModel, params: Params, batch: Batch, label_smoothing: float = 0.0,
-                    dropout_key: jax.Array | None = None) -> jax.Array:
-    """log p(y_t | x, z, y_<t) float32[B, K, T] of the batch's targets under each passage.
+                    dropout_key: jax.Array | None = None) -> tuple[jax.Array, jax.Array]:
+    """log p(y_t | x, z, y_<t) float32[B, K, T] of the batch's targets under each passage, and what
+    trains in its place under label smoothing.
 
     Fusion-in-Decoder: [B, 1, T], under all of them. A classifier's one token is the class.
     """
     if model.classes:
         logits = class_logits(model, params, batch, dropout_key)[:, :, None]  # -> [B, K, 1, C]
         classes = jnp.broadcast_to(batch.target_ids[:, None], logits.shape[:3])
-        return marginal.target_log_probs(logits, classes, label_smoothing)
+        return _with_smoothed(logits, classes, label_smoothing)
     hidden = _states(model, params, batch, batch.target_ids, dropout_key)
-    log_p = score_targets(
+    log_p, smoothed = score_targets(
         params["generator"], hidden.reshape(-1, *hidden.shape[2:]),
         jnp.repeat(batch.target_ids, hidden.shape[1], axis=0), model.generator.logit_chunk,
         label_smoothing)
-    return log_p.reshape(hidden.shape[:3])  # -> [B, K, T]
+    return log_p.reshape(hidden.shape[:3]), smoothed.reshape(hidden.shape[:3])  # -> [B, K, T]
 
 
 def log_likelihood(model: RagModel, params: Params, batch: Batch, label_smoothing: float = 0.0,
@@ -292,14 +301,18 @@ def log_likelihood(model: RagModel, params: Params, batch: Batch, label_smoothin
       log_p float32[B] = log p(y | x) in nats; prior float32[B, K] = p(z | x);
       posterior float32[B, K] = p(z | x, y), for RAG-Token the mean of the tokens' posteriors;
       Fusion-in-Decoder has none, and gives the prior again.
+      objective float32[B]: log_p of the smoothed targets, which is what training raises; the
+      others are of the likelihood itself.
       With a null document these are [B, K + 1], and log_p_null float32[B] = log p(y | x, null).
     """
     keys = (None, None) if dropout_key is None else jax.random.split(dropout_key)
     prior = log_prior(model, params, batch, keys[0])
-    log_p = token_log_probs(model, params, batch, label_smoothing, keys[1])
-    said = (document_prior(model, prior), log_p, batch.target_mask)
+    log_p, smoothed = token_log_probs(model, params, batch, label_smoothing, keys[1])
+    documents, marginalise = document_prior(model, prior), marginal.MARGINALS[model.kind]
+    said = (documents, log_p, batch.target_mask)
     found = {
-        "log_p": marginal.MARGINALS[model.kind](*said),
+        "log_p": marginalise(*said),
+        "objective": marginalise(documents, smoothed, batch.target_mask),
         "prior": jnp.exp(prior),
         "posterior": (jnp.exp(prior) if model.fuses
                       else marginal.POSTERIORS[model.kind](*said)),

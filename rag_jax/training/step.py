@@ -37,7 +37,10 @@ class TrainState(NamedTuple):
 
 
 def rag_loss(model: rag.RagModel, label_smoothing: float = 0.0) -> LossFunction:
-    """- log p(y | x) by the model's kind (section 2.4), summed over questions."""
+    """- log p(y | x) by the model's kind (section 2.4), summed over questions.
+
+    Label smoothing changes the loss alone: "nll" and the entropies are of the likelihood itself.
+    """
 
     def loss(params: Params, batch: Batch, key: jax.Array | None) -> Sums:
         out = rag.log_likelihood(model, params, batch, label_smoothing, key)
@@ -46,16 +49,20 @@ def rag_loss(model: rag.RagModel, label_smoothing: float = 0.0) -> LossFunction:
         def entropy(p: jax.Array) -> jax.Array:
             return -(weight * jnp.sum(p * jnp.log(jnp.maximum(p, 1e-30)), axis=-1)).sum()
 
-        nll = -(jnp.where(weight > 0, out["log_p"], 0.0) * weight).sum()
+        def total(log_p: jax.Array) -> jax.Array:
+            return -(jnp.where(weight > 0, log_p, 0.0) * weight).sum()
+
+        smoothed_nll = total(out["objective"])
         metrics = {
-            "nll": nll,
+            "nll": total(out["log_p"]),
+            "loss": smoothed_nll,
             "prior_entropy": entropy(out["prior"]),
             "posterior_entropy": entropy(out["posterior"]),
         }
         if batch.passage_age is not None:
             found = jnp.maximum(batch.doc_mask.sum(axis=-1), 1)
             metrics["staleness"] = (weight * batch.passage_age.sum(axis=-1) / found).sum()
-        return nll, weight.sum(), metrics
+        return smoothed_nll, weight.sum(), metrics
 
     return loss
 

@@ -65,7 +65,7 @@ def run(params, batch, kind, width, key=None, **settings):
 @functools.cache
 def _forced():
     return tiny.jit(lambda params, batch: (rag.log_prior(model("token"), params, batch),
-                                           rag.token_log_probs(model("token"), params, batch)))
+                                           rag.token_log_probs(model("token"), params, batch)[0]))
 
 
 class World(NamedTuple):

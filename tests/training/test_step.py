@@ -47,11 +47,22 @@ def test_accumulation_is_one_big_batch(params):
     tiny.assert_trees_close(split_grads, grads, rtol=1e-5, atol=1e-6)
 
 
-def test_metrics_are_means_over_real_rows(params):
+@pytest.mark.parametrize("kind", ["token", "sequence", "fid"])
+def test_metrics_are_means_over_real_rows(params, kind):
+    """Under label smoothing "nll" and the posterior would be those of no likelihood."""
     batch = batch_of()
-    _, metrics = gradients(params, batch, 1)
-    out = tiny.jit(functools.partial(rag.log_likelihood, MODEL, label_smoothing=0.1))(
-        params, batch)
+    model = tiny.rag_model(kind)
+
+    @tiny.jit
+    def measured(params):
+        smoothed = rag.log_likelihood(model, params, batch, label_smoothing=0.1)["objective"]
+        return (rag.log_likelihood(model, params, batch), smoothed,
+                step.rag_loss(model, 0.1)(params, batch, None))
+
+    out, smoothed, (total, count, sums) = measured(params)
+    metrics = {name: value / count for name, value in sums.items()}
+    if kind == "token":  # as the step gives them
+        tiny.assert_trees_close(gradients(params, batch, 1)[1], metrics, rtol=1e-5)
     real = batch.weight > 0
 
     def entropy(p):
@@ -59,6 +70,9 @@ def test_metrics_are_means_over_real_rows(params):
         return -(p * np.log(np.where(p > 0, p, 1))).sum(axis=1).mean()
 
     np.testing.assert_allclose(metrics["nll"], -np.float64(out["log_p"])[real].mean(), rtol=1e-5)
+    np.testing.assert_allclose(metrics["loss"], -np.float64(smoothed)[real].mean(), rtol=1e-5)
+    np.testing.assert_allclose(metrics["loss"], total / count, rtol=1e-6)
+    assert abs(metrics["loss"] - metrics["nll"]) > 0.01
     np.testing.assert_allclose(metrics["prior_entropy"], entropy(out["prior"]), rtol=1e-5)
     np.testing.assert_allclose(metrics["posterior_entropy"], entropy(out["posterior"]), rtol=1e-5)
 
