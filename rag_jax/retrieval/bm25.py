@@ -24,6 +24,7 @@ from rag_jax.retrieval.index import (
 )
 from rag_jax.retrieval.passages import PassageStore
 from rag_jax.retrieval.publish import finished, open_partial, publish_index
+from rag_jax.retrieval.verification import VerifiedFiles
 
 SETTINGS = {"method": "lucene", "k1": 0.9, "b": 0.4, "stemmer": "english", "stopwords": "en",
             "text": "title and text"}
@@ -58,12 +59,36 @@ class Bm25Index:
 
     division: Division = "queries"
 
-    def __init__(self, path: Path, manifest: dict, passages: PassageStore):
+    def __init__(self, path: Path, manifest: dict, passages: PassageStore, files: VerifiedFiles):
         import bm25s
 
         self.path, self.manifest, self.passages = path, manifest, passages
         self.size = manifest["size"]
-        self._bm25 = bm25s.BM25.load(path / "bm25", mmap=True)
+        files.check_all()
+        try:
+            self._bm25 = bm25s.BM25.load(path / "bm25", mmap=True, allow_pickle=False,
+                                              backend="numpy")
+            good = self._fits()
+        except (ValueError, KeyError, TypeError, AttributeError, OSError) as error:
+            raise RetrievalError(
+                f"{path}: bm25/ cannot be read ({error}); build it again.") from None
+        if not good:
+            raise RetrievalError(f"{path}: bm25/ is damaged: its numbers do not fit {self.size} "
+                                 "passages; build it again.")
+
+    def _fits(self) -> bool:
+        """Whether all numbers lie where a search will look: anybody can make a checksum."""
+        index, held = self._bm25, self._bm25.scores
+        data, indices, indptr = held["data"], held["indices"], held["indptr"]
+        words = np.fromiter(index.vocab_dict.values(), np.int64, len(index.vocab_dict))
+        shapes = data.ndim == indices.ndim == indptr.ndim == 1 and len(data) == len(indices)
+        return bool(
+            index.method == SETTINGS["method"] and held["num_docs"] == self.size and shapes
+            and data.dtype == np.float32
+            and indices.dtype.kind == indptr.dtype.kind == "i" and len(indptr)
+            and indptr[0] == 0 and indptr[-1] == len(data) and (np.diff(indptr) >= 0).all()
+            and 0 <= indices.min(initial=0) and indices.max(initial=0) < self.size
+            and 0 <= words.min(initial=0) and words.max(initial=0) < len(indptr))
 
     @classmethod
     def open(cls, path: str | os.PathLike) -> "Bm25Index":
@@ -75,7 +100,7 @@ class Bm25Index:
         """
         if missing := bm25_missing():
             raise RetrievalError(f"{path}: a BM25 index; {missing}.")
-        return cls(*open_parts(Path(path), ("bm25",), FINGERPRINT, None)[:3])
+        return cls(*open_parts(Path(path), ("bm25",), FINGERPRINT, None))
 
     def search(self, texts: Sequence[str], k: int) -> SearchResult:
         """Finds the k passages with the highest BM25 scores, best first, ties by ascending row.

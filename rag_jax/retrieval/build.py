@@ -190,7 +190,7 @@ def _measure(partial: Path, inputs: dict, recall_queries, recall_k: int, seed: i
             "scann": scann_version(),
         },
     }
-    index = PassageIndex(partial, manifest, PassageStore.open(partial / "passages"), verified=True)
+    index = PassageIndex(partial, manifest, PassageStore.open(partial / "passages"))
     manifest["recall"] = measure_recall(index, embeddings, recall_queries, recall_k, seed)
     _log.info("recall@%(k)d %(recall).4f on %(queries)d queries (%(source)s).", manifest["recall"])
     return manifest

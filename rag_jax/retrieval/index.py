@@ -10,17 +10,27 @@
 No file holds an absolute path: the directory can be moved, copied and renamed.
 """
 
-import hashlib
+import functools
 import json
 import operator
 import os
+import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 
 from rag_jax.retrieval.passages import PassageStore, RetrievalError, check_rows, map_file
+from rag_jax.retrieval.verification import (
+    VerifiedFiles,
+    check_table,
+    digest_of,
+    file_entry,
+    is_count,
+    read_object,
+    regular_file,
+)
 
 __all__ = [
     "Index",
@@ -37,8 +47,15 @@ __all__ = [
 ]
 
 INDEX_FORMAT = 1
+EMBEDDINGS = "embeddings.f32"
+# What the builders write, and nothing else is read. ScaNN unpickles a scann_docids.pkl that it
+# finds, that is, runs code from it.
+SCANN_FILES = ("ah_codebook.pb", "bfloat16_dataset.npy", "datapoint_to_token.npy",
+               "hashed_dataset.npy", "hashed_dataset_soar.npy", "scann_assets.pbtxt",
+               "scann_config.pb", "serialized_partitioner.pb")
+BM25_FILES = ("data.csc.index.npy", "indices.csc.index.npy", "indptr.csc.index.npy",
+              "params.index.json", "vocab.index.json")
 LARGEST = 1e6  # of a coordinate; far above any encoder's, far below where squares overflow
-VERIFY_BYTES = 256 * 2**20  # an index up to this size is read and checked whole at opening
 _AGAIN = "copy it again from where it is whole, or build it again"
 
 
@@ -140,31 +157,46 @@ class PassageIndex:
         passages: the PassageStore with the text and tokens of every row.
         size: N, passages.
         width: E, of queries and embeddings.
-        table: float32[N, E], all embeddings, memory-mapped.
         division: how several processes search: see Division.
     """
 
-    def __init__(self, path: Path, manifest: dict, passages: PassageStore, verified: bool,
-                 host: int = 0, hosts: int = 1):
+    def __init__(self, path: Path, manifest: dict, passages: PassageStore,
+                 files: VerifiedFiles | None = None, host: int = 0, hosts: int = 1):
+        """files: of the manifest; None = this process has just written them."""
         from rag_jax.retrieval import exact, scann  # they import this module
 
-        self.path, self.manifest, self.passages = path, manifest, passages
+        self.path, self.manifest, self.passages, self.files = path, manifest, passages, files
         self.size, self.width = manifest["size"], manifest["width"]
-        embeddings = map_file(path / "embeddings.f32", "<f4")
-        self.table = embeddings.reshape(self.size, self.width)
-        self._parts: list[tuple[int, Index]] = [(0, exact.ExactIndex(self.table))]
+        embeddings = map_file(path / EMBEDDINGS, "<f4")
+        self._table = embeddings.reshape(self.size, self.width)
+        self._parts: list[tuple[int, Index]] = [(0, exact.ExactIndex(self._table))]
         self.division: Division = "queries"
         if manifest["kind"] == "scann":
             settings = scann.ScannSettings(**manifest["scann"])
-            as_built = verified and manifest["versions"]["scann"] == scann.scann_version()
             rows, mine = scann.part_rows(self.size, settings.parts), range(settings.parts)
             if 1 < hosts <= settings.parts:
                 self.division, mine = "passages", mine[host::hosts]
-            self._parts = [
-                (rows[part].start,
-                 scann.ScannIndex(scann.part_folder(path, part), self.table[rows[part]], settings,
-                                  trusted=as_built))
-                for part in mine]
+            self._parts = [(rows[part].start, self._open_part(part, rows[part], settings))
+                           for part in mine]
+
+    def _open_part(self, part: int, rows: slice, settings: Any) -> Index:
+        """A part of a ScaNN index, whose files ScaNN reads whole: they are verified before."""
+        from rag_jax.retrieval import scann
+
+        folder = scann.part_folder(self.path, part)
+        if self.files is not None:
+            self.files.check_all(name for name in self.files.names
+                                 if name.startswith(f"{folder.name}/"))
+        return scann.ScannIndex(
+            folder, self._table[rows], settings, trusted=self.files is None,
+            check=functools.partial(_check_rows, self.files, self.width, rows.start))
+
+    @property
+    def table(self) -> np.ndarray:
+        """float32[N, E], all embeddings, memory-mapped, verified whole."""
+        if self.files is not None:
+            self.files.check_all([EMBEDDINGS])
+        return self._table
 
     @classmethod
     def open(
@@ -180,8 +212,9 @@ class PassageIndex:
         Args:
             path: the directory.
             encoder_fingerprint: of the encoder that will be asked; None leaves it unchecked.
-            verify: compare every file's sha256 (about 1 second per GB). None does so for an index
-                up to 256 MiB. Sizes, manifest and the store's meta data are always checked.
+            verify: compare every file's sha256 now (about 1 second per GB). None does so for an
+                index up to 256 MiB. Of a larger one, and with False, what is read is verified
+                then, and all of it in the background.
             host, hosts: which of how many this is. Of an index in at least as many parts each holds
                 its share; any other is opened whole.
 
@@ -190,7 +223,9 @@ class PassageIndex:
                 built by another encoder or from other passages. The text says what to do.
         """
         parts = open_parts(Path(path), ("exact", "scann"), encoder_fingerprint, verify)
-        return cls(*parts, host, hosts)
+        opened = cls(*parts, host, hosts)
+        opened.files.verify(verify)
+        return opened
 
     def search(self, queries: np.ndarray, k: int) -> SearchResult:
         """Finds the k best passages for queries float[B, E]; see Index.
@@ -198,6 +233,8 @@ class PassageIndex:
         With division "passages", the k best of its share, or all of that where it has fewer.
         """
         queries = check_queries(queries, k, self.size, self.width)
+        if self.manifest["kind"] == "exact" and self.files is not None:
+            self.files.check_all([EMBEDDINGS])  # it reads them all
         found = [(first, part.search(queries, min(k, part.size))) for first, part in self._parts]
         return merge([SearchResult(ids + first, scores) for first, (ids, scores) in found], k)
 
@@ -205,15 +242,24 @@ class PassageIndex:
         """Returns the embeddings float32[..., E] of rows integers[...]."""
         ids = np.asarray(ids)
         check_rows(ids, self.size, f"{self.path}: embeddings")
-        return self.table[ids]
+        _check_rows(self.files, self.width, 0, ids)
+        return self._table[ids]
+
+
+def _check_rows(files: VerifiedFiles | None, width: int, first: int, ids: np.ndarray) -> None:
+    """Verifies the embeddings of rows integers[...], counted from row `first` of the index."""
+    if files is not None:
+        begins = (ids.astype(np.int64) + first) * (4 * width)
+        files.check_pieces(EMBEDDINGS, begins, begins + 4 * width)
 
 
 def open_parts(path: Path, kinds: tuple[str, ...], encoder_fingerprint: str | None,
-               verify: bool | None) -> tuple[Path, dict, PassageStore, bool]:
+               verify: bool | None) -> tuple[Path, dict, PassageStore, VerifiedFiles]:
     """Checks an index directory of one of these kinds; see PassageIndex.open.
 
     Returns:
-        path, manifest, passages, and whether every file agrees with its sha256.
+        path, manifest, passages, and the files besides those of the passages, of which none is
+        verified yet.
     """
     manifest = read_manifest(path)
     if manifest["kind"] not in kinds:
@@ -223,11 +269,17 @@ def open_parts(path: Path, kinds: tuple[str, ...], encoder_fingerprint: str | No
             "rag_jax.build_index --run."
         )
     _check_fingerprint(path, manifest, encoder_fingerprint)
-    if verify is None:
-        total = sum(file["bytes"] for file in manifest["files"].values())
-        verify = total <= VERIFY_BYTES
-    _check_files(path, manifest, verify)
-    passages = PassageStore.open(path / "passages")
+    for name in ("passages/meta.json", *manifest["files"]):
+        regular_file(path, name)
+    own = {name: entry for name, entry in manifest["files"].items()
+           if not name.startswith("passages/")}
+    files = VerifiedFiles(path, own)
+    for file in (file for folder in path.glob("*") if folder.name.startswith(("scann", "bm25"))
+                 for file in (folder, *folder.glob("*"))):
+        name = file.relative_to(path).as_posix()
+        if name not in own and not any(other.startswith(f"{name}/") for other in own):
+            raise RetrievalError(f"{path}: {name} does not belong to this index; remove it.")
+    passages = PassageStore.open(path / "passages", verify)
     same = passages.fingerprint == manifest["passages_fingerprint"]
     if not same or len(passages) != manifest["size"]:
         raise RetrievalError(
@@ -235,7 +287,7 @@ def open_parts(path: Path, kinds: tuple[str, ...], encoder_fingerprint: str | No
             f"fingerprint {passages.fingerprint[:12]}, built from {manifest['size']} of "
             f"{manifest['passages_fingerprint'][:12]}); {_AGAIN}."
         )
-    return path, manifest, passages, verify
+    return path, manifest, passages, files
 
 
 def read_manifest(path: Path) -> dict:
@@ -257,42 +309,73 @@ def read_manifest(path: Path) -> dict:
             f"{path}: this is {state}; build one with python -m rag_jax.build_index, or name the "
             "directory that holds manifest.json."
         )
-    try:
-        manifest = json.loads(file.read_text("utf-8"))
-        format_, checksum = manifest["format"], manifest.pop("checksum")
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise RetrievalError(f"{path}: manifest.json is damaged ({error!r}); {_AGAIN}.") from None
+    manifest = read_object(path, "manifest.json")
+    format_, checksum = manifest.get("format"), manifest.pop("checksum", None)
     if isinstance(format_, int) and format_ > INDEX_FORMAT:
         raise RetrievalError(
             f"{path}: index format {format_}, this version of rag_jax reads up to {INDEX_FORMAT}; "
             "upgrade rag_jax or build the index again."
         )
-    if checksum != _checksum(manifest):
+    if format_ != INDEX_FORMAT or checksum != digest_of(manifest):
         raise RetrievalError(
-            f"{path}: manifest.json does not agree with its own checksum; {_AGAIN}."
+            f"{path}: manifest.json does not agree with its own checksum, so it is damaged; "
+            f"{_AGAIN}."
         )
+    _check_manifest(path, manifest)
     return manifest
+
+
+def _check_manifest(path: Path, manifest: dict) -> None:
+    """Refuses what the builders never write: anybody can make a checksum."""
+    from rag_jax.retrieval.scann import ScannSettings
+
+    def wrong(what: str) -> RetrievalError:
+        return RetrievalError(f"{path}: manifest.json is damaged: {what}; {_AGAIN}.")
+
+    kind, size = manifest.get("kind"), manifest.get("size")
+    if kind not in ("exact", "scann", "bm25"):
+        raise wrong(f"kind {kind!r:.80}")
+    if not is_count(size, 1) or kind != "bm25" and not is_count(manifest.get("width"), 1):
+        raise wrong(f"size {size!r:.80}, width {manifest.get('width')!r:.80}")
+    for name in ("encoder_fingerprint", "passages_fingerprint"):
+        if not isinstance(manifest.get(name), str):
+            raise wrong(f"{name} {manifest.get(name)!r:.80}")
+    for name in ("versions", "inputs"):
+        if not isinstance(manifest.get(name), dict):
+            raise wrong(f"{name} {manifest.get(name)!r:.80}")
+    folders = r"passages/(meta\.json|text\.(blob|offsets)|tokens\.[A-Za-z0-9_-]+\.(ids|offsets))"
+    parts = 0
+    if kind == "scann":
+        try:
+            parts = ScannSettings(**manifest["scann"]).parts
+        except (TypeError, KeyError, RetrievalError) as error:
+            raise wrong(f"settings of ScaNN ({error})") from None
+        if parts > size:
+            raise wrong(f"{parts} parts of {size} passages")
+    recall = manifest.get("recall", {"k": 1, "recall": 1.0, "queries": 1})
+    if not (isinstance(recall, dict) and is_count(recall.get("k")) and is_count(
+            recall.get("queries")) and isinstance(recall.get("recall"), int | float)):
+        raise wrong(f"recall {recall!r:.80}")
+    table = check_table(manifest.get("files"), path / "manifest.json")
+    allowed = {f"scann.{part}/{name}" if part else f"scann/{name}"
+               for part in range(min(parts, 10_000)) for name in SCANN_FILES}
+    allowed |= {f"bm25/{name}" for name in BM25_FILES if kind == "bm25"}
+    allowed |= {EMBEDDINGS} if kind != "bm25" else set()
+    for name in table:
+        if name not in allowed and not re.fullmatch(folders, name):
+            raise wrong(f"its table of files has {name!r:.80}, which no index of kind {kind} has")
+    if kind != "bm25" and table.get(EMBEDDINGS, {}).get("bytes") != 4 * size * manifest["width"]:
+        raise wrong(f"{EMBEDDINGS} does not hold {size} rows of {manifest['width']} numbers")
 
 
 def write_manifest(path: Path, manifest: dict) -> None:
     """Writes the manifest with its checksum, and waits until the disk holds it."""
     manifest = {"format": INDEX_FORMAT, **manifest}
-    manifest["checksum"] = _checksum(manifest)
+    manifest["checksum"] = digest_of(manifest)
     with open(path / "manifest.json", "w", encoding="utf-8") as file:
         json.dump(manifest, file, indent=1)
         file.flush()
         os.fsync(file.fileno())
-
-
-def _checksum(manifest: dict) -> str:
-    return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
-
-
-def file_entry(path: Path) -> dict[str, int | str]:
-    """What the manifest says about a file."""
-    with open(path, "rb") as file:
-        checksum = hashlib.file_digest(file, "sha256").hexdigest()
-    return {"bytes": path.stat().st_size, "sha256": checksum}
 
 
 def _check_fingerprint(path: Path, manifest: dict, encoder_fingerprint: str | None) -> None:
@@ -303,22 +386,3 @@ def _check_fingerprint(path: Path, manifest: dict, encoder_fingerprint: str | No
             "their inner products mean nothing. Build the index again with this encoder, or use "
             "the checkpoint it was built with."
         )
-
-
-def _check_files(path: Path, manifest: dict, verify: bool) -> None:
-    """Checks that each file is there and whole, and that ScaNN will meet no file but its own."""
-    for name, entry in manifest["files"].items():
-        if not (path / name).is_file():
-            raise RetrievalError(f"{path}: {name} is missing; {_AGAIN}.")
-        size = (path / name).stat().st_size
-        if size != entry["bytes"]:
-            raise RetrievalError(
-                f"{path}: {name} has {size} bytes, should have {entry['bytes']}; {_AGAIN}."
-            )
-        if verify and file_entry(path / name) != entry:
-            raise RetrievalError(f"{path}: {name} differs from its sha256; {_AGAIN}.")
-    # ScaNN unpickles a scann_docids.pkl that it finds, that is, runs code from it.
-    for file in path.glob("scann*/*"):
-        name = file.relative_to(path).as_posix()
-        if name not in manifest["files"]:
-            raise RetrievalError(f"{path}: {name} does not belong to this index; remove that file.")

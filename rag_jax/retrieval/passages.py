@@ -8,7 +8,8 @@ A store is a directory of flat files. Row number is position, so a search result
     tokens.NAME.ids       uint16 or uint32, the rows of one token table, end to end
     tokens.NAME.offsets   int64[N + 1], where each row begins in tokens.NAME.ids
 
-All numbers are little-endian. Nothing is read at opening but meta.json.
+All numbers are little-endian. A small store is read and verified when it is opened, of a large one
+nothing but meta.json; see verification.py.
 """
 
 import difflib
@@ -20,6 +21,7 @@ import re
 import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -29,6 +31,14 @@ from rag_jax.retrieval.reading import (
     SeenIds,
     check_passage,
     read_passages,
+)
+from rag_jax.retrieval.verification import (
+    Digest,
+    VerifiedFiles,
+    check_table,
+    is_count,
+    map_file,
+    read_object,
 )
 
 __all__ = [
@@ -43,29 +53,50 @@ __all__ = [
 ]
 
 STORE_FORMAT = 1
+_TABLE_NAME = r"[A-Za-z0-9_-]+"
+SEARCHES = 64  # ids searched for in the file before a table of all is made
 CHUNK = 1024  # passages tokenized and written at a time
 
 
 class TokenTable:
     """Ragged rows of token ids, one per passage, memory-mapped."""
 
-    def __init__(self, ids: np.ndarray, offsets: np.ndarray, name: str):
-        self._ids, self._offsets, self._name = ids, offsets, name
+    def __init__(self, files: VerifiedFiles, name: str, dtype: str):
+        self._files, self._name = files, name
+        self._ids = files.map(f"tokens.{name}.ids", dtype)
+        self._offsets = files.map(f"tokens.{name}.offsets", "<i8")
 
     @property
     def lengths(self) -> np.ndarray:
         """int64[N]: tokens per row."""
-        return np.diff(self._offsets)
+        return self.lengths_of(np.arange(len(self._offsets) - 1))
 
     def lengths_of(self, row_ids: np.ndarray) -> np.ndarray:
         """int64[...]: tokens of some rows."""
-        check_rows(row_ids, len(self._offsets) - 1, f"token table {self._name!r}")
-        return self._offsets[row_ids + 1] - self._offsets[row_ids]
+        begins, ends = self._places(row_ids)
+        return ends - begins
 
     def rows(self, row: int) -> np.ndarray:
         """The token ids of one row: uint16 or uint32, read-only."""
-        check_rows(np.asarray(row), len(self._offsets) - 1, f"token table {self._name!r}")
-        return self._ids[self._offsets[row] : self._offsets[row + 1]]
+        begin, end = self._places(np.asarray(row))
+        self._check_ids(begin, end)
+        return self._ids[begin:end]
+
+    def _places(self, row_ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Where the rows begin and end in the ids, int64[...] each."""
+        check_rows(row_ids, len(self._offsets) - 1, f"token table {self._name!r}")
+        if not row_ids.size:
+            return np.zeros(row_ids.shape, np.int64), np.zeros(row_ids.shape, np.int64)
+        self._files.check_pieces(f"tokens.{self._name}.offsets", row_ids * 8, row_ids * 8 + 16)
+        begins, ends = self._offsets[row_ids], self._offsets[row_ids + 1]
+        if not ((begins >= 0) & (begins <= ends) & (ends <= len(self._ids))).all():
+            raise RetrievalError(f"{self._files.folder}: tokens.{self._name}.offsets is damaged: "
+                                 "rows lie outside their file; write the store again.")
+        return begins, ends
+
+    def _check_ids(self, begins: np.ndarray, ends: np.ndarray) -> None:
+        size, full = self._ids.itemsize, ends > begins
+        self._files.check_pieces(f"tokens.{self._name}.ids", begins[full] * size, ends[full] * size)
 
     def padded(
         self, row_ids: np.ndarray, length: int, pad_id: int
@@ -80,10 +111,10 @@ class TokenTable:
         Returns:
             token ids int32[..., length], and mask bool[..., length], True where a token is real.
         """
-        row_ids = np.asarray(row_ids)
-        check_rows(row_ids, len(self._offsets) - 1, f"token table {self._name!r}")
-        starts, place = self._offsets[row_ids], np.arange(length)
-        mask = place < (self._offsets[row_ids + 1] - starts)[..., None]
+        starts, ends = self._places(np.asarray(row_ids))
+        self._check_ids(starts, ends)
+        place = np.arange(length)
+        mask = place < (ends - starts)[..., None]
         places = np.where(mask, starts[..., None] + place, 0)
         tokens = self._ids[places] if self._ids.size else places
         return np.where(mask, tokens.astype(np.int32), np.int32(pad_id)), mask
@@ -105,28 +136,43 @@ class PassageStore:
 
     def __init__(self, path: Path, meta: dict):
         self.path, self.fingerprint, self._meta = path, meta["fingerprint"], meta
-        self._blob = map_file(path / "text.blob", np.uint8)
-        self._offsets = map_file(path / "text.offsets", "<i8")
+        self.files = VerifiedFiles(path, meta["files"])
+        self._blob = self.files.map("text.blob", "u1")
+        self._offsets = self.files.map("text.offsets", "<i8")
         self._rows_by_id: dict[str, int] | None = None
+        self._searches = 0
 
     @classmethod
-    def open(cls, path: str | os.PathLike) -> "PassageStore":
-        """Opens a store without reading it. Checks the meta data's checksum and every file's size.
+    def open(cls, path: str | os.PathLike, verify: bool | None = None) -> "PassageStore":
+        """Opens a store. Sizes and shapes are always checked.
+
+        Args:
+            path: the directory.
+            verify: compare everything with its sha256 now; None does so for a small store. False:
+                what is read is verified then, and all of it in the background.
 
         Raises:
             RetrievalError: the directory is not a store, or is damaged.
         """
         path = Path(path)
-        meta = _read_meta(path)
-        for name, file in meta["files"].items():
-            if not (path / name).is_file():
-                raise RetrievalError(f"{path}: {name} is missing; copy or write the store again.")
-            if (path / name).stat().st_size != file["bytes"]:
+        store = cls(path, _read_meta(path))
+        store._check_ends()
+        store.files.verify(verify)
+        return store
+
+    def _check_ends(self) -> None:
+        """The offsets of every file begin at 0 and end where their file does."""
+        ends = {"text": (self._offsets, self._blob)}
+        for name in self.token_tables:
+            ends[f"tokens.{name}"] = (self.files.map(f"tokens.{name}.offsets", "<i8"),
+                                      self.files.map(f"tokens.{name}.ids",
+                                                     self._meta["tokens"][name]))
+        for name, (offsets, data) in ends.items():
+            if offsets[0] != 0 or offsets[-1] != len(data):
                 raise RetrievalError(
-                    f"{path}: {name} has {(path / name).stat().st_size} bytes, its meta.json says "
-                    f"{file['bytes']}; copy or write the store again."
-                )
-        return cls(path, meta)
+                    f"{self.path}: {name}.offsets is damaged: it goes from {offsets[0]} to "
+                    f"{offsets[-1]}, and must go from 0 to {len(data)}; copy or write the store "
+                    "again.")
 
     def __len__(self) -> int:
         return self._meta["passages"]
@@ -134,10 +180,21 @@ class PassageStore:
     def __getitem__(self, row: int) -> Passage:
         if not 0 <= row < len(self):  # -1 is never a passage: it would hide a padded search result
             raise IndexError(f"{self.path}: row {row} is outside 0..{len(self) - 1}.")
+        self.files.check("text.offsets", 24 * row, 24 * row + 32)
         begin, title, text, end = (int(o) for o in self._offsets[3 * row : 3 * row + 4])
+        if not 0 <= begin <= title <= text <= end <= len(self._blob):
+            raise self._damage(row)
+        self.files.check("text.blob", begin, end)
         raw = self._blob[begin:end].tobytes()
         cuts = (0, title - begin, text - begin, end - begin)
-        return Passage(*(raw[a:b].decode() for a, b in itertools.pairwise(cuts)))
+        try:
+            return Passage(*(raw[a:b].decode() for a, b in itertools.pairwise(cuts)))
+        except UnicodeDecodeError:
+            raise self._damage(row) from None
+
+    def _damage(self, row: int) -> RetrievalError:
+        return RetrievalError(f"{self.path}: the text of row {row} is damaged in text.blob or "
+                              "text.offsets; copy or write the store again.")
 
     @property
     def token_tables(self) -> tuple[str, ...]:
@@ -150,20 +207,16 @@ class PassageStore:
             raise RetrievalError(
                 f"{self.path}: no token table {name!r}; it has {list(self.token_tables)}."
             )
-        ids = map_file(self.path / f"tokens.{name}.ids", self._meta["tokens"][name])
-        return TokenTable(ids, map_file(self.path / f"tokens.{name}.offsets", "<i8"), name)
+        return TokenTable(self.files, name, self._meta["tokens"][name])
 
     def verify(self) -> None:
-        """Reads every file and compares it with its checksum: about 1 second per GB."""
-        for name, file in self._meta["files"].items():
-            with open(self.path / name, "rb") as data:
-                if hashlib.file_digest(data, "sha256").hexdigest() != file["sha256"]:
-                    raise RetrievalError(
-                        f"{self.path}: {name} differs from its sha256; write the store again."
-                    )
+        """Reads every file again and compares it with its checksum: about 1 second per GB."""
+        self.files.forget()
+        self.files.check_all()
 
     def row_of(self, passage_id: str) -> int:
-        """The row of a passage id. Ids that count rows from 0 or 1 need no table in memory.
+        """The row of a passage id. Ids that count rows from 0 or 1 are looked at where they would
+        be, a few others are searched for in the file, and then a table of all is made.
 
         Raises:
             RetrievalError: no passage has this id; near matches are listed.
@@ -172,43 +225,86 @@ class PassageStore:
             for row in (int(passage_id) - 1, int(passage_id)):
                 if 0 <= row < len(self) and self[row].id == passage_id:
                     return row
-        if self._rows_by_id is None:
-            self._rows_by_id = {passage.id: row for row, passage in enumerate(self)}
-        if passage_id not in self._rows_by_id:
-            some = list(itertools.islice(self._rows_by_id, 100_000))
+        if self._rows_by_id is None and self._searches < SEARCHES:
+            self._searches += 1
+            row = self._search(passage_id.encode("utf-8", "replace"))
+        else:
+            if self._rows_by_id is None:
+                self._rows_by_id = {self[row].id: row for row in range(len(self))}
+            row = self._rows_by_id.get(passage_id)
+        if row is None:
+            some = [self[row].id for row in range(min(len(self), 100_000))]
             near = difflib.get_close_matches(passage_id, some, 3, 0.5) or some[:3]
             raise RetrievalError(
                 f"{self.path}: none of its {len(self)} passages has the id {passage_id!r}; near "
                 f"matches are {near}."
             )
-        return self._rows_by_id[passage_id]
+        return row
+
+    def _search(self, key: bytes) -> int | None:
+        """The row whose id is these bytes, by a look at the ids of that length."""
+        for first in range(0, len(self), 2**18):
+            last = min(first + 2**18, len(self))
+            self.files.check("text.offsets", 24 * first, 24 * last + 8)
+            begins = self._offsets[3 * first : 3 * last : 3]
+            sizes = self._offsets[3 * first + 1 : 3 * last + 1 : 3] - begins
+            rows = np.flatnonzero(sizes == len(key))
+            self.files.check_pieces("text.blob", begins[rows], begins[rows] + len(key))
+            for place in reversed(range(len(key))):  # the last bytes differ most
+                letters = self._blob.take(begins[rows] + place, mode="clip")
+                rows = rows[letters == key[place]]
+            if rows.size:
+                return first + int(rows[0])
+        return None
 
 
 def _read_meta(path: Path) -> dict:
     if not path.is_dir():
         raise RetrievalError(f"{path}: no such passage store; check the path.")
-    try:
-        meta = json.loads((path / "meta.json").read_text("utf-8"))
-        format_, fingerprint = meta["format"], meta["fingerprint"]
-    except FileNotFoundError:
+    if not os.path.lexists(path / "meta.json"):
         raise RetrievalError(
             f"{path}: not a passage store, or half written: it has no meta.json; write it again."
-        ) from None
-    except (ValueError, KeyError, TypeError) as error:
-        raise RetrievalError(
-            f"{path}: meta.json is damaged ({error!r}); copy or write the store again."
-        ) from None
-    if format_ != STORE_FORMAT:
-        raise RetrievalError(
-            f"{path}: store format {format_!r}, this version reads {STORE_FORMAT}; write the store "
-            "again, or use the version of rag_jax that wrote it."
         )
-    if fingerprint != _fingerprint(meta):
+    meta = read_object(path, "meta.json")
+    if meta.get("format") != STORE_FORMAT:
+        raise RetrievalError(
+            f"{path}: store format {meta.get('format')!r}, this version reads {STORE_FORMAT}; "
+            "write the store again, or use the version of rag_jax that wrote it."
+        )
+    if meta.get("fingerprint") != _fingerprint(meta):
         raise RetrievalError(
             f"{path}: meta.json does not agree with its own fingerprint, so it is damaged; copy or "
             "write the store again."
         )
+    _check_meta(path, meta)
     return meta
+
+
+def _check_meta(path: Path, meta: dict) -> None:
+    """Refuses what `write_store` never writes: anybody can make a fingerprint."""
+
+    def wrong(what: str) -> RetrievalError:
+        return RetrievalError(f"{path}: meta.json is damaged: {what}; write the store again.")
+
+    size, tokens = meta.get("passages"), meta.get("tokens")
+    if not is_count(size, 1):
+        raise wrong(f"passages is {size!r:.80}, must be a number from 1 on")
+    if not isinstance(tokens, dict):
+        raise wrong(f"tokens is {tokens!r:.80}, must name the token tables")
+    table = check_table(meta.get("files"), path / "meta.json")
+    widths = {"text.blob": 1}  # bytes of which a file's size is a multiple
+    exact = {"text.offsets": 8 * (3 * size + 1)}
+    for name, dtype in tokens.items():
+        if not re.fullmatch(_TABLE_NAME, name) or dtype not in ("<u2", "<u4"):
+            raise wrong(f"token table {name!r:.80} of dtype {dtype!r:.80}; allowed are <u2 and <u4")
+        widths[f"tokens.{name}.ids"] = int(dtype[-1])
+        exact[f"tokens.{name}.offsets"] = 8 * (size + 1)
+    if odd := sorted({*widths, *exact} ^ set(table)):
+        raise wrong(f"its files do not fit its tables ({', '.join(odd)[:200]})")
+    for name, entry in table.items():
+        held = entry["bytes"]
+        if held % widths.get(name, 8) or held != exact.get(name, held):
+            raise wrong(f"{name} of {held} bytes does not fit {size} passages")
 
 
 def _fingerprint(meta: Mapping) -> str:
@@ -217,29 +313,22 @@ def _fingerprint(meta: Mapping) -> str:
     return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
 
 
-def map_file(path: Path, dtype) -> np.ndarray:
-    """A flat file as a read-only memory-mapped array; an empty file as an empty array."""
-    if not path.stat().st_size:
-        return np.zeros(0, dtype)
-    return np.asarray(np.memmap(path, dtype, "r"))
-
-
 class _HashedFile:
-    """A new file that knows its size and checksum, and is on the disk once it is closed."""
+    """A new file that knows its size and checksums, and is on the disk once it is closed."""
 
     def __init__(self, path: Path):
-        self._path, self._file, self._sha256 = path, open(path, "wb"), hashlib.sha256()
+        self._path, self._file, self._digest = path, open(path, "wb"), Digest()
 
     def write(self, data: bytes) -> None:
         self._file.write(data)
-        self._sha256.update(data)
+        self._digest.update(data)
 
-    def close(self) -> dict[str, int | str]:
+    def close(self) -> dict[str, Any]:
         """Returns the file's entry of meta.json."""
         with self._file:
             self._file.flush()
             os.fsync(self._file.fileno())
-            return {"bytes": self._file.tell(), "sha256": self._sha256.hexdigest()}
+            return self._digest.entry()
 
 
 class _RaggedWriter:
@@ -287,7 +376,7 @@ def write_store(
     if path.exists():
         raise RetrievalError(f"{path}: already exists; remove it first or choose another path.")
     for name in encoders:
-        if not re.fullmatch(r"[A-Za-z0-9_-]+", name):
+        if not re.fullmatch(_TABLE_NAME, name):
             raise RetrievalError(f"token table {name!r}: use letters, digits, _ and - only.")
     partial = path.with_name(path.name + ".partial")
     shutil.rmtree(partial, ignore_errors=True)

@@ -14,14 +14,17 @@ import logging
 import math
 import os
 import platform
+import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 
 from rag_jax.retrieval.exact import ExactIndex, pair_scores
 from rag_jax.retrieval.index import (
+    SCANN_FILES,
     RetrievalError,
     SearchResult,
     check_embeddings,
@@ -32,6 +35,7 @@ from rag_jax.retrieval.index import (
 SMALLEST = 16  # passages: the codes of asymmetric hashing are learned from at least so many
 COVERED = 8192  # passages whose codes each query reads at least: cheap, and small sets need it
 _CHILD = "from rag_jax.retrieval import scann; scann.child_main()"
+_ASSET = r'assets\s*{\s*asset_type:\s*[A-Z0-9_]+\s+asset_path:\s*"([^"\n]*)"\s*}'
 _log = logging.getLogger(__name__)
 
 
@@ -233,9 +237,31 @@ def _build_here(embeddings: np.ndarray, settings: ScannSettings, directory: str)
 def _load(directory: str):
     from scann import scann_ops_pybind
 
+    _refuse_foreign(Path(directory))
     searcher = scann_ops_pybind.load_searcher(directory, assets_backcompat_shim=False)
     searcher.set_num_threads(_threads())
     return searcher
+
+
+def _refuse_foreign(directory: Path) -> None:
+    """Refuses files that ScaNN did not write for us, links, and names of files elsewhere.
+
+    ScaNN's loader runs the code in a scann_docids.pkl, and reads what scann_assets.pbtxt names.
+    """
+    with os.scandir(directory) as entries:
+        for entry in entries:
+            if entry.name not in SCANN_FILES or not entry.is_file(follow_symlinks=False):
+                raise RetrievalError(
+                    f"{directory}: {entry.name} is none of the files that an index has there, or "
+                    "not a regular file; remove it, or build the index again.")
+    assets = directory / "scann_assets.pbtxt"
+    if not assets.is_file():
+        raise RetrievalError(f"{assets}: missing; build the index again.")
+    text = assets.read_text("utf-8", "replace")
+    named = re.findall(_ASSET, text)
+    if re.sub(_ASSET, "", text).strip() or not set(named) <= set(SCANN_FILES):
+        raise RetrievalError(f"{assets}: damaged, or it names files that no index has; build the "
+                             "index again.")
 
 
 class ScannIndex:
@@ -245,8 +271,9 @@ class ScannIndex:
         directory: ScaNN's files, as build_scann wrote them.
         embeddings: float32[N, E], may be memory-mapped: the rows the index was built from.
         settings: those of the build; the search parts of them apply here.
-        trusted: the files are known to be whole and written by this version of ScaNN. Otherwise a
-            child process loads them first, so that a crash becomes an error.
+        trusted: this process has had the files made. Otherwise a child process loads them first,
+            so that a crash becomes an error.
+        check: called with rows int32[...] before their embeddings are read.
     """
 
     def __init__(
@@ -255,6 +282,7 @@ class ScannIndex:
         embeddings: np.ndarray,
         settings: ScannSettings,
         trusted: bool = False,
+        check: Callable[[np.ndarray], None] = lambda ids: None,
     ):
         missing = scann_missing()
         if missing:
@@ -264,7 +292,7 @@ class ScannIndex:
         directory = str(Path(directory).absolute())
         self._embeddings, self._settings = embeddings, settings
         self._exact = ExactIndex(embeddings)
-        self._told = False
+        self._told, self._check = False, check
         if not trusted:
             task = {"task": "load", "directory": directory, "width": self.width}
             _run_child(task, f"{directory}: loading the ScaNN index")
@@ -292,6 +320,7 @@ class ScannIndex:
         if not len(queries):
             return no_results(k)
         ids, full = self._nominate(queries, k)
+        self._check(ids)
         query = np.repeat(np.arange(len(queries)), k)
         scores = pair_scores(queries, self._embeddings, query, ids.ravel()).reshape(ids.shape)
         order = np.lexsort((ids, -scores), axis=1)
@@ -301,6 +330,7 @@ class ScannIndex:
                 _log.info("ScaNN found fewer than k=%d for %d of %d queries; exact search answers "
                           "those. More leaves_to_search would help.", k, (~full).sum(), len(full))
                 self._told = True
+            self._check(np.arange(self.size))
             exact = self._exact.search(queries[~full], k)
             ids[~full], scores[~full] = exact.ids, exact.scores
         return SearchResult(ids, scores)

@@ -14,7 +14,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rag_jax.retrieval import index as index_module
 from rag_jax.retrieval.build import build_index
 from rag_jax.retrieval.exact import ExactIndex
 from rag_jax.retrieval.index import PassageIndex, RetrievalError, write_manifest
@@ -374,17 +373,6 @@ def test_a_missing_cut_or_longer_file_is_found_without_reading_all(out):
         file.write_bytes(whole)
 
 
-def test_a_large_index_is_not_hashed_unless_asked(out, monkeypatch):
-    monkeypatch.setattr(index_module, "VERIFY_BYTES", 100)
-    file = out / "embeddings.f32"
-    damaged = bytearray(file.read_bytes())
-    damaged[5] ^= 1
-    file.write_bytes(damaged)
-    PassageIndex.open(out)
-    with pytest.raises(RetrievalError, match="sha256"):
-        PassageIndex.open(out, verify=True)
-
-
 def test_an_index_of_another_encoder_is_refused(out):
     with pytest.raises(RetrievalError, match="encoder-one, asked by encoder-two"):
         PassageIndex.open(out, "encoder-two")
@@ -416,7 +404,7 @@ def test_other_passages_than_those_embedded_are_refused(out, tmp_path):
     del manifest["checksum"]
     shutil.rmtree(out / "passages")
     shutil.copytree(other.path, out / "passages")
-    with pytest.raises(RetrievalError, match="passages/"):
+    with pytest.raises(RetrievalError, match="not the ones it was built from"):
         PassageIndex.open(out)
     manifest["files"] = {"embeddings.f32": manifest["files"]["embeddings.f32"]}
     write_manifest(out, manifest)
@@ -475,12 +463,9 @@ def test_a_moved_scann_index_reads_its_own_files(scann_out, tmp_path):
     np.testing.assert_array_equal(found.ids, expected.ids)
 
 
-def test_scann_loads_first_in_a_child_unless_files_and_version_are_known(scann_out, monkeypatch):
+def test_a_scann_index_that_was_handed_over_loads_first_in_a_child(scann_out, monkeypatch):
+    """What the manifest says of versions and digests, anybody can write: no reason for trust."""
     monkeypatch.setattr("rag_jax.retrieval.scann._CHILD", "import os; os.abort()")
-    PassageIndex.open(scann_out)
-    with pytest.raises(RetrievalError, match="status -6"):
-        PassageIndex.open(scann_out, verify=False)
-    monkeypatch.setattr("rag_jax.retrieval.scann.scann_version", lambda: "scann 99")
     with pytest.raises(RetrievalError, match="status -6"):
         PassageIndex.open(scann_out)
 

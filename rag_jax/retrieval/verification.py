@@ -1,0 +1,380 @@
+"""Files that were handed over: no byte of them is used before it agrees with its digest.
+
+A table of files, part of an index's manifest.json or a passage store's meta.json, says of each
+
+    bytes     its size
+    sha256    of all of it
+    blocks    of a file above BLOCK_BYTES: {"bytes": of a block, "sha256": [of each block]}
+
+Small folders are read whole when they are opened. Large ones are read in the background, and a
+block that is asked for before its turn is read then.
+"""
+
+import concurrent.futures
+import hashlib
+import json
+import logging
+import os
+import re
+import stat
+import threading
+import weakref
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rag_jax import files
+from rag_jax.retrieval.reading import RetrievalError
+
+BLOCK_BYTES = 64 * 2**20
+AT_ONCE_BYTES = 256 * 2**20  # a folder up to this size is read whole at opening
+JSON_BYTES = 64 * 2**20  # more than the tables of the largest index have
+DIGESTS = "digests.json"
+_AGAIN = "copy it again from where it is whole, or make it again"
+_log = logging.getLogger(__name__)
+
+
+class Digest:
+    """The entry of a file in the table, made while the file is written or read."""
+
+    def __init__(self):
+        self._bytes, self._whole, self._blocks = 0, hashlib.sha256(), []
+        self._size = BLOCK_BYTES
+
+    def update(self, data: bytes) -> None:
+        view = memoryview(data).cast("B")
+        self._whole.update(view)
+        while len(view):
+            if self._bytes % self._size == 0:
+                self._blocks.append(hashlib.sha256())
+            part = view[: self._size - self._bytes % self._size]
+            self._blocks[-1].update(part)
+            self._bytes += len(part)
+            view = view[len(part) :]
+
+    def entry(self) -> dict[str, Any]:
+        found: dict[str, Any] = {"bytes": self._bytes, "sha256": self._whole.hexdigest()}
+        if len(self._blocks) > 1:
+            found["blocks"] = {"bytes": self._size,
+                               "sha256": [block.hexdigest() for block in self._blocks]}
+        return found
+
+
+def file_entry(path: Path) -> dict[str, Any]:
+    """What the table says about a file."""
+    digest = Digest()
+    with open(path, "rb") as file:
+        while data := file.read(2**20):
+            digest.update(data)
+    return digest.entry()
+
+
+def regular_file(folder: Path, name: str) -> Path:
+    """The path of a file of a folder, after a look at what is there.
+
+    The folder may be reached through a symbolic link; in it nothing may be one.
+
+    Raises:
+        RetrievalError: the name leads out of the folder, or no regular file is there.
+    """
+    parts = name.split("/")
+    if not all(re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.=-]*", part) for part in parts):
+        raise RetrievalError(
+            f"{folder}: its table names the file {name!r}; allowed are names inside the folder, of "
+            "letters, digits, _ . = and -.")
+    path = folder
+    for number, part in enumerate(parts):
+        path = path / part
+        try:
+            mode = os.lstat(path).st_mode
+        except FileNotFoundError:
+            raise RetrievalError(f"{folder}: {name} is missing; {_AGAIN}.") from None
+        if not (stat.S_ISREG(mode) if number == len(parts) - 1 else stat.S_ISDIR(mode)):
+            raise RetrievalError(
+                f"{folder}: {path.relative_to(folder)} is a link or no regular file; only files "
+                "that lie in the folder itself are read.")
+    return path
+
+
+def read_object(folder: Path, name: str) -> dict[str, Any]:
+    """A JSON object from a file of a folder.
+
+    Raises:
+        RetrievalError: no regular file, too large, or not a JSON object.
+    """
+    path = regular_file(folder, name)
+    if path.stat().st_size > JSON_BYTES:
+        raise RetrievalError(f"{path}: {path.stat().st_size} bytes, at most {JSON_BYTES} are "
+                             f"read; {_AGAIN}.")
+    try:
+        content = json.loads(path.read_text("utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise RetrievalError(f"{folder}: {name} is damaged ({error!r}); {_AGAIN}.") from None
+    if not isinstance(content, dict):
+        raise RetrievalError(f"{folder}: {name} is damaged (not an object); {_AGAIN}.")
+    return content
+
+
+def _is_sha256(value: Any) -> bool:
+    return isinstance(value, str) and re.fullmatch("[0-9a-f]{64}", value) is not None
+
+
+def is_count(value: Any, least: int = 0) -> bool:
+    """Whether a value of a JSON file is an integer that a size or a number of rows can be."""
+    return type(value) is int and least <= value < 2**62
+
+
+def check_table(table: Any, source: Path) -> dict[str, dict[str, Any]]:
+    """Returns a table of files, or says what in it cannot be.
+
+    Raises:
+        RetrievalError: an entry is not as `Digest` makes it.
+    """
+    for name, entry in table.items() if isinstance(table, dict) else [("files", table)]:
+        good = (isinstance(entry, dict) and is_count(entry.get("bytes"))
+                and _is_sha256(entry.get("sha256")))
+        if good and "blocks" in entry:
+            blocks = entry["blocks"]
+            good = (isinstance(blocks, dict) and is_count(blocks.get("bytes"), 1)
+                    and isinstance(blocks.get("sha256"), list)
+                    and all(map(_is_sha256, blocks["sha256"]))
+                    and len(blocks["sha256"]) == -(-entry["bytes"] // blocks["bytes"]))
+        if not good:
+            raise RetrievalError(f"{source}: its entry {name!r:.80} is damaged; {_AGAIN}.")
+    return table
+
+
+class VerifiedFiles:
+    """The files of one folder, mapped, and read no further than they are verified.
+
+    Threads may share it. Once damage is seen, every later check raises too.
+
+    Args:
+        folder: where they are.
+        table: see `check_table`.
+
+    Raises:
+        RetrievalError: a file is missing, is none, or has another size.
+    """
+
+    def __init__(self, folder: Path, table: Mapping[str, Mapping[str, Any]]):
+        self.folder, self._table = folder, table
+        self._damage: str | None = None
+        self._maps: dict[str, np.ndarray] = {}
+        for name, entry in table.items():
+            path = regular_file(folder, name)
+            size = path.stat().st_size
+            if size != entry["bytes"]:
+                raise RetrievalError(f"{folder}: {name} has {size} bytes, should have "
+                                     f"{entry['bytes']}; {_AGAIN}.")
+        self.forget()
+
+    def forget(self) -> None:
+        """All is to be read again before it is used."""
+        self._pending = {name: set(range(len(_digests(entry)))) for name, entry in
+                         self._table.items()}
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(self._table)
+
+    @property
+    def bytes(self) -> int:
+        return sum(entry["bytes"] for entry in self._table.values())
+
+    @property
+    def pending_bytes(self) -> int:
+        """Bytes that nobody has verified yet."""
+        return sum(len(blocks) * _block_bytes(self._table[name])
+                   for name, blocks in self._pending.items())
+
+    def _bytes_of(self, name: str) -> np.ndarray:
+        if name not in self._maps:
+            self._maps[name] = map_file(self.folder / name, np.uint8)
+        return self._maps[name]
+
+    def map(self, name: str, dtype: str) -> np.ndarray:
+        """All of a file as a read-only array; what is read of it must be checked before."""
+        return self._bytes_of(name).view(dtype)
+
+    def check(self, name: str, begin: int = 0, end: int | None = None) -> None:
+        """Verifies a file's bytes from begin to end (exclusive).
+
+        Raises:
+            RetrievalError: they, or any seen before, differ from their digests.
+        """
+        self._raise_damage()
+        pending, size = self._pending[name], _block_bytes(self._table[name])
+        if pending:
+            end = self._table[name]["bytes"] if end is None else end
+            for block in range(begin // size, max(-(-end // size), 1)):
+                self._verify(name, block)
+
+    def check_pieces(self, name: str, begins: np.ndarray, ends: np.ndarray) -> None:
+        """Verifies many pieces of a file; see `check`.
+
+        Args:
+            name: of the file.
+            begins, ends: int64[...], bytes.
+        """
+        self._raise_damage()
+        pending, size = self._pending[name], _block_bytes(self._table[name])
+        if pending:
+            firsts, lasts = np.ravel(begins) // size, (np.ravel(ends) - 1) // size
+            for first, last in set(zip(firsts.tolist(), lasts.tolist(), strict=True)):
+                for block in pending & set(range(first, last + 1)):
+                    self._verify(name, block)
+
+    def check_all(self, names: Iterable[str] | None = None) -> None:
+        """Verifies whole files, all of them by default, with several threads where they are large.
+
+        Raises:
+            RetrievalError: names what is damaged.
+        """
+        self._raise_damage()
+        names = list(self._pending if names is None else names)
+        # From the end, as the thread in the background comes from the beginning.
+        pieces = [(name, block) for name in names
+                  for block in sorted(self._pending[name], reverse=True)]
+        if len(pieces) < 3 or sum(self._table[name]["bytes"] for name in names) < AT_ONCE_BYTES:
+            for piece in pieces:
+                self._verify(*piece)
+            return
+        with concurrent.futures.ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
+            futures = [pool.submit(self._verify, *piece) for piece in pieces]
+            for future in futures:
+                if future.exception() is not None:
+                    pool.shutdown(cancel_futures=True)
+                    future.result()
+
+    def damaged(self) -> list[str]:
+        """Reads everything again; the names of the files that differ from their digests."""
+        self.forget()
+        self._damage, names = None, []
+        for name in self._table:
+            try:
+                self.check_all([name])
+            except RetrievalError:
+                names.append(name)
+                self._damage = None
+        return names
+
+    def _raise_damage(self) -> None:
+        if self._damage is not None:
+            raise RetrievalError(self._damage)
+
+    def _verify(self, name: str, block: int) -> None:
+        if block not in self._pending[name]:
+            return
+        entry, size = self._table[name], _block_bytes(self._table[name])
+        piece = self._bytes_of(name)[block * size : (block + 1) * size]
+        if hashlib.sha256(piece).hexdigest() != _digests(entry)[block]:
+            where = f" in bytes {block * size} to {block * size + len(piece)}"
+            self._damage = (f"{self.folder}: {name} differs from its sha256"
+                            f"{where if len(_digests(entry)) > 1 else ''}; {_AGAIN}.")
+            self._raise_damage()
+        self._pending[name].discard(block)
+
+    def verify(self, at_once: bool | None = None) -> None:
+        """Verifies everything: now, or in the background, which this begins.
+
+        Args:
+            at_once: None = now up to AT_ONCE_BYTES.
+
+        Raises:
+            RetrievalError: names what is damaged.
+        """
+        if at_once or at_once is None and self.bytes <= AT_ONCE_BYTES:
+            self.check_all()
+        elif self.pending_bytes:
+            _log.info("%s: %.1f GB are verified in the background; what is needed before is "
+                      "verified then.", self.folder, self.pending_bytes / 1e9)
+            threading.Thread(target=_verify_pending, args=(weakref.ref(self),), daemon=True).start()
+
+
+def _verify_pending(reference: Callable[[], VerifiedFiles | None]) -> None:
+    """The thread in the background; it ends with the one who asked for it."""
+    while (all_files := reference()) is not None:
+        name, blocks = next(((n, b) for n, b in all_files._pending.items() if b), (None, ()))
+        if name is None:
+            _log.info("%s: verified.", all_files.folder)
+            return
+        try:
+            all_files._verify(name, min(blocks.copy(), default=0))
+        except (RetrievalError, OSError) as error:
+            all_files._damage = str(error)
+            _log.error("%s", error)
+            return
+        del all_files
+
+
+def _digests(entry: Mapping[str, Any]) -> list[str]:
+    return entry["blocks"]["sha256"] if "blocks" in entry else [entry["sha256"]]
+
+
+def _block_bytes(entry: Mapping[str, Any]) -> int:
+    """A file without blocks is one."""
+    return entry["blocks"]["bytes"] if "blocks" in entry else max(entry["bytes"], 1)
+
+
+def map_file(path: Path, dtype) -> np.ndarray:
+    """A flat file as a read-only memory-mapped array; an empty file as an empty array."""
+    if not path.stat().st_size:
+        return np.zeros(0, dtype)
+    return np.asarray(np.memmap(path, dtype, "r"))
+
+
+# JSON files that carry the digest of their own content, and folders whose files are listed in one.
+
+
+def seal(content: Mapping[str, Any]) -> dict[str, Any]:
+    """The content with its digest, to be written as JSON."""
+    return {**content, "sha256": digest_of(content)}
+
+
+def unseal(content: dict[str, Any], path: Path) -> dict[str, Any]:
+    """The content that `seal` was given; one without a digest as it is.
+
+    Raises:
+        RetrievalError: it was changed.
+    """
+    rest = {key: value for key, value in content.items() if key != "sha256"}
+    if len(rest) < len(content) and content["sha256"] != digest_of(rest):
+        raise RetrievalError(
+            f"{path}: differs from the sha256 in its last line, so it is damaged; {_AGAIN}. If it "
+            "was changed on purpose, remove that line.")
+    return rest
+
+
+def digest_of(content: Mapping[str, Any]) -> str:
+    """sha256 of what would be written as JSON."""
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def write_digests(folder: Path, besides: Callable[[str], bool] = lambda name: False) -> None:
+    """Lists all files of a folder with their digests in FOLDER/digests.json.
+
+    Args:
+        folder: it is finished.
+        besides: names that are left out, relative to the folder.
+    """
+    names = [path.relative_to(folder).as_posix() for path in sorted(folder.rglob("*"))
+             if path.is_file()]
+    table = {name: file_entry(folder / name) for name in names
+             if name != DIGESTS and not besides(name)}
+    files.write_json(folder / DIGESTS, seal({"files": table}))
+
+
+def open_digests(folder: Path) -> VerifiedFiles:
+    """The files that `write_digests` listed; nothing of them is read yet.
+
+    Raises:
+        RetrievalError: the list is missing or damaged, or a file is missing or has another size.
+    """
+    content = read_object(folder, DIGESTS)
+    if "sha256" not in content:
+        raise RetrievalError(f"{folder / DIGESTS}: its own sha256 is missing; {_AGAIN}.")
+    table = unseal(content, folder / DIGESTS).get("files")
+    return VerifiedFiles(folder, check_table(table, folder / DIGESTS))
