@@ -13,7 +13,7 @@ import sys
 from collections.abc import Iterator
 
 from rag_jax import files, flags, heatmap, overrides
-from rag_jax.data.question_files import read_asked
+from rag_jax.data.question_files import checked_questions, read_asked
 
 EXACT_NODES = 10_000
 
@@ -44,7 +44,8 @@ def main(argv: list[str] | None = None) -> None:
         parser.error("--heatmap shows what --out writes as token_posterior; leave one of them out")
     if options.heatmap not in (None, "terminal"):
         heatmap.check(pathlib.Path(options.heatmap))
-    asked = [(f"asked-{number}", text) for number, text in enumerate(options.question, 1)]
+    asked = [(f"asked-{number}", text) for number, text in enumerate(
+        checked_questions(options.question), 1)]
     for _, text in asked:
         if options.heatmap and text.endswith((".html", ".png")):
             parser.error(f"{text!r} stands for a question; for a file write --heatmap={text}")

@@ -10,7 +10,7 @@ from typing import Any
 from rag_jax import hosts, locks, overrides
 from rag_jax.answering import Answerer
 from rag_jax.config import Config, ConfigError
-from rag_jax.data.question_files import Example
+from rag_jax.data.question_files import Example, checked_questions
 from rag_jax.data.tasks import load_examples
 from rag_jax.retrieval.bm25 import Bm25Index, build_bm25
 from rag_jax.retrieval.index import PassageIndex
@@ -33,12 +33,16 @@ class Trained:
         """Decoding as the configuration sets it; `changes` replace arguments of `Answerer`."""
         return stages.make_answerer(self.job, self.index, **changes)
 
-    def answer(self, questions: Sequence[str]) -> list[Answer]:
-        """Answers questions, each with its evidence.
+    def answer(self, questions: str | Sequence[str]) -> list[Answer]:
+        """Answers questions, each with its evidence; a string is one question.
 
         A single question is a batch of its own, always padded to the longest input: the second
         one, whatever its length, runs what was compiled for the first.
+
+        Raises:
+          DataError: a question is blank, or no string.
         """
+        questions = checked_questions(questions)
         if not questions:
             return []
         batch_size = self.job.config.eval.batch_size if len(questions) > 1 else 1

@@ -80,6 +80,7 @@ def test_options_may_stand_between_questions(asked, capsys):
     (["--heatmap=map.pdf", "Who?"], "must end in .html or .png"),
     (["--heatmap=nowhere/map.html", "Who?"], "no folder"),
     (["--questions=nowhere.jsonl"], "nowhere.jsonl"),
+    (["Who?", " "], "question 2 is ' '"), (["\udcff"], "is not UTF-8"),
 ])
 def test_what_cannot_be_done_fails_before_the_model_is_opened(argv, told, asked):
     with pytest.raises((UserError, OSError), match=told):
@@ -128,3 +129,14 @@ def test_a_file_of_answers_has_alternatives_as_objects(asked, tmp_path):
     assert lines[1]["token_posterior"] == [[1.0], [1.0]]
     assert lines[0]["alternatives"][0]["text"] == "other"
     assert lines[0]["alternatives"][0]["token_ids"] == [6, 2]
+
+
+def test_a_string_given_to_answer_is_one_question():
+    """`answer("Who is it?")` answered ten questions of a letter each."""
+    job = SimpleNamespace(config=Config(), tokenize=lambda examples: examples)
+    answerer = SimpleNamespace(decode=lambda params, tokens, rows: [e.question for e in tokens],
+                               retrieve=lambda params, tokens: None)
+    opened = SimpleNamespace(job=job, params=None, answerer=lambda **_: answerer)
+    assert trained.Trained.answer(opened, "Who is it?") == ["Who is it?"]
+    with pytest.raises(UserError, match="question 2"):
+        trained.Trained.answer(opened, ["Who?", ""])

@@ -5,7 +5,7 @@ import gzip
 
 import pytest
 
-from rag_jax.data.question_files import read_asked, read_jsonl
+from rag_jax.data.question_files import checked_questions, read_asked, read_jsonl
 from rag_jax.errors import DataError
 from rag_jax.lines import numbered_lines
 from rag_jax.retrieval.reading import RetrievalError, read_passages
@@ -71,6 +71,16 @@ def test_questions_without_answers_are_read_by_their_ids(tmp_path):
     assert read_asked(str(table)) == [("2", 'Who "is" it?'), ("3", "Where?")]
     assert read_asked(str(plain)) == [("1", "Who?"), ("3", "Where?")]
     assert read_asked(str(objects)) == [("1", "Who?"), ("7", "Where?")]
+
+
+def test_a_string_is_one_question_and_every_question_a_text():
+    """`answer("Who is ...?")` answered thirty questions of a letter each."""
+    assert checked_questions("Who is it?") == ["Who is it?"]
+    assert checked_questions(["Who?", "Where?"]) == ["Who?", "Where?"]
+    assert checked_questions([]) == []
+    for bad in ("", ["Who?", None], ["Who?", "\t"], [5], ["\ud800"]):
+        with pytest.raises(DataError, match="question [12]"):
+            checked_questions(bad)
 
 
 @pytest.mark.parametrize("content, told", [

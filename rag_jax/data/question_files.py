@@ -5,7 +5,7 @@ import json
 import os
 import re
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from rag_jax.data.records import Record, json_lines
@@ -175,6 +175,21 @@ def read_asked(path: str) -> list[tuple[str, str]]:
     if not found:
         raise DataError(f"{path}: no question in it")
     return [(name, text) for name, (_, text) in found.items()]
+
+
+def checked_questions(questions: str | Sequence[str]) -> list[str]:
+    """The questions as a list; a string is one question.
+
+    Raises:
+        DataError: one is blank, no string, or holds half of a surrogate pair.
+    """
+    asked = [questions] if isinstance(questions, str) else list(questions)
+    for number, question in enumerate(asked, 1):
+        if not isinstance(question, str) or not question.strip():
+            raise DataError(f"question {number} is {question!r:.60}: expected a text")
+        if re.search("[\ud800-\udfff]", question):
+            raise DataError(f"question {number}, {question!r:.60}, is not UTF-8: write it so")
+    return asked
 
 
 def _one_of(record: Record, *keys: str) -> str | None:

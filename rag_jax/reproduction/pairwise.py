@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 from rag_jax import files
 from rag_jax.errors import DataError
+from rag_jax.visible import csv_cell, visible
 
 QUESTIONS = {"factuality": "Which sentence is more factually true?",
              "specificity": "Which sentence is more specific?"}
@@ -67,7 +68,7 @@ def _csv(rows: Sequence[Mapping[str, str]]) -> str:
     text = io.StringIO()
     writer = csv.DictWriter(text, FIELDS, lineterminator="\n")
     writer.writeheader()
-    writer.writerows(rows)
+    writer.writerows({name: csv_cell(text) for name, text in row.items()} for row in rows)
     return text.getvalue()
 
 
@@ -78,7 +79,8 @@ def _page(rows: Sequence[Mapping[str, str]]) -> str:
              "1em}</style><h1>Two sentences about a subject</h1><p>Look up what you do not know: "
              "searching the internet is welcome.</p><p>Your name <input id=annotator></p><form>"]
     for row in rows:
-        subject, a, b = (html.escape(row[n]) for n in ("subject", "sentence_a", "sentence_b"))
+        subject, a, b = (html.escape(visible(row[name]))
+                         for name in ("subject", "sentence_a", "sentence_b"))
         parts.append(f"<fieldset><legend>{row['item']}. {subject}</legend><p><b>A</b> {a}</p>"
                      f"<p><b>B</b> {b}</p>")
         for name, question in QUESTIONS.items():
@@ -99,7 +101,9 @@ document.getElementById("done").onclick = () => {{
     alert(name ? "Not answered: " + open.map(r => r.item).join(", ") : "Your name, please");
     return;
   }}
-  const cell = text => '"' + text.replaceAll('"', '""') + '"';
+  // No cell is a formula, as in sheet.csv.
+  const plain = text => /^\\s*[=+@\\t\\r\\n-]/.test(text) ? "'" + text : text;
+  const cell = text => '"' + plain(text).replaceAll('"', '""') + '"';
   const filled = rows.map(r => ({{...r, annotator: name,
     ...Object.fromEntries(asked.map(q => [q, answers.get(q + "-" + r.item)]))}}));
   const lines = [fields, ...filled.map(r => fields.map(f => r[f]))];
@@ -143,7 +147,11 @@ def read_key(folder: pathlib.Path) -> dict[str, dict]:
     file = folder / "key.json"
     if not file.is_file():
         raise DataError(f"{file}: no such file; make the sheets first, or name their --workdir")
-    return json.loads(file.read_text("utf-8"))
+    try:
+        return json.loads(file.read_text("utf-8"))
+    except ValueError as error:
+        raise DataError(f"{file}: damaged ({error}); the sheets cannot be told apart without it, "
+                        "restore it") from None
 
 
 def put_aside(folder: pathlib.Path) -> pathlib.Path:
@@ -205,22 +213,25 @@ def _rows(sheet: pathlib.Path, key: Mapping[str, Mapping]):
     """("FILE:LINE", row) of a filled-in sheet, checked."""
     if not sheet.is_file():
         raise DataError(f"--tally={sheet}: no such file")
-    with sheet.open(encoding="utf-8-sig", newline="") as file:
-        reader = csv.DictReader(file)
-        lacking = [name for name in FIELDS if name not in (reader.fieldnames or ())]
-        if lacking:
-            raise DataError(f"{sheet}:1: no column {', '.join(lacking)}; expected those of "
-                             f"sheet.csv: {', '.join(FIELDS)}")
-        for row in reader:
-            where = f"{sheet}:{reader.line_num}"
-            row = {name: (row[name] or "").strip() for name in FIELDS}
-            if row["item"] not in key:
-                raise DataError(f"{where}: item {row['item']!r} is not in key.json: the sheet "
-                                 "belongs to another key")
-            if not row["annotator"]:
-                raise DataError(f"{where}: annotator is empty: write who judged")
-            for name in QUESTIONS:
-                if row[name] not in CHOICES[name]:
-                    raise DataError(f"{where}: {name} is {row[name]!r}: expected one of "
-                                     f"{', '.join(CHOICES[name])}")
-            yield where, row
+    try:
+        reader = csv.DictReader(io.StringIO(sheet.read_text("utf-8-sig"), newline=""))
+        rows = [(reader.line_num, row) for row in reader]
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise DataError(f"{sheet}: no CSV in UTF-8 ({error}): save it as such again") from None
+    lacking = [name for name in FIELDS if name not in (reader.fieldnames or ())]
+    if lacking:
+        raise DataError(f"{sheet}:1: no column {', '.join(lacking)}; expected those of "
+                        f"sheet.csv: {', '.join(FIELDS)}")
+    for number, row in rows:
+        where = f"{sheet}:{number}"
+        row = {name: (row[name] or "").strip() for name in FIELDS}
+        if row["item"] not in key:
+            raise DataError(f"{where}: item {row['item']!r} is not in key.json: the sheet "
+                            "belongs to another key")
+        if not row["annotator"]:
+            raise DataError(f"{where}: annotator is empty: write who judged")
+        for name in QUESTIONS:
+            if row[name] not in CHOICES[name]:
+                raise DataError(f"{where}: {name} is {row[name]!r}: expected one of "
+                                f"{', '.join(CHOICES[name])}")
+        yield where, row

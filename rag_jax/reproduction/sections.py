@@ -7,6 +7,7 @@ import pathlib
 from collections.abc import Iterator, Sequence
 
 from rag_jax import files
+from rag_jax.visible import markdown, visible_lines
 
 NOT_RUN = "not run"
 
@@ -69,13 +70,14 @@ def _markdown(title: str, sections: Sequence[Section]) -> Iterator[str]:
             yield ""
             if isinstance(part, Table):
                 rows = [part.header, ["---"] * len(part.header), *part.rows]
-                yield from ("| " + " | ".join(" ".join(cell.replace("|", "\\|").split())
-                                              for cell in row) + " |" for row in rows)
+                yield from ("| " + " | ".join(markdown(" ".join(cell.split())) for cell in row)
+                            + " |" for row in rows)
             elif isinstance(part, Plot):
-                shown = f"![{part.caption}](figures/{part.name}.png)" if part.png else PLOTS_MISSING
-                yield f"{shown}\n\n{part.caption}"
+                caption = markdown(part.caption)
+                shown = f"![{caption}](figures/{part.name}.png)" if part.png else PLOTS_MISSING
+                yield f"{shown}\n\n{caption}"
             else:
-                yield part
+                yield "\n".join(map(markdown, part.split("\n")))
 
 
 def _html(title: str, sections: Sequence[Section]) -> Iterator[str]:
@@ -95,8 +97,9 @@ def _html(title: str, sections: Sequence[Section]) -> Iterator[str]:
                          else html.escape(PLOTS_MISSING))
                 yield f"<p>{shown}</p><p>{caption}</p>"
             else:
-                yield f"<p>{html.escape(part)}</p>"
+                yield f"<p>{html.escape(visible_lines(part))}</p>"
 
 
 def _row(tag: str, cells: Sequence[str]) -> str:
-    return "<tr>" + "".join(f"<{tag}>{html.escape(cell)}</{tag}>" for cell in cells) + "</tr>"
+    return "<tr>" + "".join(
+        f"<{tag}>{html.escape(visible_lines(cell))}</{tag}>" for cell in cells) + "</tr>"

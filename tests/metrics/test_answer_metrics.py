@@ -43,9 +43,12 @@ def test_unicode_forms_are_equal_when_decomposed():
     assert not exact_match("caf\u00e9", ["cafe"], nfd=True)  # the accent still counts
 
 
-def test_both_sides_empty_match_exactly_but_have_no_f1():
+def test_what_normalises_to_nothing_matches_itself_alone_and_has_no_f1():
+    """The answers "A" and "The" were right for every empty prediction."""
+    assert exact_match("The", ["Lima", "the"]) and exact_match("???", ["???"])
+    assert not exact_match("", ["A"]) and not exact_match("!", ["A"])
     for prediction, reference in [("the", "a"), ("!!!", "???"), ("", "")]:
-        assert exact_match(prediction, [reference])
+        assert not exact_match(prediction, [reference])
         assert f1(prediction, [reference]) == 0.0
 
 

@@ -7,6 +7,7 @@ from collections import Counter
 
 import pytest
 
+from rag_jax.errors import DataError
 from rag_jax.reproduction.pairwise import (
     CHOICES,
     FIELDS,
@@ -144,3 +145,27 @@ def test_missing_files_and_columns_are_named(folder, tmp_path):
         tally(read_key(folder), [tmp_path / "short.csv"])
     with pytest.raises(ValueError, match="key.json: no such file"):
         read_key(tmp_path / "nowhere")
+
+
+def test_sentences_are_no_formulas_and_steer_nothing(tmp_path):
+    """A generated sentence =HYPERLINK(...) ran in the judge's spreadsheet."""
+    write(tmp_path, [Pair("s", "=HYPERLINK(\"http://x\")", "@a\x1b[2J\u202e")], [], seed=0)
+    (row,) = sheet(tmp_path)
+    assert {row["sentence_a"], row["sentence_b"]} == {"'=HYPERLINK(\"http://x\")",
+                                                      r"'@a\x1b[2J\u202e"}
+    page = (tmp_path / "sheet.html").read_text("utf-8")
+    assert not set(page) & set("\x1b\u202e") and r"/^\s*[=+@\t\r\n-]/" in page
+
+
+@pytest.mark.parametrize("content", ["annotator,Namé".encode("latin-1"),
+                                     b"annotator\n" + b"x" * 200_000])
+def test_a_sheet_that_is_no_csv_is_named(content, folder, tmp_path):
+    (tmp_path / "bad.csv").write_bytes(content)
+    with pytest.raises(DataError, match=r"bad.csv: no CSV in UTF-8"):
+        tally(read_key(folder), [tmp_path / "bad.csv"])
+
+
+def test_a_damaged_key_is_named(folder):
+    (folder / "key.json").write_text("{")
+    with pytest.raises(DataError, match=r"key.json: damaged"):
+        read_key(folder)

@@ -25,6 +25,15 @@ def test_both_reports_hold_every_part(tmp_path):
         assert "rag_jax[plots]" in report and "No picture." in report
 
 
+def test_what_data_hold_is_text_in_both_reports(tmp_path):
+    """A generated sentence with HTML became a part of the Markdown report."""
+    evil = "<img src=x onerror=y> [a](javascript:z) \x1b[2J\u202e"
+    write(tmp_path, "Title", [Section("S", [evil, Table(["a"], [[evil]])])])
+    text, page = ((tmp_path / f"report.{kind}").read_text("utf-8") for kind in ("md", "html"))
+    assert "<img" not in text + page and "](" not in text
+    assert not set(text + page) & set("\x1b\u202e")
+
+
 def test_plots_are_png_files_or_nothing(monkeypatch):
     import builtins
 
