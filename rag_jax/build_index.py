@@ -21,7 +21,8 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--queries", metavar="FILE",
                         help="questions on which recall is measured (default: dev questions)")
     parser.add_argument("--overwrite", action="store_true", help="replace another index at DIR")
-    parser.add_argument("--run", help="for which of the workdir's runs (default: the first)")
+    parser.add_argument("--run", help="for which of the workdir's runs (default: the first "
+                        "that began)")
     options, config = flags.parse_with_config(parser, argv, flags.workdir_config)
 
     flags.connect(options)

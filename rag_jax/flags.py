@@ -171,7 +171,8 @@ def add_workdir(parser: argparse.ArgumentParser) -> None:
     """The options that name a trained model: --workdir, --run, --step, --index."""
     parser.add_argument("--workdir", default=DEFAULT_WORKDIR, type=local_folder,
                         help=f"workdir of rag_jax.train (default: {DEFAULT_WORKDIR})")
-    parser.add_argument("--run", help="which of the workdir's runs (default: the first)")
+    parser.add_argument("--run", help="which of the workdir's runs (default: the first "
+                        "that began)")
     parser.add_argument("--step", type=int, help="checkpoint step (default: the best by dev score)")
     parser.add_argument("--index", help="another memory: a folder made by rag_jax.build_index, or "
                         "a name under WORKDIR/indexes (default: the one that trained)")
@@ -181,9 +182,7 @@ def workdir_config(options: argparse.Namespace) -> Config:
     """The configuration of the run that the options name."""
     from rag_jax.training import workdir
 
-    path = pathlib.Path(options.workdir)
-    config = workdir.read(path)
-    return overrides.for_run(config, workdir.run_of(path, config, options.run))
+    return workdir.read_run(pathlib.Path(options.workdir), options.run)
 
 
 def run(main: Callable[[], int | None]) -> None:

@@ -58,7 +58,8 @@ def open_trained(config: Config, path: pathlib.Path, run: str | None = None,
     """Restores a run's parameters and opens its memory.
 
     Args:
-      config: of the workdir, or of the run; what makes the run this one is set here either way.
+      config: of the workdir, or of the run; what makes the run this one is set here either way,
+        and of the workdir's `eval`, if it is not changed, the run's own takes the place.
       path: the workdir.
       run: one of config.runs; None = the first of them that began.
       step: checkpoint; None = the best by dev score.
@@ -71,8 +72,10 @@ def open_trained(config: Config, path: pathlib.Path, run: str | None = None,
     be_quiet()
     path = path.absolute()
     run = workdir.run_of(path, config, run)
-    config = overrides.for_run(config, run)
-    trained = workdir.read(path).classes
+    config, saved = overrides.for_run(config, run), workdir.read(path)
+    if config.eval == saved.eval:
+        config = dataclasses.replace(config, eval=workdir.eval_of(path, run))
+    trained = saved.classes
     if config.classes != trained:
         raise ConfigError(f"config.eval.labels: {path} was trained with the classes "
                           f"{', '.join(trained) or '(none)'}; leave config.eval.labels and "

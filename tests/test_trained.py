@@ -42,6 +42,15 @@ def test_the_workdirs_configuration_opens_each_run_as_what_it_is(path, run, kind
         assert opened.run == found.runs[0] and opened.params == f"parameters of {opened.run}"
 
 
+def test_a_run_answers_as_it_was_trained_to_unless_other_settings_are_given(path):
+    config = workdir.read(path)
+    workdir.begin_run(path, "rag_sequence", overrides.replace(config, {"eval.k": 50}).eval)
+    assert trained.open_trained(config, path, "rag_sequence").job.config.eval.k == 50
+    for k in (0, 7):
+        given = overrides.replace(config, {"eval.k": k, "eval.num_beams": 2})
+        assert trained.open_trained(given, path, "rag_sequence").job.config.eval == given.eval
+
+
 def test_the_first_run_that_began_is_opened_where_none_is_named(path):
     (path / "rag_sequence").mkdir()
     assert trained.open_trained(workdir.read(path), path).run == "rag_sequence"

@@ -1,5 +1,6 @@
 """The table at the end of a run, and report.json."""
 
+import dataclasses
 import json
 import platform
 import resource
@@ -11,10 +12,11 @@ from typing import Any
 import numpy as np
 
 from rag_jax import files, hosts, paper
+from rag_jax.config import Config
 from rag_jax.data import order
 from rag_jax.evaluation import Evaluation, evaluate, retrieval_metrics, write_evaluation
 from rag_jax.retrieval.index import PassageIndex
-from rag_jax.training import memories, stages
+from rag_jax.training import memories, stages, workdir
 from rag_jax.training.writers import print_table
 
 # The paper's figures for the quantities that the report measures: NQ's EM, on test, and on dev
@@ -35,11 +37,16 @@ class _Reporter:
         self.split = "test" if "test" in job.prepared.splits else "dev"
 
     def answerer(self, run: str, memory: str | None = None):
-        job = self.job.of_run(run)
+        job = dataclasses.replace(self.job, config=self.config(run))
         index = self.memories(run)[memory or next(iter(job.prepared.memories))]
         if not job.config.retrieval.k:
             index = None
         return stages.make_answerer(job, index)
+
+    def config(self, run: str) -> Config:
+        """Each run is evaluated as the last command that trained it says."""
+        return dataclasses.replace(self.job.of_run(run).config,
+                                   eval=workdir.eval_of(self.job.workdir, run))
 
     def memories(self, run: str) -> Mapping[str, stages.Memory]:
         if run not in self._memories:
@@ -52,7 +59,7 @@ class _Reporter:
     def evaluate(self, run: str) -> Evaluation:
         questions = self.job.tokens(self.split)
         result = evaluate(self.answerer(run), self.params(run), questions,
-                          how=self.job.config.eval)
+                          how=self.config(run).eval)
         folder = self.job.workdir / run / "evaluation" / self.split
         if hosts.leads():
             write_evaluation(folder, questions, result)
@@ -65,12 +72,13 @@ class _Reporter:
         retrieved = answerer.retrieve(params, questions)
         other = someone_elses(len(questions), self.job.config.seed)
         return evaluate(answerer, params, questions, retrieved[other],
-                        how=self.job.config.eval)
+                        how=self.config(run).eval)
 
-    def frozen_recall(self, warm: Any) -> dict[str, float]:
-        """Retrieval by the query encoder as it was before fine-tuning."""
+    def frozen_recall(self, run: str, warm: Any) -> dict[str, float]:
+        """Retrieval by the query encoder as it was before the run."""
         index = next(iter(self.indexes.values()))
-        answerer = stages.make_answerer(self.job, index)
+        job = dataclasses.replace(self.job, config=self.config(run))
+        answerer = stages.make_answerer(job, index)
         questions = self.job.tokens(self.split)
         params = stages.unstack_layers(warm)
         return retrieval_metrics(answerer, questions, answerer.retrieve(params, questions))
@@ -98,7 +106,7 @@ def evaluate_runs(job: stages.Job, indexes: dict[str, PassageIndex], warm: Any
             results["shuffled"] = reporter.shuffled(rag_runs[0]).metrics
             em["shuffled"] = results["shuffled"]["em"]
         if indexes:
-            report["recall_at_5"] = _recall(reporter, results[rag_runs[0]], warm)
+            report["recall_at_5"] = _recall(reporter, rag_runs[0], results, warm)
         if {"2016", "2018"} <= set(job.prepared.memories):
             report["hot_swap"] = _hot_swap(reporter, rag_runs[0])
     report["index"] = {name: i.manifest["recall"] for name, i in indexes.items()}
@@ -128,10 +136,11 @@ def write_report(job: stages.Job, results: dict[str, Any], secs: dict[str, float
     return report
 
 
-def _recall(reporter: _Reporter, trained: dict[str, float], warm: Any) -> dict[str, float]:
-    frozen = reporter.frozen_recall(warm)
+def _recall(reporter: _Reporter, run: str, results: dict[str, dict[str, float]], warm: Any
+            ) -> dict[str, float]:
+    frozen = reporter.frozen_recall(run, warm)
     name = "answer_recall@5" if "answer_recall@5" in frozen else max(frozen)
-    return {"trained": trained[name], "frozen": frozen[name]}
+    return {"trained": results[run][name], "frozen": frozen[name]}
 
 
 def _hot_swap(reporter: _Reporter, run: str) -> dict[str, float]:
@@ -142,7 +151,7 @@ def _hot_swap(reporter: _Reporter, run: str) -> dict[str, float]:
         for leaders in ("2016", "2018"):
             questions = reporter.job.tokens(f"leaders_{leaders}")
             found = evaluate(answerer, params, questions, likelihood=False,
-                             how=reporter.job.config.eval)
+                             how=reporter.config(run).eval)
             matrix[f"index{memory}_leaders{leaders}"] = found.metrics["em"]
     return matrix
 

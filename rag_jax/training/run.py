@@ -16,6 +16,7 @@ from rag_jax.data.prepare import Prepared, is_prepared, open_prepared, prepare
 from rag_jax.retrieval.bm25 import bm25_missing
 from rag_jax.retrieval.index import PassageIndex
 from rag_jax.training import memories, pretrained, stages, workdir
+from rag_jax.training.checkpoint import Checkpointer
 from rag_jax.training.report import evaluate_runs, write_report
 
 
@@ -59,6 +60,8 @@ class Warm:
         """Fine-tunes one run; one that is done is left as it is."""
         with self.clock.time(run):
             job = self.job.of_run(run)
+            if hosts.leads():
+                workdir.begin_run(job.workdir, run, job.config.eval)
             found = memories.index_words(job) if job.model.lexical else self.indexes
             stages.fine_tune(job, run, self.params, next(iter(found.values())))
 
@@ -100,18 +103,33 @@ def warm_up(config: Config, path: pathlib.Path) -> Warm:
 def train(config: Config, path: pathlib.Path) -> dict[str, Any]:
     """Runs or resumes everything that `config` asks for and returns the report.
 
+    The report has all runs of the workdir that are trained, those of earlier commands too.
+
     Raises:
       Preempted: a signal came; the same call goes on.
       InUseError: another process writes into the workdir.
       ConfigError, TrainingError, CheckpointError, RetrievalError: each says what to do.
     """
     with locks.exclusive(path):
-        warm = warm_up(config, path)
-        for run in warm.job.config.runs:
+        runs = dict.fromkeys((*hosts.exchange(_trained(path))[0], *config.runs))
+        warm = warm_up(dataclasses.replace(config, runs=tuple(runs)), path)
+        for run in config.runs:
             warm.fine_tune(run)
         with warm.clock.time("report"):
             results = evaluate_runs(warm.job, warm.indexes, warm.params)
         return write_report(warm.job, results, warm.clock.secs)
+
+
+def _trained(path: pathlib.Path) -> list[str]:
+    """The runs of a workdir that have taken their last step."""
+    if not workdir.exists(path):
+        return []
+    config, found = workdir.read(path), []
+    for run in config.runs:
+        with Checkpointer(path / run, read_only=True) as checkpointer:
+            latest = checkpointer.latest_step()
+        found += [run] * (latest is not None and latest >= config.train.steps)
+    return found
 
 
 class Clock:

@@ -1,10 +1,15 @@
-"""A workdir and the configuration that it was started with."""
+"""A workdir and the configuration that it was started with.
 
+    config.json     of the last command; its `runs` are those of all commands
+    RUN/eval.json   `config.eval` of the last command that asked for the run
+"""
+
+import dataclasses
 import json
 import pathlib
 
 from rag_jax import files, hosts, overrides
-from rag_jax.config import Config, ConfigError
+from rag_jax.config import Config, ConfigError, EvalConfig
 from rag_jax.overrides import value
 
 # What may differ from the configuration of an earlier command on the same workdir.
@@ -16,6 +21,8 @@ CHANGEABLE = ("runs", "tensorboard", "data.data_dir", "eval.", "mesh.", "train.l
 
 def start(config: Config, workdir: pathlib.Path) -> pathlib.Path:
     """Makes the workdir, or checks that it belongs to this configuration; writes config.json.
+
+    Runs add up: those of earlier commands stay in its config.runs, before new ones.
 
     Raises:
       ConfigError: an earlier command used other values, by name.
@@ -33,6 +40,8 @@ def start(config: Config, workdir: pathlib.Path) -> pathlib.Path:
                               f"{value(config, name)!r} now" for name in changed)
             raise ConfigError(f"{workdir} was started with another configuration:\n{shown}\n"
                               "use the same values, or another --workdir")
+        config = dataclasses.replace(
+            config, runs=tuple(dict.fromkeys((*earlier.runs, *config.runs))))
     workdir.mkdir(parents=True, exist_ok=True)
     if hosts.leads():
         files.write_text(file, overrides.to_json(config) + "\n")
@@ -59,6 +68,10 @@ def read(workdir: pathlib.Path) -> Config:
     if not file.is_file():
         raise ConfigError(f"{workdir}: no config.json; name a workdir of rag_jax.train "
                           f"(python -m rag_jax.train --workdir={workdir})")
+    return _read(file)
+
+
+def _read(file: pathlib.Path) -> Config:
     try:
         return overrides.from_json(file.read_text("utf-8"))
     except json.JSONDecodeError as error:
@@ -77,3 +90,22 @@ def run_of(workdir: pathlib.Path, config: Config, named: str | None = None) -> s
     if named not in config.runs:
         raise ConfigError(f"--run={named}: {workdir} has the runs {', '.join(config.runs)}")
     return named
+
+
+def read_run(workdir: pathlib.Path, named: str | None = None) -> Config:
+    """The configuration of the run that `run_of` finds, answering as it was last trained to."""
+    config = read(workdir)
+    run = run_of(workdir, config, named)
+    return dataclasses.replace(overrides.for_run(config, run), eval=eval_of(workdir, run))
+
+
+def begin_run(workdir: pathlib.Path, run: str, how: EvalConfig) -> None:
+    """Keeps how the run is evaluated: a later command may evaluate another one otherwise."""
+    (workdir / run).mkdir(exist_ok=True)
+    files.write_json(workdir / run / "eval.json", {"eval": dataclasses.asdict(how)})
+
+
+def eval_of(workdir: pathlib.Path, run: str) -> EvalConfig:
+    """How a run is evaluated, unless a command sets other values."""
+    file = workdir / run / "eval.json"
+    return _read(file if file.exists() else workdir / "config.json").eval

@@ -99,3 +99,15 @@ def test_a_guarded_run_tells_what_it_retrieves(null):
 def test_transformers_has_no_null_document(null, tmp_path):
     done = convert(null, tmp_path / "x")
     assert done.returncode == 1 and "null document" in done.stderr
+
+
+def test_the_runs_of_two_commands_are_both_there(words):
+    """Last: it adds to the workdir."""
+    workdir = words[0]
+    before = json.loads((workdir / "report.json").read_text())["metrics"]["bm25_sequence"]
+    finish("train", workdir, "--config.runs=bm25", "--config.eval.k=1", *FEW)
+    report = json.loads((workdir / "report.json").read_text())
+    assert list(report["em"]) == ["bm25_sequence", "bm25"]
+    assert report["metrics"]["bm25_sequence"] == before, "k=1 is for the other run"
+    assert "answer_recall@2" not in report["metrics"]["bm25"]
+    assert "log p = " in finish("generate", workdir, "--run=bm25_sequence", "Who?")

@@ -59,7 +59,30 @@ def test_fields_that_change_no_result_of_earlier_stages_may_differ(tmp_path, nam
     workdir.start(Config(), tmp_path)
     changed = replace(Config(), {name: changed_value(name)})
     workdir.start(changed, tmp_path)
-    assert workdir.read(tmp_path) == changed
+    runs = ("rag_token", "frozen") if name == "runs" else changed.runs
+    assert workdir.read(tmp_path) == replace(changed, {"runs": runs})
+
+
+def test_runs_of_one_workdir_add_up(tmp_path):
+    """After the second of the paper's runs, no command opened the first."""
+    for runs in (("rag_sequence",), ("frozen", "rag_token"), ("rag_token",)):
+        workdir.start(replace(Config(), {"runs": runs}), tmp_path)
+    assert workdir.read(tmp_path).runs == ("rag_sequence", "frozen", "rag_token")
+
+
+def test_each_run_is_evaluated_as_its_own_last_command_says(tmp_path):
+    """Of the paper's, RAG-Token reads 15 passages and RAG-Sequence 50, in one workdir."""
+    for run, preset in (("rag_token", "paper-qa-token"), ("rag_sequence", "paper-qa-sequence")):
+        config = replace(Config(), {"runs": (run,), "eval": preset})
+        workdir.begin_run(workdir.start(config, tmp_path), run, config.eval)
+    assert workdir.read_run(tmp_path) == replace(Config(), {"eval": "paper-qa-token"})
+    found = workdir.read_run(tmp_path, "rag_sequence")
+    assert found == config and found.eval.k == 50
+    (tmp_path / "rag_token" / "eval.json").unlink()  # of an earlier version
+    assert workdir.read_run(tmp_path, "rag_token").eval == config.eval
+    (tmp_path / "rag_token" / "eval.json").write_text("{")
+    with pytest.raises(ConfigError, match="eval.json is damaged"):
+        workdir.read_run(tmp_path, "rag_token")
 
 
 def test_changeable_names_are_fields():
