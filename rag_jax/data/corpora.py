@@ -47,11 +47,22 @@ def read_corpus(path: str | os.PathLike) -> Iterator[Passage]:
         raise RetrievalError(f"{name}: no passages in it; it needs at least one.")
 
 
+def corpus_files(path: str | os.PathLike) -> list[str]:
+    """The files that `read_corpus` reads of a source, as far as they are there."""
+    name = os.fspath(path)
+    if os.path.isdir(name):
+        return _tables(name) or wikipedia.extracted_files(name)
+    return [name] if os.path.exists(name) else []
+
+
+def _tables(folder: str) -> list[str]:
+    return sorted(str(p) for p in pathlib.Path(folder).rglob("*") if p.suffix in _TABLES)
+
+
 def _rows(name: str) -> Iterator[tuple[str, Passage]] | None:
     """Pairs of place and passage; None = a file that `read_passages` knows."""
     if os.path.isdir(name):
-        tables = sorted(str(p) for p in pathlib.Path(name).rglob("*") if p.suffix in _TABLES)
-        extracted = wikipedia.extracted_files(name)
+        tables, extracted = _tables(name), wikipedia.extracted_files(name)
         if bool(tables) == bool(extracted):
             raise RetrievalError(
                 f"{name}: expected a folder of {' or '.join(_TABLES)} files, or of wikiextractor's "

@@ -6,10 +6,12 @@
 import dataclasses
 import pathlib
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 from rag_jax import files
 from rag_jax.config import Config, ConfigError
+from rag_jax.data import inputs
 from rag_jax.data.answer_targets import DEPTH, training_examples
 from rag_jax.data.batches import ENCODER_TABLE, PASSAGE_TABLE
 from rag_jax.data.corpora import read_corpus
@@ -28,7 +30,9 @@ from rag_jax.retrieval.bm25 import build_bm25
 from rag_jax.retrieval.passages import PassageStore, write_store
 from rag_jax.retrieval.reading import Passage, RetrievalError
 
+Source = str | pathlib.Path | None
 _DONE = "names.txt"  # of passage stores and splits; written last
+_INPUTS = "inputs.json"  # `inputs.describe`; written first
 
 
 class StoreTexts(Sequence):
@@ -96,8 +100,7 @@ def _countries(config: Config) -> _Source:
     from rag_jax.countries.world import NOW, build_world
 
     data = config.data
-    seed = config.seed if data.world_seed is None else data.world_seed
-    world = build_world(data.fictional_countries, seed, data.world_task)
+    world = build_world(data.fictional_countries, inputs.world_seed(config), data.world_task)
     memories = {NOW: world.memories[NOW], **world.memories}
     return _Source(memories, world.splits, world.warmup_texts, world.warmup_texts)
 
@@ -122,19 +125,21 @@ def _files(config: Config) -> _Source:
     return _Source({"passages": passages}, splits, None, None)
 
 
-def _tokenizer(directory: pathlib.Path, named: Callable[[], str | pathlib.Path | None],
-               train: Callable[[], Tokenizer]) -> Tokenizer:
+def _tokenizer(directory: pathlib.Path, named: Source, train: Callable[[], Tokenizer]
+               ) -> Tokenizer:
     """The workdir's own copy, made on the first call: from `named`, or trained where that is
     empty."""
     if not (directory / "tokenizer.json").exists():
-        source = named()
-        (Tokenizer.load(source) if source else train()).save(directory)
+        (Tokenizer.load(named) if named else train()).save(directory)
     return Tokenizer.load(directory)
 
 
 def prepare(config: Config, workdir: pathlib.Path,
             pretrained: Callable[[str], pathlib.Path | None] = lambda tower: None) -> Prepared:
     """Opens the data of a workdir, after making what is not there yet; one process at a time.
+
+    Data made from other contents than there are now are made again, as long as nothing has been
+    made from them in turn. Files that are gone, once their data are there, are not missed.
 
     Args:
       config: `config.data` says what.
@@ -143,11 +148,52 @@ def prepare(config: Config, workdir: pathlib.Path,
         where there is none.
 
     Raises:
-      ConfigError, DataError: what the files say that they should not, by name, line and field.
+      ConfigError, DataError: what the files say that they should not, by name, line and field;
+        or what has changed since something was trained.
     """
+    folder = workdir / "data"
+    if is_prepared(workdir) and folder.is_symlink():  # the data of another workdir, checked there
+        return open_prepared(config, workdir)
+    for parent in (folder, folder / "memories"):
+        files.remove_leftovers(parent)
+    data, record = config.data, folder / _INPUTS
+    tokenizers = {"retriever_tokenizer": data.retriever_tokenizer or pretrained("query_encoder"),
+                  "generator_tokenizer": data.generator_tokenizer or pretrained("generator")}
+    earlier = inputs.read(record)
+    now = inputs.describe(config, tokenizers, earlier)
+    changed = inputs.differences(earlier, now) if earlier else {}
+    if changed:
+        _make_again(workdir, changed)
     if not is_prepared(workdir):
-        _make(config, workdir / "data", pretrained)
+        _make(config, folder, tokenizers, now)
+    elif earlier and inputs.merged(earlier, now) != earlier:
+        files.write_json(record, inputs.merged(earlier, now))
     return open_prepared(config, workdir)
+
+
+def _make_again(workdir: pathlib.Path, changed: Mapping[str, str]) -> None:
+    """Removes the data that have to be made again.
+
+    Raises:
+      ConfigError: something but test results has been made from them.
+    """
+    what = "\n".join(f"  {line}" for line in changed.values())
+    uses = sorted({path.parent.name for path in workdir.glob("*/*") if path.name.isdigit()}
+                  | {path.parent.name for path in workdir.glob("indexes*/[!.]*")
+                     if not path.parent.is_symlink()})
+    if uses and changed.keys() != {"test"}:
+        raise ConfigError(
+            f"{workdir}: {', '.join(uses)} were made from other data than there are now:\n{what}\n"
+            "restore what has changed, or name another --workdir")
+    print(f"{workdir}: data are made again, for these have changed:\n{what}", flush=True)
+    folder = workdir / "data"
+    (folder / _DONE).unlink(missing_ok=True)
+    if changed.keys() <= set(inputs.QUESTIONS):
+        return  # `prepare_dataset` replaces them; all else is of the passages
+    (folder / "warmup_texts.txt").unlink(missing_ok=True)
+    for name in ("retriever_tokenizer", "generator_tokenizer", "memories", "bm25"):
+        if not (folder / name).is_symlink():  # which is another workdir's
+            shutil.rmtree(folder / name, ignore_errors=True)
 
 
 def is_prepared(workdir: pathlib.Path) -> bool:
@@ -178,12 +224,20 @@ def _layout(config: Config, tokenizer: Tokenizer) -> GeneratorFormat:
                            like_hugging_face=config.data.source_format == "hugging_face")
 
 
-def _make(config: Config, folder: pathlib.Path,
-          pretrained: Callable[[str], pathlib.Path | None]) -> None:
+def _make(config: Config, folder: pathlib.Path, tokenizers: Mapping[str, Source],
+          before: Mapping[str, Any]) -> None:
+    """Makes what is missing.
+
+    Raises:
+      ConfigError: an input has changed since it was described as `before`, or what it says.
+    """
     data = config.data
     source = _files(config) if data.passages else _countries(config)
     for name, examples in source.splits.items():
         check_labels(getattr(data, name, name) or name, examples, config.classes)
+    now = inputs.describe(config, tokenizers, before)  # with what had to be downloaded
+    folder.mkdir(parents=True, exist_ok=True)
+    files.write_json(folder / _INPUTS, now)
 
     def texts() -> Iterable[str]:
         if source.tokenizer_texts is not None:
@@ -191,14 +245,15 @@ def _make(config: Config, folder: pathlib.Path,
         return FileTexts(data.passages)
 
     retriever_tokenizer = _tokenizer(
-        folder / "retriever_tokenizer",
-        lambda: data.retriever_tokenizer or pretrained("query_encoder"),
+        folder / "retriever_tokenizer", tokenizers["retriever_tokenizer"],
         lambda: train_bert_tokenizer(texts(), data.retriever_vocab))
     generator_tokenizer = _tokenizer(
-        folder / "generator_tokenizer",
-        lambda: data.generator_tokenizer or pretrained("generator"),
+        folder / "generator_tokenizer", tokenizers["generator_tokenizer"],
         lambda: train_bart_tokenizer(texts(), data.generator_vocab))
     _write(config, folder, source, retriever_tokenizer, _layout(config, generator_tokenizer))
+    if changed := inputs.differences(before, inputs.describe(config, tokenizers, now)):
+        raise ConfigError("the data have changed while they were read; run the same command "
+                          "again: " + "; ".join(changed.values()))
     names = [" ".join(source.memories), " ".join(source.splits)]
     files.write_text(folder / _DONE, "\n".join(names))
 

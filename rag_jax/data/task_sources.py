@@ -34,7 +34,7 @@ def read_task(source: str, data_dir: str, hidden: bool = False) -> Rows:
         raise DataError(f"{source}: its answers are not public: it can be answered (python -m "
                          "rag_jax.evaluate --questions), and neither trained on nor scored; "
                          f"{task.homepage} says who scores it")
-    folder = pathlib.Path(data_dir or DATA_DIR).expanduser() / (task.folder or name)
+    folder = _folder(name, data_dir)
     count = 0
     for where, example in split.read(str(locate(folder, split.file, task.homepage))):
         if split.half and held_out(example.question) != (split.half == "dev"):
@@ -89,12 +89,7 @@ def locate(folder: pathlib.Path, file: File, homepage: str) -> pathlib.Path:
         DataError: a damaged archive.
     """
     published = folder / file.name
-    if file.member:
-        unpacked = folder / pathlib.PurePosixPath(file.member).name
-        candidates = [folder / file.member, unpacked]
-    else:
-        candidates = [published, published.with_name(file.name.removesuffix(".gz"))]
-    for path in candidates:
+    for path in _places(folder, file):
         if path.exists():
             return path
     if not published.exists():
@@ -105,9 +100,29 @@ def locate(folder: pathlib.Path, file: File, homepage: str) -> pathlib.Path:
                 f"that {folder.name}/ is in")
         download(file.url, published, file.size, file.sha256)
     if file.member:
+        unpacked = _places(folder, file)[1]
         _unpack(published, file.member, unpacked)
         return unpacked
     return published
+
+
+def _places(folder: pathlib.Path, file: File) -> list[pathlib.Path]:
+    """Where a file may lie; one of an archive is unpacked to the second."""
+    if file.member:
+        return [folder / file.member, folder / pathlib.PurePosixPath(file.member).name]
+    published = folder / file.name
+    return [published, published.with_name(file.name.removesuffix(".gz"))]
+
+
+def task_files_of(source: str, data_dir: str) -> list[pathlib.Path]:
+    """The file that a `task:` source reads; none where it has not been fetched yet."""
+    name, split = task_of(source)
+    places = _places(_folder(name, data_dir), TASKS[name].splits[split].file)
+    return [path for path in places if path.exists()][:1]
+
+
+def _folder(name: str, data_dir: str) -> pathlib.Path:
+    return pathlib.Path(data_dir or DATA_DIR).expanduser() / (TASKS[name].folder or name)
 
 
 def _unpack(archive: pathlib.Path, member: str, path: pathlib.Path) -> None:

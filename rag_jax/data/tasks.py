@@ -13,9 +13,7 @@ import io
 import json
 import os
 import re
-import shutil
 import sys
-import tempfile
 import types
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -23,6 +21,7 @@ from typing import Any, TextIO
 
 import numpy as np
 
+from rag_jax import files
 from rag_jax.data.download import DownloadError
 from rag_jax.data.question_files import Example, collect, read_jsonl, read_tsv
 from rag_jax.data.task_files import read_kilt
@@ -129,17 +128,26 @@ def prepare_dataset(
                 f"{directory} exists and is not a data set written by rag_jax: name another "
                 "directory, or remove it first"
             )
-    directory.parent.mkdir(parents=True, exist_ok=True)
-    workplace = Path(tempfile.mkdtemp(prefix=f".{directory.name}.", dir=directory.parent))
     try:
-        builder = _question_builder(name, checked, workplace)
-        _download_and_prepare(builder, messages=io.StringIO())  # about temporary paths: discarded
-        prepared = Path(builder.data_dir)
-        record = {"sha256": fingerprint, "examples": {k: len(v) for k, v in checked.items()}}
-        (prepared / _FINGERPRINT_FILE).write_text(json.dumps(record) + "\n", encoding="utf-8")
-        _publish(prepared, directory, workplace / "replaced", fingerprint)
-    finally:
-        shutil.rmtree(workplace, ignore_errors=True)
+        with files.new_folder(directory) as content:
+            _fill(content, name, checked, fingerprint)
+            if directory.exists():
+                os.rename(directory, content.with_name("replaced"))
+    except files.FolderError:
+        # Another process may have put the same data set there in the meantime.
+        if _stored_fingerprint(directory) != fingerprint:
+            raise
+
+
+def _fill(folder: Path, name: str, splits: Mapping[str, list[Example]], fingerprint: str) -> None:
+    """Writes a data set, and what names its content, into an empty folder."""
+    workplace = folder.with_name("tfds")  # beside it: TFDS wants folders of its own
+    builder = _question_builder(name, splits, workplace)
+    _download_and_prepare(builder, messages=io.StringIO())  # about temporary paths: discarded
+    for file in Path(builder.data_dir).iterdir():
+        os.rename(file, folder / file.name)
+    record = {"sha256": fingerprint, "examples": {k: len(v) for k, v in splits.items()}}
+    files.write_json(folder / _FINGERPRINT_FILE, record)
 
 
 def _fingerprint(name: str, splits: Mapping[str, list[Example]]) -> str:
@@ -158,18 +166,6 @@ def _stored_fingerprint(directory: Path) -> str | None:
         return record["sha256"]
     except (OSError, ValueError, KeyError, TypeError):
         return None
-
-
-def _publish(prepared: Path, directory: Path, replaced: Path, fingerprint: str) -> None:
-    """Renames a finished data set to its place, moving an older one out of the way."""
-    if directory.exists():
-        os.rename(directory, replaced)
-    try:
-        os.rename(prepared, directory)
-    except OSError:
-        # Another process may have put the same data set there in the meantime.
-        if _stored_fingerprint(directory) != fingerprint:
-            raise
 
 
 def _question_builder(name: str, splits: Mapping[str, list[Example]], data_dir: Path) -> Any:

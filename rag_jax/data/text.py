@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from rag_jax import files
 from rag_jax.errors import DataError
 
 BART_SPECIALS = ("<s>", "<pad>", "</s>", "<unk>", "<mask>")
@@ -64,9 +65,7 @@ class Tokenizer:
         """Writes DIRECTORY/tokenizer.json."""
         path = pathlib.Path(directory)
         path.mkdir(parents=True, exist_ok=True)
-        temporary = path / "tokenizer.json.tmp"
-        self._backend.save(str(temporary))
-        temporary.replace(path / "tokenizer.json")
+        files.write_text(path / "tokenizer.json", self._backend.to_str(pretty=True))
 
     @property
     def vocab_size(self) -> int:

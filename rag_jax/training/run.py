@@ -26,13 +26,18 @@ def be_quiet() -> None:
         logging.getLogger(name).setLevel(logging.ERROR)
 
 
-def open_job(config: Config, path: pathlib.Path) -> stages.Job:
+def open_job(config: Config, path: pathlib.Path, check: bool = False) -> stages.Job:
     """The workdir's data, made where they are missing, and the mesh; nothing is trained.
 
+    Args:
+      config: of the workdir.
+      path: the workdir.
+      check: also compare the data with what they were made from, as `prepare` does.
+
     Raises:
-      InUseError: data are missing, and another process holds the workdir.
+      InUseError: data are missing, or to be checked, and another process holds the workdir.
     """
-    if hosts.exchange(is_prepared(path))[0]:
+    if not check and hosts.exchange(is_prepared(path))[0]:
         prepared = open_prepared(config, path)
     else:
         with locks.exclusive(path):
@@ -45,6 +50,13 @@ def _prepare(config: Config, path: pathlib.Path) -> Prepared:
     folders = functools.partial(pretrained.tokenizer_folder, config)
     return hosts.first(lambda: prepare(config, path, folders) if hosts.leads()
                        else open_prepared(config, path))
+
+
+def _remove_leftovers(path: pathlib.Path) -> None:
+    """What killed processes were writing, in all folders that commands write into."""
+    for pattern in ("", "*", "*/*", "*/*/*"):  # WORKDIR/RUN/evaluation/SPLIT is the deepest
+        for folder in path.glob(pattern) if pattern else (path,):
+            files.remove_leftovers(folder)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,7 +93,9 @@ def warm_up(config: Config, path: pathlib.Path) -> Warm:
     path = workdir.start(config, path)
     clock = Clock(path)
     with clock.time("data"):
-        job = open_job(config, path)
+        if hosts.leads():
+            _remove_leftovers(path)
+        job = open_job(config, path, check=True)
         _say(f"{path}: {len(job.prepared.splits['train'])} training questions, "
              f"{len(next(iter(job.prepared.memories.values())))} passages")
     warm: dict[str, Any] = {}

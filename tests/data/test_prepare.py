@@ -6,8 +6,10 @@ import shutil
 
 import pytest
 
+from rag_jax import files as files_module
 from rag_jax.config import Config, ConfigError
 from rag_jax.data import prepare as preparing
+from rag_jax.data import tasks
 from rag_jax.data.batches import ENCODER_TABLE, PASSAGE_TABLE
 from rag_jax.data.prepare import chunked, prepare
 from rag_jax.data.question_files import Example
@@ -47,6 +49,8 @@ def own(tmp_path_factory):
     """(config, workdir) with its data prepared; not to be changed."""
     folder = tmp_path_factory.mktemp("own")
     config = own_config(folder)
+    for file in folder.iterdir():  # a file that has just changed would be read once more
+        os.utime(file, ns=(0, 10**18))
     prepare(config, folder / "work")
     return config, folder / "work"
 
@@ -232,3 +236,155 @@ def test_the_world_of_countries_is_read_back_as_it_was_built(tmp_path):
         store = prepared.memories[name]
         assert [store[row] for row in range(len(store))] == memory
     assert preparing.StoreTexts(prepared.memories[NOW])[3] == world.memories[NOW][3].text
+
+
+def folder_of(work, name):
+    return work / "data" / name
+
+
+def texts(prepared):
+    store = prepared.memories["passages"]
+    return [store[row].text for row in range(len(store))]
+
+
+def write_passages(folder, passages):
+    rows = ["id\ttext\ttitle", *(f"{i}\t{text}\t{title}" for i, title, text in passages)]
+    (folder / "passages.tsv").write_text("\n".join(rows) + "\n", "utf-8")
+
+
+@pytest.mark.parametrize("mended", ["passage", "question"])
+def test_a_failed_preparation_leaves_nothing_that_the_next_one_takes_for_good(tmp_path, mended):
+    """Question q2 names passage 61. Once it is there and passage 1 is corrected, or the question
+    names none, the old passages must not come back."""
+    config = own_config(tmp_path)
+    write_jsonl(tmp_path / "train.jsonl", [TRAIN[0], {**TRAIN[1], "positive_ids": ["61"]}])
+    with pytest.raises(ConfigError, match="'61'"):
+        prepare(config, tmp_path / "work")
+    corrected = [("1", "Peru", "Lima is the capital of the Republic of Peru."), *PASSAGES[1:]]
+    if mended == "passage":
+        write_passages(tmp_path, [*corrected, ("61", "New", "It is there.")])
+    else:
+        write_passages(tmp_path, corrected)
+        write_jsonl(tmp_path / "train.jsonl", TRAIN)
+    prepared = prepare(config, tmp_path / "work")
+    expected = [text for _, _, text in corrected] + ["It is there."] * (mended == "passage")
+    assert texts(prepared) == expected
+    fresh = prepare(config, tmp_path / "fresh")
+    assert fresh.generator_tokenizer.encode(expected) == prepared.generator_tokenizer.encode(
+        expected), "the tokenizer is trained on the passages too"
+
+
+@pytest.fixture
+def done(own, tmp_path):
+    """(config, workdir) prepared from files of this test's own."""
+    config = own_config(tmp_path)
+    shutil.copytree(own[1], tmp_path / "work")
+    prepare(config, tmp_path / "work")
+    return config, tmp_path / "work"
+
+
+@pytest.mark.parametrize("changed", ["passages.tsv", "train.jsonl", "dev.jsonl"])
+def test_changed_files_are_read_again_while_nothing_is_trained(done, tmp_path, changed, capsys):
+    config, work = done
+    if changed == "passages.tsv":
+        write_passages(tmp_path, PASSAGES[::-1])
+    else:
+        write_jsonl(tmp_path / changed, [{"question": "New?", "answers": ["yes"]}])
+    before = files(folder_of(work, "memories"))
+    prepared = prepare(config, work)
+    assert str(tmp_path / changed) in capsys.readouterr().out
+    if changed == "passages.tsv":
+        assert texts(prepared) == [text for _, _, text in PASSAGES[::-1]]
+    else:
+        assert prepared.splits[changed.removesuffix(".jsonl")][0].question == "New?"
+        assert files(folder_of(work, "memories")) == before, "which may be of 21 million passages"
+    assert prepare(config, work).splits == prepared.splits
+    assert "again" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("use", ["rag_token/4", "retriever/6", "indexes/passages"])
+def test_changed_files_are_refused_once_something_is_made_of_them(done, tmp_path, use):
+    """Half a run on other data would be a run on no data that anybody has."""
+    config, work = done
+    (work / use).mkdir(parents=True)
+    before = files(work)
+    content = (tmp_path / "train.jsonl").read_bytes()
+    write_jsonl(tmp_path / "train.jsonl", TRAIN[:1])
+    with pytest.raises(ConfigError) as error:
+        prepare(config, work)
+    folder = use.partition("/")[0]
+    assert f"{work}: {folder} were made from other data" in str(error.value)
+    assert f"train: {tmp_path / 'train.jsonl'}" in str(error.value)
+    assert "dev.jsonl" not in str(error.value) and "another --workdir" in str(error.value)
+    assert files(work) == before
+    (tmp_path / "train.jsonl").write_bytes(content)
+    assert len(prepare(config, work).splits["train"]) == 2, "restored, with another time"
+
+
+def test_other_test_questions_are_taken_after_training(done, tmp_path):
+    """Nothing is trained on them; results are measured anew."""
+    config = replace(done[0], {"data.test": str(tmp_path / "test.jsonl")})
+    write_jsonl(tmp_path / "test.jsonl", DEV)
+    prepare(config, tmp_path / "other")
+    (tmp_path / "other" / "rag_token" / "4").mkdir(parents=True)
+    write_jsonl(tmp_path / "test.jsonl", [{"question": "New?", "answers": ["yes"]}])
+    assert prepare(config, tmp_path / "other").splits["test"][0].question == "New?"
+
+
+def test_contents_are_compared_and_not_times(done, tmp_path, monkeypatch):
+    """A copied or touched file is the same one; one that has not been touched is not read."""
+    config, work = done
+    for name in ("passages.tsv", "train.jsonl", "dev.jsonl"):
+        os.utime(tmp_path / name, ns=(0, 10**18))
+    before = files(folder_of(work, "memories"))
+    prepare(config, work)
+    assert files(folder_of(work, "memories")) == before
+    monkeypatch.setattr(preparing.inputs.hashlib, "file_digest",
+                        lambda *_: pytest.fail("read again"))
+    prepare(config, work)
+
+
+def test_other_fields_and_tokenizers_make_other_data(done, own, tmp_path):
+    config, work = done
+    longer = replace(config, {"data.max_passage_length": 32})
+    rows = prepare(longer, work).memories["passages"].tokens(ENCODER_TABLE)
+    assert max(len(rows.rows(row)) for row in range(4)) > 16
+    named = replace(longer, {"data.generator_tokenizer": str(tmp_path / "named")})
+    Tokenizer.load(own[1] / "data" / "retriever_tokenizer").save(tmp_path / "named")
+    tokenizer = prepare(named, work).generator_tokenizer
+    assert tokenizer.vocab_size == prepare(*own).retriever_tokenizer.vocab_size
+
+
+def test_a_file_that_changes_while_it_is_read_is_no_input(tmp_path, monkeypatch):
+    """The store would be of one version and the record of another."""
+    config = own_config(tmp_path)
+    write = preparing.write_memory
+
+    def changing(*arguments):
+        with (tmp_path / "passages.tsv").open("a") as file:
+            file.write("late\tIt comes late.\tLate\n")
+        return write(*arguments)
+
+    monkeypatch.setattr(preparing, "write_memory", changing)
+    with pytest.raises(ConfigError, match="changed while they were read.*passages.tsv"):
+        prepare(config, tmp_path / "work")
+    monkeypatch.setattr(preparing, "write_memory", write)
+    assert texts(prepare(config, tmp_path / "work"))[-1] == "It comes late."
+
+
+def test_leftovers_of_a_killed_preparation_go_at_the_next(done, tmp_path, monkeypatch):
+    """Each kill left a folder for ever; what is not ours stays."""
+    config, work = done
+    (folder_of(work, "names.txt")).unlink()
+    shutil.rmtree(folder_of(work, "questions"))
+    monkeypatch.setattr(files_module, "_HOST", "gone")
+    monkeypatch.setattr(files_module, "discard_folder", lambda content: None)
+    monkeypatch.setattr(tasks, "_fill", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        prepare(config, work)
+    left, = folder_of(work, ".").glob(".questions.*")
+    os.utime(left, (0, 0))
+    (folder_of(work, ".questions.mine")).mkdir()
+    monkeypatch.undo()
+    prepare(config, work)
+    assert [path.name for path in folder_of(work, ".").glob(".*")] == [".questions.mine"]

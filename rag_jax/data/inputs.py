@@ -1,0 +1,152 @@
+"""What the data of a workdir were made from: the record in WORKDIR/data/inputs.json.
+
+It has the fields of the configuration that shape the data, and the size, time and SHA-256 of each
+file that was read. Contents are compared; a file of the same size and time is not read again.
+"""
+
+import hashlib
+import json
+import os
+import pathlib
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from rag_jax.config import Config
+from rag_jax.data.corpora import corpus_files
+from rag_jax.data.task_sources import task_files_of
+from rag_jax.errors import UserError
+
+QUESTIONS = ("train", "dev", "test")
+_SHAPE = ("chunk_words", "generator_vocab", "retriever_vocab", "source_format",
+          "max_passage_length", "max_source_length")
+_WORLD = ("fictional_countries", "world_task")
+_TOKENIZER_FILES = ("tokenizer.json", "vocab.txt", "vocab.json", "merges.txt",
+                    "tokenizer_config.json", "special_tokens_map.json")
+_ABSENT = {"source": None, "files": {}}
+_SETTLED_NS = 2 * 10**9  # a file may change again within the tick of its file system's clock
+
+
+def world_seed(config: Config) -> int:
+    """The seed of the fictional countries."""
+    return config.seed if config.data.world_seed is None else config.data.world_seed
+
+
+def describe(config: Config, tokenizers: Mapping[str, str | os.PathLike | None],
+             earlier: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """The record of what is there now, as JSON.
+
+    Args:
+      config: any; `config.data` names the sources.
+      tokenizers: file, folder or Hugging Face name of each that is not trained on the passages.
+      earlier: another record of the same; files that have not changed since are not read.
+    """
+    data = config.data
+    fields = {f"data.{name}": getattr(data, name) for name in _SHAPE}
+    sources = {name: str(source) for name, source in tokenizers.items() if source}
+    if data.passages:
+        sources |= {name: getattr(data, name) for name in ("passages", *QUESTIONS)}
+    else:
+        fields |= {f"data.{name}": getattr(data, name) for name in _WORLD}
+        fields["data.world_seed"] = world_seed(config)
+    known = earlier["inputs"] if earlier else {}
+    return {"fields": fields, "inputs": {
+        name: _describe(name, source, data.data_dir, known.get(name, {}))
+        for name, source in sources.items() if source}}
+
+
+def _describe(name: str, source: str, data_dir: str, known: Mapping[str, Any]) -> dict[str, Any]:
+    entries = known.get("files", {})
+    found = {key: _entry(path, entries.get(key)) for key, path in
+             _files(name, source, data_dir).items()}
+    named = source.startswith(("task:", "tfds:")) or not found
+    return {"source": source if named else "", "files": found}
+
+
+def _files(name: str, source: str, data_dir: str) -> dict[str, pathlib.Path]:
+    """The files of a source that are there, by their path in its folder; "" = the source itself."""
+    if source.startswith("tfds:"):
+        return {}  # the data set's own version
+    if source.startswith("task:"):
+        return {path.name: path for path in task_files_of(source, data_dir)}
+    path = pathlib.Path(source.removeprefix("kilt:"))
+    if source.startswith("tfds-dir:"):
+        folder = source.removeprefix("tfds-dir:")
+        path = pathlib.Path(folder if os.path.isdir(folder) else folder.rpartition(":")[0])
+    if path.is_file():
+        return {"": path}
+    if name == "passages":
+        paths = [pathlib.Path(file) for file in corpus_files(source)]
+    elif name in QUESTIONS:
+        paths = [file for file in sorted(path.rglob("*")) if file.is_file()]
+    else:
+        paths = [path / file for file in _TOKENIZER_FILES if (path / file).is_file()]
+    return {file.relative_to(path).as_posix(): file for file in paths}
+
+
+def _entry(path: pathlib.Path, known: Mapping[str, Any] | None) -> dict[str, Any]:
+    status, now = path.stat(), time.time_ns()
+    if known and (known["bytes"], known["mtime_ns"]) == (status.st_size, status.st_mtime_ns) and (
+            known["read_ns"] - status.st_mtime_ns > _SETTLED_NS):
+        return dict(known)
+    with path.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    return {"path": str(path.absolute()), "bytes": status.st_size, "mtime_ns": status.st_mtime_ns,
+            "read_ns": now, "sha256": digest}
+
+
+def differences(earlier: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, str]:
+    """What differs in content, by name, in words. Files that are gone cannot be compared."""
+    changed = {}
+    for name in earlier["fields"].keys() | now["fields"].keys():
+        values = [record["fields"].get(name) for record in (earlier, now)]
+        if values[0] != values[1]:
+            changed[name] = f"config.{name}: {values[0]!r} then, {values[1]!r} now"
+    for name in earlier["inputs"].keys() | now["inputs"].keys():
+        then, new = (record["inputs"].get(name, _ABSENT) for record in (earlier, now))
+        other = _other_files(then["files"], new["files"])
+        gone = then["files"] and not new["files"] and new is not _ABSENT
+        if other:
+            more = f" and {len(other) - 3} more" if len(other) > 3 else ""
+            changed[name] = f"{name}: {', '.join(other[:3])}{more}"
+        elif then["source"] != new["source"] and not gone:
+            changed[name] = f"{name}: {_shown(then)} then, {_shown(new)} now"
+    return changed
+
+
+def _other_files(then: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+    """Paths of files of other contents, where both have files."""
+    if not then or not new:
+        return []
+    digests = [{key: entry["sha256"] for key, entry in files.items()} for files in (then, new)]
+    return sorted((new.get(key) or then[key])["path"] for key in then.keys() | new.keys()
+                  if digests[0].get(key) != digests[1].get(key))
+
+
+def _shown(one: Mapping[str, Any]) -> str:
+    return "none" if one is _ABSENT else one["source"] or "files"
+
+
+def merged(earlier: Mapping[str, Any] | None, now: Mapping[str, Any]) -> dict[str, Any]:
+    """The record `now`, with what was known of files that are gone."""
+    known = earlier["inputs"] if earlier else {}
+    kept = {name: one for name, one in known.items() if one["files"]
+            and not now["inputs"].get(name, _ABSENT)["files"]}
+    return {**now, "inputs": {**now["inputs"], **kept}}
+
+
+def read(path: pathlib.Path) -> dict[str, Any] | None:
+    """A record; None where there is none.
+
+    Raises:
+      UserError: it is damaged.
+    """
+    if not path.exists():
+        return None
+    try:
+        record = json.loads(path.read_text("utf-8"))
+        differences(record, record)
+        return record
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UserError(f"{path} is damaged ({error!r}); restore it, or remove it: then nobody "
+                        "knows what the data were made from") from None
