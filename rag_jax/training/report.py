@@ -19,12 +19,6 @@ from rag_jax.retrieval.index import PassageIndex
 from rag_jax.training import memories, stages, workdir
 from rag_jax.training.writers import print_table
 
-# The paper's figures for the quantities that the report measures: NQ's EM, on test, and on dev
-# for the ablations.
-PAPER_EM = {**{run: row["nq.em"] for run, row in paper.TABLE6.items()},
-            "rag_token": paper.TABLE1["rag_token"]["nq.em"],
-            "rag_sequence": paper.TABLE1["rag_sequence"]["nq.em"],
-            "closed_book": paper.TABLE1["T5-11B"]["nq.em"]}
 LIBRARIES = ("jax", "flax", "optax", "orbax-checkpoint", "numpy", "scann")
 
 
@@ -174,20 +168,17 @@ def _versions() -> dict[str, str]:
 
 
 def format_report(report: dict[str, Any]) -> str:
-    """The final table: ours beside the paper's figure for the same quantity."""
-    def shown(value: float | None) -> str:
-        return "-" if value is None else f"{value:.1f}"
-
-    rows = [[f"EM, {run}", shown(em), shown(PAPER_EM.get(run))]
+    """The final table: ours beside the paper's nearest figure, which says what it is of."""
+    rows = [[f"EM, {run}", f"{em:.1f}", paper.BESIDE_EM.get(run, "-")]
             for run, em in report["em"].items()]
     for name, value in report.get("recall_at_5", {}).items():
-        rows.append([f"answer recall@5, {name} query encoder", shown(value),
-                     shown(paper.RECALL_AT_5[name])])
+        rows.append([f"answer recall@5, {name} query encoder", f"{value:.1f}",
+                     paper.BESIDE_RECALL[name]])
     for name, value in report.get("hot_swap", {}).items():
         memory, leaders = name.replace("index", "").split("_leaders")
-        rows.append([f"hot-swap, {memory} index, {leaders} leaders", shown(value),
-                     shown(paper.HOT_SWAP[name])])
-    table = print_table(rows, [f"{report['split']} (percent)", "here", "paper, on its data"])
+        rows.append([f"hot-swap, {memory} index, {leaders} leaders", f"{value:.1f}",
+                     paper.BESIDE_HOT_SWAP[name]])
+    table = print_table(rows, [f"{report['split']} (percent)", "here", "the paper's, of what"])
     stages_line = ", ".join(f"{name} {secs:.0f}" for name, secs in report["stage_secs"].items())
     return (f"\n{table}\n\nwall {report['wall_secs']:.0f} s (seconds: {stages_line}), peak memory "
             f"{report['peak_rss_gib']:.2f} GiB, seed {report['seed']}")

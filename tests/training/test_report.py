@@ -1,12 +1,15 @@
 """What the report measures with which index, parameters and questions."""
 
+import re
 import types
 
 import numpy as np
 import pytest
 
+from rag_jax import paper
+from rag_jax.config import RUNS
 from rag_jax.training import report
-from rag_jax.training.report import someone_elses
+from rag_jax.training.report import format_report, someone_elses
 
 
 def test_every_cell_of_the_hot_swap_has_its_own_index_and_questions(monkeypatch):
@@ -31,3 +34,20 @@ def test_every_question_reads_another_ones_passages_and_all_are_read(count):
         assert sorted(other) == list(range(count))
         assert not (other == np.arange(count)).any()
         assert (other == someone_elses(count, seed)).all()
+
+
+def test_every_number_of_the_paper_says_what_it_is_of():
+    """T5's beside our BART, and development beside test sets, were read as comparable."""
+    results = {"em": dict.fromkeys((*RUNS, "shuffled"), 50.0), "split": "test",
+               "recall_at_5": {"trained": 80.0, "frozen": 70.0},
+               "hot_swap": dict.fromkeys(paper.HOT_SWAP, 60.0), "wall_secs": 1.0,
+               "stage_secs": {"train": 1.0}, "peak_rss_gib": 1.0, "seed": 0}
+    rows = [re.split(r"  +", line.strip()) for line in format_report(results).splitlines()]
+    beside = {row[0]: row[2] for row in rows if len(row) == 3 and row[1][0].isdigit()}
+    assert len(beside) == len(RUNS) + 1 + 2 + 4
+    assert beside["EM, closed_book"] == "34.5 (T5-11B, NQ test)"
+    assert beside["EM, rag_token"] == "44.1 (RAG-Token, NQ test)" and beside["EM, fid"] == "-"
+    assert beside["EM, frozen"] == "37.8 (RAG-Token, NQ dev)" and beside["EM, shuffled"] == "-"
+    assert beside["answer recall@5, frozen query encoder"] == "65.09 (DPR, NQ dev)"
+    for text in beside.values():
+        assert text == "-" or re.fullmatch(r"[\d.]+ \(.*(NQ test|NQ dev|82 leaders)\)", text), text
