@@ -27,6 +27,7 @@ from rag_jax.retrieval.device_search import DeviceSettings
 from rag_jax.retrieval.index import PassageIndex
 from rag_jax.retrieval.passages import Passage, write_store
 from rag_jax.retrieval.scann import ScannIndex, ScannSettings, build_scann
+from rag_jax.retrieval.versions import current
 
 K = 10
 
@@ -66,7 +67,8 @@ def searches(embeddings: np.ndarray, folder: pathlib.Path) -> dict[str, Callable
     """Name -> queries to rows."""
     index = open_vectors(embeddings, folder)
     settings = ScannSettings()
-    build_scann(embeddings, folder / "index" / "embeddings.f32", settings, folder / "scann")
+    rows = current(folder / "index") / "embeddings.f32"
+    build_scann(embeddings, rows, settings, folder / "scann")
     scann = ScannIndex(folder / "scann", index.table, settings)
     found = {"numpy exact": lambda q: numpy_exact(embeddings, q),
              "ScaNN": lambda q: scann.search(q, K).ids}

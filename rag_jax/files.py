@@ -115,6 +115,13 @@ def discard_folder(content: pathlib.Path) -> None:
     _remove(content.parent)
 
 
+def remove_folder(path: pathlib.Path) -> None:
+    """Removes a folder that this package has published: its name is gone at once."""
+    content = begin_folder(path)
+    os.rename(path, content / "removed")
+    discard_folder(content)
+
+
 @contextlib.contextmanager
 def new_folder(path: pathlib.Path) -> Iterator[pathlib.Path]:
     """A folder to fill; it takes the name `path` when the body ends without an error.

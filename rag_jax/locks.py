@@ -44,7 +44,7 @@ def exclusive(folder: pathlib.Path) -> Iterator[None]:
         refusal = error = None
         if hosts.leads():
             try:
-                stack.enter_context(_own(folder))
+                stack.enter_context(own(folder))
             except (InUseError, OSError) as caught:
                 error, refusal = caught, str(caught)
         refusal = hosts.exchange(refusal)[0]
@@ -54,7 +54,8 @@ def exclusive(folder: pathlib.Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _own(folder: pathlib.Path) -> Iterator[None]:
+def own(folder: pathlib.Path) -> Iterator[None]:
+    """`exclusive` of one process, whatever the others of its job do."""
     folder.mkdir(parents=True, exist_ok=True)
     key = os.path.realpath(folder), threading.get_ident()
     if key in _held:

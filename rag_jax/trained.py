@@ -3,17 +3,17 @@
 import contextlib
 import dataclasses
 import pathlib
-import shutil
 from collections.abc import Sequence
 from typing import Any
 
-from rag_jax import hosts, locks, overrides
+from rag_jax import files, hosts, locks, overrides
 from rag_jax.answering import Answerer
 from rag_jax.config import Config, ConfigError
 from rag_jax.data.question_files import Example, checked_questions
 from rag_jax.data.tasks import load_examples
 from rag_jax.retrieval.bm25 import Bm25Index, build_bm25
 from rag_jax.retrieval.index import PassageIndex
+from rag_jax.retrieval.publish import publishing
 from rag_jax.training import on_device, stages, workdir
 from rag_jax.training.memories import WORD_INDEXES, index_memories, job_of_file
 from rag_jax.training.run import be_quiet, open_job
@@ -113,7 +113,7 @@ def index_passages(config: Config, path: pathlib.Path, passages: pathlib.Path, o
       run: one of config.runs; None = the first of them that began.
 
     Raises:
-      InUseError: `out` is in a workdir that another process writes into.
+      InUseError: another process builds at `out`, or writes into the workdir that `out` is in.
     """
     around = [folder for folder in out.absolute().parents if workdir.exists(folder)]
     with locks.exclusive(around[0]) if around else contextlib.nullcontext():
@@ -124,21 +124,24 @@ def _index_passages(config: Config, path: pathlib.Path, passages: pathlib.Path, 
                     queries: str | None, overwrite: bool, run: str | None
                     ) -> PassageIndex | Bm25Index:
     be_quiet()
-    path = path.absolute()
+    path, out = path.absolute(), out.absolute()
     run = workdir.run_of(path, config, run)
     job = open_job(overrides.for_run(config, run), path)
-    # Made anew each time, as the file may have changed; the embedding is what resumes.
-    staging = out.absolute().with_name(out.name + ".passages")
-    if hosts.leads():
-        shutil.rmtree(staging, ignore_errors=True)
-    job = job_of_file(job, out.name, str(passages), config.data.chunk_words, staging)
-    if job.model.lexical:
-        store = job.prepared.memories[out.name]
-        index = build_bm25(store, out, overwrite, hosts.leads(), hosts.wait)
-    else:
+    with contextlib.ExitStack() as claim:
+
+        def stage() -> pathlib.Path:
+            """Made anew each time, as the file may have changed; the embedding is what resumes."""
+            if hosts.leads():
+                claim.enter_context(publishing(out))
+                files.discard_folder(files.begin_folder(out / "passages", "store"))
+                claim.callback(files.discard_folder, files.begin_folder(out / "passages", "store"))
+            return files.begin_folder(out / "passages", "store")
+
+        staging = hosts.first(stage) / "store"
+        job = job_of_file(job, out.name, str(passages), config.data.chunk_words, staging)
+        if job.model.lexical:
+            store = job.prepared.memories[out.name]
+            return build_bm25(store, out, overwrite, hosts.leads(), hosts.wait)
         params, _ = stages.restore_run(path / run, job.model, job.mesh)
-        index = index_memories(job, params, out.parent, overwrite,
-                               load_examples(queries) if queries else None)[out.name]
-    if hosts.leads():
-        shutil.rmtree(staging)
-    return index
+        return index_memories(job, params, out.parent, overwrite,
+                              load_examples(queries) if queries else None)[out.name]

@@ -23,8 +23,9 @@ from rag_jax.retrieval.index import (
     open_parts,
 )
 from rag_jax.retrieval.passages import PassageStore
-from rag_jax.retrieval.publish import finished, open_partial, publish_index
+from rag_jax.retrieval.publish import begun, claimed, copy_store, publish_index
 from rag_jax.retrieval.verification import VerifiedFiles
+from rag_jax.retrieval.versions import opened
 
 SETTINGS = {"method": "lucene", "k1": 0.9, "b": 0.4, "stemmer": "english", "stopwords": "en",
             "text": "title and text"}
@@ -92,7 +93,7 @@ class Bm25Index:
 
     @classmethod
     def open(cls, path: str | os.PathLike) -> "Bm25Index":
-        """Opens an index directory, wherever it was moved.
+        """Opens the current version of an index directory, wherever it was moved.
 
         Raises:
             RetrievalError: no BM25 index there, or it is damaged or of other settings; or a
@@ -100,7 +101,8 @@ class Bm25Index:
         """
         if missing := bm25_missing():
             raise RetrievalError(f"{path}: a BM25 index; {missing}.")
-        return cls(*open_parts(Path(path), ("bm25",), FINGERPRINT, None))
+        return opened(Path(path), lambda folder: cls(
+            *open_parts(folder, ("bm25",), FINGERPRINT, None)))
 
     def search(self, texts: Sequence[str], k: int) -> SearchResult:
         """Finds the k passages with the highest BM25 scores, best first, ties by ascending row.
@@ -159,13 +161,18 @@ def build_bm25(store: PassageStore, out: str | os.PathLike, overwrite: bool = Fa
         raise RetrievalError(f"{out}: BM25 needs {missing}.")
     inputs = {"kind": "bm25", "encoder_fingerprint": FINGERPRINT,
               "passages_fingerprint": store.fingerprint}
-    found = finished(out, inputs, overwrite, Bm25Index.open) if leads else None
-    if leads and found is None:
-        partial = open_partial(out, inputs, store)
-        _index_words(store, partial / "bm25")
-        versions = {name: importlib.metadata.version(name) for name in ("bm25s", "PyStemmer")}
-        publish_index(partial, out, {**inputs, "inputs": inputs, "size": len(store),
-                                     "settings": SETTINGS, "versions": versions})
+    found = None
+    if leads:
+        with claimed(out, inputs, overwrite, Bm25Index.open) as found:
+            if found is None:
+                content = begun(out, inputs)
+                copy_store(store, content)
+                _index_words(store, content / "bm25")
+                versions = {name: importlib.metadata.version(name)
+                            for name in ("bm25s", "PyStemmer")}
+                publish_index(content, out, {
+                    **inputs, "inputs": inputs, "size": len(store), "settings": SETTINGS,
+                    "versions": versions})
     wait()
     return Bm25Index.open(out) if found is None else found
 

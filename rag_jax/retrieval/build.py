@@ -1,9 +1,10 @@
 """Building an index directory: embed every passage, index, measure, publish.
 
-While it is built, OUT.partial holds what index.py describes and a directory building/, with
-inputs.json (publish.py) and the marks of shards.py.
+While a version is built, a working folder in OUT (publish.py) holds what index.py describes, and
+the marks of shards.py.
 """
 
+import contextlib
 import dataclasses
 import functools
 import logging
@@ -18,7 +19,7 @@ import rag_jax
 from rag_jax.retrieval.exact import measure_recall
 from rag_jax.retrieval.index import PassageIndex, RetrievalError
 from rag_jax.retrieval.passages import PassageStore, map_file
-from rag_jax.retrieval.publish import finished, open_partial, publish_index
+from rag_jax.retrieval.publish import begun, claimed, copy_store, finished, publish_index
 from rag_jax.retrieval.scann import (
     SMALLEST,
     ScannSettings,
@@ -65,7 +66,8 @@ def build_index(
         passages: the store, or its path; it is copied into the index.
         embed: token ids int32[b, L] and mask bool[b, L] to float32[b, E]. b is always batch_size
             and L one of the buckets. May return a device array: it is read one batch later.
-        out: the index directory. If it is an index of the same inputs it is returned as it is.
+        out: the index directory. If it is an index of the same inputs it is returned as it is;
+            one of others gets a further version, and is as it was for who has it open.
         token_table: the store's table to embed.
         encoder_fingerprint: names the encoder and its parameters.
         max_length: tokens; longer passages are cut.
@@ -79,7 +81,7 @@ def build_index(
         recall_k: passages per query of that measurement.
         seed: of the choice of those passages and of the noise.
         progress: show a bar with rate and remaining time on a terminal.
-        overwrite: replace an index of other inputs that is at out.
+        overwrite: replace an index of other inputs, or a damaged one, that is at out.
         pad_id: token id for padded places, which the mask hides.
         shard_rows: passages between two points of resumption.
         host, hosts: which of how many this is.
@@ -87,6 +89,7 @@ def build_index(
 
     Raises:
         RetrievalError: an input, what embed returned, or what is at out does not fit.
+        InUseError: another process builds at out; it is named.
     """
     store = passages if isinstance(passages, PassageStore) else PassageStore.open(passages)
     out = Path(out).absolute()
@@ -110,31 +113,32 @@ def build_index(
     if inputs["kind"] == "scann":
         inputs["scann"] = dataclasses.asdict(settings)
     store.tokens(token_table)  # an unknown name is an error before anything is written
-    partial = out.with_name(out.name + ".partial")
     leads = host == 0
     open_share = functools.partial(PassageIndex.open, host=host, hosts=hosts)
-    found = finished(out, inputs, overwrite, open_share) if leads else None
-    if leads and found is None:
-        open_partial(out, inputs, store)
-    wait()
-    if not leads:
-        found = finished(out, inputs, overwrite, open_share)
-    if found is None:
-        embed_all(store, embed, partial, inputs, progress and leads, host, hosts)
+    with contextlib.ExitStack() as claim:
+        found = claim.enter_context(claimed(out, inputs, overwrite, open_share)) if leads else None
+        if leads and found is None:
+            copy_store(store, begun(out, inputs))
+        wait()
+        if not leads:
+            found = finished(out, inputs, overwrite, open_share)
+        if found is not None:
+            return found
+        content = begun(out, inputs)
+        embed_all(store, embed, content, inputs, progress and leads, host, hosts)
         wait()
         if leads:
-            join_shards(partial / "embeddings.f32", len(store), shard_rows)
-            for folder in partial.glob("scann*"):
+            join_shards(content / "embeddings.f32", len(store), shard_rows)
+            for folder in content.glob("scann*"):
                 shutil.rmtree(folder)
         wait()
-        _build_parts(partial, len(store), inputs, host, hosts)
+        _build_parts(content, len(store), inputs, host, hosts)
         wait()
         if leads:
-            manifest = _measure(partial, inputs, recall_queries, recall_k, seed)
-            publish_index(partial, out, manifest)
+            manifest = _measure(content, inputs, recall_queries, recall_k, seed)
+            publish_index(content, out, manifest)
         wait()
-        found = open_share(out, encoder_fingerprint)
-    return found
+        return open_share(out, encoder_fingerprint)
 
 
 def _choose_kind(kind: str, size: int, settings: ScannSettings) -> str:
@@ -160,21 +164,21 @@ def _buckets(lengths: Sequence[int], max_length: int) -> list[int]:
     return sorted({int(length) for length in lengths if 0 < length < max_length} | {max_length})
 
 
-def _build_parts(partial: Path, size: int, inputs: dict, host: int, hosts: int) -> None:
+def _build_parts(content: Path, size: int, inputs: dict, host: int, hosts: int) -> None:
     """Builds this host's share of the ScaNN parts over finished embeddings."""
     if inputs["kind"] != "scann":
         return
-    file, settings = partial / "embeddings.f32", ScannSettings(**inputs["scann"])
+    file, settings = content / "embeddings.f32", ScannSettings(**inputs["scann"])
     embeddings = map_file(file, "<f4").reshape(size, -1)
     rows = part_rows(size, settings.parts)
     for part in range(settings.parts)[host::hosts]:
-        build_scann(embeddings, file, settings, part_folder(partial, part), rows[part])
+        build_scann(embeddings, file, settings, part_folder(content, part), rows[part])
 
 
-def _measure(partial: Path, inputs: dict, recall_queries, recall_k: int, seed: int) -> dict:
+def _measure(content: Path, inputs: dict, recall_queries, recall_k: int, seed: int) -> dict:
     """Measures the index and returns its manifest."""
-    size = len(PassageStore.open(partial / "passages"))
-    embeddings = map_file(partial / "embeddings.f32", "<f4").reshape(size, -1)
+    size = len(PassageStore.open(content / "passages"))
+    embeddings = map_file(content / "embeddings.f32", "<f4").reshape(size, -1)
     manifest = {
         "kind": inputs["kind"],
         "size": size,
@@ -190,7 +194,7 @@ def _measure(partial: Path, inputs: dict, recall_queries, recall_k: int, seed: i
             "scann": scann_version(),
         },
     }
-    index = PassageIndex(partial, manifest, PassageStore.open(partial / "passages"))
+    index = PassageIndex(content, manifest, PassageStore.open(content / "passages"))
     manifest["recall"] = measure_recall(index, embeddings, recall_queries, recall_k, seed)
     _log.info("recall@%(k)d %(recall).4f on %(queries)d queries (%(source)s).", manifest["recall"])
     return manifest

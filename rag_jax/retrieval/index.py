@@ -1,5 +1,7 @@
 """What an index is: one protocol, its guards, and the self-contained directory that holds one.
 
+The directory holds versions of it (versions.py). In the folder of a version:
+
     manifest.json     sizes, checksums, fingerprints, settings, measured recall; written last
     passages/         the passage store (passages.py)
     embeddings.f32    float32[N, E], little-endian, row = passage row
@@ -11,7 +13,6 @@ No file holds an absolute path: the directory can be moved, copied and renamed.
 """
 
 import functools
-import json
 import operator
 import os
 import re
@@ -21,6 +22,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 
+from rag_jax import files
 from rag_jax.retrieval.passages import PassageStore, RetrievalError, check_rows, map_file
 from rag_jax.retrieval.verification import (
     VerifiedFiles,
@@ -31,6 +33,7 @@ from rag_jax.retrieval.verification import (
     read_object,
     regular_file,
 )
+from rag_jax.retrieval.versions import AGAIN, POINTER, opened, versions_of
 
 __all__ = [
     "Index",
@@ -56,7 +59,6 @@ SCANN_FILES = ("ah_codebook.pb", "bfloat16_dataset.npy", "datapoint_to_token.npy
 BM25_FILES = ("data.csc.index.npy", "indices.csc.index.npy", "indptr.csc.index.npy",
               "params.index.json", "vocab.index.json")
 LARGEST = 1e6  # of a coordinate; far above any encoder's, far below where squares overflow
-_AGAIN = "copy it again from where it is whole, or build it again"
 
 
 # What each of several processes searches with an index: all passages, for its share of the queries;
@@ -152,7 +154,7 @@ class PassageIndex:
     """An index directory, opened: search, the embeddings, and the passages. An Index.
 
     Attributes:
-        path: the directory.
+        path: the directory; later versions in it do not change what is open.
         manifest: what it says about itself, for example manifest["recall"].
         passages: the PassageStore with the text and tokens of every row.
         size: N, passages.
@@ -207,7 +209,7 @@ class PassageIndex:
         host: int = 0,
         hosts: int = 1,
     ) -> "PassageIndex":
-        """Opens an index directory, wherever it was moved.
+        """Opens the current version of an index directory, wherever it was moved.
 
         Args:
             path: the directory.
@@ -222,10 +224,13 @@ class PassageIndex:
             RetrievalError: no index there, or it is half built, damaged, from a newer version, or
                 built by another encoder or from other passages. The text says what to do.
         """
-        parts = open_parts(Path(path), ("exact", "scann"), encoder_fingerprint, verify)
-        opened = cls(*parts, host, hosts)
-        opened.files.verify(verify)
-        return opened
+        def make(folder: Path) -> "PassageIndex":
+            parts = open_parts(folder, ("exact", "scann"), encoder_fingerprint, verify)
+            index = cls(*parts, host, hosts)
+            index.files.verify(verify)
+            return index
+
+        return opened(Path(path), make)
 
     def search(self, queries: np.ndarray, k: int) -> SearchResult:
         """Finds the k best passages for queries float[B, E]; see Index.
@@ -255,7 +260,7 @@ def _check_rows(files: VerifiedFiles | None, width: int, first: int, ids: np.nda
 
 def open_parts(path: Path, kinds: tuple[str, ...], encoder_fingerprint: str | None,
                verify: bool | None) -> tuple[Path, dict, PassageStore, VerifiedFiles]:
-    """Checks an index directory of one of these kinds; see PassageIndex.open.
+    """Checks a version of an index of one of these kinds; see PassageIndex.open.
 
     Returns:
         path, manifest, passages, and the files besides those of the passages, of which none is
@@ -285,29 +290,25 @@ def open_parts(path: Path, kinds: tuple[str, ...], encoder_fingerprint: str | No
         raise RetrievalError(
             f"{path}: its passages are not the ones it was built from ({len(passages)} of "
             f"fingerprint {passages.fingerprint[:12]}, built from {manifest['size']} of "
-            f"{manifest['passages_fingerprint'][:12]}); {_AGAIN}."
+            f"{manifest['passages_fingerprint'][:12]}); {AGAIN}."
         )
     return path, manifest, passages, files
 
 
 def read_manifest(path: Path) -> dict:
-    """Reads and checks the manifest of an index directory alone."""
+    """Reads and checks the manifest of a version alone."""
     if not path.is_dir():
-        half = path.with_name(path.name + ".partial").is_dir()
-        raise RetrievalError(
-            f"{path}: no index here"
-            + (", only one that is half built; run the same build again to finish it." if half
-               else "; check the path, or build one with python -m rag_jax.build_index.")
-        )
+        raise RetrievalError(f"{path}: no index here; check the path, or build one with python -m "
+                             "rag_jax.build_index.")
     file = path / "manifest.json"
     if not file.is_file():
         names = sorted(os.listdir(path))
         state = "an empty directory" if not names else f"no index: it holds {names[:5]}"
-        if "building" in names or "embeddings.f32" in names:
-            state = "a half built index, without manifest.json"
+        if versions_of(path).is_dir() or "embeddings.f32" in names:
+            state = f"an index without {POINTER}, that is half built or half copied"
         raise RetrievalError(
             f"{path}: this is {state}; build one with python -m rag_jax.build_index, or name the "
-            "directory that holds manifest.json."
+            f"directory that holds {POINTER} or, in older ones, manifest.json."
         )
     manifest = read_object(path, "manifest.json")
     format_, checksum = manifest.get("format"), manifest.pop("checksum", None)
@@ -319,7 +320,7 @@ def read_manifest(path: Path) -> dict:
     if format_ != INDEX_FORMAT or checksum != digest_of(manifest):
         raise RetrievalError(
             f"{path}: manifest.json does not agree with its own checksum, so it is damaged; "
-            f"{_AGAIN}."
+            f"{AGAIN}."
         )
     _check_manifest(path, manifest)
     return manifest
@@ -330,7 +331,7 @@ def _check_manifest(path: Path, manifest: dict) -> None:
     from rag_jax.retrieval.scann import ScannSettings
 
     def wrong(what: str) -> RetrievalError:
-        return RetrievalError(f"{path}: manifest.json is damaged: {what}; {_AGAIN}.")
+        return RetrievalError(f"{path}: manifest.json is damaged: {what}; {AGAIN}.")
 
     kind, size = manifest.get("kind"), manifest.get("size")
     if kind not in ("exact", "scann", "bm25"):
@@ -372,10 +373,7 @@ def write_manifest(path: Path, manifest: dict) -> None:
     """Writes the manifest with its checksum, and waits until the disk holds it."""
     manifest = {"format": INDEX_FORMAT, **manifest}
     manifest["checksum"] = digest_of(manifest)
-    with open(path / "manifest.json", "w", encoding="utf-8") as file:
-        json.dump(manifest, file, indent=1)
-        file.flush()
-        os.fsync(file.fileno())
+    files.write_json(path / "manifest.json", manifest)
 
 
 def _check_fingerprint(path: Path, manifest: dict, encoder_fingerprint: str | None) -> None:

@@ -18,13 +18,13 @@ import itertools
 import json
 import os
 import re
-import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from rag_jax import files
 from rag_jax.retrieval.reading import (
     Passage,
     RetrievalError,
@@ -378,15 +378,11 @@ def write_store(
     for name in encoders:
         if not re.fullmatch(_TABLE_NAME, name):
             raise RetrievalError(f"token table {name!r}: use letters, digits, _ and - only.")
-    partial = path.with_name(path.name + ".partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
-    meta = _write_files(partial, iter(passages), encoders, progress)
-    meta["fingerprint"] = _fingerprint(meta)
-    file = _HashedFile(partial / "meta.json")
-    file.write(json.dumps(meta, indent=1).encode())
-    file.close()
-    publish(partial, path)
+    files.remove_leftovers(path.parent)
+    with files.new_folder(path) as content:
+        meta = _write_files(content, iter(passages), encoders, progress)
+        meta["fingerprint"] = _fingerprint(meta)
+        files.write_text(content / "meta.json", json.dumps(meta, indent=1))
     return PassageStore.open(path)
 
 
@@ -442,19 +438,3 @@ def _narrow(directory: Path, name: str, dtype: str) -> dict:
         file.write(ids[begin : begin + 2**22].astype(dtype).tobytes())
     wide.unlink()
     return file.close()
-
-
-def publish(partial: Path, path: Path) -> None:
-    """Renames a finished directory, and waits until the disk holds the new name."""
-    sync_directory(partial)
-    os.rename(partial, path)
-    sync_directory(path.parent)
-
-
-def sync_directory(path: Path) -> None:
-    """Waits until the names in a directory are on the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

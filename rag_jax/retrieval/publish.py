@@ -1,22 +1,91 @@
-"""An index directory is made beside its name, as OUT.partial, and appears there when it is whole.
+"""A version of an index folder is made inside that folder, and published when it is whole.
 
-OUT.partial/building/inputs.json says from what it is being made: a partial build of other inputs
-is thrown away.
+The working folder (files.py) of the next version has the inputs for its key: what was begun for
+other inputs is thrown away. One process at a time builds in an index folder (locks.py).
 """
 
+import contextlib
 import json
-import os
+import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TypeVar
 
+from rag_jax import files, locks
+from rag_jax.locks import InUseError
 from rag_jax.retrieval.index import RetrievalError, file_entry, read_manifest, write_manifest
-from rag_jax.retrieval.passages import PassageStore, publish
-from rag_jax.retrieval.shards import write_json
+from rag_jax.retrieval.passages import PassageStore
+from rag_jax.retrieval.versions import (
+    POINTER,
+    opened,
+    point,
+    read_pointer,
+    unheld,
+    versions_of,
+)
 
 Opened = TypeVar("Opened")
 UNIMPORTANT = {"batch_size", "shard_rows"}  # inputs that do not change what is built
+_LOCKS = {".lock", ".lock.json"}
+_UNVERSIONED = r"embeddings\.f32|(passages|scann(\.[0-9]+)?|bm25)/[^/]+"  # files, as index.py says
+
+
+@contextlib.contextmanager
+def publishing(out: Path) -> Iterator[None]:
+    """Keeps other processes from building in an index folder, which is made where it is missing.
+
+    Raises:
+        RetrievalError: something is there that is no index.
+        InUseError: another process builds there; it is named.
+    """
+    check_ours(out)
+    with locks.own(out):
+        if not (out / POINTER).exists() and not (out / "manifest.json").exists():
+            point(out, None)
+        versions_of(out).mkdir(exist_ok=True)
+        _publish_killed(out)
+        yield
+
+
+def check_ours(out: Path) -> None:
+    """Refuses a path at which something else than an index is, or one version of an index."""
+    if out.parent.name == "versions" and (out.parent.parent / POINTER).exists():
+        raise RetrievalError(f"{out}: is a version of the index {out.parent.parent}, which is "
+                             "never changed; name the index.")
+    if not out.exists() or (out / POINTER).is_file():
+        return
+    if out.is_dir():
+        if {path.name for path in out.iterdir()} <= _LOCKS:
+            return
+        if (out / "manifest.json").is_file():
+            with contextlib.suppress(RetrievalError):
+                read_manifest(out)
+                return
+            raise RetrievalError(f"{out}: its manifest.json is not that of a sound index, so it is "
+                                 "not replaced; remove the folder, or choose another path.")
+    raise RetrievalError(
+        f"{out}: exists and is no index, so it is not replaced; choose another path."
+    )
+
+
+@contextlib.contextmanager
+def claimed(out: Path, inputs: dict, overwrite: bool, open_index: Callable[[Path], Opened]
+            ) -> Iterator[Opened | None]:
+    """The index at out where it is finished; else None, and this process alone may build there.
+
+    Raises:
+        RetrievalError, InUseError: as `finished` and `publishing`.
+    """
+    index = finished(out, inputs, overwrite, open_index)
+    if index is not None:
+        if _removable(out):  # the last publisher was killed before it removed them
+            with contextlib.suppress(InUseError, OSError), publishing(out):
+                remove_old(out)
+        yield index
+        return
+    with publishing(out):
+        yield finished(out, inputs, overwrite, open_index)  # meanwhile, or by a killed process
 
 
 def finished(out: Path, inputs: dict, overwrite: bool, open_index: Callable[[Path], Opened]
@@ -26,83 +95,109 @@ def finished(out: Path, inputs: dict, overwrite: bool, open_index: Callable[[Pat
     Raises:
         RetrievalError: something else is there, and `overwrite` does not allow to replace it.
     """
-    replaced = out.with_name(out.name + ".replaced")
-    if replaced.exists() and not out.exists():  # killed between the two renames of publish_index
-        os.rename(replaced, out)
-    if not out.exists() or out.is_dir() and not any(out.iterdir()):
-        return None
-    if not (out / "manifest.json").is_file():
-        raise RetrievalError(
-            f"{out}: exists and is no index, so it is not replaced; choose another path."
-        )
-    try:
-        built_from = read_manifest(out)["inputs"]
+    def open_same(folder: Path) -> Opened:
+        built_from = read_manifest(folder)["inputs"]
         differ = [key for key in inputs if built_from.get(key) != inputs[key]]
-        if set(differ) <= UNIMPORTANT:
-            return open_index(out)
-        reason = f"it is an index of other inputs ({', '.join(differ)} differ)"
-    except RetrievalError as error:
-        reason = f"what is there cannot be used ({error})"
-    if not overwrite:
-        raise RetrievalError(
-            f"{out}: {reason}; choose another path, remove it, or build with overwrite=True."
-        )
-    return None
+        if not set(differ) <= UNIMPORTANT:
+            raise RetrievalError(f"an index of other inputs: {', '.join(differ)} differ")
+        return open_index(folder)
 
-
-def open_partial(out: Path, inputs: dict, store: PassageStore) -> Path:
-    """The directory to build in, with a copy of the passages.
-
-    What an earlier build of the same inputs left is kept.
-    """
-    partial = out.with_name(out.name + ".partial")
-    file = partial / "building" / "inputs.json"
+    check_ours(out)
     try:
-        same = json.loads(file.read_text("utf-8")) == inputs
-    except (OSError, ValueError):
-        same = False
-    if not same:
-        shutil.rmtree(partial, ignore_errors=True)
-        file.parent.mkdir(parents=True)
-        write_json(file, inputs)
-    (partial / "manifest.json").unlink(missing_ok=True)
-    _copy_store(store, partial / "passages")
-    return partial
+        if not (out / "manifest.json").exists() and not read_pointer(out):
+            return None
+        return opened(out, open_same)
+    except RetrievalError as error:
+        if overwrite:
+            return None
+        raise RetrievalError(f"{out}: what is there cannot be used ({error}); choose another path, "
+                             "remove it, or build with overwrite=True.") from None
 
 
-def _copy_store(store: PassageStore, path: Path) -> None:
+def begun(out: Path, inputs: dict) -> Path:
+    """The folder in which the next version is made: what an earlier build of the same inputs left.
+
+    Beside it, in its parent, may lie what is of use to the building only.
+    """
+    return files.begin_folder(versions_of(out) / "next", json.dumps(inputs, sort_keys=True))
+
+
+def copy_store(store: PassageStore, content: Path) -> None:
+    """Copies a passage store into the folder in which a version is made, where it is not yet."""
+    (content / "manifest.json").unlink(missing_ok=True)
+    path = content / "passages"
     try:
         if PassageStore.open(path).fingerprint == store.fingerprint:
             return
     except RetrievalError:
         shutil.rmtree(path, ignore_errors=True)
-    copying = path.with_name(path.name + ".partial")
-    shutil.rmtree(copying, ignore_errors=True)
-    shutil.copytree(store.path, copying)
-    for file in copying.iterdir():
-        _sync_file(file)
+    copying = files.begin_folder(path, "copy")
+    shutil.copytree(store.path, copying, dirs_exist_ok=True)
     PassageStore.open(copying).verify()
-    publish(copying, path)
+    files.publish_folder(copying, path)
 
 
-def _sync_file(path: Path) -> None:
-    with open(path, "rb") as file:
-        os.fsync(file.fileno())
+def publish_index(content: Path, out: Path, manifest: dict) -> None:
+    """Writes the manifest and makes the version the current one, for everybody at once."""
+    manifest["files"] = {path.relative_to(content).as_posix(): file_entry(path)
+                         for path in sorted(content.rglob("*")) if path.is_file()}
+    write_manifest(content, manifest)
+    version = versions_of(out) / str(max(_numbers(out), default=0) + 1)
+    files.publish_folder(content, version)
+    point(out, version)
+    remove_old(out)
 
 
-def publish_index(partial: Path, out: Path, manifest: dict) -> None:
-    """Writes the manifest and moves the directory to its name, in place of an older index."""
-    building = partial / "building"
-    manifest["files"] = {}
-    for path in sorted(partial.rglob("*")):
-        if path.is_file() and path.parent != building:
-            _sync_file(path)
-            manifest["files"][path.relative_to(partial).as_posix()] = file_entry(path)
-    write_manifest(partial, manifest)
-    replaced = out.with_name(out.name + ".replaced")
-    if out.exists():
-        shutil.rmtree(replaced, ignore_errors=True)
-        os.rename(out, replaced)
-    publish(partial, out)
-    shutil.rmtree(out / "building", ignore_errors=True)
-    shutil.rmtree(replaced, ignore_errors=True)
+def remove_old(out: Path) -> None:
+    """Removes all versions but the current one and those that somebody holds."""
+    now = int(read_pointer(out) or 0)
+    older = sorted(number for number in _numbers(out) if number < now)
+    for number in older:
+        folder = versions_of(out) / str(number)
+        with unheld(folder, without_locks=number != older[-1]) as free:
+            if free:
+                files.remove_folder(folder)
+    if now and (out / "manifest.json").exists():
+        with unheld(out, without_locks=True) as free:
+            if free:
+                _remove_unversioned(out)
+    files.remove_leftovers(versions_of(out))
+
+
+def _removable(out: Path) -> bool:
+    return len(_numbers(out)) > 1 or (bool(_numbers(out)) and (out / "manifest.json").exists())
+
+
+def _numbers(out: Path) -> list[int]:
+    folder = versions_of(out)
+    names = [path.name for path in folder.iterdir()] if folder.is_dir() else []
+    return [int(name) for name in names if re.fullmatch("[1-9][0-9]*", name)]
+
+
+def _publish_killed(out: Path) -> None:
+    """Publishes what a killed process had finished, but for the pointer.
+
+    A version gets its number when all of it is on the disk, and is meant to be the current one.
+    """
+    with contextlib.suppress(RetrievalError):
+        now, last = int(read_pointer(out) or 0), max(_numbers(out), default=0)
+        if last > now:
+            read_manifest(versions_of(out) / str(last))
+            point(out, versions_of(out) / str(last))
+
+
+def _remove_unversioned(out: Path) -> None:
+    """Removes the index made before there were versions: its files, and nobody else's."""
+    try:
+        names = [name for name in read_manifest(out)["files"] if re.fullmatch(_UNVERSIONED, name)]
+    except RetrievalError:
+        return
+    folders = {(out / name).parent for name in names} - {out}
+    if any(folder.is_symlink() for folder in folders):
+        return
+    for name in names:
+        (out / name).unlink(missing_ok=True)
+    for folder in folders:
+        with contextlib.suppress(OSError):  # somebody has put something there
+            folder.rmdir()
+    (out / "manifest.json").unlink()

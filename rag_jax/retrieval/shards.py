@@ -1,8 +1,8 @@
 """The embeddings of all passages, shard by shard: what is finished is not embedded again.
 
-The rows of all shards are in embeddings.f32; building/ beside it holds
+The rows of all shards are in content/embeddings.f32 of the working folder, which also holds
 
-    shard-0000008192.json    checksum of the finished rows that begin there
+    shards/0000008192.json    checksum of the finished rows that begin there
 """
 
 import hashlib
@@ -13,8 +13,9 @@ from pathlib import Path
 
 import numpy as np
 
+from rag_jax import files
 from rag_jax.retrieval.index import RetrievalError, check_embeddings
-from rag_jax.retrieval.passages import PassageStore, sync_directory
+from rag_jax.retrieval.passages import PassageStore
 
 SHARD_ROWS = 8192  # passages embedded between two points from which a killed build resumes
 
@@ -22,14 +23,14 @@ Embed = Callable[[np.ndarray, np.ndarray], np.ndarray]
 
 
 def embed_all(
-    store: PassageStore, embed: Embed, partial: Path, inputs: dict, progress: bool, host: int,
+    store: PassageStore, embed: Embed, content: Path, inputs: dict, progress: bool, host: int,
     hosts: int,
 ) -> None:
     """Fills this host's shards of embeddings.f32, beginning after those that are already done."""
     from tqdm import tqdm
 
     size, shard_rows = len(store), inputs["shard_rows"]
-    file = partial / "embeddings.f32"
+    file = content / "embeddings.f32"
     begins = range(0, size, shard_rows)[host::hosts]
     done = {begin: mark for begin in begins if (mark := _read_mark(file, begin))}
     width = next(iter(done.values()))["width"] if done else None
@@ -133,11 +134,12 @@ def _write_shard(file: Path, begin: int, shard: np.ndarray) -> None:
         os.fsync(out.fileno())
     checksum = hashlib.sha256(shard.tobytes()).hexdigest()
     mark = {"rows": len(shard), "width": shard.shape[1], "sha256": checksum}
-    write_json(_mark_path(file, begin), mark)
+    _mark_path(file, begin).parent.mkdir(exist_ok=True)
+    files.write_json(_mark_path(file, begin), mark)
 
 
 def _mark_path(file: Path, begin: int) -> Path:
-    return file.parent / "building" / f"shard-{begin:010d}.json"
+    return file.parent.parent / "shards" / f"{begin:010d}.json"
 
 
 def _read_mark(file: Path, begin: int) -> dict | None:
@@ -150,14 +152,3 @@ def _read_mark(file: Path, begin: int) -> dict | None:
     except (OSError, ValueError, KeyError, TypeError):
         return None
     return mark if hashlib.sha256(rows).hexdigest() == mark["sha256"] else None
-
-
-def write_json(path: Path, content: dict) -> None:
-    """Writes a small file atomically."""
-    fresh = path.with_name(path.name + ".new")
-    with open(fresh, "w", encoding="utf-8") as file:
-        json.dump(content, file, indent=1)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(fresh, path)
-    sync_directory(path.parent)

@@ -169,6 +169,7 @@ class VerifiedFiles:
             if size != entry["bytes"]:
                 raise RetrievalError(f"{folder}: {name} has {size} bytes, should have "
                                      f"{entry['bytes']}; {_AGAIN}.")
+            self._bytes_of(name)  # stays readable when the file is removed
         self.forget()
 
     def forget(self) -> None:

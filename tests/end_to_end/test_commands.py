@@ -140,11 +140,14 @@ def test_an_index_of_another_encoder_is_refused(uninterrupted, tmp_path):
     foreign = tmp_path / "foreign"
     shutil.copytree(uninterrupted / "indexes" / "2018", foreign)
     from rag_jax.retrieval.index import read_manifest, write_manifest
+    from rag_jax.retrieval.versions import current, point
 
-    manifest = read_manifest(foreign)
+    version = current(foreign)
+    manifest = read_manifest(version)
     manifest.pop("checksum", None)
     manifest["encoder_fingerprint"] = "another"
-    write_manifest(foreign, manifest)
+    write_manifest(version, manifest)
+    point(foreign, version)
     refused = run("generate", uninterrupted, f"--index={foreign}", "Where is Peru?")
     assert refused.returncode == 1
     assert "encoder" in refused.stderr and "Traceback" not in refused.stderr

@@ -9,6 +9,7 @@ import subprocess
 import numpy as np
 import pytest
 
+from rag_jax.retrieval.versions import current
 from tests.end_to_end import hosts
 from tests.end_to_end.test_resume import arrays
 
@@ -44,7 +45,7 @@ def test_two_processes_train_what_one_trains(two, tmp_path):
     assert retrieved[0] == retrieved[1] and len(retrieved[0]) == 4, "by both processes together"
     for step in (14, 20):
         assert_close(arrays(two, step), arrays(tmp_path, step))
-    embedded = [np.fromfile(workdir / "indexes" / "2018" / "embeddings.f32", "<f4")
+    embedded = [np.fromfile(current(workdir / "indexes" / "2018") / "embeddings.f32", "<f4")
                 for workdir in (two, tmp_path)]
     np.testing.assert_allclose(*embedded, rtol=1e-5, atol=1e-5)
     reports = [json.loads((w / "report.json").read_text()) for w in (two, tmp_path)]

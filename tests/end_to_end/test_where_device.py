@@ -7,6 +7,7 @@ import pytest
 
 from rag_jax import overrides
 from rag_jax.retrieval.index import read_manifest
+from rag_jax.retrieval.versions import current
 from rag_jax.trained import open_trained
 from rag_jax.training import workdir as workdirs
 from tests.end_to_end.commands import finish
@@ -66,8 +67,9 @@ def test_a_trained_document_encoder_has_indexes_of_its_own(tmp_path):
     lines = (tmp_path / "rag_token" / "metrics.jsonl").read_text().splitlines()
     stale = [r["rag_token/staleness"] for r in map(json.loads, lines) if "rag_token/staleness" in r]
     assert stale[0] == 0 and len(stale) == 5 and max(stale) > 0
-    own, first = (read_manifest(tmp_path / folder / "indexes" / "2018")["encoder_fingerprint"]
-                  for folder in ("rag_token", "."))
+    own, first = (
+        read_manifest(current(tmp_path / folder / "indexes" / "2018"))["encoder_fingerprint"]
+        for folder in ("rag_token", "."))
     assert own != first
     shown = finish("generate", tmp_path, "--index=2016", "Where is Peru?")
     assert " 2016/" in shown and " 2018/" not in shown

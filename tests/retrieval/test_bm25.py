@@ -19,6 +19,7 @@ from rag_jax.retrieval.build import build_index
 from rag_jax.retrieval.index import PassageIndex, RetrievalError
 from rag_jax.retrieval.passages import Passage, write_store
 from rag_jax.retrieval.reading import read_passages
+from rag_jax.retrieval.versions import current
 
 WORDS = ["river", "rivers", "capital", "running", "runs", "Lima", "the", "a", "of", "x",
          "president", "2016", "state", "states", "königreich", "U.S."]
@@ -147,7 +148,8 @@ def test_an_interrupted_build_leaves_nothing_at_its_name(store, tmp_path, monkey
         patch.setattr(bm25, "publish_index", killed)
         with pytest.raises(KeyboardInterrupt):
             build_bm25(store, tmp_path / "index")
-    assert not (tmp_path / "index").exists()
+    with pytest.raises(RetrievalError, match="half built"):
+        Bm25Index.open(tmp_path / "index")
     assert build_bm25(store, tmp_path / "index").size == 60
     assert [p.name for p in tmp_path.iterdir()] == ["index"]
 
@@ -166,7 +168,7 @@ def test_a_damaged_or_foreign_index_is_refused(store, tmp_path, monkeypatch):
     with pytest.raises(RetrievalError, match="built by the encoder bm25-"):
         Bm25Index.open(built)
     monkeypatch.undo()
-    data = built / "bm25" / "data.csc.index.npy"
+    data = current(built) / "bm25" / "data.csc.index.npy"
     data.write_bytes(data.read_bytes()[:-1] + b"x")
     with pytest.raises(RetrievalError, match="differs from its sha256"):
         Bm25Index.open(built)
@@ -193,7 +195,8 @@ def test_passages_without_a_word_are_refused(tmp_path):
     store = write(tmp_path / "s", [Passage("1", "", "the a of"), Passage("2", "", "x !")])
     with pytest.raises(RetrievalError, match="no passage has a word"):
         build_bm25(store, tmp_path / "i")
-    assert not (tmp_path / "i").exists()
+    with pytest.raises(RetrievalError, match="half built"):
+        Bm25Index.open(tmp_path / "i")
 
 
 def test_the_reference_ranking_and_its_recall(tmp_path):

@@ -19,6 +19,7 @@ from rag_jax.retrieval.exact import ExactIndex
 from rag_jax.retrieval.index import PassageIndex, RetrievalError, write_manifest
 from rag_jax.retrieval.passages import Passage, PassageStore, write_store
 from rag_jax.retrieval.scann import ScannIndex, ScannSettings
+from rag_jax.retrieval.versions import POINTER, current, point
 
 WIDTH = 16
 TABLE = np.random.default_rng(0).standard_normal((1000, WIDTH), np.float32)
@@ -74,12 +75,12 @@ def out(store, tmp_path):
     return tmp_path / "index"
 
 
+def files_of(path):
+    return sorted(file for file in path.rglob("*") if file.is_file() and file.name != ".lock")
+
+
 def content(path):
-    return {
-        file.relative_to(path).as_posix(): file.read_bytes()
-        for file in sorted(path.rglob("*"))
-        if file.is_file()
-    }
+    return {file.relative_to(path).as_posix(): file.read_bytes() for file in files_of(path)}
 
 
 def test_every_passage_is_embedded_cut_to_max_length_in_its_row(store, out):
@@ -162,8 +163,9 @@ def test_the_manifest_tells_what_the_index_is(out, store):
         "source": "passage embeddings with noise of half their norm",
     }  # fmt: skip
     assert set(manifest["versions"]) == {"rag_jax", "numpy", "scann"}
-    assert set(manifest["files"]) == set(content(out)) - {"manifest.json"}
-    assert not list(out.parent.glob("index.*"))
+    assert set(manifest["files"]) == set(content(current(out))) - {"manifest.json"}
+    assert set(content(out)) == {POINTER} | {f"versions/1/{n}" for n in content(current(out))}
+    assert [path.name for path in out.parent.iterdir()] == ["index"]
 
 
 def test_given_recall_queries_are_used(store, tmp_path):
@@ -179,7 +181,7 @@ def test_a_killed_build_resumes_and_gives_the_same_files(store, out, tmp_path, f
         build_index(store, Embedder(fail_after), other, **INPUTS)
     with pytest.raises(RetrievalError, match="half built"):
         PassageIndex.open(other)
-    marks = list((tmp_path / "resumed.partial" / "building").glob("shard-*.json"))
+    marks = list((other / "versions").glob(".*/shards/*.json"))
     again, whole = Embedder(), Embedder()
     build_index(store, again, other, **INPUTS)
     build_index(store, whole, tmp_path / "whole", **INPUTS)
@@ -192,7 +194,7 @@ def test_a_killed_build_resumes_and_gives_the_same_files(store, out, tmp_path, f
 def test_finished_shards_are_not_embedded_again_unless_damaged(store, tmp_path):
     with pytest.raises(KeyboardInterrupt):
         build_index(store, Embedder(fail_after=9), tmp_path / "index", **INPUTS)
-    embeddings = tmp_path / "index.partial" / "embeddings.f32"
+    embeddings, = tmp_path.glob("index/versions/.*/content/embeddings.f32")
     data = bytearray(embeddings.read_bytes())
     assert len(data) == 2 * 16 * WIDTH * 4
     data[70] ^= 1  # in the first shard
@@ -254,13 +256,7 @@ def test_other_inputs_need_overwrite_and_then_swap(store, out):
     np.testing.assert_array_equal(
         PassageIndex.open(out).embeddings(np.arange(9)), 2 * reader.embeddings(np.arange(9))
     )
-    assert not list(out.parent.glob("index.*"))
-
-
-def test_a_kill_between_the_two_renames_leaves_the_old_index(store, out):
-    out.rename(out.with_name("index.replaced"))
-    build_index(store, Embedder(fail_after=0), out, **INPUTS)
-    PassageIndex.open(out, "encoder-one")
+    assert [path.name for path in out.parent.iterdir()] == ["index"]
 
 
 def test_what_is_no_index_is_never_replaced(store, tmp_path):
@@ -292,7 +288,8 @@ def nan_at_one(array):
 def test_an_embedder_that_returns_nonsense_is_an_error(store, tmp_path, change, says):
     with pytest.raises(RetrievalError, match=says):
         build_index(store, Embedder(change=change), tmp_path / "index", **INPUTS)
-    assert not (tmp_path / "index").exists()
+    with pytest.raises(RetrievalError, match="half built"):
+        PassageIndex.open(tmp_path / "index")
 
 
 def test_a_damaged_store_is_not_built_from(store, tmp_path):
@@ -351,7 +348,7 @@ def test_a_moved_copied_or_renamed_index_works(store, out, tmp_path, monkeypatch
 
 def test_a_flipped_bit_in_any_file_is_found(out):
     draw = np.random.default_rng(0)
-    for file in sorted(file for file in out.rglob("*") if file.is_file()):
+    for file in files_of(out):
         whole = file.read_bytes()
         for place in draw.integers(0, max(1, len(whole)), 5 if whole else 0):
             damaged = bytearray(whole)
@@ -364,7 +361,7 @@ def test_a_flipped_bit_in_any_file_is_found(out):
 
 
 def test_a_missing_cut_or_longer_file_is_found_without_reading_all(out):
-    for file in sorted(file for file in out.rglob("*") if file.is_file()):
+    for file in files_of(out):
         whole = file.read_bytes()
         for damaged in (None, whole[:-1] or b"x", whole + b" x"):
             file.unlink() if damaged is None else file.write_bytes(damaged)
@@ -383,31 +380,36 @@ def test_directories_that_hold_no_index_say_what_to_do(out, tmp_path):
     with pytest.raises(RetrievalError, match="empty directory.*build_index"):
         PassageIndex.open(tmp_path / "empty")
     with pytest.raises(RetrievalError, match="no index: it holds"):
-        PassageIndex.open(out / "passages")
+        PassageIndex.open(current(out) / "passages")
     with pytest.raises(RetrievalError, match="no index here"):
         PassageIndex.open(tmp_path / "nowhere")
-    (out / "manifest.json").unlink()
-    with pytest.raises(RetrievalError, match="half built"):
+    (current(out) / "manifest.json").unlink()
+    with pytest.raises(RetrievalError, match="versions/1/manifest.json is missing"):
+        PassageIndex.open(out)
+    (out / POINTER).unlink()
+    with pytest.raises(RetrievalError, match="half built or half copied"):
         PassageIndex.open(out)
 
 
 def test_a_manifest_from_a_newer_version_says_upgrade(out):
-    manifest = json.loads((out / "manifest.json").read_text())
-    (out / "manifest.json").write_text(json.dumps({**manifest, "format": 99}))
+    manifest = json.loads((current(out) / "manifest.json").read_text())
+    (current(out) / "manifest.json").write_text(json.dumps({**manifest, "format": 99}))
+    point(out, out / "versions" / "1")
     with pytest.raises(RetrievalError, match="format 99.*upgrade"):
         PassageIndex.open(out)
 
 
 def test_other_passages_than_those_embedded_are_refused(out, tmp_path):
     other = make_store(tmp_path / "other", seed=2)
-    manifest = json.loads((out / "manifest.json").read_text())
+    manifest = json.loads((current(out) / "manifest.json").read_text())
     del manifest["checksum"]
-    shutil.rmtree(out / "passages")
-    shutil.copytree(other.path, out / "passages")
+    shutil.rmtree(current(out) / "passages")
+    shutil.copytree(other.path, current(out) / "passages")
     with pytest.raises(RetrievalError, match="not the ones it was built from"):
         PassageIndex.open(out)
     manifest["files"] = {"embeddings.f32": manifest["files"]["embeddings.f32"]}
-    write_manifest(out, manifest)
+    write_manifest(current(out), manifest)
+    point(out, out / "versions" / "1")
     with pytest.raises(RetrievalError, match="not the ones it was built from"):
         PassageIndex.open(out)
 
@@ -444,13 +446,13 @@ def test_without_scann_auto_is_exact_and_says_so(store, tmp_path, scann_out, mon
 def test_a_damaged_or_foreign_scann_file_is_found(scann_out, tmp_path):
     out = tmp_path / "copy"
     shutil.copytree(scann_out, out)
-    for file in sorted((out / "scann").iterdir()):
+    for file in sorted((current(out) / "scann").iterdir()):
         whole = file.read_bytes()
         file.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
         with pytest.raises(RetrievalError, match=file.name):
             PassageIndex.open(out)
         file.write_bytes(whole)
-    (out / "scann" / "scann_docids.pkl").write_bytes(b"cos\nsystem\n(S'touch hacked'\ntR.")
+    (current(out) / "scann" / "scann_docids.pkl").write_bytes(b"cos\nsystem\n(S'touch hacked'\ntR.")
     with pytest.raises(RetrievalError, match="scann_docids.pkl does not belong"):
         PassageIndex.open(out, verify=False)
 
@@ -472,7 +474,8 @@ def test_a_scann_index_that_was_handed_over_loads_first_in_a_child(scann_out, mo
 
 def test_the_store_of_an_index_can_be_rebuilt_into_it(out):
     inputs = {**INPUTS, "encoder_fingerprint": "two"}
-    build_index(PassageStore.open(out / "passages"), Embedder(), out, **inputs, overwrite=True)
+    store = PassageStore.open(current(out) / "passages")
+    build_index(store, Embedder(), out, **inputs, overwrite=True)
     assert len(PassageIndex.open(out, "two").passages) == 50
 
 

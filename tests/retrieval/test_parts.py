@@ -11,6 +11,7 @@ from rag_jax.retrieval.build import build_index
 from rag_jax.retrieval.exact import ExactIndex
 from rag_jax.retrieval.index import PassageIndex, RetrievalError, SearchResult, merge
 from rag_jax.retrieval.scann import ScannSettings, part_rows
+from rag_jax.retrieval.versions import current
 from tests.retrieval.test_build import INPUTS, Embedder, content, make_store
 
 SIZE, PARTS, HOSTS = 100, 3, 2
@@ -65,7 +66,7 @@ def test_hosts_build_the_parts_that_one_builds(store, built, tmp_path):
     assert [share.division for share in shares] == ["passages"] * HOSTS
     assert content(tmp_path / "index") == content(built)
     assert {f"scann.{part}" if part else "scann" for part in range(PARTS)} == {
-        path.name for path in built.glob("scann*")}
+        path.name for path in current(built).glob("scann*")}
 
 
 def shares_of(path):

@@ -17,6 +17,7 @@ from rag_jax.retrieval.index import PassageIndex, RetrievalError, write_manifest
 from rag_jax.retrieval.passages import Passage, PassageStore, _fingerprint, write_store
 from rag_jax.retrieval.scann import ScannSettings
 from rag_jax.retrieval.verification import VerifiedFiles, file_entry
+from rag_jax.retrieval.versions import current
 from tests.campaigns import campaign
 
 WIDTH = 8
@@ -149,7 +150,7 @@ def test_no_flipped_byte_of_300_mib_changes_an_answer(tmp_path):
     path = build_index(store, wide, tmp_path / "index", token_table="bert", max_length=1,
                        encoder_fingerprint="e", batch_size=4096, length_buckets=(1,), kind="exact",
                        recall_queries=np.ones((1, width), np.float32)).path
-    assert sum(f.stat().st_size for f in path.glob("*.f32")) > verification.AT_ONCE_BYTES
+    assert sum(f.stat().st_size for f in path.rglob("*.f32")) > verification.AT_ONCE_BYTES
     queries = np.random.default_rng(0).standard_normal((2, width), np.float32)
 
     def read():
@@ -341,7 +342,7 @@ class Attack:
 @pytest.mark.parametrize("way", ["listed", "unlisted", "link", "folder", "asset", "parts"])
 def test_no_code_runs_from_an_index_folder(folders, tmp_path, way):
     """ScaNN unpickled a scann_docids.pkl that the manifest listed, or that a link led to."""
-    path = shutil.copytree(folders["scann"], tmp_path / "i")
+    path = shutil.copytree(current(folders["scann"]), tmp_path / "i")
     manifest = json.loads((path / "manifest.json").read_text())
     del manifest["checksum"]
     attack = pickle.dumps(Attack(tmp_path / "hacked"))
@@ -379,7 +380,7 @@ def test_no_code_runs_from_an_index_folder(folders, tmp_path, way):
     lambda m: m.update(kind="scann", scann={"num_leaves": "x"}), lambda m: m.update(format=None),
 ])
 def test_a_manifest_that_lies_is_refused(folders, tmp_path, change):
-    path = shutil.copytree(folders["exact"], tmp_path / "i")
+    path = shutil.copytree(current(folders["exact"]), tmp_path / "i")
     manifest = json.loads((path / "manifest.json").read_text())
     del manifest["checksum"]
     change(manifest)
@@ -398,7 +399,7 @@ def test_a_manifest_that_lies_is_refused(folders, tmp_path, change):
     ("params.index.json", lambda a: a.write_text(a.read_text().replace("lucene", "bm25l"))),
 ])
 def test_a_word_index_that_would_read_elsewhere_is_refused(folders, tmp_path, name, change):
-    path = shutil.copytree(folders["bm25"], tmp_path / "i")
+    path = shutil.copytree(current(folders["bm25"]), tmp_path / "i")
     change(path / "bm25" / name)
     manifest = json.loads((path / "manifest.json").read_text())
     del manifest["checksum"]

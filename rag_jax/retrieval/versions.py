@@ -1,0 +1,182 @@
+"""The versions of an index folder: whoever opens it sees one of them, whole.
+
+    rag_jax-index.json   names the current version; replaced as a whole, and the mark of our folders
+    versions/1/          a version (index.py), never changed once it has this name
+    versions/.2.rag_jax-work/    the next one, while it is built (publish.py)
+
+Whoever opens a version holds it (flock, shared, on its manifest.json) until the index is dropped.
+Old versions are removed when nobody holds them. A folder with manifest.json in itself is one
+version: that of an index made before there were several.
+"""
+
+import contextlib
+import hashlib
+import json
+import os
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import IO, TypeVar
+
+from rag_jax import files
+from rag_jax.retrieval.reading import RetrievalError
+from rag_jax.retrieval.verification import regular_file
+
+try:
+    import fcntl
+except ImportError:  # Windows: it does not remove files that somebody has open
+    fcntl = None
+
+POINTER = "rag_jax-index.json"
+AGAIN = "copy it again from where it is whole, or build it again"
+_FORMAT = 2
+Opened = TypeVar("Opened")
+
+
+def versions_of(path: Path) -> Path:
+    """The folder of an index folder's versions."""
+    return path / "versions"
+
+
+def current(path: Path) -> Path:
+    """The folder of the version that an index folder's pointer names; `path` if it has none.
+
+    Raises:
+        RetrievalError: no version is published yet; or pointer or version are damaged.
+    """
+    version = read_pointer(path)
+    if version is None:
+        return path
+    if not version:
+        raise RetrievalError(f"{path}: this is a half built index; run the same build again to "
+                             "finish it.")
+    return versions_of(path) / version
+
+
+def read_pointer(path: Path) -> str | None:
+    """The current version's name; "" where none is published yet; None without a pointer.
+
+    Raises:
+        RetrievalError: the pointer is damaged, or the version is not the one that it means.
+    """
+    text = _pointer_text(path)
+    if text is None:
+        return None
+    try:
+        found = json.loads(text)
+        format_, version, digest = found["format"], found["version"], found["manifest"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise RetrievalError(f"{path}: {POINTER} is damaged ({error!r}); {AGAIN}.") from None
+    if isinstance(format_, int) and format_ > _FORMAT:
+        raise RetrievalError(f"{path}: index folder of format {format_}, this version of rag_jax "
+                             f"reads up to {_FORMAT}; upgrade rag_jax or build the index again.")
+    sound = isinstance(version, str) and re.fullmatch(r"([1-9][0-9]*)?", version)
+    if not sound or text != _text(version, digest).encode():
+        raise RetrievalError(f"{path}: {POINTER} is damaged; {AGAIN}.")
+    if version:
+        try:
+            regular_file(path, f"versions/{version}/manifest.json")
+        except RetrievalError as error:
+            raise RetrievalError(f"{path}: {POINTER} is damaged, or the version that it names: "
+                                 f"{error}") from None
+        if digest != _digest(versions_of(path) / version):
+            raise RetrievalError(f"{path}: versions/{version}/manifest.json is not the one that "
+                                 f"{POINTER} means; {AGAIN}.")
+    return version
+
+
+def point(path: Path, version: Path | None) -> None:
+    """Makes a version the current one, at once for everybody; None = there is none yet."""
+    name, digest = ("", "") if version is None else (version.name, _digest(version))
+    files.write_bytes(path / POINTER, _text(name, digest).encode())
+
+
+def opened(path: Path, make: Callable[[Path], Opened]) -> Opened:
+    """make(folder of the current version), where nothing of it goes or changes meanwhile.
+
+    What is made keeps the version held: it gets attributes `path`, of the index folder, and `hold`,
+    which its `passages` get too.
+
+    Raises:
+        RetrievalError: of make, or there is no such index.
+    """
+    while True:
+        before = _pointer_text(path)
+        try:
+            folder = current(path)
+            hold = _hold(folder)
+            index = make(folder)
+            if hold is not None and not _holds(hold, folder):
+                raise RetrievalError(f"{path}: was removed or replaced while it was opened; "
+                                     "open it again.")
+        except (RetrievalError, FileNotFoundError):
+            if _pointer_text(path) == before:
+                raise
+            continue  # a newer version was published, and this one removed
+        index.path = path
+        index.hold = index.passages.hold = hold
+        return index
+
+
+@contextlib.contextmanager
+def unheld(folder: Path, without_locks: bool) -> Iterator[bool]:
+    """Keeps an old version from being opened while it is removed; False where somebody holds it.
+
+    Args:
+        folder: of the version.
+        without_locks: what to say where the file system has no locks.
+    """
+    with contextlib.ExitStack() as stack:
+        free = True
+        try:
+            file = stack.enter_context(open(folder / "manifest.json", "rb+"))
+            if fcntl is not None:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except FileNotFoundError:  # half removed by hand
+            pass
+        except (BlockingIOError, PermissionError):
+            free = False
+        except OSError:
+            free = without_locks
+        yield free
+
+
+def _hold(folder: Path) -> IO | None:
+    """An open file whose lock keeps the version; None where the file system has no locks."""
+    try:
+        file = open(folder / "manifest.json", "rb")  # noqa: SIM115 (lives as long as the index)
+    except OSError:
+        return None  # make says what is wrong
+    if fcntl is not None:
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:  # it is being removed
+            fcntl.flock(file, fcntl.LOCK_SH)
+        except OSError:
+            pass
+    return file
+
+
+def _holds(file: IO, folder: Path) -> bool:
+    """Whether the version still is at its place, and not another one under its name."""
+    try:
+        return os.path.samestat(os.fstat(file.fileno()), (folder / "manifest.json").stat())
+    except FileNotFoundError:
+        return False
+
+
+def _pointer_text(path: Path) -> bytes | None:
+    try:
+        with open(path / POINTER, "rb") as file:
+            return file.read(4096)  # it has some 150 bytes
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+
+
+def _text(version: str, digest: str) -> str:
+    return json.dumps({"format": _FORMAT, "version": version, "manifest": digest}, indent=1) + "\n"
+
+
+def _digest(folder: Path) -> str:
+    """sha256 of a version's manifest, and so of all its files."""
+    return hashlib.sha256((folder / "manifest.json").read_bytes()).hexdigest()
