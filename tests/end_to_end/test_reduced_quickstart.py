@@ -4,6 +4,8 @@ import json
 import subprocess
 import sys
 
+from rag_jax.trained import open_trained
+from rag_jax.training import workdir
 from tests.end_to_end.commands import ROOT, environment
 
 REDUCED = [
@@ -39,3 +41,21 @@ def test_reduced_quickstart_learns_and_shuffled_passages_hurt(tmp_path):
     nll = [r["rag_token/nll"] for r in records if "rag_token/nll" in r]
     assert nll[-1] < nll[0] - 5
     assert records[-1]["dev/em"] >= 0
+    likelihood = swapped_likelihoods(tmp_path)
+    for year, other in (("2016", "2018"), ("2018", "2016")):
+        assert likelihood[year, year] > likelihood[other, year] + 5, "the index must matter"
+
+
+def swapped_likelihoods(path):
+    """Mean log p of the leaders' names by (year of the index, year of the leaders); so short a
+    training writes none of the names in full, so exact match would be 0 everywhere."""
+    found = {}
+    for index in ("2016", "2018"):
+        trained = open_trained(workdir.read(path), path, "rag_token", index=index)
+        answerer = trained.answerer()
+        for year in ("2016", "2018"):
+            questions = trained.job.tokens(f"leaders_{year}")
+            rows = answerer.retrieve(trained.params, questions)
+            scores = answerer.log_likelihoods(trained.params, questions, rows)
+            found[index, year] = scores["log_p"].mean()
+    return found
