@@ -138,6 +138,17 @@ def new_folder(path: pathlib.Path) -> Iterator[pathlib.Path]:
             discard_folder(content)
 
 
+def set_aside(path: pathlib.Path, why: str) -> pathlib.Path:
+    """Renames what is in the way to WHY-NAME beside it (or WHY-NAME-2, ...); nothing is lost."""
+    number, target = 1, path.with_name(f"{why}-{path.name}")
+    while os.path.lexists(target):
+        number += 1
+        target = path.with_name(f"{why}-{path.name}-{number}")
+    os.rename(path, target)
+    sync_folder(path.parent)
+    return target
+
+
 def remove_leftovers(folder: pathlib.Path) -> list[str]:
     """Removes what killed processes were writing in this folder (not in folders below it).
 

@@ -6,6 +6,10 @@ caller's dictionary, the step's metrics, and the name, shape, dtype and digest o
 array. Orbax stores no checksum of the array bytes, so a flipped byte on disk would otherwise come
 back as a slightly different model.
 
+A step appears by a rename and goes by one, so a step that lacks a part is damaged. Damage is named
+wherever it is met, and never removed: a reader takes the next best step and says so; a writer moves
+the damaged one aside, to damaged-STEP.
+
 Random keys are not stored: every key in this project is a function of (seed, step).
 """
 
@@ -14,23 +18,31 @@ import dataclasses
 import json
 import math
 import os
+import pathlib
+import sys
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
 
+from rag_jax import files, hosts
 from rag_jax.errors import UserError
 from rag_jax.training import orbax_noise, tree_record
 
 PyTree = Any
 
 _ITEMS = ("params", "opt_state", "meta")
+_PARAMS_ITEMS = ("params", "meta")  # all that answering reads
 _KINDS = {"params": "parameter", "opt_state": "optimiser array"}
 
 
 class CheckpointError(UserError, RuntimeError):
     """A checkpoint could not be saved or restored; the message says which and what to do."""
+
+
+class CheckpointDamaged(CheckpointError):
+    """A part of a step is missing or has changed, or its parameters are not finite."""
 
 
 class CheckpointMismatch(CheckpointError):
@@ -72,6 +84,7 @@ class Checkpointer:
         if "://" not in directory:
             directory = os.path.abspath(directory)  # Orbax refuses relative paths, when it saves
         self.directory = epath.Path(directory)
+        self._local = None if "://" in directory else pathlib.Path(directory)
         self._best_metric = best_metric
         self._read_only = read_only
         self._scores: dict[int, float] = {}
@@ -79,6 +92,8 @@ class Checkpointer:
             preservation_policy=_LatestAndBest(keep, self._scores, self._is_complete),
             cleanup_tmp_directories=not read_only,
             create=not read_only,
+            # By a rename: half a checkpoint would read as a damaged one.
+            todelete_subdir=".dropped.rag_jax-work/content" if self._local else None,
         )
         self._ocp = ocp
         self._manager = (
@@ -86,10 +101,9 @@ class Checkpointer:
             if self.directory.exists() or not read_only
             else None  # a reader came before the first save
         )
-        if best_metric:
-            for step in self.all_steps():
-                with contextlib.suppress(CheckpointError):  # a damaged step is never the best one
-                    self._note_score(step, self._read_content(step)["metrics"])
+        self._damage: dict[int, CheckpointDamaged] = {}  # of a reader; a writer sets them aside
+        self._remove_dropped()
+        self._survey()
 
     def __enter__(self) -> "Checkpointer":
         return self
@@ -103,6 +117,7 @@ class Checkpointer:
             return
         try:
             self.wait()
+            self._remove_dropped(closing=True)
         finally:
             self._manager.close()
 
@@ -136,13 +151,14 @@ class Checkpointer:
         content = _content(step, params, opt_state, meta, metrics)
         self._note_score(step, content["metrics"])
         self.wait()
+        self._remove_dropped()
         if step in self._manager.all_steps():
-            if self._is_complete(step):
+            if not self._is_empty(step):
                 raise CheckpointError(
                     f"Checkpoint step {step} exists already in {self.directory}. To go on from an "
                     "earlier step, drop the later ones first (discard_after)."
                 )
-            self._manager.delete(step)  # an empty or half-deleted directory of that name
+            self._manager.delete(step)  # an empty directory of that name
         save = self._ocp.args
         with self._report_failed_save(OSError):
             self._manager.save(
@@ -178,6 +194,25 @@ class Checkpointer:
             if later > step:
                 self._manager.delete(later)
                 self._scores.pop(later, None)
+        self._remove_dropped()
+
+    def _remove_dropped(self, closing: bool = False) -> None:
+        """Removes the steps that have given way to later ones, and makes room for the next."""
+        if not self._read_only and self._local is not None and hosts.leads():
+            files.discard_folder(files.begin_folder(self._local / "dropped", "dropped"))
+            if not closing:
+                files.begin_folder(self._local / "dropped", "dropped")
+
+    def _set_aside(self, step: int, damage: CheckpointDamaged) -> None:
+        """Renames a damaged step to damaged-STEP, where it is no step any more, and says so."""
+        if self._local is None:
+            raise damage
+        if hosts.leads():
+            kept = files.set_aside(self._local / str(step), "damaged")
+            _warn(f"{damage} It is kept as {kept}.")
+        hosts.wait()
+        self._scores.pop(step, None)
+        self._manager.reload()
 
     def _require_writable(self) -> None:
         if self._read_only:
@@ -212,6 +247,37 @@ class Checkpointer:
     def best_step(self) -> int | None:
         """The complete step with the highest `best_metric` (ties: the later), or None."""
         return _best(self.all_steps(), self._scores)
+
+    def _survey(self) -> None:
+        """Reads the scores of all steps; whatever they are, a damaged one keeps no other away."""
+        self._scores.clear()
+        self._damage.clear()
+        for step in self._numbered():
+            try:
+                content = self._read_content(step, _PARAMS_ITEMS if self._read_only else _ITEMS)
+                self._note_score(step, content["metrics"])
+            except CheckpointDamaged as error:
+                if not self._read_only:
+                    self._set_aside(step, error)
+                elif self._is_there(step):
+                    self._damage[step] = error
+
+    def _is_there(self, step: int) -> bool:
+        """Whether a step is there still, beside a training run that drops what it needs no more."""
+        self.wait()
+        return hosts.exchange((self.directory / str(step)).exists())[0]
+
+    def _numbered(self) -> list[int]:
+        """Steps with anything in them, ascending, damaged ones too; the same for all processes."""
+        if self._manager is None:
+            return []
+        self.wait()
+        self._manager.reload()
+        there = [step for step in self._manager.all_steps() if not self._is_empty(step)]
+        return hosts.exchange(sorted(there))[0]
+
+    def _is_empty(self, step: int) -> bool:
+        return not any((self.directory / str(step)).iterdir())
 
     def _is_complete(self, step: int, items: Sequence[str] = _ITEMS) -> bool:
         return all((self.directory / str(step) / item).exists() for item in items)
@@ -264,9 +330,68 @@ class Checkpointer:
         )
         return params, meta
 
+    def restore_latest(
+        self, abstract_params: PyTree, abstract_opt_state: PyTree
+    ) -> tuple[int, PyTree, PyTree, dict[str, Any]] | None:
+        """The last sound step, to train on from: (step, params, opt_state, meta); None = no step.
+
+        Damaged ones after it are set aside and named. Arguments and errors as in `restore`.
+        """
+        damaged = False
+        for step in reversed(self._numbered()):
+            try:
+                found = self.restore(step, abstract_params, abstract_opt_state)
+            except CheckpointDamaged as error:
+                self._set_aside(step, error)
+                damaged = True
+                continue
+            if damaged:
+                _warn(f"going on from step {step}, the last sound one in {self.directory}.")
+            return step, *found
+        if damaged:
+            _warn(f"no sound step is left in {self.directory}: beginning again at step 0.")
+        return None
+
+    def restore_best(self, abstract_params: PyTree) -> tuple[int, PyTree, dict[str, Any]] | None:
+        """(step, params, meta) of the best step by `best_metric`, else the latest; None = no step.
+
+        Where a step that comes before it is damaged, or may, for its scores cannot be read, a
+        warning names both. Arguments as in `restore_params`.
+
+        Raises:
+          CheckpointMismatch: as in `restore`.
+          CheckpointDamaged: no step is sound.
+        """
+        damage = list(self._damage.values())
+        steps = [step for step in self._numbered() if step not in self._damage]
+        while steps:
+            step = _best(steps, self._scores)
+            step = max(steps) if step is None else step
+            steps.remove(step)
+            try:
+                params, meta = self.restore_params(step, abstract_params)
+            except CheckpointError as error:
+                if not self._is_there(step):
+                    self._survey()
+                    return self.restore_best(abstract_params)
+                if not isinstance(error, CheckpointDamaged):
+                    raise
+                damage.append(error)
+                continue
+            for error in damage:
+                _warn(f"{error} Taking step {step} in its place.")
+            return step, params, meta
+        if damage:
+            raise damage[-1]
+        return None
+
     def _restore(
         self, step: int, trees: dict[str, PyTree], compare_dtypes: bool
     ) -> tuple[dict[str, PyTree], dict[str, Any]]:
+        if self._manager is None or not self._is_there(step):
+            raise CheckpointError(
+                f"There is no checkpoint of step {step} in {self.directory}; {self._advice(step)}."
+            )
         content = self._read_content(step, (*trees, "meta"))
         differences = [
             line
@@ -284,22 +409,22 @@ class Checkpointer:
             for item, tree in trees.items()
         }
 
-        def read() -> dict[str, PyTree]:
-            restored = self._manager.restore(step, args=args.Composite(**targets))
+        restored = self._report_damage(
+            step, lambda: self._manager.restore(step, args=args.Composite(**targets)))
+
+        def verify() -> None:
             for item in trees:
                 tree_record.verify(_KINDS[item], content[item], restored[item])
-            return restored
+            if bad := tree_record.non_finite(restored["params"]):
+                more = f" and {len(bad) - 1} more" if len(bad) > 1 else ""
+                raise ValueError(f"parameter {bad[0]}{more} holds NaN or infinite values")
 
-        restored = self._report_damage(step, read)
+        self._report_damage(step, verify)  # all processes at once, after each has read its part
         return {item: restored[item] for item in trees}, content["meta"]
 
     def _read_content(self, step: int, items: Sequence[str] = _ITEMS) -> dict[str, Any]:
         """Reads and verifies the `meta` item; raises CheckpointError as `restore` does."""
         self.wait()
-        if self._manager is None or not (self.directory / str(step)).exists():
-            raise CheckpointError(
-                f"There is no checkpoint of step {step} in {self.directory}; {self._advice(step)}."
-            )
 
         def read() -> dict[str, Any]:
             if not self._is_complete(step, items):
@@ -312,25 +437,35 @@ class Checkpointer:
 
         return self._report_damage(step, read)
 
-    def _report_damage(self, step: int, read: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-        """Returns read(), or raises CheckpointError in place of whatever it raises."""
+    def _report_damage(self, step: int, read: Callable[[], Any]) -> Any:
+        """Returns read(), or raises CheckpointDamaged for what any process raised in it."""
         orbax_noise.drop_orphans()
+        result = cause = None
         try:
-            return read()
+            result = read()
         except MemoryError:
             raise
         except Exception as error:  # Orbax and TensorStore raise almost any type here
             cause = _first_line(error)
-        raise CheckpointError(
-            f"Checkpoint step {step} in {self.directory} is damaged or unreadable ({cause}); "
+        causes = [cause for cause in hosts.exchange(cause) if cause is not None]
+        if not causes:
+            return result
+        raise CheckpointDamaged(
+            f"Checkpoint step {step} in {self.directory} is damaged or unreadable ({causes[0]}); "
             f"{self._advice(step)}."
         )
 
     def _advice(self, step: int) -> str:
         others = [other for other in self.all_steps() if other != step]
         if not others:
-            return "no other step is left there: start again in a new workdir"
-        return f"try --step={others[-1]} (steps there: {', '.join(map(str, others))})"
+            return "no other step is there: copy it back from elsewhere, or train in a new workdir"
+        return f"other steps there: {', '.join(map(str, others))}"
+
+
+def _warn(text: str) -> None:
+    """On standard error, beside whatever is printed there for other programs to read."""
+    if hosts.leads():
+        print(f"warning: {text}", file=sys.stderr, flush=True)
 
 
 @dataclasses.dataclass

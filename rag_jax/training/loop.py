@@ -15,6 +15,7 @@ import numpy as np
 
 from rag_jax import hosts
 from rag_jax.errors import UserError
+from rag_jax.training import tree_record
 from rag_jax.training.checkpoint import Checkpointer
 from rag_jax.training.collapse import CollapseGuard
 from rag_jax.training.preemption import PreemptionGuard
@@ -135,17 +136,10 @@ class _Watch:
             self._guard(done, doc_ids)
         if not all(math.isfinite(value) for value in metrics.values()):
             bad = [name for name, value in metrics.items() if not math.isfinite(value)]
-            last = self.checkpointer.latest_step()
-            advice = (
-                f"the last good checkpoint is step {last} in {self.stage.directory}"
-                if last is not None
-                else "no checkpoint was saved before"
-            )
-            raise TrainingError(
-                f"{self.stage.name}: {', '.join(bad)} became NaN or infinite in step {step} (steps "
-                f"{done - len(self.window)} to {step} were being averaged); {advice}. Lower the "
-                "learning rate or raise its warm-up, and run the same command again."
-            )
+            raise _diverged(
+                self.stage, self.checkpointer,
+                f"{', '.join(bad)} became NaN or infinite in step {step} (steps "
+                f"{done - len(self.window)} to {step} were being averaged)")
         if done % self.stage.log_every == 0 or done == self.stage.steps:
             means = {name: float(np.mean([m[name] for m in self.window])) for name in metrics}
             self.writer.write(done, {f"{self.stage.name}/{n}": v for n, v in means.items()})
@@ -161,6 +155,15 @@ class _Watch:
             self.writer.write(done, {f"{self.stage.name}/effective_passages": effective})
         if guard.collapsed_at != before and guard.action in _SAID and hosts.leads():
             print(f"{self.stage.name}: {guard}; {_SAID[guard.action]}", flush=True)
+
+
+def _diverged(stage: Stage, checkpointer: Checkpointer, what: str) -> TrainingError:
+    last = checkpointer.latest_step()
+    from_there = (f"the last good checkpoint is step {last} in {stage.directory}"
+                  if last is not None else "no checkpoint was saved before")
+    return TrainingError(
+        f"{stage.name}: {what}; {from_there}. Lower the learning rate or raise its warm-up, and "
+        "run the same command again.")
 
 
 _SAID = {
@@ -264,6 +267,9 @@ def _save(
 ) -> None:
     if step in checkpointer.all_steps():
         return
+    if bad := tree_record.non_finite(state.params):
+        raise _diverged(stage, checkpointer,
+                        f"parameter {bad[0]} is NaN or infinite after {step} steps")
     meta = {**stage.meta, "pending": stage.source.pending()}
     if stage.guard is not None:
         meta["guard"] = stage.guard.state()
@@ -273,13 +279,13 @@ def _save(
 def _resume(
     stage: Stage, checkpointer: Checkpointer, writer: MetricWriter
 ) -> tuple[TrainState, int]:
-    start = hosts.exchange(checkpointer.latest_step())[0]  # what process 0 sees
-    if start is None:
+    abstract = stage.abstract_state
+    found = checkpointer.restore_latest(abstract.params, abstract.opt_state)
+    if found is None:
         writer.truncate_after(0)
         state, start, pending = stage.make_state(), 0, {}
     else:
-        abstract = stage.abstract_state
-        params, opt_state, meta = checkpointer.restore(start, abstract.params, abstract.opt_state)
+        start, params, opt_state, meta = found
         writer.truncate_after(start)
         state, pending = TrainState(params, opt_state), meta["pending"]
         if stage.guard is not None and "guard" in meta:  # not if it was off until now

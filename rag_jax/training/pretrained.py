@@ -155,9 +155,8 @@ def restore_tower(path: pathlib.Path, tower: str, model: rag.RagModel, mesh: Mes
     """(parameters, meta) of one tower of a workdir, as it was before fine-tuning."""
     folder, towers = folder_of(path, tower)
     with Checkpointer(folder, read_only=True) as checkpointer:
-        latest = checkpointer.latest_step()
-        if latest is None:
+        found = checkpointer.restore_best(step.abstract_params(model, towers, mesh))
+        if found is None:
             raise ConfigError(f"{folder}: no complete checkpoint")
-        abstract = step.abstract_params(model, towers, mesh)
-        params, meta = checkpointer.restore_params(latest, abstract)
+        _, params, meta = found
     return params[towers[0] if tower == PLAIN else tower], meta

@@ -335,10 +335,11 @@ def restore_run(directory: pathlib.Path, model: rag.RagModel, mesh: Mesh,
       ConfigError: the run has no checkpoint.
     """
     with Checkpointer(directory, best_metric=BEST_METRIC, read_only=True) as checkpointer:
-        chosen = step_number if step_number is not None else (
-            checkpointer.best_step() or checkpointer.latest_step())
-        if chosen is None:
+        abstract = step.abstract_params(model, model.towers, mesh)
+        if step_number is not None:
+            return checkpointer.restore_params(step_number, abstract)
+        found = checkpointer.restore_best(abstract)
+        if found is None:
             raise ConfigError(f"{directory}: no checkpoint; train first with "
                               f"python -m rag_jax.train --workdir={directory.parent}")
-        abstract = step.abstract_params(model, model.towers, mesh)
-        return checkpointer.restore_params(chosen, abstract)
+        return found[1:]

@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -25,7 +26,12 @@ from test_checkpoint import (
 )
 
 from rag_jax.training import orbax_noise
-from rag_jax.training.checkpoint import Checkpointer, CheckpointError, CheckpointMismatch
+from rag_jax.training.checkpoint import (
+    CheckpointDamaged,
+    Checkpointer,
+    CheckpointError,
+    CheckpointMismatch,
+)
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
@@ -50,7 +56,7 @@ def assert_harmless_or_reported(directory, step, expected):
         assert not isinstance(error, CheckpointMismatch)
         text = str(error)
         assert len(text.splitlines()) == 1 and len(text) < 600
-        assert f"step {step}" in text and "try --step=1 " in text
+        assert f"step {step}" in text and "other steps there: 1." in text
         assert error.__cause__ is None and error.__context__ is None
         return True
     assert_same_bits(params, expected[0])
@@ -96,7 +102,7 @@ def test_sound_files_with_other_values_are_reported(tmp_path, item):
     save_steps(tmp_path, [1, 2])
     shutil.rmtree(tmp_path / "2" / item)
     shutil.copytree(tmp_path / "1" / item, tmp_path / "2" / item)
-    with pytest.raises(CheckpointError, match="stored bytes of .* have changed.*try --step=1"):
+    with pytest.raises(CheckpointError, match="stored bytes of .* have changed.*steps there: 1"):
         restore(tmp_path, 2)
 
 
@@ -135,7 +141,7 @@ def test_missing_item_is_reported_and_the_step_is_not_the_latest(tmp_path, item)
         assert checkpointer.latest_step() == 1
 
 
-def test_damaged_meta_keeps_no_directory_from_opening(tmp_path):
+def test_damaged_meta_keeps_no_directory_from_opening(tmp_path, capsys):
     """One damaged step must not lock the others away; the writer goes on beside it."""
     with Checkpointer(tmp_path, keep=3, best_metric=("em",)) as checkpointer:
         save_scored(checkpointer, {1: 1.0, 2: 2.0})
@@ -144,6 +150,101 @@ def test_damaged_meta_keeps_no_directory_from_opening(tmp_path):
         assert checkpointer.best_step() == 1
         save_scored(checkpointer, {3: 3.0})
         assert checkpointer.best_step() == 3
+    assert "step 2 in" in capsys.readouterr().err
+    assert sorted(os.listdir(tmp_path)) == ["1", "3", "damaged-2"]
+
+
+def test_a_second_damaged_step_of_a_number_is_kept_too(tmp_path):
+    for _ in range(2):
+        save_steps(tmp_path, [1])
+        shutil.rmtree(tmp_path / "1" / "params")
+    with Checkpointer(tmp_path) as checkpointer:
+        assert checkpointer.all_steps() == []
+    assert sorted(os.listdir(tmp_path)) == ["damaged-1", "damaged-1-2"]
+
+
+SCORES = {1: 10.0, 2: 30.0, 3: 20.0}
+DAMAGE = {
+    "flip": lambda step: flip(step / "meta" / "metadata"),
+    "params": lambda step: shutil.rmtree(step / "params"),
+    "meta": lambda step: shutil.rmtree(step / "meta"),
+    "array": lambda step: [flip(file) for file in files_of(step / "params")],
+}
+
+
+def flip(path):
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+def restore_best(directory):
+    with Checkpointer(directory, read_only=True, best_metric=("em",)) as checkpointer:
+        return checkpointer.restore_best({"w": jax.ShapeDtypeStruct((2,), jnp.int32)})
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_a_damaged_best_step_is_named_when_the_next_best_takes_its_place(tmp_path, damage, capsys):
+    """Otherwise another model answers, and nobody knows."""
+    with Checkpointer(tmp_path, keep=9, best_metric=("em",)) as checkpointer:
+        save_scored(checkpointer, SCORES)
+    assert restore_best(tmp_path)[0] == 2 and capsys.readouterr().err == ""
+    DAMAGE[damage](tmp_path / "2")
+    step, params, _ = restore_best(tmp_path)
+    assert step == 3 and params["w"].tolist() == [3, 3]
+    line, = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"warning: Checkpoint step 2 in {tmp_path} is damaged")
+    assert line.endswith("Taking step 3 in its place.")
+    assert sorted(os.listdir(tmp_path)) == ["1", "2", "3"], "a reader changes nothing"
+    for other in "13":
+        DAMAGE[damage](tmp_path / other)
+    with pytest.raises(CheckpointDamaged, match="step [123] in"):
+        restore_best(tmp_path)
+
+
+def test_what_answering_does_not_read_may_be_damaged(tmp_path, capsys):
+    with Checkpointer(tmp_path, keep=9, best_metric=("em",)) as checkpointer:
+        save_scored(checkpointer, SCORES)
+    shutil.rmtree(tmp_path / "2" / "opt_state")
+    assert restore_best(tmp_path)[0] == 2 and capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("bad", [np.nan, -np.inf])
+def test_parameters_that_are_not_finite_are_refused_by_name(tmp_path, bad):
+    """A NaN made every answer empty, and of probability 1."""
+    params = {"generator": {"layer": {"bias": jnp.zeros(3), "kernel": jnp.array([0.0, bad])}}}
+    with Checkpointer(tmp_path) as checkpointer:
+        checkpointer.save(1, params, {"count": jnp.zeros(())}, {}, wait=True)
+        for call in (checkpointer.restore_best, lambda tree: checkpointer.restore_params(1, tree)):
+            with pytest.raises(CheckpointDamaged, match="step 1 .*r/layer/kernel holds NaN"):
+                call(abstract(params))
+
+
+def test_a_step_that_gives_way_while_it_is_read_is_not_damaged(tmp_path, monkeypatch, capsys):
+    """A training run beside the reader; the step that took its place answers."""
+    with Checkpointer(tmp_path, keep=9, best_metric=("em",)) as checkpointer:
+        save_scored(checkpointer, SCORES)
+    read = Checkpointer.restore_params
+
+    def slow(self, step, tree):
+        shutil.rmtree(tmp_path / "2", ignore_errors=True)
+        return read(self, step, tree)
+
+    monkeypatch.setattr(Checkpointer, "restore_params", slow)
+    assert restore_best(tmp_path)[0] == 3 and capsys.readouterr().err == ""
+
+
+def test_a_step_goes_as_a_whole(tmp_path):
+    """Half a checkpoint, after a kill, would read as a damaged one, perhaps the best."""
+    with Checkpointer(tmp_path, keep=1) as checkpointer:
+        save_scored(checkpointer, {1: 1.0, 2: 2.0})
+        checkpointer.wait()
+        room = tmp_path / ".dropped.rag_jax-work"
+        assert os.listdir(room / "content") == ["1"] and len(os.listdir(room)) == 2
+        save_scored(checkpointer, {3: 3.0})
+        checkpointer.wait()
+        assert os.listdir(room / "content") == ["2"]
+    assert os.listdir(tmp_path) == ["3"]
 
 
 def test_absent_step_names_those_there_are(tmp_path):

@@ -304,3 +304,53 @@ def test_what_was_begun_ahead_survives_an_interruption(tmp_path, lookahead, stop
     with pytest.raises((Killed, Preempted)):
         run_stage(made)
     assert same(run_stage(stage(tmp_path / "b", source=Recorder(lookahead))[0]), straight)
+
+
+def damage(step):
+    file = step / "meta" / "metadata"
+    file.write_text(file.read_text().replace('"toy"', '"boy"'))
+
+
+@pytest.mark.parametrize("damaged, resumed", [((8,), 4), ((4, 8), 0)])
+def test_a_damaged_latest_step_is_set_aside_and_training_ends_the_same(
+        tmp_path, whole, capsys, damaged, resumed):
+    """It stopped the run for good, with the advice to use --step, which train has not."""
+    made, _ = stage(tmp_path, keep=2, at={9: raises(Killed())})
+    with pytest.raises(Killed):
+        run_stage(made)
+    capsys.readouterr()
+    for step in damaged:
+        damage(tmp_path / str(step))
+    made, ran = stage(tmp_path, keep=2)
+    assert same(run_stage(made), whole[0]) and ran == list(range(resumed, 10))
+    warned = capsys.readouterr().err
+    for step in damaged:
+        assert f"step {step} in {tmp_path} is damaged" in warned and "--step" not in warned
+        assert (tmp_path / f"damaged-{step}" / "params").is_dir()
+    assert saved(tmp_path) == [8, 10]
+
+
+def test_damaged_arrays_of_the_latest_step_are_met_when_they_are_read(tmp_path, whole, capsys):
+    made, _ = stage(tmp_path, keep=2, at={9: raises(Killed())})
+    with pytest.raises(Killed):
+        run_stage(made)
+    for file in (tmp_path / "8" / "params").rglob("*"):
+        if file.is_file():
+            file.write_bytes(b"")
+    made, ran = stage(tmp_path, keep=2)
+    assert same(run_stage(made), whole[0]) and ran == list(range(4, 10))
+    assert "going on from step 4, the last sound one" in capsys.readouterr().err
+
+
+def test_parameters_that_are_not_finite_are_never_saved(tmp_path):
+    """The loss may be finite still: of a word that no batch has held since."""
+    def spoil(state, batch, step):
+        state, metrics = descend(state, batch, step)
+        if step == 5:
+            state = TrainState({"w": state.params["w"].at[0].set(np.inf)}, state.opt_state)
+        return state, {**metrics, "nll": jnp.float32(1.0)}
+
+    with pytest.raises(TrainingError, match="parameter w is NaN or infinite after 8 steps; the "
+                                            "last good checkpoint is step 4"):
+        run_stage(stage(tmp_path, train_step=spoil)[0])
+    assert saved(tmp_path) == [4]
