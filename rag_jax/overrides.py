@@ -20,6 +20,10 @@ from typing import Any, Literal
 
 from rag_jax.config import PRESETS, RUNS, Config, ConfigError
 
+# The config files that are shipped: a wheel has them inside the package, a checkout beside it.
+_HERE = pathlib.Path(__file__).absolute().parent
+CONFIGS = next((folder for folder in (_HERE / "configs", _HERE.parent / "configs")
+                if folder.is_dir()), _HERE / "configs")
 # Fields of earlier versions and what is in their place: the config.json of a workdir may have them.
 REMOVED = {
     "model.kind": "the run decides it; set config.runs, to rag_sequence for example",
@@ -273,15 +277,24 @@ def value(config: Config, dotted: str) -> Any:
     return config
 
 
+def shipped() -> list[str]:
+    """The config files that come with the package, by the names that `load_file` knows."""
+    return sorted(f"configs/{file.name}" for file in CONFIGS.glob("*.py"))
+
+
 def load_file(path: str) -> Config:
     """`get_config()` of a python file, or `get_config(argument)` for PATH:ARGUMENT.
 
-    The file may import the python files beside it.
+    The file may import the python files beside it. configs/NAME.py is the shipped one, where the
+    working folder has no such file.
     """
     name, _, argument = path.partition(":")
     file = pathlib.Path(name)
+    if not file.is_file() and file.as_posix() in shipped():
+        file = CONFIGS / file.name
     if not file.is_file():
-        raise ConfigError(f"--config={path}: no such file")
+        raise ConfigError(f"--config={path}: no such file here, and none of the shipped ones; "
+                          f"{_near(name, shipped())}")
     spec = importlib.util.spec_from_file_location("rag_jax_config_file", file)
     if spec is None:
         raise ConfigError(f"--config={path}: a config file is python and ends in .py")

@@ -328,3 +328,18 @@ def test_a_file_that_is_no_config_is_refused(tmp_path, name, body, argument, tol
 def test_a_missing_file_is_named():
     with pytest.raises(ConfigError, match="--config=configs/nowhere.py: no such file"):
         overrides.load_file("configs/nowhere.py")
+
+
+def test_a_shipped_file_is_found_from_any_folder_unless_there_is_one_of_its_name(
+        tmp_path, monkeypatch):
+    """README's names are those of a checkout; an installed program runs elsewhere."""
+    monkeypatch.chdir(tmp_path)
+    config = overrides.load_file("configs/quickstart.py")
+    assert config == overrides.load_file(str(ROOT / "configs" / "quickstart.py"))
+    assert overrides.load_file("configs/recipe.py:nq/frozen").runs == ("frozen",)
+    with pytest.raises(ConfigError, match="configs/quikstart.py: no such file here, .* did you "
+                       "mean configs/quickstart.py"):
+        overrides.load_file("configs/quikstart.py")
+    (tmp_path / "configs").mkdir()
+    written(tmp_path / "configs", "def get_config(): return Config(seed=77)\n", "quickstart.py")
+    assert overrides.load_file("configs/quickstart.py").seed == 77

@@ -5,11 +5,10 @@ import pathlib
 import shlex
 from collections.abc import Iterable, Mapping
 
-from rag_jax import flags, overrides
+from rag_jax import overrides
 from rag_jax.data.task_sources import DATA_DIR
 from rag_jax.reproduction.cells import Cell, File, Measurement, exported
 
-CONFIGS = flags.ROOT / "configs"
 TABLES = (1, 2, 6)  # table 6 takes RAG's rows from the other two
 FIRST = "nq"  # its passages and indexes serve all tasks
 FROM_FIRST = ("wq", "ct")  # start from its trained models
@@ -64,7 +63,7 @@ class Full:
         """The cell, or none where there is no configuration of it."""
         if task == "tqa_wiki":
             return self.cells("tqa", run)
-        files = [CONFIGS / f"table{number}_{task}_{run}.py" for number in TABLES]
+        files = [overrides.CONFIGS / f"table{number}_{task}_{run}.py" for number in TABLES]
         file = next((file for file in files if file.exists()), None)
         if file is None:
             return []

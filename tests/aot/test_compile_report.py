@@ -14,9 +14,9 @@ from rag_jax import compile_report, parallel
 from rag_jax.aot import programs
 from rag_jax.aot.report import measure, tables
 from rag_jax.config import ConfigError
-from rag_jax.flags import ROOT, make_parser, parse_with_config
+from rag_jax.flags import make_parser, parse_with_config
 
-PAPER = f"--config={ROOT}/configs/paper_scale.py"
+PAPER = "--config=configs/paper_scale.py"
 # No size of a state is one of a parameter here, whole or split.
 B, K, S, T, L, D, F, V = 24, 3, 56, 10, 18, 32, 80, 88
 SMALL = [

@@ -8,7 +8,7 @@ import jax
 import pytest
 
 from rag_jax import overrides, reproduce
-from rag_jax.reproduction import full, run
+from rag_jax.reproduction import run
 from rag_jax.reproduction.cells import Measurement
 from rag_jax.reproduction.full import Full
 from rag_jax.reproduction.provenance import digest
@@ -71,7 +71,7 @@ def configs(tmp_path_factory):
     rows = [f"{place}\t{place}\tThe President of {place} is New {place}." for place in PLACES]
     (folder / "passages.tsv").write_text("id\ttitle\ttext\n" + "\n".join(rows) + "\n")
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(full, "CONFIGS", folder)
+        patched.setattr(overrides, "CONFIGS", folder)
         yield folder
 
 
