@@ -13,13 +13,14 @@ from typing import Any
 import numpy as np
 from jax.sharding import Mesh
 
-from rag_jax import files, overrides, parallel
+from rag_jax import overrides, parallel
 from rag_jax.config import BartConfig, BertConfig, Config, ConfigError, DataConfig, ModelConfig
 from rag_jax.data.text import Tokenizer
 from rag_jax.hub import load as hub
 from rag_jax.hub.families import SpecialIds
 from rag_jax.hub.save import save
 from rag_jax.models import rag
+from rag_jax.retrieval.verification import write_digests
 from rag_jax.training import pretrained, stages, workdir
 from rag_jax.training.checkpoint import Checkpointer
 
@@ -72,7 +73,9 @@ def _import(source: str, out: pathlib.Path) -> str:
                 checkpointer.save(0, {stored: params}, NO_OPTIMISER, meta, wait=True)
         for tower, folder in found.tokenizers.items():
             Tokenizer.load(folder).save(temporary / "data" / TOKENIZERS[tower])
-        files.write_text(temporary / "config.json", overrides.to_json(_config_of(found)) + "\n")
+        if found.tokenizers:
+            write_digests(temporary / "data", TOKENIZERS.values())
+        workdir.write(_config_of(found), temporary / "config.json")
         if out.exists():
             out.rmdir()
         temporary.replace(out)

@@ -20,7 +20,7 @@ ALLOWED = {
     "display": {"heatmap", "trained", "types", "visible"},
     "hub": {"config", "files", "types", "data", "models", "parallel"},
     "conversion": {"config", "overrides", "files", "parallel", "data", "hub", "models",
-                   "training"},
+                   "retrieval", "training"},
     "metrics": set(),
     "retrieval": {"files", "lines", "locks"},
     "countries": {"data", "retrieval"},  # world.py makes Examples and Passages
@@ -48,7 +48,7 @@ ALLOWED = {
     "flags": {"hosts", "config", "overrides", "training", "visible"},
 }
 ENTRY_POINTS = {"train", "evaluate", "generate", "build_index", "convert", "compile_report",
-                "reproduce"}
+                "reproduce", "verify"}
 
 
 def room(path: pathlib.Path) -> str:

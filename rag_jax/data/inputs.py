@@ -5,7 +5,6 @@ file that was read. Contents are compared; a file of the same size and time is n
 """
 
 import hashlib
-import json
 import os
 import pathlib
 import time
@@ -16,6 +15,7 @@ from rag_jax.config import Config
 from rag_jax.data.corpora import corpus_files
 from rag_jax.data.task_sources import task_files_of
 from rag_jax.errors import UserError
+from rag_jax.retrieval.verification import read_object, unseal
 
 QUESTIONS = ("train", "dev", "test")
 _SHAPE = ("chunk_words", "generator_vocab", "retriever_vocab", "source_format",
@@ -144,7 +144,7 @@ def read(path: pathlib.Path) -> dict[str, Any] | None:
     if not path.exists():
         return None
     try:
-        record = json.loads(path.read_text("utf-8"))
+        record = unseal(read_object(path.parent, path.name), path)
         differences(record, record)
         return record
     except (ValueError, KeyError, TypeError, AttributeError) as error:

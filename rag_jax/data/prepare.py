@@ -9,6 +9,8 @@ import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from tqdm import tqdm
+
 from rag_jax import files
 from rag_jax.config import Config, ConfigError
 from rag_jax.data import inputs
@@ -29,6 +31,7 @@ from rag_jax.data.text import (
 from rag_jax.retrieval.bm25 import build_bm25
 from rag_jax.retrieval.passages import PassageStore, write_store
 from rag_jax.retrieval.reading import Passage, RetrievalError
+from rag_jax.retrieval.verification import DIGESTS, open_digests, seal, write_digests
 
 Source = str | pathlib.Path | None
 _DONE = "names.txt"  # of passage stores and splits; written last
@@ -167,7 +170,9 @@ def prepare(config: Config, workdir: pathlib.Path,
     if not is_prepared(workdir):
         _make(config, folder, tokenizers, now)
     elif earlier and inputs.merged(earlier, now) != earlier:
-        files.write_json(record, inputs.merged(earlier, now))
+        files.write_json(record, seal(inputs.merged(earlier, now)))
+    if not (folder / DIGESTS).exists():
+        _seal(folder)
     return open_prepared(config, workdir)
 
 
@@ -202,8 +207,15 @@ def is_prepared(workdir: pathlib.Path) -> bool:
 
 
 def open_prepared(config: Config, workdir: pathlib.Path) -> Prepared:
-    """Opens the data of a workdir that has them; writes nothing."""
+    """Opens the data of a workdir that has them; writes nothing.
+
+    Raises:
+      RetrievalError: a file is damaged; it is named.
+    """
     folder = workdir / "data"
+    digests = open_digests(folder)
+    if digests is not None:  # an earlier version of this package wrote none
+        digests.check_all()
     retriever_tokenizer = Tokenizer.load(folder / "retriever_tokenizer")
     generator_tokenizer = Tokenizer.load(folder / "generator_tokenizer")
     memory_names, split_names = (line.split() for line in (folder / _DONE).read_text().splitlines())
@@ -219,6 +231,12 @@ def open_prepared(config: Config, workdir: pathlib.Path) -> Prepared:
                     _layout(config, generator_tokenizer), memories, splits, warmup_texts)
 
 
+def _seal(folder: pathlib.Path) -> None:
+    """Keeps the digests of the data; passage stores have their own."""
+    write_digests(folder, [_DONE, "questions", "warmup_texts.txt", "retriever_tokenizer",
+                           "generator_tokenizer"])
+
+
 def _layout(config: Config, tokenizer: Tokenizer) -> GeneratorFormat:
     return GeneratorFormat(tokenizer, config.data.max_source_length,
                            like_hugging_face=config.data.source_format == "hugging_face")
@@ -231,13 +249,14 @@ def _make(config: Config, folder: pathlib.Path, tokenizers: Mapping[str, Source]
     Raises:
       ConfigError: an input has changed since it was described as `before`, or what it says.
     """
+    (folder / DIGESTS).unlink(missing_ok=True)
     data = config.data
     source = _files(config) if data.passages else _countries(config)
     for name, examples in source.splits.items():
         check_labels(getattr(data, name, name) or name, examples, config.classes)
     now = inputs.describe(config, tokenizers, before)  # with what had to be downloaded
     folder.mkdir(parents=True, exist_ok=True)
-    files.write_json(folder / _INPUTS, now)
+    files.write_json(folder / _INPUTS, seal(now))
 
     def texts() -> Iterable[str]:
         if source.tokenizer_texts is not None:
@@ -262,11 +281,13 @@ def write_memory(path: pathlib.Path, passages: Iterable[Passage], config: Config
                  retriever: Tokenizer, layout: GeneratorFormat) -> PassageStore:
     """A passage store with the token tables of both models."""
     longest = config.data.max_passage_length
-    return write_store(path, passages, {
+    encoders = {
         PASSAGE_TABLE: lambda ps: layout.passages([p.title for p in ps], [p.text for p in ps]),
         ENCODER_TABLE: lambda ps: encoder_input(
             retriever, [p.title for p in ps], [p.text for p in ps], longest),
-    })
+    }
+    with tqdm(desc=f"passages of {path.name}", unit=" passages", disable=None) as bar:
+        return write_store(path, passages, encoders, bar.update)
 
 
 def _write(config: Config, folder: pathlib.Path, source: _Source, retriever: Tokenizer,

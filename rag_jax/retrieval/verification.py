@@ -354,26 +354,27 @@ def digest_of(content: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
-def write_digests(folder: Path, besides: Callable[[str], bool] = lambda name: False) -> None:
-    """Lists all files of a folder with their digests in FOLDER/digests.json.
+def write_digests(folder: Path, names: Iterable[str]) -> None:
+    """Lists files and all that is in folders with their digests in FOLDER/digests.json.
 
     Args:
-        folder: it is finished.
-        besides: names that are left out, relative to the folder.
+        folder: of them.
+        names: what is finished; what is not there is left out.
     """
-    names = [path.relative_to(folder).as_posix() for path in sorted(folder.rglob("*"))
-             if path.is_file()]
-    table = {name: file_entry(folder / name) for name in names
-             if name != DIGESTS and not besides(name)}
+    found = [file for name in names for file in (folder / name, *(folder / name).rglob("*"))]
+    table = {file.relative_to(folder).as_posix(): file_entry(file)
+             for file in sorted(found) if file.is_file()}
     files.write_json(folder / DIGESTS, seal({"files": table}))
 
 
-def open_digests(folder: Path) -> VerifiedFiles:
-    """The files that `write_digests` listed; nothing of them is read yet.
+def open_digests(folder: Path) -> VerifiedFiles | None:
+    """The files that `write_digests` listed, of which nothing is read yet; None without a list.
 
     Raises:
-        RetrievalError: the list is missing or damaged, or a file is missing or has another size.
+        RetrievalError: the list is damaged, or a file is missing or has another size.
     """
+    if not os.path.lexists(folder / DIGESTS):
+        return None
     content = read_object(folder, DIGESTS)
     if "sha256" not in content:
         raise RetrievalError(f"{folder / DIGESTS}: its own sha256 is missing; {_AGAIN}.")

@@ -385,6 +385,28 @@ class Checkpointer:
             raise damage[-1]
         return None
 
+    def verify(self, step: int) -> None:
+        """Reads all of one step, whatever it was saved from, and compares it with its digests.
+
+        Raises:
+          CheckpointError: the step is absent or damaged.
+        """
+        content = self._read_content(step)
+        device = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
+
+        def read() -> dict[str, Any]:
+            stored = self._manager.item_metadata(step)
+            for item in _KINDS:
+                target = jax.tree.map(
+                    lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=device),
+                    stored[item])
+                args = self._ocp.args.Composite(**{item: self._ocp.args.StandardRestore(target)})
+                tree_record.verify(_KINDS[item], content[item],
+                                   self._manager.restore(step, args=args)[item])
+            return content
+
+        self._report_damage(step, read)
+
     def _restore(
         self, step: int, trees: dict[str, PyTree], compare_dtypes: bool
     ) -> tuple[dict[str, PyTree], dict[str, Any]]:

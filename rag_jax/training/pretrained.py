@@ -15,6 +15,7 @@ from rag_jax import overrides
 from rag_jax.config import BartConfig, BertConfig, Config, ConfigError
 from rag_jax.hub import load as hub
 from rag_jax.models import rag
+from rag_jax.retrieval.verification import open_digests
 from rag_jax.training import step, workdir
 from rag_jax.training.checkpoint import Checkpointer
 
@@ -90,6 +91,9 @@ def tokenizer_folder(config: Config, tower: str) -> pathlib.Path | None:
         return None
     if workdir.exists(source):
         name = "generator_tokenizer" if tower == "generator" else "retriever_tokenizer"
+        digests = open_digests(pathlib.Path(source) / "data")
+        if digests is not None:
+            digests.check_all(file for file in digests.names if file.startswith(f"{name}/"))
         return pathlib.Path(source) / "data" / name
     folders = _described(source).tokenizers
     return folders.get(tower, folders.get(PLAIN))

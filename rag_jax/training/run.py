@@ -3,7 +3,6 @@
 import contextlib
 import dataclasses
 import functools
-import json
 import logging
 import pathlib
 import time
@@ -15,6 +14,7 @@ from rag_jax.config import Config, ConfigError
 from rag_jax.data.prepare import Prepared, is_prepared, open_prepared, prepare
 from rag_jax.retrieval.bm25 import bm25_missing
 from rag_jax.retrieval.index import PassageIndex
+from rag_jax.retrieval.verification import read_object, seal, unseal
 from rag_jax.training import memories, pretrained, stages, workdir
 from rag_jax.training.checkpoint import Checkpointer
 from rag_jax.training.report import evaluate_runs, write_report
@@ -153,7 +153,9 @@ class Clock:
         self._file = workdir / "seconds.json"
         self.secs: dict[str, float] = {}
         if self._file.exists():
-            self.secs = json.loads(self._file.read_text("utf-8"))
+            self.secs = unseal(read_object(workdir, self._file.name), self._file)
+            if not all(isinstance(secs, float) for secs in self.secs.values()):
+                raise ConfigError(f"{self._file} is damaged; remove it: it has times alone")
 
     @contextlib.contextmanager
     def time(self, name: str) -> Iterator[None]:
@@ -165,7 +167,7 @@ class Clock:
         finally:
             self.secs[name] = before + time.monotonic() - began
             if hosts.leads():
-                files.write_text(self._file, json.dumps(self.secs))
+                files.write_json(self._file, seal(self.secs))
 
 
 def _say(text: str) -> None:

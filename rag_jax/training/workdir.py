@@ -11,6 +11,8 @@ import pathlib
 from rag_jax import files, hosts, overrides
 from rag_jax.config import Config, ConfigError, EvalConfig
 from rag_jax.overrides import value
+from rag_jax.retrieval.reading import RetrievalError
+from rag_jax.retrieval.verification import read_object, seal, unseal
 
 # What may differ from the configuration of an earlier command on the same workdir.
 CHANGEABLE = ("runs", "tensorboard", "data.data_dir", "eval.", "mesh.", "train.log_every",
@@ -44,25 +46,31 @@ def start(config: Config, workdir: pathlib.Path) -> pathlib.Path:
             config, runs=tuple(dict.fromkeys((*earlier.runs, *config.runs))))
     workdir.mkdir(parents=True, exist_ok=True)
     if hosts.leads():
-        files.write_text(file, overrides.to_json(config) + "\n")
+        write(config, file)
     hosts.wait()
     return workdir
+
+
+def write(config: Config, file: pathlib.Path) -> None:
+    """Writes the configuration of a workdir, with the digest of its content."""
+    files.write_json(file, seal(dataclasses.asdict(config)))
 
 
 def exists(path: str | pathlib.Path) -> bool:
     """Whether a folder is a workdir: its config.json is one of this package."""
     try:
-        content = json.loads((pathlib.Path(path) / "config.json").read_text("utf-8"))
-    except (OSError, ValueError):
+        content = (pathlib.Path(path) / "config.json").read_bytes()
+    except OSError:
         return False
-    return isinstance(content, dict) and "retriever_warmup" in content
+    # Not as JSON: that of a workdir may be damaged, and `read` says so.
+    return b'"retriever_warmup"' in content or b'"generator_warmup"' in content
 
 
 def read(workdir: pathlib.Path) -> Config:
     """The configuration of a trained workdir.
 
     Raises:
-      ConfigError: there is none.
+      ConfigError: there is none, or it is damaged.
     """
     file = workdir / "config.json"
     if not file.is_file():
@@ -73,10 +81,10 @@ def read(workdir: pathlib.Path) -> Config:
 
 def _read(file: pathlib.Path) -> Config:
     try:
-        return overrides.from_json(file.read_text("utf-8"))
-    except json.JSONDecodeError as error:
-        raise ConfigError(f"{file} is damaged ({error}); restore it, or train in another "
-                          "--workdir") from None
+        return overrides.from_json(json.dumps(unseal(read_object(file.parent, file.name), file)))
+    except (ConfigError, RetrievalError, ValueError, TypeError, AttributeError) as error:
+        raise ConfigError(f"{file} is damaged, or not of this version ({error}); restore it, or "
+                          "train in another --workdir") from None
 
 
 def run_of(workdir: pathlib.Path, config: Config, named: str | None = None) -> str:
@@ -102,7 +110,7 @@ def read_run(workdir: pathlib.Path, named: str | None = None) -> Config:
 def begin_run(workdir: pathlib.Path, run: str, how: EvalConfig) -> None:
     """Keeps how the run is evaluated: a later command may evaluate another one otherwise."""
     (workdir / run).mkdir(exist_ok=True)
-    files.write_json(workdir / run / "eval.json", {"eval": dataclasses.asdict(how)})
+    files.write_json(workdir / run / "eval.json", seal({"eval": dataclasses.asdict(how)}))
 
 
 def eval_of(workdir: pathlib.Path, run: str) -> EvalConfig:

@@ -1,0 +1,121 @@
+"""All of a folder compared with its digests, and what in it is damaged, by name."""
+
+import pathlib
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from rag_jax.errors import UserError
+from rag_jax.retrieval.index import open_parts
+from rag_jax.retrieval.passages import PassageStore
+from rag_jax.retrieval.verification import VerifiedFiles, open_digests
+from rag_jax.training import workdir
+from rag_jax.training.checkpoint import Checkpointer
+from rag_jax.training.run import Clock
+
+
+class Part(NamedTuple):
+    """What was read of one part of a folder.
+
+    Attributes:
+      name: of the part.
+      size: in words.
+      damage: a line for each file or step that is damaged.
+    """
+
+    name: str
+    size: str
+    damage: list[str]
+
+
+def verify(path: pathlib.Path) -> Iterator[Part]:
+    """Reads an index, a passage store or a workdir whole.
+
+    Raises:
+      UserError: it is none of them.
+    """
+    path = path.absolute()
+    if (path / "config.json").is_file():
+        yield from _workdir(path)
+    elif _is_index(path):
+        yield _index(path)
+    elif (path / "meta.json").is_file():
+        yield _store(path)
+    else:
+        raise UserError(f"{path}: neither an index nor a passage store nor a workdir: it has none "
+                        "of manifest.json, meta.json and config.json")
+
+
+def _is_index(path: pathlib.Path) -> bool:
+    return (path / "manifest.json").is_file()
+
+
+def _files(files: VerifiedFiles) -> tuple[str, list[str]]:
+    return (f"{len(files.names)} files, {files.bytes / 1e6:.1f} MB",
+            [str(files.folder / name) for name in files.damaged()])
+
+
+def _index(path: pathlib.Path) -> Part:
+    try:
+        _, manifest, passages, files = open_parts(path, ("exact", "scann", "bm25"), None, False)
+    except UserError as error:
+        return Part(str(path), "index", [str(error)])
+    (size, damage), (_, of_passages) = _files(files), _files(passages.files)
+    return Part(str(path), f"index of {manifest['size']} passages, {size}", damage + of_passages)
+
+
+def _store(path: pathlib.Path) -> Part:
+    try:
+        store = PassageStore.open(path, verify=False)
+    except UserError as error:
+        return Part(str(path), "passage store", [str(error)])
+    size, damage = _files(store.files)
+    return Part(str(path), f"{len(store)} passages, {size}", damage)
+
+
+def _workdir(path: pathlib.Path) -> Iterator[Part]:
+    for name, read in (("config.json", workdir.read), ("seconds.json", Clock)):
+        if (path / name).exists():
+            yield Part(str(path / name), "settings" if read is workdir.read else "times",
+                       _errors(lambda read=read: read(path)))
+    for file in sorted(path.glob("*/eval.json")):
+        yield Part(str(file), "settings",
+                   _errors(lambda file=file: workdir.eval_of(path, file.parent.name)))
+    data = path / "data"
+    found: list[VerifiedFiles | None] = []
+    damage = _errors(lambda: found.append(open_digests(data)))
+    if found and found[0] is not None:
+        yield Part(str(data), *_files(found[0]))
+    elif damage:
+        yield Part(str(data), "list of digests", damage)
+    elif data.is_dir():
+        yield Part(str(data), "but without digests: made by an earlier version", [])
+    for store in _folders(data / "memories"):
+        yield _store(store)
+    for folder in (path, *_folders(path)):
+        for kind in ("indexes", "indexes_bm25"):
+            for index in _folders(folder / kind):
+                yield _index(index)
+    for folder in _folders(path):
+        if any(step.name.isdigit() for step in _folders(folder)):
+            yield from _checkpoints(folder)
+
+
+def _checkpoints(folder: pathlib.Path) -> Iterator[Part]:
+    with Checkpointer(folder, read_only=True) as checkpointer:
+        for step in sorted(int(f.name) for f in _folders(folder) if f.name.isdigit()):
+            yield Part(str(folder / str(step)), "checkpoint",
+                       _errors(lambda step=step: checkpointer.verify(step)))
+
+
+def _folders(path: pathlib.Path) -> list[pathlib.Path]:
+    """The folders in a folder, without working folders; [] where there is none."""
+    return sorted(f for f in (path.iterdir() if path.is_dir() else ())
+                  if f.is_dir() and not f.name.startswith("."))
+
+
+def _errors(read) -> list[str]:
+    try:
+        read()
+    except UserError as error:
+        return [str(error)]
+    return []
