@@ -53,7 +53,7 @@ def test_the_frozen_recall_is_that_of_the_encoder_before_fine_tuning(uninterrupt
     before = warm_up_retriever(job)  # done: it is restored
     reporter, index = _Reporter(job, indexes), next(iter(indexes.values()))
     questions, recalls = job.tokens(reporter.split), []
-    embed = jax.jit(functools.partial(rag.embed, make_answerer(job, index, "token").model))
+    embed = jax.jit(functools.partial(rag.embed, make_answerer(job, index).model))
     for params in (before, tiny.perturbed(before, scale=1)):
         queries = np.asarray(embed(params["query_encoder"], questions.ids, questions.mask))
         rows = np.argsort(-(queries @ index.table.T), axis=1)[:, :2]
