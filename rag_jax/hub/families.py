@@ -1,8 +1,9 @@
 """What kind of checkpoint a folder holds: config.json to our configurations and back."""
 
 import dataclasses
-import json
+import math
 import pathlib
+import reprlib
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple, get_args, get_type_hints
 
@@ -39,6 +40,9 @@ FIXED: dict[type, dict[str, Any]] = {
                  "normalize_embedding": True, "add_final_layer_norm": False,
                  "static_position_embeddings": False},
 }
+
+
+LARGEST = 2**31 - 1  # of numbers in a config.json; no table has more rows
 
 
 class Family(NamedTuple):
@@ -95,24 +99,6 @@ IDS = {"start": "decoder_start_token_id", "end": "eos_token_id", "pad": "pad_tok
        "forced_eos": "forced_eos_token_id"}
 
 
-def read_json(file: pathlib.Path) -> dict[str, Any]:
-    """A JSON object.
-
-    Raises:
-      HubError: no such file, or something else in it.
-    """
-    try:
-        value = json.loads(file.read_text("utf-8"))
-    except FileNotFoundError:
-        raise HubError(f"{file}: missing; a checkpoint folder holds config.json and weights"
-                       ) from None
-    except ValueError as error:
-        raise HubError(f"{file}: not JSON ({error}): download it again") from None
-    if not isinstance(value, dict):
-        raise HubError(f"{file}: not a JSON object: download it again")
-    return value
-
-
 def detect(config: Mapping[str, Any], names: Iterable[str], file: pathlib.Path) -> Family:
     """The family of a checkpoint by `architectures`, else by `model_type` and tensor names, with
     its places as they are in this file.
@@ -122,7 +108,8 @@ def detect(config: Mapping[str, Any], names: Iterable[str], file: pathlib.Path) 
     """
     names, said, model_type = list(names), config.get("architectures"), config.get("model_type")
     if said:
-        family = FAMILIES.get(said[0])
+        first = said[0] if isinstance(said, list) else said
+        family = FAMILIES.get(first) if isinstance(first, str) else None
     elif model_type == "rag":
         family = FAMILIES["RagModel"]  # the tensors of token and sequence are the same
     else:
@@ -132,7 +119,8 @@ def detect(config: Mapping[str, Any], names: Iterable[str], file: pathlib.Path) 
         family = next(holds, known[0] if known else None)
     if family is None or model_type not in (None, family.model_type):
         raise HubError(
-            f"{file}: architectures {said} of model_type {model_type!r} are not known here; "
+            f"{file}: architectures {reprlib.repr(said)} of model_type "
+            f"{reprlib.repr(model_type)} are not known here; "
             f"known: {', '.join(FAMILIES)}")
     is_rag = family.model_type == "rag"
     places = {tower: _find(tower, is_rag, names) or place
@@ -166,13 +154,19 @@ def _value(config: Mapping[str, Any], ours: str, theirs: str, cls: type, file: p
     value, hint = config[theirs], get_type_hints(cls)[ours]
     if allowed := get_args(hint):  # a Literal
         if value not in allowed:
-            raise HubError(f"{file}: {theirs} = {value!r} is not known here; allowed: "
+            raise HubError(f"{file}: {theirs} = {reprlib.repr(value)} is not known here; allowed: "
                            f"{', '.join(allowed)}")
         return value
-    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    number = type(value) in (int, float) and abs(value) <= LARGEST and math.isfinite(value)
     if not (isinstance(value, bool) if hint is bool else number) or (
             hint is int and value != int(value)):
-        raise HubError(f"{file}: {theirs} = {value!r} should be of type {hint.__name__}")
+        raise HubError(f"{file}: {theirs} = {reprlib.repr(value)} should be of type "
+                       f"{hint.__name__}")
+    bounds = next(field.metadata for field in dataclasses.fields(cls) if field.name == ours)
+    least, most = bounds["at_least"], bounds["at_most"]
+    if (least is not None and value < least) or (most is not None and value > most):
+        raise HubError(f"{file}: {theirs} = {value} is out of its bounds: at least {least}, at "
+                       f"most {most}")
     return hint(value)
 
 
@@ -184,7 +178,8 @@ def _read(cls: type, config: Mapping[str, Any], required: Mapping[str, str],
                        "checkpoint")
     for name, value in FIXED[cls].items():
         if config.get(name, value) not in (value, None):
-            raise HubError(f"{file}: {name} = {config[name]!r} is another architecture; only "
+            raise HubError(f"{file}: {name} = {reprlib.repr(config[name])} is another "
+                           "architecture; only "
                            f"{value!r} is known here")
     present = {o: t for o, t in optional.items() if config.get(t) is not None}
     return cls(**{ours: _value(config, ours, theirs, cls, file)
@@ -218,13 +213,25 @@ def _checked(config: Any, file: pathlib.Path) -> Any:
     return config
 
 
-def special_ids(config: Mapping[str, Any], generation: Mapping[str, Any]) -> SpecialIds:
-    """From a BART config.json and its generation_config.json (or {}), which goes first."""
+def special_ids(config: Mapping[str, Any], generation: Mapping[str, Any], file: pathlib.Path
+                ) -> SpecialIds:
+    """From a BART config.json and its generation_config.json (or {}), which goes first.
+
+    Raises:
+      HubError: an id that is no row of the token table.
+    """
     merged = {**config, **{k: v for k, v in generation.items() if v is not None}}
-    values = {ours: merged[theirs] for ours, theirs in IDS.items() if theirs in merged}
-    values = {k: v[0] if isinstance(v, list) else v for k, v in values.items()}
-    return SpecialIds(**{k: v for k, v in values.items() if v is not None or k not in (
-        "start", "end", "pad")})
+    values = {}
+    for ours, theirs in IDS.items():
+        value = merged.get(theirs, getattr(SpecialIds, ours))
+        value = value[0] if isinstance(value, list) and value else value
+        if value is None and ours in ("start", "end", "pad"):
+            value = getattr(SpecialIds, ours)
+        if value is not None and not (type(value) is int and 0 <= value < config["vocab_size"]):
+            raise HubError(f"{file}: {theirs} = {reprlib.repr(value)} is no token of the "
+                           f"{config['vocab_size']} that vocab_size says")
+        values[ours] = value
+    return SpecialIds(**values)
 
 
 def bert_json(config: BertConfig, model_type: str) -> dict[str, Any]:

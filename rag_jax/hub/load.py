@@ -14,7 +14,7 @@ from rag_jax import parallel
 from rag_jax.config import BartConfig, BertConfig
 from rag_jax.hub import families, names
 from rag_jax.hub.families import SpecialIds
-from rag_jax.hub.stored import HubError
+from rag_jax.hub.stored import HubError, read_json
 from rag_jax.hub.tensors import Tensors, open_tensors
 from rag_jax.models.bart import Bart
 from rag_jax.models.dpr import DprEncoder
@@ -145,22 +145,30 @@ def load(source: str | os.PathLike, *, towers: Collection[str] | None = None,
 
 def _open(folder: pathlib.Path) -> tuple[Pretrained, Tensors, dict[str, names.Place]]:
     file = folder / "config.json"
-    config = families.read_json(file)
+    config = read_json(file)
     tensors = open_tensors(folder)
     family = families.detect(config, tensors, file)
     found = Pretrained(family.architecture, *_configs(folder, family, config),
                        tuple(family.places), {}, family.kind, _tokenizers(folder, family))
+    bert, bart = found.retriever, found.generator
+    depths = [bert.layers] if bert else []
+    depths += [bart.encoder_layers, bart.decoder_layers] if bart else []
+    if max(depths) > len(tensors):  # before so many layers are listed, to say which are missing
+        raise HubError(f"{file}: {max(depths)} layers, and {tensors.source.name} has "
+                       f"{len(tensors)} tensors in all. Use the config.json that was saved with "
+                       "these weights")
     return found, tensors, family.places
 
 
 def _configs(folder: pathlib.Path, family: families.Family, config: Mapping[str, Any]
              ) -> tuple[BertConfig | None, BartConfig | None, SpecialIds | None]:
     file, generation_file = folder / "config.json", folder / "generation_config.json"
-    generation = families.read_json(generation_file) if generation_file.is_file() else {}
+    generation = read_json(generation_file) if generation_file.is_file() else {}
     if family.model_type in ("bert", "dpr"):
         return families.bert_config(config, file), None, None
     if family.model_type == "bart":
-        return None, families.bart_config(config, file), families.special_ids(config, generation)
+        return None, families.bart_config(config, file), families.special_ids(
+            config, generation, file)
     parts = []
     for part, known in (("question_encoder", ("dpr", "bert")), ("generator", ("bart",))):
         value = config.get(part)
@@ -170,7 +178,7 @@ def _configs(folder: pathlib.Path, family: families.Family, config: Mapping[str,
                            f"{' or '.join(known)}")
         parts.append(value)
     return (families.bert_config(parts[0], file), families.bart_config(parts[1], file),
-            families.special_ids(parts[1], {}))
+            families.special_ids(parts[1], {}, file))
 
 
 def _tokenizers(folder: pathlib.Path, family: families.Family) -> dict[str, pathlib.Path]:

@@ -6,7 +6,7 @@ transposed: ours are [in, out], torch's are [out, in].
 
 import difflib
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -169,10 +169,11 @@ def check(tensors: Tensors, weights: Iterable[Weight],
     Raises:
       HubError: naming missing, surplus and misshapen tensors with near matches.
     """
-    missing, misshapen, known = [], [], set()
+    missing, misshapen, known, needed = [], [], set(), 0
     for weight in weights:
         present = [name for name in weight.names if name in tensors]
         known.update(present)
+        needed += tensors[present[0]].size if present else 0
         if not present and not weight.optional:
             missing.append(weight.names[0])
         expected = their_shape(shapes[weight.path], weight.form)
@@ -180,23 +181,29 @@ def check(tensors: Tensors, weights: Iterable[Weight],
                       for name in present if tensors[name].shape != expected]
     surplus = sorted(n for n in tensors if n not in known and not HARMLESS.fullmatch(n))
     faults = [
-        _listed("missing tensors", [name + _near(name, surplus) for name in missing]),
+        _listed("missing tensors", missing, surplus),
         _listed("tensors of another shape", misshapen),
-        _listed("tensors that no parameter takes", [n + _near(n, missing) for n in surplus]),
+        _listed("tensors that no parameter takes", surplus, missing),
     ]
     if any(faults):
         raise HubError(f"{tensors.source} does not fit its config.json: "
                        + "; ".join(filter(None, faults))
                        + ". Use the config.json that was saved with these weights")
+    if needed > tensors.file_bytes:
+        raise HubError(f"{tensors.source}: {needed} bytes of parameters in files of "
+                       f"{tensors.file_bytes}: several take the same bytes, which is not read; "
+                       "save the model with each of them by itself")
 
 
-def _listed(title: str, names: list[str], limit: int = 10) -> str:
+def _listed(title: str, names: list[str], others: Sequence[str] = (), limit: int = 10) -> str:
+    """The first names, each with the most similar of the others."""
     more = f" and {len(names) - limit} more" if len(names) > limit else ""
-    return f"{len(names)} {title}: {', '.join(names[:limit])}{more}" if names else ""
+    shown = [name[:200] + _near(name, others) for name in names[:limit]]
+    return f"{len(names)} {title}: {', '.join(shown)}{more}" if names else ""
 
 
-def _near(name: str, others: list[str]) -> str:
-    near = difflib.get_close_matches(name, others, n=1, cutoff=0.8)
+def _near(name: str, others: Sequence[str]) -> str:
+    near = difflib.get_close_matches(name[:200], others[:1000], n=1, cutoff=0.8)
     return f" (near: {near[0]})" if near else ""
 
 

@@ -2,21 +2,21 @@
 
 The file of torch >= 1.6 is a zip archive: one pickle (`data.pkl`) that rebuilds a dictionary of
 tensors, and one uncompressed member of raw bytes per storage. Older files are a row of pickles
-followed by the storages. The unpickler here knows the few names that a dictionary of tensors
-needs, and refuses every other one: nothing of the file is ever imported or called.
+followed by the storages. `_load` here knows the few opcodes and names that a dictionary of tensors
+needs, and refuses every other one: nothing of the file is ever imported or called, and what it
+builds takes no more than its opcodes do.
 """
 
-import collections
+import io
 import os
 import pathlib
-import pickle
+import pickletools
 import struct
-import types
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, BinaryIO, NamedTuple
 
-from rag_jax.hub.stored import ITEM_BYTES, HubError, Stored
+from rag_jax.hub.stored import HEADER_LIMIT, ITEM_BYTES, HubError, Stored
 
 STORAGES = {
     "FloatStorage": "F32", "HalfStorage": "F16", "BFloat16Storage": "BF16",
@@ -24,17 +24,19 @@ STORAGES = {
     "CharStorage": "I8", "ByteStorage": "U8", "BoolStorage": "BOOL",
 }
 OLD_MAGIC = 0x1950A86A20F9469CFC6C
+OPCODE_LIMIT = 300_000  # bart-large has 20,000
 CONVERT = ("convert it where torch is installed: import torch, safetensors.torch as s; "
            "s.save_file({{k: v.clone() for k, v in torch.load({name!r}, weights_only=True)"
            ".items()}}, 'model.safetensors', metadata={{'format': 'pt'}})")
+NOT_FLAT = ("holds something else than a flat dictionary of tensors: save model.state_dict(), not "
+            "the model or the trainer's state")
 
 
 class Storage(NamedTuple):
-    """A row of `size` elements, known by its key in the file."""
+    """A row of elements, known by its key in the file."""
 
     key: str
     dtype: str
-    size: int
 
 
 class Tensor(NamedTuple):
@@ -46,16 +48,35 @@ class Tensor(NamedTuple):
     strides: tuple[int, ...]
 
 
-def _rebuild_tensor(storage: Storage, offset: int, shape: tuple, strides: tuple, *_: Any) -> Tensor:
-    return Tensor(storage, int(offset), tuple(map(int, shape)), tuple(map(int, strides)))
+def _rebuild_tensor(storage: Any, offset: Any, shape: Any, strides: Any, *_: Any) -> Tensor:
+    sound = isinstance(storage, Storage) and type(offset) is int and all(
+        type(sizes) is tuple and len(sizes) <= 8 and all(type(n) is int for n in sizes)
+        for sizes in (shape, strides))
+    if not sound:
+        raise HubError("describes a tensor by something else than a storage and whole numbers")
+    return Tensor(storage, offset, shape, strides)
 
 
-def _rebuild_parameter(tensor: Tensor, *_: Any) -> Tensor:
+def _rebuild_parameter(tensor: Any, *_: Any) -> Any:
     return tensor
 
 
+def _dictionary(pairs: Iterable[Any] = ()) -> dict[str, Any]:
+    made: dict[str, Any] = {}
+    for key, value in pairs:
+        _put(made, key, value)
+    return made
+
+
+def _put(dictionary: Any, key: Any, value: Any) -> None:
+    """Keys are texts alone: to hash nested tuples can take for ever."""
+    if type(dictionary) is not dict or type(key) is not str:
+        raise HubError(NOT_FLAT)
+    dictionary[key] = value
+
+
 ALLOWED: dict[tuple[str, str], Any] = {
-    ("collections", "OrderedDict"): collections.OrderedDict,
+    ("collections", "OrderedDict"): _dictionary,
     ("torch._utils", "_rebuild_tensor"): _rebuild_tensor,
     ("torch._utils", "_rebuild_tensor_v2"): _rebuild_tensor,
     ("torch._utils", "_rebuild_parameter"): _rebuild_parameter,
@@ -63,24 +84,111 @@ ALLOWED: dict[tuple[str, str], Any] = {
 }
 
 
-class _TensorsOnly(pickle.Unpickler):
-    """Builds dictionaries of `Tensor`; any name outside ALLOWED is refused before it is used."""
+def _named(module: Any, name: Any) -> Any:
+    if type(module) is not str or type(name) is not str or (module, name) not in ALLOWED:
+        raise HubError(
+            f"asks for {str(module)[:80]}.{str(name)[:80]}, which is no part of a dictionary of "
+            "tensors; nothing was run. Use the checkpoint's safetensors instead, or another source")
+    return ALLOWED[module, name]
 
-    def find_class(self, module: str, name: str) -> Any:
-        if (module, name) not in ALLOWED:
-            raise HubError(
-                f"asks for {module}.{name}, which is no part of a dictionary of tensors; nothing "
-                "was run. Use the checkpoint's safetensors instead, or another source")
-        allowed = ALLOWED[module, name]
-        if isinstance(allowed, types.FunctionType):
-            return lambda *arguments: allowed(*arguments)  # what a pickle changes on it is lost
-        return allowed
 
-    def persistent_load(self, key: Any) -> Storage:
-        kind, dtype, name, _, size = key[:5]
-        if kind != "storage" or dtype not in ITEM_BYTES or any(key[5:]):
-            raise HubError(f"refers to {kind!r} of {dtype!r}, not to a plain storage")
-        return Storage(str(name), dtype, int(size))
+def _storage(key: Any) -> Storage:
+    plain = type(key) is tuple and len(key) >= 5 and not any(key[5:]) and all(
+        type(part) is str for part in key[:3])
+    if not plain or key[0] != "storage" or key[1] not in ITEM_BYTES:
+        raise HubError("refers to something else than a plain storage of numbers")
+    return Storage(key[2], key[1])
+
+
+CONSTANTS: dict[str, Callable[[], Any]] = {
+    "NONE": lambda: None, "NEWTRUE": lambda: True, "NEWFALSE": lambda: False,
+    "EMPTY_DICT": dict, "EMPTY_LIST": list, "EMPTY_TUPLE": tuple}
+LITERALS = frozenset((
+    "BININT", "BININT1", "BININT2", "LONG1", "BINFLOAT", "BINUNICODE", "SHORT_BINUNICODE",
+    "BINUNICODE8", "BINSTRING", "SHORT_BINSTRING"))
+
+
+class _Machine:
+    """A pickle's stack, marks and numbered values; one method call per opcode."""
+
+    def __init__(self) -> None:
+        self.stack: list[Any] = []
+        self.marks: list[int] = []
+        self.numbered: dict[int, Any] = {}
+
+    def since_mark(self) -> list[Any]:
+        start = self.marks.pop()
+        items = self.stack[start:]
+        del self.stack[start:]
+        return items
+
+    def run(self, name: str, value: Any) -> None:
+        """Executes an opcode.
+
+        Raises:
+          HubError: no dictionary of tensors needs it.
+        """
+        stack, pop = self.stack, self.stack.pop
+        if name in CONSTANTS:
+            stack.append(CONSTANTS[name]())
+        elif name in LITERALS:
+            stack.append(value)
+        elif name == "MARK":
+            self.marks.append(len(stack))
+        elif name in ("BINPUT", "LONG_BINPUT", "MEMOIZE"):
+            self.numbered[len(self.numbered) if name == "MEMOIZE" else value] = stack[-1]
+        elif name in ("BINGET", "LONG_BINGET"):
+            stack.append(self.numbered[value])
+        elif name in ("TUPLE", "TUPLE1", "TUPLE2", "TUPLE3"):
+            items = self.since_mark() if name == "TUPLE" else [
+                pop() for _ in range(int(name[-1]))][::-1]
+            stack.append(tuple(items))
+        elif name in ("APPEND", "APPENDS"):
+            items = [pop()] if name == "APPEND" else self.since_mark()
+            stack[-1].extend(items)
+        elif name in ("SETITEM", "SETITEMS"):
+            items = [pop(), pop()][::-1] if name == "SETITEM" else self.since_mark()
+            for key, item in zip(items[::2], items[1::2], strict=True):
+                _put(stack[-1], key, item)
+        elif name in ("GLOBAL", "STACK_GLOBAL"):
+            names = value.split(" ", 1) if name == "GLOBAL" else [pop(), pop()][::-1]
+            stack.append(_named(*names))
+        elif name == "BINPERSID":
+            stack.append(_storage(pop()))
+        elif name == "REDUCE":
+            arguments = pop()
+            stack.append(pop()(*arguments))  # what can be called comes from ALLOWED
+        elif name == "BUILD":
+            pop()  # attributes of a dictionary, such as the versions of its modules
+        elif name not in ("PROTO", "FRAME", "STOP"):
+            raise HubError(f"uses the opcode {name}, which no dictionary of tensors needs; nothing "
+                           "was run. Use the checkpoint's safetensors instead, or another source")
+
+
+def _load(stream: BinaryIO) -> Any:
+    """The value of the pickle at the stream's position, which then is behind it."""
+    machine = _Machine()
+    for number, (opcode, value, _) in enumerate(pickletools.genops(stream)):
+        if number >= OPCODE_LIMIT:
+            raise HubError(f"its pickle has more than {OPCODE_LIMIT} opcodes, which no dictionary "
+                           "of tensors here needs")
+        machine.run(opcode.name, value)
+    return machine.stack.pop()
+
+
+class _Bounded(io.BufferedReader):
+    """A file of which nobody reads more than a header at a time, whatever its own numbers say."""
+
+    def read(self, size: int | None = -1) -> bytes:
+        rest = os.fstat(self.fileno()).st_size - self.tell()
+        wanted = rest if size is None or size < 0 else size
+        if min(wanted, rest) > HEADER_LIMIT:
+            raise HubError(f"its list of tensors takes {wanted} bytes; at most {HEADER_LIMIT} are "
+                           "read")
+        return super().read(min(wanted, rest))
+
+    def readline(self, size: int | None = -1) -> bytes:
+        return super().readline(HEADER_LIMIT)
 
 
 def read_torch(file: pathlib.Path) -> dict[str, Stored]:
@@ -89,73 +197,86 @@ def read_torch(file: pathlib.Path) -> dict[str, Stored]:
     Raises:
       HubError: the pickle asks for anything but tensors, or the file is damaged.
     """
-    read = _read_zip if zipfile.is_zipfile(file) else _read_old
     try:
-        with file.open("rb") as stream:
+        with _Bounded(io.FileIO(file)) as stream:
+            read = _read_zip if zipfile.is_zipfile(stream) else _read_old
+            stream.seek(0)
             tensors, places = read(stream)
             return _entries(file, tensors, places)
     except HubError as error:
         raise HubError(f"{file}: {error}") from None
-    except (pickle.UnpicklingError, zipfile.BadZipFile, struct.error, EOFError, KeyError,
-            IndexError, AttributeError, TypeError, ValueError, OverflowError,
-            MemoryError, RecursionError) as error:
+    except (zipfile.BadZipFile, struct.error, EOFError, LookupError, AttributeError, TypeError,
+            ValueError, OverflowError, MemoryError, RuntimeError) as error:
         raise HubError(
-            f"{file}: damaged, or not a torch file of tensors ({type(error).__name__}: {error}); "
-            f"download it again, or {CONVERT.format(name=file.name)}") from None
+            f"{file}: damaged, or not a torch file of tensors ({type(error).__name__}: "
+            f"{str(error)[:200]}); download it again, or {CONVERT.format(name=file.name)}"
+        ) from None
 
 
 def _entries(file: pathlib.Path, tensors: Any, places: Callable[[str], tuple[int, int]]
              ) -> dict[str, Stored]:
     """places(key) -> first byte and number of bytes of a storage."""
-    if not isinstance(tensors, dict) or not all(isinstance(v, Tensor) for v in tensors.values()):
-        raise HubError("holds something else than a flat dictionary of tensors: save "
-                       "model.state_dict(), not the model or the trainer's state")
-    entries = {}
+    if type(tensors) is not dict or not all(isinstance(v, Tensor) for v in tensors.values()):
+        raise HubError(NOT_FLAT)
+    end, entries = file.stat().st_size, {}
     for name, tensor in tensors.items():
         start, size = places(tensor.storage.key)
         item = ITEM_BYTES[tensor.storage.dtype]
         stored = Stored(file, tensor.storage.dtype, tensor.shape, tensor.strides,
                         start + item * tensor.offset)
-        inside = tensor.offset >= 0 and len(tensor.shape) == len(tensor.strides) and (
-            min((0, *tensor.shape, *tensor.strides)) == 0)
-        if not inside or item * (tensor.offset + stored.span) > size:
+        inside = tensor.offset >= 0 and start + size <= end and (
+            len(tensor.shape) == len(tensor.strides)
+            and min((0, *tensor.shape, *tensor.strides)) == 0)
+        if not inside or max(item * (tensor.offset + stored.span), stored.size) > size:
             raise HubError(f"tensor {name!r} reaches beyond its storage of {size} bytes: the file "
                            "is damaged, download it again")
-        entries[str(name)] = stored
+        entries[name] = stored
     return entries
 
 
 def _read_zip(stream: BinaryIO) -> tuple[Any, Callable[[str], tuple[int, int]]]:
     archive = zipfile.ZipFile(stream)
-    pickles = [n for n in archive.namelist() if n.endswith("/data.pkl")]
-    if len(pickles) != 1:
-        raise HubError(f"a zip archive with {len(pickles)} data.pkl, not a torch file of tensors")
+    members = archive.namelist()
+    pickles = [n for n in members if n.endswith("/data.pkl")]
+    if len(pickles) != 1 or len(set(members)) < len(members):
+        raise HubError(f"a zip archive with {len(pickles)} data.pkl and {len(members)} members of "
+                       f"{len(set(members))} names, not a torch file of tensors")
     root = pickles[0].removesuffix("data.pkl")
-    if root + "byteorder" in archive.namelist() and archive.read(root + "byteorder") != b"little":
-        raise HubError("written on a big-endian machine, which is not read: "
-                       + CONVERT.format(name="pytorch_model.bin"))
 
-    def place(key: str) -> tuple[int, int]:
-        member = archive.getinfo(f"{root}data/{key}")
-        if member.compress_type != zipfile.ZIP_STORED:
-            raise HubError(f"storage {key} is compressed, which torch never does")
+    def place(name: str) -> tuple[int, int]:
+        member = archive.getinfo(root + name)
+        if member.compress_type != zipfile.ZIP_STORED or member.flag_bits & 1:
+            raise HubError(f"{name} is compressed or encrypted, which torch never does")
         stream.seek(member.header_offset)
-        name_length, extra_length = struct.unpack("<26x2H", stream.read(30))
+        header = stream.read(30)
+        if header[:4] != b"PK\3\4":
+            raise HubError(f"{name} is not where the archive's list says: download it again")
+        name_length, extra_length = struct.unpack("<26x2H", header)
         return member.header_offset + 30 + name_length + extra_length, member.file_size
 
-    with archive.open(pickles[0]) as data:
-        return _TensorsOnly(data).load(), place
+    def content(name: str) -> bytes:
+        size = place(name)[1]
+        if size > HEADER_LIMIT:
+            raise HubError(f"{name} has {size} bytes; at most {HEADER_LIMIT} are read")
+        return archive.read(root + name)
+
+    if root + "byteorder" in members and content("byteorder") != b"little":
+        raise HubError("written on a big-endian machine, which is not read: "
+                       + CONVERT.format(name="pytorch_model.bin"))
+    return _load(io.BytesIO(content("data.pkl"))), lambda key: place(f"data/{key}")
 
 
 def _read_old(stream: BinaryIO) -> tuple[Any, Callable[[str], tuple[int, int]]]:
     """The format before torch 1.6: magic number, version, system, tensors, keys, storages."""
-    magic, _, system, tensors, keys = (_TensorsOnly(stream).load() for _ in range(5))
+    magic, _, system, tensors, keys = (_load(stream) for _ in range(5))
     if magic != OLD_MAGIC or not system.get("little_endian", True):
         raise HubError("no torch file of tensors: " + CONVERT.format(name="pytorch_model.bin"))
     sizes = {t.storage.key: ITEM_BYTES[t.storage.dtype] for t in tensors.values()
              if isinstance(t, Tensor)}
+    if type(keys) is not list or not all(type(key) is str for key in keys):
+        raise HubError("no list of storages: " + CONVERT.format(name="pytorch_model.bin"))
     end, places = os.fstat(stream.fileno()).st_size, {}
-    for key in map(str, keys):
+    for key in keys:
         size = struct.unpack("<q", stream.read(8))[0] * sizes[key]
         places[key] = (stream.tell(), size)
         if size < 0 or stream.seek(size, os.SEEK_CUR) > end:

@@ -3,13 +3,13 @@
 import json
 import os
 import pathlib
-import shutil
 from collections.abc import Mapping
 from typing import Any
 
 import flax.linen as nn
 import numpy as np
 
+from rag_jax import files
 from rag_jax.config import BartConfig, BertConfig
 from rag_jax.data.text import Tokenizer
 from rag_jax.hub import families, names
@@ -51,25 +51,19 @@ def save(directory: str | os.PathLike, family: str, params: Params, *,
     _check_arguments(target, family, params, retriever, generator)
     towers = FAMILIES[family].places
     ids = ids or _ids_of(tokenizers.get("generator"))
-    temporary = target.with_name(f".{target.name}.tmp")
-    shutil.rmtree(temporary, ignore_errors=True)
-    temporary.mkdir(parents=True)
-    try:
-        _write_weights(temporary, family, params, retriever, generator, shard_bytes)
+    with files.new_folder(target) as folder:
+        _write_weights(folder, family, params, retriever, generator, shard_bytes)
         config = {"architectures": [family], "dtype": "float32",
                   **_config(family, retriever, generator, ids), **(fields or {})}
-        _write_json(temporary / "config.json", config)
+        _write_json(folder / "config.json", config)
         if family == "BartForConditionalGeneration":
-            _write_json(temporary / "generation_config.json", families.generation_json(ids))
+            _write_json(folder / "generation_config.json", families.generation_json(ids))
         lengths = {tower: generator.max_positions if tower == "generator"
                    else retriever.max_positions for tower in towers}
         for tower in towers:
-            folder = TOKENIZER_FOLDERS[tower] if FAMILIES[family].model_type == "rag" else "."
+            place = TOKENIZER_FOLDERS[tower] if FAMILIES[family].model_type == "rag" else "."
             if tower in tokenizers:
-                save_tokenizer(temporary / folder, tokenizers[tower], lengths[tower])
-        temporary.replace(target)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+                save_tokenizer(folder / place, tokenizers[tower], lengths[tower])
 
 
 def _check_arguments(target: pathlib.Path, family: str, params: Params,

@@ -1,19 +1,26 @@
-"""Where a tensor lies in a file, and the error of everything that concerns checkpoints."""
+"""Where a tensor lies in a file, JSON files, and the error of everything about checkpoints."""
 
+import collections
 import dataclasses
+import json
+import math
 import pathlib
+from typing import Any
 
 from rag_jax.errors import UserError
 
 ITEM_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1,
               "U64": 8, "U32": 4, "U16": 2, "U8": 1, "BOOL": 1, "F8_E4M3": 1, "F8_E5M2": 1}
+# A file's own account of itself may take so many bytes: bart-large's header has 60 KB, its pickle
+# 100 KB. Parsed, it takes some twenty times as much.
+HEADER_LIMIT = 4_000_000
 
 
 class HubError(UserError, ValueError):
     """A checkpoint that cannot be used; the message names the file and the remedy."""
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, slots=True)
 class Stored:
     """Where a tensor lies: `strides` in elements, `offset` in bytes from the file's start."""
 
@@ -29,3 +36,46 @@ class Stored:
         if 0 in self.shape:
             return 0
         return 1 + sum((n - 1) * s for n, s in zip(self.shape, self.strides, strict=True))
+
+    @property
+    def size(self) -> int:
+        """Bytes of the tensor by itself."""
+        return math.prod(self.shape) * ITEM_BYTES[self.dtype]
+
+
+def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A JSON object (as `object_pairs_hook`) that has one value for each name: of two, readers
+    would choose this or that one.
+
+    Raises:
+      ValueError: a name stands there twice.
+    """
+    values = dict(pairs)
+    if len(values) < len(pairs):
+        counted = collections.Counter(name for name, _ in pairs)
+        raise ValueError(f"the name {counted.most_common(1)[0][0]!r} stands there twice")
+    return values
+
+
+def read_json(file: pathlib.Path) -> dict[str, Any]:
+    """The JSON object in a file of a checkpoint.
+
+    Raises:
+      HubError: no such file, or something else in it.
+    """
+    try:
+        with file.open("rb") as stream:
+            content = stream.read(HEADER_LIMIT + 1)
+        if len(content) > HEADER_LIMIT:
+            raise HubError(f"{file}: more than {HEADER_LIMIT} bytes, which no such file needs")
+        value = json.loads(content.decode("utf-8"), object_pairs_hook=unique)
+    except FileNotFoundError:
+        raise HubError(f"{file}: missing; a checkpoint folder holds config.json and weights"
+                       ) from None
+    except HubError:
+        raise
+    except (ValueError, RecursionError) as error:
+        raise HubError(f"{file}: not JSON ({error}): download it again") from None
+    if not isinstance(value, dict):
+        raise HubError(f"{file}: not a JSON object: download it again")
+    return value

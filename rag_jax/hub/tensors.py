@@ -10,17 +10,19 @@ import os
 import pathlib
 import struct
 from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 import ml_dtypes
 import numpy as np
+import safetensors
 
+from rag_jax import files
 from rag_jax.hub.pickled import read_torch
-from rag_jax.hub.stored import ITEM_BYTES, HubError, Stored
+from rag_jax.hub.stored import HEADER_LIMIT, ITEM_BYTES, HubError, Stored, read_json, unique
 
 SAFETENSORS, TORCH = "model.safetensors", "pytorch_model.bin"
 FLOATS = {"F32": np.dtype(np.float32), "F16": np.dtype(np.float16),
           "BF16": np.dtype(ml_dtypes.bfloat16)}
-HEADER_LIMIT = 100_000_000  # bytes, as in the safetensors library
 
 
 class Tensors(Mapping[str, Stored]):
@@ -38,6 +40,11 @@ class Tensors(Mapping[str, Stored]):
 
     def __len__(self) -> int:
         return len(self._entries)
+
+    @property
+    def file_bytes(self) -> int:
+        """Bytes of all files together."""
+        return sum(file.stat().st_size for file in {s.file for s in self._entries.values()})
 
     def read(self, name: str) -> np.ndarray:
         """The tensor as a contiguous array: float32, float16 or (ml_dtypes) bfloat16.
@@ -88,13 +95,12 @@ def open_tensors(directory: str | os.PathLike) -> Tensors:
 
 def _open_shards(index: pathlib.Path, read: Callable[[pathlib.Path], dict[str, Stored]]
                  ) -> Tensors:
-    try:
-        weight_map = dict(json.loads(index.read_text("utf-8"))["weight_map"])
-    except (ValueError, KeyError, TypeError) as error:
-        raise HubError(f"{index}: no JSON with a \"weight_map\" ({error}): download it again"
-                       ) from None
+    weight_map = read_json(index).get("weight_map")
+    if not isinstance(weight_map, dict) or not all(
+            isinstance(shard, str) for shard in weight_map.values()):
+        raise HubError(f"{index}: no \"weight_map\" of tensors to files: download it again")
     entries = {}
-    for shard in sorted(set(map(str, weight_map.values()))):
+    for shard in sorted(set(weight_map.values())):
         file = index.parent / shard
         if pathlib.PurePath(shard).name != shard:
             raise HubError(f"{index}: shard {shard!r} is not a plain file name")
@@ -112,43 +118,39 @@ def _open_shards(index: pathlib.Path, read: Callable[[pathlib.Path], dict[str, S
 
 
 def read_header(file: pathlib.Path) -> dict[str, Stored]:
-    """The entries of one safetensors file.
+    """The entries of one safetensors file: the library checks it, JSON says where tensors lie.
 
     Raises:
-      HubError: not a safetensors file, or shorter than its header says.
+      HubError: not a safetensors file, cut off, or its tensors overlap, leave gaps or share a name.
     """
     size = file.stat().st_size
     with file.open("rb") as stream:
         start = stream.read(8)
         length = struct.unpack("<Q", start)[0] if len(start) == 8 else 0
         if not 2 <= length <= min(size - 8, HEADER_LIMIT):
-            raise HubError(f"{file}: not a safetensors file, or cut off in its header ({size} "
-                           "bytes): download it again")
+            raise HubError(
+                f"{file}: not a safetensors file, or cut off in its header ({size} bytes; its "
+                f"header would have {length}, at most {HEADER_LIMIT} are read): download it again")
         header = stream.read(length)
-    entries = {}
     try:
-        for name, value in json.loads(header).items():
-            if name != "__metadata__":
-                entries[name] = _entry(file, 8 + length, value)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise HubError(f"{file}: damaged safetensors header ({error}): download it again"
-                       ) from None
-    end = max((e.offset + e.span * ITEM_BYTES[e.dtype] for e in entries.values()),
-              default=8 + length)
-    if end != size:
-        raise HubError(f"{file}: {size} bytes where its header promises {end}: the file is cut "
-                       "off or damaged, download it again")
-    return entries
+        with safetensors.safe_open(file, "np"):
+            pass  # dtypes, shapes and sizes agree, and no byte has two owners or none
+        entries = json.loads(header, object_pairs_hook=unique)
+        entries.pop("__metadata__", None)
+        return {name: _entry(file, 8 + length, value) for name, value in entries.items()}
+    except (safetensors.SafetensorError, ValueError) as error:
+        raise HubError(f"{file}: damaged or cut off: its header of {length} bytes and its {size} "
+                       f"bytes do not agree ({error}): download it again") from None
 
 
-def _entry(file: pathlib.Path, data_start: int, value: dict) -> Stored:
-    shape, (begin, end) = tuple(map(int, value["shape"])), value["data_offsets"]
+def _entry(file: pathlib.Path, data_start: int, value: Mapping[str, Any]) -> Stored:
     if value["dtype"] not in ITEM_BYTES:
-        raise ValueError(f"unknown dtype {value['dtype']!r}")
-    if min((0, *shape)) < 0 or begin < 0 or (
-            end - begin != math.prod(shape) * ITEM_BYTES[value["dtype"]]):
-        raise ValueError(f"shape {shape} of {value['dtype']} in bytes {begin} to {end}")
-    return Stored(file, value["dtype"], shape, contiguous(shape), data_start + begin)
+        raise ValueError(f"dtype {value['dtype']}, which is not read here")
+    shape = tuple(value["shape"])
+    if len(shape) > 8:
+        raise ValueError(f"a tensor of {len(shape)} dimensions")
+    return Stored(file, value["dtype"], shape, contiguous(shape),
+                  data_start + value["data_offsets"][0])
 
 
 def write_safetensors(directory: str | os.PathLike, shapes: Mapping[str, tuple[int, ...]],
@@ -181,11 +183,8 @@ def write_safetensors(directory: str | os.PathLike, shapes: Mapping[str, tuple[i
         weight_map.update(dict.fromkeys(names, file))
     if len(shards) > 1:
         total = sum(4 * math.prod(shape) for shape in shapes.values())
-        index = {"metadata": {"total_size": total}, "weight_map": weight_map}
-        text = json.dumps(index, indent=2) + "\n"
-        temporary = folder / f"{SAFETENSORS}.index.json.tmp"
-        temporary.write_text(text, "utf-8")
-        temporary.replace(folder / f"{SAFETENSORS}.index.json")
+        files.write_json(folder / f"{SAFETENSORS}.index.json",
+                         {"metadata": {"total_size": total}, "weight_map": weight_map})
 
 
 def _write_file(file: pathlib.Path, shapes: Mapping[str, tuple[int, ...]],
@@ -198,10 +197,8 @@ def _write_file(file: pathlib.Path, shapes: Mapping[str, tuple[int, ...]],
         position = end
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
-    temporary = file.with_name(file.name + ".tmp")
-    with temporary.open("wb") as stream:
+    with files.replaced(file, "wb") as stream:
         stream.write(struct.pack("<Q", len(text)) + text)
         for name, shape in shapes.items():
             value = np.ascontiguousarray(read(name), "<f4").reshape(shape)
             stream.write(memoryview(value).cast("B") if value.size else b"")
-    temporary.replace(file)

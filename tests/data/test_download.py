@@ -20,7 +20,8 @@ class Server(http.server.ThreadingHTTPServer):
     def __init__(self):
         super().__init__(("127.0.0.1", 0), Handler)
         self.content, self.tag, self.breaks, self.ranges = CONTENT, '"v1"', [], []
-        self.accepts_ranges = True
+        self.accepts_ranges, self.ignores_if_range, self.sends_length = True, False, True
+        self.shift, self.leads_to = 0, None  # where ranges begin beside what was asked; Location
 
     @property
     def url(self):
@@ -34,21 +35,30 @@ class Handler(http.server.BaseHTTPRequestHandler):
         if self.path == "/missing":
             self.send_error(404)
             return
-        start = 0
-        if wanted and server.accepts_ranges and self.headers["If-Range"] == server.tag:
+        if server.leads_to:
+            self.send_response(302)
+            self.send_header("Location", server.leads_to)
+            self.end_headers()
+            return
+        start, same = 0, self.headers["If-Range"] == server.tag or server.ignores_if_range
+        if wanted and server.accepts_ranges and same:
             start = int(wanted.removeprefix("bytes=").removesuffix("-"))
             if start >= len(server.content):
                 self.send_response(416)
                 self.send_header("Content-Range", f"bytes */{len(server.content)}")
                 self.end_headers()
                 return
+            start += server.shift
             self.send_response(206)
+            self.send_header("Content-Range", f"bytes {start}-{len(server.content) - 1}/"
+                             f"{len(server.content)}")
         else:
             self.send_response(200)
         body = server.content[start:]
         if server.tag:
             self.send_header("ETag", server.tag)
-        self.send_header("Content-Length", str(len(body)))
+        if server.sends_length:
+            self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         self.wfile.write(body[: server.breaks.pop(0)] if server.breaks else body)
 
@@ -126,8 +136,55 @@ def test_a_kill_before_the_renaming_costs_nothing(server, tmp_path):
     assert server.ranges == [f"bytes={len(CONTENT)}-"]
 
 
+@pytest.mark.parametrize("change", ["begins elsewhere", "another tag", "another size", "shorter"])
+def test_a_server_that_answers_a_range_with_another_file_is_asked_for_the_whole(
+        server, tmp_path, change):
+    """Bytes of two versions, or from the wrong place, would make a file that is neither."""
+    server.breaks = [1000] * 5
+    with pytest.raises(DownloadError):
+        download(server.url, tmp_path / "data.bin")
+    had = (tmp_path / "data.bin.part").stat().st_size
+    server.breaks, server.ignores_if_range = [], True
+    if change == "begins elsewhere":
+        server.shift = 7
+    elif change == "another tag":
+        server.content, server.tag = CONTENT[::-1], '"v2"'
+    else:
+        server.content = CONTENT[::-1] + b"more" if change == "another size" else CONTENT[:100]
+    server.ranges.clear()
+    download(server.url, tmp_path / "data.bin")
+    assert (tmp_path / "data.bin").read_bytes() == server.content
+    assert server.ranges == [f"bytes={had}-", None]
+
+
+@pytest.mark.parametrize("sends_length", [True, False])
+def test_no_more_is_received_than_is_published(server, tmp_path, monkeypatch, sends_length):
+    """A server that sends without end must not fill the disk."""
+    server.content, server.sends_length = CONTENT * 1000, sends_length
+    monkeypatch.setattr(module, "_CHUNK", 100)
+    written = []
+    verify = module._verify
+    monkeypatch.setattr(module, "_verify", lambda url, part, *rest: (
+        written.append(part.stat().st_size), verify(url, part, *rest)))
+    with pytest.raises(DownloadError, match="was expected|were expected"):
+        download(server.url, tmp_path / "data.bin", 1000)
+    assert written == ([] if sends_length else [1001])
+    assert not (tmp_path / "data.bin").exists()
+
+
+@pytest.mark.parametrize("target", ["ftp://127.0.0.1/x", "file:///etc/hostname"])
+def test_redirections_lead_to_the_web_alone(server, tmp_path, target):
+    """From ftp: and file: others' files would come under the name of the published one."""
+    server.leads_to = target
+    with pytest.raises(DownloadError, match=target.split(":")[0]):
+        download(server.url, tmp_path / "data.bin")
+    with pytest.raises(DownloadError, match="only http and https"):
+        download(target, tmp_path / "data.bin")
+    assert names(tmp_path) == []
+
+
 @pytest.mark.parametrize("size, sha256, message", [
-    (len(CONTENT) + 1, None, f"bytes {len(CONTENT)} where {len(CONTENT) + 1} was expected"),
+    (len(CONTENT) + 1, None, f"has {len(CONTENT)} bytes from 0 on, where {len(CONTENT) + 1} from"),
     (len(CONTENT), "0" * 64, f"SHA-256 {SHA256} where 0000"),
 ])
 def test_a_file_that_is_not_the_one_expected_is_removed(server, tmp_path, size, sha256, message):
@@ -174,8 +231,8 @@ def test_progress_is_shown_on_a_terminal(server, tmp_path, monkeypatch):
 
 
 def test_requests_have_a_time_limit(server, tmp_path, monkeypatch):
-    asked, real = [], urllib.request.urlopen
-    monkeypatch.setattr(urllib.request, "urlopen",
-                        lambda request, timeout: asked.append(timeout) or real(request))
+    asked, real = [], urllib.request.OpenerDirector.open
+    monkeypatch.setattr(urllib.request.OpenerDirector, "open", lambda self, request, timeout: (
+        asked.append(timeout), real(self, request))[1])
     download(server.url, tmp_path / "data.bin")
     assert asked == [module._TIMEOUT]

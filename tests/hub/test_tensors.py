@@ -7,6 +7,7 @@ import pathlib
 import pickle
 import struct
 import sys
+import tracemalloc
 import types
 import zipfile
 
@@ -249,11 +250,66 @@ def test_truncated_safetensors(keep, tmp_path):
     b"[]", b"{ ", b'{"a": {"dtype": "F32"}}',
     b'{"a": {"dtype": "F99", "shape": [1], "data_offsets": [0, 4]}}',
     b'{"a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 4]}}',
-    b'{"a": {"dtype": "F32", "shape": [-1], "data_offsets": [4, 0]}}'])
+    b'{"a": {"dtype": "F32", "shape": [-1], "data_offsets": [4, 0]}}',
+    b'{"a": {"dtype": "F4", "shape": [8], "data_offsets": [0, 4]}}',
+    b'{"a": {"dtype": "F32", "shape": [1,1,1,1,1,1,1,1,1], "data_offsets": [0, 4]}}',
+    b'{"a": {"dtype": "F16", "shape": [1], "data_offsets": [0, 2]}}',  # bytes of nobody
+    b'{"a": {"dtype": "I8", "shape": [1], "data_offsets": [0, 1]},'
+    b' "b": {"dtype": "I8", "shape": [2], "data_offsets": [2, 4]}}',
+    b'{"a": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]},'  # bytes of two
+    b' "b": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}',
+    b'{"a": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]},'
+    b' "a": {"dtype": "I32", "shape": [1], "data_offsets": [0, 4]}}'])
 def test_a_damaged_header(header, tmp_path):
+    """Of overlaps, gaps and double names, two readers of one file would make two models."""
     file = tmp_path / "model.safetensors"
     file.write_bytes(struct.pack("<Q", len(header)) + header + b"\0" * 4)
-    with pytest.raises(HubError, match=r"model\.safetensors: damaged safetensors header"):
+    with pytest.raises(HubError, match=r"model\.safetensors: damaged or cut off: its header"):
+        open_tensors(tmp_path)
+
+
+@pytest.mark.parametrize("pickled_bytes", [
+    b"}" * 300_001, b"}r\xff\xff\xff\x7f.", b"X\xff\xff\xff\xffab",
+    b"(" * 1000 + b"t" * 999 + b"Q.",
+    b"c__builtin__\neval\n.", b"(ios\nsystem\n.", b"\x8c\x02os\x8c\x06system\x93.", b"}}2s.",
+    b"}K\1K\2s."])
+def test_a_pickle_takes_no_more_than_its_opcodes(pickled_bytes, tmp_path, monkeypatch):
+    """Numbers of the file (memo, lengths, nesting) must not decide how much is allocated, and no
+    opcode reaches anything but a dictionary of tensors."""
+    file = tmp_path / "pytorch_model.bin"
+    with zipfile.ZipFile(file, "w") as archive:
+        archive.writestr("archive/data.pkl", pickled_bytes)
+    tracemalloc.start()
+    try:
+        assert not open_tensors(tmp_path)
+    except HubError as error:
+        assert str(file) in str(error)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 2 * len(pickled_bytes) + 3e7
+
+
+@pytest.mark.parametrize("inside", ["archive/data.pkl", "archive/byteorder", "archive/data/0"])
+def test_a_member_that_would_unpack_to_more_than_the_file_is_refused(inside, fake_torch, tmp_path):
+    """300 KB of a compressed member made 600 MiB."""
+    torch_file(tmp_path)
+    file = tmp_path / "pytorch_model.bin"
+    with zipfile.ZipFile(file) as archive:
+        members = {name: archive.read(name) for name in archive.namelist()}
+    members[inside] = members[inside] + b"\0" * 50_000_000
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, content in members.items():
+            archive.writestr(name, content)
+    with pytest.raises(HubError, match="is compressed or encrypted"):
+        open_tensors(tmp_path)
+
+
+def test_a_view_larger_than_its_storage_is_refused(fake_torch, tmp_path):
+    """Strides of 0 repeat an element: a few bytes would be read as an array of any size."""
+    storage = _Storage("FloatStorage", "0", np.zeros(20, np.float32))
+    write_zip(tmp_path / "pytorch_model.bin",
+              {"w": _Rebuilt(storage, 0, (10**6, 10**6), (0, 0))}, [storage])
+    with pytest.raises(HubError, match="'w' reaches beyond its storage"):
         open_tensors(tmp_path)
 
 
