@@ -7,18 +7,22 @@ A config file is python with `get_config() -> Config`; flags override single fie
 `None` is written as `none`, tuples with commas.
 """
 
+import contextlib
 import dataclasses
 import difflib
 import importlib.util
 import inspect
 import json
+import os
 import pathlib
 import sys
+import traceback
 import types
 import typing
 from typing import Any, Literal
 
 from rag_jax.config import PRESETS, RUNS, Config, ConfigError
+from rag_jax.errors import UserError
 
 # The config files that are shipped: a wheel has them inside the package, a checkout beside it.
 _HERE = pathlib.Path(__file__).absolute().parent
@@ -175,7 +179,7 @@ def _conflicts(config: Config, resolved: bool) -> typing.Iterator[str]:
             yield (f"config.model.{name}.heads={tower.heads}: must divide "
                    f"config.model.{name}.width={tower.width}")
     encoders = {"query_encoder", "document_encoder"} & set(model.sources)
-    if len(encoders) == 1:
+    if len(encoders) == 1 and not lexical(config):
         missing = ({"query_encoder", "document_encoder"} - encoders).pop()
         yield (f"config.model.{missing}.pretrained: the other encoder comes from "
                f"{model.sources[encoders.pop()]!r}; name this one too (a RAG checkpoint holds no "
@@ -244,6 +248,12 @@ def validate(config: Config, resolved: bool = False) -> Config:
     return config
 
 
+def lexical(config: Config) -> bool:
+    """Whether every run retrieves by words, so that there is no encoder."""
+    return all(run in RUNS and for_run(config, run).retrieval.retriever == "bm25"
+               for run in config.runs)
+
+
 def for_run(config: Config, run: str) -> Config:
     """The configuration of one of `config.runs`; of that run's own configuration, the same again.
 
@@ -302,7 +312,8 @@ def load_file(path: str) -> Config:
     beside = str(file.absolute().parent)
     sys.path.insert(0, beside)
     try:
-        spec.loader.exec_module(module)
+        with _mistakes_named(path, file):
+            spec.loader.exec_module(module)
     finally:
         sys.path.remove(beside)
     if not hasattr(module, "get_config"):
@@ -311,10 +322,30 @@ def load_file(path: str) -> Config:
     if argument and not takes:
         raise ConfigError(f"--config={path}: its get_config() takes no argument; drop "
                           f"':{argument}'")
-    config = module.get_config(argument) if argument else module.get_config()
+    with _mistakes_named(path, file):
+        config = module.get_config(argument) if argument else module.get_config()
     if not isinstance(config, Config):
         raise ConfigError(f"--config={path}: get_config() must return a rag_jax.config.Config")
     return config
+
+
+@contextlib.contextmanager
+def _mistakes_named(path: str, file: pathlib.Path) -> typing.Iterator[None]:
+    """Turns what a config file raises into a ConfigError with the line where it did."""
+    try:
+        yield
+    except UserError:
+        raise
+    except SyntaxError as error:
+        raise ConfigError(f"--config={path}: {error.filename or file}:{error.lineno}: "
+                          f"{error.msg}: {(error.text or '').strip()}") from None
+    except Exception as error:
+        folder = str(file.absolute().parent)
+        frames = [f"{f.filename}:{f.lineno}: {f.line}"
+                  for f in traceback.extract_tb(error.__traceback__)
+                  if os.path.dirname(os.path.abspath(f.filename)) == folder]
+        raise ConfigError(f"--config={path}: {frames[-1] if frames else file}: "
+                          f"{type(error).__name__}: {error}") from None
 
 
 def to_json(config: Config) -> str:

@@ -81,22 +81,36 @@ def open_trained(config: Config, path: pathlib.Path, run: str | None = None,
                           f"{', '.join(trained) or '(none)'}; leave config.eval.labels and "
                           "config.model.head as they are")
     job = open_job(config, path)
+    opened = _open_index(job, run, index) if config.retrieval.k else None
     params, meta = stages.load_params(job, run, step)
-    if not config.retrieval.k:
-        return Trained(job, run, params, None)
-    built_by, memories = meta["encoder_fingerprint"], path / "indexes"
-    if job.model.lexical:
-        memories = path / WORD_INDEXES
-    if config.train.document_encoder == "refresh":
-        built_by = stages.fingerprint(job.model, params["document_encoder"])
-        memories = path / run / "indexes"
-    named = memories / (index or next(iter(job.prepared.memories)))
-    folder = named if index is None or named.is_dir() else pathlib.Path(index)
-    if job.model.lexical:
-        return Trained(job, run, params, Bm25Index.open(folder))
-    opened = PassageIndex.open(folder, built_by, host=hosts.index(), hosts=hosts.count())
-    opened = on_device.open_index(config, job.prepared.format, job.mesh, opened)
+    if opened is not None and not job.model.lexical:
+        opened.check_encoder(stages.fingerprint(job.model, params["document_encoder"])
+                             if config.train.document_encoder == "refresh"
+                             else meta["encoder_fingerprint"])
+        opened = on_device.open_index(config, job.prepared.format, job.mesh, opened)
     return Trained(job, run, params, opened)
+
+
+def _open_index(job: stages.Job, run: str, named: str | None) -> PassageIndex | Bm25Index:
+    """The index that `open_trained` names, before the parameters are read, which takes longer."""
+    folders, k = job.workdir / "indexes", job.config.eval.k or job.config.retrieval.k
+    if job.model.lexical:
+        folders = job.workdir / WORD_INDEXES
+    elif job.config.train.document_encoder == "refresh":
+        folders = job.workdir / run / "indexes"
+    folder = folders / (named or next(iter(job.prepared.memories)))
+    if named is not None and not folder.is_dir():
+        folder = pathlib.Path(named)
+        if not folder.is_dir():
+            there = sorted(f.name for f in folders.glob("[!.]*") if f.is_dir())
+            raise ConfigError(f"--index={named}: no such folder, and {folders} has "
+                              f"{', '.join(there) or 'none'}")
+    opened = Bm25Index.open(folder) if job.model.lexical else PassageIndex.open(
+        folder, host=hosts.index(), hosts=hosts.count())
+    if k > opened.size:
+        raise ConfigError(f"config.eval.k={k}: {folder} has {opened.size} passages; set "
+                          f"config.eval.k={opened.size} or less")
+    return opened
 
 
 def index_passages(config: Config, path: pathlib.Path, passages: pathlib.Path, out: pathlib.Path,

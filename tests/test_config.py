@@ -343,3 +343,12 @@ def test_a_shipped_file_is_found_from_any_folder_unless_there_is_one_of_its_name
     (tmp_path / "configs").mkdir()
     written(tmp_path / "configs", "def get_config(): return Config(seed=77)\n", "quickstart.py")
     assert overrides.load_file("configs/quickstart.py").seed == 77
+
+
+def test_runs_by_words_need_no_document_encoder():
+    """BM25 with a released RAG checkpoint demanded the encoder that nothing would read."""
+    rag = replace(Config(), {"model.rag.pretrained": "some/rag"})
+    assert validate(replace(rag, {"runs": ("bm25", "bm25_sequence")}))
+    for runs in (("rag_token",), ("bm25", "rag_token"), ("bm25", "nonsense")):
+        with pytest.raises(ConfigError):
+            validate(replace(rag, {"runs": runs}))

@@ -298,3 +298,35 @@ def test_run_picks_one_of_the_workdirs_runs(tmp_path):
         parsed("--run=frozen", "--config.train.query_encoder_rate=1")
     with pytest.raises(configs.ConfigError, match="--run=rag_token.*frozen, rag_sequence"):
         parsed("--run=rag_token")
+
+
+@pytest.mark.parametrize("content, told", [
+    ("from rag_jax.config import Config\ndef get_config(:\n    pass\n",
+     "mine.py:2: invalid syntax: def get_config(:"),
+    ("from rag_jax.config import Config\n\nimport nowhere\n",
+     "mine.py:3: import nowhere: ModuleNotFoundError: No module named 'nowhere'"),
+    ("from rag_jax.config import Config\ndef get_config():\n    return Config(sead=1)\n",
+     "mine.py:3: return Config(sead=1): TypeError: Config.__init__() got an unexpected"),
+    ("import beside\ndef get_config():\n    return beside.get()\n",
+     "beside.py:2: return 1 / 0: ZeroDivisionError"),
+    ("x = 1\0\n", "mine.py"),
+])
+def test_what_a_config_file_raises_names_its_line(content, told, tmp_path):
+    """A typing mistake in a config file ended in a traceback through importlib."""
+    (tmp_path / "mine.py").write_text(content)
+    (tmp_path / "beside.py").write_text("def get():\n    return 1 / 0\n")
+    with pytest.raises(configs.ConfigError, match="--config=") as error:
+        parse(f"--config={tmp_path / 'mine.py'}")
+    assert told in str(error.value)
+
+
+def test_a_workdir_that_is_a_file_is_named(tmp_path):
+    """It was "[Errno 20] Not a directory", or a workdir without config.json."""
+    from rag_jax.training import workdir
+
+    (tmp_path / "file").write_text("")
+    for path in (tmp_path / "file", tmp_path / "file" / "below"):
+        with pytest.raises(configs.ConfigError, match=r"file is a file, not a folder"):
+            workdir.read(path)
+        with pytest.raises(configs.ConfigError, match=r"file is a file, not a folder"):
+            workdir.start(configs.Config(), path)

@@ -9,6 +9,15 @@ from rag_jax.config import Config, ConfigError
 from rag_jax.training import stages, workdir
 
 
+class Opened(str):
+    """An index of 70 passages, by its name."""
+
+    size = 70
+
+    def check_encoder(self, fingerprint):
+        assert fingerprint == "f"
+
+
 @pytest.fixture
 def path(tmp_path, monkeypatch):
     """A workdir with three runs, whose parameters and indexes are stubs."""
@@ -23,7 +32,7 @@ def path(tmp_path, monkeypatch):
     monkeypatch.setattr(trained, "open_job", open_job)
     monkeypatch.setattr(stages, "load_params", lambda job, run, step: (
         f"parameters of {run}", {"encoder_fingerprint": "f"}))
-    monkeypatch.setattr(trained.PassageIndex, "open", lambda folder, *_, **__: folder.name)
+    monkeypatch.setattr(trained.PassageIndex, "open", lambda folder, *_, **__: Opened(folder.name))
     monkeypatch.setattr(trained.on_device, "open_index", lambda *given: given[-1])
     return tmp_path
 
@@ -49,6 +58,18 @@ def test_a_run_answers_as_it_was_trained_to_unless_other_settings_are_given(path
     for k in (0, 7):
         given = overrides.replace(config, {"eval.k": k, "eval.num_beams": 2})
         assert trained.open_trained(given, path, "rag_sequence").job.config.eval == given.eval
+
+
+@pytest.mark.parametrize("k, index, told", [
+    (71, None, r"config.eval.k=71: .*now has 70 passages"),
+    (5, "nosuch", r"--index=nosuch: no such folder, and .*indexes has older")])
+def test_a_wrong_index_fails_before_the_model_is_read(path, monkeypatch, k, index, told):
+    """k above the number of passages, and a misspelt --index, were told after the checkpoint."""
+    monkeypatch.setattr(stages, "load_params", lambda *_: pytest.fail("the model is read"))
+    (path / "indexes" / "older").mkdir(parents=True)
+    config = overrides.replace(workdir.read(path), {"eval.k": k})
+    with pytest.raises(ConfigError, match=told):
+        trained.open_trained(config, path, "rag_token", index=index)
 
 
 def test_the_first_run_that_began_is_opened_where_none_is_named(path):

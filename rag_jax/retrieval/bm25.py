@@ -8,8 +8,10 @@ import hashlib
 import importlib.metadata
 import importlib.util
 import json
+import logging
 import os
 import sys
+import types
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
@@ -38,12 +40,18 @@ def bm25_missing() -> str | None:
     return f"{', '.join(missing)} not installed: pip install 'rag_jax[bm25]'" if missing else None
 
 
+def _library() -> types.ModuleType:
+    import bm25s
+
+    logging.getLogger("bm25s").setLevel(logging.WARNING)  # its import asks for debug lines
+    return bm25s
+
+
 def _words(texts: Iterable[str], progress: bool = False) -> list[list[str]]:
     """The stems of each text, in its order."""
-    import bm25s
     import Stemmer
 
-    return bm25s.tokenize(texts, stopwords=SETTINGS["stopwords"], return_ids=False,
+    return _library().tokenize(texts, stopwords=SETTINGS["stopwords"], return_ids=False,
                           stemmer=Stemmer.Stemmer(SETTINGS["stemmer"]), show_progress=progress)
 
 
@@ -61,13 +69,11 @@ class Bm25Index:
     division: Division = "queries"
 
     def __init__(self, path: Path, manifest: dict, passages: PassageStore, files: VerifiedFiles):
-        import bm25s
-
         self.path, self.manifest, self.passages = path, manifest, passages
         self.size = manifest["size"]
         files.check_all()
         try:
-            self._bm25 = bm25s.BM25.load(path / "bm25", mmap=True, allow_pickle=False,
+            self._bm25 = _library().BM25.load(path / "bm25", mmap=True, allow_pickle=False,
                                               backend="numpy")
             good = self._fits()
         except (ValueError, KeyError, TypeError, AttributeError, OSError) as error:
@@ -178,14 +184,12 @@ def build_bm25(store: PassageStore, out: str | os.PathLike, overwrite: bool = Fa
 
 
 def _index_words(store: PassageStore, folder: Path) -> None:
-    import bm25s
-
     progress = sys.stderr.isatty()
     passages = (store[row] for row in range(len(store)))
     words = _words((f"{passage.title} {passage.text}" for passage in passages), progress)
     if not any(words):
         raise RetrievalError(f"{store.path}: no passage has a word that BM25 counts; English stop "
                              "words and single letters are left out.")
-    index = bm25s.BM25(k1=SETTINGS["k1"], b=SETTINGS["b"], method=SETTINGS["method"])
+    index = _library().BM25(k1=SETTINGS["k1"], b=SETTINGS["b"], method=SETTINGS["method"])
     index.index(words, show_progress=progress)
     index.save(folder, show_progress=progress)

@@ -232,6 +232,10 @@ class PassageIndex:
 
         return opened(Path(path), make)
 
+    def check_encoder(self, fingerprint: str) -> None:
+        """Raises a RetrievalError where another encoder than this one has built the index."""
+        _check_fingerprint(self.path, self.manifest, fingerprint)
+
     def search(self, queries: np.ndarray, k: int) -> SearchResult:
         """Finds the k best passages for queries float[B, E]; see Index.
 

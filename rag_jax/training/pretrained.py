@@ -59,6 +59,8 @@ def resolve(config: Config) -> Config:
         beyond the positions of the model.
     """
     model, sources = config.model, config.model.sources
+    if overrides.lexical(config):  # a RAG checkpoint's question encoder is not read
+        sources = {tower: source for tower, source in sources.items() if tower not in ENCODERS}
     found = {tower: _architecture(source, tower) for tower, source in sources.items()}
     encoders = [found[tower] for tower in ENCODERS if tower in found]
 

@@ -30,6 +30,7 @@ def start(config: Config, workdir: pathlib.Path) -> pathlib.Path:
       ConfigError: an earlier command used other values, by name.
     """
     workdir = workdir.absolute()
+    _check_folder(workdir)
     file = workdir / "config.json"
     if file.exists():
         earlier = read(workdir)
@@ -56,6 +57,13 @@ def write(config: Config, file: pathlib.Path) -> None:
     files.write_json(file, seal(dataclasses.asdict(config)))
 
 
+def _check_folder(workdir: pathlib.Path) -> None:
+    """Raises a ConfigError where the workdir, or a folder above it, is a file."""
+    for path in (workdir, *workdir.parents):
+        if path.exists() and not path.is_dir():
+            raise ConfigError(f"--workdir={workdir}: {path} is a file, not a folder; name another")
+
+
 def exists(path: str | pathlib.Path) -> bool:
     """Whether a folder is a workdir: its config.json is one of this package."""
     try:
@@ -72,6 +80,7 @@ def read(workdir: pathlib.Path) -> Config:
     Raises:
       ConfigError: there is none, or it is damaged.
     """
+    _check_folder(workdir)
     file = workdir / "config.json"
     if not file.is_file():
         raise ConfigError(f"{workdir}: no config.json; name a workdir of rag_jax.train "

@@ -1,6 +1,7 @@
 """BM25 against the formula in float64, and the directory that holds it."""
 
 import json
+import logging
 import os
 import pathlib
 import re
@@ -217,3 +218,9 @@ def test_the_reference_ranking_and_its_recall(tmp_path):
     recall = answer_recall([[passages[i].text for i in row] for row in found],
                            [q["answers"] for q in questions], (1, 5, 20))
     assert {k: round(value, 1) for k, value in recall.items()} == {1: 78.5, 5: 92.4, 20: 97.9}
+
+
+def test_the_library_prints_no_debug_lines(index, caplog):
+    """Its import sets its logger to DEBUG: with a handler at the root each search printed lines."""
+    Bm25Index.open(index.path).search(QUESTIONS, 2)
+    assert logging.getLogger("bm25s").level == logging.WARNING and not caplog.records

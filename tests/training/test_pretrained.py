@@ -87,6 +87,21 @@ def test_a_plain_bert_starts_both_encoders_and_is_no_retriever(sources, params, 
             np.testing.assert_array_equal(a, b)
 
 
+def test_bm25_takes_the_generator_of_a_rag_checkpoint_alone(sources, params, tmp_path):
+    """It demanded a document encoder that no run of it reads."""
+    base = Config(runs=("bm25",), tensorboard=False,
+                  data=DataConfig(max_source_length=64, max_target_length=8, length_buckets=64,
+                                  max_question_length=24, max_passage_length=32))
+    asked = overrides.validate(overrides.replace(base, {"model.rag.pretrained": sources["rag"]}))
+    resolved = with_files(pretrained.resolve(asked), tmp_path)
+    job = open_job(resolved, tmp_path / "work").of_run("bm25")
+    assert set(job.model.towers) == {"generator"}
+    loaded = pretrained.load(job, job.model.towers)
+    for a, b in zip(jax.tree.leaves(loaded["generator"]), jax.tree.leaves(params["generator"]),
+                    strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
 def test_weights_land_where_the_rules_table_says(sources, tmp_path):
     """A large model must not pass through one device as a whole."""
     resolved = overrides.replace(
