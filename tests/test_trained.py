@@ -88,7 +88,6 @@ def test_an_index_is_built_for_a_run_as_it_is(path, monkeypatch):
     monkeypatch.setattr(trained, "job_of_file", lambda job, *_: asked.append(job.config) or job)
     monkeypatch.setattr(trained.stages, "restore_run", lambda *given: (asked.append(given[0]), {}))
     monkeypatch.setattr(trained, "index_memories", lambda *given: {"out": "index"})
-    monkeypatch.setattr(trained.shutil, "rmtree", lambda *_, **__: None)
     trained.index_passages(workdir.read(path), path, path / "p.tsv", path / "out",
                            run="rag_sequence")
     assert asked[0].kind == "sequence" and asked[1] == path / "rag_sequence"
