@@ -4,7 +4,7 @@ r"""Table 6, FEVER 2-way, RAG-Token with BM25: 91.6 accuracy on dev.
         --workdir=runs/paper/fever2
 
 Hardware: a TPU v4-8 with a 500 GB disk (tpu_scripts/README.md). Time: 17,157 steps of
-64 questions; at least 0.6 hours, a lower bound: the operations of the training
+64 questions; at least 0.5 hours, a lower bound: the operations of the training
 step alone, at the chips' peak speed; not measured.
 """
 

@@ -4,7 +4,7 @@ r"""Table 6, FEVER 3-way, RAG-Token, frozen retriever: 72.9 accuracy on dev.
         --workdir=runs/paper/fever3
 
 Hardware: a TPU v4-8 with a 500 GB disk (tpu_scripts/README.md). Time: 22,726 steps of
-64 questions; at least 0.9 hours, a lower bound: the operations of the training
+64 questions; at least 0.7 hours, a lower bound: the operations of the training
 step alone, at the chips' peak speed; not measured.
 """
 

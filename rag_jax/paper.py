@@ -167,7 +167,8 @@ NOTES = {
     "table2": (
         "MS-MARCO's test set was hidden, its leaderboard is closed: table 2's 40.8 and table 6's "
         "57.2 are different sets and must not be compared.",
-        "FEVER: section 3.4 describes one label token, appendix E a classification head.",
+        "FEVER: section 3.4 describes one label token, appendix E a classification head; ours "
+        "are one token.",
         "The BLEU-1 of Jeopardy questions is not defined, nor is the tokenization.",
     ),
     "table4": (

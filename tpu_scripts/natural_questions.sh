@@ -6,11 +6,11 @@
 #
 #   tpu_scripts/natural_questions.sh [--dry-run] WORKDIR [--config.FIELD=VALUE...]
 #
-#   WORKDIR             such as runs/nq; the downloads go to dpr/ beside it
-#   --config.FIELD=...  for rag_jax.train, on top of configs/paper_scale.py
+#   WORKDIR             such as runs/nq; the passages go to dpr/ beside it, the questions to tasks/
+#   --config.FIELD=...  for rag_jax.train, on top of configs/table1_nq_*.py
 #   --dry-run           print the commands, run none
 #
-# configs/paper_scale.py holds all values.
+# configs/recipe.py holds all values.
 source "$(dirname "$0")/lib.sh"
 
 parse_options "" "$@"
@@ -23,20 +23,14 @@ files=https://dl.fbaipublicfiles.com/dpr
 # Of several hosts with one folder one downloads, and the others wait.
 run mkdir -p "$dpr"
 run flock "$dpr/lock" wget --continue --no-verbose "--directory-prefix=$dpr" \
-  "$files/wikipedia_split/psgs_w100.tsv.gz" \
-  "$files/data/retriever/nq-train.qa.csv" \
-  "$files/data/retriever/nq-dev.qa.csv" \
-  "$files/data/retriever/nq-test.qa.csv"
+  "$files/wikipedia_split/psgs_w100.tsv.gz"
 
-run python -m rag_jax.train --config=configs/paper_scale.py "--workdir=$workdir" \
-  "--config.data.passages=$dpr/psgs_w100.tsv.gz" \
-  "--config.data.train=$dpr/nq-train.qa.csv" \
-  "--config.data.dev=$dpr/nq-dev.qa.csv" \
-  "--config.data.test=$dpr/nq-test.qa.csv" \
-  "${ARGS[@]:1}"
-
-# Greedy with 15 passages, and thorough greedy with 50 (appendix A).
-run python -m rag_jax.evaluate "--workdir=$workdir" --run=rag_token --split=test \
-  --config.eval=paper-qa-token
-run python -m rag_jax.evaluate "--workdir=$workdir" --run=rag_sequence --split=test \
-  --config.eval=paper-qa-sequence
+# Answers: greedy with 15 passages, and thorough greedy with 50 (appendix A).
+for kind in token sequence; do
+  run python -m rag_jax.train "--config=configs/table1_nq_rag_$kind.py" "--workdir=$workdir" \
+    "--config.data.passages=$dpr/psgs_w100.tsv.gz" \
+    "--config.data.data_dir=$(dirname "$workdir")/tasks" \
+    --config.mesh.fsdp=4 --config.eval.batch_size=16 "${ARGS[@]:1}"
+  run python -m rag_jax.evaluate "--workdir=$workdir" "--run=rag_$kind" --split=test \
+    "--config.eval=paper-qa-$kind" --config.eval.batch_size=16
+done

@@ -24,7 +24,7 @@ SMALL = [
     f"--config.retrieval.k={K}", f"--config.data.max_question_length={L}",
     f"--config.data.max_source_length={S}", f"--config.data.max_target_length={T}",
     "--config.data.max_passage_length=40", "--config.retrieval.embed_batch_size=8",
-    "--config.eval.batch_size=8", "--config.retrieval.device_dtype=bfloat16",
+    "--config.eval.batch_size=8", "--config.eval.k=0", "--config.retrieval.device_dtype=bfloat16",
     *(f"--config.model.{tower}.{field}={value}" for tower, fields in {
         "retriever": {"vocab_size": 64, "layers": 3, "dropout": 0, "attention_dropout": 0},
         "generator": {"vocab_size": V, "encoder_layers": 3, "decoder_layers": 3, "dropout": 0},

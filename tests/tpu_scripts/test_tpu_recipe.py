@@ -4,11 +4,11 @@ import importlib
 
 import pytest
 
-from rag_jax import flags
+from rag_jax import flags, overrides
 from rag_jax.training import workdir as workdirs
 from tests.tpu_scripts.cloud import SCRIPTS, Cloud
 
-STEPS = ["mkdir", "flock", "rag_jax.train", "rag_jax.evaluate", "rag_jax.evaluate"]
+STEPS = ["mkdir", "flock", *["rag_jax.train", "rag_jax.evaluate"] * 2]
 
 
 class Parsed(Exception):
@@ -51,21 +51,22 @@ def test_every_command_is_one_that_rag_jax_takes(cloud, parse, tmp_path):
     done, commands = run(cloud, str(work), "--config.train.steps=7")
     assert done.returncode == 0, done.stderr
     assert [words[0] for words in commands] == STEPS
-    options, config = parse(commands[2])
-    assert options.workdir == str(work)
-    assert config.runs == ("rag_token", "rag_sequence") and config.train.steps == 7
-    assert set(config.model.sources) == {"query_encoder", "document_encoder", "generator"}
     fetched = commands[1][5:]
-    for source in (config.data.passages, config.data.train, config.data.dev, config.data.test):
-        assert source.startswith(f"{tmp_path}/dpr/")
-        assert any(url.endswith(source.rpartition("/")[2]) for url in fetched)
     assert f"--directory-prefix={tmp_path}/dpr" in commands[1]
-    workdirs.start(config, work)
-    for words, (kind, k) in zip(commands[3:], (("rag_token", 15), ("rag_sequence", 50)),
-                                strict=True):
-        options, asked = parse(words)
+    for number, (kind, k) in enumerate((("rag_token", 15), ("rag_sequence", 50))):
+        options, config = parse(commands[2 + 2 * number])
+        assert options.workdir == str(work)
+        assert config.runs == (kind,) and config.train.steps == 7
+        assert set(config.model.sources) == {"query_encoder", "document_encoder", "generator"}
+        passages = config.data.passages
+        assert passages.startswith(f"{tmp_path}/dpr/")
+        assert any(url.endswith(passages.rpartition("/")[2]) for url in fetched)
+        assert config.data.data_dir == f"{tmp_path}/tasks"
+        workdirs.start(config, work)
+        options, asked = parse(commands[3 + 2 * number])
         assert (options.run, options.split, asked.eval.k) == (kind, "test", k)
         assert (asked.eval.strategy, asked.eval.num_beams) == ("thorough", 1)
+        assert asked.eval == config.eval, "the best checkpoint is chosen by other answers"
 
 
 def test_a_step_that_fails_ends_it(cloud, tmp_path):
@@ -86,6 +87,21 @@ def test_dry_run_prints_every_command(cloud, tmp_path):
     assert done.returncode == 0 and not commands and not list(tmp_path.glob("*/nq"))
     printed = [line.removeprefix("python -m ").split()[0] for line in done.stdout.splitlines()]
     assert printed == STEPS
+
+
+def test_the_recipe_is_that_of_the_papers_table(parse, cloud, tmp_path):
+    """Another staleness, pairs or checkpoint would give another number than table 1's files."""
+    _, commands = run(cloud, str(tmp_path / "nq"))
+    for words in commands[2::2]:
+        _, config = parse(words)
+        file, = [word for word in words if word.startswith("--config=")]
+        _, recipe = parse(["rag_jax.train", file])
+        changed = {name for name in overrides.fields()
+                   if overrides.value(config, name) != overrides.value(recipe, name)}
+        assert changed == {"data.passages", "data.data_dir", "mesh.fsdp", "eval.batch_size"}
+        scale = overrides.load_file(str(SCRIPTS.parent / "configs" / "paper_scale.py"))
+        assert (scale.train, scale.retrieval, scale.data) == (
+            recipe.train, recipe.retrieval, recipe.data)
 
 
 def test_the_config_is_complete(parse, cloud):
