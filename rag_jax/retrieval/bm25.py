@@ -107,8 +107,9 @@ class Bm25Index:
         """
         if missing := bm25_missing():
             raise RetrievalError(f"{path}: a BM25 index; {missing}.")
-        return opened(Path(path), lambda folder: cls(
-            *open_parts(folder, ("bm25",), FINGERPRINT, None)))
+        index = opened(Path(path), lambda folder: cls(*open_parts(folder, ("bm25",), FINGERPRINT)))
+        index.passages.files.verify()
+        return index
 
     def search(self, texts: Sequence[str], k: int) -> SearchResult:
         """Finds the k passages with the highest BM25 scores, best first, ties by ascending row.

@@ -225,8 +225,9 @@ class PassageIndex:
                 built by another encoder or from other passages. The text says what to do.
         """
         def make(folder: Path) -> "PassageIndex":
-            parts = open_parts(folder, ("exact", "scann"), encoder_fingerprint, verify)
+            parts = open_parts(folder, ("exact", "scann"), encoder_fingerprint)
             index = cls(*parts, host, hosts)
+            index.passages.files.verify(verify)
             index.files.verify(verify)
             return index
 
@@ -262,13 +263,13 @@ def _check_rows(files: VerifiedFiles | None, width: int, first: int, ids: np.nda
         files.check_pieces(EMBEDDINGS, begins, begins + 4 * width)
 
 
-def open_parts(path: Path, kinds: tuple[str, ...], encoder_fingerprint: str | None,
-               verify: bool | None) -> tuple[Path, dict, PassageStore, VerifiedFiles]:
+def open_parts(path: Path, kinds: tuple[str, ...], encoder_fingerprint: str | None
+               ) -> tuple[Path, dict, PassageStore, VerifiedFiles]:
     """Checks a version of an index of one of these kinds; see PassageIndex.open.
 
     Returns:
-        path, manifest, passages, and the files besides those of the passages, of which none is
-        verified yet.
+        path, manifest, passages, and the files besides those of the passages. No file is verified
+        yet.
     """
     manifest = read_manifest(path)
     if manifest["kind"] not in kinds:
@@ -288,7 +289,7 @@ def open_parts(path: Path, kinds: tuple[str, ...], encoder_fingerprint: str | No
         name = file.relative_to(path).as_posix()
         if name not in own and not any(other.startswith(f"{name}/") for other in own):
             raise RetrievalError(f"{path}: {name} does not belong to this index; remove it.")
-    passages = PassageStore.open(path / "passages", verify)
+    passages = PassageStore.mapped(path / "passages")
     same = passages.fingerprint == manifest["passages_fingerprint"]
     if not same or len(passages) != manifest["size"]:
         raise RetrievalError(

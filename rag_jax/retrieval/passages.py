@@ -154,10 +154,16 @@ class PassageStore:
         Raises:
             RetrievalError: the directory is not a store, or is damaged.
         """
+        store = cls.mapped(path)
+        store.files.verify(verify)
+        return store
+
+    @classmethod
+    def mapped(cls, path: str | os.PathLike) -> "PassageStore":
+        """`open`, with everything still to be verified, when it is read."""
         path = Path(path)
         store = cls(path, _read_meta(path))
         store._check_ends()
-        store.files.verify(verify)
         return store
 
     def _check_ends(self) -> None:

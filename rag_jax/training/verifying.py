@@ -8,6 +8,7 @@ from rag_jax.errors import UserError
 from rag_jax.retrieval.index import open_parts
 from rag_jax.retrieval.passages import PassageStore
 from rag_jax.retrieval.verification import VerifiedFiles, open_digests
+from rag_jax.retrieval.versions import POINTER, current
 from rag_jax.training import workdir
 from rag_jax.training.checkpoint import Checkpointer
 from rag_jax.training.run import Clock
@@ -42,11 +43,11 @@ def verify(path: pathlib.Path) -> Iterator[Part]:
         yield _store(path)
     else:
         raise UserError(f"{path}: neither an index nor a passage store nor a workdir: it has none "
-                        "of manifest.json, meta.json and config.json")
+                        f"of {POINTER}, manifest.json, meta.json and config.json")
 
 
 def _is_index(path: pathlib.Path) -> bool:
-    return (path / "manifest.json").is_file()
+    return (path / "manifest.json").is_file() or (path / POINTER).is_file()
 
 
 def _files(files: VerifiedFiles) -> tuple[str, list[str]]:
@@ -56,7 +57,7 @@ def _files(files: VerifiedFiles) -> tuple[str, list[str]]:
 
 def _index(path: pathlib.Path) -> Part:
     try:
-        _, manifest, passages, files = open_parts(path, ("exact", "scann", "bm25"), None, False)
+        _, manifest, passages, files = open_parts(current(path), ("exact", "scann", "bm25"), None)
     except UserError as error:
         return Part(str(path), "index", [str(error)])
     (size, damage), (_, of_passages) = _files(files), _files(passages.files)
@@ -65,7 +66,7 @@ def _index(path: pathlib.Path) -> Part:
 
 def _store(path: pathlib.Path) -> Part:
     try:
-        store = PassageStore.open(path, verify=False)
+        store = PassageStore.mapped(path)
     except UserError as error:
         return Part(str(path), "passage store", [str(error)])
     size, damage = _files(store.files)
