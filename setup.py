@@ -26,6 +26,9 @@ REQUIRES = [
     "pyarrow",
     # Tokenizers by Hugging Face name; `tokenizers` alone does the work at run time.
     "transformers>=5.23,<6",
+    # Regular expressions of answers with a time limit, which Python's own lack; transformers
+    # brings it anyway.
+    "regex>=2025.10.22",
     "tokenizers>=0.22",
     # Checkpoints by Hugging Face name: download with progress, cache and offline mode.
     "huggingface_hub>=1",

@@ -4,8 +4,9 @@ Every family is a function of predictions, examples, the passages retrieved (whe
 retriever) and config.eval.
 """
 
+import contextlib
 import pathlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -19,7 +20,7 @@ from rag_jax.metrics.answers import exact_match, f1
 from rag_jax.metrics.bleu import corpus_bleu
 from rag_jax.metrics.classification import accuracies, label_name
 from rag_jax.metrics.diversity import distinct_ngram_ratio
-from rag_jax.metrics.patterns import pattern_match
+from rag_jax.metrics.patterns import SlowPatternError, pattern_match
 from rag_jax.metrics.q_bleu import bleu_1, q_bleu_1
 from rag_jax.metrics.rouge import rouge_l
 from rag_jax.metrics.sacre_bleu import corpus_sacre_bleu
@@ -52,7 +53,16 @@ def is_correct(prediction: str, example: Example, nfd: bool = False) -> bool:
     `nfd` is config.eval.nfd.
     """
     match = pattern_match if example.regex else exact_match
-    return match(prediction, example.answers, nfd=nfd)
+    with _question_named(example):
+        return match(prediction, example.answers, nfd=nfd)
+
+
+@contextlib.contextmanager
+def _question_named(example: Example) -> Iterator[None]:
+    try:
+        yield
+    except SlowPatternError as error:
+        raise DataError(f"answers of question {example.id!r}: {error}") from None
 
 
 def score(predictions: Texts, examples: Sequence[Example], families: Sequence[str] = ("qa",),
@@ -134,9 +144,12 @@ def _overlaps(correct: np.ndarray, examples: Sequence[Example], train: Sequence[
 
 def answer_ranks(examples: Sequence[Example], retrieved: Retrieved) -> np.ndarray:
     """Rank from 0 of the first passage that has an answer; infinity if none has; float[Q]."""
-    return np.array([
-        retrieval.answer_rank([passage.text for passage in passages], e.answers, e.regex)
-        for e, passages in zip(examples, retrieved, strict=True)])
+    ranks = []
+    for example, passages in zip(examples, retrieved, strict=True):
+        with _question_named(example):
+            ranks.append(retrieval.answer_rank([passage.text for passage in passages],
+                                               example.answers, example.regex))
+    return np.array(ranks)
 
 
 def answer_recalls(ranks: np.ndarray, retrieved: Retrieved) -> dict[str, float]:
@@ -166,13 +179,15 @@ def _qa(predictions: Texts, examples: Sequence[Example], retrieved: Retrieved | 
 def _regex(predictions: Texts, examples: Sequence[Example], retrieved: Retrieved | None,
            how: EvalConfig) -> Scores:
     """regex_match (anchored at the start) and regex_search, where answers are such expressions."""
-    pairs = [(prediction, example.answers)
-             for prediction, example in zip(predictions, examples, strict=True) if example.regex]
+    pairs = [pair for pair in zip(predictions, examples, strict=True) if pair[1].regex]
     if not pairs:
         raise ConfigError("config.eval.metrics=regex: no question has regular expressions as "
                           'answers; mark those that have with "regex": true, or leave it out')
-    match, search = ([pattern_match(*pair, kind, nfd=how.nfd) for pair in pairs]
-                     for kind in ("match", "search"))
+    match, search = [], []
+    for prediction, example in pairs:
+        with _question_named(example):
+            for kind, found in (("match", match), ("search", search)):
+                found.append(pattern_match(prediction, example.answers, kind, nfd=how.nfd))
     return Scores(match, {"regex_search": _percent(search)})
 
 

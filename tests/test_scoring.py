@@ -9,11 +9,12 @@ import pytest
 from rag_jax import evaluate, overrides
 from rag_jax.config import Config, ConfigError, EvalConfig, MetricFamily
 from rag_jax.data.question_files import Example
-from rag_jax.errors import UserError
+from rag_jax.errors import DataError, UserError
+from rag_jax.metrics import patterns
 from rag_jax.metrics.bootstrap import interval
 from rag_jax.metrics.sacre_bleu import corpus_sacre_bleu
 from rag_jax.retrieval.reading import Passage
-from rag_jax.scoring import FAMILIES, is_correct, read_predictions, score
+from rag_jax.scoring import FAMILIES, answer_ranks, is_correct, read_predictions, score
 
 EXAMPLES = [
     Example("1", "Where is Peru's government?", ("Lima",), titles=("Lima",)),
@@ -221,3 +222,13 @@ def test_the_questions_of_a_task_are_looked_for_in_config_data_data_dir(tmp_path
                    f"--data_dir={tmp_path}"])
     shown = capsys.readouterr().out.split()
     assert shown[shown.index("em") + 1] == "100"
+
+
+def test_the_question_of_a_pattern_that_runs_for_ever_is_named(monkeypatch):
+    monkeypatch.setattr(patterns, "LIMIT_SECS", 0.02)
+    example, text = Example("q7", "Who?", ("(?:a|aa)+$",), regex=True), "a" * 80 + "b"
+    for scored in (lambda: is_correct(text, example),
+                   lambda: answer_ranks([example], [[Passage("1", "", text)]]),
+                   lambda: FAMILIES["regex"].metrics([text], [example], None, EvalConfig())):
+        with pytest.raises(DataError, match="answers of question 'q7': the regular expression"):
+            scored()

@@ -2,6 +2,8 @@
 
 import pytest
 
+from rag_jax.errors import DataError
+from rag_jax.metrics import patterns
 from rag_jax.metrics.patterns import pattern_match
 from tests.metrics.goldens import golden
 
@@ -42,3 +44,10 @@ def test_values_of_the_reference_implementations():
         assert pattern_match(*pair) == bool(case["drqa_match_raw"]), case
         assert pattern_match(*pair, nfd=True) == bool(case["drqa_pipeline_match_nfd"]), case
         assert pattern_match(*pair, "search", nfd=True) == bool(case["dpr_search_nfd"]), case
+
+
+def test_a_pattern_that_would_run_for_ever_is_named(monkeypatch):
+    """One such answer in a file kept an evaluation from ever ending."""
+    monkeypatch.setattr(patterns, "LIMIT_SECS", 0.02)
+    with pytest.raises(DataError, match=r"\(\?:a\|aa\)\+\$.* of 81 characters in 0.02 seconds"):
+        pattern_match("a" * 80 + "b", ["b", "(?:a|aa)+$"])
