@@ -138,7 +138,9 @@ def parse_with_config(parser: argparse.ArgumentParser, argv: Sequence[str] | Non
         raise ConfigError(f"--config.runs={changes['runs']}: --run names the one of the workdir's "
                           "runs to open")
     config = overrides.validate(overrides.replace(base, changes))
-    overrides.check_runs_allow(config, changes)
+    # What a file sets is for the runs that it names.
+    own = overrides.not_default(config) if load is None and "runs" not in changes else []
+    overrides.check_runs_allow(config, [*changes, *own])
     return options, config
 
 

@@ -266,7 +266,7 @@ def for_run(config: Config, run: str) -> Config:
 
 
 def check_runs_allow(config: Config, names: typing.Iterable[str]) -> None:
-    """Fields that a command sets must not be what all its runs set otherwise.
+    """Fields that a command or a config file sets must not be what all its runs set otherwise.
 
     Raises:
       ConfigError: names the field and the run.
@@ -278,6 +278,12 @@ def check_runs_allow(config: Config, names: typing.Iterable[str]) -> None:
             raise ConfigError(f"config.{name}={given}: run {config.runs[0]!r} sets "
                               f"config.{name}={of_runs[0]}; leave the field out, or name another "
                               "run")
+
+
+def not_default(config: Config) -> list[str]:
+    """The fields that have another value than their default."""
+    default = Config()
+    return [name for name in fields() if value(config, name) != value(default, name)]
 
 
 def value(config: Config, dotted: str) -> Any:

@@ -98,6 +98,16 @@ def test_a_field_that_no_run_of_the_command_would_have_is_refused(argv, told):
     assert told in str(error.value)
 
 
+def test_a_config_file_that_contradicts_its_own_run_is_refused(tmp_path):
+    file = tmp_path / "mine.py"
+    file.write_text("from rag_jax.config import *\ndef get_config(run): return Config(\n"
+                    "    runs=(run,), train=TrainConfig(query_encoder_rate=0.2))\n")
+    with pytest.raises(configs.ConfigError, match="query_encoder_rate=0.2: run 'frozen' sets"):
+        parse(f"--config={file}:frozen")
+    parse(f"--config={file}:rag_token")
+    parse(f"--config={file}:rag_token", "--config.runs=frozen")  # the file's value is for its own
+
+
 def test_an_unknown_option_is_refused(capsys):
     """argparse, left to itself with parse_known_args, would ignore it."""
     with pytest.raises(SystemExit) as stop:
