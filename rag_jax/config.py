@@ -119,12 +119,15 @@ class DataConfig:
         "", "folder or Hugging Face name; empty = train an uncased WordPiece on the passages")
     generator_vocab: int = field(8192, "size of a trained BPE", at_least=300)
     retriever_vocab: int = field(8192, "size of a trained WordPiece", at_least=100)
-    source_format: Literal["question_kept", "hugging_face"] = field(
-        "question_kept", "title / text // question, where a long input loses the end of its "
-        "passage; or joined and cut as Hugging Face's RAG does, where it loses the question")
-    question_text: Literal["raw", "uncased_roundtrip"] = field(
-        "raw", "the question as the generator reads it: as written, or through the retriever's "
-        "tokenizer and back (lower case) as Hugging Face's released RAG was trained")
+    source_format: Literal["auto", "question_kept", "hugging_face"] = field(
+        "auto", "title / text // question, where a long input loses the end of its passage; or "
+        "joined and cut as Hugging Face's RAG does, where it loses the question; auto = as the "
+        "generator's RAG checkpoint was trained (hugging_face, unless it says otherwise), else "
+        "question_kept")
+    question_text: Literal["auto", "raw", "uncased_roundtrip"] = field(
+        "auto", "the question as the generator reads it: as written, or through the retriever's "
+        "tokenizer and back (lower case) as Hugging Face's released RAG was trained; auto = as "
+        "source_format's, else raw")
     max_question_length: int = field(64, "question tokens for the query encoder", at_least=4)
     max_passage_length: int = field(256, "passage tokens for the document encoder", at_least=8)
     max_source_length: int = field(256, "generator input: passage and question", at_least=16)

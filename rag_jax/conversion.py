@@ -16,6 +16,7 @@ from jax.sharding import Mesh
 from rag_jax import overrides, parallel
 from rag_jax.config import BartConfig, BertConfig, Config, ConfigError, DataConfig, ModelConfig
 from rag_jax.data.text import Tokenizer
+from rag_jax.hub import families
 from rag_jax.hub import load as hub
 from rag_jax.hub.families import SpecialIds
 from rag_jax.hub.save import save
@@ -92,6 +93,9 @@ def _config_of(found: hub.Pretrained) -> Config:
     data = DataConfig()
     data = dataclasses.replace(data, **{
         name: min(getattr(data, name), tower.max_positions) for name, tower in lengths.items()})
+    if found.inputs:
+        data = dataclasses.replace(data, source_format=found.inputs[0],
+                                   question_text=found.inputs[1])
     return Config(runs=(f"rag_{found.kind or 'token'}",), data=data,
                   model=ModelConfig(retriever, generator))
 
@@ -119,7 +123,8 @@ def _export(path: pathlib.Path, out: pathlib.Path, run: str | None, family: str 
     pieces = {"document_encoder": out / "document_encoder"} if together else {
         tower: out / tower for tower in params}
     if together or len(params) == 1:
-        save(out, main, params, **arguments)
+        inputs = families.inputs_json(config.data.source_format, config.data.question_text)
+        save(out, main, params, **arguments, fields=inputs if together else None)
         written.append(f"{main} in {out}")
     for tower, folder in pieces.items():
         if tower in params and len(params) > 1:

@@ -183,7 +183,7 @@ def _conflicts(config: Config, resolved: bool) -> typing.Iterator[str]:
         missing = ({"query_encoder", "document_encoder"} - encoders).pop()
         yield (f"config.model.{missing}.pretrained: the other encoder comes from "
                f"{model.sources[encoders.pop()]!r}; name this one too (a RAG checkpoint holds no "
-               "document encoder: facebook/dpr-ctx_encoder-multiset-base fits the released ones)")
+               "document encoder: facebook/dpr-ctx_encoder-single-nq-base fits the released ones)")
     read_by = []
     if resolved or not encoders:
         read_by += [(model.retriever, ("max_question_length", "max_passage_length"))]

@@ -3,6 +3,7 @@
 import dataclasses
 import math
 import pathlib
+import re
 import reprlib
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple, get_args, get_type_hints
@@ -232,6 +233,41 @@ def special_ids(config: Mapping[str, Any], generation: Mapping[str, Any], file: 
                            f"{config['vocab_size']} that vocab_size says")
         values[ours] = value
     return SpecialIds(**values)
+
+
+# (data.source_format, data.question_text) of Hugging Face's own training, and what auto means of
+# other generators.
+RELEASED_INPUTS, OUR_INPUTS = ("hugging_face", "uncased_roundtrip"), ("question_kept", "raw")
+OWN = "rag_jax"  # the section of config.json for what only this package reads
+
+
+def inputs(config: Mapping[str, Any], family: Family) -> tuple[str, str] | None:
+    """(data.source_format, data.question_text) of a RAG checkpoint; those that we wrote say it."""
+    if family.model_type != "rag":
+        return None
+    own = config.get(OWN)
+    own = own if isinstance(own, dict) else {}
+    source, question = own.get("source_format"), own.get("question_text")
+    return (source if source in ("question_kept", "hugging_face") else RELEASED_INPUTS[0],
+            question if question in ("raw", "uncased_roundtrip") else RELEASED_INPUTS[1])
+
+
+def inputs_json(source_format: str, question_text: str) -> dict[str, Any]:
+    """The section of config.json that `inputs` reads."""
+    return {OWN: {"source_format": unless_auto(source_format, OUR_INPUTS[0]),
+                  "question_text": unless_auto(question_text, OUR_INPUTS[1])}}
+
+
+def unless_auto(value: str, otherwise: str) -> str:
+    return otherwise if value == "auto" else value
+
+
+def origin(text: str, tower: str | None = None) -> str | None:
+    """The data that a released DPR encoder is named after ("single-nq", "multiset"), where a name
+    or a model card tells one of them (a card: of this tower) and no other."""
+    kind = {"query_encoder": "question", "document_encoder": "ctx"}.get(tower, "question|ctx")
+    found = set(re.findall(rf"dpr-(?:{kind})_encoder-([a-z0-9-]{{1,40}})-base", text))
+    return found.pop() if len(found) == 1 else None
 
 
 def bert_json(config: BertConfig, model_type: str) -> dict[str, Any]:

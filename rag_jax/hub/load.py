@@ -12,9 +12,9 @@ import numpy as np
 
 from rag_jax import parallel
 from rag_jax.config import BartConfig, BertConfig
-from rag_jax.hub import families, names
+from rag_jax.hub import families, names, sentence
 from rag_jax.hub.families import SpecialIds
-from rag_jax.hub.stored import HubError, read_json
+from rag_jax.hub.stored import HEADER_LIMIT, HubError, read_json
 from rag_jax.hub.tensors import Tensors, open_tensors
 from rag_jax.models.bart import Bart
 from rag_jax.models.dpr import DprEncoder
@@ -24,7 +24,8 @@ TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_ma
                    "added_tokens.json", "vocab.json", "merges.txt", "vocab.txt")
 TOKENIZER_FOLDERS = {"query_encoder": "question_encoder_tokenizer",
                      "generator": "generator_tokenizer"}
-SMALL_FILES = ["config.json", "generation_config.json", *TOKENIZER_FILES,
+SMALL_FILES = ["config.json", "README.md", "generation_config.json", *TOKENIZER_FILES,
+               *sentence.FILES,
                *(f"{folder}/*" for folder in TOKENIZER_FOLDERS.values())]
 SAFE_FILES = ["model.safetensors", "model.safetensors.index.json", "model-*.safetensors"]
 TORCH_FILES = ["pytorch_model.bin", "pytorch_model.bin.index.json", "pytorch_model-*.bin"]
@@ -39,6 +40,9 @@ class Pretrained:
       `RagModel.init` (unboxed, float32), and "bert": a plain BERT in the form of either encoder.
     retriever: of the encoders, or None; generator: or None; ids: the generator's, or None.
     kind: "token" or "sequence" where a RAG checkpoint says so.
+    inputs: (data.source_format, data.question_text) that a RAG checkpoint's generator was trained
+      with, or None.
+    origins: what the encoders were trained on, by tower, where name or model card tell it.
     tokenizers: folders by tower ("query_encoder" and "generator" for RAG), where there are any.
     """
 
@@ -50,6 +54,8 @@ class Pretrained:
     params: Params
     kind: str | None
     tokenizers: dict[str, pathlib.Path]
+    inputs: tuple[str, str] | None = None
+    origins: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
 
 def locate(source: str | os.PathLike, offline: bool = False, revision: str | None = None
@@ -146,10 +152,12 @@ def load(source: str | os.PathLike, *, towers: Collection[str] | None = None,
 def _open(folder: pathlib.Path) -> tuple[Pretrained, Tensors, dict[str, names.Place]]:
     file = folder / "config.json"
     config = read_json(file)
+    sentence.check(folder)
     tensors = open_tensors(folder)
     family = families.detect(config, tensors, file)
     found = Pretrained(family.architecture, *_configs(folder, family, config),
-                       tuple(family.places), {}, family.kind, _tokenizers(folder, family))
+                       tuple(family.places), {}, family.kind, _tokenizers(folder, family),
+                       families.inputs(config, family), _origins(folder, family, config))
     bert, bart = found.retriever, found.generator
     depths = [bert.layers] if bert else []
     depths += [bart.encoder_layers, bart.decoder_layers] if bart else []
@@ -187,6 +195,20 @@ def _tokenizers(folder: pathlib.Path, family: families.Family) -> dict[str, path
     needed = ("tokenizer.json", "vocab.json", "vocab.txt")
     return {tower: place for tower, place in places.items()
             if any((place / name).is_file() for name in needed)}
+
+
+def _origins(folder: pathlib.Path, family: families.Family, config: Mapping[str, Any]
+             ) -> dict[str, str]:
+    card = folder / "README.md"
+    text = ""
+    if card.is_file():
+        with card.open("rb") as stream:
+            text = stream.read(HEADER_LIMIT).decode("utf-8", "replace")
+    sections = {"query_encoder": config["question_encoder"]} if family.model_type == "rag" else (
+        dict.fromkeys(family.places, config) if family.model_type == "dpr" else {})
+    found = {tower: families.origin(str(section.get("_name_or_path")))
+             or families.origin(text, tower) for tower, section in sections.items()}
+    return {tower: origin for tower, origin in found.items() if origin}
 
 
 def plan(places: Mapping[str, names.Place], retriever: BertConfig | None,

@@ -63,12 +63,20 @@ def read_json(file: pathlib.Path) -> dict[str, Any]:
     Raises:
       HubError: no such file, or something else in it.
     """
+    value = read_json_value(file)
+    if not isinstance(value, dict):
+        raise HubError(f"{file}: not a JSON object: download it again")
+    return value
+
+
+def read_json_value(file: pathlib.Path) -> Any:
+    """As `read_json`, of any JSON."""
     try:
         with file.open("rb") as stream:
             content = stream.read(HEADER_LIMIT + 1)
         if len(content) > HEADER_LIMIT:
             raise HubError(f"{file}: more than {HEADER_LIMIT} bytes, which no such file needs")
-        value = json.loads(content.decode("utf-8"), object_pairs_hook=unique)
+        return json.loads(content.decode("utf-8"), object_pairs_hook=unique)
     except FileNotFoundError:
         raise HubError(f"{file}: missing; a checkpoint folder holds config.json and weights"
                        ) from None
@@ -76,6 +84,3 @@ def read_json(file: pathlib.Path) -> dict[str, Any]:
         raise
     except (ValueError, RecursionError) as error:
         raise HubError(f"{file}: not JSON ({error}): download it again") from None
-    if not isinstance(value, dict):
-        raise HubError(f"{file}: not a JSON object: download it again")
-    return value

@@ -13,6 +13,7 @@ from jax.sharding import Mesh
 
 from rag_jax import overrides
 from rag_jax.config import BartConfig, BertConfig, Config, ConfigError
+from rag_jax.hub import families
 from rag_jax.hub import load as hub
 from rag_jax.models import rag
 from rag_jax.retrieval.verification import open_digests
@@ -78,7 +79,45 @@ def resolve(config: Config) -> Config:
         model = dataclasses.replace(model, retriever=retriever)
     if "generator" in found:
         model = dataclasses.replace(model, generator=kept(model.generator, found["generator"]))
-    return overrides.validate(dataclasses.replace(config, model=model), resolved=True)
+    source_format, question_text = _inputs(sources.get("generator"))
+    data = dataclasses.replace(
+        config.data,
+        source_format=families.unless_auto(config.data.source_format, source_format),
+        question_text=families.unless_auto(config.data.question_text, question_text))
+    return overrides.validate(dataclasses.replace(config, data=data, model=model), resolved=True)
+
+
+def _inputs(source: str | None) -> tuple[str, str]:
+    """(data.source_format, data.question_text) that a generator was trained with."""
+    ours = families.OUR_INPUTS
+    if source and workdir.exists(source):
+        data = workdir.read(pathlib.Path(source)).data
+        return (families.unless_auto(data.source_format, ours[0]),
+                families.unless_auto(data.question_text, ours[1]))
+    return source and _described(source).inputs or ours
+
+
+def notes(asked: Config, resolved: Config) -> list[str]:
+    """What `resolve` set beside the architecture, and encoders that hardly fit each other."""
+    lines = []
+    sources = asked.model.sources
+    changed = [f"config.data.{name}={getattr(resolved.data, name)}"
+               for name, usual in zip(("source_format", "question_text"), families.OUR_INPUTS,
+                                      strict=True)
+               if getattr(asked.data, name) == "auto" and getattr(resolved.data, name) != usual]
+    if changed:
+        lines.append(f"{sources['generator']}: {' and '.join(changed)}, as it was trained; set "
+                     "them yourself for another form")
+    origins = {tower: families.origin(sources[tower])
+               or _described(sources[tower]).origins.get(tower) for tower in ENCODERS
+               if tower in sources and not workdir.exists(sources[tower])}
+    if len(set(origins.values()) - {None}) > 1:
+        lines.append(
+            "warning: the query encoder comes from DPR's "
+            f"{origins['query_encoder']} ({sources['query_encoder']}), the document encoder from "
+            f"{origins['document_encoder']} ({sources['document_encoder']}). Encoders that were "
+            "not trained together give meaningless scores; name a pair")
+    return lines
 
 
 def tokenizer_folder(config: Config, tower: str) -> pathlib.Path | None:

@@ -86,7 +86,9 @@ def warm_up(config: Config, path: pathlib.Path) -> Warm:
     Raises: as `train`.
     """
     be_quiet()
-    config = pretrained.resolve(config)
+    asked, config = config, pretrained.resolve(config)
+    for line in pretrained.notes(asked, config):
+        _say(line)
     retrievers = {overrides.for_run(config, run).retrieval.retriever for run in config.runs}
     if "bm25" in retrievers and (missing := bm25_missing()):
         raise ConfigError(f"config.retrieval.retriever=bm25: {missing}")

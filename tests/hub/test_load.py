@@ -231,6 +231,42 @@ def test_a_config_that_does_not_fit_is_one_clear_error(family, changes, message,
         load(folder)
 
 
+TRANSFORMER, POOLING, NORMALIZE = (
+    {"path": path, "type": f"sentence_transformers.models.{name}"} for path, name in (
+        ("", "Transformer"), ("1_Pooling", "Pooling"), ("2_Normalize", "Normalize")))
+
+
+@pytest.mark.parametrize("modules,pooling,settings,message", [
+    ([TRANSFORMER, POOLING],
+     {"pooling_mode_cls_token": False, "pooling_mode_mean_tokens": True}, {},
+     r"1_Pooling/config\.json: its pooling is mean_tokens.*\[CLS\]"),
+    ([TRANSFORMER, POOLING], {"pooling_mode": "mean"}, {}, "its pooling is mean"),
+    ([TRANSFORMER, POOLING], {"pooling_mode_cls_token": True, "pooling_mode_max_tokens": True}, {},
+     "cls_token, max_tokens"),
+    ([TRANSFORMER, POOLING, NORMALIZE], {"pooling_mode_cls_token": True}, {},
+     r"modules\.json: its vectors go through Normalize"),
+    ([TRANSFORMER, {**POOLING, "path": "../1_Pooling"}], {}, {}, "go through Pooling"),
+    ("x", {}, {}, "no list of modules"),
+    ([TRANSFORMER], {}, {"similarity_fn_name": "cosine"}, "similarity_fn_name = 'cosine'"),
+    ([TRANSFORMER], {}, {"prompts": {"query": "query: "}}, "prompts = .*query: "),
+    ([TRANSFORMER, POOLING], {"pooling_mode_cls_token": True},
+     {"similarity_fn_name": "dot", "prompts": {"query": ""}}, None),
+    ([TRANSFORMER, POOLING], {"pooling_mode": "cls"}, {"similarity_fn_name": None}, None)])
+def test_other_pooling_of_sentence_transformers_is_refused(
+        modules, pooling, settings, message, tmp_path):
+    """Read as [CLS] and inner products, a mean-pooled model found 75 of 95 answers."""
+    folder, _ = written(tmp_path, "BertModel")
+    (folder / "1_Pooling").mkdir()
+    for name, value in (("modules.json", modules), ("1_Pooling/config.json", pooling),
+                        ("config_sentence_transformers.json", settings)):
+        (folder / name).write_text(json.dumps(value))
+    if message is None:
+        describe(folder)
+    else:
+        with pytest.raises(HubError, match=message):
+            describe(folder)
+
+
 def test_a_missing_or_broken_config(tmp_path):
     folder, _ = written(tmp_path, QUESTION)
     (folder / "config.json").write_text("{")

@@ -2,6 +2,8 @@
 
 import dataclasses
 import json
+import pathlib
+import shutil
 
 import jax
 import numpy as np
@@ -11,6 +13,7 @@ import tiny
 from rag_jax import conversion, overrides, parallel
 from rag_jax.config import Config, ConfigError, DataConfig
 from rag_jax.data.text import Tokenizer, train_bart_tokenizer, train_bert_tokenizer
+from rag_jax.hub import families
 from rag_jax.hub.save import save
 from rag_jax.trained import open_trained
 from rag_jax.training import pretrained
@@ -60,6 +63,66 @@ def test_the_architecture_is_taken_over_and_how_to_compute_is_kept(sources):
         MODEL.retriever, init_std=found.retriever.init_std, attention_dropout=0.1)
     assert found.retriever.dropout == 0.3 and found.generator.dtype == "bfloat16"
     assert (found.generator.width, found.generator.max_positions) == (16, 96)
+
+
+@pytest.mark.parametrize("source", ["rag", "converted"])
+@pytest.mark.parametrize("chosen,expected", [
+    ({}, ("hugging_face", "uncased_roundtrip")),
+    ({"data.question_text": "raw"}, ("hugging_face", "raw")),
+    ({"data.source_format": "question_kept", "data.question_text": "raw"},
+     ("question_kept", "raw"))])
+def test_a_released_rag_reads_what_it_was_trained_on(sources, source, chosen, expected):
+    """Its generator was never shown our form of the input; what the user asks for goes first."""
+    asked = overrides.replace(config(sources, rag=source, document_encoder="context"), chosen)
+    resolved = pretrained.resolve(asked)
+    assert (resolved.data.source_format, resolved.data.question_text) == expected
+    lines = " ".join(pretrained.notes(asked, resolved))
+    for name, value in zip(("source_format", "question_text"), expected, strict=True):
+        was_set = f"data.{name}" not in chosen
+        assert (f"config.data.{name}={value}" in lines) == was_set
+    from_bart = pretrained.resolve(config(sources, generator="rag"))
+    assert from_bart.data.source_format == "hugging_face", "the generator decides"
+    assert pretrained.resolve(Config()).data.question_text == "raw"
+
+
+def test_encoders_of_different_origins_are_said(sources, tmp_path):
+    """Encoders trained apart give meaningless scores, which no fingerprint notices."""
+    def named(name, tower, changes, card=""):
+        folder = tmp_path / name
+        shutil.copytree(sources[tower], folder)
+        described = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps({**described, **changes}))
+        (folder / "README.md").write_text(card)
+        return str(folder)
+
+    question = {"_name_or_path": "facebook/dpr-question_encoder-single-nq-base"}
+    rag_section = json.loads((pathlib.Path(sources["rag"]) / "config.json").read_text())
+    found = {
+        **sources,
+        "nq": named("nq", "question", question),
+        "card": named("card", "rag", {}, "the base `facebook/dpr-question_encoder-single-nq-base`"),
+        "rag_nq": named("rag_nq", "rag", {
+            "question_encoder": {**rag_section["question_encoder"], **question}}),
+        "multiset": named("dpr-ctx_encoder-multiset-base", "context", {}),
+        "single": named("single", "context", {
+            "_name_or_path": "facebook/dpr-ctx_encoder-single-nq-base"})}
+    for towers, warns in (({"query_encoder": "nq", "document_encoder": "multiset"}, True),
+                          ({"rag": "rag_nq", "document_encoder": "multiset"}, True),
+                          ({"rag": "card", "document_encoder": "multiset"}, True),
+                          ({"rag": "rag_nq", "document_encoder": "single"}, False),
+                          ({"rag": "rag", "document_encoder": "multiset"}, False)):
+        asked = config(found, **towers)
+        lines = " ".join(pretrained.notes(asked, pretrained.resolve(asked)))
+        assert ("single-nq" in lines and "multiset" in lines) == warns, towers
+
+
+def test_an_export_says_how_its_inputs_are_written(tmp_path):
+    """Ours, imported again, is not taken for one that was trained on Hugging Face's string."""
+    rag = families.FAMILIES["RagTokenForGeneration"]
+    for asked, expected in ((("auto", "auto"), ("question_kept", "raw")),
+                            (("hugging_face", "raw"), ("hugging_face", "raw"))):
+        assert families.inputs(families.inputs_json(*asked), rag) == expected
+    assert families.inputs({families.OWN: {"source_format": [1]}}, rag) == families.RELEASED_INPUTS
 
 
 @pytest.mark.parametrize("source", ["rag", "converted"])
