@@ -106,6 +106,7 @@ def write_evaluation(folder: pathlib.Path, questions: QuestionTokens, result: Ev
     but the posterior of each token, which `generate --out` writes.
     """
     folder.mkdir(parents=True, exist_ok=True)
+    files.remove_leftovers(folder)
     lines = []
     for example, answer, correct in zip(questions.examples, *result[1:], strict=True):
         passages = zip(answer.passage_ids, answer.prior, answer.posterior, strict=True)

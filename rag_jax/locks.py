@@ -38,14 +38,14 @@ def exclusive(folder: pathlib.Path) -> Iterator[None]:
 
     Raises:
       InUseError: another process holds it, or another thread; in every process of the job.
-      OSError: the lock file cannot be made.
+      UserError, OSError: it is a file, or the lock file cannot be made.
     """
     with contextlib.ExitStack() as stack:
         refusal = error = None
         if hosts.leads():
             try:
                 stack.enter_context(own(folder))
-            except (InUseError, OSError) as caught:
+            except (UserError, OSError) as caught:
                 error, refusal = caught, str(caught)
         refusal = hosts.exchange(refusal)[0]
         if refusal is not None:
@@ -56,6 +56,8 @@ def exclusive(folder: pathlib.Path) -> Iterator[None]:
 @contextlib.contextmanager
 def own(folder: pathlib.Path) -> Iterator[None]:
     """`exclusive` of one process, whatever the others of its job do."""
+    if folder.exists() and not folder.is_dir():
+        raise UserError(f"{folder}: is a file; name a folder, or one that is yet to be made")
     folder.mkdir(parents=True, exist_ok=True)
     key = os.path.realpath(folder), threading.get_ident()
     if key in _held:

@@ -13,6 +13,7 @@ import jax
 import pytest
 
 from rag_jax import hosts, locks
+from rag_jax.errors import UserError
 
 HOLDER = """
 import pathlib, sys
@@ -78,6 +79,13 @@ def test_a_thread_may_ask_twice_and_another_may_not(tmp_path):
     assert len(refused) == 1 and f"process {os.getpid()} " in refused[0]
     second()
     assert len(refused) == 1, "freed at the end of the outer one"
+
+
+def test_a_file_is_no_folder(tmp_path):
+    (tmp_path / "f").touch()
+    with pytest.raises(UserError, match=r"/f: is a file; name a folder"):
+        with locks.exclusive(tmp_path / "f"):
+            pass
 
 
 def test_an_error_inside_frees_it(tmp_path):
