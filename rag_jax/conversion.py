@@ -7,13 +7,12 @@ that configs can name it where they would name the original.
 
 import dataclasses
 import pathlib
-import shutil
 from typing import Any
 
 import numpy as np
 from jax.sharding import Mesh
 
-from rag_jax import overrides, parallel
+from rag_jax import files, overrides, parallel
 from rag_jax.config import BartConfig, BertConfig, Config, ConfigError, DataConfig, ModelConfig
 from rag_jax.data.text import Tokenizer
 from rag_jax.hub import families
@@ -63,10 +62,8 @@ def convert(source: str, target: str, run: str | None = None, family: str | None
 
 def _import(source: str, out: pathlib.Path) -> str:
     found = hub.load(source)
-    temporary = out.with_name(f".{out.name}.tmp")
-    shutil.rmtree(temporary, ignore_errors=True)
-    temporary.mkdir(parents=True)
-    try:
+    files.remove_leftovers(out.parent)
+    with files.new_folder(out) as temporary:
         meta = {"family": found.family, "ids": found.ids and dataclasses.asdict(found.ids)}
         for tower, params in found.params.items():
             stored = "query_encoder" if tower == pretrained.PLAIN else tower
@@ -77,11 +74,6 @@ def _import(source: str, out: pathlib.Path) -> str:
         if found.tokenizers:
             write_digests(temporary / "data", TOKENIZERS.values())
         workdir.write(_config_of(found), temporary / "config.json")
-        if out.exists():
-            out.rmdir()
-        temporary.replace(out)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
     return f"{found.family}: {', '.join(found.params)} in {out}"
 
 

@@ -9,6 +9,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TextIO
 
+from rag_jax import files
+
 _LINE_SECS = 10.0  # longest silence of the plain progress log while steps are being made
 
 
@@ -66,12 +68,7 @@ class MetricWriter:
             for line in self.path.read_bytes().split(b"\n")
             if (at := _step_of(line)) is not None and at <= step
         ]
-        temporary = self.path.with_name(self.path.name + ".tmp")
-        with open(temporary, "wb") as file:
-            file.write(b"".join(line + b"\n" for line in kept))
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, self.path)
+        files.write_bytes(self.path, b"".join(line + b"\n" for line in kept))
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
         """Writes host scalars of one step; `step` itself is no name for a metric."""
