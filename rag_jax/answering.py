@@ -136,16 +136,21 @@ class Answerer:
     def decode(self, params: Any, questions: QuestionTokens, retrieved: np.ndarray | None
                ) -> list[Answer]:
         """Answers all questions from the given passages."""
-        answers: list[Answer] = []
+        return list(self.decode_each(params, questions, retrieved))
+
+    def decode_each(self, params: Any, questions: QuestionTokens, retrieved: np.ndarray | None
+                    ) -> Iterator[Answer]:
+        """`decode`, with the answers of each batch as soon as they are there."""
+        first = 0
         for count, batch in self.batches(questions, retrieved):
-            decoded, expanded = self._decode_batch(params, batch, len(answers))
+            decoded, expanded = self._decode_batch(params, batch, first)
             for row, fault in faults(decoded).items():
                 if row < count:
-                    raise DecodingError(f"{_named(questions, len(answers) + row)}: {fault}")
+                    raise DecodingError(f"{_named(questions, first + row)}: {fault}")
             for row in range(count):
-                ids = None if retrieved is None else retrieved[len(answers)]
-                answers.append(self._answer(questions, decoded, row, ids, int(expanded[row])))
-        return answers
+                ids = None if retrieved is None else retrieved[first + row]
+                yield self._answer(questions, decoded, row, ids, int(expanded[row]))
+            first += count
 
     def _decode_batch(self, params: Any, batch: Batch, first: int) -> tuple[Decoded, np.ndarray]:
         """Host arrays, and how many prefixes int[B] exact decoding has expanded.

@@ -2,7 +2,7 @@
 
 Prints EM with its confidence interval, what config.eval.metrics names, answer recall, marginal
 NLL and the retrieval monitors, and writes metrics.json and predictions.jsonl to
-WORKDIR/RUN/evaluation/SPLIT/, or to --out.
+WORKDIR/RUN/evaluation/SPLIT/ (with --questions: questions-NAME-DIGEST/), or to --out.
 
 `--predictions FILE --questions FILE` scores answers from anywhere, without a model: JSONL lines
 with "id" and "answer", as predictions.jsonl has them.
@@ -11,7 +11,7 @@ with "id" and "answer", as predictions.jsonl has them.
 import argparse
 import pathlib
 
-from rag_jax import flags
+from rag_jax import files, flags
 from rag_jax.config import Config, ConfigError
 
 
@@ -23,7 +23,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--questions", metavar="FILE",
                         help="questions of a file, or of another source of config.data, instead")
     parser.add_argument("--out", metavar="DIR", type=pathlib.Path,
-                        help="where to write (default: WORKDIR/RUN/evaluation/SPLIT)")
+                        help="where to write (default: in WORKDIR/RUN/evaluation)")
     parser.add_argument("--predictions", metavar="FILE", type=pathlib.Path,
                         help="score the answers of this file; needs --questions, no workdir")
     options, config = flags.parse_with_config(
@@ -48,6 +48,8 @@ def _score_file(options: argparse.Namespace, config: Config) -> None:
 
 
 def _evaluate(options: argparse.Namespace, config: Config) -> None:
+    if options.out:
+        files.check_place(options.out / "metrics.json", make_parents=True)
     flags.connect(options)
 
     from rag_jax import evaluation, hosts
@@ -59,7 +61,7 @@ def _evaluate(options: argparse.Namespace, config: Config) -> None:
     splits = trained.job.prepared.splits
     split = options.split or ("test" if "test" in splits else "dev")
     if options.questions:
-        split = pathlib.Path(options.questions).stem.replace(":", "_")
+        split = evaluation.folder_name(options.questions)
         examples = load_examples(options.questions, data_dir=config.data.data_dir, hidden=True)
     elif split in splits:
         examples = splits[split]
@@ -72,8 +74,8 @@ def _evaluate(options: argparse.Namespace, config: Config) -> None:
     folder = options.out or path / trained.run / "evaluation" / split
     if not hosts.leads():
         return
+    _show(f"{trained.run} on {options.questions or split}", result.metrics)
     evaluation.write_evaluation(folder, questions, result)
-    _show(f"{trained.run} on {split}", result.metrics)
     print(f"\n{folder}: metrics.json, predictions.jsonl")
     if result.correct[0] is None:
         print("not scored: the answers to these questions are not public")

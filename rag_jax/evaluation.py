@@ -1,7 +1,9 @@
 """Scores of answers and of retrieval over a set of questions."""
 
+import hashlib
 import json
 import pathlib
+import re
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -97,6 +99,14 @@ def _passages(answerer: Answerer, retrieved: np.ndarray | None) -> list[list[Pas
         return None
     store = answerer.index.passages
     return [[store[int(row)] for row in rows] for rows in retrieved]
+
+
+def folder_name(questions: str) -> str:
+    """Of an evaluation on a file or another source: no split's, and no other file's."""
+    stem = re.sub(r"[^\w.-]+", "_", pathlib.Path(questions).stem)
+    file = pathlib.Path(questions)
+    whole = str(file.resolve()) if file.exists() else questions
+    return f"questions-{stem}-{hashlib.sha256(whole.encode()).hexdigest()[:8]}"
 
 
 def write_evaluation(folder: pathlib.Path, questions: QuestionTokens, result: Evaluation) -> None:

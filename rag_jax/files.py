@@ -17,6 +17,7 @@ import re
 import secrets
 import shutil
 import socket
+import sys
 import time
 from collections.abc import Iterator
 from typing import IO, Any
@@ -35,9 +36,12 @@ class FolderError(UserError, OSError):
 
 
 @contextlib.contextmanager
-def replaced(path: pathlib.Path, mode: str = "w") -> Iterator[IO]:
+def replaced(path: pathlib.Path, mode: str = "w", keep: bool = False) -> Iterator[IO]:
     """A file to write ("w" = UTF-8, "wb" = bytes); it takes the name `path` when the body ends
-    without an error, and is on the disk then."""
+    without an error, and is on the disk then.
+
+    keep: where the body ends with an error, what is written stays, as unfinished-NAME.
+    """
     temporary = _own_name(path)
     try:
         with temporary.open(mode, encoding=None if "b" in mode else "utf-8") as file:
@@ -46,6 +50,12 @@ def replaced(path: pathlib.Path, mode: str = "w") -> Iterator[IO]:
             os.fsync(file.fileno())
         os.replace(temporary, path)
         sync_folder(path.parent)
+    except BaseException:
+        if keep and temporary.exists() and temporary.stat().st_size:
+            kept = _free_name(path, "unfinished")
+            os.rename(temporary, kept)
+            print(f"{path} is not finished: what there is of it is {kept}", file=sys.stderr)
+        raise
     finally:
         temporary.unlink(missing_ok=True)
         _alive.discard(temporary.name)
@@ -140,10 +150,7 @@ def new_folder(path: pathlib.Path) -> Iterator[pathlib.Path]:
 
 def set_aside(path: pathlib.Path, why: str) -> pathlib.Path:
     """Renames what is in the way to WHY-NAME beside it (or WHY-NAME-2, ...); nothing is lost."""
-    number, target = 1, path.with_name(f"{why}-{path.name}")
-    while os.path.lexists(target):
-        number += 1
-        target = path.with_name(f"{why}-{path.name}-{number}")
+    target = _free_name(path, why)
     os.rename(path, target)
     sync_folder(path.parent)
     return target
@@ -196,6 +203,32 @@ def sync_folder(folder: pathlib.Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def check_place(path: pathlib.Path, make_parents: bool = False) -> None:
+    """Looks before the work whether a file can be written at its end.
+
+    Raises:
+      FolderError: its folder is missing (unless it is made with its parents), is none, or may not
+        be written into; or `path` is a folder.
+    """
+    folder = path.absolute().parent
+    while make_parents and not folder.exists():
+        folder = folder.parent
+    if not folder.is_dir():
+        raise FolderError(f"{path}: there is no folder {folder}; make it, or name another")
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise FolderError(f"{path}: {folder} may not be written into; name another folder")
+    if path.is_dir():
+        raise FolderError(f"{path}: is a folder; name a file")
+
+
+def _free_name(path: pathlib.Path, why: str) -> pathlib.Path:
+    number, target = 1, path.with_name(f"{why}-{path.name}")
+    while os.path.lexists(target):
+        number += 1
+        target = path.with_name(f"{why}-{path.name}-{number}")
+    return target
 
 
 def _own_name(path: pathlib.Path) -> pathlib.Path:

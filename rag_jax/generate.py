@@ -44,6 +44,8 @@ def main(argv: list[str] | None = None) -> None:
         parser.error("--heatmap shows what --out writes as token_posterior; leave one of them out")
     if options.heatmap not in (None, "terminal"):
         heatmap.check(pathlib.Path(options.heatmap))
+    if options.out:
+        files.check_place(pathlib.Path(options.out))
     asked = [(f"asked-{number}", text) for number, text in enumerate(
         checked_questions(options.question), 1)]
     for _, text in asked:
@@ -63,13 +65,14 @@ def main(argv: list[str] | None = None) -> None:
         raise ConfigError("--interactive: several processes have no one terminal; run one process")
     path = pathlib.Path(options.workdir)
     trained = open_trained(config, path, options.run, options.step, options.index)
-    answers = trained.answer([text for _, text in asked])
+    answers = trained.answer_each([text for _, text in asked])
     maps = heatmap.names(options.heatmap, options.interactive or len(asked) > 1)
     if not hosts.leads():
+        list(answers)  # they are computed together
         return
     if options.out:
         out = pathlib.Path(options.out)
-        with files.replaced(out) as file:
+        with files.replaced(out, keep=True) as file:
             for (name, question), answer in zip(asked, answers, strict=True):
                 record = {"id": name, "question": question, "answer": answer.text,
                           **answer.record()}

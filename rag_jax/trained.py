@@ -3,7 +3,7 @@
 import contextlib
 import dataclasses
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from rag_jax import files, hosts, locks, overrides
@@ -42,15 +42,20 @@ class Trained:
         Raises:
           DataError: a question is blank, or no string.
         """
+        return list(self.answer_each(questions))
+
+    def answer_each(self, questions: str | Sequence[str]) -> Iterator[Answer]:
+        """`answer`, with the answers of each batch as soon as they are there."""
         questions = checked_questions(questions)
         if not questions:
-            return []
+            return
         batch_size = self.job.config.eval.batch_size if len(questions) > 1 else 1
         answerer = self.answerer(batch_size=batch_size,
                                  length_step=self.job.config.data.max_source_length)
         tokens = self.job.tokenize([Example(str(i), text, ())
                                     for i, text in enumerate(questions)])
-        return answerer.decode(self.params, tokens, answerer.retrieve(self.params, tokens))
+        yield from answerer.decode_each(
+            self.params, tokens, answerer.retrieve(self.params, tokens))
 
 
 def open_trained(config: Config, path: pathlib.Path, run: str | None = None,

@@ -6,9 +6,12 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from rag_jax.config import EvalConfig
+from rag_jax import evaluate as evaluate_command
+from rag_jax import evaluation, flags, trained
+from rag_jax.config import Config, EvalConfig
 from rag_jax.data.question_files import Example
-from rag_jax.evaluation import evaluate, retrieval_metrics, write_evaluation
+from rag_jax.errors import UserError
+from rag_jax.evaluation import evaluate, folder_name, retrieval_metrics, write_evaluation
 from rag_jax.retrieval.reading import Passage
 from rag_jax.scoring import score
 from rag_jax.types import Answer
@@ -101,3 +104,51 @@ def test_questions_without_known_answers_are_answered_and_not_scored(tmp_path):
         ("Ann", None, []), ("Lima", None, [])]
     with pytest.raises(ValueError, match="question '1' has no known answers"):
         score(["Ann", "Lima"], asked.examples)
+
+
+def test_an_evaluation_on_other_questions_has_a_folder_of_its_own(tmp_path, monkeypatch):
+    """`--questions other/test.jsonl` took the place of the evaluation on `test`."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "other").mkdir()
+    for file in ("test.jsonl", "other/test.jsonl"):
+        (tmp_path / file).write_text("")
+    names = [folder_name(n) for n in ("test.jsonl", "other/test.jsonl", "nq:test", "a b:c/d?")]
+    assert len(set(names)) == 4 and all(name.startswith("questions-") for name in names)
+    assert not any(set(name) & set("/ :?") for name in names)
+    assert folder_name(str(tmp_path / "test.jsonl")) == names[0]
+
+
+@pytest.fixture
+def opened(monkeypatch):
+    """A trained run that is a stub, and how often it was opened."""
+    prepared = SimpleNamespace(splits={"train": [], "test": []})
+    calls = []
+
+    def open_trained(*_):
+        calls.append(1)
+        return SimpleNamespace(run="rag_token", params=None, answerer=lambda: None,
+                               job=SimpleNamespace(prepared=prepared, tokenize=lambda e: e))
+
+    monkeypatch.setattr(flags, "workdir_config", lambda options: Config())
+    monkeypatch.setattr(trained, "open_trained", open_trained)
+    monkeypatch.setattr(evaluation, "evaluate", lambda *_, **__: evaluation.Evaluation(
+        {"em": 37.5}, [], [True]))
+    return calls
+
+
+def test_metrics_are_printed_even_where_they_cannot_be_written(opened, monkeypatch, capsys):
+    """A full or read-only disk: hours of answering must not end without a number."""
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(evaluation, "write_evaluation", full)
+    with pytest.raises(OSError, match="No space"):
+        evaluate_command.main([])
+    assert "37.5" in capsys.readouterr().out
+
+
+def test_a_folder_that_cannot_be_made_is_met_before_anything_is_answered(opened, tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match="no folder .*file"):
+        evaluate_command.main([f"--out={tmp_path / 'file' / 'out'}"])
+    assert not opened

@@ -91,3 +91,33 @@ def test_leftovers_of_dead_processes_are_removed_and_nothing_else(tmp_path):
     assert len(removed) == 2 and set(removed) < left
     assert {path.name for path in tmp_path.iterdir()} == {
         ".kept.rag_jax-work", unmarked, ".notes.tmp", "now"}
+
+
+def test_what_was_written_can_be_kept(tmp_path, capsys):
+    """Answers that were computed for hours, before the disk was full or the process stopped."""
+    path = tmp_path / "answers.jsonl"
+    for number in range(2):
+        with pytest.raises(KeyboardInterrupt), files.replaced(path, keep=True) as file:
+            file.write(f"{number}\n")
+            raise KeyboardInterrupt
+    kept = {p.name: p.read_text() for p in tmp_path.iterdir()}
+    assert kept == {"unfinished-answers.jsonl": "0\n", "unfinished-answers.jsonl-2": "1\n"}
+    assert str(tmp_path / "unfinished-answers.jsonl-2") in capsys.readouterr().err
+    with files.replaced(path, keep=True) as file:
+        file.write("all")
+    assert path.read_text() == "all" and len(list(tmp_path.iterdir())) == 3
+
+
+def test_a_place_that_cannot_be_written_to_is_named_before_the_work(tmp_path, monkeypatch):
+    files.check_place(tmp_path / "a")
+    files.check_place(tmp_path / "b" / "c" / "a", make_parents=True)
+    assert not any(tmp_path.iterdir())
+    (tmp_path / "file").write_text("")
+    for path, parents, says in ((tmp_path / "b" / "a", False, "no folder .*b; make it"),
+                                (tmp_path / "file" / "a", True, "no folder .*file; make it"),
+                                (tmp_path, False, "is a folder; name a file")):
+        with pytest.raises(files.FolderError, match=says):
+            files.check_place(path, make_parents=parents)
+    monkeypatch.setattr(os, "access", lambda *_: False)  # root may write everywhere
+    with pytest.raises(files.FolderError, match="may not be written into"):
+        files.check_place(tmp_path / "a")

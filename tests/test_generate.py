@@ -1,5 +1,6 @@
 """What `generate` passes on, prints and writes; the model is a stub."""
 
+import functools
 import json
 import re
 from types import SimpleNamespace
@@ -29,7 +30,7 @@ def asked(monkeypatch):
     def open_trained(config, *_):
         opened.append(config)
         tokenizer = SimpleNamespace(piece=str)
-        return SimpleNamespace(answer=answer, index=None, job=SimpleNamespace(
+        return SimpleNamespace(answer=answer, answer_each=answer, index=None, job=SimpleNamespace(
             prepared=SimpleNamespace(generator_tokenizer=tokenizer)))
 
     monkeypatch.setattr(flags, "workdir_config", lambda options: Config())
@@ -134,9 +135,35 @@ def test_a_file_of_answers_has_alternatives_as_objects(asked, tmp_path):
 def test_a_string_given_to_answer_is_one_question():
     """`answer("Who is it?")` answered ten questions of a letter each."""
     job = SimpleNamespace(config=Config(), tokenize=lambda examples: examples)
-    answerer = SimpleNamespace(decode=lambda params, tokens, rows: [e.question for e in tokens],
-                               retrieve=lambda params, tokens: None)
+    answerer = SimpleNamespace(
+        decode_each=lambda params, tokens, rows: [e.question for e in tokens],
+        retrieve=lambda params, tokens: None)
     opened = SimpleNamespace(job=job, params=None, answerer=lambda **_: answerer)
+    opened.answer_each = functools.partial(trained.Trained.answer_each, opened)
     assert trained.Trained.answer(opened, "Who is it?") == ["Who is it?"]
     with pytest.raises(UserError, match="question 2"):
         trained.Trained.answer(opened, ["Who?", ""])
+
+
+def test_a_place_for_the_answers_that_is_missing_is_met_first(asked, tmp_path):
+    """The whole file of questions was answered, and all was lost."""
+    with pytest.raises(UserError, match="no folder .*missing; make it"):
+        generate.main(["Who?", f"--out={tmp_path / 'missing' / 'a.jsonl'}"])
+    assert asked == [], "the model must not have been opened"
+
+
+def test_answers_that_were_computed_are_kept(asked, tmp_path, monkeypatch, capsys):
+    opened = trained.open_trained(Config())
+
+    def fail_at_the_last(questions):
+        yield from opened.answer(questions[:-1])
+        raise UserError("no more")
+
+    opened.answer_each = fail_at_the_last
+    monkeypatch.setattr(trained, "open_trained", lambda *_: opened)
+    with pytest.raises(UserError, match="no more"):
+        generate.main([*QUESTIONS, f"--out={tmp_path / 'a.jsonl'}"])
+    kept, = tmp_path.iterdir()
+    assert [json.loads(line)["question"] for line in kept.read_text().splitlines()] == (
+        QUESTIONS[:-1])
+    assert str(kept) in capsys.readouterr().err

@@ -15,7 +15,7 @@ import numpy as np
 
 from rag_jax import hosts
 from rag_jax.errors import UserError
-from rag_jax.training import tree_record
+from rag_jax.training import tree_record, workdir
 from rag_jax.training.checkpoint import Checkpointer
 from rag_jax.training.collapse import CollapseGuard
 from rag_jax.training.preemption import PreemptionGuard
@@ -137,7 +137,7 @@ class _Watch:
         if not all(math.isfinite(value) for value in metrics.values()):
             bad = [name for name, value in metrics.items() if not math.isfinite(value)]
             raise _diverged(
-                self.stage, self.checkpointer,
+                self.stage, self.checkpointer, step,
                 f"{', '.join(bad)} became NaN or infinite in step {step} (steps "
                 f"{done - len(self.window)} to {step} were being averaged)")
         if done % self.stage.log_every == 0 or done == self.stage.steps:
@@ -157,13 +157,18 @@ class _Watch:
             print(f"{self.stage.name}: {guard}; {_SAID[guard.action]}", flush=True)
 
 
-def _diverged(stage: Stage, checkpointer: Checkpointer, what: str) -> TrainingError:
-    last = checkpointer.latest_step()
+def _diverged(stage: Stage, checkpointer: Checkpointer, step: int, what: str) -> TrainingError:
+    """The error for numbers that are finite no more, noted in the stage's folder."""
+    section = f"{stage.name}_warmup" if stage.name in ("retriever", "generator") else "train"
+    last = checkpointer.latest_step()  # waits for a save under way
+    if hosts.leads():
+        workdir.stop(stage.directory, step, what, last)
     from_there = (f"the last good checkpoint is step {last} in {stage.directory}"
                   if last is not None else "no checkpoint was saved before")
     return TrainingError(
-        f"{stage.name}: {what}; {from_there}. Lower the learning rate or raise its warm-up, and "
-        "run the same command again.")
+        f"{stage.name}: {what}; {from_there}. Run the same command with a lower "
+        f"config.{section}.optimizer.learning_rate, or a longer warmup_steps: both may change now, "
+        "and training goes on from there.")
 
 
 _SAID = {
@@ -268,7 +273,7 @@ def _save(
     if step in checkpointer.all_steps():
         return
     if bad := tree_record.non_finite(state.params):
-        raise _diverged(stage, checkpointer,
+        raise _diverged(stage, checkpointer, step,
                         f"parameter {bad[0]} is NaN or infinite after {step} steps")
     meta = {**stage.meta, "pending": stage.source.pending()}
     if stage.guard is not None:

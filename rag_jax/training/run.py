@@ -98,6 +98,7 @@ def warm_up(config: Config, path: pathlib.Path) -> Warm:
         if hosts.leads():
             _remove_leftovers(path)
         job = open_job(config, path, check=True)
+        check_k(job)
         _say(f"{path}: {len(job.prepared.splits['train'])} training questions, "
              f"{len(next(iter(job.prepared.memories.values())))} passages")
     warm: dict[str, Any] = {}
@@ -114,6 +115,20 @@ def warm_up(config: Config, path: pathlib.Path) -> Warm:
     for name, index in [*indexes.items(), *words.items()]:
         _say(f"index {name}: {memories.describe(index)}")
     return Warm(job, warm, indexes, clock)
+
+
+def check_k(job: stages.Job) -> None:
+    """Raises ConfigError where a run would ask for more passages than there are."""
+    for run in job.config.runs:
+        config = overrides.for_run(job.config, run)
+        if not config.retrieval.k:
+            continue
+        for name, k in (("retrieval.k", config.retrieval.k), ("eval.k", config.eval.k)):
+            for memory, store in job.prepared.memories.items():
+                if k > len(store):
+                    raise ConfigError(
+                        f"config.{name}={k}: {memory} has {len(store)} passages; set at most so "
+                        "many, in the same workdir, which has trained nothing with it yet")
 
 
 def train(config: Config, path: pathlib.Path) -> dict[str, Any]:

@@ -2,6 +2,11 @@
 
     config.json     of the last command; its `runs` are those of all commands
     RUN/eval.json   `config.eval` of the last command that asked for the run
+    STAGE/stopped.json  where a stage last stopped because its numbers were finite no more
+
+A later command may set some fields otherwise: those of CHANGEABLE at any time; the fields of a
+stage until its first checkpoint; and of a stage that has stopped because its numbers were finite no
+more, those of RATES until its next checkpoint.
 """
 
 import dataclasses
@@ -20,6 +25,12 @@ CHANGEABLE = ("runs", "tensorboard", "data.data_dir", "eval.", "mesh.", "train.l
               "generator_warmup.log_every", "model.generator.dtype", "model.retriever.dtype",
               "model.generator.remat", "model.retriever.remat", "model.generator.logit_chunk")
 
+# By prefix of a field, the folder of the stage that is the first to read it; None = those of runs.
+FIRST_READ_BY = {"retriever_warmup.": "retriever", "generator_warmup.": "generator",
+                 "train.": None, "retrieval.k": None, "retrieval.staleness": None}
+# What a stopped stage may change: its optimiser's state fits whatever they are.
+RATES = ("optimizer.learning_rate", "optimizer.warmup_steps", "optimizer.end_fraction")
+
 
 def start(config: Config, workdir: pathlib.Path) -> pathlib.Path:
     """Makes the workdir, or checks that it belongs to this configuration; writes config.json.
@@ -36,8 +47,7 @@ def start(config: Config, workdir: pathlib.Path) -> pathlib.Path:
         earlier = read(workdir)
         changed = [name for name in overrides.fields()
                    if value(earlier, name) != value(config, name)
-                   and (not name.startswith(CHANGEABLE)
-                        or name == "eval.labels" and earlier.classes)]
+                   and not _may_change(name, earlier, workdir)]
         if changed:
             shown = "\n".join(f"  config.{name}: {value(earlier, name)!r} there, "
                               f"{value(config, name)!r} now" for name in changed)
@@ -62,6 +72,48 @@ def _check_folder(workdir: pathlib.Path) -> None:
     for path in (workdir, *workdir.parents):
         if path.exists() and not path.is_dir():
             raise ConfigError(f"--workdir={workdir}: {path} is a file, not a folder; name another")
+
+
+def _may_change(name: str, earlier: Config, workdir: pathlib.Path) -> bool:
+    if name == "eval.labels" and earlier.classes:
+        return False
+    if name.startswith(CHANGEABLE):
+        return True
+    for prefix, stage in FIRST_READ_BY.items():
+        if name.startswith(prefix):
+            folders = [workdir / run for run in earlier.runs] if stage is None else [
+                workdir / stage]
+            begun = [folder for folder in folders if _steps(folder)]
+            if not name.removeprefix(prefix).startswith(RATES):
+                return not begun
+            last = value(earlier, "train.steps" if stage is None else prefix + "steps")
+            unfinished = [folder for folder in begun if max(_steps(folder)) < last]
+            stopped = [folder for folder in folders if _has_stopped(folder)]
+            return not begun or bool(stopped) and set(unfinished) <= set(stopped)
+    return False
+
+
+def _steps(folder: pathlib.Path) -> list[int]:
+    """The checkpoints of a stage."""
+    return [int(path.name) for path in folder.glob("[0-9]*") if path.name.isdigit()]
+
+
+def stop(folder: pathlib.Path, step: int, why: str, checkpoint: int | None) -> None:
+    """Notes that a stage stopped at a step because its numbers were finite no more.
+
+    checkpoint: its last one.
+    """
+    files.write_json(folder / "stopped.json", seal(
+        {"step": step, "why": why, "checkpoint": checkpoint}))
+
+
+def _has_stopped(folder: pathlib.Path) -> bool:
+    """Whether a stage stopped so, and has saved nothing since."""
+    file = folder / "stopped.json"
+    if not file.is_file():
+        return False
+    kept = unseal(read_object(folder, file.name), file)["checkpoint"]
+    return max(_steps(folder), default=None) == kept
 
 
 def exists(path: str | pathlib.Path) -> bool:

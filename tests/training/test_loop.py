@@ -354,3 +354,11 @@ def test_parameters_that_are_not_finite_are_never_saved(tmp_path):
                                             "last good checkpoint is step 4"):
         run_stage(stage(tmp_path, train_step=spoil)[0])
     assert saved(tmp_path) == [4]
+
+
+@pytest.mark.parametrize("name, section", [("generator", "generator_warmup"), ("fid", "train")])
+def test_a_stop_at_nan_is_noted_and_says_what_may_change(tmp_path, name, section):
+    with pytest.raises(TrainingError, match=rf"config\.{section}\.optimizer\.learning_rate"):
+        run_stage(stage(tmp_path, name=name, at={6: with_nan})[0])
+    noted = json.loads((tmp_path / "stopped.json").read_text())
+    assert (noted["step"], noted["checkpoint"]) == (6, 4)

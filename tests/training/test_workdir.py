@@ -1,11 +1,15 @@
 """A workdir belongs to one configuration: a second command with another one must not mix in."""
 
+from types import SimpleNamespace
+
 import pytest
 
 from rag_jax import overrides
 from rag_jax.config import Config, ConfigError
 from rag_jax.overrides import replace
+from rag_jax.retrieval.reading import RetrievalError
 from rag_jax.training import workdir
+from rag_jax.training.run import check_k
 
 
 def test_a_new_workdir_keeps_its_configuration(tmp_path):
@@ -40,11 +44,16 @@ def changeable(name):
     return name.startswith(workdir.CHANGEABLE)
 
 
+STAGES = ("retriever", "generator", "rag_token")
+
+
 @pytest.mark.parametrize("name", [n for n in overrides.fields() if not changeable(n)])
 def test_another_value_of_a_field_that_shapes_the_model_is_refused(tmp_path, name):
     """Silently going on would train the rest of a run with other data, sizes or rates."""
     base = Config()
     workdir.start(base, tmp_path)
+    for stage in STAGES:
+        (tmp_path / stage / "100").mkdir(parents=True)
     changed = replace(base, {name: changed_value(name)})
     with pytest.raises(ConfigError) as error:
         workdir.start(changed, tmp_path)
@@ -87,7 +96,8 @@ def test_each_run_is_evaluated_as_its_own_last_command_says(tmp_path):
 
 def test_changeable_names_are_fields():
     """A renamed field would silently stop being changeable."""
-    for prefix in workdir.CHANGEABLE:
+    rates = [f"train.{name}" for name in workdir.RATES]
+    for prefix in (*workdir.CHANGEABLE, *workdir.FIRST_READ_BY, *rates):
         assert any(name.startswith(prefix) for name in overrides.fields()), prefix
 
 
@@ -99,6 +109,7 @@ def test_seed_data_sizes_and_steps_are_not_changeable():
 
 def test_every_changed_field_is_told(tmp_path):
     workdir.start(Config(), tmp_path)
+    (tmp_path / "rag_token" / "3").mkdir(parents=True)
     with pytest.raises(ConfigError) as error:
         workdir.start(replace(Config(), {"seed": 1, "train.steps": 5, "eval.num_beams": 3}),
                       tmp_path)
@@ -109,3 +120,65 @@ def test_every_changed_field_is_told(tmp_path):
 def test_a_folder_that_is_no_workdir_is_named(tmp_path):
     with pytest.raises(ConfigError, match="no config.json; name a workdir of rag_jax.train"):
         workdir.read(tmp_path)
+
+
+@pytest.mark.parametrize("field, value, stage", [
+    ("retrieval.k", 3, "rag_token"), ("train.batch_size", 7, "rag_token"),
+    ("retriever_warmup.steps", 7, "retriever"), ("generator_warmup.batch_size", 7, "generator")])
+def test_the_fields_of_a_stage_may_change_until_its_first_checkpoint(
+        tmp_path, field, value, stage):
+    """k above the number of passages was met after the warm-ups, and could not be changed then."""
+    workdir.start(Config(), tmp_path)
+    for other in STAGES:
+        (tmp_path / other / ("damaged-1" if other == stage else "100")).mkdir(parents=True)
+    changed = replace(Config(), {field: value})
+    workdir.start(changed, tmp_path)
+    assert workdir.read(tmp_path) == changed
+    (tmp_path / stage / "1").mkdir()
+    with pytest.raises(ConfigError, match=field):
+        workdir.start(Config(), tmp_path)
+
+
+def test_a_stage_that_stopped_at_nan_may_go_on_with_another_rate(tmp_path):
+    """The message advised it, and the workdir refused it."""
+    runs = ("rag_sequence", "rag_token")
+    base = replace(Config(), {"runs": runs, "train.steps": 9})
+    lower = {"train.optimizer.learning_rate": 1e-9, "train.optimizer.warmup_steps": 3}
+    workdir.start(base, tmp_path)
+    (tmp_path / "rag_sequence" / "9").mkdir(parents=True)  # is done
+    (tmp_path / "rag_token" / "4").mkdir(parents=True)
+    with pytest.raises(ConfigError, match="learning_rate"):
+        workdir.start(replace(base, lower), tmp_path)
+    workdir.stop(tmp_path / "rag_token", 7, "nll became NaN", 4)
+    for field, value in (("train.batch_size", 2), ("train.optimizer.clip_norm", 0.5),
+                         ("retriever_warmup.optimizer.learning_rate", 1.0)):
+        (tmp_path / "retriever" / "6").mkdir(parents=True, exist_ok=True)
+        with pytest.raises(ConfigError, match=field):
+            workdir.start(replace(base, {field: value}), tmp_path)
+    workdir.start(replace(base, lower), tmp_path)
+    assert workdir.read(tmp_path) == replace(base, lower)
+    (tmp_path / "rag_sequence" / "9").rename(tmp_path / "rag_sequence" / "8")  # on its way
+    with pytest.raises(ConfigError, match="learning_rate"):
+        workdir.start(base, tmp_path)
+    (tmp_path / "rag_sequence" / "8").rename(tmp_path / "rag_sequence" / "9")
+    (tmp_path / "rag_token" / "5").mkdir()  # saved with the new rate
+    with pytest.raises(ConfigError, match="learning_rate"):
+        workdir.start(base, tmp_path)
+    (tmp_path / "rag_token" / "stopped.json").write_text("{")
+    with pytest.raises(RetrievalError, match="stopped.json is damaged"):
+        workdir.start(base, tmp_path)
+
+
+@pytest.mark.parametrize("field", ["retrieval.k", "eval.k"])
+def test_more_passages_than_there_are_is_met_before_any_training(field):
+    """It was met when the first batch was searched for, after hours of warm-ups."""
+    prepared = SimpleNamespace(memories={"2016": range(9), "2018": range(8)})
+
+    def check(k, runs):
+        check_k(SimpleNamespace(config=replace(Config(), {field: k, "runs": runs}),
+                                prepared=prepared))
+
+    check(8, ("rag_token", "closed_book"))
+    check(9, ("closed_book",))
+    with pytest.raises(ConfigError, match=f"config.{field}=9: 2018 has 8 passages"):
+        check(9, ("closed_book", "rag_token"))
