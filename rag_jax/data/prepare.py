@@ -31,10 +31,17 @@ from rag_jax.data.text import (
 from rag_jax.retrieval.bm25 import build_bm25
 from rag_jax.retrieval.passages import PassageStore, write_store
 from rag_jax.retrieval.reading import Passage, RetrievalError
-from rag_jax.retrieval.verification import DIGESTS, open_digests, seal, write_digests
+from rag_jax.retrieval.verification import (
+    DIGESTS,
+    open_digests,
+    refuse_links,
+    seal,
+    write_digests,
+)
 
 Source = str | pathlib.Path | None
 _DONE = "names.txt"  # of passage stores and splits; written last
+_SEALED = (_DONE, "questions", "warmup_texts.txt", "retriever_tokenizer", "generator_tokenizer")
 _INPUTS = "inputs.json"  # `inputs.describe`; written first
 
 
@@ -213,6 +220,8 @@ def open_prepared(config: Config, workdir: pathlib.Path) -> Prepared:
       RetrievalError: a file is damaged; it is named.
     """
     folder = workdir / "data"
+    for name in _SEALED:
+        refuse_links(folder / name)
     digests = open_digests(folder)
     if digests is not None:  # an earlier version of this package wrote none
         digests.check_all()
@@ -233,8 +242,7 @@ def open_prepared(config: Config, workdir: pathlib.Path) -> Prepared:
 
 def _seal(folder: pathlib.Path) -> None:
     """Keeps the digests of the data; passage stores have their own."""
-    write_digests(folder, [_DONE, "questions", "warmup_texts.txt", "retriever_tokenizer",
-                           "generator_tokenizer"])
+    write_digests(folder, _SEALED)
 
 
 def _layout(config: Config, tokenizer: Tokenizer) -> GeneratorFormat:

@@ -33,6 +33,7 @@ _TSV_SUFFIXES = (".tsv", ".tsv.gz", ".csv", ".csv.gz")
 _TFDS_READ_SIZE = 1024  # examples per batched read: ten times faster than single reads
 # Old-layout builders are unknown to `tfds.builder` until their module has been imported.
 _TFDS_MODULES = {"web_questions": "tensorflow_datasets.question_answering.web_questions"}
+_TFDS_FEATURE = re.compile(r"tensorflow_datasets\.core\.features(\.\w+)+")
 _TFDS_DIRECTORY = re.compile(r"(?P<directory>.+?)(?::(?P<split>[A-Za-z]\w*(?:\[[^\]]*\])?))?")
 _FINGERPRINT_FILE = "rag_jax_fingerprint.json"
 
@@ -240,8 +241,28 @@ def _load_tfds_directory(source: str) -> list[Example]:
             f"{source}: no prepared TFDS data set there (no dataset_info.json): expected "
             "tfds-dir:DIRECTORY[:SPLIT] with a directory written by prepare_dataset"
         )
+    _check_features(Path(match["directory"]) / "features.json")
     builder = _import_tfds().builder_from_directory(match["directory"])
     return _read_tfds(source, builder, match["split"] or "train")
+
+
+def _check_features(file: Path) -> None:
+    """TFDS imports whatever module a features.json names: code that came with the data, say."""
+    try:
+        text = file.read_text("utf-8")
+        waiting = [json.loads(text)]
+    except (OSError, ValueError, RecursionError) as error:
+        raise DataError(f"{file}: damaged ({error}): prepare the data set again") from None
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, dict):
+            for key in ("pythonClassName", "python_class_name", "type"):
+                name = value.get(key)
+                if isinstance(name, str) and "." in name and not _TFDS_FEATURE.fullmatch(name):
+                    raise DataError(f"{file}: names the class {name!r:.80}, which is none of "
+                                    "tensorflow_datasets.core.features: it is not read")
+        waiting.extend(value.values() if isinstance(value, dict)
+                       else value if isinstance(value, list) else ())
 
 
 def _read_tfds(source: str, builder: Any, split: str) -> list[Example]:

@@ -53,7 +53,8 @@ class Tokenizer:
         import transformers
 
         try:
-            return cls(transformers.AutoTokenizer.from_pretrained(str(source)).backend_tokenizer)
+            return cls(transformers.AutoTokenizer.from_pretrained(
+                str(source), trust_remote_code=False).backend_tokenizer)
         except (OSError, ValueError, AttributeError) as error:
             raise DataError(
                 f"no tokenizer at {source!r}: expected a tokenizer.json, a folder with one, or a "

@@ -98,6 +98,20 @@ def regular_file(folder: Path, name: str) -> Path:
     return path
 
 
+def refuse_links(folder: Path) -> None:
+    """Refuses what leads out of a folder or blocks its reader; no folder is no error.
+
+    Raises:
+        RetrievalError: something in it is neither a regular file nor a folder.
+    """
+    for parent, folders, names in os.walk(folder):
+        for name in (*folders, *names):
+            mode = os.lstat(os.path.join(parent, name)).st_mode
+            if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+                raise RetrievalError(f"{parent}: {name} is a link or no regular file; only files "
+                                     "that lie in the folder itself are read.")
+
+
 def read_object(folder: Path, name: str) -> dict[str, Any]:
     """A JSON object from a file of a folder.
 

@@ -28,6 +28,7 @@ import jax
 
 from rag_jax import files, hosts
 from rag_jax.errors import UserError
+from rag_jax.retrieval.verification import refuse_links
 from rag_jax.training import orbax_noise, tree_record
 
 PyTree = Any
@@ -451,6 +452,8 @@ class Checkpointer:
         def read() -> dict[str, Any]:
             if not self._is_complete(step, items):
                 raise FileNotFoundError(f"one of {', '.join(items)} is missing")
+            if "://" not in os.fspath(self.directory):
+                refuse_links(pathlib.Path(self.directory) / str(step))
             args = self._ocp.args
             stored = self._manager.restore(step, args=args.Composite(meta=args.JsonRestore())).meta
             if stored["crc32"] != _crc32(stored["content"]):

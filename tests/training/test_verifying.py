@@ -1,7 +1,9 @@
 """Damage of a workdir: nothing is used that differs from its digest, and `verify` names it."""
 
 import json
+import os
 import pathlib
+import re
 import shutil
 
 import jax.numpy as jnp
@@ -12,6 +14,7 @@ from rag_jax import verify
 from rag_jax.config import Config
 from rag_jax.data.batches import ENCODER_TABLE
 from rag_jax.data.prepare import open_prepared, prepare
+from rag_jax.data.tasks import load_examples
 from rag_jax.errors import UserError
 from rag_jax.overrides import replace, to_json
 from rag_jax.retrieval.build import build_index
@@ -107,6 +110,40 @@ def test_no_flipped_byte_of_a_json_file_is_silent(made, count, read, name):
 
     outcomes = campaign.run(f"flips-{name.replace('/', '-')}", count, case)
     assert not outcomes["silent"] and outcomes["detected"] > count // 2
+
+
+def test_links_in_a_workdir_that_was_handed_over_are_not_followed(made, tmp_path):
+    """A workdir must not make its reader open other files, nor wait at a pipe for ever."""
+    config, path = made[0], shutil.copytree(made[1], tmp_path / "w")
+    (path / "data" / "digests.json").unlink()
+    tokenizer = path / "data" / "generator_tokenizer" / "tokenizer.json"
+    tokenizer.rename(tmp_path / "t.json")
+    tokenizer.symlink_to(tmp_path / "t.json")
+    with pytest.raises(UserError, match="tokenizer.json is a link"):
+        open_prepared(config, path)
+    array = max((path / "rag_token" / "3" / "params").rglob("d/*"), key=lambda f: f.stat().st_size)
+    array.unlink()
+    os.mkfifo(array)
+    with Checkpointer(path / "rag_token", read_only=True) as checkpointer:
+        with pytest.raises(UserError, match=f"{array.name} is a link or no regular file"):
+            checkpointer.verify(3)
+
+
+def test_data_sets_cannot_have_modules_imported(made, tmp_path, monkeypatch):
+    """TFDS imports the modules that features.json names, also from the current folder."""
+    path = shutil.copytree(made[1] / "data" / "questions", tmp_path / "q")
+    (tmp_path / "evil.py").write_text("import os; os.mkdir('hacked')")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    whole = (path / "features.json").read_text()
+    assert load_examples(f"tfds-dir:{path}:dev")
+    name = next(n for n in re.findall(r'"(tensorflow_datasets[^"]*)"', whole) if "Text" in n)
+    for text in (whole.replace(name, "evil.Text"), '{"type": "evil.X", "content": ""}',
+                 "[" * 10**5):
+        (path / "features.json").write_text(text)
+        with pytest.raises(UserError, match="features.json"):
+            load_examples(f"tfds-dir:{path}:dev")
+    assert not (tmp_path / "hacked").exists()
 
 
 def test_a_configuration_of_an_earlier_version_or_a_hand_is_read(tmp_path):
