@@ -28,7 +28,6 @@ from rag_jax.retrieval.versions import (
 Opened = TypeVar("Opened")
 UNIMPORTANT = {"batch_size", "shard_rows"}  # inputs that do not change what is built
 _LOCKS = {".lock", ".lock.json"}
-_UNVERSIONED = r"embeddings\.f32|(passages|scann(\.[0-9]+)?|bm25)/[^/]+"  # files, as index.py says
 
 
 @contextlib.contextmanager
@@ -44,6 +43,7 @@ def publishing(out: Path) -> Iterator[None]:
         if not (out / POINTER).exists() and not (out / "manifest.json").exists():
             point(out, None)
         versions_of(out).mkdir(exist_ok=True)
+        files.remove_leftovers(out)
         _publish_killed(out)
         yield
 
@@ -56,8 +56,8 @@ def check_ours(out: Path) -> None:
     if not out.exists() or (out / POINTER).is_file():
         return
     if out.is_dir():
-        if {path.name for path in out.iterdir()} <= _LOCKS:
-            return
+        if all(path.name in _LOCKS or ".rag_jax-" in path.name for path in out.iterdir()):
+            return  # empty, or the first process that came was killed at once
         if (out / "manifest.json").is_file():
             with contextlib.suppress(RetrievalError):
                 read_manifest(out)
@@ -79,13 +79,16 @@ def claimed(out: Path, inputs: dict, overwrite: bool, open_index: Callable[[Path
     """
     index = finished(out, inputs, overwrite, open_index)
     if index is not None:
-        if _removable(out):  # the last publisher was killed before it removed them
+        if _unfinished(out):
             with contextlib.suppress(InUseError, OSError), publishing(out):
                 remove_old(out)
         yield index
         return
     with publishing(out):
-        yield finished(out, inputs, overwrite, open_index)  # meanwhile, or by a killed process
+        index = finished(out, inputs, overwrite, open_index)  # by another, meanwhile or killed
+        if index is not None:
+            remove_old(out)
+        yield index
 
 
 def finished(out: Path, inputs: dict, overwrite: bool, open_index: Callable[[Path], Opened]
@@ -124,14 +127,15 @@ def begun(out: Path, inputs: dict) -> Path:
 
 def copy_store(store: PassageStore, content: Path) -> None:
     """Copies a passage store into the folder in which a version is made, where it is not yet."""
-    (content / "manifest.json").unlink(missing_ok=True)
+    for left in [content / "manifest.json", *content.glob(".*.rag_jax-*")]:  # by a killed process
+        left.unlink(missing_ok=True)
     path = content / "passages"
     try:
         if PassageStore.open(path).fingerprint == store.fingerprint:
             return
     except RetrievalError:
         shutil.rmtree(path, ignore_errors=True)
-    copying = files.begin_folder(path, "copy")
+    copying = files.begin_folder(content.parent / "passages", "copy")
     shutil.copytree(store.path, copying, dirs_exist_ok=True)
     PassageStore.open(copying).verify()
     files.publish_folder(copying, path)
@@ -164,8 +168,11 @@ def remove_old(out: Path) -> None:
     files.remove_leftovers(versions_of(out))
 
 
-def _removable(out: Path) -> bool:
-    return len(_numbers(out)) > 1 or (bool(_numbers(out)) and (out / "manifest.json").exists())
+def _unfinished(out: Path) -> bool:
+    """Whether the last publisher was killed before it had removed what was to go."""
+    versions = len(_numbers(out)) + (out / "manifest.json").exists()
+    left = any(any(folder.glob(".*.rag_jax-*")) for folder in (out, versions_of(out)))
+    return versions > 1 or left or (out / ".lock.json").exists()
 
 
 def _numbers(out: Path) -> list[int]:
@@ -187,9 +194,9 @@ def _publish_killed(out: Path) -> None:
 
 
 def _remove_unversioned(out: Path) -> None:
-    """Removes the index made before there were versions: its files, and nobody else's."""
+    """Removes the index made before there were versions: the files that its manifest lists."""
     try:
-        names = [name for name in read_manifest(out)["files"] if re.fullmatch(_UNVERSIONED, name)]
+        names = read_manifest(out)["files"]
     except RetrievalError:
         return
     folders = {(out / name).parent for name in names} - {out}
