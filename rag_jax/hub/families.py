@@ -253,9 +253,11 @@ def inputs(config: Mapping[str, Any], family: Family) -> tuple[str, str] | None:
 
 
 def inputs_json(source_format: str, question_text: str) -> dict[str, Any]:
-    """The section of config.json that `inputs` reads."""
-    return {OWN: {"source_format": unless_auto(source_format, OUR_INPUTS[0]),
-                  "question_text": unless_auto(question_text, OUR_INPUTS[1])}}
+    """The section of config.json that `inputs` reads; none where Hugging Face's is meant."""
+    said = unless_auto(source_format, OUR_INPUTS[0]), unless_auto(question_text, OUR_INPUTS[1])
+    if said == RELEASED_INPUTS:
+        return {}
+    return {OWN: dict(zip(("source_format", "question_text"), said, strict=True))}
 
 
 def unless_auto(value: str, otherwise: str) -> str:
