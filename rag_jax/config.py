@@ -80,6 +80,17 @@ class BartConfig:
     scan_layers: bool = field(False, "one scan over stacked layer parameters (compiles faster)")
     init_std: float = field(0.02, "initial std of kernels, when trained from scratch", at_least=0)
     logit_chunk: int = field(16, "target positions whose logits exist at a time", at_least=1)
+    decoder_heads: int = field(0, "attention heads of the decoder; 0 = heads", at_least=0)
+    decoder_mlp_width: int = field(0, "feed-forward width of the decoder; 0 = mlp_width",
+                                   at_least=0)
+    start_token: int = field(
+        -1, "token id that the decoder reads first, in the loss and in decoding; -1 = as the "
+        "checkpoint says (decoder_start_token_id), else </s>", at_least=-1)
+
+    @property
+    def of_decoder(self) -> tuple[int, int]:
+        """(attention heads, feed-forward width) of the decoder."""
+        return self.decoder_heads or self.heads, self.decoder_mlp_width or self.mlp_width
 
 
 BERT_PRESETS = {
@@ -335,8 +346,11 @@ class EvalConfig:
                                   "p")
     no_repeat_ngram_size: int = field(0, "no n-gram of this size twice in an answer; 0 = no rule",
                                       at_least=0)
-    forced_bos: bool = field(False, "every answer begins with <s>")
-    forced_eos: bool = field(False, "the last token of a longest answer is </s>")
+    forced_bos: bool | None = field(
+        None, "every answer begins with <s>; none = where a checkpoint says so that answers as it "
+        "is (train.steps=0)")
+    forced_eos: bool | None = field(
+        None, "the last token of a longest answer is </s>; none = as forced_bos")
     bad_words: tuple[str, ...] = field((), "texts that no answer contains")
     prefix: str = field("", "how every answer begins")
     labels: tuple[str, ...] = field((), "classification: the answers to choose from, with p(class) "

@@ -28,7 +28,8 @@ def question_bytes(model: RagModel, settings: Decoding, passages: int, source: i
 def candidate_bytes(model: RagModel, length: int, source: int) -> int:
     """Scoring one answer of T tokens under one passage of S tokens."""
     c = model.generator
-    hidden = length * (8 * c.width + 2 * c.mlp_width) + c.heads * length * source
+    heads, mlp_width = c.of_decoder
+    hidden = length * (8 * c.width + 2 * mlp_width) + heads * length * source
     return FLOAT * (hidden + 2 * min(c.logit_chunk, length) * c.vocab_size)
 
 

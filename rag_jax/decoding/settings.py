@@ -51,7 +51,7 @@ class Decoding:
     length_penalty: float = _EVAL.length_penalty
     no_repeat_ngram_size: int = _EVAL.no_repeat_ngram_size
     forced_bos: int | None = None
-    forced_eos: bool = _EVAL.forced_eos
+    forced_eos: bool = False
     bad_words: tuple[tuple[int, ...], ...] = ()
     num_return_sequences: int = _EVAL.num_return_sequences
     prefix: tuple[int, ...] | None = None

@@ -33,6 +33,7 @@ BART_OPTIONAL = {
     "attention_dropout": "attention_dropout", "activation_dropout": "activation_dropout",
     "init_std": "init_std",
 }
+BART_DECODER = {"decoder_heads": "decoder_attention_heads", "decoder_mlp_width": "decoder_ffn_dim"}
 # Variants of the architecture that our models do not compute: field -> the only value.
 FIXED: dict[type, dict[str, Any]] = {
     BertConfig: {"is_decoder": False, "add_cross_attention": False,
@@ -198,19 +199,27 @@ def bert_config(config: Mapping[str, Any], file: pathlib.Path) -> BertConfig:
 
 def bart_config(config: Mapping[str, Any], file: pathlib.Path) -> BartConfig:
     """Our configuration of a BART config.json; Raises as `bert_config`."""
-    result = _read(BartConfig, config, BART_FIELDS, BART_OPTIONAL, file)
-    for theirs in ("decoder_attention_heads", "decoder_ffn_dim"):
-        twin = theirs.replace("decoder", "encoder")
-        if config.get(theirs, config[twin]) != config[twin]:
-            raise HubError(f"{file}: {twin} = {config[twin]} and {theirs} = {config[theirs]} "
-                           "differ; only equal ones are known here")
-    return _checked(result, file)
+    result = _read(BartConfig, config, BART_FIELDS, {**BART_OPTIONAL, **BART_DECODER}, file)
+    return _checked(dataclasses.replace(  # one form for each architecture
+        result, decoder_heads=result.decoder_heads * (result.decoder_heads != result.heads),
+        decoder_mlp_width=result.decoder_mlp_width * (
+            result.decoder_mlp_width != result.mlp_width)), file)
+
+
+def generator(config: Mapping[str, Any], generation: Mapping[str, Any], file: pathlib.Path
+              ) -> tuple[BartConfig, SpecialIds]:
+    """A BART's configuration, with a start token where it is not </s>, and its special tokens."""
+    found, ids = bart_config(config, file), special_ids(config, generation, file)
+    return (found if ids.start == ids.end else dataclasses.replace(found, start_token=ids.start),
+            ids)
 
 
 def _checked(config: Any, file: pathlib.Path) -> Any:
-    if config.width % config.heads:
-        raise HubError(f"{file}: {config.heads} attention heads do not divide the width "
-                       f"{config.width}")
+    decoder = config.of_decoder[:1] if isinstance(config, BartConfig) else ()
+    for heads in (config.heads, *decoder):
+        if config.width % heads:
+            raise HubError(f"{file}: {heads} attention heads do not divide the width "
+                           f"{config.width}")
     return config
 
 
@@ -287,7 +296,7 @@ def bart_json(config: BartConfig, ids: SpecialIds) -> dict[str, Any]:
     return {
         "model_type": "bart", "is_encoder_decoder": True, "tie_word_embeddings": True,
         **{theirs: getattr(config, ours) for ours, theirs in fields.items()},
-        "decoder_attention_heads": config.heads, "decoder_ffn_dim": config.mlp_width,
+        **dict(zip(BART_DECODER.values(), config.of_decoder, strict=True)),
         **generation_json(ids),
     }
 

@@ -175,8 +175,7 @@ def _configs(folder: pathlib.Path, family: families.Family, config: Mapping[str,
     if family.model_type in ("bert", "dpr"):
         return families.bert_config(config, file), None, None
     if family.model_type == "bart":
-        return None, families.bart_config(config, file), families.special_ids(
-            config, generation, file)
+        return None, *families.generator(config, generation, file)
     parts = []
     for part, known in (("question_encoder", ("dpr", "bert")), ("generator", ("bart",))):
         value = config.get(part)
@@ -185,8 +184,7 @@ def _configs(folder: pathlib.Path, family: families.Family, config: Mapping[str,
             raise HubError(f"{file}: {part} is {kind!r}; expected a section of model_type "
                            f"{' or '.join(known)}")
         parts.append(value)
-    return (families.bert_config(parts[0], file), families.bart_config(parts[1], file),
-            families.special_ids(parts[1], {}, file))
+    return families.bert_config(parts[0], file), *families.generator(parts[1], {}, file)
 
 
 def _tokenizers(folder: pathlib.Path, family: families.Family) -> dict[str, pathlib.Path]:

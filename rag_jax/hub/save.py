@@ -1,5 +1,6 @@
 """Our parameters as a folder that `from_pretrained` of transformers opens."""
 
+import dataclasses
 import json
 import os
 import pathlib
@@ -50,7 +51,7 @@ def save(directory: str | os.PathLike, family: str, params: Params, *,
     target, tokenizers = pathlib.Path(directory), dict(tokenizers or {})
     _check_arguments(target, family, params, retriever, generator)
     towers = FAMILIES[family].places
-    ids = ids or _ids_of(tokenizers.get("generator"))
+    ids = ids or _ids_of(tokenizers.get("generator"), generator)
     with files.new_folder(target) as folder:
         _write_weights(folder, family, params, retriever, generator, shard_bytes)
         config = {"architectures": [family], "dtype": "float32",
@@ -88,11 +89,12 @@ def _check_arguments(target: pathlib.Path, family: str, params: Params,
                        "BartForConditionalGeneration")
 
 
-def _ids_of(tokenizer: Tokenizer | None) -> SpecialIds:
-    if tokenizer is None:
-        return SpecialIds(forced_eos=2)
-    return SpecialIds(tokenizer.end, tokenizer.end, tokenizer.pad, tokenizer.start, None,
-                      tokenizer.end)
+def _ids_of(tokenizer: Tokenizer | None, generator: BartConfig | None) -> SpecialIds:
+    ids = SpecialIds(forced_eos=2) if tokenizer is None else SpecialIds(
+        tokenizer.end, tokenizer.end, tokenizer.pad, tokenizer.start, None, tokenizer.end)
+    if generator and generator.start_token >= 0:
+        ids = dataclasses.replace(ids, start=generator.start_token)
+    return ids
 
 
 def _config(family: str, retriever: BertConfig | None, generator: BartConfig | None,

@@ -64,13 +64,14 @@ class DecoderLayer(nn.Module):
 
     def setup(self) -> None:
         c, dtype = self.config, jnp.dtype(self.config.dtype)
-        attention = (c.heads, c.width, c.attention_dropout, dtype, c.init_std)
+        heads, mlp_width = c.of_decoder
+        attention = (heads, c.width, c.attention_dropout, dtype, c.init_std)
         self.self_attention = Attention(*attention)
         self.self_norm = LayerNorm(c.layer_norm_eps, dtype)
         self.cross_attention = Attention(*attention)
         self.cross_norm = LayerNorm(c.layer_norm_eps, dtype)
         self.mlp = FeedForward(
-            c.mlp_width, c.width, c.activation, c.activation_dropout, dtype, c.init_std)
+            mlp_width, c.width, c.activation, c.activation_dropout, dtype, c.init_std)
         self.mlp_norm = LayerNorm(c.layer_norm_eps, dtype)
         self.drop = nn.Dropout(c.dropout)
 

@@ -12,7 +12,7 @@ from typing import Any
 from jax.sharding import Mesh
 
 from rag_jax import overrides
-from rag_jax.config import BartConfig, BertConfig, Config, ConfigError
+from rag_jax.config import BartConfig, BertConfig, Config, ConfigError, EvalConfig
 from rag_jax.hub import families
 from rag_jax.hub import load as hub
 from rag_jax.models import rag
@@ -78,13 +78,32 @@ def resolve(config: Config) -> Config:
                 f"differ in {', '.join(differ)}; the two encoders need one architecture")
         model = dataclasses.replace(model, retriever=retriever)
     if "generator" in found:
-        model = dataclasses.replace(model, generator=kept(model.generator, found["generator"]))
+        generator = kept(model.generator, found["generator"])
+        if model.generator.start_token >= 0:
+            generator = dataclasses.replace(generator, start_token=model.generator.start_token)
+        model = dataclasses.replace(model, generator=generator)
     source_format, question_text = _inputs(sources.get("generator"))
     data = dataclasses.replace(
         config.data,
         source_format=families.unless_auto(config.data.source_format, source_format),
         question_text=families.unless_auto(config.data.question_text, question_text))
-    return overrides.validate(dataclasses.replace(config, data=data, model=model), resolved=True)
+    answers = _as_it_is(config, sources.get("generator"))
+    return overrides.validate(
+        dataclasses.replace(config, data=data, model=model, eval=answers), resolved=True)
+
+
+def _as_it_is(config: Config, source: str | None) -> EvalConfig:
+    """Forced tokens of a checkpoint that is not trained further are its answers' too."""
+    asked = config.eval
+    if config.train.steps or not source or workdir.exists(source) or not (
+            ids := _described(source).ids):
+        return asked
+    if asked.forced_bos is None and not (asked.prefix or asked.labels):
+        asked = dataclasses.replace(
+            asked, forced_bos=ids.forced_bos is not None and ids.forced_bos == ids.bos)
+    if asked.forced_eos is None and not asked.exact_nodes:
+        asked = dataclasses.replace(asked, forced_eos=ids.forced_eos == ids.end)
+    return asked
 
 
 def _inputs(source: str | None) -> tuple[str, str]:
@@ -108,6 +127,10 @@ def notes(asked: Config, resolved: Config) -> list[str]:
     if changed:
         lines.append(f"{sources['generator']}: {' and '.join(changed)}, as it was trained; set "
                      "them yourself for another form")
+    for name, was, now in ((f.name, getattr(asked.eval, f.name), getattr(resolved.eval, f.name))
+                           for f in dataclasses.fields(EvalConfig)):
+        if was is None and now:
+            lines.append(f"{sources['generator']}: config.eval.{name}={now}, as it says")
     origins = {tower: families.origin(sources[tower])
                or _described(sources[tower]).origins.get(tower) for tower in ENCODERS
                if tower in sources and not workdir.exists(sources[tower])}

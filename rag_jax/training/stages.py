@@ -100,8 +100,12 @@ def build_model(config: Config, prepared: Prepared) -> rag.RagModel:
                 f"{tokenizer.vocab_size} tokens; set at least that, or 0 to take its size")
         towers[name] = dataclasses.replace(
             tower, pretrained="", vocab_size=tower.vocab_size or tokenizer.vocab_size)
-    tok = prepared.generator_tokenizer
-    return rag.RagModel(towers["retriever"], towers["generator"], config.kind, tok.end,
+    tok, start = prepared.generator_tokenizer, towers["generator"].start_token
+    if start >= towers["generator"].vocab_size:
+        raise ConfigError(f"config.model.generator.start_token={start}: must be below vocab_size="
+                          f"{towers['generator'].vocab_size}")
+    return rag.RagModel(towers["retriever"], towers["generator"], config.kind,
+                        tok.end if start < 0 else start,
                         tok.end, tok.pad, config.model.null_document,
                         config.retrieval.retriever == "bm25", config.head_classes)
 
@@ -236,6 +240,7 @@ def decoding_settings(config: Config, tokenizer: Tokenizer) -> Decoding:
             "prefix": ids(config.eval.prefix) if config.eval.prefix else None,
             "labels": labels,
             "forced_bos": tokenizer.start if config.eval.forced_bos else None,
+            "forced_eos": bool(config.eval.forced_eos),
         })
     except ValueError as error:
         raise ConfigError(f"config.eval: {error}") from None

@@ -34,10 +34,15 @@ def exported(folder: pathlib.Path) -> pathlib.Path:
     return folder / "exported"
 
 
-@pytest.mark.parametrize("name", CASES)
+# Legal there, and once refused here: another decoder than encoder.
+UNEQUAL = {"bart_unequal": reference.Case("BartForConditionalGeneration", {}, {
+    "decoder_attention_heads": 4, "decoder_ffn_dim": 20})}
+
+
+@pytest.mark.parametrize("name", [*CASES, *UNEQUAL])
 @pytest.mark.parametrize("seed", [7])
 def test_import_and_export_agree_with_transformers(name, seed, tmp_path):
-    case = CASES[name]
+    case = {**CASES, **UNEQUAL}[name]
     model = reference.build(case, seed)
     inputs = reference.make_inputs(case, seed + 1)
     model.save_pretrained(tmp_path)
@@ -71,6 +76,21 @@ def test_files_of_torch_itself(name, old, tmp_path):
             read = tensors.read(key).astype(np.float32)
             np.testing.assert_array_equal(read, value.float().numpy(), err_msg=key)
         load(tmp_path)
+
+
+def test_the_loss_begins_with_the_start_token_of_the_checkpoint(tmp_path, monkeypatch):
+    """RAG's loss there feeds whatever its labels begin with, <s> in its own training: with <s> as
+    the start token it is ours."""
+    monkeypatch.setattr(reference, "START", 0)
+    case = CASES["rag_sequence"]
+    model = reference.build(case, 3)
+    model.config.generator.decoder_start_token_id = 0
+    model.save_pretrained(tmp_path)
+    record = reference.record(model, case, reference.make_inputs(case, 4))
+    found = parity.assert_same(record, tmp_path)
+    assert found.generator.start_token == found.ids.start == 0
+    again = load(exported(tmp_path))
+    assert (again.ids, again.generator) == (found.ids, found.generator)
 
 
 def test_generation_settings_come_through(tmp_path):

@@ -85,6 +85,46 @@ def test_a_released_rag_reads_what_it_was_trained_on(sources, source, chosen, ex
     assert pretrained.resolve(Config()).data.question_text == "raw"
 
 
+def test_what_a_checkpoint_says_of_generation_holds_where_it_answers_as_it_is(sources, tmp_path):
+    """Its start token is the model's, and its forced tokens are the answers', unless the user sets
+    others or trains it further."""
+    folder = tmp_path / "bart"
+    ids = families.SpecialIds(start=PIECES.start, end=PIECES.end, pad=PIECES.pad, bos=PIECES.start,
+                              forced_bos=PIECES.start, forced_eos=PIECES.end)
+    params = tiny.rag_params(MODEL)
+    save(folder, "BartForConditionalGeneration", params, generator=MODEL.generator, ids=ids,
+         tokenizers=TOKENIZERS)
+    asked = config({**sources, "bart": str(folder)}, generator="bart")
+
+    def resolved(**changes):
+        chosen = overrides.replace(asked, {"train.steps": 0, **changes})
+        found = pretrained.resolve(chosen)
+        return found, (found.eval.forced_bos, found.eval.forced_eos), " ".join(
+            pretrained.notes(chosen, found))
+
+    found, forced, lines = resolved()
+    assert found.model.generator.start_token == PIECES.start and forced == (True, True)
+    assert "eval.forced_bos=True" in lines and "eval.forced_eos=True" in lines
+    assert resolved(**{"eval.forced_bos": False})[1] == (False, True)
+    assert resolved(**{"eval.prefix": "the"})[1] == (None, True)
+    assert resolved(**{"train.steps": 5})[1] == (None, None)
+    own = resolved(**{"model.generator.start_token": PIECES.end})[0]
+    assert own.model.generator.start_token == PIECES.end
+    assert pretrained.resolve(found) == found, "what is stored in a workdir stays as it is"
+
+
+def test_the_start_token_is_the_models(sources, tmp_path):
+    asked = config(sources, (24, 32, 64, 8), rag="rag", document_encoder="context")
+    for token, expected in ((-1, PIECES.end), (PIECES.start, PIECES.start)):
+        chosen = overrides.replace(asked, {"model.generator.start_token": token})
+        job = open_job(with_files(pretrained.resolve(chosen), tmp_path), tmp_path / "work")
+        assert job.model.start_id == expected
+    chosen = overrides.replace(asked, {"model.generator.start_token": 10**6})
+    job = open_job(with_files(pretrained.resolve(chosen), tmp_path), tmp_path / "work")
+    with pytest.raises(ConfigError, match="start_token=1000000: must be below"):
+        job.model  # noqa: B018
+
+
 def test_encoders_of_different_origins_are_said(sources, tmp_path):
     """Encoders trained apart give meaningless scores, which no fingerprint notices."""
     def named(name, tower, changes, card=""):
