@@ -178,8 +178,9 @@ def _conflicts(config: Config, resolved: bool) -> typing.Iterator[str]:
         if tower.width % tower.heads and not tower.pretrained:
             yield (f"config.model.{name}.heads={tower.heads}: must divide "
                    f"config.model.{name}.width={tower.width}")
-    if model.generator.width % model.generator.of_decoder[0] and not model.generator.pretrained:
-        yield (f"config.model.generator.decoder_heads={model.generator.of_decoder[0]}: must divide "
+    decoder_heads = model.generator.decoder_heads
+    if decoder_heads and model.generator.width % decoder_heads and not model.generator.pretrained:
+        yield (f"config.model.generator.decoder_heads={decoder_heads}: must divide "
                f"config.model.generator.width={model.generator.width}")
     encoders = {"query_encoder", "document_encoder"} & set(model.sources)
     if len(encoders) == 1 and not lexical(config):
