@@ -1,0 +1,44 @@
+"""Who may open a workdir while another process writes into it."""
+
+import subprocess
+import sys
+
+import pytest
+
+from rag_jax import locks
+from rag_jax.data.prepare import prepare
+from rag_jax.training.run import open_job, train
+from tests.data.test_prepare import own_config
+from tests.test_locks import HOLDER
+
+
+@pytest.fixture
+def held(tmp_path):
+    """(config, workdir, pid): data are prepared, and another process holds the workdir."""
+    config, work = own_config(tmp_path), tmp_path / "work"
+    prepare(config, work)
+    process = subprocess.Popen([sys.executable, "-c", HOLDER, str(work)], text=True,
+                               stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert process.stdout.readline() == "held\n"
+    yield config, work, process.pid
+    process.communicate()
+
+
+def test_opening_waits_for_nobody_and_writes_nothing(held):
+    """evaluate and generate beside a training that lasts for days."""
+    config, work, _ = held
+    before = sorted((path, path.stat().st_mtime_ns) for path in work.rglob("*"))
+    assert len(open_job(config, work).prepared.splits["train"]) == 2
+    assert sorted((path, path.stat().st_mtime_ns) for path in work.rglob("*")) == before
+
+
+def test_what_would_write_is_refused(held):
+    """Two that prepared data at once left workdirs that no command could open any more."""
+    config, work, pid = held
+    refused = pytest.raises(locks.InUseError, match=f"{work}: process {pid} on .* is writing here")
+    with refused:
+        train(config, work)
+    assert not (work / "config.json").exists()
+    (work / "data" / "names.txt").unlink()
+    with refused:
+        open_job(config, work)
