@@ -251,7 +251,17 @@ def _is_alive(path: pathlib.Path, owner: re.Match) -> bool:
         except PermissionError:
             return True
         return True
-    return time.time() - path.stat().st_mtime < _LOST_AFTER_SECS
+    return time.time() - _last_change(path) < _LOST_AFTER_SECS
+
+
+def _last_change(path: pathlib.Path) -> float:
+    """Seconds; of a folder, the last change of anything in it."""
+    times = [path.lstat().st_mtime]
+    for parent, _, names in os.walk(path):
+        for name in ("", *names):
+            with contextlib.suppress(FileNotFoundError):
+                times.append(os.lstat(os.path.join(parent, name)).st_mtime)
+    return max(times)
 
 
 def _is_ours(folder: pathlib.Path) -> bool:

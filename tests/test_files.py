@@ -121,3 +121,16 @@ def test_a_place_that_cannot_be_written_to_is_named_before_the_work(tmp_path, mo
     monkeypatch.setattr(os, "access", lambda *_: False)  # root may write everywhere
     with pytest.raises(files.FolderError, match="may not be written into"):
         files.check_place(tmp_path / "a")
+
+
+def test_what_another_host_still_writes_into_is_no_leftover(tmp_path):
+    """A folder's own time is that of its making; its files may be an hour old."""
+    content = tmp_path / ".store.rag_jax-elsewhere-77-0123abcd" / "content"
+    content.mkdir(parents=True)
+    (content.parent / files.MARK).write_text("{}")
+    (content / "blob").write_text("b")
+    for path in (content.parent / files.MARK, content, content.parent):
+        os.utime(path, (0, 0))
+    assert files.remove_leftovers(tmp_path) == [] and (content / "blob").exists()
+    os.utime(content / "blob", (0, 0))
+    assert files.remove_leftovers(tmp_path) == [".store.rag_jax-elsewhere-77-0123abcd"]

@@ -88,6 +88,8 @@ def test_an_index_is_built_for_a_run_as_it_is(path, monkeypatch):
     monkeypatch.setattr(trained, "job_of_file", lambda job, *_: asked.append(job.config) or job)
     monkeypatch.setattr(trained.stages, "restore_run", lambda *given: (asked.append(given[0]), {}))
     monkeypatch.setattr(trained, "index_memories", lambda *given: {"out": "index"})
+    (path / "out.passages").mkdir()  # somebody's, as good as any name
     trained.index_passages(workdir.read(path), path, path / "p.tsv", path / "out",
                            run="rag_sequence")
+    assert (path / "out.passages").is_dir()
     assert asked[0].kind == "sequence" and asked[1] == path / "rag_sequence"

@@ -326,7 +326,7 @@ def _training_examples(train: str, folder: pathlib.Path, source: _Source) -> lis
 
     examples = training_examples(rule, source.splits["train"], retrieve)
     check_trainable(train, examples)
-    shutil.rmtree(folder / "bm25")
+    files.remove_folder(folder / "bm25")
     return examples
 
 

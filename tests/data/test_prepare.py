@@ -383,7 +383,8 @@ def test_leftovers_of_a_killed_preparation_go_at_the_next(done, tmp_path, monkey
     with pytest.raises(KeyboardInterrupt):
         prepare(config, work)
     left, = folder_of(work, ".").glob(".questions.*")
-    os.utime(left, (0, 0))
+    for path in (left, *left.rglob("*")):
+        os.utime(path, (0, 0))
     (folder_of(work, ".questions.mine")).mkdir()
     monkeypatch.undo()
     prepare(config, work)

@@ -120,18 +120,22 @@ def test_the_second_question_and_a_swapped_index_compile_nothing(uninterrupted):
 
 
 def test_build_index_from_a_file_and_its_guards(uninterrupted, tmp_path):
-    passages = tmp_path / "more.tsv"
-    rows = [f"{i}\tPlace {i}\tPlace {i} lies in region {i}." for i in range(40)]
-    passages.write_text("id\ttitle\ttext\n" + "\n".join(rows) + "\n")
-    out = tmp_path / "index"
-    built = finish("build_index", uninterrupted, f"--passages={passages}", f"--out={out}")
+    """OUT.passages, a name for working files, was removed, though it was what should be read."""
+    rows = [{"id": f"{i}", "title": f"Place {i}", "text": f"Place {i} lies in region {i}."}
+            for i in range(40)]
+    extracted, out = tmp_path / "index.passages" / "AA", tmp_path / "index"
+    extracted.mkdir(parents=True)
+    (extracted / "wiki_00").write_text("\n".join(map(json.dumps, rows)))
+    built = finish("build_index", uninterrupted, f"--passages={extracted.parent}", f"--out={out}")
     assert "40 passages" in built and "recall@10" in built
+    assert [path.name for path in extracted.iterdir()] == ["wiki_00"]
+    assert not list(out.rglob("*.rag_jax-*")), "no working files are left"
     moved = tmp_path / "moved"
     out.rename(moved)
     answered = finish("generate", uninterrupted, f"--index={moved}", "Where is Place 7?")
     assert "Place" in answered
-    rows[3] = "3\tonly two columns"
-    passages.write_text("id\ttitle\ttext\n" + "\n".join(rows) + "\n")
+    passages = tmp_path / "more.tsv"
+    passages.write_text("id\ttitle\ttext\n1\tA\tA.\n2\tB\tB.\n3\tC\tC.\n4\tonly two columns\n")
     bad = run("build_index", uninterrupted, f"--passages={passages}", f"--out={out}")
     assert bad.returncode == 1 and "more.tsv:5" in bad.stderr and "Traceback" not in bad.stderr
 
