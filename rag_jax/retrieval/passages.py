@@ -18,7 +18,7 @@ import itertools
 import json
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -236,10 +236,10 @@ class PassageStore:
             row = self._search(passage_id.encode("utf-8", "replace"))
         else:
             if self._rows_by_id is None:
-                self._rows_by_id = {self[row].id: row for row in range(len(self))}
+                self._rows_by_id = {one: row for row, one in enumerate(self._ids())}
             row = self._rows_by_id.get(passage_id)
         if row is None:
-            some = [self[row].id for row in range(min(len(self), 100_000))]
+            some = list(itertools.islice(self._ids(), 100_000))
             near = difflib.get_close_matches(passage_id, some, 3, 0.5) or some[:3]
             raise RetrievalError(
                 f"{self.path}: none of its {len(self)} passages has the id {passage_id!r}; near "
@@ -247,14 +247,27 @@ class PassageStore:
             )
         return row
 
-    def _search(self, key: bytes) -> int | None:
-        """The row whose id is these bytes, by a look at the ids of that length."""
+    def _ids(self) -> Iterator[str]:
+        """The ids of all rows, without their texts."""
+        for first, begins, ends in self._id_places():
+            if not ((begins >= 0) & (begins <= ends) & (ends <= len(self._blob))).all():
+                raise self._damage(first)
+            self.files.check_pieces("text.blob", begins, ends)
+            data = memoryview(self._blob)
+            for begin, end in zip(begins.tolist(), ends.tolist(), strict=True):
+                yield str(data[begin:end], "utf-8", "replace")
+
+    def _id_places(self) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
+        """Yields a first row, and where its id and some after it begin and end in text.blob."""
         for first in range(0, len(self), 2**18):
             last = min(first + 2**18, len(self))
             self.files.check("text.offsets", 24 * first, 24 * last + 8)
-            begins = self._offsets[3 * first : 3 * last : 3]
-            sizes = self._offsets[3 * first + 1 : 3 * last + 1 : 3] - begins
-            rows = np.flatnonzero(sizes == len(key))
+            yield first, *(self._offsets[3 * first + i : 3 * last + i : 3] for i in (0, 1))
+
+    def _search(self, key: bytes) -> int | None:
+        """The row whose id is these bytes, by a look at the ids of that length."""
+        for first, begins, ends in self._id_places():
+            rows = np.flatnonzero(ends - begins == len(key))
             self.files.check_pieces("text.blob", begins[rows], begins[rows] + len(key))
             for place in reversed(range(len(key))):  # the last bytes differ most
                 letters = self._blob.take(begins[rows] + place, mode="clip")

@@ -304,8 +304,8 @@ class VerifiedFiles:
         if at_once or at_once is None and self.bytes <= AT_ONCE_BYTES:
             self.check_all()
         elif self.pending_bytes:
-            _log.info("%s: %.1f GB are verified in the background; what is needed before is "
-                      "verified then.", self.folder, self.pending_bytes / 1e9)
+            _log.warning("%s: %.1f GB are verified in the background, and what is needed before "
+                         "that at once.", self.folder, self.pending_bytes / 1e9)
             threading.Thread(target=_verify_pending, args=(weakref.ref(self),), daemon=True).start()
 
 

@@ -1,5 +1,6 @@
 """Data of a workdir: made once, read back as written, finished after a crash."""
 
+import contextlib
 import json
 import os
 import shutil
@@ -58,6 +59,23 @@ def own(tmp_path_factory):
 def files(folder):
     return {str(f.relative_to(folder)): (f.read_bytes(), f.stat().st_mtime_ns)
             for f in folder.rglob("*") if f.is_file()}
+
+
+def test_writing_passages_shows_progress(own, tmp_path, monkeypatch):
+    """Writing the store of millions of passages said nothing for an hour."""
+    prepared, seen = prepare(*own), []
+
+    class Bar(contextlib.nullcontext):
+        def __init__(self, **settings):
+            super().__init__(self)
+            assert settings["unit"] == " passages"
+
+        update = staticmethod(seen.append)
+
+    monkeypatch.setattr(preparing, "tqdm", Bar)
+    preparing.write_memory(tmp_path / "s", prepared.memories["passages"], own[0],
+                           prepared.retriever_tokenizer, prepared.format)
+    assert sum(seen) == len(prepared.memories["passages"])
 
 
 def test_own_data_are_read_back_as_they_were_written(own):

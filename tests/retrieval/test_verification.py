@@ -220,6 +220,39 @@ def test_a_large_file_without_blocks_is_one_block(folders, tmp_path, monkeypatch
         store[0]
 
 
+def test_a_large_scann_index_verifies_the_rows_that_it_nominates(folders, tmp_path, monkeypatch):
+    """ScaNN's own files are verified at opening, the embeddings that score what it finds are not"""
+    monkeypatch.setattr(verification, "AT_ONCE_BYTES", 0)
+    monkeypatch.setattr(verification, "_verify_pending", lambda reference: None)
+    path = shutil.copytree(folders["scann"], tmp_path / "i")
+    index = PassageIndex.open(path)
+    queries = np.eye(WIDTH, dtype=np.float32)[:2]
+    ids = index.search(queries, 1).ids
+    row = next(row for row in range(0, 40, 2) if not {row, row + 1} & set(ids.ravel().tolist()))
+    file = next(path.rglob("embeddings.f32"))
+    damage(file.parent, file.name, 4 * WIDTH * row)  # a block has two rows
+    np.testing.assert_array_equal(index.search(queries, 1).ids, ids)
+    for read in (lambda: index.search(queries, 40), lambda: index.embeddings(np.array([row])),
+                 lambda: index.table):
+        index.files._damage = None
+        with pytest.raises(RetrievalError, match="embeddings.f32 differs from its sha256 in bytes"):
+            read()
+
+
+def test_a_large_exact_index_is_verified_whole_before_it_is_searched(
+        folders, tmp_path, monkeypatch):
+    """Every row has a part in every search, also one that is not among the answers."""
+    monkeypatch.setattr(verification, "AT_ONCE_BYTES", 0)
+    monkeypatch.setattr(verification, "_verify_pending", lambda reference: None)
+    path = shutil.copytree(folders["exact"], tmp_path / "i")
+    file = next(path.rglob("embeddings.f32"))
+    damage(file.parent, file.name, -1)
+    index = PassageIndex.open(path)
+    assert index.embeddings(np.array([0])).shape == (1, WIDTH)
+    with pytest.raises(RetrievalError, match="embeddings.f32 differs from its sha256 in bytes"):
+        index.search(np.ones((1, WIDTH), np.float32), 1)
+
+
 def test_several_threads_verify_a_large_folder(folders, tmp_path, monkeypatch):
     monkeypatch.setattr(verification, "AT_ONCE_BYTES", 0)
     path = shutil.copytree(folders["store"], tmp_path / "s")
@@ -354,6 +387,7 @@ def test_no_code_runs_from_an_index_folder(folders, tmp_path, way):
         (tmp_path / "x").write_bytes(attack)
         os.symlink(tmp_path / "x", path / "scann" / "scann_docids.pkl")
     elif way == "asset":
+        shutil.copy(path / "scann" / "ah_codebook.pb", tmp_path / "outside.pb")
         file = path / "scann" / "scann_assets.pbtxt"
         file.write_text(file.read_text().replace("ah_codebook.pb", "../../outside.pb"))
         manifest["files"]["scann/scann_assets.pbtxt"] = file_entry(file)
