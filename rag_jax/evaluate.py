@@ -24,6 +24,8 @@ def main(argv: list[str] | None = None) -> None:
                         help="questions of a file, or of another source of config.data, instead")
     parser.add_argument("--out", metavar="DIR", type=pathlib.Path,
                         help="where to write (default: in WORKDIR/RUN/evaluation)")
+    parser.add_argument("--choose-k", metavar="K,K,...", type=flags.counts, default=(),
+                        help="choose the number of passages by the score on dev, and answer so")
     parser.add_argument("--predictions", metavar="FILE", type=pathlib.Path,
                         help="score the answers of this file; needs --questions, no workdir")
     options, config = flags.parse_with_config(
@@ -39,8 +41,8 @@ def _score_file(options: argparse.Namespace, config: Config) -> None:
     from rag_jax import scoring
     from rag_jax.data.tasks import load_examples
 
-    if not options.questions:
-        raise ConfigError("--predictions: name the questions that they answer with --questions")
+    if not options.questions or options.choose_k:
+        raise ConfigError("--predictions takes --questions, those they answer, and no --choose-k")
     examples = load_examples(options.questions, data_dir=config.data.data_dir)
     predictions = scoring.read_predictions(options.predictions, examples)
     _show(f"{options.predictions} on {options.questions}",
@@ -63,13 +65,19 @@ def _evaluate(options: argparse.Namespace, config: Config) -> None:
     if options.questions:
         split = evaluation.folder_name(options.questions)
         examples = load_examples(options.questions, data_dir=config.data.data_dir, hidden=True)
-    elif split in splits:
+    elif split in splits and not (options.choose_k and split == "dev"):
         examples = splits[split]
     else:
-        raise ConfigError(f"--split={split}: the workdir has {', '.join(splits)}")
-    questions = trained.job.tokenize(examples)
-    result = evaluation.evaluate(trained.answerer(), trained.params, questions,
+        raise ConfigError(f"--split={split}: the workdir has {', '.join(splits)}"
+                          + ", and --choose-k chooses on dev for another" * bool(options.choose_k))
+    questions, chosen, changes = trained.job.tokenize(examples), {}, {}
+    if options.choose_k:
+        chosen = evaluation.choose_k(trained.answerer, trained.params, trained.job.tokens("dev"),
+                                     options.choose_k, config.eval)
+        changes["k"] = chosen["k"]
+    result = evaluation.evaluate(trained.answerer(**changes), trained.params, questions,
                                  how=config.eval, train=splits["train"])
+    result.metrics.update(chosen)
 
     folder = options.out or path / trained.run / "evaluation" / split
     if not hosts.leads():

@@ -4,14 +4,14 @@ import hashlib
 import json
 import pathlib
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from rag_jax import files, scoring
 from rag_jax.answering import Answerer
-from rag_jax.config import EvalConfig
+from rag_jax.config import ConfigError, EvalConfig
 from rag_jax.data.batches import QuestionTokens
 from rag_jax.data.question_files import Example
 from rag_jax.metrics.retrieval import retrieval_monitors
@@ -77,6 +77,34 @@ def evaluate(answerer: Answerer, params: Any, questions: QuestionTokens,
     correct = [scoring.is_correct(text, example, how.nfd) if known else None
                for text, example in zip(texts, questions.examples, strict=True)]
     return Evaluation({name: float(value) for name, value in metrics.items()}, answers, correct)
+
+
+def choose_k(answerer: Callable[..., Answerer], params: Any, dev: QuestionTokens,
+             ks: Sequence[int], how: EvalConfig) -> dict[str, float]:
+    """The number of passages that answers the development questions best (section 4.5).
+
+    Args:
+      answerer: of a number of passages, `k`.
+      params: of the model.
+      dev: development questions.
+      ks: the numbers to try.
+      how: config.eval.
+
+    Returns:
+      "k", the one with the best score, the smallest of several, and "dev_score@K" of each.
+
+    Raises:
+      ConfigError: a number is above that of the passages, or the run reads none.
+    """
+    index = answerer(k=max(ks)).index
+    if index is None:
+        raise ConfigError("--choose-k: this run reads no passages")
+    if max(ks) > index.size:
+        raise ConfigError(f"--choose-k: {max(ks)} is more than the index's {index.size} passages")
+    scores = {k: evaluate(answerer(k=k), params, dev, likelihood=False, how=how).metrics["score"]
+              for k in sorted(ks)}
+    best = max(scores, key=scores.__getitem__)  # the first of equals
+    return {"k": best, **{f"dev_score@{k}": score for k, score in scores.items()}}
 
 
 def given_a_passage(p: np.ndarray) -> np.ndarray:

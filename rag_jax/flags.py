@@ -156,6 +156,18 @@ def local_folder(name: str) -> str:
     return name
 
 
+def counts(text: str) -> tuple[int, ...]:
+    """The type of a flag that lists whole numbers, such as 5,10,15; in order, each once.
+
+    Raises:
+      argparse.ArgumentTypeError: it is another text.
+    """
+    words = [word.strip() for word in text.split(",")]
+    if not all(word.isdecimal() and int(word) for word in words):
+        raise argparse.ArgumentTypeError(f"{text}: must be whole numbers from 1, such as 5,10,15")
+    return tuple(sorted(set(map(int, words))))
+
+
 def _add_hosts(parser: argparse.ArgumentParser) -> None:
     """The options of a job of several processes; Slurm and TPU slices need none of them."""
     group = parser.add_argument_group("several hosts, each with its own process")

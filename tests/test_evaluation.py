@@ -8,10 +8,16 @@ import pytest
 
 from rag_jax import evaluate as evaluate_command
 from rag_jax import evaluation, flags, trained
-from rag_jax.config import Config, EvalConfig
+from rag_jax.config import Config, ConfigError, EvalConfig
 from rag_jax.data.question_files import Example
 from rag_jax.errors import UserError
-from rag_jax.evaluation import evaluate, folder_name, retrieval_metrics, write_evaluation
+from rag_jax.evaluation import (
+    choose_k,
+    evaluate,
+    folder_name,
+    retrieval_metrics,
+    write_evaluation,
+)
 from rag_jax.retrieval.reading import Passage
 from rag_jax.scoring import score
 from rag_jax.types import Answer
@@ -152,3 +158,30 @@ def test_a_folder_that_cannot_be_made_is_met_before_anything_is_answered(opened,
     with pytest.raises(UserError, match="no folder .*file"):
         evaluate_command.main([f"--out={tmp_path / 'file' / 'out'}"])
     assert not opened
+
+
+class Reader(Parrot):
+    """Knows both answers where it reads three passages or more, the second where it reads two."""
+
+    def __init__(self, k):
+        super().__init__([["x", "x"], ["x", "Lima"], ["1950s", "Lima"]][min(k, 3) - 1])
+        self.k = k
+        self.index = SimpleNamespace(passages=PASSAGES, size=4)
+
+    def retrieve(self, params, questions):
+        return np.zeros((2, self.k), int)
+
+    def decode(self, params, questions, retrieved):
+        assert retrieved.shape == (2, self.k)
+        p = [1 / self.k] * self.k
+        return [Answer(text, [2], -1.0, ["a"] * self.k, p, p) for text in self.texts]
+
+
+def test_the_number_of_passages_is_the_smallest_with_the_best_score_on_dev():
+    """Every number is tried as it will answer, with its own retrieval and decoding."""
+    assert choose_k(Reader, {}, QUESTIONS, (4, 2, 3, 1), EvalConfig()) == {
+        "k": 3, "dev_score@1": 0, "dev_score@2": 50, "dev_score@3": 100, "dev_score@4": 100}
+    with pytest.raises(ConfigError, match="5 is more than the index's 4 passages"):
+        choose_k(Reader, {}, QUESTIONS, (1, 5), EvalConfig())
+    with pytest.raises(ConfigError, match="this run reads no passages"):
+        choose_k(lambda k: Parrot([], index=False), {}, QUESTIONS, (1,), EvalConfig())

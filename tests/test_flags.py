@@ -1,5 +1,6 @@
 """Command lines: overrides in both forms, help that is complete and quick, clear refusals."""
 
+import argparse
 import os
 import pathlib
 import subprocess
@@ -340,3 +341,11 @@ def test_a_workdir_that_is_a_file_is_named(tmp_path):
             workdir.read(path)
         with pytest.raises(configs.ConfigError, match=r"file is a file, not a folder"):
             workdir.start(configs.Config(), path)
+
+
+def test_counts_are_whole_numbers_in_order():
+    """A k of 0 would mean the configured one, and a k twice would be measured twice."""
+    assert flags.counts("10, 5,5") == (5, 10)
+    for text in ("5,", "0", "-1", "a", "1.5"):
+        with pytest.raises(argparse.ArgumentTypeError, match="must be whole numbers from 1"):
+            flags.counts(text)

@@ -39,6 +39,17 @@ def test_evaluate_writes_metrics_and_predictions(uninterrupted):
         assert sum(p["posterior"] for p in record["passages"]) == pytest.approx(1, abs=1e-4)
 
 
+
+def test_the_number_of_passages_is_chosen_on_dev_for_the_test(uninterrupted, tmp_path):
+    """A number chosen on the test questions themselves would flatter the score."""
+    shown = finish("evaluate", uninterrupted, "--choose-k=1,2", f"--out={tmp_path / 'out'}")
+    metrics = json.loads((tmp_path / "out" / "metrics.json").read_text())
+    scores = {k: metrics[f"dev_score@{k}"] for k in (1, 2)}
+    assert metrics["k"] == max(scores, key=scores.get) and "dev_score@2" in shown
+    first, *_ = (tmp_path / "out" / "predictions.jsonl").read_text().splitlines()
+    assert len(json.loads(first)["passages"]) == metrics["k"]
+
+
 def test_the_families_of_metrics_are_computed_in_training_and_in_its_report(uninterrupted):
     assert '"dev/r_precision": ' in (uninterrupted / "rag_token/metrics.jsonl").read_text()
     report = json.loads((uninterrupted / "report.json").read_text())
