@@ -114,6 +114,14 @@ FIGURE2 = (
     (.19, .13, .05, .13, .13, .13, .17, .02, .13, .15, .16, .14),
 )
 
+# Section 4.2: input, partial decoding fed to BART, which it completes.
+PARTIAL_DECODING = (
+    ("Hemingway", '"The Sun', '"The Sun Also Rises" is a novel by this author of "The Sun Also '
+     'Rises"'),
+    ("Hemingway", '"The Sun Also Rises" is a novel by this author of "A',
+     '"The Sun Also Rises" is a novel by this author of "A Farewell to Arms"'),
+)
+
 _K_EM = (1, 2, 3, 4, 5, 7, 10, 15, 20, 25, 30, 35, 40, 45, 50)
 _K_RECALL = (1, 2, 3, 4, 5, 7, 10, 15, 20, 25, 30, 40, 50)
 _K_MARCO = (2, 3, 4, 5, 7, 10, 15, 20, 25, 30, 40, 50)
@@ -192,5 +200,8 @@ NOTES = {
         "0.02, it does not improve monotonically.",
         "RAG-Token peaks at K = 10 here, while appendix A uses 15 at test.",
     ),
+    "partial_decoding": (
+        "Two examples of one input, found because they were looked for: what share of titles BART "
+        "completes is not told.",),
     "hot_swap": ("The list of leaders is not published.",),
 }

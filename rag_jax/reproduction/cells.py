@@ -155,6 +155,30 @@ class Explained(NamedTuple):
     posterior: list[list[float]]
 
 
+class Beginning(NamedTuple):
+    """The beginning of an answer, given to the generator, and the title that it may complete.
+
+    Attributes:
+      subject: the input.
+      text: what the answer begins with; ends with the title's first words.
+      title: what is looked for in the answer.
+      about: of the title, for the report.
+    """
+
+    subject: str
+    text: str
+    title: str
+    about: str
+
+
+class Completed(NamedTuple):
+    """An answer from its given beginning, with p(token | those before, input) of what follows."""
+
+    answer: str
+    tokens: list[str]
+    p: list[float]
+
+
 class Scale(Protocol):
     """Which cells stand for the cells of the paper's tables."""
 
@@ -162,6 +186,7 @@ class Scale(Protocol):
     about: str  # the data and the models, in a sentence
     ks: tuple[int, ...]  # passages per question along figure 3's axis
     subject: str  # of figure 2's example
+    beginnings: tuple[Beginning, ...]  # for section 4.2's partial decoding
 
     def cells(self, task: str, run: str) -> list[Cell]:
         """One cell for every seed; empty where this scale has none.

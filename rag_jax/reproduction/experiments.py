@@ -224,6 +224,33 @@ def figure2(lab: Lab) -> Section:
     return Section("Figure 2: document posterior per token", [*parts, plot, *_notes("figure2")])
 
 
+def partial_decoding(lab: Lab) -> Section:
+    """The beginning of a title, completed by the generator without passages (section 4.2)."""
+    rows, maps, p = [], {}, "p(token | those before)"
+    cells = lab.scale.cells("jeopardy", "closed_book")[:1]
+    for beginning in lab.scale.beginnings:
+        found = next((lab.complete(cell, beginning) for cell in cells), None)
+        answer, completed = NOT_RUN, NOT_RUN
+        if found is not None:
+            answer, completed = found.answer, "yes" if beginning.title in found.answer else "no"
+            if found.tokens:
+                maps[f'ours, "{beginning.subject}": {beginning.text}'] = (
+                    found.tokens, [p], [found.p])
+        rows.append([beginning.subject, beginning.text, answer, beginning.title, beginning.about,
+                     completed])
+    header = ["input", "given", "completed by BART, closed book"]
+    parts: list = [
+        "The document posterior flattens after the first word of a title (figure 2), so the "
+        "generator may know the rest by itself: BART without passages goes on from the beginning.",
+        Table([*header, "title", "which is", "title completed"], rows)]
+    if maps:
+        parts.append(Plot("partial_decoding", "How sure the generator alone is of each token that "
+                          "it adds.", plots.heat_maps(maps)))
+    parts += ["The paper's.", Table(header, paper.PARTIAL_DECODING)]
+    return Section("Partial decoding: titles that the generator knows",
+                   [*parts, *_notes("partial_decoding")])
+
+
 def figure3(lab: Lab) -> Section:
     """Scores and recall by the number of passages, dev."""
     figures, rows = [], []
@@ -346,6 +373,6 @@ def _sheets_there(lab: Lab, folder: pathlib.Path, systems: Sequence[Cell]) -> bo
 
 EXPERIMENTS: dict[str, Callable[[Lab], Section]] = {
     "table1": table1, "table2": table2, "table3": table3, "pairwise": pairwise, "table5": table5,
-    "table6": table6, "figure2": figure2, "figure3": figure3, "hot_swap": hot_swap,
-    "fever_overlap": fever_overlap,
+    "table6": table6, "figure2": figure2, "partial_decoding": partial_decoding, "figure3": figure3,
+    "hot_swap": hot_swap, "fever_overlap": fever_overlap,
 }

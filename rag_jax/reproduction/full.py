@@ -5,9 +5,9 @@ import pathlib
 import shlex
 from collections.abc import Iterable, Mapping
 
-from rag_jax import overrides
+from rag_jax import overrides, paper
 from rag_jax.data.task_sources import DATA_DIR
-from rag_jax.reproduction.cells import Cell, File, Measurement, exported
+from rag_jax.reproduction.cells import Beginning, Cell, File, Measurement, exported
 
 TABLES = (1, 2, 6)  # table 6 takes RAG's rows from the other two
 FIRST = "nq"  # its passages and indexes serve all tasks
@@ -54,6 +54,10 @@ class Full:
              "paper publishes no learning rate, batch size or number of steps (configs/recipe.py)")
     ks = (1, 5, 10, 15, 20, 30, 40, 50)
     subject = "Hemingway"
+    beginnings = tuple(
+        Beginning(subject, text, title, "the paper's")
+        for (subject, text, _), title in zip(
+            paper.PARTIAL_DECODING, ("The Sun Also Rises", "A Farewell to Arms"), strict=True))
 
     def __init__(self, root: pathlib.Path, data_dir: str = ""):
         self.root, self.data_dir = root, data_dir
@@ -95,7 +99,7 @@ class Full:
             "memories": {"2016": file("enwiki-20161220-pages-articles.xml.bz2", DUMP),
                          "2018": File(passages, "")}}
 
-    def recipe(self, missing: Iterable[tuple[Cell, Measurement | str]],
+    def recipe(self, missing: Iterable[tuple[Cell, Measurement | str | Beginning]],
                unavailable: Mapping[str, str]) -> str:
         """What is to be run for results that are not there, for the terminal.
 

@@ -3,7 +3,7 @@
     WORKDIR/FOLDER/                     a workdir of rag_jax.train
     WORKDIR/FOLDER/RUN/measured/NAME/   made.json (`provenance`), metrics.json, predictions.jsonl;
                                         whole or not there
-    WORKDIR/FOLDER/RUN/measured/explained.json
+    WORKDIR/FOLDER/RUN/measured/explained.json, completed.json
 
 What another configuration than the cell's has made counts as not there.
 """
@@ -14,13 +14,26 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rag_jax.data.records import json_lines
-from rag_jax.reproduction.cells import Cell, Explained, Measured, Measurement, Scale
+from rag_jax.reproduction.cells import (
+    Beginning,
+    Cell,
+    Completed,
+    Explained,
+    Measured,
+    Measurement,
+    Scale,
+)
 from rag_jax.reproduction.provenance import stale
 
 
 def folder_of(root: pathlib.Path, cell: Cell) -> pathlib.Path:
     """Where a cell's results are."""
     return root / cell.folder / cell.run / "measured"
+
+
+def key_of(beginning: Beginning) -> str:
+    """Its name in a file of completions."""
+    return f"{beginning.subject}: {beginning.text}"
 
 
 class Lab:
@@ -32,7 +45,7 @@ class Lab:
 
     Attributes:
       used: the cells of which there are results, with the records of what made them.
-      missing: what is not there: measurements, and questions to explain.
+      missing: what is not there: measurements, questions to explain, beginnings to complete.
       unavailable: measurements that cannot be made of a cell's data, and why.
       refused: results that are there, but not of the cell's configuration, and why.
     """
@@ -40,7 +53,7 @@ class Lab:
     def __init__(self, root: pathlib.Path, scale: Scale):
         self.root, self.scale = root, scale
         self.used: dict[tuple[str, str], tuple[Cell, list[Mapping[str, Any]]]] = {}
-        self.missing: list[tuple[Cell, Measurement | str]] = []
+        self.missing: list[tuple[Cell, Measurement | str | Beginning]] = []
         self.unavailable: dict[str, str] = {}
         self.refused: dict[str, str] = {}
 
@@ -58,13 +71,26 @@ class Lab:
 
     def explain(self, cell: Cell, question: str) -> Explained | None:
         """An answer with the share of each passage in each of its tokens; None if not there."""
-        file = folder_of(self.root, cell) / "explained.json"
-        known = _json(file) if file.exists() else {}
-        if question not in known or not self._accepted(
-                cell, Measurement(), "explained", known[question].pop("made", None)):
+        known = self._kept(cell, "explained", question)
+        if known is None:
             self.missing.append((cell, question))
+        return known and Explained(**known)
+
+    def complete(self, cell: Cell, beginning: Beginning) -> Completed | None:
+        """The answer that the generator makes of a beginning; None if not there."""
+        known = self._kept(cell, "completed", key_of(beginning))
+        if known is None:
+            self.missing.append((cell, beginning))
+        return known and Completed(**known)
+
+    def _kept(self, cell: Cell, name: str, key: str) -> dict[str, Any] | None:
+        """One of the results of a file of several."""
+        file = folder_of(self.root, cell) / f"{name}.json"
+        known = _json(file) if file.exists() else {}
+        if key not in known or not self._accepted(
+                cell, Measurement(), name, known[key].pop("made", None)):
             return None
-        return Explained(**known[question])
+        return known[key]
 
     def _lacks(self, cell: Cell, what: Measurement) -> None:
         """Notes down a measurement that is not there."""

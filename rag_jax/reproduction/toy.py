@@ -4,7 +4,7 @@ import pathlib
 
 from rag_jax import flags, overrides, paper
 from rag_jax.countries.statements import LABELS
-from rag_jax.reproduction.cells import Cell
+from rag_jax.reproduction.cells import Beginning, Cell
 from rag_jax.retrieval.bm25 import bm25_missing
 
 # The paper's task -> ours of the same form.
@@ -36,6 +36,15 @@ SHORTER = {
     "train.eval_every": 200,
     "train.optimizer.learning_rate": 1e-3,
 }
+# Beginnings of capitals' names, of two countries that train and one that does not.
+BEGINNINGS = (
+    Beginning("Argentina", "The currency of this country is the Argentine peso and its capital is "
+              "Buenos", "Buenos Aires", "in the training set"),
+    Beginning("Malaysia", "This country has the capital Kuala", "Kuala Lumpur",
+              "in the training set"),
+    Beginning("Cambodia", "This country has the capital Phnom", "Phnom Penh",
+              "in the passages alone"),
+)
 # As a test of the commands: fewer models, nothing is learnt, and the shapes of all tasks are the
 # same, so that most programs compile once.
 REDUCED_CELLS = (("nq", "rag_token"), ("nq", "closed_book"), ("jeopardy", "rag_token"),
@@ -82,6 +91,8 @@ class Toy:
     def __init__(self, root: pathlib.Path, seeds: int = 3, reduced: bool = False):
         self.root, self.seeds = root, seeds
         self.ks = (1, 2) if reduced else (1, 2, 3, 5, 10, 20)
+        self.beginnings = (Beginning("Peru", "This", "Lima", "too short"),) if reduced else (
+            BEGINNINGS)
         self._last = REDUCED if reduced else {}
         lexical = bm25_missing() is None and not reduced  # BM25 is an extra
         self._runs = tuple(run for run in RUNS if lexical or not run.startswith("bm25"))

@@ -9,6 +9,8 @@ import pathlib
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+
 from rag_jax import files, locks
 from rag_jax.answering import Answerer
 from rag_jax.config import ConfigError
@@ -16,8 +18,15 @@ from rag_jax.conversion import convert
 from rag_jax.data.question_files import Example
 from rag_jax.data.tasks import load_examples
 from rag_jax.evaluation import evaluate, write_evaluation
-from rag_jax.reproduction.cells import Cell, Explained, Measurement, exported
-from rag_jax.reproduction.lab import folder_of
+from rag_jax.reproduction.cells import (
+    Beginning,
+    Cell,
+    Completed,
+    Explained,
+    Measurement,
+    exported,
+)
+from rag_jax.reproduction.lab import folder_of, key_of
 from rag_jax.reproduction.provenance import digest, made_by
 from rag_jax.training import stages
 from rag_jax.training.memories import memories_of, memory_of_file
@@ -93,14 +102,30 @@ class Worker:
         answer, = answerer.decode(params, tokens, answerer.retrieve(params, tokens))
         pieces = self._job(cell).prepared.generator_tokenizer.piece
         store = answerer.index.passages
-        found = Explained(question, answer.text, [pieces(i) for i in answer.token_ids],
-                          answer.passage_ids,
-                          [store[store.row_of(i)].text for i in answer.passage_ids],
-                          answer.token_posterior)
+        self._keep(file, cell, question, Explained(
+            question, answer.text, [pieces(i) for i in answer.token_ids], answer.passage_ids,
+            [store[store.row_of(i)].text for i in answer.passage_ids], answer.token_posterior))
+
+    @_holding
+    def complete(self, cell: Cell, beginning: Beginning) -> None:
+        """Lets the generator go on from the beginning of an answer; for `Lab.complete`."""
+        params, job = self._trained(cell), self._job(cell)
+        how = dataclasses.replace(job.config.eval, prefix=beginning.text)
+        asked = dataclasses.replace(job, config=dataclasses.replace(job.config, eval=how))
+        answerer = stages.make_answerer(
+            asked, self._memory(cell, Measurement()) if job.config.retrieval.k else None)
+        tokens = job.tokenize([Example("0", beginning.subject, ())])
+        answer, = answerer.decode(params, tokens, answerer.retrieve(params, tokens))
+        given, tokenizer = answerer.decoding.prefix_length, job.prepared.generator_tokenizer
+        self._keep(folder_of(self.root, cell) / "completed.json", cell, key_of(beginning),
+                   Completed(answer.text, [tokenizer.piece(i) for i in answer.token_ids[given:]],
+                             np.exp(answer.token_log_probs[given:]).tolist()))
+
+    def _keep(self, file: pathlib.Path, cell: Cell, key: str, found: Explained | Completed) -> None:
         file.parent.mkdir(parents=True, exist_ok=True)
         known = json.loads(file.read_text("utf-8")) if file.exists() else {}
         files.write_text(file, json.dumps(
-            {**known, question: {"made": made_by(cell, self.root), **found._asdict()}}, indent=1))
+            {**known, key: {"made": made_by(cell, self.root), **found._asdict()}}, indent=1))
 
     def _warmed(self, cell: Cell) -> Warm:
         key = cell.folder, cell.config.runs  # BM25's runs need no warm retriever

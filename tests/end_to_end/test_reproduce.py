@@ -34,11 +34,13 @@ def test_one_report_with_every_experiment_and_its_pictures(done):
     for row in (r"\| RAG-Token \| \d+\.\d \[.*\] / 44\.1 \|",
                 r"\| top 1 \| \d+\.\d \[.*\] / 71\.0 \|",
                 r"\| 2016 \| 2018 \| \d+\.\d \[.*\] / 4\.0 \|", r"Input: Denmark\. Output:",
+                r"\| Peru \| This \| This.* \| Lima \| too short \| (yes|no) \|",
                 r"\| RAG-Sequence \| not run / 44\.5 \|",
                 r"\| BART, closed book \| \d+\.\d \[.*\] / - \|"):
         assert re.search(f"^{row}" if row.startswith(r"\|") else row, text, re.M), row
     pictures = {file.name: file.read_bytes() for file in (workdir / "figures").iterdir()}
-    assert pictures.keys() == {"figure2.png", *(f"figure3-{name}.png" for name in paper.FIGURE3)}
+    assert pictures.keys() == {"figure2.png", "partial_decoding.png",
+                               *(f"figure3-{name}.png" for name in paper.FIGURE3)}
     for name, content in pictures.items():
         assert content.startswith(b"\x89PNG\r\n\x1a\n") and f"figures/{name}" in text
     assert (workdir / "report.html").stat().st_size > 10_000

@@ -8,10 +8,10 @@ import pytest
 from rag_jax import overrides, paper
 from rag_jax.config import Config
 from rag_jax.reproduction import run
-from rag_jax.reproduction.cells import Cell, Measurement
+from rag_jax.reproduction.cells import Beginning, Cell, Completed, Measurement
 from rag_jax.reproduction.experiments import EXPERIMENTS
 from rag_jax.reproduction.full import Full
-from rag_jax.reproduction.lab import Lab
+from rag_jax.reproduction.lab import Lab, folder_of, key_of
 from rag_jax.reproduction.provenance import made_by
 from rag_jax.reproduction.sections import Plot, Table
 
@@ -23,6 +23,8 @@ class OnDisk:
     """A scale of two seeds, whose cells are never trained here."""
 
     name, about, ks, subject = "toy", "made up", (1, 5), "Peru"
+    beginnings = (Beginning("Peru", "This country has the capital Li", "Lima", "known"),
+                  Beginning("Chad", "This country has the capital N'", "N'Djamena", "not known"))
 
     def __init__(self, **changes):
         self.changes = changes
@@ -258,6 +260,26 @@ def test_sheets_of_another_configuration_are_put_aside_with_their_tally(lab):
     assert "train.steps: 4 there, 1000 now" in lab.refused["pairwise"]
 
 
+def test_completed_titles_are_told_from_those_that_are_not(lab):
+    """Section 4.2 asks what the generator knows by itself: no passages, no RAG."""
+    known, unknown = lab.scale.beginnings
+    jeopardy = lab.scale.cells("jeopardy", "closed_book")[0]
+    file = folder_of(lab.root, jeopardy) / "completed.json"
+    file.parent.mkdir(parents=True)
+    file.write_text(json.dumps({key_of(beginning): {
+        "made": made_by(jeopardy, lab.root),
+        **Completed(beginning.text + rest, [rest], [0.5])._asdict()}
+        for beginning, rest in ((known, "ma."), (unknown, "ova."))}))
+    section = EXPERIMENTS["partial_decoding"](lab)
+    ours, published = tables(section)
+    assert [(row[2], row[-1]) for row in ours.rows] == [
+        ("This country has the capital Lima.", "yes"),
+        ("This country has the capital N'ova.", "no")]
+    assert published.rows[0][1] == '"The Sun' and "Also Rises" in published.rows[0][2]
+    picture, = (part for part in section.parts if isinstance(part, Plot))
+    assert picture.name == "partial_decoding" and not lab.missing
+
+
 def test_the_report_names_models_and_commit_and_is_written_whole(lab):
     put(lab, "nq", "rag_token", Measurement(), [("a", True)])
     run.write_report(lab.root, lab.scale)
@@ -272,6 +294,9 @@ def test_the_report_names_models_and_commit_and_is_written_whole(lab):
     assert ("nq-0", "rag_sequence", Measurement()) in wanted
     assert ("nq-0", "rag_token", Measurement()) not in wanted
     assert ("jeopardy-0", "rag_token", "Peru") in wanted
+    completed = run.lacking(["partial_decoding"], lab.root, lab.scale)[0]
+    assert [(c.folder, c.run, what) for c, what in completed] == [
+        ("jeopardy-0", "closed_book", beginning) for beginning in lab.scale.beginnings]
     assert len(set(wanted)) == len(wanted)
     visits = [w[:2] for i, w in enumerate(wanted) if not i or wanted[i - 1][:2] != w[:2]]
     assert len(set(visits)) == len(visits), "a model must not be opened twice"

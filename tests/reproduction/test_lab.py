@@ -7,7 +7,7 @@ import pytest
 
 from rag_jax import overrides
 from rag_jax.config import ConfigError
-from rag_jax.reproduction.cells import Cell, Measurement, exported
+from rag_jax.reproduction.cells import Beginning, Cell, Measurement, exported
 from rag_jax.reproduction.lab import Lab
 from rag_jax.reproduction.worker import Worker
 
@@ -72,6 +72,22 @@ def test_an_answer_is_explained_and_kept(trained):
     assert len(one.posterior) == len(one.tokens) and len(one.passages) == len(one.texts) == 2
     for row in one.posterior:
         assert sum(row) == pytest.approx(1, abs=1e-4)
+
+
+def test_a_beginning_is_completed_and_kept(trained):
+    """What was given must not be shown as what the generator knows."""
+    worker, _, later = trained
+    beginnings = [Beginning("Peru", text, "Lima", "") for text in ("The capital", "A")]
+    for beginning in beginnings:
+        worker.complete(later, beginning)
+    for beginning in beginnings:
+        found = Lab(worker.root, None).complete(later, beginning)
+        assert found.answer.strip().startswith(beginning.text)
+        assert len(found.tokens) == len(found.p) > 0 and all(0 < p <= 1 for p in found.p)
+        assert "".join(found.tokens[:2]) not in beginning.text
+    lab = Lab(worker.root, None)
+    other = beginnings[0]._replace(subject="Chile")
+    assert lab.complete(later, other) is None and lab.missing == [(later, other)]
 
 
 def test_other_passages_k_and_memories_are_other_measurements(trained):
