@@ -201,7 +201,6 @@ NOTES = {
         "RAG-Token peaks at K = 10 here, while appendix A uses 15 at test.",
     ),
     "partial_decoding": (
-        "Two examples of one input, found because they were looked for: what share of titles BART "
-        "completes is not told.",),
+        "Two examples of one input: what share of titles BART completes is not told.",),
     "hot_swap": ("The list of leaders is not published.",),
 }
