@@ -14,7 +14,7 @@ from rag_jax.config import BartConfig, ConfigError
 from rag_jax.data.batches import QuestionTokens, RagBatcher
 from rag_jax.decoding.answer import decode_by
 from rag_jax.decoding.certificate import NEEDS, exact
-from rag_jax.decoding.results import NOT_FINITE, Decoded, DecodingError, faults
+from rag_jax.decoding.results import NOT_FINITE, Decoded, ScoreError, faults
 from rag_jax.decoding.settings import Decoding
 from rag_jax.models import rag
 from rag_jax.retrieval.bm25 import Bm25Index
@@ -146,7 +146,7 @@ class Answerer:
             decoded, expanded = self._decode_batch(params, batch, first)
             for row, fault in faults(decoded).items():
                 if row < count:
-                    raise DecodingError(f"{_named(questions, first + row)}: {fault}")
+                    raise type(fault)(f"{_named(questions, first + row)}: {fault}")
             for row in range(count):
                 ids = None if retrieved is None else retrieved[first + row]
                 yield self._answer(questions, decoded, row, ids, int(expanded[row]))
@@ -249,9 +249,9 @@ class Answerer:
 
 
 def _require(questions: QuestionTokens, finite: np.ndarray, what: str) -> None:
-    """Raises DecodingError for the first question where bool[Q] is False."""
+    """Raises ScoreError for the first question where bool[Q] is False."""
     if not finite.all():
-        raise DecodingError(f"{_named(questions, int(finite.argmin()))}: {what}: {NOT_FINITE}")
+        raise ScoreError(f"{_named(questions, int(finite.argmin()))}: {what}: {NOT_FINITE}")
 
 
 def _named(questions: QuestionTokens, number: int) -> str:

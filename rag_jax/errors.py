@@ -7,3 +7,7 @@ class UserError(Exception):
 
 class DataError(UserError, ValueError):
     """A data file, or a record in it, that cannot be used: the message names the place."""
+
+
+class NotFiniteError(UserError):
+    """What the model computed is NaN, infinite, or too large to go on with."""

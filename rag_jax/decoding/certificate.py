@@ -23,7 +23,7 @@ from rag_jax.decoding.constraints import make_rule
 from rag_jax.decoding.documents import Documents
 from rag_jax.decoding.memory import answers_that_fit
 from rag_jax.decoding.mixture import weights
-from rag_jax.decoding.results import MARGIN, NOT_FINITE, Decoded, DecodingError, Ranked
+from rag_jax.decoding.results import MARGIN, NOT_FINITE, Decoded, Ranked, ScoreError
 from rag_jax.decoding.scoring import score
 from rag_jax.decoding.settings import Decoding
 from rag_jax.models import rag
@@ -212,7 +212,7 @@ class _Search:
             lengths[row], said[row] = len(tokens), under
         log_p, doc_log_p = (np.asarray(x) for x in self.expand(prefixes, lengths, said))
         if not np.isfinite(doc_log_p[: len(nodes), :, self.end]).all():
-            raise DecodingError(f"exact search: the scores are not finite: {NOT_FINITE}")
+            raise ScoreError(f"exact search: the scores are not finite: {NOT_FINITE}")
         for row, (negative, tokens, under) in enumerate(nodes):
             totals = log_p[row].astype(np.float64) - negative
             if totals[self.end] > self.score and log_p[row, self.end] > MASKED / 2:

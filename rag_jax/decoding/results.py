@@ -8,7 +8,7 @@ import numpy as np
 
 from rag_jax import marginal
 from rag_jax.decoding.settings import Decoding
-from rag_jax.errors import UserError
+from rag_jax.errors import NotFiniteError, UserError
 from rag_jax.models.layers import MASKED
 from rag_jax.models.rag import RagModel
 
@@ -19,6 +19,10 @@ NOT_FINITE = ("no probability follows from that. Checkpoints with NaN are refuse
 
 class DecodingError(UserError):
     """There is no answer: the model's scores are not finite, or no answer is allowed."""
+
+
+class ScoreError(DecodingError, NotFiniteError):
+    """The model's scores are not finite."""
 
 
 class Ranked(NamedTuple):
@@ -74,7 +78,7 @@ class Decoded(NamedTuple):
         return self.ranked.finished[:, 0]
 
 
-def faults(decoded: Decoded) -> dict[int, str]:
+def faults(decoded: Decoded) -> dict[int, DecodingError]:
     """What keeps questions from having an answer at all, by their row; arrays are on the host.
 
     A question without any passage has no valid answer either; that is no fault.
@@ -82,12 +86,12 @@ def faults(decoded: Decoded) -> dict[int, str]:
     ranked, found = decoded.ranked, {}
     nothing = ~ranked.valid[:, 0] & (decoded.prior > 0).any(axis=1)
     for row in np.flatnonzero(nothing):
-        found[int(row)] = ("config.eval allows no answer: bad_words, min_length and "
-                           "no_repeat_ngram_size forbid every token")
+        found[int(row)] = DecodingError("config.eval allows no answer: bad_words, min_length and "
+                                        "no_repeat_ngram_size forbid every token")
     finite = np.isfinite(decoded.prior).all(axis=1) & np.isfinite(ranked.log_p[:, 0])
     for row in np.flatnonzero(~finite | np.isnan(ranked.log_p).any(axis=1)):
-        found[int(row)] = (f"the scores are not finite (log p = {ranked.log_p[row, 0]}): "
-                           f"{NOT_FINITE}")
+        found[int(row)] = ScoreError(f"the scores are not finite (log p = "
+                                     f"{ranked.log_p[row, 0]}): {NOT_FINITE}")
     return found
 
 

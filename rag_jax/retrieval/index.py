@@ -24,6 +24,7 @@ import numpy as np
 
 from rag_jax import files
 from rag_jax.retrieval.passages import PassageStore, RetrievalError, check_rows, map_file
+from rag_jax.retrieval.reading import VectorError
 from rag_jax.retrieval.verification import (
     VerifiedFiles,
     check_table,
@@ -130,7 +131,7 @@ def check_embeddings(rows: np.ndarray, name) -> np.ndarray:
     usable = np.abs(rows) <= LARGEST  # False for NaN
     if not usable.all():
         row, column = np.argwhere(~usable)[0]
-        raise RetrievalError(
+        raise VectorError(
             f"{name(row)} holds {rows[row, column]} at coordinate {column}; allowed are finite "
             f"numbers up to {LARGEST:.0e}. Check the encoder's parameters for NaN or overflow."
         )

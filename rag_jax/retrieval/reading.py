@@ -6,12 +6,16 @@ import re
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from rag_jax.errors import DataError, UserError
+from rag_jax.errors import DataError, NotFiniteError, UserError
 from rag_jax.lines import numbered_lines
 
 
 class RetrievalError(UserError, ValueError):
     """Something about passages, an index or a query that the caller can mend; the text says how."""
+
+
+class VectorError(RetrievalError, NotFiniteError):
+    """An embedding that nothing can be compared with."""
 
 
 class Passage(NamedTuple):

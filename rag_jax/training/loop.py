@@ -4,17 +4,18 @@ The order within a step is fixed: what is saved is the state before any step bey
 the batch of a step depends on (seed, step) and, for RAG, on the parameters at that step alone.
 """
 
+import contextlib
 import dataclasses
 import math
 import pathlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol
 
 import jax
 import numpy as np
 
 from rag_jax import hosts
-from rag_jax.errors import UserError
+from rag_jax.errors import NotFiniteError, UserError
 from rag_jax.training import tree_record, workdir
 from rag_jax.training.checkpoint import Checkpointer
 from rag_jax.training.collapse import CollapseGuard
@@ -171,6 +172,19 @@ def _diverged(stage: Stage, checkpointer: Checkpointer, step: int, what: str) ->
         "and training goes on from there.")
 
 
+@contextlib.contextmanager
+def _stopped_by_numbers(watch: _Watch, step: int) -> Iterator[None]:
+    """Retrieval and evaluation may meet what is not finite before the metrics are read."""
+    try:
+        yield
+    except NotFiniteError as error:
+        met = str(error)
+    else:
+        return
+    watch.settle()
+    raise _diverged(watch.stage, watch.checkpointer, step, met)
+
+
 _SAID = {
     "freeze": "the retriever trains no further",
     "warn": "training goes on, but the passages may no longer help; lower "
@@ -210,13 +224,14 @@ def run_stage(stage: Stage) -> TrainState:
                     _save(stage, checkpointer, step, state, None)
                     raise Preempted(f"{stage.name}: stopped at step {step}, checkpoint saved")
                 take = _step_now(stage, checkpointer, watch, step, state)
-                ahead = step + stage.source.lookahead
-                if ahead < stage.steps:
-                    stage.source.begin(ahead, state.params)
-                batch = stage.source.finish(step)
-                state, metrics = take(state, batch, np.int32(step))
-                watch.note(step, metrics)
-                _after_step(stage, checkpointer, writer, watch, step + 1, state)
+                with _stopped_by_numbers(watch, step):
+                    ahead = step + stage.source.lookahead
+                    if ahead < stage.steps:
+                        stage.source.begin(ahead, state.params)
+                    batch = stage.source.finish(step)
+                    state, metrics = take(state, batch, np.int32(step))
+                    watch.note(step, metrics)
+                    _after_step(stage, checkpointer, writer, watch, step + 1, state)
         if any(hosts.exchange(guard.requested)):
             raise Preempted(f"{stage.name}: stopped after its last step, checkpoint saved")
     return state

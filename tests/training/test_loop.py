@@ -9,6 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from rag_jax.decoding.results import ScoreError
+from rag_jax.retrieval.reading import VectorError
 from rag_jax.training.checkpoint import Checkpointer
 from rag_jax.training.loop import (
     BEST_METRIC,
@@ -362,3 +364,28 @@ def test_a_stop_at_nan_is_noted_and_says_what_may_change(tmp_path, name, section
         run_stage(stage(tmp_path, name=name, at={6: with_nan})[0])
     noted = json.loads((tmp_path / "stopped.json").read_text())
     assert (noted["step"], noted["checkpoint"]) == (6, 4)
+
+
+class Failing(PureSource):
+    """Retrieval that meets a query vector with NaN."""
+
+    def finish(self, step):
+        if step == 5:
+            raise VectorError("query 0 holds nan")
+        return super().finish(step)
+
+
+def test_numbers_that_retrieval_or_evaluation_cannot_use_stop_the_stage_as_nan_does(tmp_path):
+    """They are met before the metrics of the step are read; another rate was refused then."""
+    def score(params):
+        raise ScoreError("question 1: not finite")
+
+    for name, changes in (("retrieval", {"source": Failing(target)}),
+                          ("evaluation", {"evaluate": score, "eval_every": 5})):
+        with pytest.raises(TrainingError, match="(query 0|question 1).*the last good checkpoint is "
+                                                "step 4.*learning_rate"):
+            run_stage(stage(tmp_path / name, **changes)[0])
+        noted = json.loads((tmp_path / name / "stopped.json").read_text())
+        assert noted["checkpoint"] == 4
+    with pytest.raises(TrainingError, match="nll became NaN or infinite in step 4"):
+        run_stage(stage(tmp_path / "both", at={4: with_nan}, source=Failing(target))[0])
