@@ -32,6 +32,7 @@ BLOCK_BYTES = 64 * 2**20
 AT_ONCE_BYTES = 256 * 2**20  # a folder up to this size is read whole at opening
 JSON_BYTES = 64 * 2**20  # more than the tables of the largest index have
 DIGESTS = "digests.json"
+_NAME = r"[A-Za-z0-9_][A-Za-z0-9_.=-]*"  # of a file or folder; what systems put there is hidden
 _AGAIN = "copy it again from where it is whole, or make it again"
 _log = logging.getLogger(__name__)
 
@@ -80,7 +81,7 @@ def regular_file(folder: Path, name: str) -> Path:
         RetrievalError: the name leads out of the folder, or no regular file is there.
     """
     parts = name.split("/")
-    if not all(re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.=-]*", part) for part in parts):
+    if not all(re.fullmatch(_NAME, part) for part in parts):
         raise RetrievalError(
             f"{folder}: its table names the file {name!r}; allowed are names inside the folder, of "
             "letters, digits, _ . = and -.")
@@ -373,11 +374,13 @@ def write_digests(folder: Path, names: Iterable[str]) -> None:
 
     Args:
         folder: of them.
-        names: what is finished; what is not there is left out.
+        names: what is finished; what is not there is left out, and what has a name that none of
+            ours has.
     """
     found = [file for name in names for file in (folder / name, *(folder / name).rglob("*"))]
     table = {file.relative_to(folder).as_posix(): file_entry(file)
-             for file in sorted(found) if file.is_file()}
+             for file in sorted(found) if file.is_file()
+             and all(re.fullmatch(_NAME, part) for part in file.relative_to(folder).parts)}
     files.write_json(folder / DIGESTS, seal({"files": table}))
 
 
