@@ -23,26 +23,20 @@ def normalize_answer(text: str, nfd: bool = False) -> str:
     return " ".join(_ARTICLES.sub(" ", bare).split())
 
 
-def compared(text: str, nfd: bool = False) -> str:
-    """What exact match compares: `normalize_answer`; of a text such as "The" or "!!!", of which
-    that leaves nothing, the text in lower case. Empty for a blank text alone."""
-    bare = text.strip().lower()
-    return normalize_answer(text, nfd) or (unicodedata.normalize("NFD", bare) if nfd else bare)
-
-
 def exact_match(prediction: str, references: Sequence[str], nfd: bool = False) -> bool:
     """Whether the prediction equals one of the references after normalisation.
 
-    Nothing matches a blank prediction. Differs from SQuAD, where all texts that normalise to
-    nothing ("", "the", "!!!") match each other: here each matches itself. `nfd` is that of
+    Two texts that normalise to nothing ("the", "!!!") match, although their `f1` is 0, as in
+    SQuAD. Differs from SQuAD: a blank prediction does not match them. `nfd` is that of
     `normalize_answer`.
 
     Raises:
         ValueError: no references.
         TypeError: `references` is one string.
     """
-    references, given = _checked(references), compared(prediction, nfd)
-    return bool(given) and any(given == compared(text, nfd) for text in references)
+    normalized, given = normalize_answer(prediction, nfd), bool(prediction.strip())
+    return any(normalized == normalize_answer(text, nfd) and given == bool(text.strip())
+               for text in _checked(references))
 
 
 def f1(prediction: str, references: Sequence[str]) -> float:

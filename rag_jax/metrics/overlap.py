@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from rag_jax.metrics.answers import compared
+from rag_jax.metrics.answers import normalize_answer
 
 
 def answer_overlap(answers: Sequence[Sequence[str]], train_answers: Iterable[Sequence[str]]
@@ -18,8 +18,8 @@ def answer_overlap(answers: Sequence[Sequence[str]], train_answers: Iterable[Seq
         answers: the accepted answers of each test question.
         train_answers: those of each training question.
     """
-    known = {compared(text) for texts in train_answers for text in texts}
-    return np.array([any(compared(text) in known for text in texts) for texts in answers],
+    known = {normalize_answer(text) for texts in train_answers for text in texts}
+    return np.array([any(normalize_answer(text) in known for text in texts) for texts in answers],
                     bool)
 
 
@@ -28,8 +28,8 @@ def question_overlap(questions: Sequence[str], train_questions: Iterable[str]) -
 
     Differs from Lewis et al. 2021: their overlap is judged by people and holds paraphrases too.
     """
-    known = {compared(text) for text in train_questions}
-    return np.array([compared(text) in known for text in questions], bool)
+    known = {normalize_answer(text) for text in train_questions}
+    return np.array([normalize_answer(text) in known for text in questions], bool)
 
 
 def slices(correct: Sequence[bool], overlaps: np.ndarray, name: str) -> dict[str, float]:

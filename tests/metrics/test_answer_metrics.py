@@ -43,13 +43,18 @@ def test_unicode_forms_are_equal_when_decomposed():
     assert not exact_match("caf\u00e9", ["cafe"], nfd=True)  # the accent still counts
 
 
-def test_what_normalises_to_nothing_matches_itself_alone_and_has_no_f1():
-    """The answers "A" and "The" were right for every empty prediction."""
-    assert exact_match("The", ["Lima", "the"]) and exact_match("???", ["???"])
-    assert not exact_match("", ["A"]) and not exact_match("!", ["A"])
+def test_both_sides_empty_match_exactly_but_have_no_f1():
     for prediction, reference in [("the", "a"), ("!!!", "???"), ("", "")]:
-        assert not exact_match(prediction, [reference])
+        assert exact_match(prediction, [reference])
         assert f1(prediction, [reference]) == 0.0
+
+
+@pytest.mark.parametrize("nfd", [False, True])
+def test_no_prediction_matches_no_answer_that_normalises_to_nothing(nfd):
+    """An empty prediction was right wherever an answer is "A" or "The"."""
+    for prediction in ("", " \n"):
+        assert not exact_match(prediction, ["Lima", "A", "The", "!"], nfd=nfd)
+    assert exact_match("A", ["Lima", "A"], nfd=nfd)
 
 
 def test_f1_counts_repeated_tokens_and_takes_the_best_reference():
