@@ -11,7 +11,8 @@ from jax.sharding import Mesh
 
 from rag_jax import hosts, parallel
 from rag_jax.config import BartConfig, ConfigError
-from rag_jax.data.batches import QuestionTokens, RagBatcher
+from rag_jax.data.batches import PASSAGE_TABLE, QuestionTokens, RagBatcher
+from rag_jax.data.text import Cuts
 from rag_jax.decoding.answer import decode_by
 from rag_jax.decoding.certificate import NEEDS, exact
 from rag_jax.decoding.results import NOT_FINITE, Decoded, ScoreError, faults
@@ -19,6 +20,7 @@ from rag_jax.decoding.settings import Decoding
 from rag_jax.models import rag
 from rag_jax.retrieval.bm25 import Bm25Index
 from rag_jax.retrieval.index import PassageIndex, SearchResult, merge
+from rag_jax.retrieval.reading import Passage
 from rag_jax.types import Alternative, Answer, Batch
 
 
@@ -169,6 +171,30 @@ class Answerer:
                               found.ranked, decoded.ranked)
         return decoded._replace(ranked=ranked, certified=found.certified,
                                 bound=found.bound), found.expanded
+
+    def reads(self, questions: QuestionTokens, retrieved: np.ndarray
+              ) -> tuple[list[list[Passage]], Cuts]:
+        """The passages, int[Q, K] of them, as the generator reads them: cut to fit its input.
+
+        Returns:
+          Passages whose text is what is read of it, and how much of them is cut.
+        """
+        store, layout = self.index.passages, questions.format
+        table = store.tokens(PASSAGE_TABLE)
+        lengths = table.lengths_of(retrieved)
+        asked = np.array([len(suffix) for suffix in questions.suffixes], np.int64)
+        kept = layout.kept(lengths, asked[:, None])
+        cuts = Cuts()
+        cuts.count(lengths, kept)
+
+        def read(row: int, length: int, keep: int) -> Passage:
+            passage = store[row]
+            if keep == length:
+                return passage
+            return passage._replace(text=layout.text_of(passage.title, table.rows(row)[:keep]))
+
+        return [[read(*map(int, each)) for each in zip(*rows, strict=True)]
+                for rows in zip(retrieved, lengths, kept, strict=True)], cuts
 
     def log_likelihoods(self, params: Any, questions: QuestionTokens,
                         retrieved: np.ndarray | None) -> dict[str, np.ndarray]:

@@ -85,8 +85,8 @@ def _evaluate(options: argparse.Namespace, config: Config) -> None:
     _show(f"{trained.run} on {options.questions or split}", result.metrics)
     evaluation.write_evaluation(folder, questions, result)
     print(f"\n{folder}: metrics.json, predictions.jsonl")
-    if result.correct[0] is None:
-        print("not scored: the answers to these questions are not public")
+    for remark in evaluation.remarks(result, config.data.max_source_length):
+        print(remark)
 
 
 def _show(title: str, metrics: dict[str, float]) -> None:

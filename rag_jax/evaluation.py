@@ -44,9 +44,12 @@ def evaluate(answerer: Answerer, params: Any, questions: QuestionTokens,
     Returns:
       What `scoring.score` returns (where the answers are not known, the count alone), nll (mean
       nats per question; where they are known), log_prob (mean nats of the
-      answers given), certified (percent, where the decoding can claim it), and the
-      retrieval-collapse monitors. With a null document also retrieval_utility (mean nats by which
-      the likelihood of the first reference exceeds that without a document), null_prior and
+      answers given), questions_cut, inputs_cut and tokens_cut (percent of the questions that the
+      query encoder reads in part, of the pairs of question and passage that the generator does,
+      and of the passages' tokens that it does not read), read_recall@K (answer_recall@K of what
+      the generator reads of the passages), certified (percent, where the decoding can claim it),
+      and the retrieval-collapse monitors. With a null document also retrieval_utility (mean nats by
+      which the likelihood of the first reference exceeds that without a document), null_prior and
       null_posterior (means of its probabilities).
     """
     if retrieved is None:
@@ -68,6 +71,7 @@ def evaluate(answerer: Answerer, params: Any, questions: QuestionTokens,
         if "log_p_null" in found:
             metrics["retrieval_utility"] = (found["log_p"] - found["log_p_null"]).mean()
     if retrieved is not None:
+        metrics |= _read_metrics(answerer, questions, retrieved, known)
         beliefs = {"prior": np.array([a.prior for a in answers], np.float64),
                    "posterior": np.array([a.posterior for a in answers], np.float64)}
         if answerer.model.null_document != "none":
@@ -105,6 +109,33 @@ def choose_k(answerer: Callable[..., Answerer], params: Any, dev: QuestionTokens
               for k in sorted(ks)}
     best = max(scores, key=scores.__getitem__)  # the first of equals
     return {"k": best, **{f"dev_score@{k}": score for k, score in scores.items()}}
+
+
+def _read_metrics(answerer: Answerer, questions: QuestionTokens, retrieved: np.ndarray,
+                  known: bool) -> dict[str, float]:
+    """How much of questions and passages is cut, and the recall of what is left, in percent."""
+    passages, cuts = answerer.reads(questions, retrieved)
+    metrics = {"inputs_cut": 100 * cuts.cut / cuts.texts,
+               "tokens_cut": 100 * cuts.lost / max(cuts.tokens, 1)}
+    if not answerer.model.lexical:
+        metrics["questions_cut"] = 100 * questions.cuts.cut / len(questions.examples)
+    if known:
+        recalls = scoring.answer_recalls(
+            scoring.answer_ranks(questions.examples, passages), passages)
+        metrics |= {name.replace("answer_", "read_"): value for name, value in recalls.items()}
+    return metrics
+
+
+def remarks(result: Evaluation, max_source_length: int) -> list[str]:
+    """What the metrics of an evaluation do not say by themselves."""
+    found = []
+    if lost := result.metrics.get("tokens_cut"):
+        found.append(f"{lost:.1f} % of the passages' tokens do not fit into config.data."
+                     f"max_source_length={max_source_length} beside the question: they are not "
+                     "read")
+    if result.correct[0] is None:
+        found.append("not scored: the answers to these questions are not public")
+    return found
 
 
 def given_a_passage(p: np.ndarray) -> np.ndarray:

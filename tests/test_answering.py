@@ -9,8 +9,10 @@ import tiny
 
 from rag_jax import answering, parallel
 from rag_jax.config import ConfigError, MeshConfig
+from rag_jax.data.text import GeneratorFormat, train_bart_tokenizer
 from rag_jax.decoding.results import DecodingError
 from rag_jax.decoding.settings import Decoding
+from rag_jax.retrieval.reading import Passage
 
 QUESTIONS = SimpleNamespace(
     format=SimpleNamespace(tokenizer=SimpleNamespace(decode=lambda ids: " ".join(map(str, ids)))))
@@ -88,3 +90,25 @@ def test_scores_that_are_not_finite_are_errors_that_name_the_question(monkeypatc
     for call in calls:
         with pytest.raises(DecodingError, match=r"question '7' \('Who\?'\): .*not finite"):
             call(params, questions, np.tile(np.arange(3), (REAL, 1)))
+
+
+def test_what_is_read_of_passages_is_what_their_inputs_hold():
+    """An answer in the part that is cut counted as if the generator could read it."""
+    tokenizer = train_bart_tokenizer(["Lima is a town in Peru"] * 9, 300)
+    layout = GeneratorFormat(tokenizer, 16)
+    passages = [Passage("1", "Peru", "A land with many hills, and Lima is a town there"),
+                Passage("2", "", "Lima")]
+    rows = layout.passages(*zip(*[(p.title, p.text) for p in passages], strict=True))
+    table = SimpleNamespace(rows=lambda row: rows[row], lengths_of=lambda ids: np.array(
+        [[len(rows[i]) for i in row] for row in ids]))
+    store = type("Store", (list,), {"tokens": lambda self, name: table})(passages)
+    asked = SimpleNamespace(format=layout, suffixes=layout.questions(["Lima?", "Peru"]))
+    retrieved = np.array([[0, 1], [1, 0]])
+    read, cuts = answering.Answerer.reads(
+        SimpleNamespace(index=SimpleNamespace(passages=store)), asked, retrieved)
+    assert read[0][1] is passages[1] and read[1][0] is passages[1]
+    assert (cuts.texts, cuts.cut) == (4, 2) and cuts.lost == sum(
+        len(rows[0]) - (14 - len(suffix)) for suffix in asked.suffixes)
+    for short, suffix in ((read[0][0], asked.suffixes[0]), (read[1][1], asked.suffixes[1])):
+        joined = tokenizer.decode(layout.join(rows[0], suffix)[1 : -1 - len(suffix)])
+        assert joined == f"Peru / {short.text}".strip() and "Lima" not in short.text

@@ -10,8 +10,10 @@ from rag_jax import evaluate as evaluate_command
 from rag_jax import evaluation, flags, trained
 from rag_jax.config import Config, ConfigError, EvalConfig
 from rag_jax.data.question_files import Example
+from rag_jax.data.text import Cuts
 from rag_jax.errors import UserError
 from rag_jax.evaluation import (
+    Evaluation,
     choose_k,
     evaluate,
     folder_name,
@@ -25,7 +27,7 @@ from rag_jax.types import Answer
 QUESTIONS = SimpleNamespace(examples=[
     Example("1", "When?", (r"19\d\d",), regex=True, titles=("Peru",)),
     Example("2", "Where?", ("Lima",), titles=("Lima",)),
-])
+], cuts=Cuts())
 PASSAGES = [Passage("a", "Peru", "since 1950"), Passage("b", "Lima", "a town")]
 
 
@@ -33,7 +35,7 @@ class Parrot:
     """Answers as it was told, from a store of two passages."""
 
     decoding = SimpleNamespace(certifies=lambda model: False)
-    model = SimpleNamespace(null_document="none")
+    model = SimpleNamespace(null_document="none", lexical=False)
 
     def __init__(self, texts, index=True):
         self.texts = texts
@@ -47,6 +49,11 @@ class Parrot:
         p = [1 / len(ids) for _ in ids]
         return [Answer(text, [2], -1.0, ids, p, p) for text in self.texts]
 
+    def reads(self, questions, retrieved):
+        cuts = Cuts()
+        cuts.count([10, 10], [10, 5])
+        return [[PASSAGES[row]._replace(text="a town") for row in rows] for rows in retrieved], cuts
+
     def log_likelihoods(self, params, questions, retrieved):
         return {"log_p": np.array([-1.0, -3.0])}
 
@@ -57,6 +64,10 @@ def test_answers_are_scored_with_the_passages_that_they_were_given():
     assert (found["em"], found["score"], found["regex_match"], found["nll"]) == (100, 100, 100, 2)
     assert found["answer_recall@1"] == 50.0, "the pattern is searched for, Lima is in no text"
     assert (found["em_answer_not_retrieved"], found["answer_not_retrieved_count"]) == (100, 1)
+    assert found["read_recall@1"] == 0.0, "1950 is in the part that is not read"
+    assert (found["inputs_cut"], found["tokens_cut"], found["questions_cut"]) == (50, 25, 0)
+    (remark,) = evaluation.remarks(Evaluation(found, [], [True]), 64)
+    assert "25.0 % of the passages' tokens" in remark and "max_source_length=64" in remark
     assert found["r_precision"] == 50.0 and found["unique_passages"] == 2
     given = evaluate(Parrot(["1950s", "Lima"]), {}, QUESTIONS, np.array([[1], [1]]), False)
     assert given.metrics["answer_recall@1"] == 0.0 and "nll" not in given.metrics
@@ -84,7 +95,7 @@ def test_predictions_say_which_are_correct_also_of_patterns(tmp_path):
 def test_how_answers_are_compared_and_what_training_knew_go_into_the_scores(tmp_path):
     """config.eval.nfd reaches both files, and the training questions the slices."""
     asked = SimpleNamespace(examples=[Example("1", "Who?", ("Beyonc\u00e9",)),
-                                      Example("2", "Where?", ("Lima",))])
+                                      Example("2", "Where?", ("Lima",))], cuts=Cuts())
     parrot, train = Parrot(["Beyonce\u0301", "Lima"]), [Example("t", "Where?", ("Peru", "LIMA!"))]
     for nfd in (False, True):
         result = evaluate(parrot, {}, asked, how=EvalConfig(nfd=nfd), train=train)
@@ -100,7 +111,8 @@ def test_how_answers_are_compared_and_what_training_knew_go_into_the_scores(tmp_
 
 
 def test_questions_without_known_answers_are_answered_and_not_scored(tmp_path):
-    asked = SimpleNamespace(examples=[Example("1", "Who?", ()), Example("2", "Where?", ())])
+    asked = SimpleNamespace(examples=[Example("1", "Who?", ()), Example("2", "Where?", ())],
+                            cuts=Cuts())
     result = evaluate(Parrot(["Ann", "Lima"]), {}, asked)
     assert not {"em", "score", "nll", "answer_recall@1"} & set(result.metrics)
     assert (result.metrics["count"], result.metrics["log_prob"]) == (2, -1)

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from rag_jax.data.question_files import Example
+from rag_jax.data.text import Cuts
 from rag_jax.evaluation import evaluate, given_a_passage
 from rag_jax.types import Answer
 
@@ -20,7 +21,7 @@ class Stub:
     """An `Answerer` that has answered."""
 
     def __init__(self, null, prior=PRIOR, posterior=POSTERIOR, log_p=LOG_P):
-        self.model = types.SimpleNamespace(null_document=null)
+        self.model = types.SimpleNamespace(null_document=null, lexical=True)
         self.decoding = types.SimpleNamespace(certifies=lambda model: False)
         self.index = types.SimpleNamespace(
             passages=[types.SimpleNamespace(text=text, title="") for text in TEXTS])
@@ -33,6 +34,11 @@ class Stub:
 
     def decode(self, params, questions, retrieved):
         return self.answers
+
+    def reads(self, questions, retrieved):
+        cuts = Cuts()
+        cuts.count([1], [1])
+        return [[self.index.passages[row] for row in rows] for rows in retrieved], cuts
 
     def log_likelihoods(self, params, questions, retrieved):
         return self.log_p

@@ -7,6 +7,7 @@ import numpy as np
 from rag_jax.data import noise, order
 from rag_jax.data.question_files import Example, check_labels
 from rag_jax.data.text import (
+    Cuts,
     GeneratorFormat,
     Tokenizer,
     encoder_input,
@@ -49,7 +50,8 @@ class QuestionTokens:
         self.texts = np.array(questions, object)  # as asked
         self.format = generator_format
         self.max_target_length = 1 if labels else max_target_length
-        rows = encoder_input(retriever_tokenizer, questions, None, max_question_length)
+        self.cuts = Cuts()  # by the retriever
+        rows = encoder_input(retriever_tokenizer, questions, None, max_question_length, self.cuts)
         self.ids, self.mask = pad_rows(rows, max_question_length, retriever_tokenizer.pad)
         if uncased_roundtrip:
             questions = [retriever_tokenizer.decode(row) for row in rows]

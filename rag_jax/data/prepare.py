@@ -9,6 +9,7 @@ import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 from tqdm import tqdm
 
 from rag_jax import files
@@ -21,6 +22,7 @@ from rag_jax.data.question_files import Example, check_labels
 from rag_jax.data.task_sources import trains_on
 from rag_jax.data.tasks import load_examples, prepare_dataset
 from rag_jax.data.text import (
+    Cuts,
     GeneratorFormat,
     Tokenizer,
     chunks,
@@ -287,15 +289,29 @@ def _make(config: Config, folder: pathlib.Path, tokenizers: Mapping[str, Source]
 
 def write_memory(path: pathlib.Path, passages: Iterable[Passage], config: Config,
                  retriever: Tokenizer, layout: GeneratorFormat) -> PassageStore:
-    """A passage store with the token tables of both models."""
-    longest = config.data.max_passage_length
+    """A passage store with the token tables of both models; prints what is too long for them."""
+    longest, embedded, read = config.data.max_passage_length, Cuts(), Cuts()
+
+    def generator_input(ps: Sequence[Passage]) -> list[list[int]]:
+        rows = layout.passages([p.title for p in ps], [p.text for p in ps])
+        lengths = np.array([len(row) for row in rows], np.int64)
+        read.count(lengths, layout.kept(lengths, np.zeros_like(lengths)))
+        return rows
+
     encoders = {
-        PASSAGE_TABLE: lambda ps: layout.passages([p.title for p in ps], [p.text for p in ps]),
+        PASSAGE_TABLE: generator_input,
         ENCODER_TABLE: lambda ps: encoder_input(
-            retriever, [p.title for p in ps], [p.text for p in ps], longest),
+            retriever, [p.title for p in ps], [p.text for p in ps], longest, embedded),
     }
     with tqdm(desc=f"passages of {path.name}", unit=" passages", disable=None) as bar:
-        return write_store(path, passages, encoders, bar.update)
+        store = write_store(path, passages, encoders, bar.update)
+    lexical = config.retrieval.retriever == "bm25"
+    for cuts, field, value in ((embedded, "max_passage_length", 0 if lexical else longest),
+                               (read, "max_source_length", layout.max_length)):
+        if cuts.lost and value:
+            more = ", and more for the question" if field == "max_source_length" else ""
+            print(f"{cuts} by config.data.{field}={value}{more}", flush=True)
+    return store
 
 
 def _write(config: Config, folder: pathlib.Path, source: _Source, retriever: Tokenizer,

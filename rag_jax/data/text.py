@@ -163,17 +163,38 @@ def pad_rows(rows: Sequence[Sequence[int]], length: int, pad: int) -> tuple[np.n
     return ids, mask
 
 
+class Cuts:
+    """How many texts were cut, and how many of their tokens were lost by it."""
+
+    def __init__(self):
+        self.texts = self.cut = self.tokens = self.lost = 0
+
+    def count(self, lengths: np.ndarray | Sequence[int], kept: np.ndarray | Sequence[int]) -> None:
+        """Adds texts with their tokens, and how many of each were kept."""
+        lost = np.asarray(lengths, np.int64) - np.asarray(kept, np.int64)
+        self.texts, self.cut = self.texts + lost.size, self.cut + int((lost > 0).sum())
+        self.tokens, self.lost = self.tokens + int(np.sum(lengths)), self.lost + int(lost.sum())
+
+    def __str__(self) -> str:
+        share = 100 * self.lost / max(self.tokens, 1)
+        return (f"{self.cut} of {self.texts} passages are cut, {self.lost} of {self.tokens} tokens "
+                f"lost ({share:.1f} %)")
+
+
 def encoder_input(tokenizer: Tokenizer, firsts: Sequence[str], seconds: Sequence[str] | None,
-                  max_length: int) -> list[list[int]]:
+                  max_length: int, cuts: Cuts | None = None) -> list[list[int]]:
     """BERT inputs: [CLS] first [SEP], or [CLS] first [SEP] second [SEP] for passages.
 
     As in DPR, `first` is the question, or a passage's title and `second` its text; a long input
-    is cut before the last [SEP]; token types are all 0.
+    is cut before the last [SEP], and counted in `cuts`; token types are all 0.
     """
     rows = tokenizer.encode(firsts)
     if seconds is not None:
         rows = [a + [tokenizer.end] + b
                 for a, b in zip(rows, tokenizer.encode(seconds), strict=True)]
+    if cuts is not None:
+        lengths = np.array([len(row) for row in rows], np.int64)
+        cuts.count(lengths, np.minimum(lengths, max_length - 2))
     return [[tokenizer.start, *row[: max_length - 2], tokenizer.end] for row in rows]
 
 
@@ -244,6 +265,23 @@ class GeneratorFormat:
     def joined_length(self, passage: np.ndarray, question: np.ndarray) -> np.ndarray:
         """How many ids `join` gives for so many of a passage and of a question."""
         return np.minimum(passage + question, self.max_length - 2) + 2
+
+    def kept(self, passage: np.ndarray, question: np.ndarray) -> np.ndarray:
+        """How many ids of a passage `join` keeps, of so many of it and of the question."""
+        room = self.max_length - 2
+        if self.like_hugging_face:
+            question = np.zeros_like(question)
+        return np.minimum(passage, np.maximum(room - question, 0))
+
+    def text_of(self, title: str, ids: Sequence[int]) -> str:
+        """The text, without its title, of the first ids of a passage."""
+        if self.like_hugging_face:
+            title = title.removeprefix('"').removesuffix('"')
+        before = " ".join((title + self.title_separator).split())
+        if not (title or self.like_hugging_face):
+            before = ""
+        text = " ".join(self.tokenizer.decode(ids).split())
+        return "" if before.startswith(text) else text.removeprefix(before).strip()
 
     def join(self, passage: Sequence[int], question: Sequence[int]) -> list[int]:
         """One input row; the passage gets what the question leaves of `max_length`."""

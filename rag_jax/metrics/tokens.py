@@ -129,7 +129,10 @@ _BEGINNINGS = "|".join("""
     A About According Additionally After An As At But Earlier He Her Here However If In It Last
     Many More Now Once One Other Our She Since So Some Such That The Their Then There These They
     This We When While What Yet You""".split())
-_CHARACTER = r"[^\W_½¼¾]"
+# Letters and digits; and the marks that the lexer takes for letters, such as decomposed accents,
+# which stay as they are.
+_CHARACTER = (r"(?:[^\W_½¼¾]|[\u0300-\u036f\u0483-\u0487\u0591-\u05bd\u05bf\u05c1\u05c2\u05c4\u05c5"
+              r"\u05c7\u064b-\u065e\u0670\u0900-\u0903\u093c\u093e-\u094e])")
 _CLITIC = rf"['’](?:s|m|d|ll|re|ve)(?!{_CHARACTER})"
 _NEGATION = rf"n['’]t(?!{_CHARACTER})"
 _PTB = re.compile(
@@ -146,8 +149,12 @@ _PTB = re.compile(
     | (?<!\w)[-+.]\d+(?:[.,:]\d+)* | \d+(?:[.,:]\d+)+(?:-{_CHARACTER}+)* | \d+(?:/\d+)+
     | ['’]em(?!\w) | {_CHARACTER}+?(?={_NEGATION}) | {_NEGATION} | {_CLITIC}
     | (?:[dlo]['’])?{_CHARACTER}+(?:(?:[-.&_]|(?<=[a-z])/(?=[a-z])){_CHARACTER}+)*
+    | @[a-z_][a-z_0-9]* | \#[^\W\d_]{_CHARACTER}*
     | [!?]+ | \.{{3}} | -{{2,}} | _+ | \S""", re.VERBOSE | re.IGNORECASE)
 _REMOVED = frozenset("'' ' `` ` . ? ! , : - -- ... ; \" “ ” ‘ ’ « » – — …".split())
+_UNREADABLE = frozenset(map(chr, [0x200D, *range(0xFE00, 0xFE10)]))  # the lexer drops them
+_ENTITIES = {"&amp;": "&", "&lt;": "<", "&gt;": ">", "&quot;": '"', "&apos;": "'"}
+_ENTITY = re.compile("|".join(_ENTITIES))
 _INVISIBLE = str.maketrans("", "", "\u00ad\u200b\u200e\ufeff")
 _WRITTEN = {"(": "-lrb-", ")": "-rrb-", "[": "-lsb-", "]": "-rsb-", "{": "-lcb-", "}": "-rcb-",
             "€": "$", "£": "#", "½": "1/2", "¼": "1/4", "¾": "3/4"}
@@ -160,6 +167,7 @@ def ptb_tokens(text: str) -> list[str]:
 
     Source: coco-caption, ptbtokenizer.py. Reimplemented: Stanford CoreNLP 3.4.1 needs Java.
     """
-    tokens = (match[0].lower().replace("’", "'")
-              for match in _PTB.finditer(text.translate(_INVISIBLE)))
-    return [_WRITTEN.get(token, token) for token in tokens if token not in _REMOVED]
+    text = _ENTITY.sub(lambda entity: _ENTITIES[entity[0]], text.translate(_INVISIBLE))
+    tokens = (match[0].lower().replace("’", "'") for match in _PTB.finditer(text))
+    return [_WRITTEN.get(token, token) for token in tokens
+            if token not in _REMOVED and token not in _UNREADABLE]

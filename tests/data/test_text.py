@@ -17,6 +17,7 @@ from rag_jax.countries.facts import load_countries
 from rag_jax.data.text import (
     BART_SPECIALS,
     BERT_SPECIALS,
+    Cuts,
     GeneratorFormat,
     Tokenizer,
     chunks,
@@ -326,3 +327,28 @@ def test_a_folder_saved_by_transformers_as_bert_has_it_is_loaded(tmp_path, bert)
             assert loaded.encode([text])[0] == reference.encode(text, add_special_tokens=False)
         assert (loaded.start, loaded.end, loaded.pad) == (
             reference.cls_token_id, reference.sep_token_id, reference.pad_token_id)
+
+
+@pytest.mark.parametrize("like", [False, True])
+@pytest.mark.parametrize("title", ["Peru", "", 'The "Sun"'])
+def test_what_is_kept_of_a_passage_is_what_join_reads(bart, like, title):
+    """Passages of 255 tokens were cut to inputs of 64 without a word."""
+    text = "Lima is the capital of Peru and a town of many people."
+    for room in (6, 12, 20, 90):
+        layout = GeneratorFormat(bart, room, like_hugging_face=like)
+        (passage,), (question,) = layout.passages([title], [text]), layout.questions(["Who is it?"])
+        kept = int(layout.kept(np.array(len(passage)), np.array(len(question))))
+        joined = layout.join(passage, question)[1:-1]
+        assert joined[:kept] == passage[:kept]
+        assert joined[kept:] == question[: len(joined) - kept], "and nothing more of the passage"
+        read = layout.text_of(title, passage[:kept])
+        assert text.startswith(read.rstrip("\ufffd")) and (read == text) == (kept == len(passage))
+
+
+def test_cuts_are_counted_as_they_are_made(bert):
+    texts, cuts = ["one two three four five", "one"], Cuts()
+    rows = encoder_input(bert, texts, None, 5, cuts)
+    whole = [len(row) for row in bert.encode(texts)]
+    assert cuts.tokens == sum(whole) and cuts.lost == sum(whole) - sum(len(r) - 2 for r in rows)
+    assert (cuts.texts, cuts.cut) == (2, sum(length > 3 for length in whole))
+    assert f"1 of 2 passages are cut, {cuts.lost} of {cuts.tokens} tokens lost" in str(cuts)

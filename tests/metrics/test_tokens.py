@@ -41,6 +41,22 @@ def test_tokens(text, spacy, ptb):
 
 
 @pytest.mark.parametrize(("text", "tokens"), [
+    ("Beyonce\u0301's cafe\u0301", ["beyonce\u0301", "'s", "cafe\u0301"]),
+    ("I \u2764\ufe0f Peru", ["i", "\u2764", "peru"]),
+    ("@user_1 likes #tag2 and #1", ["@user_1", "likes", "#tag2", "and", "#", "1"]),
+    ("Q &amp; A of AT&amp;T, a &lt; b &quot;c&quot;",
+     ["q", "&", "a", "of", "at&t", "a", "<", "b", "c"]),
+    ("&amp;lt; a@b.co", ["&", "lt", "a@b.co"]),
+])
+def test_ptb_marks_handles_and_entities_by_the_rules_of_the_lexer(text, tokens):
+    """By PTBLexer.flex: marks are letters, @name and #word tokens, entities what they stand for.
+
+    A decomposed accent was a token of its own, and split its word in two.
+    """
+    assert ptb_tokens(text) == tokens
+
+
+@pytest.mark.parametrize(("text", "tokens"), [
     ("a  b", ["a", "", "b"]), ("a\nb", ["a", "", "b"]), (" a", ["", "a"]), ("a b ", ["a", "b"]),
     ("a   b", ["a", "", "b"]), ("", []),
 ])
