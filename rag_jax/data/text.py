@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from rag_jax import files
+from rag_jax.data import tokenizer_file
 from rag_jax.errors import DataError
 
 BART_SPECIALS = ("<s>", "<pad>", "</s>", "<unk>", "<mask>")
@@ -43,24 +44,28 @@ class Tokenizer:
 
     @classmethod
     def load(cls, source: str | pathlib.Path) -> "Tokenizer":
-        """From a tokenizer.json, a folder that holds one, or a Hugging Face name or folder."""
+        """From a tokenizer.json, a folder that holds one, or a Hugging Face name or folder.
+
+        Raises:
+          DataError: there is none, or it is damaged.
+        """
         path = pathlib.Path(source)
         file = path / "tokenizer.json" if path.is_dir() else path
         if file.is_file():
-            import tokenizers
-
-            return cls(tokenizers.Tokenizer.from_file(str(file)))
+            return cls(tokenizer_file.read(file))
         import transformers
 
         try:
-            return cls(transformers.AutoTokenizer.from_pretrained(
-                str(source), trust_remote_code=False).backend_tokenizer)
-        except (OSError, ValueError, AttributeError) as error:
+            backend = transformers.AutoTokenizer.from_pretrained(
+                str(source), trust_remote_code=False).backend_tokenizer
+        except Exception as error:  # of whatever the library's many readers come upon
             raise DataError(
                 f"no tokenizer at {source!r}: expected a tokenizer.json, a folder with one, or a "
                 f"Hugging Face name that is cached or can be downloaded "
-                f"({str(error).splitlines()[0]})"
+                f"({str(error).partition(chr(10))[0]})"
             ) from None
+        tokenizer_file.check(backend, source)
+        return cls(backend)
 
     def save(self, directory: str | pathlib.Path) -> None:
         """Writes DIRECTORY/tokenizer.json."""

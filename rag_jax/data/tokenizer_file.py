@@ -1,0 +1,79 @@
+"""Opening tokenizers that others made: what is no tokenizer, or would never end, is refused."""
+
+import json
+import pathlib
+from collections.abc import Iterator
+from typing import Any
+
+from rag_jax.errors import DataError
+
+SIZE_LIMIT = 32_000_000  # bytes; bart-large's has 3.5 MB, multilingual ones have 17
+PROBE = "The \"Größe\" of 漢字 isn't 3.5 km; it's HALF: that\tmuch // </s> 🙂\n"
+KNOWN_PATTERNS = (" {2,}",)  # of XLM-R
+# Of these each can make a text many times as long, and several one after the other.
+GROWING, GROWTH_LIMIT, CONTENT_LIMIT = ("Replace", "Prepend", "Precompiled"), 3, 16
+
+
+def read(file: pathlib.Path) -> Any:
+    """The `tokenizers.Tokenizer` of a tokenizer.json.
+
+    Raises:
+      DataError: damaged, or not to be trusted with a text.
+    """
+    import tokenizers
+
+    size = file.stat().st_size
+    if size > SIZE_LIMIT:
+        raise DataError(f"{file}: {size} bytes; a tokenizer.json has at most {SIZE_LIMIT}")
+    try:
+        backend = tokenizers.Tokenizer.from_file(str(file))
+    except BaseException as error:
+        raise _translated(error, file) from None
+    check(backend, file)
+    return backend
+
+
+def check(backend: Any, source: str | pathlib.Path) -> None:
+    """Raises DataError for a tokenizer whose parts, ids or pieces are not those of a language."""
+    growing = 0
+    for name in ("normalizer", "pre_tokenizer", "decoder"):
+        part = getattr(backend, name)
+        for kind, value in _parts(json.loads(part.__getstate__())) if part is not None else ():
+            pattern = value.get("pattern")
+            if isinstance(pattern, dict) and pattern.get("Regex", KNOWN_PATTERNS[0]
+                                                         ) not in KNOWN_PATTERNS:
+                raise DataError(f"{source}: its {name} has a regular expression, which could run "
+                                "for ever; BART's and BERT's tokenizers have none")
+            growing += kind in GROWING
+            content = value.get("content", value.get("prepend", ""))
+            if growing > GROWTH_LIMIT or kind in GROWING and len(content) > CONTENT_LIMIT:
+                raise DataError(f"{source}: its {name} replaces by too much: more than "
+                                f"{GROWTH_LIMIT} replacements, or longer than {CONTENT_LIMIT}")
+    try:
+        count, largest = backend.get_vocab_size(), max(backend.get_vocab().values(), default=0)
+        ids = backend.encode_batch([PROBE], add_special_tokens=False)[0].ids
+        backend.decode(ids)
+    except BaseException as error:
+        raise _translated(error, source) from None
+    if largest > 2 * count + 1000:
+        raise DataError(f"{source}: {count} tokens with ids up to {largest}; a model's table would "
+                        "have a row for each id: number them from 0 on")
+    if len(ids) > 20 * len(PROBE.encode()):
+        raise DataError(f"{source}: it makes {len(ids)} tokens of {len(PROBE)} letters")
+
+
+def _parts(value: Any) -> Iterator[tuple[str, dict[str, Any]]]:
+    if isinstance(value, dict):
+        if isinstance(value.get("type"), str):
+            yield value["type"], value
+        value = list(value.values())
+    for inner in value if isinstance(value, list) else ():
+        yield from _parts(inner)
+
+
+def _translated(error: BaseException, source: str | pathlib.Path) -> BaseException:
+    """The library raises Exception itself, and a panic of Rust is not even that."""
+    if isinstance(error, Exception) or type(error).__name__ == "PanicException":
+        return DataError(f"{source}: damaged, or no tokenizer ({str(error)[:200]}); take it from "
+                         "its source again")
+    return error
