@@ -84,5 +84,6 @@ def test_a_setting_has_the_default_of_the_configuration():
     ours, theirs = Decoding(), EvalConfig()
     texts = {"prefix", "forced_bos"}  # token ids here: none in place of an empty text or false
     for name in {f.name for f in dataclasses.fields(ours)} - texts:
-        if name != "max_length":
+        if name not in ("max_length", "forced_eos"):
             assert getattr(ours, name) == getattr(theirs, name), name
+    assert ours.forced_eos == bool(theirs.forced_eos), "none = as a checkpoint says"
