@@ -16,8 +16,8 @@ def test_every_cell_of_the_hot_swap_has_its_own_index_and_questions(monkeypatch)
     """With one index for all four cells the table would look as if nothing had been swapped."""
     reporter = types.SimpleNamespace(
         params=lambda run: f"parameters of {run}", answerer=lambda run, index: (run, index),
-        job=types.SimpleNamespace(tokens=lambda split: split,
-                                  config=types.SimpleNamespace(eval="how")))
+        config=lambda run: types.SimpleNamespace(eval="how"),
+        job=types.SimpleNamespace(tokens=lambda split: split))
     monkeypatch.setattr(report, "evaluate", lambda answerer, params, questions, **_: (
         types.SimpleNamespace(metrics={"em": (*answerer, params, questions)})))
     assert report._hot_swap(reporter, "rag_token") == {
