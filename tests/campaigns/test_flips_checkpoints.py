@@ -3,13 +3,14 @@
 import shutil
 import sys
 
-import campaign
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from rag_jax.training.checkpoint import CheckpointDamaged, Checkpointer
+from tests.campaigns import campaign
+from tests.campaigns.flips import files_of, flip
 
 SCORES = {1: 10.0, 2: 30.0, 3: 20.0}  # the best is not the latest
 BEST = 2
@@ -48,10 +49,8 @@ def test_no_flip_is_silent(sound, tmp_path, count, monkeypatch, capsys):
         shutil.rmtree(folder, ignore_errors=True)
         shutil.copytree(sound, folder)
         step = folder / rng.choice([str(BEST), str(max(SCORES))])  # nobody reads the other
-        file = rng.choice(sorted(f for f in step.rglob("*") if f.is_file() and f.stat().st_size))
-        content = bytearray(file.read_bytes())
-        content[rng.randrange(len(content))] ^= 1 << rng.randrange(8)
-        file.write_bytes(content)
+        file = rng.choice(files_of(step))
+        flip(file, rng)
         named = f"step {file.relative_to(folder).parts[0]} in {folder} is damaged"
         capsys.readouterr()
         told = []

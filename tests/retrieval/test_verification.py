@@ -3,7 +3,6 @@
 import json
 import os
 import pickle
-import random
 import shutil
 import threading
 
@@ -11,166 +10,19 @@ import numpy as np
 import pytest
 
 from rag_jax.retrieval import verification
-from rag_jax.retrieval.bm25 import Bm25Index, build_bm25
-from rag_jax.retrieval.build import build_index
+from rag_jax.retrieval.bm25 import Bm25Index
 from rag_jax.retrieval.index import PassageIndex, RetrievalError, write_manifest
 from rag_jax.retrieval.passages import Passage, PassageStore, _fingerprint, write_store
-from rag_jax.retrieval.scann import ScannSettings
 from rag_jax.retrieval.verification import VerifiedFiles, file_entry
 from rag_jax.retrieval.versions import current
-from tests.campaigns import campaign
-
-WIDTH = 8
-WORDS = "red fox blue dog green bird old house new river tall tree".split()
-
-
-def embed(ids, mask):
-    draw = np.random.default_rng(0).standard_normal((1000, WIDTH), np.float32)
-    return (draw[ids] * mask[..., None]).sum(1)
-
-
-def build(folder, kind, size=40):
-    """An index of one kind, or a passage store, with blocks of 64 bytes."""
-    draw = random.Random(1)
-    passages = [Passage(f"p{i}", f"title {i}", " ".join(draw.choices(WORDS, k=6)))
-                for i in range(size)]
-    store = write_store(folder / "store", passages, {
-        "bert": lambda ps: [[draw.randrange(900) for _ in range(5)] for _ in ps]})
-    if kind == "bm25":
-        return build_bm25(store, folder / "index").path
-    if kind != "store":
-        return build_index(store, embed, folder / "index", token_table="bert", max_length=5,
-                           encoder_fingerprint="e", batch_size=8, length_buckets=(5,), kind=kind,
-                           settings=ScannSettings(brute_force_below=0), recall_k=2).path
-    return store.path
+from tests.retrieval import small_blocks
+from tests.retrieval.small_blocks import WIDTH
 
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
     """A folder of each kind, made with small blocks."""
-    made = {}
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(verification, "BLOCK_BYTES", 64)
-        for kind in ("store", "exact", "scann", "bm25"):
-            made[kind] = build(tmp_path_factory.mktemp(kind), kind)
-    return made
-
-
-def answers(path, kind):
-    """What a user would read: a search, its embeddings, passages and tokens."""
-    if kind == "store":
-        store, ids, rest = PassageStore.open(path), np.arange(40), []
-    elif kind == "bm25":
-        index = Bm25Index.open(path)
-        store, (ids, scores) = index.passages, index.search(["red fox house"], 3)
-        rest = [scores.tobytes()]
-    else:
-        index = PassageIndex.open(path, "e")
-        queries = np.random.default_rng(3).standard_normal((2, WIDTH), np.float32)
-        store, (ids, scores) = index.passages, index.search(queries, 3)
-        rest = [scores.tobytes(), index.embeddings(ids).tobytes()]
-    tokens, _ = store.tokens("bert").padded(ids, 5, 0)
-    texts = [store[int(row)] for row in ids.ravel()]
-    return [ids.tolist(), tokens.tolist(), texts, store.row_of(texts[0].id), *rest]
-
-
-def flip(path, rng, names=None):
-    """Changes one byte of one file; returns the file and what it was."""
-    files = sorted(file for file in path.rglob("*") if file.is_file() and file.stat().st_size)
-    file = rng.choice([file for file in files if names is None or file.name in names])
-    place, bit = rng.randrange(file.stat().st_size), 1 << rng.randrange(8)
-    with open(file, "r+b") as data:
-        data.seek(place)
-        before = data.read(1)
-        data.seek(place)
-        data.write(bytes([before[0] ^ bit]))
-
-    def restore():
-        with open(file, "r+b") as data:
-            data.seek(place)
-            data.write(before)
-
-    return file, restore
-
-
-@pytest.mark.parametrize("large", [False, True], ids=["small", "large"])
-@pytest.mark.parametrize("kind", ["store", "exact", "bm25"])
-@pytest.mark.parametrize("count", campaign.counts(12, 100))
-def test_no_flipped_byte_changes_an_answer(folders, kind, large, count, monkeypatch):
-    """Prepared data and indexes above 256 MiB were not verified: 7 of 9 flips changed answers.
-
-    Of a large folder, what nobody reads may be damaged unseen, until the background comes to it;
-    here that is switched off."""
-    if large:
-        monkeypatch.setattr(verification, "AT_ONCE_BYTES", 0)
-        monkeypatch.setattr(verification, "_verify_pending", lambda reference: None)
-    expected = answers(folders[kind], kind)
-
-    def case(rng):
-        file, restore = flip(folders[kind], rng)
-        try:
-            found = answers(folders[kind], kind)
-        except RetrievalError as error:
-            assert file.name in str(error), "the damaged file is not named"
-            return "detected"
-        finally:
-            restore()
-        return "harmless" if large and found == expected else "silent"
-
-    outcomes = campaign.run(f"flips-{kind}-{'large' if large else 'small'}", count, case)
-    assert outcomes["detected"] >= count // 3 and not outcomes["silent"]
-    assert large or outcomes["detected"] == count
-
-
-@pytest.mark.parametrize("count", campaign.counts(2, 100))
-def test_no_flipped_byte_of_scann_reaches_it(folders, count):
-    """ScaNN loads damaged vectors and answers from them; each of its files is verified before."""
-    def case(rng):
-        file, restore = flip(folders["scann"], rng)
-        try:
-            with pytest.raises(RetrievalError, match=file.name):
-                answers(folders["scann"], "scann")
-        finally:
-            restore()
-        return "detected"
-
-    assert campaign.run("flips-scann", count, case) == {"detected": count}
-
-
-@pytest.mark.campaign
-def test_no_flipped_byte_of_300_mib_changes_an_answer(tmp_path):
-    """The threshold and the blocks as they are, with nothing lowered for the test."""
-    size, width = 100_000, 786
-
-    def wide(ids, mask):
-        return np.random.default_rng(int(ids[0, 0])).standard_normal((len(ids), width), np.float32)
-
-    passages = (Passage(f"p{i}", "", f"text {i} " * 40) for i in range(size))
-    store = write_store(tmp_path / "store", passages, {"bert": lambda ps: [[7]] * len(ps)})
-    path = build_index(store, wide, tmp_path / "index", token_table="bert", max_length=1,
-                       encoder_fingerprint="e", batch_size=4096, length_buckets=(1,), kind="exact",
-                       recall_queries=np.ones((1, width), np.float32)).path
-    assert sum(f.stat().st_size for f in path.rglob("*.f32")) > verification.AT_ONCE_BYTES
-    queries = np.random.default_rng(0).standard_normal((2, width), np.float32)
-
-    def read():
-        index = PassageIndex.open(path)
-        found = index.search(queries, 5)
-        return found.ids.tolist(), found.scores.tolist(), [index.passages[i] for i in found.ids[0]]
-
-    expected = read()
-
-    def case(rng):
-        _, restore = flip(path, rng)
-        try:
-            return "harmless" if read() == expected else "silent"
-        except RetrievalError:
-            return "detected"
-        finally:
-            restore()
-
-    outcomes = campaign.run("flips-300-mib", 100, case)
-    assert not outcomes["silent"]
+    return small_blocks.folder_of_each_kind(tmp_path_factory)
 
 
 def damage(path, name, place):

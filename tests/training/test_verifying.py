@@ -1,115 +1,27 @@
 """Damage of a workdir: nothing is used that differs from its digest, and `verify` names it."""
 
-import json
 import os
 import pathlib
 import re
 import shutil
 
-import jax.numpy as jnp
-import numpy as np
 import pytest
 
 from rag_jax import verify
 from rag_jax.config import Config
-from rag_jax.data.batches import ENCODER_TABLE
 from rag_jax.data.prepare import open_prepared, prepare
 from rag_jax.data.tasks import load_examples
 from rag_jax.errors import UserError
 from rag_jax.overrides import replace, to_json
-from rag_jax.retrieval.build import build_index
 from rag_jax.training import workdir
 from rag_jax.training.checkpoint import Checkpointer
-from rag_jax.training.run import Clock
-from tests.campaigns import campaign
-
-
-def embed(ids, mask):
-    return np.cos(ids * mask).astype(np.float32)[:, :4]
+from tests.training import small_workdir
 
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
-    """(configuration, workdir) with data, an index, a checkpoint and times; bytes are put back."""
-    folder = tmp_path_factory.mktemp("verifying")
-    rows = ["id\ttext\ttitle", *(f"p{i}\tLima is city {i} of Peru\tTitle {i}" for i in range(30))]
-    (folder / "p.tsv").write_text("\n".join(rows) + "\n")
-    question = {"question": "Which city?", "answers": ["Lima"], "positive_ids": ["p3"]}
-    (folder / "q.jsonl").write_text(json.dumps(question) + "\n")
-    config = replace(Config(), {
-        "data.passages": str(folder / "p.tsv"), "data.train": str(folder / "q.jsonl"),
-        "data.dev": str(folder / "q.jsonl"), "data.generator_vocab": 320,
-        "data.retriever_vocab": 120})
-    path = workdir.start(config, folder / "work")
-    with Clock(path).time("data"):
-        store = prepare(config, path).memories["passages"]
-    build_index(store, embed, path / "indexes" / "passages", token_table=ENCODER_TABLE,
-                encoder_fingerprint="e", max_length=8, batch_size=8, length_buckets=(8,),
-                kind="exact", recall_k=2)
-    workdir.begin_run(path, "rag_token", config.eval)
-    with Checkpointer(path / "rag_token") as checkpointer:
-        checkpointer.save(3, {"a": {"b": jnp.arange(500.0)}}, {"m": (jnp.ones(7),)}, {"x": 1},
-                          wait=True)
-    return config, path
-
-
-def flip(file, rng):
-    whole = bytearray(file.read_bytes())
-    place = rng.randrange(len(whole))
-    changed = whole.copy()
-    changed[place] ^= 1 << rng.randrange(8)
-    file.write_bytes(changed)
-    return lambda: file.write_bytes(whole)
-
-
-def files_of(folder):
-    return sorted(f for f in folder.rglob("*") if f.is_file() and f.stat().st_size)
-
-
-@pytest.mark.parametrize("count", campaign.counts(12, 100))
-def test_no_flipped_byte_of_prepared_data_is_silent(made, count):
-    """38 of 99 were: a question, a token of a tokenizer, a number in dataset_info.json."""
-    config, path = made
-    files = files_of(path / "data")
-    assert {"dataset_info.json", "tokenizer.json", "names.txt", "digests.json", "inputs.json"} < {
-        file.name for file in files}
-
-    def case(rng):
-        file = rng.choice(files)
-        restore = flip(file, rng)
-        try:
-            with pytest.raises(UserError, match=file.name):
-                prepare(config, path)
-        finally:
-            restore()
-        return "detected"
-
-    assert campaign.run("flips-data", count, case) == {"detected": count}
-
-
-@pytest.mark.parametrize("read, name", [
-    (workdir.read, "config.json"), (Clock, "seconds.json"),
-    (lambda path: workdir.eval_of(path, "rag_token"), "rag_token/eval.json")])
-@pytest.mark.parametrize("count", campaign.counts(60, 300))
-def test_no_flipped_byte_of_a_json_file_is_silent(made, count, read, name):
-    """Another learning rate in config.json was taken for what the workdir was trained with."""
-    path = made[1]
-    before = json.loads((path / name).read_text())
-
-    def case(rng):
-        restore = flip(path / name, rng)
-        try:
-            with pytest.raises(UserError, match=name):
-                read(path)
-            return "detected"
-        except pytest.fail.Exception:
-            changed = json.loads((path / name).read_text())
-            return "white space" if changed == before else "silent"
-        finally:
-            restore()
-
-    outcomes = campaign.run(f"flips-{name.replace('/', '-')}", count, case)
-    assert not outcomes["silent"] and outcomes["detected"] > count // 2
+    """(configuration, workdir); bytes are put back."""
+    return small_workdir.make(tmp_path_factory.mktemp("made"))
 
 
 def test_links_in_a_workdir_that_was_handed_over_are_not_followed(made, tmp_path):
