@@ -2,7 +2,8 @@
 
 Prints EM with its confidence interval, what config.eval.metrics names, answer recall, marginal
 NLL and the retrieval monitors, and writes metrics.json and predictions.jsonl to
-WORKDIR/RUN/evaluation/SPLIT/ (with --questions: questions-NAME-DIGEST/), or to --out.
+WORKDIR/RUN/evaluation/SPLIT/, or to --out. --questions, --index and --step have folders of their
+own there: questions-NAME-DIGEST/, SPLIT-index-NAME-DIGEST-step-STEP/.
 
 `--predictions FILE --questions FILE` scores answers from anywhere, without a model: JSONL lines
 with "id" and "answer", as predictions.jsonl has them.
@@ -63,7 +64,6 @@ def _evaluate(options: argparse.Namespace, config: Config) -> None:
     splits = trained.job.prepared.splits
     split = options.split or ("test" if "test" in splits else "dev")
     if options.questions:
-        split = evaluation.folder_name(options.questions)
         examples = load_examples(options.questions, data_dir=config.data.data_dir, hidden=True)
     elif split in splits and not (options.choose_k and split == "dev"):
         examples = splits[split]
@@ -79,7 +79,8 @@ def _evaluate(options: argparse.Namespace, config: Config) -> None:
                                  how=config.eval, train=splits["train"])
     result.metrics.update(chosen)
 
-    folder = options.out or path / trained.run / "evaluation" / split
+    folder = options.out or path / trained.run / "evaluation" / evaluation.folder_name(
+        split, options.questions, options.index, options.step)
     if not hosts.leads():
         return
     _show(f"{trained.run} on {options.questions or split}", result.metrics)

@@ -160,12 +160,29 @@ def _passages(answerer: Answerer, retrieved: np.ndarray | None) -> list[list[Pas
     return [[store[int(row)] for row in rows] for rows in retrieved]
 
 
-def folder_name(questions: str) -> str:
-    """Of an evaluation on a file or another source: no split's, and no other file's."""
-    stem = re.sub(r"[^\w.-]+", "_", pathlib.Path(questions).stem)
-    file = pathlib.Path(questions)
-    whole = str(file.resolve()) if file.exists() else questions
-    return f"questions-{stem}-{hashlib.sha256(whole.encode()).hexdigest()[:8]}"
+def folder_name(split: str, questions: str | None = None, index: str | None = None,
+                step: int | None = None) -> str:
+    """Of an evaluation: a split's own is that of its run's index and best checkpoint alone.
+
+    Args:
+      split: of the workdir.
+      questions: file or other source that is answered in its place.
+      index, step: another index or checkpoint than those.
+    """
+    parts = [f"questions-{_named(questions)}" if questions else split]
+    if index is not None:
+        parts.append(f"index-{_named(index)}")
+    if step is not None:
+        parts.append(f"step-{step}")
+    return "-".join(parts)
+
+
+def _named(source: str) -> str:
+    """A file, folder or other source as part of a folder's name, which no other one has."""
+    path = pathlib.Path(source)
+    stem = re.sub(r"[^\w.-]+", "_", path.stem)
+    whole = str(path.resolve()) if path.exists() else source
+    return f"{stem}-{hashlib.sha256(whole.encode()).hexdigest()[:8]}"
 
 
 def write_evaluation(folder: pathlib.Path, questions: QuestionTokens, result: Evaluation) -> None:

@@ -130,10 +130,30 @@ def test_an_evaluation_on_other_questions_has_a_folder_of_its_own(tmp_path, monk
     (tmp_path / "other").mkdir()
     for file in ("test.jsonl", "other/test.jsonl"):
         (tmp_path / file).write_text("")
-    names = [folder_name(n) for n in ("test.jsonl", "other/test.jsonl", "nq:test", "a b:c/d?")]
+    names = [folder_name("test", n)
+             for n in ("test.jsonl", "other/test.jsonl", "nq:test", "a b:c/d?")]
     assert len(set(names)) == 4 and all(name.startswith("questions-") for name in names)
     assert not any(set(name) & set("/ :?") for name in names)
-    assert folder_name(str(tmp_path / "test.jsonl")) == names[0]
+    assert folder_name("test", str(tmp_path / "test.jsonl")) == names[0]
+
+
+def test_another_index_or_step_has_a_folder_of_its_own(opened, tmp_path, monkeypatch):
+    """`--step=20` and `--index=2016` took the place of the evaluation on `test`."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(evaluation, "write_evaluation", lambda folder, *_: folders.append(folder))
+    folders = []
+    for argv in ([], ["--step=20"], ["--index=2016"], ["--index=a/2016", "--step=0"],
+                 ["--questions=q.jsonl", "--step=20"], ["--out=mine", "--step=20"]):
+        (tmp_path / "q.jsonl").write_text('{"question": "Who?", "answers": ["Ann"]}\n')
+        evaluate_command.main(["--workdir=w", *argv])
+    *within, mine = (folder.as_posix() for folder in folders)
+    assert mine == "mine" and len(set(within)) == 5
+    kept, step, index, both, questions = (
+        name.removeprefix("w/rag_token/evaluation/") for name in within)
+    assert (kept, step) == ("test", "test-step-20")
+    assert index.startswith("test-index-2016-") and both.startswith("test-index-2016-")
+    assert both.endswith("-step-0")
+    assert questions.startswith("questions-q-") and questions.endswith("-step-20")
 
 
 @pytest.fixture
