@@ -269,19 +269,24 @@ def for_run(config: Config, run: str) -> Config:
     return replace(config, {**RUNS[run].sets, "runs": (run,)})
 
 
+def set_otherwise(config: Config, names: typing.Iterable[str]) -> typing.Iterator[str]:
+    """Of the fields `names`, those that every run of the configuration has another value of."""
+    for name in names:
+        of_runs = [str(RUNS[run].sets.get(name, "")).lower() for run in config.runs]
+        given = str(value(config, name)).lower()
+        if all(of_runs) and given not in of_runs:
+            yield (f"config.{name}={given}: run {config.runs[0]!r} sets config.{name}="
+                   f"{of_runs[0]}")
+
+
 def check_runs_allow(config: Config, names: typing.Iterable[str]) -> None:
     """Fields that a command or a config file sets must not be what all its runs set otherwise.
 
     Raises:
       ConfigError: names the field and the run.
     """
-    for name in names:
-        of_runs = [str(RUNS[run].sets.get(name, "")).lower() for run in config.runs]
-        given = str(value(config, name)).lower()
-        if all(of_runs) and given not in of_runs:
-            raise ConfigError(f"config.{name}={given}: run {config.runs[0]!r} sets "
-                              f"config.{name}={of_runs[0]}; leave the field out, or name another "
-                              "run")
+    for problem in set_otherwise(config, names):
+        raise ConfigError(f"{problem}; leave the field out, or name another run")
 
 
 def not_default(config: Config) -> list[str]:

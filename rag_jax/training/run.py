@@ -134,13 +134,16 @@ def check_k(job: stages.Job) -> None:
 def train(config: Config, path: pathlib.Path) -> dict[str, Any]:
     """Runs or resumes everything that `config` asks for and returns the report.
 
-    The report has all runs of the workdir that are trained, those of earlier commands too.
+    The report has all runs of the workdir that are trained, those of earlier commands too. Fields
+    that all of config.runs have another value of are printed: their values are for other runs.
 
     Raises:
       Preempted: a signal came; the same call goes on.
       InUseError: another process writes into the workdir.
       ConfigError, TrainingError, CheckpointError, RetrievalError: each says what to do.
     """
+    for line in overrides.set_otherwise(config, overrides.not_default(config)):
+        _say(f"{line}; the value of the configuration is for other runs")
     with locks.exclusive(path):
         runs = dict.fromkeys((*hosts.exchange(_trained(path))[0], *config.runs))
         warm = warm_up(dataclasses.replace(config, runs=tuple(runs)), path)

@@ -5,8 +5,9 @@ import sys
 
 import pytest
 
-from rag_jax import locks
+from rag_jax import locks, overrides
 from rag_jax.data.prepare import prepare
+from rag_jax.training import run
 from rag_jax.training.run import open_job, train
 from tests.data.test_prepare import own_config
 from tests.test_locks import HOLDER
@@ -42,3 +43,17 @@ def test_what_would_write_is_refused(held):
     (work / "data" / "names.txt").unlink()
     with refused:
         open_job(config, work)
+
+
+def test_a_field_that_the_runs_have_otherwise_is_said(tmp_path, monkeypatch, capsys):
+    """A Config built in Python trained a closed book, and said nothing of its five passages."""
+    def stop(config, path):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(run, "warm_up", stop)
+    for runs, told in ((("closed_book",), 1), (("closed_book", "rag_token"), 0)):
+        with pytest.raises(KeyboardInterrupt):
+            train(overrides.replace(own_config(tmp_path), {"runs": runs, "retrieval.k": 7}),
+                  tmp_path / "work")
+        assert capsys.readouterr().out.count(
+            "config.retrieval.k=7: run 'closed_book' sets config.retrieval.k=0; the value") == told
