@@ -177,6 +177,8 @@ def prepare(config: Config, workdir: pathlib.Path,
     if changed:
         _make_again(workdir, changed)
     if not is_prepared(workdir):
+        if not earlier:
+            _discard(folder)  # nobody knows what an unfinished preparation made it from
         _make(config, folder, tokenizers, now)
     elif earlier and inputs.merged(earlier, now) != earlier:
         files.write_json(record, seal(inputs.merged(earlier, now)))
@@ -204,9 +206,14 @@ def _make_again(workdir: pathlib.Path, changed: Mapping[str, str]) -> None:
     (folder / _DONE).unlink(missing_ok=True)
     if changed.keys() <= set(inputs.QUESTIONS):
         return  # `prepare_dataset` replaces them; all else is of the passages
+    _discard(folder)
+
+
+def _discard(folder: pathlib.Path) -> None:
+    """Removes what is made of the passages, but not what is another workdir's."""
     (folder / "warmup_texts.txt").unlink(missing_ok=True)
     for name in ("retriever_tokenizer", "generator_tokenizer", "memories", "bm25"):
-        if not (folder / name).is_symlink():  # which is another workdir's
+        if not (folder / name).is_symlink():
             shutil.rmtree(folder / name, ignore_errors=True)
 
 

@@ -292,6 +292,15 @@ def test_a_failed_preparation_leaves_nothing_that_the_next_one_takes_for_good(tm
         expected), "the tokenizer is trained on the passages too"
 
 
+def test_what_a_failed_preparation_made_of_nobody_knows_what_is_made_again(done, tmp_path):
+    """Without a record, as earlier versions left it, the old passages came back."""
+    config, work = done
+    for name in ("names.txt", "inputs.json"):
+        (work / "data" / name).unlink()
+    write_passages(tmp_path, [("1", "Peru", "Corrected."), *PASSAGES[1:]])
+    assert texts(prepare(config, work))[0] == "Corrected."
+
+
 @pytest.fixture
 def done(own, tmp_path):
     """(config, workdir) prepared from files of this test's own."""
