@@ -2,8 +2,8 @@
 
 Prints EM with its confidence interval, what config.eval.metrics names, answer recall, marginal
 NLL and the retrieval monitors, and writes metrics.json and predictions.jsonl to
-WORKDIR/RUN/evaluation/SPLIT/, or to --out. --questions, --index and --step have folders of their
-own there: questions-NAME-DIGEST/, SPLIT-index-NAME-DIGEST-step-STEP/.
+WORKDIR/RUN/evaluation/SPLIT/ (with --questions: questions-NAME-DIGEST/; with --index and --step
+followed by -index-NAME-DIGEST and -step-STEP), or to --out.
 
 `--predictions FILE --questions FILE` scores answers from anywhere, without a model: JSONL lines
 with "id" and "answer", as predictions.jsonl has them.
@@ -78,9 +78,8 @@ def _evaluate(options: argparse.Namespace, config: Config) -> None:
     result = evaluation.evaluate(trained.answerer(**changes), trained.params, questions,
                                  how=config.eval, train=splits["train"])
     result.metrics.update(chosen)
-
-    folder = options.out or path / trained.run / "evaluation" / evaluation.folder_name(
-        split, options.questions, options.index, options.step)
+    name = evaluation.folder_name(split, options.questions, options.index, options.step)
+    folder = options.out or path / trained.run / "evaluation" / name
     if not hosts.leads():
         return
     _show(f"{trained.run} on {options.questions or split}", result.metrics)
