@@ -115,10 +115,10 @@ def _write_png(path: pathlib.Path, title: str, tokens: Sequence[str], passages: 
     axes = figure.add_subplot()
     image = axes.imshow(list(zip(*posterior, strict=True)), cmap="Blues", vmin=0, vmax=1,
                         aspect="auto")
-    axes.set_xticks(range(len(tokens)), [_visible(token) for token in tokens], rotation=45)
-    axes.set_yticks(range(len(passages)), map(visible, passages))
-    axes.set_title(visible(title))
+    axes.set_xticks(range(len(tokens)), [_visible(token) for token in tokens], rotation=45,
+                    parse_math=False)  # $ is a letter
+    axes.set_yticks(range(len(passages)), map(visible, passages), parse_math=False)
+    axes.set_title(visible(title), parse_math=False)
     figure.colorbar(image)
-    temporary = path.with_name(path.name + ".tmp")
-    figure.savefig(temporary, format="png", dpi=150)
-    temporary.replace(path)
+    with files.replaced(path, "wb") as file:
+        figure.savefig(file, format="png", dpi=150)

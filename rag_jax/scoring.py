@@ -4,9 +4,8 @@ Every family is a function of predictions, examples, the passages retrieved (whe
 retriever) and config.eval.
 """
 
-import contextlib
 import pathlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -20,7 +19,7 @@ from rag_jax.metrics.answers import exact_match, f1
 from rag_jax.metrics.bleu import corpus_bleu
 from rag_jax.metrics.classification import accuracies, label_name
 from rag_jax.metrics.diversity import distinct_ngram_ratio
-from rag_jax.metrics.patterns import SlowPatternError, pattern_match
+from rag_jax.metrics.patterns import pattern_match, question_named
 from rag_jax.metrics.q_bleu import bleu_1, q_bleu_1
 from rag_jax.metrics.rouge import rouge_l
 from rag_jax.metrics.sacre_bleu import corpus_sacre_bleu
@@ -53,16 +52,8 @@ def is_correct(prediction: str, example: Example, nfd: bool = False) -> bool:
     `nfd` is config.eval.nfd.
     """
     match = pattern_match if example.regex else exact_match
-    with _question_named(example):
+    with question_named(example.id):
         return match(prediction, example.answers, nfd=nfd)
-
-
-@contextlib.contextmanager
-def _question_named(example: Example) -> Iterator[None]:
-    try:
-        yield
-    except SlowPatternError as error:
-        raise DataError(f"answers of question {example.id!r}: {error}") from None
 
 
 def score(predictions: Texts, examples: Sequence[Example], families: Sequence[str] = ("qa",),
@@ -146,7 +137,7 @@ def answer_ranks(examples: Sequence[Example], retrieved: Retrieved) -> np.ndarra
     """Rank from 0 of the first passage that has an answer; infinity if none has; float[Q]."""
     ranks = []
     for example, passages in zip(examples, retrieved, strict=True):
-        with _question_named(example):
+        with question_named(example.id):
             ranks.append(retrieval.answer_rank([passage.text for passage in passages],
                                                example.answers, example.regex))
     return np.array(ranks)
@@ -185,7 +176,7 @@ def _regex(predictions: Texts, examples: Sequence[Example], retrieved: Retrieved
                           'answers; mark those that have with "regex": true, or leave it out')
     match, search = [], []
     for prediction, example in pairs:
-        with _question_named(example):
+        with question_named(example.id):
             for kind, found in (("match", match), ("search", search)):
                 found.append(pattern_match(prediction, example.answers, kind, nfd=how.nfd))
     return Scores(match, {"regex_search": _percent(search)})

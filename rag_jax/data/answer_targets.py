@@ -14,11 +14,11 @@ from typing import Any
 from tqdm import tqdm
 
 from rag_jax.data.question_files import Example
+from rag_jax.metrics.patterns import FLAGS, all_matches, question_named
 from rag_jax.metrics.retrieval import has_answer
 
 DEPTH = 1000  # passages that are looked at
 MOST_EXPANSIONS = 64  # of one regular expression
-_FLAGS = re.IGNORECASE | re.UNICODE | re.MULTILINE  # as DrQA matches
 
 Retrieve = Callable[[str], Sequence[str]]
 
@@ -44,20 +44,21 @@ def best_matches(examples: Iterable[Example], retrieve: Retrieve) -> Iterator[Ex
     Questions whose expression has no expansion with a letter or digit are left out.
     """
     for example in examples:
-        matches = collections.Counter(_matches(example.answers, retrieve(example.question)[:DEPTH]))
+        with question_named(example.id):
+            matches = collections.Counter(
+                _matches(example.answers, retrieve(example.question)[:DEPTH]))
         targets = tuple(text for text, _ in matches.most_common(1)) or tuple(
             dict.fromkeys(text for pattern in example.answers for text in expansions(pattern)))
         if targets:
             yield example._replace(targets=targets)
 
 
-def _matches(patterns: Iterable[str], texts: Iterable[str]) -> Iterator[str]:
-    compiled = [re.compile(pattern, _FLAGS) for pattern in patterns]
+def _matches(patterns: Sequence[str], texts: Iterable[str]) -> Iterator[str]:
     for text in texts:
-        for pattern in compiled:
-            for match in pattern.finditer(text):
-                if _said(match[0]):
-                    yield " ".join(match[0].split())
+        for pattern in patterns:
+            for match in all_matches(text, pattern):
+                if _said(match):
+                    yield " ".join(match.split())
 
 
 def _said(text: str) -> bool:
@@ -75,7 +76,7 @@ def expansions(pattern: str) -> list[str]:
     with whitespace".
     """
     with warnings.catch_warnings(action="ignore"):  # of sets such as [[a]
-        tree = re._parser.parse(pattern, _FLAGS)
+        tree = re._parser.parse(pattern, FLAGS)
     texts = (" ".join(text.split()) for text in itertools.islice(_sequence(tree), MOST_EXPANSIONS))
     return list(dict.fromkeys(text for text in texts if _said(text)))
 

@@ -13,7 +13,7 @@ import pathlib
 import pickletools
 import struct
 import zipfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any, BinaryIO, NamedTuple
 
 from rag_jax.hub.stored import HEADER_LIMIT, ITEM_BYTES, HubError, Stored
@@ -61,10 +61,15 @@ def _rebuild_parameter(tensor: Any, *_: Any) -> Any:
     return tensor
 
 
-def _dictionary(pairs: Iterable[Any] = ()) -> dict[str, Any]:
+def _dictionary(pairs: Any = None) -> dict[str, Any]:
+    """Uses up its list of pairs: many dictionaries of one list would outgrow the file."""
     made: dict[str, Any] = {}
-    for key, value in pairs:
+    if pairs is not None and type(pairs) is not list:
+        raise HubError(NOT_FLAT)
+    for key, value in pairs or ():
         _put(made, key, value)
+    if pairs:
+        pairs.clear()
     return made
 
 
@@ -93,7 +98,7 @@ def _named(module: Any, name: Any) -> Any:
 
 
 def _storage(key: Any) -> Storage:
-    plain = type(key) is tuple and len(key) >= 5 and not any(key[5:]) and all(
+    plain = type(key) is tuple and 5 <= len(key) <= 6 and not any(key[5:]) and all(
         type(part) is str for part in key[:3])
     if not plain or key[0] != "storage" or key[1] not in ITEM_BYTES:
         raise HubError("refers to something else than a plain storage of numbers")
@@ -157,6 +162,8 @@ class _Machine:
             stack.append(_storage(pop()))
         elif name == "REDUCE":
             arguments = pop()
+            if type(arguments) is not tuple or len(arguments) > 8:
+                raise HubError(NOT_FLAT)
             stack.append(pop()(*arguments))  # what can be called comes from ALLOWED
         elif name == "BUILD":
             pop()  # attributes of a dictionary, such as the versions of its modules

@@ -1,11 +1,12 @@
 """Answers that are regular expressions, as those of CuratedTREC."""
 
+import contextlib
 import functools
 import re
 import unicodedata
 import warnings
-from collections.abc import Sequence
-from typing import Literal
+from collections.abc import Iterator, Sequence
+from typing import Any, Literal
 
 import regex
 
@@ -13,10 +14,20 @@ from rag_jax.errors import DataError
 
 FLAGS = re.IGNORECASE | re.UNICODE | re.MULTILINE
 LIMIT_SECS = 5.0  # of one match; some patterns, as (?:a|aa)+$, would run for ever
+LIMIT_PARTS = 20_000  # of a pattern, its repetitions written out: `regex` takes 3 KB for each
 
 
 class SlowPatternError(DataError):
-    """A pattern that is not done with a text within the time limit."""
+    """A pattern that takes more than the time limit for a text, or too much memory for any."""
+
+
+@contextlib.contextmanager
+def question_named(name: str) -> Iterator[None]:
+    """Names the question whose answers hold a pattern that takes too long."""
+    try:
+        yield
+    except SlowPatternError as error:
+        raise DataError(f"answers of question {name!r}: {error}") from None
 
 
 def pattern_match(text: str, patterns: Sequence[str], how: Literal["match", "search"] = "match",
@@ -33,7 +44,7 @@ def pattern_match(text: str, patterns: Sequence[str], how: Literal["match", "sea
     Raises:
         ValueError: no patterns.
         TypeError: `patterns` is one string.
-        SlowPatternError: a match has run for LIMIT_SECS.
+        SlowPatternError: a match has run for LIMIT_SECS, or a pattern has over LIMIT_PARTS.
     """
     if isinstance(patterns, str):
         raise TypeError(f"patterns is the string {patterns!r}: expected a list of strings")
@@ -44,10 +55,24 @@ def pattern_match(text: str, patterns: Sequence[str], how: Literal["match", "sea
     return any(_matches(pattern, text, how) for pattern in patterns)
 
 
+def all_matches(text: str, pattern: str) -> list[str]:
+    """What a pattern matches in a text, one after the other; errors as of `pattern_match`."""
+    compiled = _compiled(pattern)
+    with _slowness_named(pattern, text):
+        return [] if compiled is None else [
+            match[0] for match in compiled.finditer(text, timeout=LIMIT_SECS)]
+
+
 def _matches(pattern: str, text: str, how: str) -> bool:
     compiled = _compiled(pattern)
-    try:
+    with _slowness_named(pattern, text):
         return compiled is not None and bool(getattr(compiled, how)(text, timeout=LIMIT_SECS))
+
+
+@contextlib.contextmanager
+def _slowness_named(pattern: str, text: str) -> Iterator[None]:
+    try:
+        yield
     except TimeoutError:
         raise SlowPatternError(
             f"the regular expression {pattern!r:.200} was not done with a text of {len(text)} "
@@ -61,6 +86,18 @@ def _compiled(pattern: str) -> regex.Pattern | None:
     try:
         with warnings.catch_warnings(action="ignore"):  # of sets such as [[a]
             re.compile(pattern, FLAGS)
+            if (parts := _parts(re._parser.parse(pattern, FLAGS))) > LIMIT_PARTS:
+                raise SlowPatternError(
+                    f"the regular expression {pattern!r:.200} has {parts} parts with its "
+                    f"repetitions written out, at most {LIMIT_PARTS} are matched: lower its {{N}}")
             return regex.compile(pattern, int(FLAGS) | regex.VERSION0)
     except (re.error, regex.error, OverflowError, RecursionError):
         return None
+
+
+def _parts(value: Any) -> int:
+    """How many parts a pattern, or part of one, has in its parts."""
+    if isinstance(value, re._parser.SubPattern):
+        return sum((max(1, part[0]) if str(name).endswith("_REPEAT") else 1) * (1 + _parts(part))
+                   for name, part in value)
+    return sum(map(_parts, value)) if isinstance(value, list | tuple) else 0

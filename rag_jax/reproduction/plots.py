@@ -49,8 +49,9 @@ def heat_maps(maps: Mapping[str, tuple[Sequence[str], Sequence[str], Sequence[Se
     for place, (title, (tokens, passages, rows)) in enumerate(maps.items(), 1):
         axes = figure.add_subplot(len(maps), 1, place)
         image = axes.imshow(rows, cmap="Blues", vmin=0, vmax=1, aspect="auto")
-        axes.set_xticks(range(len(tokens)), [token.strip() or "_" for token in tokens], rotation=45)
-        axes.set_yticks(range(len(passages)), passages)
-        axes.set_title(title)
+        axes.set_xticks(range(len(tokens)), [token.strip() or "_" for token in tokens], rotation=45,
+                        parse_math=False)  # $ is a letter
+        axes.set_yticks(range(len(passages)), passages, parse_math=False)
+        axes.set_title(title, parse_math=False)
         figure.colorbar(image)
     return _png(figure)

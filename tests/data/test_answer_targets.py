@@ -14,6 +14,8 @@ from rag_jax.data.answer_targets import (
     training_examples,
 )
 from rag_jax.data.question_files import Example
+from rag_jax.errors import DataError
+from rag_jax.metrics import patterns
 
 TEXTS = ["The Sunset Blvd of L.A.", "sunset boulevard", "Nothing."]
 
@@ -48,6 +50,13 @@ def test_the_string_that_most_often_matches_trains():
     assert match(r"new\s?york", texts) == ("NewYork",)
     assert match(r"\d*", ["none", "in 1912"]) == ("1912",), "an empty match says nothing"
     assert match("lima", ["x"] * DEPTH + ["Lima"]) == ("lima",), "beyond the first thousand"
+
+
+def test_an_expression_that_would_run_for_ever_is_named(monkeypatch):
+    """Preparation matched without the time limit of the scores."""
+    monkeypatch.setattr(patterns, "LIMIT_SECS", 0.02)
+    with pytest.raises(DataError, match=r"question '1'.*not done with a text of 81 characters"):
+        match("(?:a|aa)+$", ["a" * 80 + "b"])
 
 
 def test_where_nothing_matches_the_expansions_train():

@@ -8,6 +8,7 @@ import pyarrow
 import pytest
 from pyarrow import parquet
 
+from rag_jax.data import corpora
 from rag_jax.data.corpora import read_corpus
 from rag_jax.data.wikipedia import read_dump
 from rag_jax.retrieval.reading import Passage, RetrievalError
@@ -140,3 +141,10 @@ def test_long_tables_come_batch_by_batch(tmp_path):
                            "text": ["x" * 10] * count})
     parquet.write_table(table, path)
     assert [p.id for p in read_corpus(path)] == [str(n) for n in range(count)]
+
+
+def test_damage_that_has_no_text_is_named_too(tmp_path, monkeypatch):
+    """An error without text ended in an IndexError of our own."""
+    monkeypatch.setattr(corpora, "_record_batches", lambda path: (_ for _ in ()).throw(OSError()))
+    with pytest.raises(RetrievalError, match=r"row 1: damaged file \(OSError\)"):
+        list(read_corpus(tmp_path / "a.parquet"))

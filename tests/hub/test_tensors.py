@@ -271,10 +271,13 @@ def test_a_damaged_header(header, tmp_path):
 @pytest.mark.parametrize("pickled_bytes", [
     b"}" * 300_001, b"}r\xff\xff\xff\x7f.", b"X\xff\xff\xff\xffab",
     b"(" * 1000 + b"t" * 999 + b"Q.",
+    b"ccollections\nOrderedDict\nq\0]q\1(" + b"".join(b"X\4\0\0\0%04dN\x86" % i for i in range(
+        9999)) + b"e\x85q\2" + b"h\0h\2R" * 999 + b".",
     b"c__builtin__\neval\n.", b"(ios\nsystem\n.", b"\x8c\x02os\x8c\x06system\x93.", b"}}2s.",
     b"}K\1K\2s."])
 def test_a_pickle_takes_no_more_than_its_opcodes(pickled_bytes, tmp_path, monkeypatch):
-    """Numbers of the file (memo, lengths, nesting) must not decide how much is allocated, and no
+    """Numbers of the file (memo, lengths, nesting), and one list of which many dictionaries were
+    made (9 GB of 180 KB), must not decide how much is allocated, and no
     opcode reaches anything but a dictionary of tensors."""
     file = tmp_path / "pytorch_model.bin"
     with zipfile.ZipFile(file, "w") as archive:

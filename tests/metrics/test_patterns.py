@@ -51,3 +51,11 @@ def test_a_pattern_that_would_run_for_ever_is_named(monkeypatch):
     monkeypatch.setattr(patterns, "LIMIT_SECS", 0.02)
     with pytest.raises(DataError, match=r"\(\?:a\|aa\)\+\$.* of 81 characters in 0.02 seconds"):
         pattern_match("a" * 80 + "b", ["b", "(?:a|aa)+$"])
+
+
+@pytest.mark.parametrize("pattern", ["x{100000000}", "(?:(?:(x{1000}|y)?z){1000}?){1000}"])
+def test_a_pattern_that_would_fill_the_memory_is_named(pattern):
+    """Twelve letters took 3 GB: the library writes repetitions out."""
+    with pytest.raises(DataError, match=r"parts with its repetitions written out.*lower its \{N\}"):
+        pattern_match("x", [pattern])
+    assert pattern_match("xx", ["(?:x{1,60000}){0,60000}", "x{1000}"])
