@@ -94,7 +94,8 @@ def begin_folder(path: pathlib.Path, key: str | None = None) -> pathlib.Path:
         folder = _own_name(path)
     else:
         folder = path.with_name(f".{path.name}.rag_jax-work")
-    if folder.exists() and (_key(folder) != key or not _is_ours(folder)):
+    if os.path.lexists(folder) and (not _is_ours(folder) or _key(folder) != key
+                                    or (folder / "content").is_symlink()):
         _remove(folder)
     folder.mkdir(exist_ok=True)
     if not (folder / MARK).exists():
@@ -104,14 +105,21 @@ def begin_folder(path: pathlib.Path, key: str | None = None) -> pathlib.Path:
     return folder / "content"
 
 
-def publish_folder(content: pathlib.Path, path: pathlib.Path) -> None:
+def publish_folder(content: pathlib.Path, path: pathlib.Path, replace: bool = False) -> None:
     """Moves what `begin_folder` gave to its place, and waits until the disk holds all of it.
+
+    Args:
+      content: of the working folder.
+      path: its place.
+      replace: what is there is of this package, and goes.
 
     Raises:
       FolderError: something but an empty folder is at `path`; the content stays where it is.
     """
     sync_tree(content)
-    if path.is_dir() and not path.is_symlink() and not any(path.iterdir()):
+    if replace and os.path.lexists(path):
+        os.rename(path, content.with_name("replaced"))
+    elif path.is_dir() and not path.is_symlink() and not any(path.iterdir()):
         path.rmdir()
     if os.path.lexists(path):
         raise FolderError(f"{path}: already exists; remove it first, or choose another path")
@@ -126,26 +134,33 @@ def discard_folder(content: pathlib.Path) -> None:
 
 
 def remove_folder(path: pathlib.Path) -> None:
-    """Removes a folder that this package has published: its name is gone at once."""
+    """Removes a folder of this package, where there is one: its name is gone at once."""
+    if not os.path.lexists(path):
+        return
     content = begin_folder(path)
     os.rename(path, content / "removed")
     discard_folder(content)
 
 
 @contextlib.contextmanager
-def new_folder(path: pathlib.Path) -> Iterator[pathlib.Path]:
+def new_folder(path: pathlib.Path, replace: bool = False) -> Iterator[pathlib.Path]:
     """A folder to fill; it takes the name `path` when the body ends without an error.
 
-    Raises:
-      FolderError: as `publish_folder`.
+    Arguments and errors as of `publish_folder`.
     """
     content = begin_folder(path)
     try:
         yield content
-        publish_folder(content, path)
+        publish_folder(content, path, replace)
     finally:
         if content.parent.exists():
             discard_folder(content)
+
+
+def move(path: pathlib.Path, target: pathlib.Path) -> None:
+    """Gives a file that is whole another name, where it replaces what is there."""
+    os.replace(path, target)
+    sync_folder(target.parent)
 
 
 def set_aside(path: pathlib.Path, why: str) -> pathlib.Path:
@@ -156,10 +171,14 @@ def set_aside(path: pathlib.Path, why: str) -> pathlib.Path:
     return target
 
 
-def remove_leftovers(folder: pathlib.Path) -> list[str]:
+def remove_leftovers(folder: pathlib.Path, alone: bool = False) -> list[str]:
     """Removes what killed processes were writing in this folder (not in folders below it).
 
     Working folders that have a key are kept while they hold content: the next build goes on.
+
+    Args:
+      folder: there may be none.
+      alone: no other process writes there; else what another host wrote lately is kept.
 
     Returns:
       The names of what was removed.
@@ -169,7 +188,8 @@ def remove_leftovers(folder: pathlib.Path) -> list[str]:
         owner = _OWNED.fullmatch(path.name)
         if path.is_symlink():
             continue
-        if owner is not None and not _is_alive(path, owner):
+        if owner is not None and not (
+                path.name in _alive if alone else _is_alive(path, owner)):
             if not path.is_dir():
                 path.unlink(missing_ok=True)
             elif _is_ours(path):
@@ -221,6 +241,8 @@ def check_place(path: pathlib.Path, make_parents: bool = False) -> None:
         raise FolderError(f"{path}: {folder} may not be written into; name another folder")
     if path.is_dir():
         raise FolderError(f"{path}: is a folder; name a file")
+    if path.exists() and not path.is_file():  # root would replace /dev/null by a file
+        raise FolderError(f"{path}: is no regular file, and would be replaced by one; name another")
 
 
 def _free_name(path: pathlib.Path, why: str) -> pathlib.Path:
@@ -265,8 +287,9 @@ def _last_change(path: pathlib.Path) -> float:
 
 
 def _is_ours(folder: pathlib.Path) -> bool:
-    """Whether a working folder has our mark, or nothing in it yet."""
-    return (folder / MARK).is_file() or folder.is_dir() and not any(folder.iterdir())
+    """Whether a working folder has our mark, or nothing in it yet; a link leads elsewhere."""
+    return not folder.is_symlink() and (
+        (folder / MARK).is_file() or folder.is_dir() and not any(folder.iterdir()))
 
 
 def _key(folder: pathlib.Path) -> str | None:

@@ -99,8 +99,7 @@ def check(path: pathlib.Path) -> None:
     """Raises a UserError where `write` could not write to `path`: its suffix, no matplotlib."""
     if path.suffix not in (".html", ".png"):
         raise UserError(f"--heatmap={path}: the file must end in .html or .png")
-    if not path.absolute().parent.is_dir():
-        raise UserError(f"--heatmap={path}: no folder {path.absolute().parent}; make it first")
+    files.check_place(path)
     if path.suffix == ".png" and importlib.util.find_spec("matplotlib") is None:
         raise UserError(f"--heatmap={path}: a .png needs matplotlib: pip install "
                         "'rag_jax[plots]', or write an .html file")

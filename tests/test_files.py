@@ -1,6 +1,8 @@
 """A file or folder is replaced as a whole or not at all, and nobody else's is ever touched."""
 
+import contextlib
 import os
+import pathlib
 import subprocess
 import sys
 
@@ -115,7 +117,8 @@ def test_a_place_that_cannot_be_written_to_is_named_before_the_work(tmp_path, mo
     (tmp_path / "file").write_text("")
     for path, parents, says in ((tmp_path / "b" / "a", False, "no folder .*b; make it"),
                                 (tmp_path / "file" / "a", True, "no folder .*file; make it"),
-                                (tmp_path, False, "is a folder; name a file")):
+                                (tmp_path, False, "is a folder; name a file"),
+                                (pathlib.Path(os.devnull), False, "no regular file")):
         with pytest.raises(files.FolderError, match=says):
             files.check_place(path, make_parents=parents)
     monkeypatch.setattr(os, "access", lambda *_: False)  # root may write everywhere
@@ -134,3 +137,36 @@ def test_what_another_host_still_writes_into_is_no_leftover(tmp_path):
     assert files.remove_leftovers(tmp_path) == [] and (content / "blob").exists()
     os.utime(content / "blob", (0, 0))
     assert files.remove_leftovers(tmp_path) == [".store.rag_jax-elsewhere-77-0123abcd"]
+    (tmp_path / ".meta.json.rag_jax-elsewhere-77-0123abcd").write_text("{")
+    assert files.remove_leftovers(tmp_path) == []
+    assert files.remove_leftovers(tmp_path, alone=True) and not any(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("link", ["", "content"])
+def test_a_link_in_a_working_folder_leads_nowhere(tmp_path, link):
+    """In a folder that somebody handed over it may lead into the home of who builds there."""
+    home = tmp_path / "home"
+    home.mkdir()
+    (home / files.MARK).write_text('{"key": "one"}')
+    (home / "thesis.tex").write_text("years")
+    working = tmp_path / ".index.rag_jax-work"
+    if link:
+        working.mkdir()
+        (working / files.MARK).write_text('{"key": "one"}')
+    (working / link).symlink_to(home)
+    with contextlib.suppress(files.FolderError):
+        assert not files.begin_folder(tmp_path / "index", "one").is_symlink()
+    assert sorted(path.name for path in home.iterdir()) == [files.MARK, "thesis.tex"]
+
+
+def test_what_is_replaced_goes_when_the_new_is_whole(tmp_path):
+    path = tmp_path / "questions"
+    for number in ("1", "2"):
+        with files.new_folder(path, replace=True) as content:
+            (content / number).write_text(number)
+    with pytest.raises(KeyError), files.new_folder(path, replace=True):
+        raise KeyError
+    assert [p.name for p in path.iterdir()] == ["2"] and list(tmp_path.iterdir()) == [path]
+    files.remove_folder(path)
+    files.remove_folder(path)  # it may be gone
+    assert not any(tmp_path.iterdir())

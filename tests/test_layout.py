@@ -95,3 +95,26 @@ def test_top_level_modules_import_nothing_heavy():
                 heavy = {n.split(".")[0] for n in names} & {
                     "jax", "flax", "optax", "orbax", "transformers", "tensorflow_datasets"}
                 assert not heavy, f"{name}.py imports {heavy}"
+
+
+def renames_or_removes(node: ast.AST) -> bool:
+    """Whether a node renames a file, or removes or moves a tree: os, shutil or pathlib.Path."""
+    if isinstance(node, ast.ImportFrom):
+        names = {alias.name for alias in node.names}
+        return node.module in ("os", "shutil") and bool(
+            names & {"rename", "renames", "replace", "rmtree", "move"})
+    if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
+        return False
+    module, name = ast.unparse(node.func.value), node.func.attr
+    return (name in ("rename", "renames", "rmtree")
+            or f"{module}.{name}" in ("os.replace", "shutil.move")
+            # Of one argument it is Path's: texts take two, dataclasses names.
+            or name == "replace" and len(node.args) == 1 and not node.keywords)
+
+
+def test_files_alone_renames_and_removes():
+    """A rename that is not waited for, or a removal without our mark, loses what others wrote."""
+    for path in PACKAGE.rglob("*.py"):
+        found = [node.lineno for node in ast.walk(ast.parse(path.read_text("utf-8")))
+                 if renames_or_removes(node)]
+        assert bool(found) == (path == PACKAGE / "files.py"), f"{path}: lines {found}"

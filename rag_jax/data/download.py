@@ -60,8 +60,7 @@ def download(url: str, path: pathlib.Path, size: int | None = None,
             "on; or fetch the file where there is a network and put it there"
         ) from error
     _verify(url, part, total if size is None else size, sha256)
-    part.replace(path)
-    files.sync_folder(path.parent)
+    files.move(part, path)
     version.unlink(missing_ok=True)
 
 

@@ -4,8 +4,9 @@
 """
 
 import dataclasses
+import functools
+import logging
 import pathlib
-import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -41,6 +42,7 @@ from rag_jax.retrieval.verification import (
     write_digests,
 )
 
+_log = logging.getLogger(__name__)
 Source = str | pathlib.Path | None
 _DONE = "names.txt"  # of passage stores and splits; written last
 _SEALED = (_DONE, "questions", "warmup_texts.txt", "retriever_tokenizer", "generator_tokenizer")
@@ -214,7 +216,7 @@ def _discard(folder: pathlib.Path) -> None:
     (folder / "warmup_texts.txt").unlink(missing_ok=True)
     for name in ("retriever_tokenizer", "generator_tokenizer", "memories", "bm25"):
         if not (folder / name).is_symlink():
-            shutil.rmtree(folder / name, ignore_errors=True)
+            files.remove_folder(folder / name)
 
 
 def is_prepared(workdir: pathlib.Path) -> bool:
@@ -232,8 +234,10 @@ def open_prepared(config: Config, workdir: pathlib.Path) -> Prepared:
     for name in _SEALED:
         refuse_links(folder / name)
     digests = open_digests(folder)
-    if digests is not None:  # an earlier version of this package wrote none
+    if digests is not None:
         digests.check_all()
+    else:
+        _warn_unverified(folder)
     retriever_tokenizer = Tokenizer.load(folder / "retriever_tokenizer")
     generator_tokenizer = Tokenizer.load(folder / "generator_tokenizer")
     memory_names, split_names = (line.split() for line in (folder / _DONE).read_text().splitlines())
@@ -247,6 +251,14 @@ def open_prepared(config: Config, workdir: pathlib.Path) -> Prepared:
         warmup_texts = StoreTexts(memories[memory_names[0]])
     return Prepared(retriever_tokenizer, generator_tokenizer,
                     _layout(config, generator_tokenizer), memories, splits, warmup_texts)
+
+
+@functools.cache
+def _warn_unverified(folder: pathlib.Path) -> None:
+    """Once for each workdir, however often a process opens it."""
+    _log.warning("%s: its tokenizers and questions are not verified: there is no %s, which earlier "
+                 "versions did not write. python -m rag_jax.train on this workdir writes it.",
+                 folder, DIGESTS)
 
 
 def _seal(folder: pathlib.Path) -> None:

@@ -1,12 +1,12 @@
 """Question sources `task:NAME:SPLIT`: official files found, fetched, read and divided."""
 
-import os
 import pathlib
 import shutil
 import tarfile
 import warnings
 import zlib
 
+from rag_jax import files
 from rag_jax.data.download import download
 from rag_jax.data.farmhash import held_out
 from rag_jax.data.task_files import Rows
@@ -127,16 +127,15 @@ def _folder(name: str, data_dir: str) -> pathlib.Path:
 
 def _unpack(archive: pathlib.Path, member: str, path: pathlib.Path) -> None:
     """Copies one file out of a .tar.gz; `path` appears when it is whole."""
-    temporary = path.with_name(path.name + ".tmp")
+    files.remove_leftovers(path.parent)
     try:
         with tarfile.open(archive, "r|gz") as tar:
             for item in tar:
                 if item.isfile() and item.name.removeprefix("./") == member:
-                    with temporary.open("wb") as file:
+                    with files.replaced(path, "wb") as file:
                         shutil.copyfileobj(tar.extractfile(item), file, 1 << 20)
-                    os.replace(temporary, path)
                     return
-    except (tarfile.TarError, EOFError, zlib.error, OSError) as error:
+    except (tarfile.TarError, EOFError, zlib.error) as error:
         raise DataError(f"{archive}: damaged archive ({error}): remove it, and it is fetched "
                          "again") from None
     raise DataError(f"{archive}: no {member} in it: remove it, and it is fetched again")

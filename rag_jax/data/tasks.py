@@ -130,10 +130,8 @@ def prepare_dataset(
                 "directory, or remove it first"
             )
     try:
-        with files.new_folder(directory) as content:
+        with files.new_folder(directory, replace=directory.exists()) as content:
             _fill(content, name, checked, fingerprint)
-            if directory.exists():
-                os.rename(directory, content.with_name("replaced"))
     except files.FolderError:
         # Another process may have put the same data set there in the meantime.
         if _stored_fingerprint(directory) != fingerprint:
@@ -146,7 +144,7 @@ def _fill(folder: Path, name: str, splits: Mapping[str, list[Example]], fingerpr
     builder = _question_builder(name, splits, workplace)
     _download_and_prepare(builder, messages=io.StringIO())  # about temporary paths: discarded
     for file in Path(builder.data_dir).iterdir():
-        os.rename(file, folder / file.name)
+        files.move(file, folder / file.name)
     record = {"sha256": fingerprint, "examples": {k: len(v) for k, v in splits.items()}}
     files.write_json(folder / _FINGERPRINT_FILE, record)
 

@@ -367,7 +367,8 @@ def _sheets_there(lab: Lab, folder: pathlib.Path, systems: Sequence[Cell]) -> bo
     why = next(filter(None, (stale(*pair, lab.root) for pair in zip(made, systems, strict=True))),
                "")
     if why:
-        lab.refused["pairwise"] = f"{why}; the sheets are in {pairs.put_aside(folder)} now"
+        kept = files.set_aside(folder, "earlier")  # judges may have them
+        lab.refused["pairwise"] = f"{why}; the sheets are in {kept} now"
     return not why
 
 

@@ -7,7 +7,6 @@ them control items whose right answer is known. The key stays with who asks.
 import csv
 import html
 import io
-import itertools
 import json
 import pathlib
 import random
@@ -152,15 +151,6 @@ def read_key(folder: pathlib.Path) -> dict[str, dict]:
     except ValueError as error:
         raise DataError(f"{file}: damaged ({error}); the sheets cannot be told apart without it, "
                         "restore it") from None
-
-
-def put_aside(folder: pathlib.Path) -> pathlib.Path:
-    """Renames a folder of sheets to the first free FOLDER-1, FOLDER-2, ...; judges may have them.
-
-    Returns its new name.
-    """
-    names = (folder.with_name(f"{folder.name}-{number}") for number in itertools.count(1))
-    return folder.rename(next(name for name in names if not name.exists()))
 
 
 def tally(key: Mapping[str, Mapping], sheets: Sequence[pathlib.Path]) -> Tally:

@@ -55,9 +55,7 @@ def write(folder: pathlib.Path, title: str, sections: Sequence[Section]) -> None
     if plots:
         (folder / "figures").mkdir(parents=True, exist_ok=True)
     for plot in plots:
-        temporary = folder / "figures" / f"{plot.name}.png.tmp"
-        temporary.write_bytes(plot.png)
-        temporary.replace(temporary.with_suffix(""))
+        files.write_bytes(folder / "figures" / f"{plot.name}.png", plot.png)
     files.write_text(folder / "report.md", "\n".join(_markdown(title, sections)) + "\n")
     files.write_text(folder / "report.html", "\n".join(_html(title, sections)) + "\n")
 

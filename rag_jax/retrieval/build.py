@@ -9,13 +9,13 @@ import dataclasses
 import functools
 import logging
 import os
-import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
 
 import rag_jax
+from rag_jax import files
 from rag_jax.retrieval.exact import measure_recall
 from rag_jax.retrieval.index import PassageIndex, RetrievalError
 from rag_jax.retrieval.passages import PassageStore, map_file
@@ -129,8 +129,8 @@ def build_index(
         wait()
         if leads:
             join_shards(content / "embeddings.f32", len(store), shard_rows)
-            for folder in content.glob("scann*"):
-                shutil.rmtree(folder)
+            for folder in list(content.glob("scann*")):
+                files.remove_folder(folder)
         wait()
         _build_parts(content, len(store), inputs, host, hosts)
         wait()

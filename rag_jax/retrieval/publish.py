@@ -127,14 +127,14 @@ def begun(out: Path, inputs: dict) -> Path:
 
 def copy_store(store: PassageStore, content: Path) -> None:
     """Copies a passage store into the folder in which a version is made, where it is not yet."""
-    for left in [content / "manifest.json", *content.glob(".*.rag_jax-*")]:  # by a killed process
-        left.unlink(missing_ok=True)
+    (content / "manifest.json").unlink(missing_ok=True)  # of a killed process
+    files.remove_leftovers(content, alone=True)
     path = content / "passages"
     try:
         if PassageStore.open(path).fingerprint == store.fingerprint:
             return
     except RetrievalError:
-        shutil.rmtree(path, ignore_errors=True)
+        files.remove_folder(path)
     copying = files.begin_folder(content.parent / "passages", "copy")
     shutil.copytree(store.path, copying, dirs_exist_ok=True)
     PassageStore.open(copying).verify()

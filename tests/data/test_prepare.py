@@ -109,6 +109,19 @@ def test_a_second_call_changes_nothing(own):
     assert files(own[1]) == before
 
 
+def test_data_without_digests_are_said_once_to_be_unverified(own, tmp_path, caplog):
+    """`evaluate` and `generate` took what an earlier version, or anybody, had left unverified."""
+    work = tmp_path / "work"
+    shutil.copytree(own[1], work)
+    folder_of(work, "digests.json").unlink()
+    preparing.open_prepared(own[0], work)
+    preparing.open_prepared(own[0], work)
+    said, = caplog.messages
+    assert str(work) in said and "not verified" in said
+    prepare(own[0], work)
+    assert folder_of(work, "digests.json").exists() and len(caplog.messages) == 1
+
+
 def test_prepared_data_do_not_need_their_sources_any_more(own):
     config, work = own
     gone = replace(config, {f"data.{n}": "gone.tsv" for n in ("passages", "train", "dev")})

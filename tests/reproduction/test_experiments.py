@@ -255,8 +255,8 @@ def test_sheets_of_another_configuration_are_put_aside_with_their_tally(lab):
         "pairs": 6, "kept": ["ann"], "dropped": []}))
     table, = tables(EXPERIMENTS["pairwise"](lab))
     assert cell(table, "both good", "factuality") == "not run / 11.7"
-    assert "short" in (lab.root / "pairwise-1" / "sheet.csv").read_text()
-    assert (lab.root / "pairwise-1" / "tally.json").exists() and not folder.exists()
+    assert "short" in (lab.root / "earlier-pairwise" / "sheet.csv").read_text()
+    assert (lab.root / "earlier-pairwise" / "tally.json").exists() and not folder.exists()
     assert "train.steps: 4 there, 1000 now" in lab.refused["pairwise"]
 
 
