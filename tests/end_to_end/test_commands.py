@@ -71,7 +71,8 @@ def test_the_frozen_recall_is_that_of_the_encoder_before_fine_tuning(uninterrupt
         hit = [any(has_answer(index.passages[int(row)].text, example.answers) for row in best)
                for best, example in zip(rows, questions.examples, strict=True)]
         recalls.append(100 * np.mean(hit))
-        assert reporter.frozen_recall(params)["answer_recall@2"] == pytest.approx(recalls[-1])
+        found = reporter.frozen_recall("rag_token", params)
+        assert found["answer_recall@2"] == pytest.approx(recalls[-1])
     assert recalls[0] != recalls[1]
     report = json.loads((uninterrupted / "report.json").read_text())
     assert report["recall_at_5"]["frozen"] == pytest.approx(recalls[0])

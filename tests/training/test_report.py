@@ -7,23 +7,29 @@ import numpy as np
 import pytest
 
 from rag_jax import paper
-from rag_jax.config import RUNS
-from rag_jax.training import report
+from rag_jax.config import RUNS, Config
+from rag_jax.training import report, stages, workdir
 from rag_jax.training.report import format_report, someone_elses
 
 
-def test_every_cell_of_the_hot_swap_has_its_own_index_and_questions(monkeypatch):
+def test_every_cell_of_the_hot_swap_has_its_own_index_and_questions(monkeypatch, tmp_path):
     """With one index for all four cells the table would look as if nothing had been swapped."""
-    reporter = types.SimpleNamespace(
-        params=lambda run: f"parameters of {run}", answerer=lambda run, index: (run, index),
-        config=lambda run: types.SimpleNamespace(eval="how"),
-        job=types.SimpleNamespace(tokens=lambda split: split))
+    years = ("2016", "2018")
+    stores = dict.fromkeys(reversed(years))
+    config = Config()
+    workdir.start(config, tmp_path)
+    job = stages.Job(config, tmp_path, types.SimpleNamespace(memories=stores, splits={}), None)
+    monkeypatch.setattr(stages.Job, "tokens", lambda self, split: split)
+    monkeypatch.setattr(stages, "load_params", lambda job, run: (f"parameters of {run}", {}))
+    monkeypatch.setattr(stages, "make_answerer", lambda job, index: (*job.config.runs, index))
+    monkeypatch.setattr(report.memories, "memories_of", lambda job, run, indexes: indexes)
     monkeypatch.setattr(report, "evaluate", lambda answerer, params, questions, **_: (
         types.SimpleNamespace(metrics={"em": (*answerer, params, questions)})))
+    reporter = report._Reporter(job, {year: f"index of {year}" for year in years})
     assert report._hot_swap(reporter, "rag_token") == {
-        f"index{index}_leaders{year}": ("rag_token", index, "parameters of rag_token",
-                                        f"leaders_{year}")
-        for index in ("2016", "2018") for year in ("2016", "2018")}
+        f"index{index}_leaders{year}": ("rag_token", f"index of {index}",
+                                        "parameters of rag_token", f"leaders_{year}")
+        for index in years for year in years}
 
 
 @pytest.mark.parametrize("count", [2, 3, 40])
