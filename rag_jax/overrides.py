@@ -148,8 +148,12 @@ def _problems(config: Any, path: str = "config") -> typing.Iterator[str]:
     hints = _hints(type(config))
     for f in dataclasses.fields(config):
         value, where = getattr(config, f.name), f"{path}.{f.name}"
-        if dataclasses.is_dataclass(value):
-            yield from _problems(value, where)
+        if dataclasses.is_dataclass(hints[f.name]):
+            if isinstance(value, hints[f.name]):
+                yield from _problems(value, where)
+            else:
+                yield (f"{where}: a {type(value).__name__}; expected "
+                       f"{hints[f.name].__name__}(...)")
         elif not _accepts(hints[f.name], value):
             yield f"{where}={value!r}: expected {type_name(hints[f.name])}"
         elif value is not None:

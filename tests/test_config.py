@@ -8,7 +8,14 @@ import pytest
 
 from rag_jax import config as configs
 from rag_jax import overrides
-from rag_jax.config import BART_PRESETS, BERT_PRESETS, Config, ConfigError
+from rag_jax.config import (
+    BART_PRESETS,
+    BERT_PRESETS,
+    Config,
+    ConfigError,
+    ModelConfig,
+    WarmupConfig,
+)
 from rag_jax.overrides import replace, validate, value
 
 ROOT = pathlib.Path(__file__).parent.parent
@@ -136,6 +143,21 @@ def test_a_python_value_of_another_type_is_refused(changes, told):
     with pytest.raises(ConfigError) as error:
         validate(replace(Config(), changes))
     assert str(error.value) == told
+
+
+@pytest.mark.parametrize("config, told", [
+    (Config(retriever_warmup=WarmupConfig()),
+     "config.retriever_warmup: a WarmupConfig; expected "
+     "RetrieverWarmupConfig(...)"),
+    (Config(model=ModelConfig(generator=BERT_PRESETS["tiny"])),
+     "config.model.generator: a BertConfig; expected BartConfig(...)"),
+    (Config(train=None), "config.train: a NoneType; expected TrainConfig"),
+])
+def test_the_section_of_another_is_refused(config, told):
+    """A config file of before the stages had fields of their own ended as a defect of ours."""
+    with pytest.raises(ConfigError) as error:
+        validate(config)
+    assert told in str(error.value) and "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize("name, text, told", [

@@ -142,6 +142,7 @@ def train(config: Config, path: pathlib.Path) -> dict[str, Any]:
       InUseError: another process writes into the workdir.
       ConfigError, TrainingError, CheckpointError, RetrievalError: each says what to do.
     """
+    overrides.validate(config)
     for line in overrides.set_otherwise(config, overrides.not_default(config)):
         _say(f"{line}; the value of the configuration is for other runs")
     with locks.exclusive(path):

@@ -6,6 +6,7 @@ import sys
 import pytest
 
 from rag_jax import locks, overrides
+from rag_jax.config import ConfigError
 from rag_jax.data.prepare import prepare
 from rag_jax.training import run
 from rag_jax.training.run import open_job, train
@@ -57,3 +58,5 @@ def test_a_field_that_the_runs_have_otherwise_is_said(tmp_path, monkeypatch, cap
                   tmp_path / "work")
         assert capsys.readouterr().out.count(
             "config.retrieval.k=7: run 'closed_book' sets config.retrieval.k=0; the value") == told
+    with pytest.raises(ConfigError, match="no run 'rag_tokn'; did you mean rag_token"):
+        train(overrides.replace(own_config(tmp_path), {"runs": ("rag_tokn",)}), tmp_path / "work")
