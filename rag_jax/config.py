@@ -142,7 +142,9 @@ class DataConfig:
     max_question_length: int = field(64, "question tokens for the query encoder", at_least=4)
     max_passage_length: int = field(256, "passage tokens for the document encoder", at_least=8)
     max_source_length: int = field(256, "generator input: passage and question", at_least=16)
-    max_target_length: int = field(32, "answer tokens with </s>", at_least=2)
+    max_target_length: int = field(
+        32, "answer tokens with </s>; 32 gives way to what a checkpoint says that answers as it is "
+        "(train.steps=0)", at_least=2)
     length_buckets: int = field(64, "inputs are padded to multiples of this many tokens: fewer "
                                 "shapes to compile, more padding", at_least=8)
     fictional_countries: int = field(1000, "countries only: fictional ones to learn from",
@@ -340,17 +342,22 @@ class EvalConfig:
         "marginal", "of RAG-Sequence: one beam on the marginal probabilities; or as in the paper "
         "(thorough) a beam per document, every hypothesis scored under every document, or (fast) "
         "the same without that pass")
-    num_beams: int = field(1, "beam width; 1 = greedy", at_least=1)
-    min_length: int = field(0, "tokens of the shortest answer, </s> included", at_least=0)
-    length_penalty: float = field(0.0, "answers are ranked by log p / length**penalty; 0 = by log "
-                                  "p")
-    no_repeat_ngram_size: int = field(0, "no n-gram of this size twice in an answer; 0 = no rule",
-                                      at_least=0)
+    num_beams: int | None = field(
+        None, "beam width; 1 = greedy; none = what a checkpoint says that answers as it is "
+        "(train.steps=0), else 1", at_least=1)
+    min_length: int | None = field(
+        None, "tokens of the shortest answer, </s> included; none = as num_beams, else 0",
+        at_least=0)
+    length_penalty: float | None = field(
+        None, "answers are ranked by log p / length**penalty, 0 = by log p; none = as num_beams "
+        "with strategy=marginal, else 0")
+    no_repeat_ngram_size: int | None = field(
+        None, "no n-gram of this size twice in an answer, 0 = no rule; none = as num_beams, else 0",
+        at_least=0)
     forced_bos: bool | None = field(
-        None, "every answer begins with <s>; none = where a checkpoint says so that answers as it "
-        "is (train.steps=0)")
+        None, "every answer begins with <s>; none = as num_beams, else false")
     forced_eos: bool | None = field(
-        None, "the last token of a longest answer is </s>; none = as forced_bos")
+        None, "the last token of a longest answer is </s>; none = as num_beams, else false")
     bad_words: tuple[str, ...] = field((), "texts that no answer contains")
     prefix: str = field("", "how every answer begins")
     labels: tuple[str, ...] = field((), "classification: the answers to choose from, with p(class) "
@@ -445,10 +452,11 @@ class Config:
 
 
 # The paper's decoding (appendix A): open-domain QA by either model, and the generation tasks.
+_PLAIN = {"min_length": 0, "length_penalty": 0.0, "no_repeat_ngram_size": 0}
 EVAL_PRESETS = {
-    "paper-qa-token": EvalConfig(k=15, strategy="thorough"),
-    "paper-qa-sequence": EvalConfig(k=50, strategy="thorough"),
-    "paper-generation": EvalConfig(k=10, num_beams=4, strategy="fast"),
+    "paper-qa-token": EvalConfig(k=15, num_beams=1, strategy="thorough", **_PLAIN),
+    "paper-qa-sequence": EvalConfig(k=50, num_beams=1, strategy="thorough", **_PLAIN),
+    "paper-generation": EvalConfig(k=10, num_beams=4, strategy="fast", **_PLAIN),
 }
 PRESETS: dict[type, dict[str, Any]] = {
     BertConfig: BERT_PRESETS, BartConfig: BART_PRESETS, EvalConfig: EVAL_PRESETS}

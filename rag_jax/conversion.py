@@ -1,8 +1,9 @@
 """Between Hugging Face folders and workdirs: what `python -m rag_jax.convert` does.
 
 A converted workdir holds a checkpoint for each tower (query_encoder/, document_encoder/,
-generator/, or bert/ for a plain BERT), the tokenizers and a config.json with the architecture, so
-that configs can name it where they would name the original.
+generator/, or bert/ for a plain BERT), the tokenizers and a config.json with the architecture and
+the checkpoint's settings of generation, so that configs can name it where they would name the
+original.
 """
 
 import dataclasses
@@ -13,7 +14,16 @@ import numpy as np
 from jax.sharding import Mesh
 
 from rag_jax import files, overrides, parallel
-from rag_jax.config import BartConfig, BertConfig, Config, ConfigError, DataConfig, ModelConfig
+from rag_jax.config import (
+    BartConfig,
+    BertConfig,
+    Config,
+    ConfigError,
+    DataConfig,
+    EvalConfig,
+    ModelConfig,
+    TrainConfig,
+)
 from rag_jax.data.text import Tokenizer
 from rag_jax.hub import families
 from rag_jax.hub import load as hub
@@ -88,8 +98,13 @@ def _config_of(found: hub.Pretrained) -> Config:
     if found.inputs:
         data = dataclasses.replace(data, source_format=found.inputs[0],
                                    question_text=found.inputs[1])
+    said = pretrained.answers(found)
+    if "max_length" in said:
+        data = dataclasses.replace(data, max_target_length=min(
+            said.pop("max_length"), generator.max_positions))
     return Config(runs=(f"rag_{found.kind or 'token'}",), data=data,
-                  model=ModelConfig(retriever, generator))
+                  model=ModelConfig(retriever, generator), eval=EvalConfig(**said),
+                  train=TrainConfig(steps=0))  # it answers as it is
 
 
 def _export(path: pathlib.Path, out: pathlib.Path, run: str | None, family: str | None) -> str:

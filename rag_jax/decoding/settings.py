@@ -7,7 +7,7 @@ from rag_jax.config import DataConfig, EvalConfig
 from rag_jax.models.rag import RagModel
 
 Strategy = Literal["marginal", "thorough", "fast"]
-_EVAL = EvalConfig()  # its defaults are the defaults here
+_EVAL = EvalConfig()  # its defaults are the defaults here; what is None there, these replace
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,11 +45,11 @@ class Decoding:
     """
 
     strategy: Strategy = _EVAL.strategy
-    num_beams: int = _EVAL.num_beams
+    num_beams: int = 1
     max_length: int = DataConfig().max_target_length
-    min_length: int = _EVAL.min_length
-    length_penalty: float = _EVAL.length_penalty
-    no_repeat_ngram_size: int = _EVAL.no_repeat_ngram_size
+    min_length: int = 0
+    length_penalty: float = 0.0
+    no_repeat_ngram_size: int = 0
     forced_bos: int | None = None
     forced_eos: bool = False
     bad_words: tuple[tuple[int, ...], ...] = ()

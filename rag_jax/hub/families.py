@@ -5,10 +5,11 @@ import math
 import pathlib
 import re
 import reprlib
+import types
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple, get_args, get_type_hints
 
-from rag_jax.config import BartConfig, BertConfig
+from rag_jax.config import BartConfig, BertConfig, EvalConfig
 from rag_jax.hub.names import Place
 from rag_jax.hub.stored import HubError
 
@@ -99,6 +100,8 @@ class SpecialIds:
 IDS = {"start": "decoder_start_token_id", "end": "eos_token_id", "pad": "pad_token_id",
        "bos": "bos_token_id", "forced_bos": "forced_bos_token_id",
        "forced_eos": "forced_eos_token_id"}
+# Settings of the search with the same name and meaning in config.eval.
+SEARCH = ("num_beams", "length_penalty", "no_repeat_ngram_size", "min_length")
 
 
 def detect(config: Mapping[str, Any], names: Iterable[str], file: pathlib.Path) -> Family:
@@ -154,6 +157,8 @@ def _find(tower: str, is_rag: bool, names: list[str]) -> Place | None:
 
 def _value(config: Mapping[str, Any], ours: str, theirs: str, cls: type, file: pathlib.Path) -> Any:
     value, hint = config[theirs], get_type_hints(cls)[ours]
+    if isinstance(hint, types.UnionType):  # or None
+        hint = get_args(hint)[0]
     if allowed := get_args(hint):  # a Literal
         if value not in allowed:
             raise HubError(f"{file}: {theirs} = {reprlib.repr(value)} is not known here; allowed: "
@@ -242,6 +247,27 @@ def special_ids(config: Mapping[str, Any], generation: Mapping[str, Any], file: 
                            f"{config['vocab_size']} that vocab_size says")
         values[ours] = value
     return SpecialIds(**values)
+
+
+def search(config: Mapping[str, Any], generation: Mapping[str, Any], file: pathlib.Path
+           ) -> dict[str, int | float]:
+    """How a BART or RAG checkpoint says that answers are searched: those of SEARCH, and max_length
+    as ours, which does not count the start token.
+
+    A generation_config.json is the whole of it, as in transformers; without one it is in
+    config.json, of RAG in its generator section too.
+
+    Raises:
+      HubError: a value of another type, or out of its bounds.
+    """
+    section = config.get("generator")
+    parts = [generation] if generation else [section if isinstance(section, dict) else {}, config]
+    said = {k: v for part in parts for k, v in part.items() if v is not None}
+    found = {name: _value(said, name, name, EvalConfig, file) for name in SEARCH if name in said}
+    if "max_length" in said and (
+            longest := _value(said, "min_length", "max_length", EvalConfig, file) - 1) > 1:
+        found["max_length"] = longest  # one of 1 has room for </s> alone
+    return found
 
 
 # (data.source_format, data.question_text) of Hugging Face's own training, and what auto means of

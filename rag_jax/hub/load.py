@@ -42,6 +42,7 @@ class Pretrained:
     kind: "token" or "sequence" where a RAG checkpoint says so.
     inputs: (data.source_format, data.question_text) that a RAG checkpoint's generator was trained
       with, or None.
+    search: how its answers are searched, as `families.search`; empty without a generator.
     origins: what the encoders were trained on, by tower, where name or model card tell it.
     tokenizers: folders by tower ("query_encoder" and "generator" for RAG), where there are any.
     """
@@ -56,6 +57,7 @@ class Pretrained:
     tokenizers: dict[str, pathlib.Path]
     inputs: tuple[str, str] | None = None
     origins: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    search: Mapping[str, int | float] = dataclasses.field(default_factory=dict)
 
 
 def locate(source: str | os.PathLike, offline: bool = False, revision: str | None = None
@@ -150,14 +152,18 @@ def load(source: str | os.PathLike, *, towers: Collection[str] | None = None,
 
 
 def _open(folder: pathlib.Path) -> tuple[Pretrained, Tensors, dict[str, names.Place]]:
-    file = folder / "config.json"
+    file, generation_file = folder / "config.json", folder / "generation_config.json"
     config = read_json(file)
+    generation = read_json(generation_file) if generation_file.is_file() else {}
     sentence.check(folder)
     tensors = open_tensors(folder)
     family = families.detect(config, tensors, file)
-    found = Pretrained(family.architecture, *_configs(folder, family, config),
+    found = Pretrained(family.architecture, *_configs(file, family, config, generation),
                        tuple(family.places), {}, family.kind, _tokenizers(folder, family),
                        families.inputs(config, family), _origins(folder, family, config))
+    if found.generator:
+        found = dataclasses.replace(found, search=families.search(
+            config, generation, generation_file if generation else file))
     bert, bart = found.retriever, found.generator
     depths = [bert.layers] if bert else []
     depths += [bart.encoder_layers, bart.decoder_layers] if bart else []
@@ -168,10 +174,9 @@ def _open(folder: pathlib.Path) -> tuple[Pretrained, Tensors, dict[str, names.Pl
     return found, tensors, family.places
 
 
-def _configs(folder: pathlib.Path, family: families.Family, config: Mapping[str, Any]
+def _configs(file: pathlib.Path, family: families.Family, config: Mapping[str, Any],
+             generation: Mapping[str, Any]
              ) -> tuple[BertConfig | None, BartConfig | None, SpecialIds | None]:
-    file, generation_file = folder / "config.json", folder / "generation_config.json"
-    generation = read_json(generation_file) if generation_file.is_file() else {}
     if family.model_type in ("bert", "dpr"):
         return families.bert_config(config, file), None, None
     if family.model_type == "bart":
@@ -184,7 +189,8 @@ def _configs(folder: pathlib.Path, family: families.Family, config: Mapping[str,
             raise HubError(f"{file}: {part} is {kind!r}; expected a section of model_type "
                            f"{' or '.join(known)}")
         parts.append(value)
-    return families.bert_config(parts[0], file), *families.generator(parts[1], {}, file)
+    return families.bert_config(parts[0], file), *families.generator(
+        parts[1], generation, file)
 
 
 def _tokenizers(folder: pathlib.Path, family: families.Family) -> dict[str, pathlib.Path]:

@@ -12,7 +12,7 @@ from typing import Any
 from jax.sharding import Mesh
 
 from rag_jax import overrides
-from rag_jax.config import BartConfig, BertConfig, Config, ConfigError, EvalConfig
+from rag_jax.config import BartConfig, BertConfig, Config, ConfigError, DataConfig, EvalConfig
 from rag_jax.hub import families
 from rag_jax.hub import load as hub
 from rag_jax.models import rag
@@ -25,6 +25,7 @@ PLAIN = "bert"  # a BERT that is no retriever yet: both encoders start from it
 # How a tower is computed and trained; everything else is its architecture.
 RUNTIME = ("pretrained", "dropout", "attention_dropout", "activation_dropout", "dtype", "remat",
            "scan_layers", "position_init", "init_std", "logit_chunk")
+FORCED = ("forced_bos", "forced_eos")
 
 
 def _runtime(tower: BertConfig | BartConfig) -> dict[str, Any]:
@@ -87,23 +88,49 @@ def resolve(config: Config) -> Config:
         config.data,
         source_format=families.unless_auto(config.data.source_format, source_format),
         question_text=families.unless_auto(config.data.question_text, question_text))
-    answers = _as_it_is(config, sources.get("generator"))
-    return overrides.validate(
-        dataclasses.replace(config, data=data, model=model, eval=answers), resolved=True)
+    found = _as_it_is(dataclasses.replace(config, data=data, model=model),
+                      sources.get("generator"))
+    return overrides.validate(found, resolved=True)
 
 
-def _as_it_is(config: Config, source: str | None) -> EvalConfig:
-    """Forced tokens of a checkpoint that is not trained further are its answers' too."""
-    asked = config.eval
-    if config.train.steps or not source or workdir.exists(source) or not (
-            ids := _described(source).ids):
-        return asked
-    if asked.forced_bos is None and not (asked.prefix or asked.labels):
-        asked = dataclasses.replace(
-            asked, forced_bos=ids.forced_bos is not None and ids.forced_bos == ids.bos)
-    if asked.forced_eos is None and not asked.exact_nodes:
-        asked = dataclasses.replace(asked, forced_eos=ids.forced_eos == ids.end)
-    return asked
+def _as_it_is(config: Config, source: str | None) -> Config:
+    """A checkpoint that is not trained further answers as it says, where nothing else is asked."""
+    if config.train.steps or not source:
+        return config
+    asked, said = config.eval, _says(source)
+    longest, usual = config.data.max_target_length, DataConfig().max_target_length
+    if "max_length" in said and longest == usual and not asked.labels:
+        longest = min(said["max_length"], config.model.generator.max_positions)
+    unfit = {"max_length"}  # and what the rest of config.eval rules out, or means otherwise
+    unfit |= {"forced_bos"} if asked.prefix or asked.labels else set()
+    unfit |= set(families.SEARCH) if asked.labels else set()
+    unfit |= {"forced_eos", "length_penalty"} if asked.exact_nodes else set()
+    unfit |= {"length_penalty"} if asked.strategy != "marginal" else set()
+    unfit |= {"min_length"} if (said.get("min_length") or 0) > longest else set()
+    taken = {name: value for name, value in said.items()
+             if name not in unfit and getattr(asked, name) is None}
+    return dataclasses.replace(
+        config, data=dataclasses.replace(config.data, max_target_length=longest),
+        eval=dataclasses.replace(asked, **taken))
+
+
+def _says(source: str) -> dict[str, Any]:
+    """Fields of config.eval, and max_length, as a source says that it answers."""
+    if not workdir.exists(source):
+        return answers(_described(source))
+    saved = workdir.read(pathlib.Path(source))
+    if saved.train.steps:  # it says how that training was evaluated
+        return {}
+    return {name: getattr(saved.eval, name) for name in (*families.SEARCH, *FORCED)} | {
+        "max_length": saved.data.max_target_length}
+
+
+def answers(found: hub.Pretrained) -> dict[str, Any]:
+    """Fields of config.eval, and max_length, as a checkpoint says that it answers."""
+    if not (ids := found.ids):
+        return {}
+    return {"forced_bos": ids.forced_bos is not None and ids.forced_bos == ids.bos,
+            "forced_eos": ids.forced_eos == ids.end, **found.search}
 
 
 def _inputs(source: str | None) -> tuple[str, str]:
@@ -127,10 +154,13 @@ def notes(asked: Config, resolved: Config) -> list[str]:
     if changed:
         lines.append(f"{sources['generator']}: {' and '.join(changed)}, as it was trained; set "
                      "them yourself for another form")
-    for name, was, now in ((f.name, getattr(asked.eval, f.name), getattr(resolved.eval, f.name))
-                           for f in dataclasses.fields(EvalConfig)):
-        if was is None and now:
-            lines.append(f"{sources['generator']}: config.eval.{name}={now}, as it says")
+    changed = [f"config.eval.{f.name}={now}" for f in dataclasses.fields(EvalConfig)
+               if (now := getattr(resolved.eval, f.name)) and getattr(asked.eval, f.name) is None]
+    if (longest := resolved.data.max_target_length) != asked.data.max_target_length:
+        changed.append(f"config.data.max_target_length={longest}")
+    if changed:
+        lines.append(f"{sources['generator']}: {', '.join(changed)}, as it says; set them yourself "
+                     "for others")
     origins = {tower: families.origin(sources[tower])
                or _described(sources[tower]).origins.get(tower) for tower in ENCODERS
                if tower in sources and not workdir.exists(sources[tower])}

@@ -223,7 +223,8 @@ def make_answerer(job: Job, index: Memory | None, **changes: Any) -> Answerer:
 def decoding_settings(config: Config, tokenizer: Tokenizer) -> Decoding:
     """`config.eval` with its texts as token ids, each as it is written inside an answer."""
     values = dataclasses.asdict(config.eval)
-    same = {f.name: values[f.name] for f in dataclasses.fields(Decoding) if f.name in values}
+    same = {f.name: values[f.name] for f in dataclasses.fields(Decoding)
+            if values.get(f.name) is not None}
 
     def ids(text: str) -> tuple[int, ...]:
         return tuple(tokenizer.encode([f" {text}"])[0])

@@ -219,6 +219,8 @@ def test_weights_of_another_type_are_refused(tmp_path):
     (BART_CG, {"dropout": float("nan")}, "dropout = nan should be of type float"),
     ("BartModel", {"decoder_start_token_id": 13}, "decoder_start_token_id = 13 is no token"),
     ("BartModel", {"eos_token_id": []}, "eos_token_id = .* is no token"),
+    ("BartModel", {"num_beams": "4"}, "num_beams = '4' should be of type int"),
+    (TOKEN, {"max_length": -1}, "max_length = -1 is out of its bounds"),
     (BART_CG, {"architectures": ["T5ForConditionalGeneration"]}, "T5.*known: BertModel"),
     (BART_CG, {"architectures": None, "model_type": "t5"}, "'t5' are not known"),
     (TOKEN, {"generator": {"model_type": "t5"}}, "generator is 't5'.*bart"),
@@ -229,6 +231,23 @@ def test_a_config_that_does_not_fit_is_one_clear_error(family, changes, message,
     edit_config(folder, **changes)
     with pytest.raises(HubError, match=message):
         load(folder)
+
+
+def test_settings_of_generation_come_from_where_transformers_takes_them(tmp_path):
+    """Beside a RAG checkpoint, generation_config.json was not read at all."""
+    folder, _ = written(tmp_path, TOKEN)
+    assert not describe(folder).search
+    section = json.loads((folder / "config.json").read_text())["generator"]
+    edit_config(folder, num_beams=3, generator={
+        **section, "num_beams": 4, "length_penalty": 2, "min_length": None, "max_length": 2})
+    assert describe(folder).search == {"num_beams": 3, "length_penalty": 2.0}
+    (folder / "generation_config.json").write_text('{"max_length": 21, "forced_eos_token_id": 2}')
+    found = describe(folder)
+    assert found.search == {"max_length": 20}, "without the start token"
+    assert found.ids == dataclasses.replace(IDS, forced_eos=2)
+    (folder / "generation_config.json").write_text('{"length_penalty": "long"}')
+    with pytest.raises(HubError, match=r"generation_config\.json: length_penalty = 'long'"):
+        describe(folder)
 
 
 TRANSFORMER, POOLING, NORMALIZE = (

@@ -18,6 +18,7 @@ from rag_jax.hub.save import save
 from rag_jax.trained import open_trained
 from rag_jax.training import pretrained
 from rag_jax.training.run import open_job, train
+from rag_jax.training.stages import decoding_settings
 
 TEXTS = ["What is the capital of Peru?", "Lima is the capital of Peru, and Paris of France."]
 PASSAGES = "id\ttitle\ttext\n1\tPeru\tLima is the capital of Peru.\n2\tFrance\tParis is that.\n"
@@ -111,6 +112,56 @@ def test_what_a_checkpoint_says_of_generation_holds_where_it_answers_as_it_is(so
     own = resolved(**{"model.generator.start_token": PIECES.end})[0]
     assert own.model.generator.start_token == PIECES.end
     assert pretrained.resolve(found) == found, "what is stored in a workdir stays as it is"
+
+
+SAID = {"num_beams": 4, "length_penalty": 2.0, "no_repeat_ngram_size": 3, "min_length": 5}
+
+
+@pytest.mark.parametrize("where", ["generation_config.json", "generator", "converted"])
+def test_how_a_checkpoint_searches_holds_where_it_answers_as_it_is(sources, where, tmp_path):
+    """A released summariser that searches with four beams was searched greedily; the forced tokens
+    of a converted one were forgotten."""
+    folder = tmp_path / "rag"
+    shutil.copytree(sources["rag"], folder)
+    described, said = json.loads((folder / "config.json").read_text()), SAID | {"max_length": 12}
+    described["generator"] |= {"forced_bos_token_id": PIECES.start, "num_beams": 7}
+    if where == "generation_config.json":
+        (folder / where).write_text(json.dumps(said))
+    else:
+        described["generator"] |= said
+    (folder / "config.json").write_text(json.dumps(described))
+    source = str(folder)
+    if where == "converted":
+        conversion.convert(source, source := str(tmp_path / "converted"))
+    asked = config({**sources, "rag": source}, (24, 32, 64, 32), rag="rag",
+                   document_encoder="context")
+
+    def resolved(**changes):
+        chosen = overrides.replace(asked, {"train.steps": 0, **changes})
+        found = pretrained.resolve(chosen)
+        own = {name: getattr(found.eval, name) for name in SAID}
+        return found, own, " ".join(pretrained.notes(chosen, found))
+
+    found, own, lines = resolved()
+    assert own == SAID and (found.eval.forced_bos, found.eval.forced_eos) == (True, True)
+    assert all(f"config.eval.{name}={value}" in lines for name, value in SAID.items())
+    assert "config.data.max_target_length=11" in lines, "the start token is none of ours"
+    decoding = decoding_settings(found, PIECES)
+    assert {name: getattr(decoding, name) for name in SAID} == SAID and decoding.max_length == 11
+    assert pretrained.resolve(found) == found, "what is stored in a workdir stays as it is"
+
+    chosen = {"num_beams": 1, "length_penalty": 0.0, "no_repeat_ngram_size": 0, "min_length": 0}
+    found, own, lines = resolved(**{f"eval.{name}": value for name, value in chosen.items()},
+                                 **{"data.max_target_length": 8})
+    assert own == chosen and found.data.max_target_length == 8
+    assert "num_beams" not in lines and "max_target_length" not in lines
+    found, own, _ = resolved(**{"train.steps": 5})
+    assert set(own.values()) == {None} and found.data.max_target_length == 32
+    assert resolved(**{"data.max_target_length": 4})[1] == SAID | {"min_length": None}
+    for ours in ({"eval.strategy": "fast"}, {"eval.exact_nodes": 9}):
+        assert resolved(**ours)[1] == SAID | {"length_penalty": None}, "it means another thing"
+    found, own, _ = resolved(**{"eval.labels": ("Lima", "Paris")})
+    assert set(own.values()) == {None} and found.data.max_target_length == 32
 
 
 def test_the_start_token_is_the_models(sources, tmp_path):

@@ -13,6 +13,7 @@ import tiny
 from rag_jax import parallel
 from rag_jax.config import EVAL_PRESETS, Config, ConfigError, MeshConfig, OptimizerConfig
 from rag_jax.data.text import train_bart_tokenizer
+from rag_jax.decoding.settings import Decoding
 from rag_jax.models import rag
 from rag_jax.overrides import replace
 from rag_jax.training import optim, stages, step
@@ -35,6 +36,7 @@ def test_texts_become_the_ids_that_they_have_inside_an_answer():
     assert TOKENIZER.decode(found.bad_words[1]) == "Paris of"
     assert TOKENIZER.decode(found.prefix) == "Peru"
     assert (found.num_beams, found.max_length, found.forced_bos) == (3, 9, None)
+    assert decoding_settings(Config(), TOKENIZER) == Decoding()
     classes = decoding_settings(replace(Config(), {"eval.labels": ("Lima", "Peru")}), TOKENIZER)
     assert [TOKENIZER.decode(label) for label in classes.labels] == ["Lima", "Peru"]
     assert {label[-1] for label in classes.labels} == {TOKENIZER.end}, "as targets end"
