@@ -134,7 +134,7 @@ def discard_folder(content: pathlib.Path) -> None:
 
 
 def remove_folder(path: pathlib.Path) -> None:
-    """Removes a folder of this package, where there is one: its name is gone at once."""
+    """Removes a folder or file of this package, if it is there: its name is gone at once."""
     if not os.path.lexists(path):
         return
     content = begin_folder(path)
@@ -225,12 +225,17 @@ def sync_folder(folder: pathlib.Path) -> None:
         os.close(descriptor)
 
 
-def check_place(path: pathlib.Path, make_parents: bool = False) -> None:
+def check_place(path: pathlib.Path, make_parents: bool = False, source: str | None = None) -> None:
     """Looks before the work whether a file can be written at its end.
 
+    Args:
+      path: of the file.
+      make_parents: its folder is made with its parents.
+      source: file that is read, if it is one.
+
     Raises:
-      FolderError: its folder is missing (unless it is made with its parents), is none, or may not
-        be written into; or `path` is a folder.
+      FolderError: its folder is missing, is none, or may not be written into; or `path` is no
+        regular file, or the source.
     """
     folder = path.absolute().parent
     while make_parents and not folder.exists():
@@ -243,6 +248,8 @@ def check_place(path: pathlib.Path, make_parents: bool = False) -> None:
         raise FolderError(f"{path}: is a folder; name a file")
     if path.exists() and not path.is_file():  # root would replace /dev/null by a file
         raise FolderError(f"{path}: is no regular file, and would be replaced by one; name another")
+    if source is not None and path.exists() and os.path.exists(source) and path.samefile(source):
+        raise FolderError(f"{path}: would take the place of {source}, which is read; name another")
 
 
 def _free_name(path: pathlib.Path, why: str) -> pathlib.Path:

@@ -45,7 +45,7 @@ def main(argv: list[str] | None = None) -> None:
     if options.heatmap not in (None, "terminal"):
         heatmap.check(pathlib.Path(options.heatmap))
     if options.out:
-        files.check_place(pathlib.Path(options.out))
+        files.check_place(pathlib.Path(options.out), source=options.questions)
     asked = [(f"asked-{number}", text) for number, text in enumerate(
         checked_questions(options.question), 1)]
     for _, text in asked:

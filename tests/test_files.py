@@ -121,6 +121,9 @@ def test_a_place_that_cannot_be_written_to_is_named_before_the_work(tmp_path, mo
                                 (pathlib.Path(os.devnull), False, "no regular file")):
         with pytest.raises(files.FolderError, match=says):
             files.check_place(path, make_parents=parents)
+    with pytest.raises(files.FolderError, match="would take the place of"):
+        files.check_place(tmp_path / "file", source=str(tmp_path / ".." / tmp_path.name / "file"))
+    files.check_place(tmp_path / "file", source="task:nq:test")
     monkeypatch.setattr(os, "access", lambda *_: False)  # root may write everywhere
     with pytest.raises(files.FolderError, match="may not be written into"):
         files.check_place(tmp_path / "a")

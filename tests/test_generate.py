@@ -81,6 +81,7 @@ def test_options_may_stand_between_questions(asked, capsys):
     (["--heatmap=map.pdf", "Who?"], "must end in .html or .png"),
     (["--heatmap=nowhere/map.html", "Who?"], "no folder"),
     (["--questions=nowhere.jsonl"], "nowhere.jsonl"),
+    ([f"--questions={__file__}", f"--out={__file__}"], "would take the place"),
     (["Who?", " "], "question 2 is ' '"), (["\udcff"], "is not UTF-8"),
 ])
 def test_what_cannot_be_done_fails_before_the_model_is_opened(argv, told, asked):

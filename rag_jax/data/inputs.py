@@ -17,6 +17,7 @@ from rag_jax.data.task_sources import task_files_of
 from rag_jax.errors import UserError
 from rag_jax.retrieval.verification import read_object, unseal
 
+RECORD = "inputs.json"  # in the folder of the data; written first
 QUESTIONS = ("train", "dev", "test")
 _SHAPE = ("chunk_words", "generator_vocab", "retriever_vocab", "source_format",
           "max_passage_length", "max_source_length")

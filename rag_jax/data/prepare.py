@@ -46,7 +46,6 @@ _log = logging.getLogger(__name__)
 Source = str | pathlib.Path | None
 _DONE = "names.txt"  # of passage stores and splits; written last
 _SEALED = (_DONE, "questions", "warmup_texts.txt", "retriever_tokenizer", "generator_tokenizer")
-_INPUTS = "inputs.json"  # `inputs.describe`; written first
 
 
 class StoreTexts(Sequence):
@@ -170,7 +169,7 @@ def prepare(config: Config, workdir: pathlib.Path,
         return open_prepared(config, workdir)
     for parent in (folder, folder / "memories"):
         files.remove_leftovers(parent)
-    data, record = config.data, folder / _INPUTS
+    data, record = config.data, folder / inputs.RECORD
     tokenizers = {"retriever_tokenizer": data.retriever_tokenizer or pretrained("query_encoder"),
                   "generator_tokenizer": data.generator_tokenizer or pretrained("generator")}
     earlier = inputs.read(record)
@@ -180,7 +179,7 @@ def prepare(config: Config, workdir: pathlib.Path,
         _make_again(workdir, changed)
     if not is_prepared(workdir):
         if not earlier:
-            _discard(folder)  # nobody knows what an unfinished preparation made it from
+            _set_aside(folder)
         _make(config, folder, tokenizers, now)
     elif earlier and inputs.merged(earlier, now) != earlier:
         files.write_json(record, seal(inputs.merged(earlier, now)))
@@ -208,15 +207,23 @@ def _make_again(workdir: pathlib.Path, changed: Mapping[str, str]) -> None:
     (folder / _DONE).unlink(missing_ok=True)
     if changed.keys() <= set(inputs.QUESTIONS):
         return  # `prepare_dataset` replaces them; all else is of the passages
-    _discard(folder)
+    for path in _made_of_passages(folder):
+        files.remove_folder(path)
 
 
-def _discard(folder: pathlib.Path) -> None:
-    """Removes what is made of the passages, but not what is another workdir's."""
-    (folder / "warmup_texts.txt").unlink(missing_ok=True)
-    for name in ("retriever_tokenizer", "generator_tokenizer", "memories", "bm25"):
-        if not (folder / name).is_symlink():
-            files.remove_folder(folder / name)
+def _set_aside(folder: pathlib.Path) -> None:
+    """Without a record nobody knows what an unfinished preparation made it from, or whether it is
+    ours at all."""
+    for path in _made_of_passages(folder):
+        kept = files.set_aside(path, "earlier")
+        print(f"{path}: there is no record of what it was made from; it is {kept} now", flush=True)
+
+
+def _made_of_passages(folder: pathlib.Path) -> list[pathlib.Path]:
+    """What there is of it, but not what is another workdir's."""
+    names = ("warmup_texts.txt", "retriever_tokenizer", "generator_tokenizer", "memories", "bm25")
+    paths = [folder / name for name in names]
+    return [path for path in paths if path.exists() and not path.is_symlink()]
 
 
 def is_prepared(workdir: pathlib.Path) -> bool:
@@ -285,7 +292,7 @@ def _make(config: Config, folder: pathlib.Path, tokenizers: Mapping[str, Source]
         check_labels(getattr(data, name, name) or name, examples, config.classes)
     now = inputs.describe(config, tokenizers, before)  # with what had to be downloaded
     folder.mkdir(parents=True, exist_ok=True)
-    files.write_json(folder / _INPUTS, seal(now))
+    files.write_json(folder / inputs.RECORD, seal(now))
 
     def texts() -> Iterable[str]:
         if source.tokenizer_texts is not None:

@@ -4,6 +4,7 @@ import pathlib
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from rag_jax.data import inputs
 from rag_jax.errors import UserError
 from rag_jax.retrieval.index import open_parts
 from rag_jax.retrieval.passages import PassageStore
@@ -81,7 +82,13 @@ def _workdir(path: pathlib.Path) -> Iterator[Part]:
     for file in sorted(path.glob("*/eval.json")):
         yield Part(str(file), "settings",
                    _errors(lambda file=file: workdir.eval_of(path, file.parent.name)))
+    for file in sorted(path.glob("*/stopped.json")):
+        yield Part(str(file), "note of a stop",
+                   _errors(lambda file=file: workdir.has_stopped(file.parent)))
     data = path / "data"
+    if (data / inputs.RECORD).exists():
+        yield Part(str(data / inputs.RECORD), "what the data were made from",
+                   _errors(lambda: inputs.read(data / inputs.RECORD)))
     found: list[VerifiedFiles | None] = []
     damage = _errors(lambda: found.append(open_digests(data)))
     if found and found[0] is not None:

@@ -88,7 +88,7 @@ def _may_change(name: str, earlier: Config, workdir: pathlib.Path) -> bool:
                 return not begun
             last = value(earlier, "train.steps" if stage is None else prefix + "steps")
             unfinished = [folder for folder in begun if max(_steps(folder)) < last]
-            stopped = [folder for folder in folders if _has_stopped(folder)]
+            stopped = [folder for folder in folders if has_stopped(folder)]
             return not begun or bool(stopped) and set(unfinished) <= set(stopped)
     return False
 
@@ -107,12 +107,16 @@ def stop(folder: pathlib.Path, step: int, why: str, checkpoint: int | None) -> N
         {"step": step, "why": why, "checkpoint": checkpoint}))
 
 
-def _has_stopped(folder: pathlib.Path) -> bool:
-    """Whether a stage stopped so, and has saved nothing since."""
+def has_stopped(folder: pathlib.Path) -> bool:
+    """Whether a stage stopped so, and has saved nothing since.
+
+    Raises:
+      RetrievalError: the note of it is damaged.
+    """
     file = folder / "stopped.json"
     if not file.is_file():
         return False
-    kept = unseal(read_object(folder, file.name), file)["checkpoint"]
+    kept = unseal(read_object(folder, file.name), file).get("checkpoint")
     return max(_steps(folder), default=None) == kept
 
 

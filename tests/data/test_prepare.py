@@ -306,12 +306,15 @@ def test_a_failed_preparation_leaves_nothing_that_the_next_one_takes_for_good(tm
 
 
 def test_what_a_failed_preparation_made_of_nobody_knows_what_is_made_again(done, tmp_path):
-    """Without a record, as earlier versions left it, the old passages came back."""
+    """Without a record, as earlier versions left it, the old passages came back; and where the
+    workdir was somebody's folder, what has no mark of ours was removed."""
     config, work = done
+    (folder_of(work, "memories") / "thesis.tex").write_text("years")
     for name in ("names.txt", "inputs.json"):
         (work / "data" / name).unlink()
     write_passages(tmp_path, [("1", "Peru", "Corrected."), *PASSAGES[1:]])
     assert texts(prepare(config, work))[0] == "Corrected."
+    assert (folder_of(work, "earlier-memories") / "thesis.tex").read_text() == "years"
 
 
 @pytest.fixture

@@ -92,15 +92,16 @@ def test_a_sound_workdir_index_or_store_is_said_to_be_sound(made, capsys):
 def test_every_damaged_file_is_named(made, tmp_path, capsys):
     """Also where one is damaged before the other, and where an array of a checkpoint is."""
     path = shutil.copytree(made[1], tmp_path / "w")
+    workdir.stop(path / "rag_token", 4, "nll is NaN", 3)
     arrays = max((path / "rag_token" / "3" / "params").rglob("d/*"), key=lambda f: f.stat().st_size)
-    damaged = ["config.json", "seconds.json", "rag_token/eval.json",
-               "data/generator_tokenizer/tokenizer.json",
+    damaged = ["config.json", "seconds.json", "rag_token/eval.json", "rag_token/stopped.json",
+               "data/generator_tokenizer/tokenizer.json", "data/inputs.json",
                "data/questions/dataset_info.json", "data/memories/passages/text.blob",
                "data/memories/passages/text.offsets", "indexes/passages/embeddings.f32",
                "indexes/passages/passages/text.blob", arrays.relative_to(path).as_posix()]
-    if not (path / damaged[7]).exists():  # a version of the index lies below it
+    if not (path / damaged[9]).exists():  # a version of the index lies below it
         inside = next(path.glob("indexes/passages/**/embeddings.f32")).parent
-        damaged[7:9] = [(inside / name).relative_to(path).as_posix()
+        damaged[9:11] = [(inside / name).relative_to(path).as_posix()
                         for name in ("embeddings.f32", "passages/text.blob")]
     for name in damaged:
         data = bytearray((path / name).read_bytes())
