@@ -66,7 +66,7 @@ def test_the_wheel_has_every_file_of_the_package_and_the_configs(site):
 def test_the_programs_of_the_wheel_run_in_another_folder(site, tmp_path):
     """`train` and every --help ended with "no such file"."""
     programs = ("train", "evaluate", "generate", "build_index", "compile_report", "convert",
-                "reproduce")
+                "reproduce", "verify")
     done = subprocess.run([sys.executable, "-c", CHECK, str(site), *programs], cwd=tmp_path,
                           env={**os.environ, "PYTHONPATH": str(site)}, capture_output=True,
                           text=True, timeout=120)

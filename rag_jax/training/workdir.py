@@ -5,8 +5,9 @@
     STAGE/stopped.json  where a stage last stopped because its numbers were finite no more
 
 A later command may set some fields otherwise: those of CHANGEABLE at any time; the fields of a
-stage until its first checkpoint; and of a stage that has stopped because its numbers were finite no
-more, those of RATES until its next checkpoint.
+stage until its first checkpoint; of a stage that has stopped because its numbers were finite no
+more, those of RATES until its next checkpoint; and ENCODERS where no run, or none of the command,
+has one: the others' are kept.
 """
 
 import dataclasses
@@ -25,6 +26,8 @@ CHANGEABLE = ("runs", "tensorboard", "data.data_dir", "eval.", "mesh.", "train.l
               "generator_warmup.log_every", "model.generator.dtype", "model.retriever.dtype",
               "model.generator.remat", "model.retriever.remat", "model.generator.logit_chunk")
 
+# Of config.model: read by no run that retrieves by words, for which they are not resolved either.
+ENCODERS = ("retriever", "query_encoder", "document_encoder")
 # By prefix of a field, the folder of the stage that is the first to read it; None = those of runs.
 FIRST_READ_BY = {"retriever_warmup.": "retriever", "generator_warmup.": "generator",
                  "train.": None, "retrieval.k": None, "retrieval.staleness": None}
@@ -45,6 +48,9 @@ def start(config: Config, workdir: pathlib.Path) -> pathlib.Path:
     file = workdir / "config.json"
     if file.exists():
         earlier = read(workdir)
+        if overrides.lexical(config):
+            kept = {name: getattr(earlier.model, name) for name in ENCODERS}
+            config = dataclasses.replace(config, model=dataclasses.replace(config.model, **kept))
         changed = [name for name in overrides.fields()
                    if value(earlier, name) != value(config, name)
                    and not _may_change(name, earlier, workdir)]
@@ -78,6 +84,8 @@ def _may_change(name: str, earlier: Config, workdir: pathlib.Path) -> bool:
     if name == "eval.labels" and earlier.classes:
         return False
     if name.startswith(CHANGEABLE):
+        return True
+    if overrides.lexical(earlier) and name.startswith(tuple(f"model.{e}." for e in ENCODERS)):
         return True
     for prefix, stage in FIRST_READ_BY.items():
         if name.startswith(prefix):

@@ -79,6 +79,23 @@ def test_runs_of_one_workdir_add_up(tmp_path):
     assert workdir.read(tmp_path).runs == ("rag_sequence", "frozen", "rag_token")
 
 
+def test_encoders_come_with_the_first_run_that_has_them(tmp_path):
+    """BM25 has none, so that a run by DPR beside it, or it beside such a run, was refused."""
+    words = replace(Config(), {"runs": ("bm25",)})
+    dense = replace(Config(), {"runs": ("rag_token",), "model.retriever.layers": 2,
+                               "model.query_encoder.pretrained": "a",
+                               "model.document_encoder.pretrained": "b"})
+    workdir.start(words, tmp_path)
+    with pytest.raises(ConfigError, match="config.model.generator.layer_norm_eps"):
+        workdir.start(replace(dense, {"model.generator.layer_norm_eps": 1.0}), tmp_path)
+    workdir.start(dense, tmp_path)
+    assert workdir.read(tmp_path) == replace(dense, {"runs": ("bm25", "rag_token")})
+    workdir.start(words, tmp_path)
+    assert workdir.read(tmp_path) == replace(dense, {"runs": ("bm25", "rag_token")})
+    with pytest.raises(ConfigError, match="config.model.retriever.layers: 2 there, 12 now"):
+        workdir.start(replace(words, {"runs": ("bm25", "rag_sequence")}), tmp_path)
+
+
 def test_each_run_is_evaluated_as_its_own_last_command_says(tmp_path):
     """Of the paper's, RAG-Token reads 15 passages and RAG-Sequence 50, in one workdir."""
     for run, preset in (("rag_token", "paper-qa-token"), ("rag_sequence", "paper-qa-sequence")):
