@@ -231,7 +231,7 @@ def _outcome(main: Callable[[], int | None]) -> int | str | None:
                 return (f"error: another process of the job is gone, or the network ({error}); "
                         "start all again with the same command, they go on from the last "
                         "checkpoint")
-        traceback.print_exc()
+        print(visible_lines(traceback.format_exc()), file=sys.stderr)
         return DEFECT.format(", ".join(f"{name} {v}" for name, v in _versions().items()))
 
 

@@ -21,9 +21,11 @@ def open_packed(path: str | os.PathLike) -> BinaryIO:
 
     Raises:
         FileNotFoundError: no such file.
-        DataError: it is packed and its name does not say so.
+        DataError: a folder, or it is packed and its name does not say so.
     """
     path = os.fspath(path)
+    if os.path.isdir(path):
+        raise DataError(f"{path}: a folder, where a file is expected: name a file in it")
     if not os.path.exists(path):
         raise FileNotFoundError(f"no file {path}: check the path")
     opener = _OPENERS.get(os.path.splitext(path)[1], open)

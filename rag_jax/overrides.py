@@ -335,7 +335,7 @@ def load_file(path: str) -> Config:
             spec.loader.exec_module(module)
     finally:
         sys.path.remove(beside)
-    if not hasattr(module, "get_config"):
+    if not callable(getattr(module, "get_config", None)):
         raise ConfigError(f"--config={path}: the file defines no get_config()")
     takes = len(inspect.signature(module.get_config).parameters)
     if argument and not takes:

@@ -145,6 +145,7 @@ def _index_passages(config: Config, path: pathlib.Path, passages: pathlib.Path, 
     be_quiet()
     path, out = path.absolute(), out.absolute()
     run = workdir.run_of(path, config, run)
+    asked = load_examples(queries, data_dir=config.data.data_dir) if queries else None
     job = open_job(overrides.for_run(config, run), path)
     with contextlib.ExitStack() as claim:
 
@@ -162,5 +163,4 @@ def _index_passages(config: Config, path: pathlib.Path, passages: pathlib.Path, 
             store = job.prepared.memories[out.name]
             return build_bm25(store, out, overwrite, hosts.leads(), hosts.wait)
         params, _ = stages.restore_run(path / run, job.model, job.mesh)
-        return index_memories(job, params, out.parent, overwrite,
-                              load_examples(queries) if queries else None)[out.name]
+        return index_memories(job, params, out.parent, overwrite, asked)[out.name]

@@ -190,7 +190,7 @@ def test_too_little_device_memory_is_no_defect():
     assert "lower batch_size" in stop.value.code and "defect" not in stop.value.code
 
 
-def test_data_that_an_error_quotes_cannot_steer_the_terminal():
+def test_data_that_an_error_quotes_cannot_steer_the_terminal(capsys):
     """A passage id with an escape sequence in a message would clear the screen."""
     def main():
         raise configs.ConfigError("id \x1b[2J\u202e is\ntwo lines")
@@ -198,6 +198,13 @@ def test_data_that_an_error_quotes_cannot_steer_the_terminal():
     with pytest.raises(SystemExit) as stop:
         flags.run(main)
     assert stop.value.code == "error: id \\x1b[2J\\u202e is\ntwo lines"
+
+    def defect():
+        raise KeyError("x") from ValueError("id \x1b[2J")
+
+    with pytest.raises(SystemExit):
+        flags.run(defect)
+    assert "ValueError: id \\x1b[2J\n" in capsys.readouterr().err
 
 
 def test_the_status_of_main_is_the_status_of_the_process():
@@ -321,6 +328,7 @@ def test_run_picks_one_of_the_workdirs_runs(tmp_path):
     ("import beside\ndef get_config():\n    return beside.get()\n",
      "beside.py:2: return 1 / 0: ZeroDivisionError"),
     ("x = 1\0\n", "mine.py"),
+    ("get_config = 3\n", "the file defines no get_config()"),
 ])
 def test_what_a_config_file_raises_names_its_line(content, told, tmp_path):
     """A typing mistake in a config file ended in a traceback through importlib."""

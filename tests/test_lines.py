@@ -57,6 +57,12 @@ def test_what_is_no_text_of_lines_is_named(content, told, tmp_path):
     assert told in str(error.value)
 
 
+def test_a_folder_is_named_as_one(tmp_path):
+    """It was a bare "[Errno 21] Is a directory"."""
+    with pytest.raises(DataError, match="a folder, where a file is expected"):
+        read_asked(str(tmp_path))
+
+
 def test_a_carriage_return_inside_a_line_is_text(tmp_path):
     file = tmp_path / "f.tsv"
     file.write_bytes(b"a\rb\nc\r\r\n")

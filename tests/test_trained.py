@@ -93,3 +93,7 @@ def test_an_index_is_built_for_a_run_as_it_is(path, monkeypatch):
                            run="rag_sequence")
     assert (path / "out.passages").is_dir()
     assert asked[0].kind == "sequence" and asked[1] == path / "rag_sequence"
+    with pytest.raises(FileNotFoundError, match=r"none\.jsonl"):  # it was after all was written
+        trained.index_passages(workdir.read(path), path, path / "p.tsv", path / "other",
+                               str(path / "none.jsonl"), run="rag_sequence")
+    assert not (path / "other").exists()

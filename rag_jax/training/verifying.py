@@ -14,6 +14,8 @@ from rag_jax.training import workdir
 from rag_jax.training.checkpoint import Checkpointer
 from rag_jax.training.run import Clock
 
+_INDEXES = ("indexes", "indexes_bm25")
+
 
 class Part(NamedTuple):
     """What was read of one part of a folder.
@@ -100,11 +102,11 @@ def _workdir(path: pathlib.Path) -> Iterator[Part]:
     for store in _folders(data / "memories"):
         yield _store(store)
     for folder in (path, *_folders(path)):
-        for kind in ("indexes", "indexes_bm25"):
+        for kind in _INDEXES:
             for index in _folders(folder / kind):
                 yield _index(index)
-    for folder in _folders(path):
-        if any(step.name.isdigit() for step in _folders(folder)):
+    for folder in _folders(path):  # an index may have the name of a year
+        if folder.name not in _INDEXES and any(step.name.isdigit() for step in _folders(folder)):
             yield from _checkpoints(folder)
 
 

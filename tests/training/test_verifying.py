@@ -89,6 +89,14 @@ def test_a_sound_workdir_index_or_store_is_said_to_be_sound(made, capsys):
         assert name in printed
 
 
+def test_an_index_of_a_year_is_no_checkpoint(made, tmp_path, capsys):
+    """The quickstart's indexes, 2016 and 2018, were said to be damaged checkpoints."""
+    path = shutil.copytree(made[1], tmp_path / "w")
+    (path / "indexes" / "passages").rename(path / "indexes" / "2018")
+    assert verify.main([str(path)]) == 0
+    assert "indexes/2018: sound, index of 30" in capsys.readouterr().out
+
+
 def test_every_damaged_file_is_named(made, tmp_path, capsys):
     """Also where one is damaged before the other, and where an array of a checkpoint is."""
     path = shutil.copytree(made[1], tmp_path / "w")
