@@ -16,8 +16,10 @@ import pathlib
 import re
 import secrets
 import shutil
+import signal
 import socket
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from typing import IO, Any
@@ -40,11 +42,12 @@ def replaced(path: pathlib.Path, mode: str = "w", keep: bool = False) -> Iterato
     """A file to write ("w" = UTF-8, "wb" = bytes); it takes the name `path` when the body ends
     without an error, and is on the disk then.
 
-    keep: where the body ends with an error, what is written stays, as unfinished-NAME.
+    keep: where the body ends with an error or a signal, what is written stays, as unfinished-NAME.
     """
     temporary = _own_name(path)
     try:
-        with temporary.open(mode, encoding=None if "b" in mode else "utf-8") as file:
+        with (temporary.open(mode, encoding=None if "b" in mode else "utf-8") as file,
+              _sigterm_as_ctrl_c() if keep else contextlib.nullcontext()):
             yield file
             file.flush()
             os.fsync(file.fileno())
@@ -59,6 +62,21 @@ def replaced(path: pathlib.Path, mode: str = "w", keep: bool = False) -> Iterato
     finally:
         temporary.unlink(missing_ok=True)
         _alive.discard(temporary.name)
+
+
+@contextlib.contextmanager
+def _sigterm_as_ctrl_c() -> Iterator[None]:
+    """Turns a SIGTERM that nobody else heeds, and that would end the process at once, into an
+    error."""
+    alone = threading.current_thread() is threading.main_thread()
+    if not alone or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+        yield
+        return
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def write_text(path: pathlib.Path, text: str) -> None:

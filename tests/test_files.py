@@ -3,6 +3,7 @@
 import contextlib
 import os
 import pathlib
+import signal
 import subprocess
 import sys
 
@@ -108,6 +109,17 @@ def test_what_was_written_can_be_kept(tmp_path, capsys):
     with files.replaced(path, keep=True) as file:
         file.write("all")
     assert path.read_text() == "all" and len(list(tmp_path.iterdir())) == 3
+
+
+def test_what_was_written_can_be_kept_when_a_scheduler_ends_the_process(tmp_path):
+    """SIGTERM left the answers in a hidden file that nobody was told of."""
+    path = tmp_path / "answers.jsonl"
+    with pytest.raises(KeyboardInterrupt), files.replaced(path, keep=True) as file:
+        file.write("one\n")
+        assert signal.getsignal(signal.SIGTERM) != signal.SIG_DFL, "it would end the tests"
+        signal.raise_signal(signal.SIGTERM)
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+    assert [p.name for p in tmp_path.iterdir()] == ["unfinished-answers.jsonl"]
 
 
 def test_a_place_that_cannot_be_written_to_is_named_before_the_work(tmp_path, monkeypatch):

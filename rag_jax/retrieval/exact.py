@@ -62,9 +62,9 @@ class ExactIndex:
         best = np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0, np.float32)
         for begin in range(0, self.size, BLOCK_ROWS):
             block = self._embeddings[begin : begin + BLOCK_ROWS]
-            scores = queries @ block.T  # -> [B, BLOCK_ROWS]
             # Twice the bound on the rounding error of an inner product, in any order of summation.
             slack = 2 * (self.width + 4) * 2.0**-24 * norms * self._largest_norm(begin, block)
+            scores = queries @ block.T  # -> [B, BLOCK_ROWS]
             bar = floor - slack
             if k <= len(block) and np.isneginf(floor).any():
                 kth = np.partition(scores, len(block) - k, axis=1)[:, len(block) - k]
@@ -85,8 +85,12 @@ class ExactIndex:
 
     def _largest_norm(self, begin: int, block: np.ndarray) -> float:
         if begin not in self._largest_norms:
-            squares = np.einsum("NE,NE->N", block, block)
-            self._largest_norms[begin] = float(np.sqrt(squares.max()))
+            largest = float(np.sqrt(np.einsum("NE,NE->N", block, block).max()))
+            if not np.isfinite(largest):
+                raise RetrievalError(
+                    f"embeddings of rows {begin} to {begin + len(block) - 1} are NaN, infinite or "
+                    "too large to compare; build the index again.")
+            self._largest_norms[begin] = largest
         return self._largest_norms[begin]
 
 

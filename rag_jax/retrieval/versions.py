@@ -65,7 +65,7 @@ def read_pointer(path: Path) -> str | None:
     try:
         found = json.loads(text)
         format_, version, digest = found["format"], found["version"], found["manifest"]
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise RetrievalError(f"{path}: {POINTER} is damaged ({error!r}); {AGAIN}.") from None
     if isinstance(format_, int) and format_ > _FORMAT:
         raise RetrievalError(f"{path}: index folder of format {format_}, this version of rag_jax "
@@ -144,8 +144,9 @@ def unheld(folder: Path, without_locks: bool) -> Iterator[bool]:
 def _hold(folder: Path) -> IO | None:
     """An open file whose lock keeps the version; None where the file system has no locks."""
     try:
+        regular_file(folder, "manifest.json")  # a pipe would keep its reader for ever
         file = open(folder / "manifest.json", "rb")  # noqa: SIM115 (lives as long as the index)
-    except OSError:
+    except (OSError, RetrievalError):
         return None  # make says what is wrong
     if fcntl is not None:
         try:
@@ -166,11 +167,10 @@ def _holds(file: IO, folder: Path) -> bool:
 
 
 def _pointer_text(path: Path) -> bytes | None:
-    try:
-        with open(path / POINTER, "rb") as file:
-            return file.read(4096)  # it has some 150 bytes
-    except (FileNotFoundError, NotADirectoryError):
+    if not os.path.lexists(path / POINTER):
         return None
+    with open(regular_file(path, POINTER), "rb") as file:
+        return file.read(4096)  # it has some 150 bytes
 
 
 def _text(version: str, digest: str) -> str:

@@ -136,3 +136,12 @@ def test_recall_counts_ties_as_found_and_misses_as_missed():
     assert measure_recall(Shifted(copies), copies, None, 5, 0)["recall"] == 1.0
     with pytest.raises(RetrievalError, match="no queries"):
         measure_recall(ExactIndex(embeddings), embeddings, np.zeros((0, 8)), 5, 0)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, 3e38])
+def test_embeddings_that_cannot_be_compared_are_the_users_error(value):
+    """Of an index that was handed over, whose digests fit: it ended as a defect of ours."""
+    embeddings = normal(20, 4)
+    embeddings[7, 1] = value
+    with pytest.raises(RetrievalError, match="rows 0 to 19 are NaN, infinite or too large"):
+        ExactIndex(embeddings).search(normal(2, 4), 3)

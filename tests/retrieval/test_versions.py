@@ -2,6 +2,7 @@
 
 import errno
 import fcntl
+import os
 import shutil
 import threading
 
@@ -155,6 +156,7 @@ def test_what_only_resembles_an_index_is_not_replaced(store, out, tmp_path):
     lambda text: b"", lambda text: text[:-3], lambda text: text + b" ",
     lambda text: text.replace(b'"1"', b'"2"'), lambda text: text.replace(b'"1"', b'"../1"'),
     lambda text: text.replace(b'"1"', b"[1]"), lambda text: text.replace(b": 2", b": 3"),
+    lambda text: b"[" * 10**5,
 ])
 def test_a_damaged_pointer_is_named_and_can_be_replaced(store, out, change):
     file = out / POINTER
@@ -166,6 +168,16 @@ def test_a_damaged_pointer_is_named_and_can_be_replaced(store, out, change):
     publish(store, out, "bb")
     assert PassageIndex.open(out).manifest["encoder_fingerprint"] == "bb"
     assert names(out / "versions") == ["2"]
+
+
+@pytest.mark.parametrize("name", [POINTER, "versions/1/manifest.json"])
+def test_a_pipe_keeps_nobody_waiting(out, name):
+    """In a folder that somebody handed over; opened, it waits for a writer for ever."""
+    (out / name).unlink()
+    os.mkfifo(out / name)
+    for folder in (out, out / "versions" / "1") if name != POINTER else (out,):
+        with pytest.raises(RetrievalError):
+            PassageIndex.open(folder)
 
 
 def test_a_linked_version_is_refused(out, tmp_path):
