@@ -8,7 +8,7 @@ import re
 _HIDDEN = re.compile(
     "[\x00-\x1f\x7f-\x9f\u00ad\u061c\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff"
     "\ufff9-\ufffb\ud800-\udfff\U000e0000-\U000e007f]")
-_FORMULA = re.compile(r"\s*[=+\-@\t\r\n]")
+_FORMULA = re.compile(r"\s*[=+\-@＝＋－＠\t\r\n]")
 _HTML = str.maketrans({"&": "&amp;", "<": "&lt;", ">": "&gt;"})
 
 

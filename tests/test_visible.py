@@ -29,7 +29,7 @@ def test_no_control_or_direction_character_is_left_and_writing_is():
         assert visible(joined) == joined
 
 
-@pytest.mark.parametrize("cell", ["=1+1", "+1", "-1", "@SUM(A1)", "\t=1", " =1", "\r=1"])
+@pytest.mark.parametrize("cell", ["=1+1", "+1", "-1", "@SUM(A1)", "\t=1", " =1", "\r=1", "＝1"])
 def test_no_cell_is_a_formula(cell):
     assert csv_cell(cell).startswith("'")
 

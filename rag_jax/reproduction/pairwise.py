@@ -101,7 +101,7 @@ document.getElementById("done").onclick = () => {{
     return;
   }}
   // No cell is a formula, as in sheet.csv.
-  const plain = text => /^\\s*[=+@\\t\\r\\n-]/.test(text) ? "'" + text : text;
+  const plain = text => /^\\s*[=+@＝＋－＠\\t\\r\\n-]/.test(text) ? "'" + text : text;
   const cell = text => '"' + plain(text).replaceAll('"', '""') + '"';
   const filled = rows.map(r => ({{...r, annotator: name,
     ...Object.fromEntries(asked.map(q => [q, answers.get(q + "-" + r.item)]))}}));

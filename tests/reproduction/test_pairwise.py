@@ -154,7 +154,7 @@ def test_sentences_are_no_formulas_and_steer_nothing(tmp_path):
     assert {row["sentence_a"], row["sentence_b"]} == {"'=HYPERLINK(\"http://x\")",
                                                       r"'@a\x1b[2J\u202e"}
     page = (tmp_path / "sheet.html").read_text("utf-8")
-    assert not set(page) & set("\x1b\u202e") and r"/^\s*[=+@\t\r\n-]/" in page
+    assert not set(page) & set("\x1b\u202e") and r"/^\s*[=+@＝＋－＠\t\r\n-]/" in page
 
 
 @pytest.mark.parametrize("content", ["annotator,Namé".encode("latin-1"),
