@@ -44,7 +44,7 @@ def test_a_memory_of_a_file_is_indexed_as_the_run_searches(
     prepared = Prepared(None, None, tables, {"own": None}, {}, ())
     job = Job(config, tmp_path / "w", prepared, None)
     monkeypatch.setattr(Job, "model", types.SimpleNamespace(lexical=lexical))
-    monkeypatch.setattr("rag_jax.data.prepare.encoder_input", lambda _, a, b, n: [[1]] * len(a))
+    monkeypatch.setattr("rag_jax.data.prepare.encoder_input", lambda _, a, *rest: [[1]] * len(a))
     monkeypatch.setattr(memories, "restore_run", lambda *given: ("best", {}))
     monkeypatch.setattr(memories, "index_words", lambda job: {
         name: (store, "words", None) for name, store in job.prepared.memories.items()})
