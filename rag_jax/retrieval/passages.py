@@ -13,7 +13,6 @@ nothing but meta.json; see verification.py.
 """
 
 import difflib
-import hashlib
 import itertools
 import json
 import os
@@ -36,6 +35,7 @@ from rag_jax.retrieval.verification import (
     Digest,
     VerifiedFiles,
     check_table,
+    digest_of,
     is_count,
     map_file,
     read_object,
@@ -329,7 +329,7 @@ def _check_meta(path: Path, meta: dict) -> None:
 def _fingerprint(meta: Mapping) -> str:
     """sha256 over every file's checksum, hence over the content, and over the rest of meta.json."""
     rest = {key: value for key, value in meta.items() if key != "fingerprint"}
-    return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
+    return digest_of(rest)
 
 
 class _HashedFile:

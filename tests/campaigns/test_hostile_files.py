@@ -13,7 +13,6 @@ import sys
 import tempfile
 import zipfile
 
-import campaign
 import numpy as np
 import pytest
 import safetensors.numpy
@@ -23,6 +22,7 @@ from rag_jax.data import text
 from rag_jax.errors import UserError
 from rag_jax.hub import sentence, stored, tensors
 from rag_jax.hub.families import detect
+from tests.campaigns import campaign
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="fork and ru_maxrss in KiB")
 TENSORS = {f"layer.{n}.weight": np.full((8, 16), n, np.float32) for n in range(20)}
