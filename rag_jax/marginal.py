@@ -15,7 +15,7 @@ import functools
 import jax
 import jax.numpy as jnp
 
-from rag_jax.models.layers import MASKED
+MASKED = -1e30  # finite stand-in for log 0: exp(MASKED) is exactly 0 and gradients stay finite
 
 
 def log_prior(doc_scores: jax.Array, doc_mask: jax.Array) -> jax.Array:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from rag_jax import marginal
-from rag_jax.models.layers import MASKED
+from rag_jax.marginal import MASKED
 
 VOCAB, LONGEST, DOCS, END = 4, 3, 3, 2
 KINDS = ["sequence", "token"]

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 from rag_jax import marginal
 from rag_jax.decoding.constraints import Rule
 from rag_jax.decoding.settings import Decoding
-from rag_jax.models.layers import MASKED
+from rag_jax.marginal import MASKED
 
 
 class Hypotheses(NamedTuple):

@@ -26,8 +26,8 @@ from rag_jax.decoding.mixture import weights
 from rag_jax.decoding.results import MARGIN, NOT_FINITE, Decoded, Ranked, ScoreError
 from rag_jax.decoding.scoring import score
 from rag_jax.decoding.settings import Decoding
+from rag_jax.marginal import MASKED
 from rag_jax.models import rag
-from rag_jax.models.layers import MASKED
 from rag_jax.types import Batch, Params
 
 NEEDS = ("exact decoding needs length_penalty=0, forced_eos=False, sample=False: only then does "

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from rag_jax.decoding.settings import Decoding
-from rag_jax.models.layers import MASKED
+from rag_jax.marginal import MASKED
 
 Rule = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
 

@@ -18,8 +18,8 @@ from rag_jax.decoding.constraints import make_rule
 from rag_jax.decoding.documents import Documents, Past, empty_past, step
 from rag_jax.decoding.results import Decoded, certify, explain, until_end
 from rag_jax.decoding.settings import Decoding
+from rag_jax.marginal import MASKED
 from rag_jax.models import rag
-from rag_jax.models.layers import MASKED
 from rag_jax.types import Params
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from rag_jax import marginal
 from rag_jax.decoding.settings import Decoding
 from rag_jax.errors import NotFiniteError, UserError
-from rag_jax.models.layers import MASKED
+from rag_jax.marginal import MASKED
 from rag_jax.models.rag import RagModel
 
 NOT_FINITE = ("no probability follows from that. Checkpoints with NaN are refused when they are "

@@ -19,8 +19,8 @@ from rag_jax.decoding.mixture import search
 from rag_jax.decoding.results import MARGIN, Decoded, certify, explain, rank, until_end
 from rag_jax.decoding.scoring import score_pairs
 from rag_jax.decoding.settings import Decoding
+from rag_jax.marginal import MASKED
 from rag_jax.models import rag
-from rag_jax.models.layers import MASKED
 from rag_jax.types import Params
 
 

@@ -13,9 +13,8 @@ import jax
 import jax.numpy as jnp
 from jax.experimental.layout import Layout, with_layout_constraint
 
+from rag_jax.marginal import MASKED
 from rag_jax.parallel import constrain
-
-MASKED = -1e30  # finite stand-in for log 0: exp(MASKED) is exactly 0 and gradients stay finite
 
 embedding_init = nn.initializers.normal(stddev=0.02)
 

@@ -20,9 +20,9 @@ import jax.numpy as jnp
 
 from rag_jax import marginal
 from rag_jax.config import BartConfig, BertConfig
+from rag_jax.marginal import MASKED
 from rag_jax.models.bart import Bart, ClassificationHead, tied_logits
 from rag_jax.models.dpr import DprEncoder
-from rag_jax.models.layers import MASKED
 from rag_jax.models.null_document import NullDocument
 from rag_jax.types import Batch, Params
 

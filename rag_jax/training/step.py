@@ -14,8 +14,8 @@ import optax
 from jax.sharding import Mesh
 
 from rag_jax import parallel
+from rag_jax.marginal import MASKED
 from rag_jax.models import rag
-from rag_jax.models.layers import MASKED
 from rag_jax.types import Batch, Params, RetrieverBatch, Seq2SeqBatch
 
 Sums = tuple[jax.Array, jax.Array, dict[str, jax.Array]]
