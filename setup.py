@@ -76,6 +76,7 @@ setup(
     packages=[*find_packages(include=["rag_jax", "rag_jax.*"]), "rag_jax.configs"],
     package_dir={"rag_jax.configs": "configs"},
     package_data={"rag_jax.countries": ["countries.jsonl"]},
+    entry_points={"console_scripts": ["rag_jax = rag_jax.cli:main"]},
     install_requires=REQUIRES,
     extras_require=EXTRAS,
 )

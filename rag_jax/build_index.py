@@ -1,42 +1,6 @@
-"""Builds a memory for a trained model: `python -m rag_jax.build_index --passages FILE --out DIR`.
-
-Embeds the passages with the model's document encoder, or, for a run that retrieves by BM25, counts
-their words, and publishes an index folder, to be named by --index of rag_jax.generate and
-rag_jax.evaluate. A killed build goes on where it was.
-"""
-
-import pathlib
-
-from rag_jax import flags
-
-
-def main(argv: list[str] | None = None) -> None:
-    """Entry point; `argv` without the program's name, None = the process's arguments."""
-    parser = flags.make_parser("build_index", __doc__)
-    parser.add_argument("--workdir", default=flags.DEFAULT_WORKDIR,
-                        help=f"workdir of rag_jax.train (default: {flags.DEFAULT_WORKDIR})")
-    parser.add_argument("--passages", required=True, metavar="FILE",
-                        help="as config.data.passages")
-    parser.add_argument("--out", required=True, metavar="DIR", help="folder of the new index")
-    parser.add_argument("--queries", metavar="FILE",
-                        help="questions on which recall is measured (default: dev questions)")
-    parser.add_argument("--overwrite", action="store_true", help="replace another index at DIR")
-    parser.add_argument("--run", help="for which of the workdir's runs (default: the first "
-                        "that began)")
-    options, config = flags.parse_with_config(parser, argv, flags.workdir_config)
-
-    flags.connect(options)
-
-    from rag_jax import hosts
-    from rag_jax.trained import index_passages
-    from rag_jax.training.memories import describe
-
-    index = index_passages(config, pathlib.Path(options.workdir), pathlib.Path(options.passages),
-                           pathlib.Path(options.out), options.queries, options.overwrite,
-                           options.run)
-    if hosts.leads():
-        print(f"{options.out}: {describe(index)}")
-
+"""`python -m rag_jax.build_index`."""
 
 if __name__ == "__main__":
-    flags.run(main)
+    from rag_jax import cli
+
+    cli.run("build_index")

@@ -1,41 +1,6 @@
-"""Reads all of an index, a passage store or a workdir and compares it with its digests.
-
-    python -m rag_jax.verify PATH
-
-prints what was read, and ends with status 1 and the names of the damaged files where there are any.
-A workdir is verified with its data, its indexes and its checkpoints; nothing is changed in it.
-"""
-
-import pathlib
-import sys
-
-from rag_jax import flags
-
-
-def main(argv: list[str] | None = None) -> int:
-    """Entry point; `argv` without the program's name, None = the process's arguments.
-
-    Returns:
-      1 if something is damaged, else 0.
-    """
-    parser = flags.make_parser("verify", __doc__)
-    parser.add_argument("path", metavar="PATH", type=flags.local_folder,
-                        help="folder of an index, a passage store or a workdir")
-    options = parser.parse_args(argv)
-
-    from rag_jax.training.run import be_quiet
-    from rag_jax.training.verifying import verify
-
-    be_quiet()
-
-    damaged = 0
-    for part, size, damage in verify(pathlib.Path(options.path)):
-        print(f"{part}: {'DAMAGED' if damage else 'sound'}, {size}", flush=True)
-        for line in damage:
-            print(f"  {line}", file=sys.stderr, flush=True)
-        damaged += bool(damage)
-    return 1 if damaged else 0
-
+"""`python -m rag_jax.verify`."""
 
 if __name__ == "__main__":
-    flags.run(main)
+    from rag_jax import cli
+
+    cli.run("verify")

@@ -6,8 +6,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from rag_jax import evaluate as evaluate_command
 from rag_jax import evaluation, flags, trained
+from rag_jax.cli import evaluate as evaluate_command
 from rag_jax.config import Config, ConfigError, EvalConfig
 from rag_jax.data.question_files import Example
 from rag_jax.data.text import Cuts

@@ -9,7 +9,8 @@ import sys
 import pytest
 
 from rag_jax import config as configs
-from rag_jax import errors, flags, hosts, overrides, reproduce, train
+from rag_jax import errors, flags, hosts, overrides
+from rag_jax.cli import reproduce, train
 from rag_jax.training.loop import Preempted
 
 ROOT = pathlib.Path(__file__).parent.parent
@@ -246,7 +247,7 @@ import contextlib, importlib, io, sys
 heavy = {"jax", "flax", "torch", "tensorflow", "transformers", "tensorflow_datasets", "orbax"}
 text = io.StringIO()
 for name in sys.argv[1:]:
-    main = importlib.import_module(f"rag_jax.{name}").main
+    main = importlib.import_module(f"rag_jax.cli.{name}").main
     text = io.StringIO()
     try:
         with contextlib.redirect_stdout(text):
@@ -280,7 +281,7 @@ def test_a_wrong_flag_ends_the_process_with_one_line_and_status_1():
 
 def test_a_workdir_in_a_bucket_is_refused(capsys):
     """pathlib would silently write into a local folder named gs: instead."""
-    from rag_jax import generate, train
+    from rag_jax.cli import generate, train
 
     for main in (train.main, generate.main):
         with pytest.raises(SystemExit):

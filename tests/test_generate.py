@@ -7,7 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from rag_jax import display, evaluate, flags, generate, trained
+from rag_jax import flags, trained
+from rag_jax.cli import display, evaluate, generate
 from rag_jax.config import Config
 from rag_jax.errors import UserError
 from rag_jax.retrieval.reading import Passage

@@ -30,7 +30,7 @@ def test_there_are_exactly_two_marked_commands():
 def test_commands_name_what_exists(command):
     for module in re.findall(r"-m (rag_jax\.\w+)", command):
         assert (ROOT / (module.replace(".", "/") + ".py")).exists(), module
-        source = (ROOT / (module.replace(".", "/") + ".py")).read_text()
+        source = (ROOT / (module.replace("rag_jax.", "rag_jax/cli/") + ".py")).read_text()
         source += (ROOT / "rag_jax/flags.py").read_text()
         for flag in re.findall(r" (--\w+)", command):
             assert f'"{flag}"' in source or flag == "--help", flag

@@ -21,7 +21,7 @@ for name in programs:
     text = io.StringIO()
     with contextlib.redirect_stdout(text):
         try:
-            importlib.import_module(f"rag_jax.{name}").main(["--help"])
+            importlib.import_module(f"rag_jax.cli.{name}").main(["--help"])
         except SystemExit as stop:
             assert not stop.code, name
     assert f"python -m rag_jax.{name}" in text.getvalue()

@@ -10,9 +10,10 @@ import re
 import jax
 import pytest
 
-from rag_jax import compile_report, parallel
+from rag_jax import parallel
 from rag_jax.aot import programs
 from rag_jax.aot.report import measure, tables
+from rag_jax.cli import compile_report
 from rag_jax.config import ConfigError
 from rag_jax.flags import make_parser, parse_with_config
 

@@ -6,7 +6,7 @@ import math
 import jax
 import pytest
 
-from rag_jax import convert, evaluate, generate, train
+from rag_jax.cli import convert, evaluate, generate, train
 from rag_jax.config import ConfigError
 from rag_jax.trained import open_trained
 from rag_jax.training import workdir as workdirs

@@ -7,7 +7,8 @@ import re
 import jax
 import pytest
 
-from rag_jax import overrides, reproduce
+from rag_jax import overrides
+from rag_jax.cli import reproduce
 from rag_jax.reproduction import run
 from rag_jax.reproduction.cells import Measurement
 from rag_jax.reproduction.full import Full

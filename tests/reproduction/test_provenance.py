@@ -6,7 +6,8 @@ import subprocess
 
 import pytest
 
-from rag_jax import overrides, reproduce
+from rag_jax import overrides
+from rag_jax.cli import reproduce
 from rag_jax.config import Config
 from rag_jax.reproduction import run
 from rag_jax.reproduction.cells import Cell, File, Measurement

@@ -7,7 +7,7 @@ import shutil
 
 import pytest
 
-from rag_jax import verify
+from rag_jax.cli import verify
 from rag_jax.config import Config
 from rag_jax.data.prepare import open_prepared, prepare
 from rag_jax.data.tasks import load_examples

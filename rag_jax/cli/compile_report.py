@@ -1,0 +1,57 @@
+"""Compiles the programs of a configuration for devices that are not there, TPUs for example:
+`python -m rag_jax.compile_report --config=FILE --topology=v5e:2x4`.
+
+Prints, for every chip: memory, work, communication, and whether each program fits. Nothing is
+run and no parameter made; architectures are those of config.model, pretrained weights are not
+looked at. Ends with status 1 where something does not fit.
+"""
+
+import json
+import pathlib
+
+from rag_jax import files, flags
+from rag_jax.config import ConfigError
+
+
+def main(argv: list[str] | None = None) -> str | None:
+    """Entry point; `argv` without the program's name, None = the process's arguments."""
+    parser = flags.make_parser("compile_report", __doc__)
+    parser.add_argument("--topology", default="v5e:2x4", metavar="NAME",
+                        help="v5e:2x4, v4:2x2x4, ... (needs libtpu), or cpu:8 for so many virtual "
+                        "CPU devices (default: %(default)s)")
+    parser.add_argument("--programs", metavar="KIND,...", help="some of train, evaluate, decode, "
+                        "embed, search (default: all)")
+    parser.add_argument("--passages", type=int, default=0, metavar="N",
+                        help="passages of an index on the devices, for search and for "
+                        "config.retrieval.where=device")
+    parser.add_argument("--memory_gib", type=float, metavar="GIB",
+                        help="memory of a chip (default: that of the topology)")
+    parser.add_argument("--json", metavar="FILE", help="write the figures there too")
+    options, config = flags.parse_with_config(parser, argv)
+
+    from rag_jax import parallel
+    from rag_jax.aot import chips, programs, report
+
+    kinds = options.programs.split(",") if options.programs else programs.KINDS
+    if unknown := set(kinds) - set(programs.KINDS):
+        raise ConfigError(f"--programs={options.programs}: no {', '.join(sorted(unknown))}; there "
+                          f"are {', '.join(programs.KINDS)}")
+    devices = chips.devices_of(options.topology)
+    chip = chips.CHIPS.get(devices[0].device_kind)
+    memory = options.memory_gib * chips.GIB if options.memory_gib else chip and chip.memory
+    mesh, hosts = parallel.make_mesh(config.mesh, devices), chips.hosts_of(devices)
+    shape = " x ".join(f"{name} {size}" for name, size in mesh.shape.items())
+    print(f"{options.topology}: {len(devices)} x {devices[0].device_kind} on {hosts} host(s), "
+          f"mesh {shape}", flush=True)
+    for line in programs.undivided(config, mesh):
+        print(line, flush=True)
+    found = []
+    for program in programs.programs(config, mesh, hosts, options.passages, kinds):
+        found.append(report.measure(program, len(devices)))
+        print(f"compiled {program.name} in {found[-1].secs:.0f} s", flush=True)
+    print("\n" + report.tables(found, chip, memory))
+    if options.json:
+        record = report.as_json(found, options.topology, len(devices), chip, memory)
+        files.write_text(pathlib.Path(options.json), json.dumps(record, indent=1) + "\n")
+    too_big = [one.name for one in found if not one.fits(memory)]
+    return f"does not fit: {', '.join(too_big)}" if too_big else None

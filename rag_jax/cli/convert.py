@@ -1,0 +1,24 @@
+"""Converts checkpoints: `python -m rag_jax.convert --from SOURCE --to DEST`.
+
+From a Hugging Face name or folder (BERT, DPR, BART, RAG) to a workdir that configs can name, or
+from a workdir to folders that `from_pretrained` of transformers opens.
+"""
+
+from rag_jax import flags
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Entry point; `argv` without the program's name, None = the process's arguments."""
+    parser = flags.make_parser("convert", __doc__)
+    parser.add_argument("--from", dest="source", required=True, metavar="SOURCE",
+                        help="name on the Hugging Face hub, checkpoint folder, or workdir")
+    parser.add_argument("--to", dest="target", required=True, metavar="DEST",
+                        help="new folder; it appears when it is complete")
+    parser.add_argument("--run", help="of a trained workdir (default: its first)")
+    parser.add_argument("--family", metavar="CLASS",
+                        help="class of transformers to write (default: by what there is)")
+    options = parser.parse_args(argv)
+
+    from rag_jax.conversion import convert
+
+    print(convert(options.source, options.target, options.run, options.family))

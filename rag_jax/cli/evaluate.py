@@ -1,0 +1,96 @@
+"""Evaluates a trained model: `python -m rag_jax.evaluate --workdir DIR [--split test]`.
+
+Prints EM with its confidence interval, what config.eval.metrics names, answer recall, marginal
+NLL and the retrieval monitors, and writes metrics.json and predictions.jsonl to
+WORKDIR/RUN/evaluation/SPLIT/ (with --questions: questions-NAME-DIGEST/; with --index and --step
+followed by -index-NAME-DIGEST and -step-STEP), or to --out.
+
+`--predictions FILE --questions FILE` scores answers from anywhere, without a model: JSONL lines
+with "id" and "answer", as predictions.jsonl has them.
+"""
+
+import argparse
+import pathlib
+
+from rag_jax import files, flags
+from rag_jax.config import Config, ConfigError
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Entry point; `argv` without the program's name, None = the process's arguments."""
+    parser = flags.make_parser("evaluate", __doc__)
+    flags.add_workdir(parser)
+    parser.add_argument("--split", help="which questions (default: test, or dev without a test)")
+    parser.add_argument("--questions", metavar="FILE",
+                        help="questions of a file, or of another source of config.data, instead")
+    parser.add_argument("--out", metavar="DIR", type=pathlib.Path,
+                        help="where to write (default: in WORKDIR/RUN/evaluation)")
+    parser.add_argument("--choose-k", metavar="K,K,...", type=flags.counts, default=(),
+                        help="choose the number of passages by the score on dev, and answer so")
+    parser.add_argument("--predictions", metavar="FILE", type=pathlib.Path,
+                        help="score the answers of this file; needs --questions, no workdir")
+    options, config = flags.parse_with_config(
+        parser, argv,
+        lambda options: Config() if options.predictions else flags.workdir_config(options))
+    if options.predictions:
+        _score_file(options, config)
+    else:
+        _evaluate(options, config)
+
+
+def _score_file(options: argparse.Namespace, config: Config) -> None:
+    from rag_jax import scoring
+    from rag_jax.data.tasks import load_examples
+
+    if not options.questions or options.choose_k:
+        raise ConfigError("--predictions takes --questions, those they answer, and no --choose-k")
+    examples = load_examples(options.questions, data_dir=config.data.data_dir)
+    predictions = scoring.read_predictions(options.predictions, examples)
+    _show(f"{options.predictions} on {options.questions}",
+          scoring.score(predictions, examples, config.eval.metrics, how=config.eval))
+
+
+def _evaluate(options: argparse.Namespace, config: Config) -> None:
+    if options.out:
+        files.check_place(options.out / "metrics.json", make_parents=True)
+    flags.connect(options)
+
+    from rag_jax import evaluation, hosts
+    from rag_jax.data.tasks import load_examples
+    from rag_jax.trained import open_trained
+
+    path = pathlib.Path(options.workdir)
+    trained = open_trained(config, path, options.run, options.step, options.index)
+    splits = trained.job.prepared.splits
+    split = options.split or ("test" if "test" in splits else "dev")
+    if options.questions:
+        examples = load_examples(options.questions, data_dir=config.data.data_dir, hidden=True)
+    elif split in splits and not (options.choose_k and split == "dev"):
+        examples = splits[split]
+    else:
+        raise ConfigError(f"--split={split}: the workdir has {', '.join(splits)}"
+                          + ", and --choose-k chooses on dev for another" * bool(options.choose_k))
+    questions, chosen, changes = trained.job.tokenize(examples), {}, {}
+    if options.choose_k:
+        chosen = evaluation.choose_k(trained.answerer, trained.params, trained.job.tokens("dev"),
+                                     options.choose_k, config.eval)
+        changes["k"] = chosen["k"]
+    result = evaluation.evaluate(trained.answerer(**changes), trained.params, questions,
+                                 how=config.eval, train=splits["train"])
+    result.metrics.update(chosen)
+    name = evaluation.folder_name(split, options.questions, options.index, options.step)
+    folder = options.out or path / trained.run / "evaluation" / name
+    if not hosts.leads():
+        return
+    _show(f"{trained.run} on {options.questions or split}", result.metrics)
+    evaluation.write_evaluation(folder, questions, result)
+    print(f"\n{folder}: metrics.json, predictions.jsonl")
+    for remark in evaluation.remarks(result, config.data.max_source_length):
+        print(remark)
+
+
+def _show(title: str, metrics: dict[str, float]) -> None:
+    from rag_jax.training.writers import print_table
+
+    print(print_table([[name, f"{value:.4g}"] for name, value in metrics.items()],
+                      [title, "value"]))

@@ -1,0 +1,96 @@
+"""Answers questions: `python -m rag_jax.generate --workdir DIR "Who is the President of Peru?"`.
+
+Prints the answer, its log-probability, and the passages that it came from with their prior and
+posterior. --interactive asks for questions; --questions FILE --out FILE.jsonl answers a file;
+--index swaps the memory, with nothing retrained; --heatmap shows which passage gave which token;
+--exact searches on until no other answer can have a higher probability under the model. How to
+decode is config.eval: --config.eval.num_beams=4, --config.eval.strategy=marginal, ...
+"""
+
+import argparse
+import json
+import pathlib
+import sys
+from collections.abc import Iterator
+
+from rag_jax import files, flags, heatmap, overrides
+from rag_jax.config import Config, ConfigError
+from rag_jax.data.question_files import checked_questions, read_asked
+
+EXACT_NODES = 10_000
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Entry point; `argv` without the program's name, None = the process's arguments."""
+    parser = flags.make_parser("generate", __doc__)
+    flags.add_workdir(parser)
+    parser.add_argument("question", nargs="*", help="questions to answer")
+    parser.add_argument("--interactive", action="store_true", help="ask for questions")
+    parser.add_argument("--questions", metavar="FILE",
+                        help="questions of a file: .jsonl, .tsv, or one a line")
+    parser.add_argument("--out", metavar="FILE.jsonl", type=pathlib.Path, help="write answers "
+                        "there, lines of id and answer, as evaluate --predictions reads them")
+    parser.add_argument("--heatmap", metavar="FILE",
+                        help="document posterior per token: --heatmap alone in the terminal, "
+                        "--heatmap=FILE as .html or .png; of several questions FILE-1, FILE-2, ...")
+    parser.add_argument("--exact", action="store_true",
+                        help="search on until no other answer can have a higher probability, "
+                        f"over config.eval.exact_nodes prefixes at most (or {EXACT_NODES})")
+    options, config = flags.parse_with_config(
+        parser, flags.bare("--heatmap", "terminal", argv), flags.workdir_config)
+    if options.exact and not config.eval.exact_nodes:
+        config = overrides.replace(config, {"eval.exact_nodes": EXACT_NODES})
+    if not (options.question or options.questions or options.interactive):
+        parser.error("name a question, --questions FILE or --interactive")
+    if options.out and options.heatmap:
+        parser.error("--heatmap shows what --out writes as token_posterior; leave one of them out")
+    if options.heatmap not in (None, "terminal"):
+        heatmap.check(pathlib.Path(options.heatmap))
+    if options.out:
+        files.check_place(options.out, source=options.questions)
+    asked = [(f"asked-{number}", text) for number, text in enumerate(
+        checked_questions(options.question), 1)]
+    for _, text in asked:
+        if options.heatmap and text.endswith((".html", ".png")):
+            parser.error(f"{text!r} stands for a question; for a file write --heatmap={text}")
+    asked += read_asked(options.questions) if options.questions else []
+    _answer(options, config, asked)
+
+
+def _answer(options: argparse.Namespace, config: Config, asked: list[tuple[str, str]]) -> None:
+    """Answers (id, question) each, and then what is typed."""
+    flags.connect(options)
+
+    from rag_jax import hosts
+    from rag_jax.cli.display import show
+    from rag_jax.trained import open_trained
+
+    if options.interactive and hosts.count() > 1:
+        raise ConfigError("--interactive: several processes have no one terminal; run one process")
+    trained = open_trained(config, pathlib.Path(options.workdir), options.run, options.step,
+                           options.index)
+    answers = trained.answer_each([text for _, text in asked])
+    maps = heatmap.names(options.heatmap, options.interactive or len(asked) > 1)
+    if not hosts.leads():
+        list(answers)  # they are computed together
+    elif options.out:
+        with files.replaced(options.out, keep=True) as file:
+            for (name, question), answer in zip(asked, answers, strict=True):
+                record = {"id": name, "question": question, "answer": answer.text,
+                          **answer.record()}
+                file.write(json.dumps(record, ensure_ascii=False) + "\n")
+        print(f"{len(asked)} answers in {options.out}")
+    else:
+        for (_, question), answer in zip(asked, answers, strict=True):
+            show(trained, question, answer, next(maps))
+    for question in _typed() if options.interactive else ():
+        show(trained, question, trained.answer([question])[0], next(maps))
+
+
+def _typed() -> Iterator[str]:
+    while True:
+        if sys.stdin.isatty():
+            print("question (empty line ends): ", end="", flush=True)
+        if not (line := sys.stdin.readline().strip()):
+            return
+        yield line

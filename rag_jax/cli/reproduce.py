@@ -1,0 +1,73 @@
+"""The paper's tables and figures: `python -m rag_jax.reproduce NAME [--scale toy|paper]`.
+
+NAME is one of table1, table2, table3, pairwise (table 4), table5, table6, figure2, figure3,
+partial_decoding (section 4.2), hot_swap, fever_overlap, or all. What is missing below --workdir is
+trained and measured, each model once, and goes on where it was interrupted; WORKDIR/report.md and
+report.html have our numbers beside the paper's. --scale toy is the world of countries, in minutes
+on two cores. --scale paper prints the recipe and reports what was measured; with --execute it runs
+it.
+"""
+
+import pathlib
+
+from rag_jax import flags
+
+NAMES = ("table1", "table2", "table3", "pairwise", "table5", "table6", "figure2", "figure3",
+         "partial_decoding", "hot_swap", "fever_overlap")
+
+
+def main(argv: list[str] | None = None) -> int | None:
+    """Entry point; `argv` without the program's name, None = the process's arguments."""
+    parser = flags.make_parser("reproduce", __doc__)
+    parser.add_argument("name", choices=[*NAMES, "all"], metavar="NAME",
+                        help=f"{', '.join(NAMES)}, all")
+    parser.add_argument("--scale", choices=["toy", "paper"], default="toy",
+                        help="of data and models (default: toy)")
+    parser.add_argument("--workdir", type=flags.local_folder, metavar="DIR",
+                        help="folder of everything (default: runs/reproduce-SCALE, "
+                        "runs/reproduce-toy-reduced for --reduced)")
+    parser.add_argument("--seeds", type=int, default=3, metavar="N",
+                        help="toy: seeds of fine-tuning on the questions (default: 3)")
+    parser.add_argument("--reduced", action="store_true",
+                        help="toy: a few steps of the smallest models, to try the commands")
+    parser.add_argument("--execute", action="store_true",
+                        help="paper: train and measure what is missing on this machine")
+    parser.add_argument("--data_dir", metavar="DIR", default="",
+                        help="paper: folder with the official files, a folder per task, and one, "
+                        "hot_swap, for the leaders and Wikipedia of 2016 (default: "
+                        "~/rag_jax_data)")
+    parser.add_argument("--tally", nargs="+", type=pathlib.Path, metavar="FILE.csv",
+                        help="pairwise: count the filled-in sheets of judges")
+    options = parser.parse_args(argv)
+    if options.seeds < 1:
+        parser.error(f"--seeds={options.seeds}: must be at least 1")
+    if options.tally and options.name != "pairwise":
+        parser.error("--tally belongs to pairwise")
+    if options.scale == "paper" and options.reduced:
+        parser.error("--reduced belongs to --scale toy")
+    if options.scale == "toy" and options.execute:
+        parser.error("--execute belongs to --scale paper; the toy scale always runs")
+    if options.scale == "toy" and options.data_dir:
+        parser.error("--data_dir belongs to --scale paper; the toy scale makes its data")
+
+    from rag_jax.reproduction import pairwise, run
+    from rag_jax.reproduction.full import Full
+    from rag_jax.reproduction.toy import Toy
+    from rag_jax.training.loop import Preempted
+
+    root = pathlib.Path(options.workdir or f"runs/reproduce-{options.scale}"
+                        f"{'-reduced' * options.reduced}").absolute()
+    names = NAMES if options.name == "all" else (options.name,)
+    toy = options.scale == "toy"
+    scale = Toy(root, options.seeds, options.reduced) if toy else Full(
+        root, options.data_dir)
+    if options.tally:
+        pairwise.write_tally(root / "pairwise", options.tally)
+    if not toy:
+        print(scale.recipe(*run.lacking(names, root, scale)))
+    try:
+        run.reproduce(names, root, scale, work=toy or options.execute)
+    except Preempted as reason:
+        print(f"{reason}; the same command goes on from there", flush=True)
+        return flags.UNFINISHED
+    return None
