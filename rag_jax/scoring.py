@@ -16,13 +16,11 @@ from rag_jax.data.records import json_lines
 from rag_jax.errors import DataError
 from rag_jax.metrics import bootstrap, kilt, overlap, retrieval
 from rag_jax.metrics.answers import exact_match, f1
-from rag_jax.metrics.bleu import corpus_bleu
+from rag_jax.metrics.bleu import corpus_bleu, corpus_sacre_bleu, distinct_ngram_ratio
 from rag_jax.metrics.classification import accuracies, label_name
-from rag_jax.metrics.diversity import distinct_ngram_ratio
 from rag_jax.metrics.patterns import pattern_match, question_named
 from rag_jax.metrics.q_bleu import bleu_1, q_bleu_1
 from rag_jax.metrics.rouge import rouge_l
-from rag_jax.metrics.sacre_bleu import corpus_sacre_bleu
 from rag_jax.metrics.tokens import spacy_tokens
 from rag_jax.retrieval.reading import Passage
 
@@ -196,8 +194,6 @@ def _ms_marco(predictions: Texts, examples: Sequence[Example], retrieved: Retrie
     words = (_without_spaces(*pair) for pair in scored)
     return Scores([rouge_l(*pair) for pair in scored], {
         "bleu_1": 100.0 * corpus_bleu(*zip(*words, strict=True))[0],
-        # Not by the library: a further dependency, with those of its own, for the same number;
-        # its values are in the tests of metrics/sacre_bleu.py.
         "sacre_bleu": corpus_sacre_bleu([predictions[i] for i in answerable], references),
         "distinct_trigrams": 100.0 * distinct_ngram_ratio(tokens),
         "answerable_count": len(scored),

@@ -12,8 +12,8 @@ from rag_jax.config import Config, ConfigError, EvalConfig, MetricFamily
 from rag_jax.data.question_files import Example
 from rag_jax.errors import DataError, UserError
 from rag_jax.metrics import patterns
+from rag_jax.metrics.bleu import corpus_sacre_bleu
 from rag_jax.metrics.bootstrap import interval
-from rag_jax.metrics.sacre_bleu import corpus_sacre_bleu
 from rag_jax.retrieval.reading import Passage
 from rag_jax.scoring import FAMILIES, answer_ranks, is_correct, read_predictions, score
 

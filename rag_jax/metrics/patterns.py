@@ -5,7 +5,7 @@ import functools
 import re
 import unicodedata
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal
 
 import regex
@@ -52,27 +52,21 @@ def pattern_match(text: str, patterns: Sequence[str], how: Literal["match", "sea
         raise ValueError("no patterns: expected at least one per question")
     if nfd:
         text, *patterns = (unicodedata.normalize("NFD", each) for each in (text, *patterns))
-    return any(_matches(pattern, text, how) for pattern in patterns)
+    return any(_matched(pattern, text, lambda compiled: bool(
+        getattr(compiled, how)(text, timeout=LIMIT_SECS))) for pattern in patterns)
 
 
 def all_matches(text: str, pattern: str) -> list[str]:
     """What a pattern matches in a text, one after the other; errors as of `pattern_match`."""
-    compiled = _compiled(pattern)
-    with _slowness_named(pattern, text):
-        return [] if compiled is None else [
-            match[0] for match in compiled.finditer(text, timeout=LIMIT_SECS)]
+    return _matched(pattern, text, lambda compiled: [
+        match[0] for match in compiled.finditer(text, timeout=LIMIT_SECS)]) or []
 
 
-def _matches(pattern: str, text: str, how: str) -> bool:
-    compiled = _compiled(pattern)
-    with _slowness_named(pattern, text):
-        return compiled is not None and bool(getattr(compiled, how)(text, timeout=LIMIT_SECS))
-
-
-@contextlib.contextmanager
-def _slowness_named(pattern: str, text: str) -> Iterator[None]:
+def _matched(pattern: str, text: str, run: Callable[[regex.Pattern], Any]) -> Any:
+    """What `run` makes of the compiled pattern; None where it does not compile."""
     try:
-        yield
+        compiled = _compiled(pattern)
+        return None if compiled is None else run(compiled)
     except TimeoutError:
         raise SlowPatternError(
             f"the regular expression {pattern!r:.200} was not done with a text of {len(text)} "

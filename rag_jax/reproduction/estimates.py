@@ -11,14 +11,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from rag_jax.errors import DataError
-from rag_jax.metrics import bleu
-from rag_jax.metrics.diversity import distinct_ngram_ratio
+from rag_jax.metrics.bleu import bleu, bleu_counts, distinct_ngram_ratio, ngrams
+from rag_jax.metrics.bootstrap import SAMPLES, resampled
 from rag_jax.metrics.q_bleu import bleu_1, q_bleu_1
 from rag_jax.metrics.rouge import rouge_l
 from rag_jax.metrics.tokens import spacy_tokens
 from rag_jax.reproduction.cells import Measured
 
-SAMPLES = 1000
 Record = dict[str, Any]  # of one question: a line of predictions.jsonl
 
 
@@ -51,13 +50,6 @@ def _percent(sums: np.ndarray) -> np.ndarray:
     return 100 * sums[..., 0] / sums[..., 1]
 
 
-def _bleu_1(sums: np.ndarray) -> np.ndarray:
-    """Of counts summed over all questions, as the scorer of MS-MARCO has it."""
-    length, reference_length, matched, total = np.moveaxis(sums, -1, 0)
-    brevity = np.minimum(0, 1 - reference_length / np.maximum(length, 1))
-    return 100 * np.exp(brevity) * matched / np.maximum(total, 1)
-
-
 def _tokens(record: Record) -> tuple[list[str], list[list[str]]]:
     return spacy_tokens(record["answer"]), [spacy_tokens(text) for text in record["references"]]
 
@@ -65,8 +57,7 @@ def _tokens(record: Record) -> tuple[list[str], list[list[str]]]:
 def _bleu_counts(record: Record) -> Sequence[float]:
     answer, references = _tokens(record)
     words = [list(filter(None, tokens)) for tokens in (answer, *references)]
-    counts = bleu.count(words[0], words[1:], 1)
-    return counts.length, counts.reference_length, counts.matched[0], counts.total[0]
+    return bleu_counts(words[0], words[1:], 1)
 
 
 def _mean(score: Callable[[str, Sequence[str]], float]) -> Metric:
@@ -78,7 +69,7 @@ METRICS = {
     "em": _right,
     "accuracy": _right,
     "rouge_l": Metric(lambda record: (rouge_l(*_tokens(record)), 1), _percent),
-    "bleu1": Metric(_bleu_counts, _bleu_1),
+    "bleu1": Metric(_bleu_counts, lambda sums: 100 * bleu(sums)[..., 0]),
     "sentence_bleu1": _mean(bleu_1),
     "qbleu1": _mean(q_bleu_1),
 }
@@ -96,7 +87,7 @@ def distinct_trigrams(texts: Sequence[str]) -> Estimate:
     the ratio, so that its interval would not even hold the value.
     """
     tokens = [spacy_tokens(text) for text in texts]
-    grams = [bleu.ngrams(each, 3) for each in tokens]
+    grams = [ngrams(each, 3) for each in tokens]
     users = Counter(gram for each in grams for gram in each)  # in how many texts each is
     total = sum(each.total() for each in grams)
     without = np.array([  # the ratio of all texts but one
@@ -145,12 +136,8 @@ def estimate(results: Sequence[Measured], metric: str, minus: Sequence[Measured]
             return float(METRICS[metric].value(terms[drawn][:, asked].sum(axis=1)).mean())
         return of(ours) - (of(theirs) if theirs is not None else 0.0)
 
-    rng = np.random.default_rng(0)
-    samples = [value(rng.integers(seeds, size=seeds), rng.integers(questions, size=questions))
-               for _ in range(SAMPLES)]
-    low, high = np.quantile(samples, [0.025, 0.975])
     everything = value(np.arange(seeds), np.arange(questions))
-    return Estimate(everything, float(low), float(high), seeds, questions)
+    return Estimate(everything, *resampled(value, (seeds, questions)), seeds, questions)
 
 
 def _terms(results: Sequence[Measured], metric: str) -> np.ndarray:

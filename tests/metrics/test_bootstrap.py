@@ -36,11 +36,10 @@ def test_pairing_cancels_what_is_hard_for_both():
     rng = np.random.default_rng(0)
     hardness = rng.normal(0, 30, 200)
     ours, theirs = hardness + rng.normal(2, 1, 200), hardness + rng.normal(0, 1, 200)
-    difference, low, high = bootstrap.paired_difference(ours, theirs)
-    assert difference == pytest.approx((ours - theirs).mean())
-    assert 0 < low < difference < high < 3
-    swapped = bootstrap.paired_difference(theirs, ours)
-    assert swapped[0] == pytest.approx(-difference)
+    low, high = bootstrap.interval(ours - theirs)
+    assert 0 < low < (ours - theirs).mean() < high < 3
+    apart = bootstrap.resampled(lambda a, b: ours[a].mean() - theirs[b].mean(), (200, 200))
+    assert apart[0] < 0 < apart[1], "drawn apart they are two axes"
 
 
 def test_misuse_is_an_error():
@@ -48,5 +47,11 @@ def test_misuse_is_an_error():
         bootstrap.interval([])
     with pytest.raises(ValueError, match="level=95"):
         bootstrap.interval([1.0], level=95)
-    with pytest.raises(ValueError, match="the same questions"):
-        bootstrap.paired_difference([1.0], [1.0, 2.0])
+
+
+def test_two_axes_widen_the_interval():
+    """Drawing questions alone would hide that another seed gives another model."""
+    scores = np.random.default_rng(3).random((3, 400)) + np.array([[0.0], [1.0], [2.0]])
+    both = bootstrap.resampled(lambda s, q: scores[s][:, q].mean(), scores.shape)
+    questions = bootstrap.resampled(lambda q: scores[:, q].mean(), scores.shape[1:])
+    assert both[1] - both[0] > 4 * (questions[1] - questions[0])

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
+from rag_jax.metrics.bleu import distinct_ngram_ratio
 from rag_jax.metrics.classification import accuracies
-from rag_jax.metrics.diversity import distinct_ngram_ratio
 from rag_jax.metrics.overlap import answer_overlap, question_overlap, slices
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from rag_jax.data.question_files import Example
-from rag_jax.metrics.diversity import distinct_ngram_ratio
+from rag_jax.metrics.bleu import distinct_ngram_ratio
 from rag_jax.reproduction.cells import Measured
 from rag_jax.reproduction.estimates import distinct_trigrams, estimate, metric_of, share
 from rag_jax.scoring import score
