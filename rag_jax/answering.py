@@ -11,7 +11,8 @@ from jax.sharding import Mesh
 
 from rag_jax import hosts, parallel
 from rag_jax.config import BartConfig, ConfigError
-from rag_jax.data.batches import PASSAGE_TABLE, QuestionTokens, RagBatcher
+from rag_jax.data.batches import PASSAGE_TABLE, RagBatcher
+from rag_jax.data.questions import QuestionTokens
 from rag_jax.data.text import Cuts
 from rag_jax.decoding.answer import decode_by
 from rag_jax.decoding.certificate import NEEDS, exact

@@ -12,8 +12,8 @@ import numpy as np
 from rag_jax import files, scoring
 from rag_jax.answering import Answerer
 from rag_jax.config import ConfigError, EvalConfig
-from rag_jax.data.batches import QuestionTokens
 from rag_jax.data.question_files import Example
+from rag_jax.data.questions import QuestionTokens
 from rag_jax.metrics.retrieval import retrieval_monitors
 from rag_jax.retrieval.reading import Passage
 from rag_jax.types import Answer

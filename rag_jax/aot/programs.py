@@ -16,6 +16,7 @@ from jax.sharding import Mesh
 from rag_jax import parallel
 from rag_jax.answering import embed_program, jit_decode, jit_log_likelihood
 from rag_jax.config import Config, ConfigError
+from rag_jax.data.batches import assemble
 from rag_jax.data.prepare import Prepared
 from rag_jax.data.text import GeneratorFormat
 from rag_jax.retrieval.device import abstract_memory, jit_search
@@ -185,15 +186,11 @@ def _batch(job: stages.Job, size: int, k: int) -> Batch:
     """A batch as RagBatcher makes it; a closed book (k=0) is one empty passage."""
     data, model, passages = job.config.data, job.model, k or 1
     inputs = passages + (model.null_document != "none")
-    question_ids, question_mask = _tokens(job, size, data.max_question_length)
-    source_ids, source_mask = _tokens(job, size, inputs, data.max_source_length)
-    target_ids, target_mask = _tokens(job, size, data.max_target_length)
     embeddings = _rows(job, jnp.float32, size, passages, model.embedding_width)
-    return Batch(
-        question_ids=question_ids, question_mask=question_mask, source_ids=source_ids,
-        source_mask=source_mask, doc_embeddings=None if model.lexical else embeddings,
-        doc_mask=_rows(job, bool, size, passages), target_ids=target_ids,
-        target_mask=target_mask, weight=_rows(job, jnp.float32, size),
+    return assemble(
+        _questions(job, size), *_tokens(job, size, inputs, data.max_source_length),
+        doc_mask=_rows(job, bool, size, passages),
+        doc_embeddings=None if model.lexical else embeddings,
         doc_ids=_rows(job, jnp.int32, size, k) if k else None,
         doc_scores=_rows(job, jnp.float32, size, k) if model.lexical else None)
 

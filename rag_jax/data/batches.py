@@ -1,21 +1,15 @@
-"""Examples to padded host batches. Token ids of questions, answers and passages are made once."""
+"""Questions with their passages as padded host batches, and the one place that makes a `Batch`."""
 
 from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from rag_jax.data import noise, order
-from rag_jax.data.question_files import Example, check_labels
-from rag_jax.data.text import (
-    Cuts,
-    GeneratorFormat,
-    Tokenizer,
-    encoder_input,
-    label_tokens,
-    pad_rows,
-)
+from rag_jax.data.questions import QuestionTokens
+from rag_jax.data.text import pad_rows
 from rag_jax.retrieval.bm25 import Bm25Index
-from rag_jax.types import Batch, QuestionBatch, RetrieverBatch, Seq2SeqBatch
+from rag_jax.retrieval.index import PassageIndex
+from rag_jax.types import Array, Batch, QuestionBatch
 
 PASSAGE_TABLE = "generator"  # token table of "title / text" in a passage store
 ENCODER_TABLE = "document_encoder"  # token table of [CLS] title [SEP] text [SEP]
@@ -26,88 +20,27 @@ def bucket(length: int, step: int, longest: int) -> int:
     return min(longest, -(-max(length, 1) // step) * step)
 
 
-class QuestionTokens:
-    """Questions and answers as token ids.
+def assemble(questions: QuestionBatch, source_ids: Array, source_mask: Array, doc_mask: Array,
+             doc_embeddings: Array | None, **passages: Array | None) -> Batch:
+    """A `Batch` of questions and their passages; on the host or inside a jitted program.
 
     Args:
-      examples: the questions; the first of `targets or answers` trains unless a seeded draw
-        picks another.
-      retriever_tokenizer, generator_format: of the model.
-      max_question_length, max_target_length: tokens, special tokens included.
-      uncased_roundtrip: the generator reads a question as the retriever's tokenizer gives it
-        back, lower-cased and cut, as in Hugging Face's RAG.
-      labels: the classes that the answers are; the target of one is its token of `label_tokens`.
-      classifies: it is its number among them, for a classification head, and the decoder reads
-        the question, cut to max_question_length.
+      questions: the share of the questions, which is carried over.
+      source_ids, source_mask, doc_mask, doc_embeddings: fields of `Batch`.
+      passages: its optional fields about passages.
     """
+    asked = questions._asdict()
+    del asked["suffix_ids"], asked["suffix_mask"]  # they are part of source_ids
+    return Batch(**asked, source_ids=source_ids, source_mask=source_mask, doc_mask=doc_mask,
+                 doc_embeddings=doc_embeddings, **passages)
 
-    def __init__(self, examples: Sequence[Example], retriever_tokenizer: Tokenizer,
-                 generator_format: GeneratorFormat, max_question_length: int,
-                 max_target_length: int, uncased_roundtrip: bool = False,
-                 labels: tuple[str, ...] = (), classifies: bool = False):
-        self.examples = list(examples)
-        questions = [e.question for e in examples]
-        self.texts = np.array(questions, object)  # as asked
-        self.format = generator_format
-        self.max_target_length = 1 if labels else max_target_length
-        self.cuts = Cuts()  # by the retriever
-        rows = encoder_input(retriever_tokenizer, questions, None, max_question_length, self.cuts)
-        self.ids, self.mask = pad_rows(rows, max_question_length, retriever_tokenizer.pad)
-        if uncased_roundtrip:
-            questions = [retriever_tokenizer.decode(row) for row in rows]
-        self.suffixes = generator_format.questions(questions)
-        check_labels("questions", self.examples, labels)
-        self._decoder_inputs = None
-        if classifies:
-            self._decoder_inputs = pad_rows(
-                generator_format.alone(questions, max_question_length), max_question_length,
-                generator_format.tokenizer.pad)
-        codes = range(len(labels)) if classifies else label_tokens(
-            generator_format.tokenizer, labels)
-        self._targets = {label: [code] for label, code in zip(labels, codes, strict=True)}
-        self._unknown = labels[:1] or ("",)  # fills the batch of a question without answers
 
-    def __len__(self) -> int:
-        return len(self.examples)
+class _Passages(NamedTuple):
+    """The passages of some questions, before they are joined to them."""
 
-    def target(self, answer: str) -> list[int]:
-        """Ids of an answer and </s>; a long answer is cut before </s>.
-
-        The answer is tokenized as inside a text, with a space before it, so that it has the ids
-        of the passage that it repeats (Hugging Face's RAG: add_prefix_space). A class has one
-        target and no </s>.
-        """
-        if answer not in self._targets:
-            tokenizer = self.format.tokenizer
-            ids = tokenizer.encode([f" {answer}"])[0][: self.max_target_length - 1]
-            self._targets[answer] = [*ids, tokenizer.end]
-        return self._targets[answer]
-
-    def targets(self, rows: np.ndarray, rng: np.random.Generator | None
-                ) -> tuple[np.ndarray, np.ndarray]:
-        """Targets int32[B, T] and mask; `rng` picks among several texts, None takes the first."""
-        chosen = []
-        for row in rows:
-            texts = self.examples[row].targets or self.examples[row].answers or self._unknown
-            pick = 0 if rng is None else int(rng.integers(len(texts)))
-            chosen.append(self.target(texts[pick]))
-        return pad_rows(chosen, self.max_target_length, self.format.tokenizer.pad)
-
-    def decoder_inputs(self, rows: np.ndarray) -> dict[str, np.ndarray]:
-        """What a `Batch` for a classification head has besides; nothing otherwise."""
-        if self._decoder_inputs is None:
-            return {}
-        ids, mask = self._decoder_inputs
-        return {"decoder_ids": ids[rows], "decoder_mask": mask[rows]}
-
-    def batch(self, rows: np.ndarray, rng: np.random.Generator | None = None) -> QuestionBatch:
-        """The batch of `rows` without passages, which the devices will find."""
-        longest = max(map(len, self.suffixes))
-        return QuestionBatch(
-            self.ids[rows], self.mask[rows],
-            *pad_rows([self.suffixes[row] for row in rows], longest, self.format.tokenizer.pad),
-            *self.targets(rows, rng), np.ones(len(rows), np.float32),
-            **self.decoder_inputs(rows))
+    tokens: list[list[Sequence[int]]]  # of every passage of every question of this host
+    lengths: np.ndarray  # int[B, K] tokens, of all hosts' questions
+    fields: dict[str, Any]  # of `Batch`
 
 
 class RagBatcher:
@@ -127,136 +60,57 @@ class RagBatcher:
         self.length_step = length_step
         self.embedding_width = embedding_width
 
-    def batch(self, rows: np.ndarray, retrieved: np.ndarray | None, index=None,
+    def batch(self, rows: np.ndarray, retrieved: np.ndarray | None,
+              index: PassageIndex | Bm25Index | None = None,
               rng: np.random.Generator | None = None, weight: np.ndarray | None = None,
               own: np.ndarray | slice = slice(None)) -> Batch:  # noqa: B008 (immutable)
         """The batch of question `rows`.
 
         Args:
           rows: int[B], positions in `questions`.
-          retrieved: int[B, K] rows of `index`, -1 for padding; None = closed book: one empty
-            passage with prior 1.
-          index: a `PassageIndex` or `Bm25Index`.
-          rng: picks among several answers; None takes the first.
-          weight: float32[B], 0 for rows that only fill the batch; None = ones.
+          retrieved: int[B, K] rows of `index`, -1 for padding; None = closed book.
+          index: which the passages and their scores are looked up in.
+          rng, weight: as in `QuestionTokens.batch`.
           own: places in `rows` whose passages are looked up and which come back; the padded
             lengths and the draws are those of the whole batch.
         """
-        q = self.questions
-        target_ids, target_mask = (x[own] for x in q.targets(rows, rng))
-        longest = self._longest(rows, retrieved, index)
-        rows = rows[own]
-        count = len(rows)
-        doc_ids, doc_scores, embeddings = None, None, None
+        questions = self.questions
+        asked = questions.batch(rows, rng, weight, own)
         if retrieved is None:
-            passages = [[[]]] * count
-            embeddings = np.zeros((count, 1, self.embedding_width), np.float32)
-            doc_mask = np.ones((count, 1), bool)
+            found = self._closed_book(rows, own)
         else:
-            doc_ids = retrieved[own].astype(np.int32)
-            doc_mask = doc_ids >= 0
-            safe = np.maximum(retrieved, 0)
-            table, nothing = index.passages.tokens(PASSAGE_TABLE), [[]] * self.null_document
-            passages = [[*(table.rows(int(d)) for d in docs), *nothing] for docs in safe[own]]
-            if isinstance(index, Bm25Index):
-                doc_scores = index.scores(q.texts[rows], safe[own])
-            else:
-                # All processes ask for the same, where they share the devices that answer.
-                found = (index.embeddings(safe)[own] if index.division == "devices"
-                         else index.embeddings(safe[own]))
-                embeddings = found * doc_mask[..., None]
-        inputs = [q.format.join(p, q.suffixes[row])
-                  for row, docs in zip(rows, passages, strict=True) for p in docs]
-        length = bucket(longest, self.length_step, q.format.max_length)
-        ids, mask = pad_rows(inputs, length, q.format.tokenizer.pad)
-        shape = (count, len(inputs) // count, length)
-        return Batch(
-            question_ids=q.ids[rows],
-            question_mask=q.mask[rows],
-            source_ids=ids.reshape(shape),
-            source_mask=mask.reshape(shape),
-            doc_embeddings=embeddings,
-            doc_mask=doc_mask,
-            target_ids=target_ids,
-            target_mask=target_mask,
-            weight=np.ones(count, np.float32) if weight is None else weight[own],
-            doc_ids=doc_ids,
-            doc_scores=doc_scores,
-            **q.decoder_inputs(rows),
-        )
+            found = self._retrieved(rows, retrieved, index, own)
+        suffixes = [questions.suffixes[row] for row in rows]
+        longest = questions.format.joined_length(
+            found.lengths, np.array([len(suffix) for suffix in suffixes])[:, None]).max()
+        length = bucket(int(longest), self.length_step, questions.format.max_length)
+        inputs = [questions.format.join(passage, questions.suffixes[row])
+                  for row, passages in zip(rows[own], found.tokens, strict=True)
+                  for passage in passages]
+        shape = (len(found.tokens), -1, length)
+        ids, mask = pad_rows(inputs, length, questions.format.tokenizer.pad)
+        return assemble(asked, ids.reshape(shape), mask.reshape(shape), **found.fields)
 
-    def _longest(self, rows: np.ndarray, retrieved: np.ndarray | None, index) -> int:
-        """Tokens of the longest input of a whole batch."""
-        suffixes = np.array([len(self.questions.suffixes[row]) for row in rows])
-        passages = np.zeros((len(rows), 1), np.int64)
-        if retrieved is not None:
-            table = index.passages.tokens(PASSAGE_TABLE)
-            passages = table.lengths_of(np.maximum(retrieved, 0))
-        return int(self.questions.format.joined_length(passages, suffixes[:, None]).max())
+    def _closed_book(self, rows: np.ndarray, own: np.ndarray | slice) -> _Passages:
+        """One empty passage with prior 1 for each question."""
+        count = len(rows[own])
+        return _Passages([[[]]] * count, np.zeros((len(rows), 1), np.int64), {
+            "doc_embeddings": np.zeros((count, 1, self.embedding_width), np.float32),
+            "doc_mask": np.ones((count, 1), bool)})
 
-
-class RetrieverBatcher:
-    """DPR training batches: positives, hard negatives, and who is whose positive.
-
-    Questions without a positive passage are left out.
-    """
-
-    def __init__(self, questions: QuestionTokens, store, passage_length: int, pad_id: int,
-                 hard_negatives: int):
-        self.questions = questions
-        self.table = store.tokens(ENCODER_TABLE)
-        self.size = len(store)
-        self.passage_length, self.pad_id = passage_length, pad_id
-        self.hard_negatives = hard_negatives
-        self.positives, self.negatives = [], []
-        for example in questions.examples:
-            self.positives.append([store.row_of(i) for i in example.positive_ids])
-            self.negatives.append([store.row_of(i) for i in example.negative_ids])
-        self.rows = np.array([r for r, p in enumerate(self.positives) if p], np.int64)
-
-    def batch(self, step: int, batch_size: int, seed: int) -> RetrieverBatch:
-        rng = order.generator(seed, 2, step)
-        rows = self.rows[order.batch_indices(len(self.rows), batch_size, seed, step)]
-        positives = np.array([rng.choice(self.positives[r]) for r in rows])
-        hard = [
-            rng.choice(self.negatives[r]) if self.negatives[r] else rng.integers(self.size)
-            for _ in range(self.hard_negatives) for r in rows
-        ]
-        passages = np.concatenate([positives, np.array(hard, np.int64)]).astype(np.int64)
-        known = [set(self.positives[r]) for r in rows]
-        same = np.array([[p in k for p in passages] for k in known])
-        np.fill_diagonal(same, False)
-        ids, mask = self.table.padded(passages, self.passage_length, self.pad_id)
-        return RetrieverBatch(self.questions.ids[rows], self.questions.mask[rows], ids, mask, same)
-
-
-class DenoisingBatcher:
-    """BART denoising batches over a list of texts.
-
-    Texts are cut to `length` - 2 tokens; the source is noised, the target the text and </s>.
-    Both are padded to a multiple of `length_step`.
-    """
-
-    def __init__(self, texts: Sequence[str], tokenizer: Tokenizer, length: int, length_step: int,
-                 mask_ratio: float, span_length: float, permute: float):
-        self.texts, self.tokenizer = list(texts), tokenizer
-        self.length, self.length_step = length, length_step
-        self.mask_ratio, self.span_length, self.permute = mask_ratio, span_length, permute
-
-    def batch(self, step: int, batch_size: int, seed: int) -> Seq2SeqBatch:
-        rng = order.generator(seed, 3, step)
-        rows = order.batch_indices(len(self.texts), batch_size, seed, step)
-        tok, room = self.tokenizer, self.length - 2
-        kept = [ids[:room] for ids in tok.encode([self.texts[r] for r in rows])]
-        # Sentences are permuted after the cut: source and target then hold the same words.
-        noised = tok.encode([noise.permute_sentences(tok.decode(ids), rng)
-                             if rng.random() < self.permute else "" for ids in kept])
-        sources, targets = [], []
-        for ids, permuted in zip(kept, noised, strict=True):
-            noisy = noise.infill((permuted or ids)[:room], tok.mask, self.mask_ratio,
-                                 self.span_length, rng)
-            sources.append([tok.start, *noisy[:room], tok.end])
-            targets.append([*ids, tok.end])
-        longest = bucket(max(map(len, sources + targets)), self.length_step, self.length)
-        return Seq2SeqBatch(*pad_rows(sources, longest, tok.pad),
-                            *pad_rows(targets, longest, tok.pad))
+    def _retrieved(self, rows: np.ndarray, retrieved: np.ndarray,
+                   index: PassageIndex | Bm25Index, own: np.ndarray | slice) -> _Passages:
+        """The passages in rows int[B, K] of an index."""
+        safe, table = np.maximum(retrieved, 0), index.passages.tokens(PASSAGE_TABLE)
+        empty = [[]] * self.null_document
+        tokens = [[*(table.rows(int(row)) for row in docs), *empty] for docs in safe[own]]
+        doc_ids = retrieved[own].astype(np.int32)
+        fields = {"doc_ids": doc_ids, "doc_mask": doc_ids >= 0, "doc_embeddings": None}
+        if isinstance(index, Bm25Index):
+            fields["doc_scores"] = index.scores(self.questions.texts[rows[own]], safe[own])
+        else:
+            # All processes ask for the same, where they share the devices that answer.
+            embeddings = (index.embeddings(safe)[own] if index.division == "devices"
+                          else index.embeddings(safe[own]))
+            fields["doc_embeddings"] = embeddings * fields["doc_mask"][..., None]
+        return _Passages(tokens, table.lengths_of(safe), fields)

@@ -15,9 +15,10 @@ from jax.sharding import Mesh
 from rag_jax import parallel
 from rag_jax.config import Config
 from rag_jax.data import order
-from rag_jax.data.batches import ENCODER_TABLE, PASSAGE_TABLE, QuestionTokens
+from rag_jax.data.batches import ENCODER_TABLE, PASSAGE_TABLE, assemble
 from rag_jax.data.compose import compose
 from rag_jax.data.prepare import Prepared
+from rag_jax.data.questions import QuestionTokens
 from rag_jax.data.text import GeneratorFormat
 from rag_jax.models import rag
 from rag_jax.retrieval import device_search
@@ -195,21 +196,8 @@ def completion(model: rag.RagModel, format: GeneratorFormat, k: int, mesh: Mesh,
             rows = encoder_inputs(*found.tokens[ENCODER_TABLE], encoder_pad_id)
             trained = {"passage_ids": rows[0], "passage_mask": rows[1],
                        "passage_age": (number - found.steps) * doc_mask.astype(jnp.float32)}
-        batch = Batch(
-            question_ids=questions.question_ids,
-            question_mask=questions.question_mask,
-            source_ids=source_ids,
-            source_mask=source_mask,
-            doc_embeddings=found.embeddings * doc_mask[..., None],
-            doc_mask=doc_mask,
-            target_ids=questions.target_ids,
-            target_mask=questions.target_mask,
-            weight=questions.weight,
-            doc_ids=ids,
-            decoder_ids=questions.decoder_ids,
-            decoder_mask=questions.decoder_mask,
-            **trained,
-        )
+        batch = assemble(questions, source_ids, source_mask, doc_mask,
+                         found.embeddings * doc_mask[..., None], doc_ids=ids, **trained)
         return jax.lax.with_sharding_constraint(batch, parallel.batch_sharding(mesh))
 
     shardings = (parallel.batch_sharding(mesh), device_search.row_sharding(mesh),

@@ -9,7 +9,8 @@ from jax.sharding import Mesh
 
 from rag_jax import parallel
 from rag_jax.data import order
-from rag_jax.data.batches import QuestionTokens, RagBatcher
+from rag_jax.data.batches import RagBatcher
+from rag_jax.data.questions import QuestionTokens
 from rag_jax.retrieval.retriever import Ask, Retriever
 
 

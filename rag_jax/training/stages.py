@@ -27,15 +27,12 @@ from jax.sharding import Mesh
 from rag_jax import overrides, parallel
 from rag_jax.answering import Answerer, jit_embed, search
 from rag_jax.config import Config, ConfigError, OptimizerConfig, WarmupConfig
-from rag_jax.data.batches import (
-    DenoisingBatcher,
-    QuestionTokens,
-    RagBatcher,
-    RetrieverBatcher,
-)
+from rag_jax.data.batches import RagBatcher
 from rag_jax.data.prepare import Prepared
 from rag_jax.data.question_files import Example
+from rag_jax.data.questions import QuestionTokens
 from rag_jax.data.text import Tokenizer, label_tokens
+from rag_jax.data.warmup_batches import DenoisingBatcher, RetrieverBatcher
 from rag_jax.decoding.settings import Decoding
 from rag_jax.evaluation import evaluate
 from rag_jax.models import rag

@@ -8,8 +8,9 @@ import tiny
 from rag_jax import parallel
 from rag_jax.aot import programs
 from rag_jax.config import Config, ConfigError, MeshConfig
-from rag_jax.data.batches import ENCODER_TABLE, PASSAGE_TABLE, QuestionTokens, RagBatcher
+from rag_jax.data.batches import ENCODER_TABLE, PASSAGE_TABLE, RagBatcher
 from rag_jax.data.question_files import Example
+from rag_jax.data.questions import QuestionTokens
 from rag_jax.data.text import GeneratorFormat, train_bart_tokenizer, train_bert_tokenizer
 from rag_jax.overrides import replace
 from rag_jax.retrieval.build import build_index

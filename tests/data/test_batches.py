@@ -5,21 +5,16 @@ import numpy as np
 import pytest
 
 from rag_jax.data import batches, order
-from rag_jax.data.batches import (
-    ENCODER_TABLE,
-    PASSAGE_TABLE,
-    DenoisingBatcher,
-    QuestionTokens,
-    RagBatcher,
-    RetrieverBatcher,
-)
+from rag_jax.data.batches import ENCODER_TABLE, PASSAGE_TABLE, RagBatcher
 from rag_jax.data.question_files import Example
+from rag_jax.data.questions import QuestionTokens
 from rag_jax.data.text import (
     GeneratorFormat,
     encoder_input,
     train_bart_tokenizer,
     train_bert_tokenizer,
 )
+from rag_jax.data.warmup_batches import DenoisingBatcher, RetrieverBatcher
 from rag_jax.retrieval.bm25 import build_bm25
 from rag_jax.retrieval.passages import write_store
 from rag_jax.retrieval.reading import Passage

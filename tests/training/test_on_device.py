@@ -12,8 +12,9 @@ import tiny
 from rag_jax import parallel
 from rag_jax.config import Config, MeshConfig
 from rag_jax.data import order
-from rag_jax.data.batches import PASSAGE_TABLE, QuestionTokens, RagBatcher
+from rag_jax.data.batches import PASSAGE_TABLE, RagBatcher
 from rag_jax.data.question_files import Example
+from rag_jax.data.questions import QuestionTokens
 from rag_jax.data.text import GeneratorFormat, train_bart_tokenizer, train_bert_tokenizer
 from rag_jax.models import rag
 from rag_jax.overrides import replace

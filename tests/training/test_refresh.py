@@ -10,8 +10,9 @@ import tiny
 
 from rag_jax import parallel
 from rag_jax.config import Config, MeshConfig, OptimizerConfig
-from rag_jax.data.batches import ENCODER_TABLE, PASSAGE_TABLE, QuestionTokens
+from rag_jax.data.batches import ENCODER_TABLE, PASSAGE_TABLE
 from rag_jax.data.question_files import Example
+from rag_jax.data.questions import QuestionTokens
 from rag_jax.data.text import (
     GeneratorFormat,
     encoder_input,

@@ -1,0 +1,105 @@
+"""Questions and answers as token ids, made once, and their share of every batch."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from rag_jax.data.question_files import Example, check_labels
+from rag_jax.data.text import (
+    Cuts,
+    GeneratorFormat,
+    Tokenizer,
+    encoder_input,
+    label_tokens,
+    pad_rows,
+)
+from rag_jax.types import QuestionBatch
+
+
+class QuestionTokens:
+    """Questions and answers as token ids.
+
+    Args:
+      examples: the questions; the first of `targets or answers` trains unless a seeded draw
+        picks another.
+      retriever_tokenizer, generator_format: of the model.
+      max_question_length, max_target_length: tokens, special tokens included.
+      uncased_roundtrip: the generator reads a question as the retriever's tokenizer gives it
+        back, lower-cased and cut, as in Hugging Face's RAG.
+      labels: the classes that the answers are; the target of one is its token of `label_tokens`.
+      classifies: it is its number among them, for a classification head, and the decoder reads
+        the question, cut to max_question_length.
+    """
+
+    def __init__(self, examples: Sequence[Example], retriever_tokenizer: Tokenizer,
+                 generator_format: GeneratorFormat, max_question_length: int,
+                 max_target_length: int, uncased_roundtrip: bool = False,
+                 labels: tuple[str, ...] = (), classifies: bool = False):
+        self.examples = list(examples)
+        questions = [e.question for e in examples]
+        self.texts = np.array(questions, object)  # as asked
+        self.format = generator_format
+        self.max_target_length = 1 if labels else max_target_length
+        self.cuts = Cuts()  # by the retriever
+        rows = encoder_input(retriever_tokenizer, questions, None, max_question_length, self.cuts)
+        self.ids, self.mask = pad_rows(rows, max_question_length, retriever_tokenizer.pad)
+        if uncased_roundtrip:
+            questions = [retriever_tokenizer.decode(row) for row in rows]
+        self.suffixes = generator_format.questions(questions)
+        self.longest_suffix = max(map(len, self.suffixes), default=0)
+        check_labels("questions", self.examples, labels)
+        self._decoder_inputs = ()  # ids and mask, for a classification head
+        if classifies:
+            self._decoder_inputs = pad_rows(
+                generator_format.alone(questions, max_question_length), max_question_length,
+                generator_format.tokenizer.pad)
+        codes = range(len(labels)) if classifies else label_tokens(
+            generator_format.tokenizer, labels)
+        self._targets = {label: [code] for label, code in zip(labels, codes, strict=True)}
+        self._unknown = labels[:1] or ("",)  # fills the batch of a question without answers
+
+    def __len__(self) -> int:
+        return len(self.examples)
+
+    def target(self, answer: str) -> list[int]:
+        """Ids of an answer and </s>; a long answer is cut before </s>.
+
+        The answer is tokenized as inside a text, with a space before it, so that it has the ids
+        of the passage that it repeats (Hugging Face's RAG: add_prefix_space). A class has one
+        target and no </s>.
+        """
+        if answer not in self._targets:
+            tokenizer = self.format.tokenizer
+            ids = tokenizer.encode([f" {answer}"])[0][: self.max_target_length - 1]
+            self._targets[answer] = [*ids, tokenizer.end]
+        return self._targets[answer]
+
+    def targets(self, rows: np.ndarray, rng: np.random.Generator | None
+                ) -> tuple[np.ndarray, np.ndarray]:
+        """Targets int32[B, T] and mask; `rng` picks among several texts, None takes the first."""
+        chosen = []
+        for row in rows:
+            texts = self.examples[row].targets or self.examples[row].answers or self._unknown
+            pick = 0 if rng is None else int(rng.integers(len(texts)))
+            chosen.append(self.target(texts[pick]))
+        return pad_rows(chosen, self.max_target_length, self.format.tokenizer.pad)
+
+    def batch(self, rows: np.ndarray, rng: np.random.Generator | None = None,
+              weight: np.ndarray | None = None,
+              own: np.ndarray | slice = slice(None)) -> QuestionBatch:  # noqa: B008 (immutable)
+        """The batch of question `rows`, without passages.
+
+        Args:
+          rows: int[B], positions among the questions.
+          rng: picks among several answers; None takes the first.
+          weight: float32[B], 0 for rows that only fill the batch; None = ones.
+          own: places in `rows` that come back; the draws are those of the whole batch.
+        """
+        targets = [array[own] for array in self.targets(rows, rng)]
+        weight = np.ones(len(rows), np.float32) if weight is None else weight
+        rows = rows[own]
+        suffixes = pad_rows([self.suffixes[row] for row in rows], self.longest_suffix,
+                            self.format.tokenizer.pad)
+        decoder = [array[rows] for array in self._decoder_inputs]
+        return QuestionBatch(self.ids[rows], self.mask[rows], *suffixes, *targets, weight[own],
+                             *decoder)

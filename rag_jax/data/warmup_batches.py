@@ -1,0 +1,79 @@
+"""Batches of the warm-ups: DPR for the retriever, denoising for the generator."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from rag_jax.data import noise, order
+from rag_jax.data.batches import ENCODER_TABLE, bucket
+from rag_jax.data.questions import QuestionTokens
+from rag_jax.data.text import Tokenizer, pad_rows
+from rag_jax.retrieval.passages import PassageStore
+from rag_jax.types import RetrieverBatch, Seq2SeqBatch
+
+
+class RetrieverBatcher:
+    """DPR training batches: positives, hard negatives, and who is whose positive.
+
+    Questions without a positive passage are left out.
+    """
+
+    def __init__(self, questions: QuestionTokens, store: PassageStore,
+                 passage_length: int, pad_id: int, hard_negatives: int):
+        self.questions = questions
+        self.table = store.tokens(ENCODER_TABLE)
+        self.size = len(store)
+        self.passage_length, self.pad_id = passage_length, pad_id
+        self.hard_negatives = hard_negatives
+        self.positives, self.negatives = [], []
+        for example in questions.examples:
+            self.positives.append([store.row_of(i) for i in example.positive_ids])
+            self.negatives.append([store.row_of(i) for i in example.negative_ids])
+        self.rows = np.array([r for r, p in enumerate(self.positives) if p], np.int64)
+
+    def batch(self, step: int, batch_size: int, seed: int) -> RetrieverBatch:
+        rng = order.generator(seed, 2, step)
+        rows = self.rows[order.batch_indices(len(self.rows), batch_size, seed, step)]
+        positives = np.array([rng.choice(self.positives[r]) for r in rows])
+        hard = [
+            rng.choice(self.negatives[r]) if self.negatives[r] else rng.integers(self.size)
+            for _ in range(self.hard_negatives) for r in rows
+        ]
+        passages = np.concatenate([positives, np.array(hard, np.int64)]).astype(np.int64)
+        known = [set(self.positives[r]) for r in rows]
+        same = np.array([[p in k for p in passages] for k in known])
+        np.fill_diagonal(same, False)
+        ids, mask = self.table.padded(passages, self.passage_length, self.pad_id)
+        return RetrieverBatch(self.questions.ids[rows], self.questions.mask[rows], ids, mask, same)
+
+
+class DenoisingBatcher:
+    """BART denoising batches over a list of texts.
+
+    Texts are cut to `length` - 2 tokens; the source is noised, the target the text and </s>.
+    Both are padded to a multiple of `length_step`.
+    """
+
+    def __init__(self, texts: Sequence[str], tokenizer: Tokenizer, length: int, length_step: int,
+                 mask_ratio: float, span_length: float, permute: float):
+        self.texts, self.tokenizer = list(texts), tokenizer
+        self.length, self.length_step = length, length_step
+        self.mask_ratio, self.span_length, self.permute = mask_ratio, span_length, permute
+
+    def batch(self, step: int, batch_size: int, seed: int) -> Seq2SeqBatch:
+        rng = order.generator(seed, 3, step)
+        rows = order.batch_indices(len(self.texts), batch_size, seed, step)
+        tok, room = self.tokenizer, self.length - 2
+        kept = [ids[:room] for ids in tok.encode([self.texts[r] for r in rows])]
+        # Sentences are permuted after the cut: source and target then hold the same words.
+        noised = tok.encode([noise.permute_sentences(tok.decode(ids), rng)
+                             if rng.random() < self.permute else "" for ids in kept])
+        sources, targets = [], []
+        for ids, permuted in zip(kept, noised, strict=True):
+            noisy = noise.infill((permuted or ids)[:room], tok.mask, self.mask_ratio,
+                                 self.span_length, rng)
+            sources.append([tok.start, *noisy[:room], tok.end])
+            targets.append([*ids, tok.end])
+        longest = bucket(max(map(len, sources + targets)), self.length_step, self.length)
+        return Seq2SeqBatch(*pad_rows(sources, longest, tok.pad),
+                            *pad_rows(targets, longest, tok.pad))
