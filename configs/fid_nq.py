@@ -13,7 +13,7 @@ step alone, at the chips' peak speed; not measured.
 
 import dataclasses
 
-from recipe import full_size
+from paper import full_size
 
 
 def get_config():

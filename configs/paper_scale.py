@@ -2,17 +2,17 @@
 
     python -m rag_jax.compile_report --config=configs/paper_scale.py --topology=v5e:2x4
 
-Both models of Natural Questions by the recipe of table 1 (configs/recipe.py), split over a slice:
+Both models of Natural Questions by the recipe of table 1 (configs/paper.py), split over a slice:
 what each program needs there. tpu_scripts/natural_questions.sh trains the two, each by its own
-file (configs/table1_nq_rag_token.py, configs/table1_nq_rag_sequence.py), as they answer
-differently, and so choose their best checkpoints.
+cell (configs/paper.py:table1/nq/rag_token and .../rag_sequence), as they answer differently, and so
+choose their best checkpoints.
 
 Hardware: a v4-8 or v5e-8 slice, or larger; tpu_scripts/README.md has memory, time and cost.
 """
 
 import dataclasses
 
-from recipe import full_size
+from paper import full_size
 
 from rag_jax.config import MeshConfig
 

@@ -1,5 +1,8 @@
 """What the user can mend is a UserError; any other error is a defect of this package."""
 
+import difflib
+from collections.abc import Iterable
+
 
 class UserError(Exception):
     """A mistake in what was given: its message says what is wrong, what is allowed, what to do."""
@@ -11,3 +14,10 @@ class DataError(UserError, ValueError):
 
 class NotFiniteError(UserError):
     """What the model computed is NaN, infinite, or too large to go on with."""
+
+
+def near_matches(word: str, words: Iterable[str], cutoff: float = 0.5) -> str:
+    """The advice for a name that does not exist: the likely ones, or all that there are."""
+    words = list(words)
+    close = difflib.get_close_matches(word, words, 3, cutoff)
+    return f"did you mean {' or '.join(close)}?" if close else f"known: {', '.join(words)}"

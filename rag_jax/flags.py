@@ -6,7 +6,6 @@ Flags are read before jax is imported, so that `--help` and mistakes answer at o
 import argparse
 import contextlib
 import ctypes
-import difflib
 import importlib.metadata
 import pathlib
 import platform
@@ -18,7 +17,7 @@ from collections.abc import Callable, Sequence
 import rag_jax
 from rag_jax import hosts, overrides
 from rag_jax.config import BART_PRESETS, BERT_PRESETS, EVAL_PRESETS, Config, ConfigError
-from rag_jax.errors import UserError
+from rag_jax.errors import UserError, near_matches
 from rag_jax.visible import visible_lines
 
 QUICKSTART = overrides.CONFIGS / "quickstart.py"
@@ -42,13 +41,12 @@ class _Parser(argparse.ArgumentParser):
     def _near(self, argument: str) -> str:
         """What may have been meant: an option, or a field that needs --config before its name."""
         name = argument.partition("=")[0].removeprefix("--")
-        fields = [f"config.{field}" for field in overrides.fields()
+        fields = [f"--config.{field}" for field in overrides.fields()
                   if f".{field}".endswith(f".{name}")]
-        known = [option.removeprefix("--") for option in self._option_string_actions
-                 if option.startswith("--")]
-        near = fields[:3] or difflib.get_close_matches(name, known, 3, 0.7)
-        shown = [f"--{option}" for option in near or known]
-        return f"did you mean {' or '.join(shown)}?" if near else f"known: {', '.join(shown)}"
+        if fields:
+            return near_matches(f"--config.{name}", fields, cutoff=0)
+        known = [option for option in self._option_string_actions if option.startswith("--")]
+        return near_matches(f"--{name}", known, cutoff=0.75)
 
 
 def make_parser(name: str, description: str) -> argparse.ArgumentParser:
@@ -114,7 +112,8 @@ def parse_with_config(parser: argparse.ArgumentParser, argv: Sequence[str] | Non
     if load is None:
         parser.add_argument("--config", default=str(QUICKSTART), metavar="FILE",
                             help="python file with get_config(), your own or a shipped one "
-                            f"(default: configs/{QUICKSTART.name})")
+                            f"(default: configs/{QUICKSTART.name}); FILE:NAME where it takes a "
+                            "name; with --help it says what it costs")
     parser.add_argument("--data_dir", metavar="DIR", help="short for --config.data.data_dir=DIR")
     _add_hosts(parser)
     changes, rest = _changes(sys.argv[1:] if argv is None else argv)
@@ -128,6 +127,8 @@ def parse_with_config(parser: argparse.ArgumentParser, argv: Sequence[str] | Non
             parser.epilog += "\n" + textwrap.fill(
                 f"shipped config files (--config=NAME): {', '.join(overrides.shipped())}", 98,
                 subsequent_indent="  ", break_on_hyphens=False)
+            if file != str(QUICKSTART):
+                parser.epilog = f"{file}:\n{overrides.about(file)}\n\n{parser.epilog}"
     options = parser.parse_intermixed_args(rest)
     if options.data_dir is not None:
         if options.data_dir != changes.setdefault("data.data_dir", options.data_dir):

@@ -9,7 +9,6 @@ A config file is python with `get_config() -> Config`; flags override single fie
 
 import contextlib
 import dataclasses
-import difflib
 import importlib.util
 import inspect
 import json
@@ -22,7 +21,7 @@ import typing
 from typing import Any, Literal
 
 from rag_jax.config import PRESETS, RUNS, Config, ConfigError
-from rag_jax.errors import UserError
+from rag_jax.errors import UserError, near_matches
 
 # The config files that are shipped: a wheel has them inside the package, a checkout beside it.
 _HERE = pathlib.Path(__file__).absolute().parent
@@ -40,12 +39,6 @@ REMOVED = {
 
 def _hints(cls: type) -> dict[str, Any]:
     return typing.get_type_hints(cls)
-
-
-def _near(word: str, words: typing.Iterable[str]) -> str:
-    words = list(words)
-    close = difflib.get_close_matches(word, words, 3, 0.5)
-    return f"did you mean {' or '.join(close)}?" if close else f"known: {', '.join(words)}"
 
 
 def fields(cls: type = Config, prefix: str = "") -> dict[str, tuple[Any, Any, str]]:
@@ -81,7 +74,7 @@ def _parse(hint: Any, text: str) -> Any:
         return _parse(next(a for a in arguments if a is not type(None)), text)
     if origin is Literal:
         if text not in arguments:
-            raise ValueError(_near(text, arguments))
+            raise ValueError(near_matches(text, arguments))
         return text
     if origin is tuple:
         return tuple(_parse(arguments[0], part) for part in text.split(",") if part)
@@ -120,7 +113,7 @@ def replace(config: Any, overrides: dict[str, Any], path: str = "config") -> Any
         if removed in REMOVED:
             raise ConfigError(f"config.{removed}: no field any more: {REMOVED[removed]}")
         if name not in hints:
-            raise ConfigError(f"{path}.{name}: no such field; {_near(name, hints)}")
+            raise ConfigError(f"{path}.{name}: no such field; {near_matches(name, hints)}")
         hint, where = hints[name], f"{path}.{name}"
         if rest:
             if not dataclasses.is_dataclass(hint):
@@ -168,7 +161,7 @@ def _conflicts(config: Config, resolved: bool) -> typing.Iterator[str]:
     data, model = config.data, config.model
     for run in config.runs:
         if run not in RUNS:
-            yield f"config.runs: no run {run!r}; {_near(run, RUNS)}"
+            yield f"config.runs: no run {run!r}; {near_matches(run, RUNS)}"
         else:
             yield from _run_conflicts(for_run(config, run), run)
     if not config.runs or len(set(config.runs)) < len(config.runs):
@@ -316,14 +309,40 @@ def load_file(path: str) -> Config:
 
     The file may import the python files beside it. configs/NAME.py is the shipped one, where the
     working folder has no such file.
+
+    Raises:
+      ConfigError: it is no such file, or raises an error, whose line is named.
     """
+    file, argument, module = _load_module(path)
+    if not callable(getattr(module, "get_config", None)):
+        raise ConfigError(f"--config={path}: the file defines no get_config()")
+    if argument and not inspect.signature(module.get_config).parameters:
+        raise ConfigError(f"--config={path}: its get_config() takes no argument; drop "
+                          f"':{argument}'")
+    with _mistakes_named(path, file):
+        config = module.get_config(argument) if argument else module.get_config()
+    if not isinstance(config, Config):
+        raise ConfigError(f"--config={path}: get_config() must return a rag_jax.config.Config")
+    return config
+
+
+def about(path: str) -> str:
+    """What a config file says of itself: `describe(argument)` if it has that, or its docstring."""
+    file, argument, module = _load_module(path)
+    with _mistakes_named(path, file):
+        text = module.describe(argument) if hasattr(module, "describe") else module.__doc__
+    return inspect.cleandoc(text or "")
+
+
+def _load_module(path: str) -> tuple[pathlib.Path, str, types.ModuleType]:
+    """(file, argument, module) of PATH or PATH:ARGUMENT."""
     name, _, argument = path.partition(":")
     file = pathlib.Path(name)
     if not file.is_file() and file.as_posix() in shipped():
         file = CONFIGS / file.name
     if not file.is_file():
         raise ConfigError(f"--config={path}: no such file here, and none of the shipped ones; "
-                          f"{_near(name, shipped())}")
+                          f"{near_matches(name, shipped())}")
     spec = importlib.util.spec_from_file_location("rag_jax_config_file", file)
     if spec is None:
         raise ConfigError(f"--config={path}: a config file is python and ends in .py")
@@ -335,17 +354,7 @@ def load_file(path: str) -> Config:
             spec.loader.exec_module(module)
     finally:
         sys.path.remove(beside)
-    if not callable(getattr(module, "get_config", None)):
-        raise ConfigError(f"--config={path}: the file defines no get_config()")
-    takes = len(inspect.signature(module.get_config).parameters)
-    if argument and not takes:
-        raise ConfigError(f"--config={path}: its get_config() takes no argument; drop "
-                          f"':{argument}'")
-    with _mistakes_named(path, file):
-        config = module.get_config(argument) if argument else module.get_config()
-    if not isinstance(config, Config):
-        raise ConfigError(f"--config={path}: get_config() must return a rag_jax.config.Config")
-    return config
+    return file, argument, module
 
 
 @contextlib.contextmanager

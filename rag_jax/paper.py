@@ -41,6 +41,34 @@ frozen_sequence 41.2 52.1 41.8 52.6 11.8 19.6 56.7 47.3 72.9 89.4
 rag_token       43.5 54.8 46.5 51.9 17.9 22.6 56.2 49.4 74.5 90.6
 rag_sequence    44.0 55.8 44.9 53.4 15.3 21.5 57.2 47.5 74.5 90.6
 """)  # noqa: E501
+# How reports call the parts of columns, and our rows.
+COLUMNS = {"nq": "NQ", "tqa": "TriviaQA", "tqa_wiki": "TriviaQA Wiki", "wq": "WebQuestions",
+           "ct": "CuratedTREC", "jeopardy": "Jeopardy", "msmarco": "MS-MARCO",
+           "fever3": "FEVER 3-way", "fever2": "FEVER 2-way", "em": "EM", "accuracy": "accuracy",
+           "bleu1": "BLEU-1", "qbleu1": "Q-BLEU-1", "rouge_l": "ROUGE-L",
+           "distinct": "distinct tri-grams"}
+OURS = {"closed_book": "BART, closed book", "rag_token": "RAG-Token",
+        "rag_sequence": "RAG-Sequence", "frozen": "RAG-Token, frozen retriever",
+        "frozen_sequence": "RAG-Sequence, frozen retriever",
+        "bm25": "RAG-Token, BM25", "bm25_sequence": "RAG-Sequence, BM25"}
+
+
+def _cells() -> dict[str, dict[str, float]]:
+    cells: dict[str, dict[str, float]] = {}
+    for name, table in (("table1", TABLE1), ("table2", TABLE2), ("table6", TABLE6)):
+        for run in [row for row in table if row in OURS]:
+            for column, score in table[run].items():
+                task, metric = column.split(".")
+                twice = name == "table6" and run in TABLE1
+                merged = task.startswith("fever") and run.endswith("_sequence")
+                if task != "tqa_wiki" and not twice and not merged:
+                    cells.setdefault(f"{name}/{task}/{run}", {})[metric] = score
+    return cells
+
+
+# {TABLE/TASK/RUN: {metric: score}} for every model of ours that a table has. Table 6 repeats RAG's
+# rows, on dev; FEVER's cells are of both kinds of RAG; tqa_wiki is another test set of tqa's model.
+CELLS = _cells()
 # Example generations: (task, input, BART, RAG-Token, RAG-Sequence); "?" = factually wrong,
 # "*" = partly right, as the paper marks them.
 TABLE3 = (

@@ -34,7 +34,7 @@ def test_commands_name_what_exists(command):
         source += (ROOT / "rag_jax/flags.py").read_text()
         for flag in re.findall(r" (--\w+)", command):
             assert f'"{flag}"' in source or flag == "--help", flag
-    for path in re.findall(r"configs/\w+\.py", command):
+    for path in re.findall(r"configs/\w+\.py(?::[\w/]+)?", command):
         overrides.validate(overrides.replace(overrides.load_file(str(ROOT / path)), {
             "data.passages": "p", "data.train": "t", "data.dev": "d"}))
     for dotted in re.findall(r"--config\.([\w.]+)=", command):

@@ -1,63 +1,93 @@
 """The configurations of the paper's tables: complete, true to the paper, and of fitting shapes.
 
-No weight is allocated: shapes are traced at full size, once for what several files have in common.
+No weight is allocated: shapes are traced at full size, once for what several cells have in common.
 """
 
-import ast
 import dataclasses
 import functools
-import pathlib
-import re
+import hashlib
+import json
 
 import jax
 import numpy as np
 import pytest
 
-from rag_jax import overrides, paper, parallel
+from rag_jax import overrides, paper, parallel, train
 from rag_jax.aot.chips import CHIPS
 from rag_jax.aot.costs import flops
-from rag_jax.config import RUNS, ConfigError, MeshConfig
+from rag_jax.config import ConfigError, MeshConfig
 from rag_jax.models import rag
 from rag_jax.reproduction.full import Full
 from rag_jax.training import step
 from rag_jax.training.optim import make_optimizer
 from rag_jax.types import Batch
 
-CONFIGS = pathlib.Path(__file__).parents[1] / "configs"
-FILES = sorted(CONFIGS.glob("table*.py"))
-TABLES = {"1": paper.TABLE1, "2": paper.TABLE2, "6": paper.TABLE6}
+CELLS = {  # of the models that the paper trains, by what a table scores
+    "table1": (("nq", "tqa", "wq", "ct"), ("rag_token", "rag_sequence")),
+    "table2": (("jeopardy", "msmarco", "fever3", "fever2"),
+               ("closed_book", "rag_token", "rag_sequence")),
+    "table6": (("nq", "tqa", "wq", "ct", "jeopardy", "msmarco", "fever3", "fever2"),
+               ("bm25", "bm25_sequence", "frozen", "frozen_sequence")),
+}
+CELLS = [f"{table}/{task}/{run}" for table, (tasks, runs) in CELLS.items()
+         for task in tasks for run in runs
+         if not (task.startswith("fever") and run.endswith("_sequence"))]
+TABLES = {"table1": paper.TABLE1, "table2": paper.TABLE2, "table6": paper.TABLE6}
+# Of the fields that cells set, as sorted JSON; another one means another recipe.
+RECIPES = "19619e148701152cd129459bd2e8c24fd28babae84480eba794a87fb6de09ae3"
 
 
-def parts(file):
-    """(table, task, run) of a file's name."""
-    return re.fullmatch(r"table(\d)_([a-z0-9]+)_(\w+)", file.stem).groups()
+def load(cell):
+    return overrides.load_file(f"configs/paper.py:{cell}")
 
 
-def test_every_cell_of_ours_has_a_file():
-    wanted = set()
-    for number, table in TABLES.items():
-        for row in table:
-            for column in table[row]:
-                task = column.split(".")[0]
-                merged = task.startswith("fever") and row.endswith("_sequence")
-                twice = number == "6" and row in ("rag_token", "rag_sequence")
-                if row in RUNS and task != "tqa_wiki" and not merged and not twice:
-                    wanted.add((number, task, row))
-    assert {parts(file) for file in FILES} == wanted
+def test_every_cell_of_ours_can_be_named():
+    assert len(CELLS) == 46 and set(CELLS) == set(paper.CELLS)
 
 
-@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
-def test_the_docstring_has_command_hardware_time_and_the_papers_score(file):
-    number, task, run = parts(file)
-    text = ast.get_docstring(ast.parse(file.read_text("utf-8")))
-    config = overrides.load_file(str(file))
-    assert config.runs == (run,) and f"--config=configs/{file.name}" in text
-    for column, value in TABLES[number][run].items():
+def test_the_recipes_are_those_that_were_published():
+    """A default or a helper that changes would change 46 experiments without a word."""
+    fields = {cell: {name: overrides.value(config, name) for name in overrides.not_default(config)}
+              for cell, config in ((cell, load(cell)) for cell in CELLS)}
+    assert hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest() == RECIPES
+
+
+@pytest.mark.parametrize("cell", CELLS)
+def test_a_cell_says_its_command_hardware_time_and_the_papers_score(cell):
+    table, task, run = cell.split("/")
+    text = overrides.about(f"configs/paper.py:{cell}")
+    config = load(cell)
+    assert config.runs == (run,) and f"--config=configs/paper.py:{cell} " in text
+    for column, value in TABLES[table][run].items():
         if column.split(".")[0] == task:
             assert f" {value} " in text.splitlines()[0]
     assert "Hardware:" in text and f"Time: {config.train.steps:,} steps" in text
     assert "v4-8" in text and "not measured" in text
-    assert f"at least {least_hours(file):.1f} hours" in " ".join(text.split())
+    assert ("rag_jax.convert" in text) == bool(set(config.model.sources.values())
+                                               & {f"runs/paper/nq/exported_{run}"})
+    assert f"at least {least_hours(cell):.1f} hours" in " ".join(text.split())
+
+
+def test_help_of_a_cell_says_what_it_costs_and_scores(capsys):
+    with pytest.raises(SystemExit):
+        train.main(["--config=configs/paper.py:table2/msmarco/rag_token", "--help"])
+    text = capsys.readouterr().out
+    assert "Table 2, MS-MARCO, RAG-Token: 40.1 ROUGE-L and 41.5 BLEU-1 on test." in text
+    assert "at least 1.1 hours" in text and "test set are hidden: dev alone" in text
+    assert "--config.train.steps=24019" in text
+
+
+@pytest.mark.parametrize("cell, told", [
+    ("", "configs/paper.py: name a cell after ':'"),
+    (":table1/nq/rag_tokn", "no cell 'table1/nq/rag_tokn'; did you mean table1/nq/rag_token"),
+    (":table1/nq/closed_book", "no cell 'table1/nq/closed_book'; did you mean table2/"),
+    (":nq/rag", "or TASK/RUN, with a task of nq"),
+])
+def test_a_wrong_cell_is_told_near_matches_and_all_cells(cell, told):
+    with pytest.raises(ConfigError) as error:
+        overrides.load_file(f"configs/paper.py{cell}")
+    assert told in str(error.value)
+    assert "\n  table6/{fever3,fever2}/{bm25,frozen}\n" in str(error.value)
 
 
 @functools.cache
@@ -86,10 +116,9 @@ def traced(model, rates, optimizer, smoothing, shape, targets):
     return state, after, metrics, flops(jaxpr.jaxpr)
 
 
-def step_of(file):
-    """`traced` for a configuration's file, with its model, run's configuration and rates."""
-    run = parts(file)[2]
-    config = overrides.for_run(overrides.validate(overrides.load_file(str(file))), run)
+def step_of(cell):
+    """`traced` for a cell, with its model, run's configuration and rates."""
+    config = overrides.for_run(overrides.validate(load(cell)), cell.split("/")[2])
     model = rag.RagModel(dataclasses.replace(config.model.retriever, pretrained=""),
                          dataclasses.replace(config.model.generator, pretrained=""),
                          config.kind, 2, 2, 1, lexical=config.retrieval.retriever == "bm25",
@@ -103,18 +132,18 @@ def step_of(file):
                                         1 if config.classes else data.max_target_length)
 
 
-def least_hours(file):
+def least_hours(cell):
     """Of training on a v4-8, four chips: no step is faster than its operations at peak speed."""
-    config, _, _, (*_, operations) = step_of(file)
+    config, _, _, (*_, operations) = step_of(cell)
     return config.train.steps * operations / (4 * CHIPS["TPU v4"].peak) / 3600
 
 
-@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
-def test_a_training_step_has_the_right_shapes_at_full_size(file):
-    run = parts(file)[2]
-    config, model, rates, (state, after, metrics, _) = step_of(file)
+@pytest.mark.parametrize("cell", CELLS)
+def test_a_training_step_has_the_right_shapes_at_full_size(cell):
+    _, task, run = cell.split("/")
+    config, model, rates, (state, after, metrics, _) = step_of(cell)
     assert not model.classes, "labels are single tokens, as in the paper's main text"
-    assert bool(config.classes) == parts(file)[1].startswith("fever")
+    assert bool(config.classes) == task.startswith("fever")
     shapes = [[(x.shape, x.dtype) for x in jax.tree.leaves(t.params)] for t in (state, after)]
     assert shapes[0] == shapes[1] and metrics["nll"].shape == ()
     count = {tower: sum(x.size for x in jax.tree.leaves(params))
@@ -127,17 +156,15 @@ def test_a_training_step_has_the_right_shapes_at_full_size(file):
 
 
 def test_recipes_by_task_and_run():
-    config = overrides.load_file(f"{CONFIGS / 'recipe.py'}:fever2/closed_book")
-    assert config == overrides.load_file(str(CONFIGS / "table2_fever2_closed_book.py"))
-    with pytest.raises(ConfigError, match="TASK/RUN with a task of nq"):
-        overrides.load_file(f"{CONFIGS / 'recipe.py'}:nq/rag")
+    assert load("fever2/closed_book") == load("table2/fever2/closed_book")
+    assert load("nq/fid").eval == load("nq/rag_token").eval  # no cell of the paper
 
 
 def test_cells_of_the_papers_scale(tmp_path):
     scale = Full(tmp_path)
     nq, = scale.cells("nq", "rag_token")
     assert (nq.folder, nq.first, nq.start) == ("nq", None, None)
-    assert "configs/table1_nq_rag_token.py" in nq.recipe
+    assert "configs/paper.py:table1/nq/rag_token" in nq.recipe
     wq, = scale.cells("wq", "rag_sequence")
     assert wq.folder == "wq_rag_sequence" and wq.start.run == "rag_sequence"
     assert wq.config.model.rag.pretrained == str(tmp_path / "nq" / "exported_rag_sequence")

@@ -7,10 +7,10 @@
 #   tpu_scripts/natural_questions.sh [--dry-run] WORKDIR [--config.FIELD=VALUE...]
 #
 #   WORKDIR             such as runs/nq; the passages go to dpr/ beside it, the questions to tasks/
-#   --config.FIELD=...  for rag_jax.train, on top of configs/table1_nq_*.py
+#   --config.FIELD=...  for rag_jax.train, on top of configs/paper.py:table1/nq/rag_*
 #   --dry-run           print the commands, run none
 #
-# configs/recipe.py holds all values.
+# configs/paper.py holds all values.
 source "$(dirname "$0")/lib.sh"
 
 parse_options "" "$@"
@@ -27,7 +27,7 @@ run flock "$dpr/lock" wget --continue --no-verbose "--directory-prefix=$dpr" \
 
 # Answers: greedy with 15 passages, and thorough greedy with 50 (appendix A).
 for kind in token sequence; do
-  run python -m rag_jax.train "--config=configs/table1_nq_rag_$kind.py" "--workdir=$workdir" \
+  run python -m rag_jax.train "--config=configs/paper.py:table1/nq/rag_$kind" "--workdir=$workdir" \
     "--config.data.passages=$dpr/psgs_w100.tsv.gz" \
     "--config.data.data_dir=$(dirname "$workdir")/tasks" \
     --config.mesh.fsdp=4 --config.eval.batch_size=16 "${ARGS[@]:1}"

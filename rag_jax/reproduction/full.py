@@ -1,6 +1,5 @@
 """The tables at the paper's size: the configurations of configs/, a workdir for each task."""
 
-import ast
 import pathlib
 import shlex
 from collections.abc import Iterable, Mapping
@@ -9,7 +8,6 @@ from rag_jax import overrides, paper
 from rag_jax.data.task_sources import DATA_DIR
 from rag_jax.reproduction.cells import Beginning, Cell, File, Measurement, exported
 
-TABLES = (1, 2, 6)  # table 6 takes RAG's rows from the other two
 FIRST = "nq"  # its passages and indexes serve all tasks
 FROM_FIRST = ("wq", "ct")  # start from its trained models
 HOT_SWAP = "hot_swap"  # folder of --data_dir with the files that only the hot-swap needs
@@ -42,7 +40,7 @@ of disk or more; the host's memory holds both indexes, 140 GB each."""
 
 
 class Full:
-    """Cells of configs/tableN_TASK_RUN.py, with one seed.
+    """Cells of configs/paper.py, with one seed.
 
     Args:
       root: the folder of everything.
@@ -51,7 +49,7 @@ class Full:
 
     name = "paper"
     about = ("the paper's tasks, Wikipedia's 21,015,324 passages, BERT-base and BART-large; the "
-             "paper publishes no learning rate, batch size or number of steps (configs/recipe.py)")
+             "paper publishes no learning rate, batch size or number of steps (configs/paper.py)")
     ks = (1, 5, 10, 15, 20, 30, 40, 50)
     subject = "Hemingway"
     beginnings = tuple(
@@ -67,11 +65,11 @@ class Full:
         """The cell, or none where there is no configuration of it."""
         if task == "tqa_wiki":
             return self.cells("tqa", run)
-        files = [overrides.CONFIGS / f"table{number}_{task}_{run}.py" for number in TABLES]
-        file = next((file for file in files if file.exists()), None)
-        if file is None:
+        cell = next((name for name in paper.CELLS if name.endswith(f"/{task}/{run}")), None)
+        if cell is None:
             return []
-        config = overrides.replace(overrides.load_file(str(file)), {"data.data_dir": self.data_dir})
+        file = f"{overrides.CONFIGS / 'paper.py'}:{cell}"
+        config = overrides.replace(overrides.load_file(file), {"data.data_dir": self.data_dir})
         first = start = None
         folder = task
         if task != FIRST:
@@ -83,8 +81,8 @@ class Full:
             config = overrides.replace(config, {
                 f"model.{tower}.pretrained": str(self.root / exported(FIRST, run))})
         further = self._further(config.data.passages) if task == FIRST else {}
-        return [Cell(folder, overrides.validate(config), run, first, start, _docstring(file),
-                     **further)]
+        return [Cell(folder, overrides.validate(config), run, first, start,
+                     overrides.about(file), **further)]
 
     def _further(self, passages: str) -> dict[str, dict[str, File]]:
         """Questions and memories of the hot-swap, whose memory of 2018 is the one that trains."""
@@ -121,8 +119,3 @@ class Full:
                               for cell, what in missing):
             parts.append(BY_HAND.format(folder=shlex.quote(str(self.swap))))
         return "\n".join(parts) or "Everything has been measured."
-
-
-def _docstring(file: pathlib.Path) -> str:
-    return ast.get_docstring(ast.parse(file.read_text("utf-8"))) or ""
-

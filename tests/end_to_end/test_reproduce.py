@@ -86,7 +86,8 @@ def test_the_papers_scale_prints_its_recipe_and_reports_nothing_that_was_not_run
     printed = reproduce(tmp_path, "table1", "--scale=paper")
     assert printed.returncode == 0, printed.stderr[-3000:]
     assert "8 models are not measured" in printed.stdout
-    for part in ("configs/table1_nq_rag_token.py", "v4-8", "rag_jax.convert", "44.1 EM on test"):
+    for part in ("configs/paper.py:table1/nq/rag_token", "v4-8", "rag_jax.convert",
+                 "44.1 EM on test"):
         assert part in printed.stdout, part
     assert "not run / 44.1" in (tmp_path / "report.md").read_text("utf-8")
     wrong = reproduce(tmp_path, "pairwise", "--tally", str(tmp_path / "none.csv"))

@@ -26,7 +26,8 @@ import pathlib
 from rag_jax import overrides
 from tests.end_to_end import smallest
 
-def get_config():
+def get_config(cell):
+    assert cell == "table1/nq/rag_token"
     here = pathlib.Path(__file__).parent
     return overrides.replace(smallest.get_config(), {
         "runs": ("rag_token",), "data.passages": str(here / "passages.tsv"),
@@ -67,7 +68,7 @@ def compiled_quickly():
 def configs(tmp_path_factory):
     """A folder like configs/, with one cell of the smallest size and the files that it names."""
     folder = tmp_path_factory.mktemp("configs")
-    (folder / "table1_nq_rag_token.py").write_text(CONFIG)
+    (folder / "paper.py").write_text(CONFIG)
     questions(folder / "train.jsonl", LEADERS["2018"])
     rows = [f"{place}\t{place}\tThe President of {place} is New {place}." for place in PLACES]
     (folder / "passages.tsv").write_text("id\ttitle\ttext\n" + "\n".join(rows) + "\n")

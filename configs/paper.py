@@ -1,6 +1,13 @@
-"""The paper's experiments at full size, for the files of its tables' cells; or by TASK/RUN:
+"""The paper's experiments at full size, each by its cell: TABLE/TASK/RUN after the file's name.
 
-    python -m rag_jax.train --config=configs/recipe.py:nq/rag_token --workdir=runs/paper/nq
+    python -m rag_jax.train --config=configs/paper.py:table1/nq/rag_token --help
+    python -m rag_jax.train --config=configs/paper.py:table1/nq/rag_token --workdir=runs/paper/nq
+
+The first command says what the cell costs and scores in the paper; without a cell the error lists
+all 46. TASK/RUN alone, such as nq/fid, is any task with any run of config.runs, also one that the
+paper has no number of.
+
+Hardware: a TPU v4-8. Time: from 0.1 to 4.4 hours of the chips' peak speed.
 
 The paper publishes no learning rate, batch size, lengths or number of steps. Question answering
 has those of Hugging Face's finetune_rag.sh (100 epochs in batches of 64). For generation we take
@@ -27,6 +34,8 @@ from rag_jax.config import (
     RetrievalConfig,
     TrainConfig,
 )
+from rag_jax.errors import near_matches
+from rag_jax.paper import CELLS, COLUMNS, OURS
 
 PASSAGES = "runs/dpr/psgs_w100.tsv.gz"  # 21,015,324 chunks of 100 words, December 2018
 QUERY_ENCODER = "facebook/dpr-question_encoder-single-nq-base"
@@ -67,6 +76,32 @@ TASKS = {
                    labels=("SUPPORTS", "REFUTES"), metrics=("fever",)),
 }
 FROM_NQ = ("wq", "ct")  # start from the same system trained on Natural Questions (section 3.1)
+# At least so long on a v4-8: the operations of all training steps at the chips' peak speed; by the
+# run's retriever: DPR that trains, DPR that is frozen, BM25, none.
+HOURS = {
+    "nq": {"rag": 4.4, "frozen": 4.4, "bm25": 4.3},
+    "tqa": {"rag": 4.4, "frozen": 4.3, "bm25": 4.3},
+    "wq": {"rag": 0.2, "frozen": 0.2, "bm25": 0.2},
+    "ct": {"rag": 0.1, "frozen": 0.1, "bm25": 0.1},
+    "jeopardy": {"rag": 0.6, "frozen": 0.6, "bm25": 0.6, "closed": 0.1},
+    "msmarco": {"rag": 1.1, "frozen": 1.1, "bm25": 1.1, "closed": 0.2},
+    "fever3": {"rag": 0.7, "frozen": 0.7, "bm25": 0.7, "closed": 0.1},
+    "fever2": {"rag": 0.5, "frozen": 0.5, "bm25": 0.5, "closed": 0.1},
+}
+ABOUT = """\
+{table}, {task}, {run}: {scores} on {split}.
+
+{convert}    python -m rag_jax.train --config=configs/paper.py:{cell} \\
+        --workdir={workdir}
+
+Hardware: a TPU v4-8 with a 500 GB disk (tpu_scripts/README.md). Time: {steps:,} steps of
+{batch} questions; at least {hours:.1f} hours, a lower bound: the operations of the training
+step alone, at the chips' peak speed; not measured.{hidden}"""
+CONVERT = """\
+    python -m rag_jax.convert --from=runs/paper/nq --run={run} \\
+        --to=runs/paper/nq/exported_{run}
+"""
+HIDDEN = "\n\nThe answers of MS-MARCO's test set are hidden: dev alone can be measured."
 
 
 def _decoding(task: str, run: str) -> EvalConfig:
@@ -75,7 +110,7 @@ def _decoding(task: str, run: str) -> EvalConfig:
         return EvalConfig(k=5, labels=TASKS[task].labels)
     if task in ("jeopardy", "msmarco"):
         return EVAL_PRESETS["paper-generation"]
-    return EVAL_PRESETS["paper-qa-sequence" if "sequence" in run else "paper-qa-token"]
+    return EVAL_PRESETS["paper-qa-sequence" if RUNS[run].kind == "sequence" else "paper-qa-token"]
 
 
 def full_size(task: str, run: str) -> Config:
@@ -114,9 +149,39 @@ def full_size(task: str, run: str) -> Config:
     )
 
 
-def get_config(cell: str = "nq/rag_token") -> Config:
-    task, _, run = cell.partition("/")
+def describe(cell: str) -> str:
+    """What `--config=configs/paper.py:CELL --help` says: commands, cost, the paper's score."""
+    if cell not in CELLS:
+        return __doc__
+    table, task, run = cell.split("/")
+    further = task in FROM_NQ
+    split = "dev" if table == "table6" else "test"
+    return ABOUT.format(
+        cell=cell, table=table.replace("table", "Table "), task=COLUMNS[task], run=OURS[run],
+        scores=" and ".join(f"{score} {COLUMNS[name]}" for name, score in CELLS[cell].items()),
+        split=split,
+        convert=CONVERT.format(run=run) if further else "",
+        workdir=f"runs/paper/{task}_{run}" if further else f"runs/paper/{task}",
+        steps=TASKS[task].steps, batch=BATCH, hours=HOURS[task][run.partition("_")[0]],
+        hidden=HIDDEN if split == "test" and not TASKS[task].test else "")
+
+
+def _listed() -> str:
+    """All cells; those of a table with the same runs in one line."""
+    tasks: dict[tuple[str, str], list[str]] = {}
+    for table, task in dict.fromkeys(tuple(cell.split("/")[:2]) for cell in CELLS):
+        runs = ",".join(cell.split("/")[2] for cell in CELLS if cell.startswith(f"{table}/{task}/"))
+        tasks.setdefault((table, runs), []).append(task)
+    return "\n".join(f"  {table}/{{{','.join(found)}}}/{{{runs}}}"
+                     for (table, runs), found in tasks.items())
+
+
+def get_config(cell: str = "") -> Config:
+    task, _, run = (cell.partition("/")[2] if cell in CELLS else cell).partition("/")
     if task not in TASKS or run not in RUNS:
-        raise ConfigError(f"configs/recipe.py:{cell}: expected TASK/RUN with a task of "
+        wrong = (f":{cell}: no cell {cell!r}; {near_matches(cell, CELLS)}" if cell
+                 else ": name a cell after ':'")
+        raise ConfigError(f"--config=configs/paper.py{wrong}\nThe cells of "
+                          f"the paper's tables:\n{_listed()}\nor TASK/RUN, with a task of "
                           f"{', '.join(TASKS)} and a run of {', '.join(RUNS)}")
     return full_size(task, run)
