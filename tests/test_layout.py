@@ -19,12 +19,10 @@ KNOWN = {
         "rag_jax.retrieval.index -> rag_jax.retrieval.scann",
     },
     "functions of more than 60 lines": {
-        "beam.beam_search",
         "build.build_index",
     },
     "functions of more than 8 parameters": {
         "answering.__init__",
-        "beam.beam_search",
         "build.build_index",
         "farmhash._round",
         "save.save",

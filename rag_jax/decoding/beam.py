@@ -10,6 +10,7 @@ penalty: log-probabilities only fall as a hypothesis grows. Meanwhile the search
 score among everything that it dropped, which bounds all that it has not seen.
 """
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -22,6 +23,39 @@ from rag_jax.decoding.settings import Decoding
 from rag_jax.marginal import MASKED
 
 
+class TokenIds(NamedTuple):
+    """Tokens with a meaning of their own."""
+
+    start: int  # first input of the decoder; no part of a hypothesis
+    end: int  # ends a hypothesis
+    pad: int  # fills it up
+
+
+@dataclasses.dataclass(frozen=True)
+class Recursion:
+    """What gives the next token's distribution in R searches of K documents each.
+
+    Attributes:
+      step: (last tokens int32[R, M], position int32[], carry) -> (log p(. | x, z, y_<t)
+        float32[R, K, M, V], carry).
+      carry: state before the first step, with rows for R x M hypotheses.
+      reorder: (carry, beams int32[R, M]) -> carry whose hypothesis m is the former beams[:, m].
+      weigh: log p(y_<t | x, z) float32[R, M, K] -> log of the documents' weights float32[R, M, K]
+        in the next token's distribution.
+      rule: which tokens may come next.
+      searches: R.
+      documents: K.
+    """
+
+    step: Callable[[jax.Array, jax.Array, Any], tuple[jax.Array, Any]]
+    carry: Any
+    reorder: Callable[[Any, jax.Array], Any]
+    weigh: Callable[[jax.Array], jax.Array]
+    rule: Rule
+    searches: int
+    documents: int
+
+
 class Hypotheses(NamedTuple):
     """M hypotheses of each search."""
 
@@ -31,7 +65,7 @@ class Hypotheses(NamedTuple):
     doc_log_p: jax.Array  # float32[R, M, T, K], log p(y_t | x, z, y_<t); 0 after end_id
 
 
-class Found(NamedTuple):
+class Beams(NamedTuple):
     """The M best hypotheses: ended ones by rank, then live ones cut at max_length."""
 
     hypotheses: Hypotheses
@@ -48,6 +82,18 @@ class BeamState(NamedTuple):
     stopped: jax.Array  # bool[R], no live hypothesis can overtake the finished ones any more
     bound: jax.Array  # float32[R], best score among what was dropped before the search stopped
     carry: Any  # what `step` keeps: caches, rows in the order of the live hypotheses
+
+
+class Candidates(NamedTuple):
+    """The 2M best continuations of the live hypotheses by one token."""
+
+    grown: Hypotheses  # 2M of each search
+    origin: jax.Array  # int32[R, 2M], the live hypothesis that each continues
+    ends: jax.Array  # bool[R, 2M], by end_id
+    totals: jax.Array  # float32[R, M, V], scores of all continuations
+    beyond: jax.Array  # float32[R], the best score that is not among the 2M
+    broken: jax.Array  # bool[R], the model gave a NaN
+    carry: Any
 
 
 def gather_beams(tree: Any, beams: jax.Array) -> Any:
@@ -77,95 +123,24 @@ def best_of_many(scores: jax.Array, count: int) -> tuple[jax.Array, jax.Array]:
     return best, block * BLOCK + places % BLOCK
 
 
-def beam_search(
-    step: Callable[[jax.Array, jax.Array, Any], tuple[jax.Array, Any]],
-    carry: Any,
-    reorder: Callable[[Any, jax.Array], Any],
-    weigh: Callable[[jax.Array], jax.Array],
-    rule: Rule,
-    settings: Decoding,
-    *,
-    searches: int,
-    documents: int,
-    start_id: int,
-    end_id: int,
-    pad_id: int,
-) -> Found:
-    """Finds sequences of high probability.
+def beam_search(recursion: Recursion, settings: Decoding, ids: TokenIds) -> Beams:
+    """The sequences of highest probability that a beam of `settings.num_beams` meets.
 
     Args:
-      step: (last tokens int32[R, M], position int32[], carry) -> (log p(. | x, z, y_<t)
-        float32[R, K, M, V], carry).
-      carry: state before the first step, with rows for R x M hypotheses.
-      reorder: (carry, beams int32[R, M]) -> carry whose hypothesis m is the former beams[:, m].
-      weigh: log p(y_<t | x, z) float32[R, M, K] -> log of the documents' weights float32[R, M, K]
-        in the next token's distribution.
-      rule: which tokens may come next.
+      recursion: the model.
       settings: num_beams M, max_length T, length_penalty, prefix.
-      searches: R.
-      documents: K of a search.
-      start_id: first input token; it is not part of a hypothesis.
-      end_id: ends a hypothesis.
-      pad_id: fills it up.
+      ids: the model's special tokens.
     """
     beams, length = settings.num_beams, settings.max_length
-    shape = (searches, beams)
 
     def running(state: BeamState) -> jax.Array:
         return (state.position < length) & ~state.stopped.all()
 
-    def overtaken(live: Hypotheses, finished: Hypotheses, position: jax.Array) -> jax.Array:
-        # Scores are at most 0: the longest (or, for a reward of brevity, the next) length is best.
-        at_best = length if settings.search_penalty > 0 else position + 1
-        return _rank(live.scores[:, 0], at_best, settings) <= finished.ranks[:, -1]
-
     def advance(state: BeamState) -> BeamState:
-        position, live = state.position, state.live
-        last = jnp.where(position == 0, start_id, live.tokens[:, :, jnp.maximum(position - 1, 0)])
-        doc_log_p, carry = step(last, position, state.carry)
-        log_p = marginal.mixture(weigh(live.doc_log_p.sum(axis=2)), doc_log_p)  # -> [R, M, V]
-        # A softmax with one NaN is NaN everywhere: any column shows it.
-        broken = jnp.isnan(log_p[:, :, end_id]).any(axis=1)
-        log_p = rule(live.tokens, position, log_p)
-        vocab = log_p.shape[-1]
-        totals = live.scores[:, :, None] + log_p
-        # Each live hypothesis has one ending, so 2M candidates always hold M that go on.
-        scores, flat = best_of_many(totals.reshape(searches, -1), 2 * beams + 1)
-        beyond, scores, flat = scores[:, -1], scores[:, :-1], flat[:, :-1]
-        origin, tokens = flat // vocab, flat % vocab
-        grown = gather_beams(live, origin)
-        rows = jnp.arange(searches)[:, None]
-        grown = Hypotheses(
-            grown.tokens.at[:, :, position].set(tokens.astype(jnp.int32)),
-            scores, _rank(scores, position + 1, settings),
-            grown.doc_log_p.at[:, :, position].set(doc_log_p[rows, :, origin, tokens]))
-        ends = tokens == end_id
-        # An ending counts only among the first M: it beat what the beam goes on with.
-        accepted = ends & (jnp.arange(2 * beams) < beams)[None]
-        finished, worse, _ = _best(_join(state.finished, _only(grown, accepted)), beams)
-        going_on, dropped, chosen = _best(_only(grown, ~ends), beams)
-        taken = accepted[:, None, :] & (origin[:, None, :] == jnp.arange(beams)[None, :, None])
-        unaccepted = jnp.where(taken.any(axis=2), MASKED, totals[:, :, end_id]).max(axis=1)
-        stopped = overtaken(going_on, finished, position + 1)
-        unfinished = jnp.maximum(jnp.where(stopped, going_on.scores[:, 0], MASKED),
-                                 jnp.maximum(dropped, beyond))
-        # What does not end at max_length is no answer.
-        unfinished = jnp.where(position + 1 < length, unfinished, MASKED)
-        bound = jnp.stack([state.bound, worse, unaccepted, unfinished]).max(axis=0)
-        bound = jnp.where(broken, jnp.nan, bound)  # NaN stays in a maximum
-        # A search that has stopped waits for the others, and they do not change its bound.
-        bound = jnp.where(state.stopped, state.bound, bound)
-        return BeamState(position + 1, going_on, finished, state.stopped | stopped, bound,
-                         reorder(carry, gather_beams(origin, chosen)))
+        return _keep_best(state, _candidates(recursion, settings, ids, state), settings,
+                          recursion.reorder, ids.end)
 
-    first_only = jnp.where(jnp.arange(beams) == 0, 0.0, MASKED).astype(jnp.float32)
-    nothing = jnp.full(shape, MASKED, jnp.float32)
-    none = Hypotheses(jnp.full((*shape, length), pad_id, jnp.int32), nothing, nothing,
-                      jnp.zeros((*shape, length, documents), jnp.float32))
-    start = jnp.broadcast_to(first_only, shape)
-    initial = BeamState(jnp.zeros((), jnp.int32), none._replace(scores=start, ranks=start), none,
-                        jnp.zeros(searches, bool), nothing[:, 0], carry)
-    end = jax.lax.while_loop(running, advance, initial)
+    end = jax.lax.while_loop(running, advance, _first_state(recursion, settings, ids.pad))
     both = _join(end.finished, end.live)
     # Both halves are sorted: ended, live, and places that were never filled.
     order = jnp.where(both.scores > MASKED / 2, (jnp.arange(2 * beams) >= beams)[None], 2)
@@ -173,8 +148,73 @@ def beam_search(
     # What a NaN left of the scores may look like an answer of probability 1.
     both = both._replace(doc_log_p=jnp.where(
         jnp.isnan(end.bound)[:, None, None, None], jnp.nan, both.doc_log_p))
-    return Found(gather_beams(both, picked), jnp.take_along_axis(order, picked, axis=1) == 0,
+    return Beams(gather_beams(both, picked), jnp.take_along_axis(order, picked, axis=1) == 0,
                  end.bound)
+
+
+def _first_state(recursion: Recursion, settings: Decoding, pad_id: int) -> BeamState:
+    """One live hypothesis without tokens in each search."""
+    searches, beams, length = recursion.searches, settings.num_beams, settings.max_length
+    shape = (searches, beams)
+    first_only = jnp.where(jnp.arange(beams) == 0, 0.0, MASKED).astype(jnp.float32)
+    nothing = jnp.full(shape, MASKED, jnp.float32)
+    none = Hypotheses(jnp.full((*shape, length), pad_id, jnp.int32), nothing, nothing,
+                      jnp.zeros((*shape, length, recursion.documents), jnp.float32))
+    start = jnp.broadcast_to(first_only, shape)
+    return BeamState(jnp.zeros((), jnp.int32), none._replace(scores=start, ranks=start), none,
+                     jnp.zeros(searches, bool), nothing[:, 0], recursion.carry)
+
+
+def _candidates(recursion: Recursion, settings: Decoding, ids: TokenIds, state: BeamState
+                ) -> Candidates:
+    position, live = state.position, state.live
+    last = jnp.where(position == 0, ids.start, live.tokens[:, :, jnp.maximum(position - 1, 0)])
+    doc_log_p_RKMV, carry = recursion.step(last, position, state.carry)
+    log_p_RMV = marginal.mixture(recursion.weigh(live.doc_log_p.sum(axis=2)), doc_log_p_RKMV)
+    # A softmax with one NaN is NaN everywhere: any column shows it.
+    broken = jnp.isnan(log_p_RMV[:, :, ids.end]).any(axis=1)
+    log_p_RMV = recursion.rule(live.tokens, position, log_p_RMV)
+    searches, beams, vocab = log_p_RMV.shape
+    totals_RMV = live.scores[:, :, None] + log_p_RMV
+    # Each live hypothesis has one ending, so 2M candidates always hold M that go on.
+    scores, flat = best_of_many(totals_RMV.reshape(searches, -1), 2 * beams + 1)
+    beyond, scores, flat = scores[:, -1], scores[:, :-1], flat[:, :-1]  # -> [R, 2M]
+    origin, tokens = flat // vocab, flat % vocab
+    grown = gather_beams(live, origin)
+    rows = jnp.arange(searches)[:, None]
+    grown = Hypotheses(
+        grown.tokens.at[:, :, position].set(tokens.astype(jnp.int32)),
+        scores, _rank(scores, position + 1, settings),
+        grown.doc_log_p.at[:, :, position].set(
+            doc_log_p_RKMV[rows, :, origin, tokens]))  # [R, 2M, K]
+    return Candidates(grown, origin, tokens == ids.end, totals_RMV, beyond, broken, carry)
+
+
+def _keep_best(state: BeamState, candidates: Candidates, settings: Decoding,
+               reorder: Callable[[Any, jax.Array], Any], end_id: int) -> BeamState:
+    """The M best of the ended and of the live candidates, and the bound on all that is dropped."""
+    grown, origin, ends = candidates.grown, candidates.origin, candidates.ends
+    position, beams, length = state.position, settings.num_beams, settings.max_length
+    # An ending counts only among the first M: it beat what the beam goes on with.
+    accepted = ends & (jnp.arange(2 * beams) < beams)[None]
+    finished, worse, _ = _best(_join(state.finished, _only(grown, accepted)), beams)
+    live, dropped, chosen = _best(_only(grown, ~ends), beams)
+    # -> bool[R, M, 2M], whether an accepted ending is that of live hypothesis m
+    taken = accepted[:, None, :] & (origin[:, None, :] == jnp.arange(beams)[None, :, None])
+    unaccepted = jnp.where(taken.any(axis=2), MASKED, candidates.totals[:, :, end_id]).max(axis=1)
+    # Scores are at most 0: the longest (or, for a reward of brevity, the next) length is best.
+    at_best = length if settings.search_penalty > 0 else position + 2
+    stopped = _rank(live.scores[:, 0], at_best, settings) <= finished.ranks[:, -1]
+    unfinished = jnp.maximum(jnp.where(stopped, live.scores[:, 0], MASKED),
+                             jnp.maximum(dropped, candidates.beyond))
+    # What does not end at max_length is no answer.
+    unfinished = jnp.where(position + 1 < length, unfinished, MASKED)
+    bound = jnp.stack([state.bound, worse, unaccepted, unfinished]).max(axis=0)
+    bound = jnp.where(candidates.broken, jnp.nan, bound)  # NaN stays in a maximum
+    # A search that has stopped waits for the others, and they do not change its bound.
+    bound = jnp.where(state.stopped, state.bound, bound)
+    return BeamState(position + 1, live, finished, state.stopped | stopped, bound,
+                     reorder(candidates.carry, gather_beams(origin, chosen)))
 
 
 def _rank(scores: jax.Array, length: jax.Array | int, settings: Decoding) -> jax.Array:

@@ -13,7 +13,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from rag_jax.decoding.beam import Found, beam_search, gather_beams
+from rag_jax.decoding.beam import Beams, Recursion, TokenIds, beam_search, gather_beams
 from rag_jax.decoding.constraints import make_rule
 from rag_jax.decoding.documents import Documents, Past, empty_past, step
 from rag_jax.decoding.results import Decoded, certify, explain, until_end
@@ -33,18 +33,17 @@ def weights(kind: str, log_prior: jax.Array) -> Callable[[jax.Array], jax.Array]
 
 
 def search(model: rag.RagModel, params: Params, documents: Documents, settings: Decoding,
-           searches: int, weigh: Callable[[jax.Array], jax.Array]) -> Found:
+           searches: int, weigh: Callable[[jax.Array], jax.Array]) -> Beams:
     """Beam search over groups of R/searches documents each."""
     past = empty_past(documents, searches, settings.num_beams, settings.max_length)
 
     def reorder(past: Past, beams: jax.Array) -> Past:
         return past._replace(lineage=gather_beams(past.lineage, beams))
 
-    return beam_search(
+    recursion = Recursion(
         functools.partial(step, model, params, documents), past, reorder, weigh,
-        make_rule(settings, model.end_id), settings, searches=searches,
-        documents=documents.mask.shape[0] // searches, start_id=model.start_id,
-        end_id=model.end_id, pad_id=model.pad_id)
+        make_rule(settings, model.end_id), searches, documents.mask.shape[0] // searches)
+    return beam_search(recursion, settings, TokenIds(model.start_id, model.end_id, model.pad_id))
 
 
 def decode(model: rag.RagModel, params: Params, documents: Documents, settings: Decoding

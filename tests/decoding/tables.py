@@ -9,7 +9,7 @@ import naive
 import numpy as np
 import tiny
 
-from rag_jax.decoding.beam import beam_search, gather_beams
+from rag_jax.decoding.beam import Recursion, TokenIds, beam_search, gather_beams
 from rag_jax.decoding.constraints import make_rule
 from rag_jax.decoding.mixture import weights
 from rag_jax.decoding.settings import Decoding
@@ -106,10 +106,10 @@ def _run(kind, settings, calls, tables, log_prior):
         under = jax.vmap(lambda table, codes: table[:, codes])(tables, prefix)  # -> [R, K, M, V]
         return under, prefix
 
-    return beam_search(
+    recursion = Recursion(
         step, jnp.zeros((rows, settings.num_beams), jnp.int32), gather_beams,
-        weights(kind, log_prior), make_rule(settings, END), settings, searches=rows,
-        documents=documents, start_id=START, end_id=END, pad_id=PAD)
+        weights(kind, log_prior), make_rule(settings, END), rows, documents)
+    return beam_search(recursion, settings, TokenIds(START, END, PAD))
 
 
 @functools.cache

@@ -16,7 +16,13 @@ import pytest
 import tiny
 
 from rag_jax.decoding import sampling
-from rag_jax.decoding.beam import beam_search, best_of_many, gather_beams
+from rag_jax.decoding.beam import (
+    Recursion,
+    TokenIds,
+    beam_search,
+    best_of_many,
+    gather_beams,
+)
 from rag_jax.decoding.constraints import make_rule
 from rag_jax.decoding.mixture import weights
 from rag_jax.decoding.settings import Decoding
@@ -47,10 +53,9 @@ def constant(logits, length):
 def search(tables, **settings):
     settings = Decoding(max_length=tables.shape[1], **settings)
     rows = len(tables)
-    found = tiny.jit(lambda: beam_search(
+    found = tiny.jit(lambda: beam_search(Recursion(
         steps(tables), (), lambda carry, beams: carry, weights("token", jnp.zeros((rows, 1))),
-        make_rule(settings, END), settings, searches=rows, documents=1, start_id=START, end_id=END,
-        pad_id=PAD))()
+        make_rule(settings, END), rows, 1), settings, TokenIds(START, END, PAD)))()
     return jax.device_get(found.hypotheses)
 
 
