@@ -14,7 +14,6 @@ PACKAGE = pathlib.Path(__file__).parents[1] / "rag_jax"
 KNOWN = {
     # Imports that close a cycle: of files by their modules, of rooms by their folders.
     "cycles": {
-        "countries -> data",
         "rag_jax.retrieval.index -> rag_jax.retrieval.exact",
         "rag_jax.retrieval.index -> rag_jax.retrieval.scann",
     },

@@ -1,4 +1,4 @@
-"""The quickstart's data: two editions of the memory, and questions split by country.
+"""The quickstart's data: two editions of the passages, and questions split by country.
 
 Beside the questions there are three further tasks over the same passages and the same split of
 countries (statements.py). Countries of the dev and test split occur in no training question and no
@@ -6,7 +6,6 @@ warm-up text. Offices that changed hands between the editions are asked about in
 question either: they are the hot-swap test.
 """
 
-import dataclasses
 import random
 import re
 from collections import Counter
@@ -18,26 +17,13 @@ from rag_jax.countries import prose, statements
 from rag_jax.countries.facts import EDITIONS, Country, load_countries
 from rag_jax.countries.fiction import fictional_countries, plain
 from rag_jax.data.question_files import Example
+from rag_jax.data.source import Source
 from rag_jax.retrieval.reading import Passage
 
 NOW = "2018"  # the edition that trains
 DEV_COUNTRIES, TEST_COUNTRIES = 15, 40
 TASKS = ("questions", "claims", "sentences", "clues")
 LOOKALIKES = 8  # countries of similar name whose passages are hard negatives
-
-
-@dataclasses.dataclass(frozen=True)
-class World:
-    """Memories by edition, questions by split, and texts for the generator's warm-up.
-
-    Splits: train, dev, test, and, of the task "questions", leaders_2016 / leaders_2018: the same
-    questions about offices that changed hands ("Who is {position}?"), with the holder in either
-    year.
-    """
-
-    memories: dict[str, list[Passage]]
-    splits: dict[str, list[Example]]
-    warmup_texts: list[str]
 
 
 def split_countries(countries: Sequence[Country]) -> tuple[list[Country], ...]:
@@ -103,8 +89,12 @@ def _one_phrasing(questions: Iterable[prose.CountryQuestion], seed: int
     return [random.Random(f"{seed} {key}").choice(group) for key, group in groups.items()]
 
 
-def build_world(fictional: int, seed: int, task: str = "questions") -> World:
+def build_world(fictional: int, seed: int, task: str = "questions") -> Source:
     """The world with `fictional` made-up countries beside the 195 real ones.
+
+    Passages are by edition, the one that trains first. Splits: train, dev, test, and, of the task
+    "questions", leaders_2016 / leaders_2018: the same questions about offices that changed hands
+    ("Who is {position}?"), with the holder in either year.
 
     Args:
       fictional: how many.
@@ -114,9 +104,9 @@ def build_world(fictional: int, seed: int, task: str = "questions") -> World:
     real = load_countries()
     train, dev, test = split_countries(real)
     invented = fictional_countries(fictional, seed, train, dev + test)
-    memories = {
+    passages = {
         edition: [Passage(*p) for c in (*real, *invented) for p in prose.passages(c, edition)]
-        for edition in EDITIONS
+        for edition in reversed(EDITIONS)  # NOW comes first
     }
     unseen = mentions(c.name for c in dev + test)
     splits = _question_splits(real, invented, seed, unseen)
@@ -130,10 +120,10 @@ def build_world(fictional: int, seed: int, task: str = "questions") -> World:
     by_name = {c.name: c for c in (*train, *invented)}
     alike = {name: [by_name[n] for n in near]
              for name, near in lookalikes(list(by_name), LOOKALIKES).items()}
-    known = {p.id for p in memories[NOW]}
+    known = {p.id for p in passages[NOW]}
     examples["train"] = [_training_example(q, alike.get(q.country, ()), known)
                          for q in splits["train"]]
-    return World(memories, examples, texts)
+    return Source(passages, examples, texts)
 
 
 Splits = dict[str, list[prose.CountryQuestion]]

@@ -20,6 +20,7 @@ from rag_jax.data.answer_targets import DEPTH, training_examples
 from rag_jax.data.batches import ENCODER_TABLE, PASSAGE_TABLE
 from rag_jax.data.corpora import read_corpus
 from rag_jax.data.question_files import Example, check_labels
+from rag_jax.data.source import Source, World
 from rag_jax.data.task_sources import trains_on
 from rag_jax.data.tasks import load_examples, prepare_dataset
 from rag_jax.data.text import (
@@ -43,7 +44,7 @@ from rag_jax.retrieval.verification import (
 )
 
 _log = logging.getLogger(__name__)
-Source = str | pathlib.Path | None
+TokenizerSource = str | pathlib.Path | None
 _DONE = "names.txt"  # of passage stores and splits; written last
 _SEALED = (_DONE, "questions", "warmup_texts.txt", "retriever_tokenizer", "generator_tokenizer")
 
@@ -90,14 +91,6 @@ class Prepared:
     warmup_texts: Sequence[str]
 
 
-@dataclasses.dataclass(frozen=True)
-class _Source:
-    memories: dict[str, Iterable[Passage]]
-    splits: dict[str, list[Example]]
-    warmup_texts: Sequence[str] | None  # None = the passages of the first memory
-    tokenizer_texts: Sequence[str] | None
-
-
 def chunked(passages: Iterable[Passage], words: int) -> Iterator[Passage]:
     """Passages of at most `words` words; pieces of a split one get ids ID.0, ID.1, ..."""
     for passage in passages:
@@ -109,15 +102,6 @@ def chunked(passages: Iterable[Passage], words: int) -> Iterator[Passage]:
                 yield Passage(f"{passage.id}.{number}", passage.title, piece)
 
 
-def _countries(config: Config) -> _Source:
-    from rag_jax.countries.world import NOW, build_world
-
-    data = config.data
-    world = build_world(data.fictional_countries, inputs.world_seed(config), data.world_task)
-    memories = {NOW: world.memories[NOW], **world.memories}
-    return _Source(memories, world.splits, world.warmup_texts, world.warmup_texts)
-
-
 def check_trainable(source: str, examples: Iterable[Example]) -> None:
     """Raises ConfigError for a question that can be evaluated, but not trained on."""
     for example in examples:
@@ -127,7 +111,7 @@ def check_trainable(source: str, examples: Iterable[Example]) -> None:
                 'targets to train on: give it "targets", texts that the expressions match')
 
 
-def _files(config: Config) -> _Source:
+def _files(config: Config) -> Source:
     data = config.data
     splits = {name: load_examples(path, data_dir=data.data_dir)
               for name, path in (("train", data.train), ("dev", data.dev), ("test", data.test))
@@ -135,10 +119,10 @@ def _files(config: Config) -> _Source:
     if trains_on(data.train) != "matches":  # those get targets once there are passages
         check_trainable(data.train, splits["train"])
     passages = chunked(read_corpus(data.passages), data.chunk_words)
-    return _Source({"passages": passages}, splits, None, None)
+    return Source({"passages": passages}, splits)
 
 
-def _tokenizer(directory: pathlib.Path, named: Source, train: Callable[[], Tokenizer]
+def _tokenizer(directory: pathlib.Path, named: TokenizerSource, train: Callable[[], Tokenizer]
                ) -> Tokenizer:
     """The workdir's own copy, made on the first call: from `named`, or trained where that is
     empty."""
@@ -148,7 +132,8 @@ def _tokenizer(directory: pathlib.Path, named: Source, train: Callable[[], Token
 
 
 def prepare(config: Config, workdir: pathlib.Path,
-            pretrained: Callable[[str], pathlib.Path | None] = lambda tower: None) -> Prepared:
+            pretrained: Callable[[str], pathlib.Path | None] = lambda tower: None,
+            world: World | None = None) -> Prepared:
     """Opens the data of a workdir, after making what is not there yet; one process at a time.
 
     Data made from other contents than there are now are made again, as long as nothing has been
@@ -159,6 +144,7 @@ def prepare(config: Config, workdir: pathlib.Path,
       workdir: everything is written to its folder data/.
       pretrained: folder with the tokenizer of a pretrained "query_encoder" or "generator"; None
         where there is none.
+      world: makes passages and questions where `config.data.passages` names none.
 
     Raises:
       ConfigError, DataError: what the files say that they should not, by name, line and field;
@@ -180,7 +166,7 @@ def prepare(config: Config, workdir: pathlib.Path,
     if not is_prepared(workdir):
         if not earlier:
             _set_aside(folder)
-        _make(config, folder, tokenizers, now)
+        _make(config, folder, tokenizers, now, world)
     elif earlier and inputs.merged(earlier, now) != earlier:
         files.write_json(record, seal(inputs.merged(earlier, now)))
     if not (folder / DIGESTS).exists():
@@ -278,8 +264,8 @@ def _layout(config: Config, tokenizer: Tokenizer) -> GeneratorFormat:
                            like_hugging_face=config.data.source_format == "hugging_face")
 
 
-def _make(config: Config, folder: pathlib.Path, tokenizers: Mapping[str, Source],
-          before: Mapping[str, Any]) -> None:
+def _make(config: Config, folder: pathlib.Path, tokenizers: Mapping[str, TokenizerSource],
+          before: Mapping[str, Any], world: World | None) -> None:
     """Makes what is missing.
 
     Raises:
@@ -287,7 +273,12 @@ def _make(config: Config, folder: pathlib.Path, tokenizers: Mapping[str, Source]
     """
     (folder / DIGESTS).unlink(missing_ok=True)
     data = config.data
-    source = _files(config) if data.passages else _countries(config)
+    if data.passages:
+        source = _files(config)
+    elif world:
+        source = world(data.fictional_countries, inputs.world_seed(config), data.world_task)
+    else:
+        raise ConfigError("config.data.passages is empty: name a file of passages")
     for name, examples in source.splits.items():
         check_labels(getattr(data, name, name) or name, examples, config.classes)
     now = inputs.describe(config, tokenizers, before)  # with what had to be downloaded
@@ -295,9 +286,7 @@ def _make(config: Config, folder: pathlib.Path, tokenizers: Mapping[str, Source]
     files.write_json(folder / inputs.RECORD, seal(now))
 
     def texts() -> Iterable[str]:
-        if source.tokenizer_texts is not None:
-            return source.tokenizer_texts
-        return FileTexts(data.passages)
+        return FileTexts(data.passages) if data.passages else source.warmup_texts
 
     retriever_tokenizer = _tokenizer(
         folder / "retriever_tokenizer", tokenizers["retriever_tokenizer"],
@@ -309,7 +298,7 @@ def _make(config: Config, folder: pathlib.Path, tokenizers: Mapping[str, Source]
     if changed := inputs.differences(before, inputs.describe(config, tokenizers, now)):
         raise ConfigError("the data have changed while they were read; run the same command "
                           "again: " + "; ".join(changed.values()))
-    names = [" ".join(source.memories), " ".join(source.splits)]
+    names = [" ".join(source.passages), " ".join(source.splits)]
     files.write_text(folder / _DONE, "\n".join(names))
 
 
@@ -340,9 +329,9 @@ def write_memory(path: pathlib.Path, passages: Iterable[Passage], config: Config
     return store
 
 
-def _write(config: Config, folder: pathlib.Path, source: _Source, retriever: Tokenizer,
+def _write(config: Config, folder: pathlib.Path, source: Source, retriever: Tokenizer,
            layout: GeneratorFormat) -> None:
-    for name, passages in source.memories.items():
+    for name, passages in source.passages.items():
         path = folder / "memories" / name
         if not path.exists():
             write_memory(path, passages, config, retriever, layout)
@@ -354,12 +343,12 @@ def _write(config: Config, folder: pathlib.Path, source: _Source, retriever: Tok
         files.write_text(folder / "warmup_texts.txt", "\n".join(lines))
 
 
-def _training_examples(train: str, folder: pathlib.Path, source: _Source) -> list[Example]:
+def _training_examples(train: str, folder: pathlib.Path, source: Source) -> list[Example]:
     """With the targets that the paper's appendix D gives them, by BM25 over the first memory."""
     rule = trains_on(train)
     if rule not in ("retrieved", "matches"):
         return source.splits["train"]
-    store = PassageStore.open(folder / "memories" / next(iter(source.memories)))
+    store = PassageStore.open(folder / "memories" / next(iter(source.passages)))
     index = build_bm25(store, folder / "bm25")
 
     def retrieve(question: str) -> list[str]:
@@ -372,9 +361,9 @@ def _training_examples(train: str, folder: pathlib.Path, source: _Source) -> lis
     return examples
 
 
-def _check_ids(config: Config, folder: pathlib.Path, source: _Source) -> None:
+def _check_ids(config: Config, folder: pathlib.Path, source: Source) -> None:
     """Every positive and negative passage of a training question must exist."""
-    store = PassageStore.open(folder / "memories" / next(iter(source.memories)))
+    store = PassageStore.open(folder / "memories" / next(iter(source.passages)))
     for example in source.splits["train"]:
         for passage_id in (*example.positive_ids, *example.negative_ids):
             try:

@@ -11,6 +11,7 @@ from typing import Any
 
 from rag_jax import files, hosts, locks, overrides, parallel
 from rag_jax.config import Config, ConfigError
+from rag_jax.countries.world import build_world
 from rag_jax.data.prepare import Prepared, is_prepared, open_prepared, prepare
 from rag_jax.retrieval.bm25 import bm25_missing
 from rag_jax.retrieval.index import PassageIndex
@@ -48,7 +49,7 @@ def open_job(config: Config, path: pathlib.Path, check: bool = False) -> stages.
 
 def _prepare(config: Config, path: pathlib.Path) -> Prepared:
     folders = functools.partial(pretrained.tokenizer_folder, config)
-    return hosts.first(lambda: prepare(config, path, folders) if hosts.leads()
+    return hosts.first(lambda: prepare(config, path, folders, build_world) if hosts.leads()
                        else open_prepared(config, path))
 
 

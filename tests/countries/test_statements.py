@@ -23,7 +23,7 @@ def worlds():
 
 def texts(world):
     """Passages as scoring sees them."""
-    return {p.id: f" {normalize_answer(p.text)} " for p in world.memories[NOW]}
+    return {p.id: f" {normalize_answer(p.text)} " for p in world.passages[NOW]}
 
 
 def words(text):
@@ -49,7 +49,7 @@ def parsed(claim):
 def test_all_tasks_share_passages_warm_up_texts_and_the_split_of_countries(worlds):
     first = worlds["questions"]
     for world in worlds.values():
-        assert world.memories == first.memories and world.warmup_texts == first.warmup_texts
+        assert world.passages == first.passages and world.warmup_texts == first.warmup_texts
         for split, countries in (("dev", DEV), ("test", TEST)):
             asked = {i.split("/")[1] for e in world.splits[split] for i in e.positive_ids}
             assert asked == {c.name for c in countries}

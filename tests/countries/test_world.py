@@ -70,7 +70,7 @@ def test_both_leader_splits_ask_the_same_questions_with_different_answers(world)
 
 
 def test_questions_point_at_passages_of_their_memory(world):
-    ids = {edition: {p.id for p in memory} for edition, memory in world.memories.items()}
+    ids = {edition: {p.id for p in memory} for edition, memory in world.passages.items()}
     for split, examples in world.splits.items():
         edition = split.removeprefix("leaders_") if split.startswith("leaders_") else NOW
         for e in examples:
@@ -78,8 +78,8 @@ def test_questions_point_at_passages_of_their_memory(world):
 
 
 def test_both_memories_hold_every_country_under_ids_of_their_edition(world):
-    assert set(world.memories) == set(EDITIONS)
-    for edition, memory in world.memories.items():
+    assert set(world.passages) == set(EDITIONS)
+    for edition, memory in world.passages.items():
         assert len({p.id for p in memory}) == len(memory) >= 5 * (195 + 400)
         assert len({p.title for p in memory}) == 195 + 400
         assert all(p.id.startswith(f"{edition}/") for p in memory)
@@ -88,12 +88,12 @@ def test_both_memories_hold_every_country_under_ids_of_their_edition(world):
 def test_ids_of_passages_tell_fiction_and_nothing_that_trains_does(world):
     """Whoever asks about a real country sees when the answer was read in an invented sentence."""
     real = {c.name for c in REAL}
-    for passage in (p for memory in world.memories.values() for p in memory):
+    for passage in (p for memory in world.passages.values() for p in memory):
         assert ("(fictional)" in passage.id) == (passage.title not in real)
         assert "fictional" not in passage.title + passage.text
     assert not any("fictional" in title for e in world.splits["train"] for title in e.titles)
     assert {title for e in world.splits["train"] for title in e.titles} <= {
-        p.title for p in world.memories[NOW]}
+        p.title for p in world.passages[NOW]}
 
 
 def test_ids_of_questions_are_unique_within_a_split(world):

@@ -259,14 +259,15 @@ def test_the_world_of_countries_is_read_back_as_it_was_built(tmp_path):
 
     config = replace(Config(), {"data.fictional_countries": 10, "seed": 3,
                                 "data.generator_vocab": 600, "data.retriever_vocab": 600})
-    prepared, world = prepare(config, tmp_path), build_world(10, 3)
-    assert list(prepared.memories)[0] == NOW and set(prepared.memories) == set(world.memories)
+    world = build_world(10, 3)
+    prepared = prepare(config, tmp_path, world=build_world)
+    assert list(prepared.memories)[0] == NOW and set(prepared.memories) == set(world.passages)
     assert prepared.splits == world.splits
     assert list(prepared.warmup_texts) == [" ".join(t.split()) for t in world.warmup_texts]
-    for name, memory in world.memories.items():
+    for name, memory in world.passages.items():
         store = prepared.memories[name]
         assert [store[row] for row in range(len(store))] == memory
-    assert preparing.StoreTexts(prepared.memories[NOW])[3] == world.memories[NOW][3].text
+    assert preparing.StoreTexts(prepared.memories[NOW])[3] == world.passages[NOW][3].text
 
 
 def folder_of(work, name):

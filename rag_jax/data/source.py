@@ -1,0 +1,27 @@
+"""What the data of a workdir are made from, whoever reads or invents it."""
+
+import dataclasses
+from collections.abc import Callable, Iterable, Sequence
+
+from rag_jax.data.question_files import Example
+from rag_jax.retrieval.reading import Passage
+
+
+@dataclasses.dataclass(frozen=True)
+class Source:
+    """Passages and questions on them.
+
+    Attributes:
+      passages: by the name of their store; those of the first one train.
+      splits: questions by split: train, dev, test and whatever else there is.
+      warmup_texts: what the tokenizers and the generator's warm-up learn from; None = the passages
+        of the first store.
+    """
+
+    passages: dict[str, Iterable[Passage]]
+    splits: dict[str, list[Example]]
+    warmup_texts: Sequence[str] | None = None
+
+
+# (number of fictional countries, seed, task) -> the world that stands in for files of one's own
+World = Callable[[int, int, str], Source]
