@@ -56,10 +56,10 @@ def changed(base, way):
 
 
 def measure(trained, questions, ways: dict, repeats: int) -> None:
-    from rag_jax.training import stages
+    from rag_jax.training.answer_settings import decoding_settings
 
     answerers = {name: trained.answerer(
-        decoding=stages.decoding_settings(config, trained.job.prepared.generator_tokenizer),
+        decoding=decoding_settings(config, trained.job.prepared.generator_tokenizer),
         node_budget=config.eval.exact_nodes) for name, config in ways.items()}
     retrieved = next(iter(answerers.values())).retrieve(trained.params, questions)
     times: dict[str, list[float]] = {name: [] for name in ways}

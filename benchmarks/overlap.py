@@ -38,9 +38,10 @@ from rag_jax.retrieval.index import PassageIndex
 from rag_jax.retrieval.passages import Passage, write_store
 from rag_jax.retrieval.retriever import Retriever
 from rag_jax.training import stages
+from rag_jax.training.job import Job
+from rag_jax.training.log import print_table
 from rag_jax.training.loop import run_stage
 from rag_jax.training.sources import RagSource, ask_by_vector
-from rag_jax.training.writers import print_table
 
 SKIPPED = 5  # steps
 SEARCH, STEP = "search", "step"
@@ -91,7 +92,7 @@ class Clock:
         return [(begin, end) for kind, begin, end in self.intervals if kind == what]
 
 
-def small_job(folder: pathlib.Path, passages: int, steps: int) -> tuple[stages.Job, PassageIndex]:
+def small_job(folder: pathlib.Path, passages: int, steps: int) -> tuple[Job, PassageIndex]:
     """A job of random questions, and an index of random passages."""
     config = replace(Config(), {
         **{f"model.{tower}{field}": value for tower in ("retriever", "generator")
@@ -113,7 +114,7 @@ def small_job(folder: pathlib.Path, passages: int, steps: int) -> tuple[stages.J
     examples = [Example(str(i), " ".join(rng.choice(words, 8)), (str(rng.choice(words)),))
                 for i in range(1000)]
     prepared = Prepared(*tokenizers, format, {"random": store}, {"train": examples}, ())
-    return stages.Job(config, folder, prepared, parallel.make_mesh(config.mesh)), index
+    return Job(config, folder, prepared, parallel.make_mesh(config.mesh)), index
 
 
 Intervals = list[tuple[float, float]]
@@ -143,7 +144,7 @@ def traced(folder: pathlib.Path) -> tuple[Intervals, Intervals]:
     return searches, [(min(times), max(times)) for times in operations.values()]
 
 
-def timed_training(job: stages.Job, index: PassageIndex, staleness: int, trace: pathlib.Path
+def timed_training(job: Job, index: PassageIndex, staleness: int, trace: pathlib.Path
                    ) -> dict[str, float]:
     """Trains from scratch; mean seconds, and the share of search that is hidden."""
     clock, config = Clock(), job.config

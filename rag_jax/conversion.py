@@ -31,7 +31,7 @@ from rag_jax.hub.families import SpecialIds
 from rag_jax.hub.save import save
 from rag_jax.models import rag
 from rag_jax.retrieval.verification import write_digests
-from rag_jax.training import pretrained, stages, workdir
+from rag_jax.training import pretrained, workdir
 from rag_jax.training.checkpoint import Checkpointer
 
 TOKENIZERS = {"query_encoder": "retriever_tokenizer", "document_encoder": "retriever_tokenizer",
@@ -156,7 +156,7 @@ def _params(path: pathlib.Path, config: Config, run: str | None, model: rag.RagM
             ) -> tuple[dict[str, Any], SpecialIds | None, str]:
     """(parameters by tower, special ids where a checkpoint brought some, "token" or "sequence")."""
     if run:
-        params, _ = stages.restore_run(path / run, model, mesh)
+        params, _ = pretrained.restore_run(path / run, model, mesh)
         return params, None, config.kind
     params, ids, kind = {}, None, config.kind
     for tower in (*rag.TOWERS, pretrained.PLAIN):

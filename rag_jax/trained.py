@@ -14,8 +14,10 @@ from rag_jax.data.tasks import load_examples
 from rag_jax.retrieval.bm25 import Bm25Index, build_bm25
 from rag_jax.retrieval.index import PassageIndex
 from rag_jax.retrieval.publish import publishing
-from rag_jax.training import on_device, stages, workdir
-from rag_jax.training.memories import WORD_INDEXES, index_memories, job_of_file
+from rag_jax.training import on_device, pretrained, workdir
+from rag_jax.training.answer_settings import make_answerer
+from rag_jax.training.indexing import WORD_INDEXES, index_stores, job_of_file
+from rag_jax.training.job import Job, fingerprint
 from rag_jax.training.run import be_quiet, open_job
 from rag_jax.types import Answer
 
@@ -24,14 +26,14 @@ from rag_jax.types import Answer
 class Trained:
     """Parameters of a run with its data and memory; `index` is None for a closed-book run."""
 
-    job: stages.Job
+    job: Job
     run: str
     params: Any
     index: PassageIndex | Bm25Index | None
 
     def answerer(self, **changes: Any) -> Answerer:
         """Decoding as the configuration sets it; `changes` replace arguments of `Answerer`."""
-        return stages.make_answerer(self.job, self.index, **changes)
+        return make_answerer(self.job, self.index, **changes)
 
     def answer(self, questions: str | Sequence[str]) -> list[Answer]:
         """Answers questions, each with its evidence; a string is one question.
@@ -87,16 +89,16 @@ def open_trained(config: Config, path: pathlib.Path, run: str | None = None,
                           "config.model.head as they are")
     job = open_job(config, path)
     opened = _open_index(job, run, index) if config.retrieval.k else None
-    params, meta = stages.load_params(job, run, step)
+    params, meta = pretrained.load_params(job, run, step)
     if opened is not None and not job.model.lexical:
-        opened.check_encoder(stages.fingerprint(job.model, params["document_encoder"])
+        opened.check_encoder(fingerprint(job.model, params["document_encoder"])
                              if config.train.document_encoder == "refresh"
                              else meta["encoder_fingerprint"])
         opened = on_device.open_index(config, job.prepared.format, job.mesh, opened)
     return Trained(job, run, params, opened)
 
 
-def _open_index(job: stages.Job, run: str, named: str | None) -> PassageIndex | Bm25Index:
+def _open_index(job: Job, run: str, named: str | None) -> PassageIndex | Bm25Index:
     """The index that `open_trained` names, before the parameters are read, which takes longer."""
     folders, k = job.workdir / "indexes", job.config.eval.k or job.config.retrieval.k
     if job.model.lexical:
@@ -162,5 +164,5 @@ def _index_passages(config: Config, path: pathlib.Path, passages: pathlib.Path, 
         if job.model.lexical:
             store = job.prepared.memories[out.name]
             return build_bm25(store, out, overwrite, hosts.leads(), hosts.wait)
-        params, _ = stages.restore_run(path / run, job.model, job.mesh)
-        return index_memories(job, params, out.parent, overwrite, asked)[out.name]
+        params, _ = pretrained.restore_run(path / run, job.model, job.mesh)
+        return index_stores(job, params, out.parent, overwrite, asked)[out.name]

@@ -6,7 +6,8 @@ import pytest
 
 from rag_jax import overrides, trained
 from rag_jax.config import Config, ConfigError
-from rag_jax.training import stages, workdir
+from rag_jax.training import pretrained, workdir
+from rag_jax.training.job import Job
 
 
 class Opened(str):
@@ -26,11 +27,11 @@ def path(tmp_path, monkeypatch):
 
     def open_job(config, path):
         prepared = types.SimpleNamespace(memories={"now": None}, format=None)
-        return stages.Job(config, path, prepared, None)
+        return Job(config, path, prepared, None)
 
-    monkeypatch.setattr(stages.Job, "model", types.SimpleNamespace(lexical=False))
+    monkeypatch.setattr(Job, "model", types.SimpleNamespace(lexical=False))
     monkeypatch.setattr(trained, "open_job", open_job)
-    monkeypatch.setattr(stages, "load_params", lambda job, run, step: (
+    monkeypatch.setattr(pretrained, "load_params", lambda job, run, step: (
         f"parameters of {run}", {"encoder_fingerprint": "f"}))
     monkeypatch.setattr(trained.PassageIndex, "open", lambda folder, *_, **__: Opened(folder.name))
     monkeypatch.setattr(trained.on_device, "open_index", lambda *given: given[-1])
@@ -65,7 +66,7 @@ def test_a_run_answers_as_it_was_trained_to_unless_other_settings_are_given(path
     (5, "nosuch", r"--index=nosuch: no such folder, and .*indexes has older")])
 def test_a_wrong_index_fails_before_the_model_is_read(path, monkeypatch, k, index, told):
     """k above the number of passages, and a misspelt --index, were told after the checkpoint."""
-    monkeypatch.setattr(stages, "load_params", lambda *_: pytest.fail("the model is read"))
+    monkeypatch.setattr(pretrained, "load_params", lambda *_: pytest.fail("the model is read"))
     (path / "indexes" / "older").mkdir(parents=True)
     config = overrides.replace(workdir.read(path), {"eval.k": k})
     with pytest.raises(ConfigError, match=told):
@@ -86,8 +87,9 @@ def test_one_runs_configuration_does_not_open_another(path):
 def test_an_index_is_built_for_a_run_as_it_is(path, monkeypatch):
     asked = []
     monkeypatch.setattr(trained, "job_of_file", lambda job, *_: asked.append(job.config) or job)
-    monkeypatch.setattr(trained.stages, "restore_run", lambda *given: (asked.append(given[0]), {}))
-    monkeypatch.setattr(trained, "index_memories", lambda *given: {"out": "index"})
+    monkeypatch.setattr(trained.pretrained, "restore_run",
+                        lambda *given: (asked.append(given[0]), {}))
+    monkeypatch.setattr(trained, "index_stores", lambda *given: {"out": "index"})
     (path / "out.passages").mkdir()  # somebody's, as good as any name
     trained.index_passages(workdir.read(path), path, path / "p.tsv", path / "out",
                            run="rag_sequence")

@@ -22,6 +22,8 @@ from rag_jax.data.text import GeneratorFormat
 from rag_jax.retrieval.device import abstract_memory, jit_search
 from rag_jax.retrieval.device_search import Memory
 from rag_jax.training import on_device, stages, step
+from rag_jax.training.answer_settings import make_answerer
+from rag_jax.training.job import Job
 from rag_jax.types import Batch, QuestionBatch
 
 KINDS = ("train", "evaluate", "decode", "embed", "search")
@@ -66,13 +68,13 @@ def vocabulary(config: Config, tower: str) -> Vocabulary:
     return Vocabulary(size)
 
 
-def job_of(config: Config, mesh: Mesh) -> stages.Job:
+def job_of(config: Config, mesh: Mesh) -> Job:
     """A job without data, to make programs from."""
     retriever, generator = (vocabulary(config, tower) for tower in ("retriever", "generator"))
     format = GeneratorFormat(generator, config.data.max_source_length,
                              like_hugging_face=config.data.source_format == "hugging_face")
     prepared = Prepared(retriever, generator, format, {}, {}, ())
-    return stages.Job(config, pathlib.Path(), prepared, mesh)
+    return Job(config, pathlib.Path(), prepared, mesh)
 
 
 def undivided(config: Config, mesh: Mesh) -> list[str]:
@@ -117,7 +119,7 @@ def programs(config: Config, mesh: Mesh, hosts: int = 1, passages: int = 0,
             yield _decode(run_job, run)
 
 
-def _train(job: stages.Job, run: str, memory: Memory | None) -> Program:
+def _train(job: Job, run: str, memory: Memory | None) -> Program:
     """The step of `stages.fine_tune`."""
     config, mesh = job.config, job.mesh
     size, k = config.train.batch_size, config.retrieval.k
@@ -133,15 +135,15 @@ def _train(job: stages.Job, run: str, memory: Memory | None) -> Program:
     return Program(f"train {run}", stage.train_step, (stage.abstract_state, given, number))
 
 
-def _answering(job: stages.Job) -> tuple[Any, Any, Batch]:
+def _answering(job: Job) -> tuple[Any, Any, Batch]:
     """The answerer of `config.eval`, its parameters and a batch."""
-    answerer = stages.make_answerer(job, None)
+    answerer = make_answerer(job, None)
     params = step.abstract_params(answerer.model, answerer.model.towers, job.mesh)
     k = answerer.k if job.config.retrieval.k else 0
     return answerer, params, _batch(job, answerer.batch_size, k)
 
 
-def _decode(job: stages.Job, run: str) -> Program:
+def _decode(job: Job, run: str) -> Program:
     answerer, params, batch = _answering(job)
     keys = None
     if answerer.decoding.sample:
@@ -150,7 +152,7 @@ def _decode(job: stages.Job, run: str) -> Program:
                    (params, batch, keys))
 
 
-def _embed(job: stages.Job, hosts: int) -> Program:
+def _embed(job: Job, hosts: int) -> Program:
     """Embedding passages for an index: each host its own, with all parameters."""
     config, mesh = job.config, job.mesh
     params = step.abstract_params(job.model, ("document_encoder",), mesh)["document_encoder"]
@@ -163,7 +165,7 @@ def _embed(job: stages.Job, hosts: int) -> Program:
                    (params, *_tokens(job, size, config.data.max_passage_length)))
 
 
-def _search(job: stages.Job, memory: Memory) -> Program:
+def _search(job: Job, memory: Memory) -> Program:
     """A training batch of queries against an index on the devices."""
     config, mesh = job.config, job.mesh
     settings, _ = on_device.layout(config, job.prepared.format)
@@ -172,17 +174,17 @@ def _search(job: stages.Job, memory: Memory) -> Program:
     return Program("search", jit_search(mesh, config.retrieval.k, settings), (memory, queries))
 
 
-def _tokens(job: stages.Job, *shape: int) -> tuple[jax.ShapeDtypeStruct, jax.ShapeDtypeStruct]:
+def _tokens(job: Job, *shape: int) -> tuple[jax.ShapeDtypeStruct, jax.ShapeDtypeStruct]:
     """Abstract ids and mask of a batch."""
     return _rows(job, jnp.int32, *shape), _rows(job, bool, *shape)
 
 
-def _rows(job: stages.Job, dtype: Any, *shape: int) -> jax.ShapeDtypeStruct:
+def _rows(job: Job, dtype: Any, *shape: int) -> jax.ShapeDtypeStruct:
     parallel.check_splits(shape[0], job.mesh)
     return jax.ShapeDtypeStruct(shape, dtype, sharding=parallel.batch_sharding(job.mesh))
 
 
-def _batch(job: stages.Job, size: int, k: int) -> Batch:
+def _batch(job: Job, size: int, k: int) -> Batch:
     """A batch as RagBatcher makes it; a closed book (k=0) is one empty passage."""
     data, model, passages = job.config.data, job.model, k or 1
     inputs = passages + (model.null_document != "none")
@@ -195,7 +197,7 @@ def _batch(job: stages.Job, size: int, k: int) -> Batch:
         doc_scores=_rows(job, jnp.float32, size, k) if model.lexical else None)
 
 
-def _questions(job: stages.Job, size: int) -> QuestionBatch:
+def _questions(job: Job, size: int) -> QuestionBatch:
     """A batch as QuestionTokens makes it, with a question of the longest form."""
     data = job.config.data
     return QuestionBatch(

@@ -29,7 +29,7 @@ def main(argv: list[str] | None = None) -> None:
 
     from rag_jax import hosts
     from rag_jax.trained import index_passages
-    from rag_jax.training.memories import describe
+    from rag_jax.training.indexing import describe
 
     index = index_passages(config, pathlib.Path(options.workdir), pathlib.Path(options.passages),
                            pathlib.Path(options.out), options.queries, options.overwrite,

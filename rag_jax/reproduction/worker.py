@@ -28,8 +28,10 @@ from rag_jax.reproduction.cells import (
 )
 from rag_jax.reproduction.lab import folder_of, key_of
 from rag_jax.reproduction.provenance import digest, made_by
-from rag_jax.training import stages
-from rag_jax.training.memories import memories_of, memory_of_file
+from rag_jax.training import pretrained
+from rag_jax.training.answer_settings import make_answerer
+from rag_jax.training.indexing import index_of_file, indexes_of
+from rag_jax.training.job import Index, Job
 from rag_jax.training.report import someone_elses
 from rag_jax.training.run import Warm, warm_up
 
@@ -112,7 +114,7 @@ class Worker:
         params, job = self._trained(cell), self._job(cell)
         how = dataclasses.replace(job.config.eval, prefix=beginning.text)
         asked = dataclasses.replace(job, config=dataclasses.replace(job.config, eval=how))
-        answerer = stages.make_answerer(
+        answerer = make_answerer(
             asked, self._memory(cell, Measurement()) if job.config.retrieval.k else None)
         tokens = job.tokenize([Example("0", beginning.subject, ())])
         answer, = answerer.decode(params, tokens, answerer.retrieve(params, tokens))
@@ -156,7 +158,7 @@ class Worker:
             self._trained(cell)
             convert(str(self.root / cell.folder), str(target), cell.run)
 
-    def _job(self, cell: Cell) -> stages.Job:
+    def _job(self, cell: Cell) -> Job:
         """The folder's job as this run decodes."""
         job = self._warmed(cell).job
         config = dataclasses.replace(job.config, eval=cell.config.eval)
@@ -168,22 +170,22 @@ class Worker:
         if self._params is None or self._params[0] != key:
             self._params = None  # two models at a time would double the memory
             self._warmed(cell).fine_tune(cell.run)
-            self._params = key, stages.load_params(self._job(cell), cell.run)[0]
+            self._params = key, pretrained.load_params(self._job(cell), cell.run)[0]
         return self._params[1]
 
     def _answerer(self, cell: Cell, what: Measurement) -> Answerer:
         job = self._job(cell)
         index = self._memory(cell, what) if job.config.retrieval.k else None
         changes = {"k": what.k} if what.k else {}
-        return stages.make_answerer(job, index, **changes)
+        return make_answerer(job, index, **changes)
 
-    def _memory(self, cell: Cell, what: Measurement) -> stages.Memory:
+    def _memory(self, cell: Cell, what: Measurement) -> Index:
         job, warm = self._job(cell), self._warmed(cell)
         file = cell.files(what).get(what.memory)
         if file is not None:
             words = job.config.data.chunk_words or CHUNK_WORDS
             name = f"{what.memory}-{digest(file.path)[:16]}"
-            return memory_of_file(job, cell.run, warm.params, name, file.path, words)
-        found = memories_of(job, cell.run, warm.indexes)
+            return index_of_file(job, cell.run, warm.params, name, file.path, words)
+        found = indexes_of(job, cell.run, warm.indexes)
         own = not what.memory or what.memory in cell.memories
         return found[next(iter(found)) if own else what.memory]

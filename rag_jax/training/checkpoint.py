@@ -33,6 +33,8 @@ from rag_jax.training import orbax_noise, tree_record
 
 PyTree = Any
 
+# What chooses the best checkpoint; of steps saved before there was a score, EM.
+BEST_METRIC = ("score", "em")
 _ITEMS = ("params", "opt_state", "meta")
 _PARAMS_ITEMS = ("params", "meta")  # all that answering reads
 _KINDS = {"params": "parameter", "opt_state": "optimiser array"}

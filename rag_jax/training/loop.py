@@ -17,14 +17,11 @@ import numpy as np
 from rag_jax import hosts
 from rag_jax.errors import NotFiniteError, UserError
 from rag_jax.training import tree_record, workdir
-from rag_jax.training.checkpoint import Checkpointer
+from rag_jax.training.checkpoint import BEST_METRIC, Checkpointer
 from rag_jax.training.collapse import CollapseGuard
+from rag_jax.training.log import MetricWriter, Progress
 from rag_jax.training.preemption import PreemptionGuard
 from rag_jax.training.step import TrainState
-from rag_jax.training.writers import MetricWriter, Progress
-
-# What chooses the best checkpoint; of steps saved before there was a score, EM.
-BEST_METRIC = ("score", "em")
 
 
 class TrainingError(UserError, RuntimeError):

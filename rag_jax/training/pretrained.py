@@ -1,4 +1,5 @@
-"""Weights to start from: Hugging Face checkpoints and workdirs, named by `config.model.sources`.
+"""Weights to start from: Hugging Face checkpoints and workdirs, named by `config.model.sources`;
+and those of finished runs.
 
 A workdir is one of `rag_jax.train`, or a checkpoint that `rag_jax.convert` brought into that form.
 """
@@ -16,9 +17,11 @@ from rag_jax.config import BartConfig, BertConfig, Config, ConfigError, DataConf
 from rag_jax.hub import families
 from rag_jax.hub import load as hub
 from rag_jax.models import rag
+from rag_jax.models.layers import unstack_layers
 from rag_jax.retrieval.verification import open_digests
 from rag_jax.training import step, workdir
-from rag_jax.training.checkpoint import Checkpointer
+from rag_jax.training.checkpoint import BEST_METRIC, Checkpointer
+from rag_jax.training.job import Job
 
 ENCODERS = ("query_encoder", "document_encoder")
 PLAIN = "bert"  # a BERT that is no retriever yet: both encoders start from it
@@ -199,11 +202,11 @@ def is_retriever(config: Config) -> bool:
     return all(tower in sources and not _plain(sources[tower]) for tower in ENCODERS)
 
 
-def load(job: Any, towers: Sequence[str]) -> dict[str, Any]:
+def load(job: Job, towers: Sequence[str]) -> dict[str, Any]:
     """Parameters of towers, each from its source, placed by the table of sharding rules.
 
     Args:
-      job: `stages.Job`; its configuration is resolved.
+      job: its configuration is resolved.
       towers: all with a source.
     """
     loaded: dict[str, Any] = {}
@@ -258,3 +261,27 @@ def restore_tower(path: pathlib.Path, tower: str, model: rag.RagModel, mesh: Mes
             raise ConfigError(f"{folder}: no complete checkpoint")
         _, params, meta = found
     return params[towers[0] if tower == PLAIN else tower], meta
+
+
+def load_params(job: Job, run: str, step_number: int | None = None) -> tuple[Any, dict]:
+    """(parameters with looped layers, meta) of a run's best checkpoint, or of a given step."""
+    params, meta = restore_run(job.workdir / run, job.of_run(run).model, job.mesh, step_number)
+    return unstack_layers(params), meta
+
+
+def restore_run(directory: pathlib.Path, model: rag.RagModel, mesh: Mesh,
+                step_number: int | None = None) -> tuple[Any, dict]:
+    """(parameters of all towers, meta) of a run's best checkpoint, or of a given step.
+
+    Raises:
+      ConfigError: the run has no checkpoint.
+    """
+    with Checkpointer(directory, best_metric=BEST_METRIC, read_only=True) as checkpointer:
+        abstract = step.abstract_params(model, model.towers, mesh)
+        if step_number is not None:
+            return checkpointer.restore_params(step_number, abstract)
+        found = checkpointer.restore_best(abstract)
+        if found is None:
+            raise ConfigError(f"{directory}: no checkpoint; train first with "
+                              f"python -m rag_jax.train --workdir={directory.parent}")
+        return found[1:]

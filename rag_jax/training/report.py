@@ -15,9 +15,12 @@ from rag_jax import files, hosts, paper
 from rag_jax.config import Config
 from rag_jax.data import order
 from rag_jax.evaluation import Evaluation, evaluate, retrieval_metrics, write_evaluation
+from rag_jax.models.layers import unstack_layers
 from rag_jax.retrieval.index import PassageIndex
-from rag_jax.training import memories, stages, workdir
-from rag_jax.training.writers import print_table
+from rag_jax.training import indexing, pretrained, workdir
+from rag_jax.training.answer_settings import make_answerer
+from rag_jax.training.job import Index, Job
+from rag_jax.training.log import print_table
 
 LIBRARIES = ("jax", "flax", "optax", "orbax-checkpoint", "numpy", "scann")
 
@@ -25,9 +28,9 @@ LIBRARIES = ("jax", "flax", "optax", "orbax-checkpoint", "numpy", "scann")
 class _Reporter:
     """Evaluates runs on the test split (dev where there is none)."""
 
-    def __init__(self, job: stages.Job, indexes: dict[str, PassageIndex]):
+    def __init__(self, job: Job, indexes: dict[str, PassageIndex]):
         self.job, self.indexes = job, indexes
-        self._memories: dict[str, Mapping[str, stages.Memory]] = {}
+        self._memories: dict[str, Mapping[str, Index]] = {}
         self.split = "test" if "test" in job.prepared.splits else "dev"
 
     def answerer(self, run: str, memory: str | None = None):
@@ -35,20 +38,20 @@ class _Reporter:
         index = self.memories(run)[memory or next(iter(job.prepared.memories))]
         if not job.config.retrieval.k:
             index = None
-        return stages.make_answerer(job, index)
+        return make_answerer(job, index)
 
     def config(self, run: str) -> Config:
         """Each run is evaluated as the last command that trained it says."""
         return dataclasses.replace(self.job.of_run(run).config,
                                    eval=workdir.eval_of(self.job.workdir, run))
 
-    def memories(self, run: str) -> Mapping[str, stages.Memory]:
+    def memories(self, run: str) -> Mapping[str, Index]:
         if run not in self._memories:
-            self._memories[run] = memories.memories_of(self.job, run, self.indexes)
+            self._memories[run] = indexing.indexes_of(self.job, run, self.indexes)
         return self._memories[run]
 
     def params(self, run: str) -> Any:
-        return stages.load_params(self.job, run)[0]
+        return pretrained.load_params(self.job, run)[0]
 
     def evaluate(self, run: str) -> Evaluation:
         questions = self.job.tokens(self.split)
@@ -72,9 +75,9 @@ class _Reporter:
         """Retrieval by the query encoder as it was before the run."""
         index = next(iter(self.indexes.values()))
         job = dataclasses.replace(self.job, config=self.config(run))
-        answerer = stages.make_answerer(job, index)
+        answerer = make_answerer(job, index)
         questions = self.job.tokens(self.split)
-        params = stages.unstack_layers(warm)
+        params = unstack_layers(warm)
         return retrieval_metrics(answerer, questions, answerer.retrieve(params, questions))
 
 
@@ -87,7 +90,7 @@ def someone_elses(count: int, seed: int) -> np.ndarray:
     return np.argsort(places)[(places + shift) % count]
 
 
-def evaluate_runs(job: stages.Job, indexes: dict[str, PassageIndex], warm: Any
+def evaluate_runs(job: Job, indexes: dict[str, PassageIndex], warm: Any
                   ) -> dict[str, Any]:
     """Evaluates every run, and the first RAG run with shuffled passages and swapped memories."""
     reporter = _Reporter(job, indexes)
@@ -107,7 +110,7 @@ def evaluate_runs(job: stages.Job, indexes: dict[str, PassageIndex], warm: Any
     return report
 
 
-def write_report(job: stages.Job, results: dict[str, Any], secs: dict[str, float]
+def write_report(job: Job, results: dict[str, Any], secs: dict[str, float]
                  ) -> dict[str, Any]:
     """Adds time, memory, seed and versions, writes WORKDIR/report.json and prints the table.
 

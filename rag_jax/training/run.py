@@ -16,8 +16,10 @@ from rag_jax.data.prepare import Prepared, is_prepared, open_prepared, prepare
 from rag_jax.retrieval.bm25 import bm25_missing
 from rag_jax.retrieval.index import PassageIndex
 from rag_jax.retrieval.verification import read_object, seal, unseal
-from rag_jax.training import memories, pretrained, stages, workdir
+from rag_jax.training import indexing, pretrained, stages, workdir
+from rag_jax.training.answer_settings import decoding_settings
 from rag_jax.training.checkpoint import Checkpointer
+from rag_jax.training.job import Job
 from rag_jax.training.report import evaluate_runs, write_report
 
 
@@ -27,7 +29,7 @@ def be_quiet() -> None:
         logging.getLogger(name).setLevel(logging.ERROR)
 
 
-def open_job(config: Config, path: pathlib.Path, check: bool = False) -> stages.Job:
+def open_job(config: Config, path: pathlib.Path, check: bool = False) -> Job:
     """The workdir's data, made where they are missing, and the mesh; nothing is trained.
 
     Args:
@@ -43,8 +45,8 @@ def open_job(config: Config, path: pathlib.Path, check: bool = False) -> stages.
     else:
         with locks.exclusive(path):
             prepared = _prepare(config, path)
-    stages.decoding_settings(config, prepared.generator_tokenizer)  # complains before training
-    return stages.Job(config, path, prepared, parallel.make_mesh(config.mesh))
+    decoding_settings(config, prepared.generator_tokenizer)  # complains before training
+    return Job(config, path, prepared, parallel.make_mesh(config.mesh))
 
 
 def _prepare(config: Config, path: pathlib.Path) -> Prepared:
@@ -64,7 +66,7 @@ def _remove_leftovers(path: pathlib.Path) -> None:
 class Warm:
     """A workdir before fine-tuning: data, the warmed-up towers and the indexes of embeddings."""
 
-    job: stages.Job
+    job: Job
     params: dict[str, Any]
     indexes: dict[str, PassageIndex]
     clock: "Clock"
@@ -75,7 +77,7 @@ class Warm:
             job = self.job.of_run(run)
             if hosts.leads():
                 workdir.begin_run(job.workdir, run, job.config.eval)
-            found = memories.index_words(job) if job.model.lexical else self.indexes
+            found = indexing.index_words(job) if job.model.lexical else self.indexes
             stages.fine_tune(job, run, self.params, next(iter(found.values())))
 
 
@@ -111,14 +113,14 @@ def warm_up(config: Config, path: pathlib.Path) -> Warm:
     with clock.time("index"):
         indexes = {}
         if "dpr" in retrievers:
-            indexes = memories.index_memories(job, warm, path / "indexes")
-        words = memories.index_words(job) if "bm25" in retrievers else {}
+            indexes = indexing.index_stores(job, warm, path / "indexes")
+        words = indexing.index_words(job) if "bm25" in retrievers else {}
     for name, index in [*indexes.items(), *words.items()]:
-        _say(f"index {name}: {memories.describe(index)}")
+        _say(f"index {name}: {indexing.describe(index)}")
     return Warm(job, warm, indexes, clock)
 
 
-def check_k(job: stages.Job) -> None:
+def check_k(job: Job) -> None:
     """Raises ConfigError where a run would ask for more passages than there are."""
     for run in job.config.runs:
         config = overrides.for_run(job.config, run)

@@ -5,115 +5,39 @@
       data/               tokenizers, passage stores, questions            (prepare)
       retriever/          DPR warm-up: query and document encoder         (warm_up_retriever)
       generator/          BART denoising                                  (warm_up_generator)
-      indexes/MEMORY/     embedded passages and ScaNN                      (memories.index_memories)
-      indexes_bm25/MEMORY/  words, where a run retrieves by BM25           (memories.index_words)
+      indexes/MEMORY/     embedded passages and ScaNN                      (indexing.index_stores)
+      indexes_bm25/MEMORY/  words, where a run retrieves by BM25           (indexing.index_words)
       RUN/                RAG fine-tuning, one folder for each of config.runs   (fine_tune)
 
 A stage that has reached its last step is not run again.
 """
 
-import dataclasses
 import functools
-import hashlib
-import pathlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
-from jax.sharding import Mesh
 
-from rag_jax import overrides, parallel
-from rag_jax.answering import Answerer, jit_embed, search
+from rag_jax import parallel
+from rag_jax.answering import jit_embed, search
 from rag_jax.config import Config, ConfigError, OptimizerConfig, WarmupConfig
 from rag_jax.data.batches import RagBatcher
-from rag_jax.data.prepare import Prepared
-from rag_jax.data.question_files import Example
-from rag_jax.data.questions import QuestionTokens
-from rag_jax.data.text import Tokenizer, label_tokens
 from rag_jax.data.warmup_batches import DenoisingBatcher, RetrieverBatcher
-from rag_jax.decoding.settings import Decoding
 from rag_jax.evaluation import evaluate
 from rag_jax.models import rag
 from rag_jax.models.layers import unstack_layers
-from rag_jax.retrieval.bm25 import Bm25Index
-from rag_jax.retrieval.index import PassageIndex
 from rag_jax.retrieval.retriever import Retriever
 from rag_jax.training import on_device, pretrained, step
-from rag_jax.training.checkpoint import Checkpointer
+from rag_jax.training.answer_settings import make_answerer
 from rag_jax.training.collapse import CollapseGuard
-from rag_jax.training.loop import BEST_METRIC, BatchSource, PureSource, Stage, run_stage
+from rag_jax.training.job import Index, Job
+from rag_jax.training.loop import BatchSource, PureSource, Stage, run_stage
 from rag_jax.training.optim import make_optimizer
+from rag_jax.training.pretrained import load_params
 from rag_jax.training.sources import RagSource, ask_by_vector, ask_by_words
 
 RETRIEVER = pretrained.ENCODERS
-Memory = PassageIndex | Bm25Index
-
-
-@dataclasses.dataclass(frozen=True)
-class Job:
-    """What every stage needs."""
-
-    config: Config
-    workdir: pathlib.Path
-    prepared: Prepared
-    mesh: Mesh
-
-    @property
-    def model(self) -> rag.RagModel:
-        """The architecture, with table sizes filled in from the tokenizers."""
-        return build_model(self.config, self.prepared)
-
-    def of_run(self, run: str) -> "Job":
-        """With the configuration of one of config.runs."""
-        return dataclasses.replace(self, config=overrides.for_run(self.config, run))
-
-    def tokens(self, split: str) -> QuestionTokens:
-        """The questions of a split, tokenized."""
-        return self.tokenize(self.prepared.splits[split])
-
-    def tokenize(self, examples: Sequence[Example]) -> QuestionTokens:
-        data = self.config.data
-        return QuestionTokens(examples, self.prepared.retriever_tokenizer, self.prepared.format,
-                              data.max_question_length, data.max_target_length,
-                              data.question_text == "uncased_roundtrip", self.config.classes,
-                              self.config.head_classes > 0)
-
-
-def build_model(config: Config, prepared: Prepared) -> rag.RagModel:
-    """The model of a configuration.
-
-    Raises:
-      ConfigError: a configured table is smaller than its tokenizer.
-    """
-    towers = {}
-    for name, tokenizer in (("retriever", prepared.retriever_tokenizer),
-                            ("generator", prepared.generator_tokenizer)):
-        tower = getattr(config.model, name)
-        if tower.vocab_size and tower.vocab_size < tokenizer.vocab_size:
-            raise ConfigError(
-                f"config.model.{name}.vocab_size={tower.vocab_size}: the tokenizer has "
-                f"{tokenizer.vocab_size} tokens; set at least that, or 0 to take its size")
-        towers[name] = dataclasses.replace(
-            tower, pretrained="", vocab_size=tower.vocab_size or tokenizer.vocab_size)
-    tok, start = prepared.generator_tokenizer, towers["generator"].start_token
-    if start >= towers["generator"].vocab_size:
-        raise ConfigError(f"config.model.generator.start_token={start}: must be below vocab_size="
-                          f"{towers['generator'].vocab_size}")
-    return rag.RagModel(towers["retriever"], towers["generator"], config.kind,
-                        tok.end if start < 0 else start,
-                        tok.end, tok.pad, config.model.null_document,
-                        config.retrieval.retriever == "bm25", config.head_classes)
-
-
-def fingerprint(model: rag.RagModel, params: Any) -> str:
-    """Names a document encoder: a digest of its architecture and its parameters."""
-    digest = hashlib.sha256(repr(dataclasses.replace(model.retriever, dtype="")).encode())
-    for path, leaf in jax.tree_util.tree_leaves_with_path(unstack_layers(params)):
-        digest.update(jax.tree_util.keystr(path).encode())
-        digest.update(np.ascontiguousarray(parallel.fetch(leaf)).tobytes())
-    return digest.hexdigest()[:16]
 
 
 def _stage(job: Job, name: str, towers: Sequence[str], rates: Mapping[str, float],
@@ -197,54 +121,7 @@ def warm_up_generator(job: Job) -> Any:
     return run_stage(stage).params
 
 
-def make_answerer(job: Job, index: Memory | None, **changes: Any) -> Answerer:
-    """Decoding and retrieval as `config.eval` and `config.retrieval` set them, with `changes`."""
-    config = job.config
-    looped = {"scan_layers": False, "remat": "none"}
-    model = dataclasses.replace(
-        job.model,
-        generator=dataclasses.replace(job.model.generator, **looped),
-        retriever=dataclasses.replace(job.model.retriever, **looped))
-    settings = {
-        "k": config.eval.k or config.retrieval.k,
-        "batch_size": config.eval.batch_size,
-        "length_step": config.data.length_buckets,
-        "decoding": decoding_settings(config, job.prepared.generator_tokenizer),
-        "labels": config.eval.labels,
-        "seed": config.seed,
-        "node_budget": config.eval.exact_nodes,
-    }
-    return Answerer(model, job.mesh, index, **{**settings, **changes})
-
-
-def decoding_settings(config: Config, tokenizer: Tokenizer) -> Decoding:
-    """`config.eval` with its texts as token ids, each as it is written inside an answer."""
-    values = dataclasses.asdict(config.eval)
-    same = {f.name: values[f.name] for f in dataclasses.fields(Decoding)
-            if values.get(f.name) is not None}
-
-    def ids(text: str) -> tuple[int, ...]:
-        return tuple(tokenizer.encode([f" {text}"])[0])
-
-    labels = tuple((*ids(label), tokenizer.end) for label in config.eval.labels)
-    try:
-        if config.model.head == "label_token":
-            labels = tuple((token,) for token in label_tokens(tokenizer, config.classes))
-        longest = max(map(len, labels)) if config.classes else config.data.max_target_length
-        return Decoding(**{
-            **same,
-            "max_length": longest,
-            "bad_words": tuple(map(ids, config.eval.bad_words)),
-            "prefix": ids(config.eval.prefix) if config.eval.prefix else None,
-            "labels": labels,
-            "forced_bos": tokenizer.start if config.eval.forced_bos else None,
-            "forced_eos": bool(config.eval.forced_eos),
-        })
-    except ValueError as error:
-        raise ConfigError(f"config.eval: {error}") from None
-
-
-def fine_tune(job: Job, run: str, warm: Any, index: Memory) -> Any:
+def fine_tune(job: Job, run: str, warm: Any, index: Index) -> Any:
     """Fine-tuning of one run; returns the parameters of its best checkpoint by dev score.
 
     Args:
@@ -306,7 +183,7 @@ def _collapse_guard(config: Config) -> CollapseGuard | None:
     return CollapseGuard(train.collapse_guard, train.collapse_window, train.collapse_threshold)
 
 
-def _rag_source(job: Job, index: Memory) -> tuple[
+def _rag_source(job: Job, index: Index) -> tuple[
         BatchSource, step.Completion | None, on_device.Refresher | None]:
     """Batches of the training questions; how the step completes them; what refreshes the index."""
     config, questions = job.config, job.tokens("train")
@@ -322,27 +199,3 @@ def _rag_source(job: Job, index: Memory) -> tuple[
     source = RagSource(batcher, retriever, batch_size, config.seed, config.retrieval.staleness,
                        job.mesh)
     return source, None, None
-
-
-def load_params(job: Job, run: str, step_number: int | None = None) -> tuple[Any, dict]:
-    """(parameters with looped layers, meta) of a run's best checkpoint, or of a given step."""
-    params, meta = restore_run(job.workdir / run, job.of_run(run).model, job.mesh, step_number)
-    return unstack_layers(params), meta
-
-
-def restore_run(directory: pathlib.Path, model: rag.RagModel, mesh: Mesh,
-                step_number: int | None = None) -> tuple[Any, dict]:
-    """(parameters of all towers, meta) of a run's best checkpoint, or of a given step.
-
-    Raises:
-      ConfigError: the run has no checkpoint.
-    """
-    with Checkpointer(directory, best_metric=BEST_METRIC, read_only=True) as checkpointer:
-        abstract = step.abstract_params(model, model.towers, mesh)
-        if step_number is not None:
-            return checkpointer.restore_params(step_number, abstract)
-        found = checkpointer.restore_best(abstract)
-        if found is None:
-            raise ConfigError(f"{directory}: no checkpoint; train first with "
-                              f"python -m rag_jax.train --workdir={directory.parent}")
-        return found[1:]

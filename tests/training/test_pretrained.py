@@ -17,8 +17,8 @@ from rag_jax.hub import families
 from rag_jax.hub.save import save
 from rag_jax.trained import open_trained
 from rag_jax.training import pretrained
+from rag_jax.training.answer_settings import decoding_settings
 from rag_jax.training.run import open_job, train
-from rag_jax.training.stages import decoding_settings
 
 TEXTS = ["What is the capital of Peru?", "Lima is the capital of Peru, and Paris of France."]
 PASSAGES = "id\ttitle\ttext\n1\tPeru\tLima is the capital of Peru.\n2\tFrance\tParis is that.\n"

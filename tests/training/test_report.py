@@ -8,7 +8,8 @@ import pytest
 
 from rag_jax import paper
 from rag_jax.config import RUNS, Config
-from rag_jax.training import report, stages, workdir
+from rag_jax.training import report, workdir
+from rag_jax.training.job import Job
 from rag_jax.training.report import format_report, someone_elses
 
 
@@ -18,11 +19,12 @@ def test_every_cell_of_the_hot_swap_has_its_own_index_and_questions(monkeypatch,
     stores = dict.fromkeys(reversed(years))
     config = Config()
     workdir.start(config, tmp_path)
-    job = stages.Job(config, tmp_path, types.SimpleNamespace(memories=stores, splits={}), None)
-    monkeypatch.setattr(stages.Job, "tokens", lambda self, split: split)
-    monkeypatch.setattr(stages, "load_params", lambda job, run: (f"parameters of {run}", {}))
-    monkeypatch.setattr(stages, "make_answerer", lambda job, index: (*job.config.runs, index))
-    monkeypatch.setattr(report.memories, "memories_of", lambda job, run, indexes: indexes)
+    job = Job(config, tmp_path, types.SimpleNamespace(memories=stores, splits={}), None)
+    monkeypatch.setattr(Job, "tokens", lambda self, split: split)
+    monkeypatch.setattr(report.pretrained, "load_params",
+                        lambda job, run: (f"parameters of {run}", {}))
+    monkeypatch.setattr(report, "make_answerer", lambda job, index: (*job.config.runs, index))
+    monkeypatch.setattr(report.indexing, "indexes_of", lambda job, run, indexes: indexes)
     monkeypatch.setattr(report, "evaluate", lambda answerer, params, questions, **_: (
         types.SimpleNamespace(metrics={"em": (*answerer, params, questions)})))
     reporter = report._Reporter(job, {year: f"index of {year}" for year in years})

@@ -8,7 +8,7 @@ import os
 import numpy as np
 import pytest
 
-from rag_jax.training.writers import MetricWriter, Progress, print_table
+from rag_jax.training.log import MetricWriter, Progress, print_table
 
 
 def records(workdir):

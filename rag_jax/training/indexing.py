@@ -23,7 +23,9 @@ from rag_jax.retrieval.index import PassageIndex
 from rag_jax.retrieval.passages import PassageStore
 from rag_jax.retrieval.scann import ScannSettings
 from rag_jax.training import on_device
-from rag_jax.training.stages import Job, Memory, fingerprint, make_answerer, restore_run
+from rag_jax.training.answer_settings import make_answerer
+from rag_jax.training.job import Index, Job, fingerprint
+from rag_jax.training.pretrained import restore_run
 
 WORD_INDEXES = "indexes_bm25"  # folder of a workdir
 
@@ -37,7 +39,7 @@ def embed_passages(job: Job, params: Any) -> Callable[[np.ndarray, np.ndarray], 
     return lambda ids, mask: embed(*parallel.put_batch((ids, mask), mesh))
 
 
-def index_memory(job: Job, params: Any, store: Any, out: pathlib.Path,
+def index_store(job: Job, params: Any, store: Any, out: pathlib.Path,
                  recall_queries: np.ndarray | None = None, overwrite: bool = False
                  ) -> PassageIndex:
     """Embeds a passage store with the document encoder and publishes its index at `out`.
@@ -66,7 +68,7 @@ def index_memory(job: Job, params: Any, store: Any, out: pathlib.Path,
     return on_device.open_index(job.config, job.prepared.format, job.mesh, index, recall_queries)
 
 
-def index_memories(job: Job, params: Any, folder: pathlib.Path, overwrite: bool = False,
+def index_stores(job: Job, params: Any, folder: pathlib.Path, overwrite: bool = False,
                    queries: Sequence[Example] | None = None) -> dict[str, PassageIndex]:
     """An index for every memory in FOLDER; recall is measured with `queries`.
 
@@ -87,7 +89,7 @@ def index_memories(job: Job, params: Any, folder: pathlib.Path, overwrite: bool 
         queries = [dev[row] for row in sorted(drawn)]
     answerer = make_answerer(job, None)
     sample = answerer.embed_questions(unstack_layers(params), job.tokenize(queries))
-    return {name: index_memory(job, params, store, folder / name, sample, overwrite)
+    return {name: index_store(job, params, store, folder / name, sample, overwrite)
             for name, store in job.prepared.memories.items()}
 
 
@@ -98,7 +100,7 @@ def index_words(job: Job) -> dict[str, Bm25Index]:
             for name, store in job.prepared.memories.items()}
 
 
-def describe(index: Memory) -> str:
+def describe(index: Index) -> str:
     """What an index is, in words."""
     recall = index.manifest.get("recall")
     measured = "" if recall is None else (
@@ -107,7 +109,7 @@ def describe(index: Memory) -> str:
     return f"{index.size} passages, {index.manifest['kind']}{measured}"
 
 
-def memories_of(job: Job, run: str, indexes: Mapping[str, PassageIndex]) -> Mapping[str, Memory]:
+def indexes_of(job: Job, run: str, indexes: Mapping[str, PassageIndex]) -> Mapping[str, Index]:
     """The memories of a run: the given ones; BM25's; or, where it trained the document encoder,
     its own.
 
@@ -119,7 +121,7 @@ def memories_of(job: Job, run: str, indexes: Mapping[str, PassageIndex]) -> Mapp
     if job.config.train.document_encoder == "frozen":
         return indexes
     params, _ = restore_run(job.workdir / run, job.model, job.mesh)
-    return index_memories(job, params, job.workdir / run / "indexes", overwrite=True)
+    return index_stores(job, params, job.workdir / run / "indexes", overwrite=True)
 
 
 def job_of_file(job: Job, name: str, passages: str, words: int, folder: pathlib.Path) -> Job:
@@ -143,7 +145,7 @@ def job_of_file(job: Job, name: str, passages: str, words: int, folder: pathlib.
     return dataclasses.replace(job, prepared=dataclasses.replace(prepared, memories=memories))
 
 
-def memory_of_file(job: Job, run: str, warm: Any, name: str, passages: str, words: int) -> Memory:
+def index_of_file(job: Job, run: str, warm: Any, name: str, passages: str, words: int) -> Index:
     """A further memory of a run: the passages of a file.
 
     What is missing of WORKDIR/data/memories/NAME and of its index, among the run's, is made.
@@ -157,5 +159,5 @@ def memory_of_file(job: Job, run: str, warm: Any, name: str, passages: str, word
     job = job.of_run(run)
     job = job_of_file(job, name, passages, words, job.workdir / "data" / "memories" / name)
     if job.model.lexical or job.config.train.document_encoder != "frozen":
-        return memories_of(job, run, {})[name]
-    return index_memories(job, warm, job.workdir / "indexes")[name]
+        return indexes_of(job, run, {})[name]
+    return index_stores(job, warm, job.workdir / "indexes")[name]

@@ -8,8 +8,8 @@ import pytest
 from rag_jax import overrides
 from rag_jax.config import Config
 from rag_jax.data.prepare import Prepared
-from rag_jax.training import memories
-from rag_jax.training.stages import Job
+from rag_jax.training import indexing
+from rag_jax.training.job import Job
 
 
 @pytest.mark.parametrize("questions", [5, 256, 1000])
@@ -19,10 +19,10 @@ def test_recall_is_measured_with_a_seeded_sample_of_many_questions(
     prepared = types.SimpleNamespace(splits={"dev": list(range(questions))}, memories={"now": None})
     job = types.SimpleNamespace(config=Config(), prepared=prepared, tokenize=np.array)
     answerer = types.SimpleNamespace(embed_questions=lambda params, asked: asked)
-    monkeypatch.setattr(memories, "make_answerer", lambda *given: answerer)
-    monkeypatch.setattr(memories, "unstack_layers", lambda params: params)
-    monkeypatch.setattr(memories, "index_memory", lambda job, params, store, out, sample, _: sample)
-    once, again = (memories.index_memories(job, {}, tmp_path)["now"] for _ in range(2))
+    monkeypatch.setattr(indexing, "make_answerer", lambda *given: answerer)
+    monkeypatch.setattr(indexing, "unstack_layers", lambda params: params)
+    monkeypatch.setattr(indexing, "index_store", lambda job, params, store, out, sample, _: sample)
+    once, again = (indexing.index_stores(job, {}, tmp_path)["now"] for _ in range(2))
     np.testing.assert_array_equal(once, again)
     assert len(once) == min(questions, 256) == len(set(once)) and set(once) <= set(range(questions))
     said = capsys.readouterr().out
@@ -45,17 +45,17 @@ def test_a_memory_of_a_file_is_indexed_as_the_run_searches(
     job = Job(config, tmp_path / "w", prepared, None)
     monkeypatch.setattr(Job, "model", types.SimpleNamespace(lexical=lexical))
     monkeypatch.setattr("rag_jax.data.prepare.encoder_input", lambda _, a, *rest: [[1]] * len(a))
-    monkeypatch.setattr(memories, "restore_run", lambda *given: ("best", {}))
-    monkeypatch.setattr(memories, "index_words", lambda job: {
+    monkeypatch.setattr(indexing, "restore_run", lambda *given: ("best", {}))
+    monkeypatch.setattr(indexing, "index_words", lambda job: {
         name: (store, "words", None) for name, store in job.prepared.memories.items()})
-    monkeypatch.setattr(memories, "index_memories", lambda job, params, folder, overwrite=False: {
+    monkeypatch.setattr(indexing, "index_stores", lambda job, params, folder, overwrite=False: {
         name: (store, str(folder.relative_to(tmp_path)), params)
         for name, store in job.prepared.memories.items()})
     file = tmp_path / "p.tsv"
     file.write_text("id\ttitle\ttext\n7\tPeru\tone two three four five\n")
 
     def memory():
-        return memories.memory_of_file(job, "rag_token", "warm", "old", str(file), 2)
+        return indexing.index_of_file(job, "rag_token", "warm", "old", str(file), 2)
 
     store, how, params = memory()
     assert [store[row].text for row in range(len(store))] == ["one two", "three four", "five"]

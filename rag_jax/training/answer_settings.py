@@ -1,0 +1,57 @@
+"""Decoding and retrieval as a configuration sets them."""
+
+import dataclasses
+from typing import Any
+
+from rag_jax.answering import Answerer
+from rag_jax.config import Config, ConfigError
+from rag_jax.data.text import Tokenizer, label_tokens
+from rag_jax.decoding.settings import Decoding
+from rag_jax.training.job import Index, Job
+
+
+def make_answerer(job: Job, index: Index | None, **changes: Any) -> Answerer:
+    """Decoding and retrieval as `config.eval` and `config.retrieval` set them, with `changes`."""
+    config = job.config
+    looped = {"scan_layers": False, "remat": "none"}
+    model = dataclasses.replace(
+        job.model,
+        generator=dataclasses.replace(job.model.generator, **looped),
+        retriever=dataclasses.replace(job.model.retriever, **looped))
+    settings = {
+        "k": config.eval.k or config.retrieval.k,
+        "batch_size": config.eval.batch_size,
+        "length_step": config.data.length_buckets,
+        "decoding": decoding_settings(config, job.prepared.generator_tokenizer),
+        "labels": config.eval.labels,
+        "seed": config.seed,
+        "node_budget": config.eval.exact_nodes,
+    }
+    return Answerer(model, job.mesh, index, **{**settings, **changes})
+
+
+def decoding_settings(config: Config, tokenizer: Tokenizer) -> Decoding:
+    """`config.eval` with its texts as token ids, each as it is written inside an answer."""
+    values = dataclasses.asdict(config.eval)
+    same = {f.name: values[f.name] for f in dataclasses.fields(Decoding)
+            if values.get(f.name) is not None}
+
+    def ids(text: str) -> tuple[int, ...]:
+        return tuple(tokenizer.encode([f" {text}"])[0])
+
+    labels = tuple((*ids(label), tokenizer.end) for label in config.eval.labels)
+    try:
+        if config.model.head == "label_token":
+            labels = tuple((token,) for token in label_tokens(tokenizer, config.classes))
+        longest = max(map(len, labels)) if config.classes else config.data.max_target_length
+        return Decoding(**{
+            **same,
+            "max_length": longest,
+            "bad_words": tuple(map(ids, config.eval.bad_words)),
+            "prefix": ids(config.eval.prefix) if config.eval.prefix else None,
+            "labels": labels,
+            "forced_bos": tokenizer.start if config.eval.forced_bos else None,
+            "forced_eos": bool(config.eval.forced_eos),
+        })
+    except ValueError as error:
+        raise ConfigError(f"config.eval: {error}") from None

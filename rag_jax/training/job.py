@@ -1,0 +1,88 @@
+"""What every stage of a training run needs: configuration, workdir, data, mesh and architecture."""
+
+import dataclasses
+import hashlib
+import pathlib
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from rag_jax import overrides, parallel
+from rag_jax.config import Config, ConfigError
+from rag_jax.data.prepare import Prepared
+from rag_jax.data.question_files import Example
+from rag_jax.data.questions import QuestionTokens
+from rag_jax.models import rag
+from rag_jax.models.layers import unstack_layers
+from rag_jax.retrieval.bm25 import Bm25Index
+from rag_jax.retrieval.index import PassageIndex
+
+Index = PassageIndex | Bm25Index
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """What every stage needs."""
+
+    config: Config
+    workdir: pathlib.Path
+    prepared: Prepared
+    mesh: Mesh
+
+    @property
+    def model(self) -> rag.RagModel:
+        """The architecture, with table sizes filled in from the tokenizers."""
+        return build_model(self.config, self.prepared)
+
+    def of_run(self, run: str) -> "Job":
+        """With the configuration of one of config.runs."""
+        return dataclasses.replace(self, config=overrides.for_run(self.config, run))
+
+    def tokens(self, split: str) -> QuestionTokens:
+        """The questions of a split, tokenized."""
+        return self.tokenize(self.prepared.splits[split])
+
+    def tokenize(self, examples: Sequence[Example]) -> QuestionTokens:
+        data = self.config.data
+        return QuestionTokens(examples, self.prepared.retriever_tokenizer, self.prepared.format,
+                              data.max_question_length, data.max_target_length,
+                              data.question_text == "uncased_roundtrip", self.config.classes,
+                              self.config.head_classes > 0)
+
+
+def build_model(config: Config, prepared: Prepared) -> rag.RagModel:
+    """The model of a configuration.
+
+    Raises:
+      ConfigError: a configured table is smaller than its tokenizer.
+    """
+    towers = {}
+    for name, tokenizer in (("retriever", prepared.retriever_tokenizer),
+                            ("generator", prepared.generator_tokenizer)):
+        tower = getattr(config.model, name)
+        if tower.vocab_size and tower.vocab_size < tokenizer.vocab_size:
+            raise ConfigError(
+                f"config.model.{name}.vocab_size={tower.vocab_size}: the tokenizer has "
+                f"{tokenizer.vocab_size} tokens; set at least that, or 0 to take its size")
+        towers[name] = dataclasses.replace(
+            tower, pretrained="", vocab_size=tower.vocab_size or tokenizer.vocab_size)
+    tok, start = prepared.generator_tokenizer, towers["generator"].start_token
+    if start >= towers["generator"].vocab_size:
+        raise ConfigError(f"config.model.generator.start_token={start}: must be below vocab_size="
+                          f"{towers['generator'].vocab_size}")
+    return rag.RagModel(towers["retriever"], towers["generator"], config.kind,
+                        tok.end if start < 0 else start,
+                        tok.end, tok.pad, config.model.null_document,
+                        config.retrieval.retriever == "bm25", config.head_classes)
+
+
+def fingerprint(model: rag.RagModel, params: Any) -> str:
+    """Names a document encoder: a digest of its architecture and its parameters."""
+    digest = hashlib.sha256(repr(dataclasses.replace(model.retriever, dtype="")).encode())
+    for path, leaf in jax.tree_util.tree_leaves_with_path(unstack_layers(params)):
+        digest.update(jax.tree_util.keystr(path).encode())
+        digest.update(np.ascontiguousarray(parallel.fetch(leaf)).tobytes())
+    return digest.hexdigest()[:16]
