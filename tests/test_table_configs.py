@@ -12,9 +12,10 @@ import jax
 import numpy as np
 import pytest
 
-from rag_jax import overrides, paper, parallel, train
+from rag_jax import overrides, paper, parallel
 from rag_jax.aot.chips import CHIPS
 from rag_jax.aot.costs import flops
+from rag_jax.cli import train
 from rag_jax.config import ConfigError, MeshConfig
 from rag_jax.models import rag
 from rag_jax.reproduction.full import Full
