@@ -21,12 +21,14 @@ import numpy as np
 
 from rag_jax import files, flags, parallel
 from rag_jax.config import MeshConfig
-from rag_jax.retrieval.build import build_index
+from rag_jax.retrieval.build import RecallSettings, build_index
 from rag_jax.retrieval.device import DeviceIndex
 from rag_jax.retrieval.device_search import DeviceSettings
 from rag_jax.retrieval.index import PassageIndex
-from rag_jax.retrieval.passages import Passage, write_store
+from rag_jax.retrieval.passages import write_store
+from rag_jax.retrieval.protocol import Passage
 from rag_jax.retrieval.scann import ScannIndex, ScannSettings, build_scann
+from rag_jax.retrieval.shards import PassageEmbedder
 from rag_jax.retrieval.versions import current
 
 K = 10
@@ -57,10 +59,11 @@ def open_vectors(embeddings: np.ndarray, folder: pathlib.Path) -> PassageIndex:
     passages = (Passage(str(i), "", "-") for i in range(len(embeddings)))
     store = write_store(folder / "store", passages,
                         {"row": lambda ps: [[int(p.id)] for p in ps]})
-    return build_index(
-        store, lambda ids, mask: embeddings[ids[:, 0]], folder / "index", token_table="row",
-        encoder_fingerprint="given", max_length=1, batch_size=1024, length_buckets=(1,),
-        kind="exact", recall_k=1, recall_queries=embeddings[:1], progress=False)
+    embedder = PassageEmbedder(
+        lambda ids, mask: embeddings[ids[:, 0]], token_table="row", encoder_fingerprint="given",
+        max_length=1, batch_size=1024, length_buckets=(1,), progress=False)
+    return build_index(store, embedder, folder / "index", kind="exact",
+                       recall=RecallSettings(embeddings[:1], k=1))
 
 
 def searches(embeddings: np.ndarray, folder: pathlib.Path) -> dict[str, Callable]:

@@ -35,8 +35,10 @@ from rag_jax.data.text import GeneratorFormat, train_bart_tokenizer, train_bert_
 from rag_jax.overrides import replace
 from rag_jax.retrieval.build import build_index
 from rag_jax.retrieval.index import PassageIndex
-from rag_jax.retrieval.passages import Passage, write_store
+from rag_jax.retrieval.passages import write_store
+from rag_jax.retrieval.protocol import Passage
 from rag_jax.retrieval.retriever import Retriever
+from rag_jax.retrieval.shards import PassageEmbedder
 from rag_jax.training import stages
 from rag_jax.training.job import Job
 from rag_jax.training.log import print_table
@@ -107,10 +109,11 @@ def small_job(folder: pathlib.Path, passages: int, steps: int) -> tuple[Job, Pas
     store = write_store(
         folder / "store", (Passage(str(i), "", texts[i % len(texts)]) for i in range(passages)),
         {PASSAGE_TABLE: lambda ps: format.passages([""] * len(ps), [p.text for p in ps])})
-    index = build_index(
-        store, lambda ids, mask: rng.standard_normal((len(ids), 256)).astype(np.float32),
-        folder / "index", token_table=PASSAGE_TABLE, encoder_fingerprint="random", max_length=8,
-        batch_size=1024, length_buckets=(8,), kind="exact", progress=False)
+    embedder = PassageEmbedder(
+        lambda ids, mask: rng.standard_normal((len(ids), 256)).astype(np.float32),
+        token_table=PASSAGE_TABLE, encoder_fingerprint="random", max_length=8, batch_size=1024,
+        length_buckets=(8,), progress=False)
+    index = build_index(store, embedder, folder / "index", kind="exact")
     examples = [Example(str(i), " ".join(rng.choice(words, 8)), (str(rng.choice(words)),))
                 for i in range(1000)]
     prepared = Prepared(*tokenizers, format, {"random": store}, {"train": examples}, ())

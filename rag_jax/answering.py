@@ -20,8 +20,8 @@ from rag_jax.decoding.results import NOT_FINITE, Decoded, ScoreError, faults
 from rag_jax.decoding.settings import Decoding
 from rag_jax.models import rag
 from rag_jax.retrieval.bm25 import Bm25Index
-from rag_jax.retrieval.index import PassageIndex, SearchResult, merge
-from rag_jax.retrieval.reading import Passage
+from rag_jax.retrieval.index import PassageIndex
+from rag_jax.retrieval.protocol import Passage, SearchResult, merge
 from rag_jax.types import Alternative, Answer, Batch
 
 

@@ -15,7 +15,7 @@ from rag_jax.config import ConfigError, EvalConfig
 from rag_jax.data.question_files import Example
 from rag_jax.data.questions import QuestionTokens
 from rag_jax.metrics.retrieval import retrieval_monitors
-from rag_jax.retrieval.reading import Passage
+from rag_jax.retrieval.protocol import Passage
 from rag_jax.types import Answer
 
 

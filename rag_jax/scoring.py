@@ -22,7 +22,7 @@ from rag_jax.metrics.patterns import pattern_match, question_named
 from rag_jax.metrics.q_bleu import bleu_1, q_bleu_1
 from rag_jax.metrics.rouge import rouge_l
 from rag_jax.metrics.tokens import spacy_tokens
-from rag_jax.retrieval.reading import Passage
+from rag_jax.retrieval.protocol import Passage
 
 RECALL_AT = (1, 5, 10, 20)
 NO_ANSWER = "No Answer Present."  # MS-MARCO's reference of a question that has none

@@ -16,7 +16,7 @@ from rag_jax.retrieval.index import PassageIndex
 from rag_jax.retrieval.publish import publishing
 from rag_jax.training import on_device, pretrained, workdir
 from rag_jax.training.answer_settings import make_answerer
-from rag_jax.training.indexing import WORD_INDEXES, index_stores, job_of_file
+from rag_jax.training.indexing import WORD_INDEXES, all_hosts, index_stores, job_of_file
 from rag_jax.training.job import Job, fingerprint
 from rag_jax.training.run import be_quiet, open_job
 from rag_jax.types import Answer
@@ -113,7 +113,7 @@ def _open_index(job: Job, run: str, named: str | None) -> PassageIndex | Bm25Ind
             raise ConfigError(f"--index={named}: no such folder, and {folders} has "
                               f"{', '.join(there) or 'none'}")
     opened = Bm25Index.open(folder) if job.model.lexical else PassageIndex.open(
-        folder, host=hosts.index(), hosts=hosts.count())
+        folder, hosts=all_hosts())
     if k > opened.size:
         raise ConfigError(f"config.eval.k={k}: {folder} has {opened.size} passages; set "
                           f"config.eval.k={opened.size} or less")
@@ -163,6 +163,6 @@ def _index_passages(config: Config, path: pathlib.Path, passages: pathlib.Path, 
         job = job_of_file(job, out.name, str(passages), config.data.chunk_words, staging)
         if job.model.lexical:
             store = job.prepared.memories[out.name]
-            return build_bm25(store, out, overwrite, hosts.leads(), hosts.wait)
+            return build_bm25(store, out, overwrite, all_hosts())
         params, _ = pretrained.restore_run(path / run, job.model, job.mesh)
         return index_stores(job, params, out.parent, overwrite, asked)[out.name]

@@ -12,7 +12,7 @@ from rag_jax.config import ConfigError, MeshConfig
 from rag_jax.data.text import GeneratorFormat, train_bart_tokenizer
 from rag_jax.decoding.results import DecodingError
 from rag_jax.decoding.settings import Decoding
-from rag_jax.retrieval.reading import Passage
+from rag_jax.retrieval.protocol import Passage
 
 QUESTIONS = SimpleNamespace(
     format=SimpleNamespace(tokenizer=SimpleNamespace(decode=lambda ids: " ".join(map(str, ids)))))

@@ -20,7 +20,7 @@ from rag_jax.evaluation import (
     retrieval_metrics,
     write_evaluation,
 )
-from rag_jax.retrieval.reading import Passage
+from rag_jax.retrieval.protocol import Passage
 from rag_jax.scoring import score
 from rag_jax.types import Answer
 

@@ -11,7 +11,7 @@ from rag_jax import flags, trained
 from rag_jax.cli import display, evaluate, generate
 from rag_jax.config import Config
 from rag_jax.errors import UserError
-from rag_jax.retrieval.reading import Passage
+from rag_jax.retrieval.protocol import Passage
 from rag_jax.types import Alternative, Answer
 
 QUESTIONS = ["Who?", "Where?", "When?"]

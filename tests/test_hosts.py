@@ -11,7 +11,7 @@ from jax._src.clusters import ClusterEnv, SlurmCluster
 from rag_jax import answering, hosts
 from rag_jax.config import ConfigError
 from rag_jax.errors import UserError
-from rag_jax.retrieval.index import SearchResult
+from rag_jax.retrieval.protocol import SearchResult
 
 
 @pytest.mark.parametrize("given,message", [

@@ -8,7 +8,8 @@ import pytest
 from rag_jax.data.question_files import checked_questions, read_asked, read_jsonl
 from rag_jax.errors import DataError
 from rag_jax.lines import numbered_lines
-from rag_jax.retrieval.reading import RetrievalError, read_passages
+from rag_jax.retrieval.protocol import RetrievalError
+from rag_jax.retrieval.reading import read_passages
 
 SEPARATORS = "a\u2028b\u2029c\x85d\x0be\x0cf\x1cg"  # str.splitlines() would end lines at all
 

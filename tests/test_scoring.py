@@ -14,7 +14,7 @@ from rag_jax.errors import DataError, UserError
 from rag_jax.metrics import patterns
 from rag_jax.metrics.bleu import corpus_sacre_bleu
 from rag_jax.metrics.bootstrap import interval
-from rag_jax.retrieval.reading import Passage
+from rag_jax.retrieval.protocol import Passage
 from rag_jax.scoring import FAMILIES, answer_ranks, is_correct, read_predictions, score
 
 EXAMPLES = [

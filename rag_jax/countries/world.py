@@ -18,7 +18,7 @@ from rag_jax.countries.facts import EDITIONS, Country, load_countries
 from rag_jax.countries.fiction import fictional_countries, plain
 from rag_jax.data.question_files import Example
 from rag_jax.data.source import Source
-from rag_jax.retrieval.reading import Passage
+from rag_jax.retrieval.protocol import Passage
 
 NOW = "2018"  # the edition that trains
 DEV_COUNTRIES, TEST_COUNTRIES = 15, 40

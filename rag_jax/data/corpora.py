@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 from rag_jax.data import wikipedia
 from rag_jax.errors import DataError
-from rag_jax.retrieval.reading import Passage, RetrievalError, SeenIds, check_passage, read_passages
+from rag_jax.retrieval.protocol import Passage, RetrievalError
+from rag_jax.retrieval.reading import SeenIds, check_passage, read_passages
 
 _DUMPS = (".xml", ".xml.bz2", ".xml.gz")
 _TABLES = (".parquet", ".arrow")

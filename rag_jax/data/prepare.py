@@ -34,7 +34,7 @@ from rag_jax.data.text import (
 )
 from rag_jax.retrieval.bm25 import build_bm25
 from rag_jax.retrieval.passages import PassageStore, write_store
-from rag_jax.retrieval.reading import Passage, RetrievalError
+from rag_jax.retrieval.protocol import Passage, RetrievalError
 from rag_jax.retrieval.verification import (
     DIGESTS,
     open_digests,

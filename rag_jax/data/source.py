@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Callable, Iterable, Sequence
 
 from rag_jax.data.question_files import Example
-from rag_jax.retrieval.reading import Passage
+from rag_jax.retrieval.protocol import Passage
 
 
 @dataclasses.dataclass(frozen=True)

@@ -10,7 +10,7 @@ from rag_jax.data.records import json_lines
 from rag_jax.data.wikitext import is_disambiguation, plain_text
 from rag_jax.errors import DataError
 from rag_jax.lines import damage_named, open_packed
-from rag_jax.retrieval.reading import Passage
+from rag_jax.retrieval.protocol import Passage
 
 _CHUNK = 1 << 16  # bytes
 _FORMS = {"title": re.compile(r"[^\0]*\S[^\0]*"), "ns": re.compile(r"-?\d+"),

@@ -12,21 +12,23 @@ import logging
 import os
 import sys
 import types
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
 
-from rag_jax.retrieval.index import (
+from rag_jax.retrieval.manifest import IndexFolder, open_folder
+from rag_jax.retrieval.passages import PassageStore
+from rag_jax.retrieval.protocol import (
+    ALONE,
     Division,
+    Hosts,
     RetrievalError,
     SearchResult,
+    check_k,
     no_results,
-    open_parts,
 )
-from rag_jax.retrieval.passages import PassageStore
 from rag_jax.retrieval.publish import begun, claimed, copy_store, publish_index
-from rag_jax.retrieval.verification import VerifiedFiles
 from rag_jax.retrieval.versions import opened
 
 SETTINGS = {"method": "lucene", "k1": 0.9, "b": 0.4, "stemmer": "english", "stopwords": "en",
@@ -63,14 +65,14 @@ class Bm25Index:
         manifest: what it says about itself.
         passages: the PassageStore with the text and tokens of every row.
         size: N, passages.
-        division: how several processes search: see index.Division.
+        division: how several processes search: see protocol.Division.
     """
 
     division: Division = "queries"
 
-    def __init__(self, path: Path, manifest: dict, passages: PassageStore, files: VerifiedFiles):
-        self.path, self.manifest, self.passages = path, manifest, passages
-        self.size = manifest["size"]
+    def __init__(self, folder: IndexFolder):
+        self.path, self.manifest, self.passages, files = folder
+        self.size, path = self.manifest["size"], self.path
         files.check_all()
         try:
             self._bm25 = _library().BM25.load(path / "bm25", mmap=True, allow_pickle=False,
@@ -107,7 +109,7 @@ class Bm25Index:
         """
         if missing := bm25_missing():
             raise RetrievalError(f"{path}: a BM25 index; {missing}.")
-        index = opened(Path(path), lambda folder: cls(*open_parts(folder, ("bm25",), FINGERPRINT)))
+        index = opened(Path(path), lambda folder: cls(open_folder(folder, ("bm25",), FINGERPRINT)))
         index.passages.files.verify()
         return index
 
@@ -116,9 +118,7 @@ class Bm25Index:
 
         A passage that shares no word with the question scores 0.
         """
-        if not 1 <= k <= self.size:
-            raise RetrievalError(f"k={k}: an index of {self.size} passages allows 1 to "
-                                 f"{self.size}; lower k, or index more.")
+        check_k(k, self.size)
         if not len(texts):
             return no_results(k)
         found = []
@@ -150,15 +150,14 @@ class Bm25Index:
 
 
 def build_bm25(store: PassageStore, out: str | os.PathLike, overwrite: bool = False,
-               leads: bool = True, wait: Callable[[], None] = lambda: None) -> Bm25Index:
+               hosts: Hosts = ALONE) -> Bm25Index:
     """Indexes the words of a passage store and publishes an index directory.
 
     Args:
         store: the passages.
         out: the directory to publish; an index of the same passages that is there is opened.
         overwrite: replace another index that is at out.
-        leads, wait: of several processes, which all call this, one builds; wait() returns once
-            all have called it.
+        hosts: the processes that make the same call; the first one builds.
 
     Raises:
         RetrievalError: a library is missing, no passage has a word, or something is at out.
@@ -168,10 +167,10 @@ def build_bm25(store: PassageStore, out: str | os.PathLike, overwrite: bool = Fa
         raise RetrievalError(f"{out}: BM25 needs {missing}.")
     inputs = {"kind": "bm25", "encoder_fingerprint": FINGERPRINT,
               "passages_fingerprint": store.fingerprint}
-    found = None
-    if leads:
-        with claimed(out, inputs, overwrite, Bm25Index.open) as found:
-            if found is None:
+    index = None
+    if hosts.leads:
+        with claimed(out, inputs, overwrite, Bm25Index.open) as index:
+            if index is None:
                 content = begun(out, inputs)
                 copy_store(store, content)
                 _index_words(store, content / "bm25")
@@ -180,8 +179,8 @@ def build_bm25(store: PassageStore, out: str | os.PathLike, overwrite: bool = Fa
                 publish_index(content, out, {
                     **inputs, "inputs": inputs, "size": len(store), "settings": SETTINGS,
                     "versions": versions})
-    wait()
-    return Bm25Index.open(out) if found is None else found
+    hosts.wait()
+    return Bm25Index.open(out) if index is None else index
 
 
 def _index_words(store: PassageStore, folder: Path) -> None:

@@ -11,15 +11,17 @@ from jax.sharding import Mesh
 
 from rag_jax.retrieval import device_search
 from rag_jax.retrieval.device_search import DeviceSettings, Memory, row_sharding
-from rag_jax.retrieval.index import (
+from rag_jax.retrieval.index import PassageIndex
+from rag_jax.retrieval.passages import TokenTable
+from rag_jax.retrieval.protocol import (
     Division,
-    PassageIndex,
+    Index,
+    Passage,
     RetrievalError,
     SearchResult,
-    check_queries,
-    no_results,
+    check_rows,
+    stack,
 )
-from rag_jax.retrieval.passages import Passage, TokenTable, check_rows
 
 ROUND = 1024, 65536  # rows per device are a multiple: of few rows, of many, for even blocks
 QUERIES = 256  # searched at a time; fewer are padded to a power of two
@@ -34,7 +36,7 @@ class TokenSpec(NamedTuple):
     dtype: Any
 
 
-class DeviceIndex:
+class DeviceIndex(Index):
     """The passages of index directories on all devices of a mesh. Used as a PassageIndex is.
 
     Row numbers are stable: `add` appends, `delete` leaves a hole, `swap` begins anew. None of them
@@ -114,23 +116,19 @@ class DeviceIndex:
         """Passages that a search can find."""
         return int(self._valid.sum())
 
-    def search(self, queries: np.ndarray, k: int) -> SearchResult:
-        """Finds the k best passages for queries float[B, E]; see index.Index."""
-        queries = check_queries(queries, k, self.size, self.width)
-        if not len(queries):
-            return no_results(k)
+    def _search(self, queries: np.ndarray, k: int) -> SearchResult:
         run = jit_search(self.mesh, k, self.settings)
-        parts = []
+        batches = []
         for begin in range(0, len(queries), QUERIES):
             some = queries[begin : begin + QUERIES]
             padded = np.pad(some, ((0, (1 << (len(some) - 1).bit_length()) - len(some)), (0, 0)))
-            parts.append([np.asarray(part)[: len(some)] for part in run(self.memory, padded)])
-        found = SearchResult(*map(np.concatenate, zip(*parts, strict=True)))
-        if (found.ids < 0).any():
+            batches.append([np.asarray(part)[: len(some)] for part in run(self.memory, padded)])
+        result = stack(batches)
+        if (result.ids < 0).any():
             raise RetrievalError(
                 f"approximate search found fewer than k={k} of {self.size} passages in "
                 f"{self.capacity} rows; set recall_target=1.0 for so few.")
-        return found
+        return result
 
     def embeddings(self, ids: np.ndarray) -> np.ndarray:
         """The embeddings float32[..., E] of rows integers[...], as the devices hold them.

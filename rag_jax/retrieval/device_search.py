@@ -14,7 +14,7 @@ import numpy as np
 from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from rag_jax.retrieval.index import SearchResult
+from rag_jax.retrieval.protocol import SearchResult
 
 MARGIN = 16  # candidates beyond k that are scored again
 INT8_CANDIDATES = 4  # times k, for int8 rows: their scores are coarser

@@ -2,13 +2,7 @@
 
 import numpy as np
 
-from rag_jax.retrieval.index import (
-    Index,
-    RetrievalError,
-    SearchResult,
-    check_queries,
-    no_results,
-)
+from rag_jax.retrieval.protocol import Index, RetrievalError, SearchResult, stack
 
 BLOCK_ROWS = 8192  # passages scored at a time
 BLOCK_QUERIES = 256
@@ -16,7 +10,7 @@ RECALL_QUERIES = 256
 PAIRS = 4096  # (query, passage) pairs scored in float64 at a time
 
 
-class ExactIndex:
+class ExactIndex(Index):
     """Finds the true best passages, also among ties, in memory that does not grow with N.
 
     A float32 matrix product rounds differently with the shape of its block, so it only nominates:
@@ -34,26 +28,12 @@ class ExactIndex:
                 f"{embeddings.dtype}{list(embeddings.shape)}."
             )
         self._embeddings = embeddings
+        self.size, self.width = embeddings.shape
         self._largest_norms: dict[int, float] = {}  # of a block; filled by the first search
 
-    @property
-    def size(self) -> int:
-        return self._embeddings.shape[0]
-
-    @property
-    def width(self) -> int:
-        return self._embeddings.shape[1]
-
-    def search(self, queries: np.ndarray, k: int) -> SearchResult:
-        """Finds the k best passages for queries float[B, E]; see index.Index."""
-        queries = check_queries(queries, k, self.size, self.width)
-        if not len(queries):
-            return no_results(k)
-        parts = [
-            self._search_some(queries[begin : begin + BLOCK_QUERIES], k)
-            for begin in range(0, len(queries), BLOCK_QUERIES)
-        ]
-        return SearchResult(*(np.concatenate(arrays) for arrays in zip(*parts, strict=True)))
+    def _search(self, queries: np.ndarray, k: int) -> SearchResult:
+        return stack([self._search_some(queries[begin : begin + BLOCK_QUERIES], k)
+                      for begin in range(0, len(queries), BLOCK_QUERIES)])
 
     def _search_some(self, queries: np.ndarray, k: int) -> SearchResult:
         batch = len(queries)

@@ -24,13 +24,8 @@ from typing import Any
 import numpy as np
 
 from rag_jax import files
-from rag_jax.retrieval.reading import (
-    Passage,
-    RetrievalError,
-    SeenIds,
-    check_passage,
-    read_passages,
-)
+from rag_jax.retrieval.protocol import Passage, RetrievalError, check_rows
+from rag_jax.retrieval.reading import SeenIds, check_passage
 from rag_jax.retrieval.verification import (
     Digest,
     VerifiedFiles,
@@ -41,66 +36,95 @@ from rag_jax.retrieval.verification import (
     read_object,
 )
 
-__all__ = [
-    "Passage",
-    "PassageStore",
-    "RetrievalError",
-    "TokenTable",
-    "check_rows",
-    "map_file",
-    "read_passages",
-    "write_store",
-]
-
 STORE_FORMAT = 1
 _TABLE_NAME = r"[A-Za-z0-9_-]+"
+_FIELDS = len(Passage._fields)
 SEARCHES = 64  # ids searched for in the file before a table of all is made
 CHUNK = 1024  # passages tokenized and written at a time
+ROWS = 2**18  # rows whose ids are looked at together
+
+
+class Ragged:
+    """Rows of unequal length, end to end in one file; another says where each part of a row begins.
+
+    Args:
+        files: of the store.
+        names: of the file of data and the file of offsets.
+        dtype: of the data.
+        parts: pieces of a row that have their own offset.
+
+    Attributes:
+        data: all that is in the rows; what is read of it must be verified before: `check`.
+
+    Raises:
+        RetrievalError: the offsets do not end where the data do.
+    """
+
+    def __init__(self, files: VerifiedFiles, names: tuple[str, str], dtype: str, parts: int = 1):
+        self._files, self._names, self._parts = files, names, parts
+        self.data, self._offsets = files.map(names[0], dtype), files.map(names[1], "<i8")
+        first, last = self._offsets[0], self._offsets[-1]
+        if first != 0 or last != len(self.data):
+            raise RetrievalError(
+                f"{files.folder}: {names[1]} is damaged: it goes from {first} to {last}, and must "
+                f"go from 0 to {len(self.data)}; copy or write the store again.")
+
+    def __len__(self) -> int:
+        return (len(self._offsets) - 1) // self._parts
+
+    def bounds(self, rows: np.ndarray) -> np.ndarray:
+        """Where the parts of rows integers[...] begin, and the last ends: int64[..., parts + 1].
+
+        Raises:
+            RetrievalError: the offsets are damaged.
+        """
+        places = rows[..., None].astype(np.int64) * self._parts + np.arange(self._parts + 1)
+        self._files.check(self._names[1], places[..., 0] * 8, places[..., -1] * 8 + 8)
+        bounds = self._offsets[places]
+        if rows.size and not (0 <= bounds.min() and bounds.max() <= len(self.data)
+                              and (np.diff(bounds) >= 0).all()):
+            raise RetrievalError(f"{self._files.folder}: {self._names[1]} is damaged: rows lie "
+                                 "outside their file; write the store again.")
+        return bounds
+
+    def check(self, begins: np.ndarray, ends: np.ndarray) -> None:
+        """Verifies the data from begins to ends, int64[...] each, before they are read."""
+        begins, ends, size = np.ravel(begins), np.ravel(ends), self.data.itemsize
+        full = ends > begins
+        self._files.check(self._names[0], begins[full] * size, ends[full] * size)
 
 
 class TokenTable:
     """Ragged rows of token ids, one per passage, memory-mapped."""
 
     def __init__(self, files: VerifiedFiles, name: str, dtype: str):
-        self._files, self._name = files, name
-        self._ids = files.map(f"tokens.{name}.ids", dtype)
-        self._offsets = files.map(f"tokens.{name}.offsets", "<i8")
+        self._name = f"token table {name!r}"
+        self._rows = Ragged(files, (f"tokens.{name}.ids", f"tokens.{name}.offsets"), dtype)
 
     @property
     def lengths(self) -> np.ndarray:
         """int64[N]: tokens per row."""
-        return self.lengths_of(np.arange(len(self._offsets) - 1))
+        return self.lengths_of(np.arange(len(self._rows)))
 
     def lengths_of(self, row_ids: np.ndarray) -> np.ndarray:
         """int64[...]: tokens of some rows."""
-        begins, ends = self._places(row_ids)
+        begins, ends = self._bounds(row_ids)
         return ends - begins
 
     def rows(self, row: int) -> np.ndarray:
         """The token ids of one row: uint16 or uint32, read-only."""
-        begin, end = self._places(np.asarray(row))
-        self._check_ids(begin, end)
-        return self._ids[begin:end]
+        begin, end = self._bounds(np.asarray(row))
+        self._rows.check(begin, end)
+        return self._rows.data[begin:end]
 
-    def _places(self, row_ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def _bounds(self, row_ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Where the rows begin and end in the ids, int64[...] each."""
-        check_rows(row_ids, len(self._offsets) - 1, f"token table {self._name!r}")
-        if not row_ids.size:
-            return np.zeros(row_ids.shape, np.int64), np.zeros(row_ids.shape, np.int64)
-        self._files.check_pieces(f"tokens.{self._name}.offsets", row_ids * 8, row_ids * 8 + 16)
-        begins, ends = self._offsets[row_ids], self._offsets[row_ids + 1]
-        if not ((begins >= 0) & (begins <= ends) & (ends <= len(self._ids))).all():
-            raise RetrievalError(f"{self._files.folder}: tokens.{self._name}.offsets is damaged: "
-                                 "rows lie outside their file; write the store again.")
-        return begins, ends
+        check_rows(row_ids, len(self._rows), self._name)
+        bounds = self._rows.bounds(row_ids)
+        return bounds[..., 0], bounds[..., 1]
 
-    def _check_ids(self, begins: np.ndarray, ends: np.ndarray) -> None:
-        size, full = self._ids.itemsize, ends > begins
-        self._files.check_pieces(f"tokens.{self._name}.ids", begins[full] * size, ends[full] * size)
-
-    def padded(
-        self, row_ids: np.ndarray, length: int, pad_id: int
-    ) -> tuple[np.ndarray, np.ndarray]:
+    def padded(self, row_ids: np.ndarray, length: int, pad_id: int
+               ) -> tuple[np.ndarray, np.ndarray]:
         """Rows in one rectangle, longer ones cut, shorter ones filled with pad_id.
 
         Args:
@@ -111,34 +135,24 @@ class TokenTable:
         Returns:
             token ids int32[..., length], and mask bool[..., length], True where a token is real.
         """
-        starts, ends = self._places(np.asarray(row_ids))
-        self._check_ids(starts, ends)
+        begins, ends = self._bounds(np.asarray(row_ids))
+        self._rows.check(begins, ends)
         place = np.arange(length)
-        mask = place < (ends - starts)[..., None]
-        places = np.where(mask, starts[..., None] + place, 0)
-        tokens = self._ids[places] if self._ids.size else places
+        mask = place < (ends - begins)[..., None]
+        places = np.where(mask, begins[..., None] + place, 0)
+        tokens = self._rows.data[places] if self._rows.data.size else places
         return np.where(mask, tokens.astype(np.int32), np.int32(pad_id)), mask
-
-
-def check_rows(rows: np.ndarray, size: int, what: str) -> None:
-    """Refuses row numbers that are not integers from 0 to size - 1."""
-    if rows.dtype.kind not in "iu":
-        raise RetrievalError(f"{what}: rows must be integers, got dtype {rows.dtype}.")
-    if rows.size and not (0 <= rows.min() and rows.max() < size):
-        raise RetrievalError(
-            f"{what}: row {rows.min() if rows.min() < 0 else rows.max()} is outside 0..{size - 1}; "
-            "mask padding documents before looking them up."
-        )
 
 
 class PassageStore:
     """The passages of an index, by row. Threads may share one."""
 
-    def __init__(self, path: Path, meta: dict):
-        self.path, self.fingerprint, self._meta = path, meta["fingerprint"], meta
+    def __init__(self, path: Path, meta: Mapping[str, Any]):
+        self.path, self.fingerprint = path, meta["fingerprint"]
         self.files = VerifiedFiles(path, meta["files"])
-        self._blob = self.files.map("text.blob", "u1")
-        self._offsets = self.files.map("text.offsets", "<i8")
+        self._text = Ragged(self.files, ("text.blob", "text.offsets"), "u1", _FIELDS)
+        self._tables = {name: TokenTable(self.files, name, dtype)
+                        for name, dtype in meta["tokens"].items()}
         self._rows_by_id: dict[str, int] | None = None
         self._searches = 0
 
@@ -161,59 +175,35 @@ class PassageStore:
     @classmethod
     def mapped(cls, path: str | os.PathLike) -> "PassageStore":
         """`open`, with everything still to be verified, when it is read."""
-        path = Path(path)
-        store = cls(path, _read_meta(path))
-        store._check_ends()
-        return store
-
-    def _check_ends(self) -> None:
-        """The offsets of every file begin at 0 and end where their file does."""
-        ends = {"text": (self._offsets, self._blob)}
-        for name in self.token_tables:
-            ends[f"tokens.{name}"] = (self.files.map(f"tokens.{name}.offsets", "<i8"),
-                                      self.files.map(f"tokens.{name}.ids",
-                                                     self._meta["tokens"][name]))
-        for name, (offsets, data) in ends.items():
-            if offsets[0] != 0 or offsets[-1] != len(data):
-                raise RetrievalError(
-                    f"{self.path}: {name}.offsets is damaged: it goes from {offsets[0]} to "
-                    f"{offsets[-1]}, and must go from 0 to {len(data)}; copy or write the store "
-                    "again.")
+        return cls(Path(path), _read_meta(Path(path)))
 
     def __len__(self) -> int:
-        return self._meta["passages"]
+        return len(self._text)
 
     def __getitem__(self, row: int) -> Passage:
         if not 0 <= row < len(self):  # -1 is never a passage: it would hide a padded search result
             raise IndexError(f"{self.path}: row {row} is outside 0..{len(self) - 1}.")
-        self.files.check("text.offsets", 24 * row, 24 * row + 32)
-        begin, title, text, end = (int(o) for o in self._offsets[3 * row : 3 * row + 4])
-        if not 0 <= begin <= title <= text <= end <= len(self._blob):
-            raise self._damage(row)
-        self.files.check("text.blob", begin, end)
-        raw = self._blob[begin:end].tobytes()
-        cuts = (0, title - begin, text - begin, end - begin)
+        bounds = self._text.bounds(np.asarray(row))
+        self._text.check(bounds[0], bounds[-1])
         try:
-            return Passage(*(raw[a:b].decode() for a, b in itertools.pairwise(cuts)))
+            return Passage(*(self._text.data[begin:end].tobytes().decode()
+                             for begin, end in itertools.pairwise(bounds)))
         except UnicodeDecodeError:
-            raise self._damage(row) from None
-
-    def _damage(self, row: int) -> RetrievalError:
-        return RetrievalError(f"{self.path}: the text of row {row} is damaged in text.blob or "
-                              "text.offsets; copy or write the store again.")
+            raise RetrievalError(f"{self.path}: the text of row {row} is damaged in text.blob or "
+                                 "text.offsets; copy or write the store again.") from None
 
     @property
     def token_tables(self) -> tuple[str, ...]:
         """Names of the token tables."""
-        return tuple(self._meta["tokens"])
+        return tuple(self._tables)
 
     def tokens(self, name: str) -> TokenTable:
         """The token table of that name."""
-        if name not in self._meta["tokens"]:
+        if name not in self._tables:
             raise RetrievalError(
                 f"{self.path}: no token table {name!r}; it has {list(self.token_tables)}."
             )
-        return TokenTable(self.files, name, self._meta["tokens"][name])
+        return self._tables[name]
 
     def verify(self) -> None:
         """Reads every file again and compares it with its checksum: about 1 second per GB."""
@@ -231,12 +221,11 @@ class PassageStore:
             for row in (int(passage_id) - 1, int(passage_id)):
                 if 0 <= row < len(self) and self[row].id == passage_id:
                     return row
-        if self._rows_by_id is None and self._searches < SEARCHES:
-            self._searches += 1
+        self._searches += 1
+        if self._searches <= SEARCHES:
             row = self._search(passage_id.encode("utf-8", "replace"))
         else:
-            if self._rows_by_id is None:
-                self._rows_by_id = {one: row for row, one in enumerate(self._ids())}
+            self._rows_by_id = self._rows_by_id or {one: at for at, one in enumerate(self._ids())}
             row = self._rows_by_id.get(passage_id)
         if row is None:
             some = list(itertools.islice(self._ids(), 100_000))
@@ -249,29 +238,25 @@ class PassageStore:
 
     def _ids(self) -> Iterator[str]:
         """The ids of all rows, without their texts."""
-        for first, begins, ends in self._id_places():
-            if not ((begins >= 0) & (begins <= ends) & (ends <= len(self._blob))).all():
-                raise self._damage(first)
-            self.files.check_pieces("text.blob", begins, ends)
-            data = memoryview(self._blob)
+        for _, begins, ends in self._id_places():
+            self._text.check(begins, ends)
+            data = memoryview(self._text.data)
             for begin, end in zip(begins.tolist(), ends.tolist(), strict=True):
                 yield str(data[begin:end], "utf-8", "replace")
 
     def _id_places(self) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
-        """Yields a first row, and where its id and some after it begin and end in text.blob."""
-        for first in range(0, len(self), 2**18):
-            last = min(first + 2**18, len(self))
-            self.files.check("text.offsets", 24 * first, 24 * last + 8)
-            yield first, *(self._offsets[3 * first + i : 3 * last + i : 3] for i in (0, 1))
+        """Yields a first row, and where its id and some after it begin and end in the text."""
+        for first in range(0, len(self), ROWS):
+            bounds = self._text.bounds(np.arange(first, min(first + ROWS, len(self))))
+            yield first, bounds[:, 0], bounds[:, 1]
 
     def _search(self, key: bytes) -> int | None:
         """The row whose id is these bytes, by a look at the ids of that length."""
         for first, begins, ends in self._id_places():
             rows = np.flatnonzero(ends - begins == len(key))
-            self.files.check_pieces("text.blob", begins[rows], begins[rows] + len(key))
+            self._text.check(begins[rows], ends[rows])
             for place in reversed(range(len(key))):  # the last bytes differ most
-                letters = self._blob.take(begins[rows] + place, mode="clip")
-                rows = rows[letters == key[place]]
+                rows = rows[self._text.data[begins[rows] + place] == key[place]]
             if rows.size:
                 return first + int(rows[0])
         return None
@@ -302,28 +287,27 @@ def _read_meta(path: Path) -> dict:
 def _check_meta(path: Path, meta: dict) -> None:
     """Refuses what `write_store` never writes: anybody can make a fingerprint."""
 
-    def wrong(what: str) -> RetrievalError:
-        return RetrievalError(f"{path}: meta.json is damaged: {what}; write the store again.")
+    def need(good: bool, what: str) -> None:
+        if not good:
+            raise RetrievalError(f"{path}: meta.json is damaged: {what}; write the store again.")
 
     size, tokens = meta.get("passages"), meta.get("tokens")
-    if not is_count(size, 1):
-        raise wrong(f"passages is {size!r:.80}, must be a number from 1 on")
-    if not isinstance(tokens, dict):
-        raise wrong(f"tokens is {tokens!r:.80}, must name the token tables")
+    need(is_count(size, 1), f"passages is {size!r:.80}, must be a number from 1 on")
+    need(isinstance(tokens, dict), f"tokens is {tokens!r:.80}, must name the token tables")
     table = check_table(meta.get("files"), path / "meta.json")
     widths = {"text.blob": 1}  # bytes of which a file's size is a multiple
-    exact = {"text.offsets": 8 * (3 * size + 1)}
+    exact = {"text.offsets": 8 * (_FIELDS * size + 1)}
     for name, dtype in tokens.items():
-        if not re.fullmatch(_TABLE_NAME, name) or dtype not in ("<u2", "<u4"):
-            raise wrong(f"token table {name!r:.80} of dtype {dtype!r:.80}; allowed are <u2 and <u4")
+        need(re.fullmatch(_TABLE_NAME, name) is not None and dtype in ("<u2", "<u4"),
+             f"token table {name!r:.80} of dtype {dtype!r:.80}; allowed are <u2 and <u4")
         widths[f"tokens.{name}.ids"] = int(dtype[-1])
         exact[f"tokens.{name}.offsets"] = 8 * (size + 1)
-    if odd := sorted({*widths, *exact} ^ set(table)):
-        raise wrong(f"its files do not fit its tables ({', '.join(odd)[:200]})")
+    odd = sorted({*widths, *exact} ^ set(table))
+    need(not odd, f"its files do not fit its tables ({', '.join(odd)[:200]})")
     for name, entry in table.items():
-        held = entry["bytes"]
-        if held % widths.get(name, 8) or held != exact.get(name, held):
-            raise wrong(f"{name} of {held} bytes does not fit {size} passages")
+        need(entry["bytes"] % widths.get(name, 8) == 0
+             and entry["bytes"] == exact.get(name, entry["bytes"]),
+             f"{name} of {entry['bytes']} bytes does not fit {size} passages")
 
 
 def _fingerprint(meta: Mapping) -> str:

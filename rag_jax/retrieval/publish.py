@@ -14,8 +14,10 @@ from typing import TypeVar
 
 from rag_jax import files, locks
 from rag_jax.locks import InUseError
-from rag_jax.retrieval.index import RetrievalError, file_entry, read_manifest, write_manifest
+from rag_jax.retrieval.manifest import read_manifest, write_manifest
 from rag_jax.retrieval.passages import PassageStore
+from rag_jax.retrieval.protocol import RetrievalError
+from rag_jax.retrieval.verification import file_entry
 from rag_jax.retrieval.versions import (
     POINTER,
     opened,

@@ -4,26 +4,10 @@ import json
 import os
 import re
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
 
-from rag_jax.errors import DataError, NotFiniteError, UserError
+from rag_jax.errors import DataError
 from rag_jax.lines import numbered_lines
-
-
-class RetrievalError(UserError, ValueError):
-    """Something about passages, an index or a query that the caller can mend; the text says how."""
-
-
-class VectorError(RetrievalError, NotFiniteError):
-    """An embedding that nothing can be compared with."""
-
-
-class Passage(NamedTuple):
-    """One unit of the non-parametric memory: at most about 100 words, with its page's title."""
-
-    id: str
-    title: str
-    text: str
+from rag_jax.retrieval.protocol import Passage, RetrievalError
 
 
 class SeenIds:

@@ -19,19 +19,18 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from rag_jax.retrieval.exact import ExactIndex, pair_scores
-from rag_jax.retrieval.index import (
-    SCANN_FILES,
-    RetrievalError,
-    SearchResult,
-    check_embeddings,
-    check_queries,
-    no_results,
-)
+from rag_jax.retrieval.protocol import Index, RetrievalError, SearchResult, check_vectors, merge
 
+# What the builder writes, and nothing else is read. ScaNN unpickles a scann_docids.pkl that it
+# finds, that is, runs code from it.
+SCANN_FILES = ("ah_codebook.pb", "bfloat16_dataset.npy", "datapoint_to_token.npy",
+               "hashed_dataset.npy", "hashed_dataset_soar.npy", "scann_assets.pbtxt",
+               "scann_config.pb", "serialized_partitioner.pb")
 SMALLEST = 16  # passages: the codes of asymmetric hashing are learned from at least so many
 COVERED = 8192  # passages whose codes each query reads at least: cheap, and small sets need it
 _CHILD = "from rag_jax.retrieval import scann; scann.child_main()"
@@ -157,7 +156,7 @@ def build_scann(
         )
     for begin in range(first, end, 65536):
         block = embeddings[begin : min(begin + 65536, end)]
-        check_embeddings(block, lambda row, begin=begin: f"the embedding of row {begin + row}")
+        check_vectors(block, lambda row, begin=begin: f"the embedding of row {begin + row}")
     directory = Path(directory).absolute()
     directory.mkdir(parents=True, exist_ok=True)
     if any(directory.iterdir()):
@@ -207,7 +206,7 @@ def child_main() -> None:
                                  offset=task["first"] * width * 4).reshape(-1, width)
         _build_here(embeddings, ScannSettings(**task["settings"]), directory)
     queries = np.linspace(-1, 1, 4 * width, dtype=np.float32).reshape(4, width)
-    _load(directory).search_batched_parallel(queries, final_num_neighbors=1, batch_size=4)
+    _load(Path(directory)).search_batched_parallel(queries, final_num_neighbors=1, batch_size=4)
 
 
 def _build_here(embeddings: np.ndarray, settings: ScannSettings, directory: str) -> None:
@@ -234,11 +233,11 @@ def _build_here(embeddings: np.ndarray, settings: ScannSettings, directory: str)
     builder.build().serialize(directory, relative_path=True)
 
 
-def _load(directory: str):
+def _load(directory: Path) -> Any:
     from scann import scann_ops_pybind
 
-    _refuse_foreign(Path(directory))
-    searcher = scann_ops_pybind.load_searcher(directory, assets_backcompat_shim=False)
+    _refuse_foreign(directory)
+    searcher = scann_ops_pybind.load_searcher(str(directory), assets_backcompat_shim=False)
     searcher.set_num_threads(_threads())
     return searcher
 
@@ -264,8 +263,26 @@ def _refuse_foreign(directory: Path) -> None:
                              "index again.")
 
 
-class ScannIndex:
-    """Asks a serialized ScaNN index. An Index; threads may share it.
+def _open_searcher(directory: Path, size: int, width: int, trusted: bool) -> Any:
+    """ScaNN's searcher for an index of `size` passages; see ScannIndex."""
+    directory = Path(directory).absolute()
+    if not trusted:
+        task = {"task": "load", "directory": str(directory), "width": width}
+        _run_child(task, f"{directory}: loading the ScaNN index")
+    try:
+        searcher = _load(directory)
+        loaded = searcher.size()
+    except (RuntimeError, ValueError, IndexError, OSError) as error:
+        raise RetrievalError(f"{directory}: ScaNN cannot load it ({error}).") from error
+    if loaded != size:
+        raise RetrievalError(
+            f"{directory}: holds {loaded} passages, expected {size}; build the index again."
+        )
+    return searcher
+
+
+class ScannIndex(Index):
+    """Asks a serialized ScaNN index.
 
     Args:
         directory: ScaNN's files, as build_scann wrote them.
@@ -276,63 +293,32 @@ class ScannIndex:
         check: called with rows int32[...] before their embeddings are read.
     """
 
-    def __init__(
-        self,
-        directory: Path,
-        embeddings: np.ndarray,
-        settings: ScannSettings,
-        trusted: bool = False,
-        check: Callable[[np.ndarray], None] = lambda ids: None,
-    ):
+    def __init__(self, directory: Path, embeddings: np.ndarray, settings: ScannSettings,
+                 trusted: bool = False, check: Callable[[np.ndarray], None] = lambda ids: None):
         missing = scann_missing()
         if missing:
             raise RetrievalError(
                 f'{directory}: a ScaNN index. {missing} Build the index again with kind="exact".'
             )
-        directory = str(Path(directory).absolute())
-        self._embeddings, self._settings = embeddings, settings
+        self.size, self.width = embeddings.shape
+        self._embeddings, self._settings, self._check = embeddings, settings, check
         self._exact = ExactIndex(embeddings)
-        self._told, self._check = False, check
-        if not trusted:
-            task = {"task": "load", "directory": directory, "width": self.width}
-            _run_child(task, f"{directory}: loading the ScaNN index")
-        try:
-            self._searcher = _load(directory)
-            size = self._searcher.size()
-        except (RuntimeError, ValueError, IndexError, OSError) as error:
-            raise RetrievalError(f"{directory}: ScaNN cannot load it ({error}).") from error
-        if size != self.size:
-            raise RetrievalError(
-                f"{directory}: holds {size} passages, expected {self.size}; build the index again."
-            )
+        self._said_fewer = False
+        self._searcher = _open_searcher(directory, self.size, self.width, trusted)
 
-    @property
-    def size(self) -> int:
-        return self._embeddings.shape[0]
-
-    @property
-    def width(self) -> int:
-        return self._embeddings.shape[1]
-
-    def search(self, queries: np.ndarray, k: int) -> SearchResult:
-        """Finds about the k best passages for queries float[B, E]; see index.Index."""
-        queries = check_queries(queries, k, self.size, self.width)
-        if not len(queries):
-            return no_results(k)
+    def _search(self, queries: np.ndarray, k: int) -> SearchResult:
         ids, full = self._nominate(queries, k)
         self._check(ids)
         query = np.repeat(np.arange(len(queries)), k)
         scores = pair_scores(queries, self._embeddings, query, ids.ravel()).reshape(ids.shape)
-        order = np.lexsort((ids, -scores), axis=1)
-        ids, scores = (np.take_along_axis(array, order, axis=1) for array in (ids, scores))
+        ids, scores = merge([SearchResult(ids, scores)], k)
         if not full.all():
-            if not self._told:
+            if not self._said_fewer:
                 _log.info("ScaNN found fewer than k=%d for %d of %d queries; exact search answers "
                           "those. More leaves_to_search would help.", k, (~full).sum(), len(full))
-                self._told = True
+                self._said_fewer = True
             self._check(np.arange(self.size))
-            exact = self._exact.search(queries[~full], k)
-            ids[~full], scores[~full] = exact.ids, exact.scores
+            ids[~full], scores[~full] = self._exact.search(queries[~full], k)
         return SearchResult(ids, scores)
 
     def _nominate(self, queries: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:

@@ -5,49 +5,75 @@ The rows of all shards are in content/embeddings.f32 of the working folder, whic
     shards/0000008192.json    checksum of the finished rows that begin there
 """
 
+import dataclasses
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from rag_jax import files
-from rag_jax.retrieval.index import RetrievalError, check_embeddings
 from rag_jax.retrieval.passages import PassageStore
+from rag_jax.retrieval.protocol import Hosts, RetrievalError, check_vectors
 
 SHARD_ROWS = 8192  # passages embedded between two points from which a killed build resumes
 
-Embed = Callable[[np.ndarray, np.ndarray], np.ndarray]
+
+@dataclasses.dataclass(frozen=True)
+class PassageEmbedder:
+    """What makes the embeddings of a passage store.
+
+    Attributes:
+        embed: token ids int32[b, L] and mask bool[b, L] to float32[b, E]. b is always batch_size
+            and L one of the buckets. May return a device array: it is read one batch later.
+        token_table: the store's table to embed.
+        encoder_fingerprint: names the encoder and its parameters.
+        max_length: tokens; longer passages are cut.
+        batch_size: passages per call of embed.
+        length_buckets: lengths L to pad to; those above max_length are ignored, max_length added.
+        pad_id: token id for padded places, which the mask hides.
+        shard_rows: passages between two points of resumption.
+        progress: show a bar with rate and remaining time on a terminal.
+    """
+
+    embed: Callable[[np.ndarray, np.ndarray], Any]
+    token_table: str
+    encoder_fingerprint: str
+    max_length: int
+    batch_size: int
+    length_buckets: Sequence[int]
+    pad_id: int = 0
+    shard_rows: int = SHARD_ROWS
+    progress: bool = True
+
+    @property
+    def buckets(self) -> list[int]:
+        """The lengths that batches are padded to, ascending."""
+        shorter = {int(length) for length in self.length_buckets if 0 < length < self.max_length}
+        return sorted(shorter | {self.max_length})
 
 
-def embed_all(
-    store: PassageStore, embed: Embed, content: Path, inputs: dict, progress: bool, host: int,
-    hosts: int,
-) -> None:
-    """Fills this host's shards of embeddings.f32, beginning after those that are already done."""
+def embed_all(store: PassageStore, embedder: PassageEmbedder, file: Path, hosts: Hosts) -> None:
+    """Fills this host's shards of a file of embeddings, but for those that are already done."""
     from tqdm import tqdm
 
-    size, shard_rows = len(store), inputs["shard_rows"]
-    file = content / "embeddings.f32"
-    begins = range(0, size, shard_rows)[host::hosts]
+    size, shard_rows = len(store), embedder.shard_rows
+    begins = range(0, size, shard_rows)[hosts.index :: hosts.count]
     done = {begin: mark for begin in begins if (mark := _read_mark(file, begin))}
     width = next(iter(done.values()))["width"] if done else None
-    skipped = sum(mark["rows"] for mark in done.values())
-    lengths = _lengths(store, inputs)
-    mine = sum(min(shard_rows, size - begin) for begin in begins)
-    with tqdm(
-        total=mine, initial=skipped, desc="embedding", unit=" passages",
-        disable=None if progress else True,
-    ) as bar:
+    lengths = _lengths(store, embedder)
+    with tqdm(total=sum(min(shard_rows, size - begin) for begin in begins), desc="embedding",
+              initial=sum(mark["rows"] for mark in done.values()), unit=" passages",
+              disable=None if embedder.progress and hosts.leads else True) as bar:
         for begin in begins:
-            if begin in done:
-                continue
-            rows = np.arange(begin, min(begin + shard_rows, size))
-            shard = _embed_shard(store, embed, rows, lengths[rows], inputs, width, bar.update)
-            width = shard.shape[1]
-            _write_shard(file, begin, shard)
+            if begin not in done:
+                rows = np.arange(begin, min(begin + shard_rows, size))
+                shard = _embed_shard(store, embedder, rows, lengths[rows], width, bar.update)
+                width = shard.shape[1]
+                _write_shard(file, begin, shard)
 
 
 def join_shards(file: Path, size: int, shard_rows: int) -> None:
@@ -65,36 +91,39 @@ def join_shards(file: Path, size: int, shard_rows: int) -> None:
     os.truncate(file, size * widths.pop() * 4)
 
 
-def _lengths(store: PassageStore, inputs: dict) -> np.ndarray:
+def _lengths(store: PassageStore, embedder: PassageEmbedder) -> np.ndarray:
     """Returns the tokens int64[N] of each passage, which must have some."""
-    lengths = store.tokens(inputs["token_table"]).lengths
+    lengths = store.tokens(embedder.token_table).lengths
     if not lengths.all():
         row = int(np.argmin(lengths))
         raise RetrievalError(
-            f"passage {store[row].id!r} has no tokens in table {inputs['token_table']!r}; write "
+            f"passage {store[row].id!r} has no tokens in table {embedder.token_table!r}; write "
             "the store again with an encoder that gives every passage at least one token."
         )
-    return np.minimum(lengths, inputs["max_length"])
+    return np.minimum(lengths, embedder.max_length)
 
 
-def _embed_shard(store, embed, rows, lengths, inputs, width, update) -> np.ndarray:
+def _embed_shard(store: PassageStore, embedder: PassageEmbedder, rows: np.ndarray,
+                 lengths: np.ndarray, width: int | None, update: Callable[[int], Any]
+                 ) -> np.ndarray:
     """Returns the embeddings float32[len(rows), E] of one shard; width None means not yet known."""
-    shard = None if width is None else np.zeros((len(rows), width), "<f4")
-    for places, result in _results(store, embed, rows, lengths, inputs):
+    shard, batch_size = None, embedder.batch_size
+    for places, result in _results(store, embedder, rows, lengths):
         array = np.asarray(result)
-        if array.ndim != 2 or len(array) != inputs["batch_size"] or 0 in array.shape:
+        if array.ndim != 2 or len(array) != batch_size or 0 in array.shape:
             raise RetrievalError(
-                f"the embedder returned shape {array.shape} for {inputs['batch_size']} passages; "
-                f"it must return [{inputs['batch_size']}, width]."
+                f"the embedder returned shape {array.shape} for {batch_size} passages; "
+                f"it must return [{batch_size}, width]."
             )
-        if shard is None:
-            shard = np.zeros((len(rows), array.shape[1]), "<f4")
-        if array.shape[1] != shard.shape[1]:
+        width = width or array.shape[1]
+        if array.shape[1] != width:
             raise RetrievalError(
-                f"the embedder returned width {array.shape[1]} after width {shard.shape[1]}; if "
+                f"the embedder returned width {array.shape[1]} after width {width}; if "
                 "the encoder changed, so must its fingerprint."
             )
-        shard[places] = check_embeddings(
+        if shard is None:
+            shard = np.zeros((len(rows), width), "<f4")
+        shard[places] = check_vectors(
             array[: len(places)],
             lambda i, ids=rows[places]: f"the embedding of passage {store[ids[i]].id!r}",
         )
@@ -102,21 +131,22 @@ def _embed_shard(store, embed, rows, lengths, inputs, width, update) -> np.ndarr
     return shard
 
 
-def _results(store, embed, rows, lengths, inputs) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+def _results(store: PassageStore, embedder: PassageEmbedder, rows: np.ndarray, lengths: np.ndarray
+             ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Yields (places in the shard int64[n], n <= batch_size, and what embed returned for them).
 
     A batch is yielded after the next one was handed to embed, so that a device need not wait.
     """
-    table, batch_size, waiting = store.tokens(inputs["token_table"]), inputs["batch_size"], None
-    bucket_of = np.searchsorted(inputs["length_buckets"], lengths)
-    for bucket, length in enumerate(inputs["length_buckets"]):
+    table, batch_size = store.tokens(embedder.token_table), embedder.batch_size
+    bucket_of, waiting = np.searchsorted(embedder.buckets, lengths), None
+    for bucket, length in enumerate(embedder.buckets):
         members = np.flatnonzero(bucket_of == bucket)
         for begin in range(0, len(members), batch_size):
             places = members[begin : begin + batch_size]
             # A short batch is filled with its last passage: a row of nothing but padding would give
             # NaN in an encoder's softmax.
             full = np.pad(places, (0, batch_size - len(places)), mode="edge")
-            result = embed(*table.padded(rows[full], length, inputs["pad_id"]))
+            result = embedder.embed(*table.padded(rows[full], length, embedder.pad_id))
             if waiting is not None:
                 yield waiting
             waiting = places, result

@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 
 from rag_jax import files
-from rag_jax.retrieval.reading import RetrievalError
+from rag_jax.retrieval.protocol import RetrievalError
 
 BLOCK_BYTES = 64 * 2**20
 AT_ONCE_BYTES = 256 * 2**20  # a folder up to this size is read whole at opening
@@ -161,6 +161,38 @@ def check_table(table: Any, source: Path) -> dict[str, dict[str, Any]]:
     return table
 
 
+class _File:
+    """A file of the table, mapped, in blocks; one without blocks is a single block.
+
+    Attributes:
+        bytes: its size.
+        block_bytes: of a block; the last one may be shorter.
+        digests: the sha256 of each block.
+        pending: numbers of the blocks that nobody has verified yet.
+        data: uint8[bytes], which stays readable when the file is removed.
+    """
+
+    def __init__(self, path: Path, entry: Mapping[str, Any]):
+        whole = {"bytes": max(entry["bytes"], 1), "sha256": [entry["sha256"]]}
+        blocks = entry.get("blocks", whole)
+        self.bytes, self.block_bytes, self.digests = (
+            entry["bytes"], blocks["bytes"], blocks["sha256"])
+        self.data = map_file(path, np.uint8)
+        self.forget()
+
+    def forget(self) -> None:
+        """All blocks are to be verified before they are used."""
+        self.pending = set(range(len(self.digests)))
+
+    def blocks_of(self, begins: Any, ends: Any) -> set[int]:
+        """The pending blocks that hold bytes from begins to ends, int64[...] each."""
+        count = len(self.digests) + 1
+        firsts = np.ravel(begins) // self.block_bytes
+        ends = (np.ravel(ends) - 1) // self.block_bytes + 1
+        opened = np.bincount(firsts, minlength=count) - np.bincount(ends, minlength=count)
+        return self.pending & set(np.flatnonzero(np.cumsum(opened)).tolist())
+
+
 class VerifiedFiles:
     """The files of one folder, mapped, and read no further than they are verified.
 
@@ -175,73 +207,53 @@ class VerifiedFiles:
     """
 
     def __init__(self, folder: Path, table: Mapping[str, Mapping[str, Any]]):
-        self.folder, self._table = folder, table
+        self.folder = folder
         self._damage: str | None = None
-        self._maps: dict[str, np.ndarray] = {}
+        self._files: dict[str, _File] = {}
         for name, entry in table.items():
             path = regular_file(folder, name)
             size = path.stat().st_size
             if size != entry["bytes"]:
                 raise RetrievalError(f"{folder}: {name} has {size} bytes, should have "
                                      f"{entry['bytes']}; {_AGAIN}.")
-            self._bytes_of(name)  # stays readable when the file is removed
-        self.forget()
+            self._files[name] = _File(path, entry)
 
     def forget(self) -> None:
         """All is to be read again before it is used."""
-        self._pending = {name: set(range(len(_digests(entry)))) for name, entry in
-                         self._table.items()}
+        for file in self._files.values():
+            file.forget()
 
     @property
     def names(self) -> tuple[str, ...]:
-        return tuple(self._table)
+        return tuple(self._files)
 
     @property
     def bytes(self) -> int:
-        return sum(entry["bytes"] for entry in self._table.values())
+        return sum(file.bytes for file in self._files.values())
 
     @property
     def pending_bytes(self) -> int:
         """Bytes that nobody has verified yet."""
-        return sum(len(blocks) * _block_bytes(self._table[name])
-                   for name, blocks in self._pending.items())
-
-    def _bytes_of(self, name: str) -> np.ndarray:
-        if name not in self._maps:
-            self._maps[name] = map_file(self.folder / name, np.uint8)
-        return self._maps[name]
+        return sum(len(file.pending) * file.block_bytes for file in self._files.values())
 
     def map(self, name: str, dtype: str) -> np.ndarray:
         """All of a file as a read-only array; what is read of it must be checked before."""
-        return self._bytes_of(name).view(dtype)
+        return self._files[name].data.view(dtype)
 
-    def check(self, name: str, begin: int = 0, end: int | None = None) -> None:
-        """Verifies a file's bytes from begin to end (exclusive).
+    def check(self, name: str, begins: np.ndarray | int, ends: np.ndarray | int) -> None:
+        """Verifies pieces of a file, which go from `begins` to `ends` (exclusive).
+
+        Args:
+            name: of the file.
+            begins, ends: int64[...] each, bytes.
 
         Raises:
             RetrievalError: they, or any seen before, differ from their digests.
         """
         self._raise_damage()
-        pending, size = self._pending[name], _block_bytes(self._table[name])
-        if pending:
-            end = self._table[name]["bytes"] if end is None else end
-            for block in range(begin // size, max(-(-end // size), 1)):
+        if self._files[name].pending:
+            for block in self._files[name].blocks_of(begins, ends):
                 self._verify(name, block)
-
-    def check_pieces(self, name: str, begins: np.ndarray, ends: np.ndarray) -> None:
-        """Verifies many pieces of a file; see `check`.
-
-        Args:
-            name: of the file.
-            begins, ends: int64[...], bytes.
-        """
-        self._raise_damage()
-        pending, size = self._pending[name], _block_bytes(self._table[name])
-        if pending:
-            firsts, lasts = np.ravel(begins) // size, (np.ravel(ends) - 1) // size
-            for first, last in set(zip(firsts.tolist(), lasts.tolist(), strict=True)):
-                for block in pending & set(range(first, last + 1)):
-                    self._verify(name, block)
 
     def check_all(self, names: Iterable[str] | None = None) -> None:
         """Verifies whole files, all of them by default, with several threads where they are large.
@@ -250,31 +262,27 @@ class VerifiedFiles:
             RetrievalError: names what is damaged.
         """
         self._raise_damage()
-        names = list(self._pending if names is None else names)
+        names = list(self._files if names is None else names)
         # From the end, as the thread in the background comes from the beginning.
         pieces = [(name, block) for name in names
-                  for block in sorted(self._pending[name], reverse=True)]
-        if len(pieces) < 3 or sum(self._table[name]["bytes"] for name in names) < AT_ONCE_BYTES:
+                  for block in sorted(self._files[name].pending, reverse=True)]
+        if sum(self._files[name].bytes for name in names) < AT_ONCE_BYTES:
             for piece in pieces:
                 self._verify(*piece)
             return
         with concurrent.futures.ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
-            futures = [pool.submit(self._verify, *piece) for piece in pieces]
-            for future in futures:
-                if future.exception() is not None:
-                    pool.shutdown(cancel_futures=True)
-                    future.result()
+            list(pool.map(lambda piece: self._verify(*piece), pieces))  # the first error ends it
 
     def damaged(self) -> list[str]:
         """Reads everything again; the names of the files that differ from their digests."""
         self.forget()
         self._damage, names = None, []
-        for name in self._table:
+        for name in self._files:
             try:
                 self.check_all([name])
             except RetrievalError:
                 names.append(name)
-                self._damage = None
+            self._damage = None
         return names
 
     def _raise_damage(self) -> None:
@@ -282,16 +290,16 @@ class VerifiedFiles:
             raise RetrievalError(self._damage)
 
     def _verify(self, name: str, block: int) -> None:
-        if block not in self._pending[name]:
+        file = self._files[name]
+        if block not in file.pending:
             return
-        entry, size = self._table[name], _block_bytes(self._table[name])
-        piece = self._bytes_of(name)[block * size : (block + 1) * size]
-        if hashlib.sha256(piece).hexdigest() != _digests(entry)[block]:
-            where = f" in bytes {block * size} to {block * size + len(piece)}"
-            self._damage = (f"{self.folder}: {name} differs from its sha256"
-                            f"{where if len(_digests(entry)) > 1 else ''}; {_AGAIN}.")
+        begin = block * file.block_bytes
+        piece = file.data[begin : begin + file.block_bytes]
+        if hashlib.sha256(piece).hexdigest() != file.digests[block]:
+            where = f" in bytes {begin} to {begin + len(piece)}" if len(file.digests) > 1 else ""
+            self._damage = f"{self.folder}: {name} differs from its sha256{where}; {_AGAIN}."
             self._raise_damage()
-        self._pending[name].discard(block)
+        file.pending.discard(block)
 
     def verify(self, at_once: bool | None = None) -> None:
         """Verifies everything: now, or in the background, which this begins.
@@ -313,7 +321,8 @@ class VerifiedFiles:
 def _verify_pending(reference: Callable[[], VerifiedFiles | None]) -> None:
     """The thread in the background; it ends with the one who asked for it."""
     while (all_files := reference()) is not None:
-        name, blocks = next(((n, b) for n, b in all_files._pending.items() if b), (None, ()))
+        pending = ((name, file.pending) for name, file in all_files._files.items() if file.pending)
+        name, blocks = next(pending, (None, ()))
         if name is None:
             _log.info("%s: verified.", all_files.folder)
             return
@@ -323,16 +332,7 @@ def _verify_pending(reference: Callable[[], VerifiedFiles | None]) -> None:
             all_files._damage = str(error)
             _log.error("%s", error)
             return
-        del all_files
-
-
-def _digests(entry: Mapping[str, Any]) -> list[str]:
-    return entry["blocks"]["sha256"] if "blocks" in entry else [entry["sha256"]]
-
-
-def _block_bytes(entry: Mapping[str, Any]) -> int:
-    """A file without blocks is one."""
-    return entry["blocks"]["bytes"] if "blocks" in entry else max(entry["bytes"], 1)
+        del all_files, pending
 
 
 def map_file(path: Path, dtype) -> np.ndarray:

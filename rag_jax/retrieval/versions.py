@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import IO, TypeVar
 
 from rag_jax import files
-from rag_jax.retrieval.reading import RetrievalError
+from rag_jax.retrieval.protocol import RetrievalError
 from rag_jax.retrieval.verification import regular_file
 
 try:

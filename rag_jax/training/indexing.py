@@ -17,17 +17,24 @@ from rag_jax.data.prepare import chunked, write_memory
 from rag_jax.data.question_files import Example
 from rag_jax.models.layers import unstack_layers
 from rag_jax.retrieval.bm25 import Bm25Index, build_bm25
-from rag_jax.retrieval.build import build_index
+from rag_jax.retrieval.build import RecallSettings, build_index
 from rag_jax.retrieval.exact import RECALL_QUERIES
 from rag_jax.retrieval.index import PassageIndex
 from rag_jax.retrieval.passages import PassageStore
+from rag_jax.retrieval.protocol import Hosts
 from rag_jax.retrieval.scann import ScannSettings
+from rag_jax.retrieval.shards import PassageEmbedder
 from rag_jax.training import on_device
 from rag_jax.training.answer_settings import make_answerer
 from rag_jax.training.job import Index, Job, fingerprint
 from rag_jax.training.pretrained import restore_run
 
 WORD_INDEXES = "indexes_bm25"  # folder of a workdir
+
+
+def all_hosts() -> Hosts:
+    """The processes of this job, which build and open an index together."""
+    return Hosts(hosts.index(), hosts.count(), hosts.wait)
 
 
 def embed_passages(job: Job, params: Any) -> Callable[[np.ndarray, np.ndarray], Any]:
@@ -55,16 +62,17 @@ def index_store(job: Job, params: Any, store: Any, out: pathlib.Path,
     buckets = sorted({bucket(n, data.length_buckets, data.max_passage_length)
                       for n in range(1, data.max_passage_length + 1)})
     kind = "exact" if (retrieval.where, retrieval.index) == ("device", "auto") else retrieval.index
-    index = build_index(
-        store, embed_passages(job, params), out,
+    embedder = PassageEmbedder(
+        embed_passages(job, params),
         token_table=ENCODER_TABLE,
         encoder_fingerprint=fingerprint(job.model, params["document_encoder"]),
         max_length=data.max_passage_length,
         batch_size=parallel.filled_up(retrieval.embed_batch_size, parallel.own_mesh(job.mesh)),
-        length_buckets=buckets, kind=kind, settings=settings,
-        recall_queries=recall_queries, seed=job.config.seed,
-        pad_id=job.prepared.retriever_tokenizer.pad, overwrite=overwrite,
-        host=hosts.index(), hosts=hosts.count(), wait=hosts.wait)
+        length_buckets=buckets,
+        pad_id=job.prepared.retriever_tokenizer.pad)
+    index = build_index(store, embedder, out, kind=kind, scann=settings,
+                        recall=RecallSettings(recall_queries, seed=job.config.seed),
+                        overwrite=overwrite, hosts=all_hosts())
     return on_device.open_index(job.config, job.prepared.format, job.mesh, index, recall_queries)
 
 
@@ -95,8 +103,7 @@ def index_stores(job: Job, params: Any, folder: pathlib.Path, overwrite: bool = 
 
 def index_words(job: Job) -> dict[str, Bm25Index]:
     """A BM25 index for every memory, in WORKDIR/indexes_bm25."""
-    return {name: build_bm25(store, job.workdir / WORD_INDEXES / name, leads=hosts.leads(),
-                             wait=hosts.wait)
+    return {name: build_bm25(store, job.workdir / WORD_INDEXES / name, hosts=all_hosts())
             for name, store in job.prepared.memories.items()}
 
 

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from rag_jax.data import inputs
 from rag_jax.errors import UserError
-from rag_jax.retrieval.index import open_parts
+from rag_jax.retrieval.manifest import open_folder
 from rag_jax.retrieval.passages import PassageStore
 from rag_jax.retrieval.verification import VerifiedFiles, open_digests
 from rag_jax.retrieval.versions import POINTER, current
@@ -60,7 +60,7 @@ def _files(files: VerifiedFiles) -> tuple[str, list[str]]:
 
 def _index(path: pathlib.Path) -> Part:
     try:
-        _, manifest, passages, files = open_parts(current(path), ("exact", "scann", "bm25"), None)
+        _, manifest, passages, files = open_folder(current(path))
     except UserError as error:
         return Part(str(path), "index", [str(error)])
     (size, damage), (_, of_passages) = _files(files), _files(passages.files)

@@ -17,7 +17,7 @@ import pathlib
 from rag_jax import files, hosts, overrides
 from rag_jax.config import Config, ConfigError, EvalConfig
 from rag_jax.overrides import value
-from rag_jax.retrieval.reading import RetrievalError
+from rag_jax.retrieval.protocol import RetrievalError
 from rag_jax.retrieval.verification import read_object, seal, unseal
 
 # What may differ from the configuration of an earlier command on the same workdir.

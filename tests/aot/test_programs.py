@@ -13,10 +13,11 @@ from rag_jax.data.question_files import Example
 from rag_jax.data.questions import QuestionTokens
 from rag_jax.data.text import GeneratorFormat, train_bart_tokenizer, train_bert_tokenizer
 from rag_jax.overrides import replace
-from rag_jax.retrieval.build import build_index
 from rag_jax.retrieval.device import DeviceIndex, abstract_memory
-from rag_jax.retrieval.passages import Passage, write_store
+from rag_jax.retrieval.passages import write_store
+from rag_jax.retrieval.protocol import Passage
 from rag_jax.training import on_device
+from tests.retrieval.indexing import build_index
 
 LONGEST = {"data.max_question_length": 10, "data.max_source_length": 24,
            "data.max_target_length": 6, "data.max_passage_length": 16, "train.batch_size": 8,

@@ -18,9 +18,10 @@ import time
 import numpy as np
 
 from rag_jax.locks import InUseError
-from rag_jax.retrieval.build import build_index
-from rag_jax.retrieval.index import PassageIndex, RetrievalError
-from rag_jax.retrieval.passages import Passage, PassageStore, write_store
+from rag_jax.retrieval.index import PassageIndex
+from rag_jax.retrieval.passages import PassageStore, write_store
+from rag_jax.retrieval.protocol import Passage, RetrievalError
+from tests.retrieval.indexing import build_index
 
 PUBLISHERS, READERS = 2, 4
 CHANGES = {"os.rename", "os.remove", "os.rmdir", "os.mkdir", "os.truncate"}

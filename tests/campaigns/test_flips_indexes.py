@@ -5,11 +5,12 @@ import pytest
 
 from rag_jax.retrieval import verification
 from rag_jax.retrieval.bm25 import Bm25Index
-from rag_jax.retrieval.build import build_index
-from rag_jax.retrieval.index import PassageIndex, RetrievalError
-from rag_jax.retrieval.passages import Passage, PassageStore, write_store
+from rag_jax.retrieval.index import PassageIndex
+from rag_jax.retrieval.passages import PassageStore, write_store
+from rag_jax.retrieval.protocol import Passage, RetrievalError
 from tests.campaigns import campaign
 from tests.campaigns.flips import files_of, flip
+from tests.retrieval.indexing import build_index
 from tests.retrieval.small_blocks import WIDTH, folder_of_each_kind
 
 

@@ -10,11 +10,13 @@ import shutil
 import numpy as np
 import pytest
 
-from rag_jax.retrieval.build import build_index
-from rag_jax.retrieval.index import PassageIndex, RetrievalError, write_manifest
-from rag_jax.retrieval.passages import Passage, write_store
+from rag_jax.retrieval.index import PassageIndex
+from rag_jax.retrieval.manifest import write_manifest
+from rag_jax.retrieval.passages import write_store
+from rag_jax.retrieval.protocol import Passage, RetrievalError
 from rag_jax.retrieval.verification import file_entry
 from tests.campaigns import campaign
+from tests.retrieval.indexing import build_index
 
 WIDTH, SIZE = 32, 500
 WAYS = ("rows", "flip", "head", "many", "cut", "longer", "zeros")

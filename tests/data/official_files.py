@@ -16,7 +16,7 @@ from pyarrow import ipc, parquet
 from rag_jax.data import task_files
 from rag_jax.data.corpora import read_corpus
 from rag_jax.data.question_files import Example, collect, read_jsonl, read_tsv
-from rag_jax.retrieval.reading import Passage
+from rag_jax.retrieval.protocol import Passage
 
 NQ_OPEN = [
     {"question": "when was the last time anyone was on the moon",

@@ -17,7 +17,7 @@ from rag_jax.data.text import (
 from rag_jax.data.warmup_batches import DenoisingBatcher, RetrieverBatcher
 from rag_jax.retrieval.bm25 import build_bm25
 from rag_jax.retrieval.passages import write_store
-from rag_jax.retrieval.reading import Passage
+from rag_jax.retrieval.protocol import Passage
 
 PASSAGES = [Passage(f"p{i}", f"Title {i}", f"Text number {i} says " + "very " * i + "little.")
             for i in range(6)]

@@ -11,7 +11,7 @@ from pyarrow import parquet
 from rag_jax.data import corpora
 from rag_jax.data.corpora import read_corpus
 from rag_jax.data.wikipedia import read_dump
-from rag_jax.retrieval.reading import Passage, RetrievalError
+from rag_jax.retrieval.protocol import Passage, RetrievalError
 from tests.data.official_files import ARTICLES, DUMP, ROWS, lines, to_arrow, to_parquet
 
 

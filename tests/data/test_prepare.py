@@ -16,7 +16,7 @@ from rag_jax.data.prepare import chunked, prepare
 from rag_jax.data.question_files import Example
 from rag_jax.data.text import Tokenizer, encoder_input
 from rag_jax.overrides import replace
-from rag_jax.retrieval.reading import Passage
+from rag_jax.retrieval.protocol import Passage
 
 LONG = " ".join(f"word{i}" for i in range(25))
 PASSAGES = [("1", "Peru", "Lima is the capital of Peru."), ("2", "Chile", "Santiago."),

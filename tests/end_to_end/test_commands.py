@@ -156,7 +156,7 @@ def test_build_index_from_a_file_and_its_guards(uninterrupted, tmp_path):
 def test_an_index_of_another_encoder_is_refused(uninterrupted, tmp_path):
     foreign = tmp_path / "foreign"
     shutil.copytree(uninterrupted / "indexes" / "2018", foreign)
-    from rag_jax.retrieval.index import read_manifest, write_manifest
+    from rag_jax.retrieval.manifest import read_manifest, write_manifest
     from rag_jax.retrieval.versions import current, point
 
     version = current(foreign)

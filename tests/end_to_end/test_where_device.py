@@ -6,7 +6,7 @@ import jax.monitoring
 import pytest
 
 from rag_jax import overrides
-from rag_jax.retrieval.index import read_manifest
+from rag_jax.retrieval.manifest import read_manifest
 from rag_jax.retrieval.versions import current
 from rag_jax.trained import open_trained
 from rag_jax.training import workdir as workdirs

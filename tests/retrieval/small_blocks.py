@@ -7,9 +7,10 @@ import pytest
 
 from rag_jax.retrieval import verification
 from rag_jax.retrieval.bm25 import build_bm25
-from rag_jax.retrieval.build import build_index
-from rag_jax.retrieval.passages import Passage, write_store
+from rag_jax.retrieval.passages import write_store
+from rag_jax.retrieval.protocol import Passage
 from rag_jax.retrieval.scann import ScannSettings
+from tests.retrieval.indexing import build_index
 
 WIDTH = 8
 WORDS = "red fox blue dog green bird old house new river tall tree".split()

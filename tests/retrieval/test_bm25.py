@@ -16,11 +16,12 @@ from bm25s.stopwords import STOPWORDS_EN
 from rag_jax.metrics.retrieval import answer_recall
 from rag_jax.retrieval import bm25
 from rag_jax.retrieval.bm25 import Bm25Index, build_bm25
-from rag_jax.retrieval.build import build_index
-from rag_jax.retrieval.index import PassageIndex, RetrievalError
-from rag_jax.retrieval.passages import Passage, write_store
+from rag_jax.retrieval.index import PassageIndex
+from rag_jax.retrieval.passages import write_store
+from rag_jax.retrieval.protocol import Hosts, Passage, RetrievalError
 from rag_jax.retrieval.reading import read_passages
 from rag_jax.retrieval.versions import current
+from tests.retrieval.indexing import build_index
 
 WORDS = ["river", "rivers", "capital", "running", "runs", "Lima", "the", "a", "of", "x",
          "president", "2016", "state", "states", "königreich", "U.S."]
@@ -157,10 +158,11 @@ def test_an_interrupted_build_leaves_nothing_at_its_name(store, tmp_path, monkey
 
 def test_only_the_first_process_builds(store, tmp_path):
     order = []
-    build_bm25(store, tmp_path / "i", wait=lambda: order.append((tmp_path / "i").is_dir()))
+    build_bm25(store, tmp_path / "i", hosts=Hosts(
+        wait=lambda: order.append((tmp_path / "i").is_dir())))
     assert order == [True]
     with pytest.raises(RetrievalError, match="no index here"):
-        build_bm25(store, tmp_path / "j", leads=False)
+        build_bm25(store, tmp_path / "j", hosts=Hosts(1, 2))
 
 
 def test_a_damaged_or_foreign_index_is_refused(store, tmp_path, monkeypatch):

@@ -14,12 +14,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rag_jax.retrieval.build import build_index
 from rag_jax.retrieval.exact import ExactIndex
-from rag_jax.retrieval.index import PassageIndex, RetrievalError, write_manifest
-from rag_jax.retrieval.passages import Passage, PassageStore, write_store
+from rag_jax.retrieval.index import PassageIndex
+from rag_jax.retrieval.manifest import write_manifest
+from rag_jax.retrieval.passages import PassageStore, write_store
+from rag_jax.retrieval.protocol import Passage, RetrievalError
 from rag_jax.retrieval.scann import ScannIndex, ScannSettings
 from rag_jax.retrieval.versions import POINTER, current, point
+from tests.retrieval.indexing import build_index
 
 WIDTH = 16
 TABLE = np.random.default_rng(0).standard_normal((1000, WIDTH), np.float32)

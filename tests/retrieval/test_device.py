@@ -11,12 +11,12 @@ import pytest
 from rag_jax import parallel
 from rag_jax.config import MeshConfig
 from rag_jax.retrieval import device, device_search
-from rag_jax.retrieval.build import build_index
 from rag_jax.retrieval.device import DeviceIndex, TokenSpec
 from rag_jax.retrieval.device_search import DeviceSettings, Memory
 from rag_jax.retrieval.exact import measure_recall
-from rag_jax.retrieval.index import RetrievalError
-from rag_jax.retrieval.passages import Passage, write_store
+from rag_jax.retrieval.passages import write_store
+from rag_jax.retrieval.protocol import Passage, RetrievalError
+from tests.retrieval.indexing import build_index
 
 DTYPES = ("float32", "bfloat16", "int8")
 WIDTH = 24

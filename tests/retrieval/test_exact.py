@@ -6,7 +6,7 @@ import pytest
 
 from rag_jax.retrieval import exact
 from rag_jax.retrieval.exact import ExactIndex, inner_products, measure_recall
-from rag_jax.retrieval.index import RetrievalError
+from rag_jax.retrieval.protocol import RetrievalError
 
 
 def normal(*shape, seed=0):

@@ -7,11 +7,12 @@ import numpy as np
 import pytest
 
 from rag_jax import answering, hosts
-from rag_jax.retrieval.build import build_index
 from rag_jax.retrieval.exact import ExactIndex
-from rag_jax.retrieval.index import PassageIndex, RetrievalError, SearchResult, merge
+from rag_jax.retrieval.index import PassageIndex
+from rag_jax.retrieval.protocol import Hosts, RetrievalError, SearchResult, merge
 from rag_jax.retrieval.scann import ScannSettings, part_rows
 from rag_jax.retrieval.versions import current
+from tests.retrieval.indexing import build_index
 from tests.retrieval.test_build import INPUTS, Embedder, content, make_store
 
 SIZE, PARTS, HOSTS = 100, 3, 2
@@ -70,7 +71,7 @@ def test_hosts_build_the_parts_that_one_builds(store, built, tmp_path):
 
 
 def shares_of(path):
-    return [PassageIndex.open(path, host=host, hosts=HOSTS) for host in range(HOSTS)]
+    return [PassageIndex.open(path, hosts=Hosts(host, HOSTS)) for host in range(HOSTS)]
 
 
 @pytest.mark.parametrize("k", [1, 5, 60])  # 60: more than a host's share of 34 or 66 has
@@ -109,7 +110,7 @@ def test_processes_exchange_what_their_shares_find(built, monkeypatch):
 
 
 def test_more_hosts_than_parts_open_the_whole_index(built):
-    index = PassageIndex.open(built, host=3, hosts=PARTS + 1)
+    index = PassageIndex.open(built, hosts=Hosts(3, PARTS + 1))
     assert index.division == "queries"
     np.testing.assert_array_equal(index.search(QUERIES, 9).ids,
                                   PassageIndex.open(built).search(QUERIES, 9).ids)

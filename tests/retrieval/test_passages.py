@@ -8,13 +8,9 @@ import random
 import numpy as np
 import pytest
 
-from rag_jax.retrieval.passages import (
-    Passage,
-    PassageStore,
-    RetrievalError,
-    read_passages,
-    write_store,
-)
+from rag_jax.retrieval.passages import PassageStore, write_store
+from rag_jax.retrieval.protocol import Passage, RetrievalError
+from rag_jax.retrieval.reading import read_passages
 
 TRICKY = [
     Passage("1", "Plain", "one two three"),

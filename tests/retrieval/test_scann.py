@@ -9,7 +9,7 @@ import pytest
 
 from rag_jax.retrieval import scann
 from rag_jax.retrieval.exact import ExactIndex, inner_products, measure_recall
-from rag_jax.retrieval.index import RetrievalError
+from rag_jax.retrieval.protocol import RetrievalError
 from rag_jax.retrieval.scann import ScannIndex, ScannSettings, build_scann
 
 

@@ -11,8 +11,10 @@ import pytest
 
 from rag_jax.retrieval import verification
 from rag_jax.retrieval.bm25 import Bm25Index
-from rag_jax.retrieval.index import PassageIndex, RetrievalError, write_manifest
-from rag_jax.retrieval.passages import Passage, PassageStore, _fingerprint, write_store
+from rag_jax.retrieval.index import PassageIndex
+from rag_jax.retrieval.manifest import write_manifest
+from rag_jax.retrieval.passages import PassageStore, _fingerprint, write_store
+from rag_jax.retrieval.protocol import Passage, RetrievalError
 from rag_jax.retrieval.verification import VerifiedFiles, file_entry
 from rag_jax.retrieval.versions import current
 from tests.retrieval import small_blocks

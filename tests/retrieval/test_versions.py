@@ -11,10 +11,11 @@ import pytest
 
 from rag_jax.locks import InUseError
 from rag_jax.retrieval import versions
-from rag_jax.retrieval.build import build_index
-from rag_jax.retrieval.index import PassageIndex, RetrievalError
+from rag_jax.retrieval.index import PassageIndex
+from rag_jax.retrieval.protocol import RetrievalError
 from rag_jax.retrieval.publish import publishing
 from rag_jax.retrieval.versions import POINTER, current, opened
+from tests.retrieval.indexing import build_index
 from tests.retrieval.test_build import INPUTS, Embedder, content, make_store
 
 

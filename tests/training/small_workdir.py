@@ -9,10 +9,10 @@ from rag_jax.config import Config
 from rag_jax.data.batches import ENCODER_TABLE
 from rag_jax.data.prepare import prepare
 from rag_jax.overrides import replace
-from rag_jax.retrieval.build import build_index
 from rag_jax.training import workdir
 from rag_jax.training.checkpoint import Checkpointer
 from rag_jax.training.run import Clock
+from tests.retrieval.indexing import build_index
 
 
 def embed(ids, mask):

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from rag_jax.decoding.results import ScoreError
-from rag_jax.retrieval.reading import VectorError
+from rag_jax.retrieval.protocol import VectorError
 from rag_jax.training.checkpoint import Checkpointer
 from rag_jax.training.loop import (
     BEST_METRIC,

@@ -18,10 +18,11 @@ from rag_jax.data.questions import QuestionTokens
 from rag_jax.data.text import GeneratorFormat, train_bart_tokenizer, train_bert_tokenizer
 from rag_jax.models import rag
 from rag_jax.overrides import replace
-from rag_jax.retrieval.build import build_index
 from rag_jax.retrieval.device import DeviceIndex
-from rag_jax.retrieval.passages import Passage, write_store
+from rag_jax.retrieval.passages import write_store
+from rag_jax.retrieval.protocol import Passage
 from rag_jax.training import on_device, optim, step
+from tests.retrieval.indexing import build_index
 
 K, B, LENGTH, SEED = 3, 8, 24, 5
 TRAINED = ("query_encoder", "generator")

@@ -7,7 +7,7 @@ import pytest
 from rag_jax import overrides
 from rag_jax.config import Config, ConfigError
 from rag_jax.overrides import replace
-from rag_jax.retrieval.reading import RetrievalError
+from rag_jax.retrieval.protocol import RetrievalError
 from rag_jax.training import workdir
 from rag_jax.training.run import check_k
 

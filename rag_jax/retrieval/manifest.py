@@ -1,0 +1,176 @@
+"""The self-contained folder that holds one version of an index, and the manifest that vouches.
+
+    manifest.json     sizes, checksums, fingerprints, settings, measured recall; written last
+    passages/         the passage store (passages.py)
+    embeddings.f32    float32[N, E], little-endian, row = passage row
+    scann/ scann.1/   only in an index of kind "scann": what ScaNN serialized, with relative paths;
+                      a folder for each of ScannSettings.parts
+    bm25/             in an index of kind "bm25", in place of embeddings (bm25.py)
+
+No file holds an absolute path: the folder can be moved, copied and renamed. versions.py says how an
+index directory holds versions.
+"""
+
+import os
+import re
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from rag_jax import files
+from rag_jax.retrieval.passages import PassageStore
+from rag_jax.retrieval.protocol import RetrievalError
+from rag_jax.retrieval.scann import SCANN_FILES, ScannSettings
+from rag_jax.retrieval.verification import (
+    VerifiedFiles,
+    check_table,
+    digest_of,
+    is_count,
+    read_object,
+    regular_file,
+)
+from rag_jax.retrieval.versions import AGAIN, POINTER, versions_of
+
+INDEX_FORMAT = 1
+EMBEDDINGS = "embeddings.f32"
+KINDS = ("exact", "scann", "bm25")
+BM25_FILES = ("data.csc.index.npy", "indices.csc.index.npy", "indptr.csc.index.npy",
+              "params.index.json", "vocab.index.json")
+_STORE_FILE = r"passages/(meta\.json|text\.(blob|offsets)|tokens\.[A-Za-z0-9_-]+\.(ids|offsets))"
+_TYPES = {"encoder_fingerprint": str, "passages_fingerprint": str, "versions": dict, "inputs": dict}
+
+
+class IndexFolder(NamedTuple):
+    """A version of an index, checked, of which no file is verified yet.
+
+    Attributes:
+        path: its folder.
+        manifest: what it says about itself.
+        passages: its passage store.
+        files: those besides the passage store's; None = this process has just written them.
+    """
+
+    path: Path
+    manifest: dict[str, Any]
+    passages: PassageStore
+    files: VerifiedFiles | None
+
+
+def open_folder(path: Path, kinds: tuple[str, ...] = KINDS,
+                encoder_fingerprint: str | None = None) -> IndexFolder:
+    """Checks a version of an index of one of these kinds; see PassageIndex.open."""
+    manifest = read_manifest(path)
+    if manifest["kind"] not in kinds:
+        raise RetrievalError(
+            f"{path}: an index of kind {manifest['kind']!r}, and {' or '.join(kinds)} is needed: "
+            "DPR searches embeddings, BM25 words. Build one for this run with python -m "
+            "rag_jax.build_index --run."
+        )
+    check_encoder(path, manifest, encoder_fingerprint)
+    for name in ("passages/meta.json", *manifest["files"]):
+        regular_file(path, name)
+    own = VerifiedFiles(path, {name: entry for name, entry in manifest["files"].items()
+                               if not name.startswith("passages/")})
+    _refuse_foreign(path, own.names)
+    passages = PassageStore.mapped(path / "passages")
+    same = passages.fingerprint == manifest["passages_fingerprint"]
+    if not same or len(passages) != manifest["size"]:
+        raise RetrievalError(
+            f"{path}: its passages are not the ones it was built from ({len(passages)} of "
+            f"fingerprint {passages.fingerprint[:12]}, built from {manifest['size']} of "
+            f"{manifest['passages_fingerprint'][:12]}); {AGAIN}."
+        )
+    return IndexFolder(path, manifest, passages, own)
+
+
+def _refuse_foreign(path: Path, names: tuple[str, ...]) -> None:
+    """Refuses files in the folders of ScaNN and bm25s that the manifest does not list."""
+    known = {*names, *(name.partition("/")[0] for name in names)}
+    for folder in path.glob("*"):
+        if folder.name.startswith(("scann", "bm25")):
+            for file in (folder, *folder.glob("*")):
+                name = file.relative_to(path).as_posix()
+                if name not in known:
+                    raise RetrievalError(
+                        f"{path}: {name} does not belong to this index; remove it.")
+
+
+def check_encoder(path: Path, manifest: dict, encoder_fingerprint: str | None) -> None:
+    """Raises a RetrievalError where another encoder than this one has built the index."""
+    built_by = manifest["encoder_fingerprint"]
+    if encoder_fingerprint is not None and encoder_fingerprint != built_by:
+        raise RetrievalError(
+            f"{path}: built by the encoder {built_by[:16]}, asked by {encoder_fingerprint[:16]}; "
+            "their inner products mean nothing. Build the index again with this encoder, or use "
+            "the checkpoint it was built with."
+        )
+
+
+def read_manifest(path: Path) -> dict[str, Any]:
+    """Reads and checks the manifest of a version alone."""
+    if not path.is_dir():
+        raise RetrievalError(f"{path}: no index here; check the path, or build one with python -m "
+                             "rag_jax.build_index.")
+    if not (path / "manifest.json").is_file():
+        names = sorted(os.listdir(path))
+        state = "an empty directory" if not names else f"no index: it holds {names[:5]}"
+        if versions_of(path).is_dir() or EMBEDDINGS in names:
+            state = f"an index without {POINTER}, that is half built or half copied"
+        raise RetrievalError(
+            f"{path}: this is {state}; build one with python -m rag_jax.build_index, or name the "
+            f"directory that holds {POINTER} or, in older ones, manifest.json."
+        )
+    manifest = read_object(path, "manifest.json")
+    format_, checksum = manifest.get("format"), manifest.pop("checksum", None)
+    if isinstance(format_, int) and format_ > INDEX_FORMAT:
+        raise RetrievalError(
+            f"{path}: index format {format_}, this version of rag_jax reads up to {INDEX_FORMAT}; "
+            "upgrade rag_jax or build the index again."
+        )
+    if format_ != INDEX_FORMAT or checksum != digest_of(manifest):
+        raise RetrievalError(
+            f"{path}: manifest.json does not agree with its own checksum, so it is damaged; "
+            f"{AGAIN}."
+        )
+    _check_manifest(path, manifest)
+    return manifest
+
+
+def _check_manifest(path: Path, manifest: dict[str, Any]) -> None:
+    """Refuses what the builders never write: anybody can make a checksum."""
+
+    def need(good: bool, what: str) -> None:
+        if not good:
+            raise RetrievalError(f"{path}: manifest.json is damaged: {what}; {AGAIN}.")
+
+    kind, size, width = (manifest.get(name) for name in ("kind", "size", "width"))
+    need(kind in KINDS, f"kind {kind!r:.80}")
+    need(is_count(size, 1) and (kind == "bm25" or is_count(width, 1)),
+         f"size {size!r:.80}, width {width!r:.80}")
+    for name, type_ in _TYPES.items():
+        need(isinstance(manifest.get(name), type_), f"{name} {manifest.get(name)!r:.80}")
+    parts = 0
+    if kind == "scann":
+        try:
+            parts = ScannSettings(**manifest["scann"]).parts
+        except (TypeError, KeyError, RetrievalError) as error:
+            need(False, f"settings of ScaNN ({error})")
+        need(parts <= size, f"{parts} parts of {size} passages")
+    recall = manifest.get("recall", {"k": 1, "recall": 1.0, "queries": 1})
+    need(isinstance(recall, dict) and is_count(recall.get("k")) and is_count(recall.get("queries"))
+         and isinstance(recall.get("recall"), int | float), f"recall {recall!r:.80}")
+    table = check_table(manifest.get("files"), path / "manifest.json")
+    allowed = {f"scann.{part}/{name}" if part else f"scann/{name}"
+               for part in range(min(parts, 10_000)) for name in SCANN_FILES}
+    allowed |= {f"bm25/{name}" for name in BM25_FILES} if kind == "bm25" else {EMBEDDINGS}
+    for name in table:
+        need(name in allowed or re.fullmatch(_STORE_FILE, name) is not None,
+             f"its table of files has {name!r:.80}, which no index of kind {kind} has")
+    need(kind == "bm25" or table.get(EMBEDDINGS, {}).get("bytes") == 4 * size * width,
+         f"{EMBEDDINGS} does not hold {size} rows of {width} numbers")
+
+
+def write_manifest(path: Path, manifest: dict[str, Any]) -> None:
+    """Writes the manifest with its checksum, and waits until the disk holds it."""
+    manifest = {"format": INDEX_FORMAT, **manifest}
+    manifest["checksum"] = digest_of(manifest)
+    files.write_json(path / "manifest.json", manifest)

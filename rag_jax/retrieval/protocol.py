@@ -1,0 +1,171 @@
+"""What every index answers and refuses: its protocol, its results, and the checks all share."""
+
+import abc
+import dataclasses
+import operator
+from collections.abc import Callable, Sequence
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+from rag_jax.errors import NotFiniteError, UserError
+
+LARGEST = 1e6  # of a coordinate; far above any encoder's, far below where squares overflow
+
+# What each of several processes searches with an index: all passages, for its share of the queries;
+# its share of the passages, for all queries, and the results are merged; or, with an index on
+# devices that they share, all passages for all queries, at the same time as the others.
+Division = Literal["queries", "passages", "devices"]
+
+
+class RetrievalError(UserError, ValueError):
+    """Something about passages, an index or a query that the caller can mend; the text says how."""
+
+
+class VectorError(RetrievalError, NotFiniteError):
+    """An embedding that nothing can be compared with."""
+
+
+class Passage(NamedTuple):
+    """One unit of the non-parametric memory: at most about 100 words, with its page's title."""
+
+    id: str
+    title: str
+    text: str
+
+
+class SearchResult(NamedTuple):
+    """The best passages of each query, best first, ties by ascending id.
+
+    Attributes:
+        ids: int32[B, K], rows of the passage store; always K real and different rows.
+        scores: float32[B, K], inner products of query and passage embedding.
+    """
+
+    ids: np.ndarray
+    scores: np.ndarray
+
+
+@dataclasses.dataclass(frozen=True)
+class Hosts:
+    """The processes that build or open one index together, each from its own point of view.
+
+    Attributes:
+        index: the number of this process, from 0; process 0 does what one alone must do.
+        count: of processes.
+        wait: returns once all processes have called it.
+    """
+
+    index: int = 0
+    count: int = 1
+    wait: Callable[[], None] = lambda: None
+
+    @property
+    def leads(self) -> bool:
+        """Whether this is process 0."""
+        return self.index == 0
+
+
+ALONE = Hosts()
+
+
+class Index(abc.ABC):
+    """Anything that finds the passages with the largest inner product. Threads may share one.
+
+    Attributes:
+        size: N, passages.
+        width: E, of queries and passage embeddings.
+    """
+
+    size: int
+    width: int
+
+    def search(self, queries: np.ndarray, k: int) -> SearchResult:
+        """Finds the k best passages for queries float[B, E]; B may be 0.
+
+        Raises:
+            RetrievalError: k or the queries do not fit the index.
+        """
+        queries = check_queries(queries, k, self.size, self.width)
+        return self._search(queries, k) if len(queries) else no_results(k)
+
+    @abc.abstractmethod
+    def _search(self, queries: np.ndarray, k: int) -> SearchResult:
+        """`search` for checked queries float32[B, E], at least one."""
+
+
+def check_k(k: int, size: int) -> None:
+    """Refuses a number of passages per query that an index of `size` passages cannot give."""
+    try:
+        k = operator.index(k)
+    except TypeError:
+        raise RetrievalError(f"k must be an integer, got {k!r}.") from None
+    if not 1 <= k <= size:
+        raise RetrievalError(
+            f"k={k}: an index of {size} passages allows 1 to {size}; lower k, or index more."
+        )
+
+
+def check_queries(queries: np.ndarray, k: int, size: int, width: int) -> np.ndarray:
+    """Returns the queries as contiguous float32[B, E], or says what is wrong with them or with k.
+
+    An empty batch is allowed as [0, E].
+    """
+    check_k(k, size)
+    queries = np.asarray(queries)
+    if queries.ndim != 2 or queries.shape[1] != width:
+        raise RetrievalError(
+            f"queries have shape {queries.shape}, this index needs [batch, {width}]; use the "
+            "encoder that the index was built with, and add a batch axis to a single query."
+        )
+    return check_vectors(queries, lambda row: f"query {row} of the batch")
+
+
+def check_vectors(rows: np.ndarray, name: Callable[[int], str]) -> np.ndarray:
+    """Returns vectors as contiguous float32[B, E], after checking that every number can be used.
+
+    Args:
+        rows: numbers [B, E], of any real dtype.
+        name: function from a row number to its name in an error.
+    """
+    if rows.dtype.kind not in "fiuV":  # V: bfloat16
+        raise RetrievalError(f"vectors must be real numbers, got dtype {rows.dtype}.")
+    with np.errstate(over="ignore"):
+        rows = np.ascontiguousarray(rows, "<f4")
+    usable = np.abs(rows) <= LARGEST  # False for NaN
+    if not usable.all():
+        row, column = np.argwhere(~usable)[0]
+        raise VectorError(
+            f"{name(row)} holds {rows[row, column]} at coordinate {column}; allowed are finite "
+            f"numbers up to {LARGEST:.0e}. Check the encoder's parameters for NaN or overflow."
+        )
+    return rows
+
+
+def check_rows(rows: np.ndarray, size: int, what: str) -> None:
+    """Refuses row numbers that are not integers from 0 to size - 1."""
+    if rows.dtype.kind not in "iu":
+        raise RetrievalError(f"{what}: rows must be integers, got dtype {rows.dtype}.")
+    if rows.size and not (0 <= rows.min() and rows.max() < size):
+        raise RetrievalError(
+            f"{what}: row {rows.min() if rows.min() < 0 else rows.max()} is outside 0..{size - 1}; "
+            "mask padding documents before looking them up."
+        )
+
+
+def no_results(k: int) -> SearchResult:
+    """The answer to an empty batch: shapes [0, K]."""
+    return SearchResult(np.zeros((0, k), np.int32), np.zeros((0, k), np.float32))
+
+
+def merge(results: Sequence[SearchResult], k: int) -> SearchResult:
+    """The k best of what was found among different passages."""
+    ids, scores = (np.concatenate(arrays, axis=1) for arrays in zip(*results, strict=True))
+    best = np.lexsort((ids, -scores), axis=1)[:, :k]
+    return SearchResult(np.take_along_axis(ids, best, axis=1),
+                        np.take_along_axis(scores, best, axis=1))
+
+
+def stack(results: Sequence[SearchResult]) -> SearchResult:
+    """The results of one batch of queries after another."""
+    return SearchResult(*map(np.concatenate, zip(*results, strict=True)))
