@@ -4,15 +4,15 @@ Rows are passages, columns the answer's tokens, values p(z | x, y_1..y_t) or, fo
 p(z | x, y_t, y_<t).
 """
 
-import html
 import importlib.util
 import itertools
 import pathlib
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 from rag_jax import files
 from rag_jax.errors import UserError
-from rag_jax.visible import visible
+from rag_jax.visible import html_page, html_text, visible
 
 SHADES = range(255, 231, -1)  # xterm's greys, white to black
 
@@ -54,22 +54,19 @@ def _shaded(text: str, value: float) -> str:
 def page(title: str, tokens: Sequence[str], passages: Sequence[str],
          posterior: Sequence[Sequence[float]]) -> str:
     """A self-contained HTML page; arguments as of `terminal`."""
-    title = visible(title)
-    head = "".join(f"<th>{html.escape(_visible(token))}</th>" for token in tokens)
+    head = "".join(f"<th>{html_text(_visible(token))}</th>" for token in tokens)
     rows = []
     for row, name in enumerate(passages):
         cells = "".join(
             f'<td style="background:rgba(20,60,140,{values[row]:.3f});'
             f'color:{"#fff" if values[row] > 0.5 else "#000"}" '
             f'title="{values[row]:.4f}">{100 * values[row]:.0f}</td>' for values in posterior)
-        rows.append(f"<tr><th class=passage>{html.escape(visible(name))}</th>{cells}</tr>")
-    return (
-        f"<!doctype html><meta charset=utf-8><title>{html.escape(title)}</title>"
-        "<style>body{font:14px sans-serif}table{border-collapse:collapse}td,th{padding:4px 8px;"
-        "text-align:center}.passage{text-align:right;font-weight:normal}</style>"
-        f"<h1 style='font-size:18px'>{html.escape(title)}</h1>"
+        rows.append(f"<tr><th class=passage>{html_text(visible(name))}</th>{cells}</tr>")
+    return html_page(
+        visible(title), "body{font:14px sans-serif}table{border-collapse:collapse}td,th{padding:"
+        "4px 8px;text-align:center}h1{font-size:18px}.passage{text-align:right;font-weight:normal}",
         "<p>Share of each passage in each token of the answer, percent.</p>"
-        f"<table><tr><th></th>{head}</tr>{''.join(rows)}</table>\n")
+        f"<table><tr><th></th>{head}</tr>{''.join(rows)}</table>")
 
 
 def write(path: pathlib.Path, title: str, tokens: Sequence[str], passages: Sequence[str],
@@ -111,13 +108,18 @@ def _write_png(path: pathlib.Path, title: str, tokens: Sequence[str], passages: 
 
     figure = Figure(figsize=(2 + 0.6 * len(tokens), 1.5 + 0.4 * len(passages)),
                     layout="constrained")
-    axes = figure.add_subplot()
+    draw(figure.add_subplot(), title, tokens, passages, posterior)
+    with files.replaced(path, "wb") as file:
+        figure.savefig(file, format="png", dpi=150)
+
+
+def draw(axes: Any, title: str, tokens: Sequence[str], passages: Sequence[str],
+         posterior: Sequence[Sequence[float]]) -> None:
+    """Draws the map on axes of matplotlib; arguments as of `terminal`."""
     image = axes.imshow(list(zip(*posterior, strict=True)), cmap="Blues", vmin=0, vmax=1,
                         aspect="auto")
     axes.set_xticks(range(len(tokens)), [_visible(token) for token in tokens], rotation=45,
                     parse_math=False)  # $ is a letter
     axes.set_yticks(range(len(passages)), map(visible, passages), parse_math=False)
     axes.set_title(visible(title), parse_math=False)
-    figure.colorbar(image)
-    with files.replaced(path, "wb") as file:
-        figure.savefig(file, format="png", dpi=150)
+    axes.figure.colorbar(image)

@@ -1,5 +1,6 @@
 """Text from data as it may be shown: nothing in it steers the terminal, sheet or page around it."""
 
+import html
 import re
 
 # Control characters, with those of the upper half of Latin-1; line and paragraph separators;
@@ -25,6 +26,18 @@ def visible_lines(text: str) -> str:
 def csv_cell(text: str) -> str:
     """`visible`, and with ' before what a spreadsheet would take for a formula."""
     return visible(f"'{text}" if _FORMULA.match(text) else text)
+
+
+def html_text(text: str) -> str:
+    """`visible_lines`, as text between tags or in an attribute of HTML."""
+    return html.escape(visible_lines(text))
+
+
+def html_page(title: str, style: str, *body: str) -> str:
+    """A page that needs no other file: the title is text, the style and the body are HTML."""
+    title = html_text(title)
+    return "\n".join(["<!doctype html><meta charset=utf-8>"
+                      f"<title>{title}</title><style>{style}</style><h1>{title}</h1>", *body, ""])
 
 
 def markdown(text: str) -> str:

@@ -5,7 +5,6 @@ them control items whose right answer is known. The key stays with who asks.
 """
 
 import csv
-import html
 import io
 import json
 import pathlib
@@ -16,7 +15,7 @@ from typing import NamedTuple
 
 from rag_jax import files
 from rag_jax.errors import DataError
-from rag_jax.visible import csv_cell, visible
+from rag_jax.visible import csv_cell, html_page, html_text, visible
 
 QUESTIONS = {"factuality": "Which sentence is more factually true?",
              "specificity": "Which sentence is more specific?"}
@@ -26,6 +25,8 @@ CHOICES = {"factuality": {"A": "A is more true", "B": "B is more true", "both": 
                            "both": "Both are specific", "neither": "Neither is specific"}}
 FIELDS = ("annotator", "item", "subject", "sentence_a", "sentence_b", *QUESTIONS)
 OUTCOMES = ("first", "second", "both", "neither", "no_majority")
+STYLE = ("body{font:16px sans-serif;max-width:50em;margin:2em auto}fieldset{margin:1em 0}"
+         "label{margin-right:1em}")
 CONTROLS_RIGHT = 0.75  # share of its control items that an annotator must get right
 
 
@@ -73,12 +74,10 @@ def _csv(rows: Sequence[Mapping[str, str]]) -> str:
 
 def _page(rows: Sequence[Mapping[str, str]]) -> str:
     """A form that hands the filled-in CSV back as a download; nothing leaves the machine."""
-    parts = ["<!doctype html><meta charset=utf-8><title>Pairs</title><style>body{font:16px "
-             "sans-serif;max-width:50em;margin:2em auto}fieldset{margin:1em 0}label{margin-right:"
-             "1em}</style><h1>Two sentences about a subject</h1><p>Look up what you do not know: "
-             "searching the internet is welcome.</p><p>Your name <input id=annotator></p><form>"]
+    parts = ["<p>Look up what you do not know: searching the internet is welcome.</p>"
+             "<p>Your name <input id=annotator></p><form>"]
     for row in rows:
-        subject, a, b = (html.escape(visible(row[name]))
+        subject, a, b = (html_text(visible(row[name]))
                          for name in ("subject", "sentence_a", "sentence_b"))
         parts.append(f"<fieldset><legend>{row['item']}. {subject}</legend><p><b>A</b> {a}</p>"
                      f"<p><b>B</b> {b}</p>")
@@ -89,7 +88,8 @@ def _page(rows: Sequence[Mapping[str, str]]) -> str:
             parts.append(f"<p>{question}<br>{choices}</p>")
         parts.append("</fieldset>")
     data = json.dumps(list(rows)).replace("<", "\\u003c")
-    return "\n".join(parts) + f"""</form><button id=done>Save my answers</button>
+    return html_page("Two sentences about a subject", STYLE, *parts, f"""</form>
+<button id=done>Save my answers</button>
 <script>
 const rows = {data}, fields = {json.dumps(FIELDS)}, asked = {json.dumps(list(QUESTIONS))};
 document.getElementById("done").onclick = () => {{
@@ -111,8 +111,7 @@ document.getElementById("done").onclick = () => {{
   link.download = "answers-" + name + ".csv";
   link.click();
 }};
-</script>
-"""
+</script>""")
 
 
 class Tally(NamedTuple):

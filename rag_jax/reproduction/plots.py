@@ -3,6 +3,8 @@
 import io
 from collections.abc import Mapping, Sequence
 
+from rag_jax import heatmap
+
 Curves = Mapping[str, Mapping[int, float]]  # name -> passages per question -> percent
 
 
@@ -41,17 +43,11 @@ def curves(panels: Mapping[str, Curves], label: str) -> bytes | None:
 
 def heat_maps(maps: Mapping[str, tuple[Sequence[str], Sequence[str], Sequence[Sequence[float]]]]
               ) -> bytes | None:
-    """Maps below each other: title -> (tokens, passages, rows of p(passage | token))."""
+    """Maps below each other: title -> (tokens, passages, p(passage | token) [T][K])."""
     longest = max(len(tokens) for tokens, _, _ in maps.values())
     figure = _figure(3 + 0.5 * longest, 2.6 * len(maps))
     if figure is None:
         return None
-    for place, (title, (tokens, passages, rows)) in enumerate(maps.items(), 1):
-        axes = figure.add_subplot(len(maps), 1, place)
-        image = axes.imshow(rows, cmap="Blues", vmin=0, vmax=1, aspect="auto")
-        axes.set_xticks(range(len(tokens)), [token.strip() or "_" for token in tokens], rotation=45,
-                        parse_math=False)  # $ is a letter
-        axes.set_yticks(range(len(passages)), passages, parse_math=False)
-        axes.set_title(title, parse_math=False)
-        figure.colorbar(image)
+    for place, (title, cells) in enumerate(maps.items(), 1):
+        heatmap.draw(figure.add_subplot(len(maps), 1, place), title, *cells)
     return _png(figure)

@@ -2,12 +2,11 @@
 
 import base64
 import dataclasses
-import html
 import pathlib
 from collections.abc import Iterator, Sequence
 
 from rag_jax import files
-from rag_jax.visible import markdown, visible_lines
+from rag_jax.visible import html_page, html_text, markdown
 
 NOT_RUN = "not run"
 
@@ -35,12 +34,15 @@ class Plot:
     png: bytes | None
 
 
+Part = str | Table | Plot  # a string is a paragraph
+
+
 @dataclasses.dataclass(frozen=True)
 class Section:
-    """One experiment: paragraphs (strings), tables and plots in order."""
+    """One experiment: its parts in order."""
 
     title: str
-    parts: Sequence[str | Table | Plot]
+    parts: Sequence[Part]
 
 
 PLOTS_MISSING = "(no picture: pip install 'rag_jax[plots]' and run the same command again)"
@@ -57,7 +59,7 @@ def write(folder: pathlib.Path, title: str, sections: Sequence[Section]) -> None
     for plot in plots:
         files.write_bytes(folder / "figures" / f"{plot.name}.png", plot.png)
     files.write_text(folder / "report.md", "\n".join(_markdown(title, sections)) + "\n")
-    files.write_text(folder / "report.html", "\n".join(_html(title, sections)) + "\n")
+    files.write_text(folder / "report.html", html_page(title, STYLE, *_html(sections)))
 
 
 def _markdown(title: str, sections: Sequence[Section]) -> Iterator[str]:
@@ -78,26 +80,23 @@ def _markdown(title: str, sections: Sequence[Section]) -> Iterator[str]:
                 yield "\n".join(map(markdown, part.split("\n")))
 
 
-def _html(title: str, sections: Sequence[Section]) -> Iterator[str]:
-    yield (f"<!doctype html><meta charset=utf-8><title>{html.escape(title)}</title>"
-           f"<style>{STYLE}</style><h1>{html.escape(title)}</h1>")
+def _html(sections: Sequence[Section]) -> Iterator[str]:
     for section in sections:
-        yield f"<h2>{html.escape(section.title)}</h2>"
+        yield f"<h2>{html_text(section.title)}</h2>"
         for part in section.parts:
             if isinstance(part, Table):
                 yield "<table>" + _row("th", part.header)
                 yield from (_row("td", row) for row in part.rows)
                 yield "</table>"
             elif isinstance(part, Plot):
-                caption = html.escape(part.caption)
+                caption = html_text(part.caption)
                 data = base64.b64encode(part.png or b"").decode()
                 shown = (f'<img alt="{caption}" src="data:image/png;base64,{data}">' if part.png
-                         else html.escape(PLOTS_MISSING))
+                         else html_text(PLOTS_MISSING))
                 yield f"<p>{shown}</p><p>{caption}</p>"
             else:
-                yield f"<p>{html.escape(visible_lines(part))}</p>"
+                yield f"<p>{html_text(part)}</p>"
 
 
 def _row(tag: str, cells: Sequence[str]) -> str:
-    return "<tr>" + "".join(
-        f"<{tag}>{html.escape(visible_lines(cell))}</{tag}>" for cell in cells) + "</tr>"
+    return "<tr>" + "".join(f"<{tag}>{html_text(cell)}</{tag}>" for cell in cells) + "</tr>"
