@@ -1,4 +1,4 @@
-"""README says what is true: commands, config fields, files and tables."""
+"""README and the pages of docs/ say what is true: commands, fields, files, links, presets."""
 
 import pathlib
 import re
@@ -9,13 +9,15 @@ from rag_jax import config, flags, overrides
 
 ROOT = pathlib.Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text("utf-8")
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+TEXT = "\n".join(page.read_text("utf-8") for page in PAGES)
 
 
 def commands() -> list[str]:
-    """Every command line of README's code blocks, continuation lines joined."""
-    blocks = re.findall(r"^```\n(.*?)^```", README, re.S | re.M)
+    """Every command line of the pages' code blocks, once, continuation lines joined."""
+    blocks = re.findall(r"^```\n(.*?)^```", TEXT, re.S | re.M)
     lines = "\n".join(blocks).replace("\\\n", " ").splitlines()
-    return [line for line in lines if "rag_jax." in line or "pip install" in line]
+    return sorted({line for line in lines if "rag_jax." in line or "pip install" in line})
 
 
 def test_there_are_exactly_two_marked_commands():
@@ -43,16 +45,28 @@ def test_commands_name_what_exists(command):
 
 def test_config_fields_in_the_text_exist():
     sections = {name.rpartition(".")[0] for name in overrides.fields()}
-    for dotted in re.findall(r"`(?:--)?config\.([\w.]+)`", README):
+    for dotted in re.findall(r"`(?:--)?config\.([\w.]+)`", TEXT):
         assert dotted in overrides.fields() or dotted in sections, dotted
 
 
 def test_rooms_in_the_table_exist():
-    for name in re.findall(r"`(rag_jax/[\w/.]+)`", README):
+    for name in re.findall(r"`(rag_jax/[\w/.]+)`", TEXT):
         assert (ROOT / name).exists(), name
 
 
 def test_presets_and_runs_are_named():
     for preset in {**config.BERT_PRESETS, **config.BART_PRESETS}:
-        assert f"`{preset}`" in README
+        assert f"`{preset}`" in TEXT
     assert flags.QUICKSTART.exists()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page):
+    """A page that was moved or renamed left its links behind."""
+    for target in re.findall(r"\]\((?!https?://)([^)#]+)", page.read_text("utf-8")):
+        assert (page.parent / target).exists(), target
+
+
+def test_readme_is_short():
+    """What a page says is not said again on the first one."""
+    assert len(README.splitlines()) <= 250

@@ -244,8 +244,8 @@ def test_shellcheck():
 
 
 def test_commands_of_the_documents():
-    """Command lines of both READMEs name scripts and options that exist."""
-    for document in (SCRIPTS / "README.md", SCRIPTS.parent / "README.md"):
+    """Command lines of the pages name scripts and options that exist."""
+    for document in (SCRIPTS / "README.md", SCRIPTS.parent / "docs/hosts.md"):
         blocks = re.findall(r"^```\n(.*?)^```", document.read_text(), re.S | re.M)
         lines = "\n".join(blocks).replace("\\\n", " ").splitlines()
         lines = [line for line in lines if line.startswith("tpu_scripts/")]
