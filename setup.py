@@ -43,6 +43,8 @@ REQUIRES = [
     "ml_dtypes>=0.5",
     # Approximate search. No wheel for macOS, Windows or Python 3.14: exact search serves there.
     'scann>=1.4.2; platform_system == "Linux" and python_version < "3.14"',
+    # FarmHash, by which ORQA divides training files into train and dev.
+    "cityhash>=0.4.10",
     # Progress bars and TensorBoard files.
     "tqdm>=4.66",
     "tensorboardX>=2.6",
@@ -77,7 +79,7 @@ setup(
     # The config files, so that an installed program has them: they stay at the top of a checkout.
     packages=[*find_packages(include=["rag_jax", "rag_jax.*"]), "rag_jax.configs"],
     package_dir={"rag_jax.configs": "configs"},
-    package_data={"rag_jax.countries": ["countries.jsonl"]},
+    package_data={"rag_jax.countries": ["countries.jsonl"], "rag_jax.data": ["tasks.toml"]},
     entry_points={"console_scripts": ["rag_jax = rag_jax.cli:main"]},
     install_requires=REQUIRES,
     extras_require=EXTRAS,

@@ -113,7 +113,7 @@ def _part(name: str, value: Any) -> Iterator[str]:
 
 def training_examples(trains_on: str, examples: Sequence[Example], retrieve: Retrieve
                       ) -> list[Example]:
-    """The training examples of a task, by what its record in `task_table` says."""
+    """The training examples of a task, by `Task.trains_on`."""
     examples = tqdm(examples, "Looking for answers in passages", disable=None)
     if trains_on == "retrieved":
         return list(answers_found(examples, retrieve))

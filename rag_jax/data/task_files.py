@@ -1,7 +1,7 @@
 """Readers of the official files of the paper's tasks, one a format.
 
 Each yields (place of an example for errors, example), unchecked, in the file's order, and reads
-piece by piece. `rag_jax.data.task_table` says which file has which format.
+piece by piece. `tasks.toml` says which file has which format.
 
 Raises (all readers):
     DataError: names the file, the line or record, and the field that is missing or wrong.
@@ -18,7 +18,7 @@ import zlib
 from collections.abc import Iterable, Iterator
 
 from rag_jax.data.json_document import json_array, json_columns
-from rag_jax.data.question_files import Example, read_jsonl
+from rag_jax.data.question_files import Example, read_jsonl, read_tsv
 from rag_jax.data.records import Record, json_lines
 from rag_jax.errors import DataError
 
@@ -237,3 +237,10 @@ def read_kilt(path: str) -> Rows:
             evidence=_unique("\n".join(dict.fromkeys(f"{i}\t{title}" for i, title in each))
                              for each in pages),
         )
+
+
+READERS = {"jsonl": read_jsonl, "tsv": read_tsv, "regex_jsonl": read_regex_jsonl,
+           "dpr_json": read_dpr_json, "trivia_qa": read_trivia_qa,
+           "trivia_qa_questions": read_trivia_qa_questions, "web_questions": read_web_questions,
+           "ms_marco": read_ms_marco, "ms_marco_questions": read_ms_marco_questions,
+           "search_qa": read_search_qa, "fever": read_fever, "fever2": read_fever2}

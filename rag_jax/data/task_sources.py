@@ -1,19 +1,116 @@
-"""Question sources `task:NAME:SPLIT`: official files found, fetched, read and divided."""
+"""The paper's tasks: `task:NAME:SPLIT`, official files found, fetched, read and divided.
 
+`tasks.toml` is the table of them.
+"""
+
+import dataclasses
+import importlib.resources
 import pathlib
 import shutil
 import tarfile
+import tomllib
 import warnings
 import zlib
+from typing import Any, Literal
+
+import farmhash
 
 from rag_jax import files
+from rag_jax.config import MetricFamily
 from rag_jax.data.download import download
-from rag_jax.data.farmhash import held_out
-from rag_jax.data.task_files import Rows
-from rag_jax.data.task_table import TASKS, File
+from rag_jax.data.task_files import READERS, Rows
 from rag_jax.errors import DataError
 
 DATA_DIR = "~/rag_jax_data"
+
+
+@dataclasses.dataclass(frozen=True)
+class File:
+    """A published file.
+
+    Attributes:
+      name: its name in the folder DATA_DIR/TASK.
+      url: where it can be downloaded; empty = by hand only, from the task's homepage.
+      size: bytes; None = not known.
+      sha256: hex; None = not known.
+      member: the file meant inside of `name`, a .tar.gz; empty = `name` itself. It may also lie
+        unpacked in the folder.
+    """
+
+    name: str
+    url: str = ""
+    size: int | None = None
+    sha256: str | None = None
+    member: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Split:
+    """Some questions of a file.
+
+    Attributes:
+      file: where they are.
+      read: its format, a name in `task_files.READERS`.
+      count: how many there should be, before answers are handled; None = not known.
+      half: "train" or "dev" for ORQA's division of a training file, by a hash of the question.
+      hidden: the answers are not public; the split can be answered, not scored.
+    """
+
+    file: File
+    read: str
+    count: int | None = None
+    half: Literal["", "train", "dev"] = ""
+    hidden: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Task:
+    """A task of the paper.
+
+    Attributes:
+      homepage: where the data are described.
+      licence: of the data.
+      metrics: the family of metrics that scores it.
+      tables: of the paper, where its results are.
+      trains_on: how answers become training targets (the paper's appendix D): any of the "answers";
+        "pairs", one example per question and answer; "retrieved", the answers that occur in the
+        first 1000 passages found; "matches", the string that most often matches the regular
+        expressions there.
+      splits: by name; those named train or *_train are handled as `trains_on` says.
+      folder: of its files in DATA_DIR; empty = the task's name.
+    """
+
+    homepage: str
+    licence: str
+    metrics: MetricFamily
+    tables: list[str]
+    trains_on: Literal["answers", "pairs", "retrieved", "matches"]
+    splits: dict[str, Split]
+    folder: str = ""
+
+
+def _read_table() -> dict[str, Task]:
+    table = tomllib.loads(
+        importlib.resources.files(__package__).joinpath("tasks.toml").read_text("utf-8"))
+
+    def split(file: str, member: str = "", **fields: Any) -> Split:
+        return Split(File(file, **table["files"][file], member=member), **fields)
+
+    return {name: Task(**{**task, "splits": {key: split(**each)
+                                             for key, each in task["splits"].items()}})
+            for name, task in table["tasks"].items()}
+
+
+TASKS = _read_table()
+
+
+def held_out(question: str) -> bool:
+    """Whether ORQA puts a question of a training file into the development set (one in ten).
+
+    Source: Lee et al. 2019 (ORQA), its data preparation: bucket 0 of 10 of TensorFlow's
+    `to_hash_bucket_fast`, which is FarmHash's fingerprint modulo the number of buckets.
+    """
+    return farmhash.Fingerprint64(question.encode("utf-8")) % 10 == 0
 
 
 def read_task(source: str, data_dir: str, hidden: bool = False) -> Rows:
@@ -36,7 +133,8 @@ def read_task(source: str, data_dir: str, hidden: bool = False) -> Rows:
                          f"{task.homepage} says who scores it")
     folder = _folder(name, data_dir)
     count = 0
-    for where, example in split.read(str(locate(folder, split.file, task.homepage))):
+    read = READERS[split.read]
+    for where, example in read(str(locate(folder, split.file, task.homepage))):
         if split.half and held_out(example.question) != (split.half == "dev"):
             continue
         count += 1
@@ -69,7 +167,7 @@ def task_of(source: str) -> tuple[str, str] | None:
 
 
 def trains_on(source: str) -> str:
-    """How a source's answers become training targets, as `task_table.Task` says."""
+    """How a source's answers become training targets, as `Task` says."""
     task = task_of(source)
     return TASKS[task[0]].trains_on if task else "answers"
 

@@ -57,7 +57,7 @@ def load_examples(source: str, *, data_dir: str = "", hidden: bool = False) -> l
                 other with "question" and "answer(s)". SPLIT ("train" if not given) may be a slice
                 such as `train[:10%]`. Without ids of its own, the position is the id.
             `tfds-dir:DIRECTORY[:SPLIT]`: a directory that `prepare_dataset` wrote.
-            `task:NAME:SPLIT`: a task of the paper, of its official files (`task_table`), which are
+            `task:NAME:SPLIT`: a task of the paper, of its official files (`tasks.toml`), which are
                 downloaded if they are not there yet.
             `kilt:FILE.jsonl`: KILT's form.
         data_dir: for `tfds:` sources TFDS's data directory, for `task:` sources the folder with a

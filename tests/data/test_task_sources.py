@@ -10,10 +10,8 @@ import pytest
 
 from rag_jax.data import task_sources
 from rag_jax.data.download import DownloadError
-from rag_jax.data.farmhash import held_out
 from rag_jax.data.question_files import Example
-from rag_jax.data.task_sources import locate, task_of
-from rag_jax.data.task_table import TASKS, File
+from rag_jax.data.task_sources import TASKS, File, held_out, locate, task_of
 from rag_jax.data.tasks import load_examples
 from tests.data.official_files import (
     BIENCODER,
@@ -188,7 +186,7 @@ def test_a_damaged_archive_leaves_nothing_behind(tmp_path, damage):
 
 def test_without_a_network_the_error_names_url_place_and_remedy(tmp_path, monkeypatch):
     monkeypatch.setitem(TASKS["fever3"].splits, "test", TASKS["fever3"].splits["test"].__class__(
-        File("paper_test.jsonl", "http://127.0.0.1:9/paper_test.jsonl"), None))
+        File("paper_test.jsonl", "http://127.0.0.1:9/paper_test.jsonl"), "fever"))
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     with pytest.raises(DownloadError) as error:
         load_examples("task:fever3:test", data_dir=str(tmp_path))
