@@ -15,12 +15,12 @@ import traceback
 from collections.abc import Callable, Sequence
 
 import rag_jax
-from rag_jax import hosts, overrides
+from rag_jax import config_files, hosts, overrides, rules
 from rag_jax.config import BART_PRESETS, BERT_PRESETS, EVAL_PRESETS, Config, ConfigError
 from rag_jax.errors import UserError, near_matches
 from rag_jax.visible import visible_lines
 
-QUICKSTART = overrides.CONFIGS / "quickstart.py"
+QUICKSTART = config_files.CONFIGS / "quickstart.py"
 DEFAULT_WORKDIR = "runs/quickstart"
 UNFINISHED = 75  # status of a run that a signal stopped: EX_TEMPFAIL, run the same command again
 DEFECT = """
@@ -121,24 +121,24 @@ def parse_with_config(parser: argparse.ArgumentParser, argv: Sequence[str] | Non
         file = str(QUICKSTART)
         if load is None:  # not for the others: they may have required options, missing here
             file = parser.parse_known_args([a for a in rest if a not in ("-h", "--help")])[0].config
-        base = overrides.load_file(file)
+        base = config_files.load_file(file)
         parser.epilog = _field_help(overrides.replace(base, changes))
         if load is None:
             parser.epilog += "\n" + textwrap.fill(
-                f"shipped config files (--config=NAME): {', '.join(overrides.shipped())}", 98,
+                f"shipped config files (--config=NAME): {', '.join(config_files.shipped())}", 98,
                 subsequent_indent="  ", break_on_hyphens=False)
             if file != str(QUICKSTART):
-                parser.epilog = f"{file}:\n{overrides.about(file)}\n\n{parser.epilog}"
+                parser.epilog = f"{file}:\n{config_files.about(file)}\n\n{parser.epilog}"
     options = parser.parse_intermixed_args(rest)
     if options.data_dir is not None:
         if options.data_dir != changes.setdefault("data.data_dir", options.data_dir):
             raise ConfigError(f"--data_dir={options.data_dir} and --config.data.data_dir="
                               f"{changes['data.data_dir']}: give one of them")
-    base = load(options) if load is not None else overrides.load_file(options.config)
+    base = load(options) if load is not None else config_files.load_file(options.config)
     if load is not None and "runs" in changes:
         raise ConfigError(f"--config.runs={changes['runs']}: --run names the one of the workdir's "
                           "runs to open")
-    config = overrides.validate(overrides.replace(base, changes))
+    config = rules.validate(overrides.replace(base, changes))
     # What a file sets is for the runs that it names.
     own = overrides.not_default(config) if load is None and "runs" not in changes else []
     overrides.check_runs_allow(config, [*changes, *own])

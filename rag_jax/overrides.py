@@ -1,32 +1,18 @@
-"""Reading configurations: files, single fields from the command line, checks, JSON.
-
-A config file is python with `get_config() -> Config`; flags override single fields:
+"""Single fields of a configuration by their dotted names, and what a run makes of them.
 
     python -m rag_jax.train --config=configs/quickstart.py --config.train.steps=100
 
 `None` is written as `none`, tuples with commas.
 """
 
-import contextlib
 import dataclasses
-import importlib.util
-import inspect
-import json
-import os
-import pathlib
-import sys
-import traceback
 import types
 import typing
 from typing import Any, Literal
 
 from rag_jax.config import PRESETS, RUNS, Config, ConfigError
-from rag_jax.errors import UserError, near_matches
+from rag_jax.errors import near_matches
 
-# The config files that are shipped: a wheel has them inside the package, a checkout beside it.
-_HERE = pathlib.Path(__file__).absolute().parent
-CONFIGS = next((folder for folder in (_HERE / "configs", _HERE.parent / "configs")
-                if folder.is_dir()), _HERE / "configs")
 # Fields of earlier versions and what is in their place: the config.json of a workdir may have them.
 REMOVED = {
     "model.kind": "the run decides it; set config.runs, to rag_sequence for example",
@@ -137,118 +123,6 @@ def replace(config: Any, overrides: dict[str, Any], path: str = "config") -> Any
     return config
 
 
-def _problems(config: Any, path: str = "config") -> typing.Iterator[str]:
-    hints = _hints(type(config))
-    for f in dataclasses.fields(config):
-        value, where = getattr(config, f.name), f"{path}.{f.name}"
-        if dataclasses.is_dataclass(hints[f.name]):
-            if isinstance(value, hints[f.name]):
-                yield from _problems(value, where)
-            else:
-                yield (f"{where}: a {type(value).__name__}; expected "
-                       f"{hints[f.name].__name__}(...)")
-        elif not _accepts(hints[f.name], value):
-            yield f"{where}={value!r}: expected {type_name(hints[f.name])}"
-        elif value is not None:
-            least, most = f.metadata["at_least"], f.metadata["at_most"]
-            if least is not None and not value >= least:
-                yield f"{where}={value!r}: must be at least {least}"
-            elif most is not None and not value <= most:
-                yield f"{where}={value!r}: must be at most {most}"
-
-
-def _conflicts(config: Config, resolved: bool) -> typing.Iterator[str]:
-    data, model = config.data, config.model
-    for run in config.runs:
-        if run not in RUNS:
-            yield f"config.runs: no run {run!r}; {near_matches(run, RUNS)}"
-        else:
-            yield from _run_conflicts(for_run(config, run), run)
-    if not config.runs or len(set(config.runs)) < len(config.runs):
-        yield "config.runs: name at least one run, each once"
-    named = [name for name in ("passages", "train", "dev", "test") if getattr(data, name)]
-    missing = [name for name in ("passages", "train", "dev") if name not in named]
-    if named and missing:
-        yield (f"config.data.{named[0]} is set but config.data.{missing[0]} is empty: own data "
-               "need passages, train and dev; the countries that are shipped need none of them")
-    for name, tower in (("retriever", model.retriever), ("generator", model.generator)):
-        if tower.width % tower.heads and not tower.pretrained:
-            yield (f"config.model.{name}.heads={tower.heads}: must divide "
-                   f"config.model.{name}.width={tower.width}")
-    decoder_heads = model.generator.decoder_heads
-    if decoder_heads and model.generator.width % decoder_heads and not model.generator.pretrained:
-        yield (f"config.model.generator.decoder_heads={decoder_heads}: must divide "
-               f"config.model.generator.width={model.generator.width}")
-    encoders = {"query_encoder", "document_encoder"} & set(model.sources)
-    if len(encoders) == 1 and not lexical(config):
-        missing = ({"query_encoder", "document_encoder"} - encoders).pop()
-        yield (f"config.model.{missing}.pretrained: the other encoder comes from "
-               f"{model.sources[encoders.pop()]!r}; name this one too (a RAG checkpoint holds no "
-               "document encoder: facebook/dpr-ctx_encoder-single-nq-base fits the released ones)")
-    read_by = []
-    if resolved or not encoders:
-        read_by += [(model.retriever, ("max_question_length", "max_passage_length"))]
-    if resolved or "generator" not in model.sources:
-        classified = ("max_question_length",) * (model.head == "classification")
-        read_by += [(model.generator, ("max_source_length", "max_target_length", *classified))]
-    for tower, names in read_by:
-        for name in names:
-            if getattr(data, name) > tower.max_positions:
-                yield (f"config.data.{name}={getattr(data, name)}: the model has "
-                       f"{tower.max_positions} positions (max_positions)")
-    if model.head != "none" and len(config.eval.labels) < 2:
-        yield (f"config.eval.labels: config.model.head={model.head} chooses among them; name the "
-               "classes, two or more, as the data's answers do")
-    for name in ("train", "generator_warmup"):
-        stage = getattr(config, name)
-        if stage.batch_size % stage.optimizer.accumulate:
-            yield (f"config.{name}.batch_size={stage.batch_size}: must be a multiple of "
-                   f"optimizer.accumulate={stage.optimizer.accumulate}")
-    if config.retrieval.where == "device" and config.retrieval.staleness:
-        yield (f"config.retrieval.staleness={config.retrieval.staleness}: with "
-               "config.retrieval.where=device the step retrieves for itself; set 0")
-    if config.train.document_encoder == "refresh" and (
-            config.retrieval.where != "device" or not config.retrieval.k):
-        yield ("config.train.document_encoder=refresh: the passages are embedded again on the "
-               "devices; set config.retrieval.where=device and config.retrieval.k above 0")
-    if config.retriever_warmup.optimizer.accumulate > 1:
-        yield ("config.retriever_warmup.optimizer.accumulate: the passages of a batch are each "
-               "other's negatives, so a batch cannot be split; set 1")
-
-
-def _run_conflicts(config: Config, run: str) -> typing.Iterator[str]:
-    """What is wrong with the configuration of one run."""
-    train, null = config.train, config.model.null_document
-    if config.retrieval.retriever == "bm25":
-        if train.query_encoder_rate is not None:
-            yield (f"config.retrieval.retriever=bm25: run {run!r} has no query encoder to train; "
-                   "name the run bm25 or bm25_sequence, or set config.train.query_encoder_rate="
-                   "none")
-        if config.retrieval.where == "device":
-            yield ("config.retrieval.retriever=bm25: words are searched on the host; set "
-                   "config.retrieval.where=host")
-        if null in ("embedding", "mlp"):
-            yield (f"config.model.null_document={null}: run {run!r} retrieves by BM25 and has no "
-                   "query vector for it; set bias or none")
-    if null != "none" and not config.retrieval.k:
-        yield (f"config.model.null_document={null}: without passages (config.retrieval.k=0) there "
-               "is nothing that it could be chosen over; set none")
-    if train.collapse_guard == "freeze" and train.generator_rate is None:
-        yield ("config.train.collapse_guard=freeze: with config.train.generator_rate=none nothing "
-               "would be left to train; set stop")
-
-
-def validate(config: Config, resolved: bool = False) -> Config:
-    """Returns `config`, or raises a ConfigError that lists everything that is wrong with it.
-
-    resolved: the sizes of pretrained towers have been filled in, and are checked too.
-    """
-    problems = list(_problems(config)) or list(_conflicts(config, resolved))
-    if problems:
-        raise ConfigError("\n".join(dict.fromkeys(problems)))  # several runs may share one
-    return config
-
-
 def lexical(config: Config) -> bool:
     """Whether every run retrieves by words, so that there is no encoder."""
     return all(run in RUNS and for_run(config, run).retrieval.retriever == "bm25"
@@ -297,100 +171,3 @@ def value(config: Config, dotted: str) -> Any:
     for name in dotted.split("."):
         config = getattr(config, name)
     return config
-
-
-def shipped() -> list[str]:
-    """The config files that come with the package, by the names that `load_file` knows."""
-    return sorted(f"configs/{file.name}" for file in CONFIGS.glob("*.py"))
-
-
-def load_file(path: str) -> Config:
-    """`get_config()` of a python file, or `get_config(argument)` for PATH:ARGUMENT.
-
-    The file may import the python files beside it. configs/NAME.py is the shipped one, where the
-    working folder has no such file.
-
-    Raises:
-      ConfigError: it is no such file, or raises an error, whose line is named.
-    """
-    file, argument, module = _load_module(path)
-    if not callable(getattr(module, "get_config", None)):
-        raise ConfigError(f"--config={path}: the file defines no get_config()")
-    if argument and not inspect.signature(module.get_config).parameters:
-        raise ConfigError(f"--config={path}: its get_config() takes no argument; drop "
-                          f"':{argument}'")
-    with _mistakes_named(path, file):
-        config = module.get_config(argument) if argument else module.get_config()
-    if not isinstance(config, Config):
-        raise ConfigError(f"--config={path}: get_config() must return a rag_jax.config.Config")
-    return config
-
-
-def about(path: str) -> str:
-    """What a config file says of itself: `describe(argument)` if it has that, or its docstring."""
-    file, argument, module = _load_module(path)
-    with _mistakes_named(path, file):
-        text = module.describe(argument) if hasattr(module, "describe") else module.__doc__
-    return inspect.cleandoc(text or "")
-
-
-def _load_module(path: str) -> tuple[pathlib.Path, str, types.ModuleType]:
-    """(file, argument, module) of PATH or PATH:ARGUMENT."""
-    name, _, argument = path.partition(":")
-    file = pathlib.Path(name)
-    if not file.is_file() and file.as_posix() in shipped():
-        file = CONFIGS / file.name
-    if not file.is_file():
-        raise ConfigError(f"--config={path}: no such file here, and none of the shipped ones; "
-                          f"{near_matches(name, shipped())}")
-    spec = importlib.util.spec_from_file_location("rag_jax_config_file", file)
-    if spec is None:
-        raise ConfigError(f"--config={path}: a config file is python and ends in .py")
-    module = importlib.util.module_from_spec(spec)
-    beside = str(file.absolute().parent)
-    sys.path.insert(0, beside)
-    try:
-        with _mistakes_named(path, file):
-            spec.loader.exec_module(module)
-    finally:
-        sys.path.remove(beside)
-    return file, argument, module
-
-
-@contextlib.contextmanager
-def _mistakes_named(path: str, file: pathlib.Path) -> typing.Iterator[None]:
-    """Turns what a config file raises into a ConfigError with the line where it did."""
-    try:
-        yield
-    except UserError:
-        raise
-    except SyntaxError as error:
-        raise ConfigError(f"--config={path}: {error.filename or file}:{error.lineno}: "
-                          f"{error.msg}: {(error.text or '').strip()}") from None
-    except Exception as error:
-        folder = str(file.absolute().parent)
-        frames = [f"{f.filename}:{f.lineno}: {f.line}"
-                  for f in traceback.extract_tb(error.__traceback__)
-                  if os.path.dirname(os.path.abspath(f.filename)) == folder]
-        raise ConfigError(f"--config={path}: {frames[-1] if frames else file}: "
-                          f"{type(error).__name__}: {error}") from None
-
-
-def to_json(config: Config) -> str:
-    return json.dumps(dataclasses.asdict(config), indent=1)
-
-
-def from_json(text: str) -> Config:
-    """The inverse of `to_json`; fields that are none (`REMOVED` aside) are a ConfigError."""
-
-    def flat(tree: dict, prefix: str = "") -> dict[str, Any]:
-        leaves: dict[str, Any] = {}
-        for key, value in tree.items():
-            if isinstance(value, dict):
-                leaves |= flat(value, f"{prefix}{key}.")
-            else:
-                leaves[prefix + key] = tuple(value) if isinstance(value, list) else value
-        return leaves
-
-    kept = {name: v for name, v in flat(json.loads(text)).items() if name not in REMOVED}
-    return validate(replace(Config(), kept))

@@ -7,7 +7,7 @@ import pathlib
 import pytest
 
 from rag_jax import config as configs
-from rag_jax import overrides
+from rag_jax import config_files, overrides
 from rag_jax.config import (
     BART_PRESETS,
     BERT_PRESETS,
@@ -16,7 +16,8 @@ from rag_jax.config import (
     ModelConfig,
     WarmupConfig,
 )
-from rag_jax.overrides import replace, validate, value
+from rag_jax.overrides import replace, value
+from rag_jax.rules import validate
 
 ROOT = pathlib.Path(__file__).parent.parent
 CONFIG_FILES = sorted((ROOT / "configs").glob("*.py"))
@@ -261,24 +262,24 @@ def test_json_round_trip_keeps_every_value_and_type():
                "train.query_encoder_rate": None, "model.generator": "tiny",
                "train.optimizer.learning_rate": 1e-7, "data.data_dir": "ü/none"}
     config = replace(Config(), changed)
-    assert overrides.from_json(overrides.to_json(config)) == config
-    assert overrides.from_json(overrides.to_json(Config())) == Config()
+    assert config_files.from_json(config_files.to_json(config)) == config
+    assert config_files.from_json(config_files.to_json(Config())) == Config()
 
 
 def test_json_with_an_unknown_or_a_wrong_field_is_refused():
-    tree = json.loads(overrides.to_json(Config()))
+    tree = json.loads(config_files.to_json(Config()))
     with pytest.raises(ConfigError, match="config.train.stepps: no such field; did you mean steps"):
-        overrides.from_json(json.dumps({**tree, "train": {"stepps": 1}}))
+        config_files.from_json(json.dumps({**tree, "train": {"stepps": 1}}))
     with pytest.raises(ConfigError, match="config.seed=-1"):
-        overrides.from_json(json.dumps({**tree, "seed": -1}))
+        config_files.from_json(json.dumps({**tree, "seed": -1}))
 
 
 def test_json_of_an_earlier_version_opens_without_the_fields_that_are_gone():
-    tree = json.loads(overrides.to_json(replace(Config(), {"runs": ("rag_sequence",)})))
+    tree = json.loads(config_files.to_json(replace(Config(), {"runs": ("rag_sequence",)})))
     tree["model"]["kind"] = "token"
     tree["retriever_warmup"] |= {"mask_ratio": 0.9, "span_length": 1, "permute_sentences": 0}
     tree["generator_warmup"]["hard_negatives"] = 3
-    config = overrides.from_json(json.dumps(tree))
+    config = config_files.from_json(json.dumps(tree))
     assert config.kind == "sequence" and config == replace(Config(), {"runs": ("rag_sequence",)})
 
 
@@ -311,11 +312,11 @@ def test_every_run_can_be_trained(run):
 @pytest.mark.parametrize("file", CONFIG_FILES, ids=lambda file: file.name)
 def test_every_config_file_loads_and_can_be_run(file):
     cell = ":table1/nq/rag_token" if file.name == "paper.py" else ""
-    config = overrides.load_file(f"{file}{cell}")
+    config = config_files.load_file(f"{file}{cell}")
     if file.name == "own_data.py":
         config = replace(config, OWN_DATA)
     validate(config)
-    assert overrides.from_json(overrides.to_json(config)) == config
+    assert config_files.from_json(config_files.to_json(config)) == config
 
 
 def test_there_are_config_files():
@@ -330,8 +331,8 @@ def written(tmp_path, body, name="mine.py"):
 
 def test_an_argument_after_the_path_reaches_get_config(tmp_path):
     file = written(tmp_path, "def get_config(name='3'): return Config(seed=int(name))\n")
-    assert overrides.load_file(file).seed == 3
-    assert overrides.load_file(f"{file}:8").seed == 8
+    assert config_files.load_file(file).seed == 3
+    assert config_files.load_file(f"{file}:8").seed == 8
 
 
 @pytest.mark.parametrize("name, body, argument, told", [
@@ -343,29 +344,29 @@ def test_an_argument_after_the_path_reaches_get_config(tmp_path):
 def test_a_file_that_is_no_config_is_refused(tmp_path, name, body, argument, told):
     path = written(tmp_path, body, name) + argument
     with pytest.raises(ConfigError) as error:
-        overrides.load_file(path)
+        config_files.load_file(path)
     assert path in str(error.value) and told in str(error.value)
     assert "\n" not in str(error.value)
 
 
 def test_a_missing_file_is_named():
     with pytest.raises(ConfigError, match="--config=configs/nowhere.py: no such file"):
-        overrides.load_file("configs/nowhere.py")
+        config_files.load_file("configs/nowhere.py")
 
 
 def test_a_shipped_file_is_found_from_any_folder_unless_there_is_one_of_its_name(
         tmp_path, monkeypatch):
     """README's names are those of a checkout; an installed program runs elsewhere."""
     monkeypatch.chdir(tmp_path)
-    config = overrides.load_file("configs/quickstart.py")
-    assert config == overrides.load_file(str(ROOT / "configs" / "quickstart.py"))
-    assert overrides.load_file("configs/paper.py:nq/frozen").runs == ("frozen",)
+    config = config_files.load_file("configs/quickstart.py")
+    assert config == config_files.load_file(str(ROOT / "configs" / "quickstart.py"))
+    assert config_files.load_file("configs/paper.py:nq/frozen").runs == ("frozen",)
     with pytest.raises(ConfigError, match="configs/quikstart.py: no such file here, .* did you "
                        "mean configs/quickstart.py"):
-        overrides.load_file("configs/quikstart.py")
+        config_files.load_file("configs/quikstart.py")
     (tmp_path / "configs").mkdir()
     written(tmp_path / "configs", "def get_config(): return Config(seed=77)\n", "quickstart.py")
-    assert overrides.load_file("configs/quickstart.py").seed == 77
+    assert config_files.load_file("configs/quickstart.py").seed == 77
 
 
 def test_runs_by_words_need_no_document_encoder():

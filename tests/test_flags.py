@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from rag_jax import config as configs
-from rag_jax import errors, flags, hosts, overrides
+from rag_jax import config_files, errors, flags, hosts, overrides
 from rag_jax.cli import reproduce, train
 from rag_jax.training.loop import Preempted
 
@@ -25,7 +25,7 @@ def parse(*argv, load=None):
 
 def test_without_flags_it_is_the_quickstart():
     options, config = parse()
-    assert config == overrides.load_file(str(ROOT / "configs" / "quickstart.py"))
+    assert config == config_files.load_file(str(ROOT / "configs" / "quickstart.py"))
     assert options.workdir == "w"
 
 
@@ -254,7 +254,7 @@ for name in sys.argv[1:]:
             main(["--help"])
     except SystemExit as stop:
         assert not stop.code, stop
-    from rag_jax import overrides
+    from rag_jax import config_files, overrides
     missing = [f for f in overrides.fields() if f"--config.{f}=" not in text.getvalue()]
     assert not missing, (name, missing)
     assert f"rag_jax.{name}" in text.getvalue()
@@ -299,7 +299,7 @@ def test_a_workdir_without_config_is_named(tmp_path):
 
 def test_run_picks_one_of_the_workdirs_runs(tmp_path):
     both = configs.Config(runs=("frozen", "rag_sequence"))
-    (tmp_path / "config.json").write_text(overrides.to_json(both))
+    (tmp_path / "config.json").write_text(config_files.to_json(both))
 
     def parsed(*argv):
         parser = flags.make_parser("evaluate", "Evaluates.")

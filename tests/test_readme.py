@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from rag_jax import config, flags, overrides
+from rag_jax import config, config_files, flags, overrides, rules
 
 ROOT = pathlib.Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text("utf-8")
@@ -37,7 +37,7 @@ def test_commands_name_what_exists(command):
         for flag in re.findall(r" (--\w+)", command):
             assert f'"{flag}"' in source or flag == "--help", flag
     for path in re.findall(r"configs/\w+\.py(?::[\w/]+)?", command):
-        overrides.validate(overrides.replace(overrides.load_file(str(ROOT / path)), {
+        rules.validate(overrides.replace(config_files.load_file(str(ROOT / path)), {
             "data.passages": "p", "data.train": "t", "data.dev": "d"}))
     for dotted in re.findall(r"--config\.([\w.]+)=", command):
         assert dotted in overrides.fields(), dotted

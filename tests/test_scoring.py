@@ -6,7 +6,7 @@ import typing
 import numpy as np
 import pytest
 
-from rag_jax import overrides
+from rag_jax import overrides, rules
 from rag_jax.cli import evaluate
 from rag_jax.config import Config, ConfigError, EvalConfig, MetricFamily
 from rag_jax.data.question_files import Example
@@ -170,7 +170,7 @@ def test_families_are_those_of_the_configuration():
     with pytest.raises(ConfigError, match="did you mean jeopardy"):
         overrides.replace(Config(), {"eval.metrics": "jeopady"})
     with pytest.raises(ConfigError, match="config.eval.metrics"):
-        overrides.validate(overrides.replace(Config(), {"eval.metrics": ("rouge",)}))
+        rules.validate(overrides.replace(Config(), {"eval.metrics": ("rouge",)}))
 
 
 def test_misuse_is_an_error_and_not_a_low_score():

@@ -12,7 +12,7 @@ import jax
 import numpy as np
 import pytest
 
-from rag_jax import overrides, paper, parallel
+from rag_jax import config_files, overrides, paper, parallel, rules
 from rag_jax.aot.chips import CHIPS
 from rag_jax.aot.costs import flops
 from rag_jax.cli import train
@@ -39,7 +39,7 @@ RECIPES = "19619e148701152cd129459bd2e8c24fd28babae84480eba794a87fb6de09ae3"
 
 
 def load(cell):
-    return overrides.load_file(f"configs/paper.py:{cell}")
+    return config_files.load_file(f"configs/paper.py:{cell}")
 
 
 def test_every_cell_of_ours_can_be_named():
@@ -56,7 +56,7 @@ def test_the_recipes_are_those_that_were_published():
 @pytest.mark.parametrize("cell", CELLS)
 def test_a_cell_says_its_command_hardware_time_and_the_papers_score(cell):
     table, task, run = cell.split("/")
-    text = overrides.about(f"configs/paper.py:{cell}")
+    text = config_files.about(f"configs/paper.py:{cell}")
     config = load(cell)
     assert config.runs == (run,) and f"--config=configs/paper.py:{cell} " in text
     for column, value in TABLES[table][run].items():
@@ -86,7 +86,7 @@ def test_help_of_a_cell_says_what_it_costs_and_scores(capsys):
 ])
 def test_a_wrong_cell_is_told_near_matches_and_all_cells(cell, told):
     with pytest.raises(ConfigError) as error:
-        overrides.load_file(f"configs/paper.py{cell}")
+        config_files.load_file(f"configs/paper.py{cell}")
     assert told in str(error.value)
     assert "\n  table6/{fever3,fever2}/{bm25,frozen}\n" in str(error.value)
 
@@ -119,7 +119,7 @@ def traced(model, rates, optimizer, smoothing, shape, targets):
 
 def step_of(cell):
     """`traced` for a cell, with its model, run's configuration and rates."""
-    config = overrides.for_run(overrides.validate(load(cell)), cell.split("/")[2])
+    config = overrides.for_run(rules.validate(load(cell)), cell.split("/")[2])
     model = rag.RagModel(dataclasses.replace(config.model.retriever, pretrained=""),
                          dataclasses.replace(config.model.generator, pretrained=""),
                          config.kind, 2, 2, 1, lexical=config.retrieval.retriever == "bm25",

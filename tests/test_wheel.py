@@ -14,7 +14,7 @@ BUILD = "import sys; from setuptools import build_meta; build_meta.build_wheel(s
 CHECK = """
 import contextlib, importlib, io, pathlib, sys
 import rag_jax
-from rag_jax import flags, overrides
+from rag_jax import config_files, flags
 site, programs = pathlib.Path(sys.argv[1]), sys.argv[2:]
 assert site in pathlib.Path(rag_jax.__file__).parents, rag_jax.__file__
 for name in programs:
@@ -26,11 +26,11 @@ for name in programs:
             assert not stop.code, name
     assert f"python -m rag_jax.{name}" in text.getvalue()
     if name == "train":
-        assert all(file in text.getvalue() for file in overrides.shipped())
-for file in overrides.shipped():
-    overrides.load_file(file + ":table1/nq/rag_token" * file.endswith("/paper.py"))
+        assert all(file in text.getvalue() for file in config_files.shipped())
+for file in config_files.shipped():
+    config_files.load_file(file + ":table1/nq/rag_token" * file.endswith("/paper.py"))
 assert flags.parse_with_config(flags.make_parser("train", ""), [])[1].data.fictional_countries
-print(*overrides.shipped())
+print(*config_files.shipped())
 """
 
 

@@ -9,7 +9,7 @@ import pathlib
 import jax
 import pytest
 
-from rag_jax import overrides, parallel
+from rag_jax import config_files, overrides, parallel, rules
 from rag_jax.aot.chips import CHIPS
 from rag_jax.aot.costs import flops
 from rag_jax.aot.programs import programs
@@ -26,7 +26,7 @@ def traced(name, kind):
     """(configuration of one device, program, its trace) for every run of a file."""
     mesh = MeshConfig()
     config = dataclasses.replace(
-        overrides.validate(overrides.load_file(str(CONFIGS / name))), mesh=mesh)
+        rules.validate(config_files.load_file(str(CONFIGS / name))), mesh=mesh)
     for program in programs(config, parallel.make_mesh(mesh), kinds=[kind]):
         jaxpr, shapes = jax.make_jaxpr(program.jitted, return_shape=True)(*program.arguments)
         yield config, program, jaxpr, shapes
@@ -34,7 +34,7 @@ def traced(name, kind):
 
 @pytest.mark.parametrize("name", OTHERS)
 def test_the_docstring_has_command_hardware_and_time(name):
-    text = overrides.about(str(CONFIGS / name))
+    text = config_files.about(str(CONFIGS / name))
     assert "Hardware:" in text and (f"configs/{name}" in text or "this file" in text)
     assert "Time: " in text or "time" in text
 

@@ -4,7 +4,7 @@ import pathlib
 import shlex
 from collections.abc import Iterable, Mapping
 
-from rag_jax import overrides, paper
+from rag_jax import config_files, overrides, paper, rules
 from rag_jax.data.task_sources import DATA_DIR
 from rag_jax.reproduction.cells import Beginning, Cell, File, Measurement, exported
 
@@ -68,8 +68,8 @@ class Full:
         cell = next((name for name in paper.CELLS if name.endswith(f"/{task}/{run}")), None)
         if cell is None:
             return []
-        file = f"{overrides.CONFIGS / 'paper.py'}:{cell}"
-        config = overrides.replace(overrides.load_file(file), {"data.data_dir": self.data_dir})
+        file = f"{config_files.CONFIGS / 'paper.py'}:{cell}"
+        config = overrides.replace(config_files.load_file(file), {"data.data_dir": self.data_dir})
         first = start = None
         folder = task
         if task != FIRST:
@@ -81,8 +81,8 @@ class Full:
             config = overrides.replace(config, {
                 f"model.{tower}.pretrained": str(self.root / exported(FIRST, run))})
         further = self._further(config.data.passages) if task == FIRST else {}
-        return [Cell(folder, overrides.validate(config), run, first, start,
-                     overrides.about(file), **further)]
+        return [Cell(folder, rules.validate(config), run, first, start,
+                     config_files.about(file), **further)]
 
     def _further(self, passages: str) -> dict[str, dict[str, File]]:
         """Questions and memories of the hot-swap, whose memory of 2018 is the one that trains."""

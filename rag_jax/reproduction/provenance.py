@@ -14,7 +14,7 @@ from typing import Any
 import jax
 
 import rag_jax
-from rag_jax import overrides
+from rag_jax import config_files, overrides
 from rag_jax.config import Config, ConfigError
 from rag_jax.overrides import value
 from rag_jax.reproduction.cells import Cell, Measurement
@@ -45,8 +45,8 @@ def stale(made: Mapping[str, Any] | None, cell: Cell, root: pathlib.Path,
         return "there is no record of the configuration that made it"
     configs = _configs(cell)
     try:
-        earlier = [overrides.from_json(json.dumps(fields)) for fields in made["configs"]]
-        now = [overrides.from_json(_portable(config, root)) for config in configs]
+        earlier = [config_files.from_json(json.dumps(fields)) for fields in made["configs"]]
+        now = [config_files.from_json(_portable(config, root)) for config in configs]
     except ConfigError as error:
         return f"its configuration is of another version of the program ({error})"
     if len(earlier) != len(now):
@@ -66,7 +66,7 @@ def _configs(cell: Cell) -> list[Config]:
 
 def _portable(config: Config, root: pathlib.Path) -> str:
     """JSON in which folders below `root` are told from there: the whole of it can be moved."""
-    return overrides.to_json(config).replace(json.dumps(str(root))[1:-1] + "/", "ROOT/")
+    return config_files.to_json(config).replace(json.dumps(str(root))[1:-1] + "/", "ROOT/")
 
 
 def _compared(own: bool) -> Iterator[str]:

@@ -2,7 +2,7 @@
 
 import pathlib
 
-from rag_jax import flags, overrides, paper
+from rag_jax import config_files, flags, overrides, paper, rules
 from rag_jax.countries.statements import LABELS
 from rag_jax.reproduction.cells import Beginning, Cell
 from rag_jax.retrieval.bm25 import bm25_missing
@@ -99,7 +99,7 @@ class Toy:
         # The ablations are on the questions alone: they would double the time.
         self._cells = REDUCED_CELLS if reduced else (
             *((task, run) for task in TASKS for run in SYSTEMS), *(("nq", r) for r in self._runs))
-        self._base = overrides.replace(overrides.load_file(str(flags.QUICKSTART)), {
+        self._base = overrides.replace(config_files.load_file(str(flags.QUICKSTART)), {
             **SHORTER, **self._last, "runs": SYSTEMS, "tensorboard": False, "data.world_seed": 0})
         self.about = (
             "questions, claims, sentences and clues on the countries of the world "
@@ -128,12 +128,12 @@ class Toy:
             **self._last})
         if (world_task, seed) == ("questions", 0):
             changed = overrides.replace(changed, {"runs": self._runs})
-            return Cell(_folder("questions", 0), overrides.validate(changed), run)
+            return Cell(_folder("questions", 0), rules.validate(changed), run)
         warm = str(self.root / _folder("questions", 0))
         changed = overrides.replace(changed, {"model.generator.pretrained": warm})
         if world_task not in OTHER_INPUTS:
             changed = overrides.replace(changed, {"model.retriever.pretrained": warm})
-        return Cell(_folder(world_task, seed), overrides.validate(changed), run,
+        return Cell(_folder(world_task, seed), rules.validate(changed), run,
                     first=self._cell("questions", run, 0))
 
 

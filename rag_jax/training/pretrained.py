@@ -12,7 +12,7 @@ from typing import Any
 
 from jax.sharding import Mesh
 
-from rag_jax import overrides
+from rag_jax import overrides, rules
 from rag_jax.config import BartConfig, BertConfig, Config, ConfigError, DataConfig, EvalConfig
 from rag_jax.hub import families
 from rag_jax.hub import load as hub
@@ -93,7 +93,7 @@ def resolve(config: Config) -> Config:
         question_text=families.unless_auto(config.data.question_text, question_text))
     found = _as_it_is(dataclasses.replace(config, data=data, model=model),
                       sources.get("generator"))
-    return overrides.validate(found, resolved=True)
+    return rules.validate(found, resolved=True)
 
 
 def _as_it_is(config: Config, source: str | None) -> Config:

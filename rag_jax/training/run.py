@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from rag_jax import files, hosts, locks, overrides, parallel
+from rag_jax import files, hosts, locks, overrides, parallel, rules
 from rag_jax.config import Config, ConfigError
 from rag_jax.countries.world import build_world
 from rag_jax.data.prepare import Prepared, is_prepared, open_prepared, prepare
@@ -145,7 +145,7 @@ def train(config: Config, path: pathlib.Path) -> dict[str, Any]:
       InUseError: another process writes into the workdir.
       ConfigError, TrainingError, CheckpointError, RetrievalError: each says what to do.
     """
-    overrides.validate(config)
+    rules.validate(config)
     for line in overrides.set_otherwise(config, overrides.not_default(config)):
         _say(f"{line}; the value of the configuration is for other runs")
     with locks.exclusive(path):

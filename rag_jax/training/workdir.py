@@ -14,7 +14,7 @@ import dataclasses
 import json
 import pathlib
 
-from rag_jax import files, hosts, overrides
+from rag_jax import config_files, files, hosts, overrides
 from rag_jax.config import Config, ConfigError, EvalConfig
 from rag_jax.overrides import value
 from rag_jax.retrieval.protocol import RetrievalError
@@ -154,7 +154,7 @@ def read(workdir: pathlib.Path) -> Config:
 
 def _read(file: pathlib.Path) -> Config:
     try:
-        return overrides.from_json(json.dumps(unseal(read_object(file.parent, file.name), file)))
+        return config_files.from_json(json.dumps(unseal(read_object(file.parent, file.name), file)))
     except (ConfigError, RetrievalError, ValueError, TypeError, AttributeError) as error:
         raise ConfigError(f"{file} is damaged, or not of this version ({error}); restore it, or "
                           "train in another --workdir") from None

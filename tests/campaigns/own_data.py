@@ -6,7 +6,7 @@ import pathlib
 import random
 import sys
 
-from rag_jax import overrides
+from rag_jax import config_files, overrides
 from rag_jax.config import Config
 from rag_jax.data.prepare import prepare
 from tests.end_to_end.commands import SMALLEST
@@ -16,7 +16,7 @@ WORDS = [f"word{number}" for number in range(500)]
 
 def own_config(folder: pathlib.Path) -> Config:
     """Passages and questions of this folder."""
-    return overrides.replace(overrides.load_file(str(SMALLEST)), {
+    return overrides.replace(config_files.load_file(str(SMALLEST)), {
         f"data.{name}": str(folder / f"{name}.jsonl") for name in ("passages", "train", "dev")})
 
 

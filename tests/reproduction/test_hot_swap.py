@@ -7,7 +7,7 @@ import re
 import jax
 import pytest
 
-from rag_jax import overrides, paper
+from rag_jax import config_files, overrides, paper
 from rag_jax.cli import reproduce
 from rag_jax.reproduction import run
 from rag_jax.reproduction.cells import Measurement
@@ -23,7 +23,7 @@ PAGE = ("<page><title>{1}</title><ns>0</ns><id>{0}</id><revision><id>1</id><text
         "</revision></page>")
 CONFIG = '''"""How it is trained by hand."""
 import pathlib
-from rag_jax import overrides
+from rag_jax import config_files, overrides
 from tests.end_to_end import smallest
 
 def get_config(cell):
@@ -73,7 +73,7 @@ def configs(tmp_path_factory):
     rows = [f"{place}\t{place}\tThe President of {place} is New {place}." for place in PLACES]
     (folder / "passages.tsv").write_text("id\ttitle\ttext\n" + "\n".join(rows) + "\n")
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(overrides, "CONFIGS", folder)
+        patched.setattr(config_files, "CONFIGS", folder)
         patched.setattr(paper, "CELLS", {"table1/nq/rag_token": {"em": 44.1}})
         yield folder
 

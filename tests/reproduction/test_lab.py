@@ -5,7 +5,7 @@ import pathlib
 
 import pytest
 
-from rag_jax import overrides
+from rag_jax import config_files, overrides
 from rag_jax.config import ConfigError
 from rag_jax.reproduction.cells import Beginning, Cell, Measurement, exported
 from rag_jax.reproduction.lab import Lab
@@ -20,7 +20,7 @@ SHORT = {"retriever_warmup.steps": 0, "generator_warmup.steps": 0, "train.steps"
 def trained(tmp_path_factory):
     """(worker, first cell, a cell that starts from it and has been measured)."""
     root = tmp_path_factory.mktemp("lab")
-    config = overrides.replace(overrides.load_file(str(SMALLEST)), SHORT)
+    config = overrides.replace(config_files.load_file(str(SMALLEST)), SHORT)
     first = Cell("first", config, "rag_token")
     weights = root / exported("first", "rag_token")
     later = Cell("later", overrides.replace(config, {

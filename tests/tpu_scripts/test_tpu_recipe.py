@@ -4,7 +4,7 @@ import importlib
 
 import pytest
 
-from rag_jax import flags, overrides
+from rag_jax import config_files, flags, overrides
 from rag_jax.training import workdir as workdirs
 from tests.tpu_scripts.cloud import SCRIPTS, Cloud
 
@@ -99,7 +99,7 @@ def test_the_recipe_is_that_of_the_papers_table(parse, cloud, tmp_path):
         changed = {name for name in overrides.fields()
                    if overrides.value(config, name) != overrides.value(recipe, name)}
         assert changed == {"data.passages", "data.data_dir", "mesh.fsdp", "eval.batch_size"}
-        scale = overrides.load_file(str(SCRIPTS.parent / "configs" / "paper_scale.py"))
+        scale = config_files.load_file(str(SCRIPTS.parent / "configs" / "paper_scale.py"))
         assert (scale.train, scale.retrieval, scale.data) == (
             recipe.train, recipe.retrieval, recipe.data)
 

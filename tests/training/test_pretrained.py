@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import tiny
 
-from rag_jax import conversion, overrides, parallel
+from rag_jax import conversion, overrides, parallel, rules
 from rag_jax.config import Config, ConfigError, DataConfig
 from rag_jax.data.text import Tokenizer, train_bart_tokenizer, train_bert_tokenizer
 from rag_jax.hub import families
@@ -52,7 +52,7 @@ def config(sources, lengths=(24, 32, 64, 8), **named):
     names = ("max_question_length", "max_passage_length", "max_source_length", "max_target_length")
     base = Config(data=DataConfig(**dict(zip(names, lengths, strict=True)), length_buckets=64),
                   tensorboard=False)
-    return overrides.validate(overrides.replace(base, {
+    return rules.validate(overrides.replace(base, {
         f"model.{section}.pretrained": sources[name] for section, name in named.items()}))
 
 
@@ -246,7 +246,7 @@ def test_bm25_takes_the_generator_of_a_rag_checkpoint_alone(sources, params, tmp
     base = Config(runs=("bm25",), tensorboard=False,
                   data=DataConfig(max_source_length=64, max_target_length=8, length_buckets=64,
                                   max_question_length=24, max_passage_length=32))
-    asked = overrides.validate(overrides.replace(base, {"model.rag.pretrained": sources["rag"]}))
+    asked = rules.validate(overrides.replace(base, {"model.rag.pretrained": sources["rag"]}))
     resolved = with_files(pretrained.resolve(asked), tmp_path)
     job = open_job(resolved, tmp_path / "work").of_run("bm25")
     assert set(job.model.towers) == {"generator"}

@@ -9,10 +9,11 @@ import pytest
 
 from rag_jax.cli import verify
 from rag_jax.config import Config
+from rag_jax.config_files import to_json
 from rag_jax.data.prepare import open_prepared, prepare
 from rag_jax.data.tasks import load_examples
 from rag_jax.errors import UserError
-from rag_jax.overrides import replace, to_json
+from rag_jax.overrides import replace
 from rag_jax.training import workdir
 from rag_jax.training.checkpoint import Checkpointer
 from tests.training import small_workdir

@@ -1,0 +1,126 @@
+"""Config files, your own and those that are shipped, and config.json of a workdir.
+
+A config file is python with `get_config() -> Config`, or one that takes what follows a colon:
+
+    python -m rag_jax.train --config=configs/paper.py:table1/nq/rag_token
+"""
+
+import contextlib
+import dataclasses
+import importlib.util
+import inspect
+import json
+import os
+import pathlib
+import sys
+import traceback
+import types
+import typing
+from typing import Any
+
+from rag_jax.config import Config, ConfigError
+from rag_jax.errors import UserError, near_matches
+from rag_jax.overrides import REMOVED, replace
+from rag_jax.rules import validate
+
+# The config files that are shipped: a wheel has them inside the package, a checkout beside it.
+_HERE = pathlib.Path(__file__).absolute().parent
+CONFIGS = next((folder for folder in (_HERE / "configs", _HERE.parent / "configs")
+                if folder.is_dir()), _HERE / "configs")
+
+
+def shipped() -> list[str]:
+    """The config files that come with the package, by the names that `load_file` knows."""
+    return sorted(f"configs/{file.name}" for file in CONFIGS.glob("*.py"))
+
+
+def load_file(path: str) -> Config:
+    """`get_config()` of a python file, or `get_config(argument)` for PATH:ARGUMENT.
+
+    The file may import the python files beside it. configs/NAME.py is the shipped one, where the
+    working folder has no such file.
+
+    Raises:
+      ConfigError: it is no such file, or raises an error, whose line is named.
+    """
+    file, argument, module = _load_module(path)
+    if not callable(getattr(module, "get_config", None)):
+        raise ConfigError(f"--config={path}: the file defines no get_config()")
+    if argument and not inspect.signature(module.get_config).parameters:
+        raise ConfigError(f"--config={path}: its get_config() takes no argument; drop "
+                          f"':{argument}'")
+    with _mistakes_named(path, file):
+        config = module.get_config(argument) if argument else module.get_config()
+    if not isinstance(config, Config):
+        raise ConfigError(f"--config={path}: get_config() must return a rag_jax.config.Config")
+    return config
+
+
+def about(path: str) -> str:
+    """What a config file says of itself: `describe(argument)` if it has that, or its docstring."""
+    file, argument, module = _load_module(path)
+    with _mistakes_named(path, file):
+        text = module.describe(argument) if hasattr(module, "describe") else module.__doc__
+    return inspect.cleandoc(text or "")
+
+
+def _load_module(path: str) -> tuple[pathlib.Path, str, types.ModuleType]:
+    """(file, argument, module) of PATH or PATH:ARGUMENT."""
+    name, _, argument = path.partition(":")
+    file = pathlib.Path(name)
+    if not file.is_file() and file.as_posix() in shipped():
+        file = CONFIGS / file.name
+    if not file.is_file():
+        raise ConfigError(f"--config={path}: no such file here, and none of the shipped ones; "
+                          f"{near_matches(name, shipped())}")
+    spec = importlib.util.spec_from_file_location("rag_jax_config_file", file)
+    if spec is None:
+        raise ConfigError(f"--config={path}: a config file is python and ends in .py")
+    module = importlib.util.module_from_spec(spec)
+    beside = str(file.absolute().parent)
+    sys.path.insert(0, beside)
+    try:
+        with _mistakes_named(path, file):
+            spec.loader.exec_module(module)
+    finally:
+        sys.path.remove(beside)
+    return file, argument, module
+
+
+@contextlib.contextmanager
+def _mistakes_named(path: str, file: pathlib.Path) -> typing.Iterator[None]:
+    """Turns what a config file raises into a ConfigError with the line where it did."""
+    try:
+        yield
+    except UserError:
+        raise
+    except SyntaxError as error:
+        raise ConfigError(f"--config={path}: {error.filename or file}:{error.lineno}: "
+                          f"{error.msg}: {(error.text or '').strip()}") from None
+    except Exception as error:
+        folder = str(file.absolute().parent)
+        frames = [f"{f.filename}:{f.lineno}: {f.line}"
+                  for f in traceback.extract_tb(error.__traceback__)
+                  if os.path.dirname(os.path.abspath(f.filename)) == folder]
+        raise ConfigError(f"--config={path}: {frames[-1] if frames else file}: "
+                          f"{type(error).__name__}: {error}") from None
+
+
+def to_json(config: Config) -> str:
+    return json.dumps(dataclasses.asdict(config), indent=1)
+
+
+def from_json(text: str) -> Config:
+    """The inverse of `to_json`; fields that are none (`REMOVED` aside) are a ConfigError."""
+
+    def flat(tree: dict, prefix: str = "") -> dict[str, Any]:
+        leaves: dict[str, Any] = {}
+        for key, value in tree.items():
+            if isinstance(value, dict):
+                leaves |= flat(value, f"{prefix}{key}.")
+            else:
+                leaves[prefix + key] = tuple(value) if isinstance(value, list) else value
+        return leaves
+
+    kept = {name: v for name, v in flat(json.loads(text)).items() if name not in REMOVED}
+    return validate(replace(Config(), kept))
