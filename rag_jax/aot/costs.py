@@ -4,9 +4,10 @@ XLA's own analysis counts the body of a loop once. Here it counts as often as th
 whose length depends on the data, as a search for answers, counts once.
 """
 
-import collections
+import functools
 import math
 import re
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -56,24 +57,69 @@ class Collective(NamedTuple):
     bytes: int  # all times together; of what a chip gives and gets, the larger
 
 
-class _Instruction(NamedTuple):
-    name: str
-    result: str  # its type
-    opcode: str
-    operands: tuple[str, ...]
-    attributes: str
-
-
 _HEADER = re.compile(r"^(ENTRY )?%?([\w.\-]+) \(.*\) -> .* \{$")
-_LINE = re.compile(r"^\s*(?:ROOT )?%?([\w.\-]+) = (.*?) ([a-z][\w\-]*)\((.*)$")
+_LINE = re.compile(r"^\s*(ROOT )?%?([\w.\-]+) = (.*?) ([a-z][\w\-]*)\(([^)]*)\)(.*)$")
+_NAMES = re.compile(r"%([\w.\-]+)")
 _SHAPE = re.compile(r"([a-z]\w*)\[([\d,]*)\](\{[^}]*\})?")
 _CALLED = re.compile(r"(?:calls|to_apply|body|condition|true_computation|false_computation)="
-                     r"%?([\w.\-]+)|branch_computations=\{([^}]*)\}")
+                     r"(%?[\w.\-]+)|branch_computations=\{([^}]*)\}")
 _TRIPS = re.compile(r'known_trip_count"?\s*[:=]\s*\{"?n"?\s*[:=]\s*"?(\d+)')
 _RUN_IN_PLACE = ("while", "call", "conditional", "async-start")  # what they call is no fusion
 _FREE = ("parameter", "get-tuple-element", "tuple", "bitcast", "constant", "after-all", "iota",
          "partition-id", "replica-id", "optimization-barrier", "opt-barrier", *_RUN_IN_PLACE)
 _ALIASES = ("bitcast", "reshape", "copy")  # inside a fusion, where only the last result is stored
+_SLICES = ("dynamic-slice", "gather", "slice")
+
+
+class _Op(NamedTuple):
+    """An instruction of a compiled program."""
+
+    name: str
+    result: str  # its type
+    opcode: str
+    given: str  # what stands in its parenthesis
+    attributes: str
+    operands: tuple[str, ...]
+
+    @property
+    def callees(self) -> list[str]:
+        """The computations that it names."""
+        found = " ".join(map(" ".join, _CALLED.findall(self.attributes)))
+        return re.findall(r"[\w.\-]+", found)
+
+    @property
+    def repeated(self) -> bool:
+        """Its result holds its operands too: of most that start and are waited for later."""
+        return self.opcode.endswith("-start") and not self.opcode.startswith("all-reduce")
+
+
+class _Computation:
+    """Instructions by name, of the whole program, of a loop's body, of a fusion, ..."""
+
+    def __init__(self) -> None:
+        self.ops: dict[str, _Op] = {}
+        self.root: _Op | None = None
+        self.times = 0  # how often it runs
+        self.fused = False
+
+    @functools.cached_property
+    def users(self) -> dict[str, list[_Op]]:
+        """The instructions that have a value as an operand."""
+        users: dict[str, list[_Op]] = {}
+        for op in self.ops.values():
+            for operand in dict.fromkeys(op.operands):
+                users.setdefault(operand, []).append(op)
+        return users
+
+    @functools.cached_property
+    def parameters(self) -> list[str]:
+        """Names of its arguments, in order."""
+        numbers = {int(op.given): op.name for op in self.ops.values() if op.opcode == "parameter"}
+        return [numbers[place] for place in sorted(numbers)]
+
+    def given(self, op: _Op) -> list[str]:
+        """Types of an instruction's operands."""
+        return [self.ops[operand].result for operand in op.operands]
 
 
 def _size(type_text: str, everywhere: bool = True) -> int:
@@ -90,181 +136,129 @@ class Module:
     """The computations of a compiled program, and how often each runs."""
 
     def __init__(self, text: str):
-        self.computations: dict[str, dict[str, _Instruction]] = {}
-        self.roots: dict[str, str] = {}
-        entry, here = None, None
+        self.computations: dict[str, _Computation] = {}
+        entry = ""
         for line in text.splitlines():
             if header := _HEADER.match(line):
-                here = header[2]
-                self.computations[here] = {}
-                entry = here if header[1] else entry
-            elif here and (found := _LINE.match(line)):
-                name, result, opcode, rest = found.groups()
-                given, attributes = _split(rest)
-                operands = tuple(re.findall(r"%([\w.\-]+)", given))
-                self.computations[here][name] = _Instruction(
-                    name, result, opcode, operands, f"({given}) {attributes}")
-                if line.lstrip().startswith("ROOT"):
-                    self.roots[here] = name
-        self._users = {name: _users(body) for name, body in self.computations.items()}
-        self.times: collections.Counter = collections.Counter()
-        self._fused: set[str] = set()
+                current = self.computations[header[2]] = _Computation()
+                entry = header[2] if header[1] else entry
+            elif self.computations and (parts := _LINE.match(line)):
+                root, *fields = parts.groups()
+                op = _Op(*fields, tuple(_NAMES.findall(parts[5])))
+                current.ops[op.name] = op
+                current.root = op if root else current.root
         self._run(entry, 1, False)
 
     def _run(self, name: str, times: int, fused: bool) -> None:
-        self.times[name] += times
-        if fused:
-            self._fused.add(name)
-        for one in self.computations[name].values():
-            turns = self._trips(one) if one.opcode == "while" else 1
-            inside = fused or one.opcode not in _RUN_IN_PLACE
-            for callee in _callees(one):
-                self._run(callee, times * turns, inside)
+        """Notes that a computation runs so often, and what it calls with it."""
+        computation = self.computations[name]
+        computation.times += times
+        computation.fused |= fused
+        for op in computation.ops.values():
+            turns = self._trips(op) if op.opcode == "while" else 1
+            for callee in op.callees:
+                self._run(callee, times * turns, fused or op.opcode not in _RUN_IN_PLACE)
 
-    def _trips(self, loop: _Instruction) -> int:
+    def _trips(self, loop: _Op) -> int:
         """How often a loop runs: as XLA notes it, or as its condition says (scans count from 0)."""
         if noted := _TRIPS.search(loop.attributes):
             return int(noted[1])
-        condition = re.search(r"condition=%?([\w.\-]+)", loop.attributes)[1]
-        body = self.computations[condition]
-        ends = body[self.roots[condition]]
-        limits = [body[name] for name in ends.operands if body[name].opcode == "constant"]
-        if ends.opcode == "compare" and "direction=LT" in ends.attributes and limits:
-            return int(re.match(r"\((\d+)\)", limits[0].attributes)[1])
-        return 1
+        condition = self.computations[re.search(r"condition=%?([\w.\-]+)", loop.attributes)[1]]
+        end = condition.root
+        limits = [condition.ops[name].given for name in end.operands
+                  if condition.ops[name].opcode == "constant"]
+        counts = end.opcode == "compare" and "direction=LT" in end.attributes and limits
+        return int(limits[0]) if counts else 1
 
     def collectives(self) -> list[Collective]:
         """All communication, equal kinds and shapes together, most bytes first."""
-        found: dict[tuple[str, str], list[int]] = {}
-        channels = set()  # TPUs write one collective into every fusion that runs beside it
-        for name, body in self.computations.items():
-            for one in body.values():
-                kind = one.opcode.removesuffix("-start")
-                channel = re.search(r"channel_id=(\d+)", one.attributes)
-                if kind not in KINDS or not self.times[name] or (
-                        channel and channel[1] in channels):
+        times, moved, channels = Counter(), Counter(), set()
+        for name, computation in self.computations.items():
+            for op in computation.ops.values():
+                kind = op.opcode.removesuffix("-start")
+                if kind not in KINDS or not computation.times:
                     continue
-                channels |= {channel[1]} if channel else set()
+                # TPUs write one collective into every fusion that runs beside it.
+                if channel := re.search(r"channel_id=\d+", op.attributes):
+                    if channel[0] in channels:
+                        continue
+                    channels.add(channel[0])
                 if name.startswith("all-reduce-scatter"):
                     kind = "reduce-scatter"  # as TPUs write it: a fusion of a sum and a slice
-                given = sum(_size(body[operand].result) for operand in one.operands)
-                got = _size(one.result)
-                if one.opcode.endswith("-start") and kind != "all-reduce":
-                    got -= given  # the result of a start holds its operands too
-                shape = " ".join(f"{d}[{s}]" for d, s, _ in _SHAPE.findall(one.result))
-                sums = found.setdefault((kind, shape), [0, 0])
-                sums[0] += self.times[name]
-                sums[1] += self.times[name] * max(given, got)
-        listed = [Collective(*key, *sums) for key, sums in found.items()]
-        return sorted(listed, key=lambda c: -c.bytes)
+                given = sum(map(_size, computation.given(op)))
+                got = _size(op.result) - given * op.repeated
+                key = kind, " ".join(f"{d}[{s}]" for d, s, _ in _SHAPE.findall(op.result))
+                times[key] += computation.times
+                moved[key] += computation.times * max(given, got)
+        return sorted((Collective(*key, times[key], moved[key]) for key in times),
+                      key=lambda one: -one.bytes)
 
     def accessed(self) -> int:
         """Bytes between HBM and a chip: operands and results of all that runs, slices as such."""
-        total = 0
-        for name, body in self.computations.items():
-            if self.times[name] and name not in self._fused:
-                total += self.times[name] * sum(self._traffic(name, one) for one in body.values())
-        return total
+        return sum(computation.times * self._traffic(computation, op)
+                   for computation in self.computations.values() if not computation.fused
+                   for op in computation.ops.values())
 
-    def _traffic(self, computation: str, one: _Instruction) -> int:
-        body = self.computations[computation]
-        if one.opcode in _FREE or one.opcode.endswith("-done"):
+    def _traffic(self, computation: _Computation, op: _Op) -> int:
+        if op.opcode in _FREE or op.opcode.endswith("-done"):
             return 0
-        given = [_size(body[operand].result, False) for operand in one.operands]
-        if one.opcode in ("slice-start", "dynamic-slice-start"):
-            return max(0, _size(one.result) - sum(_size(body[o].result) for o in one.operands))
-        if one.opcode.endswith("-start"):
-            held = 0 if one.opcode.startswith("all-reduce") else sum(given)
-            return sum(given) + max(0, _size(one.result, False) - held)
-        if one.opcode == "fusion":
-            (callee,) = _callees(one)
-            parameters = self._parameters(callee)
-            read = sum(size if self._passes(callee, parameters[place])
-                       else min(size, self._read(callee, parameters[place]))
-                       for place, size in enumerate(given))
-            return read + self._written(callee, one)
-        if one.opcode in ("dynamic-slice", "gather", "slice"):
-            return 2 * _size(one.result, False)
-        if one.opcode == "dynamic-update-slice":
+        types = computation.given(op)
+        given, got = [_size(each, False) for each in types], _size(op.result, False)
+        if op.opcode in ("slice-start", "dynamic-slice-start"):
+            return max(0, _size(op.result) - sum(map(_size, types)))
+        if op.opcode.endswith("-start"):
+            return sum(given) + max(0, got - sum(given) * op.repeated)
+        if op.opcode == "fusion":
+            fusion = self.computations[op.callees[0]]
+            read = (self._read(fusion, name) for name in fusion.parameters)
+            return max(0, got - _unwritten(fusion)) + sum(
+                size if result else min(size, used)
+                for size, (used, result) in zip(given, read, strict=True))
+        if op.opcode in _SLICES:
+            return 2 * got
+        if op.opcode == "dynamic-update-slice":
             return 2 * given[1]
-        return sum(given) + _size(one.result, False)
+        return sum(given) + got
 
-    def _parameters(self, computation: str) -> list[str]:
-        numbered = [(int(one.attributes.partition(")")[0].lstrip("(")), one.name)
-                    for one in self.computations[computation].values()
-                    if one.opcode == "parameter"]
-        return [name for _, name in sorted(numbered)]
-
-    def _read(self, computation: str, name: str) -> float:
-        """How many bytes of a value the instructions of a fusion use; inf = all of it.
+    def _read(self, fusion: _Computation, name: str) -> tuple[float, bool]:
+        """How many bytes of a value the instructions of a fusion use (inf = all of it), and whether
+        the fusion's result is this value, laid out otherwise at most.
 
         A fusion of several results may have the value among them, or a collective that runs beside
         it and has counted where it started: both leave the value where it is.
         """
-        total, body = 0.0, self.computations[computation]
-        root = body[self.roots[computation]]
-        untouched = root.opcode == "tuple" and body[name].opcode == "parameter"
-        for user in self._users[computation].get(name, ()):
-            if untouched and (user is root or user.opcode in KINDS):
+        untouched = fusion.root.opcode == "tuple" and fusion.ops[name].opcode == "parameter"
+        total, result = 0.0, name == fusion.root.name
+        for user in fusion.users.get(name, ()):
+            if untouched and (user is fusion.root or user.opcode in KINDS):
                 continue
-            if user.opcode in ("dynamic-slice", "gather", "slice") and name == user.operands[0]:
+            if user.opcode in _SLICES and name == user.operands[0]:
                 total += _size(user.result)
             elif user.opcode in _ALIASES:
-                total += self._read(computation, user.name)
+                used, through = self._read(fusion, user.name)
+                total, result = total + used, result or through
             elif user.opcode == "fusion":
-                (callee,) = _callees(user)
-                inner = self._parameters(callee)
-                for place in (p for p, operand in enumerate(user.operands) if operand == name):
-                    total += self._read(callee, inner[place])
-                    if self._passes(callee, inner[place]):
-                        total += self._read(computation, user.name)
+                inner = self.computations[user.callees[0]]
+                for operand, parameter in zip(user.operands, inner.parameters, strict=True):
+                    if operand == name:
+                        used, through = self._read(inner, parameter)
+                        total += used + (self._read(fusion, user.name)[0] if through else 0)
             elif user.opcode != "dynamic-update-slice" or name != user.operands[0]:
-                return math.inf
-        return total
-
-    def _passes(self, computation: str, name: str) -> bool:
-        """Whether a fusion's result is this value, laid out otherwise at most."""
-        return name == self.roots[computation] or any(
-            user.opcode in _ALIASES and self._passes(computation, user.name)
-            for user in self._users[computation].get(name, ()))
-
-    def _written(self, computation: str, fusion: _Instruction) -> int:
-        """Bytes that a fusion writes: of an array updated in place, the update; nothing of what it
-        hands on."""
-        total, body = _size(fusion.result, False), self.computations[computation]
-        root = body[self.roots[computation]]
-        for name in root.operands if root.opcode == "tuple" else (root.name,):
-            one = body[name]
-            if root.opcode == "tuple" and one.opcode in ("parameter", *KINDS):
-                total -= _size(one.result, False)  # as in _read
-                continue
-            while one.opcode in _ALIASES:
-                one = body[one.operands[0]]
-            if one.opcode == "dynamic-update-slice":
-                total -= _size(one.result) - _size(body[one.operands[1]].result)
-        return max(0, total)
+                return math.inf, result
+        return total, result
 
 
-def _split(rest: str) -> tuple[str, str]:
-    """What follows an opcode's parenthesis, as (operands, attributes)."""
-    depth = 1
-    for place, letter in enumerate(rest):
-        depth += (letter in "({") - (letter in ")}")
-        if depth == 0:
-            return rest[:place], rest[place + 1 :]
-    return rest, ""
-
-
-def _users(body: dict[str, _Instruction]) -> dict[str, list[_Instruction]]:
-    users: dict[str, list[_Instruction]] = {}
-    for one in body.values():
-        for operand in dict.fromkeys(one.operands):
-            users.setdefault(operand, []).append(one)
-    return users
-
-
-def _callees(one: _Instruction) -> list[str]:
-    found = []
-    for single, several in _CALLED.findall(one.attributes):
-        found += [single] if single else re.findall(r"%?([\w.\-]+)", several)
-    return found
+def _unwritten(fusion: _Computation) -> int:
+    """Bytes of a fusion's result that it does not write: all but the update of an array that is
+    updated in place, and what it hands on."""
+    total, several = 0, fusion.root.opcode == "tuple"
+    for name in fusion.root.operands if several else (fusion.root.name,):
+        op = fusion.ops[name]
+        if several and op.opcode in ("parameter", *KINDS):
+            total += _size(op.result, False)  # as in Module._read
+            continue
+        while op.opcode in _ALIASES:
+            op = fusion.ops[op.operands[0]]
+        if op.opcode == "dynamic-update-slice":
+            total += _size(op.result) - _size(fusion.ops[op.operands[1]].result)
+    return total
