@@ -24,7 +24,6 @@ KNOWN: dict[str, set[str]] = {
     # jax.distributed's key-value store has no public name.
     "private parts of other libraries": {
         "hosts: jax._src",
-        "tasks: unittest.mock",
     },
 }
 

@@ -6,7 +6,7 @@ reads back. TensorFlow is never imported: TFDS data sets are read as random-acce
 
 import contextlib
 import difflib
-import glob
+import functools
 import hashlib
 import importlib
 import io
@@ -14,6 +14,7 @@ import json
 import os
 import re
 import sys
+import tarfile
 import types
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -35,7 +36,9 @@ _TFDS_READ_SIZE = 1024  # examples per batched read: ten times faster than singl
 _TFDS_MODULES = {"web_questions": "tensorflow_datasets.question_answering.web_questions"}
 _TFDS_FEATURE = re.compile(r"tensorflow_datasets\.core\.features(\.\w+)+")
 _TFDS_DIRECTORY = re.compile(r"(?P<directory>.+?)(?::(?P<split>[A-Za-z]\w*(?:\[[^\]]*\])?))?")
+_TRIVIA_QA_URL = "http://nlp.cs.washington.edu/triviaqa/data/triviaqa-{}.tar.gz"
 _FINGERPRINT_FILE = "rag_jax_fingerprint.json"
+_LISTS = ("positive_ids", "negative_ids", "targets", "titles", "evidence")
 
 
 def load_examples(source: str, *, data_dir: str = "", hidden: bool = False) -> list[Example]:
@@ -224,6 +227,8 @@ def _load_tfds(source: str, data_dir: str) -> list[Example]:
     if not builder.data_path.exists():
         try:
             _download_and_prepare(builder, messages=sys.stderr)
+        except DataError:
+            raise
         except Exception as error:  # no network, changed checksum, full disk, ...
             raise DownloadError(
                 f"{source}: not prepared in {builder.data_path} and could not be downloaded "
@@ -302,12 +307,8 @@ def _tfds_example(where: str, position: int, row: Mapping[str, Any]) -> Example:
         id=_text(row.get("id", row.get("question_id", str(position)))),
         question=_text(row["question"]),
         answers=tuple(map(_text, answers)),
-        positive_ids=tuple(map(_text, row.get("positive_ids", ()))),
-        negative_ids=tuple(map(_text, row.get("negative_ids", ()))),
-        targets=tuple(map(_text, row.get("targets", ()))),
         regex=bool(row.get("regex", False)),
-        titles=tuple(map(_text, row.get("titles", ()))),
-        evidence=tuple(map(_text, row.get("evidence", ()))),
+        **{name: tuple(map(_text, row.get(name, ()))) for name in _LISTS},
     )
 
 
@@ -319,31 +320,27 @@ def _download_and_prepare(builder: Any, messages: TextIO) -> None:
     """Prepares a builder's data set, with what TFDS prints going to `messages`."""
     tfds = _import_tfds()
     config = tfds.download.DownloadConfig(try_download_gcs=False)  # would ask the network
-    with contextlib.redirect_stdout(messages), _mended_tfds():
+    if builder.name == "trivia_qa":
+        builder._split_generators = functools.partial(_trivia_qa_splits, builder)
+    with contextlib.redirect_stdout(messages):
         builder.download_and_prepare(file_format="array_record", download_config=config)
 
 
-@contextlib.contextmanager
-def _mended_tfds() -> Iterator[None]:
-    """Frees the preparation of data sets from TensorFlow, and from long waits without a network.
-
-    Two modules of TFDS take file access from TensorFlow, the unpacking of archives and the
-    TriviaQA builder: they read local files only, and are lent plain file access. Downloads retry
-    an unreachable host for some 6 s instead of 200 s.
-    """
-    from unittest import mock
-
-    from tensorflow_datasets.core.download import downloader, extractor
-    from tensorflow_datasets.datasets.trivia_qa import trivia_qa_dataset_builder as trivia_qa
-
-    stand_in = types.SimpleNamespace(
-        io=types.SimpleNamespace(gfile=types.SimpleNamespace(glob=glob.glob, GFile=open)),
-        compat=types.SimpleNamespace(as_text=os.fspath),
-        errors=types.SimpleNamespace(NotFoundError=FileNotFoundError),
-    )
-    with (
-        mock.patch.object(extractor, "tf", stand_in),
-        mock.patch.object(trivia_qa, "tf", stand_in),
-        mock.patch.object(downloader, "MAX_RETRIES", 5),
-    ):
-        yield
+def _trivia_qa_splits(builder: Any, downloads: Any) -> dict[str, Iterator]:
+    """The splits of TriviaQA's builder, which by itself unpacks and lists files with TensorFlow."""
+    config = builder.builder_config
+    if not config.exclude_context:
+        raise DataError(f"trivia_qa/{config.name}: TFDS reads its evidence with TensorFlow, which "
+                        f"is not used: name trivia_qa/{config.name}.nocontext, which has the same "
+                        "questions")
+    kind, folder = ("unfiltered", "triviaqa-unfiltered") if config.unfiltered else ("rc", "qa")
+    archive = Path(downloads.download(_TRIVIA_QA_URL.format(kind)))
+    unpacked = archive.with_name(f"{archive.name}.unpacked")
+    with tarfile.open(archive, "r|gz") as tar:
+        for member in tar:
+            if member.name.removeprefix("./").startswith(f"{folder}/"):
+                tar.extract(member, unpacked, filter="data")
+    ends = {"train": "-train", "validation": "-dev", "test": "test-without-answers"}
+    return {split: builder._generate_examples(
+        sorted(map(str, (unpacked / folder).glob(f"*{end}.json"))), None, None)
+        for split, end in ends.items()}

@@ -177,7 +177,7 @@ def test_trivia_qa(tmp_path, web, monkeypatch):
     from tensorflow_datasets.datasets.trivia_qa import trivia_qa_dataset_builder as module
 
     folder, url = web
-    monkeypatch.setattr(module, "_DOWNLOAD_URL_TMPL", url + "/{}.tar.gz")
+    monkeypatch.setattr(tasks, "_TRIVIA_QA_URL", url + "/{}.tar.gz")
     answer = {"Aliases": ["Lima", "Limá "], "NormalizedAliases": ["lima"], "Value": "Lima city"}
     answer |= {"NormalizedValue": "lima city", "Type": "WikipediaEntity"}
     record = {"Question": "Where?", "QuestionId": "tc_1", "QuestionSource": "http://x"}
@@ -199,6 +199,8 @@ def test_trivia_qa(tmp_path, web, monkeypatch):
     dev = load_examples(source + ":validation", data_dir=str(tmp_path / "tfds"))
     assert [example.id for example in dev] == ["tc_2"]
     assert "no answers" in message_of(source + ":test", data_dir=str(tmp_path / "tfds"))
+    error = message_of("tfds:trivia_qa/unfiltered", data_dir=str(tmp_path / "tfds"))
+    assert "name trivia_qa/unfiltered.nocontext, which has the same questions" in error
 
 
 def test_web_questions(tmp_path, web, monkeypatch):
