@@ -7,14 +7,13 @@ the others (of other lengths) must not.
 """
 
 import argparse
-import pathlib
 import statistics
 import time
 
 import jax.monitoring
 
 from rag_jax import flags
-from rag_jax.trained import open_trained
+from rag_jax.api import load
 
 QUESTIONS = (
     "Who is the President of Peru?",
@@ -34,17 +33,15 @@ def main() -> None:
     compiled = []
     jax.monitoring.register_event_duration_secs_listener(
         lambda event, secs, **_: compiled.append(event) if "backend_compile" in event else None)
-    config = flags.workdir_config(options)
-    trained = open_trained(config, pathlib.Path(options.workdir), options.run, options.step,
-                           options.index)
+    trained = load(options.workdir, options.run, step=options.step, index=options.index)
     began = time.perf_counter()
-    trained.answer(QUESTIONS[:1])
+    trained.ask(QUESTIONS[:1])
     print(f"first question {time.perf_counter() - began:.2f} s, {len(compiled)} compilations")
     compiled.clear()
     times = []
     for question in QUESTIONS[1:] * 4:
         began = time.perf_counter()
-        trained.answer([question])
+        trained.ask([question])
         times.append(1e3 * (time.perf_counter() - began))
     print(f"later questions: median {statistics.median(times):.1f} ms, longest {max(times):.1f} ms,"
           f" {len(compiled)} compilations")

@@ -9,7 +9,6 @@ programs 100 questions of mixed length compile.
 """
 
 import argparse
-import pathlib
 import statistics
 import time
 
@@ -17,8 +16,8 @@ import jax.monitoring
 import numpy as np
 
 from rag_jax import flags, overrides
+from rag_jax.api import load
 from rag_jax.metrics.answers import exact_match
-from rag_jax.trained import open_trained
 
 WAYS = {
     "rag_token": {"greedy": {}, "beam 4": {"num_beams": 4}},
@@ -40,7 +39,7 @@ def main() -> None:
     for run, ways in WAYS.items():
         options.run = run
         base = flags.workdir_config(options)
-        trained = open_trained(base, pathlib.Path(options.workdir), run)
+        trained = load(options.workdir, run)
         splits = trained.job.prepared.splits
         questions = trained.job.tokens("test" if "test" in splits else "dev")
         print(f"{run}: {len(questions)} questions, {trained.answerer().k} passages each")
@@ -84,7 +83,7 @@ def count_compilations(trained, texts: list[str]) -> None:
     jax.monitoring.register_event_duration_secs_listener(
         lambda event, secs, **_: compiled.append(event) if "backend_compile" in event else None)
     for text in texts:
-        trained.answer([text])
+        trained.ask([text])
     print(f"{len(texts)} questions one by one: {len(compiled)} compilations")
 
 

@@ -16,11 +16,11 @@ import time
 import numpy as np
 
 from rag_jax import flags
+from rag_jax.api import load
 from rag_jax.metrics.retrieval import answer_recall
 from rag_jax.retrieval.bm25 import build_bm25
 from rag_jax.retrieval.exact import ExactIndex
 from rag_jax.retrieval.scann import ScannIndex, ScannSettings, build_scann
-from rag_jax.trained import open_trained
 
 
 def rate(search, queries: np.ndarray) -> float:
@@ -36,9 +36,7 @@ def main() -> None:
     flags.add_workdir(parser)
     parser.add_argument("--split", default="test")
     options = parser.parse_args()
-    config = flags.workdir_config(options)
-    trained = open_trained(config, pathlib.Path(options.workdir), options.run, options.step,
-                           options.index)
+    trained = load(options.workdir, options.run, step=options.step, index=options.index)
     store = trained.index.passages
     questions = trained.job.tokens(options.split)
     queries = trained.answerer().embed_questions(trained.params, questions)

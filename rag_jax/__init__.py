@@ -12,4 +12,27 @@ Dimension letters, the same in names (`logits_BKTV`) and in einsum strings:
 Log-probabilities are natural logarithms (nats).
 """
 
+import importlib
+import typing
+
+if typing.TYPE_CHECKING:
+    from rag_jax.api import Rag, build_index, load, train
+    from rag_jax.config import Config
+    from rag_jax.types import Answer, Evidence
+
 __version__ = "0.1.0"
+__all__ = ["Answer", "Config", "Evidence", "Rag", "build_index", "load", "train"]
+
+_MODULES = {"Config": "config", "Answer": "types", "Evidence": "types"}  # the others: api
+
+
+def __getattr__(name: str) -> typing.Any:
+    """The names above, imported when they are first used: jax takes a second."""
+    if name not in __all__:
+        raise AttributeError(f"module 'rag_jax' has no attribute {name!r}")
+    module = importlib.import_module(f"rag_jax.{_MODULES.get(name, 'api')}")
+    return globals().setdefault(name, getattr(module, name))
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

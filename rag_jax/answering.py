@@ -22,7 +22,7 @@ from rag_jax.models import rag
 from rag_jax.retrieval.bm25 import Bm25Index
 from rag_jax.retrieval.index import PassageIndex
 from rag_jax.retrieval.protocol import Passage, SearchResult, merge
-from rag_jax.types import Alternative, Answer, Batch
+from rag_jax.types import Alternative, Answer, Batch, Evidence
 
 
 def jit_embed(model: rag.RagModel) -> Any:
@@ -106,23 +106,30 @@ class Answerer:
         self._log_likelihood = jit_log_likelihood(model)
         self._labels = dict(zip(decoding.labels, labels, strict=True))
 
+    def embed(self, encoder: Any, ids: np.ndarray, mask: np.ndarray) -> np.ndarray:
+        """An encoder's vectors float32[N, E] of texts, given as token ids and mask [N, L]."""
+        parts = []
+        for rows, count in self._row_batches(len(ids)):
+            inputs = parallel.put_batch((ids[rows], mask[rows]), self.mesh)
+            parts.append((self._embed(encoder, *inputs), count))
+        return np.concatenate([np.zeros((0, self.model.embedding_width), np.float32),
+                               *(np.asarray(part)[:count] for part, count in parts)])
+
     def embed_questions(self, params: Any, questions: QuestionTokens) -> np.ndarray:
         """Query embeddings float32[Q, E]."""
-        found = []
-        for rows, count in self._row_batches(len(questions)):
-            inputs = parallel.put_batch((questions.ids[rows], questions.mask[rows]), self.mesh)
-            found.append((self._embed(params["query_encoder"], *inputs), count))
-        queries = np.concatenate([np.asarray(part)[:count] for part, count in found])
+        queries = self.embed(params["query_encoder"], questions.ids, questions.mask)
         _require(questions, np.isfinite(queries).all(axis=1), "the query vector is not finite")
         return queries
+
+    def queries(self, params: Any, questions: QuestionTokens) -> np.ndarray:
+        """What searches the index: query embeddings float32[Q, E], or for BM25 texts object[Q]."""
+        return questions.texts if self.model.lexical else self.embed_questions(params, questions)
 
     def retrieve(self, params: Any, questions: QuestionTokens) -> np.ndarray | None:
         """Rows int32[Q, K] of the best passages for every question; None for a closed book."""
         if self.index is None:
             return None
-        queries = questions.texts if self.model.lexical else self.embed_questions(
-            params, questions)
-        return search(self.index, queries, self.k)
+        return search(self.index, self.queries(params, questions), self.k)
 
     def batches(self, questions: QuestionTokens, retrieved: np.ndarray | None
                 ) -> Iterator[tuple[int, Batch]]:
@@ -222,48 +229,48 @@ class Answerer:
 
     def _answer(self, questions: QuestionTokens, decoded: Decoded, row: int,
                 ids: np.ndarray | None, expanded: int) -> Answer:
-        names = [] if ids is None else [self.index.passages[int(i)].id for i in ids]
+        passages = [] if ids is None else [self.index.passages[int(i)] for i in ids]
         if self.model.null_document != "none":
-            names.append("")
-        best, *others = self._returned(questions, decoded, row, bool(names))
+            passages.append(("", "", ""))
+        best, *others = self._ranked(questions, decoded, row, bool(passages))
+        prior = decoded.prior[row].tolist() if passages else []
         return Answer(
-            **best._asdict(),
-            passage_ids=names,
-            prior=decoded.prior[row].tolist() if names else [],
+            best.text, best.token_ids, best.log_prob,
+            [Evidence(*passage, *p) for passage, *p in zip(
+                passages, prior, best.posterior, strict=True)],
+            best.token_log_probs, best.token_posterior, best.finished,
             certified=bool(decoded.certified[row]),
             alternatives=others,
             expanded=expanded,
+            tokens=[questions.format.tokenizer.piece(i) for i in best.token_ids],
         )
 
-    def _returned(self, questions: QuestionTokens, decoded: Decoded, row: int, passages: bool
-                  ) -> list[Alternative]:
-        """The returned answers; one that exact decoding has put first comes once."""
-        seen, found = [], []
+    def _ranked(self, questions: QuestionTokens, decoded: Decoded, row: int, reads: bool
+                ) -> list[Alternative]:
+        """The answers to return, best first; one that exact decoding has put first comes once.
+
+        reads: whether there are passages, or a null document, that they may have come from.
+        """
+        ranked, best_first = decoded.ranked, []
         asked = len(self.decoding.labels) or self.decoding.num_return_sequences
-        for n, valid in enumerate(decoded.ranked.valid[row]):
-            answer = self._told(questions, decoded, row, n, passages)
-            if n == 0 or valid and (self.decoding.sample or answer.token_ids not in seen):
-                found.append(answer)
-                seen.append(answer.token_ids)
-        return found[:asked]
-
-    def _told(self, questions: QuestionTokens, decoded: Decoded, row: int, n: int, passages: bool
-              ) -> Alternative:
-        """Answer `n` to question `row`; passages: there are some that it may have come from."""
-        ranked = decoded.ranked
-        tokens = self._until_end(ranked.tokens[row, n])
-        explained = passages and not self.model.fuses
-        posterior = ranked.posterior[row, n] if explained else decoded.prior[row]
-        token_posterior = ranked.token_posterior[row, n, :, : len(tokens)].T  # -> [T, K]
-        return Alternative(
-            text=self._text(questions, tokens),
-            token_ids=tokens,
-            log_prob=float(ranked.log_p[row, n]),
-            posterior=posterior.tolist() if passages else [],
-            token_log_probs=ranked.token_log_p[row, n, : len(tokens)].tolist(),
-            token_posterior=token_posterior.tolist() if explained else [],
-            finished=bool(ranked.finished[row, n]),
-        )
+        explained = reads and not self.model.fuses
+        for n, valid in enumerate(ranked.valid[row]):
+            tokens = self._until_end(ranked.tokens[row, n])
+            known = not self.decoding.sample and any(a.token_ids == tokens for a in best_first)
+            if n and (known or not valid):
+                continue
+            posterior = ranked.posterior[row, n] if explained else decoded.prior[row]
+            token_posterior = ranked.token_posterior[row, n, :, : len(tokens)].T  # -> [T, K]
+            best_first.append(Alternative(
+                text=self._text(questions, tokens),
+                token_ids=tokens,
+                log_prob=float(ranked.log_p[row, n]),
+                posterior=posterior.tolist() if reads else [],
+                token_log_probs=ranked.token_log_p[row, n, : len(tokens)].tolist(),
+                token_posterior=token_posterior.tolist() if explained else [],
+                finished=bool(ranked.finished[row, n]),
+            ))
+        return best_first[:asked]
 
     def _text(self, questions: QuestionTokens, tokens: list[int]) -> str:
         label = self._labels.get(tuple(tokens))

@@ -83,11 +83,11 @@ def _import(source: str, out: pathlib.Path) -> str:
             Tokenizer.load(folder).save(temporary / "data" / TOKENIZERS[tower])
         if found.tokenizers:
             write_digests(temporary / "data", TOKENIZERS.values())
-        workdir.write(_config_of(found), temporary / "config.json")
+        workdir.write(config_of(found), temporary / "config.json")
     return f"{found.family}: {', '.join(found.params)} in {out}"
 
 
-def _config_of(found: hub.Pretrained) -> Config:
+def config_of(found: hub.Pretrained) -> Config:
     """A configuration with the checkpoint's architecture and lengths that it has positions for."""
     retriever, generator = found.retriever or BertConfig(), found.generator or BartConfig()
     lengths = {"max_question_length": retriever, "max_passage_length": retriever,

@@ -15,7 +15,6 @@ from rag_jax.config import ConfigError, EvalConfig
 from rag_jax.data.question_files import Example
 from rag_jax.data.questions import QuestionTokens
 from rag_jax.metrics.retrieval import retrieval_monitors
-from rag_jax.retrieval.protocol import Passage
 from rag_jax.types import Answer
 
 
@@ -25,6 +24,7 @@ class Evaluation(NamedTuple):
     metrics: dict[str, float]
     answers: list[Answer]
     correct: list[bool | None]  # exact match of each; None where the answers are not known
+    examples: Sequence[Example] = ()
 
 
 def evaluate(answerer: Answerer, params: Any, questions: QuestionTokens,
@@ -60,8 +60,10 @@ def evaluate(answerer: Answerer, params: Any, questions: QuestionTokens,
     known = all(example.answers for example in questions.examples)
     metrics = {"count": len(texts)}
     if known:
-        metrics = scoring.score(texts, questions.examples, how.metrics,
-                                _passages(answerer, retrieved), how=how, train=train)
+        passages = None if retrieved is None else [
+            answer.passages[: retrieved.shape[1]] for answer in answers]
+        metrics = scoring.score(texts, questions.examples, how.metrics, passages, how=how,
+                                train=train)
     metrics["log_prob"] = float(np.mean([answer.log_prob for answer in answers]))
     if answerer.decoding.certifies(answerer.model):
         metrics["certified"] = 100 * float(np.mean([answer.certified for answer in answers]))
@@ -80,7 +82,8 @@ def evaluate(answerer: Answerer, params: Any, questions: QuestionTokens,
         metrics |= retrieval_monitors(retrieved, **beliefs)
     correct = [scoring.is_correct(text, example, how.nfd) if known else None
                for text, example in zip(texts, questions.examples, strict=True)]
-    return Evaluation({name: float(value) for name, value in metrics.items()}, answers, correct)
+    return Evaluation({name: float(value) for name, value in metrics.items()}, answers, correct,
+                      questions.examples)
 
 
 def choose_k(answerer: Callable[..., Answerer], params: Any, dev: QuestionTokens,
@@ -149,15 +152,9 @@ def given_a_passage(p: np.ndarray) -> np.ndarray:
 def retrieval_metrics(answerer: Answerer, questions: QuestionTokens, retrieved: np.ndarray
                       ) -> dict[str, float]:
     """answer_recall@K in percent: questions with an answer in one of the first K passages."""
-    passages = _passages(answerer, retrieved)
-    return scoring.answer_recalls(scoring.answer_ranks(questions.examples, passages), passages)
-
-
-def _passages(answerer: Answerer, retrieved: np.ndarray | None) -> list[list[Passage]] | None:
-    if retrieved is None:
-        return None
     store = answerer.index.passages
-    return [[store[int(row)] for row in rows] for rows in retrieved]
+    passages = [[store[int(row)] for row in rows] for rows in retrieved]
+    return scoring.answer_recalls(scoring.answer_ranks(questions.examples, passages), passages)
 
 
 def folder_name(split: str, questions: str | None = None, index: str | None = None,
@@ -185,7 +182,7 @@ def _named(source: str) -> str:
     return f"{stem}-{hashlib.sha256(whole.encode()).hexdigest()[:8]}"
 
 
-def write_evaluation(folder: pathlib.Path, questions: QuestionTokens, result: Evaluation) -> None:
+def write_evaluation(folder: pathlib.Path, result: Evaluation) -> None:
     """Writes FOLDER/metrics.json and FOLDER/predictions.jsonl.
 
     A prediction is a line: answer, log-probability, and the passages with prior and posterior; all
@@ -194,8 +191,8 @@ def write_evaluation(folder: pathlib.Path, questions: QuestionTokens, result: Ev
     folder.mkdir(parents=True, exist_ok=True)
     files.remove_leftovers(folder)
     lines = []
-    for example, answer, correct in zip(questions.examples, *result[1:], strict=True):
-        passages = zip(answer.passage_ids, answer.prior, answer.posterior, strict=True)
+    for example, answer, correct in zip(result.examples, result.answers, result.correct,
+                                        strict=True):
         lines.append(json.dumps({
             "id": example.id,
             "question": example.question,
@@ -211,7 +208,8 @@ def write_evaluation(folder: pathlib.Path, questions: QuestionTokens, result: Ev
             "alternatives": [
                 {name: value for name, value in other._asdict().items()
                  if name != "token_posterior"} for other in answer.alternatives],
-            "passages": [{"id": i, "prior": p, "posterior": q} for i, p, q in passages],
+            "passages": [{"id": p.id, "prior": p.prior, "posterior": p.posterior}
+                         for p in answer.passages],
         }, ensure_ascii=False))
     files.write_text(folder / "predictions.jsonl", "\n".join(lines) + "\n")
     files.write_text(folder / "metrics.json", json.dumps(result.metrics, indent=1) + "\n")

@@ -23,12 +23,13 @@ from rag_jax.metrics.q_bleu import bleu_1, q_bleu_1
 from rag_jax.metrics.rouge import rouge_l
 from rag_jax.metrics.tokens import spacy_tokens
 from rag_jax.retrieval.protocol import Passage
+from rag_jax.types import Evidence
 
 RECALL_AT = (1, 5, 10, 20)
 NO_ANSWER = "No Answer Present."  # MS-MARCO's reference of a question that has none
 
 Texts = Sequence[str]
-Retrieved = Sequence[Sequence[Passage]]  # of every question, best first
+Retrieved = Sequence[Sequence[Passage | Evidence]]  # of every question, best first
 
 
 class Scores(NamedTuple):

@@ -86,20 +86,28 @@ class Alternative(NamedTuple):
     finished: bool = True
 
 
+class Evidence(NamedTuple):
+    """A passage that was retrieved for a question; the null document has no id, title and text."""
+
+    id: str
+    title: str
+    text: str
+    prior: float  # p(z | x)
+    # p(z | x, y); for RAG-Token the mean over the answer's tokens. Fusion-in-Decoder does not say
+    # which passage an answer came from: p(z | x) stands here again. None: there is no answer yet.
+    posterior: float | None = None
+
+
 class Answer(NamedTuple):
     """A decoded answer with its evidence."""
 
     text: str
     token_ids: list[int]  # without padding; the last is </s> unless truncated
     log_prob: float  # log p(y | x) in nats, </s> included; of a class: normalised over the labels
-    passage_ids: list[str]  # with a null document, the last is "" and stands for it
-    prior: list[float]  # p(z | x)
-    # p(z | x, y); for RAG-Token the mean over the answer's tokens. Fusion-in-Decoder does not say
-    # which passage an answer came from: p(z | x) stands here again, and token_posterior is empty.
-    posterior: list[float]
+    passages: list[Evidence]  # best first; with a null document, the last stands for it
     token_log_probs: list[float] = []  # log p(y_t | x, y_<t) in nats, of every token of token_ids
     # One row per token: RAG-Token p(z | x, y_t, y_<t), RAG-Sequence p(z | x, y_<=t); of a class,
-    # decided at its first token, p(z | x, class) in each.
+    # decided at its first token, p(z | x, class) in each. Empty for Fusion-in-Decoder.
     token_posterior: list[list[float]] = []
     finished: bool = True  # ended with </s>; False = cut at the length limit
     certified: bool = False  # no other answer within the length limit is more probable
@@ -107,7 +115,25 @@ class Answer(NamedTuple):
     # Prefixes that exact decoding has expanded for this question; where it is not certified then,
     # the node budget was spent first.
     expanded: int = 0
+    tokens: list[str] = []  # token_ids as texts
+
+    @property
+    def passage_ids(self) -> list[str]:
+        return [passage.id for passage in self.passages]
+
+    @property
+    def prior(self) -> list[float]:
+        return [passage.prior for passage in self.passages]
+
+    @property
+    def posterior(self) -> list[float]:
+        return [passage.posterior for passage in self.passages]
 
     def record(self) -> dict[str, Any]:
-        """As JSON has it."""
-        return {**self._asdict(), "alternatives": [a._asdict() for a in self.alternatives]}
+        """As JSON has it: passages by their ids alone."""
+        passages = {name: getattr(self, name) for name in ("passage_ids", "prior", "posterior")}
+        first = {name: getattr(self, name) for name in ("text", "token_ids", "log_prob")}
+        others = {name: value for name, value in self._asdict().items()
+                  if name not in (*first, "passages", "tokens")}
+        return {**first, **passages, **others,
+                "alternatives": [other._asdict() for other in self.alternatives]}

@@ -14,8 +14,8 @@ from rag_jax.decoding.results import DecodingError
 from rag_jax.decoding.settings import Decoding
 from rag_jax.retrieval.protocol import Passage
 
-QUESTIONS = SimpleNamespace(
-    format=SimpleNamespace(tokenizer=SimpleNamespace(decode=lambda ids: " ".join(map(str, ids)))))
+QUESTIONS = SimpleNamespace(format=SimpleNamespace(tokenizer=SimpleNamespace(
+    decode=lambda ids: " ".join(map(str, ids)), piece=str)))
 REAL = 2
 
 
@@ -25,7 +25,7 @@ class Questions(SimpleNamespace):
 
 
 class Index:
-    passages = [SimpleNamespace(id=name) for name in "abc"]
+    passages = [Passage(name, "", "") for name in "abc"]
 
 
 def answers(monkeypatch, nodes=0, kind="token", **settings):

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from rag_jax import evaluation, flags, trained
+from rag_jax import api, evaluation, flags
 from rag_jax.cli import evaluate as evaluate_command
 from rag_jax.config import Config, ConfigError, EvalConfig
 from rag_jax.data.question_files import Example
@@ -22,7 +22,7 @@ from rag_jax.evaluation import (
 )
 from rag_jax.retrieval.protocol import Passage
 from rag_jax.scoring import score
-from rag_jax.types import Answer
+from rag_jax.types import Answer, Evidence
 
 QUESTIONS = SimpleNamespace(examples=[
     Example("1", "When?", (r"19\d\d",), regex=True, titles=("Peru",)),
@@ -45,9 +45,11 @@ class Parrot:
         return None if self.index is None else np.array([[0, 1], [0, 1]])
 
     def decode(self, params, questions, retrieved):
-        ids = [] if retrieved is None else ["a", "b"][: retrieved.shape[1]]
-        p = [1 / len(ids) for _ in ids]
-        return [Answer(text, [2], -1.0, ids, p, p) for text in self.texts]
+        if retrieved is None:
+            retrieved = np.zeros((len(self.texts), 0), int)
+        return [Answer(text, [2], -1.0, [Evidence(*PASSAGES[row], 1 / len(rows), 1 / len(rows))
+                                         for row in rows])
+                for text, rows in zip(self.texts, retrieved, strict=True)]
 
     def reads(self, questions, retrieved):
         cuts = Cuts()
@@ -83,7 +85,7 @@ def test_a_closed_book_has_nothing_to_do_with_passages():
 
 def test_predictions_say_which_are_correct_also_of_patterns(tmp_path):
     result = evaluate(Parrot(["1950s", "Quito"]), {}, QUESTIONS)
-    write_evaluation(tmp_path, QUESTIONS, result)
+    write_evaluation(tmp_path, result)
     lines = [json.loads(x) for x in (tmp_path / "predictions.jsonl").read_text().splitlines()]
     assert [line["exact_match"] for line in lines] == [True, False]
     assert lines[1]["references"] == ["Lima"] and lines[0]["passages"][0]["id"] == "a"
@@ -99,7 +101,7 @@ def test_how_answers_are_compared_and_what_training_knew_go_into_the_scores(tmp_
     parrot, train = Parrot(["Beyonce\u0301", "Lima"]), [Example("t", "Where?", ("Peru", "LIMA!"))]
     for nfd in (False, True):
         result = evaluate(parrot, {}, asked, how=EvalConfig(nfd=nfd), train=train)
-        write_evaluation(tmp_path, asked, result)
+        write_evaluation(tmp_path, result)
         lines = (tmp_path / "predictions.jsonl").read_text().splitlines()
         assert [json.loads(line)["exact_match"] for line in lines] == [nfd, True]
         found = json.loads((tmp_path / "metrics.json").read_text())
@@ -116,7 +118,7 @@ def test_questions_without_known_answers_are_answered_and_not_scored(tmp_path):
     result = evaluate(Parrot(["Ann", "Lima"]), {}, asked)
     assert not {"em", "score", "nll", "answer_recall@1"} & set(result.metrics)
     assert (result.metrics["count"], result.metrics["log_prob"]) == (2, -1)
-    write_evaluation(tmp_path, asked, result)
+    write_evaluation(tmp_path, result)
     lines = [json.loads(x) for x in (tmp_path / "predictions.jsonl").read_text().splitlines()]
     assert [(line["answer"], line["exact_match"], line["references"]) for line in lines] == [
         ("Ann", None, []), ("Lima", None, [])]
@@ -162,15 +164,13 @@ def opened(monkeypatch):
     prepared = SimpleNamespace(splits={"train": [], "test": []})
     calls = []
 
-    def open_trained(*_):
+    def load(*_, **__):
         calls.append(1)
-        return SimpleNamespace(run="rag_token", params=None, answerer=lambda: None,
-                               job=SimpleNamespace(prepared=prepared, tokenize=lambda e: e))
+        return SimpleNamespace(run="rag_token", job=SimpleNamespace(prepared=prepared),
+                               evaluate=lambda _: Evaluation({"em": 37.5}, [], [True]))
 
     monkeypatch.setattr(flags, "workdir_config", lambda options: Config())
-    monkeypatch.setattr(trained, "open_trained", open_trained)
-    monkeypatch.setattr(evaluation, "evaluate", lambda *_, **__: evaluation.Evaluation(
-        {"em": 37.5}, [], [True]))
+    monkeypatch.setattr(api, "load", load)
     return calls
 
 
@@ -205,8 +205,7 @@ class Reader(Parrot):
 
     def decode(self, params, questions, retrieved):
         assert retrieved.shape == (2, self.k)
-        p = [1 / self.k] * self.k
-        return [Answer(text, [2], -1.0, ["a"] * self.k, p, p) for text in self.texts]
+        return super().decode(params, questions, retrieved)
 
 
 def test_the_number_of_passages_is_the_smallest_with_the_best_score_on_dev():

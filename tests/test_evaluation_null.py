@@ -8,7 +8,7 @@ import pytest
 from rag_jax.data.question_files import Example
 from rag_jax.data.text import Cuts
 from rag_jax.evaluation import evaluate, given_a_passage
-from rag_jax.types import Answer
+from rag_jax.types import Answer, Evidence
 
 PRIOR = np.array([[0.5, 0.3, 0.2], [0.1, 0.1, 0.8], [0.0, 0.0, 1.0]])
 POSTERIOR = np.array([[0.25, 0.25, 0.5], [0.9, 0.1, 0.0], [0.0, 0.0, 1.0]])
@@ -26,8 +26,10 @@ class Stub:
         self.index = types.SimpleNamespace(
             passages=[types.SimpleNamespace(text=text, title="") for text in TEXTS])
         self.log_p = log_p
-        self.answers = [Answer("Oslo", [1], -1.0, [], list(p), list(q))
-                        for p, q in zip(prior, posterior, strict=True)]
+        texts = [[*(TEXTS[row] for row in rows), ""] for rows in RETRIEVED]
+        self.answers = [Answer("Oslo", [1], -1.0, [
+            Evidence("", "", *given) for given in zip(read, p, q, strict=False)])
+            for read, p, q in zip(texts, prior, posterior, strict=True)]
 
     def retrieve(self, params, questions):
         return RETRIEVED

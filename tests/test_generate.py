@@ -1,18 +1,16 @@
 """What `generate` passes on, prints and writes; the model is a stub."""
 
-import functools
 import json
 import re
 from types import SimpleNamespace
 
 import pytest
 
-from rag_jax import flags, trained
+from rag_jax import api, flags
 from rag_jax.cli import display, evaluate, generate
 from rag_jax.config import Config
 from rag_jax.errors import UserError
-from rag_jax.retrieval.protocol import Passage
-from rag_jax.types import Alternative, Answer
+from rag_jax.types import Alternative, Answer, Evidence
 
 QUESTIONS = ["Who?", "Where?", "When?"]
 
@@ -24,18 +22,18 @@ def asked(monkeypatch):
     opened = []
 
     def answer(questions):
-        return [Answer(f"answer {QUESTIONS.index(q)}", [5, 2], -0.5, [""], [1.0], [1.0],
+        return [Answer(f"answer {QUESTIONS.index(q)}", [5, 2], -0.5,
+                       [Evidence("", "", "", 1.0, 1.0)],
                        [-0.25, -0.25], [[1.0], [1.0]], certified=q == "Who?", expanded=7,
-                       alternatives=[Alternative("other", [6, 2], -2.0)]) for q in questions]
+                       alternatives=[Alternative("other", [6, 2], -2.0)], tokens=["5", "2"])
+                for q in questions]
 
-    def open_trained(config, *_):
+    def load(*_, config, **__):
         opened.append(config)
-        tokenizer = SimpleNamespace(piece=str)
-        return SimpleNamespace(answer=answer, answer_each=answer, index=None, job=SimpleNamespace(
-            prepared=SimpleNamespace(generator_tokenizer=tokenizer)))
+        return SimpleNamespace(ask=answer, ask_each=answer)
 
     monkeypatch.setattr(flags, "workdir_config", lambda options: Config())
-    monkeypatch.setattr(trained, "open_trained", open_trained)
+    monkeypatch.setattr(api, "load", load)
     return opened
 
 
@@ -110,14 +108,9 @@ def test_answers_are_scored_as_predictions(asked, tmp_path, capsys):
 def test_what_data_holds_cannot_steer_the_terminal(capsys):
     """An escape sequence in a passage or an id cleared the screen, or hid what stood there."""
     evil = "\x1b[2J\u202etxt\x9b"
-    answer = Answer(evil, [5], -0.5, [evil], [1.0], [1.0], [-0.5], [[1.0]],
-                    alternatives=[Alternative(evil, [6], -2.0)])
-    store = {0: Passage(evil, "", evil)}
-    index = SimpleNamespace(passages=type("Store", (dict,), {"row_of": lambda *_: 0})(store))
-    tokenizer = SimpleNamespace(piece=lambda _: evil)
-    opened = SimpleNamespace(index=index, job=SimpleNamespace(
-        prepared=SimpleNamespace(generator_tokenizer=tokenizer)))
-    display.show(opened, evil, answer, "terminal")
+    answer = Answer(evil, [5], -0.5, [Evidence(evil, "", evil, 1.0, 1.0)], [-0.5], [[1.0]],
+                    alternatives=[Alternative(evil, [6], -2.0)], tokens=[evil])
+    display.show(evil, answer, "terminal")
     printed = capsys.readouterr().out
     assert not set(printed) & set("\x1b\u202e\x9b")
     assert printed.count(r"\x1b[2J\u202etxt\x9b") == 7
@@ -134,17 +127,17 @@ def test_a_file_of_answers_has_alternatives_as_objects(asked, tmp_path):
     assert lines[0]["alternatives"][0]["token_ids"] == [6, 2]
 
 
-def test_a_string_given_to_answer_is_one_question():
-    """`answer("Who is it?")` answered ten questions of a letter each."""
+def test_a_string_given_to_ask_is_one_question(monkeypatch):
+    """`ask("Who is it?")` answered ten questions of a letter each."""
     job = SimpleNamespace(config=Config(), tokenize=lambda examples: examples)
     answerer = SimpleNamespace(
         decode_each=lambda params, tokens, rows: [e.question for e in tokens],
         retrieve=lambda params, tokens: None)
-    opened = SimpleNamespace(job=job, params=None, answerer=lambda **_: answerer)
-    opened.answer_each = functools.partial(trained.Trained.answer_each, opened)
-    assert trained.Trained.answer(opened, "Who is it?") == ["Who is it?"]
+    monkeypatch.setattr(api.Rag, "answerer", lambda *_, **__: answerer)
+    rag = api.Rag(job, "rag_token", None, None)
+    assert rag.ask("Who is it?") == ["Who is it?"]
     with pytest.raises(UserError, match="question 2"):
-        trained.Trained.answer(opened, ["Who?", ""])
+        rag.ask(["Who?", ""])
 
 
 def test_a_place_for_the_answers_that_is_missing_is_met_first(asked, tmp_path):
@@ -155,14 +148,14 @@ def test_a_place_for_the_answers_that_is_missing_is_met_first(asked, tmp_path):
 
 
 def test_answers_that_were_computed_are_kept(asked, tmp_path, monkeypatch, capsys):
-    opened = trained.open_trained(Config())
+    opened = api.load(config=Config())
 
     def fail_at_the_last(questions):
-        yield from opened.answer(questions[:-1])
+        yield from opened.ask(questions[:-1])
         raise UserError("no more")
 
-    opened.answer_each = fail_at_the_last
-    monkeypatch.setattr(trained, "open_trained", lambda *_: opened)
+    opened.ask_each = fail_at_the_last
+    monkeypatch.setattr(api, "load", lambda *_, **__: opened)
     with pytest.raises(UserError, match="no more"):
         generate.main([*QUESTIONS, f"--out={tmp_path / 'a.jsonl'}"])
     kept, = tmp_path.iterdir()

@@ -5,8 +5,6 @@ their words, and publishes an index folder, to be named by --index of rag_jax.ge
 rag_jax.evaluate. A killed build goes on where it was.
 """
 
-import pathlib
-
 from rag_jax import flags
 
 
@@ -27,12 +25,10 @@ def main(argv: list[str] | None = None) -> None:
 
     flags.connect(options)
 
-    from rag_jax import hosts
-    from rag_jax.trained import index_passages
+    from rag_jax import api, hosts
     from rag_jax.training.indexing import describe
 
-    index = index_passages(config, pathlib.Path(options.workdir), pathlib.Path(options.passages),
-                           pathlib.Path(options.out), options.queries, options.overwrite,
-                           options.run)
+    index = api.build_index(options.passages, options.out, options.workdir, run=options.run,
+                            queries=options.queries, overwrite=options.overwrite, config=config)
     if hosts.leads():
         print(f"{options.out}: {describe(index)}")

@@ -55,13 +55,12 @@ def _evaluate(options: argparse.Namespace, config: Config) -> None:
         files.check_place(options.out / "metrics.json", make_parents=True)
     flags.connect(options)
 
-    from rag_jax import evaluation, hosts
+    from rag_jax import api, evaluation, hosts
     from rag_jax.data.tasks import load_examples
-    from rag_jax.trained import open_trained
 
-    path = pathlib.Path(options.workdir)
-    trained = open_trained(config, path, options.run, options.step, options.index)
-    splits = trained.job.prepared.splits
+    rag = api.load(options.workdir, options.run, step=options.step, index=options.index,
+                   config=config)
+    splits = rag.job.prepared.splits
     split = options.split or ("test" if "test" in splits else "dev")
     if options.questions:
         examples = load_examples(options.questions, data_dir=config.data.data_dir, hidden=True)
@@ -70,20 +69,15 @@ def _evaluate(options: argparse.Namespace, config: Config) -> None:
     else:
         raise ConfigError(f"--split={split}: the workdir has {', '.join(splits)}"
                           + ", and --choose-k chooses on dev for another" * bool(options.choose_k))
-    questions, chosen, changes = trained.job.tokenize(examples), {}, {}
-    if options.choose_k:
-        chosen = evaluation.choose_k(trained.answerer, trained.params, trained.job.tokens("dev"),
-                                     options.choose_k, config.eval)
-        changes["k"] = chosen["k"]
-    result = evaluation.evaluate(trained.answerer(**changes), trained.params, questions,
-                                 how=config.eval, train=splits["train"])
+    chosen = rag.choose_k(options.choose_k) if options.choose_k else {}
+    result = rag.evaluate(examples, **({"k": chosen["k"]} if chosen else {}))
     result.metrics.update(chosen)
     name = evaluation.folder_name(split, options.questions, options.index, options.step)
-    folder = options.out or path / trained.run / "evaluation" / name
+    folder = options.out or pathlib.Path(options.workdir) / rag.run / "evaluation" / name
     if not hosts.leads():
         return
-    _show(f"{trained.run} on {options.questions or split}", result.metrics)
-    evaluation.write_evaluation(folder, questions, result)
+    _show(f"{rag.run} on {options.questions or split}", result.metrics)
+    evaluation.write_evaluation(folder, result)
     print(f"\n{folder}: metrics.json, predictions.jsonl")
     for remark in evaluation.remarks(result, config.data.max_source_length):
         print(remark)

@@ -61,15 +61,14 @@ def _answer(options: argparse.Namespace, config: Config, asked: list[tuple[str, 
     """Answers (id, question) each, and then what is typed."""
     flags.connect(options)
 
-    from rag_jax import hosts
+    from rag_jax import api, hosts
     from rag_jax.cli.display import show
-    from rag_jax.trained import open_trained
 
     if options.interactive and hosts.count() > 1:
         raise ConfigError("--interactive: several processes have no one terminal; run one process")
-    trained = open_trained(config, pathlib.Path(options.workdir), options.run, options.step,
-                           options.index)
-    answers = trained.answer_each([text for _, text in asked])
+    rag = api.load(options.workdir, options.run, step=options.step, index=options.index,
+                   config=config)
+    answers = rag.ask_each([text for _, text in asked])
     maps = heatmap.names(options.heatmap, options.interactive or len(asked) > 1)
     if not hosts.leads():
         list(answers)  # they are computed together
@@ -82,9 +81,9 @@ def _answer(options: argparse.Namespace, config: Config, asked: list[tuple[str, 
         print(f"{len(asked)} answers in {options.out}")
     else:
         for (_, question), answer in zip(asked, answers, strict=True):
-            show(trained, question, answer, next(maps))
+            show(question, answer, next(maps))
     for question in _typed() if options.interactive else ():
-        show(trained, question, trained.answer([question])[0], next(maps))
+        show(question, rag.ask(question)[0], next(maps))
 
 
 def _typed() -> Iterator[str]:

@@ -5,8 +5,6 @@ warm-up, index, RAG fine-tuning, final report. The same command takes an interru
 one that SIGTERM or Ctrl-C stopped between two steps has saved first, and ends with status 75.
 """
 
-import pathlib
-
 from rag_jax import flags
 
 
@@ -19,11 +17,11 @@ def main(argv: list[str] | None = None) -> int | None:
 
     flags.connect(options)
 
+    from rag_jax import api
     from rag_jax.training.loop import Preempted
-    from rag_jax.training.run import train
 
     try:
-        train(config, pathlib.Path(options.workdir))
+        api.train(config, options.workdir)
     except Preempted as reason:
         print(f"{reason}; the same command goes on from there", flush=True)
         return flags.UNFINISHED

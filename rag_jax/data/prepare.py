@@ -243,7 +243,7 @@ def open_prepared(config: Config, workdir: pathlib.Path) -> Prepared:
     else:
         warmup_texts = StoreTexts(memories[memory_names[0]])
     return Prepared(retriever_tokenizer, generator_tokenizer,
-                    _layout(config, generator_tokenizer), memories, splits, warmup_texts)
+                    generator_format(config, generator_tokenizer), memories, splits, warmup_texts)
 
 
 @functools.cache
@@ -259,7 +259,8 @@ def _seal(folder: pathlib.Path) -> None:
     write_digests(folder, _SEALED)
 
 
-def _layout(config: Config, tokenizer: Tokenizer) -> GeneratorFormat:
+def generator_format(config: Config, tokenizer: Tokenizer) -> GeneratorFormat:
+    """How the generator reads passages and questions."""
     return GeneratorFormat(tokenizer, config.data.max_source_length,
                            like_hugging_face=config.data.source_format == "hugging_face")
 
@@ -294,7 +295,8 @@ def _make(config: Config, folder: pathlib.Path, tokenizers: Mapping[str, Tokeniz
     generator_tokenizer = _tokenizer(
         folder / "generator_tokenizer", tokenizers["generator_tokenizer"],
         lambda: train_bart_tokenizer(texts(), data.generator_vocab))
-    _write(config, folder, source, retriever_tokenizer, _layout(config, generator_tokenizer))
+    _write(config, folder, source, retriever_tokenizer,
+           generator_format(config, generator_tokenizer))
     if changed := inputs.differences(before, inputs.describe(config, tokenizers, now)):
         raise ConfigError("the data have changed while they were read; run the same command "
                           "again: " + "; ".join(changed.values()))

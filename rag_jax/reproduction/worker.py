@@ -93,7 +93,7 @@ class Worker:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "metrics.json").unlink(missing_ok=True)  # of another configuration
         files.write_text(folder / "made.json", json.dumps(made_by(cell, self.root, what), indent=1))
-        write_evaluation(folder, questions, found)
+        write_evaluation(folder, found)
 
     @_holding
     def explain(self, cell: Cell, question: str) -> None:
@@ -102,11 +102,9 @@ class Worker:
         answerer, params = self._answerer(cell, Measurement()), self._trained(cell)
         tokens = self._job(cell).tokenize([Example("0", question, ())])
         answer, = answerer.decode(params, tokens, answerer.retrieve(params, tokens))
-        pieces = self._job(cell).prepared.generator_tokenizer.piece
-        store = answerer.index.passages
         self._keep(file, cell, question, Explained(
-            question, answer.text, [pieces(i) for i in answer.token_ids], answer.passage_ids,
-            [store[store.row_of(i)].text for i in answer.passage_ids], answer.token_posterior))
+            question, answer.text, answer.tokens, answer.passage_ids,
+            [passage.text for passage in answer.passages], answer.token_posterior))
 
     @_holding
     def complete(self, cell: Cell, beginning: Beginning) -> None:
@@ -118,9 +116,9 @@ class Worker:
             asked, self._memory(cell, Measurement()) if job.config.retrieval.k else None)
         tokens = job.tokenize([Example("0", beginning.subject, ())])
         answer, = answerer.decode(params, tokens, answerer.retrieve(params, tokens))
-        given, tokenizer = answerer.decoding.prefix_length, job.prepared.generator_tokenizer
+        given = answerer.decoding.prefix_length
         self._keep(folder_of(self.root, cell) / "completed.json", cell, key_of(beginning),
-                   Completed(answer.text, [tokenizer.piece(i) for i in answer.token_ids[given:]],
+                   Completed(answer.text, answer.tokens[given:],
                              np.exp(answer.token_log_probs[given:]).tolist()))
 
     def _keep(self, file: pathlib.Path, cell: Cell, key: str, found: Explained | Completed) -> None:

@@ -36,7 +36,8 @@ def _runtime(tower: BertConfig | BartConfig) -> dict[str, Any]:
 
 
 @functools.cache
-def _described(source: str) -> hub.Pretrained:
+def described(source: str) -> hub.Pretrained:
+    """What a checkpoint of Hugging Face is, read once."""
     return hub.describe(source)
 
 
@@ -49,7 +50,7 @@ def _architecture(source: str, tower: str) -> BertConfig | BartConfig:
     section = "generator" if tower == "generator" else "retriever"
     if workdir.exists(source):
         return getattr(workdir.read(pathlib.Path(source)).model, section)
-    found = _described(source)
+    found = described(source)
     if tower not in found.towers and not (PLAIN in found.towers and tower in ENCODERS):
         raise ConfigError(f"config.model: {source!r} is a {found.family} with "
                           f"{', '.join(found.towers)}; it has no {tower}")
@@ -120,7 +121,7 @@ def _as_it_is(config: Config, source: str | None) -> Config:
 def _says(source: str) -> dict[str, Any]:
     """Fields of config.eval, and max_length, as a source says that it answers."""
     if not workdir.exists(source):
-        return answers(_described(source))
+        return answers(described(source))
     saved = workdir.read(pathlib.Path(source))
     if saved.train.steps:  # it says how that training was evaluated
         return {}
@@ -143,7 +144,7 @@ def _inputs(source: str | None) -> tuple[str, str]:
         data = workdir.read(pathlib.Path(source)).data
         return (families.unless_auto(data.source_format, ours[0]),
                 families.unless_auto(data.question_text, ours[1]))
-    return source and _described(source).inputs or ours
+    return source and described(source).inputs or ours
 
 
 def notes(asked: Config, resolved: Config) -> list[str]:
@@ -165,7 +166,7 @@ def notes(asked: Config, resolved: Config) -> list[str]:
         lines.append(f"{sources['generator']}: {', '.join(changed)}, as it says; set them yourself "
                      "for others")
     origins = {tower: families.origin(sources[tower])
-               or _described(sources[tower]).origins.get(tower) for tower in ENCODERS
+               or described(sources[tower]).origins.get(tower) for tower in ENCODERS
                if tower in sources and not workdir.exists(sources[tower])}
     if len(set(origins.values()) - {None}) > 1:
         lines.append(
@@ -192,7 +193,7 @@ def tokenizer_folder(config: Config, tower: str) -> pathlib.Path | None:
         if digests is not None:
             digests.check_all(file for file in digests.names if file.startswith(f"{name}/"))
         return pathlib.Path(source) / "data" / name
-    folders = _described(source).tokenizers
+    folders = described(source).tokenizers
     return folders.get(tower, folders.get(PLAIN))
 
 
@@ -232,7 +233,7 @@ def _plain(source: str) -> bool:
     """Whether a source holds a BERT that is no retriever yet."""
     if workdir.exists(source):
         return (pathlib.Path(source) / PLAIN).is_dir()
-    return PLAIN in _described(source).towers
+    return PLAIN in described(source).towers
 
 
 def folder_of(path: pathlib.Path, tower: str) -> tuple[pathlib.Path, tuple[str, ...]]:

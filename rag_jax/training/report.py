@@ -59,7 +59,7 @@ class _Reporter:
                           how=self.config(run).eval)
         folder = self.job.workdir / run / "evaluation" / self.split
         if hosts.leads():
-            write_evaluation(folder, questions, result)
+            write_evaluation(folder, result)
         return result
 
     def shuffled(self, run: str) -> Evaluation:

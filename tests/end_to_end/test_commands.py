@@ -10,11 +10,10 @@ import numpy as np
 import pytest
 import tiny
 
-from rag_jax import overrides
+import rag_jax
 from rag_jax.metrics.retrieval import has_answer
 from rag_jax.models import rag
 from rag_jax.retrieval.index import PassageIndex
-from rag_jax.trained import open_trained
 from rag_jax.training import workdir as workdirs
 from rag_jax.training.answer_settings import make_answerer
 from rag_jax.training.report import _Reporter
@@ -117,18 +116,17 @@ def test_a_swapped_memory_answers_from_other_passages(uninterrupted):
 
 
 def test_the_second_question_and_a_swapped_index_compile_nothing(uninterrupted):
-    config = overrides.for_run(workdirs.read(uninterrupted), "rag_token")
-    trained = open_trained(config, uninterrupted)
+    trained = rag_jax.load(uninterrupted)
     compiled = []
     jax.monitoring.register_event_duration_secs_listener(
         lambda event, secs, **_: compiled.append(event) if "backend_compile" in event else None)
-    trained.answer(["Where is Peru?"])
+    trained.ask(["Where is Peru?"])
     assert compiled, "the listener must see the first question's compilations"
     compiled.clear()
-    trained.answer(["Which country borders the Democratic Republic of the Congo?"])
-    swapped = open_trained(config, uninterrupted, index="2016")
+    trained.ask(["Which country borders the Democratic Republic of the Congo?"])
+    swapped = rag_jax.load(uninterrupted, index="2016")
     compiled.clear()  # restoring parameters may compile copies
-    swapped.answer(["Who is the President of Peru?"])
+    swapped.ask(["Who is the President of Peru?"])
     assert compiled == []
 
 

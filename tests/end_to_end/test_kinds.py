@@ -6,10 +6,9 @@ import math
 import jax
 import pytest
 
+import rag_jax
 from rag_jax.cli import convert, evaluate, generate, train
 from rag_jax.config import ConfigError
-from rag_jax.trained import open_trained
-from rag_jax.training import workdir as workdirs
 from tests.end_to_end.commands import SMALLEST
 
 LABELS = ("SUPPORTS", "REFUTES", "NOT ENOUGH INFO")
@@ -109,8 +108,8 @@ def test_a_classifier_trains_evaluates_and_answers(claims, tmp_path, capsys):
                 float(run != "closed_book"), abs=1e-5)
         assert report["em"][run] == pytest.approx(exact_match(records))
         assert report["metrics"][run]["nll"] == pytest.approx(sum(nll) / len(nll), rel=1e-4)
-    model = open_trained(workdirs.read(tmp_path), tmp_path)
-    assert open_trained(workdirs.read(tmp_path), tmp_path, "closed_book").index is None
+    model = rag_jax.load(tmp_path)
+    assert rag_jax.load(tmp_path, "closed_book").index is None
     assert set(model.params) == {*model.job.model.towers} and model.job.model.classes == 3
     generate_knows_the_classes_alone(tmp_path, capsys)
     with pytest.raises(ConfigError, match="config.eval.labels: .* there, .* now"):

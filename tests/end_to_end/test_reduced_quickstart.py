@@ -4,8 +4,7 @@ import json
 import subprocess
 import sys
 
-from rag_jax.trained import open_trained
-from rag_jax.training import workdir
+from rag_jax.api import load
 from tests.end_to_end.commands import ROOT, environment
 
 REDUCED = [
@@ -51,7 +50,7 @@ def swapped_likelihoods(path):
     training writes none of the names in full, so exact match would be 0 everywhere."""
     found = {}
     for index in ("2016", "2018"):
-        trained = open_trained(workdir.read(path), path, "rag_token", index=index)
+        trained = load(path, "rag_token", index=index)
         answerer = trained.answerer()
         for year in ("2016", "2018"):
             questions = trained.job.tokens(f"leaders_{year}")

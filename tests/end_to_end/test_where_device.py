@@ -5,11 +5,9 @@ import json
 import jax.monitoring
 import pytest
 
-from rag_jax import overrides
+import rag_jax
 from rag_jax.retrieval.manifest import read_manifest
 from rag_jax.retrieval.versions import current
-from rag_jax.trained import open_trained
-from rag_jax.training import workdir as workdirs
 from tests.end_to_end.commands import finish
 
 DEVICE = "--config.retrieval.where=device"
@@ -32,20 +30,18 @@ def test_training_on_the_devices_follows_training_with_the_host(uninterrupted, t
 
 
 def test_a_run_trained_with_the_host_answers_on_the_devices(uninterrupted):
-    config = overrides.for_run(workdirs.read(uninterrupted), "rag_token")
     question = ["Who is the President of Peru?"]
-    host = open_trained(config, uninterrupted).answer(question)[0]
-    config = overrides.replace(
-        config, {"retrieval.where": "device", "retrieval.device_dtype": "float32"})
-    trained = open_trained(config, uninterrupted)
-    found = trained.answer(question)[0]
+    host = rag_jax.load(uninterrupted).ask(question)[0]
+    config = {"retrieval.where": "device", "retrieval.device_dtype": "float32"}
+    trained = rag_jax.load(uninterrupted, config=config)
+    found = trained.ask(question)[0]
     assert (found.text, found.passage_ids) == (host.text, host.passage_ids)
-    swapped = open_trained(config, uninterrupted, index="2016")
+    swapped = rag_jax.load(uninterrupted, index="2016", config=config)
     assert swapped.index.capacity == trained.index.capacity
     compiled = []
     jax.monitoring.register_event_duration_secs_listener(
         lambda event, secs, **_: compiled.append(event) if "backend_compile" in event else None)
-    then = swapped.answer(["Where is Peru?"])[0]
+    then = swapped.ask(["Where is Peru?"])[0]
     assert compiled == [] and all(name.startswith("2016/") for name in then.passage_ids)
 
 

@@ -7,14 +7,13 @@ import re
 import jax
 import pytest
 
-from rag_jax import config_files, overrides, paper
+from rag_jax import api, config_files, overrides, paper
 from rag_jax.cli import reproduce
 from rag_jax.reproduction import run
 from rag_jax.reproduction.cells import Measurement
 from rag_jax.reproduction.full import Full
 from rag_jax.reproduction.provenance import digest
 from rag_jax.retrieval.index import PassageIndex
-from rag_jax.trained import index_passages
 
 PLACES = ("Peru", "Chile", "Cuba", "Mali", "Togo", "Chad")
 LEADERS = {"2016": "Old {}", "2018": "New {}"}
@@ -125,7 +124,7 @@ def test_the_hot_swap_runs_by_name_on_the_files_of_the_user(tmp_path, data, caps
     built, = (root / "nq" / "indexes").glob("2016-*")
     config = overrides.replace(Full(root, str(data)).cells("nq", "rag_token")[0].running,
                                {"data.chunk_words": 100})
-    by_hand = index_passages(config, root / "nq", swap / DUMP, tmp_path / "by_hand")
+    by_hand = api.build_index(swap / DUMP, tmp_path / "by_hand", root / "nq", config=config)
     for name in ("passages_fingerprint", "encoder_fingerprint"):
         assert by_hand.manifest[name] == PassageIndex.open(built).manifest[name]
 

@@ -11,11 +11,11 @@ import pytest
 import tiny
 
 from rag_jax import conversion, overrides, parallel, rules
+from rag_jax.api import load
 from rag_jax.config import Config, ConfigError, DataConfig
 from rag_jax.data.text import Tokenizer, train_bart_tokenizer, train_bert_tokenizer
 from rag_jax.hub import families
 from rag_jax.hub.save import save
-from rag_jax.trained import open_trained
 from rag_jax.training import pretrained
 from rag_jax.training.answer_settings import decoding_settings
 from rag_jax.training.run import open_job, train
@@ -319,12 +319,11 @@ def test_without_a_training_step_the_checkpoint_answers_as_it_is(sources, params
         with_files(config(sources, rag="rag", document_encoder="context"), tmp_path),
         {"train.steps": 0, "eval.batch_size": 8})
     train(asked, tmp_path / "work")
-    trained = open_trained(overrides.for_run(pretrained.resolve(asked), "rag_token"),
-                           tmp_path / "work")
+    trained = load(tmp_path / "work", config=pretrained.resolve(asked))
     for tower, tree in trained.params.items():
         for a, b in zip(jax.tree.leaves(tree), jax.tree.leaves(params[tower]), strict=True):
             np.testing.assert_array_equal(a, b, err_msg=tower)
-    assert {"1", "2"} == set(trained.answer(["Who?"])[0].passage_ids)
+    assert {"1", "2"} == set(trained.ask(["Who?"])[0].passage_ids)
     conversion.convert(str(tmp_path / "work"), str(tmp_path / "back"))
     assert (tmp_path / "back" / "model.safetensors").read_bytes() == (
         open(f"{sources['rag']}/model.safetensors", "rb").read())

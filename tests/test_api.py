@@ -1,0 +1,236 @@
+"""The Python API: what a run is decides its configuration, and its answers are the commands'."""
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import types
+
+import numpy as np
+import pytest
+
+import rag_jax
+from rag_jax import api, conversion, overrides
+from rag_jax.cli import evaluate, generate
+from rag_jax.config import Config, ConfigError
+from rag_jax.errors import DataError
+from rag_jax.retrieval.protocol import Passage
+from rag_jax.training import pretrained, workdir
+from rag_jax.training.job import Job
+
+QUESTIONS = ["Who is the President of Peru?", "What is the capital of Japan?"]
+IMPORTS = """
+import sys, rag_jax
+heavy = {"jax", "flax", "numpy", "transformers", "rag_jax.api"} & set(sys.modules)
+assert not heavy, heavy
+assert {"load", "train", "Answer"} <= set(dir(rag_jax))
+import rag_jax.train, rag_jax.build_index
+from rag_jax import build_index, load, train
+assert rag_jax.train is train is rag_jax.api.train and build_index is rag_jax.api.build_index
+"""
+
+
+def test_the_package_imports_nothing_until_it_is_used():
+    """jax came with `import rag_jax`; and `import rag_jax.train` put a module in the place of the
+    function."""
+    done = subprocess.run([sys.executable, "-c", IMPORTS], capture_output=True, text=True, env={
+        **os.environ, "PYTHONPATH": str(pathlib.Path(__file__).parents[1])})
+    assert done.returncode == 0, done.stderr
+    with pytest.raises(AttributeError, match="no attribute 'trian'"):
+        rag_jax.trian  # noqa: B018
+
+
+class Opened(str):
+    """An index of 70 passages, by its name."""
+
+    size = 70
+
+    def check_encoder(self, fingerprint):
+        assert fingerprint == "f"
+
+
+@pytest.fixture
+def path(tmp_path, monkeypatch):
+    """A workdir with three runs, whose parameters and indexes are stubs."""
+    runs = ("rag_token", "rag_sequence", "closed_book")
+    workdir.start(overrides.replace(Config(), {"runs": runs}), tmp_path)
+
+    def open_job(config, path):
+        prepared = types.SimpleNamespace(memories={"now": None}, format=None)
+        return Job(config, path, prepared, None)
+
+    monkeypatch.setattr(Job, "model", types.SimpleNamespace(lexical=False))
+    monkeypatch.setattr(api.training, "open_job", open_job)
+    monkeypatch.setattr(pretrained, "load_params", lambda job, run, step: (
+        f"parameters of {run}", {"encoder_fingerprint": "f"}))
+    monkeypatch.setattr(api.PassageIndex, "open", lambda folder, *_, **__: Opened(folder.name))
+    monkeypatch.setattr(api.on_device, "open_index", lambda *given: given[-1])
+    return tmp_path
+
+
+@pytest.mark.parametrize("run, kind, k, index", [
+    (None, "token", 5, "now"), ("rag_sequence", "sequence", 5, "now"),
+    ("closed_book", "token", 0, None)])
+def test_the_workdirs_configuration_opens_each_run_as_what_it_is(path, run, kind, k, index):
+    """rag_sequence decoded as RAG-Token, and closed_book read five passages."""
+    config = workdir.read(path)
+    for given in (None, config, overrides.for_run(config, run or "rag_token")):
+        opened = api.load(path, run, config=given)
+        found = opened.job.config
+        assert (found.runs, found.kind, found.retrieval.k, opened.index) == (
+            (run or "rag_token",), kind, k, index)
+        assert opened.run == found.runs[0] and opened.params == f"parameters of {opened.run}"
+
+
+def test_a_run_answers_as_it_was_trained_to_unless_other_settings_are_given(path):
+    config = workdir.read(path)
+    workdir.begin_run(path, "rag_sequence", overrides.replace(config, {"eval.k": 50}).eval)
+    assert api.load(path, "rag_sequence").config.eval.k == 50
+    assert api.load(path, "rag_sequence", config={"eval.num_beams": 2}).config.eval == (
+        overrides.replace(config, {"eval.k": 50, "eval.num_beams": 2}).eval)
+    for k in (0, 7):
+        given = overrides.replace(config, {"eval.k": k, "eval.num_beams": 2})
+        assert api.load(path, "rag_sequence", config=given).config.eval == given.eval
+
+
+@pytest.mark.parametrize("k, index, told", [
+    (71, None, r"config.eval.k=71: .*now has 70 passages"),
+    (5, "nosuch", r"--index=nosuch: no such folder, and .*indexes has older")])
+def test_a_wrong_index_fails_before_the_model_is_read(path, monkeypatch, k, index, told):
+    """k above the number of passages, and a misspelt --index, were told after the checkpoint."""
+    monkeypatch.setattr(pretrained, "load_params", lambda *_: pytest.fail("the model is read"))
+    (path / "indexes" / "older").mkdir(parents=True)
+    config = overrides.replace(workdir.read(path), {"eval.k": k})
+    with pytest.raises(ConfigError, match=told):
+        api.load(path, "rag_token", index=index, config=config)
+
+
+def test_the_first_run_that_began_is_opened_where_none_is_named(path):
+    (path / "rag_sequence").mkdir()
+    assert api.load(path).run == "rag_sequence"
+
+
+def test_one_runs_configuration_does_not_open_another(path):
+    with pytest.raises(ConfigError, match="--run=rag_sequence: .* has the runs rag_token"):
+        api.load(path, "rag_sequence", config=overrides.for_run(workdir.read(path), "rag_token"))
+
+
+def test_an_index_is_built_for_a_run_as_it_is(path, monkeypatch):
+    asked = []
+    monkeypatch.setattr(api.indexing, "job_of_file",
+                        lambda job, *_: asked.append(job.config) or job)
+    monkeypatch.setattr(pretrained, "restore_run", lambda *given: (asked.append(given[0]), {}))
+    monkeypatch.setattr(api.indexing, "index_stores", lambda *given: {"out": "index"})
+    (path / "out.passages").mkdir()  # somebody's, as good as any name
+    api.build_index(path / "p.tsv", path / "out", path, run="rag_sequence")
+    assert (path / "out.passages").is_dir()
+    assert asked[0].kind == "sequence" and asked[1] == path / "rag_sequence"
+    with pytest.raises(FileNotFoundError, match=r"none\.jsonl"):  # it was after all was written
+        api.build_index(path / "p.tsv", path / "other", path, run="rag_sequence",
+                        queries=str(path / "none.jsonl"))
+    assert not (path / "other").exists()
+
+
+@pytest.fixture(scope="module")
+def rag(uninterrupted):
+    return rag_jax.load(uninterrupted)
+
+
+def test_answers_are_those_of_the_command_line(rag, uninterrupted, tmp_path):
+    """A notebook and a command that open the same run must not disagree."""
+    out = tmp_path / "answers.jsonl"
+    generate.main([f"--workdir={uninterrupted}", *QUESTIONS, f"--out={out}",
+                   "--config.eval.num_beams=3"])
+    answers = rag.ask(QUESTIONS, num_beams=3)
+    records = [json.loads(line) for line in out.read_text().splitlines()]
+    for answer, record in zip(answers, records, strict=True):
+        assert {**record, **answer.record()} == record
+        assert record["posterior"] == [passage.posterior for passage in answer.passages]
+        assert len(answer.tokens) == len(answer.token_ids)
+        for passage in answer.passages:
+            store = rag.index.passages
+            assert (passage.id, passage.title, passage.text) == store[store.row_of(passage.id)]
+    assert rag.config.eval.num_beams is None, "what one question asks for holds for it alone"
+
+
+def test_scores_are_those_of_the_command_line(rag, uninterrupted, tmp_path):
+    evaluate.main([f"--workdir={uninterrupted}", "--split=dev", f"--out={tmp_path}"])
+    found = rag.evaluate("dev")
+    assert found.metrics == json.loads((tmp_path / "metrics.json").read_text())
+    examples = rag.questions("dev")
+    assert found.examples == list(examples)
+    log_p = rag.log_likelihood([e.question for e in examples], [e.answers[0] for e in examples])
+    assert -log_p.mean() == pytest.approx(found.metrics["nll"], rel=1e-5)
+    assert rag.log_likelihood(examples[0].question, examples[0].answers[0]) == pytest.approx(
+        log_p[0], rel=1e-5)
+    file = tmp_path / "one.jsonl"
+    file.write_text(json.dumps({"question": QUESTIONS[0], "answers": ["Lima"]}) + "\n")
+    assert rag.evaluate(str(file), num_beams=2).metrics["count"] == 1
+
+
+def test_what_is_retrieved_is_what_the_answers_read(rag):
+    for answer, passages in zip(rag.ask(QUESTIONS), rag.retrieve(QUESTIONS, k=2), strict=True):
+        assert [p.id for p in passages] == answer.passage_ids
+        assert [p.prior for p in passages] == pytest.approx(answer.prior, abs=1e-5)
+        assert all(p.posterior is None for p in passages)
+    few, many = rag.retrieve(QUESTIONS[0], 1)[0], rag.retrieve(QUESTIONS[0], 7)[0]
+    assert len(many) == 7 and few[0].id == many[0].id
+    with pytest.raises(ConfigError, match="config.eval.k=100000: the index has"):
+        rag.retrieve(QUESTIONS, k=100_000)
+
+
+def test_vectors_are_those_of_the_index(rag):
+    rows = np.arange(3)
+    vectors = rag.embed_passages([rag.index.passages[int(row)] for row in rows])
+    np.testing.assert_allclose(vectors, rag.index.embeddings(rows), rtol=1e-4, atol=1e-5)
+    untitled, titled = rag.embed_passages(["A town.", Passage("", "Lima", "A town.")])
+    assert untitled.shape == titled.shape == vectors[0].shape and (untitled != titled).any()
+    queries = rag.embed_queries(QUESTIONS)
+    best = rag.index.search(queries, 1).ids[:, 0]
+    assert [rag.index.passages[int(row)].id for row in best] == [
+        passages[0].id for passages in rag.retrieve(QUESTIONS, 1)]
+
+
+def test_a_swapped_index_is_read_from_then_on(uninterrupted):
+    rag = rag_jax.load(uninterrupted)
+    rag.swap("2016")
+    answer, = rag.ask(QUESTIONS[0])
+    assert all(name.startswith("2016/") for name in answer.passage_ids)
+    assert answer == rag_jax.load(uninterrupted, index="2016").ask(QUESTIONS[0])[0]
+    with pytest.raises(ConfigError, match="nowhere: no such folder, and .*indexes has 2016, 2018"):
+        rag.swap("nowhere")
+
+
+@pytest.mark.parametrize("ask, error, text", [
+    (lambda rag: rag.ask(QUESTIONS, num_beems=4), ConfigError, "did you mean num_beams"),
+    (lambda rag: rag.ask(QUESTIONS, num_return_sequences=3), ConfigError, "num_return_sequences=3"),
+    (lambda rag: rag.ask(["Who?", " "]), DataError, "question 2 is ' '"),
+    (lambda rag: rag.log_likelihood(QUESTIONS, ["Lima"]), ConfigError, "2 questions and 1 answers"),
+    (lambda rag: rag.evaluate("nowhere.jsonl"), FileNotFoundError, "nowhere.jsonl"),
+])
+def test_mistakes_are_named(rag, ask, error, text):
+    with pytest.raises(error, match=text):
+        ask(rag)
+
+
+def test_a_checkpoint_of_hugging_face_answers_without_a_workdir(rag, uninterrupted, tmp_path):
+    """What transformers would open, with an index of ours, answers as the run that it was."""
+    folder, index = tmp_path / "exported", uninterrupted / "indexes" / "2018"
+    conversion.convert(str(uninterrupted), str(folder))
+    changes = {f"data.{name}": getattr(rag.config.data, name) for name in (
+        "max_question_length", "max_source_length", "length_buckets")}
+    opened = rag_jax.load(folder, index=index, config={**changes, "retrieval.k": 2})
+    assert opened.config.kind == "token"
+    for answer, other in zip(opened.ask(QUESTIONS), rag.ask(QUESTIONS), strict=True):
+        assert (answer.text, answer.passage_ids) == (other.text, other.passage_ids)
+        assert answer.log_prob == pytest.approx(other.log_prob, abs=1e-4)
+    with pytest.raises(ConfigError, match="has no passages: name index="):
+        rag_jax.load(folder)
+    with pytest.raises(ConfigError, match="has no document encoder"):
+        opened.embed_passages(["Lima"])
+    with pytest.raises(ConfigError, match="a DPRContextEncoder with document_encoder; name a RAG"):
+        rag_jax.load(folder / "document_encoder", index=index)
+    with pytest.raises(ConfigError, match="not in the tokens of this generator"):
+        opened.job.prepared.format.tokenizer = opened.job.prepared.retriever_tokenizer
+        api._check_tokens(opened.index, opened.job.prepared)
