@@ -11,26 +11,19 @@ No file holds an absolute path: the folder can be moved, copied and renamed. ver
 index directory holds versions.
 """
 
+import functools
 import os
 import re
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rag_jax import files
 from rag_jax.retrieval.passages import PassageStore
 from rag_jax.retrieval.protocol import RetrievalError
 from rag_jax.retrieval.scann import SCANN_FILES, ScannSettings
-from rag_jax.retrieval.verification import (
-    VerifiedFiles,
-    check_table,
-    digest_of,
-    is_count,
-    read_object,
-    regular_file,
-)
+from rag_jax.retrieval.verification import Record, VerifiedFiles, is_count, regular_file
 from rag_jax.retrieval.versions import AGAIN, POINTER, versions_of
 
-INDEX_FORMAT = 1
+MANIFEST = Record("manifest.json", "index", "checksum", AGAIN)
 EMBEDDINGS = "embeddings.f32"
 KINDS = ("exact", "scann", "bm25")
 BM25_FILES = ("data.csc.index.npy", "indices.csc.index.npy", "indptr.csc.index.npy",
@@ -119,29 +112,14 @@ def read_manifest(path: Path) -> dict[str, Any]:
             f"{path}: this is {state}; build one with python -m rag_jax.build_index, or name the "
             f"directory that holds {POINTER} or, in older ones, manifest.json."
         )
-    manifest = read_object(path, "manifest.json")
-    format_, checksum = manifest.get("format"), manifest.pop("checksum", None)
-    if isinstance(format_, int) and format_ > INDEX_FORMAT:
-        raise RetrievalError(
-            f"{path}: index format {format_}, this version of rag_jax reads up to {INDEX_FORMAT}; "
-            "upgrade rag_jax or build the index again."
-        )
-    if format_ != INDEX_FORMAT or checksum != digest_of(manifest):
-        raise RetrievalError(
-            f"{path}: manifest.json does not agree with its own checksum, so it is damaged; "
-            f"{AGAIN}."
-        )
+    manifest, _ = MANIFEST.read(path)
     _check_manifest(path, manifest)
     return manifest
 
 
 def _check_manifest(path: Path, manifest: dict[str, Any]) -> None:
-    """Refuses what the builders never write: anybody can make a checksum."""
-
-    def need(good: bool, what: str) -> None:
-        if not good:
-            raise RetrievalError(f"{path}: manifest.json is damaged: {what}; {AGAIN}.")
-
+    """Refuses what the builders never write."""
+    need = functools.partial(MANIFEST.need, path)
     kind, size, width = (manifest.get(name) for name in ("kind", "size", "width"))
     need(kind in KINDS, f"kind {kind!r:.80}")
     need(is_count(size, 1) and (kind == "bm25" or is_count(width, 1)),
@@ -158,19 +136,12 @@ def _check_manifest(path: Path, manifest: dict[str, Any]) -> None:
     recall = manifest.get("recall", {"k": 1, "recall": 1.0, "queries": 1})
     need(isinstance(recall, dict) and is_count(recall.get("k")) and is_count(recall.get("queries"))
          and isinstance(recall.get("recall"), int | float), f"recall {recall!r:.80}")
-    table = check_table(manifest.get("files"), path / "manifest.json")
     allowed = {f"scann.{part}/{name}" if part else f"scann/{name}"
                for part in range(min(parts, 10_000)) for name in SCANN_FILES}
     allowed |= {f"bm25/{name}" for name in BM25_FILES} if kind == "bm25" else {EMBEDDINGS}
-    for name in table:
+    for name in manifest["files"]:
         need(name in allowed or re.fullmatch(_STORE_FILE, name) is not None,
              f"its table of files has {name!r:.80}, which no index of kind {kind} has")
-    need(kind == "bm25" or table.get(EMBEDDINGS, {}).get("bytes") == 4 * size * width,
+    need(kind == "bm25" or manifest["files"].get(EMBEDDINGS, {}).get(
+        "bytes") == 4 * size * width,
          f"{EMBEDDINGS} does not hold {size} rows of {width} numbers")
-
-
-def write_manifest(path: Path, manifest: dict[str, Any]) -> None:
-    """Writes the manifest with its checksum, and waits until the disk holds it."""
-    manifest = {"format": INDEX_FORMAT, **manifest}
-    manifest["checksum"] = digest_of(manifest)
-    files.write_json(path / "manifest.json", manifest)

@@ -12,9 +12,10 @@ All numbers are little-endian. A small store is read and verified when it is ope
 nothing but meta.json; see verification.py.
 """
 
+import contextlib
 import difflib
+import functools
 import itertools
-import json
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -27,16 +28,14 @@ from rag_jax import files
 from rag_jax.retrieval.protocol import Passage, RetrievalError, check_rows
 from rag_jax.retrieval.reading import SeenIds, check_passage
 from rag_jax.retrieval.verification import (
-    Digest,
+    Record,
     VerifiedFiles,
-    check_table,
-    digest_of,
+    folder_entries,
     is_count,
     map_file,
-    read_object,
 )
 
-STORE_FORMAT = 1
+META = Record("meta.json", "store", "fingerprint", "copy or write the store again")
 _TABLE_NAME = r"[A-Za-z0-9_-]+"
 _FIELDS = len(Passage._fields)
 SEARCHES = 64  # ids searched for in the file before a table of all is made
@@ -147,8 +146,8 @@ class TokenTable:
 class PassageStore:
     """The passages of an index, by row. Threads may share one."""
 
-    def __init__(self, path: Path, meta: Mapping[str, Any]):
-        self.path, self.fingerprint = path, meta["fingerprint"]
+    def __init__(self, path: Path, meta: Mapping[str, Any], fingerprint: str):
+        self.path, self.fingerprint = path, fingerprint
         self.files = VerifiedFiles(path, meta["files"])
         self._text = Ragged(self.files, ("text.blob", "text.offsets"), "u1", _FIELDS)
         self._tables = {name: TokenTable(self.files, name, dtype)
@@ -175,7 +174,7 @@ class PassageStore:
     @classmethod
     def mapped(cls, path: str | os.PathLike) -> "PassageStore":
         """`open`, with everything still to be verified, when it is read."""
-        return cls(Path(path), _read_meta(Path(path)))
+        return cls(Path(path), *_read_meta(Path(path)))
 
     def __len__(self) -> int:
         return len(self._text)
@@ -262,39 +261,25 @@ class PassageStore:
         return None
 
 
-def _read_meta(path: Path) -> dict:
+def _read_meta(path: Path) -> tuple[dict[str, Any], str]:
+    """What a store says about itself, checked, and its fingerprint."""
     if not path.is_dir():
         raise RetrievalError(f"{path}: no such passage store; check the path.")
     if not os.path.lexists(path / "meta.json"):
         raise RetrievalError(
             f"{path}: not a passage store, or half written: it has no meta.json; write it again."
         )
-    meta = read_object(path, "meta.json")
-    if meta.get("format") != STORE_FORMAT:
-        raise RetrievalError(
-            f"{path}: store format {meta.get('format')!r}, this version reads {STORE_FORMAT}; "
-            "write the store again, or use the version of rag_jax that wrote it."
-        )
-    if meta.get("fingerprint") != _fingerprint(meta):
-        raise RetrievalError(
-            f"{path}: meta.json does not agree with its own fingerprint, so it is damaged; copy or "
-            "write the store again."
-        )
+    meta, fingerprint = META.read(path)
     _check_meta(path, meta)
-    return meta
+    return meta, fingerprint
 
 
-def _check_meta(path: Path, meta: dict) -> None:
-    """Refuses what `write_store` never writes: anybody can make a fingerprint."""
-
-    def need(good: bool, what: str) -> None:
-        if not good:
-            raise RetrievalError(f"{path}: meta.json is damaged: {what}; write the store again.")
-
+def _check_meta(path: Path, meta: Mapping[str, Any]) -> None:
+    """Refuses what `write_store` never writes."""
+    need = functools.partial(META.need, path)
     size, tokens = meta.get("passages"), meta.get("tokens")
     need(is_count(size, 1), f"passages is {size!r:.80}, must be a number from 1 on")
     need(isinstance(tokens, dict), f"tokens is {tokens!r:.80}, must name the token tables")
-    table = check_table(meta.get("files"), path / "meta.json")
     widths = {"text.blob": 1}  # bytes of which a file's size is a multiple
     exact = {"text.offsets": 8 * (_FIELDS * size + 1)}
     for name, dtype in tokens.items():
@@ -302,45 +287,20 @@ def _check_meta(path: Path, meta: dict) -> None:
              f"token table {name!r:.80} of dtype {dtype!r:.80}; allowed are <u2 and <u4")
         widths[f"tokens.{name}.ids"] = int(dtype[-1])
         exact[f"tokens.{name}.offsets"] = 8 * (size + 1)
-    odd = sorted({*widths, *exact} ^ set(table))
+    odd = sorted({*widths, *exact} ^ set(meta["files"]))
     need(not odd, f"its files do not fit its tables ({', '.join(odd)[:200]})")
-    for name, entry in table.items():
+    for name, entry in meta["files"].items():
         need(entry["bytes"] % widths.get(name, 8) == 0
              and entry["bytes"] == exact.get(name, entry["bytes"]),
              f"{name} of {entry['bytes']} bytes does not fit {size} passages")
 
 
-def _fingerprint(meta: Mapping) -> str:
-    """sha256 over every file's checksum, hence over the content, and over the rest of meta.json."""
-    rest = {key: value for key, value in meta.items() if key != "fingerprint"}
-    return digest_of(rest)
-
-
-class _HashedFile:
-    """A new file that knows its size and checksums, and is on the disk once it is closed."""
-
-    def __init__(self, path: Path):
-        self._path, self._file, self._digest = path, open(path, "wb"), Digest()
-
-    def write(self, data: bytes) -> None:
-        self._file.write(data)
-        self._digest.update(data)
-
-    def close(self) -> dict[str, Any]:
-        """Returns the file's entry of meta.json."""
-        with self._file:
-            self._file.flush()
-            os.fsync(self._file.fileno())
-            return self._digest.entry()
-
-
-class _RaggedWriter:
+class _RaggedWriter(contextlib.AbstractContextManager):
     """Writes pieces end to end into one file and where each begins into another."""
 
     def __init__(self, data: Path, offsets: Path):
-        self._names = data.name, offsets.name
-        self._data, self._offsets, self._end = _HashedFile(data), _HashedFile(offsets), 0
-        self._offsets.write(np.zeros(1, "<i8").tobytes())
+        self._data, self._offsets, self._end = data.open("wb"), offsets.open("wb"), 0
+        self.write(b"", [0])
 
     def write(self, data: bytes, sizes: Sequence[int]) -> None:
         """Appends pieces of the given sizes, counted in the unit of the offsets."""
@@ -349,19 +309,14 @@ class _RaggedWriter:
         self._offsets.write(ends.astype("<i8").tobytes())
         self._end = int(ends[-1])
 
-    def close(self) -> dict[str, dict]:
-        return {
-            self._names[0]: self._data.close(),
-            self._names[1]: self._offsets.close(),
-        }
+    def __exit__(self, *error) -> None:
+        self._data.close()
+        self._offsets.close()
 
 
-def write_store(
-    path: str | os.PathLike,
-    passages: Iterable[Passage],
-    encoders: Mapping[str, Callable[[Sequence[Passage]], Sequence[Sequence[int]]]],
-    progress: Callable[[int], None] | None = None,
-) -> PassageStore:
+def write_store(path: str | os.PathLike, passages: Iterable[Passage],
+                encoders: Mapping[str, Callable[[Sequence[Passage]], Sequence[Sequence[int]]]],
+                progress: Callable[[int], Any] = lambda count: None) -> PassageStore:
     """Writes a store in one pass and publishes it by renaming, so that it is whole or not there.
 
     Args:
@@ -383,40 +338,37 @@ def write_store(
             raise RetrievalError(f"token table {name!r}: use letters, digits, _ and - only.")
     files.remove_leftovers(path.parent)
     with files.new_folder(path) as content:
-        meta = _write_files(content, iter(passages), encoders, progress)
-        meta["fingerprint"] = _fingerprint(meta)
-        files.write_text(content / "meta.json", json.dumps(meta, indent=1))
+        count, largest = _write_rows(content, passages, encoders, progress)
+        tokens = {name: _narrow(content, name, largest[name]) for name in encoders}
+        META.write(content, {"passages": count, "tokens": tokens,
+                             "files": folder_entries(content)})
     return PassageStore.open(path)
 
 
-def _write_files(directory: Path, passages, encoders, progress) -> dict:
-    text = _RaggedWriter(directory / "text.blob", directory / "text.offsets")
-    tables = {
-        name: _RaggedWriter(directory / f"tokens.{name}.wide", directory / f"tokens.{name}.offsets")
-        for name in encoders
-    }
+def _write_rows(folder: Path, passages: Iterable[Passage], encoders: Mapping[str, Callable],
+                progress: Callable[[int], Any]) -> tuple[int, dict[str, int]]:
+    """Writes texts and tokens, these as uint32; returns passages, and the largest id by table."""
     seen, count, largest = SeenIds(), 0, dict.fromkeys(encoders, 0)
-    while chunk := list(itertools.islice(passages, CHUNK)):
-        for row, passage in enumerate(chunk, count):
-            check_passage(passage, seen, f"passage {row}")
-        fields = [field.encode() for passage in chunk for field in Passage(*passage)]
-        text.write(b"".join(fields), [len(field) for field in fields])
-        for name, encode in encoders.items():
-            ids, sizes = _flat_ids(encode(chunk), len(chunk), name)
-            largest[name] = max(largest[name], int(ids.max(initial=0)))
-            tables[name].write(ids.tobytes(), sizes)
-        count += len(chunk)
-        if progress is not None:
+    with contextlib.ExitStack() as stack:
+        text = stack.enter_context(_RaggedWriter(folder / "text.blob", folder / "text.offsets"))
+        tables = {name: stack.enter_context(
+            _RaggedWriter(folder / f"tokens.{name}.ids", folder / f"tokens.{name}.offsets"))
+            for name in encoders}
+        passages = iter(passages)
+        while chunk := list(itertools.islice(passages, CHUNK)):
+            for row, passage in enumerate(chunk, count):
+                check_passage(passage, seen, f"passage {row}")
+            fields = [field.encode() for passage in chunk for field in Passage(*passage)]
+            text.write(b"".join(fields), [len(field) for field in fields])
+            for name, encode in encoders.items():
+                ids, sizes = _flat_ids(encode(chunk), len(chunk), name)
+                largest[name] = max(largest[name], int(ids.max(initial=0)))
+                tables[name].write(ids.tobytes(), sizes)
+            count += len(chunk)
             progress(len(chunk))
     if not count:
-        raise RetrievalError(f"{directory}: no passages were given; a store needs at least one.")
-    files, tokens = text.close(), {}
-    for name, table in tables.items():
-        files.update(table.close())
-        tokens[name] = "<u2" if largest[name] < 2**16 else "<u4"
-        del files[f"tokens.{name}.wide"]
-        files[f"tokens.{name}.ids"] = _narrow(directory, name, tokens[name])
-    return {"format": STORE_FORMAT, "passages": count, "tokens": tokens, "files": files}
+        raise RetrievalError(f"{folder}: no passages were given; a store needs at least one.")
+    return count, largest
 
 
 def _flat_ids(rows: Sequence[Sequence[int]], count: int, name: str) -> tuple[np.ndarray, list[int]]:
@@ -433,11 +385,13 @@ def _flat_ids(rows: Sequence[Sequence[int]], count: int, name: str) -> tuple[np.
     return ids.astype("<u4"), [len(row) for row in rows]
 
 
-def _narrow(directory: Path, name: str, dtype: str) -> dict:
-    """Rewrites the uint32 ids of a table in the narrowest dtype that holds them all."""
-    wide = directory / f"tokens.{name}.wide"
-    ids, file = map_file(wide, "<u4"), _HashedFile(directory / f"tokens.{name}.ids")
-    for begin in range(0, len(ids), 2**22):
-        file.write(ids[begin : begin + 2**22].astype(dtype).tobytes())
-    wide.unlink()
-    return file.close()
+def _narrow(folder: Path, name: str, largest: int) -> str:
+    """Rewrites the uint32 ids of a table as uint16 where all fit; returns their dtype."""
+    if largest >= 2**16:
+        return "<u4"
+    path = folder / f"tokens.{name}.ids"
+    ids = map_file(path, "<u4")
+    with files.replaced(path, "wb") as narrow:
+        for begin in range(0, len(ids), 2**22):
+            narrow.write(ids[begin : begin + 2**22].astype("<u2").tobytes())
+    return "<u2"

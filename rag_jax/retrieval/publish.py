@@ -14,10 +14,10 @@ from typing import TypeVar
 
 from rag_jax import files, locks
 from rag_jax.locks import InUseError
-from rag_jax.retrieval.manifest import read_manifest, write_manifest
+from rag_jax.retrieval.manifest import MANIFEST, read_manifest
 from rag_jax.retrieval.passages import PassageStore
 from rag_jax.retrieval.protocol import RetrievalError
-from rag_jax.retrieval.verification import file_entry
+from rag_jax.retrieval.verification import folder_entries
 from rag_jax.retrieval.versions import (
     POINTER,
     opened,
@@ -145,9 +145,7 @@ def copy_store(store: PassageStore, content: Path) -> None:
 
 def publish_index(content: Path, out: Path, manifest: dict) -> None:
     """Writes the manifest and makes the version the current one, for everybody at once."""
-    manifest["files"] = {path.relative_to(content).as_posix(): file_entry(path)
-                         for path in sorted(content.rglob("*")) if path.is_file()}
-    write_manifest(content, manifest)
+    MANIFEST.write(content, {**manifest, "files": folder_entries(content)})
     version = versions_of(out) / str(max(_numbers(out), default=0) + 1)
     files.publish_folder(content, version)
     point(out, version)

@@ -3,7 +3,7 @@
 import json
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 from rag_jax.errors import DataError
 from rag_jax.lines import numbered_lines
@@ -43,51 +43,40 @@ def read_passages(path: str | os.PathLike) -> Iterator[Passage]:
             before, bad JSON, bytes that are not UTF-8, a damaged .gz, a file without passages.
     """
     name = os.fspath(path)
-    parse = _parsers(name)
-    seen, count = SeenIds(), 0
-    for number, line in _lines(name):
-        where = f"{name}:{number}"
-        passage = parse(line, where)
-        if passage is None:
-            continue
-        check_passage(passage, seen, where)
-        count += 1
-        yield passage
-    if not count:
-        raise RetrievalError(f"{name}: no passages in this file; it needs at least one.")
-
-
-def _parsers(name: str) -> Callable[[str, str], Passage | None]:
-    """The line parser for a file name; None from it means a line that holds no passage."""
-    stem = name.removesuffix(".gz")
-    if stem.endswith(".jsonl"):
-        return _parse_json
-    if not stem.endswith(".tsv"):
+    kind = os.path.splitext(name.removesuffix(".gz"))[1]
+    if kind not in (".tsv", ".jsonl"):
         raise RetrievalError(
             f"{name}: unknown kind of passage file; allowed are .tsv, .tsv.gz, .jsonl, .jsonl.gz."
         )
-    columns: list[str] = []
+    seen, passage = SeenIds(), None
+    for where, passage in _tsv(name) if kind == ".tsv" else _jsonl(name):
+        check_passage(passage, seen, where)
+        yield passage
+    if passage is None:
+        raise RetrievalError(f"{name}: no passages in this file; it needs at least one.")
 
-    def parse_tsv(line: str, where: str) -> Passage | None:
+
+def _tsv(name: str) -> Iterator[tuple[str, Passage]]:
+    """Yields ("FILE:LINE", the passage in it) of a file with a header."""
+    columns: list[str] = []
+    for where, line in _lines(name):
         fields = [_unquote(field) for field in line.split("\t")]
         if not columns:
-            missing = [column for column in ("id", "text", "title") if fields.count(column) != 1]
+            columns = fields
+            missing = [column for column in ("id", "text", "title") if columns.count(column) != 1]
             if missing:
                 raise RetrievalError(
                     f"{where}: the header must name {', '.join(missing)} exactly once, with tabs "
-                    f"between; got {fields[:8]}. Write the first line as id<TAB>text<TAB>title."
+                    f"between; got {columns[:8]}. Write the first line as id<TAB>text<TAB>title."
                 )
-            columns.extend(fields)
-            return None
-        if len(fields) != len(columns):
+        elif len(fields) != len(columns):
             raise RetrievalError(
                 f"{where}: {len(fields)} fields where the header has {len(columns)} "
                 f"({', '.join(columns)}); replace tabs and line breaks inside a field by spaces."
             )
-        row = dict(zip(columns, fields, strict=True))
-        return Passage(row["id"], row["title"], row["text"])
-
-    return parse_tsv
+        else:
+            row = dict(zip(columns, fields, strict=True))
+            yield where, Passage(row["id"], row["title"], row["text"])
 
 
 def _unquote(field: str) -> str:
@@ -97,25 +86,27 @@ def _unquote(field: str) -> str:
     return inner.replace('""', '"')
 
 
-def _parse_json(line: str, where: str) -> Passage:
-    try:
-        row = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise RetrievalError(
-            f"{where}: not valid JSON ({error}); write one object per line."
-        ) from None
-    if not isinstance(row, dict):
-        raise RetrievalError(f'{where}: expected {{"id", "title", "text"}}, got {line[:60]!r}.')
-    fields = {"id": row.get("id"), "title": row.get("title", ""), "text": row.get("text")}
-    if type(fields["id"]) is int:
-        fields["id"] = str(fields["id"])
-    for field, value in fields.items():
-        if not isinstance(value, str):
+def _jsonl(name: str) -> Iterator[tuple[str, Passage]]:
+    """Yields ("FILE:LINE", the passage in it) of a file with an object on each line."""
+    for where, line in _lines(name):
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError) as error:
             raise RetrievalError(
-                f"{where}: field {field!r} must be a string, got {value!r:.60}; the line has the "
-                f"fields {sorted(row)[:8]}."
-            )
-    return Passage(**fields)
+                f"{where}: not valid JSON ({error}); write one object per line."
+            ) from None
+        if not isinstance(row, dict):
+            raise RetrievalError(f'{where}: expected {{"id", "title", "text"}}, got {line[:60]!r}.')
+        fields = {"id": row.get("id"), "title": row.get("title", ""), "text": row.get("text")}
+        if type(fields["id"]) is int:
+            fields["id"] = str(fields["id"])
+        for field, value in fields.items():
+            if not isinstance(value, str):
+                raise RetrievalError(
+                    f"{where}: field {field!r} must be a string, got {value!r:.60}; the line has "
+                    f"the fields {sorted(row)[:8]}."
+                )
+        yield where, Passage(**fields)
 
 
 def check_passage(passage: Passage, seen: SeenIds, where: str) -> None:
@@ -137,11 +128,11 @@ def check_passage(passage: Passage, seen: SeenIds, where: str) -> None:
         )
 
 
-def _lines(name: str) -> Iterator[tuple[int, str]]:
-    """Yields (line number from 1, text without its line end) for every line that is not blank."""
+def _lines(name: str) -> Iterator[tuple[str, str]]:
+    """Yields ("FILE:LINE", text without its line end) for every line that is not blank."""
     try:
-        for _, number, line in numbered_lines(name):
-            yield number, line
+        for where, _, line in numbered_lines(name):
+            yield where, line
     except DataError as error:
         raise RetrievalError(str(error)) from None
     except OSError as error:

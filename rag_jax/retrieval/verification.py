@@ -11,6 +11,7 @@ block that is asked for before its turn is read then.
 """
 
 import concurrent.futures
+import dataclasses
 import hashlib
 import json
 import logging
@@ -37,39 +38,21 @@ _AGAIN = "copy it again from where it is whole, or make it again"
 _log = logging.getLogger(__name__)
 
 
-class Digest:
-    """The entry of a file in the table, made while the file is written or read."""
-
-    def __init__(self):
-        self._bytes, self._whole, self._blocks = 0, hashlib.sha256(), []
-        self._size = BLOCK_BYTES
-
-    def update(self, data: bytes) -> None:
-        view = memoryview(data).cast("B")
-        self._whole.update(view)
-        while len(view):
-            if self._bytes % self._size == 0:
-                self._blocks.append(hashlib.sha256())
-            part = view[: self._size - self._bytes % self._size]
-            self._blocks[-1].update(part)
-            self._bytes += len(part)
-            view = view[len(part) :]
-
-    def entry(self) -> dict[str, Any]:
-        found: dict[str, Any] = {"bytes": self._bytes, "sha256": self._whole.hexdigest()}
-        if len(self._blocks) > 1:
-            found["blocks"] = {"bytes": self._size,
-                               "sha256": [block.hexdigest() for block in self._blocks]}
-        return found
-
-
 def file_entry(path: Path) -> dict[str, Any]:
     """What the table says about a file."""
-    digest = Digest()
-    with open(path, "rb") as file:
-        while data := file.read(2**20):
-            digest.update(data)
-    return digest.entry()
+    data, whole, blocks = map_file(path, np.uint8), hashlib.sha256(), []
+    for begin in range(0, len(data), BLOCK_BYTES):
+        block = data[begin : begin + BLOCK_BYTES]
+        whole.update(block)
+        blocks.append(hashlib.sha256(block).hexdigest())
+    entry = {"bytes": len(data), "sha256": whole.hexdigest()}
+    return entry | ({"blocks": {"bytes": BLOCK_BYTES, "sha256": blocks}} if len(blocks) > 1 else {})
+
+
+def folder_entries(folder: Path) -> dict[str, dict[str, Any]]:
+    """The table of all files of a folder and of the folders in it, by their names there."""
+    return {path.relative_to(folder).as_posix(): file_entry(path)
+            for path in sorted(folder.rglob("*")) if path.is_file()}
 
 
 def regular_file(folder: Path, name: str) -> Path:
@@ -145,7 +128,7 @@ def check_table(table: Any, source: Path) -> dict[str, dict[str, Any]]:
     """Returns a table of files, or says what in it cannot be.
 
     Raises:
-        RetrievalError: an entry is not as `Digest` makes it.
+        RetrievalError: an entry is not as `file_entry` makes it.
     """
     for name, entry in table.items() if isinstance(table, dict) else [("files", table)]:
         good = (isinstance(entry, dict) and is_count(entry.get("bytes"))
@@ -343,6 +326,53 @@ def map_file(path: Path, dtype) -> np.ndarray:
 
 
 # JSON files that carry the digest of their own content, and folders whose files are listed in one.
+
+
+@dataclasses.dataclass(frozen=True)
+class Record:
+    """A kind of JSON file that vouches for the folder it is in: its format, table and own digest.
+
+    Attributes:
+        name: of the file.
+        of: what the folder is, in words.
+        digest: the field with the sha256 of all other fields.
+        again: what to do where the file is damaged.
+        format: the newest that is read, and the one that is written.
+    """
+
+    name: str
+    of: str
+    digest: str
+    again: str
+    format: int = 1
+
+    def read(self, folder: Path) -> tuple[dict[str, Any], str]:
+        """The fields, and their digest.
+
+        Raises:
+            RetrievalError: damaged, of a newer format, or with a table that cannot be.
+        """
+        content = read_object(folder, self.name)
+        digest, format_ = content.pop(self.digest, None), content.get("format")
+        if isinstance(format_, int) and format_ > self.format:
+            raise RetrievalError(
+                f"{folder}: {self.of} format {format_}, this version of rag_jax reads up to "
+                f"{self.format}; upgrade rag_jax or {self.again}.")
+        if format_ != self.format or digest != digest_of(content):
+            raise RetrievalError(f"{folder}: {self.name} does not agree with its own "
+                                 f"{self.digest}, so it is damaged; {self.again}.")
+        check_table(content.get("files"), folder / self.name)
+        return content, digest
+
+    def need(self, folder: Path, good: bool, what: str) -> None:
+        """Refuses a file of which `what` cannot be: anybody can make a digest."""
+        if not good:
+            raise RetrievalError(f"{folder}: {self.name} is damaged: {what}; {self.again}.")
+
+    def write(self, folder: Path, content: Mapping[str, Any]) -> None:
+        """Writes the fields with their digest, and waits until the disk holds them."""
+        content = {"format": self.format, **content}
+        files.write_json(folder / self.name, {**content, self.digest: digest_of(content)})
 
 
 def seal(content: Mapping[str, Any]) -> dict[str, Any]:
