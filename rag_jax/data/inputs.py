@@ -15,7 +15,7 @@ from rag_jax.config import Config
 from rag_jax.data.corpora import corpus_files
 from rag_jax.data.task_sources import task_files_of
 from rag_jax.errors import UserError
-from rag_jax.retrieval.verification import read_object, unseal
+from rag_jax.retrieval.verification import read_sealed
 
 RECORD = "inputs.json"  # in the folder of the data; written first
 QUESTIONS = ("train", "dev", "test")
@@ -145,7 +145,7 @@ def read(path: pathlib.Path) -> dict[str, Any] | None:
     if not path.exists():
         return None
     try:
-        record = unseal(read_object(path.parent, path.name), path)
+        record = read_sealed(path)
         differences(record, record)
         return record
     except (ValueError, KeyError, TypeError, AttributeError) as error:

@@ -39,8 +39,8 @@ from rag_jax.retrieval.verification import (
     DIGESTS,
     open_digests,
     refuse_links,
-    seal,
     write_digests,
+    write_sealed,
 )
 
 _log = logging.getLogger(__name__)
@@ -168,7 +168,7 @@ def prepare(config: Config, workdir: pathlib.Path,
             _set_aside(folder)
         _make(config, folder, tokenizers, now, world)
     elif earlier and inputs.merged(earlier, now) != earlier:
-        files.write_json(record, seal(inputs.merged(earlier, now)))
+        write_sealed(record, inputs.merged(earlier, now))
     if not (folder / DIGESTS).exists():
         _seal(folder)
     return open_prepared(config, workdir)
@@ -284,7 +284,7 @@ def _make(config: Config, folder: pathlib.Path, tokenizers: Mapping[str, Tokeniz
         check_labels(getattr(data, name, name) or name, examples, config.classes)
     now = inputs.describe(config, tokenizers, before)  # with what had to be downloaded
     folder.mkdir(parents=True, exist_ok=True)
-    files.write_json(folder / inputs.RECORD, seal(now))
+    write_sealed(folder / inputs.RECORD, now)
 
     def texts() -> Iterable[str]:
         return FileTexts(data.passages) if data.passages else source.warmup_texts

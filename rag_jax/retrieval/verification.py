@@ -372,26 +372,32 @@ class Record:
     def write(self, folder: Path, content: Mapping[str, Any]) -> None:
         """Writes the fields with their digest, and waits until the disk holds them."""
         content = {"format": self.format, **content}
-        files.write_json(folder / self.name, {**content, self.digest: digest_of(content)})
+        content[self.digest] = digest_of(content)
+        # Without a line end, so that a file that lacks its last byte is no JSON.
+        files.write_text(folder / self.name, json.dumps(content, indent=1))
 
 
-def seal(content: Mapping[str, Any]) -> dict[str, Any]:
-    """The content with its digest, to be written as JSON."""
-    return {**content, "sha256": digest_of(content)}
+def write_sealed(path: Path, content: Mapping[str, Any]) -> None:
+    """Replaces a file by a JSON object with its own digest as the last field."""
+    files.write_json(path, {**content, "sha256": digest_of(content)})
 
 
-def unseal(content: dict[str, Any], path: Path) -> dict[str, Any]:
-    """The content that `seal` was given; one without a digest as it is.
+def read_sealed(path: Path, needs_digest: bool = False) -> dict[str, Any]:
+    """What `write_sealed` was given; people write such files by hand too, without a digest.
 
     Raises:
-        RetrievalError: it was changed.
+        RetrievalError: damaged, or changed, or without the digest that it needs.
     """
-    rest = {key: value for key, value in content.items() if key != "sha256"}
-    if len(rest) < len(content) and content["sha256"] != digest_of(rest):
+    content = read_object(path.parent, path.name)
+    if "sha256" not in content:
+        if needs_digest:
+            raise RetrievalError(f"{path}: its own sha256 is missing; {_AGAIN}.")
+        return content
+    if content.pop("sha256") != digest_of(content):
         raise RetrievalError(
             f"{path}: differs from the sha256 in its last line, so it is damaged; {_AGAIN}. If it "
             "was changed on purpose, remove that line.")
-    return rest
+    return content
 
 
 def digest_of(content: Mapping[str, Any]) -> str:
@@ -411,7 +417,7 @@ def write_digests(folder: Path, names: Iterable[str]) -> None:
     table = {file.relative_to(folder).as_posix(): file_entry(file)
              for file in sorted(found) if file.is_file()
              and all(re.fullmatch(_NAME, part) for part in file.relative_to(folder).parts)}
-    files.write_json(folder / DIGESTS, seal({"files": table}))
+    write_sealed(folder / DIGESTS, {"files": table})
 
 
 def open_digests(folder: Path) -> VerifiedFiles | None:
@@ -422,8 +428,5 @@ def open_digests(folder: Path) -> VerifiedFiles | None:
     """
     if not os.path.lexists(folder / DIGESTS):
         return None
-    content = read_object(folder, DIGESTS)
-    if "sha256" not in content:
-        raise RetrievalError(f"{folder / DIGESTS}: its own sha256 is missing; {_AGAIN}.")
-    table = unseal(content, folder / DIGESTS).get("files")
+    table = read_sealed(folder / DIGESTS, needs_digest=True).get("files")
     return VerifiedFiles(folder, check_table(table, folder / DIGESTS))

@@ -15,7 +15,7 @@ from rag_jax.countries.world import build_world
 from rag_jax.data.prepare import Prepared, is_prepared, open_prepared, prepare
 from rag_jax.retrieval.bm25 import bm25_missing
 from rag_jax.retrieval.index import PassageIndex
-from rag_jax.retrieval.verification import read_object, seal, unseal
+from rag_jax.retrieval.verification import read_sealed, write_sealed
 from rag_jax.training import indexing, pretrained, stages, workdir
 from rag_jax.training.answer_settings import decoding_settings
 from rag_jax.training.checkpoint import Checkpointer
@@ -177,7 +177,7 @@ class Clock:
         self._file = workdir / "seconds.json"
         self.secs: dict[str, float] = {}
         if self._file.exists():
-            self.secs = unseal(read_object(workdir, self._file.name), self._file)
+            self.secs = read_sealed(self._file)
             if not all(isinstance(secs, float) for secs in self.secs.values()):
                 raise ConfigError(f"{self._file} is damaged; remove it: it has times alone")
 
@@ -191,7 +191,7 @@ class Clock:
         finally:
             self.secs[name] = before + time.monotonic() - began
             if hosts.leads():
-                files.write_json(self._file, seal(self.secs))
+                write_sealed(self._file, self.secs)
 
 
 def _say(text: str) -> None:

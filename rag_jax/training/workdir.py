@@ -14,11 +14,11 @@ import dataclasses
 import json
 import pathlib
 
-from rag_jax import config_files, files, hosts, overrides
+from rag_jax import config_files, hosts, overrides
 from rag_jax.config import Config, ConfigError, EvalConfig
 from rag_jax.overrides import value
 from rag_jax.retrieval.protocol import RetrievalError
-from rag_jax.retrieval.verification import read_object, seal, unseal
+from rag_jax.retrieval.verification import read_sealed, write_sealed
 
 # What may differ from the configuration of an earlier command on the same workdir.
 CHANGEABLE = ("runs", "tensorboard", "data.data_dir", "eval.", "mesh.", "train.log_every",
@@ -70,7 +70,7 @@ def start(config: Config, workdir: pathlib.Path) -> pathlib.Path:
 
 def write(config: Config, file: pathlib.Path) -> None:
     """Writes the configuration of a workdir, with the digest of its content."""
-    files.write_json(file, seal(dataclasses.asdict(config)))
+    write_sealed(file, dataclasses.asdict(config))
 
 
 def _check_folder(workdir: pathlib.Path) -> None:
@@ -111,8 +111,8 @@ def stop(folder: pathlib.Path, step: int, why: str, checkpoint: int | None) -> N
 
     checkpoint: its last one.
     """
-    files.write_json(folder / "stopped.json", seal(
-        {"step": step, "why": why, "checkpoint": checkpoint}))
+    write_sealed(folder / "stopped.json",
+                 {"step": step, "why": why, "checkpoint": checkpoint})
 
 
 def has_stopped(folder: pathlib.Path) -> bool:
@@ -124,7 +124,7 @@ def has_stopped(folder: pathlib.Path) -> bool:
     file = folder / "stopped.json"
     if not file.is_file():
         return False
-    kept = unseal(read_object(folder, file.name), file).get("checkpoint")
+    kept = read_sealed(file).get("checkpoint")
     return max(_steps(folder), default=None) == kept
 
 
@@ -154,7 +154,7 @@ def read(workdir: pathlib.Path) -> Config:
 
 def _read(file: pathlib.Path) -> Config:
     try:
-        return config_files.from_json(json.dumps(unseal(read_object(file.parent, file.name), file)))
+        return config_files.from_json(json.dumps(read_sealed(file)))
     except (ConfigError, RetrievalError, ValueError, TypeError, AttributeError) as error:
         raise ConfigError(f"{file} is damaged, or not of this version ({error}); restore it, or "
                           "train in another --workdir") from None
@@ -183,7 +183,7 @@ def read_run(workdir: pathlib.Path, named: str | None = None) -> Config:
 def begin_run(workdir: pathlib.Path, run: str, how: EvalConfig) -> None:
     """Keeps how the run is evaluated: a later command may evaluate another one otherwise."""
     (workdir / run).mkdir(exist_ok=True)
-    files.write_json(workdir / run / "eval.json", seal({"eval": dataclasses.asdict(how)}))
+    write_sealed(workdir / run / "eval.json", {"eval": dataclasses.asdict(how)})
 
 
 def eval_of(workdir: pathlib.Path, run: str) -> EvalConfig:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from rag_jax.retrieval.index import PassageIndex
-from rag_jax.retrieval.manifest import write_manifest
+from rag_jax.retrieval.manifest import MANIFEST
 from rag_jax.retrieval.passages import write_store
 from rag_jax.retrieval.protocol import Passage, RetrievalError
 from rag_jax.retrieval.verification import file_entry
@@ -67,7 +67,7 @@ def test_hostile_files_of_scann_never_end_the_process(version, tmp_path, count):
         manifest = json.loads((path / "manifest.json").read_text())
         del manifest["checksum"]
         manifest["files"][f"scann/{file.name}"] = file_entry(file)
-        write_manifest(path, manifest)
+        MANIFEST.write(path, manifest)
         try:
             index = PassageIndex.open(path)
             for k in (1, 10):

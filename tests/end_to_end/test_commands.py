@@ -154,14 +154,14 @@ def test_build_index_from_a_file_and_its_guards(uninterrupted, tmp_path):
 def test_an_index_of_another_encoder_is_refused(uninterrupted, tmp_path):
     foreign = tmp_path / "foreign"
     shutil.copytree(uninterrupted / "indexes" / "2018", foreign)
-    from rag_jax.retrieval.manifest import read_manifest, write_manifest
+    from rag_jax.retrieval.manifest import MANIFEST, read_manifest
     from rag_jax.retrieval.versions import current, point
 
     version = current(foreign)
     manifest = read_manifest(version)
     manifest.pop("checksum", None)
     manifest["encoder_fingerprint"] = "another"
-    write_manifest(version, manifest)
+    MANIFEST.write(version, manifest)
     point(foreign, version)
     refused = run("generate", uninterrupted, f"--index={foreign}", "Where is Peru?")
     assert refused.returncode == 1

@@ -16,7 +16,7 @@ import pytest
 
 from rag_jax.retrieval.exact import ExactIndex
 from rag_jax.retrieval.index import PassageIndex
-from rag_jax.retrieval.manifest import write_manifest
+from rag_jax.retrieval.manifest import MANIFEST
 from rag_jax.retrieval.passages import PassageStore, write_store
 from rag_jax.retrieval.protocol import Passage, RetrievalError
 from rag_jax.retrieval.scann import ScannIndex, ScannSettings
@@ -410,7 +410,7 @@ def test_other_passages_than_those_embedded_are_refused(out, tmp_path):
     with pytest.raises(RetrievalError, match="not the ones it was built from"):
         PassageIndex.open(out)
     manifest["files"] = {"embeddings.f32": manifest["files"]["embeddings.f32"]}
-    write_manifest(current(out), manifest)
+    MANIFEST.write(current(out), manifest)
     point(out, out / "versions" / "1")
     with pytest.raises(RetrievalError, match="not the ones it was built from"):
         PassageIndex.open(out)

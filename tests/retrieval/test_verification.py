@@ -12,8 +12,8 @@ import pytest
 from rag_jax.retrieval import verification
 from rag_jax.retrieval.bm25 import Bm25Index
 from rag_jax.retrieval.index import PassageIndex
-from rag_jax.retrieval.manifest import write_manifest
-from rag_jax.retrieval.passages import PassageStore, _fingerprint, write_store
+from rag_jax.retrieval.manifest import MANIFEST
+from rag_jax.retrieval.passages import META, PassageStore, write_store
 from rag_jax.retrieval.protocol import Passage, RetrievalError
 from rag_jax.retrieval.verification import VerifiedFiles, file_entry
 from rag_jax.retrieval.versions import current
@@ -138,8 +138,7 @@ def test_the_thread_in_the_background_ends_with_its_folder(folders, monkeypatch)
 
 
 def write_meta(path, meta):
-    meta["fingerprint"] = _fingerprint(meta)
-    (path / "meta.json").write_text(json.dumps(meta))
+    META.write(path, {key: value for key, value in meta.items() if key != "fingerprint"})
 
 
 @pytest.mark.parametrize("change, says", [
@@ -252,7 +251,7 @@ def test_no_code_runs_from_an_index_folder(folders, tmp_path, way):
     if way == "listed":
         name = "scann/scann_docids.pkl"
         manifest["files"][name] = file_entry(path / name)
-    write_manifest(path, manifest)
+    MANIFEST.write(path, manifest)
     with pytest.raises(RetrievalError, match=str(path)):
         PassageIndex.open(path)
     assert not (tmp_path / "hacked").exists()
@@ -272,7 +271,7 @@ def test_a_manifest_that_lies_is_refused(folders, tmp_path, change):
     manifest = json.loads((path / "manifest.json").read_text())
     del manifest["checksum"]
     change(manifest)
-    write_manifest(path, manifest)
+    MANIFEST.write(path, manifest)
     with pytest.raises(RetrievalError, match=str(path)):
         PassageIndex.open(path)
 
@@ -292,7 +291,7 @@ def test_a_word_index_that_would_read_elsewhere_is_refused(folders, tmp_path, na
     manifest = json.loads((path / "manifest.json").read_text())
     del manifest["checksum"]
     manifest["files"][f"bm25/{name}"] = file_entry(path / "bm25" / name)
-    write_manifest(path, manifest)
+    MANIFEST.write(path, manifest)
     with pytest.raises(RetrievalError, match="bm25/"):
         Bm25Index.open(path)
 
