@@ -1,4 +1,4 @@
-"""Your own passages and questions, from nothing but a CPU: small models, trained from scratch.
+r"""Your own passages and questions, from nothing but a CPU: small models, trained from scratch.
 
     python -m rag_jax.train --config=configs/own_data.py --workdir=runs/mine \
         --config.data.passages=passages.tsv --config.data.train=train.jsonl \

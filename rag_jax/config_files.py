@@ -16,7 +16,6 @@ import sys
 import traceback
 import types
 import typing
-from typing import Any
 
 from rag_jax.config import Config, ConfigError
 from rag_jax.errors import UserError, near_matches
@@ -112,15 +111,9 @@ def to_json(config: Config) -> str:
 
 def from_json(text: str) -> Config:
     """The inverse of `to_json`; fields that are none (`REMOVED` aside) are a ConfigError."""
-
-    def flat(tree: dict, prefix: str = "") -> dict[str, Any]:
-        leaves: dict[str, Any] = {}
-        for key, value in tree.items():
-            if isinstance(value, dict):
-                leaves |= flat(value, f"{prefix}{key}.")
-            else:
-                leaves[prefix + key] = tuple(value) if isinstance(value, list) else value
-        return leaves
-
-    kept = {name: v for name, v in flat(json.loads(text)).items() if name not in REMOVED}
-    return validate(replace(Config(), kept))
+    tree = json.loads(text, object_hook=lambda node: {
+        name: tuple(value) if isinstance(value, list) else value for name, value in node.items()})
+    for removed in REMOVED:
+        section, _, name = removed.partition(".")
+        tree.get(section, {}).pop(name, None)
+    return validate(replace(Config(), tree))

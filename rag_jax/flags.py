@@ -4,7 +4,6 @@ Flags are read before jax is imported, so that `--help` and mistakes answer at o
 """
 
 import argparse
-import contextlib
 import ctypes
 import importlib.metadata
 import pathlib
@@ -16,7 +15,7 @@ from collections.abc import Callable, Sequence
 
 import rag_jax
 from rag_jax import config_files, hosts, overrides, rules
-from rag_jax.config import BART_PRESETS, BERT_PRESETS, EVAL_PRESETS, Config, ConfigError
+from rag_jax.config import PRESETS, Config, ConfigError
 from rag_jax.errors import UserError, near_matches
 from rag_jax.visible import visible_lines
 
@@ -65,32 +64,28 @@ def bare(option: str, value: str, argv: Sequence[str] | None = None) -> list[str
 
 def _field_help(config: Config) -> str:
     lines = ["configuration fields (--config.NAME=VALUE), with the defaults of this config:"]
-    for name, (hint, _, doc) in overrides.fields().items():
-        value = config
-        for part in name.split("."):
-            value = getattr(value, part)
-        shown = ",".join(value) if isinstance(value, tuple) else str(value).lower() if (
-            value is None or isinstance(value, bool)) else value
-        lines.append(f"  --config.{name}={shown}  ({overrides.type_name(hint)})\n      {doc}")
-    for where, presets in (("model.retriever", BERT_PRESETS), ("model.generator", BART_PRESETS),
-                           ("eval", EVAL_PRESETS)):
-        lines.append(f"presets of --config.{where}: {', '.join(presets)}")
+    for name, field in overrides.fields().items():
+        given = overrides.shown(overrides.value(config, name))
+        lines += [f"  --config.{name}={given}  ({overrides.field_type(field.type).name})",
+                  f"      {field.metadata['doc']}"]
+    for section in ("model.retriever", "model.generator", "eval"):
+        presets = PRESETS[type(overrides.value(config, section))]
+        lines.append(f"presets of --config.{section}: {', '.join(presets)}")
     return "\n".join(lines)
 
 
 def _changes(argv: Sequence[str]) -> tuple[dict[str, str], list[str]]:
     """Splits `--config.NAME=VALUE` and `--config.NAME VALUE` from the other arguments."""
-    changes, rest, arguments = {}, [], list(argv)
-    while arguments:
-        argument = arguments.pop(0)
+    changes, rest, arguments = {}, [], iter(argv)
+    for argument in arguments:
         if not argument.startswith("--config."):
             rest.append(argument)
             continue
         name, equals, value = argument.removeprefix("--config.").partition("=")
         if not equals:
-            if not arguments or arguments[0].startswith("--"):
+            value = next(arguments, "--")
+            if value.startswith("--"):
                 raise ConfigError(f"--config.{name}: a value is missing")
-            value = arguments.pop(0)
         changes[name] = value
     return changes, rest
 
@@ -117,32 +112,38 @@ def parse_with_config(parser: argparse.ArgumentParser, argv: Sequence[str] | Non
     parser.add_argument("--data_dir", metavar="DIR", help="short for --config.data.data_dir=DIR")
     _add_hosts(parser)
     changes, rest = _changes(sys.argv[1:] if argv is None else argv)
-    if {"-h", "--help"} & set(rest):
-        file = str(QUICKSTART)
-        if load is None:  # not for the others: they may have required options, missing here
-            file = parser.parse_known_args([a for a in rest if a not in ("-h", "--help")])[0].config
-        base = config_files.load_file(file)
-        parser.epilog = _field_help(overrides.replace(base, changes))
-        if load is None:
-            parser.epilog += "\n" + textwrap.fill(
-                f"shipped config files (--config=NAME): {', '.join(config_files.shipped())}", 98,
-                subsequent_indent="  ", break_on_hyphens=False)
-            if file != str(QUICKSTART):
-                parser.epilog = f"{file}:\n{config_files.about(file)}\n\n{parser.epilog}"
+    asked = [argument for argument in rest if argument not in ("-h", "--help")]
+    if asked != rest:
+        # Of --config alone: other commands may have required options, which are missing.
+        file = None if load else parser.parse_known_args(asked)[0].config
+        parser.epilog = _epilog(file, changes)
     options = parser.parse_intermixed_args(rest)
+    data_dir = changes.get("data.data_dir", options.data_dir)
+    if options.data_dir not in (None, data_dir):
+        raise ConfigError(f"--data_dir={options.data_dir} and --config.data.data_dir={data_dir}: "
+                          "give one of them")
     if options.data_dir is not None:
-        if options.data_dir != changes.setdefault("data.data_dir", options.data_dir):
-            raise ConfigError(f"--data_dir={options.data_dir} and --config.data.data_dir="
-                              f"{changes['data.data_dir']}: give one of them")
-    base = load(options) if load is not None else config_files.load_file(options.config)
-    if load is not None and "runs" in changes:
+        changes["data.data_dir"] = data_dir
+    base = load(options) if load else config_files.load_file(options.config)
+    if load and "runs" in changes:
         raise ConfigError(f"--config.runs={changes['runs']}: --run names the one of the workdir's "
                           "runs to open")
     config = rules.validate(overrides.replace(base, changes))
     # What a file sets is for the runs that it names.
-    own = overrides.not_default(config) if load is None and "runs" not in changes else []
+    own = [] if load or "runs" in changes else overrides.not_default(config)
     overrides.check_runs_allow(config, [*changes, *own])
     return options, config
+
+
+def _epilog(file: str | None, changes: dict[str, str]) -> str:
+    """What --help says of a config file, or None for the fields alone, with their values in it."""
+    config = overrides.replace(config_files.load_file(file or str(QUICKSTART)), changes)
+    if file is None:
+        return _field_help(config)
+    about = "" if file == str(QUICKSTART) else f"{file}:\n{config_files.about(file)}\n\n"
+    files = f"shipped config files (--config=NAME): {', '.join(config_files.shipped())}"
+    wrapped = textwrap.fill(files, 98, subsequent_indent="  ", break_on_hyphens=False)
+    return f"{about}{_field_help(config)}\n{wrapped}"
 
 
 def local_folder(name: str) -> str:
@@ -237,11 +238,9 @@ def _outcome(main: Callable[[], int | None]) -> int | str | None:
 
 
 def _versions() -> dict[str, str]:
-    found = {"rag_jax": rag_jax.__version__, "python": platform.python_version()}
-    for name in ("jax", "flax", "numpy"):
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            found[name] = importlib.metadata.version(name)
-    return found | {"platform": platform.platform()}
+    versions = {name: importlib.metadata.version(name) for name in ("jax", "flax", "numpy")}
+    return {"rag_jax": rag_jax.__version__, "python": platform.python_version(), **versions,
+            "platform": platform.platform()}
 
 
 def keep_memory() -> None:

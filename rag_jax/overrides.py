@@ -6,8 +6,10 @@
 """
 
 import dataclasses
+import functools
 import types
 import typing
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Literal
 
 from rag_jax.config import PRESETS, RUNS, Config, ConfigError
@@ -23,104 +25,139 @@ REMOVED = {
 }
 
 
-def _hints(cls: type) -> dict[str, Any]:
-    return typing.get_type_hints(cls)
+@dataclasses.dataclass(frozen=True)
+class FieldType:
+    """How the values of a field are written and recognised.
+
+    Attributes:
+      name: as `--help` and errors write it.
+      parse: text of the command line -> value; a ValueError where it is none.
+      accepts: whether a Python value is one.
+    """
+
+    name: str
+    parse: Callable[[str], Any]
+    accepts: Callable[[Any], bool]
 
 
-def fields(cls: type = Config, prefix: str = "") -> dict[str, tuple[Any, Any, str]]:
-    """Every leaf field: dotted name -> (type, default, help text)."""
-    found: dict[str, tuple[Any, Any, str]] = {}
-    hints = _hints(cls)
-    for f in dataclasses.fields(cls):
-        if dataclasses.is_dataclass(hints[f.name]):
-            found |= fields(hints[f.name], f"{prefix}{f.name}.")
-        else:
-            found[prefix + f.name] = (hints[f.name], f.default, f.metadata["doc"])
-    return found
+def _one_of(words: tuple[str, ...], text: str) -> str:
+    if text not in words:
+        raise ValueError(near_matches(text, words))
+    return text
 
 
-def type_name(hint: Any) -> str:
-    """How `--help` and errors write a field's type."""
+def _true_or_false(text: str) -> bool:
+    if text.lower() not in ("true", "false", "1", "0"):
+        raise ValueError("true or false")
+    return text.lower() in ("true", "1")
+
+
+def _is(value: Any, *kinds: type) -> bool:
+    """isinstance, but for True and False, which Python has for integers."""
+    return isinstance(value, kinds) and (bool in kinds or not isinstance(value, bool))
+
+
+_PLAIN = {
+    str: FieldType("str", str, lambda value: _is(value, str)),
+    bool: FieldType("bool", _true_or_false, lambda value: _is(value, bool)),
+    int: FieldType("int", int, lambda value: _is(value, int)),
+    float: FieldType("float", float, lambda value: _is(value, int, float)),
+}
+
+
+@functools.cache
+def field_type(hint: Any) -> FieldType:
+    """A plain type, one of some words, several values, or one of these or None."""
+    arguments = typing.get_args(hint)
     if typing.get_origin(hint) is Literal:
-        return "|".join(typing.get_args(hint))
+        return FieldType("|".join(arguments), functools.partial(_one_of, arguments),
+                         lambda value: value in arguments)
+    if hint in _PLAIN:
+        return _PLAIN[hint]
+    one = field_type(arguments[0])
     if isinstance(hint, types.UnionType):
-        return "|".join("none" if a is type(None) else type_name(a)
-                        for a in typing.get_args(hint))
-    if typing.get_origin(hint) is tuple:
-        return f"{type_name(typing.get_args(hint)[0])},..."
-    return hint.__name__
+        return FieldType(f"{one.name}|none",
+                         lambda text: None if text.lower() == "none" else one.parse(text),
+                         lambda value: value is None or one.accepts(value))
+    return FieldType(f"{one.name},...",
+                     lambda text: tuple(one.parse(part) for part in text.split(",") if part),
+                     lambda value: isinstance(value, tuple) and all(map(one.accepts, value)))
 
 
-def _parse(hint: Any, text: str) -> Any:
-    """`text` from the command line as a value of type `hint`; ValueError when it is none."""
-    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
-    if isinstance(hint, types.UnionType):
-        if text.lower() == "none":
-            return None
-        return _parse(next(a for a in arguments if a is not type(None)), text)
-    if origin is Literal:
-        if text not in arguments:
-            raise ValueError(near_matches(text, arguments))
-        return text
-    if origin is tuple:
-        return tuple(_parse(arguments[0], part) for part in text.split(",") if part)
-    if hint is bool:
-        if text.lower() not in ("true", "false", "1", "0"):
-            raise ValueError("true or false")
-        return text.lower() in ("true", "1")
-    return hint(text)
+def fields(cls: type = Config, prefix: str = "") -> dict[str, dataclasses.Field]:
+    """Every field that is no section, by its dotted name."""
+    leaves: dict[str, dataclasses.Field] = {}
+    for f in dataclasses.fields(cls):
+        leaves |= (fields(f.type, f"{prefix}{f.name}.") if dataclasses.is_dataclass(f.type)
+                   else {prefix + f.name: f})
+    return leaves
 
 
-def _accepts(hint: Any, value: Any) -> bool:
-    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
-    if isinstance(hint, types.UnionType):
-        return any(_accepts(a, value) for a in arguments)
-    if origin is Literal:
-        return value in arguments
-    if origin is tuple:
-        return isinstance(value, tuple) and all(_accepts(arguments[0], v) for v in value)
-    if hint is float:
-        return isinstance(value, (int, float)) and not isinstance(value, bool)
-    return isinstance(value, hint) and not (hint is int and isinstance(value, bool))
+def value(config: Any, dotted: str) -> Any:
+    """The value of a dotted field."""
+    return functools.reduce(getattr, dotted.split("."), config)
 
 
-def replace(config: Any, overrides: dict[str, Any], path: str = "config") -> Any:
+def shown(given: Any) -> str:
+    """A value as the command line writes it."""
+    if isinstance(given, tuple):
+        return ",".join(given)
+    return str(given).lower() if given is None or isinstance(given, bool) else str(given)
+
+
+def not_default(config: Config) -> list[str]:
+    """The fields that have another value than their default."""
+    default = Config()
+    return [name for name in fields() if value(config, name) != value(default, name)]
+
+
+def replace(config: Any, changes: dict[str, Any], path: str = "config") -> Any:
     """A copy of `config` with dotted fields replaced; strings are parsed to the field's type.
 
-    A model section can be set to the name of a preset.
+    A section can be given as a dictionary of its fields; one of the model, and eval, also as the
+    name of a preset.
 
     Raises:
       ConfigError: an unknown field or a value of another type, with near matches.
     """
-    for dotted, value in overrides.items():
+    for dotted, new in changes.items():
         name, _, rest = dotted.partition(".")
-        hints = _hints(type(config))
-        removed = f"{path}.{dotted}".removeprefix("config.")
-        if removed in REMOVED:
-            raise ConfigError(f"config.{removed}: no field any more: {REMOVED[removed]}")
+        hints = {f.name: f.type for f in dataclasses.fields(config)}
+        where, whole = f"{path}.{name}", f"{path}.{dotted}"
+        if whole.removeprefix("config.") in REMOVED:
+            raise ConfigError(f"{whole}: no field any more: {REMOVED[whole[len('config.'):]]}")
         if name not in hints:
-            raise ConfigError(f"{path}.{name}: no such field; {near_matches(name, hints)}")
-        hint, where = hints[name], f"{path}.{name}"
+            raise ConfigError(f"{where}: no such field; {near_matches(name, hints)}")
+        section = dataclasses.is_dataclass(hints[name])
+        if rest and not section:
+            raise ConfigError(f"{where} is a single value and has no field {rest!r}")
         if rest:
-            if not dataclasses.is_dataclass(hint):
-                raise ConfigError(f"{where} is a single value and has no field {rest!r}")
-            new = replace(getattr(config, name), {rest: value}, where)
-        elif hint in PRESETS and value in PRESETS[hint]:
-            new = PRESETS[hint][value]
-        elif dataclasses.is_dataclass(hint):
-            presets = f" or be one of {', '.join(PRESETS[hint])}" if hint in PRESETS else ""
-            raise ConfigError(f"{where}={value!r}: a section; set its fields ({where}.NAME=...)"
-                              f"{presets}")
+            new = {rest: new}
+        if section and isinstance(new, dict):
+            new = replace(getattr(config, name), new, where)
         else:
-            new = value
-            if isinstance(value, str) and not _accepts(hint, value):
-                try:
-                    new = _parse(hint, value)
-                except ValueError as error:
-                    raise ConfigError(
-                        f"{where}={value!r}: expected {type_name(hint)} ({error})") from None
+            new = (_preset if section else _parsed)(hints[name], new, where)
         config = dataclasses.replace(config, **{name: new})
     return config
+
+
+def _preset(section: type, name: str, where: str) -> Any:
+    presets = PRESETS.get(section, {})
+    if name not in presets:
+        raise ConfigError(f"{where}={name!r}: a section; set its fields ({where}.NAME=...)"
+                          + f" or be one of {', '.join(presets)}" * bool(presets))
+    return presets[name]
+
+
+def _parsed(hint: Any, given: Any, where: str) -> Any:
+    """A value that the command line gives as text; what is no text is left to `validate`."""
+    wanted = field_type(hint)
+    if not isinstance(given, str) or wanted.accepts(given):
+        return given
+    try:
+        return wanted.parse(given)
+    except ValueError as error:
+        raise ConfigError(f"{where}={given!r}: expected {wanted.name} ({error})") from None
 
 
 def lexical(config: Config) -> bool:
@@ -140,17 +177,17 @@ def for_run(config: Config, run: str) -> Config:
     return replace(config, {**RUNS[run].sets, "runs": (run,)})
 
 
-def set_otherwise(config: Config, names: typing.Iterable[str]) -> typing.Iterator[str]:
+def set_otherwise(config: Config, names: Iterable[str]) -> Iterator[str]:
     """Of the fields `names`, those that every run of the configuration has another value of."""
     for name in names:
-        of_runs = [str(RUNS[run].sets.get(name, "")).lower() for run in config.runs]
-        given = str(value(config, name)).lower()
+        of_runs = [shown(RUNS[run].sets.get(name, "")) for run in config.runs]
+        given = shown(value(config, name))
         if all(of_runs) and given not in of_runs:
             yield (f"config.{name}={given}: run {config.runs[0]!r} sets config.{name}="
                    f"{of_runs[0]}")
 
 
-def check_runs_allow(config: Config, names: typing.Iterable[str]) -> None:
+def check_runs_allow(config: Config, names: Iterable[str]) -> None:
     """Fields that a command or a config file sets must not be what all its runs set otherwise.
 
     Raises:
@@ -158,16 +195,3 @@ def check_runs_allow(config: Config, names: typing.Iterable[str]) -> None:
     """
     for problem in set_otherwise(config, names):
         raise ConfigError(f"{problem}; leave the field out, or name another run")
-
-
-def not_default(config: Config) -> list[str]:
-    """The fields that have another value than their default."""
-    default = Config()
-    return [name for name in fields() if value(config, name) != value(default, name)]
-
-
-def value(config: Config, dotted: str) -> Any:
-    """The value of a dotted field."""
-    for name in dotted.split("."):
-        config = getattr(config, name)
-    return config

@@ -251,9 +251,9 @@ def test_everything_that_is_wrong_is_told_at_once():
 
 
 def test_no_field_lacks_help_or_has_a_default_of_another_type():
-    for name, (hint, default, doc) in overrides.fields().items():
-        assert doc and overrides.type_name(hint), name
-        assert replace(Config(), {name: default}) is not None
+    for name, field in overrides.fields().items():
+        assert field.metadata["doc"] and overrides.field_type(field.type).name, name
+        assert replace(Config(), {name: field.default}) is not None
     validate(Config())
 
 

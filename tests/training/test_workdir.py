@@ -26,11 +26,12 @@ def test_the_same_configuration_goes_on(tmp_path):
 
 
 def changed_value(name):
-    hint, default, _ = overrides.fields()[name]
-    if "bool" in overrides.type_name(hint):
+    field = overrides.fields()[name]
+    default, kind = field.default, overrides.field_type(field.type).name
+    if "bool" in kind:
         return not default
-    if isinstance(default, str) and overrides.type_name(hint) != "str":
-        return next(v for v in overrides.type_name(hint).split("|") if v != default)
+    if isinstance(default, str) and kind != "str":
+        return next(v for v in kind.split("|") if v != default)
     if isinstance(default, str):
         return "other"
     if isinstance(default, tuple):
