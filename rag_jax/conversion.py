@@ -27,10 +27,11 @@ from rag_jax.config import (
 from rag_jax.data.text import Tokenizer
 from rag_jax.hub import families
 from rag_jax.hub import load as hub
-from rag_jax.hub.families import SpecialIds
+from rag_jax.hub.card import Provenance, model_card
+from rag_jax.hub.families import Architecture, SpecialIds
 from rag_jax.hub.save import save
 from rag_jax.models import rag
-from rag_jax.retrieval.verification import write_digests
+from rag_jax.retrieval.verification import read_object, write_digests
 from rag_jax.training import pretrained, workdir
 from rag_jax.training.checkpoint import Checkpointer
 
@@ -74,7 +75,8 @@ def _import(source: str, out: pathlib.Path) -> str:
     found = hub.load(source)
     files.remove_leftovers(out.parent)
     with files.new_folder(out) as temporary:
-        meta = {"family": found.family, "ids": found.ids and dataclasses.asdict(found.ids)}
+        meta = {"family": found.family, "ids": found.ids and dataclasses.asdict(found.ids),
+                "source": source}
         for tower, params in found.params.items():
             stored = "query_encoder" if tower == pretrained.PLAIN else tower
             with Checkpointer(temporary / tower) as checkpointer:
@@ -118,12 +120,20 @@ def _export(path: pathlib.Path, out: pathlib.Path, run: str | None, family: str 
             raise ConfigError(f"--run={run}: it has a null document (config.model.null_document), "
                               "which transformers' RAG has not; export another run")
     model = _model(config, tokenizers)
-    mesh = parallel.make_mesh(config.mesh)
-    params, ids, kind = _params(path, config, run, model, mesh)
+    params, ids, kind, base = _params(path, config, run, model, parallel.make_mesh(config.mesh))
     written = ["without the classifier, for which there is no class"] * (rag.CLASSIFIER in params)
     params.pop(rag.CLASSIFIER, None)
-    arguments: dict[str, Any] = {"retriever": model.retriever, "generator": model.generator,
-                                 "ids": ids, "tokenizers": tokenizers}
+    architecture = Architecture(model.retriever, model.generator, ids)
+    base = {tower: source for tower, source in {**config.model.sources, **base}.items()
+            if tower in params}
+    provenance = _provenance(path, config, run, base)
+
+    def export(folder: pathlib.Path, family: str, fields: dict[str, Any] | None = None) -> None:
+        parts = families.FAMILIES.get(family)
+        card = model_card(family, parts.model_type, provenance) if parts else ""
+        save(folder, family, params, architecture, tokenizers=tokenizers, fields=fields, card=card)
+        written.append(f"{family} in {folder}")
+
     together = {"query_encoder", "generator"} <= set(params) and bool(
         family or kind in RAG_FAMILY)
     main = family or (RAG_FAMILY[kind] if together else FAMILY_OF[next(iter(params))])
@@ -131,13 +141,23 @@ def _export(path: pathlib.Path, out: pathlib.Path, run: str | None, family: str 
         tower: out / tower for tower in params}
     if together or len(params) == 1:
         inputs = families.inputs_json(config.data.source_format, config.data.question_text)
-        save(out, main, params, **arguments, fields=inputs if together else None)
-        written.append(f"{main} in {out}")
+        export(out, main, inputs if together else None)
     for tower, folder in pieces.items():
         if tower in params and len(params) > 1:
-            save(folder, FAMILY_OF[tower], params, **arguments)
-            written.append(f"{FAMILY_OF[tower]} in {folder}")
+            export(folder, FAMILY_OF[tower])
     return "; ".join(written)
+
+
+def _provenance(path: pathlib.Path, config: Config, run: str | None, base: dict[str, str]
+                ) -> Provenance:
+    """What the workdir says of its weights, for their model card."""
+    names = ("passages", "train", "dev", "test") if run or config.train.steps else ()
+    data = {name: getattr(config.data, name) for name in names if getattr(config.data, name)}
+    if names and not config.data.passages:
+        data = {"passages": "the world of countries that rag_jax ships"}
+    reports = sorted(path.glob(f"{run}/evaluation/*/metrics.json")) if run else []
+    return Provenance(run or "", base, data, {
+        file.parent.name: read_object(file.parent, file.name) for file in reports})
 
 
 def _model(config: Config, tokenizers: dict[str, Tokenizer]) -> rag.RagModel:
@@ -153,12 +173,13 @@ def _model(config: Config, tokenizers: dict[str, Tokenizer]) -> rag.RagModel:
 
 
 def _params(path: pathlib.Path, config: Config, run: str | None, model: rag.RagModel, mesh: Mesh
-            ) -> tuple[dict[str, Any], SpecialIds | None, str]:
-    """(parameters by tower, special ids where a checkpoint brought some, "token" or "sequence")."""
+            ) -> tuple[dict[str, Any], SpecialIds | None, str, dict[str, str]]:
+    """(parameters by tower, special ids where a checkpoint brought some, "token" or "sequence",
+    the sources that converted towers came from)."""
     if run:
         params, _ = pretrained.restore_run(path / run, model, mesh)
-        return params, None, config.kind
-    params, ids, kind = {}, None, config.kind
+        return params, None, config.kind, {}
+    params, ids, kind, sources = {}, None, config.kind, {}
     for tower in (*rag.TOWERS, pretrained.PLAIN):
         try:
             pretrained.folder_of(path, tower)
@@ -167,6 +188,7 @@ def _params(path: pathlib.Path, config: Config, run: str | None, model: rag.RagM
         params[tower], meta = pretrained.restore_tower(path, tower, model, mesh)
         ids = SpecialIds(**meta["ids"]) if meta.get("ids") else ids
         kind = KINDS.get(meta.get("family"), kind)
+        sources |= {tower: meta["source"]} if meta.get("source") else {}
     if not params:
         raise ConfigError(f"{path}: no checkpoint to export")
-    return params, ids, kind
+    return params, ids, kind, sources

@@ -7,10 +7,12 @@ import numpy as np
 import pytest
 import tiny
 
-from rag_jax import conversion
-from rag_jax.config import ConfigError
+from rag_jax import conversion, overrides
+from rag_jax.config import Config, ConfigError
 from rag_jax.data.text import train_bart_tokenizer, train_bert_tokenizer
 from rag_jax.hub import load as hub
+from rag_jax.hub.card import Provenance, model_card
+from rag_jax.hub.families import Architecture
 from rag_jax.hub.save import save
 from rag_jax.hub.stored import HubError
 from rag_jax.training import workdir
@@ -37,8 +39,9 @@ def folders(tmp_path_factory, tokenizers):
     for name, family in (("rag", "RagSequenceForGeneration"), ("question", "DPRQuestionEncoder"),
                          ("context", "DPRContextEncoder"), ("bert", "BertModel"),
                          ("bart", "BartForConditionalGeneration")):
-        save(root / name, family, params, generator=model.generator, tokenizers=tokenizers,
-             retriever=plain.retriever if name == "bert" else model.retriever)
+        retriever = plain.retriever if name == "bert" else model.retriever
+        save(root / name, family, params, Architecture(retriever, model.generator),
+             tokenizers=tokenizers)
     return root
 
 
@@ -54,6 +57,8 @@ def test_there_and_back_gives_the_same_files(folders, tmp_path, name):
     assert workdir.exists(tmp_path / "workdir")
     conversion.convert(str(tmp_path / "workdir"), str(tmp_path / "back"))
     found, expected = files(tmp_path / "back"), files(folders / name)
+    card = found.pop("README.md").decode()
+    assert "license: unknown" in card and f"`{name}`" in card, "it says what it started from"
     assert found.keys() == expected.keys()
     assert [n for n in found if found[n] != expected[n]] == []
 
@@ -75,6 +80,27 @@ def test_a_workdir_of_all_towers_becomes_rag_and_a_document_encoder(folders, tmp
         expected = hub.load(folders / name).params
         for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
             np.testing.assert_array_equal(a, b)
+
+
+def test_a_card_says_what_the_workdir_knows(tmp_path):
+    """Weights whose data and scores nobody can tell are of no use to others; paths of one machine
+    are of none either."""
+    config = overrides.replace(Config(), {
+        "data.passages": "/home/somebody/wiki.tsv", "data.train": "task:nq:train",
+        "model.generator.pretrained": "facebook/bart-large"})
+    for split, em in (("dev", 41.25), ("test", 44.5)):
+        folder = tmp_path / "rag_token" / "evaluation" / split
+        folder.mkdir(parents=True)
+        (folder / "metrics.json").write_text(json.dumps({"em": em, "f1": 50}))
+    provenance = conversion._provenance(tmp_path, config, "rag_token", config.model.sources)
+    card = model_card("RagTokenForGeneration", "rag", provenance)
+    for line in ("run `rag_token`", "- generator: `facebook/bart-large`",
+                 "- train: `task:nq:train`", "- passages: `wiki.tsv`",
+                 "| metric | dev | test |", "| em | 41.25 | 44.5 |",
+                 "license: unknown", "RagTokenForGeneration.from_pretrained"):
+        assert line in card
+    assert "somebody" not in card
+    assert "trained from scratch" in model_card("BartModel", "bart", Provenance("", {}, {}, {}))
 
 
 def test_another_class_can_be_asked_for(folders, tmp_path):

@@ -97,6 +97,18 @@ class SpecialIds:
     forced_eos: int | None = None
 
 
+@dataclasses.dataclass(frozen=True)
+class Architecture:
+    """What the towers of a checkpoint compute; None where it has no such tower.
+
+    retriever: of the encoders;  generator: of the generator;  ids: the generator's special tokens.
+    """
+
+    retriever: BertConfig | None = None
+    generator: BartConfig | None = None
+    ids: SpecialIds | None = None
+
+
 IDS = {"start": "decoder_start_token_id", "end": "eos_token_id", "pad": "pad_token_id",
        "bos": "bos_token_id", "forced_bos": "forced_bos_token_id",
        "forced_eos": "forced_eos_token_id"}
@@ -211,12 +223,42 @@ def bart_config(config: Mapping[str, Any], file: pathlib.Path) -> BartConfig:
             result.decoder_mlp_width != result.mlp_width)), file)
 
 
-def generator(config: Mapping[str, Any], generation: Mapping[str, Any], file: pathlib.Path
-              ) -> tuple[BartConfig, SpecialIds]:
-    """A BART's configuration, with a start token where it is not </s>, and its special tokens."""
-    found, ids = bart_config(config, file), special_ids(config, generation, file)
-    return (found if ids.start == ids.end else dataclasses.replace(found, start_token=ids.start),
-            ids)
+def architecture(config: Mapping[str, Any], generation: Mapping[str, Any], model_type: str,
+                 file: pathlib.Path) -> Architecture:
+    """The configurations of all towers of a config.json; a generator has a start token of its own
+    where that is not </s>.
+
+    Args:
+      config: its content.
+      generation: that of generation_config.json, or {}.
+      model_type: of the `Family`.
+      file: to name in messages.
+
+    Raises:
+      HubError: as `bert_config`, `special_ids`; a part of RAG that is no DPR, BERT or BART.
+    """
+    encoder = config if model_type in ("bert", "dpr") else None
+    bart = config if model_type == "bart" else None
+    if model_type == "rag":
+        encoder = _part(config, "question_encoder", ("dpr", "bert"), file)
+        bart = _part(config, "generator", ("bart",), file)
+    retriever = bert_config(encoder, file) if encoder else None
+    if not bart:
+        return Architecture(retriever)
+    generator, ids = bart_config(bart, file), special_ids(bart, generation, file)
+    if ids.start != ids.end:
+        generator = dataclasses.replace(generator, start_token=ids.start)
+    return Architecture(retriever, generator, ids)
+
+
+def _part(config: Mapping[str, Any], name: str, known: tuple[str, ...], file: pathlib.Path
+          ) -> dict[str, Any]:
+    value = config.get(name)
+    if not isinstance(value, dict) or value.get("model_type", known[0]) not in known:
+        kind = value.get("model_type") if isinstance(value, dict) else value
+        raise HubError(f"{file}: {name} is {kind!r}; expected a section of model_type "
+                       f"{' or '.join(known)}")
+    return value
 
 
 def _checked(config: Any, file: pathlib.Path) -> Any:

@@ -11,9 +11,8 @@ import jax
 import numpy as np
 
 from rag_jax import parallel
-from rag_jax.config import BartConfig, BertConfig
 from rag_jax.hub import families, names, sentence
-from rag_jax.hub.families import SpecialIds
+from rag_jax.hub.families import Architecture
 from rag_jax.hub.stored import HEADER_LIMIT, HubError, read_json
 from rag_jax.hub.tensors import Tensors, open_tensors
 from rag_jax.models.bart import Bart
@@ -32,29 +31,26 @@ TORCH_FILES = ["pytorch_model.bin", "pytorch_model.bin.index.json", "pytorch_mod
 
 
 @dataclasses.dataclass(frozen=True)
-class Pretrained:
+class Pretrained(Architecture):
     """A checkpoint in our terms.
 
+    family: the class of transformers, such as "BartForConditionalGeneration".
     towers: those of the file, whichever of them were loaded.
     params: by tower, among "query_encoder", "document_encoder" and "generator" as in
       `RagModel.init` (unboxed, float32), and "bert": a plain BERT in the form of either encoder.
-    retriever: of the encoders, or None; generator: or None; ids: the generator's, or None.
     kind: "token" or "sequence" where a RAG checkpoint says so.
+    tokenizers: folders by tower ("query_encoder" and "generator" for RAG), where there are any.
     inputs: (data.source_format, data.question_text) that a RAG checkpoint's generator was trained
       with, or None.
-    search: how its answers are searched, as `families.search`; empty without a generator.
     origins: what the encoders were trained on, by tower, where name or model card tell it.
-    tokenizers: folders by tower ("query_encoder" and "generator" for RAG), where there are any.
+    search: how its answers are searched, as `families.search`; empty without a generator.
     """
 
-    family: str  # the class of transformers, such as "BartForConditionalGeneration"
-    retriever: BertConfig | None
-    generator: BartConfig | None
-    ids: SpecialIds | None
-    towers: tuple[str, ...]
-    params: Params
-    kind: str | None
-    tokenizers: dict[str, pathlib.Path]
+    family: str = ""
+    towers: tuple[str, ...] = ()
+    params: Params = dataclasses.field(default_factory=dict)
+    kind: str | None = None
+    tokenizers: Mapping[str, pathlib.Path] = dataclasses.field(default_factory=dict)
     inputs: tuple[str, str] | None = None
     origins: Mapping[str, str] = dataclasses.field(default_factory=dict)
     search: Mapping[str, int | float] = dataclasses.field(default_factory=dict)
@@ -134,14 +130,12 @@ def load(source: str | os.PathLike, *, towers: Collection[str] | None = None,
       HubError: damaged, unknown or incomplete; the message names the file and the remedy.
     """
     found, tensors, places = _open(locate(source, offline, revision))
-    if found.retriever:
-        found = dataclasses.replace(
-            found, retriever=dataclasses.replace(found.retriever, **(retriever or {})))
-    if found.generator:
-        found = dataclasses.replace(
-            found, generator=dataclasses.replace(found.generator, **(generator or {})))
-    weights = plan(places, found.retriever, found.generator)
-    boxed = abstract(places, found.retriever, found.generator)
+    for name, asked in (("retriever", retriever), ("generator", generator)):
+        if config := getattr(found, name):
+            found = dataclasses.replace(
+                found, **{name: dataclasses.replace(config, **(asked or {}))})
+    weights = plan(places, found)
+    boxed = abstract(places, found)
     names.check(tensors, weights, names.shapes(weights, leaves(nn.meta.unbox(boxed))))
     wanted = [tower for tower in places if towers is None or tower in towers]
     if not wanted:
@@ -158,12 +152,13 @@ def _open(folder: pathlib.Path) -> tuple[Pretrained, Tensors, dict[str, names.Pl
     sentence.check(folder)
     tensors = open_tensors(folder)
     family = families.detect(config, tensors, file)
-    found = Pretrained(family.architecture, *_configs(file, family, config, generation),
-                       tuple(family.places), {}, family.kind, _tokenizers(folder, family),
-                       families.inputs(config, family), _origins(folder, family, config))
-    if found.generator:
-        found = dataclasses.replace(found, search=families.search(
-            config, generation, generation_file if generation else file))
+    parts = families.architecture(config, generation, family.model_type, file)
+    found = Pretrained(
+        parts.retriever, parts.generator, parts.ids, family=family.architecture,
+        towers=tuple(family.places), kind=family.kind, tokenizers=_tokenizers(folder, family),
+        inputs=families.inputs(config, family), origins=_origins(folder, family, config),
+        search=families.search(config, generation, generation_file if generation else file)
+        if parts.generator else {})
     bert, bart = found.retriever, found.generator
     depths = [bert.layers] if bert else []
     depths += [bart.encoder_layers, bart.decoder_layers] if bart else []
@@ -172,25 +167,6 @@ def _open(folder: pathlib.Path) -> tuple[Pretrained, Tensors, dict[str, names.Pl
                        f"{len(tensors)} tensors in all. Use the config.json that was saved with "
                        "these weights")
     return found, tensors, family.places
-
-
-def _configs(file: pathlib.Path, family: families.Family, config: Mapping[str, Any],
-             generation: Mapping[str, Any]
-             ) -> tuple[BertConfig | None, BartConfig | None, SpecialIds | None]:
-    if family.model_type in ("bert", "dpr"):
-        return families.bert_config(config, file), None, None
-    if family.model_type == "bart":
-        return None, *families.generator(config, generation, file)
-    parts = []
-    for part, known in (("question_encoder", ("dpr", "bert")), ("generator", ("bart",))):
-        value = config.get(part)
-        if not isinstance(value, dict) or value.get("model_type", known[0]) not in known:
-            kind = value.get("model_type") if isinstance(value, dict) else value
-            raise HubError(f"{file}: {part} is {kind!r}; expected a section of model_type "
-                           f"{' or '.join(known)}")
-        parts.append(value)
-    return families.bert_config(parts[0], file), *families.generator(
-        parts[1], generation, file)
 
 
 def _tokenizers(folder: pathlib.Path, family: families.Family) -> dict[str, pathlib.Path]:
@@ -215,23 +191,21 @@ def _origins(folder: pathlib.Path, family: families.Family, config: Mapping[str,
     return {tower: origin for tower, origin in found.items() if origin}
 
 
-def plan(places: Mapping[str, names.Place], retriever: BertConfig | None,
-         generator: BartConfig | None) -> list[names.Weight]:
+def plan(places: Mapping[str, names.Place], architecture: Architecture) -> list[names.Weight]:
     """All weights of a checkpoint with these towers."""
     return [weight for tower, place in places.items() for weight in (
-        names.bart_weights(tower, generator, place) if tower == "generator"
-        else names.bert_weights(tower, retriever, place))]
+        names.bart_weights(tower, architecture.generator, place) if tower == "generator"
+        else names.bert_weights(tower, architecture.retriever, place))]
 
 
-def abstract(towers: Mapping[str, Any], retriever: BertConfig | None,
-             generator: BartConfig | None) -> Params:
+def abstract(towers: Collection[str], architecture: Architecture) -> Params:
     """Shapes of the towers' parameters, boxed with their logical axis names."""
     ids, mask = np.zeros((1, 1), np.int32), np.ones((1, 1), bool)
+    bart, encoder = Bart(architecture.generator), DprEncoder(architecture.retriever)
 
     def init(tower: str) -> Params:
-        if tower == "generator":
-            return Bart(generator).init(jax.random.key(0), ids, mask, ids)["params"]
-        return DprEncoder(retriever).init(jax.random.key(0), ids, mask)["params"]
+        module, *inputs = (bart, ids, mask, ids) if tower == "generator" else (encoder, ids, mask)
+        return module.init(jax.random.key(0), *inputs)["params"]
 
     return jax.eval_shape(lambda: {tower: init(tower) for tower in towers})
 

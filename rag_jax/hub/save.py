@@ -11,10 +11,10 @@ import flax.linen as nn
 import numpy as np
 
 from rag_jax import files
-from rag_jax.config import BartConfig, BertConfig
+from rag_jax.config import BartConfig
 from rag_jax.data.text import Tokenizer
 from rag_jax.hub import families, names
-from rag_jax.hub.families import FAMILIES, SpecialIds
+from rag_jax.hub.families import FAMILIES, Architecture, SpecialIds
 from rag_jax.hub.load import TOKENIZER_FOLDERS, abstract, leaves, plan
 from rag_jax.hub.stored import HubError
 from rag_jax.hub.tensors import write_safetensors
@@ -23,10 +23,10 @@ from rag_jax.types import Params
 WRITTEN = [name for name in FAMILIES if name not in ("BertForMaskedLM", "BertForPreTraining")]
 
 
-def save(directory: str | os.PathLike, family: str, params: Params, *,
-         retriever: BertConfig | None = None, generator: BartConfig | None = None,
-         ids: SpecialIds | None = None, tokenizers: Mapping[str, Tokenizer] | None = None,
-         fields: Mapping[str, Any] | None = None, shard_bytes: int = 5_000_000_000) -> None:
+def save(directory: str | os.PathLike, family: str, params: Params, architecture: Architecture, *,
+         tokenizers: Mapping[str, Tokenizer] | None = None,
+         fields: Mapping[str, Any] | None = None, card: str = "",
+         shard_bytes: int = 5_000_000_000) -> None:
     """Writes config.json, model.safetensors and tokenizer files; transformers' `from_pretrained`
     then reports no missing and no unexpected key.
 
@@ -35,40 +35,43 @@ def save(directory: str | os.PathLike, family: str, params: Params, *,
 
     Args:
       directory: a new or empty folder.
-      family: BertModel, DPRQuestionEncoder, DPRContextEncoder, BartModel,
-        BartForConditionalGeneration, RagModel, RagTokenForGeneration, RagSequenceForGeneration.
+      family: one of `WRITTEN`, a class of transformers.
       params: {"query_encoder", "document_encoder", "generator", "bert"}, those that the family
         has; for BertModel any one encoder without a projection; looped or scanned.
-      retriever: of the encoder;  generator: of the generator.
-      ids: the generator's special tokens; None = those of its tokenizer, else of facebook/bart.
+      architecture: of the towers that the family has; without ids they are those of the
+        generator's tokenizer, or without one those of facebook/bart.
       tokenizers: by tower, as in `Pretrained`; none = no tokenizer files.
       fields: more fields of config.json, such as {"n_docs": 5} of RAG.
+      card: the text of README.md, as of `card.model_card`; empty = no such file.
       shard_bytes: larger weights are split into files of so many bytes.
 
     Raises:
       HubError: the folder exists, the family is unknown, or the parameters do not fit it.
     """
     target, tokenizers = pathlib.Path(directory), dict(tokenizers or {})
-    _check_arguments(target, family, params, retriever, generator)
-    towers = FAMILIES[family].places
-    ids = ids or _ids_of(tokenizers.get("generator"), generator)
+    _check_arguments(target, family, params, architecture)
+    if not architecture.ids:
+        ids = _ids_of(tokenizers.get("generator"), architecture.generator)
+        architecture = Architecture(architecture.retriever, architecture.generator, ids)
     with files.new_folder(target) as folder:
-        _write_weights(folder, family, params, retriever, generator, shard_bytes)
+        _write_weights(folder, family, params, architecture, shard_bytes)
         config = {"architectures": [family], "dtype": "float32",
-                  **_config(family, retriever, generator, ids), **(fields or {})}
+                  **_config(family, architecture), **(fields or {})}
         _write_json(folder / "config.json", config)
         if family == "BartForConditionalGeneration":
-            _write_json(folder / "generation_config.json", families.generation_json(ids))
-        lengths = {tower: generator.max_positions if tower == "generator"
-                   else retriever.max_positions for tower in towers}
-        for tower in towers:
+            _write_json(folder / "generation_config.json",
+                        families.generation_json(architecture.ids))
+        if card:
+            (folder / "README.md").write_text(card, "utf-8")
+        for tower in FAMILIES[family].places:
             place = TOKENIZER_FOLDERS[tower] if FAMILIES[family].model_type == "rag" else "."
+            part = architecture.generator if tower == "generator" else architecture.retriever
             if tower in tokenizers:
-                save_tokenizer(folder / place, tokenizers[tower], lengths[tower])
+                save_tokenizer(folder / place, tokenizers[tower], part.max_positions)
 
 
 def _check_arguments(target: pathlib.Path, family: str, params: Params,
-                     retriever: BertConfig | None, generator: BartConfig | None) -> None:
+                     architecture: Architecture) -> None:
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise HubError(f"{target} exists and is not empty: choose a new folder, or remove it")
     if family not in WRITTEN:
@@ -76,14 +79,13 @@ def _check_arguments(target: pathlib.Path, family: str, params: Params,
     towers = FAMILIES[family].places
     if absent := [tower for tower in towers if tower not in params]:
         raise HubError(f"{family} needs params[{absent[0]!r}]; there are {', '.join(params)}")
-    needed = {"generator": generator} if set(towers) == {"generator"} else (
-        {"retriever": retriever, "generator": generator} if "generator" in towers
-        else {"retriever": retriever})
-    if absent := [name for name, config in needed.items() if config is None]:
+    needed = ["retriever"] * (set(towers) != {"generator"}) + ["generator"] * (
+        "generator" in towers)
+    if absent := [name for name in needed if getattr(architecture, name) is None]:
         raise HubError(f"{family} needs the configuration of its {' and '.join(absent)}")
-    if family == "BertModel" and retriever.projection:
-        raise HubError(f"BertModel has no projection (here {retriever.projection}): save it as "
-                       "DPRQuestionEncoder or DPRContextEncoder")
+    if family == "BertModel" and architecture.retriever.projection:
+        raise HubError(f"BertModel has no projection (here {architecture.retriever.projection}): "
+                       "save it as DPRQuestionEncoder or DPRContextEncoder")
     if family == "BartModel" and np.asarray(params["generator"]["final_logits_bias"]).any():
         raise HubError("BartModel has no final_logits_bias, and this one is not zero: save it as "
                        "BartForConditionalGeneration")
@@ -97,28 +99,27 @@ def _ids_of(tokenizer: Tokenizer | None, generator: BartConfig | None) -> Specia
     return ids
 
 
-def _config(family: str, retriever: BertConfig | None, generator: BartConfig | None,
-            ids: SpecialIds) -> dict[str, Any]:
+def _config(family: str, architecture: Architecture) -> dict[str, Any]:
+    retriever, generator = architecture.retriever, architecture.generator
     model_type = FAMILIES[family].model_type
     if model_type in ("bert", "dpr"):
         return families.bert_json(retriever, model_type)
     if model_type == "bart":
-        return families.bart_json(generator, ids)
+        return families.bart_json(generator, architecture.ids)
     return {
         "model_type": "rag", "is_encoder_decoder": True,
         "question_encoder": families.bert_json(retriever, "dpr"),
-        "generator": families.bart_json(generator, ids),
+        "generator": families.bart_json(generator, architecture.ids),
         "retrieval_vector_size": retriever.projection or retriever.width,
     }
 
 
-def _write_weights(folder: pathlib.Path, family: str, params: Params,
-                   retriever: BertConfig | None, generator: BartConfig | None,
+def _write_weights(folder: pathlib.Path, family: str, params: Params, architecture: Architecture,
                    shard_bytes: int) -> None:
     places = FAMILIES[family].places
     tree = leaves(nn.meta.unbox({tower: params[tower] for tower in places}))
-    weights = plan(places, retriever, generator)
-    asked = leaves(nn.meta.unbox(abstract(places, retriever, generator)))
+    weights = plan(places, architecture)
+    asked = leaves(nn.meta.unbox(abstract(places, architecture)))
     expected, actual = names.shapes(weights, asked), names.shapes(weights, tree)
     by_name, shapes = {}, {}
     for weight in weights:
@@ -131,8 +132,8 @@ def _write_weights(folder: pathlib.Path, family: str, params: Params,
         by_name[weight.names[0]] = weight
         shapes[weight.names[0]] = names.their_shape(actual[weight.path], weight.form)
     if family == "BertModel":
-        shapes["pooler.dense.weight"] = (retriever.width, retriever.width)
-        shapes["pooler.dense.bias"] = (retriever.width,)
+        width = architecture.retriever.width
+        shapes |= {"pooler.dense.weight": (width, width), "pooler.dense.bias": (width,)}
 
     def read(name: str) -> np.ndarray:
         if name.startswith("pooler."):

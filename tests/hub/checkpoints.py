@@ -9,7 +9,7 @@ import numpy as np
 import safetensors.numpy
 
 from rag_jax.config import BartConfig, BertConfig
-from rag_jax.hub.families import SpecialIds
+from rag_jax.hub.families import Architecture, SpecialIds
 from rag_jax.hub.load import abstract
 from rag_jax.hub.save import save
 
@@ -27,7 +27,7 @@ TOWERS = {"BertModel": ["bert"], "DPRQuestionEncoder": ["query_encoder"],
 def params(family: str, bert: BertConfig = BERT, bart: BartConfig = BART) -> dict:
     """Random parameters of a family."""
     rng = np.random.default_rng(0)
-    shapes = nn.meta.unbox(abstract(TOWERS[family], bert, bart))
+    shapes = nn.meta.unbox(abstract(TOWERS[family], Architecture(bert, bart)))
     result = jax.tree.map(lambda x: rng.normal(size=x.shape).astype(np.float32), shapes)
     if family == "BartModel":
         generator = result["generator"]
@@ -39,7 +39,7 @@ def written(folder: pathlib.Path, family: str, bert: BertConfig = BERT, bart: Ba
             **settings) -> tuple[pathlib.Path, dict]:
     """(folder/family, parameters) of a saved checkpoint."""
     tree = params(family, bert, bart)
-    save(folder / family, family, tree, retriever=bert, generator=bart, ids=IDS, **settings)
+    save(folder / family, family, tree, Architecture(bert, bart, IDS), **settings)
     return folder / family, tree
 
 

@@ -115,8 +115,7 @@ def assert_same_gradients(record, pretrained: Pretrained, gradients, tolerance: 
                 if k.startswith("gradients/")}
     tree, compared = leaves(gradients), set()
     floor = 3e-7 * max(np.abs(value).max() for value in expected.values())
-    for weight in plan(FAMILIES[pretrained.family].places, pretrained.retriever,
-                       pretrained.generator):
+    for weight in plan(FAMILIES[pretrained.family].places, pretrained):
         name = weight.names[0]
         mine = names.to_theirs(np.asarray(tree[weight.path]), weight.form)
         if weight.optional:  # a buffer there

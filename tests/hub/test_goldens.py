@@ -48,8 +48,7 @@ def test_import_export_import_is_bitwise_the_same(name, tmp_path):
     golden(name, tmp_path)
     first = load(tmp_path)
     family = "BertModel" if first.family == "BertForMaskedLM" else first.family
-    save(tmp_path / "out", family, first.params, retriever=first.retriever,
-         generator=first.generator, ids=first.ids)
+    save(tmp_path / "out", family, first.params, first)
     second = load(tmp_path / "out")
     assert jax.tree.all(jax.tree.map(
         lambda a, b: np.asarray(a).tobytes() == np.asarray(b).tobytes(),

@@ -3,7 +3,9 @@
 import dataclasses
 import functools
 import pathlib
+import re
 
+import checkpoints
 import jax
 import numpy as np
 import parity
@@ -15,8 +17,11 @@ torch = pytest.importorskip("torch")
 import reference  # noqa: E402
 import transformers  # noqa: E402
 
+from rag_jax.data.text import train_bart_tokenizer, train_bert_tokenizer  # noqa: E402
 from rag_jax.decoding.answer import decode_by  # noqa: E402
 from rag_jax.decoding.settings import Decoding  # noqa: E402
+from rag_jax.hub.card import Provenance, model_card  # noqa: E402
+from rag_jax.hub.families import FAMILIES  # noqa: E402
 from rag_jax.hub.load import load  # noqa: E402
 from rag_jax.hub.save import save  # noqa: E402
 from rag_jax.hub.tensors import open_tensors  # noqa: E402
@@ -29,8 +34,7 @@ def exported(folder: pathlib.Path) -> pathlib.Path:
     """Our export of a checkpoint of transformers."""
     found = load(folder)
     family = "BertModel" if found.family == "BertForMaskedLM" else found.family
-    save(folder / "exported", family, found.params, retriever=found.retriever,
-         generator=found.generator, ids=found.ids)
+    save(folder / "exported", family, found.params, found)
     return folder / "exported"
 
 
@@ -209,3 +213,19 @@ def test_base_size(name, tmp_path):
     model.save_pretrained(tmp_path)
     del model
     parity.assert_same(record, tmp_path, tolerance=1e-4)
+
+
+@pytest.mark.parametrize("family", ["RagTokenForGeneration", "DPRContextEncoder"])
+def test_the_code_of_a_model_card_opens_the_checkpoint(family, tmp_path):
+    """Whoever gets the folder alone has its card to go by."""
+    texts = ["Paris is the capital of France."] * 3
+    pieces, words = train_bart_tokenizer(texts, 300), train_bert_tokenizer(texts, 100)
+    card = model_card(family, FAMILIES[family].model_type, Provenance("", {}, {}, {}))
+    folder, _ = checkpoints.written(tmp_path, family, card=card, tokenizers={
+        "query_encoder": words, "document_encoder": words, "generator": pieces})
+    blocks = re.findall(r"```python\n(.*?)```", (folder / "README.md").read_text(), re.S)
+    names: dict = {}
+    for block in blocks:
+        exec(block.replace("PATH_TO_THIS_FOLDER", str(folder)), names)
+    assert len(blocks) == 2 and names["checkpoint"].family == family
+    assert type(names["model"]).__name__ == family and names["tokenizer"]

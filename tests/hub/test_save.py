@@ -9,6 +9,7 @@ import pytest
 from checkpoints import BART, BERT, IDS, TOWERS, params, written
 
 from rag_jax.data.text import Tokenizer, train_bart_tokenizer, train_bert_tokenizer
+from rag_jax.hub.families import Architecture
 from rag_jax.hub.load import load
 from rag_jax.hub.save import save
 from rag_jax.hub.stored import HubError
@@ -53,10 +54,11 @@ def test_a_failed_save_leaves_nothing(tmp_path, monkeypatch):
      r"token_embedding is \(11, 8\), the configuration asks for \(12, 8\)"),
 ])
 def test_what_does_not_fit_is_refused(family, changes, message, tmp_path):
-    arguments = {"retriever": BERT, "generator": BART, "ids": IDS,
-                 "params": params(family) if family in TOWERS else {}, **changes}
+    given = {"retriever": BERT, "generator": BART, "ids": IDS,
+             "params": params(family) if family in TOWERS else {}, **changes}
+    tree = given.pop("params")
     with pytest.raises(HubError, match=message):
-        save(tmp_path / "out", family, **arguments)
+        save(tmp_path / "out", family, tree, Architecture(**given))
     assert not list(tmp_path.iterdir())
 
 
@@ -64,8 +66,7 @@ def test_scanned_parameters_are_written_like_looped_ones(tmp_path):
     folder, _ = written(tmp_path, "RagModel")
     scan = {"scan_layers": True}
     found = load(folder, retriever=scan, generator=scan)
-    save(tmp_path / "out", "RagModel", found.params, retriever=found.retriever,
-         generator=found.generator, ids=IDS)
+    save(tmp_path / "out", "RagModel", found.params, found)
     for name in ("model.safetensors", "config.json"):
         assert (tmp_path / "out" / name).read_bytes() == (folder / name).read_bytes()
 
@@ -82,7 +83,7 @@ def test_the_added_pooler_is_the_identity(tmp_path):
 def test_special_ids_come_from_the_tokenizer_or_the_arguments(tmp_path, tokenizers):
     generator = dataclasses.replace(BART, vocab_size=tokenizers["generator"].vocab_size)
     tree = params("BartForConditionalGeneration", bart=generator)
-    save(tmp_path / "a", "BartForConditionalGeneration", tree, generator=generator,
+    save(tmp_path / "a", "BartForConditionalGeneration", tree, Architecture(None, generator),
          tokenizers=tokenizers)
     t = tokenizers["generator"]
     ids = load(tmp_path / "a").ids
@@ -123,6 +124,6 @@ def test_parameters_sharded_over_devices_are_written_whole(tmp_path):
 
     folder, tree = written(tmp_path, "DPRContextEncoder")
     found = load(folder, mesh=parallel.make_mesh(MeshConfig(data=4, model=2)))
-    save(tmp_path / "out", found.family, found.params, retriever=found.retriever)
+    save(tmp_path / "out", found.family, found.params, found)
     again = load(tmp_path / "out").params
     assert jax.tree.all(jax.tree.map(lambda a, b: np.array_equal(a, b), again, tree))

@@ -42,7 +42,7 @@ def sources(tmp_path_factory, params):
     root = tmp_path_factory.mktemp("sources")
     for name, family in (("rag", "RagTokenForGeneration"), ("question", "DPRQuestionEncoder"),
                          ("context", "DPRContextEncoder"), ("bert", "BertModel")):
-        save(root / name, family, params, retriever=MODEL.retriever, generator=MODEL.generator,
+        save(root / name, family, params, families.Architecture(MODEL.retriever, MODEL.generator),
              tokenizers=TOKENIZERS)
     conversion.convert(str(root / "rag"), str(root / "converted"))
     return {path.name: str(path) for path in root.iterdir()}
@@ -93,8 +93,8 @@ def test_what_a_checkpoint_says_of_generation_holds_where_it_answers_as_it_is(so
     ids = families.SpecialIds(start=PIECES.start, end=PIECES.end, pad=PIECES.pad, bos=PIECES.start,
                               forced_bos=PIECES.start, forced_eos=PIECES.end)
     params = tiny.rag_params(MODEL)
-    save(folder, "BartForConditionalGeneration", params, generator=MODEL.generator, ids=ids,
-         tokenizers=TOKENIZERS)
+    save(folder, "BartForConditionalGeneration", params,
+         families.Architecture(None, MODEL.generator, ids), tokenizers=TOKENIZERS)
     asked = config({**sources, "bart": str(folder)}, generator="bart")
 
     def resolved(**changes):
@@ -293,7 +293,7 @@ def test_a_tower_that_nothing_gives_is_named(sources, named, message):
 def test_encoders_of_two_architectures_are_refused(sources, tmp_path, params):
     other = dataclasses.replace(MODEL.retriever, layers=1)
     tree = tiny.rag_params(tiny.rag_model("token", {**RETRIEVER, "layers": 1}))
-    save(tmp_path / "shallow", "DPRContextEncoder", tree, retriever=other)
+    save(tmp_path / "shallow", "DPRContextEncoder", tree, families.Architecture(other))
     named = {**sources, "shallow": str(tmp_path / "shallow")}
     with pytest.raises(ConfigError, match="differ in layers"):
         pretrained.resolve(config(named, query_encoder="question", document_encoder="shallow"))

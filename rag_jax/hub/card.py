@@ -1,0 +1,112 @@
+"""The model card of an exported checkpoint: its README.md, for people and for the hub."""
+
+import pathlib
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import rag_jax
+
+WHAT = {
+    "rag": "Retrieval-augmented generation (Lewis et al. 2020, arXiv 2005.11401): a query encoder "
+           "and a generator. They answer with passages from an index of document vectors, which "
+           "is not part of this folder.",
+    "dpr": "One encoder of a dense passage retriever (Karpukhin et al. 2020, arXiv 2004.04906).",
+    "bart": "A sequence-to-sequence generator (BART, Lewis et al. 2019, arXiv 1910.13461).",
+    "bert": "A text encoder (BERT, Devlin et al. 2019, arXiv 1810.04805).",
+}
+CARD = """---
+license: unknown
+library_name: transformers
+tags:
+- rag_jax
+---
+# {family}
+
+{what}
+
+Exported by rag_jax {version} from {origin}.
+
+## Weights it started from
+
+{base}
+
+## Data
+
+{data}
+
+## Scores
+
+{scores}
+
+## Use
+
+With rag_jax (a configuration names the folder as `config.model.rag.pretrained`,
+`config.model.retriever.pretrained` or `config.model.generator.pretrained`):
+
+```python
+from rag_jax.hub.load import load
+
+checkpoint = load("PATH_TO_THIS_FOLDER")  # checkpoint.params, .retriever, .generator, .ids
+```
+
+With transformers:
+
+```python
+from transformers import {classes}
+
+model = {family}.from_pretrained("PATH_TO_THIS_FOLDER")
+tokenizer = {tokenizer}.from_pretrained("PATH_TO_THIS_FOLDER")
+```
+
+## License
+
+Unknown. The licenses of the weights it started from and of the data it was trained on apply.
+"""
+
+
+class Provenance(NamedTuple):
+    """Where an exported checkpoint comes from; empty where its workdir does not say."""
+
+    run: str  # the trained run; "" = towers that were converted or warmed up
+    base: Mapping[str, str]  # by tower, the checkpoint that it started from
+    data: Mapping[str, str]  # passages, train, dev, test: names of tasks, files or folders
+    scores: Mapping[str, Mapping[str, float]]  # by split, those that the run was evaluated with
+
+
+def model_card(family: str, model_type: str, provenance: Provenance) -> str:
+    """The text of README.md.
+
+    Args:
+      family: the class of transformers.
+      model_type: of the `Family`: rag, dpr, bart or bert.
+      provenance: what its workdir says; absolute paths appear by their last part alone.
+    """
+    tokenizer = "RagTokenizer" if model_type == "rag" else "AutoTokenizer"
+    base = [f"- {tower.replace('_', ' ')}: {_name(source)}"
+            for tower, source in provenance.base.items()]
+    data = [f"- {name}: {_name(source)}" for name, source in provenance.data.items()]
+    return CARD.format(
+        family=family, what=WHAT[model_type], version=rag_jax.__version__,
+        origin=f"the trained run `{provenance.run}`" if provenance.run else (
+            "a workdir without a trained run"),
+        base="\n".join(base) or "None: trained from scratch, or not known.",
+        data="\n".join(data) or "Not known.", scores=_table(provenance.scores),
+        tokenizer=tokenizer, classes=", ".join(sorted((family, tokenizer))))
+
+
+def _name(source: str) -> str:
+    """A source as others may read it: folders of one machine tell them nothing."""
+    path = pathlib.Path(source)
+    return f"`{path.name if path.is_absolute() else source}`"
+
+
+def _table(scores: Mapping[str, Mapping[str, float]]) -> str:
+    if not scores:
+        return "The workdir holds no evaluation of it."
+    rows = [("metric", *scores), ("---", *("---" for _ in scores))]
+    for metric in dict.fromkeys(name for each in scores.values() for name in each):
+        values = (each.get(metric) for each in scores.values())
+        rows.append((metric, *(
+            f"{value:.4g}" if isinstance(value, (int, float)) else ""
+            for value in values)))
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
