@@ -1,6 +1,11 @@
-"""A single JSON document read piece by piece: files of gigabytes, one value in memory."""
+"""A single JSON document read piece by piece: files of gigabytes, one value in memory.
+
+ijson does not take its place: it names no line, and its C parser makes a "?" of half a surrogate
+pair.
+"""
 
 import codecs
+import contextlib
 import json
 import re
 from collections.abc import Iterator
@@ -32,10 +37,8 @@ class JsonDocument:
         self._decoder = codecs.getincrementaldecoder("utf-8-sig")()
         self._text, self._at, self._lines_before, self._ended = "", 0, 1, False
 
-    def __enter__(self) -> "JsonDocument":
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
+        """Closes the file."""
         self._file.close()
 
     @property
@@ -63,41 +66,37 @@ class JsonDocument:
 
     def skip(self) -> None:
         """Passes the value at the cursor; the elements of an array or object one by one."""
-        if self._peek() == "[":
-            for _ in self.array():
-                pass
-        elif self._peek() == "{":
-            for _ in self.members():
-                self.value()
-        else:
+        kind = {"[": "[]", "{": "{}"}.get(self._peek())
+        for _ in self._items(kind) if kind else [None]:
             self.value()
 
     def array(self, numbered: bool = False) -> Iterator[tuple[str, Any]]:
         """Yields (where, value) of the elements of the array at the cursor."""
-        self._take("[")
-        if self._peek() == "]":
-            self._take("]")
-            return
-        while True:
+        for _ in self._items("[]"):
             self.number += numbered
             self._peek()
             yield self.where, self.value()
-            if self._take(",]") == "]":
-                return
 
     def members(self) -> Iterator[str]:
         """Yields the keys of the object at the cursor; the caller reads or skips each value."""
-        self._take("{")
-        if self._peek() == "}":
-            self._take("}")
+        return self._items("{}")
+
+    def _items(self, kind: str) -> Iterator[str | None]:
+        """Yields the key, in an array None, of each value; the caller passes the value itself."""
+        start, end = kind
+        self._take(start)
+        if self._peek() == end:
+            self._take(end)
             return
         while True:
-            key = self.value()
-            if not isinstance(key, str):
-                raise self._error(f"a key {key!r:.40}")
-            self._take(":")
+            key = None
+            if kind == "{}":
+                key = self.value()
+                if not isinstance(key, str):
+                    raise self._error(f"a key {key!r:.40}")
+                self._take(":")
             yield key
-            if self._take(",}") == "}":
+            if self._take("," + end) == end:
                 return
 
     def end(self) -> None:
@@ -145,7 +144,7 @@ def json_array(path: str, key: str | None = None) -> Iterator[tuple[int, Record]
         path: the file.
         key: the array is under this key of an object; None = it is the whole document.
     """
-    with JsonDocument(path) as document:
+    with contextlib.closing(JsonDocument(path)) as document:
         found = key is None
         for name in [None] if key is None else document.members():
             if name == key:
@@ -167,7 +166,7 @@ def json_columns(path: str, columns: tuple[str, ...]) -> dict[str, dict[str, Any
         DataError: also a missing column, or columns that do not have the same rows.
     """
     found: dict[str, dict[str, Any]] = {}
-    with JsonDocument(path) as document:
+    with contextlib.closing(JsonDocument(path)) as document:
         for column in document.members():
             if column not in columns:
                 document.skip()

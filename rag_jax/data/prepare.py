@@ -111,24 +111,18 @@ def check_trainable(source: str, examples: Iterable[Example]) -> None:
                 'targets to train on: give it "targets", texts that the expressions match')
 
 
-def _files(config: Config) -> Source:
+def _read(config: Config, world: World | None) -> Source:
+    """The files that the configuration names, or else the world."""
     data = config.data
-    splits = {name: load_examples(path, data_dir=data.data_dir)
-              for name, path in (("train", data.train), ("dev", data.dev), ("test", data.test))
-              if path}
+    if not data.passages:
+        if world is None:
+            raise ConfigError("config.data.passages is empty: name a file of passages")
+        return world(data.fictional_countries, inputs.world_seed(config), data.world_task)
+    splits = {name: load_examples(getattr(data, name), data_dir=data.data_dir)
+              for name in inputs.QUESTIONS if getattr(data, name)}
     if trains_on(data.train) != "matches":  # those get targets once there are passages
         check_trainable(data.train, splits["train"])
-    passages = chunked(read_corpus(data.passages), data.chunk_words)
-    return Source({"passages": passages}, splits)
-
-
-def _tokenizer(directory: pathlib.Path, named: TokenizerSource, train: Callable[[], Tokenizer]
-               ) -> Tokenizer:
-    """The workdir's own copy, made on the first call: from `named`, or trained where that is
-    empty."""
-    if not (directory / "tokenizer.json").exists():
-        (Tokenizer.load(named) if named else train()).save(directory)
-    return Tokenizer.load(directory)
+    return Source({"passages": chunked(read_corpus(data.passages), data.chunk_words)}, splits)
 
 
 def prepare(config: Config, workdir: pathlib.Path,
@@ -166,11 +160,11 @@ def prepare(config: Config, workdir: pathlib.Path,
     if not is_prepared(workdir):
         if not earlier:
             _set_aside(folder)
-        _make(config, folder, tokenizers, now, world)
+        _make(config, folder, tokenizers, now, _read(config, world))
     elif earlier and inputs.merged(earlier, now) != earlier:
         write_sealed(record, inputs.merged(earlier, now))
     if not (folder / DIGESTS).exists():
-        _seal(folder)
+        write_digests(folder, _SEALED)  # passage stores have their own
     return open_prepared(config, workdir)
 
 
@@ -254,11 +248,6 @@ def _warn_unverified(folder: pathlib.Path) -> None:
                  folder, DIGESTS)
 
 
-def _seal(folder: pathlib.Path) -> None:
-    """Keeps the digests of the data; passage stores have their own."""
-    write_digests(folder, _SEALED)
-
-
 def generator_format(config: Config, tokenizer: Tokenizer) -> GeneratorFormat:
     """How the generator reads passages and questions."""
     return GeneratorFormat(tokenizer, config.data.max_source_length,
@@ -266,37 +255,41 @@ def generator_format(config: Config, tokenizer: Tokenizer) -> GeneratorFormat:
 
 
 def _make(config: Config, folder: pathlib.Path, tokenizers: Mapping[str, TokenizerSource],
-          before: Mapping[str, Any], world: World | None) -> None:
-    """Makes what is missing.
+          before: Mapping[str, Any], source: Source) -> None:
+    """Makes what is missing; the file that says that all is there comes last.
 
     Raises:
       ConfigError: an input has changed since it was described as `before`, or what it says.
     """
     (folder / DIGESTS).unlink(missing_ok=True)
     data = config.data
-    if data.passages:
-        source = _files(config)
-    elif world:
-        source = world(data.fictional_countries, inputs.world_seed(config), data.world_task)
-    else:
-        raise ConfigError("config.data.passages is empty: name a file of passages")
     for name, examples in source.splits.items():
         check_labels(getattr(data, name, name) or name, examples, config.classes)
     now = inputs.describe(config, tokenizers, before)  # with what had to be downloaded
     folder.mkdir(parents=True, exist_ok=True)
     write_sealed(folder / inputs.RECORD, now)
 
-    def texts() -> Iterable[str]:
-        return FileTexts(data.passages) if data.passages else source.warmup_texts
+    def tokenizer(name: str, train: Callable[..., Tokenizer], size: int) -> Tokenizer:
+        """The workdir's own copy: of the one that the configuration names, or trained."""
+        own, named = folder / name, tokenizers[name]
+        if not (own / "tokenizer.json").exists():
+            texts = FileTexts(data.passages) if data.passages else source.warmup_texts
+            (Tokenizer.load(named) if named else train(texts, size)).save(own)
+        return Tokenizer.load(own)
 
-    retriever_tokenizer = _tokenizer(
-        folder / "retriever_tokenizer", tokenizers["retriever_tokenizer"],
-        lambda: train_bert_tokenizer(texts(), data.retriever_vocab))
-    generator_tokenizer = _tokenizer(
-        folder / "generator_tokenizer", tokenizers["generator_tokenizer"],
-        lambda: train_bart_tokenizer(texts(), data.generator_vocab))
-    _write(config, folder, source, retriever_tokenizer,
-           generator_format(config, generator_tokenizer))
+    retriever = tokenizer("retriever_tokenizer", train_bert_tokenizer, data.retriever_vocab)
+    generator = tokenizer("generator_tokenizer", train_bart_tokenizer, data.generator_vocab)
+    for name, passages in source.passages.items():
+        path = folder / "memories" / name
+        if not path.exists():
+            write_memory(path, passages, config, retriever, generator_format(config, generator))
+    store = PassageStore.open(folder / "memories" / next(iter(source.passages)))
+    _check_ids(config, store, source.splits["train"])
+    train = _training_examples(data.train, source.splits["train"], store, folder / "bm25")
+    prepare_dataset("questions", {**source.splits, "train": train}, folder / "questions")
+    if source.warmup_texts is not None:
+        lines = [" ".join(text.split()) for text in source.warmup_texts]
+        files.write_text(folder / "warmup_texts.txt", "\n".join(lines))
     if changed := inputs.differences(before, inputs.describe(config, tokenizers, now)):
         raise ConfigError("the data have changed while they were read; run the same command "
                           "again: " + "; ".join(changed.values()))
@@ -331,42 +324,30 @@ def write_memory(path: pathlib.Path, passages: Iterable[Passage], config: Config
     return store
 
 
-def _write(config: Config, folder: pathlib.Path, source: Source, retriever: Tokenizer,
-           layout: GeneratorFormat) -> None:
-    for name, passages in source.passages.items():
-        path = folder / "memories" / name
-        if not path.exists():
-            write_memory(path, passages, config, retriever, layout)
-    _check_ids(config, folder, source)
-    source.splits["train"] = _training_examples(config.data.train, folder, source)
-    prepare_dataset("questions", source.splits, folder / "questions")
-    if source.warmup_texts is not None:
-        lines = [" ".join(text.split()) for text in source.warmup_texts]
-        files.write_text(folder / "warmup_texts.txt", "\n".join(lines))
+def _training_examples(train: str, examples: list[Example], store: PassageStore,
+                       scratch: pathlib.Path) -> list[Example]:
+    """With the targets that the paper's appendix D gives them, by BM25 over a passage store.
 
-
-def _training_examples(train: str, folder: pathlib.Path, source: Source) -> list[Example]:
-    """With the targets that the paper's appendix D gives them, by BM25 over the first memory."""
+    scratch: folder for the BM25 index; it is removed in the end.
+    """
     rule = trains_on(train)
     if rule not in ("retrieved", "matches"):
-        return source.splits["train"]
-    store = PassageStore.open(folder / "memories" / next(iter(source.passages)))
-    index = build_bm25(store, folder / "bm25")
+        return examples
+    index = build_bm25(store, scratch)
 
     def retrieve(question: str) -> list[str]:
         rows = index.search([question], min(DEPTH, index.size)).ids[0]
         return [store[int(row)].text for row in rows]
 
-    examples = training_examples(rule, source.splits["train"], retrieve)
+    examples = training_examples(rule, examples, retrieve)
     check_trainable(train, examples)
-    files.remove_folder(folder / "bm25")
+    files.remove_folder(scratch)
     return examples
 
 
-def _check_ids(config: Config, folder: pathlib.Path, source: Source) -> None:
+def _check_ids(config: Config, store: PassageStore, examples: Iterable[Example]) -> None:
     """Every positive and negative passage of a training question must exist."""
-    store = PassageStore.open(folder / "memories" / next(iter(source.passages)))
-    for example in source.splits["train"]:
+    for example in examples:
         for passage_id in (*example.positive_ids, *example.negative_ids):
             try:
                 store.row_of(passage_id)

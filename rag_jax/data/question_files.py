@@ -134,7 +134,7 @@ def read_jsonl(path: str) -> Iterator[tuple[str, Example]]:
         answers = _one_of(record, "answers", "answer") or "answers"
         one_answer = answers == "answer" and isinstance(record.fields["answer"], str)
         yield record.where, Example(
-            id=record.name("id") if record.has("id") else str(number),
+            id=_id(record, number),
             question=record.text("question"),
             answers=(record.text("answer"),) if one_answer else record.texts(answers),
             positive_ids=_ids(record, "positive_ids"),
@@ -156,25 +156,19 @@ def read_asked(path: str) -> list[tuple[str, str]]:
         DataError: a damaged line, an id that occurs twice, or no question at all.
     """
     suffix = os.path.splitext(path.removesuffix(".gz"))[1]
-    rows = ((record.where, record.name("id") if record.has("id") else str(number),
-             record.text("question")) for number, record in json_lines(path))
-    if suffix != ".jsonl":
+    if suffix == ".jsonl":
+        rows = [(record.where, _id(record, number), record.text("question"))
+                for number, record in json_lines(path)]
+    else:
         table = suffix in (".tsv", ".csv")
         fields = ((where, number, _unquote(line.split("\t")[0]) if table else line.strip())
                   for where, number, line in numbered_lines(path))
-        rows = ((where, str(number), text) for where, number, text in fields
-                if not (table and number == 1 and text.lower() == "question"))
-    found: dict[str, tuple[str, str]] = {}
-    for where, name, text in rows:
-        if name in found:
-            raise DataError(f"{where}: id {name!r} was already used at {found[name][0]}: ids must "
-                            "be unique; rename or remove one")
-        if not text:
-            raise DataError(f"{where}: question is empty: give it some text, or remove the line")
-        found[name] = where, text
-    if not found:
+        rows = [(where, str(number), text) for where, number, text in fields
+                if not (table and number == 1 and text.lower() == "question")]
+    if not rows:
         raise DataError(f"{path}: no question in it")
-    return [(name, text) for name, (_, text) in found.items()]
+    examples = collect(path, ((where, Example(name, text, ())) for where, name, text in rows), True)
+    return [(example.id, example.question) for example in examples]
 
 
 def checked_questions(questions: str | Sequence[str]) -> list[str]:
@@ -190,6 +184,11 @@ def checked_questions(questions: str | Sequence[str]) -> list[str]:
         if re.search("[\ud800-\udfff]", question):
             raise DataError(f"question {number}, {question!r:.60}, is not UTF-8: write it so")
     return asked
+
+
+def _id(record: Record, number: int) -> str:
+    """The record's id, or else the number of its line."""
+    return record.name("id") if record.has("id") else str(number)
 
 
 def _one_of(record: Record, *keys: str) -> str | None:

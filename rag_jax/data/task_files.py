@@ -7,6 +7,7 @@ Raises (all readers):
     DataError: names the file, the line or record, and the field that is missing or wrong.
 """
 
+import functools
 import html
 import itertools
 import json
@@ -71,26 +72,20 @@ def _passages(record: Record, key: str) -> tuple[tuple[str, ...], tuple[str, ...
             _unique(p.text("title", blank=True) for p in passages))
 
 
-def read_trivia_qa(path: str) -> Rows:
+def read_trivia_qa(path: str, hidden: bool = False) -> Rows:
     """TriviaQA's JSON: {"Data": [{"Question", "QuestionId", "Answer": {"Value", "Aliases", ...}}]}.
 
     The answers are the value, its aliases, and those of annotators ("HumanAnswers"), as they are
-    written.
+    written. The test files "-without-answers.json" have none (`hidden`).
     """
     for _, record in json_array(path, "Data"):
-        answer = record.record("Answer")
-        human = answer.texts("HumanAnswers") if answer.has("HumanAnswers") else ()
-        yield record.where, Example(
-            id=record.name("QuestionId"),
-            question=record.text("Question"),
-            answers=_unique([answer.text("Value"), *answer.texts("Aliases"), *human]),
-        )
-
-
-def read_trivia_qa_questions(path: str) -> Rows:
-    """TriviaQA's test files "-without-answers.json": {"Data": [{"Question", "QuestionId"}]}."""
-    for _, record in json_array(path, "Data"):
-        yield record.where, Example(record.name("QuestionId"), record.text("Question"), ())
+        texts = []
+        if not hidden:
+            answer = record.record("Answer")
+            human = answer.texts("HumanAnswers") if answer.has("HumanAnswers") else ()
+            texts = [answer.text("Value"), *answer.texts("Aliases"), *human]
+        yield record.where, Example(record.name("QuestionId"), record.text("Question"),
+                                    _unique(texts))
 
 
 def read_web_questions(path: str) -> Rows:
@@ -107,27 +102,22 @@ def read_web_questions(path: str) -> Rows:
                                     _unique(text.strip() for text in answers))
 
 
-def read_ms_marco(path: str) -> Rows:
+def read_ms_marco(path: str, hidden: bool = False) -> Rows:
     """MS-MARCO v2.1: {"query": {"0": ...}, "query_id": {...}, "wellFormedAnswers": {...}, ...}.
 
     The task of natural language generation (NLG): questions whose "wellFormedAnswers" is not "[]"
-    or blank, with those answers. The passages are passed, as in the paper.
+    or blank, with those answers. The passages are passed, as in the paper. The eval file has no
+    answers (`hidden`).
     """
-    columns = json_columns(path, ("query", "query_id", "wellFormedAnswers"))
-    for row, answers in columns["wellFormedAnswers"].items():
-        record = Record(f"{path}: record {row}", {name: columns[name][row] for name in columns})
-        texts = () if answers == "[]" else _unique(record.texts("wellFormedAnswers"))
+    names = ("query", "query_id") if hidden else ("query", "query_id", "wellFormedAnswers")
+    columns = json_columns(path, names)
+    for row in columns["query" if hidden else "wellFormedAnswers"]:
+        record = Record(f"{path}: record {row}", {name: columns[name][row] for name in names})
+        none = hidden or record.fields["wellFormedAnswers"] == "[]"
+        texts = () if none else _unique(record.texts("wellFormedAnswers"))
         question, identity = record.text("query"), record.name("query_id")
-        if texts:
+        if texts or hidden:
             yield record.where, Example(identity, question, texts)
-
-
-def read_ms_marco_questions(path: str) -> Rows:
-    """MS-MARCO's eval file, which has no answers: {"query": {"0": ...}, "query_id": {...}, ...}."""
-    columns = json_columns(path, ("query", "query_id"))
-    for row in columns["query"]:
-        record = Record(f"{path}: record {row}", {name: columns[name][row] for name in columns})
-        yield record.where, Example(record.name("query_id"), record.text("query"), ())
 
 
 def read_search_qa(path: str) -> Rows:
@@ -239,8 +229,12 @@ def read_kilt(path: str) -> Rows:
         )
 
 
-READERS = {"jsonl": read_jsonl, "tsv": read_tsv, "regex_jsonl": read_regex_jsonl,
-           "dpr_json": read_dpr_json, "trivia_qa": read_trivia_qa,
-           "trivia_qa_questions": read_trivia_qa_questions, "web_questions": read_web_questions,
-           "ms_marco": read_ms_marco, "ms_marco_questions": read_ms_marco_questions,
-           "search_qa": read_search_qa, "fever": read_fever, "fever2": read_fever2}
+READERS = {
+    "jsonl": read_jsonl, "tsv": read_tsv, "regex_jsonl": read_regex_jsonl,
+    "dpr_json": read_dpr_json, "web_questions": read_web_questions,
+    "trivia_qa": read_trivia_qa,
+    "trivia_qa_questions": functools.partial(read_trivia_qa, hidden=True),
+    "ms_marco": read_ms_marco,
+    "ms_marco_questions": functools.partial(read_ms_marco, hidden=True),
+    "search_qa": read_search_qa, "fever": read_fever, "fever2": read_fever2,
+}

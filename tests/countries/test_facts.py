@@ -3,10 +3,46 @@
 import dataclasses
 import importlib.resources
 import unicodedata
+from collections import Counter
+from collections.abc import Sequence
 
 import pytest
 
-from rag_jax.countries.facts import EDITIONS, Country, Office, inconsistencies, load_countries
+from rag_jax.countries.facts import EDITIONS, Country, Office, load_countries
+
+
+def inconsistencies(countries: Sequence[Country]) -> list[str]:
+    """What contradicts itself between entries; an empty list for facts fit to print."""
+    found = []
+    by_name = {country.name: country for country in countries}
+    if len(by_name) != len(countries):
+        found.append("two countries have the same name")
+    for c in countries:
+        for neighbour in c.neighbours:
+            if neighbour not in by_name:
+                found.append(f"{c.name}: unknown neighbour {neighbour}")
+            elif c.name not in by_name[neighbour].neighbours:
+                found.append(f"{c.name} borders {neighbour}, which does not border it")
+        if c.drives_on not in ("left", "right"):
+            found.append(f"{c.name}: drives on {c.drives_on!r}")
+        if not (c.calling_code.startswith("+") and c.internet_tld.startswith(".")):
+            found.append(f"{c.name}: calling code {c.calling_code!r}, domain {c.internet_tld!r}")
+        if not 0 < c.highest_point_m < 8900:
+            found.append(f"{c.name}: highest point {c.highest_point_m} m")
+        if c.un_member_since is not None and not 1945 <= c.un_member_since <= 2018:
+            found.append(f"{c.name}: UN member since {c.un_member_since}")
+        if not (c.languages and c.offices):
+            found.append(f"{c.name}: no language or no office")
+        if any(not name for office in c.offices for _, name in office.holders):
+            found.append(f"{c.name}: an office without holder")
+        titles = [office.title for office in c.offices]
+        if len(set(titles)) != len(titles):
+            found.append(f"{c.name}: an office twice")
+    for field in ("capital", "internet_tld", "official_name"):
+        for value, count in Counter(getattr(c, field) for c in countries).items():
+            if count > 1:
+                found.append(f"{field} {value!r} belongs to {count} countries")
+    return found
 
 
 def without_accents(text):

@@ -1,5 +1,6 @@
 """A document read piece by piece is the document, wherever the pieces end."""
 
+import contextlib
 import gzip
 import json
 import random
@@ -32,7 +33,7 @@ def test_pieces_of_any_size_give_the_same_records(tmp_path, monkeypatch, chunk, 
     columns = {name: {str(i): r for i, r in enumerate(RECORDS)} for name in "pqr"}
     path = written(tmp_path, columns, indent)
     assert json_columns(path, ("r", "p")) == {"p": columns["p"], "r": columns["r"]}
-    with JsonDocument(written(tmp_path, 123456)) as document:
+    with contextlib.closing(JsonDocument(written(tmp_path, 123456))) as document:
         assert document.value() == 123456
         document.end()
 
@@ -41,7 +42,7 @@ def test_the_largest_piece_in_memory_is_a_value(tmp_path, monkeypatch):
     """Files of this form have gigabytes."""
     monkeypatch.setattr(json_document, "_CHUNK", 100)
     path = written(tmp_path, {"skipped": list(range(20000)), "Data": [{"a": "x" * 50}] * 2000})
-    with JsonDocument(path) as document:
+    with contextlib.closing(JsonDocument(path)) as document:
         held = []
         for name in document.members():
             if name == "skipped":
@@ -75,7 +76,8 @@ def test_damage_in_the_middle_is_found_without_reading_the_rest(tmp_path, monkey
     monkeypatch.setattr(json_document, "_CHUNK", 100)
     path = tmp_path / "bad.json"
     path.write_text('[{"a": nul}, ' + '{"a": 1}, ' * 10_000 + "{}]")
-    with JsonDocument(str(path)) as document, pytest.raises(ValueError, match="record 1"):
+    document = JsonDocument(str(path))
+    with contextlib.closing(document), pytest.raises(ValueError, match="record 1"):
         list(document.array(numbered=True))
     assert len(document._text) < 1000
 
