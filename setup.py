@@ -79,7 +79,7 @@ setup(
     # The config files, so that an installed program has them: they stay at the top of a checkout.
     packages=[*find_packages(include=["rag_jax", "rag_jax.*"]), "rag_jax.configs"],
     package_dir={"rag_jax.configs": "configs"},
-    package_data={"rag_jax": ["py.typed"], "rag_jax.countries": ["countries.jsonl"],
+    package_data={"rag_jax": ["py.typed", "paper.toml"], "rag_jax.countries": ["countries.jsonl"],
                   "rag_jax.data": ["tasks.toml"]},
     entry_points={"console_scripts": ["rag_jax = rag_jax.cli:main"]},
     install_requires=REQUIRES,

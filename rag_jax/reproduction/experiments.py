@@ -9,6 +9,7 @@ import pathlib
 from collections.abc import Callable, Mapping, Sequence
 
 from rag_jax import files, paper
+from rag_jax.paper import COLUMNS, OURS
 from rag_jax.reproduction import pairwise as pairs
 from rag_jax.reproduction import plots
 from rag_jax.reproduction.cells import Cell, Measured, Measurement
@@ -23,16 +24,7 @@ from rag_jax.reproduction.lab import Lab, measured
 from rag_jax.reproduction.provenance import made_by, stale
 from rag_jax.reproduction.sections import NOT_RUN, Part, Plot, Section, Table
 
-OURS = {"closed_book": "BART, closed book", "rag_token": "RAG-Token",
-        "rag_sequence": "RAG-Sequence", "frozen": "RAG-Token, frozen retriever",
-        "frozen_sequence": "RAG-Sequence, frozen retriever",
-        "bm25": "RAG-Token, BM25", "bm25_sequence": "RAG-Sequence, BM25"}
 SYSTEMS = {**OURS, "SotA": "state of the art", "gold": "references"}
-COLUMNS = {"nq": "NQ", "tqa": "TriviaQA", "tqa_wiki": "TriviaQA Wiki", "wq": "WebQuestions",
-           "ct": "CuratedTREC", "jeopardy": "Jeopardy", "msmarco": "MS-MARCO",
-           "fever3": "FEVER 3-way", "fever2": "FEVER 2-way", "em": "EM", "accuracy": "accuracy",
-           "bleu1": "BLEU-1", "qbleu1": "Q-BLEU-1", "rouge_l": "ROUGE-L",
-           "distinct": "distinct tri-grams"}
 MISSED = "em_answer_not_retrieved", "answer_not_retrieved_count"
 ONE_STEP = {"rag_sequence": "rag_token", "frozen_sequence": "frozen", "bm25_sequence": "bm25"}
 OVERLAPS = {"answer_overlap": "answer known", "no_answer_overlap": "answer not known",
