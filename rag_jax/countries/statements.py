@@ -143,10 +143,10 @@ def claims(countries: Sequence[Country], unwritten: Sequence[Country], edition: 
                 continue
             for label, country in zip(LABELS, three, strict=True):
                 about = {"SUPPORTS": question, "REFUTES": other}.get(label)
-                said = (question.positive_id,) * (label == "REFUTES")  # has the value: tempting
+                tempting = (question.positive_id,) * (label == "REFUTES")  # it has the value
                 yield CountryQuestion(
                     id=f"{question.id.rpartition('/')[0]}/{label}", country=country.name,
                     relation=question.relation,
                     question=_stated(question, country, value)[0], answers=(label,),
                     positive_id=about.positive_id if about else "",
-                    negative_ids=said + about.negative_ids if about else ())
+                    negative_ids=tempting + about.negative_ids if about else ())

@@ -1,7 +1,7 @@
 """What trains a generator where that is not simply the answers: the paper's appendix D.
 
-The retrieval that it asks for arrives as a callable, from a question to the texts of the passages
-found for it, best first.
+The retrieval that it asks for arrives as a callable, from a question to the texts of its retrieved
+passages, best first.
 """
 
 import collections
@@ -24,7 +24,7 @@ Retrieve = Callable[[str], Sequence[str]]
 
 
 def answers_found(examples: Iterable[Example], retrieve: Retrieve) -> Iterator[Example]:
-    """TriviaQA: trains on the answers that occur in the first 1000 passages found.
+    """TriviaQA: trains on the answers that occur in the first 1000 retrieved passages.
 
     Where none does, the first answer trains, which is TriviaQA's own value; the paper does not say.
     """
@@ -33,13 +33,13 @@ def answers_found(examples: Iterable[Example], retrieve: Retrieve) -> Iterator[E
         for text in retrieve(example.question)[:DEPTH]:
             if absent and has_answer(text, absent):
                 absent = [answer for answer in absent if not has_answer(text, [answer])]
-        found = tuple(answer for answer in example.answers if answer not in absent)
-        yield example._replace(targets=found or example.answers[:1])
+        present = tuple(answer for answer in example.answers if answer not in absent)
+        yield example._replace(targets=present or example.answers[:1])
 
 
 def best_matches(examples: Iterable[Example], retrieve: Retrieve) -> Iterator[Example]:
     """CuratedTREC: trains on the string that most often matches the answer's regular expression in
-    the first 1000 passages found; where nothing matches, on the expression's expansions.
+    the first 1000 retrieved passages; where nothing matches, on the expression's expansions.
 
     Questions whose expression has no expansion with a letter or digit are left out.
     """
@@ -57,11 +57,11 @@ def _matches(patterns: Sequence[str], texts: Iterable[str]) -> Iterator[str]:
     for text in texts:
         for pattern in patterns:
             for match in all_matches(text, pattern):
-                if _said(match):
+                if _has_letters(match):
                     yield " ".join(match.split())
 
 
-def _said(text: str) -> bool:
+def _has_letters(text: str) -> bool:
     return any(letter.isalnum() for letter in text)
 
 
@@ -78,7 +78,7 @@ def expansions(pattern: str) -> list[str]:
     with warnings.catch_warnings(action="ignore"):  # of sets such as [[a]
         tree = re._parser.parse(pattern, FLAGS)
     texts = (" ".join(text.split()) for text in itertools.islice(_sequence(tree), MOST_EXPANSIONS))
-    return list(dict.fromkeys(text for text in texts if _said(text)))
+    return list(dict.fromkeys(text for text in texts if _has_letters(text)))
 
 
 def _sequence(tree: Iterable[tuple[Any, Any]]) -> Iterator[str]:

@@ -77,19 +77,19 @@ class RagBatcher:
         questions = self.questions
         asked = questions.batch(rows, rng, weight, own)
         if retrieved is None:
-            found = self._closed_book(rows, own)
+            passages = self._closed_book(rows, own)
         else:
-            found = self._retrieved(rows, retrieved, index, own)
+            passages = self._retrieved(rows, retrieved, index, own)
         suffixes = [questions.suffixes[row] for row in rows]
         longest = questions.format.joined_length(
-            found.lengths, np.array([len(suffix) for suffix in suffixes])[:, None]).max()
+            passages.lengths, np.array([len(suffix) for suffix in suffixes])[:, None]).max()
         length = bucket(int(longest), self.length_step, questions.format.max_length)
         inputs = [questions.format.join(passage, questions.suffixes[row])
-                  for row, passages in zip(rows[own], found.tokens, strict=True)
-                  for passage in passages]
-        shape = (len(found.tokens), -1, length)
+                  for row, tokens in zip(rows[own], passages.tokens, strict=True)
+                  for passage in tokens]
+        shape = (len(passages.tokens), -1, length)
         ids, mask = pad_rows(inputs, length, questions.format.tokenizer.pad)
-        return assemble(asked, ids.reshape(shape), mask.reshape(shape), **found.fields)
+        return assemble(asked, ids.reshape(shape), mask.reshape(shape), **passages.fields)
 
     def _closed_book(self, rows: np.ndarray, own: np.ndarray | slice) -> _Passages:
         """One empty passage with prior 1 for each question."""

@@ -103,9 +103,9 @@ def _batches(path: str) -> Iterator[list[list]]:
     except FileNotFoundError:
         raise RetrievalError(f"{path}: no such file; check the path.") from None
     except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
-        said = str(error).partition("\n")[0] or type(error).__name__
+        reason = str(error).partition("\n")[0] or type(error).__name__
         raise RetrievalError(
-            f"{path}: row {read + 1}: damaged file ({said}); fetch it again.") from None
+            f"{path}: row {read + 1}: damaged file ({reason}); fetch it again.") from None
 
 
 def _record_batches(path: str) -> Iterator:

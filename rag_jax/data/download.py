@@ -169,22 +169,22 @@ def _version(file: pathlib.Path) -> tuple[str, int | None]:
 
 def _range(headers: email.message.Message) -> tuple[int | None, str | None]:
     """(first byte, size of the whole) by Content-Range; None = it does not say."""
-    found = re.fullmatch(r"bytes (\d+)-\d+/(\d+|\*)", headers.get("Content-Range") or "")
-    return (int(found[1]), found[2]) if found else (None, None)
+    match = re.fullmatch(r"bytes (\d+)-\d+/(\d+|\*)", headers.get("Content-Range") or "")
+    return (int(match[1]), match[2]) if match else (None, None)
 
 
 def _verify(url: str, part: pathlib.Path, size: int | None, sha256: str | None) -> None:
     """Removes a file that is not what it should be, and raises DownloadError."""
-    found = {"bytes": _size(part)}
+    actual = {"bytes": _size(part)}
     expected = {"bytes": size}
     if sha256 is not None:
         with part.open("rb") as file:
-            found["SHA-256"] = hashlib.file_digest(file, "sha256").hexdigest()
+            actual["SHA-256"] = hashlib.file_digest(file, "sha256").hexdigest()
         expected["SHA-256"] = sha256
     for kind, value in expected.items():
-        if value is not None and found[kind] != value:
+        if value is not None and actual[kind] != value:
             part.unlink()
             raise DownloadError(
-                f"{url}: {kind} {found[kind]} where {value} was expected; what came was removed. "
+                f"{url}: {kind} {actual[kind]} where {value} was expected; what came was removed. "
                 "Run the same command again; if it fails again, the file has changed at its source"
             )

@@ -58,10 +58,10 @@ def describe(config: Config, tokenizers: Mapping[str, str | os.PathLike | None],
 
 def _describe(name: str, source: str, data_dir: str, known: Mapping[str, Any]) -> dict[str, Any]:
     entries = known.get("files", {})
-    found = {key: _entry(path, entries.get(key)) for key, path in
-             _files(name, source, data_dir).items()}
-    named = source.startswith(("task:", "tfds:")) or not found
-    return {"source": source if named else "", "files": found}
+    files = {key: _entry(path, entries.get(key))
+             for key, path in _files(name, source, data_dir).items()}
+    named = source.startswith(("task:", "tfds:")) or not files
+    return {"source": source if named else "", "files": files}
 
 
 def _files(name: str, source: str, data_dir: str) -> dict[str, pathlib.Path]:

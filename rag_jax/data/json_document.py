@@ -105,13 +105,13 @@ class JsonDocument:
             raise self._error("text after the end of the document")
 
     def _take(self, allowed: str) -> str:
-        found = self._peek()
-        if not found or found not in allowed:
+        character = self._peek()
+        if not character or character not in allowed:
             expected = " or ".join(map(repr, allowed))
-            raise self._error(f"{found!r} where {expected} was expected" if found else
+            raise self._error(f"{character!r} where {expected} was expected" if character else
                               f"it ends where {expected} was expected")
         self._at += 1
-        return found
+        return character
 
     def _peek(self) -> str:
         """The next character that is not white space; empty at the end."""
@@ -145,16 +145,16 @@ def json_array(path: str, key: str | None = None) -> Iterator[tuple[int, Record]
         key: the array is under this key of an object; None = it is the whole document.
     """
     with contextlib.closing(JsonDocument(path)) as document:
-        found = key is None
+        is_there = key is None
         for name in [None] if key is None else document.members():
             if name == key:
-                found = True
+                is_there = True
                 for where, value in document.array(numbered=True):
                     yield document.number, Record(where, value)
                 document.number = 0
             else:
                 document.skip()
-        if not found:
+        if not is_there:
             raise DataError(f'{document.where}: no "{key}" in it: expected {{"{key}": [...]}}')
         document.end()
 
@@ -165,15 +165,15 @@ def json_columns(path: str, columns: tuple[str, ...]) -> dict[str, dict[str, Any
     Raises:
         DataError: also a missing column, or columns that do not have the same rows.
     """
-    found: dict[str, dict[str, Any]] = {}
+    table: dict[str, dict[str, Any]] = {}
     with contextlib.closing(JsonDocument(path)) as document:
         for column in document.members():
             if column not in columns:
                 document.skip()
-            elif column in found:
+            elif column in table:
                 raise DataError(f'{document.where}: "{column}" occurs a second time')
             else:
-                found[column] = rows = {}
+                table[column] = rows = {}
                 for row in document.members():
                     if row in rows:
                         raise DataError(f'{document.where}: record {row} of "{column}" occurs a '
@@ -181,11 +181,11 @@ def json_columns(path: str, columns: tuple[str, ...]) -> dict[str, dict[str, Any
                     rows[row] = document.value()
         document.end()
         for column in columns:
-            if column not in found:
+            if column not in table:
                 raise DataError(f'{document.where}: no column "{column}": it has '
-                                 f"{', '.join(map(repr, found)) or 'none of those expected'}")
-            missing = found[columns[0]].keys() ^ found[column].keys()
+                                 f"{', '.join(map(repr, table)) or 'none of those expected'}")
+            missing = table[columns[0]].keys() ^ table[column].keys()
             if missing:
                 raise DataError(f'{document.where}: record {min(missing)} is not in both '
                                  f'"{columns[0]}" and "{column}": fetch the file again')
-    return found
+    return table

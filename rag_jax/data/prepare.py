@@ -227,17 +227,17 @@ def open_prepared(config: Config, workdir: pathlib.Path) -> Prepared:
         _warn_unverified(folder)
     retriever_tokenizer = Tokenizer.load(folder / "retriever_tokenizer")
     generator_tokenizer = Tokenizer.load(folder / "generator_tokenizer")
-    memory_names, split_names = (line.split() for line in (folder / _DONE).read_text().splitlines())
-    memories = {name: PassageStore.open(folder / "memories" / name) for name in memory_names}
+    store_names, split_names = (line.split() for line in (folder / _DONE).read_text().splitlines())
+    stores = {name: PassageStore.open(folder / "memories" / name) for name in store_names}
     splits = {name: load_examples(f"tfds-dir:{folder / 'questions'}:{name}")
               for name in split_names}
     warmup = folder / "warmup_texts.txt"
     if warmup.exists():
         warmup_texts = warmup.read_text("utf-8").split("\n")
     else:
-        warmup_texts = StoreTexts(memories[memory_names[0]])
+        warmup_texts = StoreTexts(stores[store_names[0]])
     return Prepared(retriever_tokenizer, generator_tokenizer,
-                    generator_format(config, generator_tokenizer), memories, splits, warmup_texts)
+                    generator_format(config, generator_tokenizer), stores, splits, warmup_texts)
 
 
 @functools.cache
@@ -282,7 +282,7 @@ def _make(config: Config, folder: pathlib.Path, tokenizers: Mapping[str, Tokeniz
     for name, passages in source.passages.items():
         path = folder / "memories" / name
         if not path.exists():
-            write_memory(path, passages, config, retriever, generator_format(config, generator))
+            write_passages(path, passages, config, retriever, generator_format(config, generator))
     store = PassageStore.open(folder / "memories" / next(iter(source.passages)))
     _check_ids(config, store, source.splits["train"])
     train = _training_examples(data.train, source.splits["train"], store, folder / "bm25")
@@ -297,7 +297,7 @@ def _make(config: Config, folder: pathlib.Path, tokenizers: Mapping[str, Tokeniz
     files.write_text(folder / _DONE, "\n".join(names))
 
 
-def write_memory(path: pathlib.Path, passages: Iterable[Passage], config: Config,
+def write_passages(path: pathlib.Path, passages: Iterable[Passage], config: Config,
                  retriever: Tokenizer, layout: GeneratorFormat) -> PassageStore:
     """A passage store with the token tables of both models; prints what is too long for them."""
     longest, embedded, read = config.data.max_passage_length, Cuts(), Cuts()

@@ -32,11 +32,11 @@ class Record:
     def error(self, key: str, expected: str) -> DataError:
         """What to raise for a field that is missing or wrong."""
         if key in self.fields:
-            found = f'"{key}" is {json.dumps(self.fields[key])[:60]}'
+            what = f'"{key}" is {json.dumps(self.fields[key])[:60]}'
         else:
             keys = ", ".join(map(repr, self.fields)) or "none"
-            found = f'no "{key}" (keys here: {keys[:200]})'
-        return DataError(f"{self.where}: {found}: expected {expected}")
+            what = f'no "{key}" (keys here: {keys[:200]})'
+        return DataError(f"{self.where}: {what}: expected {expected}")
 
     def text(self, key: str, blank: bool = False) -> str:
         """A string, stripped; `blank` = it may hold nothing."""

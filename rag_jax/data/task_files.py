@@ -96,8 +96,9 @@ def read_web_questions(path: str) -> Rows:
         target = record.text("targetValue")
         if not _TARGETS.fullmatch(target):
             raise record.error("targetValue", '(list (description ...) (description "..."))')
-        found = re.findall(_DESCRIPTION, target)
-        answers = [re.sub(r"\\(.)", r"\1", quoted) if quoted else plain for quoted, plain in found]
+        descriptions = re.findall(_DESCRIPTION, target)
+        answers = [re.sub(r"\\(.)", r"\1", quoted) if quoted else plain
+                   for quoted, plain in descriptions]
         yield record.where, Example(str(number), record.text("utterance"),
                                     _unique(text.strip() for text in answers))
 

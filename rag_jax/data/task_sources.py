@@ -1,4 +1,4 @@
-"""The paper's tasks: `task:NAME:SPLIT`, official files found, fetched, read and divided.
+"""The paper's tasks: `task:NAME:SPLIT`, official files located, fetched, read and divided.
 
 `tasks.toml` is the table of them.
 """
@@ -74,7 +74,7 @@ class Task:
       tables: of the paper, where its results are.
       trains_on: how answers become training targets (the paper's appendix D): any of the "answers";
         "pairs", one example per question and answer; "retrieved", the answers that occur in the
-        first 1000 passages found; "matches", the string that most often matches the regular
+        first 1000 retrieved passages; "matches", the string that most often matches the regular
         expressions there.
       splits: by name; those named train or *_train are handled as `trains_on` says.
       folder: of its files in DATA_DIR; empty = the task's name.

@@ -124,10 +124,10 @@ def prepare_dataset(
         checked[split] = collect(where, rows)
     fingerprint = _fingerprint(name, checked)
     if directory.exists():
-        found = _stored_fingerprint(directory)
-        if found == fingerprint:
+        stored = _stored_fingerprint(directory)
+        if stored == fingerprint:
             return
-        if found is None and (not directory.is_dir() or any(directory.iterdir())):
+        if stored is None and (not directory.is_dir() or any(directory.iterdir())):
             raise DataError(
                 f"{directory} exists and is not a data set written by rag_jax: name another "
                 "directory, or remove it first"

@@ -59,10 +59,10 @@ class Tokenizer:
             backend = transformers.AutoTokenizer.from_pretrained(
                 str(source), trust_remote_code=False).backend_tokenizer
         except Exception as error:  # of whatever the library's many readers come upon
-            said = str(error).partition("\n")[0] or type(error).__name__
+            reason = str(error).partition("\n")[0] or type(error).__name__
             raise DataError(
                 f"no tokenizer at {source!r}: expected a tokenizer.json, a folder with one, or a "
-                f"Hugging Face name that is cached or can be downloaded ({said})"
+                f"Hugging Face name that is cached or can be downloaded ({reason})"
             ) from None
         tokenizer_file.check(backend, source)
         return cls(backend)

@@ -13,7 +13,7 @@ from rag_jax import hosts, parallel
 from rag_jax.answering import jit_embed
 from rag_jax.data.batches import ENCODER_TABLE, bucket
 from rag_jax.data.corpora import read_corpus
-from rag_jax.data.prepare import chunked, write_memory
+from rag_jax.data.prepare import chunked, write_passages
 from rag_jax.data.question_files import Example
 from rag_jax.models.layers import unstack_layers
 from rag_jax.retrieval.bm25 import Bm25Index, build_bm25
@@ -144,7 +144,7 @@ def job_of_file(job: Job, name: str, passages: str, words: int, folder: pathlib.
 
     def store() -> PassageStore:
         if not folder.exists():
-            write_memory(folder, chunked(read_corpus(passages), words), job.config,
+            write_passages(folder, chunked(read_corpus(passages), words), job.config,
                          prepared.retriever_tokenizer, prepared.format)
         return PassageStore.open(folder)
 

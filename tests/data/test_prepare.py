@@ -73,7 +73,7 @@ def test_writing_passages_shows_progress(own, tmp_path, monkeypatch):
         update = staticmethod(seen.append)
 
     monkeypatch.setattr(preparing, "tqdm", Bar)
-    preparing.write_memory(tmp_path / "s", prepared.memories["passages"], own[0],
+    preparing.write_passages(tmp_path / "s", prepared.memories["passages"], own[0],
                            prepared.retriever_tokenizer, prepared.format)
     assert sum(seen) == len(prepared.memories["passages"])
 
@@ -402,17 +402,17 @@ def test_other_fields_and_tokenizers_make_other_data(done, own, tmp_path):
 def test_a_file_that_changes_while_it_is_read_is_no_input(tmp_path, monkeypatch):
     """The store would be of one version and the record of another."""
     config = own_config(tmp_path)
-    write = preparing.write_memory
+    write = preparing.write_passages
 
     def changing(*arguments):
         with (tmp_path / "passages.tsv").open("a") as file:
             file.write("late\tIt comes late.\tLate\n")
         return write(*arguments)
 
-    monkeypatch.setattr(preparing, "write_memory", changing)
+    monkeypatch.setattr(preparing, "write_passages", changing)
     with pytest.raises(ConfigError, match="changed while they were read.*passages.tsv"):
         prepare(config, tmp_path / "work")
-    monkeypatch.setattr(preparing, "write_memory", write)
+    monkeypatch.setattr(preparing, "write_passages", write)
     assert texts(prepare(config, tmp_path / "work"))[-1] == "It comes late."
 
 
