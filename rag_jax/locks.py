@@ -93,7 +93,7 @@ def _lock(folder: pathlib.Path) -> filelock.BaseFileLock:
 
 def _describe(holder: pathlib.Path) -> str:
     try:
-        found = json.loads(holder.read_text("utf-8"))
-        return f"process {found['pid']} on {found['host']}, since {found['since']},"
+        return "process {pid} on {host}, since {since},".format_map(
+            json.loads(holder.read_text("utf-8")))
     except (OSError, ValueError, KeyError, TypeError):
         return "another process"

@@ -1,7 +1,7 @@
 """BM25, the lexical retriever of the paper's ablation (table 6), by the bm25s library.
 
 Lucene's BM25 (k1 0.9, b 0.4, as DPR's baseline) over title and text, by Snowball's English stems,
-English stop words left out. An index directory is as index.py says, with bm25s's files in bm25/.
+English stop words left out. An index directory is as manifest.py says, with bm25s's files in bm25/.
 """
 
 import hashlib
@@ -87,12 +87,12 @@ class Bm25Index:
 
     def _fits(self) -> bool:
         """Whether all numbers lie where a search will look: anybody can make a checksum."""
-        index, held = self._bm25, self._bm25.scores
-        data, indices, indptr = held["data"], held["indices"], held["indptr"]
+        index, scores = self._bm25, self._bm25.scores
+        data, indices, indptr = (scores[name] for name in ("data", "indices", "indptr"))
         words = np.fromiter(index.vocab_dict.values(), np.int64, len(index.vocab_dict))
         shapes = data.ndim == indices.ndim == indptr.ndim == 1 and len(data) == len(indices)
         return bool(
-            index.method == SETTINGS["method"] and held["num_docs"] == self.size and shapes
+            index.method == SETTINGS["method"] and scores["num_docs"] == self.size and shapes
             and data.dtype == np.float32
             and indices.dtype.kind == indptr.dtype.kind == "i" and len(indptr)
             and indptr[0] == 0 and indptr[-1] == len(data) and (np.diff(indptr) >= 0).all()
@@ -121,27 +121,27 @@ class Bm25Index:
         check_k(k, self.size)
         if not len(texts):
             return no_results(k)
-        found = []
+        results = []
         for words in self._columns(texts):
             scores = self._bm25.get_scores_from_ids(words)
             least = np.partition(scores, -k)[-k]
             better = np.flatnonzero(scores > least)
             ties = np.flatnonzero(scores == least)[: k - len(better)]
             ids = np.concatenate([better[np.argsort(-scores[better], kind="stable")], ties])
-            found.append((ids.astype(np.int32), scores[ids]))
-        return SearchResult(*map(np.stack, zip(*found, strict=True)))
+            results.append((ids.astype(np.int32), scores[ids]))
+        return SearchResult(*map(np.stack, zip(*results, strict=True)))
 
     def scores(self, texts: Sequence[str], ids: np.ndarray) -> np.ndarray:
         """BM25 scores float32[B, K] of given passages integers[B, K], bitwise those of a search."""
-        held = self._bm25.scores
+        stored = self._bm25.scores
         scores = np.zeros(ids.shape, np.float32)
         for row, words in enumerate(self._columns(texts)):
             for word in words:
-                begin, end = held["indptr"][word], held["indptr"][word + 1]
-                passages = held["indices"][begin:end]  # ascending
+                begin, end = stored["indptr"][word : word + 2]
+                passages = stored["indices"][begin:end]  # ascending
                 place = np.minimum(np.searchsorted(passages, ids[row]), end - begin - 1)
                 scores[row] += np.where(passages[place] == ids[row],
-                                        held["data"][begin:end][place], np.float32(0))
+                                        stored["data"][begin:end][place], np.float32(0))
         return scores
 
     def _columns(self, texts: Sequence[str]) -> list[list[int]]:

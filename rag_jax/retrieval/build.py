@@ -113,16 +113,13 @@ def _checked_inputs(store: PassageStore, embedder: PassageEmbedder, kind: str,
     store.tokens(embedder.token_table)  # an unknown name is an error
     kind = _choose_kind(kind, len(store), scann)
     return {
-        "encoder_fingerprint": embedder.encoder_fingerprint,
-        "passages_fingerprint": store.fingerprint,
-        "token_table": embedder.token_table,
-        "max_length": embedder.max_length,
-        "batch_size": embedder.batch_size,
-        "length_buckets": embedder.buckets,
         "kind": kind,
         "scann": dataclasses.asdict(scann) if kind == "scann" else None,
-        "pad_id": embedder.pad_id,
-        "shard_rows": embedder.shard_rows,
+        "encoder_fingerprint": embedder.encoder_fingerprint,
+        "passages_fingerprint": store.fingerprint,
+        **{name: getattr(embedder, name)
+           for name in ("token_table", "max_length", "batch_size", "pad_id", "shard_rows")},
+        "length_buckets": embedder.buckets,
     }
 
 
@@ -171,19 +168,14 @@ def _measured(content: Path, inputs: dict[str, Any], recall: RecallSettings) -> 
     store = PassageStore.open(content / "passages")
     embeddings = map_file(content / EMBEDDINGS, "<f4").reshape(len(store), -1)
     manifest = {
-        "kind": inputs["kind"],
+        **{name: inputs[name]
+           for name in ("kind", "scann", "encoder_fingerprint", "passages_fingerprint")},
         "size": len(store),
         "width": embeddings.shape[1],
         "dtype": "float32",
-        "scann": inputs["scann"],
-        "encoder_fingerprint": inputs["encoder_fingerprint"],
-        "passages_fingerprint": inputs["passages_fingerprint"],
         "inputs": inputs,
-        "versions": {
-            "rag_jax": getattr(rag_jax, "__version__", "unknown"),
-            "numpy": np.__version__,
-            "scann": scann_version(),
-        },
+        "versions": {"rag_jax": rag_jax.__version__, "numpy": np.__version__,
+                     "scann": scann_version()},
     }
     index = of_folder(IndexFolder(content, manifest, store, None))
     manifest["recall"] = measure_recall(index, embeddings, recall.queries, recall.k, recall.seed)

@@ -125,11 +125,11 @@ def _nominate(memory: Memory, queries: jax.Array, k: int, settings: DeviceSettin
             scores = scores * scales[None]
         scores = jnp.where(valid[None], scores, -jnp.inf)
         if settings.recall_target < 1:
-            found = lax.approx_max_k(scores, count, recall_target=settings.recall_target,
-                                     reduction_input_size_override=devices * local)
+            best = lax.approx_max_k(scores, count, recall_target=settings.recall_target,
+                                    reduction_input_size_override=devices * local)
         else:
-            found = lax.top_k(scores, count)
-        return found[0], found[1] + begin
+            best = lax.top_k(scores, count)
+        return best[0], best[1] + begin
 
     split = jax.tree.map(lambda x: x.reshape(blocks, -1, *x.shape[1:]),
                          (table, memory.scales, memory.valid))
@@ -192,12 +192,12 @@ def lookup(tables: Any, ids: jax.Array, mesh: Mesh) -> Any:
 
     def on_device(leaves: list[jax.Array], ids: jax.Array) -> jax.Array:
         def one(table: jax.Array) -> jax.Array:
-            place, here = _places(ids, table.shape[0], mesh)
-            rows = table[jnp.where(here, place, 0)]
+            place, local = _places(ids, table.shape[0], mesh)
+            rows = table[jnp.where(local, place, 0)]
             rows = rows.reshape(*ids.shape, math.prod(table.shape[1:]))
             if jnp.issubdtype(table.dtype, jnp.floating):
                 rows = lax.bitcast_convert_type(rows.astype(jnp.float32), jnp.int32)
-            return jnp.where(here[..., None], rows.astype(jnp.int32), 0)
+            return jnp.where(local[..., None], rows.astype(jnp.int32), 0)
 
         # As integers, so that one collective carries all; one device has each row, others zeros.
         return lax.psum(jnp.concatenate([one(leaf) for leaf in leaves], axis=-1), mesh.axis_names)
@@ -205,15 +205,15 @@ def lookup(tables: Any, ids: jax.Array, mesh: Mesh) -> Any:
     bits = jax.shard_map(
         on_device, mesh=mesh, in_specs=(PartitionSpec(mesh.axis_names), PartitionSpec()),
         out_specs=PartitionSpec())(leaves, ids)
-    found, begin = [], 0
+    columns, begin = [], 0
     for leaf in leaves:
         end = begin + math.prod(leaf.shape[1:])
         rows = bits[..., begin:end].reshape(*ids.shape, *leaf.shape[1:])
         if jnp.issubdtype(leaf.dtype, jnp.floating):
             rows = lax.bitcast_convert_type(rows, jnp.float32)
-        found.append(rows)
+        columns.append(rows)
         begin = end
-    return structure.unflatten(found)
+    return structure.unflatten(columns)
 
 
 def write(tables: Any, ids: jax.Array, values: Any, mesh: Mesh) -> Any:
@@ -221,8 +221,8 @@ def write(tables: Any, ids: jax.Array, values: Any, mesh: Mesh) -> Any:
 
     def on_device(tables: Any, ids: jax.Array, values: Any) -> Any:
         def one(table: jax.Array, rows: jax.Array) -> jax.Array:
-            place, here = _places(ids, table.shape[0], mesh)
-            place = jnp.where(here, place, table.shape[0])  # beyond the end: dropped
+            place, local = _places(ids, table.shape[0], mesh)
+            place = jnp.where(local, place, table.shape[0])  # beyond the end: dropped
             return table.at[place].set(rows.astype(table.dtype), mode="drop")
 
         return jax.tree.map(one, tables, values)

@@ -25,8 +25,7 @@ class ExactIndex(Index):
         if embeddings.ndim != 2 or embeddings.dtype != np.float32 or 0 in embeddings.shape:
             raise RetrievalError(
                 f"an index needs float32 embeddings [N, E] with N and E at least 1, got "
-                f"{embeddings.dtype}{list(embeddings.shape)}."
-            )
+                f"{embeddings.dtype}{list(embeddings.shape)}.")
         self._embeddings = embeddings
         self.size, self.width = embeddings.shape
         self._largest_norms: dict[int, float] = {}  # of a block; filled by the first search
@@ -51,8 +50,8 @@ class ExactIndex(Index):
                 bar = np.maximum(bar, kth - slack)
             query, row = np.nonzero(scores >= bar[:, None])
             exact = pair_scores(queries, block, query, row)
-            found = zip(best, (query, row + begin, exact), strict=True)
-            query, row, score = (np.concatenate(both) for both in found)
+            both = zip(best, (query, row + begin, exact), strict=True)
+            query, row, score = map(np.concatenate, both)
             order = np.lexsort((row, -score, query))
             query, row, score = query[order], row[order], score[order]
             rank = np.arange(len(query)) - np.searchsorted(query, query)
@@ -126,8 +125,9 @@ def measure_recall(
     k = min(k, len(embeddings))
     if not len(queries):
         raise RetrievalError("no queries to measure recall on; give some, or None for passages.")
-    found, exact = index.search(queries, k), ExactIndex(embeddings).search(queries, k)
-    pairs = np.repeat(np.arange(len(queries)), k), found.ids.reshape(-1)
+    ids, _ = index.search(queries, k)
+    exact = ExactIndex(embeddings).search(queries, k)
+    pairs = np.repeat(np.arange(len(queries)), k), ids.ravel()
     scores = pair_scores(np.asarray(queries, np.float32), embeddings, *pairs).reshape(-1, k)
     recall = float((scores >= exact.scores[:, -1:]).mean())
     return {"k": k, "queries": len(queries), "source": source, "recall": recall}

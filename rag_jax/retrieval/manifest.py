@@ -56,8 +56,7 @@ def open_folder(path: Path, kinds: tuple[str, ...] = KINDS,
         raise RetrievalError(
             f"{path}: an index of kind {manifest['kind']!r}, and {' or '.join(kinds)} is needed: "
             "DPR searches embeddings, BM25 words. Build one for this run with python -m "
-            "rag_jax.build_index --run."
-        )
+            "rag_jax.build_index --run.")
     check_encoder(path, manifest, encoder_fingerprint)
     for name in ("passages/meta.json", *manifest["files"]):
         regular_file(path, name)
@@ -70,8 +69,7 @@ def open_folder(path: Path, kinds: tuple[str, ...] = KINDS,
         raise RetrievalError(
             f"{path}: its passages are not the ones it was built from ({len(passages)} of "
             f"fingerprint {passages.fingerprint[:12]}, built from {manifest['size']} of "
-            f"{manifest['passages_fingerprint'][:12]}); {AGAIN}."
-        )
+            f"{manifest['passages_fingerprint'][:12]}); {AGAIN}.")
     return IndexFolder(path, manifest, passages, own)
 
 
@@ -94,8 +92,7 @@ def check_encoder(path: Path, manifest: dict, encoder_fingerprint: str | None) -
         raise RetrievalError(
             f"{path}: built by the encoder {built_by[:16]}, asked by {encoder_fingerprint[:16]}; "
             "their inner products mean nothing. Build the index again with this encoder, or use "
-            "the checkpoint it was built with."
-        )
+            "the checkpoint it was built with.")
 
 
 def read_manifest(path: Path) -> dict[str, Any]:
@@ -110,8 +107,7 @@ def read_manifest(path: Path) -> dict[str, Any]:
             state = f"an index without {POINTER}, that is half built or half copied"
         raise RetrievalError(
             f"{path}: this is {state}; build one with python -m rag_jax.build_index, or name the "
-            f"directory that holds {POINTER} or, in older ones, manifest.json."
-        )
+            f"directory that holds {POINTER} or, in older ones, manifest.json.")
     manifest, _ = MANIFEST.read(path)
     _check_manifest(path, manifest)
     return manifest

@@ -200,8 +200,7 @@ class PassageStore:
         """The token table of that name."""
         if name not in self._tables:
             raise RetrievalError(
-                f"{self.path}: no token table {name!r}; it has {list(self.token_tables)}."
-            )
+                f"{self.path}: no token table {name!r}; it has {list(self.token_tables)}.")
         return self._tables[name]
 
     def verify(self) -> None:
@@ -231,8 +230,7 @@ class PassageStore:
             near = difflib.get_close_matches(passage_id, some, 3, 0.5) or some[:3]
             raise RetrievalError(
                 f"{self.path}: none of its {len(self)} passages has the id {passage_id!r}; near "
-                f"matches are {near}."
-            )
+                f"matches are {near}.")
         return row
 
     def _ids(self) -> Iterator[str]:
@@ -267,8 +265,7 @@ def _read_meta(path: Path) -> tuple[dict[str, Any], str]:
         raise RetrievalError(f"{path}: no such passage store; check the path.")
     if not os.path.lexists(path / "meta.json"):
         raise RetrievalError(
-            f"{path}: not a passage store, or half written: it has no meta.json; write it again."
-        )
+            f"{path}: not a passage store, or half written: it has no meta.json; write it again.")
     meta, fingerprint = META.read(path)
     _check_meta(path, meta)
     return meta, fingerprint
@@ -375,13 +372,11 @@ def _flat_ids(rows: Sequence[Sequence[int]], count: int, name: str) -> tuple[np.
     """Returns all token ids uint32[sum of sizes], and the size of each row."""
     if len(rows) != count:
         raise RetrievalError(
-            f"token table {name!r}: its encoder gave {len(rows)} rows for {count} passages."
-        )
+            f"token table {name!r}: its encoder gave {len(rows)} rows for {count} passages.")
     ids = np.fromiter(itertools.chain.from_iterable(rows), np.int64)
     if ids.size and not (0 <= ids.min() and ids.max() < 2**31):
         raise RetrievalError(
-            f"token table {name!r}: ids from {ids.min()} to {ids.max()}; allowed are 0..2**31 - 1."
-        )
+            f"token table {name!r}: ids from {ids.min()} to {ids.max()}; allowed are 0..2**31 - 1.")
     return ids.astype("<u4"), [len(row) for row in rows]
 
 

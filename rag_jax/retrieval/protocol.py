@@ -102,8 +102,7 @@ def check_k(k: int, size: int) -> None:
         raise RetrievalError(f"k must be an integer, got {k!r}.") from None
     if not 1 <= k <= size:
         raise RetrievalError(
-            f"k={k}: an index of {size} passages allows 1 to {size}; lower k, or index more."
-        )
+            f"k={k}: an index of {size} passages allows 1 to {size}; lower k, or index more.")
 
 
 def check_queries(queries: np.ndarray, k: int, size: int, width: int) -> np.ndarray:
@@ -116,8 +115,7 @@ def check_queries(queries: np.ndarray, k: int, size: int, width: int) -> np.ndar
     if queries.ndim != 2 or queries.shape[1] != width:
         raise RetrievalError(
             f"queries have shape {queries.shape}, this index needs [batch, {width}]; use the "
-            "encoder that the index was built with, and add a batch axis to a single query."
-        )
+            "encoder that the index was built with, and add a batch axis to a single query.")
     return check_vectors(queries, lambda row: f"query {row} of the batch")
 
 
@@ -137,8 +135,7 @@ def check_vectors(rows: np.ndarray, name: Callable[[int], str]) -> np.ndarray:
         row, column = np.argwhere(~usable)[0]
         raise VectorError(
             f"{name(row)} holds {rows[row, column]} at coordinate {column}; allowed are finite "
-            f"numbers up to {LARGEST:.0e}. Check the encoder's parameters for NaN or overflow."
-        )
+            f"numbers up to {LARGEST:.0e}. Check the encoder's parameters for NaN or overflow.")
     return rows
 
 
@@ -149,8 +146,7 @@ def check_rows(rows: np.ndarray, size: int, what: str) -> None:
     if rows.size and not (0 <= rows.min() and rows.max() < size):
         raise RetrievalError(
             f"{what}: row {rows.min() if rows.min() < 0 else rows.max()} is outside 0..{size - 1}; "
-            "mask padding documents before looking them up."
-        )
+            "mask padding documents before looking them up.")
 
 
 def no_results(k: int) -> SearchResult:

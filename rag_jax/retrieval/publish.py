@@ -67,8 +67,7 @@ def check_ours(out: Path) -> None:
             raise RetrievalError(f"{out}: its manifest.json is not that of a sound index, so it is "
                                  "not replaced; remove the folder, or choose another path.")
     raise RetrievalError(
-        f"{out}: exists and is no index, so it is not replaced; choose another path."
-    )
+        f"{out}: exists and is no index, so it is not replaced; choose another path.")
 
 
 @contextlib.contextmanager

@@ -46,8 +46,7 @@ def read_passages(path: str | os.PathLike) -> Iterator[Passage]:
     kind = os.path.splitext(name.removesuffix(".gz"))[1]
     if kind not in (".tsv", ".jsonl"):
         raise RetrievalError(
-            f"{name}: unknown kind of passage file; allowed are .tsv, .tsv.gz, .jsonl, .jsonl.gz."
-        )
+            f"{name}: unknown kind of passage file; allowed are .tsv, .tsv.gz, .jsonl, .jsonl.gz.")
     seen, passage = SeenIds(), None
     for where, passage in _tsv(name) if kind == ".tsv" else _jsonl(name):
         check_passage(passage, seen, where)
@@ -67,13 +66,11 @@ def _tsv(name: str) -> Iterator[tuple[str, Passage]]:
             if missing:
                 raise RetrievalError(
                     f"{where}: the header must name {', '.join(missing)} exactly once, with tabs "
-                    f"between; got {columns[:8]}. Write the first line as id<TAB>text<TAB>title."
-                )
+                    f"between; got {columns[:8]}. Write the first line as id<TAB>text<TAB>title.")
         elif len(fields) != len(columns):
             raise RetrievalError(
                 f"{where}: {len(fields)} fields where the header has {len(columns)} "
-                f"({', '.join(columns)}); replace tabs and line breaks inside a field by spaces."
-            )
+                f"({', '.join(columns)}); replace tabs and line breaks inside a field by spaces.")
         else:
             row = dict(zip(columns, fields, strict=True))
             yield where, Passage(row["id"], row["title"], row["text"])
@@ -104,8 +101,7 @@ def _jsonl(name: str) -> Iterator[tuple[str, Passage]]:
             if not isinstance(value, str):
                 raise RetrievalError(
                     f"{where}: field {field!r} must be a string, got {value!r:.60}; the line has "
-                    f"the fields {sorted(row)[:8]}."
-                )
+                    f"the fields {sorted(row)[:8]}.")
         yield where, Passage(**fields)
 
 
@@ -114,8 +110,7 @@ def check_passage(passage: Passage, seen: SeenIds, where: str) -> None:
     for field in ("id", "text"):
         if not getattr(passage, field).strip():
             raise RetrievalError(
-                f"{where}: field {field!r} is empty; give it a value or remove the passage."
-            )
+                f"{where}: field {field!r} is empty; give it a value or remove the passage.")
     try:
         "".join(passage).encode()
     except UnicodeEncodeError as error:
@@ -124,8 +119,7 @@ def check_passage(passage: Passage, seen: SeenIds, where: str) -> None:
         ) from None
     if not seen.add(passage.id):
         raise RetrievalError(
-            f"{where}: id {passage.id!r} occurs a second time; ids must be unique."
-        )
+            f"{where}: id {passage.id!r} occurs a second time; ids must be unique.")
 
 
 def _lines(name: str) -> Iterator[tuple[str, str]]:

@@ -5,6 +5,7 @@
 staleness 1, the device's work on another batch.
 """
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -17,16 +18,19 @@ Ask = Callable[[Any, np.ndarray], Any]  # (params, rows of questions) -> queries
 Search = Callable[[np.ndarray], np.ndarray]
 
 
+@dataclasses.dataclass(frozen=True)
 class Retriever:
-    """Searches `index` with the queries that `ask` makes: vectors, or for BM25 the questions.
+    """Searches an index.
 
-    search: queries to rows int32[B, K] of the index.
+    Attributes:
+        index: what is searched.
+        ask: makes the queries: vectors, or for BM25 the questions.
+        search: queries to rows int32[B, K] of the index.
     """
 
-    def __init__(self, index: PassageIndex | Bm25Index, ask: Ask, search: Search):
-        self.index = index
-        self.ask = ask
-        self.search = search
+    index: PassageIndex | Bm25Index
+    ask: Ask
+    search: Search
 
     def begin(self, params: Any, rows: np.ndarray) -> Any:
         """Starts to make the queries of questions int[B]; does not wait."""

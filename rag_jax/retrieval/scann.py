@@ -46,8 +46,7 @@ def scann_missing() -> str | None:
         return (
             f"ScaNN cannot be imported ({error}); it has wheels for Linux only, and this is "
             f"{platform.system()} {platform.machine()}. The exact index serves; on Linux, "
-            "pip install scann."
-        )
+            "pip install scann.")
     return None
 
 
@@ -152,8 +151,7 @@ def build_scann(
     if end - first < SMALLEST:
         raise RetrievalError(
             f"ScaNN needs {SMALLEST} passages or more in each of {settings.parts} parts, got "
-            f'{end - first}; use kind="exact", or fewer parts.'
-        )
+            f'{end - first}; use kind="exact", or fewer parts.')
     for begin in range(first, end, 65536):
         block = embeddings[begin : min(begin + 65536, end)]
         check_vectors(block, lambda row, begin=begin: f"the embedding of row {begin + row}")
@@ -189,12 +187,11 @@ def _run_child(task: dict, doing: str) -> None:
     )
     if child.returncode:
         lines = (child.stdout + child.stderr).strip().splitlines() or ["no output"]
-        told = [line for line in lines if "Error" in line or "Check failed" in line] or lines
+        errors = [line for line in lines if "Error" in line or "Check failed" in line] or lines
         raise RetrievalError(
             f"{doing} failed: the child process ended with status {child.returncode}: "
-            f"{told[-1].strip()[:400]}. Check that memory and disk suffice and that the files are "
-            "whole, or use an exact index."
-        )
+            f"{errors[-1].strip()[:400]}. Check that memory and disk suffice and that the files "
+            "are whole, or use an exact index.")
 
 
 def child_main() -> None:
@@ -276,8 +273,7 @@ def _open_searcher(directory: Path, size: int, width: int, trusted: bool) -> Any
         raise RetrievalError(f"{directory}: ScaNN cannot load it ({error}).") from error
     if loaded != size:
         raise RetrievalError(
-            f"{directory}: holds {loaded} passages, expected {size}; build the index again."
-        )
+            f"{directory}: holds {loaded} passages, expected {size}; build the index again.")
     return searcher
 
 
@@ -298,8 +294,7 @@ class ScannIndex(Index):
         missing = scann_missing()
         if missing:
             raise RetrievalError(
-                f'{directory}: a ScaNN index. {missing} Build the index again with kind="exact".'
-            )
+                f'{directory}: a ScaNN index. {missing} Build the index again with kind="exact".')
         self.size, self.width = embeddings.shape
         self._embeddings, self._settings, self._check = embeddings, settings, check
         self._exact = ExactIndex(embeddings)
@@ -323,7 +318,7 @@ class ScannIndex(Index):
 
     def _nominate(self, queries: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
         """Returns row ids int32[B, K], and bool[B]: whether they are K real, different rows."""
-        found, distances = self._searcher.search_batched_parallel(
+        ids, distances = self._searcher.search_batched_parallel(
             queries,
             final_num_neighbors=k,
             pre_reorder_num_neighbors=min(
@@ -332,9 +327,9 @@ class ScannIndex(Index):
             leaves_to_search=self._settings.leaves(self.size)[1],
             batch_size=math.ceil(len(queries) / _threads()),  # per thread
         )
-        if found.shape != (len(queries), k):
+        if ids.shape != (len(queries), k):
             return np.zeros((len(queries), k), np.int32), np.zeros(len(queries), bool)
-        full = (np.isfinite(distances) & (found < self.size)).all(axis=1)
+        full = (np.isfinite(distances) & (ids < self.size)).all(axis=1)
         if k > 1:
-            full &= (np.diff(np.sort(found, axis=1), axis=1) > 0).all(axis=1)
-        return np.where(full[:, None], found, 0).astype(np.int32), full
+            full &= (np.diff(np.sort(ids, axis=1), axis=1) > 0).all(axis=1)
+        return np.where(full[:, None], ids, 0).astype(np.int32), full

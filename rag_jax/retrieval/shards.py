@@ -83,8 +83,7 @@ def join_shards(file: Path, size: int, shard_rows: int) -> None:
     if missing:
         raise RetrievalError(
             f"{file}: the rows of shard {missing[0]} are not there as they were written; do all "
-            "hosts share this folder? The same command embeds them again."
-        )
+            "hosts share this folder? The same command embeds them again.")
     widths = {mark["width"] for mark in marks.values()}
     if len(widths) > 1:
         raise RetrievalError(f"{file}: shards of widths {sorted(widths)}; the embedder changed.")
@@ -98,8 +97,7 @@ def _lengths(store: PassageStore, embedder: PassageEmbedder) -> np.ndarray:
         row = int(np.argmin(lengths))
         raise RetrievalError(
             f"passage {store[row].id!r} has no tokens in table {embedder.token_table!r}; write "
-            "the store again with an encoder that gives every passage at least one token."
-        )
+            "the store again with an encoder that gives every passage at least one token.")
     return np.minimum(lengths, embedder.max_length)
 
 
@@ -113,14 +111,12 @@ def _embed_shard(store: PassageStore, embedder: PassageEmbedder, rows: np.ndarra
         if array.ndim != 2 or len(array) != batch_size or 0 in array.shape:
             raise RetrievalError(
                 f"the embedder returned shape {array.shape} for {batch_size} passages; "
-                f"it must return [{batch_size}, width]."
-            )
+                f"it must return [{batch_size}, width].")
         width = width or array.shape[1]
         if array.shape[1] != width:
             raise RetrievalError(
                 f"the embedder returned width {array.shape[1]} after width {width}; if "
-                "the encoder changed, so must its fingerprint."
-            )
+                "the encoder changed, so must its fingerprint.")
         if shard is None:
             shard = np.zeros((len(rows), width), "<f4")
         shard[places] = check_vectors(

@@ -1,7 +1,7 @@
 """The versions of an index folder: whoever opens it sees one of them, whole.
 
     rag_jax-index.json   names the current version; replaced as a whole, and the mark of our folders
-    versions/1/          a version (index.py), never changed once it has this name
+    versions/1/          a version (manifest.py), never changed once it has this name
     versions/.2.rag_jax-work/    the next one, while it is built (publish.py)
 
 Whoever opens a version holds it (flock, shared, on its manifest.json) until the index is dropped.
@@ -63,8 +63,8 @@ def read_pointer(path: Path) -> str | None:
     if text is None:
         return None
     try:
-        found = json.loads(text)
-        format_, version, digest = found["format"], found["version"], found["manifest"]
+        pointer = json.loads(text)
+        format_, version, digest = (pointer[name] for name in ("format", "version", "manifest"))
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise RetrievalError(f"{path}: {POINTER} is damaged ({error!r}); {AGAIN}.") from None
     if isinstance(format_, int) and format_ > _FORMAT:
