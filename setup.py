@@ -80,7 +80,7 @@ setup(
     packages=[*find_packages(include=["rag_jax", "rag_jax.*"]), "rag_jax.configs"],
     package_dir={"rag_jax.configs": "configs"},
     package_data={"rag_jax": ["py.typed", "paper.toml"], "rag_jax.countries": ["countries.jsonl"],
-                  "rag_jax.data": ["tasks.toml"]},
+                  "rag_jax.data": ["tasks.toml"], "rag_jax.reproduction": ["sheet.js"]},
     entry_points={"console_scripts": ["rag_jax = rag_jax.cli:main"]},
     install_requires=REQUIRES,
     extras_require=EXTRAS,

@@ -1,4 +1,4 @@
-"""What an experiment is made of: trained models (cells), and what is measured on them."""
+"""What an experiment is made of: trained models (cells), what they are asked, and the results."""
 
 import dataclasses
 import os
@@ -21,6 +21,94 @@ class File(NamedTuple):
 
     path: str
     about: str
+
+
+class Measurement(NamedTuple):
+    """Asks a cell to answer questions, and for the scores of its answers.
+
+    Attributes:
+      split: the questions: a split of the cell's data, or another source "task:NAME:SPLIT".
+      memory: name of the index, where it is not the one that trained.
+      k: passages per question; 0 = as configured.
+      shuffled: every question reads the passages of another one.
+    """
+
+    split: str = "test"
+    memory: str = ""
+    k: int = 0
+    shuffled: bool = False
+
+    @property
+    def name(self) -> str:
+        """The folder with the results."""
+        return "-".join([
+            self.split.replace(":", "_"), *[f"index_{self.memory}"] * bool(self.memory),
+            *[f"k_{self.k}"] * bool(self.k), *["shuffled"] * self.shuffled])
+
+
+class Measured(NamedTuple):
+    """A measurement's results: metrics of the whole split, and a record for every question."""
+
+    metrics: dict[str, float]
+    predictions: list[dict[str, Any]]
+
+
+class Explained(NamedTuple):
+    """An answer with p(passage | token): [T][K]."""
+
+    question: str
+    answer: str
+    tokens: list[str]
+    passages: list[str]
+    texts: list[str]
+    posterior: list[list[float]]
+
+
+class Explanation(NamedTuple):
+    """Asks a cell for its answer to a question, with the share of each passage in each token."""
+
+    question: str
+
+    name, result = "explained", Explained
+
+    @property
+    def key(self) -> str:
+        """Its place among the results of this kind."""
+        return self.question
+
+
+class Completed(NamedTuple):
+    """An answer from its given beginning, with p(token | those before, input) of what follows."""
+
+    answer: str
+    tokens: list[str]
+    p: list[float]
+
+
+class Beginning(NamedTuple):
+    """Asks a cell to go on from the beginning of an answer, and to complete the title in it.
+
+    Attributes:
+      subject: the input.
+      text: what the answer begins with; ends with the title's first words.
+      title: what is looked for in the answer.
+      about: of the title, for the report.
+    """
+
+    subject: str
+    text: str
+    title: str
+    about: str
+
+    name, result = "completed", Completed
+
+    @property
+    def key(self) -> str:
+        """Its place among the results of this kind."""
+        return f"{self.subject}: {self.text}"
+
+
+Asked = Measurement | Explanation | Beginning
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,25 +162,26 @@ class Cell:
         answering = config.eval.k or k
         return f"{k} passage{'s' * (k > 1)}{f' (answering: {answering})' * (answering != k)}, {by}"
 
-    def public(self, what: "Measurement") -> "Measurement":
+    def public(self, what: Measurement) -> Measurement:
         """The measurement on dev, where the data have no test set with public answers."""
         data = self.config.data
         hidden = what.split == "test" and data.passages and not data.test
         return what._replace(split="dev") if hidden else what
 
-    def files(self, what: "Measurement") -> dict[str, File]:
-        """Those that a measurement needs and the configuration does not name; by split or memory.
-        """
-        found = {what.split: self.questions.get(what.split),
-                 what.memory: self.memories.get(what.memory)}
-        return {name: file for name, file in found.items()
+    def files(self, what: Asked | None) -> dict[str, File]:
+        """Those that an answer needs and the configuration does not name; by split or memory."""
+        if not isinstance(what, Measurement):
+            return {}
+        needed = {what.split: self.questions.get(what.split),
+                  what.memory: self.memories.get(what.memory)}
+        return {name: file for name, file in needed.items()
                 if file is not None and file.path != self.config.data.passages}
 
-    def unavailable(self, what: "Measurement") -> str:
-        """Why the data that there are cannot give a measurement; empty = they can."""
+    def unavailable(self, what: Asked) -> str:
+        """Why the data that there are cannot give an answer; empty = they can."""
         data = self.config.data
-        if not data.passages:  # the world has whatever the experiments ask for
-            return ""
+        if not data.passages or not isinstance(what, Measurement):
+            return ""  # the world has whatever the experiments ask for
         if what.memory and what.memory not in self.memories:
             return f"config.data.passages is one memory; there is none called {what.memory}"
         named = [split for split in ("train", "dev", "test") if getattr(data, split)]
@@ -112,71 +201,6 @@ class Cell:
 def exported(folder: str, run: str) -> str:
     """Where a run's trained weights lie in Hugging Face's form, below the root."""
     return f"{folder}/exported_{run}"
-
-
-class Measurement(NamedTuple):
-    """What is asked of a cell.
-
-    Attributes:
-      split: the questions: a split of the cell's data, or another source "task:NAME:SPLIT".
-      memory: name of another memory than the one that trained.
-      k: passages per question; 0 = as configured.
-      shuffled: every question reads the passages of another one.
-    """
-
-    split: str = "test"
-    memory: str = ""
-    k: int = 0
-    shuffled: bool = False
-
-    @property
-    def name(self) -> str:
-        """Of the folder with the results."""
-        return "-".join([
-            self.split.replace(":", "_"), *[f"index_{self.memory}"] * bool(self.memory),
-            *[f"k_{self.k}"] * bool(self.k), *["shuffled"] * self.shuffled])
-
-
-class Measured(NamedTuple):
-    """A measurement's results: metrics of the whole split, and a record for every question."""
-
-    metrics: dict[str, float]
-    predictions: list[dict[str, Any]]
-
-
-class Explained(NamedTuple):
-    """An answer with p(passage | token): [T][K]."""
-
-    question: str
-    answer: str
-    tokens: list[str]
-    passages: list[str]
-    texts: list[str]
-    posterior: list[list[float]]
-
-
-class Beginning(NamedTuple):
-    """The beginning of an answer, given to the generator, and the title that it may complete.
-
-    Attributes:
-      subject: the input.
-      text: what the answer begins with; ends with the title's first words.
-      title: what is looked for in the answer.
-      about: of the title, for the report.
-    """
-
-    subject: str
-    text: str
-    title: str
-    about: str
-
-
-class Completed(NamedTuple):
-    """An answer from its given beginning, with p(token | those before, input) of what follows."""
-
-    answer: str
-    tokens: list[str]
-    p: list[float]
 
 
 class Scale(Protocol):

@@ -12,7 +12,7 @@ from rag_jax import files, paper
 from rag_jax.paper import COLUMNS, OURS
 from rag_jax.reproduction import pairwise as pairs
 from rag_jax.reproduction import plots
-from rag_jax.reproduction.cells import Cell, Measured, Measurement
+from rag_jax.reproduction.cells import Cell, Explanation, Measured, Measurement
 from rag_jax.reproduction.estimates import (
     Estimate,
     distinct_trigrams,
@@ -268,7 +268,7 @@ def figure2(lab: Lab) -> list[Part]:
     maps = {'paper, "Hemingway" (relative)': (
         paper.FIGURE2_TOKENS, [f"Doc {i}" for i in range(1, 6)], published)}
     cells = lab.scale.cells("jeopardy", "rag_token")[:1]
-    one = next((lab.explain(cell, lab.scale.subject) for cell in cells), None)
+    one = next((lab.result(cell, Explanation(lab.scale.subject)) for cell in cells), None)
     parts: list[Part] = [f"Ours: {NOT_RUN}."]
     if one is not None:
         maps = {f'ours, "{one.question}"': (one.tokens, one.passages, one.posterior), **maps}
@@ -284,7 +284,7 @@ def partial_decoding(lab: Lab) -> list[Part]:
     rows, maps = [], {}
     cells = lab.scale.cells("jeopardy", "closed_book")[:1]
     for given in lab.scale.beginnings:
-        one = next((lab.complete(cell, given) for cell in cells), None)
+        one = next((lab.result(cell, given) for cell in cells), None)
         answer, completed = NOT_RUN, NOT_RUN
         if one is not None:
             answer, completed = one.answer, "yes" if given.title in one.answer else "no"

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 
 from rag_jax import config_files, overrides, paper, rules
 from rag_jax.data.task_sources import DATA_DIR
-from rag_jax.reproduction.cells import Beginning, Cell, File, Measurement, exported
+from rag_jax.reproduction.cells import Asked, Beginning, Cell, File, exported
 
 FIRST = "nq"  # its passages and indexes serve all tasks
 FROM_FIRST = ("wq", "ct")  # start from its trained models
@@ -97,7 +97,7 @@ class Full:
             "memories": {"2016": file("enwiki-20161220-pages-articles.xml.bz2", DUMP),
                          "2018": File(passages, "")}}
 
-    def recipe(self, missing: Iterable[tuple[Cell, Measurement | str | Beginning]],
+    def recipe(self, missing: Iterable[tuple[Cell, Asked]],
                unavailable: Mapping[str, str]) -> str:
         """What is to be run for results that are not there, for the terminal.
 
@@ -115,7 +115,6 @@ class Full:
         if unavailable:
             parts += ["Cannot be measured on these data:",
                       *(f"    {name}: {why}" for name, why in unavailable.items())]
-        if unavailable or any(isinstance(what, Measurement) and cell.files(what)
-                              for cell, what in missing):
+        if unavailable or any(cell.files(what) for cell, what in missing):
             parts.append(BY_HAND.format(folder=shlex.quote(str(self.swap))))
         return "\n".join(parts) or "Everything has been measured."

@@ -10,12 +10,14 @@ What another configuration than the cell's has made counts as not there.
 
 import json
 import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from rag_jax import files
 from rag_jax.data.records import json_lines
+from rag_jax.evaluation import Evaluation, write_evaluation
 from rag_jax.reproduction.cells import (
-    Beginning,
+    Asked,
     Cell,
     Completed,
     Explained,
@@ -23,7 +25,9 @@ from rag_jax.reproduction.cells import (
     Measurement,
     Scale,
 )
-from rag_jax.reproduction.provenance import stale
+from rag_jax.reproduction.provenance import made_by, stale
+
+Made = Mapping[str, Any]
 
 
 def folder_of(root: pathlib.Path, cell: Cell) -> pathlib.Path:
@@ -31,9 +35,40 @@ def folder_of(root: pathlib.Path, cell: Cell) -> pathlib.Path:
     return root / cell.folder / cell.run / "measured"
 
 
-def key_of(beginning: Beginning) -> str:
-    """Its name in a file of completions."""
-    return f"{beginning.subject}: {beginning.text}"
+def keep(root: pathlib.Path, cell: Cell, what: Asked, result: Evaluation | Explained | Completed
+         ) -> None:
+    """Writes a result, with the record of what made it."""
+    folder, made = folder_of(root, cell), made_by(cell, root, what)
+    if isinstance(what, Measurement):
+        folder = folder / what.name
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "metrics.json").unlink(missing_ok=True)  # of another configuration
+        files.write_text(folder / "made.json", json.dumps(made, indent=1))
+        write_evaluation(folder, result)  # metrics.json last
+    else:
+        folder.mkdir(parents=True, exist_ok=True)
+        file = folder / f"{what.name}.json"
+        files.write_text(file, json.dumps(
+            {**_json(file, {}), what.key: {"made": made, **result._asdict()}}, indent=1))
+
+
+def _kept(root: pathlib.Path, cell: Cell, what: Asked
+          ) -> tuple[Made | None, Callable[[], Any]] | None:
+    """What made a result, and what reads it; None where there is none."""
+    folder = folder_of(root, cell)
+    if isinstance(what, Measurement):
+        folder = folder / what.name
+        if not (folder / "metrics.json").exists():
+            return None
+        return _json(folder / "made.json"), lambda: Measured(
+            _json(folder / "metrics.json"),
+            [record.fields for _, record in json_lines(folder / "predictions.jsonl")])
+    fields = _json(folder / f"{what.name}.json", {}).get(what.key)
+    return fields and (fields.pop("made", None), lambda: what.result(**fields))
+
+
+def _json(file: pathlib.Path, default: Any = None) -> Any:
+    return json.loads(file.read_text("utf-8")) if file.exists() else default
 
 
 class Lab:
@@ -45,76 +80,35 @@ class Lab:
 
     Attributes:
       used: the cells of which there are results, with the records of what made them.
-      missing: what is not there: measurements, questions to explain, beginnings to complete.
-      unavailable: measurements that cannot be made of a cell's data, and why.
+      missing: what was asked and is not there.
+      unavailable: what cannot be answered from a cell's data, and why.
       refused: results that are there, but not of the cell's configuration, and why.
     """
 
     def __init__(self, root: pathlib.Path, scale: Scale):
         self.root, self.scale = root, scale
-        self.used: dict[tuple[str, str], tuple[Cell, list[Mapping[str, Any]]]] = {}
-        self.missing: list[tuple[Cell, Measurement | str | Beginning]] = []
+        self.used: dict[tuple[str, str], tuple[Cell, list[Made]]] = {}
+        self.missing: list[tuple[Cell, Asked]] = []
         self.unavailable: dict[str, str] = {}
         self.refused: dict[str, str] = {}
 
-    def measure(self, cell: Cell, what: Measurement) -> Measured | None:
-        """The results of a measurement; None where there are none."""
-        folder = folder_of(self.root, cell) / what.name
-        made = folder / "made.json"
-        there = (folder / "metrics.json").exists()  # written last
-        if not there or not self._accepted(
-                cell, what, what.name, _json(made) if made.exists() else None):
-            self._lacks(cell, what)
-            return None
-        predictions = [record.fields for _, record in json_lines(folder / "predictions.jsonl")]
-        return Measured(_json(folder / "metrics.json"), predictions)
-
-    def explain(self, cell: Cell, question: str) -> Explained | None:
-        """An answer with the share of each passage in each of its tokens; None if not there."""
-        known = self._kept(cell, "explained", question)
-        if known is None:
-            self.missing.append((cell, question))
-        return known and Explained(**known)
-
-    def complete(self, cell: Cell, beginning: Beginning) -> Completed | None:
-        """The answer that the generator makes of a beginning; None if not there."""
-        known = self._kept(cell, "completed", key_of(beginning))
-        if known is None:
-            self.missing.append((cell, beginning))
-        return known and Completed(**known)
-
-    def _kept(self, cell: Cell, name: str, key: str) -> dict[str, Any] | None:
-        """One of the results of a file of several."""
-        file = folder_of(self.root, cell) / f"{name}.json"
-        known = _json(file) if file.exists() else {}
-        if key not in known or not self._accepted(
-                cell, Measurement(), name, known[key].pop("made", None)):
-            return None
-        return known[key]
-
-    def _lacks(self, cell: Cell, what: Measurement) -> None:
-        """Notes down a measurement that is not there."""
-        if reason := cell.unavailable(what):
-            self.unavailable[f"{cell.folder}/{cell.run}/{what.name}"] = reason
+    def result(self, cell: Cell, what: Asked) -> Any:
+        """What the cell answered (`Measured`, `Explained` or `Completed`); None if not there."""
+        name = f"{cell.folder}/{cell.run}/{what.name}"
+        if kept := _kept(self.root, cell, what):
+            made, read = kept
+            if not (why := stale(made, cell, self.root, what)):
+                self.used.setdefault((cell.folder, cell.run), (cell, []))[1].append(made)
+                return read()
+            self.refused[name] = why
+        if why := cell.unavailable(what):
+            self.unavailable[name] = why
         else:
             self.missing.append((cell, what))
-
-    def _accepted(self, cell: Cell, what: Measurement, name: str,
-                  made: Mapping[str, Any] | None) -> bool:
-        """Whether a result is the cell's; notes down which it is."""
-        why = stale(made, cell, self.root, what)
-        if why:
-            self.refused[f"{cell.folder}/{cell.run}/{name}"] = why
-            return False
-        self.used.setdefault((cell.folder, cell.run), (cell, []))[1].append(made)
-        return True
-
-
-def _json(file: pathlib.Path) -> Any:
-    return json.loads(file.read_text("utf-8"))
+        return None
 
 
 def measured(lab: Lab, cells: Sequence[Cell], what: Measurement) -> list[Measured]:
     """The results of those cells (seeds) that have them."""
-    found = (lab.measure(cell, what) for cell in cells)
-    return [result for result in found if result is not None]
+    results = (lab.result(cell, what) for cell in cells)
+    return [result for result in results if result is not None]

@@ -5,6 +5,7 @@ them control items whose right answer is known. The key stays with who asks.
 """
 
 import csv
+import importlib.resources
 import io
 import json
 import pathlib
@@ -88,30 +89,12 @@ def _page(rows: Sequence[Mapping[str, str]]) -> str:
             parts.append(f"<p>{question}<br>{choices}</p>")
         parts.append("</fieldset>")
     data = json.dumps(list(rows)).replace("<", "\\u003c")
+    script = importlib.resources.files(__package__).joinpath("sheet.js").read_text("utf-8")
     return html_page("Two sentences about a subject", STYLE, *parts, f"""</form>
 <button id=done>Save my answers</button>
 <script>
 const rows = {data}, fields = {json.dumps(FIELDS)}, asked = {json.dumps(list(QUESTIONS))};
-document.getElementById("done").onclick = () => {{
-  const name = document.getElementById("annotator").value.trim();
-  const answers = new FormData(document.querySelector("form"));
-  const open = rows.filter(r => asked.some(q => !answers.get(q + "-" + r.item)));
-  if (!name || open.length) {{
-    alert(name ? "Not answered: " + open.map(r => r.item).join(", ") : "Your name, please");
-    return;
-  }}
-  // No cell is a formula, as in sheet.csv.
-  const plain = text => /^\\s*[=+@＝＋－＠\\t\\r\\n-]/.test(text) ? "'" + text : text;
-  const cell = text => '"' + plain(text).replaceAll('"', '""') + '"';
-  const filled = rows.map(r => ({{...r, annotator: name,
-    ...Object.fromEntries(asked.map(q => [q, answers.get(q + "-" + r.item)]))}}));
-  const lines = [fields, ...filled.map(r => fields.map(f => r[f]))];
-  const link = document.createElement("a");
-  link.href = URL.createObjectURL(new Blob([lines.map(l => l.map(cell).join(",")).join("\\n")]));
-  link.download = "answers-" + name + ".csv";
-  link.click();
-}};
-</script>""")
+{script}</script>""")
 
 
 class Tally(NamedTuple):

@@ -17,7 +17,7 @@ import rag_jax
 from rag_jax import config_files, overrides
 from rag_jax.config import Config, ConfigError
 from rag_jax.overrides import value
-from rag_jax.reproduction.cells import Cell, Measurement
+from rag_jax.reproduction.cells import Asked, Cell
 from rag_jax.training.workdir import CHANGEABLE
 
 CHECKOUT = pathlib.Path(__file__).parents[2]
@@ -25,8 +25,7 @@ ENDS = 1 << 20  # bytes
 SOURCES = ("rag_jax", "configs", "setup.py")  # what a result depends on
 
 
-def made_by(cell: Cell, root: pathlib.Path, what: Measurement = Measurement()  # noqa: B008
-            ) -> dict[str, Any]:
+def made_by(cell: Cell, root: pathlib.Path, what: Asked | None = None) -> dict[str, Any]:
     """The record of a result that is worked out now: "configs" of the cell and of those that it
     starts from, "files" that they do not name, "program" and "date" (of the day, UTC)."""
     return {"configs": [json.loads(_portable(config, root)) for config in _configs(cell)],
@@ -35,7 +34,7 @@ def made_by(cell: Cell, root: pathlib.Path, what: Measurement = Measurement()  #
 
 
 def stale(made: Mapping[str, Any] | None, cell: Cell, root: pathlib.Path,
-          what: Measurement = Measurement()) -> str:  # noqa: B008
+          what: Asked | None = None) -> str:
     """Why a result with this record (None = without one) is not the cell's; empty if it is.
 
     Fields that may differ between commands on a workdir (`workdir.CHANGEABLE`) do not count, but

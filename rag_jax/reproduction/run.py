@@ -7,7 +7,7 @@ import jax
 
 from rag_jax import locks
 from rag_jax.reproduction import sections
-from rag_jax.reproduction.cells import Beginning, Cell, Measurement, Scale
+from rag_jax.reproduction.cells import Asked, Cell, Scale
 from rag_jax.reproduction.experiments import EXPERIMENTS
 from rag_jax.reproduction.lab import Lab
 from rag_jax.reproduction.sections import Section, Table
@@ -41,8 +41,7 @@ def _reproduce(names: Sequence[str], root: pathlib.Path, scale: Scale, work: boo
         if folder not in (None, cell.folder):
             write_report(root, scale)
         folder = cell.folder
-        work_out = {str: worker.explain, Beginning: worker.complete}
-        work_out.get(type(what), worker.measure)(cell, what)
+        worker.work_out(cell, what)
     write_report(root, scale)
     print(f"{root / 'report.md'}, {root / 'report.html'}", flush=True)
 
@@ -56,7 +55,7 @@ def write_report(root: pathlib.Path, scale: Scale) -> None:
 
 
 def lacking(names: Sequence[str], root: pathlib.Path, scale: Scale
-            ) -> tuple[list[tuple[Cell, Measurement | str | Beginning]], dict[str, str]]:
+            ) -> tuple[list[tuple[Cell, Asked]], dict[str, str]]:
     """What the named experiments would work out, folder by folder and run by run; and
     what they cannot measure on the data that there are, with the reason."""
     lab = Lab(root, scale)

@@ -8,10 +8,10 @@ import pytest
 from rag_jax import overrides, paper
 from rag_jax.config import Config
 from rag_jax.reproduction import run
-from rag_jax.reproduction.cells import Beginning, Cell, Completed, Measurement
+from rag_jax.reproduction.cells import Beginning, Cell, Completed, Explanation, Measurement
 from rag_jax.reproduction.experiments import EXPERIMENTS
 from rag_jax.reproduction.full import Full
-from rag_jax.reproduction.lab import Lab, folder_of, key_of
+from rag_jax.reproduction.lab import Lab, folder_of
 from rag_jax.reproduction.provenance import made_by
 from rag_jax.reproduction.sections import Plot, Table
 
@@ -266,7 +266,7 @@ def test_completed_titles_are_told_from_those_that_are_not(lab):
     jeopardy = lab.scale.cells("jeopardy", "closed_book")[0]
     file = folder_of(lab.root, jeopardy) / "completed.json"
     file.parent.mkdir(parents=True)
-    file.write_text(json.dumps({key_of(beginning): {
+    file.write_text(json.dumps({beginning.key: {
         "made": made_by(jeopardy, lab.root),
         **Completed(beginning.text + rest, [rest], [0.5])._asdict()}
         for beginning, rest in ((known, "ma."), (unknown, "ova."))}))
@@ -293,7 +293,7 @@ def test_the_report_names_models_and_commit_and_is_written_whole(lab):
         ["table1", "table6", "figure2"], lab.root, lab.scale)[0]]
     assert ("nq-0", "rag_sequence", Measurement()) in wanted
     assert ("nq-0", "rag_token", Measurement()) not in wanted
-    assert ("jeopardy-0", "rag_token", "Peru") in wanted
+    assert ("jeopardy-0", "rag_token", Explanation("Peru")) in wanted
     completed = run.lacking(["partial_decoding"], lab.root, lab.scale)[0]
     assert [(c.folder, c.run, what) for c, what in completed] == [
         ("jeopardy-0", "closed_book", beginning) for beginning in lab.scale.beginnings]

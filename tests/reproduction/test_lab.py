@@ -7,7 +7,7 @@ import pytest
 
 from rag_jax import config_files, overrides
 from rag_jax.config import ConfigError
-from rag_jax.reproduction.cells import Beginning, Cell, Measurement, exported
+from rag_jax.reproduction.cells import Beginning, Cell, Explanation, Measurement, exported
 from rag_jax.reproduction.lab import Lab
 from rag_jax.reproduction.worker import Worker
 
@@ -28,12 +28,12 @@ def trained(tmp_path_factory):
         "model.document_encoder.pretrained": str(weights / "document_encoder")}),
         "rag_token", first=first, start=first)
     worker = Worker(root)
-    worker.measure(later, Measurement("dev"))
+    worker.work_out(later, Measurement("dev"))
     return worker, first, later
 
 
 def read(worker, cell, what):
-    return Lab(worker.root, None).measure(cell, what)
+    return Lab(worker.root, None).result(cell, what)
 
 
 def test_a_cell_starts_from_the_trained_weights_and_index_of_another(trained):
@@ -57,17 +57,18 @@ def test_cells_of_the_same_data_share_all_of_it(trained):
 def test_a_lab_notes_what_is_there_and_what_is_not(trained):
     worker, _, later = trained
     lab = Lab(worker.root, None)
-    assert lab.measure(later, Measurement("dev")) and not lab.missing
-    assert lab.measure(later, Measurement("test")) is None and lab.explain(later, "Chile") is None
-    assert lab.missing == [(later, Measurement("test")), (later, "Chile")]
+    assert lab.result(later, Measurement("dev")) and not lab.missing
+    assert lab.result(later, Measurement("test")) is None
+    assert lab.result(later, Explanation("Chile")) is None
+    assert lab.missing == [(later, Measurement("test")), (later, Explanation("Chile"))]
     assert list(lab.used) == [("later", "rag_token")]
 
 
 def test_an_answer_is_explained_and_kept(trained):
     worker, _, later = trained
     for question in ("Peru", "Fiji"):
-        worker.explain(later, question)
-    one, other = (Lab(worker.root, None).explain(later, q) for q in ("Peru", "Fiji"))
+        worker.work_out(later, Explanation(question))
+    one, other = (Lab(worker.root, None).result(later, Explanation(q)) for q in ("Peru", "Fiji"))
     assert (one.question, other.question) == ("Peru", "Fiji")
     assert len(one.posterior) == len(one.tokens) and len(one.passages) == len(one.texts) == 2
     for row in one.posterior:
@@ -79,22 +80,22 @@ def test_a_beginning_is_completed_and_kept(trained):
     worker, _, later = trained
     beginnings = [Beginning("Peru", text, "Lima", "") for text in ("The capital", "A")]
     for beginning in beginnings:
-        worker.complete(later, beginning)
+        worker.work_out(later, beginning)
     for beginning in beginnings:
-        found = Lab(worker.root, None).complete(later, beginning)
+        found = Lab(worker.root, None).result(later, beginning)
         assert found.answer.strip().startswith(beginning.text)
         assert len(found.tokens) == len(found.p) > 0 and all(0 < p <= 1 for p in found.p)
         assert "".join(found.tokens[:2]) not in beginning.text
     lab = Lab(worker.root, None)
     other = beginnings[0]._replace(subject="Chile")
-    assert lab.complete(later, other) is None and lab.missing == [(later, other)]
+    assert lab.result(later, other) is None and lab.missing == [(later, other)]
 
 
 def test_other_passages_k_and_memories_are_other_measurements(trained):
     worker, first, _ = trained
 
     def measured(*arguments, **named):
-        worker.measure(first, Measurement(*arguments, **named))
+        worker.work_out(first, Measurement(*arguments, **named))
         return read(worker, first, Measurement(*arguments, **named))
 
     def ids(result):
