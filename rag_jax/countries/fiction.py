@@ -221,7 +221,7 @@ def fictional_countries(count: int, seed: int | str, models: Sequence[Country],
 
     Args:
       count: how many.
-      seed: of the draw.
+      seed: seed of the draw.
       models: real countries whose names the fictional ones resemble.
       held_out: further real countries, whose names are resembled by chance alone.
     """

@@ -122,8 +122,8 @@ def claims(countries: Sequence[Country], unwritten: Sequence[Country], edition: 
     Args:
       countries: that the passages know.
       unwritten: countries of the same kind that no passage names.
-      edition: of the facts.
-      seed: of pairs.
+      edition: the year of the facts.
+      seed: decides which countries are paired.
     """
     rng = random.Random(f"{seed} claims {edition}")
     asked: dict[str, list[tuple[Country, CountryQuestion]]] = {}

@@ -98,7 +98,7 @@ def build_world(fictional: int, seed: int, task: str = "questions") -> Source:
 
     Args:
       fictional: how many.
-      seed: of the fictional countries and of what is asked.
+      seed: decides the fictional countries and the questions that are asked.
       task: one of TASKS; the passages and the warm-up texts are the same for all of them.
     """
     real = load_countries()

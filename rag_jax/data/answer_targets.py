@@ -1,4 +1,4 @@
-"""What trains a generator where that is not simply the answers: the paper's appendix D.
+"""Training targets of a generator that are not simply the answers: the paper's appendix D.
 
 The retrieval that it asks for arrives as a callable, from a question to the texts of its retrieved
 passages, best first.

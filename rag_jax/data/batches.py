@@ -69,7 +69,7 @@ class RagBatcher:
         Args:
           rows: int[B], positions in `questions`.
           retrieved: int[B, K] rows of `index`, -1 for padding; None = closed book.
-          index: which the passages and their scores are looked up in.
+          index: holds the passages and their scores.
           rng, weight: as in `QuestionTokens.batch`.
           own: places in `rows` whose passages are looked up and which come back; the padded
             lengths and the draws are those of the whole batch.

@@ -11,7 +11,7 @@ def compose(format: GeneratorFormat, passages: jax.Array, lengths: jax.Array,
     """<s> passage question </s> for every passage of every question.
 
     Args:
-      format: of the generator's input.
+      format: the layout of the generator's input.
       passages: int32[B, K, P], token rows, cut to no less than format.max_length - 2.
       lengths: int32[B, K], tokens in them.
       suffixes: int32[B, Q], the question's tokens.

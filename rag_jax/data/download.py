@@ -34,7 +34,7 @@ def download(url: str, path: pathlib.Path, size: int | None = None,
 
     Args:
         url: http or https, and only there redirections lead (from https to https alone).
-        path: where the file is to lie; its folder is made.
+        path: place of the finished file; its folder is made.
         size: bytes, where known.
         sha256: checksum (hex), where known.
 

@@ -1,4 +1,4 @@
-"""What the data of a workdir were made from: the record in WORKDIR/data/inputs.json.
+"""The record of what the data of a workdir were made from: WORKDIR/data/inputs.json.
 
 It has the fields of the configuration that shape the data, and the size, time and SHA-256 of each
 file that was read. Contents are compared; a file of the same size and time is not read again.
@@ -97,7 +97,10 @@ def _entry(path: pathlib.Path, known: Mapping[str, Any] | None) -> dict[str, Any
 
 
 def differences(earlier: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, str]:
-    """What differs in content, by name, in words. Files that are gone cannot be compared."""
+    """Differences in content between two records, in words, by the name of the input or field.
+
+    Files that are gone cannot be compared.
+    """
     changed = {}
     for name in earlier["fields"].keys() | now["fields"].keys():
         values = [record["fields"].get(name) for record in (earlier, now)]

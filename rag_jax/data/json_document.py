@@ -25,7 +25,7 @@ class JsonDocument:
     """A cursor in a JSON document.
 
     Attributes:
-        number: of the record being read, counted by the caller through `array`; 0 = outside.
+        number: the record being read, counted from 1 by `array`; 0 = outside of an array.
 
     Raises (all methods):
         DataError: names file, line and record: not JSON, not UTF-8, cut short, damaged .gz.

@@ -192,15 +192,15 @@ def _make_again(workdir: pathlib.Path, changed: Mapping[str, str]) -> None:
 
 
 def _set_aside(folder: pathlib.Path) -> None:
-    """Without a record nobody knows what an unfinished preparation made it from, or whether it is
-    ours at all."""
+    """Renames what an unfinished preparation left without a record: nobody knows what it was made
+    from, or whether it is ours at all."""
     for path in _made_of_passages(folder):
         kept = files.set_aside(path, "earlier")
         print(f"{path}: there is no record of what it was made from; it is {kept} now", flush=True)
 
 
 def _made_of_passages(folder: pathlib.Path) -> list[pathlib.Path]:
-    """What there is of it, but not what is another workdir's."""
+    """The files of a data folder that depend on its passages; links lead to another workdir's."""
     names = ("warmup_texts.txt", "retriever_tokenizer", "generator_tokenizer", "memories", "bm25")
     paths = [folder / name for name in names]
     return [path for path in paths if path.exists() and not path.is_symlink()]
@@ -326,9 +326,9 @@ def write_passages(path: pathlib.Path, passages: Iterable[Passage], config: Conf
 
 def _training_examples(train: str, examples: list[Example], store: PassageStore,
                        scratch: pathlib.Path) -> list[Example]:
-    """With the targets that the paper's appendix D gives them, by BM25 over a passage store.
+    """The examples with the targets of the paper's appendix D, found by BM25 over a passage store.
 
-    scratch: folder for the BM25 index; it is removed in the end.
+    scratch: folder for the BM25 index, which is removed in the end.
     """
     rule = trains_on(train)
     if rule not in ("retrieved", "matches"):

@@ -51,7 +51,7 @@ def collect(source: str, rows: Iterable[tuple[str, Example]], hidden: bool = Fal
     """Checks rows and returns their examples.
 
     Args:
-        source: what is read, for errors.
+        source: name of the source, for errors.
         rows: pairs of the place of an example, for errors, and the example.
         hidden: the answers are not known.
 

@@ -22,13 +22,15 @@ class QuestionTokens:
     Args:
       examples: the questions; the first of `targets or answers` trains unless a seeded draw
         picks another.
-      retriever_tokenizer, generator_format: of the model.
-      max_question_length, max_target_length: tokens, special tokens included.
+      retriever_tokenizer: makes the query encoder's input.
+      generator_format: lays out the generator's input.
+      max_question_length, max_target_length: in tokens, special tokens included.
       uncased_roundtrip: the generator reads a question as the retriever's tokenizer gives it
         back, lower-cased and cut, as in Hugging Face's RAG.
-      labels: the classes that the answers are; the target of one is its token of `label_tokens`.
-      classifies: it is its number among them, for a classification head, and the decoder reads
-        the question, cut to max_question_length.
+      labels: the classes of a classifier, to which every answer must belong; () = answers are
+        texts. The target of a class is its token by `label_tokens`.
+      classifies: the target of a class is its number in `labels` instead, for a classification
+        head, and the decoder reads the question, cut to max_question_length.
     """
 
     def __init__(self, examples: Sequence[Example], retriever_tokenizer: Tokenizer,

@@ -13,8 +13,8 @@ class Record:
     """One JSON object and the place that it came from.
 
     Args:
-        where: for errors.
-        value: what was read there.
+        where: place of the record, for errors.
+        value: the decoded JSON.
 
     Raises:
         DataError: `value` is not an object.
@@ -30,7 +30,7 @@ class Record:
         return self.fields.get(key) is not None
 
     def error(self, key: str, expected: str) -> DataError:
-        """What to raise for a field that is missing or wrong."""
+        """The error about a field that is missing or wrong."""
         if key in self.fields:
             what = f'"{key}" is {json.dumps(self.fields[key])[:60]}'
         else:

@@ -1,4 +1,4 @@
-"""What the data of a workdir are made from, whoever reads or invents it."""
+"""The passages and questions that the data of a workdir are made from, read or invented."""
 
 import dataclasses
 from collections.abc import Callable, Iterable, Sequence
@@ -12,10 +12,10 @@ class Source:
     """Passages and questions on them.
 
     Attributes:
-      passages: by the name of their store; those of the first one train.
+      passages: passages of each store by its name; the first store trains.
       splits: questions by split: train, dev, test and whatever else there is.
-      warmup_texts: what the tokenizers and the generator's warm-up learn from; None = the passages
-        of the first store.
+      warmup_texts: texts for the tokenizers and the generator's warm-up; None = the passages of
+        the first store.
     """
 
     passages: dict[str, Iterable[Passage]]

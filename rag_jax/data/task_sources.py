@@ -30,7 +30,7 @@ class File:
 
     Attributes:
       name: its name in the folder DATA_DIR/TASK.
-      url: where it can be downloaded; empty = by hand only, from the task's homepage.
+      url: address for downloads; empty = by hand only, from the task's homepage.
       size: bytes; None = not known.
       sha256: hex; None = not known.
       member: the file meant inside of `name`, a .tar.gz; empty = `name` itself. It may also lie
@@ -49,7 +49,7 @@ class Split:
     """Some questions of a file.
 
     Attributes:
-      file: where they are.
+      file: the file that holds them.
       read: its format, a name in `task_files.READERS`.
       count: how many there should be, before answers are handled; None = not known.
       half: "train" or "dev" for ORQA's division of a training file, by a hash of the question.
@@ -68,16 +68,16 @@ class Task:
     """A task of the paper.
 
     Attributes:
-      homepage: where the data are described.
-      licence: of the data.
+      homepage: page that describes the data.
+      licence: licence of the data.
       metrics: the family of metrics that scores it.
-      tables: of the paper, where its results are.
+      tables: the paper's tables and figures that have results on it.
       trains_on: how answers become training targets (the paper's appendix D): any of the "answers";
         "pairs", one example per question and answer; "retrieved", the answers that occur in the
         first 1000 retrieved passages; "matches", the string that most often matches the regular
         expressions there.
-      splits: by name; those named train or *_train are handled as `trains_on` says.
-      folder: of its files in DATA_DIR; empty = the task's name.
+      splits: splits by name; those named train or *_train are handled as `trains_on` says.
+      folder: name of the folder in DATA_DIR that holds its files; empty = the task's name.
     """
 
     homepage: str
@@ -176,10 +176,10 @@ def locate(folder: pathlib.Path, file: File, homepage: str) -> pathlib.Path:
     """The path of a file, after fetching and unpacking what is not there.
 
     Args:
-        folder: of the task. The file may lie there as it is published, or unpacked (without its
-            .gz, or the member of its archive, in the archive's folders or not).
-        file: which.
-        homepage: where a file that has no URL can be fetched from, for the error.
+        folder: the task's folder. The file may lie there as it is published, or unpacked (without
+            its .gz, or the member of its archive, in the archive's folders or not).
+        file: the file.
+        homepage: the task's, named in the error about a file that has no URL.
 
     Raises:
         FileNotFoundError: it is not there and has no URL.

@@ -105,7 +105,7 @@ def prepare_dataset(
     Args:
         name: the data set's name in snake case.
         splits: from the split's name to its examples.
-        directory: where the data set is to lie.
+        directory: place of the finished data set.
 
     Raises:
         DataError: a name that is not snake case; an invalid example; no examples; a directory

@@ -206,8 +206,9 @@ def encoder_input(tokenizer: Tokenizer, firsts: Sequence[str], seconds: Sequence
 def label_tokens(tokenizer: Tokenizer, labels: Sequence[str]) -> list[int]:
     """One token for each label, by which it differs from all others.
 
-    Of the labels as they are written inside a text, the tokens at the first place where no two
-    are equal: with BART's vocabulary the first ones, with a small one perhaps those after a space.
+    The labels are tokenized as inside a text. The tokens are those at the first place where no two
+    labels have the same: with BART's vocabulary place one, with a small one perhaps the place after
+    a space.
 
     Raises:
       DataError: there is no such place.
@@ -268,11 +269,11 @@ class GeneratorFormat:
         return [[self.tokenizer.start, *row[: max_length - 2], self.tokenizer.end] for row in rows]
 
     def joined_length(self, passage: np.ndarray, question: np.ndarray) -> np.ndarray:
-        """How many ids `join` gives for so many of a passage and of a question."""
+        """Length of a joined input, from the lengths of its passage and its question."""
         return np.minimum(passage + question, self.max_length - 2) + 2
 
     def kept(self, passage: np.ndarray, question: np.ndarray) -> np.ndarray:
-        """How many ids of a passage `join` keeps, of so many of it and of the question."""
+        """Tokens of the passage that a joined input keeps, from the lengths of both."""
         room = self.max_length - 2
         if self.like_hugging_face:
             question = np.zeros_like(question)
