@@ -1,12 +1,16 @@
 """rag_jax: Retrieval-Augmented Generation (Lewis et al. 2020, arXiv 2005.11401) in JAX.
 
-Dimension letters, the same in names (`logits_BKTV`) and in einsum strings:
+Dimension letters of shapes, einsum strings and the names of arrays (`logits_RTV`):
 
-    B  questions in a batch          S  source tokens           V  vocabulary
-    K  passages per question         T  target tokens           E  retrieval width
-    N  passages in the memory        M  beams                   D  model width
-    L  tokens of an encoder input    H  attention heads         C  width of one head
-    R  rows (B*K, or B*M*K)          F  feed-forward width
+    A  answers per question          L  tokens of an encoder input    S  source tokens
+    B  questions in a batch          M  beams                         T  target tokens
+    C  width of one head             N  passages in the index         V  vocabulary
+    D  model width                   P  passages of a DPR batch, or   Y  classes
+    E  retrieval width                  prefixes of an exact search
+    F  feed-forward width            Q  tokens of a question behind
+    G  answers scored in one pass       its passage
+    H  attention heads               R  rows of a pass: questions,
+    K  passages per question            documents (B*K) or searches
 
 `np.ndarray` in a signature means host memory, `jax.Array` device memory.
 Log-probabilities are natural logarithms (nats).

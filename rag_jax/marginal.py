@@ -28,8 +28,8 @@ def log_prior(doc_scores: jax.Array, doc_mask: jax.Array) -> jax.Array:
     Returns:
       float32[B, K]; MASKED where doc_mask is False. A row without any passage is all MASKED.
     """
-    scores = jnp.where(doc_mask, doc_scores.astype(jnp.float32), MASKED)
-    return jnp.where(doc_mask, jax.nn.log_softmax(scores, axis=-1), MASKED)
+    scores_BK = jnp.where(doc_mask, doc_scores.astype(jnp.float32), MASKED)
+    return jnp.where(doc_mask, jax.nn.log_softmax(scores_BK, axis=-1), MASKED)
 
 
 def target_log_probs(logits: jax.Array, targets: jax.Array, label_smoothing: float = 0.0
@@ -94,19 +94,19 @@ def mixture(log_weights: jax.Array, doc_log_p: jax.Array) -> jax.Array:
       log_weights: float32[B, M, K], log w(z).
       doc_log_p: float32[B, K, M, V], log p(. | z).
     """
-    joint = [log_weights[:, :, z, None] + doc_log_p[:, z] for z in range(doc_log_p.shape[1])]
-    if len(joint) == 1:
-        return joint[0]
-    largest = functools.reduce(jnp.maximum, joint)
-    return largest + jnp.log(sum(jnp.exp(log_p - largest) for log_p in joint))
+    joint_BMV = [log_weights[:, :, z, None] + doc_log_p[:, z] for z in range(doc_log_p.shape[1])]
+    if len(joint_BMV) == 1:
+        return joint_BMV[0]
+    largest_BMV = functools.reduce(jnp.maximum, joint_BMV)
+    return largest_BMV + jnp.log(sum(jnp.exp(each - largest_BMV) for each in joint_BMV))
 
 
 def sequence_posterior(log_prior_BK: jax.Array, log_p_BKT: jax.Array, target_mask: jax.Array
                        ) -> jax.Array:
     """p(z | x, y) under RAG-Sequence, float32[B, K]; masked passages are 0, the others of a row sum
     to 1."""
-    joint = sequence_joint(log_prior_BK, log_p_BKT, target_mask)
-    return jnp.where(log_prior_BK > MASKED, jax.nn.softmax(joint, axis=1), 0.0)
+    joint_BK = sequence_joint(log_prior_BK, log_p_BKT, target_mask)
+    return jnp.where(log_prior_BK > MASKED, jax.nn.softmax(joint_BK, axis=1), 0.0)
 
 
 def token_posterior(log_prior_BK: jax.Array, log_p_BKT: jax.Array) -> jax.Array:
@@ -115,15 +115,15 @@ def token_posterior(log_prior_BK: jax.Array, log_p_BKT: jax.Array) -> jax.Array:
     Proportional to p(z | x) p(y_t | x, z, y_<t): RAG-Token draws a document anew for each token.
     Sums to 1 over K; masked passages are 0.
     """
-    joint = token_joint(log_prior_BK, log_p_BKT)
-    return jnp.where(log_prior_BK[:, :, None] > MASKED, jax.nn.softmax(joint, axis=1), 0.0)
+    joint_BKT = token_joint(log_prior_BK, log_p_BKT)
+    return jnp.where(log_prior_BK[:, :, None] > MASKED, jax.nn.softmax(joint_BKT, axis=1), 0.0)
 
 
 def mean_token_posterior(log_prior_BK: jax.Array, log_p_BKT: jax.Array, target_mask: jax.Array
                          ) -> jax.Array:
     """The token posteriors averaged over the target's tokens, float32[B, K]; rows sum to 1."""
-    weights = target_mask / jnp.maximum(target_mask.sum(axis=-1, keepdims=True), 1)
-    return jnp.einsum("BKT,BT->BK", token_posterior(log_prior_BK, log_p_BKT), weights)
+    weights_BT = target_mask / jnp.maximum(target_mask.sum(axis=-1, keepdims=True), 1)
+    return jnp.einsum("BKT,BT->BK", token_posterior(log_prior_BK, log_p_BKT), weights_BT)
 
 
 # By the model's kind. Fusion-in-Decoder has one document to sum over, with probability 1.

@@ -8,6 +8,9 @@ import ast
 import functools
 import graphlib
 import pathlib
+import re
+
+import rag_jax
 
 PACKAGE = pathlib.Path(__file__).parents[1] / "rag_jax"
 
@@ -190,6 +193,24 @@ def test_no_private_parts_and_no_patches():
             for part in ("unittest.mock", "jax._src")
             if any(f"{other}.".startswith(f"{part}.") for other in imported(tree))}
     check_against("private parts of other libraries", used)
+
+
+SHAPES = (r"(?:float32|int32|bool|int|dtype)\[([^\]]*)\]",  # float32[B, K]
+          r"->\s*\[([^\]]*)\]",  # -> [B, K]
+          r"\b[a-z]\w*_([A-Z1]+)\b",  # log_p_BK
+          r'einsum\(\s*"([^"]*)"')
+
+
+def test_dimension_letters_are_those_of_the_legend():
+    """A letter that no legend explains, or that means two things, makes a shape unreadable."""
+    legend = set(re.findall(r"(?:^|  )([A-Z])  \w", rag_jax.__doc__, re.M))
+    files = [PACKAGE / "marginal.py", PACKAGE / "types.py", *PACKAGE.glob("models/*.py"),
+             *PACKAGE.glob("decoding/*.py")]
+    used = {letter for file in files for shape in SHAPES
+            for inside in re.findall(shape, file.read_text("utf-8"))
+            for letter in re.findall(r"(?<![a-z])[A-Z](?![a-z])", inside)}
+    assert used <= legend, f"not in the legend of rag_jax: {sorted(used - legend)}"
+    assert used | {"N"} >= legend, f"in the legend and used nowhere: {sorted(legend - used)}"
 
 
 def renames_or_removes(node: ast.AST) -> bool:

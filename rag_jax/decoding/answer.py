@@ -68,10 +68,9 @@ def decode_by(model: rag.RagModel, settings: Decoding, params: Params, batch: Ba
     # every device has its share of every group.
     groups = jax.tree.map(
         lambda x: x.reshape(at_once, -1, *x.shape[1:]).swapaxes(0, 1), (batch, key))
-    found = jax.lax.map(run, groups)
+    decoded = jax.lax.map(run, groups)
     return jax.tree.map(
-        lambda x: x.swapaxes(0, 1).reshape(questions, *x.shape[2:]), found)
-
+        lambda x: x.swapaxes(0, 1).reshape(questions, *x.shape[2:]), decoded)
 
 
 def _in_dtype(params: Params, dtype: str) -> Params:

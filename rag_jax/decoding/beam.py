@@ -1,9 +1,9 @@
 """Beam search as one pure function over an explicit state; num_beams=1 is greedy search.
 
-R independent searches run side by side, each with M live hypotheses (still growing) and M
-finished ones (ended with end_id). A search reads K documents at once and mixes their
-distributions of the next token; what each document said of every token is kept, so that
-posteriors and exact scores need no further pass.
+R independent searches run side by side, each with M live hypotheses (still growing) and M finished
+ones (ended with end_id). A search reads K documents at once and mixes their distributions of the
+next token; the log-probability of every token under each document is kept, so that posteriors and
+exact scores need no further pass.
 
 The loop stops early once no live hypothesis can overtake the finished ones, whatever the length
 penalty: log-probabilities only fall as a hypothesis grows. Meanwhile the search notes the best
@@ -107,7 +107,7 @@ BLOCK = 128  # scores in a block of `best_of_many`
 
 
 def best_of_many(scores: jax.Array, count: int) -> tuple[jax.Array, jax.Array]:
-    """jax.lax.top_k of float32[R, N], without sorting all N: (float32[R, count], int32[R, count]).
+    """jax.lax.top_k of float32[R, size], without sorting all: (float32[R, count], int32[R, count]).
 
     The best `count` scores lie in the `count` blocks of highest maximum; among equals the first
     ones win in both steps, since the chosen blocks keep their order.

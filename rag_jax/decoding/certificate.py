@@ -97,10 +97,10 @@ def exact(model: rag.RagModel, settings: Decoding, params: Params, batch: Batch,
     open_ones = ~certified & start.ranked.valid[:, 0] & (batch.weight > 0)
     for question in np.flatnonzero(open_ones) if node_budget else ():
         row = slice(question, question + 1)
-        search, found = _search_one(
+        search, answer = _search_one(
             model, settings, params, jax.tree.map(lambda leaf, row=row: leaf[row], batch),
             jax.tree.map(lambda leaf, row=row: leaf[row], best), node_budget, width, jit)
-        for leaf, value in zip(best, found, strict=True):
+        for leaf, value in zip(best, answer, strict=True):
             leaf[row] = value
         certified[question], expanded[question] = search.proved, search.expanded
         bound[question] = min(bound[question], search.bound)
@@ -146,27 +146,29 @@ def _known(guess: Ranked, model: rag.RagModel, settings: Decoding
 
 
 def _expand(model: rag.RagModel, settings: Decoding, params: Params, documents: Documents,
-            prefixes: jax.Array, lengths: jax.Array, said: jax.Array
+            prefixes: jax.Array, lengths: jax.Array, doc_scores: jax.Array
             ) -> tuple[jax.Array, jax.Array]:
     """Next tokens of P prefixes of the one question that `documents` are about.
 
     Args:
       prefixes: int32[P, T], of `lengths` int32[P] tokens.
-      said: float32[P, K], log p(prefix | x, z).
+      doc_scores: float32[P, K], log p(prefix | x, z).
 
     Returns:
       log p(. | x, prefix) float32[P, V] under the rules, log p(. | x, z, prefix) float32[P, K, V].
     """
     passages = documents.log_prior.shape[1]
-    inputs = rag.shift_right(prefixes, model.start_id)
-    inputs = jnp.broadcast_to(inputs[None], (passages, *inputs.shape))
-    states = documents_module.states(model, params, documents, inputs).reshape(*inputs.shape, -1)
-    last = jnp.take_along_axis(states, lengths[None, :, None, None], axis=2)[:, :, 0]
-    log_p = documents_module.log_probs(model, params, last)  # -> [K, P, V]
-    mixed = marginal.mixture(weights(model.kind, documents.log_prior)(said[None]), log_p[None])[0]
+    inputs_PT = rag.shift_right(prefixes, model.start_id)
+    inputs_KPT = jnp.broadcast_to(inputs_PT[None], (passages, *inputs_PT.shape))
+    states_RTD = documents_module.states(model, params, documents, inputs_KPT)
+    states_KPTD = states_RTD.reshape(*inputs_KPT.shape, -1)
+    last_KPD = jnp.take_along_axis(states_KPTD, lengths[None, :, None, None], axis=2)[:, :, 0]
+    log_p_KPV = documents_module.log_probs(model, params, last_KPD)
+    log_weights = weights(model.kind, documents.log_prior)(doc_scores[None])
+    log_p_PV = marginal.mixture(log_weights, log_p_KPV[None])[0]
     rule = make_rule(settings, model.end_id)
     allowed = jax.vmap(lambda *row: rule(row[0][None, None], row[1], row[2][None, None])[0, 0])
-    return allowed(prefixes, lengths, mixed), log_p.swapaxes(0, 1)
+    return allowed(prefixes, lengths, log_p_PV), log_p_KPV.swapaxes(0, 1)
 
 
 class _Search:
@@ -206,14 +208,14 @@ class _Search:
         self.expanded += len(nodes)
         prefixes = np.full((self.width, self.length), self.pad, np.int32)
         lengths = np.zeros(self.width, np.int32)
-        said = np.zeros((self.width, len(nodes[0][2])), np.float32)
-        for row, (_, tokens, under) in enumerate(nodes):
+        doc_scores = np.zeros((self.width, len(nodes[0][2])), np.float32)
+        for row, (_, tokens, scores) in enumerate(nodes):
             prefixes[row, : len(tokens)] = tokens
-            lengths[row], said[row] = len(tokens), under
-        log_p, doc_log_p = (np.asarray(x) for x in self.expand(prefixes, lengths, said))
+            lengths[row], doc_scores[row] = len(tokens), scores
+        log_p, doc_log_p = (np.asarray(x) for x in self.expand(prefixes, lengths, doc_scores))
         if not np.isfinite(doc_log_p[: len(nodes), :, self.end]).all():
             raise ScoreError(f"exact search: the scores are not finite: {NOT_FINITE}")
-        for row, (negative, tokens, under) in enumerate(nodes):
+        for row, (negative, tokens, scores) in enumerate(nodes):
             totals = log_p[row].astype(np.float64) - negative
             if totals[self.end] > self.score and log_p[row, self.end] > MASKED / 2:
                 self.score, self.answer = totals[self.end], (*tokens, self.end)
@@ -225,5 +227,5 @@ class _Search:
             children = children[np.argsort(-totals[children], kind="stable")]
             self.left = max(self.left, totals[children[most:]].max(initial=-np.inf))
             for token in children[:most].tolist():
-                said_now = tuple((np.array(under) + doc_log_p[row, :, token]).tolist())
-                heapq.heappush(self.heap, (-totals[token], (*tokens, token), said_now))
+                longer = tuple((np.array(scores) + doc_log_p[row, :, token]).tolist())
+                heapq.heappush(self.heap, (-totals[token], (*tokens, token), longer))

@@ -39,7 +39,7 @@ def decode_by_head(model: rag.RagModel, params: Params, batch: Batch, settings: 
     log_p = jax.nn.log_softmax(rag.class_logits(model, params, batch), axis=-1).swapaxes(1, 2)
     tokens, mask = _tokens(model, settings, log_prior.shape[0])
     first = (jnp.arange(tokens.shape[2]) == 0)[None, None, :, None]
-    doc_log_p = jnp.where(first, log_p[:, :, None], 0.0)  # -> [B, C, T, K]
+    doc_log_p = jnp.where(first, log_p[:, :, None], 0.0)  # -> [B, A, T, K]
     given = explain("sequence", rag.document_prior(model, log_prior), tokens, mask, doc_log_p,
                     jnp.ones(tokens.shape[:2], bool), model.end_id)
     return _ranked(given, jnp.exp(log_prior))
@@ -47,7 +47,7 @@ def decode_by_head(model: rag.RagModel, params: Params, batch: Batch, settings: 
 
 def _tokens(model: rag.RagModel, settings: Decoding, questions: int
             ) -> tuple[jax.Array, jax.Array]:
-    """The labels as answers to every question, int32[B, C, T], and the mask of their tokens."""
+    """The labels as answers to every question, int32[B, A, T], and the mask of their tokens."""
     length = max(map(len, settings.labels))
     rows = [[*label, *[model.pad_id] * (length - len(label))] for label in settings.labels]
     real = [[place < len(label) for place in range(length)] for label in settings.labels]

@@ -1,7 +1,7 @@
 """The documents of a batch as the decoder reads them: encoded once, whatever is decoded.
 
 Each document's cross-attention keys and values are computed once and are shared by all hypotheses
-about it: the M hypotheses (or the T tokens of N given answers) stand side by side on the query axis
+about it: the M hypotheses (or the T tokens of A given answers) stand side by side on the query axis
 of the attention, so that nothing is copied for each of them. Their own past is read in the same
 way: all M*T of its places lie side by side, and a mask says which of them are a hypothesis's own,
 so that a beam search moves no keys and values either.
@@ -27,7 +27,7 @@ class KeysValues(NamedTuple):
 
 
 class Past(NamedTuple):
-    """What M hypotheses about every document have said, in searches of R/searches documents."""
+    """The tokens so far of M hypotheses about every document; a search has R/searches of these."""
 
     layers: tuple[KeysValues, ...]  # of self-attention, over places [T, M] as one axis
     lineage: jax.Array  # int32[searches, M, T], the place m at step t where a hypothesis stood
@@ -78,10 +78,10 @@ def step(model: rag.RagModel, params: Params, documents: Documents, tokens: jax.
     places = jnp.arange(past.lineage.shape[2])
     lineage = jnp.where((places == position)[None, None], jnp.arange(count)[None, :, None],
                         past.lineage)
-    seen = lineage[..., None] == jnp.arange(count)[None, None, None]  # -> [searches, M, T, M]
-    seen &= (places <= position)[None, None, :, None]
-    seen = seen.reshape(searches, 1, count, -1)
-    seen, tokens = (jnp.repeat(x, passages, axis=0) for x in (seen, tokens))
+    own = lineage[..., None] == jnp.arange(count)[None, None, None]  # -> [searches, M, T, M]
+    own &= (places <= position)[None, None, :, None]
+    own = own.reshape(searches, 1, count, -1)
+    own, tokens = (jnp.repeat(x, passages, axis=0) for x in (own, tokens))  # -> [R, ...]
 
     def run(bart: Bart) -> tuple[jax.Array, tuple[KeysValues, ...]]:
         place = jax.lax.dynamic_slice_in_dim(
@@ -92,41 +92,42 @@ def step(model: rag.RagModel, params: Params, documents: Documents, tokens: jax.
                                      strict=True):
             now = layer.self_attention.keys_values(x)
             new = KeysValues(*(
-                jax.lax.dynamic_update_slice_in_dim(room, said, position * count, axis)
-                for room, said, axis in zip(old, now, (3, 2), strict=True)))
-            attended = layer.self_attention.attend(x, *new, seen, True)
+                jax.lax.dynamic_update_slice_in_dim(room, latest, position * count, axis)
+                for room, latest, axis in zip(old, now, (3, 2), strict=True)))
+            attended = layer.self_attention.attend(x, *new, own, True)
             x = layer.after_self(x, attended, *cross, mask, True)
             layers.append(new)
         return x, tuple(layers)
 
-    hidden, layers = _apply(model, params, run)
-    log_p = log_probs(model, params, hidden)
-    return log_p.reshape(searches, passages, *log_p.shape[1:]), Past(layers, lineage)
+    states_RMD, layers = _apply(model, params, run)
+    log_p_RMV = log_probs(model, params, states_RMD)
+    log_p = log_p_RMV.reshape(searches, passages, *log_p_RMV.shape[1:])  # -> [searches, K, M, V]
+    return log_p, Past(layers, lineage)
 
 
 def log_probs(model: rag.RagModel, params: Params, states: jax.Array) -> jax.Array:
     """log p of every token float32[..., V] from decoder states dtype[..., D]."""
     generator = params["generator"]
-    logits = tied_logits(generator["embedding"], generator["final_logits_bias"], states)
-    return jax.nn.log_softmax(logits, axis=-1)
+    return jax.nn.log_softmax(
+        tied_logits(generator["embedding"], generator["final_logits_bias"], states), axis=-1)
 
 
 def states(model: rag.RagModel, params: Params, documents: Documents, inputs: jax.Array
            ) -> jax.Array:
-    """Teacher-forced decoder states of N answers about every document.
+    """Teacher-forced decoder states of A answers about every document.
 
     Args:
-      inputs: int32[R, N, T], answers shifted right.
+      inputs: int32[R, A, T], answers shifted right.
 
     Returns:
-      dtype[R*N, T, D].
+      dtype[R*A, T, D].
     """
     rows, count, length = inputs.shape
 
     def run(bart: Bart) -> jax.Array:
         places = bart.decoder_positions[POSITION_OFFSET : POSITION_OFFSET + length]
         flat = inputs.reshape(rows * count, length)
-        x = bart.embed(flat, places, bart.decoder_embedding_norm, True)  # -> [R*N, T, D]
+        x = bart.embed(flat, places, bart.decoder_embedding_norm, True)  # -> [R*A, T, D]
         together = (rows, count * length, x.shape[-1])
         causal = jnp.tril(jnp.ones((length, length), bool))[None, None]
         mask = documents.mask[:, None, None, :]
@@ -142,13 +143,14 @@ def states(model: rag.RagModel, params: Params, documents: Documents, inputs: ja
 
 def target_log_probs(model: rag.RagModel, params: Params, documents: Documents,
                      targets: jax.Array) -> jax.Array:
-    """log p(y_t | x, z, y_<t) float32[R, N, T] of N answers int32[R, N, T] about every document."""
+    """log p(y_t | x, z, y_<t) float32[R, A, T] of A answers int32[R, A, T] about every document."""
     rows, count, length = targets.shape
     flat = targets.reshape(rows * count, length)
     inputs = rag.shift_right(flat, model.start_id).reshape(targets.shape)
-    hidden = states(model, params, documents, inputs)
-    log_p, _ = rag.score_targets(params["generator"], hidden, flat, model.generator.logit_chunk)
-    return log_p.reshape(targets.shape)
+    states_RTD = states(model, params, documents, inputs)
+    log_p_RT, _ = rag.score_targets(
+        params["generator"], states_RTD, flat, model.generator.logit_chunk)
+    return log_p_RT.reshape(targets.shape)  # -> [R, A, T]
 
 
 def _apply(model: rag.RagModel, params: Params, function):

@@ -50,11 +50,11 @@ def decode(model: rag.RagModel, params: Params, documents: Documents, settings: 
            ) -> Decoded:
     """RAG-Token, Fusion-in-Decoder, or RAG-Sequence by one beam over its recursion."""
     questions = documents.log_prior.shape[0]
-    found = search(model, params, documents, settings, questions,
+    beams = search(model, params, documents, settings, questions,
                    weights(model.kind, documents.log_prior))
-    best, count = found.hypotheses, settings.num_return_sequences
-    certified, bound = certify(model, settings, best.scores[:, 0], found.finished[:, 0],
-                               found.bound)
+    best, count = beams.hypotheses, settings.num_return_sequences
+    certified, bound = certify(model, settings, best.scores[:, 0], beams.finished[:, 0],
+                               beams.bound)
     tokens = best.tokens[:, :count]
     ranked = explain(model.kind, documents.log_prior, tokens, until_end(tokens, model.end_id),
                      best.doc_log_p[:, :count], best.scores[:, :count] > MASKED / 2, model.end_id)

@@ -26,19 +26,19 @@ class ScoreError(DecodingError, NotFiniteError):
 
 
 class Ranked(NamedTuple):
-    """N answers to each question of a batch, best first (samples: as drawn).
+    """The A answers to each question of a batch, best first (samples: as drawn).
 
     K = 1 where all passages are one document (Fusion-in-Decoder): its posterior is 1.
     """
 
-    tokens: jax.Array  # int32[B, N, T], padded after </s>
-    log_p: jax.Array  # float32[B, N], log p(y | x); fast: its lower bound from the beams
-    token_log_p: jax.Array  # float32[B, N, T], log p(y_t | x, y_<t), 0 after </s>; sums to log_p
-    posterior: jax.Array  # float32[B, N, K], p(z | x, y); RAG-Token: mean over the tokens
+    tokens: jax.Array  # int32[B, A, T], padded after </s>
+    log_p: jax.Array  # float32[B, A], log p(y | x); fast: its lower bound from the beams
+    token_log_p: jax.Array  # float32[B, A, T], log p(y_t | x, y_<t), 0 after </s>; sums to log_p
+    posterior: jax.Array  # float32[B, A, K], p(z | x, y); RAG-Token: mean over the tokens
     # RAG-Token p(z | x, y_t, y_<t), RAG-Sequence p(z | x, y_<=t); 0 after </s>.
-    token_posterior: jax.Array  # float32[B, N, K, T]
-    finished: jax.Array  # bool[B, N], ended with </s>; the others are cut at max_length
-    valid: jax.Array  # bool[B, N], False where fewer answers were found (or allowed) than asked for
+    token_posterior: jax.Array  # float32[B, A, K, T]
+    finished: jax.Array  # bool[B, A], ended with </s>; the others are cut at max_length
+    valid: jax.Array  # bool[B, A], False where fewer answers were found (or allowed) than asked for
 
 
 class Decoded(NamedTuple):
@@ -83,16 +83,16 @@ def faults(decoded: Decoded) -> dict[int, DecodingError]:
 
     A question without any passage has no valid answer either; that is no fault.
     """
-    ranked, found = decoded.ranked, {}
+    ranked, errors = decoded.ranked, {}
     nothing = ~ranked.valid[:, 0] & (decoded.prior > 0).any(axis=1)
     for row in np.flatnonzero(nothing):
-        found[int(row)] = DecodingError("config.eval allows no answer: bad_words, min_length and "
+        errors[int(row)] = DecodingError("config.eval allows no answer: bad_words, min_length and "
                                         "no_repeat_ngram_size forbid every token")
     finite = np.isfinite(decoded.prior).all(axis=1) & np.isfinite(ranked.log_p[:, 0])
     for row in np.flatnonzero(~finite | np.isnan(ranked.log_p).any(axis=1)):
-        found[int(row)] = ScoreError(f"the scores are not finite (log p = "
+        errors[int(row)] = ScoreError(f"the scores are not finite (log p = "
                                      f"{ranked.log_p[row, 0]}): {NOT_FINITE}")
-    return found
+    return errors
 
 
 def until_end(tokens: jax.Array, end_id: int) -> jax.Array:
@@ -108,32 +108,33 @@ def explain(kind: str, log_prior: jax.Array, tokens: jax.Array, mask: jax.Array,
     Args:
       kind: of the model.
       log_prior: float32[B, K].
-      tokens: int32[B, N, T].
-      mask: bool[B, N, T], False in padding.
-      doc_log_p: float32[B, N, T, K], log p(y_t | x, z, y_<t).
-      valid: bool[B, N].
+      tokens: int32[B, A, T].
+      mask: bool[B, A, T], False in padding.
+      doc_log_p: float32[B, A, T, K], log p(y_t | x, z, y_<t).
+      valid: bool[B, A].
     """
     doc_log_p = jnp.where(mask[..., None], doc_log_p, 0.0)
-    prior = log_prior[:, None, None, :]
+    log_prior_B11K = log_prior[:, None, None, :]
     if kind == "sequence":
-        joint = prior + jnp.cumsum(doc_log_p, axis=2)  # [B, N, T, K], log p(z, y_<=t | x)
-        log_p = jax.nn.logsumexp(joint, axis=-1)
-        token_log_p = jnp.where(mask, jnp.diff(log_p, axis=-1, prepend=0.0), 0.0)
-        posterior = jax.nn.softmax(joint[:, :, -1], axis=-1)
+        joint_BATK = log_prior_B11K + jnp.cumsum(doc_log_p, axis=2)  # log p(z, y_<=t | x)
+        log_p_BAT = jax.nn.logsumexp(joint_BATK, axis=-1)  # log p(y_<=t | x)
+        token_log_p_BAT = jnp.where(mask, jnp.diff(log_p_BAT, axis=-1, prepend=0.0), 0.0)
+        posterior_BAK = jax.nn.softmax(joint_BATK[:, :, -1], axis=-1)
     else:
-        joint = prior + doc_log_p  # log p(z, y_t | x, y_<t)
-        token_log_p = jnp.where(mask, jax.nn.logsumexp(joint, axis=-1), 0.0)
-        weights = mask / mask.sum(axis=-1, keepdims=True)
-        posterior = jnp.einsum("BNTK,BNT->BNK", jax.nn.softmax(joint, axis=-1), weights)
-    token_posterior = jnp.where(mask[..., None], jax.nn.softmax(joint, axis=-1), 0.0)
-    log_p = jax.vmap(marginal.MARGINALS[kind], in_axes=(None, 1, 1), out_axes=1)(
+        joint_BATK = log_prior_B11K + doc_log_p  # log p(z, y_t | x, y_<t)
+        token_log_p_BAT = jnp.where(mask, jax.nn.logsumexp(joint_BATK, axis=-1), 0.0)
+        weights_BAT = mask / mask.sum(axis=-1, keepdims=True)
+        posterior_BAK = jnp.einsum(
+            "BATK,BAT->BAK", jax.nn.softmax(joint_BATK, axis=-1), weights_BAT)
+    token_posterior_BATK = jnp.where(mask[..., None], jax.nn.softmax(joint_BATK, axis=-1), 0.0)
+    log_p_BA = jax.vmap(marginal.MARGINALS[kind], in_axes=(None, 1, 1), out_axes=1)(
         log_prior, doc_log_p.swapaxes(2, 3), mask)
-    return Ranked(tokens, log_p, token_log_p, posterior, token_posterior.swapaxes(2, 3),
-                  (tokens == end_id).any(axis=-1), valid)
+    return Ranked(tokens, log_p_BA, token_log_p_BAT, posterior_BAK,
+                  token_posterior_BATK.swapaxes(2, 3), (tokens == end_id).any(axis=-1), valid)
 
 
 def rank(log_p: jax.Array, tokens: jax.Array, settings: Decoding, end_id: int) -> jax.Array:
-    """log p / length**length_penalty float32[..., N] of answers [..., N, T]."""
+    """log p / length**length_penalty float32[..., A] of answers [..., A, T]."""
     if not settings.length_penalty:
         return log_p
     length = until_end(tokens, end_id).sum(axis=-1) - settings.prefix_length

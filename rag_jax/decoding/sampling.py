@@ -22,9 +22,9 @@ from rag_jax.types import Params
 
 class _State(NamedTuple):
     position: jax.Array  # int32[]
-    tokens: jax.Array  # int32[B, N, T]
-    doc_log_p: jax.Array  # float32[B, N, T, K]
-    ended: jax.Array  # bool[B, N]
+    tokens: jax.Array  # int32[B, A, T]
+    doc_log_p: jax.Array  # float32[B, A, T, K]
+    ended: jax.Array  # bool[B, A]
     past: Past
 
 
@@ -46,16 +46,16 @@ def decode(model: rag.RagModel, params: Params, documents: Documents, settings: 
         position = state.position
         last = jnp.where(position == 0, model.start_id,
                          state.tokens[:, :, jnp.maximum(position - 1, 0)])
-        doc_log_p, past = step(model, params, documents, last, position, state.past)
-        log_p = marginal.mixture(weigh(state.doc_log_p.sum(axis=2)), doc_log_p)
-        log_p = rule(state.tokens, position, log_p)
-        drawn = draw_all(keys, jnp.arange(count), position, truncate(log_p, settings))
-        said = jnp.take_along_axis(doc_log_p, drawn[:, None, :, None], axis=3)[..., 0]
-        said = said.swapaxes(1, 2)  # -> [B, N, K]
-        said = jnp.where(state.ended[..., None], 0.0, said)
+        doc_log_p_BKAV, past = step(model, params, documents, last, position, state.past)
+        log_p_BAV = marginal.mixture(weigh(state.doc_log_p.sum(axis=2)), doc_log_p_BKAV)
+        log_p_BAV = rule(state.tokens, position, log_p_BAV)
+        drawn = draw_all(keys, jnp.arange(count), position, truncate(log_p_BAV, settings))
+        drawn_log_p = jnp.take_along_axis(
+            doc_log_p_BKAV, drawn[:, None, :, None], axis=3)[..., 0].swapaxes(1, 2)  # -> [B, A, K]
+        drawn_log_p = jnp.where(state.ended[..., None], 0.0, drawn_log_p)
         drawn = jnp.where(state.ended, model.pad_id, drawn)
         return _State(position + 1, state.tokens.at[:, :, position].set(drawn),
-                      state.doc_log_p.at[:, :, position].set(said),
+                      state.doc_log_p.at[:, :, position].set(drawn_log_p),
                       state.ended | (drawn == model.end_id), past)
 
     state = jax.lax.while_loop(

@@ -25,20 +25,20 @@ def score_pairs(model: rag.RagModel, params: Params, documents: Documents, candi
     loop that ends as soon as nothing is left; nothing needed means no pass at all.
 
     Args:
-      candidates: int32[B, N, T].
-      mask: bool[B, N, T], their tokens; what follows is padding.
-      needed: bool[B, K, N], pairs to score.
-      known: float32[B, K, N, T], the result elsewhere.
+      candidates: int32[B, A, T].
+      mask: bool[B, A, T], their tokens; what follows is padding.
+      needed: bool[B, K, A], pairs to score.
+      known: float32[B, K, A, T], the result elsewhere.
 
     Returns:
-      log p(y_t | x, z, y_<t) float32[B, K, N, T], 0 in padding.
+      log p(y_t | x, z, y_<t) float32[B, K, A, T], 0 in padding.
     """
     questions, passages, count = needed.shape
     rows, source = documents.mask.shape
     length = candidates.shape[-1]
     on_a_device = rows // parallel.row_parts(documents.log_prior)
     group = candidates_at_once(model, memory_mib, on_a_device, count, length, source)
-    order = jnp.argsort(~needed, axis=2, stable=True)  # [B, K, N], needed ones first
+    order = jnp.argsort(~needed, axis=2, stable=True)  # [B, K, A], needed ones first
     most = needed.sum(axis=2).max()
     longest = jnp.where(needed.any(axis=1), mask.sum(axis=2), 0).max()
 
@@ -46,7 +46,7 @@ def score_pairs(model: rag.RagModel, params: Params, documents: Documents, candi
         done, log_p = state
         # The last group may overlap the one before; it writes the same numbers again.
         places = jax.lax.dynamic_slice_in_dim(order, jnp.minimum(done, count - group), group, 2)
-        tokens = _pick(candidates[:, None], places)  # -> [B, K, C, T]
+        tokens = _pick(candidates[:, None], places)  # -> [B, K, G, T]
         scored = _target_log_probs(
             model, params, documents, tokens.reshape(rows, group, length), longest)
         scored = scored.reshape(tokens.shape)
@@ -77,10 +77,10 @@ def _target_log_probs(model: rag.RagModel, params: Params, documents: Documents,
 
 def score(model: rag.RagModel, params: Params, documents: Documents, tokens: jax.Array,
           mask: jax.Array | None = None, memory_mib: int = 4096) -> Ranked:
-    """Probabilities and posteriors of given answers int32[B, N, T], in the given order.
+    """Probabilities and posteriors of given answers int32[B, A, T], in the given order.
 
     An answer without </s> counts with the probability of all that begins with it.
-    mask: bool[B, N, T], the answers' tokens; None = everything up to </s>.
+    mask: bool[B, A, T], the answers' tokens; None = everything up to </s>.
     """
     if mask is None:
         mask = until_end(tokens, model.end_id)
@@ -95,5 +95,5 @@ def score(model: rag.RagModel, params: Params, documents: Documents, tokens: jax
 
 
 def _pick(rows: jax.Array, places: jax.Array) -> jax.Array:
-    """rows [B, K or 1, N, T] at places int32[B, K, C] -> [B, K, C, T]."""
+    """rows [B, K or 1, A, T] at places int32[B, K, G] -> [B, K, G, T]."""
     return jnp.take_along_axis(rows, places[..., None], axis=2)

@@ -29,18 +29,18 @@ def decode(model: rag.RagModel, params: Params, documents: Documents, settings: 
     """The hypotheses of all beams, by the probability of the whole model."""
     log_prior = documents.log_prior
     questions, passages = log_prior.shape
-    beams, count = settings.num_beams, settings.num_return_sequences
-    found = search(model, params, documents, settings, questions * passages, jnp.zeros_like)
-    own = found.hypotheses
+    width, count = settings.num_beams, settings.num_return_sequences
+    beams = search(model, params, documents, settings, questions * passages, jnp.zeros_like)
+    own = beams.hypotheses
     real = log_prior > MASKED / 2
-    valid = (own.scores.reshape(questions, passages, beams) > MASKED / 2) & real[..., None]
-    valid = valid.reshape(questions, -1)  # -> [B, N], N = K*M
-    candidates = own.tokens.reshape(questions, passages * beams, -1)  # -> [B, N, T]
+    valid = (own.scores.reshape(questions, passages, width) > MASKED / 2) & real[..., None]
+    valid = valid.reshape(questions, -1)  # -> [B, A], A = K*M
+    candidates = own.tokens.reshape(questions, passages * width, -1)  # -> [B, A, T]
     mask = until_end(candidates, model.end_id)
     distinct, in_beam = _compare(candidates, valid)
-    in_beam = in_beam.reshape(questions, -1, passages, beams).swapaxes(1, 2)  # -> [B, K, N, M]
+    in_beam = in_beam.reshape(questions, -1, passages, width).swapaxes(1, 2)  # -> [B, K, A, M]
     known = in_beam.any(axis=-1)
-    own_log_p = own.doc_log_p[..., 0].reshape(questions, passages, beams, -1)  # -> [B, K, M, T]
+    own_log_p = own.doc_log_p[..., 0].reshape(questions, passages, width, -1)  # -> [B, K, M, T]
     log_p = jnp.take_along_axis(own_log_p, in_beam.argmax(axis=-1)[..., None], axis=2)
     ends = (candidates == model.end_id).any(axis=-1)
     if settings.strategy == "fast":
@@ -48,7 +48,7 @@ def decode(model: rag.RagModel, params: Params, documents: Documents, settings: 
         log_p = jnp.where(known[..., None], log_p, impossible[None, None, None])
     else:
         log_p = jnp.where(known[..., None], log_p, 0.0)
-        bound = found.bound.reshape(log_prior.shape)[..., None]
+        bound = beams.bound.reshape(log_prior.shape)[..., None]
         most = jnp.where(ends[:, None], bound, 0.0)
         lower, upper = (
             rank(_total(log_prior, jnp.where(known, log_p.sum(axis=-1), other)), candidates,
@@ -59,7 +59,7 @@ def decode(model: rag.RagModel, params: Params, documents: Documents, settings: 
         log_p = score_pairs(model, params, documents, candidates, mask, needed, log_p,
                             settings.memory_mib)
 
-    broken = (jnp.isnan(found.bound).reshape(log_prior.shape) & real).any(axis=1)
+    broken = (jnp.isnan(beams.bound).reshape(log_prior.shape) & real).any(axis=1)
     log_p = jnp.where(broken[:, None, None, None], jnp.nan, log_p)
     totals = _total(log_prior, log_p.sum(axis=-1))
     group = jnp.where(distinct, jnp.where(ends, 0, 1), 2)
@@ -69,18 +69,18 @@ def decode(model: rag.RagModel, params: Params, documents: Documents, settings: 
     ranked = explain("sequence", log_prior, candidates[row, best], mask[row, best],
                      log_p.transpose(0, 2, 3, 1)[row, best], distinct[row, best], model.end_id)
     certified, bound = _certify(model, settings, documents, ranked.log_p[:, 0],
-                                (group[row, best] == 0)[:, 0], found.bound)
+                                (group[row, best] == 0)[:, 0], beams.bound)
     return Decoded(ranked, documents.prior, certified, bound)
 
 
 def _total(log_prior: jax.Array, log_p: jax.Array) -> jax.Array:
-    """log p(y | x) float32[B, N] from log p(z | x) [B, K] and log p(y | x, z) [B, K, N]."""
+    """log p(y | x) float32[B, A] from log p(z | x) [B, K] and log p(y | x, z) [B, K, A]."""
     return jax.nn.logsumexp(log_prior[..., None] + log_p, axis=1)
 
 
 def _hopeful(lower: jax.Array, upper: jax.Array, distinct: jax.Array, ends: jax.Array, count: int
              ) -> jax.Array:
-    """Which candidates can be among the `count` best, bool[B, N], from bounds on their ranks."""
+    """Which candidates can be among the `count` best, bool[B, A], from bounds on their ranks."""
     ended = distinct & ends
     best = jax.lax.top_k(jnp.where(ended, lower, -jnp.inf), count)[0][:, -1:]
     # Ended ones come before those cut at max_length, whatever these score.
@@ -88,7 +88,7 @@ def _hopeful(lower: jax.Array, upper: jax.Array, distinct: jax.Array, ends: jax.
 
 
 def _compare(candidates: jax.Array, valid: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """First occurrences bool[B, N], and which valid candidates are equal bool[B, N, N]."""
+    """First occurrences bool[B, A], and which valid candidates are equal bool[B, A, A]."""
     same = (candidates[:, :, None] == candidates[:, None]).all(axis=-1)
     same &= valid[:, :, None] & valid[:, None]
     before = jnp.tril(jnp.ones(same.shape[1:], bool), -1)[None]

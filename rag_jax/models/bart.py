@@ -2,7 +2,7 @@
 an offset of 2, LayerNorm after the embeddings, output tied to the embeddings plus a bias.
 
 `rag_jax.decoding.documents` runs the decoder token by token from these parts, with the keys and
-values of what was said before as an explicit pytree that goes in and comes out.
+values of the tokens before as an explicit pytree that goes in and comes out.
 """
 
 import functools
@@ -92,7 +92,7 @@ class DecoderLayer(nn.Module):
 
 
 class ClassificationHead(nn.Module):
-    """Logits float32[..., C] of C classes from states [..., D], with a tanh layer of width D.
+    """Logits float32[..., Y] of Y classes from states [..., D], with a tanh layer of width D.
 
     Differs from HF: the dropout rate is the generator's (classifier_dropout there, 0 as released).
     """

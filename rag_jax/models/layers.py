@@ -184,14 +184,16 @@ class Attention(nn.Module):
 
         mask: bool, broadcastable to [R, H, T, S], True where attention is allowed; None = all.
         """
-        queries = self._split(self.query(x)) * (self.width // self.heads) ** -0.5
-        scores = jnp.einsum("RHTC,RHCS->RHTS", queries, keys, preferred_element_type=jnp.float32)
+        queries_RHTC = self._split(self.query(x)) * (self.width // self.heads) ** -0.5
+        scores_RHTS = jnp.einsum("RHTC,RHCS->RHTS", queries_RHTC, keys,
+                                 preferred_element_type=jnp.float32)
         if mask is not None:
-            scores = jnp.where(mask, scores, MASKED)
-        weights = jax.nn.softmax(scores, axis=-1).astype(self.dtype)
-        weights = self.weight_dropout(weights, deterministic=deterministic)
-        context = jnp.einsum("RHTS,RHSC->RHTC", weights, values).swapaxes(1, 2)
-        return self.out(context.reshape(*context.shape[:-2], self.width))  # -> [R, T, D]
+            scores_RHTS = jnp.where(mask, scores_RHTS, MASKED)
+        weights_RHTS = jax.nn.softmax(scores_RHTS, axis=-1).astype(self.dtype)
+        weights_RHTS = self.weight_dropout(weights_RHTS, deterministic=deterministic)
+        context_RTHC = jnp.einsum("RHTS,RHSC->RHTC", weights_RHTS, values).swapaxes(1, 2)
+        rows, targets = context_RTHC.shape[:2]
+        return self.out(context_RTHC.reshape(rows, targets, self.width))  # -> [R, T, D]
 
     def __call__(self, x: jax.Array, source: jax.Array, mask: jax.Array | None,
                  deterministic: bool) -> jax.Array:

@@ -134,8 +134,8 @@ def score_targets(params: Params, states: jax.Array, targets: jax.Array, chunk: 
 
     @jax.checkpoint
     def score(embedding: jax.Array, bias: jax.Array, states: jax.Array, targets: jax.Array):
-        logits = tied_logits(embedding, bias, states)
-        return _with_smoothed(logits, targets, label_smoothing)
+        logits_RTV = tied_logits(embedding, bias, states)
+        return _with_smoothed(logits_RTV, targets, label_smoothing)
 
     head = (params["embedding"], params["final_logits_bias"])
     pieces = [score(*head, states[:, t : t + chunk], targets[:, t : t + chunk])
@@ -173,8 +173,8 @@ def seq2seq_log_probs(model: RagModel, params: Params, source_ids: jax.Array,
     def encode(bart: Bart) -> tuple[jax.Array, jax.Array]:
         return bart.encode(source_ids, source_mask, dropout_key is None), source_mask
 
-    hidden = _decoder_states(model, params, encode, target_ids, dropout_key)
-    return score_targets(params, hidden, target_ids, model.generator.logit_chunk)[0]
+    states_RTD = _decoder_states(model, params, encode, target_ids, dropout_key)
+    return score_targets(params, states_RTD, target_ids, model.generator.logit_chunk)[0]
 
 
 def encode_documents(model: RagModel, bart: Bart, batch: Batch, deterministic: bool = True
@@ -190,9 +190,9 @@ def encode_documents(model: RagModel, bart: Bart, batch: Batch, deterministic: b
     if model.fuses:
         mask = mask & batch.doc_mask[..., None]
     rows = (questions * passages, source)
-    encoded = bart.encode(batch.source_ids.reshape(rows), mask.reshape(rows), deterministic)
+    states = bart.encode(batch.source_ids.reshape(rows), mask.reshape(rows), deterministic)
     documents = questions if model.fuses else questions * passages
-    return encoded.reshape(documents, -1, encoded.shape[-1]), mask.reshape(documents, -1)
+    return states.reshape(documents, -1, states.shape[-1]), mask.reshape(documents, -1)
 
 
 def document_prior(model: RagModel, log_prior: jax.Array) -> jax.Array:
@@ -202,8 +202,8 @@ def document_prior(model: RagModel, log_prior: jax.Array) -> jax.Array:
     """
     if not model.fuses:
         return log_prior
-    found = (log_prior > MASKED / 2).any(axis=-1, keepdims=True)
-    return jnp.where(found, 0.0, MASKED)
+    some = (log_prior > MASKED / 2).any(axis=-1, keepdims=True)
+    return jnp.where(some, 0.0, MASKED)
 
 
 def log_prior(model: RagModel, params: Params, batch: Batch,
@@ -213,17 +213,16 @@ def log_prior(model: RagModel, params: Params, batch: Batch,
     With a null document it is float32[B, K + 1], and that is the last.
     """
     if model.lexical:
-        queries = jnp.zeros((len(batch.doc_scores), model.embedding_width))
-        doc_scores = batch.doc_scores
+        queries_BE = jnp.zeros((len(batch.doc_scores), model.embedding_width))
+        doc_scores_BK = batch.doc_scores
     else:
-        queries, doc_scores = _inner_products(model, params, batch, dropout_key)
+        queries_BE, doc_scores_BK = _inner_products(model, params, batch, dropout_key)
     doc_mask = batch.doc_mask
     if model.null_document != "none":
-        null = NullDocument(model.null_document).apply(
-            {"params": params[NULL]}, queries)
-        doc_scores = jnp.concatenate([doc_scores, null[:, None]], axis=1)
+        null_B = NullDocument(model.null_document).apply({"params": params[NULL]}, queries_BE)
+        doc_scores_BK = jnp.concatenate([doc_scores_BK, null_B[:, None]], axis=1)  # -> [B, K + 1]
         doc_mask = jnp.pad(doc_mask, ((0, 0), (0, 1)), constant_values=True)
-    return marginal.log_prior(doc_scores, doc_mask)
+    return marginal.log_prior(doc_scores_BK, doc_mask)
 
 
 def _inner_products(model: RagModel, params: Params, batch: Batch,
@@ -235,15 +234,15 @@ def _inner_products(model: RagModel, params: Params, batch: Batch,
     """
     keys = (None, None) if dropout_key is None else (
         dropout_key, jax.random.fold_in(dropout_key, 1))
-    queries = embed(model, params["query_encoder"], batch.question_ids, batch.question_mask,
-                    keys[0])
-    embeddings = batch.doc_embeddings
+    queries_BE = embed(model, params["query_encoder"], batch.question_ids, batch.question_mask,
+                       keys[0])
+    passages_BKE = batch.doc_embeddings
     if batch.passage_ids is not None:
         length = batch.passage_ids.shape[-1]
-        fresh = embed(model, params["document_encoder"], batch.passage_ids.reshape(-1, length),
-                      batch.passage_mask.reshape(-1, length), keys[1])
-        embeddings = fresh.reshape(embeddings.shape)  # -> [B, K, E]
-    return queries, jnp.einsum("BE,BKE->BK", queries, embeddings)
+        fresh_RE = embed(model, params["document_encoder"], batch.passage_ids.reshape(-1, length),
+                         batch.passage_mask.reshape(-1, length), keys[1])
+        passages_BKE = fresh_RE.reshape(passages_BKE.shape)  # -> [B, K, E]
+    return queries_BE, jnp.einsum("BE,BKE->BK", queries_BE, passages_BKE)
 
 
 def _states(model: RagModel, params: Params, batch: Batch, targets: jax.Array,
@@ -251,27 +250,27 @@ def _states(model: RagModel, params: Params, batch: Batch, targets: jax.Array,
     """Decoder states dtype[B, K, T, D] where targets int32[B, T] are forced, about each document;
     K = 1 for Fusion-in-Decoder."""
     documents = 1 if model.fuses else batch.source_ids.shape[1]
-    hidden = _decoder_states(
+    states_RTD = _decoder_states(
         model, params["generator"],
         lambda bart: encode_documents(model, bart, batch, dropout_key is None),
         jnp.repeat(targets, documents, axis=0), dropout_key)
-    return hidden.reshape(targets.shape[0], documents, *hidden.shape[1:])
+    return states_RTD.reshape(targets.shape[0], documents, *states_RTD.shape[1:])
 
 
 def class_logits(model: RagModel, params: Params, batch: Batch,
                  dropout_key: jax.Array | None = None) -> jax.Array:
-    """Logits float32[B, K, C] of the classes under each passage (Fusion-in-Decoder: [B, 1, C]).
+    """Logits float32[B, K, Y] of the classes under each passage (Fusion-in-Decoder: [B, 1, Y]).
 
     As BART classifies sentences: the decoder reads </s> <s> question, and the head its last state.
     The encoder has read the passage with the question, as for an answer (appendix E).
     """
-    hidden = _states(model, params, batch, batch.decoder_ids, dropout_key)
-    last = batch.decoder_mask & ~jnp.pad(batch.decoder_mask[:, 1:], ((0, 0), (0, 1)))
+    states_BKTD = _states(model, params, batch, batch.decoder_ids, dropout_key)
+    last_BT = batch.decoder_mask & ~jnp.pad(batch.decoder_mask[:, 1:], ((0, 0), (0, 1)))
     # A sum, not a look-up: it communicates nothing where the questions are split over devices.
-    state = jnp.einsum("BKTD,BT->BKD", hidden, last.astype(hidden.dtype))
+    state_BKD = jnp.einsum("BKTD,BT->BKD", states_BKTD, last_BT.astype(states_BKTD.dtype))
     key = None if dropout_key is None else jax.random.fold_in(dropout_key, 1)
     return model.classifier_module.apply(
-        {"params": params[CLASSIFIER]}, state, key is None, rngs=_rngs(key))
+        {"params": params[CLASSIFIER]}, state_BKD, key is None, rngs=_rngs(key))
 
 
 def token_log_probs(model: RagModel, params: Params, batch: Batch, label_smoothing: float = 0.0,
@@ -282,15 +281,16 @@ def token_log_probs(model: RagModel, params: Params, batch: Batch, label_smoothi
     Fusion-in-Decoder: [B, 1, T], under all of them. A classifier's one token is the class.
     """
     if model.classes:
-        logits = class_logits(model, params, batch, dropout_key)[:, :, None]  # -> [B, K, 1, C]
-        classes = jnp.broadcast_to(batch.target_ids[:, None], logits.shape[:3])
-        return _with_smoothed(logits, classes, label_smoothing)
-    hidden = _states(model, params, batch, batch.target_ids, dropout_key)
-    log_p, smoothed = score_targets(
-        params["generator"], hidden.reshape(-1, *hidden.shape[2:]),
-        jnp.repeat(batch.target_ids, hidden.shape[1], axis=0), model.generator.logit_chunk,
+        logits_BKTY = class_logits(model, params, batch, dropout_key)[:, :, None]  # T = 1
+        classes = jnp.broadcast_to(batch.target_ids[:, None], logits_BKTY.shape[:3])
+        return _with_smoothed(logits_BKTY, classes, label_smoothing)
+    states_BKTD = _states(model, params, batch, batch.target_ids, dropout_key)
+    shape = states_BKTD.shape[:3]
+    log_p_RT, smoothed_RT = score_targets(
+        params["generator"], states_BKTD.reshape(-1, *states_BKTD.shape[2:]),
+        jnp.repeat(batch.target_ids, shape[1], axis=0), model.generator.logit_chunk,
         label_smoothing)
-    return log_p.reshape(hidden.shape[:3]), smoothed.reshape(hidden.shape[:3])  # -> [B, K, T]
+    return log_p_RT.reshape(shape), smoothed_RT.reshape(shape)  # -> [B, K, T]
 
 
 def log_likelihood(model: RagModel, params: Params, batch: Batch, label_smoothing: float = 0.0,
@@ -306,17 +306,17 @@ def log_likelihood(model: RagModel, params: Params, batch: Batch, label_smoothin
       With a null document these are [B, K + 1], and log_p_null float32[B] = log p(y | x, null).
     """
     keys = (None, None) if dropout_key is None else jax.random.split(dropout_key)
-    prior = log_prior(model, params, batch, keys[0])
-    log_p, smoothed = token_log_probs(model, params, batch, label_smoothing, keys[1])
-    documents, marginalise = document_prior(model, prior), marginal.MARGINALS[model.kind]
-    said = (documents, log_p, batch.target_mask)
-    found = {
-        "log_p": marginalise(*said),
-        "objective": marginalise(documents, smoothed, batch.target_mask),
-        "prior": jnp.exp(prior),
-        "posterior": (jnp.exp(prior) if model.fuses
-                      else marginal.POSTERIORS[model.kind](*said)),
+    log_prior_BK = log_prior(model, params, batch, keys[0])
+    log_p_BKT, smoothed_BKT = token_log_probs(model, params, batch, label_smoothing, keys[1])
+    log_documents_BK = document_prior(model, log_prior_BK)
+    marginalise, mask = marginal.MARGINALS[model.kind], batch.target_mask
+    result = {
+        "log_p": marginalise(log_documents_BK, log_p_BKT, mask),
+        "objective": marginalise(log_documents_BK, smoothed_BKT, mask),
+        "prior": jnp.exp(log_prior_BK),
+        "posterior": (jnp.exp(log_prior_BK) if model.fuses else marginal.POSTERIORS[model.kind](
+            log_documents_BK, log_p_BKT, mask)),
     }
     if model.null_document != "none":
-        found["log_p_null"] = jnp.where(batch.target_mask, log_p[:, -1], 0.0).sum(axis=-1)
-    return found
+        result["log_p_null"] = jnp.where(mask, log_p_BKT[:, -1], 0.0).sum(axis=-1)
+    return result
