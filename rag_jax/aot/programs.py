@@ -19,8 +19,8 @@ from rag_jax.config import Config, ConfigError
 from rag_jax.data.batches import assemble
 from rag_jax.data.prepare import Prepared
 from rag_jax.data.text import GeneratorFormat
-from rag_jax.retrieval.device import abstract_memory, jit_search
-from rag_jax.retrieval.device_search import Memory
+from rag_jax.retrieval.device import abstract_tables, jit_search
+from rag_jax.retrieval.device_search import DeviceTables
 from rag_jax.training import on_device, stages, step
 from rag_jax.training.answer_settings import make_answerer
 from rag_jax.training.job import Job
@@ -102,7 +102,7 @@ def programs(config: Config, mesh: Mesh, hosts: int = 1, passages: int = 0,
     if on_devices and not passages and {"train", "search"} & set(kinds):
         raise ConfigError("config.retrieval.where=device: how many passages? give --passages")
     if passages:
-        memory = abstract_memory(passages, job.model.embedding_width, mesh,
+        memory = abstract_tables(passages, job.model.embedding_width, mesh,
                                  *on_device.layout(config, job.prepared.format))
     if "search" in kinds and memory is not None:
         yield _search(job, memory)
@@ -119,7 +119,7 @@ def programs(config: Config, mesh: Mesh, hosts: int = 1, passages: int = 0,
             yield _decode(run_job, run)
 
 
-def _train(job: Job, run: str, memory: Memory | None) -> Program:
+def _train(job: Job, run: str, memory: DeviceTables | None) -> Program:
     """The step of `stages.fine_tune`."""
     config, mesh = job.config, job.mesh
     size, k = config.train.batch_size, config.retrieval.k
@@ -165,7 +165,7 @@ def _embed(job: Job, hosts: int) -> Program:
                    (params, *_tokens(job, size, config.data.max_passage_length)))
 
 
-def _search(job: Job, memory: Memory) -> Program:
+def _search(job: Job, memory: DeviceTables) -> Program:
     """A training batch of queries against an index on the devices."""
     config, mesh = job.config, job.mesh
     settings, _ = on_device.layout(config, job.prepared.format)

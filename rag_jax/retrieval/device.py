@@ -10,7 +10,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from rag_jax.retrieval import device_search
-from rag_jax.retrieval.device_search import DeviceSettings, Memory, row_sharding
+from rag_jax.retrieval.device_search import DeviceSettings, DeviceTables, row_sharding
 from rag_jax.retrieval.index import PassageIndex
 from rag_jax.retrieval.passages import TokenTable
 from rag_jax.retrieval.protocol import (
@@ -46,18 +46,18 @@ class DeviceIndex(Index):
         index: what to load.
         mesh: rows are split over all of its devices.
         settings: dtype, capacity and recall.
-        tables: token tables of the passage stores to keep on the devices.
+        token_specs: token tables of the passage stores to keep on the devices.
 
     Attributes:
-        memory: the tables, an argument for jitted programs; changes replace it.
+        tables: what lies on the devices, an argument for jitted programs; changes replace it.
         manifest: of the first index.
     """
 
     division: Division = "devices"
 
     def __init__(self, index: PassageIndex, mesh: Mesh, settings: DeviceSettings,
-                 tables: Mapping[str, TokenSpec] = {}):  # noqa: B006 (never changed)
-        self.mesh, self.settings, self.tables = mesh, settings, dict(tables)
+                 token_specs: Mapping[str, TokenSpec] = {}):  # noqa: B006 (never changed)
+        self.mesh, self.settings, self.token_specs = mesh, settings, dict(token_specs)
         self.width, self.fingerprint = index.width, index.manifest["encoder_fingerprint"]
         self.capacity = table_rows(settings.capacity or index.size, mesh)
         self.swap(index)
@@ -72,8 +72,8 @@ class DeviceIndex(Index):
         self.manifest, self.path = index.manifest, index.path
         self.passages = JoinedPassages(index)
         self._valid = np.arange(self.capacity) < index.size
-        self.memory = None  # frees the old tables before there are new ones
-        self.memory = self._load(index)._replace(valid=self._placed_mask())
+        self.tables = None  # frees the old tables before there are new ones
+        self.tables = self._load(index)._replace(valid=self._placed_mask())
 
     def reload(self) -> None:
         """Loads the first index again, as its directory holds it."""
@@ -91,7 +91,7 @@ class DeviceIndex(Index):
             self.write(ids, values)
         self.passages.append(index)
         self._valid[begin : begin + index.size] = True
-        self.memory = self.memory._replace(valid=self._placed_mask())
+        self.tables = self.tables._replace(valid=self._placed_mask())
         return range(begin, begin + index.size)
 
     def delete(self, rows: np.ndarray) -> None:
@@ -99,17 +99,17 @@ class DeviceIndex(Index):
         rows = np.asarray(rows)
         check_rows(rows, len(self.passages), "delete")
         self._valid[rows] = False
-        self.memory = self.memory._replace(valid=self._placed_mask())
+        self.tables = self.tables._replace(valid=self._placed_mask())
 
-    def write(self, ids: np.ndarray | jax.Array, values: Memory) -> None:
+    def write(self, ids: np.ndarray | jax.Array, values: DeviceTables) -> None:
         """Replaces what is kept of rows int32[R] by values [R, ...]; -1 = no row.
 
         values: `valid` is None, and `tokens` empty where they stay.
         """
-        tables, kept = self.memory._replace(valid=None), {"valid": self.memory.valid}
+        tables, kept = self.tables._replace(valid=None), {"valid": self.tables.valid}
         if not values.tokens:
             tables, kept["tokens"] = tables._replace(tokens={}), tables.tokens
-        self.memory = _write(self.mesh)(tables, ids, values)._replace(**kept)
+        self.tables = _write(self.mesh)(tables, ids, values)._replace(**kept)
 
     @property
     def size(self) -> int:
@@ -122,7 +122,7 @@ class DeviceIndex(Index):
         for begin in range(0, len(queries), QUERIES):
             some = queries[begin : begin + QUERIES]
             padded = np.pad(some, ((0, (1 << (len(some) - 1).bit_length()) - len(some)), (0, 0)))
-            batches.append([np.asarray(part)[: len(some)] for part in run(self.memory, padded)])
+            batches.append([np.asarray(part)[: len(some)] for part in run(self.tables, padded)])
         result = stack(batches)
         if (result.ids < 0).any():
             raise RetrievalError(
@@ -137,7 +137,7 @@ class DeviceIndex(Index):
         """
         ids = np.asarray(ids)
         check_rows(ids, len(self.passages), f"{self.path}: embeddings")
-        return np.asarray(_lookup(self.mesh)(self.memory.embeddings, ids.astype(np.int32)))
+        return np.asarray(_lookup(self.mesh)(self.tables.embeddings, ids.astype(np.int32)))
 
     def _check(self, index: PassageIndex, begin: int) -> None:
         if begin + index.size > self.capacity:
@@ -151,21 +151,21 @@ class DeviceIndex(Index):
                 f"{self.fingerprint}; their inner products cannot be compared. Build the index "
                 "again with that encoder.")
 
-    def _values(self, index: PassageIndex, rows: np.ndarray) -> Memory:
+    def _values(self, index: PassageIndex, rows: np.ndarray) -> DeviceTables:
         """What the tables hold of rows int[R] of an index; `valid` is None."""
         embeddings = index.embeddings(rows)
         tokens = {}
-        for name, spec in self.tables.items():
+        for name, spec in self.token_specs.items():
             ids, mask = index.passages.tokens(name).padded(rows, spec.length, 0)
             tokens[name] = ids.astype(spec.dtype), mask.sum(axis=-1, dtype=np.int32)
         columns = device_search.encoded(embeddings, self.settings.dtype)
-        return Memory(*columns, None, np.zeros(len(rows), np.int32), tokens)
+        return DeviceTables(*columns, None, np.zeros(len(rows), np.int32), tokens)
 
-    def _load(self, index: PassageIndex) -> Memory:
+    def _load(self, index: PassageIndex) -> DeviceTables:
         """Tables of an index, with zeros in spare rows; a process reads its devices' rows alone."""
         sharding = row_sharding(self.mesh)
-        whole = abstract_memory(self.capacity, self.width, self.mesh, self.settings, self.tables)
-        whole = whole._replace(valid=None)
+        whole = abstract_tables(self.capacity, self.width, self.mesh, self.settings,
+                                self.token_specs)._replace(valid=None)
         placed = sharding.addressable_devices_indices_map((self.capacity,))
         shards = [self._share(index, whole, device, rows.start or 0)
                   for device, (rows,) in placed.items()]
@@ -173,7 +173,8 @@ class DeviceIndex(Index):
             lambda table, *parts: jax.make_array_from_single_device_arrays(
                 table.shape, sharding, list(parts)), whole, *shards)
 
-    def _share(self, index: PassageIndex, whole: Memory, device: jax.Device, first: int) -> Memory:
+    def _share(self, index: PassageIndex, whole: DeviceTables, device: jax.Device, first: int
+               ) -> DeviceTables:
         """The rows of `whole` from `first` on that lie on this device, a few from the host at a
         time."""
         local = self.capacity // self.mesh.size
@@ -202,8 +203,8 @@ def table_rows(passages: int, mesh: Mesh) -> int:
     return -(-rows // unit) * unit * mesh.size
 
 
-def abstract_memory(passages: int, width: int, mesh: Mesh, settings: DeviceSettings,
-                    tables: Mapping[str, TokenSpec]) -> Memory:
+def abstract_tables(passages: int, width: int, mesh: Mesh, settings: DeviceSettings,
+                    token_specs: Mapping[str, TokenSpec]) -> DeviceTables:
     """Shapes, dtypes and shardings of the tables of an index, to compile for it without data."""
     rows = table_rows(settings.capacity or passages, mesh)
 
@@ -211,12 +212,12 @@ def abstract_memory(passages: int, width: int, mesh: Mesh, settings: DeviceSetti
         return jax.ShapeDtypeStruct((rows, *shape), dtype, sharding=row_sharding(mesh))
 
     codes = settings.dtype == "int8"
-    return Memory(
+    return DeviceTables(
         column(jnp.float32 if settings.dtype == "float32" else jnp.bfloat16, width),
         column(jnp.int8, width) if codes else None, column(jnp.float32) if codes else None,
         column(bool), column(jnp.int32),
         {name: (column(spec.dtype, spec.length), column(jnp.int32))
-         for name, spec in tables.items()})
+         for name, spec in token_specs.items()})
 
 
 class JoinedPassages:
@@ -275,12 +276,12 @@ class JoinedTokens:
 
 @functools.cache
 def jit_search(mesh: Mesh, k: int, settings: DeviceSettings) -> Callable:
-    """(memory, queries float32[B, E]) -> SearchResult; see device_search.search."""
-    return jax.jit(lambda memory, queries: device_search.search(memory, queries, k, mesh, settings))
+    """(tables, queries float32[B, E]) -> SearchResult; see device_search.search."""
+    return jax.jit(lambda tables, queries: device_search.search(tables, queries, k, mesh, settings))
 
 
 @functools.partial(jax.jit, donate_argnums=0)
-def _place(share: Memory, values: Memory, begin: jax.Array) -> Memory:
+def _place(share: DeviceTables, values: DeviceTables, begin: jax.Array) -> DeviceTables:
     """The tables with `values` from row `begin` on."""
     return jax.tree.map(
         lambda table, rows: jax.lax.dynamic_update_slice_in_dim(table, rows, begin, 0),

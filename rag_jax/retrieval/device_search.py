@@ -38,7 +38,7 @@ class DeviceSettings:
     score_bytes: int = 256 * 2**20
 
 
-class Memory(NamedTuple):
+class DeviceTables(NamedTuple):
     """Tables on the devices, all [C, ...] with C rows of capacity, split by rows.
 
     Attributes:
@@ -63,9 +63,8 @@ def row_sharding(mesh: Mesh) -> NamedSharding:
     return NamedSharding(mesh, PartitionSpec(mesh.axis_names))
 
 
-def search(
-    memory: Memory, queries: jax.Array, k: int, mesh: Mesh, settings: DeviceSettings
-) -> SearchResult:
+def search(tables: DeviceTables, queries: jax.Array, k: int, mesh: Mesh, settings: DeviceSettings
+           ) -> SearchResult:
     """The k passages with the largest inner product, on every device alike.
 
     Every device nominates candidates by a matrix product in the dtype of its rows and scores them
@@ -75,7 +74,7 @@ def search(
     product's rounding error of the k-th best, and identical rows are in order of their ids.
 
     Args:
-        memory: the tables.
+        tables: what is searched.
         queries: float32[B, E].
         k: passages per query.
         mesh, settings: of the tables.
@@ -86,10 +85,10 @@ def search(
     """
     axes = mesh.axis_names
 
-    def on_device(memory: Memory, queries: jax.Array) -> tuple[jax.Array, jax.Array]:
-        first = lax.axis_index(axes) * memory.valid.shape[0]
-        nominal, rows = _nominate(memory, queries, k, settings, mesh.size)
-        scores = _ordered_sum(queries[:, None] * memory.embeddings[rows].astype(jnp.float32))
+    def on_device(tables: DeviceTables, queries: jax.Array) -> tuple[jax.Array, jax.Array]:
+        first = lax.axis_index(axes) * tables.valid.shape[0]
+        nominal, rows = _nominate(tables, queries, k, settings, mesh.size)
+        scores = _ordered_sum(queries[:, None] * tables.embeddings[rows].astype(jnp.float32))
         scores = jnp.where(jnp.isneginf(nominal), -jnp.inf, scores)
         scores, ids = _best(scores, rows + first, k)
         # As integers, so that one collective carries both.
@@ -100,20 +99,20 @@ def search(
     scores, ids = jax.shard_map(
         on_device, mesh=mesh, in_specs=(PartitionSpec(axes), PartitionSpec()),
         out_specs=PartitionSpec(), check_vma=False,
-    )(memory._replace(tokens={}), queries)
+    )(tables._replace(tokens={}), queries)
     return SearchResult(jnp.where(jnp.isneginf(scores), -1, ids), scores)
 
 
-def _nominate(memory: Memory, queries: jax.Array, k: int, settings: DeviceSettings, devices: int
-              ) -> tuple[jax.Array, jax.Array]:
+def _nominate(tables: DeviceTables, queries: jax.Array, k: int, settings: DeviceSettings,
+              devices: int) -> tuple[jax.Array, jax.Array]:
     """Candidates of one device: (scores float32[B, c], rows int32[B, c]).
 
     A candidate of score -inf is none. Rows are worked through in equal blocks, whose scores take
     settings.score_bytes at most; whole blocks, as a slice at any row would be copied on TPUs.
     """
-    table = memory.embeddings if memory.codes is None else memory.codes
+    table = tables.embeddings if tables.codes is None else tables.codes
     local = table.shape[0]
-    wanted = k + MARGIN if memory.codes is None else INT8_CANDIDATES * k + MARGIN
+    wanted = k + MARGIN if tables.codes is None else INT8_CANDIDATES * k + MARGIN
     most = max(1, settings.score_bytes // (4 * len(queries)))
     blocks = next(n for n in range(-(-local // most), local + 1) if local % n == 0)
     count = min(wanted, local // blocks)
@@ -132,7 +131,7 @@ def _nominate(memory: Memory, queries: jax.Array, k: int, settings: DeviceSettin
         return best[0], best[1] + begin
 
     split = jax.tree.map(lambda x: x.reshape(blocks, -1, *x.shape[1:]),
-                         (table, memory.scales, memory.valid))
+                         (table, tables.scales, tables.valid))
     begins = jnp.arange(0, local, local // blocks, dtype=jnp.int32)
     scores, rows = lax.map(one, (begins, *split))
     scores, rows = (jnp.moveaxis(x, 0, 1).reshape(len(queries), -1) for x in (scores, rows))
@@ -240,7 +239,10 @@ def _places(ids: jax.Array, local: int, mesh: Mesh) -> tuple[jax.Array, jax.Arra
 
 
 def encoded(embeddings: Any, dtype: str, xp: Any = np) -> tuple[Any, Any, Any]:
-    """Memory's embeddings, codes and scales of float32[R, E]; xp: numpy, or jax.numpy in a jit."""
+    """float32[R, E] as the embeddings, codes and scales of DeviceTables.
+
+    xp: numpy, or jax.numpy in a jitted program.
+    """
     if dtype == "float32":
         return embeddings, None, None
     rows = embeddings.astype(jnp.bfloat16)

@@ -23,7 +23,7 @@ from rag_jax.data.text import GeneratorFormat
 from rag_jax.models import rag
 from rag_jax.retrieval import device_search
 from rag_jax.retrieval.device import DeviceIndex, TokenSpec
-from rag_jax.retrieval.device_search import DeviceSettings, Memory
+from rag_jax.retrieval.device_search import DeviceSettings, DeviceTables
 from rag_jax.retrieval.exact import measure_recall
 from rag_jax.retrieval.index import PassageIndex
 from rag_jax.training.step import Completion
@@ -60,7 +60,7 @@ def layout(config: Config, format: GeneratorFormat) -> tuple[DeviceSettings, dic
     return settings, tables
 
 
-Given = tuple[QuestionBatch, Memory, np.int32]  # questions, memory, number of the step
+Given = tuple[QuestionBatch, DeviceTables, np.int32]  # questions, index, step
 
 
 class Refresher:
@@ -77,13 +77,13 @@ class Refresher:
         self.index, self.next = index, 0
         self._batch_size = parallel.filled_up(batch_size, index.mesh)
 
-        def run(params: Params, tokens: Any, ids: jax.Array, step: jax.Array) -> Memory:
+        def run(params: Params, tokens: Any, ids: jax.Array, step: jax.Array) -> DeviceTables:
             rows = device_search.lookup(tokens, jnp.maximum(ids, 0), index.mesh)
             inputs = jax.lax.with_sharding_constraint(
                 encoder_inputs(*rows, pad_id), parallel.batch_sharding(index.mesh))
             columns = device_search.encoded(
                 rag.embed(model, params, *inputs), index.settings.dtype, jnp)
-            return Memory(*columns, None, jnp.broadcast_to(step, ids.shape), {})
+            return DeviceTables(*columns, None, jnp.broadcast_to(step, ids.shape), {})
 
         self._run = jax.jit(run, out_shardings=parallel.replicated(index.mesh))
 
@@ -95,7 +95,7 @@ class Refresher:
         for begin in range(0, count, self._batch_size):
             places = begin + np.arange(self._batch_size)
             ids = np.where(places < count, (first + places) % size, -1).astype(np.int32)
-            values = self._run(params["document_encoder"], self.index.memory.tokens[ENCODER_TABLE],
+            values = self._run(params["document_encoder"], self.index.tables.tokens[ENCODER_TABLE],
                                ids, np.int32(step))
             self.index.write(ids, values)
 
@@ -142,7 +142,7 @@ class QuestionSource:
     def finish(self, step: int) -> Given:
         rows = order.batch_indices(len(self._questions), self._batch_size, self._seed, step)
         batch = self._questions.batch(rows, order.generator(self._seed, 4, step))
-        return (parallel.put_batch(batch, self._index.mesh), self._index.memory, np.int32(step))
+        return (parallel.put_batch(batch, self._index.mesh), self._index.tables, np.int32(step))
 
     def pending(self) -> dict:
         return {}

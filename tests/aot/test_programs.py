@@ -13,7 +13,7 @@ from rag_jax.data.question_files import Example
 from rag_jax.data.questions import QuestionTokens
 from rag_jax.data.text import GeneratorFormat, train_bart_tokenizer, train_bert_tokenizer
 from rag_jax.overrides import replace
-from rag_jax.retrieval.device import DeviceIndex, abstract_memory
+from rag_jax.retrieval.device import DeviceIndex, abstract_tables
 from rag_jax.retrieval.passages import write_store
 from rag_jax.retrieval.protocol import Passage
 from rag_jax.training import on_device
@@ -86,8 +86,8 @@ def test_what_lies_on_the_devices_has_these_shapes(world, dtype, encoder):
                "train.document_encoder": encoder, "retrieval.capacity": 9000}
     settings, tables = on_device.layout(config(**changes), questions.format)
     placed = DeviceIndex(index, mesh, settings, tables)
-    found = abstract_memory(40, 16, mesh, settings, tables)
-    assert described(found) == described(placed.memory)
+    found = abstract_tables(40, 16, mesh, settings, tables)
+    assert described(found) == described(placed.tables)
     source = on_device.QuestionSource(questions, placed, 8, seed=0)
     given = source.finish(0)
     expected = abstract(mesh, **changes)

@@ -12,7 +12,7 @@ from rag_jax import parallel
 from rag_jax.config import MeshConfig
 from rag_jax.retrieval import device, device_search
 from rag_jax.retrieval.device import DeviceIndex, TokenSpec
-from rag_jax.retrieval.device_search import DeviceSettings, Memory
+from rag_jax.retrieval.device_search import DeviceSettings, DeviceTables
 from rag_jax.retrieval.exact import measure_recall
 from rag_jax.retrieval.passages import write_store
 from rag_jax.retrieval.protocol import Passage, RetrievalError
@@ -34,13 +34,13 @@ def mesh_of(count):
 
 
 def tables(embeddings, dtype, capacity=1024, valid=None):
-    """Memory as host arrays."""
+    """DeviceTables as host arrays."""
     def full(x):
         return np.concatenate([x, np.zeros((capacity - len(x), *x.shape[1:]), x.dtype)])
 
     columns = [None if x is None else full(x) for x in device_search.encoded(embeddings, dtype)]
     valid = np.ones(len(embeddings), bool) if valid is None else valid
-    return Memory(*columns, full(valid), np.zeros(capacity, np.int32), {})
+    return DeviceTables(*columns, full(valid), np.zeros(capacity, np.int32), {})
 
 
 def run(memory, queries, k, count=8, **settings):
@@ -223,7 +223,7 @@ def test_it_answers_as_the_index_that_it_was_loaded_from(folders, count):
     assert placed.passages[80] == index.passages[80]
     np.testing.assert_array_equal(placed.passages.tokens("words").rows(80),
                                   index.passages.tokens("words").rows(80))
-    ids, lengths = placed.memory.tokens["words"]
+    ids, lengths = placed.tables.tokens["words"]
     expected, mask = index.passages.tokens("words").padded(np.arange(90), 5, 0)
     np.testing.assert_array_equal(ids[:90], expected)
     np.testing.assert_array_equal(lengths[:90], mask.sum(1))
@@ -234,12 +234,12 @@ def test_it_answers_as_the_index_that_it_was_loaded_from(folders, count):
 def test_it_is_loaded_a_few_rows_at_a_time(folders, monkeypatch, count, blocks):
     """28 rows a device, or 112; a device's last block begins earlier where it would not fit."""
     monkeypatch.setattr(device, "ROUND", (28, 65536))
-    whole = opened(folders["large"], count, dtype="int8").memory
+    whole = opened(folders["large"], count, dtype="int8").tables
     index, read = folders["large"], []
     monkeypatch.setattr(device, "LOADED", 20)
     monkeypatch.setattr(index, "embeddings",
                         lambda rows: read.append(len(rows)) or index.table[rows])
-    found = opened(index, count, dtype="int8").memory
+    found = opened(index, count, dtype="int8").tables
     assert read == blocks
     for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(whole), strict=True):
         np.testing.assert_array_equal(one, other)
@@ -270,7 +270,7 @@ def test_add_delete_and_swap_find_what_is_there_and_compile_nothing(
     placed.delete(gone)
     both = np.concatenate([folders["small"].table, folders["large"].table])
     rows = both.astype(ml_dtypes.bfloat16)
-    memory = Memory(rows, None, None, ~np.isin(np.arange(140), gone), None, {})
+    memory = DeviceTables(rows, None, None, ~np.isin(np.arange(140), gone), None, {})
     found = placed.search(queries, 4).ids
     np.testing.assert_array_equal(found, brute_force(memory, queries, 4)[0])
     assert not np.isin(found, gone).any() and placed.size == 140 - len(set(gone.tolist()))
@@ -283,11 +283,11 @@ def test_add_delete_and_swap_find_what_is_there_and_compile_nothing(
     joined = placed.passages.tokens("words")
     assert joined.lengths_of(np.array([[59, 0]])).tolist() == [
         [len(joined.rows(59)), len(joined.rows(0))]]
-    assert np.asarray(placed.memory.tokens["words"][1])[59] == min(5, len(words.rows(9)))
+    assert np.asarray(placed.tables.tokens["words"][1])[59] == min(5, len(words.rows(9)))
     placed.swap(folders["large"])
     assert placed.size == 90 and placed.passages[0].id == "s1p0"
     found = placed.search(queries, 4).ids
-    memory = Memory(rows[50:], None, None, True, None, {})
+    memory = DeviceTables(rows[50:], None, None, True, None, {})
     np.testing.assert_array_equal(found, brute_force(memory, queries, 4)[0])
     assert compilations == []
     placed.add(folders["small"])

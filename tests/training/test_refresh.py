@@ -163,8 +163,8 @@ def test_staleness_is_the_age_of_the_embeddings_found(world):
     refresher = on_device.Refresher(model, index, pad, 4)
     for number in range(1, 6):
         refresher.refresh(params, number, 3)
-    assert np.asarray(index.memory.steps)[:8].tolist() == [3, 4, 4, 4, 5, 5, 5, 3]
-    assert not np.asarray(index.memory.steps)[8:].any()
+    assert np.asarray(index.tables.steps)[:8].tolist() == [3, 4, 4, 4, 5, 5, 5, 3]
+    assert not np.asarray(index.tables.steps)[8:].any()
 
 
 class Calls:
@@ -200,7 +200,7 @@ def test_a_refresh_makes_what_building_an_index_makes(world, batch_size):
     assert np.abs(index.embeddings(np.arange(8)) - built.table).max() > 0.1
     refresher.refresh(params, 2)
     np.testing.assert_allclose(index.embeddings(np.arange(8)), built.table, rtol=1e-4, atol=1e-5)
-    assert not np.asarray(index.memory.embeddings)[8:].any() and index.size == 8
+    assert not np.asarray(index.tables.embeddings)[8:].any() and index.size == 8
     refresher.refresh(other, 3)
     index.reload()
     np.testing.assert_array_equal(index.embeddings(np.arange(8)), built.table)
