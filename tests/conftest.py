@@ -1,11 +1,21 @@
 """Every test runs on eight virtual CPU devices, with strict rank promotion."""
 
+import importlib.metadata
 import os
 import pathlib
-from collections.abc import Iterator
 
 os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+# The tests' programs run for milliseconds and compile for seconds, so they and their commands are
+# compiled with a sixth of the usual effort; a test that needs the usual code takes this away.
+QUICK_TO_COMPILE = "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false"
+os.environ["XLA_FLAGS"] = f"{QUICK_TO_COMPILE} {os.environ.get('XLA_FLAGS', '')}".strip()
+# What was compiled once is read by every worker and command, and by the next run of the tests.
+CACHES = pathlib.Path(os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache")
+COMPILED = CACHES / "rag_jax-tests" / f"jax-{importlib.metadata.version('jax')}"
+os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(COMPILED))
+os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
+os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
 
 import jax  # noqa: E402
 import jax.monitoring  # noqa: E402
@@ -30,18 +40,7 @@ def compilations():
 
 
 @pytest.fixture(scope="session")
-def compiled_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """What one command has compiled, the next one reads, whichever worker of xdist runs it."""
-    folder = tmp_path_factory.getbasetemp()
-    folder = folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("JAX_COMPILATION_CACHE_DIR", str(folder / "compiled"))
-        patch.setenv("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.2")
-        yield
-
-
-@pytest.fixture(scope="session")
-def uninterrupted(compiled_once: None, tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     """One uninterrupted run of the smallest configuration, shared by tests of whole commands."""
     from tests.end_to_end.commands import finish
 

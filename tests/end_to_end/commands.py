@@ -5,6 +5,8 @@ import pathlib
 import subprocess
 import sys
 
+from tests.end_to_end import forks
+
 ROOT = pathlib.Path(__file__).parents[2]
 SMALLEST = pathlib.Path(__file__).with_name("smallest.py")
 
@@ -22,7 +24,14 @@ def environment() -> dict[str, str]:
 def run(module: str, workdir: pathlib.Path, *flags: str, stdin: str = ""
         ) -> subprocess.CompletedProcess:
     """Runs a command to its end."""
-    return subprocess.run(command(module, workdir, *flags), capture_output=True, text=True,
+    return module_to_its_end(*command(module, workdir, *flags)[2:], stdin=stdin)
+
+
+def module_to_its_end(*arguments: str, stdin: str = "") -> subprocess.CompletedProcess:
+    """`python -m ARGUMENTS`, without its imports where the system can fork."""
+    if hasattr(os, "fork"):
+        return forks.run(arguments, environment(), ROOT, stdin)
+    return subprocess.run([sys.executable, "-m", *arguments], capture_output=True, text=True,
                           env=environment(), cwd=ROOT, input=stdin)
 
 

@@ -1,12 +1,10 @@
 """Runs that retrieve by BM25, or may answer without a passage, from training to the last answer."""
 
 import json
-import subprocess
-import sys
 
 import pytest
 
-from tests.end_to_end.commands import ROOT, environment, finish, run
+from tests.end_to_end.commands import finish, module_to_its_end, run
 
 FEW = ("--config.train.steps=3", "--config.generator_warmup.steps=2", "--config.train.eval_every=3",
        "--config.retriever_warmup.steps=2", "--config.eval.max_examples=2")
@@ -27,9 +25,7 @@ def test_a_bm25_run_makes_no_encoder_and_no_embedding(words):
 
 
 def convert(workdir, out):
-    return subprocess.run(
-        [sys.executable, "-m", "rag_jax.convert", f"--from={workdir}", f"--to={out}"],
-        capture_output=True, text=True, env=environment(), cwd=ROOT)
+    return module_to_its_end("rag_jax.convert", f"--from={workdir}", f"--to={out}")
 
 
 def test_a_bm25_run_is_exported_as_the_generator_that_it_is(words, tmp_path):

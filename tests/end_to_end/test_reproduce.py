@@ -2,21 +2,15 @@
 
 import json
 import re
-import subprocess
-import sys
 
 import pytest
 
 from rag_jax import paper
-from tests.end_to_end.commands import ROOT, environment
-
-FAST = {"XLA_FLAGS": "--xla_backend_optimization_level=0"}  # compiling is most of the time
+from tests.end_to_end.commands import module_to_its_end
 
 
 def reproduce(workdir, *arguments):
-    return subprocess.run(
-        [sys.executable, "-m", "rag_jax.reproduce", *arguments, f"--workdir={workdir}"],
-        capture_output=True, text=True, env={**environment(), **FAST}, cwd=ROOT)
+    return module_to_its_end("rag_jax.reproduce", *arguments, f"--workdir={workdir}")
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ import jax
 import numpy as np
 import pytest
 
-from tests.end_to_end.commands import ROOT, command, environment, finish
+from tests.end_to_end.commands import ROOT, command, environment, finish, run
 
 
 def interrupt(workdir: pathlib.Path, marker: str, number: signal.Signals, *flags: str) -> int:
@@ -96,7 +96,6 @@ def test_a_finished_run_is_not_trained_again(uninterrupted):
 
 
 def test_another_configuration_on_the_same_workdir_is_refused(uninterrupted):
-    done = subprocess.run(command("train", uninterrupted, "--config.train.batch_size=4"),
-                          capture_output=True, text=True, env=environment(), cwd=ROOT)
+    done = run("train", uninterrupted, "--config.train.batch_size=4")
     assert done.returncode == 1
     assert "config.train.batch_size: 8 there, 4 now" in done.stderr
