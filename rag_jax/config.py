@@ -6,10 +6,7 @@ from typing import Any, Literal
 
 from rag_jax.errors import UserError
 
-Dtype = Literal["float32", "bfloat16"]
-Remat = Literal["none", "dots", "full"]
 Kind = Literal["token", "sequence", "fid"]
-PositionInit = Literal["normal", "sinusoidal"]
 MetricFamily = Literal["qa", "regex", "ms_marco", "jeopardy", "fever", "kilt"]
 
 
@@ -33,52 +30,52 @@ SOURCE = ("Hugging Face name, checkpoint folder, or workdir; it sets the archite
 
 
 @dataclasses.dataclass(frozen=True)
-class BertConfig:
+class TransformerConfig:
+    """What BERT and BART have in common; the defaults are those of the base models."""
+
+    pretrained: str = field("", SOURCE)
+    width: int = field(768, "model width D", at_least=1)
+    heads: int = field(12, "attention heads; must divide width", at_least=1)
+    mlp_width: int = field(3072, "feed-forward width F", at_least=1)
+    activation: Literal["gelu", "relu"] = field("gelu", "feed-forward activation (exact GELU)")
+    dropout: float = field(0.1, "dropout of hidden states", at_least=0, at_most=1)
+    position_init: Literal["normal", "sinusoidal"] = field(
+        "normal", "initial position table, trained from scratch")
+    dtype: Literal["float32", "bfloat16"] = field(
+        "float32", "type of matrix products; softmax and norms stay float32")
+    remat: Literal["none", "dots", "full"] = field(
+        "none", "recompute in the backward pass: nothing, all but dots, all")
+    scan_layers: bool = field(False, "one scan over stacked layer parameters (compiles faster)")
+    init_std: float = field(0.02, "initial std of kernels, when trained from scratch", at_least=0)
+
+
+@dataclasses.dataclass(frozen=True)
+class BertConfig(TransformerConfig):
     """BERT and the DPR tower on it; the defaults are bert-base-uncased."""
 
     pretrained: str = field("", "BERT or workdir that both encoders start from: " + SOURCE)
     vocab_size: int = field(30522, "rows of the token table; 0 = the tokenizer's size", at_least=0)
     max_positions: int = field(512, "longest input in tokens", at_least=1)
     type_vocab_size: int = field(2, "rows of the token type table", at_least=1)
-    width: int = field(768, "model width D", at_least=1)
     layers: int = field(12, "transformer layers", at_least=1)
-    heads: int = field(12, "attention heads; must divide width", at_least=1)
-    mlp_width: int = field(3072, "feed-forward width F", at_least=1)
-    activation: Literal["gelu", "relu"] = field("gelu", "feed-forward activation (exact GELU)")
-    dropout: float = field(0.1, "dropout of hidden states", at_least=0, at_most=1)
     attention_dropout: float = field(0.1, "dropout of attention weights", at_least=0, at_most=1)
     layer_norm_eps: float = field(1e-12, "epsilon of LayerNorm", at_least=0)
     projection: int = field(0, "width E of a projection of [CLS]; 0 = none, E = D", at_least=0)
-    position_init: PositionInit = field("normal", "initial position table, trained from scratch")
-    dtype: Dtype = field("float32", "type of matrix products; softmax and norms stay float32")
-    remat: Remat = field("none", "recompute in the backward pass: nothing, all but dots, all")
-    scan_layers: bool = field(False, "one scan over stacked layer parameters (compiles faster)")
-    init_std: float = field(0.02, "initial std of kernels, when trained from scratch", at_least=0)
 
 
 @dataclasses.dataclass(frozen=True)
-class BartConfig:
+class BartConfig(TransformerConfig):
     """BART; the defaults are bart-base."""
 
     pretrained: str = field("", "BART or workdir that the generator starts from: " + SOURCE)
     vocab_size: int = field(50265, "rows of the token table; 0 = the tokenizer's size", at_least=0)
     max_positions: int = field(1024, "longest source or target in tokens", at_least=1)
-    width: int = field(768, "model width D", at_least=1)
     encoder_layers: int = field(6, "encoder layers", at_least=1)
     decoder_layers: int = field(6, "decoder layers", at_least=1)
-    heads: int = field(12, "attention heads; must divide width", at_least=1)
-    mlp_width: int = field(3072, "feed-forward width F", at_least=1)
-    activation: Literal["gelu", "relu"] = field("gelu", "feed-forward activation (exact GELU)")
-    dropout: float = field(0.1, "dropout of hidden states", at_least=0, at_most=1)
     attention_dropout: float = field(0.0, "dropout of attention weights", at_least=0, at_most=1)
     activation_dropout: float = field(0.0, "dropout inside the feed-forward", at_least=0, at_most=1)
     layer_norm_eps: float = field(1e-5, "epsilon of LayerNorm", at_least=0)
     scale_embedding: bool = field(False, "multiply token embeddings by sqrt(width)")
-    position_init: PositionInit = field("normal", "initial position table, trained from scratch")
-    dtype: Dtype = field("float32", "type of matrix products; softmax and norms stay float32")
-    remat: Remat = field("none", "recompute in the backward pass: nothing, all but dots, all")
-    scan_layers: bool = field(False, "one scan over stacked layer parameters (compiles faster)")
-    init_std: float = field(0.02, "initial std of kernels, when trained from scratch", at_least=0)
     logit_chunk: int = field(16, "target positions whose logits exist at a time", at_least=1)
     decoder_heads: int = field(0, "attention heads of the decoder; 0 = heads", at_least=0)
     decoder_mlp_width: int = field(0, "feed-forward width of the decoder; 0 = mlp_width",
@@ -192,13 +189,13 @@ class ModelConfig:
     @property
     def sources(self) -> dict[str, str]:
         """Where the weights of each tower come from; towers from scratch are left out."""
-        found = {
+        sources = {
             "query_encoder": (self.query_encoder.pretrained or self.rag.pretrained
                               or self.retriever.pretrained),
             "document_encoder": self.document_encoder.pretrained or self.retriever.pretrained,
             "generator": self.generator.pretrained or self.rag.pretrained,
         }
-        return {tower: source for tower, source in found.items() if source}
+        return {tower: source for tower, source in sources.items() if source}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -436,8 +433,10 @@ class Config:
 
     @property
     def kind(self) -> Kind:
-        """Of the run whose configuration this is (`overrides.for_run`); of several runs the first
-        one's, for the stages before fine-tuning, which do not depend on it."""
+        """The kind of the model that the configuration of one run trains (`overrides.for_run`).
+
+        The stages before fine-tuning, which do not depend on it, have the first run's.
+        """
         return RUNS[self.runs[0]].kind
 
     @property

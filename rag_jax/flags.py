@@ -1,6 +1,8 @@
 """Command lines: `--config=FILE --config.a.b=VALUE` on top of plain argparse options.
 
-Flags are read before jax is imported, so that `--help` and mistakes answer at once.
+Flags are read before jax is imported, so that `--help` and mistakes answer at once. tyro
+1.0.17 does not do this job: no presets of a section, no commas in tuples, no `=false` or `=none`, no
+advice where `--config.` is left out, and 0.3 s more before the first line.
 """
 
 import argparse
@@ -195,7 +197,7 @@ def add_workdir(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--run", help="which of the workdir's runs (default: the first "
                         "that began)")
     parser.add_argument("--step", type=int, help="checkpoint step (default: the best by dev score)")
-    parser.add_argument("--index", help="another memory: a folder made by rag_jax.build_index, or "
+    parser.add_argument("--index", help="another index: a folder made by rag_jax.build_index, or "
                         "a name under WORKDIR/indexes (default: the one that trained)")
 
 
