@@ -7,15 +7,15 @@ A config file is python with `get_config() -> Config`, or one that takes what fo
 
 import contextlib
 import dataclasses
-import importlib.util
 import inspect
 import json
 import os
 import pathlib
+import runpy
 import sys
 import traceback
-import types
-import typing
+from collections.abc import Iterator
+from typing import Any
 
 from rag_jax.config import Config, ConfigError
 from rag_jax.errors import UserError, near_matches
@@ -42,14 +42,15 @@ def load_file(path: str) -> Config:
     Raises:
       ConfigError: it is no such file, or raises an error, whose line is named.
     """
-    file, argument, module = _load_module(path)
-    if not callable(getattr(module, "get_config", None)):
+    file, argument, names = _run_file(path)
+    get_config = names.get("get_config")
+    if not callable(get_config):
         raise ConfigError(f"--config={path}: the file defines no get_config()")
-    if argument and not inspect.signature(module.get_config).parameters:
+    if argument and not inspect.signature(get_config).parameters:
         raise ConfigError(f"--config={path}: its get_config() takes no argument; drop "
                           f"':{argument}'")
     with _mistakes_named(path, file):
-        config = module.get_config(argument) if argument else module.get_config()
+        config = get_config(argument) if argument else get_config()
     if not isinstance(config, Config):
         raise ConfigError(f"--config={path}: get_config() must return a rag_jax.config.Config")
     return config
@@ -57,14 +58,14 @@ def load_file(path: str) -> Config:
 
 def about(path: str) -> str:
     """What a config file says of itself: `describe(argument)` if it has that, or its docstring."""
-    file, argument, module = _load_module(path)
+    file, argument, names = _run_file(path)
     with _mistakes_named(path, file):
-        text = module.describe(argument) if hasattr(module, "describe") else module.__doc__
+        text = names["describe"](argument) if "describe" in names else names["__doc__"]
     return inspect.cleandoc(text or "")
 
 
-def _load_module(path: str) -> tuple[pathlib.Path, str, types.ModuleType]:
-    """(file, argument, module) of PATH or PATH:ARGUMENT."""
+def _run_file(path: str) -> tuple[pathlib.Path, str, dict[str, Any]]:
+    """(file, argument, what the file defines) of PATH or PATH:ARGUMENT."""
     name, _, argument = path.partition(":")
     file = pathlib.Path(name)
     if not file.is_file() and file.as_posix() in shipped():
@@ -72,22 +73,19 @@ def _load_module(path: str) -> tuple[pathlib.Path, str, types.ModuleType]:
     if not file.is_file():
         raise ConfigError(f"--config={path}: no such file here, and none of the shipped ones; "
                           f"{near_matches(name, shipped())}")
-    spec = importlib.util.spec_from_file_location("rag_jax_config_file", file)
-    if spec is None:
+    if file.suffix != ".py":
         raise ConfigError(f"--config={path}: a config file is python and ends in .py")
-    module = importlib.util.module_from_spec(spec)
     beside = str(file.absolute().parent)
     sys.path.insert(0, beside)
     try:
         with _mistakes_named(path, file):
-            spec.loader.exec_module(module)
+            return file, argument, runpy.run_path(str(file))
     finally:
         sys.path.remove(beside)
-    return file, argument, module
 
 
 @contextlib.contextmanager
-def _mistakes_named(path: str, file: pathlib.Path) -> typing.Iterator[None]:
+def _mistakes_named(path: str, file: pathlib.Path) -> Iterator[None]:
     """Turns what a config file raises into a ConfigError with the line where it did."""
     try:
         yield

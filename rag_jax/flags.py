@@ -1,7 +1,7 @@
 """Command lines: `--config=FILE --config.a.b=VALUE` on top of plain argparse options.
 
-Flags are read before jax is imported, so that `--help` and mistakes answer at once. tyro
-1.0.17 does not do this job: no presets of a section, no commas in tuples, no `=false` or `=none`, no
+Flags are read before jax is imported, so that `--help` and mistakes answer at once. tyro 1.0.17
+does not do this job: no presets of a section, no commas in tuples, no `=false` or `=none`, no
 advice where `--config.` is left out, and 0.3 s more before the first line.
 """
 
