@@ -28,13 +28,13 @@ class Measurement(NamedTuple):
 
     Attributes:
       split: the questions: a split of the cell's data, or another source "task:NAME:SPLIT".
-      memory: name of the index, where it is not the one that trained.
+      index: its name, where it is not the one that trained.
       k: passages per question; 0 = as configured.
       shuffled: every question reads the passages of another one.
     """
 
     split: str = "test"
-    memory: str = ""
+    index: str = ""
     k: int = 0
     shuffled: bool = False
 
@@ -42,7 +42,7 @@ class Measurement(NamedTuple):
     def name(self) -> str:
         """The folder with the results."""
         return "-".join([
-            self.split.replace(":", "_"), *[f"index_{self.memory}"] * bool(self.memory),
+            self.split.replace(":", "_"), *[f"index_{self.index}"] * bool(self.index),
             *[f"k_{self.k}"] * bool(self.k), *["shuffled"] * self.shuffled])
 
 
@@ -120,12 +120,13 @@ class Cell:
         and index.
       config: of the workdir.
       run: one of config.runs.
-      first: a cell with the same passages, warmed up before, whose memories this one shares, all
-        data where they are the same, and indexes, unless this one has a retriever of its own.
+      first: a cell with the same passages, warmed up before, whose passage stores this one shares,
+        all data where they are the same, and indexes, unless this one has a retriever of its own.
       start: a cell whose trained weights this one starts from, as `exported(start)` has them.
       recipe: how to train it by hand.
       questions: further ones, by split.
-      memories: further ones, by name; config.data.passages is the one that trains.
+      indexes: the passages of further ones, by name; the one that trains is of
+        config.data.passages.
     """
 
     folder: str
@@ -135,7 +136,7 @@ class Cell:
     start: "Cell | None" = None
     recipe: str = ""
     questions: Mapping[str, File] = dataclasses.field(default_factory=dict)
-    memories: Mapping[str, File] = dataclasses.field(default_factory=dict)
+    indexes: Mapping[str, File] = dataclasses.field(default_factory=dict)
 
     @property
     def own_retriever(self) -> bool:
@@ -149,7 +150,7 @@ class Cell:
 
     @property
     def reading(self) -> str:
-        """How many passages it reads, found by what; for the report."""
+        """How many passages it reads, and what retrieves them; for the report."""
         config = self.running
         k = config.retrieval.k
         if not k:
@@ -169,11 +170,11 @@ class Cell:
         return what._replace(split="dev") if hidden else what
 
     def files(self, what: Asked | None) -> dict[str, File]:
-        """Those that an answer needs and the configuration does not name; by split or memory."""
+        """Those that an answer needs and the configuration does not name; by split or index."""
         if not isinstance(what, Measurement):
             return {}
         needed = {what.split: self.questions.get(what.split),
-                  what.memory: self.memories.get(what.memory)}
+                  what.index: self.indexes.get(what.index)}
         return {name: file for name, file in needed.items()
                 if file is not None and file.path != self.config.data.passages}
 
@@ -182,8 +183,8 @@ class Cell:
         data = self.config.data
         if not data.passages or not isinstance(what, Measurement):
             return ""  # the world has whatever the experiments ask for
-        if what.memory and what.memory not in self.memories:
-            return f"config.data.passages is one memory; there is none called {what.memory}"
+        if what.index and what.index not in self.indexes:
+            return f"config.data.passages is one memory; there is none called {what.index}"
         named = [split for split in ("train", "dev", "test") if getattr(data, split)]
         named += self.questions
         if what.split not in named and not what.split.startswith("task:"):

@@ -309,8 +309,8 @@ def figure3(lab: Lab) -> list[Part]:
         points = {run: _points(lab, column, run) for run in published}
         rows += [[column, SYSTEMS[run], str(k), _shown(points[run].get(k)),
                   _shown(published[run].get(k), "-")] for run in published for k in lab.scale.ks]
-        ours = {SYSTEMS[run]: {k: one.value for k, one in found.items()}
-                for run, found in points.items() if found}
+        ours = {SYSTEMS[run]: {k: one.value for k, one in curve.items()}
+                for run, curve in points.items() if curve}
         theirs = {SYSTEMS[run]: curve for run, curve in published.items()}
         picture = plots.curves({f"ours: {column}": ours, f"paper: {column}": theirs}, "percent")
         figures.append(Plot(f"figure3-{column}", f"{column} by passages per question, dev, ours "
@@ -333,7 +333,7 @@ def hot_swap(lab: Lab) -> list[Part]:
     """The index of one year, asked for the leaders of another."""
     years = [(index, leaders) for index in ("2016", "2018") for leaders in ("2016", "2018")]
     results = {(index, leaders): _results(lab, "nq.em", "rag_token", Measurement(
-        f"leaders_{leaders}", memory=index)) for index, leaders in years}
+        f"leaders_{leaders}", index=index)) for index, leaders in years}
     rows = [[index, leaders, _beside(estimate(results[index, leaders], "em"),
                                      paper.HOT_SWAP[f"index{index}_leaders{leaders}"])]
             for index, leaders in years]

@@ -1,7 +1,9 @@
 """The tables at the paper's size: the configurations of configs/, a workdir for each task."""
 
+import importlib.resources
 import pathlib
 import shlex
+import tomllib
 from collections.abc import Iterable, Mapping
 
 from rag_jax import config_files, overrides, paper, rules
@@ -11,32 +13,8 @@ from rag_jax.reproduction.cells import Asked, Beginning, Cell, File, exported
 FIRST = "nq"  # its passages and indexes serve all tasks
 FROM_FIRST = ("wq", "ct")  # start from its trained models
 HOT_SWAP = "hot_swap"  # folder of --data_dir with the files that only the hot-swap needs
-LEADERS = (
-    'JSONL, for each of 82 offices a line {{"id": "1", "question": "Who is the President of '
-    'Peru?", "answers": ["..."]}} with who held it in December {year}; the paper\'s list of the '
-    "offices that changed hands by December 2018 is not published")
-DUMP = ("Wikipedia of December 2016, some 13 GB, published at "
-        "https://archive.org/download/enwiki-20161220/")
-BY_HAND = """\
-Index hot-swapping: a second memory for the trained nq/rag_token, which --execute builds once, where
-it is needed. Interrupted, the embedding goes on where it was; the reading begins again. By hand:
-
-    python -m rag_jax.build_index --workdir=runs/paper/nq --run=rag_token \\
-        --passages={folder}/enwiki-20161220-pages-articles.xml.bz2 \\
-        --config.data.chunk_words=100 --out=runs/paper/index_2016
-    for year in 2016 2018; do
-      python -m rag_jax.evaluate --workdir=runs/paper/nq --run=rag_token \\
-          --questions={folder}/leaders_$year.jsonl --out=runs/paper/leaders_$year-index_2018
-      python -m rag_jax.evaluate --workdir=runs/paper/nq --run=rag_token \\
-          --questions={folder}/leaders_$year.jsonl --out=runs/paper/leaders_$year-index_2016 \\
-          --index=runs/paper/index_2016
-    done
-
-Hardware: as for nq/rag_token. Time, estimates, as the dump has not been read: if it has as many
-passages as that of 2018, 21,015,324, to read and tokenise them 4 hours on one core (13 MB of XML
-and 2,200 passages a second, as one core did with a made-up dump of 9 MB); to embed them on a v5e-8
-at least 20 minutes, 2.6 chip-hours (tpu_scripts/README.md); ScaNN's index is not estimated. 115 GB
-of disk or more; the host's memory holds both indexes, 140 GB each."""
+TEXTS = tomllib.loads(
+    importlib.resources.files(__package__).joinpath("hot_swap.toml").read_text("utf-8"))
 
 
 class Full:
@@ -85,16 +63,16 @@ class Full:
                      config_files.about(file), **further)]
 
     def _further(self, passages: str) -> dict[str, dict[str, File]]:
-        """Questions and memories of the hot-swap, whose memory of 2018 is the one that trains."""
+        """Questions and passages of the hot-swap, whose index of 2018 is the one that trains."""
         def file(name: str, about: str) -> File:
             default = "" if self.data_dir else f"; --data_dir is not given, so it is {DATA_DIR}"
             return File(str(self.swap / name), f"{about}{default}")
 
         return {
             "questions": {f"leaders_{year}": file(f"leaders_{year}.jsonl",
-                                                  LEADERS.format(year=year))
+                                                  TEXTS["leaders"].format(year=year))
                           for year in (2016, 2018)},
-            "memories": {"2016": file("enwiki-20161220-pages-articles.xml.bz2", DUMP),
+            "indexes": {"2016": file("enwiki-20161220-pages-articles.xml.bz2", TEXTS["dump"]),
                          "2018": File(passages, "")}}
 
     def recipe(self, missing: Iterable[tuple[Cell, Asked]],
@@ -116,5 +94,5 @@ class Full:
             parts += ["Cannot be measured on these data:",
                       *(f"    {name}: {why}" for name, why in unavailable.items())]
         if unavailable or any(cell.files(what) for cell, what in missing):
-            parts.append(BY_HAND.format(folder=shlex.quote(str(self.swap))))
+            parts.append(TEXTS["by_hand"].format(folder=shlex.quote(str(self.swap))))
         return "\n".join(parts) or "Everything has been measured."

@@ -101,16 +101,16 @@ class Worker:
         rag = self._trained(cell)
         if not rag.config.retrieval.k:
             return rag
-        warm, file = self._warm(cell), cell.files(what).get(what.memory) if what else None
+        warm, file = self._warm(cell), cell.files(what).get(what.index) if what else None
         if file is not None:
             words = rag.config.data.chunk_words or CHUNK_WORDS
-            name = f"{what.memory}-{digest(file.path)[:16]}"
+            name = f"{what.index}-{digest(file.path)[:16]}"
             return dataclasses.replace(rag, index=index_of_file(
                 rag.job, cell.run, warm.params, name, file.path, words))
         indexes = indexes_of(rag.job, cell.run, warm.indexes)
-        own = what is None or not what.memory or what.memory in cell.memories
+        own = what is None or not what.index or what.index in cell.indexes
         return dataclasses.replace(
-            rag, index=indexes[next(iter(indexes)) if own else what.memory])
+            rag, index=indexes[next(iter(indexes)) if own else what.index])
 
     def _trained(self, cell: Cell) -> api.Rag:
         """The cell's model, trained first where it is not, without an index."""

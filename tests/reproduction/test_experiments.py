@@ -199,7 +199,7 @@ def test_hot_swap_and_the_share_of_equal_answers(lab):
             ("2016", "2016", [("x", True), ("y", True)]),
             ("2016", "2018", [("x", True), ("x", False)]),
             ("2018", "2016", [("y", False)] * 2), ("2018", "2018", [("x", True), ("y", False)])):
-        put(lab, "nq", "rag_token", Measurement(f"leaders_{leaders}", memory=memory), answers)
+        put(lab, "nq", "rag_token", Measurement(f"leaders_{leaders}", index=memory), answers)
     section = EXPERIMENTS["hot_swap"](lab)
     table, = tables(section)
     shown = {(row[0], row[1]): row[2] for row in table.rows}

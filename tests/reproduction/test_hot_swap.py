@@ -98,7 +98,7 @@ def wanted(root, data):
 
 
 def predictions(root, leaders, memory):
-    name = Measurement(f"leaders_{leaders}", memory=memory).name
+    name = Measurement(f"leaders_{leaders}", index=memory).name
     lines = (root / "nq" / "rag_token" / "measured" / name / "predictions.jsonl").read_text()
     return [json.loads(line) for line in lines.splitlines()]
 

@@ -91,7 +91,7 @@ def test_a_beginning_is_completed_and_kept(trained):
     assert lab.result(later, other) is None and lab.missing == [(later, other)]
 
 
-def test_other_passages_k_and_memories_are_other_measurements(trained):
+def test_other_passages_k_and_indexes_are_other_measurements(trained):
     worker, first, _ = trained
 
     def measured(*arguments, **named):
@@ -102,7 +102,7 @@ def test_other_passages_k_and_memories_are_other_measurements(trained):
         return [[p["id"] for p in record["passages"]] for record in result.predictions]
 
     plain, more = measured("dev"), measured("dev", k=3)
-    swapped, shuffled = measured("dev", memory="2016"), measured("dev", shuffled=True)
+    swapped, shuffled = measured("dev", index="2016"), measured("dev", shuffled=True)
     assert {len(row) for row in ids(more)} == {3} and {len(row) for row in ids(plain)} == {2}
     assert all(i.startswith("2016/") for row in ids(swapped) for i in row)
     assert sorted(ids(shuffled)) == sorted(ids(plain))

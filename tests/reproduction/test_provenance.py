@@ -79,8 +79,8 @@ def test_a_result_of_other_files_is_stale(tmp_path):
     asked, dump = (File(str(path), "") for path in paths.values())
     files = {"data.passages": "own.tsv", "data.train": "t.jsonl", "data.dev": "d.jsonl"}
     one = dataclasses.replace(cell(**files), questions={"asked": asked},
-                              memories={"old": dump, "own": File("own.tsv", "")})
-    swapped, plain = Measurement("asked", memory="old"), Measurement("asked", memory="own")
+                              indexes={"old": dump, "own": File("own.tsv", "")})
+    swapped, plain = Measurement("asked", index="old"), Measurement("asked", index="own")
     made, of_own = (json.loads(json.dumps(made_by(one, tmp_path, w))) for w in (swapped, plain))
     assert list(made["files"]) == ["asked", "old"] and list(of_own["files"]) == ["asked"]
     assert stale(made, one, tmp_path, swapped) == stale(of_own, one, tmp_path, plain) == ""
