@@ -5,11 +5,11 @@ import gzip
 
 import pytest
 
+from rag_jax.data.corpora import read_corpus
 from rag_jax.data.question_files import checked_questions, read_asked, read_jsonl
 from rag_jax.errors import DataError
 from rag_jax.lines import numbered_lines
 from rag_jax.retrieval.protocol import RetrievalError
-from rag_jax.retrieval.reading import read_passages
 
 SEPARATORS = "a\u2028b\u2029c\x85d\x0be\x0cf\x1cg"  # str.splitlines() would end lines at all
 
@@ -28,7 +28,7 @@ def test_only_newlines_end_a_line_and_a_mark_is_skipped(tmp_path):
 @pytest.mark.parametrize("reader, line", [
     (read_asked, '{"question": "%s", "answers": ["x"]}'),
     (read_jsonl, '{"question": "%s", "answers": ["x"]}'),
-    (read_passages, '{"id": "1", "text": "%s"}'),
+    (read_corpus, '{"id": "1", "text": "%s"}'),
 ])
 def test_every_reader_keeps_separators_inside_json(reader, line, tmp_path):
     file = tmp_path / "f.jsonl"
@@ -54,7 +54,7 @@ def test_what_is_no_text_of_lines_is_named(content, told, tmp_path):
         lines(file)
     assert told in str(error.value) and str(file) in str(error.value)
     with pytest.raises(RetrievalError) as error:
-        list(read_passages(file))
+        list(read_corpus(file))
     assert told in str(error.value)
 
 

@@ -5,9 +5,11 @@ import pathlib
 from collections.abc import Iterator
 
 from rag_jax.data import wikipedia
+from rag_jax.data.records import json_lines, unquoted
 from rag_jax.errors import DataError
+from rag_jax.lines import numbered_lines
 from rag_jax.retrieval.protocol import Passage, RetrievalError
-from rag_jax.retrieval.reading import SeenIds, check_passage, read_passages
+from rag_jax.retrieval.reading import SeenIds, check_passage
 
 _DUMPS = (".xml", ".xml.bz2", ".xml.gz")
 _TABLES = (".parquet", ".arrow")
@@ -20,23 +22,23 @@ def read_corpus(path: str | os.PathLike) -> Iterator[Passage]:
 
     Args:
         path: one of
-            `FILE.tsv[.gz]`, `FILE.jsonl[.gz]`: as `read_passages` says; DPR's psgs_w100.tsv.gz;
+            `FILE.tsv[.gz]`: a header that names id, text and title in any order (DPR's
+                psgs_w100.tsv is one), then a passage a line. A field is unquoted when it begins and
+                ends with a double quote and all quotes within are doubled, as csv.QUOTE_MINIMAL
+                writes it; any other quote is text;
+            `FILE.jsonl[.gz]`: {"id", "title", "text"} per line, title optional;
             `FILE.parquet`, `FILE.arrow`, or a folder of them: the layout of Hugging Face's
                 wiki_dpr, columns id, title and text; others, such as embeddings, are not read;
             `...pages-articles.xml.bz2` (.xml, .xml.gz): a Wikipedia dump, whole articles;
             a folder that wikiextractor --json wrote (AA/wiki_00, ...): whole articles.
 
     Raises:
-        RetrievalError: names file, line (of a table: row) and field; an id met before; no passages.
+        RetrievalError: names file, line (of a table: row) and field: a missing column, an empty id
+            or text, an id met before, damaged files of any kind, no passages.
     """
-    name = os.fspath(path)
-    rows = _rows(name)
-    if rows is None:
-        yield from read_passages(name)
-        return
-    seen, count = SeenIds(), 0
+    name, seen, count = os.fspath(path), SeenIds(), 0
     try:
-        for where, passage in rows:
+        for where, passage in _rows(name):
             check_passage(passage, seen, where)
             count += 1
             yield passage
@@ -44,6 +46,8 @@ def read_corpus(path: str | os.PathLike) -> Iterator[Passage]:
         raise
     except DataError as error:
         raise RetrievalError(str(error)) from None
+    except OSError as error:
+        raise RetrievalError(f"{name}: cannot be read ({error}); check the path.") from None
     if not count:
         raise RetrievalError(f"{name}: no passages in it; it needs at least one.")
 
@@ -60,8 +64,8 @@ def _tables(folder: str) -> list[str]:
     return sorted(str(p) for p in pathlib.Path(folder).rglob("*") if p.suffix in _TABLES)
 
 
-def _rows(name: str) -> Iterator[tuple[str, Passage]] | None:
-    """Pairs of place and passage; None = a file that `read_passages` knows."""
+def _rows(name: str) -> Iterator[tuple[str, Passage]]:
+    """Pairs of place and passage."""
     if os.path.isdir(name):
         tables, extracted = _tables(name), wikipedia.extracted_files(name)
         if bool(tables) == bool(extracted):
@@ -72,7 +76,51 @@ def _rows(name: str) -> Iterator[tuple[str, Passage]] | None:
         return _table_rows(tables) if tables else wikipedia.read_extracted(extracted)
     if name.endswith(_DUMPS):
         return wikipedia.read_dump(name)
-    return _table_rows([name]) if name.endswith(_TABLES) else None
+    if name.endswith(_TABLES):
+        return _table_rows([name])
+    readers = {".tsv": _tsv, ".jsonl": _jsonl}
+    kind = os.path.splitext(name.removesuffix(".gz"))[1]
+    if kind not in readers:
+        raise RetrievalError(
+            f"{name}: unknown kind of passage file; allowed are .tsv, .tsv.gz, .jsonl, .jsonl.gz, "
+            f"{', '.join((*_TABLES, *_DUMPS))}.")
+    return readers[kind](name)
+
+
+def _tsv(name: str) -> Iterator[tuple[str, Passage]]:
+    """Yields ("FILE:LINE", the passage in it) of a file with a header."""
+    columns: list[str] = []
+    for where, _, line in numbered_lines(name):
+        fields = [unquoted(field) for field in line.split("\t")]
+        if not columns:
+            columns = fields
+            missing = [column for column in ("id", "text", "title") if columns.count(column) != 1]
+            if missing:
+                raise RetrievalError(
+                    f"{where}: the header must name {', '.join(missing)} exactly once, with tabs "
+                    f"between; got {columns[:8]}. Write the first line as id<TAB>text<TAB>title.")
+        elif len(fields) != len(columns):
+            raise RetrievalError(
+                f"{where}: {len(fields)} fields where the header has {len(columns)} "
+                f"({', '.join(columns)}); replace tabs and line breaks inside a field by spaces.")
+        else:
+            row = dict(zip(columns, fields, strict=True))
+            yield where, Passage(row["id"], row["title"], row["text"])
+
+
+def _jsonl(name: str) -> Iterator[tuple[str, Passage]]:
+    """Yields ("FILE:LINE", the passage in it) of a file with an object on each line."""
+    for _, record in json_lines(name):
+        where, row = record.where, record.fields
+        fields = {"id": row.get("id"), "title": row.get("title", ""), "text": row.get("text")}
+        if type(fields["id"]) is int:
+            fields["id"] = str(fields["id"])
+        for field, value in fields.items():
+            if not isinstance(value, str):
+                raise RetrievalError(
+                    f"{where}: field {field!r} must be a string, got {value!r:.60}; the line has "
+                    f"the fields {sorted(row)[:8]}.")
+        yield where, Passage(**fields)
 
 
 def _table_rows(paths: list[str]) -> Iterator[tuple[str, Passage]]:

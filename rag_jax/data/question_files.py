@@ -8,11 +8,10 @@ import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from rag_jax.data.records import Record, json_lines
+from rag_jax.data.records import Record, json_lines, unquoted
 from rag_jax.errors import DataError
 from rag_jax.lines import numbered_lines
 
-_QUOTED_FIELD = re.compile(r'"((?:[^"]|"")*)"')
 # Strings with commas between them: Python would join 'a' 'b', as numpy prints lists, to one.
 _STRING = r"""(?:'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")"""
 _LIST = re.compile(rf"\[\s*(?:{_STRING}(?:\s*,\s*{_STRING})*)?\s*,?\s*\]")
@@ -161,7 +160,7 @@ def read_asked(path: str) -> list[tuple[str, str]]:
                 for number, record in json_lines(path)]
     else:
         table = suffix in (".tsv", ".csv")
-        fields = ((where, number, _unquote(line.split("\t")[0]) if table else line.strip())
+        fields = ((where, number, _fields(line)[0] if table else line.strip())
                   for where, number, line in numbered_lines(path))
         rows = [(where, str(number), text) for where, number, text in fields
                 if not (table and number == 1 and text.lower() == "question")]
@@ -212,7 +211,7 @@ def _ids(record: Record, key: str) -> tuple[str, ...]:
 def read_tsv(path: str) -> Iterator[tuple[str, Example]]:
     """Yields ("FILE:LINE", example), unchecked, of a TSV file as `load_examples` describes."""
     for where, number, line in numbered_lines(path):
-        question, *fields = (_unquote(field) for field in line.split("\t"))
+        question, *fields = _fields(line)
         if number == 1 and (question.lower(), *map(str.lower, fields)) == ("question", "answers"):
             continue
         if not fields:
@@ -225,11 +224,8 @@ def read_tsv(path: str) -> Iterator[tuple[str, Example]]:
         yield where, Example(id=str(number), question=question, answers=answers)
 
 
-def _unquote(field: str) -> str:
-    """Undoes CSV quoting; a quote that does not enclose the whole field is part of the text."""
-    field = field.strip()
-    match = _QUOTED_FIELD.fullmatch(field)
-    return match[1].replace('""', '"').strip() if match else field
+def _fields(line: str) -> list[str]:
+    return [unquoted(field.strip()).strip() for field in line.split("\t")]
 
 
 def _listed(field: str) -> bool:

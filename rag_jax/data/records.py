@@ -1,12 +1,15 @@
-"""JSON records of data files; every complaint names file, line and field."""
+"""JSON records and fields of data files; every complaint names file, line and field."""
 
 import json
 import os
+import re
 from collections.abc import Iterator
 from typing import Any
 
 from rag_jax.errors import DataError
 from rag_jax.lines import numbered_lines
+
+_QUOTED_FIELD = re.compile(r'"((?:[^"]|"")*)"')
 
 
 class Record:
@@ -81,3 +84,9 @@ def json_lines(path: str | os.PathLike) -> Iterator[tuple[int, Record]]:
         except (ValueError, RecursionError) as error:
             raise DataError(f"{where}: not JSON ({error}): expected one object per line") from None
         yield number, Record(where, value)
+
+
+def unquoted(field: str) -> str:
+    """Undoes CSV quoting; a quote that does not enclose the whole field is part of the text."""
+    match = _QUOTED_FIELD.fullmatch(field)
+    return match[1].replace('""', '"') if match else field

@@ -13,13 +13,13 @@ import pytest
 import Stemmer
 from bm25s.stopwords import STOPWORDS_EN
 
+from rag_jax.data.corpora import read_corpus
 from rag_jax.metrics.retrieval import answer_recall
 from rag_jax.retrieval import bm25
 from rag_jax.retrieval.bm25 import Bm25Index, build_bm25
 from rag_jax.retrieval.index import PassageIndex
 from rag_jax.retrieval.passages import write_store
 from rag_jax.retrieval.protocol import Hosts, Passage, RetrievalError
-from rag_jax.retrieval.reading import read_passages
 from rag_jax.retrieval.versions import current
 from tests.retrieval.indexing import build_index
 
@@ -211,7 +211,7 @@ def test_the_reference_ranking_and_its_recall(tmp_path):
     def lines(name):
         return [json.loads(line) for line in (folder / name).read_text("utf-8").splitlines()]
 
-    passages, questions = list(read_passages(folder / "passages.tsv")), lines("test.jsonl")
+    passages, questions = list(read_corpus(folder / "passages.tsv")), lines("test.jsonl")
     index = build_bm25(write(tmp_path / "s", passages), tmp_path / "i")
     found = index.search([q["question"] for q in questions], 20).ids
     expected = {line["id"]: line["top20"] for line in lines("bm25.test.jsonl")}

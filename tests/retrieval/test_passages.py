@@ -8,9 +8,9 @@ import random
 import numpy as np
 import pytest
 
+from rag_jax.data.corpora import read_corpus
 from rag_jax.retrieval.passages import PassageStore, write_store
 from rag_jax.retrieval.protocol import Passage, RetrievalError
-from rag_jax.retrieval.reading import read_passages
 
 TRICKY = [
     Passage("1", "Plain", "one two three"),
@@ -34,7 +34,7 @@ def test_dpr_files_written_by_csv_round_trip(tmp_path):
             writer = csv.writer(file, delimiter="\t")
             writer.writerow(["id", "text", "title"])
             writer.writerows([p.id, p.text, p.title] for p in TRICKY)
-        assert list(read_passages(tmp_path / name)) == TRICKY
+        assert list(read_corpus(tmp_path / name)) == TRICKY
 
 
 @pytest.mark.parametrize(
@@ -52,19 +52,19 @@ def test_dpr_files_written_by_csv_round_trip(tmp_path):
 def test_only_a_field_that_csv_quoted_is_unquoted(tmp_path, field, text):
     path = tmp_path / "p.tsv"
     path.write_text(f"title\tid\ttext\nT\t1\t{field}\n", encoding="utf-8")
-    assert list(read_passages(path)) == [Passage("1", "T", text)]
+    assert list(read_corpus(path)) == [Passage("1", "T", text)]
 
 
 def test_jsonl_title_is_optional_and_a_number_may_be_an_id(tmp_path):
     path = tmp_path / "p.jsonl.gz"
     with gzip.open(path, "wt", encoding="utf-8") as file:
         file.write('{"id": 5, "text": "a"}\n\n{"id": "b", "title": "T", "text": "c", "more": 1}\n')
-    assert list(read_passages(path)) == [Passage("5", "", "a"), Passage("b", "T", "c")]
+    assert list(read_corpus(path)) == [Passage("5", "", "a"), Passage("b", "T", "c")]
 
 
 def test_a_byte_order_mark_and_windows_line_ends_are_no_part_of_a_field(tmp_path):
     (tmp_path / "p.tsv").write_bytes(b"\xef\xbb\xbfid\ttext\ttitle\r\n1\ta b\tT\r\n")
-    assert list(read_passages(tmp_path / "p.tsv")) == [Passage("1", "T", "a b")]
+    assert list(read_corpus(tmp_path / "p.tsv")) == [Passage("1", "T", "a b")]
 
 
 HEADER = b"id\ttext\ttitle\n"
@@ -103,14 +103,14 @@ HEADER = b"id\ttext\ttitle\n"
 def test_a_damaged_file_names_file_line_and_field(tmp_path, name, content, line, says):
     (tmp_path / name).write_bytes(content)
     with pytest.raises(RetrievalError) as caught:
-        list(read_passages(tmp_path / name))
+        list(read_corpus(tmp_path / name))
     assert says in str(caught.value)
     assert f"{name}:{line}:" in str(caught.value) or line is None and name in str(caught.value)
 
 
 def test_a_missing_file_is_named(tmp_path):
     with pytest.raises(RetrievalError, match="nothing.tsv"):
-        list(read_passages(tmp_path / "nothing.tsv"))
+        list(read_corpus(tmp_path / "nothing.tsv"))
 
 
 @pytest.mark.parametrize("name", ["p.tsv", "p.jsonl"])
@@ -128,7 +128,7 @@ def test_random_damage_is_read_or_refused_but_never_another_exception(tmp_path, 
             )
         (tmp_path / name).write_bytes(data)
         try:
-            found = list(read_passages(tmp_path / name))
+            found = list(read_corpus(tmp_path / name))
             assert len({p.id for p in found}) == len(found) and all(p.text.strip() for p in found)
         except RetrievalError as error:
             refused += 1
@@ -140,12 +140,12 @@ def test_ids_of_every_form_are_told_apart(tmp_path):
     ids = ["0", "00", "7", "07", "-7", "+7", "7.0", "٧", "999999999", "9999999999", "a"]
     path = tmp_path / "p.jsonl"
     path.write_text("\n".join(json.dumps({"id": i, "text": "t"}) for i in ids), encoding="utf-8")
-    assert [p.id for p in read_passages(path)] == ids
+    assert [p.id for p in read_corpus(path)] == ids
     for repeated in ids:
         with open(path, "a", encoding="utf-8") as file:
             file.write("\n" + json.dumps({"id": repeated, "text": "t"}))
         with pytest.raises(RetrievalError, match=f":{len(ids) + 1}: id .* second time"):
-            list(read_passages(path))
+            list(read_corpus(path))
         path.write_text("\n".join(json.dumps({"id": i, "text": "t"}) for i in ids), "utf-8")
 
 
