@@ -364,12 +364,15 @@ def _placed(job: Job, index: Index | None
     return on_device.open_index(job.config, job.prepared.format, job.mesh, index)
 
 
-def train(config: Config | str, workdir: Path) -> dict[str, Any]:
+def train(config: Config | str, workdir: Path,
+          profile: tuple[int, int] | None = None) -> dict[str, Any]:
     """Trains everything that a configuration asks for, or goes on where it was interrupted.
 
     Args:
       config: a configuration, or the name of a config file, "configs/quickstart.py".
       workdir: the folder of everything that is made.
+      profile: (start, steps) for a trace of jax.profiler in WORKDIR/RUN/profile of each run: the
+        steps of this call before it begins, and the steps in it.
 
     Returns:
       What report.json says: scores of every run, seconds and bytes, seed and versions.
@@ -381,7 +384,7 @@ def train(config: Config | str, workdir: Path) -> dict[str, Any]:
     """
     if isinstance(config, str):
         config = config_files.load_file(config)
-    return training.train(config, pathlib.Path(workdir))
+    return training.train(config, pathlib.Path(workdir), profile)
 
 
 def build_index(passages: Path, out: Path, workdir: Path, *, run: str | None = None,

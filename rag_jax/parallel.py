@@ -9,7 +9,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec, Sharding
 
 from rag_jax.config import ConfigError, MeshConfig
 
@@ -205,6 +205,15 @@ def own_rows(size: int, mesh: Mesh) -> np.ndarray:
         return np.arange(size)
     places = sharding.addressable_devices_indices_map((size,)).values()
     return np.unique(np.concatenate([np.arange(size)[place] for place in places]))
+
+
+def put_number(number: int, sharding: Sharding) -> jax.Array:
+    """int32[] on all devices of a sharding; every process gives the same number, unchecked.
+
+    An explicit transfer, which jax.transfer_guard allows: that of a jitted function's numpy
+    argument is none. `jax.device_put` would compare the numbers of all processes at every step.
+    """
+    return jax.make_array_from_process_local_data(sharding, np.asarray(number, np.int32))
 
 
 def put_rows(batch: Any, mesh: Mesh) -> Any:

@@ -226,6 +226,22 @@ def test_a_stopped_job_parts_in_order_and_a_failed_one_at_once(monkeypatch, stat
     assert stop.value.code == status and codes == left
 
 
+@pytest.mark.parametrize("given, meant", [("10:5", (10, 5)), ("0:1", (0, 1)), ("5", None),
+                                          ("3:0", None), ("-1:2", None), ("a:b", None)])
+def test_steps_to_profile(monkeypatch, capsys, tmp_path, given, meant):
+    """A mistake would show after hours of training, as a trace that is missing."""
+    profiles = []
+    monkeypatch.setattr("rag_jax.training.run.train",
+                        lambda config, path, profile: profiles.append(profile))
+    argv = [f"--workdir={tmp_path}", f"--profile={given}"]
+    if meant:
+        assert not train.main(argv) and profiles == [meant]
+        return
+    with pytest.raises(SystemExit):
+        train.main(argv)
+    assert f"{given}: must be START:STEPS" in capsys.readouterr().err and not profiles
+
+
 @pytest.mark.parametrize("module, called, argv", [
     (train, "rag_jax.training.run.train", []),
     (reproduce, "rag_jax.reproduction.run.reproduce", ["table1", "--reduced"])])

@@ -193,13 +193,13 @@ def test_only_parameters_and_gradients_travel_between_questions(sizes, dtype):
                    "dtype": dtype, **SCANNED}, classes=CLASSES)
     mesh = parallel.make_mesh(MeshConfig(*sizes))
     optimizer = optim.make_optimizer(OptimizerConfig(), 10, dict.fromkeys(TRAINED, 1.0))
-    _, state, shardings = step.init_state(model, model.towers, TRAINED, optimizer, 0, mesh)
+    _, state, shardings = step.init_state(model, model.towers, optimizer, 0, mesh)
     batch, claims = jax.tree.map(
         lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=parallel.batch_sharding(mesh)),
         (tiny.rag_batch(**SIZES, model=model),
          tiny.class_batch(CLASSES, claim=10, **SIZES, model=model)))
     train_step = step.make_train_step(
-        sum_of_losses(every_kind(model)), optimizer, TRAINED, 1, None, shardings, mesh)
+        sum_of_losses(every_kind(model)), optimizer, shardings)
     found = collectives(compile_quickly(
         train_step, state, (batch, batch, claims), np.int32(0)))
     shapes = [leaf.shape[1:] if "['layers']" in jax.tree_util.keystr(path) else leaf.shape
@@ -251,11 +251,11 @@ def one_step(model, loss, batch, sizes=(1, 1, 1), pieces=1, towers=MODEL.towers)
     """
     mesh = parallel.make_mesh(MeshConfig(*sizes), jax.devices()[: np.prod(sizes)])
     config = OptimizerConfig(learning_rate=0.1, warmup_steps=0, eps=1e-2, clip_norm=1.0)
-    optimizer = optax.chain(
-        keep_gradients(), optim.make_optimizer(config, 10, dict.fromkeys(towers, 1.0)))
-    make, _, shardings = step.init_state(model, towers, towers, optimizer, 0, mesh)
-    train_step = step.make_train_step(
-        loss, optimizer, towers, pieces, None, shardings, mesh)
+    optimizer = optim.make_optimizer(config, 10, dict.fromkeys(towers, 1.0))
+    init, update = optax.chain(keep_gradients(), optax.GradientTransformation(*optimizer[:2]))
+    optimizer = optimizer._replace(init=init, update=update)
+    make, _, shardings = step.init_state(model, towers, optimizer, 0, mesh)
+    train_step = step.make_train_step(loss, optimizer, shardings, pieces)
     state, placed = compile_quickly(make)(), parallel.put_batch(batch, mesh)
     before = jax.device_get(state)
     after, metrics = compile_quickly(train_step, state, placed, np.int32(0))(

@@ -99,8 +99,7 @@ def traced(model, rates, optimizer, smoothing, shape, targets):
     """
     transform = make_optimizer(optimizer, 1000, dict(rates))
     mesh = parallel.make_mesh(MeshConfig())
-    _, state, shardings = step.init_state(model, model.towers, tuple(dict(rates)), transform, 0,
-                                          mesh)
+    _, state, shardings = step.init_state(model, model.towers, transform, 0, mesh)
     B, K, S = shape
     struct = jax.ShapeDtypeStruct
 
@@ -110,8 +109,8 @@ def traced(model, rates, optimizer, smoothing, shape, targets):
     further = {"doc_scores": struct((B, K), np.float32)} if model.lexical else {}
     batch = Batch(*pair(B, 64), *pair(B, K, S), struct((B, K, 768), np.float32),
                   struct((B, K), np.bool_), *pair(B, targets), struct((B,), np.float32), **further)
-    train = step.make_train_step(step.rag_loss(model, smoothing), transform, tuple(dict(rates)),
-                                 optimizer.accumulate, 0, shardings, mesh)
+    train = step.make_train_step(step.rag_loss(model, smoothing), transform, shardings,
+                                 optimizer.accumulate, 0)
     jaxpr, (after, metrics) = jax.make_jaxpr(train, return_shape=True)(
         state, batch, struct((), np.int32))
     return state, after, metrics, flops(jaxpr.jaxpr)

@@ -5,6 +5,8 @@ warm-up, index, RAG fine-tuning, final report. The same command takes an interru
 one that SIGTERM or Ctrl-C stopped between two steps has saved first, and ends with status 75.
 """
 
+import argparse
+
 from rag_jax import flags
 
 
@@ -13,6 +15,9 @@ def main(argv: list[str] | None = None) -> int | None:
     parser = flags.make_parser("train", __doc__)
     parser.add_argument("--workdir", default=flags.DEFAULT_WORKDIR, type=flags.local_folder,
                         help=f"where everything is written (default: {flags.DEFAULT_WORKDIR})")
+    parser.add_argument("--profile", type=_steps, metavar="START:STEPS", help="trace so many steps "
+                        "of each run with jax.profiler, once START steps of this command are done, "
+                        "into WORKDIR/RUN/profile (open it with TensorBoard or XProf)")
     options, config = flags.parse_with_config(parser, argv)
 
     flags.connect(options)
@@ -21,8 +26,21 @@ def main(argv: list[str] | None = None) -> int | None:
     from rag_jax.training.loop import Preempted
 
     try:
-        api.train(config, options.workdir)
+        api.train(config, options.workdir, options.profile)
     except Preempted as reason:
         print(f"{reason}; the same command goes on from there", flush=True)
         return flags.UNFINISHED
     return None
+
+
+def _steps(text: str) -> tuple[int, int]:
+    """The type of --profile.
+
+    Raises:
+      argparse.ArgumentTypeError: it is no START:STEPS.
+    """
+    start, _, steps = text.partition(":")
+    if not (start.isdecimal() and steps.isdecimal() and int(steps)):
+        raise argparse.ArgumentTypeError(f"{text}: must be START:STEPS, such as 10:5, with at "
+                                         "least one step")
+    return int(start), int(steps)

@@ -21,6 +21,27 @@ class MetricWriter:
     call: a killed run leaves at most its last line torn. JSON has no NaN or infinity; they are
     written as the strings "NaN", "Infinity" and "-Infinity".
 
+    The training loop writes a line every `log_every` steps, with means over the steps since the
+    line before, as STAGE/NAME:
+
+      nll, loss: - log p(y | x) in nats, and what is minimised, which smooths labels. Per question;
+        per target token in the generator's warm-up.
+      accuracy: retriever warm-up: share of questions whose positive scores highest.
+      prior_entropy, posterior_entropy: of p(z | x) and p(z | x, y), in nats.
+      staleness: steps since the passage embeddings were made, where they are refreshed.
+      grad_norm, grad_norm/TOWER: norm of the gradient before it is clipped, of all towers that
+        train and of one.
+      update_ratio/TOWER: norm of the update over the norm of the parameters; about 1e-3 is usual.
+      learning_rate/TOWER: of the update; 0 where the collapse guard has frozen the tower.
+      tokens: tokens of questions, passages and targets in a batch, of all devices.
+      padding_share: share of the batch's token positions that are padding.
+      step_secs: seconds from one step's end to the next one's, without evaluation and saving; the
+        first step of a process compiles.
+      tokens_per_sec: tokens / step_secs.
+
+    Besides: STAGE/effective_passages at the end of each window of the collapse guard, and dev/NAME
+    at each evaluation.
+
     Args:
       workdir: local directory, created when absent.
       tensorboard: also write event files below `<workdir>/tensorboard`.
@@ -151,7 +172,7 @@ class Progress:
         self._stream = sys.stderr if stream is None else stream
         self._clock = clock
         self._line_step, self._line_time = initial, clock()
-        self._bar = None
+        self._bar, self._shown = None, {}
         self._active = active
         if active and self._stream.isatty():
             from tqdm import tqdm
@@ -172,14 +193,15 @@ class Progress:
         self.close()
 
     def update(self, step: int, metrics: Mapping[str, float] | None = None) -> None:
-        """Notes that `step` steps are done; `metrics` are host scalars worth showing."""
+        """Notes that `step` steps are done; `metrics` are scalars worth showing.
+
+        Those of a device are fetched only where they are shown.
+        """
         advance, self._step = step - self._step, step
         if self._bar is not None:
-            if metrics:
-                self._bar.set_postfix(
-                    {name: f"{float(value):.4g}" for name, value in metrics.items()}, refresh=False
-                )
-            self._bar.update(advance)
+            self._shown = metrics or self._shown
+            if self._bar.update(advance):  # it has been drawn, and will be with these next time
+                self._set_postfix()
             return
         now = self._clock()
         due = step - self._line_step >= self._every or now - self._line_time >= _LINE_SECS
@@ -190,7 +212,12 @@ class Progress:
     def close(self) -> None:
         """Leaves the bar as it stands and frees the terminal line."""
         if self._bar is not None:
+            self._set_postfix()
             self._bar.close()
+
+    def _set_postfix(self) -> None:
+        values = {name: f"{float(value):.4g}" for name, value in self._shown.items()}
+        self._bar.set_postfix(values, refresh=False)
 
     def _line(self, now: float, metrics: Mapping[str, float]) -> str:
         rate = (self._step - self._line_step) / max(now - self._line_time, 1e-9)

@@ -8,19 +8,22 @@ import contextlib
 import dataclasses
 import math
 import pathlib
+import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol
 
 import jax
 import numpy as np
+from jax.sharding import NamedSharding
 
-from rag_jax import hosts
+from rag_jax import hosts, parallel
 from rag_jax.errors import NotFiniteError, UserError
 from rag_jax.training import tree_record, workdir
 from rag_jax.training.checkpoint import BEST_METRIC, Checkpointer
 from rag_jax.training.collapse import CollapseGuard
 from rag_jax.training.log import MetricWriter, Progress
 from rag_jax.training.preemption import PreemptionGuard
+from rag_jax.training.profiling import Profiler
 from rag_jax.training.step import TrainState
 
 
@@ -86,6 +89,7 @@ class Stage:
       meta: JSON that belongs to the checkpoints (encoder fingerprint, configuration).
       guard: against retrieval collapse; the metrics then hold what the step read as "doc_ids".
       frozen_step: takes the place of train_step once the guard has frozen the retriever.
+      profile: (start, steps): steps of this command before a trace begins, and steps in it.
     """
 
     name: str
@@ -104,85 +108,17 @@ class Stage:
     tensorboard: bool = True
     guard: CollapseGuard | None = None
     frozen_step: Callable | None = None
+    profile: tuple[int, int] | None = None
+
+    def number_on_devices(self, step: int) -> jax.Array:
+        """int32[], the number of a step where its state lies: jit would transfer it unasked."""
+        lies = jax.tree.leaves(self.abstract_state)[0].sharding
+        if isinstance(lies, NamedSharding):
+            lies = parallel.replicated(lies.mesh)
+        return parallel.put_number(step, lies)
 
 
-class _Watch:
-    """Reads the metrics of a step while a later one runs; stops at NaN and infinity."""
-
-    def __init__(
-        self, stage: Stage, writer: MetricWriter, progress: Progress, checkpointer: Checkpointer
-    ):
-        self.stage, self.writer, self.progress = stage, writer, progress
-        self.checkpointer = checkpointer
-        self.waiting: tuple[int, Any] | None = None
-        self.window: list[dict[str, float]] = []
-
-    def note(self, step: int, metrics: Any) -> None:
-        """Takes the device metrics of `step` and settles those of the step before."""
-        self.settle()
-        self.waiting = (step, metrics)
-
-    def settle(self) -> None:
-        if self.waiting is None:
-            return
-        (step, device_metrics), self.waiting = self.waiting, None
-        doc_ids = device_metrics.pop("doc_ids", None)
-        metrics = {name: float(np.asarray(value)) for name, value in device_metrics.items()}
-        self.window.append(metrics)
-        done = step + 1
-        if self.stage.guard is not None:
-            self._guard(done, doc_ids)
-        if not all(math.isfinite(value) for value in metrics.values()):
-            bad = [name for name, value in metrics.items() if not math.isfinite(value)]
-            raise _diverged(
-                self.stage, self.checkpointer, step,
-                f"{', '.join(bad)} became NaN or infinite in step {step} (steps "
-                f"{done - len(self.window)} to {step} were being averaged)")
-        if done % self.stage.log_every == 0 or done == self.stage.steps:
-            means = {name: float(np.mean([m[name] for m in self.window])) for name in metrics}
-            self.writer.write(done, {f"{self.stage.name}/{n}": v for n, v in means.items()})
-            self.progress.update(done, {"nll": means["nll"]})
-            self.window = []
-        else:
-            self.progress.update(done, {"nll": metrics["nll"]})
-
-    def _guard(self, done: int, doc_ids: jax.Array) -> None:
-        guard = self.stage.guard
-        before, effective = guard.collapsed_at, guard.note(done, doc_ids)
-        if effective is not None:
-            self.writer.write(done, {f"{self.stage.name}/effective_passages": effective})
-        if guard.collapsed_at != before and guard.action in _SAID and hosts.leads():
-            print(f"{self.stage.name}: {guard}; {_SAID[guard.action]}", flush=True)
-
-
-def _diverged(stage: Stage, checkpointer: Checkpointer, step: int, what: str) -> TrainingError:
-    """The error for numbers that are finite no more, noted in the stage's folder."""
-    section = f"{stage.name}_warmup" if stage.name in ("retriever", "generator") else "train"
-    last = checkpointer.latest_step()  # waits for a save under way
-    if hosts.leads():
-        workdir.stop(stage.directory, step, what, last)
-    from_there = (f"the last good checkpoint is step {last} in {stage.directory}"
-                  if last is not None else "no checkpoint was saved before")
-    return TrainingError(
-        f"{stage.name}: {what}; {from_there}. Run the same command with a lower "
-        f"config.{section}.optimizer.learning_rate, or a longer warmup_steps: both may change now, "
-        "and training goes on from there.")
-
-
-@contextlib.contextmanager
-def _stopped_by_numbers(watch: _Watch, step: int) -> Iterator[None]:
-    """Retrieval and evaluation may meet what is not finite before the metrics are read."""
-    try:
-        yield
-    except NotFiniteError as error:
-        met = str(error)
-    else:
-        return
-    watch.settle()
-    raise _diverged(watch.stage, watch.checkpointer, step, met)
-
-
-_SAID = {
+_ACTIONS = {
     "freeze": "the retriever trains no further",
     "warn": "training goes on, but the passages may no longer help; lower "
     "config.train.query_encoder_rate or the learning rate, or set config.train.collapse_guard to "
@@ -205,110 +141,214 @@ def run_stage(stage: Stage) -> TrainState:
         Checkpointer(stage.directory, keep=stage.keep, best_metric=best) as checkpointer,
         MetricWriter(
             stage.directory, tensorboard=stage.tensorboard, active=hosts.leads()) as writer,
-        PreemptionGuard() as guard,
+        PreemptionGuard() as signals,
     ):
-        state, start = _resume(stage, checkpointer, writer)
+        loop = _Loop(stage, checkpointer, writer)
+        state, start = loop.resume()
         if start >= stage.steps:
             if not stage.steps:  # nothing to train, but something to answer with
-                _save(stage, checkpointer, 0, state, None)
+                loop.save(0, state)
             return state
-        with Progress(
-            stage.steps, start, stage.name, stage.log_every, active=hosts.leads()) as progress:
-            watch = _Watch(stage, writer, progress, checkpointer)
+        with (Progress(stage.steps, start, stage.name, stage.log_every, active=hosts.leads())
+              as progress, Profiler(stage.directory / "profile", stage.profile, start) as profiler):
+            watch = loop.watch = _Watch(loop, start, progress)
             for step in range(start, stage.steps):
-                if any(hosts.exchange(guard.requested)):  # all stop at the same step
+                if any(hosts.exchange(signals.requested)):  # all stop at the same step
                     watch.settle()
-                    _save(stage, checkpointer, step, state, None)
+                    loop.save(step, state)
                     raise Preempted(f"{stage.name}: stopped at step {step}, checkpoint saved")
-                take = _step_now(stage, checkpointer, watch, step, state)
-                with _stopped_by_numbers(watch, step):
-                    ahead = step + stage.source.lookahead
-                    if ahead < stage.steps:
-                        stage.source.begin(ahead, state.params)
-                    batch = stage.source.finish(step)
-                    state, metrics = take(state, batch, np.int32(step))
-                    watch.note(step, metrics)
-                    _after_step(stage, checkpointer, writer, watch, step + 1, state)
-        if any(hosts.exchange(guard.requested)):
+                take = loop.step_now(step, state)
+                profiler.begin(step)
+                with loop.stopped_by_numbers(step):
+                    with jax.profiler.StepTraceAnnotation(stage.name, step_num=step):
+                        ahead = step + stage.source.lookahead
+                        if ahead < stage.steps:
+                            stage.source.begin(ahead, state.params)
+                        batch = stage.source.finish(step)
+                        state, metrics = take(state, batch, stage.number_on_devices(step))
+                        watch.note(step, metrics)
+                    profiler.end(step, state)
+                    loop.evaluate_and_save(step + 1, state)
+        if any(hosts.exchange(signals.requested)):
             raise Preempted(f"{stage.name}: stopped after its last step, checkpoint saved")
     return state
 
 
-def _step_now(
-    stage: Stage, checkpointer: Checkpointer, watch: _Watch, done: int, state: TrainState
-) -> Callable:
-    """The step to take after so many, which depends on what all of these have retrieved."""
-    guard = stage.guard
-    if guard is None:
-        return stage.train_step
-    if guard.due(done):
-        watch.settle()
-    if guard.collapsed_at is None or guard.action == "warn":
-        return stage.train_step
-    if guard.action == "freeze":
-        return stage.frozen_step
-    _save(stage, checkpointer, done, state, None)
-    raise TrainingError(
-        f"{stage.name}: {guard}; stopped, with checkpoint {done} in {stage.directory}. To go on "
-        "from there, run the same command with config.train.collapse_guard=freeze or off; to "
-        "begin again, name another --workdir and a lower config.train.query_encoder_rate or "
-        "learning rate, and look whether the passages help to answer at all."
-    )
+class _Loop:
+    """What happens between the steps of a stage: resuming, evaluating, saving, stopping."""
+
+    watch: "_Watch"
+
+    def __init__(self, stage: Stage, checkpointer: Checkpointer, writer: MetricWriter):
+        self.stage, self.checkpointer, self.writer = stage, checkpointer, writer
+
+    def resume(self) -> tuple[TrainState, int]:
+        """The state to go on from, and the number of steps that it has taken."""
+        stage, abstract = self.stage, self.stage.abstract_state
+        restored = self.checkpointer.restore_latest(abstract.params, abstract.opt_state)
+        if restored is None:
+            self.writer.truncate_after(0)
+            state, start, pending = stage.make_state(), 0, {}
+        else:
+            start, params, opt_state, meta = restored
+            self.writer.truncate_after(start)
+            state, pending = TrainState(params, opt_state), meta["pending"]
+            if stage.guard is not None and "guard" in meta:  # not if it was off until now
+                stage.guard.restore(meta["guard"])
+        stage.source.restore(pending)
+        if not pending:
+            for step in range(start, min(start + stage.source.lookahead, stage.steps)):
+                stage.source.begin(step, state.params)
+        return state, start
+
+    def step_now(self, done: int, state: TrainState) -> Callable:
+        """The step to take after so many, which depends on what all of these have retrieved."""
+        stage, guard = self.stage, self.stage.guard
+        if guard is None:
+            return stage.train_step
+        if guard.due(done):
+            self.watch.settle()
+        if guard.collapsed_at is None or guard.action == "warn":
+            return stage.train_step
+        if guard.action == "freeze":
+            return stage.frozen_step
+        self.save(done, state)
+        raise TrainingError(
+            f"{stage.name}: {guard}; stopped, with checkpoint {done} in {stage.directory}. To go "
+            "on from there, run the same command with config.train.collapse_guard=freeze or off; "
+            "to begin again, name another --workdir and a lower config.train.query_encoder_rate or "
+            "learning rate, and look whether the passages help to answer at all."
+        )
+
+    def evaluate_and_save(self, done: int, state: TrainState) -> None:
+        """Evaluates and saves after so many steps, where it is time for it."""
+        stage, last = self.stage, done == self.stage.steps
+        metrics = None
+        if stage.evaluate and stage.eval_every and (done % stage.eval_every == 0 or last):
+            self.watch.settle()
+            metrics = dict(stage.evaluate(state.params))
+            self.writer.write(done, {f"dev/{name}": value for name, value in metrics.items()})
+        if metrics is not None or done % stage.save_every == 0 or last:
+            self.watch.settle()
+            self.save(done, state, metrics)
+            self.watch.begin_step()
+
+    def save(self, step: int, state: TrainState, metrics: Mapping[str, float] | None = None
+             ) -> None:
+        """Saves the state after `step` steps, unless that is saved already."""
+        if step in self.checkpointer.all_steps():
+            return
+        if bad := tree_record.non_finite(state.params):
+            raise self.diverged(step, f"parameter {bad[0]} is NaN or infinite after {step} steps")
+        meta = {**self.stage.meta, "pending": self.stage.source.pending()}
+        if self.stage.guard is not None:
+            meta["guard"] = self.stage.guard.state()
+        self.checkpointer.save(step, state.params, state.opt_state, meta, metrics)
+
+    def diverged(self, step: int, what: str) -> TrainingError:
+        """The error for numbers that are finite no more, noted in the stage's folder."""
+        stage, name = self.stage, self.stage.name
+        section = f"{name}_warmup" if name in ("retriever", "generator") else "train"
+        last = self.checkpointer.latest_step()  # waits for a save under way
+        if hosts.leads():
+            workdir.stop(stage.directory, step, what, last)
+        from_there = (f"the last good checkpoint is step {last} in {stage.directory}"
+                      if last is not None else "no checkpoint was saved before")
+        return TrainingError(
+            f"{name}: {what}; {from_there}. Run the same command with a lower "
+            f"config.{section}.optimizer.learning_rate, or a longer warmup_steps: both may change "
+            "now, and training goes on from there.")
+
+    @contextlib.contextmanager
+    def stopped_by_numbers(self, step: int) -> Iterator[None]:
+        """Retrieval and evaluation may meet what is not finite before the metrics are read."""
+        try:
+            yield
+        except NotFiniteError as error:
+            what = str(error)
+        else:
+            return
+        self.watch.settle()
+        raise self.diverged(step, what)
 
 
-def _after_step(
-    stage: Stage,
-    checkpointer: Checkpointer,
-    writer: MetricWriter,
-    watch: _Watch,
-    done: int,
-    state: TrainState,
-) -> None:
-    last = done == stage.steps
-    metrics = None
-    if stage.evaluate and stage.eval_every and (done % stage.eval_every == 0 or last):
-        watch.settle()
-        metrics = dict(stage.evaluate(state.params))
-        writer.write(done, {f"dev/{name}": value for name, value in metrics.items()})
-    if metrics is not None or done % stage.save_every == 0 or last:
-        watch.settle()
-        _save(stage, checkpointer, done, state, metrics)
+class _Watch:
+    """Follows the steps that run, and reads their metrics in one transfer for each logged step.
 
+    No more than one step runs ahead of the one that it waits for: a signal or a checkpoint then
+    waits for two steps at most.
+    """
 
-def _save(
-    stage: Stage,
-    checkpointer: Checkpointer,
-    step: int,
-    state: TrainState,
-    metrics: Mapping[str, float] | None,
-) -> None:
-    if step in checkpointer.all_steps():
-        return
-    if bad := tree_record.non_finite(state.params):
-        raise _diverged(stage, checkpointer, step,
-                        f"parameter {bad[0]} is NaN or infinite after {step} steps")
-    meta = {**stage.meta, "pending": stage.source.pending()}
-    if stage.guard is not None:
-        meta["guard"] = stage.guard.state()
-    checkpointer.save(step, state.params, state.opt_state, meta, metrics)
+    def __init__(self, loop: _Loop, start: int, progress: Progress):
+        self.loop, self.stage, self.progress = loop, loop.stage, progress
+        self.waiting: tuple[int, Any] | None = None
+        self.first = start  # the step of the window's first metrics
+        self.window: list[dict[str, float]] = []
+        self.unread: list[dict[str, jax.Array]] = []  # of the steps after those of the window
+        self.secs = 0.0  # that the window's steps took
+        self.begin_step()
 
+    def begin_step(self) -> None:
+        """Begins to count a step's time: evaluation and saving are no part of it."""
+        self.since = time.perf_counter()
 
-def _resume(
-    stage: Stage, checkpointer: Checkpointer, writer: MetricWriter
-) -> tuple[TrainState, int]:
-    abstract = stage.abstract_state
-    found = checkpointer.restore_latest(abstract.params, abstract.opt_state)
-    if found is None:
-        writer.truncate_after(0)
-        state, start, pending = stage.make_state(), 0, {}
-    else:
-        start, params, opt_state, meta = found
-        writer.truncate_after(start)
-        state, pending = TrainState(params, opt_state), meta["pending"]
-        if stage.guard is not None and "guard" in meta:  # not if it was off until now
-            stage.guard.restore(meta["guard"])
-    stage.source.restore(pending)
-    if not pending:
-        for step in range(start, min(start + stage.source.lookahead, stage.steps)):
-            stage.source.begin(step, state.params)
-    return state, start
+    def note(self, step: int, metrics: Any) -> None:
+        """Takes the device metrics of `step` and waits for the step before."""
+        self._finish_step()
+        self.waiting = (step, metrics)
+
+    def settle(self) -> None:
+        """Waits for the last step noted, and stops at NaN and infinity in any step until now."""
+        self._finish_step()
+        self._read()
+
+    def _finish_step(self) -> None:
+        if self.waiting is None:
+            return
+        (step, metrics), self.waiting = self.waiting, None
+        jax.block_until_ready(metrics)
+        now = time.perf_counter()
+        self.secs, self.since = self.secs + now - self.since, now
+        doc_ids = metrics.pop("doc_ids", None)
+        self.unread.append(metrics)
+        done, shown = step + 1, {"nll": metrics["nll"]}
+        if self.stage.guard is not None:
+            self._guard(done, doc_ids)
+        if done % self.stage.log_every == 0 or done == self.stage.steps:
+            self._read()
+            shown = self._log(done)
+        self.progress.update(done, shown)
+
+    def _guard(self, done: int, doc_ids: jax.Array) -> None:
+        guard, name = self.stage.guard, self.stage.name
+        before, effective = guard.collapsed_at, guard.note(done, doc_ids)
+        if effective is not None:
+            self.loop.writer.write(done, {f"{name}/effective_passages": effective})
+        if guard.collapsed_at != before and guard.action in _ACTIONS and hosts.leads():
+            print(f"{name}: {guard}; {_ACTIONS[guard.action]}", flush=True)
+
+    def _read(self) -> None:
+        """Takes the metrics of all unread steps into the window; stops where one is not finite."""
+        if not self.unread:
+            return
+        unread, self.unread = jax.device_get(self.unread), []
+        for metrics in unread:
+            step = self.first + len(self.window)
+            self.window.append({name: float(value) for name, value in metrics.items()})
+            bad = [name for name, value in self.window[-1].items() if not math.isfinite(value)]
+            if bad:  # by tower only where that is all there is to say
+                named = [name for name in bad if "/" not in name] or bad
+                raise self.loop.diverged(
+                    step, f"{', '.join(named)} became NaN or infinite in step {step} (steps "
+                    f"{self.first} to {step} were being averaged)")
+
+    def _log(self, done: int) -> dict[str, float]:
+        """Writes the window's means, and begins the next window; returns what is to be shown."""
+        means = {name: float(np.mean([m[name] for m in self.window])) for name in self.window[0]}
+        means["step_secs"] = self.secs / len(self.window)
+        if "tokens" in means:
+            means["tokens_per_sec"] = means["tokens"] / max(means["step_secs"], 1e-9)
+        self.loop.writer.write(
+            done, {f"{self.stage.name}/{name}": value for name, value in means.items()})
+        self.first, self.window, self.secs = done, [], 0.0
+        return {"nll": means["nll"]}

@@ -60,7 +60,7 @@ def layout(config: Config, format: GeneratorFormat) -> tuple[DeviceSettings, dic
     return settings, tables
 
 
-Given = tuple[QuestionBatch, DeviceTables, np.int32]  # questions, index, step
+Given = tuple[QuestionBatch, DeviceTables, jax.Array]  # questions, index, step
 
 
 class Refresher:
@@ -142,7 +142,9 @@ class QuestionSource:
     def finish(self, step: int) -> Given:
         rows = order.batch_indices(len(self._questions), self._batch_size, self._seed, step)
         batch = self._questions.batch(rows, order.generator(self._seed, 4, step))
-        return (parallel.put_batch(batch, self._index.mesh), self._index.tables, np.int32(step))
+        mesh = self._index.mesh
+        return (parallel.put_batch(batch, mesh), self._index.tables,
+                parallel.put_number(step, parallel.replicated(mesh)))
 
     def pending(self) -> dict:
         return {}

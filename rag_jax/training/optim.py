@@ -1,12 +1,24 @@
 """AdamW as the configuration describes it, with a learning rate for each tower."""
 
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import optax
 
 from rag_jax.config import OptimizerConfig
 from rag_jax.types import Params
+
+
+class Optimizer(NamedTuple):
+    """An optax.GradientTransformation (`init`, `update`) that knows which towers it trains."""
+
+    init: Callable[[Params], Any]
+    update: Callable[..., tuple[Params, Any]]
+    towers: tuple[str, ...]
+    # The learning rate of each tower in the update of a step, which may be traced: float32[].
+    learning_rates: Callable[[jax.Array], dict[str, jax.Array]]
 
 
 def schedule(config: OptimizerConfig, steps: int) -> optax.Schedule:
@@ -33,17 +45,19 @@ def decays(params: Params) -> Any:
 
 
 def make_optimizer(
-    config: OptimizerConfig, steps: int, rates: dict[str, float]
-) -> optax.GradientTransformation:
+    config: OptimizerConfig, steps: int, rates: Mapping[str, float | None]
+) -> Optimizer:
     """AdamW with clipping by the global norm over all towers that train.
 
     Args:
       config: the settings.
-      steps: of the whole stage, for the schedule.
-      rates: tower name -> learning rate relative to the schedule. The parameters given to the
-        optimiser must have exactly these towers at the top: a frozen tower has no rate, and is
-        kept out of the differentiated tree.
+      steps: length of the whole stage, for the schedule.
+      rates: tower name -> learning rate relative to the schedule, None where the tower is frozen.
+        The parameters given to the optimiser have exactly the other towers at the top: a frozen
+        tower is kept out of the differentiated tree.
     """
+    rates = {tower: rate for tower, rate in rates.items() if rate is not None}
+    rate_at = schedule(config, steps)
 
     def scale_towers(updates: Params, state: Any, params: Params | None = None):
         del params
@@ -56,10 +70,12 @@ def make_optimizer(
         return scaled, state
 
     clip = [optax.clip_by_global_norm(config.clip_norm)] if config.clip_norm else []
-    return optax.chain(
+    adamw = optax.chain(
         *clip,
         optax.scale_by_adam(config.b1, config.b2, config.eps),
         optax.add_decayed_weights(config.weight_decay, mask=decays),
         optax.GradientTransformation(lambda params: optax.EmptyState(), scale_towers),
-        optax.scale_by_learning_rate(schedule(config, steps)),
+        optax.scale_by_learning_rate(rate_at),
     )
+    return Optimizer(adamw.init, adamw.update, tuple(rates), lambda step: {
+        tower: jnp.float32(rate_at(step) * rate) for tower, rate in rates.items()})

@@ -71,14 +71,14 @@ class Warm:
     indexes: dict[str, PassageIndex]
     clock: "Clock"
 
-    def fine_tune(self, run: str) -> None:
+    def fine_tune(self, run: str, profile: tuple[int, int] | None = None) -> None:
         """Fine-tunes one run; one that is done is left as it is."""
         with self.clock.time(run):
             job = self.job.of_run(run)
             if hosts.leads():
                 workdir.begin_run(job.workdir, run, job.config.eval)
             found = indexing.index_words(job) if job.model.lexical else self.indexes
-            stages.fine_tune(job, run, self.params, next(iter(found.values())))
+            stages.fine_tune(job, run, self.params, next(iter(found.values())), profile)
 
 
 def warm_up(config: Config, path: pathlib.Path) -> Warm:
@@ -134,11 +134,18 @@ def check_k(job: Job) -> None:
                         "many, in the same workdir, which has trained nothing with it yet")
 
 
-def train(config: Config, path: pathlib.Path) -> dict[str, Any]:
+def train(config: Config, path: pathlib.Path, profile: tuple[int, int] | None = None
+          ) -> dict[str, Any]:
     """Runs or resumes everything that `config` asks for and returns the report.
 
     The report has all runs of the workdir that are trained, those of earlier commands too. Fields
     that all of config.runs have another value of are printed: their values are for other runs.
+
+    Args:
+      config: what to train.
+      path: the workdir.
+      profile: (start, steps): in each run, the steps of this command to let pass before a trace of
+        jax.profiler begins in WORKDIR/RUN/profile, and the steps in it.
 
     Raises:
       Preempted: a signal came; the same call goes on.
@@ -152,7 +159,7 @@ def train(config: Config, path: pathlib.Path) -> dict[str, Any]:
         runs = dict.fromkeys((*hosts.exchange(_trained(path))[0], *config.runs))
         warm = warm_up(dataclasses.replace(config, runs=tuple(runs)), path)
         for run in config.runs:
-            warm.fine_tune(run)
+            warm.fine_tune(run, profile)
         with warm.clock.time("report"):
             results = evaluate_runs(warm.job, warm.indexes, warm.params)
         return write_report(warm.job, results, warm.clock.secs)

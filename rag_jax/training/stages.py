@@ -13,7 +13,7 @@ A stage that has reached its last step is not run again.
 """
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -40,40 +40,52 @@ from rag_jax.training.sources import RagSource, ask_by_vector, ask_by_words
 RETRIEVER = pretrained.ENCODERS
 
 
-def _stage(job: Job, name: str, towers: Sequence[str], rates: Mapping[str, float],
-           loss: step.LossFunction, optimizer: OptimizerConfig, steps: int, source: BatchSource,
-           initial: Callable[[], Any] | None = None, complete: step.Completion | None = None,
-           guard: CollapseGuard | None = None, **settings: Any) -> Stage:
-    """Puts a stage together: optimiser, sharded first state, jitted steps."""
-    model, trained = job.model, tuple(rates)
-    transform = make_optimizer(optimizer, steps, dict(rates))
+def _stage(job: Job, name: str, rates: Mapping[str, float | None], loss: step.LossFunction,
+           optimizer: OptimizerConfig, initial: Callable[[], Any] | None = None,
+           complete: step.Completion | None = None, **settings: Any) -> Stage:
+    """Puts a stage together: optimiser, sharded first state, jitted steps.
+
+    Args:
+      job: with the configuration of the stage's run.
+      name: the stage's name, and its folder in the workdir.
+      rates: the learning rate of every tower that the loss reads, relative to the schedule; None
+        where the tower is frozen.
+      loss: what is minimised.
+      optimizer: settings of AdamW.
+      initial: makes the parameters to start from; None = drawn with the configuration's seed.
+      complete: as for `step.make_train_step`.
+      settings: further fields of `Stage`.
+    """
+    model, guard = job.model, settings.get("guard")
+    adamw = make_optimizer(optimizer, settings["steps"], rates)
     make, abstract, shardings = step.init_state(
-        model, tuple(towers), trained, transform, job.config.seed, job.mesh)
+        model, tuple(rates), adamw, job.config.seed, job.mesh)
 
     def first_state() -> step.TrainState:
         if initial is None:
             return make()
         params = jax.tree.map(jnp.copy, initial())  # the step donates its state
-        first = {tower: params[tower] for tower in trained}
-        opt_state = jax.jit(transform.init, out_shardings=shardings.opt_state)(first)
+        first = {tower: params[tower] for tower in adamw.towers}
+        opt_state = jax.jit(adamw.init, out_shardings=shardings.opt_state)(first)
         return step.TrainState(params, opt_state)
 
     dropout = job.config.seed if step.uses_dropout(model) else None
+    show = None if guard is None else lambda batch: {"doc_ids": batch.doc_ids}
 
-    def make_step(held: tuple[str, ...] = ()) -> Callable:
-        show = None if guard is None else lambda batch: {"doc_ids": batch.doc_ids}
-        return step.make_train_step(loss, transform, trained, optimizer.accumulate, dropout,
-                                    shardings, job.mesh, complete, held, show)
+    def make_step(frozen: tuple[str, ...] = ()) -> Callable:
+        return step.make_train_step(
+            loss, adamw, shardings, optimizer.accumulate, dropout, complete, frozen, show)
 
     if guard is not None:
-        settings["frozen_step"] = make_step(tuple(t for t in RETRIEVER if t in trained))
-    return Stage(name=name, directory=job.workdir / name, steps=steps, make_state=first_state,
-                 abstract_state=abstract, train_step=make_step(), source=source, guard=guard,
+        settings["frozen_step"] = make_step(tuple(t for t in RETRIEVER if t in adamw.towers))
+    return Stage(name=name, directory=job.workdir / name, make_state=first_state,
+                 abstract_state=abstract, train_step=make_step(),
                  tensorboard=job.config.tensorboard, **settings)
 
 
 def _warmup_settings(config: WarmupConfig) -> dict[str, Any]:
-    return {"log_every": config.log_every, "save_every": config.save_every, "meta": {}}
+    return {"steps": config.steps, "log_every": config.log_every,
+            "save_every": config.save_every, "meta": {}}
 
 
 def warm_up_retriever(job: Job) -> Any:
@@ -96,9 +108,9 @@ def warm_up_retriever(job: Job) -> Any:
         made = batcher.batch(number, config.batch_size, job.config.seed)
         return parallel.put_batch(made, job.mesh)
 
-    stage = _stage(job, "retriever", RETRIEVER, dict.fromkeys(RETRIEVER, 1.0),
-                   step.retriever_loss(job.model), config.optimizer, config.steps,
-                   PureSource(batch), initial=given, **_warmup_settings(config))
+    stage = _stage(job, "retriever", dict.fromkeys(RETRIEVER, 1.0),
+                   step.retriever_loss(job.model), config.optimizer, initial=given,
+                   source=PureSource(batch), **_warmup_settings(config))
     return run_stage(stage).params
 
 
@@ -115,20 +127,21 @@ def warm_up_generator(job: Job) -> Any:
         made = batcher.batch(number, config.batch_size, job.config.seed)
         return parallel.put_batch(made, job.mesh)
 
-    stage = _stage(job, "generator", ("generator",), {"generator": 1.0},
-                   step.seq2seq_loss(job.model), config.optimizer, config.steps,
-                   PureSource(batch), **_warmup_settings(config))
+    stage = _stage(job, "generator", {"generator": 1.0}, step.seq2seq_loss(job.model),
+                   config.optimizer, source=PureSource(batch), **_warmup_settings(config))
     return run_stage(stage).params
 
 
-def fine_tune(job: Job, run: str, warm: Any, index: Index) -> Any:
+def fine_tune(job: Job, run: str, warm: Any, index: Index,
+              profile: tuple[int, int] | None = None) -> Any:
     """Fine-tuning of one run; returns the parameters of its best checkpoint by dev score.
 
     Args:
       job: of the workdir, or of this run.
       run: its name and folder.
       warm: parameters to start from, of all towers but the null document and the classifier.
-      index: the memory.
+      index: where passages are retrieved from.
+      profile: (steps of this command before a trace begins, steps in it), for RUN/profile.
     """
     job = job.of_run(run)
     config, towers = job.config, job.model.towers
@@ -150,7 +163,8 @@ def fine_tune(job: Job, run: str, warm: Any, index: Index) -> Any:
         return {tower: params[tower] for tower in towers}
 
     meta = {"encoder_fingerprint": index.manifest["encoder_fingerprint"]}
-    run_stage(rag_stage(job, run, source, complete, initial=first, meta=meta, evaluate=score))
+    run_stage(rag_stage(job, run, source, complete, initial=first, meta=meta, evaluate=score,
+                        profile=profile))
     if refresher is not None:
         index.reload()
     return load_params(job, run)[0]
@@ -159,20 +173,20 @@ def fine_tune(job: Job, run: str, warm: Any, index: Index) -> Any:
 def rag_stage(job: Job, run: str, source: BatchSource | None, complete: step.Completion | None,
               **settings: Any) -> Stage:
     """The stage that `fine_tune` runs; without a source its step can be compiled, not run."""
-    train, towers = job.config.train, job.model.towers
-    rates = {"query_encoder": train.query_encoder_rate, "generator": train.generator_rate}
+    train = job.config.train
+    known = {"query_encoder": train.query_encoder_rate, "document_encoder": None,
+             "generator": train.generator_rate, rag.NULL: 1.0, rag.CLASSIFIER: 1.0}
     if train.document_encoder == "refresh":
-        rates["document_encoder"] = train.document_encoder_rate
-    rates |= {tower: 1.0 for tower in (rag.NULL, rag.CLASSIFIER) if tower in towers}
-    rates = {tower: rate for tower, rate in rates.items() if rate is not None}
-    if not rates:
+        known["document_encoder"] = train.document_encoder_rate
+    rates = {tower: known[tower] for tower in job.model.towers}
+    if not any(rate is not None for rate in rates.values()):
         raise ConfigError("config.train: query_encoder_rate and generator_rate are both none: "
                           "nothing is left to train")
     return _stage(
-        job, run, towers, rates, step.rag_loss(job.model, train.label_smoothing),
-        train.optimizer, train.steps, source, complete=complete,
-        guard=_collapse_guard(job.config), log_every=train.log_every, save_every=train.save_every,
-        eval_every=train.eval_every, keep=train.keep, **settings)
+        job, run, rates, step.rag_loss(job.model, train.label_smoothing), train.optimizer,
+        source=source, complete=complete, guard=_collapse_guard(job.config), steps=train.steps,
+        log_every=train.log_every, save_every=train.save_every, eval_every=train.eval_every,
+        keep=train.keep, **settings)
 
 
 def _collapse_guard(config: Config) -> CollapseGuard | None:

@@ -16,6 +16,7 @@ from jax.sharding import Mesh
 from rag_jax import parallel
 from rag_jax.marginal import MASKED
 from rag_jax.models import rag
+from rag_jax.training.optim import Optimizer
 from rag_jax.types import Batch, Params, RetrieverBatch, Seq2SeqBatch
 
 Sums = tuple[jax.Array, jax.Array, dict[str, jax.Array]]
@@ -145,36 +146,37 @@ def accumulated_gradients(
 
 def make_train_step(
     loss: LossFunction,
-    optimizer: optax.GradientTransformation,
-    trained_towers: tuple[str, ...],
-    pieces: int,
-    dropout_seed: int | None,
+    optimizer: Optimizer,
     shardings: TrainState,
-    mesh: Mesh,
+    pieces: int = 1,
+    dropout_seed: int | None = None,
     complete: Completion | None = None,
-    held: tuple[str, ...] = (),
+    frozen: tuple[str, ...] = (),
     show: Callable[[Any], dict[str, jax.Array]] | None = None,
 ) -> Callable:
     """The jitted step (state, batch, step) -> (state, metrics); the state is donated.
 
     Args:
-      loss: of the stage.
-      optimizer: over the trained towers.
-      trained_towers: the others are constants.
+      loss: what is minimised, summed over a batch.
+      optimizer: trains its towers; the others are constants.
+      shardings: where each part of the state lies; the batch is split over the same mesh.
       pieces: micro-batches per step.
-      dropout_seed: None = no dropout anywhere.
-      shardings: of the state.
-      mesh: the batch is split over its data and fsdp axes.
+      dropout_seed: seed of the dropout masks; None = no dropout anywhere.
       complete: makes the loss's batch from the given one, with the parameters of the step.
-      held: trained towers that stay as they are in this step; the state has the same form, and
-        the others train as if these were constants.
+      frozen: towers of the optimiser that this step leaves as they are; the state keeps its form,
+        and the others train as if these were constants.
       show: from the loss's batch what else comes back among the metrics, split as the batch is.
+
+    Returns:
+      The step. Its metrics are the loss's, float32[], and those that `training.log` lists.
     """
-    moving = tuple(t for t in trained_towers if t not in held)
+    training = tuple(t for t in optimizer.towers if t not in frozen)
+    mesh = jax.tree.leaves(shardings)[0].mesh
+    whole, rows = parallel.replicated(mesh), parallel.batch_sharding(mesh)
 
     def step(state: TrainState, batch: Any, number: jax.Array):
-        trained = {t: state.params[t] for t in moving}
-        frozen = {t: p for t, p in state.params.items() if t not in moving}
+        trained = {t: state.params[t] for t in training}
+        constant = {t: p for t, p in state.params.items() if t not in training}
         key = (
             None
             if dropout_seed is None
@@ -182,19 +184,21 @@ def make_train_step(
         )
         if complete is not None:
             batch = complete.batch(state.params, batch)
-        grads, metrics = accumulated_gradients(loss, trained, frozen, batch, key, pieces)
-        metrics["grad_norm"] = optax.global_norm(grads)
-        still = {t: state.params[t] for t in held}
-        grads |= jax.tree.map(jnp.zeros_like, still)
-        updates, opt_state = optimizer.update(grads, state.opt_state, {**trained, **still})
-        updates = {t: updates[t] for t in moving}
+        grads, metrics = accumulated_gradients(loss, trained, constant, batch, key, pieces)
+        kept = {t: state.params[t] for t in frozen}
+        all_grads = {**grads, **jax.tree.map(jnp.zeros_like, kept)}
+        updates, opt_state = optimizer.update(all_grads, state.opt_state, {**trained, **kept})
+        updates = {t: updates[t] for t in training}
         params = {**state.params, **optax.apply_updates(trained, updates)}
+        rates = {t: jnp.where(t in frozen, 0.0, rate)
+                 for t, rate in optimizer.learning_rates(number).items()}
+        metrics |= {**_token_metrics(batch), **_norm_metrics(grads, updates, trained),
+                    **{f"learning_rate/{tower}": rate for tower, rate in rates.items()}}
         metrics = jax.lax.with_sharding_constraint(metrics, whole)
         if show is not None:
             metrics |= jax.lax.with_sharding_constraint(show(batch), rows)
         return TrainState(params, opt_state), metrics
 
-    whole, rows = parallel.replicated(mesh), parallel.batch_sharding(mesh)
     given = complete.shardings if complete is not None else rows
     return jax.jit(
         step,
@@ -204,11 +208,35 @@ def make_train_step(
     )
 
 
+def _norm_metrics(grads: Params, updates: Params, params: Params) -> dict[str, jax.Array]:
+    """Norms of the gradient, in all and by tower, and how far each tower moves: |update| / |p|."""
+    metrics = {"grad_norm": optax.global_norm(grads)}
+    for tower, update in updates.items():
+        size = optax.global_norm(params[tower])
+        metrics[f"grad_norm/{tower}"] = optax.global_norm(grads[tower])
+        metrics[f"update_ratio/{tower}"] = jnp.where(
+            size > 0, optax.global_norm(update) / jnp.maximum(size, 1e-30), 0.0)
+    return metrics
+
+
+def _token_metrics(batch: Any) -> dict[str, jax.Array]:
+    """Tokens of the batch that the towers read, and the share of their positions that are padding.
+
+    They are counted in its token masks; a batch that has none gives no such metrics.
+    """
+    fields = batch._asdict() if hasattr(batch, "_asdict") else {}
+    masks = [mask for name, mask in fields.items()
+             if name.endswith("_mask") and name != "doc_mask" and mask is not None]
+    if not masks:
+        return {}
+    tokens = sum(jnp.sum(mask, dtype=jnp.int32) for mask in masks).astype(jnp.float32)
+    return {"tokens": tokens, "padding_share": 1 - tokens / sum(mask.size for mask in masks)}
+
+
 def init_state(
     model: rag.RagModel,
     towers: tuple[str, ...],
-    trained: tuple[str, ...],
-    optimizer: optax.GradientTransformation,
+    optimizer: Optimizer,
     seed: int,
     mesh: Mesh,
 ) -> tuple[Callable[[], TrainState], TrainState, TrainState]:
@@ -218,6 +246,7 @@ def init_state(
       (make, abstract, shardings): make() initialises directly into the shardings, no device ever
       holding more than its part; abstract is the same tree of ShapeDtypeStructs with shardings.
     """
+    trained = optimizer.towers
     boxed = jax.eval_shape(lambda: model.init(jax.random.key(seed), towers))
     param_shardings = parallel.param_shardings(boxed, mesh)
 

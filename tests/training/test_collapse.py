@@ -305,9 +305,9 @@ class World:
         config = OptimizerConfig(learning_rate=3e-3, warmup_steps=10, schedule="constant")
         optimizer, trained = optim.make_optimizer(config, 30, rates), tuple(rates)
         _, abstract, shardings = init_state(
-            self.model, rag.TOWERS, trained, optimizer, 0, self.mesh)
+            self.model, rag.TOWERS, optimizer, 0, self.mesh)
         run = make_train_step(
-            rag_loss(self.model), optimizer, trained, 1, None, shardings, self.mesh,
+            rag_loss(self.model), optimizer, shardings,
             show=lambda batch: {"doc_ids": batch.doc_ids})
         self.begin(0, self.params)
         compiled = run.lower(abstract, self.finish(0), np.int32(0)).compile(

@@ -1,5 +1,6 @@
 """The loop: resumes where it stopped, stops where it must, keeps what is best."""
 
+import dataclasses
 import json
 import os
 import signal
@@ -11,6 +12,7 @@ import pytest
 
 from rag_jax.decoding.results import ScoreError
 from rag_jax.retrieval.protocol import VectorError
+from rag_jax.training import loop
 from rag_jax.training.checkpoint import Checkpointer
 from rag_jax.training.loop import (
     BEST_METRIC,
@@ -81,7 +83,10 @@ def terminate(metrics):
 
 
 def lines(directory):
-    return [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
+    """The lines of metrics.jsonl without the step's time, which no two runs share."""
+    read = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
+    return [{name: value for name, value in line.items() if name != "toy/step_secs"}
+            for line in read]
 
 
 def same(one, other):
@@ -389,3 +394,107 @@ def test_numbers_that_retrieval_or_evaluation_cannot_use_stop_the_stage_as_nan_d
         assert noted["checkpoint"] == 4
     with pytest.raises(TrainingError, match="nll became NaN or infinite in step 4"):
         run_stage(stage(tmp_path / "both", at={4: with_nan}, source=Failing(target))[0])
+
+
+class OnDevice:
+    """A metric on a device: whoever takes its value but by jax.device_get transfers it alone."""
+
+    def __init__(self, value):
+        self._held = value
+
+    def block_until_ready(self):
+        return self
+
+
+def test_metrics_come_in_one_transfer_for_each_logged_step(tmp_path, monkeypatch, whole):
+    """One for every metric of every step was some thirty waits for an accelerator."""
+    transfers = []
+
+    def device_get(metrics):
+        transfers.append(len(metrics))
+        return [{name: np.asarray(metric._held) for name, metric in step.items()}
+                for step in metrics]
+
+    def train_step(state, batch, step):
+        state, metrics = descend(state, batch, step)
+        return state, {name: OnDevice(value) for name, value in metrics.items()}
+
+    made, _ = stage(tmp_path, train_step=train_step, save_every=100)
+    with monkeypatch.context() as patch:
+        patch.setattr(loop.jax, "device_get", lambda tree: device_get(tree) if isinstance(
+            tree, list) else get(tree))
+        run_stage(made)
+    assert transfers == [3, 3, 3, 1]
+    assert lines(tmp_path) == whole[1]
+
+
+get = jax.device_get
+
+
+def test_the_loop_transfers_nothing_that_it_does_not_name(tmp_path, whole):
+    """A number given to a jitted step as numpy, say, waits for its way to every device."""
+    def train_step(state, batch, step):
+        state, metrics = jax.jit(descend)(state, batch, step)
+        return state, metrics
+
+    targets = [np.asarray(target(step)) for step in range(10)]
+    source = PureSource(lambda step: jax.device_put(targets[step]))
+    made, _ = stage(tmp_path, train_step=train_step, source=source)
+    first = first_state()
+    made = dataclasses.replace(made, make_state=lambda: first)
+    with jax.transfer_guard("disallow"):
+        state = run_stage(made)
+    np.testing.assert_allclose(state.params["w"], whole[0].params["w"], rtol=1e-6)
+
+
+def test_a_line_says_how_fast_it_goes(tmp_path, monkeypatch):
+    """Evaluation and saving count as no step's time: they would look like slow steps."""
+    now = [100.0]
+    monkeypatch.setattr(loop.time, "perf_counter", lambda: now[0])
+
+    def train_step(state, batch, step):
+        now[0] += 2.0
+        state, metrics = descend(state, batch, step)
+        return state, {**metrics, "tokens": jnp.float32(30)}
+
+    def evaluate(params):
+        now[0] += 1000.0
+        return {"em": 0.0}
+
+    run_stage(stage(tmp_path, steps=6, log_every=2, evaluate=evaluate, eval_every=2,
+                    train_step=train_step)[0])
+    read = map(json.loads, (tmp_path / "metrics.jsonl").read_text().splitlines())
+    timed = [(line["toy/step_secs"], line["toy/tokens_per_sec"]) for line in read
+             if "toy/step_secs" in line]
+    assert timed == [(2.0, 15.0)] * 3
+
+
+@pytest.mark.parametrize("profile, died, traced, text", [
+    ((1, 2), None, [4, 5], "the profile of steps from 4 on is in"),
+    ((1, 9), 6, [4, 5], "the profile of steps from 4 on is in"),  # ended before the trace
+    ((8, 1), None, [], "no step was profiled: training ended within 8 steps"),
+])
+def test_the_steps_asked_for_are_traced(tmp_path, monkeypatch, capsys, profile, died, traced,
+                                        text):
+    """Counted from where this command begins; a trace that is never stopped is never written."""
+    calls = []
+    monkeypatch.setattr(jax.profiler, "start_trace", lambda folder, **_: calls.append(folder))
+    monkeypatch.setattr(jax.profiler, "stop_trace", lambda: calls.append("stop"))
+    inside = []
+
+    def note(metrics):
+        inside.extend([int(metrics["step"])] * (len(calls) == 1))
+        return metrics
+
+    with pytest.raises(Killed):
+        run_stage(stage(tmp_path, save_every=3, at={4: raises(Killed())})[0])
+    at = dict.fromkeys(range(10), note)
+    if died:
+        at[died] = raises(Killed())
+    try:
+        run_stage(stage(tmp_path, at=at, profile=profile)[0])
+    except Killed:
+        assert died
+    assert inside == traced
+    assert calls == ([tmp_path / "profile", "stop"] if traced else [])
+    assert text in capsys.readouterr().out

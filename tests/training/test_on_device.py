@@ -161,10 +161,12 @@ def made_step(world, params, mesh, complete=None, show=None):
         lambda params: jax.tree.map(jnp.zeros_like, params),
         lambda updates, state, params=None: (updates, updates))
     config = replace(Config(), {"train.optimizer.warmup_steps": "0"}).train.optimizer
-    optimizer = optax.chain(keep, optim.make_optimizer(config, 10, dict.fromkeys(TRAINED, 1.0)))
-    _, _, shardings = step.init_state(model, rag.TOWERS, TRAINED, optimizer, 0, mesh)
-    run = step.make_train_step(step.rag_loss(model), optimizer, TRAINED, 2, None, shardings, mesh,
-                               complete, show=show)
+    optimizer = optim.make_optimizer(config, 10, dict.fromkeys(TRAINED, 1.0))
+    init, update = optax.chain(keep, optax.GradientTransformation(*optimizer[:2]))
+    optimizer = optimizer._replace(init=init, update=update)
+    _, _, shardings = step.init_state(model, rag.TOWERS, optimizer, 0, mesh)
+    run = step.make_train_step(step.rag_loss(model), optimizer, shardings, 2, None, complete,
+                               show=show)
     params = jax.device_put(jax.tree.map(jnp.copy, params), shardings.params)  # donated
     return run, step.TrainState(params, jax.jit(
         optimizer.init, out_shardings=shardings.opt_state)(

@@ -123,9 +123,9 @@ def train(world, towers, every, steps=STEPS):
     optimizer = optim.make_optimizer(
         OptimizerConfig(learning_rate=3e-3, warmup_steps=0, schedule="constant", clip_norm=1.0),
         steps, dict.fromkeys(towers, 1.0))
-    _, _, shardings = step.init_state(model, rag.TOWERS, towers, optimizer, 0, index.mesh)
+    _, _, shardings = step.init_state(model, rag.TOWERS, optimizer, 0, index.mesh)
     run = step.make_train_step(
-        step.rag_loss(model), optimizer, towers, 1, None, shardings, index.mesh, complete)
+        step.rag_loss(model), optimizer, shardings, complete=complete)
     params = jax.device_put(jax.tree.map(jnp.copy, params), shardings.params)  # donated
     state = step.TrainState(params, jax.jit(optimizer.init, out_shardings=shardings.opt_state)(
         {tower: params[tower] for tower in towers}))

@@ -31,9 +31,9 @@ def test_a_guarded_stage_shows_what_it_read_and_can_freeze_its_encoders(tmp_path
         return total, batch.weight.sum(), {"nll": total}
 
     stage = stages._stage(
-        job, "toy", rag.TOWERS, {"query_encoder": 1.0, "generator": 1.0}, loss,
-        OptimizerConfig(warmup_steps=0), 10, PureSource(None), log_every=1, save_every=1, meta={},
-        guard=CollapseGuard("freeze", 1, 0.5))
+        job, "toy", {"query_encoder": 1.0, "document_encoder": None, "generator": 1.0}, loss,
+        OptimizerConfig(warmup_steps=0), source=PureSource(None), steps=10, log_every=1,
+        save_every=1, meta={}, guard=CollapseGuard("freeze", 1, 0.5))
     ids = np.arange(12, dtype=np.int32).reshape(4, 3)
     batch = parallel.put_batch(tiny.rag_batch(questions=4)._replace(doc_ids=ids), mesh)
     for run, moving in ((stage.train_step, {"query_encoder", "generator"}),
@@ -44,6 +44,14 @@ def test_a_guarded_stage_shows_what_it_read_and_can_freeze_its_encoders(tmp_path
         assert (np.asarray(metrics["doc_ids"]) == batch.doc_ids).all()
         assert metrics["doc_ids"].sharding.is_equivalent_to(batch.doc_ids.sharding, 2)
         assert metrics["nll"].sharding.is_fully_replicated
+        frozen = {"query_encoder", "generator"} - moving
+        assert {t for t in ("query_encoder", "generator")
+                if not metrics[f"learning_rate/{t}"]} == frozen
+        assert {t for t in rag.TOWERS if f"update_ratio/{t}" in metrics} == moving
+        masks = [batch.question_mask, batch.source_mask, batch.target_mask]
+        tokens, places = sum(int(m.sum()) for m in masks), sum(m.size for m in masks)
+        assert metrics["tokens"] == tokens < places
+        np.testing.assert_allclose(metrics["padding_share"], 1 - tokens / places, rtol=1e-6)
         after = jax.device_get(state.params)
         changed = {tower for tower in rag.TOWERS if any(
             (a != b).any() for a, b in zip(jax.tree.leaves(after[tower]),
@@ -113,11 +121,15 @@ def test_a_stage_takes_the_step_that_its_configuration_says(job, monkeypatch, na
                  "generator": config.train.generator_rate}
     else:
         stage.source.begin(3, None)
+        with jax.transfer_guard("disallow"):
+            stage.source.finish(3)
         batch, rates = stage.source.finish(3), dict.fromkeys(towers, 1.0)
     params = jax.device_get(stage.make_state().params)
     optimizer = optim.make_optimizer(settings.optimizer, settings.steps, rates)
     given = (optimizer, rates, params, jax.device_get(batch))
-    state, _ = stage.train_step(stage.make_state(), batch, np.int32(3))
+    state = stage.make_state()
+    with jax.transfer_guard("disallow"):
+        state, _ = stage.train_step(state, batch, stage.number_on_devices(3))
     found = first_moments(state.opt_state)
     at = {"seed": 3, "number": 3, "pieces": settings.optimizer.accumulate}
     expected = by_hand(losses[0], *given, **at)

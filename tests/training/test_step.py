@@ -156,9 +156,9 @@ def training():
     config = OptimizerConfig(learning_rate=0.03, warmup_steps=0, schedule="constant")
     optimizer = optim.make_optimizer(config, 10, {"generator": 1.0})
     make, abstract, shardings = step.init_state(
-        MODEL, rag.TOWERS, ("generator",), optimizer, 0, mesh)
+        MODEL, rag.TOWERS, optimizer, 0, mesh)
     run = step.make_train_step(
-        step.rag_loss(MODEL), optimizer, ("generator",), 1, 5, shardings, mesh)
+        step.rag_loss(MODEL), optimizer, shardings, 1, 5)
     batch = parallel.put_batch(batch_of(), mesh)
     compiled = run.lower(abstract, batch, np.int32(0)).compile(
         compiler_options={"xla_backend_optimization_level": 0})
@@ -216,7 +216,21 @@ def test_uses_dropout_sees_every_rate():
         assert step.uses_dropout(tiny.rag_model(**{tower: {field: 0.1}})), (tower, field)
 
 
-def test_held_towers_stay_bitwise_and_the_others_train_as_if_they_were_frozen():
+def assert_metrics_measure(before, after, metrics, trained):
+    """Gradients before clipping, the update of the parameters, and the rate that it was made at."""
+    size = np.linalg.norm
+    by_tower = [float(metrics[f"grad_norm/{tower}"]) for tower in trained]
+    np.testing.assert_allclose(size(by_tower), metrics["grad_norm"], rtol=1e-6)
+    assert min(by_tower) > 0.01, "clipped to 0.01 all together"
+    assert "grad_norm/document_encoder" not in metrics
+    for tower in trained:
+        old, new = (params[tower]["kernel"] for params in (before, after))
+        np.testing.assert_allclose(metrics[f"update_ratio/{tower}"], size(new - old) / size(old),
+                                   rtol=1e-5)
+        np.testing.assert_allclose(metrics[f"learning_rate/{tower}"], 0.03, rtol=1e-6)
+
+
+def test_towers_frozen_in_a_step_stay_bitwise_and_the_others_train_as_if_they_were_frozen():
     """Also where they would have moved without a gradient: by momentum, decay and clipping."""
     mesh = parallel.make_mesh(MeshConfig(1, 1), jax.devices()[:1])
     config = OptimizerConfig(learning_rate=0.03, warmup_steps=0, schedule="constant",
@@ -231,13 +245,13 @@ def test_held_towers_stay_bitwise_and_the_others_train_as_if_they_were_frozen():
         total = (said**2).sum()
         return total, jnp.float32(len(batch)), {"nll": total}
 
-    def make(trained, held=()):
+    def make(trained, frozen=()):
         optimizer = optim.make_optimizer(config, 10, dict.fromkeys(trained, 1.0))
         first = step.TrainState(jax.tree.map(jnp.array, towers),
                                 optimizer.init({t: towers[t] for t in trained}))
         shardings = jax.tree.map(lambda _: parallel.replicated(mesh), first)
         return first, step.make_train_step(
-            loss, optimizer, trained, 2, None, shardings, mesh, held=held,
+            loss, optimizer, shardings, 2, frozen=frozen,
             show=lambda batch: {"rows": batch})
 
     both = ("query_encoder", "generator")
@@ -248,6 +262,7 @@ def test_held_towers_stay_bitwise_and_the_others_train_as_if_they_were_frozen():
                                   frozen.params["generator"]["kernel"])
     state, metrics = moving(make(both)[0], batch, np.int32(0))
     np.testing.assert_array_equal(metrics["rows"], batch)
+    assert_metrics_measure(towers, jax.device_get(state.params), metrics, both)
     before = jax.device_get(state.params)
     state, _ = make(both, ("query_encoder",))[1](state, batch, np.int32(1))
     after = jax.device_get(state.params)

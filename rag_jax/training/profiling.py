@@ -1,0 +1,54 @@
+"""A trace of a few steps by jax.profiler, for XProf, TensorBoard or Perfetto."""
+
+import pathlib
+from typing import Any
+
+import jax
+
+from rag_jax import hosts
+
+
+class Profiler:
+    """Traces some steps of a loop; the trace is written even where the loop ends early.
+
+    Args:
+      folder: where the trace is written; every process adds its own file.
+      window: (steps of this process before the trace begins, steps in it); None = no trace. The
+        first step of a process compiles.
+      first: number of the first step of this process.
+    """
+
+    def __init__(self, folder: pathlib.Path, window: tuple[int, int] | None, first: int):
+        self.folder, self.window = folder, window
+        self._begin = first + window[0] if window else None
+        self._end = self._begin + window[1] if window else None
+        self._state = "waiting" if window else "off"
+
+    def __enter__(self) -> "Profiler":
+        return self
+
+    def __exit__(self, *exc_info) -> None:
+        if self._state == "tracing":
+            self._stop()
+        elif self._state == "waiting" and hosts.leads():
+            print(f"no step was profiled: training ended within {self.window[0]} steps", flush=True)
+
+    def begin(self, step: int) -> None:
+        """To be called before every step."""
+        if step == self._begin:
+            options = jax.profiler.ProfileOptions()
+            options.python_tracer_level = 0  # else it takes half a minute to stop
+            jax.profiler.start_trace(self.folder, profiler_options=options)
+            self._state = "tracing"
+
+    def end(self, step: int, result: Any) -> None:
+        """To be called after every step with arrays that it computes."""
+        if self._state == "tracing" and step + 1 == self._end:
+            jax.block_until_ready(result)
+            self._stop()
+
+    def _stop(self) -> None:
+        jax.profiler.stop_trace()
+        self._state = "off"
+        if hosts.leads():
+            print(f"the profile of steps from {self._begin} on is in {self.folder}", flush=True)
