@@ -35,7 +35,7 @@ from rag_jax.config import (
     TrainConfig,
 )
 from rag_jax.errors import near_matches
-from rag_jax.paper import CELLS, COLUMNS, OURS
+from rag_jax.paper import CELLS, COLUMNS, FROM_NQ, OURS
 
 PASSAGES = "runs/dpr/psgs_w100.tsv.gz"  # 21,015,324 chunks of 100 words, December 2018
 QUERY_ENCODER = "facebook/dpr-question_encoder-single-nq-base"
@@ -75,7 +75,6 @@ TASKS = {
     "fever2": Task("fever2", 109810, epochs=10, target=16, learning_rate=1e-5,
                    labels=("SUPPORTS", "REFUTES"), metrics=("fever",)),
 }
-FROM_NQ = ("wq", "ct")  # start from the same system trained on Natural Questions (section 3.1)
 # At least so long on a v4-8: the operations of all training steps at the chips' peak speed; by the
 # run's retriever: DPR that trains, DPR that is frozen, BM25, none.
 HOURS = {
@@ -172,8 +171,8 @@ def _listed() -> str:
     for table, task in dict.fromkeys(tuple(cell.split("/")[:2]) for cell in CELLS):
         runs = ",".join(cell.split("/")[2] for cell in CELLS if cell.startswith(f"{table}/{task}/"))
         tasks.setdefault((table, runs), []).append(task)
-    return "\n".join(f"  {table}/{{{','.join(found)}}}/{{{runs}}}"
-                     for (table, runs), found in tasks.items())
+    return "\n".join(f"  {table}/{{{','.join(names)}}}/{{{runs}}}"
+                     for (table, runs), names in tasks.items())
 
 
 def get_config(cell: str = "") -> Config:

@@ -26,6 +26,7 @@ FIGURE2_TOKENS, FIGURE2 = _DATA["figure2_tokens"], _DATA["figure2"]
 FIGURE3 = {column: {run: {int(k): percent for k, percent in curve.items()}
                     for run, curve in _table(text).items()}
            for column, text in _DATA["figure3"].items()}
+FROM_NQ = ("wq", "ct")  # start from the same model trained on Natural Questions (section 3.1)
 PARTIAL_DECODING = _DATA["partial_decoding"]
 
 # Beside the EM of a run of any task: the nearest figure of the paper, of which model and split.

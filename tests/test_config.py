@@ -93,6 +93,14 @@ def test_an_override_changes_its_field_alone():
     assert before == after
 
 
+def test_a_section_can_be_given_as_a_dictionary_of_fields():
+    """Its other fields were those of the default, or the dictionary was taken for the section."""
+    config = replace(Config(), {"train.steps": "3", "train": {"keep": "9", "optimizer": {"b1": 0}}})
+    assert (config.train.steps, config.train.keep, config.train.optimizer.b1) == (3, 9, 0)
+    with pytest.raises(ConfigError, match="config.train.optimizer.b9: no such field"):
+        replace(Config(), {"train": {"optimizer": {"b9": 0}}})
+
+
 @pytest.mark.parametrize("section, presets", [("retriever", BERT_PRESETS),
                                               ("generator", BART_PRESETS)])
 def test_a_tower_can_be_set_to_a_preset_and_changed_further(section, presets):

@@ -11,7 +11,6 @@ from rag_jax.data.task_sources import DATA_DIR
 from rag_jax.reproduction.cells import Asked, Beginning, Cell, File, exported
 
 FIRST = "nq"  # its passages and indexes serve all tasks
-FROM_FIRST = ("wq", "ct")  # start from its trained models
 HOT_SWAP = "hot_swap"  # folder of --data_dir with the files that only the hot-swap needs
 TEXTS = tomllib.loads(
     importlib.resources.files(__package__).joinpath("hot_swap.toml").read_text("utf-8"))
@@ -52,7 +51,7 @@ class Full:
         folder = task
         if task != FIRST:
             first, = self.cells(FIRST, "rag_token")
-        if task in FROM_FIRST:
+        if task in paper.FROM_NQ:
             folder = f"{task}_{run}"
             start, = self.cells(FIRST, run)
             tower = "rag" if config.model.rag.pretrained else "generator"
