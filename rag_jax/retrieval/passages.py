@@ -71,26 +71,46 @@ class Ragged:
     def __len__(self) -> int:
         return (len(self._offsets) - 1) // self._parts
 
-    def bounds(self, rows: np.ndarray) -> np.ndarray:
-        """Where the parts of rows integers[...] begin, and the last ends: int64[..., parts + 1].
+    def bounds(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Where rows integers[...] begin and end in the data: int64[...] each.
 
         Raises:
             RetrievalError: the offsets are damaged.
         """
-        places = rows[..., None].astype(np.int64) * self._parts + np.arange(self._parts + 1)
-        self._files.check(self._names[1], places[..., 0] * 8, places[..., -1] * 8 + 8)
-        bounds = self._offsets[places]
-        if rows.size and not (0 <= bounds.min() and bounds.max() <= len(self.data)
-                              and (np.diff(bounds) >= 0).all()):
-            raise RetrievalError(f"{self._files.folder}: {self._names[1]} is damaged: rows lie "
-                                 "outside their file; write the store again.")
-        return bounds
+        firsts = rows.astype(np.int64) * self._parts
+        lasts = firsts + self._parts
+        self._files.check(self._names[1], firsts * 8, lasts * 8 + 8)
+        begins, ends = self._offsets[firsts], self._offsets[lasts]
+        self._check_bounds(((begins >= 0) & (begins <= ends) & (ends <= len(self.data))).all())
+        return begins, ends
+
+    def offsets(self, first: int, last: int) -> np.ndarray:
+        """Where the parts of rows first to last - 1 begin, and the last ends: int64[...].
+
+        Quicker than `bounds`, and raises as it does.
+        """
+        begin, end = first * self._parts, last * self._parts + 1
+        self._files.check(self._names[1], 8 * begin, 8 * end)
+        offsets = self._offsets[begin:end]
+        self._check_bounds(0 <= offsets[0] and offsets[-1] <= len(self.data)
+                           and (offsets[:-1] <= offsets[1:]).all())
+        return offsets
+
+    def row(self, row: int) -> list[np.ndarray]:
+        """The parts of one row, verified."""
+        offsets, size = self.offsets(row, row + 1).tolist(), self.data.itemsize
+        self._files.check(self._names[0], offsets[0] * size, offsets[-1] * size)
+        return [self.data[begin:end] for begin, end in itertools.pairwise(offsets)]
 
     def check(self, begins: np.ndarray, ends: np.ndarray) -> None:
         """Verifies the data from begins to ends, int64[...] each, before they are read."""
-        begins, ends, size = np.ravel(begins), np.ravel(ends), self.data.itemsize
-        full = ends > begins
+        full, size = ends > begins, self.data.itemsize
         self._files.check(self._names[0], begins[full] * size, ends[full] * size)
+
+    def _check_bounds(self, good: bool) -> None:
+        if not good:
+            raise RetrievalError(f"{self._files.folder}: {self._names[1]} is damaged: rows lie "
+                                 "outside their file; write the store again.")
 
 
 class TokenTable:
@@ -103,7 +123,7 @@ class TokenTable:
     @property
     def lengths(self) -> np.ndarray:
         """int64[N]: tokens per row."""
-        return self.lengths_of(np.arange(len(self._rows)))
+        return np.diff(self._rows.offsets(0, len(self._rows)))
 
     def lengths_of(self, row_ids: np.ndarray) -> np.ndarray:
         """int64[...]: tokens of some rows."""
@@ -112,15 +132,13 @@ class TokenTable:
 
     def rows(self, row: int) -> np.ndarray:
         """The token ids of one row: uint16 or uint32, read-only."""
-        begin, end = self._bounds(np.asarray(row))
-        self._rows.check(begin, end)
-        return self._rows.data[begin:end]
+        check_rows(np.asarray(row), len(self._rows), self._name)
+        return self._rows.row(int(row))[0]
 
     def _bounds(self, row_ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Where the rows begin and end in the ids, int64[...] each."""
         check_rows(row_ids, len(self._rows), self._name)
-        bounds = self._rows.bounds(row_ids)
-        return bounds[..., 0], bounds[..., 1]
+        return self._rows.bounds(row_ids)
 
     def padded(self, row_ids: np.ndarray, length: int, pad_id: int
                ) -> tuple[np.ndarray, np.ndarray]:
@@ -182,11 +200,9 @@ class PassageStore:
     def __getitem__(self, row: int) -> Passage:
         if not 0 <= row < len(self):  # -1 is never a passage: it would hide a padded search result
             raise IndexError(f"{self.path}: row {row} is outside 0..{len(self) - 1}.")
-        bounds = self._text.bounds(np.asarray(row))
-        self._text.check(bounds[0], bounds[-1])
+        fields = self._text.row(int(row))
         try:
-            return Passage(*(self._text.data[begin:end].tobytes().decode()
-                             for begin, end in itertools.pairwise(bounds)))
+            return Passage(*(field.tobytes().decode() for field in fields))
         except UnicodeDecodeError:
             raise RetrievalError(f"{self.path}: the text of row {row} is damaged in text.blob or "
                                  "text.offsets; copy or write the store again.") from None
@@ -244,8 +260,8 @@ class PassageStore:
     def _id_places(self) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
         """Yields a first row, and where its id and some after it begin and end in the text."""
         for first in range(0, len(self), ROWS):
-            bounds = self._text.bounds(np.arange(first, min(first + ROWS, len(self))))
-            yield first, bounds[:, 0], bounds[:, 1]
+            offsets = self._text.offsets(first, min(first + ROWS, len(self)))
+            yield first, offsets[:-1:_FIELDS], offsets[1::_FIELDS]
 
     def _search(self, key: bytes) -> int | None:
         """The row whose id is these bytes, by a look at the ids of that length."""
@@ -253,7 +269,7 @@ class PassageStore:
             rows = np.flatnonzero(ends - begins == len(key))
             self._text.check(begins[rows], ends[rows])
             for place in reversed(range(len(key))):  # the last bytes differ most
-                rows = rows[self._text.data[begins[rows] + place] == key[place]]
+                rows = rows[self._text.data.take(begins[rows] + place, mode="clip") == key[place]]
             if rows.size:
                 return first + int(rows[0])
         return None

@@ -167,8 +167,11 @@ class _File:
         """All blocks are to be verified before they are used."""
         self.pending = set(range(len(self.digests)))
 
-    def blocks_of(self, begins: Any, ends: Any) -> set[int]:
-        """The pending blocks that hold bytes from begins to ends, int64[...] each."""
+    def pending_of(self, begins: Any, ends: Any) -> set[int]:
+        """The pending blocks that hold bytes from begins to ends, ints or int64[...] each."""
+        if isinstance(begins, int):
+            blocks = range(begins // self.block_bytes, (ends - 1) // self.block_bytes + 1)
+            return self.pending.intersection(blocks)
         count = len(self.digests) + 1
         firsts = np.ravel(begins) // self.block_bytes
         ends = (np.ravel(ends) - 1) // self.block_bytes + 1
@@ -235,7 +238,7 @@ class VerifiedFiles:
         """
         self._raise_damage()
         if self._files[name].pending:
-            for block in self._files[name].blocks_of(begins, ends):
+            for block in self._files[name].pending_of(begins, ends):
                 self._verify(name, block)
 
     def check_all(self, names: Iterable[str] | None = None) -> None:
