@@ -14,54 +14,7 @@ WHAT = {
     "bart": "A sequence-to-sequence generator (BART, Lewis et al. 2019, arXiv 1910.13461).",
     "bert": "A text encoder (BERT, Devlin et al. 2019, arXiv 1810.04805).",
 }
-CARD = """---
-license: unknown
-library_name: transformers
-tags:
-- rag_jax
----
-# {family}
-
-{what}
-
-Exported by rag_jax {version} from {origin}.
-
-## Weights it started from
-
-{base}
-
-## Data
-
-{data}
-
-## Scores
-
-{scores}
-
-## Use
-
-With rag_jax (a configuration names the folder as `config.model.rag.pretrained`,
-`config.model.retriever.pretrained` or `config.model.generator.pretrained`):
-
-```python
-from rag_jax.hub.load import load
-
-checkpoint = load("PATH_TO_THIS_FOLDER")  # checkpoint.params, .retriever, .generator, .ids
-```
-
-With transformers:
-
-```python
-from transformers import {classes}
-
-model = {family}.from_pretrained("PATH_TO_THIS_FOLDER")
-tokenizer = {tokenizer}.from_pretrained("PATH_TO_THIS_FOLDER")
-```
-
-## License
-
-Unknown. The licenses of the weights it started from and of the data it was trained on apply.
-"""
+TEMPLATE = pathlib.Path(__file__).with_name("model_card.md")
 
 
 class Provenance(NamedTuple):
@@ -85,7 +38,7 @@ def model_card(family: str, model_type: str, provenance: Provenance) -> str:
     base = [f"- {tower.replace('_', ' ')}: {_name(source)}"
             for tower, source in provenance.base.items()]
     data = [f"- {name}: {_name(source)}" for name, source in provenance.data.items()]
-    return CARD.format(
+    return TEMPLATE.read_text("utf-8").format(
         family=family, what=WHAT[model_type], version=rag_jax.__version__,
         origin=f"the trained run `{provenance.run}`" if provenance.run else (
             "a workdir without a trained run"),

@@ -10,40 +10,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple, get_args, get_type_hints
 
 from rag_jax.config import BartConfig, BertConfig, EvalConfig
-from rag_jax.hub.names import Place
+from rag_jax.hub.names import TABLE, Place
 from rag_jax.hub.stored import HubError
-
-BERT_FIELDS = {
-    "vocab_size": "vocab_size", "max_positions": "max_position_embeddings",
-    "width": "hidden_size", "layers": "num_hidden_layers", "heads": "num_attention_heads",
-    "mlp_width": "intermediate_size", "activation": "hidden_act",
-}
-BERT_OPTIONAL = {  # older files leave these out where they have the default value
-    "type_vocab_size": "type_vocab_size", "layer_norm_eps": "layer_norm_eps",
-    "dropout": "hidden_dropout_prob", "attention_dropout": "attention_probs_dropout_prob",
-    "init_std": "initializer_range", "projection": "projection_dim",
-}
-BART_FIELDS = {
-    "vocab_size": "vocab_size", "max_positions": "max_position_embeddings", "width": "d_model",
-    "encoder_layers": "encoder_layers", "decoder_layers": "decoder_layers",
-    "heads": "encoder_attention_heads", "mlp_width": "encoder_ffn_dim",
-    "activation": "activation_function",
-}
-BART_OPTIONAL = {
-    "scale_embedding": "scale_embedding", "dropout": "dropout",
-    "attention_dropout": "attention_dropout", "activation_dropout": "activation_dropout",
-    "init_std": "init_std",
-}
-BART_DECODER = {"decoder_heads": "decoder_attention_heads", "decoder_mlp_width": "decoder_ffn_dim"}
-# Variants of the architecture that our models do not compute: field -> the only value.
-FIXED: dict[type, dict[str, Any]] = {
-    BertConfig: {"is_decoder": False, "add_cross_attention": False,
-                 "position_embedding_type": "absolute"},
-    BartConfig: {"tie_word_embeddings": True, "normalize_before": False,
-                 "normalize_embedding": True, "add_final_layer_norm": False,
-                 "static_position_embeddings": False},
-}
-
 
 LARGEST = 2**31 - 1  # of numbers in a config.json; no table has more rows
 
@@ -189,34 +157,35 @@ def _value(config: Mapping[str, Any], ours: str, theirs: str, cls: type, file: p
     return hint(value)
 
 
-def _read(cls: type, config: Mapping[str, Any], required: Mapping[str, str],
-          optional: Mapping[str, str], file: pathlib.Path) -> Any:
-    absent = [theirs for theirs in required.values() if config.get(theirs) is None]
+def _read(model: str, cls: type, config: Mapping[str, Any], file: pathlib.Path) -> Any:
+    """A configuration of ours, as `names.TABLE` has it.
+
+    Raises:
+      HubError: a field that is missing, of another type, or asks for what our model lacks.
+    """
+    table = TABLE[model]
+    absent = [theirs for theirs in table["fields"].values() if config.get(theirs) is None]
     if absent:
         raise HubError(f"{file}: lacks {', '.join(absent)}; take the complete config.json of this "
                        "checkpoint")
-    for name, value in FIXED[cls].items():
+    for name, value in table["fixed"].items():
         if config.get(name, value) not in (value, None):
             raise HubError(f"{file}: {name} = {reprlib.repr(config[name])} is another "
                            "architecture; only "
                            f"{value!r} is known here")
-    present = {o: t for o, t in optional.items() if config.get(t) is not None}
     return cls(**{ours: _value(config, ours, theirs, cls, file)
-                  for ours, theirs in {**required, **present}.items()})
+                  for ours, theirs in {**table["fields"], **table["optional"]}.items()
+                  if config.get(theirs) is not None})
 
 
 def bert_config(config: Mapping[str, Any], file: pathlib.Path) -> BertConfig:
-    """Our configuration of a BERT or DPR config.json.
-
-    Raises:
-      HubError: a field that is missing, of another type, or asks for what our BERT lacks.
-    """
-    return _checked(_read(BertConfig, config, BERT_FIELDS, BERT_OPTIONAL, file), file)
+    """Our configuration of a BERT or DPR config.json; raises as `_read`."""
+    return _checked(_read("bert", BertConfig, config, file), file)
 
 
 def bart_config(config: Mapping[str, Any], file: pathlib.Path) -> BartConfig:
-    """Our configuration of a BART config.json; Raises as `bert_config`."""
-    result = _read(BartConfig, config, BART_FIELDS, {**BART_OPTIONAL, **BART_DECODER}, file)
+    """Our configuration of a BART config.json; raises as `_read`."""
+    result = _read("bart", BartConfig, config, file)
     return _checked(dataclasses.replace(  # one form for each architecture
         result, decoder_heads=result.decoder_heads * (result.decoder_heads != result.heads),
         decoder_mlp_width=result.decoder_mlp_width * (
@@ -351,22 +320,25 @@ def origin(text: str, tower: str | None = None) -> str | None:
 
 def bert_json(config: BertConfig, model_type: str) -> dict[str, Any]:
     """The config.json of a BERT ("bert") or DPR ("dpr") tower."""
-    fields = {**BERT_FIELDS, **BERT_OPTIONAL}
+    fields = _written("bert", config)
     if model_type == "bert":
-        fields.pop("projection")
-    return {"model_type": model_type, "pad_token_id": 0,
-            **{theirs: getattr(config, ours) for ours, theirs in fields.items()}}
+        fields.pop("projection_dim")
+    return {"model_type": model_type, "pad_token_id": 0, **fields}
 
 
 def bart_json(config: BartConfig, ids: SpecialIds) -> dict[str, Any]:
     """The config.json of a BART."""
-    fields = {**BART_FIELDS, **BART_OPTIONAL}
-    return {
-        "model_type": "bart", "is_encoder_decoder": True, "tie_word_embeddings": True,
-        **{theirs: getattr(config, ours) for ours, theirs in fields.items()},
-        **dict(zip(BART_DECODER.values(), config.of_decoder, strict=True)),
-        **generation_json(ids),
-    }
+    heads, mlp_width = config.of_decoder
+    whole = dataclasses.replace(config, decoder_heads=heads, decoder_mlp_width=mlp_width)
+    return {"model_type": "bart", "is_encoder_decoder": True, "tie_word_embeddings": True,
+            **_written("bart", whole), **generation_json(ids)}
+
+
+def _written(model: str, config: BertConfig | BartConfig) -> dict[str, Any]:
+    """The inverse of `_read`."""
+    table = TABLE[model]
+    return {theirs: getattr(config, ours)
+            for ours, theirs in {**table["fields"], **table["optional"]}.items()}
 
 
 def generation_json(ids: SpecialIds) -> dict[str, Any]:

@@ -1,11 +1,13 @@
-"""The table of our parameters and their Hugging Face names, and the strict match of both.
+"""Our parameters and their Hugging Face names (names.toml), and the strict match of both.
 
 A `Weight` is one parameter of the looped form (`layer_0`, `layer_1`, ...). Linear kernels are
 transposed: ours are [in, out], torch's are [out, in].
 """
 
 import difflib
+import pathlib
 import re
+import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
@@ -15,6 +17,9 @@ from rag_jax.config import BartConfig, BertConfig
 from rag_jax.hub.stored import HubError
 from rag_jax.hub.tensors import Tensors
 
+# By "bert" and "bart": fields and parameters, ours and theirs; the file explains its sections.
+TABLE: dict[str, dict[str, dict[str, Any]]] = tomllib.loads(
+    pathlib.Path(__file__).with_name("names.toml").read_text("utf-8"))
 Path = tuple[str, ...]
 Form = Literal["same", "transposed", "row"]
 
@@ -60,68 +65,48 @@ def their_shape(shape: tuple[int, ...], form: Form) -> tuple[int, ...]:
     return {"same": shape, "transposed": shape[::-1], "row": (1, *shape)}[form]
 
 
-def _linear(path: Path, name: str) -> list[Weight]:
-    return [Weight((*path, "kernel"), (f"{name}.weight",), "transposed"),
-            Weight((*path, "bias"), (f"{name}.bias",))]
-
-
-def _norm(path: Path, name: str) -> list[Weight]:
-    """LayerNorm; files of BERT's first release call its parameters gamma and beta."""
-    return [Weight((*path, "norm", "scale"), (f"{name}.weight", f"{name}.gamma")),
-            Weight((*path, "norm", "bias"), (f"{name}.bias", f"{name}.beta"))]
+# What an entry of the table stands for: (the end of our path, the ends of their names, form).
+PARTS: dict[str, list[tuple[Path, tuple[str, ...], Form]]] = {
+    "tensors": [((), ("",), "same")],
+    "linears": [(("kernel",), (".weight",), "transposed"), (("bias",), (".bias",), "same")],
+    "norms": [(("norm", "scale"), (".weight", ".gamma"), "same"),
+              (("norm", "bias"), (".bias", ".beta"), "same")]}
 
 
 def bert_weights(tower: str, config: BertConfig, place: Place) -> list[Weight]:
     """The weights of a DPR tower or a plain BERT."""
-    top, body = (tower, "bert"), place.body
-    weights = [
-        Weight((*top, "token_embedding"), (f"{body}embeddings.word_embeddings.weight",)),
-        Weight((*top, "position_embedding"), (f"{body}embeddings.position_embeddings.weight",)),
-        Weight((*top, "type_embedding"), (f"{body}embeddings.token_type_embeddings.weight",)),
-        *_norm((*top, "embedding_norm"), f"{body}embeddings.LayerNorm"),
-    ]
-    for index in range(config.layers):
-        layer, name = (*top, "encoder", f"layer_{index}"), f"{body}encoder.layer.{index}"
-        for part in ("query", "key", "value"):
-            weights += _linear((*layer, "attention", part), f"{name}.attention.self.{part}")
-        weights += _linear((*layer, "attention", "out"), f"{name}.attention.output.dense")
-        weights += _norm((*layer, "attention_norm"), f"{name}.attention.output.LayerNorm")
-        weights += _linear((*layer, "mlp", "wi"), f"{name}.intermediate.dense")
-        weights += _linear((*layer, "mlp", "wo"), f"{name}.output.dense")
-        weights += _norm((*layer, "mlp_norm"), f"{name}.output.LayerNorm")
+    weights = _listed_weights("bert", (tower, "bert"), {"encoder": config.layers}, place.body)
     if config.projection:
-        weights += _linear((tower, "projection"), f"{place.head}encode_proj")
+        weights += _parts("linears", (tower, "projection"), f"{place.head}encode_proj")
     return weights
 
 
 def bart_weights(tower: str, config: BartConfig, place: Place) -> list[Weight]:
     """The weights of BART; one table is the embedding of both sides and the output layer."""
-    body = place.body
-    tied = ("shared", "encoder.embed_tokens", "decoder.embed_tokens")
-    weights = [
-        Weight((tower, "embedding"),
-               (*(f"{body}{name}.weight" for name in tied), f"{place.head}lm_head.weight")),
+    tied = [f"{place.body}{name}.weight"
+            for name in ("shared", "encoder.embed_tokens", "decoder.embed_tokens")]
+    depths = {"encoder": config.encoder_layers, "decoder": config.decoder_layers}
+    return [
+        Weight((tower, "embedding"), (*tied, f"{place.head}lm_head.weight")),
         Weight((tower, "final_logits_bias"), (f"{place.head}final_logits_bias",), "row", True),
-    ]
-    sides = {"encoder": (config.encoder_layers, {"": "self_attn"}),
-             "decoder": (config.decoder_layers, {"self_": "self_attn", "cross_": "encoder_attn"})}
-    for side, (depth, attentions) in sides.items():
-        weights.append(Weight((tower, f"{side}_positions"),
-                              (f"{body}{side}.embed_positions.weight",)))
-        weights += _norm((tower, f"{side}_embedding_norm"), f"{body}{side}.layernorm_embedding")
-        for index in range(depth):
-            layer, name = (tower, side, f"layer_{index}"), f"{body}{side}.layers.{index}"
-            for ours, theirs in attentions.items():
-                for part, short in zip(("query", "key", "value", "out"),
-                                       ("q_proj", "k_proj", "v_proj", "out_proj"), strict=True):
-                    weights += _linear((*layer, f"{ours}attention", part),
-                                       f"{name}.{theirs}.{short}")
-                norm = f"{ours}norm" if ours else "attention_norm"
-                weights += _norm((*layer, norm), f"{name}.{theirs}_layer_norm")
-            weights += _linear((*layer, "mlp", "wi"), f"{name}.fc1")
-            weights += _linear((*layer, "mlp", "wo"), f"{name}.fc2")
-            weights += _norm((*layer, "mlp_norm"), f"{name}.final_layer_norm")
+        *_listed_weights("bart", (tower,), depths, place.body)]
+
+
+def _listed_weights(model: str, top: Path, depths: Mapping[str, int], body: str) -> list[Weight]:
+    """Those of names.toml, for so many layers of each side."""
+    weights = []
+    for kind in PARTS:
+        for ours, theirs in TABLE[model][kind].items():
+            side = ours.split("/")[0]
+            for i in range(depths[side]) if "{i}" in ours else (None,):
+                path = (*top, *ours.format(i=i).split("/"))
+                weights += _parts(kind, path, body + theirs.format(i=i))
     return weights
+
+
+def _parts(kind: str, path: Path, name: str) -> list[Weight]:
+    return [Weight((*path, *end), tuple(f"{name}{their_end}" for their_end in their_ends), form)
+            for end, their_ends, form in PARTS[kind]]
 
 
 def slot(path: Path, tree: Mapping[Path, Any]) -> tuple[Path, int | None]:
