@@ -201,26 +201,24 @@ def remove_leftovers(folder: pathlib.Path, alone: bool = False) -> list[str]:
     Returns:
       The names of what was removed.
     """
-    removed = []
-    for path in folder.iterdir() if folder.is_dir() else ():
-        owner = _OWNED.fullmatch(path.name)
-        if path.is_symlink():
-            continue
-        if owner is not None and not (
-                path.name in _alive if alone else _is_alive(path, owner)):
-            if not path.is_dir():
-                path.unlink(missing_ok=True)
-            elif _is_ours(path):
-                _remove(path)
-            else:
-                continue
-        elif path.name.endswith(".rag_jax-work") and _is_ours(path) and not any(
-                path.glob("content")):
+    paths = list(folder.iterdir()) if folder.is_dir() else []
+    leftovers = [path for path in paths if not path.is_symlink() and _is_leftover(path, alone)]
+    for path in leftovers:
+        if path.is_dir():
             _remove(path)
         else:
-            continue
-        removed.append(path.name)
-    return removed
+            path.unlink(missing_ok=True)
+    return [path.name for path in leftovers]
+
+
+def _is_leftover(path: pathlib.Path, alone: bool) -> bool:
+    """Whether nobody goes on with what is named like a temporary file or working folder of ours."""
+    owner = _OWNED.fullmatch(path.name)
+    if owner is None:
+        return path.name.endswith(".rag_jax-work") and _is_ours(path) and not any(
+            path.glob("content"))
+    alive = path.name in _alive if alone else _is_alive(path, owner)
+    return not alive and (_is_ours(path) or not path.is_dir())
 
 
 def sync_tree(folder: pathlib.Path) -> None:
