@@ -25,9 +25,13 @@ def run(page: pathlib.Path) -> dict:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_the_code_of_a_page_runs(page, tmp_path, monkeypatch):
+def test_the_code_of_a_page_runs(page, tmp_path, monkeypatch, request):
     """An example that has fallen behind the code misleads everybody who starts from it."""
     monkeypatch.chdir(tmp_path)
+    if any("runs/quickstart" in block for block in blocks(page)):
+        (tmp_path / "runs").mkdir()
+        trained = request.getfixturevalue("uninterrupted")
+        (tmp_path / "runs" / "quickstart").symlink_to(trained, target_is_directory=True)
     names = run(page)
     if page.stem == "functional":
         assert_gradient_reaches_all_towers(names)
