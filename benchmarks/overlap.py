@@ -116,7 +116,7 @@ def small_job(folder: pathlib.Path, passages: int, steps: int) -> tuple[Job, Pas
     index = build_index(store, embedder, folder / "index", kind="exact")
     examples = [Example(str(i), " ".join(rng.choice(words, 8)), (str(rng.choice(words)),))
                 for i in range(1000)]
-    prepared = Prepared(*tokenizers, format, {"random": store}, {"train": examples}, ())
+    prepared = Prepared(*tokenizers, format, {"random": store}, {"train": examples})
     return Job(config, folder, prepared, parallel.make_mesh(config.mesh)), index
 
 

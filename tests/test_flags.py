@@ -8,8 +8,8 @@ import sys
 
 import pytest
 
+from rag_jax import cli, config_files, errors, flags, hosts, overrides
 from rag_jax import config as configs
-from rag_jax import config_files, errors, flags, hosts, overrides
 from rag_jax.cli import reproduce, train
 from rag_jax.training.loop import Preempted
 
@@ -374,3 +374,15 @@ def test_counts_are_whole_numbers_in_order():
     for text in ("5,", "0", "-1", "a", "1.5"):
         with pytest.raises(argparse.ArgumentTypeError, match="must be whole numbers from 1"):
             flags.counts(text)
+
+
+@pytest.mark.parametrize("given, kept", [({}, "cache/rag_jax/compiled/"),
+                                         ({"JAX_COMPILATION_CACHE_DIR": "mine"}, "mine")])
+def test_what_is_compiled_is_kept_where_the_user_says(given, kept, tmp_path, monkeypatch):
+    """Every command compiled for seconds what the one before it had compiled."""
+    monkeypatch.setattr(cli.os, "environ", {"XDG_CACHE_HOME": str(tmp_path / "cache"), **given})
+    cli._keep_compiled()
+    assert kept in cli.os.environ["JAX_COMPILATION_CACHE_DIR"]
+    monkeypatch.setattr(cli.os, "environ", {"XDG_CACHE_HOME": "/dev/null"})
+    cli._keep_compiled()
+    assert "JAX_COMPILATION_CACHE_DIR" not in cli.os.environ

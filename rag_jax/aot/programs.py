@@ -73,7 +73,7 @@ def job_of(config: Config, mesh: Mesh) -> Job:
     retriever, generator = (vocabulary(config, tower) for tower in ("retriever", "generator"))
     format = GeneratorFormat(generator, config.data.max_source_length,
                              like_hugging_face=config.data.source_format == "hugging_face")
-    prepared = Prepared(retriever, generator, format, {}, {}, ())
+    prepared = Prepared(retriever, generator, format, {}, {})
     return Job(config, pathlib.Path(), prepared, mesh)
 
 

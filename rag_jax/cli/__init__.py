@@ -4,7 +4,11 @@ Every command is a module of this room: it parses its flags, calls `rag_jax.api`
 """
 
 import functools
+import gc
 import importlib
+import os
+import pathlib
+import platform
 import sys
 
 COMMANDS = {
@@ -23,8 +27,33 @@ def run(name: str, argv: list[str] | None = None) -> None:
     """Runs a command and ends the process; `argv` without its name, None = the process's."""
     from rag_jax import flags
 
+    if name != "compile_report":  # which compiles for devices that are not there
+        _keep_compiled()
+    # Imports and traces make millions of objects that stay: to look through them for garbage as
+    # often as usual, and once more at the end, took a quarter of the time to a first answer.
+    gc.set_threshold(100_000, 50, 100)
     command = importlib.import_module(f"rag_jax.cli.{name}")
-    flags.run(functools.partial(command.main, argv))
+    try:
+        flags.run(functools.partial(command.main, argv))
+    finally:
+        gc.freeze()
+
+
+def _keep_compiled() -> None:
+    """Lets jax keep what it compiles in the user's cache folder, for the next command to read.
+
+    JAX_COMPILATION_CACHE_DIR names another folder, JAX_ENABLE_COMPILATION_CACHE=false has none. A
+    home may be shared by machines whose processors differ, so each has a folder of its own.
+    """
+    home = os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache"
+    folder = pathlib.Path(home) / "rag_jax" / "compiled" / platform.node()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError:  # a home that cannot be written to
+        return
+    for name, value in {"DIR": str(folder), "MAX_SIZE": str(2**30)}.items():
+        os.environ.setdefault(f"JAX_COMPILATION_CACHE_{name}", value)
+    os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 
 
 def main() -> None:

@@ -72,6 +72,25 @@ class FileTexts(Iterable):
         return (f"{p.title} {p.text}" for p in read_corpus(self._path))
 
 
+class Lazily(Mapping[str, Any]):
+    """Values by name, each opened when it is first asked for."""
+
+    def __init__(self, names: Iterable[str], open_one: Callable[[str], Any]):
+        self._values: dict[str, Any] = dict.fromkeys(names)
+        self._open = open_one
+
+    def __getitem__(self, name: str) -> Any:
+        if self._values[name] is None:
+            self._values[name] = self._open(name)
+        return self._values[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+
 @dataclasses.dataclass(frozen=True)
 class Prepared:
     """A workdir's data, opened.
@@ -80,15 +99,22 @@ class Prepared:
       retriever_tokenizer, generator_tokenizer, format: text to ids.
       memories: passage stores by name; the first one trains.
       splits: train, dev, test and whatever else the source has.
-      warmup_texts: for the generator's warm-up.
+      warmup_file: texts for the generator's warm-up; None = the passages that train.
     """
 
     retriever_tokenizer: Tokenizer
     generator_tokenizer: Tokenizer
     format: GeneratorFormat
-    memories: dict[str, PassageStore]
-    splits: dict[str, list[Example]]
-    warmup_texts: Sequence[str]
+    memories: Mapping[str, PassageStore]
+    splits: Mapping[str, list[Example]]
+    warmup_file: pathlib.Path | None = None
+
+    @property
+    def warmup_texts(self) -> Sequence[str]:
+        """What the generator's warm-up learns to restore."""
+        if self.warmup_file is not None:
+            return self.warmup_file.read_text("utf-8").split("\n")
+        return StoreTexts(next(iter(self.memories.values())))
 
 
 def chunked(passages: Iterable[Passage], words: int) -> Iterator[Passage]:
@@ -212,7 +238,8 @@ def is_prepared(workdir: pathlib.Path) -> bool:
 
 
 def open_prepared(config: Config, workdir: pathlib.Path) -> Prepared:
-    """Opens the data of a workdir that has them; writes nothing.
+    """Opens the data of a workdir that has them; writes nothing, and reads questions and passages
+    when they are asked for.
 
     Raises:
       RetrievalError: a file is damaged; it is named.
@@ -228,16 +255,12 @@ def open_prepared(config: Config, workdir: pathlib.Path) -> Prepared:
     retriever_tokenizer = Tokenizer.load(folder / "retriever_tokenizer")
     generator_tokenizer = Tokenizer.load(folder / "generator_tokenizer")
     store_names, split_names = (line.split() for line in (folder / _DONE).read_text().splitlines())
-    stores = {name: PassageStore.open(folder / "memories" / name) for name in store_names}
-    splits = {name: load_examples(f"tfds-dir:{folder / 'questions'}:{name}")
-              for name in split_names}
     warmup = folder / "warmup_texts.txt"
-    if warmup.exists():
-        warmup_texts = warmup.read_text("utf-8").split("\n")
-    else:
-        warmup_texts = StoreTexts(stores[store_names[0]])
-    return Prepared(retriever_tokenizer, generator_tokenizer,
-                    generator_format(config, generator_tokenizer), stores, splits, warmup_texts)
+    return Prepared(
+        retriever_tokenizer, generator_tokenizer, generator_format(config, generator_tokenizer),
+        Lazily(store_names, lambda name: PassageStore.open(folder / "memories" / name)),
+        Lazily(split_names, lambda name: load_examples(f"tfds-dir:{folder / 'questions'}:{name}")),
+        warmup if warmup.exists() else None)
 
 
 @functools.cache

@@ -287,7 +287,10 @@ def fresh_params(model: rag.RagModel, towers: tuple[str, ...], seed: int, mesh: 
 
 def abstract_params(model: rag.RagModel, towers: Sequence[str], mesh: Mesh) -> Params:
     """Shapes and shardings of the towers' parameters, to restore them into."""
-    boxed = jax.eval_shape(lambda: model.init(jax.random.key(0), tuple(towers)))
+    again = {"document_encoder"} if "query_encoder" in towers else set()  # the same architecture
+    boxed = jax.eval_shape(lambda: model.init(
+        jax.random.key(0), tuple(tower for tower in towers if tower not in again)))
+    boxed |= {tower: boxed["query_encoder"] for tower in again.intersection(towers)}
     shardings = parallel.param_shardings(boxed, mesh)
     return jax.tree.map(
         lambda s, sharding: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=sharding),

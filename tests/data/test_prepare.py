@@ -433,3 +433,17 @@ def test_leftovers_of_a_killed_preparation_go_at_the_next(done, tmp_path, monkey
     monkeypatch.undo()
     prepare(config, work)
     assert [path.name for path in folder_of(work, ".").glob(".*")] == [".questions.mine"]
+
+
+def test_questions_are_read_when_they_are_asked_for(own, monkeypatch):
+    """To answer one question, all that had ever trained or tested the model were read."""
+    config, workdir, *_ = own
+    prepare(*own)
+    read = []
+    load = preparing.load_examples
+    monkeypatch.setattr(preparing, "load_examples", lambda source: read.append(source) or
+                        load(source))
+    prepared = preparing.open_prepared(config, workdir)
+    assert list(prepared.splits) == ["train", "dev"] and "test" not in prepared.splits
+    assert read == []
+    assert prepared.splits["dev"] is prepared.splits["dev"] and len(read) == 1

@@ -41,7 +41,7 @@ def test_a_memory_of_a_file_is_indexed_as_the_run_searches(
     config = overrides.replace(Config(), {"train.document_encoder": document_encoder})
     tables = types.SimpleNamespace(passages=lambda titles, texts: [[1]] * len(texts),
                                    kept=lambda passage, question: passage, max_length=16)
-    prepared = Prepared(None, None, tables, {"own": None}, {}, ())
+    prepared = Prepared(None, None, tables, {"own": None}, {})
     job = Job(config, tmp_path / "w", prepared, None)
     monkeypatch.setattr(Job, "model", types.SimpleNamespace(lexical=lexical))
     monkeypatch.setattr("rag_jax.data.prepare.encoder_input", lambda _, a, *rest: [[1]] * len(a))
