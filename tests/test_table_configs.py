@@ -172,8 +172,8 @@ def test_cells_of_the_papers_scale(tmp_path):
     ct, = scale.cells("ct", "bm25")
     assert ct.config.model.generator.pretrained == str(tmp_path / "nq" / "exported_bm25")
     assert scale.cells("nq", "bm25_nothing") == []
-    assert not wq.questions and not wq.memories
+    assert not wq.questions and not wq.indexes
     assert set(nq.questions) == {"leaders_2016", "leaders_2018"}
-    assert nq.memories["2018"].path == nq.config.data.passages, "no second index of it is built"
-    assert nq.memories["2016"].path.endswith("/hot_swap/enwiki-20161220-pages-articles.xml.bz2")
+    assert nq.indexes["2018"].path == nq.config.data.passages, "no second index of it is built"
+    assert nq.indexes["2016"].path.endswith("/hot_swap/enwiki-20161220-pages-articles.xml.bz2")
     assert Full(tmp_path, "files").cells("wq", "rag_token")[0].config.data.data_dir == "files"

@@ -72,7 +72,7 @@ class Full:
                                                   TEXTS["leaders"].format(year=year))
                           for year in (2016, 2018)},
             "indexes": {"2016": file("enwiki-20161220-pages-articles.xml.bz2", TEXTS["dump"]),
-                         "2018": File(passages, "")}}
+                        "2018": File(passages, "")}}
 
     def recipe(self, missing: Iterable[tuple[Cell, Asked]],
                unavailable: Mapping[str, str]) -> str:
