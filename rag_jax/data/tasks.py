@@ -251,21 +251,19 @@ def _load_tfds_directory(source: str) -> list[Example]:
 
 def _check_features(file: Path) -> None:
     """TFDS imports whatever module a features.json names: code that came with the data, say."""
+    def check(value: dict[str, Any]) -> None:
+        for key in ("pythonClassName", "python_class_name", "type"):
+            name = value.get(key)
+            if isinstance(name, str) and "." in name and not _TFDS_FEATURE.fullmatch(name):
+                raise DataError(f"{file}: names the class {name!r:.80}, which is none of "
+                                "tensorflow_datasets.core.features: it is not read")
+
     try:
-        text = file.read_text("utf-8")
-        waiting = [json.loads(text)]
+        json.loads(file.read_text("utf-8"), object_hook=check)
+    except DataError:
+        raise
     except (OSError, ValueError, RecursionError) as error:
         raise DataError(f"{file}: damaged ({error}): prepare the data set again") from None
-    while waiting:
-        value = waiting.pop()
-        if isinstance(value, dict):
-            for key in ("pythonClassName", "python_class_name", "type"):
-                name = value.get(key)
-                if isinstance(name, str) and "." in name and not _TFDS_FEATURE.fullmatch(name):
-                    raise DataError(f"{file}: names the class {name!r:.80}, which is none of "
-                                    "tensorflow_datasets.core.features: it is not read")
-        waiting.extend(value.values() if isinstance(value, dict)
-                       else value if isinstance(value, list) else ())
 
 
 def _read_tfds(source: str, builder: Any, split: str) -> list[Example]:

@@ -156,6 +156,7 @@ def overwritten(data: bytes, rng: random.Random) -> bytes:
 
 def read_damaged(sample: Format, path, data: bytes) -> list | None:
     """What is read of a damaged file; None = it is refused, with the place of the damage."""
+    path.unlink(missing_ok=True)  # ext4 would wait for the disk where a file is written over
     path.write_bytes(data)
     try:
         return sample.read(str(path))

@@ -270,6 +270,13 @@ def test_the_world_of_countries_is_read_back_as_it_was_built(tmp_path):
     assert preparing.StoreTexts(prepared.memories[NOW])[3] == world.passages[NOW][3].text
 
 
+def test_without_files_of_passages_something_must_make_the_world(tmp_path):
+    """`prepare` from Python without a world would end in a TypeError, or leave half a folder."""
+    with pytest.raises(ConfigError, match="config.data.passages is empty"):
+        prepare(Config(), tmp_path / "work")
+    assert not (tmp_path / "work").exists()
+
+
 def folder_of(work, name):
     return work / "data" / name
 
