@@ -84,8 +84,8 @@ class _Op(NamedTuple):
     @property
     def callees(self) -> list[str]:
         """The computations that it names."""
-        found = " ".join(map(" ".join, _CALLED.findall(self.attributes)))
-        return re.findall(r"[\w.\-]+", found)
+        named = " ".join(map(" ".join, _CALLED.findall(self.attributes)))
+        return re.findall(r"[\w.\-]+", named)
 
     @property
     def repeated(self) -> bool:

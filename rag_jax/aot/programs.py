@@ -52,7 +52,7 @@ class Vocabulary:
 
 
 def vocabulary(config: Config, tower: str) -> Vocabulary:
-    """Of "retriever" or "generator".
+    """The vocabulary of a tower, "retriever" or "generator".
 
     Raises:
       ConfigError: the size is that of a tokenizer that is not read here.
@@ -88,30 +88,30 @@ def programs(config: Config, mesh: Mesh, hosts: int = 1, passages: int = 0,
     """The programs of `kinds`, those of training and answering for every one of config.runs.
 
     Args:
-      config: with the architectures as they are; pretrained weights are not looked at.
-      mesh: of devices that need not exist.
+      config: names the architectures; pretrained weights are not looked at.
+      mesh: its devices need not exist.
       hosts: on which they are.
-      passages: of the index, where it lies on the devices.
+      passages: how many the index has, where it lies on the devices.
 
     Raises:
       ConfigError: what cannot be compiled.
     """
-    job, memory = job_of(config, mesh), None
+    job, tables = job_of(config, mesh), None
     on_devices = config.retrieval.where == "device"
     passages = passages or (config.retrieval.capacity if on_devices else 0)
     if on_devices and not passages and {"train", "search"} & set(kinds):
         raise ConfigError("config.retrieval.where=device: how many passages? give --passages")
     if passages:
-        memory = abstract_tables(passages, job.model.embedding_width, mesh,
+        tables = abstract_tables(passages, job.model.embedding_width, mesh,
                                  *on_device.layout(config, job.prepared.format))
-    if "search" in kinds and memory is not None:
-        yield _search(job, memory)
+    if "search" in kinds and tables is not None:
+        yield _search(job, tables)
     if "embed" in kinds and not job.model.lexical:
         yield _embed(job, hosts)
     for run in config.runs:
         run_job = job.of_run(run)
         if "train" in kinds:
-            yield _train(run_job, run, memory)
+            yield _train(run_job, run, tables)
         if "evaluate" in kinds:
             answerer, params, batch = _answering(run_job)
             yield Program(f"evaluate {run}", jit_log_likelihood(answerer.model), (params, batch))
@@ -119,18 +119,18 @@ def programs(config: Config, mesh: Mesh, hosts: int = 1, passages: int = 0,
             yield _decode(run_job, run)
 
 
-def _train(job: Job, run: str, memory: DeviceTables | None) -> Program:
+def _train(job: Job, run: str, tables: DeviceTables | None) -> Program:
     """The step of `stages.fine_tune`."""
     config, mesh = job.config, job.mesh
     size, k = config.train.batch_size, config.retrieval.k
     number = jax.ShapeDtypeStruct((), np.int32, sharding=parallel.replicated(mesh))
     complete, given = None, _batch(job, size, k)
     if k and config.retrieval.where == "device":
-        settings, tables = on_device.layout(config, job.prepared.format)
+        settings, _ = on_device.layout(config, job.prepared.format)
         refresh = config.train.document_encoder == "refresh"
         pad_id = job.prepared.retriever_tokenizer.pad if refresh else None
         complete = on_device.completion(job.model, job.prepared.format, k, mesh, settings, pad_id)
-        given = (_questions(job, size), memory, number)
+        given = (_questions(job, size), tables, number)
     stage = stages.rag_stage(job, run, None, complete, meta={})
     return Program(f"train {run}", stage.train_step, (stage.abstract_state, given, number))
 
@@ -165,13 +165,13 @@ def _embed(job: Job, hosts: int) -> Program:
                    (params, *_tokens(job, size, config.data.max_passage_length)))
 
 
-def _search(job: Job, memory: DeviceTables) -> Program:
+def _search(job: Job, tables: DeviceTables) -> Program:
     """A training batch of queries against an index on the devices."""
     config, mesh = job.config, job.mesh
     settings, _ = on_device.layout(config, job.prepared.format)
     queries = jax.ShapeDtypeStruct((config.train.batch_size, job.model.embedding_width),
                                    jnp.float32, sharding=parallel.replicated(mesh))
-    return Program("search", jit_search(mesh, config.retrieval.k, settings), (memory, queries))
+    return Program("search", jit_search(mesh, config.retrieval.k, settings), (tables, queries))
 
 
 def _tokens(job: Job, *shape: int) -> tuple[jax.ShapeDtypeStruct, jax.ShapeDtypeStruct]:

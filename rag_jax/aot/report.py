@@ -22,14 +22,14 @@ class Needs:
     """What one program needs of every chip; everything is 0 where it did not compile.
 
     Attributes:
-      name: of the program.
+      name: the program's.
       arguments, temporaries: bytes. Donated arguments are also results.
       results: bytes that are not in place of donated arguments.
       code: bytes of the program.
       flops: operations of matrix products, those of recomputation too.
       accessed: bytes between HBM and chip.
       collectives: what is communicated.
-      secs: of compilation.
+      secs: how long it took to compile.
       problem: what the compiler said where it ran out of memory; else empty.
     """
 
@@ -81,10 +81,10 @@ def _problem(message: str) -> str:
     return f"out of memory: {used[0] if used else message.splitlines()[0]}"
 
 
-def tables(found: Sequence[Needs], chip: Chip | None, memory: float | None) -> str:
+def tables(programs: Sequence[Needs], chip: Chip | None, memory: float | None) -> str:
     """Memory and work of every program, then its communication, each by chip."""
     rows, work, talk = [], [], []
-    for one in found:
+    for one in programs:
         fits = "no" if not one.fits(memory) else "yes" if memory else "-"
         if one.problem:
             rows.append([one.name, *[None] * 5, f"{fits}: {one.problem}", round(one.secs)])
@@ -112,10 +112,10 @@ def _shortened(shape: str, most: int = 48) -> str:
     return shape if len(shape) <= most else shape[: most - 3] + "..."
 
 
-def as_json(found: Sequence[Needs], topology: str, devices: int, chip: Chip | None,
+def as_json(programs: Sequence[Needs], topology: str, devices: int, chip: Chip | None,
             memory: float | None) -> dict[str, Any]:
     """The same figures, unrounded, and every collective."""
     return {"topology": topology, "devices": devices, "memory": memory, "programs": [{
         **dataclasses.asdict(one), "collectives": [c._asdict() for c in one.collectives],
         "fits": one.fits(memory),
-        "least_secs": None if chip is None else one.least_secs(chip)} for one in found]}
+        "least_secs": None if chip is None else one.least_secs(chip)} for one in programs]}

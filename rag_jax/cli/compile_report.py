@@ -45,13 +45,13 @@ def main(argv: list[str] | None = None) -> str | None:
           f"mesh {shape}", flush=True)
     for line in programs.undivided(config, mesh):
         print(line, flush=True)
-    found = []
+    needs = []
     for program in programs.programs(config, mesh, hosts, options.passages, kinds):
-        found.append(report.measure(program, len(devices)))
-        print(f"compiled {program.name} in {found[-1].secs:.0f} s", flush=True)
-    print("\n" + report.tables(found, chip, memory))
+        needs.append(report.measure(program, len(devices)))
+        print(f"compiled {program.name} in {needs[-1].secs:.0f} s", flush=True)
+    print("\n" + report.tables(needs, chip, memory))
     if options.json:
-        record = report.as_json(found, options.topology, len(devices), chip, memory)
+        record = report.as_json(needs, options.topology, len(devices), chip, memory)
         files.write_text(pathlib.Path(options.json), json.dumps(record, indent=1) + "\n")
-    too_big = [one.name for one in found if not one.fits(memory)]
+    too_big = [one.name for one in needs if not one.fits(memory)]
     return f"does not fit: {', '.join(too_big)}" if too_big else None

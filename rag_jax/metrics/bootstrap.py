@@ -16,12 +16,12 @@ def resampled(value: Callable[..., float], sizes: Sequence[int], level: float = 
     """Percentile bootstrap interval of a statistic of what was drawn along every axis.
 
     Args:
-        value: of as many index arrays as there are axes, each int[size] with repetitions. Data
-            that share an axis are paired: they are drawn together.
-        sizes: of the axes; questions, or seeds and questions.
+        value: takes an index array int[size], with repetitions, for every axis. Data that share
+            an axis are paired: they are drawn together.
+        sizes: how long the axes are; questions, or seeds and questions.
         level: probability that the interval shall hold, between 0 and 1.
         samples: how many sets are drawn.
-        seed: of the drawing: the same data give the same interval.
+        seed: the same data and seed give the same interval.
 
     Returns:
         Lower and upper bound, in the unit of the statistic.

@@ -44,9 +44,9 @@ def accuracies(predictions: Sequence[str], labels: Sequence[str],
             parts["_2way"].append(correct)
         if source is not None:
             parts[f"_from_{source}"].append(correct)
-    found = {}
+    scores = {}
     for part, correct in sorted(parts.items()):
-        found[f"accuracy{part}"] = 100.0 * sum(correct) / len(correct)
+        scores[f"accuracy{part}"] = 100.0 * sum(correct) / len(correct)
         if part:
-            found[f"count{part}"] = len(correct)
-    return found
+            scores[f"count{part}"] = len(correct)
+    return scores

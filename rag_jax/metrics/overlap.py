@@ -16,7 +16,7 @@ def answer_overlap(answers: Sequence[Sequence[str]], train_answers: Iterable[Seq
 
     Args:
         answers: the accepted answers of each test question.
-        train_answers: those of each training question.
+        train_answers: the accepted answers of each training question.
     """
     known = {normalize_answer(text) for texts in train_answers for text in texts}
     return np.array([any(normalize_answer(text) in known for text in texts) for texts in answers],
@@ -38,14 +38,14 @@ def slices(correct: Sequence[bool], overlaps: np.ndarray, name: str) -> dict[str
     Args:
         correct: bool[Q].
         overlaps: bool[Q], from `answer_overlap` or `question_overlap`.
-        name: of the overlap, which begins the keys: NAME, NAME_count, no_NAME, no_NAME_count.
+        name: begins the keys: NAME, NAME_count, no_NAME, no_NAME_count.
 
     Returns:
         Those of the four that are defined: no score over no questions.
     """
-    correct, found = np.asarray(correct, bool), {}
+    correct, scores = np.asarray(correct, bool), {}
     for key, part in ((name, correct[overlaps]), (f"no_{name}", correct[~overlaps])):
         if part.size:
-            found[key] = 100.0 * float(part.mean())
-        found[f"{key}_count"] = part.size
-    return found
+            scores[key] = 100.0 * float(part.mean())
+        scores[f"{key}_count"] = part.size
+    return scores

@@ -74,10 +74,10 @@ def q_bleu_1(prediction: str, references: Sequence[str], weights: Weights = SQUA
 def _score(prediction: str, reference: str, weights: Weights) -> float:
     if not prediction.strip() or not reference.strip():
         return 0.0
-    found = components(prediction, reference)
-    answerability = (weights.ner * found.ner + weights.imp * found.imp + weights.qt * found.qt
-                     + weights.sw * found.sw)
-    return weights.delta * answerability + (1 - weights.delta) * found.bleu_1
+    *kinds, fluency = components(prediction, reference)
+    *shares, delta = weights  # of the same kinds in the same order
+    answerability = sum(share * kind for share, kind in zip(shares, kinds, strict=True))
+    return delta * answerability + (1 - delta) * fluency
 
 
 def components(prediction: str, reference: str) -> Components:
@@ -111,13 +111,13 @@ def _is_question_word(word: str) -> bool:
 
 
 def _question_type(words: list[str]) -> list[str]:
-    found = []
+    typed = []
     for i, word in enumerate(words):
         if _is_question_word(word):
-            found.append(word)
+            typed.append(word)
             if word.lower() in ("what", "which"):
-                found += words[i + 1 : i + 2]
-    return found
+                typed += words[i + 1 : i + 2]
+    return typed
 
 
 def _entities(words: list[str]) -> list[str]:

@@ -97,8 +97,8 @@ def title_precision(titles: Sequence[str], gold_titles: Iterable[str], k: int) -
     90 % in the first 10). The share is precision@k of Hugging Face's eval_rag.
 
     Args:
-        titles: of a question's passages, best first.
-        gold_titles: of the pages that hold the answer, or the evidence.
+        titles: those of a question's passages, best first.
+        gold_titles: those of the pages that hold the answer, or the evidence.
         k: depth, 1 or more.
     """
     return len(set(titles[:k]) & set(gold_titles)) / k

@@ -92,7 +92,7 @@ class Beginning(NamedTuple):
       subject: the input.
       text: what the answer begins with; ends with the title's first words.
       title: what is looked for in the answer.
-      about: of the title, for the report.
+      about: a remark on the title, for the report.
     """
 
     subject: str
@@ -118,7 +118,7 @@ class Cell:
     Attributes:
       folder: its workdir, below that of the reproduction; cells of one folder share data, warm-up
         and index.
-      config: of the workdir.
+      config: the configuration of its workdir.
       run: one of config.runs.
       first: a cell with the same passages, warmed up before, whose passage stores this one shares,
         all data where they are the same, and indexes, unless this one has a retriever of its own.
@@ -170,7 +170,7 @@ class Cell:
         return what._replace(split="dev") if hidden else what
 
     def files(self, what: Asked | None) -> dict[str, File]:
-        """Those that an answer needs and the configuration does not name; by split or index."""
+        """The files that an answer needs and the configuration does not name, by split or index."""
         if not isinstance(what, Measurement):
             return {}
         needed = {what.split: self.questions.get(what.split),
@@ -200,7 +200,7 @@ class Cell:
 
 
 def exported(folder: str, run: str) -> str:
-    """Where a run's trained weights lie in Hugging Face's form, below the root."""
+    """The folder, below the root, of a run's trained weights in Hugging Face's form."""
     return f"{folder}/exported_{run}"
 
 

@@ -99,7 +99,7 @@ def distinct_trigrams(texts: Sequence[str]) -> Estimate:
 
 
 def share(percents: Sequence[float], count: int) -> Estimate | None:
-    """Of a share of `count` questions, known for every seed but not question by question.
+    """A share of `count` questions that is known for every seed but not question by question.
 
     A bootstrap sample of questions that are right or wrong is a binomial draw; the questions are
     the same for all seeds, so that they share its deviation. No seeds give None.
@@ -121,7 +121,7 @@ def estimate(results: Sequence[Measured], metric: str, minus: Sequence[Measured]
     seeds, and questions that are the same for all of them (and for both systems).
 
     Args:
-      results: of each seed, of the same questions; none gives None.
+      results: what each seed answered to the same questions; no seeds give None.
       metric: one of METRICS.
       minus: another system, whose metric is taken off; as many seeds.
     """

@@ -49,7 +49,7 @@ def _experiment(title: str, notes: str = "") -> Callable:
     """Registers the function that makes a section's parts; the paper's notes come after them.
 
     Args:
-      title: of the section.
+      title: the section's heading.
       notes: name of the notes where it is not the function's.
     """
     def register(parts: Callable[[Lab], Sequence[Part]]) -> Callable:
@@ -252,7 +252,7 @@ def table5(lab: Lab) -> list[Part]:
 
 @_experiment("Table 6: ablations")
 def table6(lab: Lab) -> list[Part]:
-    """Of the retriever, dev."""
+    """Ablations of the retriever, dev."""
     scored = _scored(lab, paper.TABLE6, Measurement("dev"))
     rows = [[f"{SYSTEMS[run]}, passages of another question", _shown(estimate(
         _results(lab, "nq.em", run, Measurement("dev", shuffled=True)), "em"))] for run in LEARNED]

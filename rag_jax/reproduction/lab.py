@@ -31,7 +31,7 @@ Made = Mapping[str, Any]
 
 
 def folder_of(root: pathlib.Path, cell: Cell) -> pathlib.Path:
-    """Where a cell's results are."""
+    """The folder of a cell's results."""
     return root / cell.folder / cell.run / "measured"
 
 
@@ -76,7 +76,7 @@ class Lab:
 
     Args:
       root: the folder of everything.
-      scale: where cells come from.
+      scale: which cells there are.
 
     Attributes:
       used: the cells of which there are results, with the records of what made them.

@@ -46,7 +46,7 @@ def write(folder: pathlib.Path, pairs: Sequence[Pair], controls: Sequence[Pair],
       folder: made where it is missing.
       pairs: to be judged.
       controls: pairs whose first sentence is true and whose second one is not.
-      seed: of sides and order; the same pairs and seed give the same sheets.
+      seed: draws sides and order; the same pairs and seed give the same sheets.
     """
     items = [(pair, False) for pair in pairs] + [(pair, True) for pair in controls]
     rng = random.Random(f"pairwise {seed}")
@@ -142,7 +142,7 @@ def tally(key: Mapping[str, Mapping], sheets: Sequence[pathlib.Path]) -> Tally:
     pair whose judges do not agree by more than half has no majority.
 
     Args:
-      key: from `read_key`.
+      key: the sheets' key, as `read_key` returns it.
       sheets: .csv files in the form of sheet.csv, of one or more annotators each.
 
     Raises:

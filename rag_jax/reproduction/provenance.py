@@ -44,8 +44,8 @@ def stale(made: Mapping[str, Any] | None, cell: Cell, root: pathlib.Path,
         return "there is no record of the configuration that made it"
     configs = _configs(cell)
     try:
-        earlier = [config_files.from_json(json.dumps(fields)) for fields in made["configs"]]
-        now = [config_files.from_json(_portable(config, root)) for config in configs]
+        earlier = [_config(json.dumps(fields)) for fields in made["configs"]]
+        now = [_config(_portable(config, root)) for config in configs]
     except ConfigError as error:
         return f"its configuration is of another version of the program ({error})"
     if len(earlier) != len(now):
@@ -63,8 +63,14 @@ def _configs(cell: Cell) -> list[Config]:
     return [one.config for one in (cell, cell.first, cell.start) if one is not None]
 
 
+@functools.lru_cache(maxsize=256)
+def _config(text: str) -> Config:
+    """Read once: a report compares the same few configurations hundreds of times."""
+    return config_files.from_json(text)
+
+
 def _portable(config: Config, root: pathlib.Path) -> str:
-    """JSON in which folders below `root` are told from there: the whole of it can be moved."""
+    """JSON in which folders below `root` are named from there: all of `root` can be moved."""
     return config_files.to_json(config).replace(json.dumps(str(root))[1:-1] + "/", "ROOT/")
 
 
@@ -80,12 +86,12 @@ def digest(path: str) -> str:
     between that keeps its size is not seen.
     """
     size = os.path.getsize(path)
-    found = hashlib.sha256(f"{size} ".encode())
+    sha = hashlib.sha256(f"{size} ".encode())
     with open(path, "rb") as file:
-        found.update(file.read(ENDS))
+        sha.update(file.read(ENDS))
         file.seek(max(size - ENDS, 0))
-        found.update(file.read())
-    return found.hexdigest()
+        sha.update(file.read())
+    return sha.hexdigest()
 
 
 @functools.cache

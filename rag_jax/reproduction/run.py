@@ -20,9 +20,9 @@ def reproduce(names: Sequence[str], root: pathlib.Path, scale: Scale, work: bool
     The report has all experiments: of those that are not named, what was measured before.
 
     Args:
-      names: of EXPERIMENTS.
+      names: some of EXPERIMENTS.
       root: the folder of everything.
-      scale: of data and models.
+      scale: which cells there are.
       work: False trains and measures nothing.
 
     Raises:
@@ -49,9 +49,9 @@ def _reproduce(names: Sequence[str], root: pathlib.Path, scale: Scale, work: boo
 def write_report(root: pathlib.Path, scale: Scale) -> None:
     """The report on what is on disk."""
     lab = Lab(root, scale)
-    found = [experiment(lab) for experiment in EXPERIMENTS.values()]
+    experiments = [section(lab) for section in EXPERIMENTS.values()]
     sections.write(root, f"The paper's tables and figures, {scale.name} scale",
-                   [_head(lab), *found])
+                   [_head(lab), *experiments])  # the head knows what the others asked for
 
 
 def lacking(names: Sequence[str], root: pathlib.Path, scale: Scale

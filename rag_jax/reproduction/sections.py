@@ -24,7 +24,7 @@ class Plot:
     """A picture.
 
     Attributes:
-      name: of its file, without suffix.
+      name: its file's, without suffix.
       caption: what is seen.
       png: None where matplotlib is not installed.
     """
