@@ -92,14 +92,21 @@ def test_a_wrong_cell_is_told_near_matches_and_all_cells(cell, told):
 
 
 @functools.cache
+def initial(model, rates, optimizer):
+    """The optimiser, and the shapes and shardings of the state; the same for many cells."""
+    transform = make_optimizer(optimizer, 1000, dict(rates))
+    _, state, shardings = step.init_state(model, model.towers, transform, 0,
+                                          parallel.make_mesh(MeshConfig()))
+    return transform, state, shardings
+
+
+@functools.cache
 def traced(model, rates, optimizer, smoothing, shape, targets):
     """A training step of `shape` = (batch, passages, source), without allocating.
 
     Returns the shapes of the state, of the state after it and of the metrics; and its operations.
     """
-    transform = make_optimizer(optimizer, 1000, dict(rates))
-    mesh = parallel.make_mesh(MeshConfig())
-    _, state, shardings = step.init_state(model, model.towers, transform, 0, mesh)
+    transform, state, shardings = initial(model, rates, optimizer)
     B, K, S = shape
     struct = jax.ShapeDtypeStruct
 
