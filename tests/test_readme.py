@@ -15,8 +15,8 @@ TEXT = "\n".join(page.read_text("utf-8") for page in PAGES)
 
 def commands() -> list[str]:
     """Every command line of the pages' code blocks, once, continuation lines joined."""
-    blocks = re.findall(r"^```\n(.*?)^```", TEXT, re.S | re.M)
-    lines = "\n".join(blocks).replace("\\\n", " ").splitlines()
+    blocks = re.findall(r"^```(\w*)\n(.*?)^```$", TEXT, re.S | re.M)
+    lines = "\n".join(block for language, block in blocks if not language).replace("\\\n", " ").splitlines()
     return sorted({line for line in lines if "rag_jax." in line or "pip install" in line})
 
 
