@@ -16,7 +16,8 @@ TEXT = "\n".join(page.read_text("utf-8") for page in PAGES)
 def commands() -> list[str]:
     """Every command line of the pages' code blocks, once, continuation lines joined."""
     blocks = re.findall(r"^```(\w*)\n(.*?)^```$", TEXT, re.S | re.M)
-    lines = "\n".join(block for language, block in blocks if not language).replace("\\\n", " ").splitlines()
+    text = "\n".join(block for language, block in blocks if not language)
+    lines = text.replace("\\\n", " ").splitlines()
     return sorted({line for line in lines if "rag_jax." in line or "pip install" in line})
 
 
@@ -34,7 +35,7 @@ def test_commands_name_what_exists(command):
         assert (ROOT / (module.replace(".", "/") + ".py")).exists(), module
         source = (ROOT / (module.replace("rag_jax.", "rag_jax/cli/") + ".py")).read_text()
         source += (ROOT / "rag_jax/flags.py").read_text()
-        for flag in re.findall(r" (--\w+)", command):
+        for flag in re.findall(r" (--[\w-]+)", command):
             assert f'"{flag}"' in source or flag == "--help", flag
     for path in re.findall(r"configs/\w+\.py(?::[\w/]+)?", command):
         rules.validate(overrides.replace(config_files.load_file(str(ROOT / path)), {
