@@ -2,7 +2,8 @@
 
 import os
 import pathlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from typing import Any
 
 from rag_jax.data import wikipedia
 from rag_jax.data.records import json_lines, unquoted
@@ -111,49 +112,44 @@ def _tsv(name: str) -> Iterator[tuple[str, Passage]]:
 def _jsonl(name: str) -> Iterator[tuple[str, Passage]]:
     """Yields ("FILE:LINE", the passage in it) of a file with an object on each line."""
     for _, record in json_lines(name):
-        where, row = record.where, record.fields
-        fields = {"id": row.get("id"), "title": row.get("title", ""), "text": row.get("text")}
-        if type(fields["id"]) is int:
-            fields["id"] = str(fields["id"])
-        for field, value in fields.items():
-            if not isinstance(value, str):
-                raise RetrievalError(
-                    f"{where}: field {field!r} must be a string, got {value!r:.60}; the line has "
-                    f"the fields {sorted(row)[:8]}.")
-        yield where, Passage(**fields)
+        row = record.fields
+        identity = str(row["id"]) if type(row.get("id")) is int else row.get("id")
+        fields = (identity, row.get("title", ""), row.get("text"))
+        yield record.where, _passage(record.where, fields,
+                                     f"; the line has the fields {sorted(row)[:8]}")
+
+
+def _passage(where: str, fields: Iterable[Any], present: str = "") -> Passage:
+    """A passage of its id, title and text, which must be strings; `present` ends the error."""
+    passage = Passage(*fields)
+    for field, value in passage._asdict().items():
+        if not isinstance(value, str):
+            raise RetrievalError(
+                f"{where}: field {field!r} must be a string, got {value!r:.60}{present}.")
+    return passage
 
 
 def _table_rows(paths: list[str]) -> Iterator[tuple[str, Passage]]:
-    for path in paths:
-        row = 0
-        for columns in _batches(path):
-            for values in zip(*columns, strict=True):
-                row += 1
-                where = f"{path}: row {row}"
-                for field, value in zip(_COLUMNS, values, strict=True):
-                    if not isinstance(value, str):
-                        raise RetrievalError(
-                            f"{where}: field {field!r} must be a string, got {value!r:.60}.")
-                yield where, Passage(*values)
-
-
-def _batches(path: str) -> Iterator[list[list]]:
-    """Yields the columns id, title and text of some rows at a time."""
+    """Yields (place, passage) of tables, some rows at a time."""
     import pyarrow  # 0.2 s, so only where it is needed
 
-    read = 0
-    try:
-        for batch in _record_batches(path):
-            batch.validate(full=True)
-            for start in range(0, batch.num_rows, _ROWS):
-                yield [column.to_pylist() for column in batch.slice(start, _ROWS).columns]
-            read += batch.num_rows
-    except FileNotFoundError:
-        raise RetrievalError(f"{path}: no such file; check the path.") from None
-    except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
-        reason = str(error).partition("\n")[0] or type(error).__name__
-        raise RetrievalError(
-            f"{path}: row {read + 1}: damaged file ({reason}); fetch it again.") from None
+    for path in paths:
+        row = 0
+        try:
+            for batch in _record_batches(path):
+                batch.validate(full=True)
+                for start in range(0, batch.num_rows, _ROWS):
+                    columns = batch.slice(start, _ROWS).columns
+                    for values in zip(*(column.to_pylist() for column in columns), strict=True):
+                        row += 1
+                        where = f"{path}: row {row}"
+                        yield where, _passage(where, values)
+        except FileNotFoundError:
+            raise RetrievalError(f"{path}: no such file; check the path.") from None
+        except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
+            reason = str(error).partition("\n")[0] or type(error).__name__
+            raise RetrievalError(
+                f"{path}: row {row + 1}: damaged file ({reason}); fetch it again.") from None
 
 
 def _record_batches(path: str) -> Iterator:
