@@ -138,7 +138,7 @@ def copy_store(store: PassageStore, content: Path) -> None:
         files.remove_folder(path)
     copying = files.begin_folder(content.parent / "passages", "copy")
     shutil.copytree(store.path, copying, dirs_exist_ok=True)
-    PassageStore.open(copying).verify()
+    PassageStore.open(copying, verify=True)
     files.publish_folder(copying, path)
 
 

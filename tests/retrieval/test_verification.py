@@ -60,6 +60,27 @@ def test_a_block_is_read_once_and_only_when_it_is_needed(folders, monkeypatch):
     assert store.files.pending_bytes == 0
 
 
+@pytest.mark.parametrize("pieces", [1, 5])
+def test_exactly_the_blocks_of_the_pieces_are_read(folders, pieces):
+    """At the edge of a block, one too few would let bytes pass that nobody has verified."""
+    files, draw = PassageStore.open(folders["store"]).files, np.random.default_rng(0)
+    size, block = files.map("text.blob", "u1").size, 64
+    for _ in range(300):
+        begins = draw.integers(0, size // 8, pieces) * 8  # one in eight is at the edge of a block
+        ends = np.minimum(begins + draw.integers(1, 20, pieces) * 8, size)
+        files.forget()
+        before = files.pending_bytes
+        if pieces == 1:
+            files.check("text.blob", int(begins[0]), int(ends[0]))
+        else:
+            files.check("text.blob", begins, ends)
+        blocks = {place // block for begin, end in zip(begins, ends, strict=True)
+                  for place in range(begin, end)}
+        assert before - files.pending_bytes == block * len(blocks)
+        files.check("text.blob", begins, ends)
+        assert before - files.pending_bytes == block * len(blocks)
+
+
 def test_a_large_file_without_blocks_is_one_block(folders, tmp_path, monkeypatch):
     """Indexes of before have one digest a file, and are verified whole at the first look."""
     monkeypatch.setattr(verification, "_verify_pending", lambda reference: None)
