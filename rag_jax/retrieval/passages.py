@@ -219,11 +219,6 @@ class PassageStore:
                 f"{self.path}: no token table {name!r}; it has {list(self.token_tables)}.")
         return self._tables[name]
 
-    def verify(self) -> None:
-        """Reads every file again and compares it with its checksum: about 1 second per GB."""
-        self.files.forget()
-        self.files.check_all()
-
     def row_of(self, passage_id: str) -> int:
         """The row of a passage id. Ids that count rows from 0 or 1 are looked at where they would
         be, a few others are searched for in the file, and then a table of all is made.

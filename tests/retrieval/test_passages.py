@@ -268,11 +268,11 @@ def test_a_damaged_store_is_refused(tmp_path):
         PassageStore.open(store.path)
     meta.write_text(text)
     assert list(PassageStore.open(store.path)) == TRICKY
-    store.verify()
+    PassageStore.open(store.path, verify=True)
     blob = tmp_path / "s" / "text.blob"
     blob.write_bytes(blob.read_bytes().replace(b"two", b"too"))
     with pytest.raises(RetrievalError, match="text.blob differs"):
-        PassageStore.open(store.path).verify()
+        PassageStore.open(store.path, verify=True)
     with pytest.raises(RetrievalError, match="no such"):
         PassageStore.open(tmp_path / "elsewhere")
 
