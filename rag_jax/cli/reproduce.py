@@ -39,16 +39,17 @@ def main(argv: list[str] | None = None) -> int | None:
     parser.add_argument("--tally", nargs="+", type=pathlib.Path, metavar="FILE.csv",
                         help="pairwise: count the filled-in sheets of judges")
     options = parser.parse_args(argv)
-    if options.seeds < 1:
-        parser.error(f"--seeds={options.seeds}: must be at least 1")
-    if options.tally and options.name != "pairwise":
-        parser.error("--tally belongs to pairwise")
-    if options.scale == "paper" and options.reduced:
-        parser.error("--reduced belongs to --scale toy")
-    if options.scale == "toy" and options.execute:
-        parser.error("--execute belongs to --scale paper; the toy scale always runs")
-    if options.scale == "toy" and options.data_dir:
-        parser.error("--data_dir belongs to --scale paper; the toy scale makes its data")
+    toy = options.scale == "toy"
+    for wrong, why in (
+            (options.seeds < 1, f"--seeds={options.seeds}: must be at least 1"),
+            (options.tally and options.name != "pairwise", "--tally belongs to pairwise"),
+            (options.reduced and not toy, "--reduced belongs to --scale toy"),
+            (options.execute and toy,
+             "--execute belongs to --scale paper; the toy scale always runs"),
+            (options.data_dir and toy,
+             "--data_dir belongs to --scale paper; the toy scale makes its data")):
+        if wrong:
+            parser.error(why)
 
     from rag_jax.reproduction import pairwise, run
     from rag_jax.reproduction.full import Full
@@ -58,9 +59,7 @@ def main(argv: list[str] | None = None) -> int | None:
     root = pathlib.Path(options.workdir or f"runs/reproduce-{options.scale}"
                         f"{'-reduced' * options.reduced}").absolute()
     names = NAMES if options.name == "all" else (options.name,)
-    toy = options.scale == "toy"
-    scale = Toy(root, options.seeds, options.reduced) if toy else Full(
-        root, options.data_dir)
+    scale = Toy(root, options.seeds, options.reduced) if toy else Full(root, options.data_dir)
     if options.tally:
         pairwise.write_tally(root / "pairwise", options.tally)
     if not toy:

@@ -6,6 +6,7 @@ import re
 import pytest
 
 from rag_jax import overrides, paper
+from rag_jax.cli import reproduce
 from rag_jax.config import Config
 from rag_jax.reproduction import run
 from rag_jax.reproduction.cells import Beginning, Cell, Completed, Explanation, Measurement
@@ -74,6 +75,11 @@ def test_nothing_measured_is_not_run_everywhere(lab, name):
             for text in row:
                 ours, slash, _ = text.partition(" / ")
                 assert not slash or ours == "not run", (name, row)
+
+
+def test_the_command_offers_every_experiment():
+    """One that is registered alone could never be run; a name alone would be a traceback."""
+    assert sorted(EXPERIMENTS) == sorted(reproduce.NAMES)
 
 
 def test_measured_cells_stand_beside_the_papers(lab):
