@@ -3,6 +3,7 @@
 import importlib.metadata
 import os
 import pathlib
+import shutil
 
 os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
@@ -17,6 +18,7 @@ os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(COMPILED))
 os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
 os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
 
+import filelock  # noqa: E402
 import jax  # noqa: E402
 import jax.monitoring  # noqa: E402
 import pytest  # noqa: E402
@@ -41,9 +43,18 @@ def compilations():
 
 @pytest.fixture(scope="session")
 def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
-    """One uninterrupted run of the smallest configuration, shared by tests of whole commands."""
+    """One uninterrupted run of the smallest configuration, shared by tests of whole commands.
+
+    Whichever worker of xdist comes first trains it; each has a copy, which its tests may add to.
+    """
     from tests.end_to_end.commands import finish
 
-    workdir = tmp_path_factory.mktemp("uninterrupted")
-    finish("train", workdir)
-    return workdir
+    folder = tmp_path_factory.getbasetemp()
+    folder = folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder
+    trained, own = folder / "trained", tmp_path_factory.mktemp("uninterrupted")
+    with filelock.FileLock(folder / "trained.lock"):
+        if not trained.exists():
+            finish("train", folder / "training")
+            (folder / "training").rename(trained)
+    shutil.copytree(trained, own, dirs_exist_ok=True)
+    return own
