@@ -1,8 +1,8 @@
-"""Commands as forks of one process that has imported what all of them import.
+"""Commands as forks of one process that has imported the libraries that all need.
 
-`python -m rag_jax.X` takes two seconds of imports before it begins. A server, started once, has
-done them and forks for every command: each is still a process of its own, which parses its own
-arguments, starts its own devices and ends with its own status.
+`python -m rag_jax.X` imports libraries for two seconds before it begins. A server, started once,
+has done that and forks for every command: each is still a process of its own, which imports the
+package, parses its arguments, starts its devices and ends with its own status.
 
 Run as a program, reads one JSON order a line and answers each with its exit status.
 """
@@ -19,9 +19,8 @@ import sys
 import tempfile
 import warnings
 
-# These start no thread that a fork would lose, and touch no device.
-IMPORTED = ("jax", "flax.linen", "optax", "orbax.checkpoint", "tensorflow_datasets", "scipy.stats",
-            "rag_jax.training.run", "rag_jax.trained", "rag_jax.retrieval.build")
+# What the package imports of others: it starts no thread that a fork would lose, and no device.
+IMPORTED = ("jax", "flax.linen", "optax", "orbax.checkpoint", "tensorflow_datasets", "scipy.stats")
 
 
 def run(arguments: list[str], environment: dict[str, str], cwd: pathlib.Path, stdin: str = ""
