@@ -327,7 +327,7 @@ def _open_index(job: Job, run: str, named: str | None) -> Index:
         folders = job.workdir / indexing.WORD_INDEXES
     elif job.config.train.document_encoder == "refresh":
         folders = job.workdir / run / "indexes"
-    folder = folders / (named or next(iter(job.prepared.memories)))
+    folder = folders / (named or job.trains_with)
     if named is not None and not folder.is_dir():
         folder = pathlib.Path(named)
         if not folder.is_dir():

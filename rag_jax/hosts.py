@@ -138,15 +138,31 @@ def exchange(value: Any) -> list[Any]:
     """
     if count() == 1:
         return [value]
-    from jax._src import distributed  # its key-value store has no public name
-
-    client, turn, me = distributed.global_state.client, next(_rounds), index()
+    client, turn, me = _key_value_store(), next(_rounds), index()
     client.key_value_set(f"rag_jax/{turn}/{me}", json.dumps(value))
     found = [json.loads(client.blocking_key_value_get(f"rag_jax/{turn}/{i}", _LONGEST_WAIT_MS))
              for i in range(count())]
     if turn:  # all have this turn's values, so all have read the last one's
         client.key_value_delete(f"rag_jax/{turn - 1}/{me}")
     return found
+
+
+def _key_value_store() -> Any:
+    """That of jax.distributed. Its public collectives run on the devices, behind their work.
+
+    Raises:
+      RuntimeError: this version of jax keeps it elsewhere.
+    """
+    import jax
+
+    try:
+        from jax._src import distributed  # it has no public name; jax 0.10 has it here
+
+        return distributed.global_state.client
+    except (ImportError, AttributeError) as error:
+        raise RuntimeError(f"jax {jax.__version__} has another key-value store of jax.distributed "
+                           f"than jax 0.10 ({error}); install the version in setup.py, or run "
+                           "one process") from None
 
 
 def first(make: Callable[[], T]) -> T:

@@ -195,3 +195,14 @@ def test_what_fails_in_process_0_fails_in_all(monkeypatch):
     monkeypatch.setattr(jax, "process_index", lambda: 1)
     with pytest.raises(UserError, match="process 0: ValueError: damaged line 3"):
         hosts.first(lambda: pytest.fail("process 0 has made nothing"))
+
+
+def test_the_key_value_store_is_where_it_was_in_jax_0_10(monkeypatch):
+    """It has no public name: a version that moves it must fail here, and say so to its users."""
+    assert hasattr(distributed.global_state, "client")
+    for name in ("key_value_set", "blocking_key_value_get", "key_value_delete"):
+        assert hasattr(jax._src.lib._jax.DistributedRuntimeClient, name)
+    assert hosts._key_value_store() is distributed.global_state.client
+    monkeypatch.delattr(distributed, "global_state")
+    with pytest.raises(RuntimeError, match=f"jax {jax.__version__} has another key-value store"):
+        hosts._key_value_store()

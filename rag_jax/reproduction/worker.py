@@ -110,7 +110,7 @@ class Worker:
         indexes = indexes_of(rag.job, cell.run, warm.indexes)
         own = what is None or not what.index or what.index in cell.indexes
         return dataclasses.replace(
-            rag, index=indexes[next(iter(indexes)) if own else what.index])
+            rag, index=indexes[rag.job.trains_with if own else what.index])
 
     def _trained(self, cell: Cell) -> api.Rag:
         """The cell's model, trained first where it is not, without an index."""

@@ -14,9 +14,7 @@ Random keys are not stored: every key in this project is a function of (seed, st
 """
 
 import contextlib
-import dataclasses
 import json
-import math
 import os
 import pathlib
 import sys
@@ -30,6 +28,7 @@ from rag_jax import files, hosts
 from rag_jax.errors import UserError
 from rag_jax.retrieval.verification import refuse_links
 from rag_jax.training import orbax_noise, tree_record
+from rag_jax.training.ranking import Ranking
 
 PyTree = Any
 
@@ -88,11 +87,10 @@ class Checkpointer:
             directory = os.path.abspath(directory)  # Orbax refuses relative paths, when it saves
         self.directory = epath.Path(directory)
         self._local = None if "://" in directory else pathlib.Path(directory)
-        self._best_metric = best_metric
         self._read_only = read_only
-        self._scores: dict[int, float] = {}
+        self._ranking = Ranking(keep, best_metric, self._is_complete)
         options = ocp.CheckpointManagerOptions(
-            preservation_policy=_LatestAndBest(keep, self._scores, self._is_complete),
+            preservation_policy=self._ranking,
             cleanup_tmp_directories=not read_only,
             create=not read_only,
             # By a rename: half a checkpoint would read as a damaged one.
@@ -152,7 +150,7 @@ class Checkpointer:
         """
         self._require_writable()
         content = _content(step, params, opt_state, meta, metrics)
-        self._note_score(step, content["metrics"])
+        self._ranking.note(step, content["metrics"])
         self.wait()
         self._remove_dropped()
         if step in self._manager.all_steps():
@@ -176,12 +174,6 @@ class Checkpointer:
         if wait:
             self.wait()
 
-    def check(self) -> None:
-        """Raises CheckpointError if a save has failed in the background; does not wait."""
-        if self._manager is not None:
-            with self._report_failed_save(Exception):
-                self._manager.check_for_errors()
-
     def wait(self) -> None:
         """Blocks until no save is under way; raises CheckpointError if one has failed."""
         if self._manager is not None:
@@ -196,7 +188,7 @@ class Checkpointer:
         for later in list(self._manager.all_steps()):
             if later > step:
                 self._manager.delete(later)
-                self._scores.pop(later, None)
+                self._ranking.scores.pop(later, None)
         self._remove_dropped()
 
     def _remove_dropped(self, closing: bool = False) -> None:
@@ -214,7 +206,7 @@ class Checkpointer:
             kept = files.set_aside(self._local / str(step), "damaged")
             _warn(f"{damage} It is kept as {kept}.")
         hosts.wait()
-        self._scores.pop(step, None)
+        self._ranking.scores.pop(step, None)
         self._manager.reload()
 
     def _require_writable(self) -> None:
@@ -249,16 +241,16 @@ class Checkpointer:
 
     def best_step(self) -> int | None:
         """The complete step with the highest `best_metric` (ties: the later), or None."""
-        return _best(self.all_steps(), self._scores)
+        return self._ranking.best(self.all_steps())
 
     def _survey(self) -> None:
         """Reads the scores of all steps; whatever they are, a damaged one keeps no other away."""
-        self._scores.clear()
+        self._ranking.scores.clear()
         self._damage.clear()
         for step in self._numbered():
             try:
                 content = self._read_content(step, _PARAMS_ITEMS if self._read_only else _ITEMS)
-                self._note_score(step, content["metrics"])
+                self._ranking.note(step, content["metrics"])
             except CheckpointDamaged as error:
                 if not self._read_only:
                     self._set_aside(step, error)
@@ -284,17 +276,6 @@ class Checkpointer:
 
     def _is_complete(self, step: int, items: Sequence[str] = _ITEMS) -> bool:
         return all((self.directory / str(step) / item).exists() for item in items)
-
-    def _note_score(self, step: int, metrics: Mapping[str, float] | None) -> None:
-        if not self._best_metric or metrics is None:
-            return
-        named = [name for name in self._best_metric if name in metrics]
-        if not named:
-            raise ValueError(
-                f"The best checkpoint is chosen by {' or '.join(map(repr, self._best_metric))}, "
-                f"not among the metrics of step {step}: {', '.join(sorted(metrics)) or 'none'}."
-            )
-        self._scores[step] = metrics[named[0]]
 
     # Restoring.
 
@@ -368,7 +349,7 @@ class Checkpointer:
         damage = list(self._damage.values())
         steps = [step for step in self._numbered() if step not in self._damage]
         while steps:
-            step = _best(steps, self._scores)
+            step = self._ranking.best(steps)
             step = max(steps) if step is None else step
             steps.remove(step)
             try:
@@ -395,20 +376,23 @@ class Checkpointer:
           CheckpointError: the step is absent or damaged.
         """
         content = self._read_content(step)
+
         device = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
 
-        def read() -> dict[str, Any]:
+        def read() -> None:
             stored = self._manager.item_metadata(step)
-            for item in _KINDS:
-                target = jax.tree.map(
-                    lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=device),
-                    stored[item])
-                args = self._ocp.args.Composite(**{item: self._ocp.args.StandardRestore(target)})
-                tree_record.verify(_KINDS[item], content[item],
-                                   self._manager.restore(step, args=args)[item])
-            return content
+            for item, kind in _KINDS.items():  # one after the other, to hold one at a time
+                target = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(
+                    leaf.shape, leaf.dtype, sharding=device), stored[item])
+                tree_record.verify(kind, content[item], self._read(step, {item: target})[item])
 
         self._report_damage(step, read)
+
+    def _read(self, step: int, targets: dict[str, PyTree]) -> Any:
+        """The arrays of some items of a step, onto trees of jax.ShapeDtypeStruct."""
+        args = self._ocp.args
+        return self._manager.restore(step, args=args.Composite(
+            **{item: args.StandardRestore(target) for item, target in targets.items()}))
 
     def _restore(
         self, step: int, trees: dict[str, PyTree], compare_dtypes: bool
@@ -428,14 +412,9 @@ class Checkpointer:
                 f"Checkpoint step {step} in {self.directory} was saved by another configuration:\n"
                 + "\n".join("  " + line for line in differences)
             )
-        args = self._ocp.args
-        targets = {
-            item: args.StandardRestore(tree_record.restore_targets(content[item], tree))
-            for item, tree in trees.items()
-        }
-
-        restored = self._report_damage(
-            step, lambda: self._manager.restore(step, args=args.Composite(**targets)))
+        targets = {item: tree_record.restore_targets(content[item], tree)
+                   for item, tree in trees.items()}
+        restored = self._report_damage(step, lambda: self._read(step, targets))
 
         def verify() -> None:
             for item in trees:
@@ -493,33 +472,6 @@ def _warn(text: str) -> None:
     """On standard error, beside whatever is printed there for other programs to read."""
     if hosts.leads():
         print(f"warning: {text}", file=sys.stderr, flush=True)
-
-
-@dataclasses.dataclass
-class _LatestAndBest:
-    """Orbax preservation policy: the `keep` latest steps and the best one.
-
-    Orbax's own BestN reads its metrics from a file whose damage keeps the manager from opening,
-    and never deletes a step that was saved without metrics; its LatestN counts an empty directory
-    with a high number as the latest step and deletes real ones in its favour.
-    """
-
-    keep: int
-    scores: Mapping[int, float]
-    is_complete: Callable[[int], bool]
-
-    def should_preserve(self, checkpoints: Sequence[Any], *, context: Any) -> list[bool]:
-        del context
-        steps = [checkpoint.step for checkpoint in checkpoints]
-        saving = steps[-1]  # not complete on disk yet
-        complete = sorted(step for step in steps if step == saving or self.is_complete(step))
-        dropped = set(complete) - {*complete[-self.keep :], _best(complete, self.scores), saving}
-        return [step not in dropped for step in steps]
-
-
-def _best(steps: Sequence[int], scores: Mapping[int, float]) -> int | None:
-    scored = [step for step in steps if not math.isnan(scores.get(step, math.nan))]
-    return max(scored, key=lambda step: (scores[step], step), default=None)
 
 
 def _content(step, params, opt_state, meta, metrics) -> dict[str, Any]:

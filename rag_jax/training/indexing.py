@@ -1,4 +1,4 @@
-"""The memories of a run: its passage stores, indexed by its document encoder or by their words."""
+"""The indexes of a run: of its passage stores, by its document encoder or by their words."""
 
 import dataclasses
 import functools
@@ -78,12 +78,12 @@ def index_store(job: Job, params: Any, store: Any, out: pathlib.Path,
 
 def index_stores(job: Job, params: Any, folder: pathlib.Path, overwrite: bool = False,
                    queries: Sequence[Example] | None = None) -> dict[str, PassageIndex]:
-    """An index for every memory in FOLDER; recall is measured with `queries`.
+    """An index of every passage store, in FOLDER; recall is measured with `queries`.
 
     Args:
-      job: its memories are indexed.
+      job: its passage stores are indexed.
       params: of both encoders, in the form that trains: a scanned stack is one.
-      folder: of the indexes.
+      folder: where the indexes are published.
       overwrite: replace other indexes there.
       queries: None = questions of the dev split, some of them where there are many: exact search
         reads the whole index for them.
@@ -102,7 +102,7 @@ def index_stores(job: Job, params: Any, folder: pathlib.Path, overwrite: bool = 
 
 
 def index_words(job: Job) -> dict[str, Bm25Index]:
-    """A BM25 index for every memory, in WORKDIR/indexes_bm25."""
+    """A BM25 index of every passage store, in WORKDIR/indexes_bm25."""
     return {name: build_bm25(store, job.workdir / WORD_INDEXES / name, hosts=all_hosts())
             for name, store in job.prepared.memories.items()}
 
@@ -117,10 +117,10 @@ def describe(index: Index) -> str:
 
 
 def indexes_of(job: Job, run: str, indexes: Mapping[str, PassageIndex]) -> Mapping[str, Index]:
-    """The memories of a run: the given ones; BM25's; or, where it trained the document encoder,
-    its own.
+    """The indexes that a run can be asked with, by name: the given ones; BM25's; or, where it
+    trained the document encoder, its own.
 
-    Those are in RUN/indexes, embedded with its best checkpoint, made where they are missing.
+    Its own are in RUN/indexes, embedded with its best checkpoint, made where they are missing.
     """
     job = job.of_run(run)
     if job.model.lexical:
@@ -132,13 +132,13 @@ def indexes_of(job: Job, run: str, indexes: Mapping[str, PassageIndex]) -> Mappi
 
 
 def job_of_file(job: Job, name: str, passages: str, words: int, folder: pathlib.Path) -> Job:
-    """The job with one memory, NAME: the passages of a file.
+    """The job with one passage store, NAME: the passages of a file.
 
     Args:
-      job: of whose data everything else is.
+      job: the job that everything else is taken from.
       passages: whatever `read_corpus` reads.
       words: the most that a passage may have; longer ones are split. 0 = as they are.
-      folder: of their store, written where there is none.
+      folder: their store, written where there is none.
     """
     prepared = job.prepared
 
@@ -148,19 +148,19 @@ def job_of_file(job: Job, name: str, passages: str, words: int, folder: pathlib.
                          prepared.retriever_tokenizer, prepared.format)
         return PassageStore.open(folder)
 
-    memories = {name: hosts.first(store)}
-    return dataclasses.replace(job, prepared=dataclasses.replace(prepared, memories=memories))
+    stores = {name: hosts.first(store)}
+    return dataclasses.replace(job, prepared=dataclasses.replace(prepared, memories=stores))
 
 
 def index_of_file(job: Job, run: str, warm: Any, name: str, passages: str, words: int) -> Index:
-    """A further memory of a run: the passages of a file.
+    """A further index of a run, of the passages of a file.
 
     What is missing of WORKDIR/data/memories/NAME and of its index, among the run's, is made.
 
     Args:
-      job, run: whose memory it is.
+      job, run: the run that will be asked with it.
       warm: parameters as they were when the run began.
-      name: of those passages alone: what is there under it is taken for them.
+      name: a name of those passages alone: what is there under it is taken for them.
       passages, words: as in `job_of_file`.
     """
     job = job.of_run(run)

@@ -37,6 +37,11 @@ class Job:
         """The architecture, with table sizes filled in from the tokenizers."""
         return build_model(self.config, self.prepared)
 
+    @property
+    def trains_with(self) -> str:
+        """Name of the passages that runs train with, and of their index; others can be asked."""
+        return next(iter(self.prepared.memories))
+
     def of_run(self, run: str) -> "Job":
         """With the configuration of one of config.runs."""
         return dataclasses.replace(self, config=overrides.for_run(self.config, run))

@@ -137,7 +137,9 @@ class MetricWriter:
 
 
 class Progress:
-    """How far a long loop is: a bar with rate and ETA on a terminal, else plain log lines.
+    """How far a long loop is: tqdm's bar with rate and ETA on a terminal, else plain log lines.
+
+    tqdm would redraw its bar in a log file with carriage returns; these lines can be searched.
 
     Where the stream is no terminal, a line comes every `every` steps, or after 10 seconds if that
     is sooner, and at the end:

@@ -257,10 +257,10 @@ def restore_tower(path: pathlib.Path, tower: str, model: rag.RagModel, mesh: Mes
     """(parameters, meta) of one tower of a workdir, as it was before fine-tuning."""
     folder, towers = folder_of(path, tower)
     with Checkpointer(folder, read_only=True) as checkpointer:
-        found = checkpointer.restore_best(step.abstract_params(model, towers, mesh))
-        if found is None:
+        restored = checkpointer.restore_best(step.abstract_params(model, towers, mesh))
+        if restored is None:
             raise ConfigError(f"{folder}: no complete checkpoint")
-        _, params, meta = found
+        _, params, meta = restored
     return params[towers[0] if tower == PLAIN else tower], meta
 
 
@@ -281,8 +281,8 @@ def restore_run(directory: pathlib.Path, model: rag.RagModel, mesh: Mesh,
         abstract = step.abstract_params(model, model.towers, mesh)
         if step_number is not None:
             return checkpointer.restore_params(step_number, abstract)
-        found = checkpointer.restore_best(abstract)
-        if found is None:
+        restored = checkpointer.restore_best(abstract)
+        if restored is None:
             raise ConfigError(f"{directory}: no checkpoint; train first with "
                               f"python -m rag_jax.train --workdir={directory.parent}")
-        return found[1:]
+        return restored[1:]

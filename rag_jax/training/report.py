@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from rag_jax import files, hosts, paper
+from rag_jax.answering import Answerer
 from rag_jax.config import Config
 from rag_jax.data import order
 from rag_jax.evaluation import Evaluation, evaluate, retrieval_metrics, write_evaluation
@@ -30,12 +31,13 @@ class _Reporter:
 
     def __init__(self, job: Job, indexes: dict[str, PassageIndex]):
         self.job, self.indexes = job, indexes
-        self._memories: dict[str, Mapping[str, Index]] = {}
+        self._indexes_of: dict[str, Mapping[str, Index]] = {}
         self.split = "test" if "test" in job.prepared.splits else "dev"
 
-    def answerer(self, run: str, memory: str | None = None):
+    def answerer(self, run: str, name: str | None = None) -> Answerer:
+        """Answers as the run does, from the index of that name; None = the one that trained."""
         job = dataclasses.replace(self.job, config=self.config(run))
-        index = self.memories(run)[memory or next(iter(job.prepared.memories))]
+        index = self.indexes_of(run)[name or job.trains_with]
         if not job.config.retrieval.k:
             index = None
         return make_answerer(job, index)
@@ -45,10 +47,10 @@ class _Reporter:
         return dataclasses.replace(self.job.of_run(run).config,
                                    eval=workdir.eval_of(self.job.workdir, run))
 
-    def memories(self, run: str) -> Mapping[str, Index]:
-        if run not in self._memories:
-            self._memories[run] = indexing.indexes_of(self.job, run, self.indexes)
-        return self._memories[run]
+    def indexes_of(self, run: str) -> Mapping[str, Index]:
+        if run not in self._indexes_of:
+            self._indexes_of[run] = indexing.indexes_of(self.job, run, self.indexes)
+        return self._indexes_of[run]
 
     def params(self, run: str) -> Any:
         return pretrained.load_params(self.job, run)[0]
@@ -73,7 +75,7 @@ class _Reporter:
 
     def frozen_recall(self, run: str, warm: Any) -> dict[str, float]:
         """Retrieval by the query encoder as it was before the run."""
-        index = next(iter(self.indexes.values()))
+        index = self.indexes[self.job.trains_with]
         job = dataclasses.replace(self.job, config=self.config(run))
         answerer = make_answerer(job, index)
         questions = self.job.tokens(self.split)
@@ -92,7 +94,7 @@ def someone_elses(count: int, seed: int) -> np.ndarray:
 
 def evaluate_runs(job: Job, indexes: dict[str, PassageIndex], warm: Any
                   ) -> dict[str, Any]:
-    """Evaluates every run, and the first RAG run with shuffled passages and swapped memories."""
+    """Evaluates every run, and the first RAG run with shuffled passages and swapped indexes."""
     reporter = _Reporter(job, indexes)
     results = {run: reporter.evaluate(run).metrics for run in job.config.runs}
     em = {run: metrics["em"] for run, metrics in results.items()}

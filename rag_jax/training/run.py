@@ -77,8 +77,8 @@ class Warm:
             job = self.job.of_run(run)
             if hosts.leads():
                 workdir.begin_run(job.workdir, run, job.config.eval)
-            found = indexing.index_words(job) if job.model.lexical else self.indexes
-            stages.fine_tune(job, run, self.params, next(iter(found.values())), profile)
+            indexes = indexing.index_words(job) if job.model.lexical else self.indexes
+            stages.fine_tune(job, run, self.params, indexes[job.trains_with], profile)
 
 
 def warm_up(config: Config, path: pathlib.Path) -> Warm:
@@ -103,7 +103,7 @@ def warm_up(config: Config, path: pathlib.Path) -> Warm:
         job = open_job(config, path, check=True)
         check_k(job)
         _say(f"{path}: {len(job.prepared.splits['train'])} training questions, "
-             f"{len(next(iter(job.prepared.memories.values())))} passages")
+             f"{len(job.prepared.memories[job.trains_with])} passages")
     warm: dict[str, Any] = {}
     if "dpr" in retrievers:  # BM25 has nothing to learn
         with clock.time("retriever warm-up"):

@@ -96,7 +96,7 @@ def warm_up_retriever(job: Job) -> Any:
         given = functools.partial(pretrained.load, job, RETRIEVER)
         if pretrained.is_retriever(job.config):
             return given()
-    store = next(iter(job.prepared.memories.values()))
+    store = job.prepared.memories[job.trains_with]
     batcher = RetrieverBatcher(job.tokens("train"), store, job.config.data.max_passage_length,
                                job.prepared.retriever_tokenizer.pad, config.hard_negatives)
     if config.steps and not len(batcher.rows):

@@ -268,7 +268,7 @@ def test_failed_background_save_surfaces_and_later_saves_work(tmp_path):
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, limits)
         assert len(str(caught.value).splitlines()) == 1
-        checkpointer.check()
+        checkpointer.wait()
         assert checkpointer.all_steps() == [1]
         save_small(checkpointer, 2)
         assert checkpointer.all_steps() == [1, 2]
