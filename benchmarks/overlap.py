@@ -29,7 +29,7 @@ from rag_jax import files, flags, parallel
 from rag_jax.answering import jit_embed, search
 from rag_jax.config import Config
 from rag_jax.data.batches import PASSAGE_TABLE, RagBatcher
-from rag_jax.data.prepare import Prepared
+from rag_jax.data.prepared import Prepared
 from rag_jax.data.question_files import Example
 from rag_jax.data.text import GeneratorFormat, train_bart_tokenizer, train_bert_tokenizer
 from rag_jax.overrides import replace

@@ -30,7 +30,7 @@ from rag_jax import (
 from rag_jax.answering import Answerer, search
 from rag_jax.config import Config, ConfigError
 from rag_jax.data.batches import PASSAGE_TABLE
-from rag_jax.data.prepare import Prepared, generator_format
+from rag_jax.data.prepared import Prepared, generator_format
 from rag_jax.data.question_files import Example, checked_questions
 from rag_jax.data.tasks import load_examples
 from rag_jax.data.text import Tokenizer, encoder_input, pad_rows

@@ -17,7 +17,7 @@ from rag_jax import parallel
 from rag_jax.answering import embed_program, jit_decode, jit_log_likelihood
 from rag_jax.config import Config, ConfigError
 from rag_jax.data.batches import assemble
-from rag_jax.data.prepare import Prepared
+from rag_jax.data.prepared import Prepared
 from rag_jax.data.text import GeneratorFormat
 from rag_jax.retrieval.device import abstract_tables, jit_search
 from rag_jax.retrieval.device_search import DeviceTables

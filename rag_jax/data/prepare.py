@@ -1,11 +1,5 @@
-"""Everything that is made from the data once: tokenizers, passage stores, question splits.
+"""Everything that is made from the data once: tokenizers, passage stores, question splits."""
 
-`prepare` writes what is missing in a workdir, `open_prepared` only reads; they know no model.
-"""
-
-import dataclasses
-import functools
-import logging
 import pathlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -19,6 +13,14 @@ from rag_jax.data import inputs
 from rag_jax.data.answer_targets import DEPTH, training_examples
 from rag_jax.data.batches import ENCODER_TABLE, PASSAGE_TABLE
 from rag_jax.data.corpora import read_corpus
+from rag_jax.data.prepared import (
+    DONE,
+    SEALED,
+    Prepared,
+    generator_format,
+    is_prepared,
+    open_prepared,
+)
 from rag_jax.data.question_files import Example, check_labels
 from rag_jax.data.source import Source, World
 from rag_jax.data.task_sources import trains_on
@@ -37,29 +39,11 @@ from rag_jax.retrieval.passages import PassageStore, write_store
 from rag_jax.retrieval.protocol import Passage, RetrievalError
 from rag_jax.retrieval.verification import (
     DIGESTS,
-    open_digests,
-    refuse_links,
     write_digests,
     write_sealed,
 )
 
-_log = logging.getLogger(__name__)
 TokenizerSource = str | pathlib.Path | None
-_DONE = "names.txt"  # of passage stores and splits; written last
-_SEALED = (_DONE, "questions", "warmup_texts.txt", "retriever_tokenizer", "generator_tokenizer")
-
-
-class StoreTexts(Sequence):
-    """The texts of a passage store, read when asked for."""
-
-    def __init__(self, store: PassageStore):
-        self._store = store
-
-    def __len__(self) -> int:
-        return len(self._store)
-
-    def __getitem__(self, row: int) -> str:
-        return self._store[int(row)].text
 
 
 class FileTexts(Iterable):
@@ -70,51 +54,6 @@ class FileTexts(Iterable):
 
     def __iter__(self) -> Iterator[str]:
         return (f"{p.title} {p.text}" for p in read_corpus(self._path))
-
-
-class Lazily(Mapping[str, Any]):
-    """Values by name, each opened when it is first asked for."""
-
-    def __init__(self, names: Iterable[str], open_one: Callable[[str], Any]):
-        self._values: dict[str, Any] = dict.fromkeys(names)
-        self._open = open_one
-
-    def __getitem__(self, name: str) -> Any:
-        if self._values[name] is None:
-            self._values[name] = self._open(name)
-        return self._values[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._values)
-
-    def __len__(self) -> int:
-        return len(self._values)
-
-
-@dataclasses.dataclass(frozen=True)
-class Prepared:
-    """A workdir's data, opened.
-
-    Attributes:
-      retriever_tokenizer, generator_tokenizer, format: text to ids.
-      memories: passage stores by name; the first one trains.
-      splits: train, dev, test and whatever else the source has.
-      warmup_file: texts for the generator's warm-up; None = the passages that train.
-    """
-
-    retriever_tokenizer: Tokenizer
-    generator_tokenizer: Tokenizer
-    format: GeneratorFormat
-    memories: Mapping[str, PassageStore]
-    splits: Mapping[str, list[Example]]
-    warmup_file: pathlib.Path | None = None
-
-    @property
-    def warmup_texts(self) -> Sequence[str]:
-        """What the generator's warm-up learns to restore."""
-        if self.warmup_file is not None:
-            return self.warmup_file.read_text("utf-8").split("\n")
-        return StoreTexts(next(iter(self.memories.values())))
 
 
 def chunked(passages: Iterable[Passage], words: int) -> Iterator[Passage]:
@@ -190,7 +129,7 @@ def prepare(config: Config, workdir: pathlib.Path,
     elif earlier and inputs.merged(earlier, now) != earlier:
         write_sealed(record, inputs.merged(earlier, now))
     if not (folder / DIGESTS).exists():
-        write_digests(folder, _SEALED)  # passage stores have their own
+        write_digests(folder, SEALED)  # passage stores have their own
     return open_prepared(config, workdir)
 
 
@@ -210,7 +149,7 @@ def _make_again(workdir: pathlib.Path, changed: Mapping[str, str]) -> None:
             "restore what has changed, or name another --workdir")
     print(f"{workdir}: data are made again, for these have changed:\n{what}", flush=True)
     folder = workdir / "data"
-    (folder / _DONE).unlink(missing_ok=True)
+    (folder / DONE).unlink(missing_ok=True)
     if changed.keys() <= set(inputs.QUESTIONS):
         return  # `prepare_dataset` replaces them; all else is of the passages
     for path in _made_of_passages(folder):
@@ -230,51 +169,6 @@ def _made_of_passages(folder: pathlib.Path) -> list[pathlib.Path]:
     names = ("warmup_texts.txt", "retriever_tokenizer", "generator_tokenizer", "memories", "bm25")
     paths = [folder / name for name in names]
     return [path for path in paths if path.exists() and not path.is_symlink()]
-
-
-def is_prepared(workdir: pathlib.Path) -> bool:
-    """Whether a workdir has all its data."""
-    return (workdir / "data" / _DONE).exists()
-
-
-def open_prepared(config: Config, workdir: pathlib.Path) -> Prepared:
-    """Opens the data of a workdir that has them; writes nothing, and reads questions and passages
-    when they are asked for.
-
-    Raises:
-      RetrievalError: a file is damaged; it is named.
-    """
-    folder = workdir / "data"
-    for name in _SEALED:
-        refuse_links(folder / name)
-    digests = open_digests(folder)
-    if digests is not None:
-        digests.check_all()
-    else:
-        _warn_unverified(folder)
-    retriever_tokenizer = Tokenizer.load(folder / "retriever_tokenizer")
-    generator_tokenizer = Tokenizer.load(folder / "generator_tokenizer")
-    store_names, split_names = (line.split() for line in (folder / _DONE).read_text().splitlines())
-    warmup = folder / "warmup_texts.txt"
-    return Prepared(
-        retriever_tokenizer, generator_tokenizer, generator_format(config, generator_tokenizer),
-        Lazily(store_names, lambda name: PassageStore.open(folder / "memories" / name)),
-        Lazily(split_names, lambda name: load_examples(f"tfds-dir:{folder / 'questions'}:{name}")),
-        warmup if warmup.exists() else None)
-
-
-@functools.cache
-def _warn_unverified(folder: pathlib.Path) -> None:
-    """Once for each workdir, however often a process opens it."""
-    _log.warning("%s: its tokenizers and questions are not verified: there is no %s, which earlier "
-                 "versions did not write. python -m rag_jax.train on this workdir writes it.",
-                 folder, DIGESTS)
-
-
-def generator_format(config: Config, tokenizer: Tokenizer) -> GeneratorFormat:
-    """How the generator reads passages and questions."""
-    return GeneratorFormat(tokenizer, config.data.max_source_length,
-                           like_hugging_face=config.data.source_format == "hugging_face")
 
 
 def _make(config: Config, folder: pathlib.Path, tokenizers: Mapping[str, TokenizerSource],
@@ -317,7 +211,7 @@ def _make(config: Config, folder: pathlib.Path, tokenizers: Mapping[str, Tokeniz
         raise ConfigError("the data have changed while they were read; run the same command "
                           "again: " + "; ".join(changed.values()))
     names = [" ".join(source.passages), " ".join(source.splits)]
-    files.write_text(folder / _DONE, "\n".join(names))
+    files.write_text(folder / DONE, "\n".join(names))
 
 
 def write_passages(path: pathlib.Path, passages: Iterable[Passage], config: Config,

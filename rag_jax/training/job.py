@@ -12,7 +12,7 @@ from jax.sharding import Mesh
 
 from rag_jax import overrides, parallel
 from rag_jax.config import Config, ConfigError
-from rag_jax.data.prepare import Prepared
+from rag_jax.data.prepared import Prepared
 from rag_jax.data.question_files import Example
 from rag_jax.data.questions import QuestionTokens
 from rag_jax.models import rag

@@ -17,7 +17,7 @@ from rag_jax.config import Config
 from rag_jax.data import order
 from rag_jax.data.batches import ENCODER_TABLE, PASSAGE_TABLE, assemble
 from rag_jax.data.compose import compose
-from rag_jax.data.prepare import Prepared
+from rag_jax.data.prepared import Prepared
 from rag_jax.data.questions import QuestionTokens
 from rag_jax.data.text import GeneratorFormat
 from rag_jax.models import rag

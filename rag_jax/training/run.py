@@ -12,7 +12,8 @@ from typing import Any
 from rag_jax import files, hosts, locks, overrides, parallel, rules
 from rag_jax.config import Config, ConfigError
 from rag_jax.countries.world import build_world
-from rag_jax.data.prepare import Prepared, is_prepared, open_prepared, prepare
+from rag_jax.data.prepare import prepare
+from rag_jax.data.prepared import Prepared, is_prepared, open_prepared
 from rag_jax.retrieval.bm25 import bm25_missing
 from rag_jax.retrieval.index import PassageIndex
 from rag_jax.retrieval.verification import read_sealed, write_sealed

@@ -10,9 +10,11 @@ import pytest
 from rag_jax import files as files_module
 from rag_jax.config import Config, ConfigError
 from rag_jax.data import prepare as preparing
+from rag_jax.data import prepared as opened
 from rag_jax.data import tasks
 from rag_jax.data.batches import ENCODER_TABLE, PASSAGE_TABLE
 from rag_jax.data.prepare import chunked, prepare
+from rag_jax.data.prepared import StoreTexts, open_prepared
 from rag_jax.data.question_files import Example
 from rag_jax.data.text import Tokenizer, encoder_input
 from rag_jax.overrides import replace
@@ -114,8 +116,8 @@ def test_data_without_digests_are_said_once_to_be_unverified(own, tmp_path, capl
     work = tmp_path / "work"
     shutil.copytree(own[1], work)
     folder_of(work, "digests.json").unlink()
-    preparing.open_prepared(own[0], work)
-    preparing.open_prepared(own[0], work)
+    open_prepared(own[0], work)
+    open_prepared(own[0], work)
     said, = caplog.messages
     assert str(work) in said and "not verified" in said
     prepare(own[0], work)
@@ -267,7 +269,7 @@ def test_the_world_of_countries_is_read_back_as_it_was_built(tmp_path):
     for name, memory in world.passages.items():
         store = prepared.memories[name]
         assert [store[row] for row in range(len(store))] == memory
-    assert preparing.StoreTexts(prepared.memories[NOW])[3] == world.passages[NOW][3].text
+    assert StoreTexts(prepared.memories[NOW])[3] == world.passages[NOW][3].text
 
 
 def test_without_files_of_passages_something_must_make_the_world(tmp_path):
@@ -447,10 +449,10 @@ def test_questions_are_read_when_they_are_asked_for(own, monkeypatch):
     config, workdir, *_ = own
     prepare(*own)
     read = []
-    load = preparing.load_examples
-    monkeypatch.setattr(preparing, "load_examples", lambda source: read.append(source) or
+    load = opened.load_examples
+    monkeypatch.setattr(opened, "load_examples", lambda source: read.append(source) or
                         load(source))
-    prepared = preparing.open_prepared(config, workdir)
+    prepared = open_prepared(config, workdir)
     assert list(prepared.splits) == ["train", "dev"] and "test" not in prepared.splits
     assert read == []
     assert prepared.splits["dev"] is prepared.splits["dev"] and len(read) == 1

@@ -7,7 +7,7 @@ import pytest
 
 from rag_jax import overrides
 from rag_jax.config import Config
-from rag_jax.data.prepare import Prepared
+from rag_jax.data.prepared import Prepared
 from rag_jax.training import indexing
 from rag_jax.training.job import Job
 

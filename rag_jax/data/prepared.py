@@ -1,0 +1,122 @@
+"""The data of a workdir, opened: tokenizers, passage stores, questions; they know no model."""
+
+import dataclasses
+import functools
+import logging
+import pathlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from rag_jax.config import Config
+from rag_jax.data.question_files import Example
+from rag_jax.data.tasks import load_examples
+from rag_jax.data.text import GeneratorFormat, Tokenizer
+from rag_jax.retrieval.passages import PassageStore
+from rag_jax.retrieval.verification import DIGESTS, open_digests, refuse_links
+
+_log = logging.getLogger(__name__)
+DONE = "names.txt"  # of passage stores and splits; written last
+SEALED = (DONE, "questions", "warmup_texts.txt", "retriever_tokenizer", "generator_tokenizer")
+
+
+class StoreTexts(Sequence):
+    """The texts of a passage store, read when asked for."""
+
+    def __init__(self, store: PassageStore):
+        self._store = store
+
+    def __len__(self) -> int:
+        return len(self._store)
+
+    def __getitem__(self, row: int) -> str:
+        return self._store[int(row)].text
+
+
+class Lazily(Mapping[str, Any]):
+    """Values by name, each opened when it is first asked for."""
+
+    def __init__(self, names: Iterable[str], open_one: Callable[[str], Any]):
+        self._values: dict[str, Any] = dict.fromkeys(names)
+        self._open = open_one
+
+    def __getitem__(self, name: str) -> Any:
+        if self._values[name] is None:
+            self._values[name] = self._open(name)
+        return self._values[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+
+@dataclasses.dataclass(frozen=True)
+class Prepared:
+    """A workdir's data, opened.
+
+    Attributes:
+      retriever_tokenizer, generator_tokenizer, format: text to ids.
+      memories: passage stores by name; the first one trains.
+      splits: train, dev, test and whatever else the source has.
+      warmup_file: texts for the generator's warm-up; None = the passages that train.
+    """
+
+    retriever_tokenizer: Tokenizer
+    generator_tokenizer: Tokenizer
+    format: GeneratorFormat
+    memories: Mapping[str, PassageStore]
+    splits: Mapping[str, list[Example]]
+    warmup_file: pathlib.Path | None = None
+
+    @property
+    def warmup_texts(self) -> Sequence[str]:
+        """What the generator's warm-up learns to restore."""
+        if self.warmup_file is not None:
+            return self.warmup_file.read_text("utf-8").split("\n")
+        return StoreTexts(next(iter(self.memories.values())))
+
+
+def is_prepared(workdir: pathlib.Path) -> bool:
+    """Whether a workdir has all its data."""
+    return (workdir / "data" / DONE).exists()
+
+
+def open_prepared(config: Config, workdir: pathlib.Path) -> Prepared:
+    """Opens the data of a workdir that has them; writes nothing, and reads questions and passages
+    when they are asked for.
+
+    Raises:
+      RetrievalError: a file is damaged; it is named.
+    """
+    folder = workdir / "data"
+    for name in SEALED:
+        refuse_links(folder / name)
+    digests = open_digests(folder)
+    if digests is not None:
+        digests.check_all()
+    else:
+        _warn_unverified(folder)
+    retriever_tokenizer = Tokenizer.load(folder / "retriever_tokenizer")
+    generator_tokenizer = Tokenizer.load(folder / "generator_tokenizer")
+    store_names, split_names = (line.split() for line in (folder / DONE).read_text().splitlines())
+    warmup = folder / "warmup_texts.txt"
+    return Prepared(
+        retriever_tokenizer, generator_tokenizer, generator_format(config, generator_tokenizer),
+        Lazily(store_names, lambda name: PassageStore.open(folder / "memories" / name)),
+        Lazily(split_names, lambda name: load_examples(f"tfds-dir:{folder / 'questions'}:{name}")),
+        warmup if warmup.exists() else None)
+
+
+@functools.cache
+def _warn_unverified(folder: pathlib.Path) -> None:
+    """Once for each workdir, however often a process opens it."""
+    _log.warning("%s: its tokenizers and questions are not verified: there is no %s, which earlier "
+                 "versions did not write. python -m rag_jax.train on this workdir writes it.",
+                 folder, DIGESTS)
+
+
+def generator_format(config: Config, tokenizer: Tokenizer) -> GeneratorFormat:
+    """How the generator reads passages and questions."""
+    return GeneratorFormat(tokenizer, config.data.max_source_length,
+                           like_hugging_face=config.data.source_format == "hugging_face")
