@@ -12,7 +12,7 @@ import time
 
 import jax.monitoring
 
-from rag_jax import flags
+from rag_jax import flags, process
 from rag_jax.api import load
 
 QUESTIONS = (
@@ -26,7 +26,7 @@ QUESTIONS = (
 
 
 def main() -> None:
-    flags.keep_memory()
+    process.keep_memory()
     parser = argparse.ArgumentParser(description=__doc__)
     flags.add_workdir(parser)
     options = parser.parse_args()

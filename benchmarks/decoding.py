@@ -188,14 +188,14 @@ def ours(folder: pathlib.Path, dtype: str, length: int):
     del length  # nothing is padded
     import jax
 
-    from rag_jax import flags
+    from rag_jax import process
     from rag_jax.decoding.answer import decode_by
     from rag_jax.decoding.settings import Decoding
     from rag_jax.hub.load import load
     from rag_jax.models import rag
     from rag_jax.types import Batch
 
-    flags.keep_memory()
+    process.keep_memory()
     how = {"dtype": dtype}
     found = load(folder, towers=["query_encoder", "generator"], retriever=how, generator=how)
     compiled = {}

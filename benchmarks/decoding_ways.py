@@ -15,7 +15,7 @@ import time
 import jax.monitoring
 import numpy as np
 
-from rag_jax import flags, overrides
+from rag_jax import flags, overrides, process
 from rag_jax.api import load
 from rag_jax.metrics.answers import exact_match
 
@@ -30,7 +30,7 @@ EXACT = {"rag_token": {"num_beams": 4}, "rag_sequence": {"num_beams": 4}}
 
 
 def main() -> None:
-    flags.keep_memory()
+    process.keep_memory()
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     flags.add_workdir(parser)
     parser.add_argument("--repeats", type=int, default=3)

@@ -19,7 +19,7 @@ from collections.abc import Callable
 import jax
 import numpy as np
 
-from rag_jax import files, flags, parallel
+from rag_jax import files, parallel, process
 from rag_jax.config import MeshConfig
 from rag_jax.retrieval.build import RecallSettings, build_index
 from rag_jax.retrieval.device import DeviceIndex
@@ -83,7 +83,7 @@ def searches(embeddings: np.ndarray, folder: pathlib.Path) -> dict[str, Callable
 
 
 def main() -> None:
-    flags.keep_memory()
+    process.keep_memory()
     parser = argparse.ArgumentParser(description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--embeddings", metavar="FILE.npy", help="float32[N, E]")

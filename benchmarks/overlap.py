@@ -25,7 +25,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from rag_jax import files, flags, parallel
+from rag_jax import files, parallel, process
 from rag_jax.answering import jit_embed, search
 from rag_jax.config import Config
 from rag_jax.data.batches import PASSAGE_TABLE, RagBatcher
@@ -173,7 +173,7 @@ def timed_training(job: Job, index: PassageIndex, staleness: int, trace: pathlib
 
 
 def main() -> None:
-    flags.keep_memory()
+    process.keep_memory()
     parser = argparse.ArgumentParser(description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--passages", type=int, default=100_000)

@@ -15,7 +15,7 @@ import time
 
 import numpy as np
 
-from rag_jax import flags
+from rag_jax import flags, process
 from rag_jax.api import load
 from rag_jax.metrics.retrieval import answer_recall
 from rag_jax.retrieval.bm25 import build_bm25
@@ -30,7 +30,7 @@ def rate(search, queries: np.ndarray) -> float:
 
 
 def main() -> None:
-    flags.keep_memory()
+    process.keep_memory()
     parser = argparse.ArgumentParser(description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     flags.add_workdir(parser)

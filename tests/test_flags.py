@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from rag_jax import cli, config_files, errors, flags, hosts, overrides
+from rag_jax import cli, config_files, flags, overrides
 from rag_jax import config as configs
 from rag_jax.cli import reproduce, train
 from rag_jax.training.loop import Preempted
@@ -149,81 +149,6 @@ def test_help_shows_the_defaults_of_the_config_and_the_overrides(capsys):
     assert "--config.retrieval.num_leaves=none  (int|none)" in text
     assert "--config.tensorboard=true  (bool)" in text
     assert "bart-large" in text
-
-
-@pytest.mark.parametrize("error, told", [
-    (configs.ConfigError("config.x is wrong"), "error: config.x is wrong"),
-    (FileNotFoundError("no file f"), "error: no file f"),
-    (errors.DataError("f.jsonl:3: no"), "error: f.jsonl:3: no"),
-])
-def test_a_mistake_of_the_user_ends_in_one_message(error, told):
-    def main():
-        raise error
-
-    with pytest.raises(SystemExit) as stop:
-        flags.run(main)
-    assert stop.value.code == told
-
-
-@pytest.mark.parametrize("error", [ValueError, RuntimeError, KeyError, TypeError])
-def test_an_error_of_the_program_is_told_as_its_defect(error, capsys):
-    """A ValueError of numpy looked like a mistake of the user, without place or versions."""
-    def main():
-        raise error("a bug")
-
-    with pytest.raises(SystemExit) as stop:
-        flags.run(main)
-    assert "defect of rag_jax" in stop.value.code
-    assert all(name in stop.value.code for name in ("rag_jax 0", "python 3", "jax 0", "numpy 2"))
-    trace = capsys.readouterr().err
-    assert "Traceback" in trace and "a bug" in trace and "in main" in trace
-
-
-def test_too_little_device_memory_is_no_defect():
-    class JaxRuntimeError(RuntimeError):
-        pass
-
-    def main():
-        raise JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 9 bytes.")
-
-    with pytest.raises(SystemExit) as stop:
-        flags.run(main)
-    assert "lower batch_size" in stop.value.code and "defect" not in stop.value.code
-
-
-def test_data_that_an_error_quotes_cannot_steer_the_terminal(capsys):
-    """A passage id with an escape sequence in a message would clear the screen."""
-    def main():
-        raise configs.ConfigError("id \x1b[2J\u202e is\ntwo lines")
-
-    with pytest.raises(SystemExit) as stop:
-        flags.run(main)
-    assert stop.value.code == "error: id \\x1b[2J\\u202e is\ntwo lines"
-
-    def defect():
-        raise KeyError("x") from ValueError("id \x1b[2J")
-
-    with pytest.raises(SystemExit):
-        flags.run(defect)
-    assert "ValueError: id \\x1b[2J\n" in capsys.readouterr().err
-
-
-def test_the_status_of_main_is_the_status_of_the_process():
-    for code in (None, 3):
-        with pytest.raises(SystemExit) as stop:
-            flags.run(lambda code=code: code)
-        assert stop.value.code == code
-
-
-@pytest.mark.parametrize("status, left", [(1, [1]), (flags.UNFINISHED, [])])
-def test_a_stopped_job_parts_in_order_and_a_failed_one_at_once(monkeypatch, status, left):
-    """A process that left without the others would end them with another status than 75."""
-    codes = []
-    monkeypatch.setattr(hosts, "connected", lambda: True)
-    monkeypatch.setattr(hosts, "leave", codes.append)
-    with pytest.raises(SystemExit) as stop:
-        flags.run(lambda: status)
-    assert stop.value.code == status and codes == left
 
 
 @pytest.mark.parametrize("given, meant", [("10:5", (10, 5)), ("0:1", (0, 1)), ("5", None),

@@ -25,7 +25,7 @@ COMMANDS = {
 
 def run(name: str, argv: list[str] | None = None) -> None:
     """Runs a command and ends the process; `argv` without its name, None = the process's."""
-    from rag_jax import flags
+    from rag_jax import process
 
     if name != "compile_report":  # which compiles for devices that are not there
         _keep_compiled()
@@ -34,7 +34,7 @@ def run(name: str, argv: list[str] | None = None) -> None:
     gc.set_threshold(100_000, 50, 100)
     command = importlib.import_module(f"rag_jax.cli.{name}")
     try:
-        flags.run(functools.partial(command.main, argv))
+        process.run(functools.partial(command.main, argv))
     finally:
         gc.freeze()
 

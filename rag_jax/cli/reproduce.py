@@ -10,7 +10,7 @@ it.
 
 import pathlib
 
-from rag_jax import flags
+from rag_jax import flags, process
 
 NAMES = ("table1", "table2", "table3", "pairwise", "table5", "table6", "figure2", "figure3",
          "partial_decoding", "hot_swap", "fever_overlap")
@@ -68,5 +68,5 @@ def main(argv: list[str] | None = None) -> int | None:
         run.reproduce(names, root, scale, work=toy or options.execute)
     except Preempted as reason:
         print(f"{reason}; the same command goes on from there", flush=True)
-        return flags.UNFINISHED
+        return process.UNFINISHED
     return None

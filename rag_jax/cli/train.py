@@ -7,7 +7,7 @@ one that SIGTERM or Ctrl-C stopped between two steps has saved first, and ends w
 
 import argparse
 
-from rag_jax import flags
+from rag_jax import flags, process
 
 
 def main(argv: list[str] | None = None) -> int | None:
@@ -29,7 +29,7 @@ def main(argv: list[str] | None = None) -> int | None:
         api.train(config, options.workdir, options.profile)
     except Preempted as reason:
         print(f"{reason}; the same command goes on from there", flush=True)
-        return flags.UNFINISHED
+        return process.UNFINISHED
     return None
 
 

@@ -1,0 +1,70 @@
+"""How a command's process keeps memory, and ends: its status, and one message for a mistake."""
+
+import ctypes
+import importlib.metadata
+import platform
+import sys
+import traceback
+from collections.abc import Callable
+
+import rag_jax
+from rag_jax import hosts
+from rag_jax.errors import UserError
+from rag_jax.visible import visible_lines
+
+UNFINISHED = 75  # status of a run that a signal stopped: EX_TEMPFAIL, run the same command again
+DEFECT = """
+This is a defect of rag_jax, not a mistake of yours. Please report it with the command, the
+traceback above and these versions: {}"""
+
+
+def run(main: Callable[[], int | None]) -> None:
+    """Calls main(); an error ends in status 1, one that the user can mend in one message alone."""
+    keep_memory()
+    code = _outcome(main)
+    # What a signal stopped has stopped in all processes, which part as those that are done.
+    if code and code != UNFINISHED and hosts.connected():
+        hosts.leave(code)
+    sys.exit(code)
+
+
+def _outcome(main: Callable[[], int | None]) -> int | str | None:
+    try:
+        return main()
+    except (UserError, OSError) as error:
+        return f"error: {visible_lines(str(error))}"
+    except KeyboardInterrupt:
+        return 130
+    except Exception as error:
+        if type(error).__name__ == "JaxRuntimeError":
+            if "RESOURCE_EXHAUSTED" in str(error):
+                return (f"error: a device has too little memory ({error}); lower batch_size or "
+                        "length, or use more devices: python -m rag_jax.compile_report tells what "
+                        "fits")
+            if hosts.connected():
+                return (f"error: another process of the job is gone, or the network ({error}); "
+                        "start all again with the same command, they go on from the last "
+                        "checkpoint")
+        print(visible_lines(traceback.format_exc()), file=sys.stderr)
+        return DEFECT.format(", ".join(f"{name} {v}" for name, v in _versions().items()))
+
+
+def _versions() -> dict[str, str]:
+    versions = {name: importlib.metadata.version(name) for name in ("jax", "flax", "numpy")}
+    return {"rag_jax": rag_jax.__version__, "python": platform.python_version(), **versions,
+            "platform": platform.platform()}
+
+
+def keep_memory() -> None:
+    """Tells glibc to keep freed memory: XLA's CPU buffers then cost no page faults every step.
+
+    Measured in benchmarks/RESULTS.md. Elsewhere than on Linux with glibc it does nothing.
+    """
+    if not sys.platform.startswith("linux"):
+        return
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        trim_threshold, mmap_max, arena_max = -1, -4, -8
+        mallopt(trim_threshold, 2**31 - 1)
+        mallopt(mmap_max, 0)
+        mallopt(arena_max, 1)
