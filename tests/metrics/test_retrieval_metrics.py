@@ -1,5 +1,7 @@
 """Answer matching as in DPR, answer recall at K, and the retrieval-collapse monitors."""
 
+import unicodedata
+
 import numpy as np
 import pytest
 
@@ -49,6 +51,19 @@ from tests.metrics.goldens import golden
 )  # fmt: skip
 def test_has_answer(text, answer, expected):
     assert has_answer(text, [answer]) is expected
+
+
+def test_tokens_are_those_of_the_characters_categories():
+    """A quick form for ASCII, or a library's classes, that differ would change the recall."""
+    for code in range(0x3000):
+        kind = unicodedata.category(chr(code))[0]
+        if unicodedata.normalize("NFD", chr(code)) != chr(code) or not unicodedata.name(
+                chr(code), ""):
+            continue  # several characters, or one that Python may not know yet
+        tokens = {"L": [f"a{chr(code)}b"], "Z": ["a", "b"], "C": ["a", "b"]}
+        tokens |= {"N": tokens["L"], "M": tokens["L"]}
+        expected = tokens.get(kind, ["a", chr(code), "b"])
+        assert _joined_tokens(f"a{chr(code)}b").split() == " ".join(expected).lower().split(), code
 
 
 def test_has_answer_takes_any_of_the_answers():
