@@ -50,7 +50,7 @@ def convert(source: str, target: str, run: str | None = None, family: str | None
     Args:
       source: name on the hub, checkpoint folder, or workdir.
       target: a folder that does not exist yet; it appears when it is complete.
-      run: of a trained workdir; None = its first run, or the warm-up stages where no run has
+      run: one of a trained workdir; None = its first run, or the warm-up stages where no run has
         been trained.
       family: class of transformers to write; None = by what there is.
 
@@ -72,40 +72,41 @@ def convert(source: str, target: str, run: str | None = None, family: str | None
 
 
 def _import(source: str, out: pathlib.Path) -> str:
-    found = hub.load(source)
+    checkpoint = hub.load(source)
     files.remove_leftovers(out.parent)
     with files.new_folder(out) as temporary:
-        meta = {"family": found.family, "ids": found.ids and dataclasses.asdict(found.ids),
-                "source": source}
-        for tower, params in found.params.items():
+        ids = checkpoint.ids and dataclasses.asdict(checkpoint.ids)
+        meta = {"family": checkpoint.family, "ids": ids, "source": source}
+        for tower, params in checkpoint.params.items():
             stored = "query_encoder" if tower == pretrained.PLAIN else tower
             with Checkpointer(temporary / tower) as checkpointer:
                 checkpointer.save(0, {stored: params}, NO_OPTIMISER, meta, wait=True)
-        for tower, folder in found.tokenizers.items():
+        for tower, folder in checkpoint.tokenizers.items():
             Tokenizer.load(folder).save(temporary / "data" / TOKENIZERS[tower])
-        if found.tokenizers:
+        if checkpoint.tokenizers:
             write_digests(temporary / "data", TOKENIZERS.values())
-        workdir.write(config_of(found), temporary / "config.json")
-    return f"{found.family}: {', '.join(found.params)} in {out}"
+        workdir.write(config_of(checkpoint), temporary / "config.json")
+    return f"{checkpoint.family}: {', '.join(checkpoint.params)} in {out}"
 
 
-def config_of(found: hub.Pretrained) -> Config:
+def config_of(checkpoint: hub.Pretrained) -> Config:
     """A configuration with the checkpoint's architecture and lengths that it has positions for."""
-    retriever, generator = found.retriever or BertConfig(), found.generator or BartConfig()
+    retriever = checkpoint.retriever or BertConfig()
+    generator = checkpoint.generator or BartConfig()
     lengths = {"max_question_length": retriever, "max_passage_length": retriever,
                "max_source_length": generator, "max_target_length": generator}
     data = DataConfig()
     data = dataclasses.replace(data, **{
         name: min(getattr(data, name), tower.max_positions) for name, tower in lengths.items()})
-    if found.inputs:
-        data = dataclasses.replace(data, source_format=found.inputs[0],
-                                   question_text=found.inputs[1])
-    said = pretrained.answers(found)
-    if "max_length" in said:
+    if checkpoint.inputs:
+        data = dataclasses.replace(data, source_format=checkpoint.inputs[0],
+                                   question_text=checkpoint.inputs[1])
+    answers = pretrained.answers(checkpoint)
+    if "max_length" in answers:
         data = dataclasses.replace(data, max_target_length=min(
-            said.pop("max_length"), generator.max_positions))
-    return Config(runs=(f"rag_{found.kind or 'token'}",), data=data,
-                  model=ModelConfig(retriever, generator), eval=EvalConfig(**said),
+            answers.pop("max_length"), generator.max_positions))
+    return Config(runs=(f"rag_{checkpoint.kind or 'token'}",), data=data,
+                  model=ModelConfig(retriever, generator), eval=EvalConfig(**answers),
                   train=TrainConfig(steps=0))  # it answers as it is
 
 

@@ -26,7 +26,7 @@ def decode_by(model: rag.RagModel, settings: Decoding, params: Params, batch: Ba
     """Answers to every question; a pure function, to be jitted by the caller.
 
     Args:
-      model: of any `model.kind`, or a classifier; scanned layers must be unstacked.
+      model: any kind, or a classifier; scanned layers must be unstacked.
       settings: how; static under jit.
       params: query encoder and generator.
       batch: questions with passages; the targets are not read.

@@ -10,6 +10,7 @@ once than one question's documents, and no more prefixes are expanded than fit t
 import dataclasses
 import functools
 import heapq
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -45,23 +46,9 @@ class Exact(NamedTuple):
 
 
 @functools.cache
-def _decode(model: rag.RagModel, settings: Decoding, jit: Any) -> Any:
-    return jit(functools.partial(decode_by, model, settings))
-
-
-@functools.cache
-def _read(model: rag.RagModel, jit: Any) -> Any:
-    return jit(functools.partial(documents_module.read, model))
-
-
-@functools.cache
-def _grow(model: rag.RagModel, settings: Decoding, jit: Any) -> Any:
-    return jit(functools.partial(_expand, model, settings))
-
-
-@functools.cache
-def _score(model: rag.RagModel, memory_mib: int, jit: Any) -> Any:
-    return jit(functools.partial(score, model, memory_mib=memory_mib))
+def _program(jit: Any, function: Callable, *static: Any, **settings: Any) -> Any:
+    """A function compiled for these arguments, which come first and are the same in every call."""
+    return jit(functools.partial(function, *static, **settings))
 
 
 def exact(model: rag.RagModel, settings: Decoding, params: Params, batch: Batch,
@@ -75,7 +62,7 @@ def exact(model: rag.RagModel, settings: Decoding, params: Params, batch: Batch,
         strategy serve for the first guess.
       node_budget: prefixes to expand per question at most.
       width: prefixes that are expanded together, where they fit settings.memory_mib.
-      start: what `decode_by` found with these settings; None = found here.
+      start: the result of `decode_by` with these settings; None = it is computed first.
       jit: jax.jit or the like.
 
     Returns:
@@ -89,7 +76,7 @@ def exact(model: rag.RagModel, settings: Decoding, params: Params, batch: Batch,
     if node_budget < 0 or width < 1:
         raise ValueError(f"node_budget={node_budget}, width={width}: at least 0 and 1")
     if start is None:
-        start = _decode(model, settings, jit)(params, batch)
+        start = _program(jit, decode_by, model, settings)(params, batch)
     start, batch = jax.device_get((start, batch))
     best = jax.tree.map(lambda leaf: np.array(leaf[:, :1]), start.ranked)
     certified, bound = np.array(start.certified), np.array(start.bound)
@@ -110,17 +97,18 @@ def exact(model: rag.RagModel, settings: Decoding, params: Params, batch: Batch,
 def _search_one(model: rag.RagModel, settings: Decoding, params: Params, batch: Batch,
                 guess: Ranked, node_budget: int, width: int, jit: Any) -> tuple["_Search", Ranked]:
     """For a batch of one question: the search when it has ended, and the best answer found."""
-    documents = _read(model, jit)(params, batch)
+    documents = _program(jit, documents_module.read, model)(params, batch)
 
     def scored(tokens: np.ndarray) -> Ranked:
-        ranked = _score(model, settings.memory_mib, jit)(params, documents, tokens)
+        scoring = _program(jit, score, model, memory_mib=settings.memory_mib)
+        ranked = scoring(params, documents, tokens)
         return jax.device_get(ranked)._replace(valid=guess.valid)
 
     if model.kind == "sequence" and settings.strategy == "fast":
         guess = scored(guess.tokens)  # its probability was the part that some documents gave
     # Beams play no part in the expansion: one program whatever their number.
-    grow = _grow(model, dataclasses.replace(
-        settings, strategy="thorough", num_beams=1, num_return_sequences=1), jit)
+    grow = _program(jit, _expand, model, dataclasses.replace(
+        settings, strategy="thorough", num_beams=1, num_return_sequences=1))
     width = answers_that_fit(model, settings.memory_mib, len(documents.mask), width,
                              settings.max_length, documents.mask.shape[1])
     search = _Search(model, settings, documents.log_prior.shape[1], width,

@@ -67,7 +67,7 @@ def step(model: rag.RagModel, params: Params, documents: Documents, tokens: jax.
     Args:
       tokens: int32[searches, M], the decoder's inputs; a search reads R/searches = K documents.
       position: int32[], their place.
-      past: of the positions before.
+      past: keys and values of the positions before.
 
     Returns:
       log p(next token | x, z, tokens so far) float32[searches, K, M, V], and `past` with this

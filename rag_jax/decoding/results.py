@@ -38,7 +38,7 @@ class Ranked(NamedTuple):
     # RAG-Token p(z | x, y_t, y_<t), RAG-Sequence p(z | x, y_<=t); 0 after </s>.
     token_posterior: jax.Array  # float32[B, A, K, T]
     finished: jax.Array  # bool[B, A], ended with </s>; the others are cut at max_length
-    valid: jax.Array  # bool[B, A], False where fewer answers were found (or allowed) than asked for
+    valid: jax.Array  # bool[B, A], False where there are fewer answers than asked for
 
 
 class Decoded(NamedTuple):
@@ -106,7 +106,7 @@ def explain(kind: str, log_prior: jax.Array, tokens: jax.Array, mask: jax.Array,
     """Probabilities and posteriors of answers from what each document says of every token.
 
     Args:
-      kind: of the model.
+      kind: the model's.
       log_prior: float32[B, K].
       tokens: int32[B, A, T].
       mask: bool[B, A, T], False in padding.

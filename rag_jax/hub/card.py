@@ -9,7 +9,7 @@ import rag_jax
 WHAT = {
     "rag": "Retrieval-augmented generation (Lewis et al. 2020, arXiv 2005.11401): a query encoder "
            "and a generator. They answer with passages from an index of document vectors, which "
-           "is not part of this folder.",
+           "is not part of this folder: `rag_jax.load(FOLDER, index=INDEX).ask([QUESTION])`.",
     "dpr": "One encoder of a dense passage retriever (Karpukhin et al. 2020, arXiv 2004.04906).",
     "bart": "A sequence-to-sequence generator (BART, Lewis et al. 2019, arXiv 1910.13461).",
     "bert": "A text encoder (BERT, Devlin et al. 2019, arXiv 1810.04805).",
@@ -31,7 +31,7 @@ def model_card(family: str, model_type: str, provenance: Provenance) -> str:
 
     Args:
       family: the class of transformers.
-      model_type: of the `Family`: rag, dpr, bart or bert.
+      model_type: rag, dpr, bart or bert.
       provenance: what its workdir says; absolute paths appear by their last part alone.
     """
     tokenizer = "RagTokenizer" if model_type == "rag" else "AutoTokenizer"

@@ -22,7 +22,7 @@ class Family(NamedTuple):
     architecture: str
     model_type: str
     places: dict[str, Place]
-    kind: str | None = None  # RAG only: "token", "sequence", None = not said
+    kind: str | None = None  # RAG only: "token" or "sequence"; None = its class does not say
 
 
 def _rag(architecture: str, root: str, kind: str | None) -> Family:
@@ -69,7 +69,8 @@ class SpecialIds:
 class Architecture:
     """What the towers of a checkpoint compute; None where it has no such tower.
 
-    retriever: of the encoders;  generator: of the generator;  ids: the generator's special tokens.
+    retriever: the encoders' configuration;  generator: the generator's, and ids, its special
+      tokens.
     """
 
     retriever: BertConfig | None = None
@@ -91,9 +92,10 @@ def detect(config: Mapping[str, Any], names: Iterable[str], file: pathlib.Path) 
     Raises:
       HubError: a model that we do not have.
     """
-    names, said, model_type = list(names), config.get("architectures"), config.get("model_type")
-    if said:
-        first = said[0] if isinstance(said, list) else said
+    names, model_type = list(names), config.get("model_type")
+    classes = config.get("architectures")
+    if classes:
+        first = classes[0] if isinstance(classes, list) else classes
         family = FAMILIES.get(first) if isinstance(first, str) else None
     elif model_type == "rag":
         family = FAMILIES["RagModel"]  # the tensors of token and sequence are the same
@@ -104,7 +106,7 @@ def detect(config: Mapping[str, Any], names: Iterable[str], file: pathlib.Path) 
         family = next(holds, known[0] if known else None)
     if family is None or model_type not in (None, family.model_type):
         raise HubError(
-            f"{file}: architectures {reprlib.repr(said)} of model_type "
+            f"{file}: architectures {reprlib.repr(classes)} of model_type "
             f"{reprlib.repr(model_type)} are not known here; "
             f"known: {', '.join(FAMILIES)}")
     is_rag = family.model_type == "rag"
@@ -131,8 +133,8 @@ def _find(tower: str, is_rag: bool, names: list[str]) -> Place | None:
         inner = [Place(part, f"{part}bert_model."), Place("", "bert_model."), Place("", "bert."),
                  Place("", "")]
     roots = [f"rag.{part}", part] if is_rag else [""]
-    found = (Place(root + place.head, root + place.body) for root in roots for place in inner)
-    return next((place for place in found if _anchored(tower, place.body, names)), None)
+    possible = (Place(root + place.head, root + place.body) for root in roots for place in inner)
+    return next((place for place in possible if _anchored(tower, place.body, names)), None)
 
 
 def _value(config: Mapping[str, Any], ours: str, theirs: str, cls: type, file: pathlib.Path) -> Any:
@@ -200,7 +202,7 @@ def architecture(config: Mapping[str, Any], generation: Mapping[str, Any], model
     Args:
       config: its content.
       generation: that of generation_config.json, or {}.
-      model_type: of the `Family`.
+      model_type: bert, dpr, bart or rag.
       file: to name in messages.
 
     Raises:
@@ -273,12 +275,12 @@ def search(config: Mapping[str, Any], generation: Mapping[str, Any], file: pathl
     """
     section = config.get("generator")
     parts = [generation] if generation else [section if isinstance(section, dict) else {}, config]
-    said = {k: v for part in parts for k, v in part.items() if v is not None}
-    found = {name: _value(said, name, name, EvalConfig, file) for name in SEARCH if name in said}
-    if "max_length" in said and (
-            longest := _value(said, "min_length", "max_length", EvalConfig, file) - 1) > 1:
-        found["max_length"] = longest  # one of 1 has room for </s> alone
-    return found
+    given = {k: v for part in parts for k, v in part.items() if v is not None}
+    fields = {name: _value(given, name, name, EvalConfig, file) for name in SEARCH if name in given}
+    if "max_length" in given and (
+            longest := _value(given, "min_length", "max_length", EvalConfig, file) - 1) > 1:
+        fields["max_length"] = longest  # one of 1 has room for </s> alone
+    return fields
 
 
 # (data.source_format, data.question_text) of Hugging Face's own training, and what auto means of
@@ -300,10 +302,10 @@ def inputs(config: Mapping[str, Any], family: Family) -> tuple[str, str] | None:
 
 def inputs_json(source_format: str, question_text: str) -> dict[str, Any]:
     """The section of config.json that `inputs` reads; none where Hugging Face's is meant."""
-    said = unless_auto(source_format, OUR_INPUTS[0]), unless_auto(question_text, OUR_INPUTS[1])
-    if said == RELEASED_INPUTS:
+    used = unless_auto(source_format, OUR_INPUTS[0]), unless_auto(question_text, OUR_INPUTS[1])
+    if used == RELEASED_INPUTS:
         return {}
-    return {OWN: dict(zip(("source_format", "question_text"), said, strict=True))}
+    return {OWN: dict(zip(("source_format", "question_text"), used, strict=True))}
 
 
 def unless_auto(value: str, otherwise: str) -> str:
@@ -311,11 +313,11 @@ def unless_auto(value: str, otherwise: str) -> str:
 
 
 def origin(text: str, tower: str | None = None) -> str | None:
-    """The data that a released DPR encoder is named after ("single-nq", "multiset"), where a name
-    or a model card tells one of them (a card: of this tower) and no other."""
+    """The data that a released DPR encoder is named after ("single-nq", "multiset"), where a text
+    names one such encoder (with `tower`, one for this tower) and no other."""
     kind = {"query_encoder": "question", "document_encoder": "ctx"}.get(tower, "question|ctx")
-    found = set(re.findall(rf"dpr-(?:{kind})_encoder-([a-z0-9-]{{1,40}})-base", text))
-    return found.pop() if len(found) == 1 else None
+    origins = set(re.findall(rf"dpr-(?:{kind})_encoder-([a-z0-9-]{{1,40}})-base", text))
+    return origins.pop() if len(origins) == 1 else None
 
 
 def bert_json(config: BertConfig, model_type: str) -> dict[str, Any]:

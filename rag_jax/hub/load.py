@@ -124,25 +124,25 @@ def load(source: str | os.PathLike, *, towers: Collection[str] | None = None,
       retriever: fields of BertConfig to set: how to compute (dtype, remat, scan_layers,
         dropout), not what.
       generator: the same of BartConfig.
-      offline: see `locate`;  revision: see `locate`.
+      offline, revision: as in `locate`.
 
     Raises:
       HubError: damaged, unknown or incomplete; the message names the file and the remedy.
     """
-    found, tensors, places = _open(locate(source, offline, revision))
+    checkpoint, tensors, places = _open(locate(source, offline, revision))
     for name, asked in (("retriever", retriever), ("generator", generator)):
-        if config := getattr(found, name):
-            found = dataclasses.replace(
-                found, **{name: dataclasses.replace(config, **(asked or {}))})
-    weights = plan(places, found)
-    boxed = abstract(places, found)
+        if config := getattr(checkpoint, name):
+            checkpoint = dataclasses.replace(
+                checkpoint, **{name: dataclasses.replace(config, **(asked or {}))})
+    weights = plan(places, checkpoint)
+    boxed = abstract(places, checkpoint)
     names.check(tensors, weights, names.shapes(weights, leaves(nn.meta.unbox(boxed))))
     wanted = [tower for tower in places if towers is None or tower in towers]
     if not wanted:
         raise HubError(f"{tensors.source}: holds {', '.join(places)}, not {', '.join(towers)}")
     weights = [weight for weight in weights if weight.path[0] in wanted]
     params = _place(tensors, weights, {tower: boxed[tower] for tower in wanted}, mesh)
-    return dataclasses.replace(found, params=params)
+    return dataclasses.replace(checkpoint, params=params)
 
 
 def _open(folder: pathlib.Path) -> tuple[Pretrained, Tensors, dict[str, names.Place]]:
@@ -153,20 +153,20 @@ def _open(folder: pathlib.Path) -> tuple[Pretrained, Tensors, dict[str, names.Pl
     tensors = open_tensors(folder)
     family = families.detect(config, tensors, file)
     parts = families.architecture(config, generation, family.model_type, file)
-    found = Pretrained(
+    checkpoint = Pretrained(
         parts.retriever, parts.generator, parts.ids, family=family.architecture,
         towers=tuple(family.places), kind=family.kind, tokenizers=_tokenizers(folder, family),
         inputs=families.inputs(config, family), origins=_origins(folder, family, config),
         search=families.search(config, generation, generation_file if generation else file)
         if parts.generator else {})
-    bert, bart = found.retriever, found.generator
+    bert, bart = checkpoint.retriever, checkpoint.generator
     depths = [bert.layers] if bert else []
     depths += [bart.encoder_layers, bart.decoder_layers] if bart else []
     if max(depths) > len(tensors):  # before so many layers are listed, to say which are missing
         raise HubError(f"{file}: {max(depths)} layers, and {tensors.source.name} has "
                        f"{len(tensors)} tensors in all. Use the config.json that was saved with "
                        "these weights")
-    return found, tensors, family.places
+    return checkpoint, tensors, family.places
 
 
 def _tokenizers(folder: pathlib.Path, family: families.Family) -> dict[str, pathlib.Path]:
@@ -186,9 +186,9 @@ def _origins(folder: pathlib.Path, family: families.Family, config: Mapping[str,
             text = stream.read(HEADER_LIMIT).decode("utf-8", "replace")
     sections = {"query_encoder": config["question_encoder"]} if family.model_type == "rag" else (
         dict.fromkeys(family.places, config) if family.model_type == "dpr" else {})
-    found = {tower: families.origin(str(section.get("_name_or_path")))
-             or families.origin(text, tower) for tower, section in sections.items()}
-    return {tower: origin for tower, origin in found.items() if origin}
+    origins = {tower: families.origin(str(section.get("_name_or_path")))
+               or families.origin(text, tower) for tower, section in sections.items()}
+    return {tower: origin for tower, origin in origins.items() if origin}
 
 
 def plan(places: Mapping[str, names.Place], architecture: Architecture) -> list[names.Weight]:

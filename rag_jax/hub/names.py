@@ -147,9 +147,9 @@ def check(tensors: Tensors, weights: Iterable[Weight],
     """Every tensor belongs to one parameter (or is known as harmless) and every one is there.
 
     Args:
-      tensors: of the checkpoint.
-      weights: of all its towers.
-      shapes: of the parameters that the configuration asks for, by path.
+      tensors: the checkpoint's.
+      weights: those of all its towers.
+      shapes: by path, the shapes of the parameters that the configuration asks for.
 
     Raises:
       HubError: naming missing, surplus and misshapen tensors with near matches.

@@ -2,7 +2,7 @@
 
 The file of torch >= 1.6 is a zip archive: one pickle (`data.pkl`) that rebuilds a dictionary of
 tensors, and one uncompressed member of raw bytes per storage. Older files are a row of pickles
-followed by the storages. `_load` here knows the few opcodes and names that a dictionary of tensors
+followed by the storages. `_load` knows the few opcodes and names that a dictionary of tensors
 needs, and refuses every other one: nothing of the file is ever imported or called, and what it
 builds takes no more than its opcodes do.
 """

@@ -38,8 +38,8 @@ def save(directory: str | os.PathLike, family: str, params: Params, architecture
       family: one of `WRITTEN`, a class of transformers.
       params: {"query_encoder", "document_encoder", "generator", "bert"}, those that the family
         has; for BertModel any one encoder without a projection; looped or scanned.
-      architecture: of the towers that the family has; without ids they are those of the
-        generator's tokenizer, or without one those of facebook/bart.
+      architecture: the configurations of the family's towers; where it has no ids, the generator's
+        tokenizer gives them, and without one they are facebook/bart's.
       tokenizers: by tower, as in `Pretrained`; none = no tokenizer files.
       fields: more fields of config.json, such as {"n_docs": 5} of RAG.
       card: the text of README.md, as of `card.model_card`; empty = no such file.

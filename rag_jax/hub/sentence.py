@@ -23,8 +23,8 @@ def check(folder: pathlib.Path) -> None:
             _check_module(folder, modules, module)
     settings = folder / "config_sentence_transformers.json"
     if settings.is_file():
-        said = read_json(settings)
-        product, prompts = said.get("similarity_fn_name"), said.get("prompts") or {}
+        content = read_json(settings)
+        product, prompts = content.get("similarity_fn_name"), content.get("prompts") or {}
         if product not in (None, "dot", "dot_product"):
             raise HubError(f"{settings}: similarity_fn_name = {reprlib.repr(product)}; {REMEDY}")
         if not isinstance(prompts, dict) or any(prompts.values()):
@@ -41,11 +41,11 @@ def _check_module(folder: pathlib.Path, modules: pathlib.Path, module: dict[str,
         raise HubError(f"{modules}: its vectors go through {name[:80]}, which is not supported; "
                        f"{REMEDY}")
     file = folder / path / "config.json"
-    said = read_json(file)
-    modes = {key.removeprefix("pooling_mode_") for key, value in said.items()
+    pooling = read_json(file)
+    modes = {key.removeprefix("pooling_mode_") for key, value in pooling.items()
              if key.startswith("pooling_mode_") and value}
-    if "pooling_mode" in said:
-        modes.add(str(said["pooling_mode"]))
+    if "pooling_mode" in pooling:
+        modes.add(str(pooling["pooling_mode"]))
     if not modes <= {"cls", "cls_token"} or not modes:
         raise HubError(f"{file}: its pooling is {', '.join(sorted(modes)) or 'not said'}, which is "
                        f"not supported; {REMEDY}")

@@ -162,7 +162,7 @@ def write_safetensors(directory: str | os.PathLike, shapes: Mapping[str, tuple[i
 
     Args:
       directory: an existing folder.
-      shapes: of every tensor, in the order of the file.
+      shapes: every tensor's shape, in the order of the file.
       read: gives the tensor of a name.
       shard_bytes: a file holds at most so many bytes (and at least one tensor).
     """

@@ -39,7 +39,8 @@ class RagModel:
     start_id: the generator's first input token (BART's decoder_start_token_id, </s>).
     null_document: "none", or the kind of its score; see `NullDocument`.
     lexical: BM25 scores the passages, and there are no encoders.
-    classes: of a classifier, whose answers are their numbers; 0 = answers are texts.
+    classes: how many a classifier tells apart, its answers being their numbers; 0 = answers are
+      texts.
     """
 
     retriever: BertConfig
