@@ -1,5 +1,7 @@
 """Exact search by blocked matrix products: the oracle of every other index, and the small one."""
 
+from typing import Any
+
 import numpy as np
 
 from rag_jax.retrieval.protocol import Index, RetrievalError, SearchResult, stack
@@ -73,9 +75,8 @@ class ExactIndex(Index):
         return self._largest_norms[begin]
 
 
-def pair_scores(
-    queries: np.ndarray, embeddings: np.ndarray, query: np.ndarray, row: np.ndarray
-) -> np.ndarray:
+def pair_scores(queries: np.ndarray, embeddings: np.ndarray, query: np.ndarray, row: np.ndarray
+                ) -> np.ndarray:
     """Returns float32[P]: the inner products of queries[query[p]] and embeddings[row[p]]."""
     scores = np.empty(len(query), np.float32)
     for begin in range(0, len(query), PAIRS):
@@ -98,9 +99,8 @@ def inner_products(queries: np.ndarray, passages: np.ndarray) -> np.ndarray:
     return products.sum(axis=-1).astype(np.float32)
 
 
-def measure_recall(
-    index: Index, embeddings: np.ndarray, queries: np.ndarray | None, k: int, seed: int
-) -> dict:
+def measure_recall(index: Index, embeddings: np.ndarray, queries: np.ndarray | None, k: int,
+                   seed: int) -> dict[str, Any]:
     """Measures an index against exact search.
 
     Args:

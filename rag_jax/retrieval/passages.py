@@ -10,6 +10,10 @@ A store is a directory of flat files. Row number is position, so a search result
 
 All numbers are little-endian. A small store is read and verified when it is opened, of a large one
 nothing but meta.json; see verification.py.
+
+These are not Arrow IPC files: of a million passages, 160 random ones took 0.74 ms from those (97 ms
+by take) and take 0.33 ms here, and Arrow's reader believes the offsets of a file unless all of it
+is validated at opening.
 """
 
 import contextlib

@@ -129,10 +129,8 @@ def _threads() -> int:
     return max(1, len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1)
 
 
-def build_scann(
-    embeddings: np.ndarray, file: Path, settings: ScannSettings, directory: Path,
-    rows: slice | None = None,
-) -> None:
+def build_scann(embeddings: np.ndarray, file: Path, settings: ScannSettings, directory: Path,
+                rows: slice | None = None) -> None:
     """Builds a ScaNN index in a child process, serializes it, loads it back and asks it once.
 
     The same embeddings and settings give the same files, bit by bit.
@@ -177,14 +175,8 @@ def _run_child(task: dict, doing: str) -> None:
     if missing:
         raise RetrievalError(f"{doing}: {missing}")
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path or "." for path in sys.path)}
-    child = subprocess.run(
-        [sys.executable, "-c", _CHILD],
-        input=json.dumps(task),
-        capture_output=True,
-        text=True,
-        errors="replace",
-        env=environment,
-    )
+    child = subprocess.run([sys.executable, "-c", _CHILD], input=json.dumps(task), text=True,
+                           capture_output=True, errors="replace", env=environment)
     if child.returncode:
         lines = (child.stdout + child.stderr).strip().splitlines() or ["no output"]
         errors = [line for line in lines if "Error" in line or "Check failed" in line] or lines
