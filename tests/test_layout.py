@@ -63,6 +63,7 @@ def imported(nodes: list[ast.stmt] | ast.Module) -> set[str]:
     return names
 
 
+@functools.cache
 def imports(only_at_import: bool = False) -> Graph:
     """Module -> the modules of this package that it imports. What all of them load first, the
     package's own __init__, is no part: its lazy names lead to everything."""

@@ -120,6 +120,9 @@ def _open_shards(index: pathlib.Path, read: Callable[[pathlib.Path], dict[str, S
 def read_header(file: pathlib.Path) -> dict[str, Stored]:
     """The entries of one safetensors file: the library checks it, JSON says where tensors lie.
 
+    Not by the library alone: of two tensors of one name it takes the last, it reads headers of
+    100 MB, and one reader of places in files serves torch's files too.
+
     Raises:
       HubError: not a safetensors file, cut off, or its tensors overlap, leave gaps or share a name.
     """
@@ -158,7 +161,8 @@ def write_safetensors(directory: str | os.PathLike, shapes: Mapping[str, tuple[i
                       ) -> None:
     """Writes float32 tensors, one in memory at a time: one file, or shards with their index.
 
-    A file gets its name only when it is complete.
+    A file gets its name only when it is complete. The library's own writer takes all tensors of a
+    file at once.
 
     Args:
       directory: an existing folder.
