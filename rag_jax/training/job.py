@@ -84,9 +84,18 @@ def build_model(config: Config, prepared: Prepared) -> rag.RagModel:
                         config.retrieval.retriever == "bm25", config.head_classes)
 
 
+# In this order they are part of every fingerprint: another order would refuse all earlier indexes.
+_ARCHITECTURE = ("pretrained", "vocab_size", "max_positions", "type_vocab_size", "width", "layers",
+                 "heads", "mlp_width", "activation", "dropout", "attention_dropout",
+                 "layer_norm_eps", "projection", "position_init", "dtype", "remat", "scan_layers",
+                 "init_std")
+
+
 def fingerprint(model: rag.RagModel, params: Any) -> str:
     """Names a document encoder: a digest of its architecture and its parameters."""
-    digest = hashlib.sha256(repr(dataclasses.replace(model.retriever, dtype="")).encode())
+    values = {**dataclasses.asdict(model.retriever), "dtype": ""}
+    fields = ", ".join(f"{name}={values[name]!r}" for name in _ARCHITECTURE)
+    digest = hashlib.sha256(f"BertConfig({fields})".encode())
     for path, leaf in jax.tree_util.tree_leaves_with_path(unstack_layers(params)):
         digest.update(jax.tree_util.keystr(path).encode())
         digest.update(np.ascontiguousarray(parallel.fetch(leaf)).tobytes())
