@@ -16,7 +16,7 @@ from rag_jax.cli import evaluate, generate
 from rag_jax.config import Config, ConfigError
 from rag_jax.errors import DataError
 from rag_jax.retrieval.protocol import Passage
-from rag_jax.training import pretrained, workdir
+from rag_jax.training import opened, pretrained, workdir
 from rag_jax.training.job import Job
 
 QUESTIONS = ["Who is the President of Peru?", "What is the capital of Japan?"]
@@ -64,8 +64,8 @@ def path(tmp_path, monkeypatch):
     monkeypatch.setattr(api.training, "open_job", open_job)
     monkeypatch.setattr(pretrained, "load_params", lambda job, run, step: (
         f"parameters of {run}", {"encoder_fingerprint": "f"}))
-    monkeypatch.setattr(api.PassageIndex, "open", lambda folder, *_, **__: Opened(folder.name))
-    monkeypatch.setattr(api.on_device, "open_index", lambda *given: given[-1])
+    monkeypatch.setattr(opened.PassageIndex, "open", lambda folder, *_, **__: Opened(folder.name))
+    monkeypatch.setattr(opened.on_device, "open_index", lambda *given: given[-1])
     return tmp_path
 
 

@@ -45,14 +45,16 @@ def _keep_compiled() -> None:
     JAX_COMPILATION_CACHE_DIR names another folder, JAX_ENABLE_COMPILATION_CACHE=false has none. A
     home may be shared by machines whose processors differ, so each has a folder of its own.
     """
+    if "JAX_COMPILATION_CACHE_DIR" in os.environ:
+        return
     home = os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache"
     folder = pathlib.Path(home) / "rag_jax" / "compiled" / platform.node()
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError:  # a home that cannot be written to
         return
-    for name, value in {"DIR": str(folder), "MAX_SIZE": str(2**30)}.items():
-        os.environ.setdefault(f"JAX_COMPILATION_CACHE_{name}", value)
+    os.environ["JAX_COMPILATION_CACHE_DIR"] = str(folder)
+    os.environ.setdefault("JAX_COMPILATION_CACHE_MAX_SIZE", str(2**30))
     os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 
 

@@ -7,7 +7,7 @@ import pathlib
 
 import numpy as np
 
-from rag_jax import api, evaluation, locks
+from rag_jax import api, locks
 from rag_jax.config import ConfigError
 from rag_jax.conversion import convert
 from rag_jax.data.tasks import load_examples
@@ -75,13 +75,10 @@ class Worker:
             raise ConfigError(f"{cell.folder}: no questions {what.split!r} in its data, which have "
                               f"{', '.join(splits)}")
         print(f"== {cell.folder}/{cell.run}: {what.name}", flush=True)
-        questions = rag.job.tokenize(examples[: rag.config.eval.max_examples or len(examples)])
-        answerer = rag.answerer({"k": what.k} if what.k else {})
-        retrieved = answerer.retrieve(rag.params, questions)
-        if what.shuffled:
-            retrieved = retrieved[someone_elses(len(questions), cell.config.seed)]
-        return evaluation.evaluate(answerer, rag.params, questions, retrieved, likelihood=False,
-                                   how=cell.config.eval, train=splits["train"])
+        examples = examples[: rag.config.eval.max_examples or len(examples)]
+        order = someone_elses(len(examples), cell.config.seed) if what.shuffled else None
+        return rag.evaluate(examples, order=order, likelihood=False,
+                            **({"k": what.k} if what.k else {}))
 
     def _explain(self, cell: Cell, question: str) -> Explained:
         answer, = self._rag(cell).ask(question)

@@ -12,75 +12,62 @@ from typing import Any
 import numpy as np
 
 from rag_jax import files, hosts, paper
-from rag_jax.answering import Answerer
-from rag_jax.config import Config
 from rag_jax.data import order
-from rag_jax.evaluation import Evaluation, evaluate, retrieval_metrics, write_evaluation
+from rag_jax.evaluation import Evaluation, retrieval_metrics, write_evaluation
 from rag_jax.models.layers import unstack_layers
 from rag_jax.retrieval.index import PassageIndex
 from rag_jax.training import indexing, pretrained, workdir
-from rag_jax.training.answer_settings import make_answerer
 from rag_jax.training.job import Index, Job
 from rag_jax.training.log import print_table
+from rag_jax.training.opened import Rag
 
 LIBRARIES = ("jax", "flax", "optax", "orbax-checkpoint", "numpy", "scann")
 
 
 class _Reporter:
-    """Evaluates runs on the test split (dev where there is none)."""
+    """Evaluates runs on the test split (dev where there is none), one model in RAM at a time."""
 
     def __init__(self, job: Job, indexes: dict[str, PassageIndex]):
         self.job, self.indexes = job, indexes
-        self._indexes_of: dict[str, Mapping[str, Index]] = {}
         self.split = "test" if "test" in job.prepared.splits else "dev"
+        self._opened: Rag | None = None  # the last run, without an index
+        self._indexes: Mapping[str, Index] = {}  # those that it reads
 
-    def answerer(self, run: str, name: str | None = None) -> Answerer:
-        """Answers as the run does, from the index of that name; None = the one that trained."""
-        job = dataclasses.replace(self.job, config=self.config(run))
-        index = self.indexes_of(run)[name or job.trains_with]
-        if not job.config.retrieval.k:
-            index = None
-        return make_answerer(job, index)
+    def rag(self, run: str, index: str | None = None) -> Rag:
+        """A run, which is evaluated as the last command that trained it says.
 
-    def config(self, run: str) -> Config:
-        """Each run is evaluated as the last command that trained it says."""
-        return dataclasses.replace(self.job.of_run(run).config,
-                                   eval=workdir.eval_of(self.job.workdir, run))
-
-    def indexes_of(self, run: str) -> Mapping[str, Index]:
-        if run not in self._indexes_of:
-            self._indexes_of[run] = indexing.indexes_of(self.job, run, self.indexes)
-        return self._indexes_of[run]
-
-    def params(self, run: str) -> Any:
-        return pretrained.load_params(self.job, run)[0]
+        index: the name of the one that it reads; None = the one that trained.
+        """
+        if self._opened is None or self._opened.run != run:
+            self._opened = None
+            config = dataclasses.replace(self.job.of_run(run).config,
+                                         eval=workdir.eval_of(self.job.workdir, run))
+            job = dataclasses.replace(self.job, config=config)
+            self._indexes = indexing.indexes_of(self.job, run, self.indexes)
+            self._opened = Rag(job, run, pretrained.load_params(self.job, run)[0], None)
+        if not self._opened.config.retrieval.k:
+            return self._opened
+        return dataclasses.replace(
+            self._opened, index=self._indexes[index or self.job.trains_with])
 
     def evaluate(self, run: str) -> Evaluation:
-        questions = self.job.tokens(self.split)
-        result = evaluate(self.answerer(run), self.params(run), questions,
-                          how=self.config(run).eval)
-        folder = self.job.workdir / run / "evaluation" / self.split
+        result = self.rag(run).evaluate(self.split, overlap=False)
         if hosts.leads():
-            write_evaluation(folder, result)
+            write_evaluation(self.job.workdir / run / "evaluation" / self.split, result)
         return result
 
     def shuffled(self, run: str) -> Evaluation:
         """Every question reads the passages of another one: what the answers owe to reading."""
-        answerer, params = self.answerer(run), self.params(run)
-        questions = self.job.tokens(self.split)
-        retrieved = answerer.retrieve(params, questions)
-        other = someone_elses(len(questions), self.job.config.seed)
-        return evaluate(answerer, params, questions, retrieved[other],
-                        how=self.config(run).eval)
+        count = len(self.job.prepared.splits[self.split])
+        return self.rag(run).evaluate(
+            self.split, order=someone_elses(count, self.job.config.seed), overlap=False)
 
     def frozen_recall(self, run: str, warm: Any) -> dict[str, float]:
         """Retrieval by the query encoder as it was before the run."""
-        index = self.indexes[self.job.trains_with]
-        job = dataclasses.replace(self.job, config=self.config(run))
-        answerer = make_answerer(job, index)
-        questions = self.job.tokens(self.split)
-        params = unstack_layers(warm)
-        return retrieval_metrics(answerer, questions, answerer.retrieve(params, questions))
+        rag = dataclasses.replace(self.rag(run), index=self.indexes[self.job.trains_with])
+        answerer, questions = rag.answerer(), self.job.tokens(self.split)
+        return retrieval_metrics(answerer, questions,
+                                 answerer.retrieve(unstack_layers(warm), questions))
 
 
 def someone_elses(count: int, seed: int) -> np.ndarray:
@@ -143,15 +130,12 @@ def _recall(reporter: _Reporter, run: str, results: dict[str, dict[str, float]],
 
 
 def _hot_swap(reporter: _Reporter, run: str) -> dict[str, float]:
-    params = reporter.params(run)
     matrix = {}
-    for memory in ("2016", "2018"):
-        answerer = reporter.answerer(run, memory)
+    for index in ("2016", "2018"):
+        rag = reporter.rag(run, index)
         for leaders in ("2016", "2018"):
-            questions = reporter.job.tokens(f"leaders_{leaders}")
-            found = evaluate(answerer, params, questions, likelihood=False,
-                             how=reporter.config(run).eval)
-            matrix[f"index{memory}_leaders{leaders}"] = found.metrics["em"]
+            found = rag.evaluate(f"leaders_{leaders}", likelihood=False, overlap=False)
+            matrix[f"index{index}_leaders{leaders}"] = found.metrics["em"]
     return matrix
 
 

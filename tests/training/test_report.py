@@ -20,13 +20,11 @@ def test_every_cell_of_the_hot_swap_has_its_own_index_and_questions(monkeypatch,
     config = Config()
     workdir.start(config, tmp_path)
     job = Job(config, tmp_path, types.SimpleNamespace(memories=stores, splits={}), None)
-    monkeypatch.setattr(Job, "tokens", lambda self, split: split)
     monkeypatch.setattr(report.pretrained, "load_params",
                         lambda job, run: (f"parameters of {run}", {}))
-    monkeypatch.setattr(report, "make_answerer", lambda job, index: (*job.config.runs, index))
     monkeypatch.setattr(report.indexing, "indexes_of", lambda job, run, indexes: indexes)
-    monkeypatch.setattr(report, "evaluate", lambda answerer, params, questions, **_: (
-        types.SimpleNamespace(metrics={"em": (*answerer, params, questions)})))
+    monkeypatch.setattr(report.Rag, "evaluate", lambda rag, questions, **_: (
+        types.SimpleNamespace(metrics={"em": (rag.run, rag.index, rag.params, questions)})))
     reporter = report._Reporter(job, {year: f"index of {year}" for year in years})
     assert report._hot_swap(reporter, "rag_token") == {
         f"index{index}_leaders{year}": ("rag_token", f"index of {index}",

@@ -1,0 +1,276 @@
+"""A trained model, opened: asked, scored, given another index."""
+
+import dataclasses
+import os
+import pathlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from rag_jax import evaluation, overrides, rules
+from rag_jax.answering import Answerer, search
+from rag_jax.config import Config, ConfigError
+from rag_jax.data.question_files import Example, checked_questions
+from rag_jax.data.tasks import load_examples
+from rag_jax.data.text import encoder_input, pad_rows
+from rag_jax.evaluation import Evaluation
+from rag_jax.retrieval.bm25 import Bm25Index
+from rag_jax.retrieval.index import PassageIndex
+from rag_jax.retrieval.protocol import Passage
+from rag_jax.training import indexing, on_device
+from rag_jax.training.answer_settings import make_answerer
+from rag_jax.training.job import Index, Job
+from rag_jax.types import Answer, Evidence
+
+Path = str | os.PathLike[str]
+
+
+@dataclasses.dataclass
+class Rag:
+    """A model that answers questions from the passages of its index; `load` opens one.
+
+    Attributes:
+      job: its configuration, its data (tokenizers, questions) and the devices.
+      run: its name among the workdir's runs.
+      params: of all its towers, with looped layers.
+      index: the passages that it reads; None for a closed-book run.
+    """
+
+    job: Job
+    run: str
+    params: Any
+    index: Index | None
+
+    def __repr__(self) -> str:
+        return f"Rag({str(self.job.workdir)!r}, run={self.run!r})"
+
+    @property
+    def config(self) -> Config:
+        """The configuration of the run, as it was opened."""
+        return self.job.config
+
+    def ask(self, questions: str | Sequence[str], **how: Any) -> list[Answer]:
+        """Answers questions, each with the passages that its answer came from.
+
+        A single question is a batch of its own, always padded to the longest input: the second
+        one, whatever its length, runs what was compiled for the first.
+
+        Args:
+          questions: as they are asked; a string is one question.
+          **how: fields of `config.eval` to set otherwise: num_beams=4, strategy="marginal", ...
+
+        Raises:
+          DataError: a question is blank, or no string.
+          ConfigError: no such field, a value that it cannot have, or one that rules out another.
+        """
+        return list(self.ask_each(questions, **how))
+
+    def ask_each(self, questions: str | Sequence[str], **how: Any) -> Iterator[Answer]:
+        """`ask`, which gives the answers of each batch as soon as they are there."""
+        questions = checked_questions(questions)
+        if not questions:
+            return
+        answerer = self.answerer(
+            how, length_step=self.config.data.max_source_length,
+            **({"batch_size": 1} if len(questions) == 1 else {}))
+        tokens = self._tokenize(questions)
+        yield from answerer.decode_each(
+            self.params, tokens, answerer.retrieve(self.params, tokens))
+
+    def retrieve(self, questions: str | Sequence[str], k: int | None = None
+                 ) -> list[list[Evidence]]:
+        """The best passages for each question, best first, with p(z | x) over those k.
+
+        Args:
+          questions: as they are asked; a string is one question.
+          k: how many; None = as many as the run reads.
+
+        Raises:
+          ConfigError: the run reads no passages, or the index has fewer than k.
+        """
+        if self.index is None:
+            raise ConfigError(f"run {self.run!r} reads no passages: there is nothing to retrieve")
+        answerer = self.answerer({} if k is None else {"k": k})
+        tokens = self._tokenize(checked_questions(questions))
+        if not len(tokens):
+            return []
+        queries = answerer.queries(self.params, tokens)
+        rows = search(self.index, queries, answerer.k)
+        scores = self.index.scores(queries, rows) if answerer.model.lexical else np.einsum(
+            "BE,BKE->BK", queries, self.index.embeddings(rows))
+        p_BK = np.exp(scores - scores.max(axis=1, keepdims=True))
+        p_BK /= p_BK.sum(axis=1, keepdims=True)
+        return [[Evidence(*self.index.passages[int(row)], float(p))
+                 for row, p in zip(*pair, strict=True)] for pair in zip(rows, p_BK, strict=True)]
+
+    def log_likelihood(self, questions: str | Sequence[str], answers: str | Sequence[str]
+                       ) -> float | np.ndarray:
+        """log p(answer | question) in nats, marginalised over the passages retrieved.
+
+        Args:
+          questions, answers: a text each, or as many of one as of the other.
+
+        Returns:
+          A float for texts, float32[Q] for lists.
+        """
+        asked, given = checked_questions(questions), checked_questions(answers)
+        if len(asked) != len(given):
+            raise ConfigError(f"{len(asked)} questions and {len(given)} answers: give as many of "
+                              "one as of the other")
+        tokens, answerer = self._tokenize(asked, given), self.answerer()
+        if not asked:
+            return np.zeros(0, np.float32)
+        values = answerer.log_likelihoods(
+            self.params, tokens, answerer.retrieve(self.params, tokens))["log_p"]
+        return float(values[0]) if isinstance(questions, str) else values
+
+    def embed_queries(self, questions: str | Sequence[str]) -> np.ndarray:
+        """The query encoder's vectors float32[Q, E], whose inner products search the index."""
+        self._encoder("query_encoder")
+        tokens = self._tokenize(checked_questions(questions))
+        return self.answerer().embed_questions(self.params, tokens)
+
+    def embed_passages(self, passages: Sequence[Passage | str]) -> np.ndarray:
+        """The document encoder's vectors float32[N, E] of passages, or of texts without a title."""
+        encoder, data = self._encoder("document_encoder"), self.config.data
+        given = [Passage("", "", p) if isinstance(p, str) else p for p in passages]
+        tokenizer = self.job.prepared.retriever_tokenizer
+        rows = encoder_input(tokenizer, [p.title for p in given], [p.text for p in given],
+                             data.max_passage_length)
+        return self.answerer().embed(
+            encoder, *pad_rows(rows, data.max_passage_length, tokenizer.pad))
+
+    def swap(self, index: Path) -> None:
+        """Reads the passages of another index from now on; nothing is trained or compiled again.
+
+        Args:
+          index: folder of an index, or name of one in the workdir.
+
+        Raises:
+          RetrievalError: it was built by another document encoder, or is damaged.
+          ConfigError: no such folder, too few passages, or a run that reads none.
+        """
+        if self.index is None:
+            raise ConfigError(f"run {self.run!r} reads no passages: it has no index to swap")
+        opened = open_index(self.job, self.run, str(index))
+        if not self.job.model.lexical:
+            opened.check_encoder(self.index.manifest["encoder_fingerprint"])
+        self.index = placed(self.job, opened)
+
+    def questions(self, source: str | Sequence[Example] | None = None) -> Sequence[Example]:
+        """Questions with their answers.
+
+        Args:
+          source: a split of the workdir; a file, or another source of `config.data`; the examples
+            themselves; None = the split test, or dev where there is none.
+        """
+        splits = self.job.prepared.splits
+        if source is None:
+            source = "test" if "test" in splits else "dev"
+        if not isinstance(source, str):
+            return source
+        if source in splits:
+            return splits[source]
+        return load_examples(source, data_dir=self.config.data.data_dir, hidden=True)
+
+    def evaluate(self, questions: str | Sequence[Example] | None = None, *,
+                 order: np.ndarray | None = None, likelihood: bool = True, overlap: bool = True,
+                 **how: Any) -> Evaluation:
+        """Answers questions and scores the answers by `config.eval.metrics`.
+
+        Args:
+          questions: as for `questions`.
+          order: int[Q], for every question the one whose passages it reads; None = itself.
+          likelihood: also that of the first reference answer, which takes a pass of its own.
+          overlap: also the scores over the questions and the answers that training has shown.
+          **how: fields of `config.eval` to set otherwise.
+        """
+        answerer, tokens = self.answerer(how), self.job.tokenize(self.questions(questions))
+        rows = answerer.retrieve(self.params, tokens)
+        train = self.job.prepared.splits.get("train", ()) if overlap else ()
+        return evaluation.evaluate(
+            answerer, self.params, tokens, rows if order is None else rows[order],
+            likelihood=likelihood, how=self._as_asked(how).eval, train=train)
+
+    def choose_k(self, ks: Sequence[int]) -> dict[str, float]:
+        """The number of passages that answers the dev questions best, as `evaluation.choose_k`."""
+        return evaluation.choose_k(lambda k: self.answerer(k=k), self.params,
+                                   self.job.tokens("dev"), ks, self.config.eval)
+
+    def answerer(self, how: Mapping[str, Any] | None = None, **changes: Any) -> Answerer:
+        """What answers batches of tokenized questions.
+
+        Args:
+          how: fields of `config.eval` to set otherwise.
+          **changes: arguments of `Answerer` to set otherwise.
+        """
+        job = dataclasses.replace(self.job, config=self._as_asked(how or {}))
+        if how and "k" in how and self.index is not None:
+            _check_k(job.config, self.index)
+        return make_answerer(job, self.index, **changes)
+
+    def _as_asked(self, how: Mapping[str, Any]) -> Config:
+        config = changed(self.config, {f"eval.{name}": value for name, value in how.items()})
+        return check_classes(config, self.config.classes, self.job.workdir)
+
+    def _tokenize(self, questions: Sequence[str], answers: Sequence[str] | None = None) -> Any:
+        given = [()] * len(questions) if answers is None else [(answer,) for answer in answers]
+        return self.job.tokenize([Example(str(i), *pair) for i, pair in enumerate(
+            zip(questions, given, strict=True))])
+
+    def _encoder(self, tower: str) -> Any:
+        if tower not in self.params:
+            raise ConfigError(f"run {self.run!r} has no {tower.replace('_', ' ')}: it has "
+                              f"{', '.join(self.params)}")
+        return self.params[tower]
+
+
+def changed(config: Config, changes: Mapping[str, Any]) -> Config:
+    """The configuration with dotted fields set otherwise, checked."""
+    return rules.validate(overrides.replace(config, dict(changes)), resolved=True)
+
+
+def check_classes(config: Config, trained: tuple[str, ...], path: pathlib.Path) -> Config:
+    """Raises ConfigError for other classes than a model was trained with."""
+    if config.classes != trained:
+        raise ConfigError(f"config.eval.labels: {path} was trained with the classes "
+                          f"{', '.join(trained) or '(none)'}; leave config.eval.labels and "
+                          "config.model.head as they are")
+    return config
+
+
+def open_index(job: Job, run: str, named: str | None) -> Index:
+    """The index that `load` names, before the parameters are read, which takes longer."""
+    folders = job.workdir / "indexes"
+    if job.model.lexical:
+        folders = job.workdir / indexing.WORD_INDEXES
+    elif job.config.train.document_encoder == "refresh":
+        folders = job.workdir / run / "indexes"
+    folder = folders / (named or job.trains_with)
+    if named is not None and not folder.is_dir():
+        folder = pathlib.Path(named)
+        if not folder.is_dir():
+            there = sorted(f.name for f in folders.glob("[!.]*") if f.is_dir())
+            raise ConfigError(f"--index={named}: no such folder, and {folders} has "
+                              f"{', '.join(there) or 'none'}")
+    opened = Bm25Index.open(folder) if job.model.lexical else PassageIndex.open(
+        folder, hosts=indexing.all_hosts())
+    _check_k(job.config, opened, folder)
+    return opened
+
+
+def _check_k(config: Config, index: Index,
+             folder: pathlib.Path | str = "the index") -> None:
+    k = config.eval.k or config.retrieval.k
+    if k > index.size:
+        raise ConfigError(f"config.eval.k={k}: {folder} has {index.size} passages; set "
+                          f"config.eval.k={index.size} or less")
+
+
+def placed(job: Job, index: Index | None
+            ) -> Index | None:
+    """The index where `config.retrieval.where` wants it."""
+    if index is None or job.model.lexical:
+        return index
+    return on_device.open_index(job.config, job.prepared.format, job.mesh, index)
