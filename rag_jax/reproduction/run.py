@@ -3,8 +3,6 @@
 import pathlib
 from collections.abc import Iterable, Mapping, Sequence
 
-import jax
-
 from rag_jax import locks
 from rag_jax.reproduction import sections
 from rag_jax.reproduction.cells import Asked, Cell, Scale
@@ -29,20 +27,13 @@ def reproduce(names: Sequence[str], root: pathlib.Path, scale: Scale, work: bool
       InUseError: another process works on ROOT, or on one of its workdirs.
     """
     with locks.exclusive(root):
-        _reproduce(names, root, scale, work)
-
-
-def _reproduce(names: Sequence[str], root: pathlib.Path, scale: Scale, work: bool) -> None:
-    # Cells of one size are the same programs: they compile once.
-    jax.config.update("jax_compilation_cache_dir", str(root / "compiled"))
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
-    worker, folder = Worker(root), None
-    for cell, what in lacking(names, root, scale)[0] if work else ():
-        if folder not in (None, cell.folder):
-            write_report(root, scale)
-        folder = cell.folder
-        worker.work_out(cell, what)
-    write_report(root, scale)
+        worker, folder = Worker(root), None
+        for cell, what in lacking(names, root, scale)[0] if work else ():
+            if folder not in (None, cell.folder):
+                write_report(root, scale)
+            folder = cell.folder
+            worker.work_out(cell, what)
+        write_report(root, scale)
     print(f"{root / 'report.md'}, {root / 'report.html'}", flush=True)
 
 

@@ -53,12 +53,10 @@ def dump(path, name):
 
 @pytest.fixture(scope="module", autouse=True)
 def compiled_quickly():
-    """These programs run for milliseconds; nor is the cache of `reproduce` left to other tests."""
-    cache = jax.config.jax_compilation_cache_dir
+    """These programs run for milliseconds."""
     jax.config.update("jax_disable_most_optimizations", True)
     jax.config.update("jax_enable_compilation_cache", False)
     yield
-    jax.config.update("jax_compilation_cache_dir", cache)
     jax.config.update("jax_enable_compilation_cache", True)
     jax.config.update("jax_disable_most_optimizations", False)
 
