@@ -10,7 +10,8 @@ os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 # The tests' programs run for milliseconds and compile for seconds, so they and their commands are
 # compiled with a sixth of the usual effort; a test that needs the usual code takes this away.
 QUICK_TO_COMPILE = "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false"
-os.environ["XLA_FLAGS"] = f"{QUICK_TO_COMPILE} {os.environ.get('XLA_FLAGS', '')}".strip()
+if QUICK_TO_COMPILE not in os.environ.get("XLA_FLAGS", ""):  # a worker has its master's
+    os.environ["XLA_FLAGS"] = f"{QUICK_TO_COMPILE} {os.environ.get('XLA_FLAGS', '')}".strip()
 # What was compiled once is read by every worker and command, and by the next run of the tests.
 CACHES = pathlib.Path(os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache")
 COMPILED = CACHES / "rag_jax-tests" / f"jax-{importlib.metadata.version('jax')}"
@@ -22,9 +23,18 @@ import filelock  # noqa: E402
 import jax  # noqa: E402
 import jax.monitoring  # noqa: E402
 import pytest  # noqa: E402
+import tiers  # noqa: E402
 
 jax.config.update("jax_num_cpu_devices", 8)
 jax.config.update("jax_numpy_rank_promotion", "raise")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        known = {mark.name for mark in item.iter_markers()}
+        if tiers.is_quick(item.path) and not known & {"slow", "campaign", "multihost"}:
+            item.add_marker(pytest.mark.quick)
+    items.sort(key=lambda item: tiers.place_in_long(item.path))
 
 
 @pytest.fixture
