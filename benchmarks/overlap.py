@@ -39,7 +39,7 @@ from rag_jax.retrieval.passages import write_store
 from rag_jax.retrieval.protocol import Passage
 from rag_jax.retrieval.retriever import Retriever
 from rag_jax.retrieval.shards import PassageEmbedder
-from rag_jax.training import stages
+from rag_jax.training.fine_tuning import rag_stage
 from rag_jax.training.job import Job
 from rag_jax.training.log import print_table
 from rag_jax.training.loop import run_stage
@@ -157,7 +157,7 @@ def timed_training(job: Job, index: PassageIndex, staleness: int, trace: pathlib
     batcher = RagBatcher(questions, config.data.max_source_length, job.model.embedding_width)
     source = RagSource(batcher, retriever, config.train.batch_size, config.seed, staleness,
                        job.mesh)
-    stage = stages.rag_stage(job, f"staleness_{staleness}", source, None, meta={})
+    stage = rag_stage(job, f"staleness_{staleness}", source, None, meta={})
     options = jax.profiler.ProfileOptions()
     options.python_tracer_level = 0
     with jax.profiler.trace(trace, profiler_options=options):

@@ -21,8 +21,9 @@ from rag_jax.data.prepared import Prepared
 from rag_jax.data.text import GeneratorFormat
 from rag_jax.retrieval.device import abstract_tables, jit_search
 from rag_jax.retrieval.device_search import DeviceTables
-from rag_jax.training import on_device, stages, step
+from rag_jax.training import on_device, step
 from rag_jax.training.answer_settings import make_answerer
+from rag_jax.training.fine_tuning import rag_stage
 from rag_jax.training.job import Job
 from rag_jax.types import Batch, QuestionBatch
 
@@ -120,7 +121,7 @@ def programs(config: Config, mesh: Mesh, hosts: int = 1, passages: int = 0,
 
 
 def _train(job: Job, run: str, tables: DeviceTables | None) -> Program:
-    """The step of `stages.fine_tune`."""
+    """The step of `fine_tuning.fine_tune`."""
     config, mesh = job.config, job.mesh
     size, k = config.train.batch_size, config.retrieval.k
     number = jax.ShapeDtypeStruct((), np.int32, sharding=parallel.replicated(mesh))
@@ -131,7 +132,7 @@ def _train(job: Job, run: str, tables: DeviceTables | None) -> Program:
         pad_id = job.prepared.retriever_tokenizer.pad if refresh else None
         complete = on_device.completion(job.model, job.prepared.format, k, mesh, settings, pad_id)
         given = (_questions(job, size), tables, number)
-    stage = stages.rag_stage(job, run, None, complete, meta={})
+    stage = rag_stage(job, run, None, complete, meta={})
     return Program(f"train {run}", stage.train_step, (stage.abstract_state, given, number))
 
 

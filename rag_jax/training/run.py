@@ -1,4 +1,16 @@
-"""A whole training run: every stage in order, then the report."""
+"""A whole training run: every stage in order, then the report.
+
+    workdir/
+      config.json
+      data/                 tokenizers, passage stores, questions              (prepare)
+      retriever/            DPR warm-up: query and document encoder            (warm_up)
+      generator/            BART denoising                                     (warm_up)
+      indexes/NAME/         embedded passages and ScaNN                        (indexing)
+      indexes_bm25/NAME/    words, where a run retrieves by BM25               (indexing)
+      RUN/                  RAG fine-tuning, a folder for each of config.runs  (fine_tuning)
+
+A stage that has reached its last step is not run again.
+"""
 
 import contextlib
 import dataclasses
@@ -17,11 +29,13 @@ from rag_jax.data.prepared import Prepared, is_prepared, open_prepared
 from rag_jax.retrieval.bm25 import bm25_missing
 from rag_jax.retrieval.index import PassageIndex
 from rag_jax.retrieval.verification import read_sealed, write_sealed
-from rag_jax.training import indexing, pretrained, stages, workdir
+from rag_jax.training import indexing, pretrained, workdir
 from rag_jax.training.answer_settings import decoding_settings
 from rag_jax.training.checkpoint import Checkpointer
+from rag_jax.training.fine_tuning import fine_tune
 from rag_jax.training.job import Job
 from rag_jax.training.report import evaluate_runs, write_report
+from rag_jax.training.warm_up import warm_up_generator, warm_up_retriever
 
 
 def be_quiet() -> None:
@@ -79,7 +93,7 @@ class Warm:
             if hosts.leads():
                 workdir.begin_run(job.workdir, run, job.config.eval)
             indexes = indexing.index_words(job) if job.model.lexical else self.indexes
-            stages.fine_tune(job, run, self.params, indexes[job.trains_with], profile)
+            fine_tune(job, run, self.params, indexes[job.trains_with], profile)
 
 
 def warm_up(config: Config, path: pathlib.Path) -> Warm:
@@ -108,9 +122,9 @@ def warm_up(config: Config, path: pathlib.Path) -> Warm:
     warm: dict[str, Any] = {}
     if "dpr" in retrievers:  # BM25 has nothing to learn
         with clock.time("retriever warm-up"):
-            warm |= stages.warm_up_retriever(job)
+            warm |= warm_up_retriever(job)
     with clock.time("generator warm-up"):
-        warm |= stages.warm_up_generator(job)
+        warm |= warm_up_generator(job)
     with clock.time("index"):
         indexes = {}
         if "dpr" in retrievers:

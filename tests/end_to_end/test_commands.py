@@ -18,7 +18,7 @@ from rag_jax.training import workdir as workdirs
 from rag_jax.training.answer_settings import make_answerer
 from rag_jax.training.report import _Reporter
 from rag_jax.training.run import open_job
-from rag_jax.training.stages import warm_up_retriever
+from rag_jax.training.warm_up import warm_up_retriever
 from tests.end_to_end.commands import finish, run
 
 

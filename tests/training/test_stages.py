@@ -14,7 +14,7 @@ from rag_jax import parallel
 from rag_jax.config import Config, MeshConfig, OptimizerConfig
 from rag_jax.models import rag
 from rag_jax.overrides import replace
-from rag_jax.training import optim, stages, step
+from rag_jax.training import fine_tuning, optim, stages, step, warm_up
 from rag_jax.training.collapse import CollapseGuard
 from rag_jax.training.loop import PureSource
 from rag_jax.training.run import open_job
@@ -30,7 +30,7 @@ def test_a_guarded_stage_shows_what_it_read_and_can_freeze_its_encoders(tmp_path
         total = sum(jnp.sum(leaf**2) for leaf in jax.tree.leaves(params))
         return total, batch.weight.sum(), {"nll": total}
 
-    stage = stages._stage(
+    stage = stages.build_stage(
         job, "toy", {"query_encoder": 1.0, "document_encoder": None, "generator": 1.0}, loss,
         OptimizerConfig(warmup_steps=0), source=PureSource(None), steps=10, log_every=1,
         save_every=1, meta={}, guard=CollapseGuard("freeze", 1, 0.5))
@@ -101,18 +101,19 @@ def first_moments(opt_state):
 def test_a_stage_takes_the_step_that_its_configuration_says(job, monkeypatch, name):
     """Accumulation, dropout or label smoothing that got lost would show in no other test."""
     seen = []
-    monkeypatch.setattr(stages, "run_stage", lambda stage: seen.append(stage) or stage.make_state())
-    config, towers = job.config, stages.RETRIEVER
+    monkeypatch.setattr(warm_up, "run_stage",
+                        lambda stage: seen.append(stage) or stage.make_state())
+    config, towers = job.config, warm_up.ENCODERS
     if name == "retriever":
-        stages.warm_up_retriever(job)
+        warm_up.warm_up_retriever(job)
         settings, losses = config.retriever_warmup, [step.retriever_loss(job.model)] * 2
     elif name == "generator":
-        stages.warm_up_generator(job)
+        warm_up.warm_up_generator(job)
         settings, towers = config.generator_warmup, ("generator",)
         losses = [step.seq2seq_loss(job.model)] * 2
     else:
         settings, towers = config.train, ("query_encoder", "generator")
-        seen.append(stages.rag_stage(job, "rag_token", None, None, meta={}))
+        seen.append(fine_tuning.rag_stage(job, "rag_token", None, None, meta={}))
         losses = [step.rag_loss(job.model, 0.2), step.rag_loss(job.model)]
     stage, = seen
     if name == "rag":

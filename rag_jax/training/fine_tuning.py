@@ -1,0 +1,104 @@
+"""RAG fine-tuning of one run: its stage, its batches, its guard against collapse."""
+
+import functools
+from collections.abc import Mapping
+from typing import Any
+
+from rag_jax.answering import jit_embed, search
+from rag_jax.config import Config, ConfigError
+from rag_jax.data.batches import RagBatcher
+from rag_jax.evaluation import evaluate
+from rag_jax.models import rag
+from rag_jax.models.layers import unstack_layers
+from rag_jax.retrieval.retriever import Retriever
+from rag_jax.training import on_device, step
+from rag_jax.training.answer_settings import make_answerer
+from rag_jax.training.collapse import CollapseGuard
+from rag_jax.training.job import Index, Job
+from rag_jax.training.loop import BatchSource, Stage, run_stage
+from rag_jax.training.pretrained import load_params
+from rag_jax.training.sources import RagSource, ask_by_vector, ask_by_words
+from rag_jax.training.stages import build_stage
+
+
+def fine_tune(job: Job, run: str, warm: Any, index: Index,
+              profile: tuple[int, int] | None = None) -> Any:
+    """Fine-tuning of one run; returns the parameters of its best checkpoint by dev score.
+
+    Args:
+      job: of the workdir, or of this run.
+      run: its name and folder.
+      warm: parameters to start from, of all towers but the null document and the classifier.
+      index: where passages are retrieved from.
+      profile: (steps of this command before a trace begins, steps in it), for RUN/profile.
+    """
+    job = job.of_run(run)
+    config, towers = job.config, job.model.towers
+    source, complete, refresher = _rag_source(job, index)
+    answerer = make_answerer(job, index if config.retrieval.k else None)
+    dev = job.tokens("dev")
+    if config.eval.max_examples:
+        dev = job.tokenize(dev.examples[: config.eval.max_examples])
+
+    def score(params: Any) -> Mapping[str, float]:
+        if refresher is not None:
+            refresher.refresh(params, 0)  # before the next step, all are again, as of that step
+        return evaluate(answerer, unstack_layers(params), dev,
+                        how=config.eval).metrics
+
+    def first() -> Any:
+        fresh = tuple(tower for tower in towers if tower not in warm)
+        params = {**warm, **step.fresh_params(job.model, fresh, config.seed, job.mesh)}
+        return {tower: params[tower] for tower in towers}
+
+    meta = {"encoder_fingerprint": index.manifest["encoder_fingerprint"]}
+    run_stage(rag_stage(job, run, source, complete, initial=first, meta=meta, evaluate=score,
+                        profile=profile))
+    if refresher is not None:
+        index.reload()
+    return load_params(job, run)[0]
+
+
+def rag_stage(job: Job, run: str, source: BatchSource | None, complete: step.Completion | None,
+              **settings: Any) -> Stage:
+    """The stage that `fine_tune` runs; without a source its step can be compiled, not run."""
+    train = job.config.train
+    known = {"query_encoder": train.query_encoder_rate, "document_encoder": None,
+             "generator": train.generator_rate, rag.NULL: 1.0, rag.CLASSIFIER: 1.0}
+    if train.document_encoder == "refresh":
+        known["document_encoder"] = train.document_encoder_rate
+    rates = {tower: known[tower] for tower in job.model.towers}
+    if not any(rate is not None for rate in rates.values()):
+        raise ConfigError("config.train: query_encoder_rate and generator_rate are both none: "
+                          "nothing is left to train")
+    return build_stage(
+        job, run, rates, step.rag_loss(job.model, train.label_smoothing), train.optimizer,
+        source=source, complete=complete, guard=_collapse_guard(job.config), steps=train.steps,
+        log_every=train.log_every, save_every=train.save_every, eval_every=train.eval_every,
+        keep=train.keep, **settings)
+
+
+def _collapse_guard(config: Config) -> CollapseGuard | None:
+    """None where it is off, or where no query encoder trains that could collapse."""
+    train = config.train
+    if train.collapse_guard == "off" or train.query_encoder_rate is None or not config.retrieval.k:
+        return None
+    return CollapseGuard(train.collapse_guard, train.collapse_window, train.collapse_threshold)
+
+
+def _rag_source(job: Job, index: Index) -> tuple[
+        BatchSource, step.Completion | None, on_device.Refresher | None]:
+    """Batches of the training questions; how the step completes them; what refreshes the index."""
+    config, questions = job.config, job.tokens("train")
+    batch_size, k = config.train.batch_size, config.retrieval.k
+    if k and config.retrieval.where == "device":
+        return on_device.training(job.model, config, job.prepared, questions, index)
+    model = job.model
+    batcher = RagBatcher(questions, config.data.length_buckets, model.embedding_width,
+                         model.null_document != "none")
+    ask = ask_by_words(questions) if model.lexical else ask_by_vector(
+        jit_embed(model), questions, job.mesh)
+    retriever = Retriever(index, ask, functools.partial(search, index, k=k)) if k else None
+    source = RagSource(batcher, retriever, batch_size, config.seed, config.retrieval.staleness,
+                       job.mesh)
+    return source, None, None

@@ -1,0 +1,59 @@
+"""The stages before fine-tuning: DPR training of the retriever, denoising of the generator."""
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from rag_jax import parallel
+from rag_jax.config import ConfigError, WarmupConfig
+from rag_jax.data.warmup_batches import DenoisingBatcher, RetrieverBatcher
+from rag_jax.training import pretrained, step
+from rag_jax.training.job import Job
+from rag_jax.training.loop import PureSource, run_stage
+from rag_jax.training.pretrained import ENCODERS
+from rag_jax.training.stages import build_stage
+
+
+def warm_up_retriever(job: Job) -> Any:
+    """DPR training of both encoders on the training questions; returns their parameters."""
+    config = job.config.retriever_warmup
+    given = None
+    if "query_encoder" in job.config.model.sources:
+        given = functools.partial(pretrained.load, job, ENCODERS)
+        if pretrained.is_retriever(job.config):
+            return given()
+    store = job.prepared.memories[job.trains_with]
+    batcher = RetrieverBatcher(job.tokens("train"), store, job.config.data.max_passage_length,
+                               job.prepared.retriever_tokenizer.pad, config.hard_negatives)
+    if config.steps and not len(batcher.rows):
+        raise ConfigError(
+            "config.retriever_warmup.steps: no training question names a positive passage "
+            '("positive_ids"); add them, name pretrained encoders, or steps=0')
+
+    return _train(job, "retriever", ENCODERS, step.retriever_loss(job.model), config, batcher,
+                  given)
+
+
+def warm_up_generator(job: Job) -> Any:
+    """BART denoising on the warm-up texts; returns the generator's parameters."""
+    config, data = job.config.generator_warmup, job.config.data
+    if "generator" in job.config.model.sources:
+        return pretrained.load(job, ("generator",))
+    batcher = DenoisingBatcher(
+        job.prepared.warmup_texts, job.prepared.generator_tokenizer, data.max_source_length,
+        data.length_buckets, config.mask_ratio, config.span_length, config.permute_sentences)
+    return _train(job, "generator", ("generator",), step.seq2seq_loss(job.model), config, batcher)
+
+
+def _train(job: Job, name: str, towers: Sequence[str], loss: step.LossFunction,
+           config: WarmupConfig, batcher: DenoisingBatcher | RetrieverBatcher,
+           initial: Callable[[], Any] | None = None) -> Any:
+    """The parameters of towers that all train at one rate, on batches that need no parameters."""
+    def batch(number: int) -> Any:
+        made = batcher.batch(number, config.batch_size, job.config.seed)
+        return parallel.put_batch(made, job.mesh)
+
+    stage = build_stage(job, name, dict.fromkeys(towers, 1.0), loss, config.optimizer, initial,
+                        source=PureSource(batch), meta={}, steps=config.steps,
+                        log_every=config.log_every, save_every=config.save_every)
+    return run_stage(stage).params
