@@ -113,11 +113,8 @@ def programs(config: Config, mesh: Mesh, hosts: int = 1, passages: int = 0,
         run_job = job.of_run(run)
         if "train" in kinds:
             yield _train(run_job, run, tables)
-        if "evaluate" in kinds:
-            answerer, params, batch = _answering(run_job)
-            yield Program(f"evaluate {run}", jit_log_likelihood(answerer.model), (params, batch))
-        if "decode" in kinds:
-            yield _decode(run_job, run)
+        answering = _answering(run_job, run) if {"evaluate", "decode"} & set(kinds) else ()
+        yield from (program for program in answering if program.name.split()[0] in kinds)
 
 
 def _train(job: Job, run: str, tables: DeviceTables | None) -> Program:
@@ -136,21 +133,16 @@ def _train(job: Job, run: str, tables: DeviceTables | None) -> Program:
     return Program(f"train {run}", stage.train_step, (stage.abstract_state, given, number))
 
 
-def _answering(job: Job) -> tuple[Any, Any, Batch]:
-    """The answerer of `config.eval`, its parameters and a batch."""
-    answerer = make_answerer(job, None)
+def _answering(job: Job, run: str) -> tuple[Program, Program]:
+    """What the answerer of `config.eval` runs: likelihoods and decoding."""
+    answerer, keys = make_answerer(job, None), None
     params = step.abstract_params(answerer.model, answerer.model.towers, job.mesh)
-    k = answerer.k if job.config.retrieval.k else 0
-    return answerer, params, _batch(job, answerer.batch_size, k)
-
-
-def _decode(job: Job, run: str) -> Program:
-    answerer, params, batch = _answering(job)
-    keys = None
+    batch = _batch(job, answerer.batch_size, answerer.k if job.config.retrieval.k else 0)
     if answerer.decoding.sample:
         keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), answerer.batch_size))
-    return Program(f"decode {run}", jit_decode(answerer.model, answerer.decoding),
-                   (params, batch, keys))
+    return (Program(f"evaluate {run}", jit_log_likelihood(answerer.model), (params, batch)),
+            Program(f"decode {run}", jit_decode(answerer.model, answerer.decoding),
+                    (params, batch, keys)))
 
 
 def _embed(job: Job, hosts: int) -> Program:
