@@ -37,6 +37,8 @@ APART = {**dict.fromkeys(("retrieval", "data", "metrics", "countries", "files"),
          "hub": {"decoding", "training"}}
 HEAVY = {"jax", "flax", "optax", "orbax", "transformers", "tensorflow_datasets"}
 LIGHT = ("rag_jax", "rag_jax.config", "rag_jax.flags")  # and all that are run by a command
+OURS = {"job", "answerer", "index", "store", "prepared", "rag"}  # never what a library made
+BY_NAME = {"rag_jax", "rag_jax.cli"}  # whose names are imported when they are first used
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 Graph = dict[str, set[str]]
 
@@ -155,6 +157,18 @@ def test_commands_and_flags_load_nothing_heavy():
         for name in {start} | reach(graph, start):
             heavy = {other.split(".")[0] for other in imported(trees()[name].body)} & HEAVY
             assert not heavy, f"{start} loads {name}, which imports {heavy}"
+
+
+def test_nothing_hides_an_import():
+    """A cycle behind `job: Any`, or behind a module imported by its name, is a cycle."""
+    for name, tree in trees().items():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.arg) and node.arg in OURS:
+                assert node.annotation is None or ast.unparse(node.annotation) != "Any", (
+                    f"{name}, line {node.lineno}: {node.arg} has a type of its own")
+            if isinstance(node, ast.Call) and ast.unparse(node.func).endswith("import_module"):
+                assert name in BY_NAME or "rag_jax" not in ast.unparse(node), (
+                    f"{name}, line {node.lineno}: import it by a statement")
 
 
 def functions() -> list[tuple[str, ast.FunctionDef]]:

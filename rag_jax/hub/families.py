@@ -7,12 +7,13 @@ import re
 import reprlib
 import types
 from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple, get_args, get_type_hints
+from typing import Any, NamedTuple, TypeVar, get_args, get_type_hints
 
 from rag_jax.config import BartConfig, BertConfig, EvalConfig
 from rag_jax.hub.names import TABLE, Place
 from rag_jax.hub.stored import HubError
 
+Tower = TypeVar("Tower", BertConfig, BartConfig)
 LARGEST = 2**31 - 1  # of numbers in a config.json; no table has more rows
 
 
@@ -159,7 +160,7 @@ def _value(config: Mapping[str, Any], ours: str, theirs: str, cls: type, file: p
     return hint(value)
 
 
-def _read(model: str, cls: type, config: Mapping[str, Any], file: pathlib.Path) -> Any:
+def _read(model: str, cls: type[Tower], config: Mapping[str, Any], file: pathlib.Path) -> Tower:
     """A configuration of ours, as `names.TABLE` has it.
 
     Raises:
@@ -232,7 +233,7 @@ def _part(config: Mapping[str, Any], name: str, known: tuple[str, ...], file: pa
     return value
 
 
-def _checked(config: Any, file: pathlib.Path) -> Any:
+def _checked(config: Tower, file: pathlib.Path) -> Tower:
     decoder = config.of_decoder[:1] if isinstance(config, BartConfig) else ()
     for heads in (config.heads, *decoder):
         if config.width % heads:

@@ -75,7 +75,11 @@ class DecoderLayer(nn.Module):
         self.mlp_norm = LayerNorm(c.layer_norm_eps, dtype)
         self.drop = nn.Dropout(c.dropout)
 
-    def after_self(self, x, attended, cross_keys, cross_values, source_mask, deterministic):
+    def after_self(self, x: jax.Array, attended: jax.Array, cross_keys: jax.Array,
+                   cross_values: jax.Array, source_mask: jax.Array, deterministic: bool
+                   ) -> jax.Array:
+        """All that follows self-attention, whose result is `attended` [R, T, D]; keys [R, H, C, S]
+        and values [R, H, S, C] are those of the source."""
         x = self.self_norm(x + self.drop(attended, deterministic=deterministic))
         crossed = self.cross_attention.attend(
             x, cross_keys, cross_values, source_mask, deterministic

@@ -46,7 +46,7 @@ def embed_passages(job: Job, params: Any) -> Callable[[np.ndarray, np.ndarray], 
     return lambda ids, mask: embed(*parallel.put_batch((ids, mask), mesh))
 
 
-def index_store(job: Job, params: Any, store: Any, out: pathlib.Path,
+def index_store(job: Job, params: Any, store: PassageStore, out: pathlib.Path,
                  recall_queries: np.ndarray | None = None, overwrite: bool = False
                  ) -> PassageIndex:
     """Embeds a passage store with the document encoder and publishes its index at `out`.
