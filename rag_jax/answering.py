@@ -72,13 +72,11 @@ def search(index: PassageIndex | Bm25Index, queries: Any, k: int) -> np.ndarray:
     return hosts.in_messages(everywhere, queries, k)
 
 
-class Answerer:
-    """Answers tokenized questions in batches of a fixed size, which compile once per length.
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """How questions are answered.
 
-    Args:
-      model: the architecture, with looped layers.
-      mesh: batches are split over its data and fsdp axes.
-      index: the memory; None = closed book.
+    Attributes:
       k: passages per question.
       batch_size: questions at a time; the last batch is filled up.
       length_step: generator inputs are padded to multiples of this many tokens.
@@ -89,22 +87,40 @@ class Answerer:
         has not certified; 0 = no such search.
     """
 
+    k: int
+    batch_size: int
+    length_step: int
+    decoding: Decoding
+    seed: int = 0
+    labels: Sequence[str] = ()
+    node_budget: int = 0
+
+
+class Answerer:
+    """Answers tokenized questions in batches of a fixed size, which compile once per length.
+
+    Args:
+      model: the architecture, with looped layers.
+      mesh: batches are split over its data and fsdp axes.
+      index: the passages; None = closed book.
+      settings: all else.
+    """
+
     def __init__(self, model: rag.RagModel, mesh: Mesh, index: PassageIndex | Bm25Index | None,
-                 k: int, batch_size: int, length_step: int, decoding: Decoding, seed: int = 0,
-                 node_budget: int = 0, labels: Sequence[str] = ()):
-        self.model, self.mesh, self.index, self.k = model, mesh, index, k
-        if node_budget and hosts.count() > 1:
+                 settings: Settings):
+        budget, self.decoding = settings.node_budget, settings.decoding
+        if budget and hosts.count() > 1:
             raise ConfigError("config.eval.exact_nodes: the exact search runs in one process; set "
                               "0, or answer with one process")
-        if node_budget and not decoding.certifies(model):
-            raise ConfigError(f"config.eval.exact_nodes={node_budget}: {NEEDS}; set 0 otherwise")
-        self.batch_size = parallel.filled_up(batch_size, mesh)
-        self.length_step = length_step
+        if budget and not self.decoding.certifies(model):
+            raise ConfigError(f"config.eval.exact_nodes={budget}: {NEEDS}; set 0 otherwise")
+        self.model, self.mesh, self.index = model, mesh, index
+        self.settings, self.k = settings, settings.k
+        self.batch_size = parallel.filled_up(settings.batch_size, mesh)
         self._embed = jit_embed(model)
-        self.decoding, self.seed, self.node_budget = decoding, seed, node_budget
         self._decode = jit_decode(model, self.decoding)
         self._log_likelihood = jit_log_likelihood(model)
-        self._labels = dict(zip(decoding.labels, labels, strict=True))
+        self._labels = dict(zip(self.decoding.labels, settings.labels, strict=True))
 
     def embed(self, encoder: Any, ids: np.ndarray, mask: np.ndarray) -> np.ndarray:
         """An encoder's vectors float32[N, E] of texts, given as token ids and mask [N, L]."""
@@ -134,7 +150,7 @@ class Answerer:
     def batches(self, questions: QuestionTokens, retrieved: np.ndarray | None
                 ) -> Iterator[tuple[int, Batch]]:
         """(how many rows are real, device batch) for all questions in order."""
-        batcher = RagBatcher(questions, self.length_step, self.model.embedding_width,
+        batcher = RagBatcher(questions, self.settings.length_step, self.model.embedding_width,
                              self.model.null_document != "none")
         for rows, count in self._row_batches(len(questions)):
             weight = (np.arange(self.batch_size) < count).astype(np.float32)
@@ -170,15 +186,17 @@ class Answerer:
         keys = None
         if self.decoding.sample:
             numbers = first + np.arange(self.batch_size)
-            keys = jax.vmap(jax.random.fold_in, (None, 0))(jax.random.key(self.seed), numbers)
+            root = jax.random.key(self.settings.seed)
+            keys = jax.vmap(jax.random.fold_in, (None, 0))(root, numbers)
         decoded = parallel.fetch(self._decode(params, batch, keys))
-        if not self.node_budget:
+        budget = self.settings.node_budget
+        if not budget:
             return decoded, np.zeros(self.batch_size, int)
-        found = exact(self.model, self.decoding, params, batch, self.node_budget, start=decoded)
+        proved = exact(self.model, self.decoding, params, batch, budget, start=decoded)
         ranked = jax.tree.map(lambda best, others: np.concatenate([best, others], axis=1),
-                              found.ranked, decoded.ranked)
-        return decoded._replace(ranked=ranked, certified=found.certified,
-                                bound=found.bound), found.expanded
+                              proved.ranked, decoded.ranked)
+        return decoded._replace(ranked=ranked, certified=proved.certified,
+                                bound=proved.bound), proved.expanded
 
     def reads(self, questions: QuestionTokens, retrieved: np.ndarray
               ) -> tuple[list[list[Passage]], Cuts]:

@@ -33,7 +33,7 @@ def evaluate(answerer: Answerer, params: Any, questions: QuestionTokens,
     """Answers and scores questions.
 
     Args:
-      answerer: model, memory and decoding.
+      answerer: model, index and decoding.
       params: of the model.
       questions: with reference answers.
       retrieved: int[Q, K] passages to read instead of those that the retriever finds.

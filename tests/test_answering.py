@@ -32,8 +32,9 @@ def answers(monkeypatch, nodes=0, kind="token", **settings):
     """Of two questions in a batch of three, each about passages a, b and c."""
     model = tiny.rag_model(kind)
     answerer = answering.Answerer(
-        model, parallel.make_mesh(MeshConfig(), jax.devices()[:1]), Index(), 3, 3, 1,
-        Decoding(**{"max_length": 3, "num_beams": 1, **settings}), node_budget=nodes)
+        model, parallel.make_mesh(MeshConfig(), jax.devices()[:1]), Index(),
+        answering.Settings(3, 3, 1, Decoding(**{"max_length": 3, "num_beams": 1, **settings}),
+                           node_budget=nodes))
     batch = tiny.rag_batch(model=model)
     batch = batch._replace(weight=np.array([1] * REAL + [0], np.float32))
     monkeypatch.setattr(answerer, "batches", lambda *_: iter([(REAL, batch)]))
@@ -76,8 +77,8 @@ def test_scores_that_are_not_finite_are_errors_that_name_the_question(monkeypatc
     """Answers, likelihoods and query vectors: none of them may come from a NaN."""
     model = tiny.rag_model()
     answerer = answering.Answerer(
-        model, parallel.make_mesh(MeshConfig(), jax.devices()[:1]), Index(), 3, 3, 1,
-        Decoding(max_length=3, num_beams=1))
+        model, parallel.make_mesh(MeshConfig(), jax.devices()[:1]), Index(),
+        answering.Settings(3, 3, 1, Decoding(max_length=3, num_beams=1)))
     monkeypatch.setattr(answerer, "batches", lambda *_: iter([(REAL, tiny.rag_batch())]))
     params = jax.tree.map(np.array, tiny.rag_params(model, seed=4))
     jax.tree.leaves(params[tower])[0].flat[0] = np.nan

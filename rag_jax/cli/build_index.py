@@ -1,4 +1,4 @@
-"""Builds a memory for a trained model: `python -m rag_jax.build_index --passages FILE --out DIR`.
+"""Builds an index for a trained model: `python -m rag_jax.build_index --passages FILE --out DIR`.
 
 Embeds the passages with the model's document encoder, or, for a run that retrieves by BM25, counts
 their words, and publishes an index folder, to be named by --index of rag_jax.generate and

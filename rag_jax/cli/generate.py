@@ -2,9 +2,9 @@
 
 Prints the answer, its log-probability, and the passages that it came from with their prior and
 posterior. --interactive asks for questions; --questions FILE --out FILE.jsonl answers a file;
---index swaps the memory, with nothing retrained; --heatmap shows which passage gave which token;
---exact searches on until no other answer can have a higher probability under the model. How to
-decode is config.eval: --config.eval.num_beams=4, --config.eval.strategy=marginal, ...
+--index answers from another index, with nothing retrained; --heatmap shows which passage gave which
+token; --exact searches on until no other answer can have a higher probability under the model. How
+to decode is config.eval: --config.eval.num_beams=4, --config.eval.strategy=marginal, ...
 """
 
 import argparse

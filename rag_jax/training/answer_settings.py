@@ -3,7 +3,7 @@
 import dataclasses
 from typing import Any
 
-from rag_jax.answering import Answerer
+from rag_jax.answering import Answerer, Settings
 from rag_jax.config import Config, ConfigError
 from rag_jax.data.text import Tokenizer, label_tokens
 from rag_jax.decoding.settings import Decoding
@@ -18,16 +18,16 @@ def make_answerer(job: Job, index: Index | None, **changes: Any) -> Answerer:
         job.model,
         generator=dataclasses.replace(job.model.generator, **looped),
         retriever=dataclasses.replace(job.model.retriever, **looped))
-    settings = {
-        "k": config.eval.k or config.retrieval.k,
-        "batch_size": config.eval.batch_size,
-        "length_step": config.data.length_buckets,
-        "decoding": decoding_settings(config, job.prepared.generator_tokenizer),
-        "labels": config.eval.labels,
-        "seed": config.seed,
-        "node_budget": config.eval.exact_nodes,
-    }
-    return Answerer(model, job.mesh, index, **{**settings, **changes})
+    settings = Settings(
+        k=config.eval.k or config.retrieval.k,
+        batch_size=config.eval.batch_size,
+        length_step=config.data.length_buckets,
+        decoding=decoding_settings(config, job.prepared.generator_tokenizer),
+        seed=config.seed,
+        labels=config.eval.labels,
+        node_budget=config.eval.exact_nodes,
+    )
+    return Answerer(model, job.mesh, index, dataclasses.replace(settings, **changes))
 
 
 def decoding_settings(config: Config, tokenizer: Tokenizer) -> Decoding:

@@ -203,7 +203,7 @@ class Rag:
 
         Args:
           how: fields of `config.eval` to set otherwise.
-          **changes: arguments of `Answerer` to set otherwise.
+          **changes: fields of `answering.Settings` to set otherwise.
         """
         job = dataclasses.replace(self.job, config=self._as_asked(how or {}))
         if how and "k" in how and self.index is not None:
