@@ -233,6 +233,29 @@ def _token_metrics(batch: Any) -> dict[str, jax.Array]:
     return {"tokens": tokens, "padding_share": 1 - tokens / sum(mask.size for mask in masks)}
 
 
+def _initial(model: rag.RagModel, towers: Sequence[str], seed: int, mesh: Mesh
+             ) -> tuple[Callable[[], Params], Params]:
+    """How to draw the towers' parameters, and their shapes with shardings."""
+
+    def make_boxed() -> Params:
+        return model.init(jax.random.key(seed), tuple(towers))
+
+    boxed = jax.eval_shape(make_boxed)
+    abstract = _sharded(nn.meta.unbox(boxed), parallel.param_shardings(boxed, mesh))
+    return lambda: nn.meta.unbox(make_boxed()), abstract
+
+
+def _sharded(shapes: Any, shardings: Any) -> Any:
+    """A tree of jax.ShapeDtypeStruct with shardings."""
+    return jax.tree.map(
+        lambda s, sharding: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=sharding),
+        shapes, shardings)
+
+
+def _shardings(abstract: Any) -> Any:
+    return jax.tree.map(lambda leaf: leaf.sharding, abstract)
+
+
 def init_state(
     model: rag.RagModel,
     towers: tuple[str, ...],
@@ -246,55 +269,38 @@ def init_state(
       (make, abstract, shardings): make() initialises directly into the shardings, no device ever
       holding more than its part; abstract is the same tree of ShapeDtypeStructs with shardings.
     """
-    trained = optimizer.towers
-    boxed = jax.eval_shape(lambda: model.init(jax.random.key(seed), towers))
-    param_shardings = parallel.param_shardings(boxed, mesh)
-
-    def make() -> TrainState:
-        params = nn.meta.unbox(model.init(jax.random.key(seed), towers))
-        return TrainState(params, optimizer.init({t: params[t] for t in trained}))
-
-    shapes = jax.eval_shape(make)
-    by_tower = {t: param_shardings[t] for t in trained}
-    structure = jax.tree.structure({t: shapes.params[t] for t in trained})
+    make_params, params = _initial(model, towers, seed, mesh)
+    trained = {t: params[t] for t in optimizer.towers}
+    opt_state = jax.eval_shape(optimizer.init, trained)
+    structure = jax.tree.structure(trained)
 
     def is_params(node: Any) -> bool:
         return jax.tree.structure(node) == structure and isinstance(node, dict)
 
     opt_shardings = jax.tree.map(
-        lambda node: by_tower if is_params(node) else parallel.replicated(mesh),
-        shapes.opt_state,
+        lambda node: _shardings(trained) if is_params(node) else parallel.replicated(mesh),
+        opt_state,
         is_leaf=is_params,
     )
-    shardings = TrainState(param_shardings, opt_shardings)
-    abstract = jax.tree.map(
-        lambda s, sharding: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=sharding),
-        shapes,
-        shardings,
-    )
+    abstract = TrainState(params, _sharded(opt_state, opt_shardings))
+
+    def make() -> TrainState:
+        params = make_params()
+        return TrainState(params, optimizer.init({t: params[t] for t in optimizer.towers}))
+
+    shardings = _shardings(abstract)
     return jax.jit(make, out_shardings=shardings), abstract, shardings
 
 
 def fresh_params(model: rag.RagModel, towers: tuple[str, ...], seed: int, mesh: Mesh) -> Params:
     """Initial parameters of towers that no earlier stage has trained, in their shardings."""
-
-    def make() -> Params:
-        return nn.meta.unbox(model.init(jax.random.key(seed), towers))
-
-    boxed = jax.eval_shape(lambda: model.init(jax.random.key(seed), towers))
-    return jax.jit(make, out_shardings=parallel.param_shardings(boxed, mesh))()
+    make, abstract = _initial(model, towers, seed, mesh)
+    return jax.jit(make, out_shardings=_shardings(abstract))()
 
 
 def abstract_params(model: rag.RagModel, towers: Sequence[str], mesh: Mesh) -> Params:
     """Shapes and shardings of the towers' parameters, to restore them into."""
-    again = {"document_encoder"} if "query_encoder" in towers else set()  # the same architecture
-    boxed = jax.eval_shape(lambda: model.init(
-        jax.random.key(0), tuple(tower for tower in towers if tower not in again)))
-    boxed |= {tower: boxed["query_encoder"] for tower in again.intersection(towers)}
-    shardings = parallel.param_shardings(boxed, mesh)
-    return jax.tree.map(
-        lambda s, sharding: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=sharding),
-        nn.meta.unbox(boxed), shardings)
+    return _initial(model, towers, 0, mesh)[1]
 
 
 def uses_dropout(model: rag.RagModel) -> bool:
