@@ -213,7 +213,8 @@ def put_number(number: int, sharding: Sharding) -> jax.Array:
     An explicit transfer, which jax.transfer_guard allows: that of a jitted function's numpy
     argument is none. `jax.device_put` would compare the numbers of all processes at every step.
     """
-    return jax.make_array_from_process_local_data(sharding, np.asarray(number, np.int32))
+    copies = [jax.device_put(np.int32(number), device) for device in sharding.addressable_devices]
+    return jax.make_array_from_single_device_arrays((), sharding, copies)
 
 
 def put_rows(batch: Any, mesh: Mesh) -> Any:

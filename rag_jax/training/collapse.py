@@ -18,10 +18,10 @@ _IDS_AT_A_TIME = 100_000  # 10 bytes each, at most: a message must stay below gR
 class CollapseGuard:
     """Counts what training retrieves, window by window, against the first window.
 
-    Everything it decides is a function of the passages that it was told of; `state` belongs to a
+    Everything it decides is a function of the passages that it was given; `state` belongs to a
     checkpoint. Retrieval that has collapsed before the first window ends is not noticed: keep that
-    window within the warm-up of the learning rate. Every process makes the same calls; they tell
-    each other of a window at its end.
+    window within the warm-up of the learning rate. Every process makes the same calls; at
+    the end of a window they exchange what they have.
 
     Args:
       action: what follows: a warning, training stops, or the retriever is frozen.
@@ -43,9 +43,9 @@ class CollapseGuard:
         Returns:
           The effective passages of the window that ends here, if one does.
         """
-        self._untold.append(ids)
-        if self.due(done) or sum(ids.size for ids in self._untold) > _IDS_AT_A_TIME:
-            self._tell()
+        self._ungathered.append(ids)
+        if self.due(done) or sum(ids.size for ids in self._ungathered) > _IDS_AT_A_TIME:
+            self._gather()
         if not self.due(done):
             return None
         self.last, self._ids = effective_passages(np.array(self._ids)), []
@@ -63,20 +63,20 @@ class CollapseGuard:
         return (f"retrieval has collapsed at step {self.collapsed_at}: {self.window} steps "
                 f"retrieved {self.last:.3g} effective passages, at the start {self.first:.3g}")
 
-    def _tell(self) -> None:
-        if self._untold:
-            self._ids += gathered_rows(self._untold).ravel().tolist()
-            self._untold = []
+    def _gather(self) -> None:
+        if self._ungathered:
+            self._ids += gathered_rows(self._ungathered).ravel().tolist()
+            self._ungathered = []
 
     def state(self) -> dict:
         """JSON."""
-        self._tell()
+        self._gather()
         return {"ids": self._ids, "first": self.first, "last": self.last,
                 "collapsed_at": self.collapsed_at}
 
     def restore(self, state: dict) -> None:
         """The inverse of `state`."""
-        self._untold: list[jax.Array | np.ndarray] = []
+        self._ungathered: list[jax.Array | np.ndarray] = []
         self._ids, self.first = list(state["ids"]), state["first"]
         self.last, self.collapsed_at = state["last"], state["collapsed_at"]
 

@@ -26,9 +26,9 @@ def fine_tune(job: Job, run: str, warm: Any, index: Index,
     """Fine-tuning of one run; returns the parameters of its best checkpoint by dev score.
 
     Args:
-      job: of the workdir, or of this run.
-      run: its name and folder.
-      warm: parameters to start from, of all towers but the null document and the classifier.
+      job: with the configuration of the workdir, or of this run.
+      run: the name and the folder of the run.
+      warm: parameters to start from: all towers but the null document and the classifier.
       index: where passages are retrieved from.
       profile: (steps of this command before a trace begins, steps in it), for RUN/profile.
     """

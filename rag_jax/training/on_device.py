@@ -112,7 +112,7 @@ class QuestionSource:
 
     Args:
       questions: the tokenized questions.
-      index: the memory.
+      index: where passages are found.
       batch_size, seed: of the batch order.
       refresher: of the document encoder; None = frozen.
       every, passages: steps between refreshes, and passages in each.
@@ -180,12 +180,12 @@ def completion(model: rag.RagModel, format: GeneratorFormat, k: int, mesh: Mesh,
     """
 
     def complete(params: Params, given: Given) -> Batch:
-        questions, memory, number = given
+        questions, device_tables, number = given
         queries = rag.embed(model, params["query_encoder"], questions.question_ids,
                             questions.question_mask)
-        ids = device_search.search(memory, queries, k, mesh, settings).ids
+        ids = device_search.search(device_tables, queries, k, mesh, settings).ids
         doc_mask = ids >= 0
-        tables = memory._replace(codes=None, scales=None, valid=None)
+        tables = device_tables._replace(codes=None, scales=None, valid=None)
         found = device_search.lookup(tables, jnp.where(doc_mask, ids, 0), mesh)
         rows, lengths = found.tokens[PASSAGE_TABLE]
         if model.null_document != "none":  # an empty passage
