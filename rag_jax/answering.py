@@ -2,8 +2,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
 
 import jax
 import numpy as np
@@ -22,38 +21,41 @@ from rag_jax.models import rag
 from rag_jax.retrieval.bm25 import Bm25Index
 from rag_jax.retrieval.index import PassageIndex
 from rag_jax.retrieval.protocol import Passage, SearchResult, merge
-from rag_jax.types import Alternative, Answer, Batch, Evidence
+from rag_jax.types import Alternative, Answer, Array, Batch, Evidence, Params
+
+Program = jax.stages.Wrapped  # a jitted function
 
 
-def jit_embed(model: rag.RagModel) -> Any:
+def jit_embed(model: rag.RagModel) -> Callable[..., Array]:
     """(encoder params, ids, mask) -> embeddings that this process can read."""
     embed = embed_program(model)
     return lambda *arguments: parallel.whole(embed(*arguments))
 
 
-def embed_program(model: rag.RagModel) -> Any:
+def embed_program(model: rag.RagModel) -> Program:
     """The jitted part of `jit_embed`; one per encoder, whatever the generator."""
     return _embed_program(dataclasses.replace(model, generator=BartConfig(), kind="token",
                                               null_document="none", classes=0))
 
 
 @functools.cache
-def _embed_program(model: rag.RagModel) -> Any:
+def _embed_program(model: rag.RagModel) -> Program:
     return jax.jit(functools.partial(rag.embed, model))
 
 
 @functools.cache
-def jit_decode(model: rag.RagModel, settings: Decoding) -> Any:
+def jit_decode(model: rag.RagModel, settings: Decoding) -> Program:
     """(params, batch, key or None) -> Decoded."""
     return jax.jit(functools.partial(decode_by, model, settings))
 
 
 @functools.cache
-def jit_log_likelihood(model: rag.RagModel) -> Any:
+def jit_log_likelihood(model: rag.RagModel) -> Program:
+    """(params, batch) -> dict of float32[B] in nats, as `rag.log_likelihood`."""
     return jax.jit(lambda params, batch: rag.log_likelihood(model, params, batch))
 
 
-def search(index: PassageIndex | Bm25Index, queries: Any, k: int) -> np.ndarray:
+def search(index: PassageIndex | Bm25Index, queries: np.ndarray, k: int) -> np.ndarray:
     """Rows int32[B, K] of the best passages for queries, vectors or words, found by all processes.
 
     How they share the work is `index.division`; all call this with the same queries.
@@ -122,7 +124,7 @@ class Answerer:
         self._log_likelihood = jit_log_likelihood(model)
         self._labels = dict(zip(self.decoding.labels, settings.labels, strict=True))
 
-    def embed(self, encoder: Any, ids: np.ndarray, mask: np.ndarray) -> np.ndarray:
+    def embed(self, encoder: Params, ids: np.ndarray, mask: np.ndarray) -> np.ndarray:
         """An encoder's vectors float32[N, E] of texts, given as token ids and mask [N, L]."""
         parts = []
         for rows, count in self._row_batches(len(ids)):
@@ -131,17 +133,17 @@ class Answerer:
         return np.concatenate([np.zeros((0, self.model.embedding_width), np.float32),
                                *(np.asarray(part)[:count] for part, count in parts)])
 
-    def embed_questions(self, params: Any, questions: QuestionTokens) -> np.ndarray:
+    def embed_questions(self, params: Params, questions: QuestionTokens) -> np.ndarray:
         """Query embeddings float32[Q, E]."""
         queries = self.embed(params["query_encoder"], questions.ids, questions.mask)
         _require(questions, np.isfinite(queries).all(axis=1), "the query vector is not finite")
         return queries
 
-    def queries(self, params: Any, questions: QuestionTokens) -> np.ndarray:
+    def queries(self, params: Params, questions: QuestionTokens) -> np.ndarray:
         """What searches the index: query embeddings float32[Q, E], or for BM25 texts object[Q]."""
         return questions.texts if self.model.lexical else self.embed_questions(params, questions)
 
-    def retrieve(self, params: Any, questions: QuestionTokens) -> np.ndarray | None:
+    def retrieve(self, params: Params, questions: QuestionTokens) -> np.ndarray | None:
         """Rows int32[Q, K] of the best passages for every question; None for a closed book."""
         if self.index is None:
             return None
@@ -159,12 +161,12 @@ class Answerer:
             batch = batcher.batch(rows, picked, self.index, weight=weight, own=own)
             yield count, parallel.put_rows(batch, self.mesh)
 
-    def decode(self, params: Any, questions: QuestionTokens, retrieved: np.ndarray | None
+    def decode(self, params: Params, questions: QuestionTokens, retrieved: np.ndarray | None
                ) -> list[Answer]:
         """Answers all questions from the given passages."""
         return list(self.decode_each(params, questions, retrieved))
 
-    def decode_each(self, params: Any, questions: QuestionTokens, retrieved: np.ndarray | None
+    def decode_each(self, params: Params, questions: QuestionTokens, retrieved: np.ndarray | None
                     ) -> Iterator[Answer]:
         """`decode`, with the answers of each batch as soon as they are there."""
         first = 0
@@ -178,7 +180,7 @@ class Answerer:
                 yield self._answer(questions, decoded, row, ids, int(expanded[row]))
             first += count
 
-    def _decode_batch(self, params: Any, batch: Batch, first: int) -> tuple[Decoded, np.ndarray]:
+    def _decode_batch(self, params: Params, batch: Batch, first: int) -> tuple[Decoded, np.ndarray]:
         """Host arrays, and how many prefixes int[B] exact decoding has expanded.
 
         first: the number of the batch's first question.
@@ -222,7 +224,7 @@ class Answerer:
         return [[read(*map(int, each)) for each in zip(*rows, strict=True)]
                 for rows in zip(retrieved, lengths, kept, strict=True)], cuts
 
-    def log_likelihoods(self, params: Any, questions: QuestionTokens,
+    def log_likelihoods(self, params: Params, questions: QuestionTokens,
                         retrieved: np.ndarray | None) -> dict[str, np.ndarray]:
         """Of the first answer to each question, in nats, float32[Q].
 

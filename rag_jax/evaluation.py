@@ -5,7 +5,7 @@ import json
 import pathlib
 import re
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -15,7 +15,7 @@ from rag_jax.config import ConfigError, EvalConfig
 from rag_jax.data.question_files import Example
 from rag_jax.data.questions import QuestionTokens
 from rag_jax.metrics.retrieval import retrieval_monitors
-from rag_jax.types import Answer
+from rag_jax.types import Answer, Params
 
 
 class Evaluation(NamedTuple):
@@ -27,7 +27,7 @@ class Evaluation(NamedTuple):
     examples: Sequence[Example] = ()
 
 
-def evaluate(answerer: Answerer, params: Any, questions: QuestionTokens,
+def evaluate(answerer: Answerer, params: Params, questions: QuestionTokens,
              retrieved: np.ndarray | None = None, likelihood: bool = True,
              how: EvalConfig | None = None, train: Sequence[Example] = ()) -> Evaluation:
     """Answers and scores questions.
@@ -86,7 +86,7 @@ def evaluate(answerer: Answerer, params: Any, questions: QuestionTokens,
                       questions.examples)
 
 
-def choose_k(answerer: Callable[..., Answerer], params: Any, dev: QuestionTokens,
+def choose_k(answerer: Callable[..., Answerer], params: Params, dev: QuestionTokens,
              ks: Sequence[int], how: EvalConfig) -> dict[str, float]:
     """The number of passages that answers the development questions best (section 4.5).
 

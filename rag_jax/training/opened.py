@@ -12,6 +12,7 @@ from rag_jax import evaluation, overrides, rules
 from rag_jax.answering import Answerer, search
 from rag_jax.config import Config, ConfigError
 from rag_jax.data.question_files import Example, checked_questions
+from rag_jax.data.questions import QuestionTokens
 from rag_jax.data.tasks import load_examples
 from rag_jax.data.text import encoder_input, pad_rows
 from rag_jax.evaluation import Evaluation
@@ -21,7 +22,7 @@ from rag_jax.retrieval.protocol import Passage
 from rag_jax.training import indexing, on_device
 from rag_jax.training.answer_settings import make_answerer
 from rag_jax.training.job import Index, Job
-from rag_jax.types import Answer, Evidence
+from rag_jax.types import Answer, Evidence, Params
 
 Path = str | os.PathLike[str]
 
@@ -39,7 +40,7 @@ class Rag:
 
     job: Job
     run: str
-    params: Any
+    params: Params
     index: Index | None
 
     def __repr__(self) -> str:
@@ -214,12 +215,13 @@ class Rag:
         config = changed(self.config, {f"eval.{name}": value for name, value in how.items()})
         return check_classes(config, self.config.classes, self.job.workdir)
 
-    def _tokenize(self, questions: Sequence[str], answers: Sequence[str] | None = None) -> Any:
+    def _tokenize(self, questions: Sequence[str], answers: Sequence[str] | None = None
+                  ) -> QuestionTokens:
         given = [()] * len(questions) if answers is None else [(answer,) for answer in answers]
         return self.job.tokenize([Example(str(i), *pair) for i, pair in enumerate(
             zip(questions, given, strict=True))])
 
-    def _encoder(self, tower: str) -> Any:
+    def _encoder(self, tower: str) -> Params:
         if tower not in self.params:
             raise ConfigError(f"run {self.run!r} has no {tower.replace('_', ' ')}: it has "
                               f"{', '.join(self.params)}")
