@@ -123,6 +123,7 @@ def ours(folder: pathlib.Path, small: bool) -> dict[str, float]:
     import jax
 
     from rag_jax.decoding.answer import decode
+    from rag_jax.decoding.settings import Decoding
     from rag_jax.hub.load import load
     from rag_jax.models import rag
     from rag_jax.types import Batch
@@ -136,7 +137,8 @@ def ours(folder: pathlib.Path, small: bool) -> dict[str, float]:
         np.ones_like(x["source"], bool), x["embeddings"], np.ones((1, PASSAGES), bool),
         x["target"], np.ones_like(x["target"], bool), np.ones(1, np.float32))
     likelihood = jax.jit(lambda params, batch: rag.log_likelihood(model, params, batch)["log_p"])
-    run = jax.jit(lambda params, batch: decode(model, params, batch, 1, LENGTH).tokens)
+    run = jax.jit(lambda params, batch: decode(
+        model, Decoding(max_length=LENGTH), params, batch).tokens)
     queries = rag.embed(model, found.params["query_encoder"], batch.question_ids,
                         batch.question_mask)
     jax.block_until_ready(run(found.params, batch))  # compiled before it is timed

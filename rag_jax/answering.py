@@ -13,7 +13,7 @@ from rag_jax.config import BartConfig, ConfigError
 from rag_jax.data.batches import PASSAGE_TABLE, RagBatcher
 from rag_jax.data.questions import QuestionTokens
 from rag_jax.data.text import Cuts
-from rag_jax.decoding.answer import decode_by
+from rag_jax.decoding.answer import decode
 from rag_jax.decoding.certificate import NEEDS, exact
 from rag_jax.decoding.results import NOT_FINITE, Decoded, ScoreError, faults
 from rag_jax.decoding.settings import Decoding
@@ -46,7 +46,7 @@ def _embed_program(model: rag.RagModel) -> Program:
 @functools.cache
 def jit_decode(model: rag.RagModel, settings: Decoding) -> Program:
     """(params, batch, key or None) -> Decoded."""
-    return jax.jit(functools.partial(decode_by, model, settings))
+    return jax.jit(functools.partial(decode, model, settings))
 
 
 @functools.cache

@@ -14,15 +14,8 @@ from rag_jax.models import rag
 from rag_jax.types import Batch, Params
 
 
-def decode(model: rag.RagModel, params: Params, batch: Batch, num_beams: int, max_length: int
-           ) -> Decoded:
-    """`decode_by` with all other settings at their defaults; num_beams=1 = greedy."""
-    settings = Decoding(num_beams=num_beams, max_length=max_length)
-    return decode_by(model, settings, params, batch)
-
-
-def decode_by(model: rag.RagModel, settings: Decoding, params: Params, batch: Batch,
-              key: jax.Array | None = None) -> Decoded:
+def decode(model: rag.RagModel, settings: Decoding, params: Params, batch: Batch,
+           key: jax.Array | None = None) -> Decoded:
     """Answers to every question; a pure function, to be jitted by the caller.
 
     Args:

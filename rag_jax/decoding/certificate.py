@@ -19,7 +19,7 @@ import numpy as np
 
 from rag_jax import marginal
 from rag_jax.decoding import documents as documents_module
-from rag_jax.decoding.answer import decode_by
+from rag_jax.decoding.answer import decode
 from rag_jax.decoding.constraints import make_rule
 from rag_jax.decoding.documents import Documents
 from rag_jax.decoding.memory import answers_that_fit
@@ -57,12 +57,12 @@ def exact(model: rag.RagModel, settings: Decoding, params: Params, batch: Batch,
     """The most probable ended answer of at most max_length tokens to every question.
 
     Args:
-      model, params, batch: as in `decode_by`; rows of weight 0 are not searched.
+      model, params, batch: as in `decode`; rows of weight 0 are not searched.
       settings: rules and lengths, length_penalty 0, no forced </s>, no sampling; num_beams and
         strategy serve for the first guess.
       node_budget: prefixes to expand per question at most.
       width: prefixes that are expanded together, where they fit settings.memory_mib.
-      start: the result of `decode_by` with these settings; None = it is computed first.
+      start: the result of `decode` with these settings; None = it is computed first.
       jit: jax.jit or the like.
 
     Returns:
@@ -76,7 +76,7 @@ def exact(model: rag.RagModel, settings: Decoding, params: Params, batch: Batch,
     if node_budget < 0 or width < 1:
         raise ValueError(f"node_budget={node_budget}, width={width}: at least 0 and 1")
     if start is None:
-        start = _program(jit, decode_by, model, settings)(params, batch)
+        start = _program(jit, decode, model, settings)(params, batch)
     start, batch = jax.device_get((start, batch))
     best = jax.tree.map(lambda leaf: np.array(leaf[:, :1]), start.ranked)
     certified, bound = np.array(start.certified), np.array(start.bound)

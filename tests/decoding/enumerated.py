@@ -8,7 +8,7 @@ import jax
 import numpy as np
 import tiny
 
-from rag_jax.decoding.answer import decode_by
+from rag_jax.decoding.answer import decode
 from rag_jax.decoding.settings import Decoding
 from rag_jax.models import rag
 
@@ -52,7 +52,7 @@ def with_end_bias(params, bias):
 
 @functools.cache
 def _decode(kind, settings):
-    return tiny.jit(functools.partial(decode_by, model(kind), settings))
+    return tiny.jit(functools.partial(decode, model(kind), settings))
 
 
 def run(params, batch, kind, width, key=None, **settings):

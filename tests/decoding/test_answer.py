@@ -32,7 +32,7 @@ from enumerated import model as small
 
 from rag_jax import parallel
 from rag_jax.config import MeshConfig
-from rag_jax.decoding.answer import decode, decode_by
+from rag_jax.decoding.answer import decode
 from rag_jax.decoding.results import faults
 from rag_jax.decoding.settings import Decoding
 from rag_jax.errors import NotFiniteError
@@ -240,7 +240,7 @@ def test_the_memory_budget_changes_no_result(kind, strategy, monkeypatch):
     monkeypatch.setattr(answer, "questions_at_once", lambda *_: 2)
     monkeypatch.setattr(scoring, "candidates_at_once", lambda *_: 4)
     settings = Decoding(**settings, num_beams=3, num_return_sequences=3, max_length=LONGEST)
-    found = jax.device_get(tiny.jit(functools.partial(decode_by, small(kind), settings))(
+    found = jax.device_get(tiny.jit(functools.partial(decode, small(kind), settings))(
         params(), BATCH, key))
     for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
@@ -259,7 +259,7 @@ def test_devices_change_no_result(kind, strategy, monkeypatch):
     monkeypatch.setattr(answer, "questions_at_once",
                         lambda *given: asked.append((given[2], count(*given))) or 1)
     settings = Decoding(strategy=strategy, num_beams=3, num_return_sequences=3, max_length=LONGEST)
-    found = jax.device_get(tiny.jit(functools.partial(decode_by, model, settings))(
+    found = jax.device_get(tiny.jit(functools.partial(decode, model, settings))(
         jax.device_put(params(), shardings), parallel.put_batch(BATCH, mesh), None))
     assert asked == [(QUESTIONS // 2, QUESTIONS // 2)], "the budget is that of a device"
     for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
@@ -279,7 +279,7 @@ def test_thorough_scores_no_pair_twice_and_fast_none(monkeypatch):
     monkeypatch.setattr(documents, "target_log_probs", counted)
     monkeypatch.setattr(scoring, "candidates_at_once", lambda *_: 2)
     monkeypatch.setattr(sequence, "_hopeful", lambda lower, upper, distinct, *_: distinct)
-    programs = {strategy: tiny.jit(functools.partial(decode_by, small("sequence"), Decoding(
+    programs = {strategy: tiny.jit(functools.partial(decode, small("sequence"), Decoding(
         strategy=strategy, num_beams=3, max_length=LONGEST))) for strategy in ("thorough", "fast")}
 
     def passes(strategy, batch):
@@ -318,7 +318,7 @@ def test_what_is_not_scored_could_not_have_been_an_answer(monkeypatch, beams, an
 
     def answer(replacement):
         monkeypatch.setattr(sequence, "_hopeful", replacement)
-        program = tiny.jit(functools.partial(decode_by, small("sequence"), settings))
+        program = tiny.jit(functools.partial(decode, small("sequence"), settings))
         found = []
         for temperature in (0.5, 2.0, 8.0):  # the embedding is the output layer too
             generator = {**params()["generator"],
@@ -355,7 +355,7 @@ def test_equal_documents_and_one_document_make_all_ways_equal(strategy):
 
 
 def test_settings_reach_both_models():
-    """Rules and the length penalty, through the whole of `decode_by`."""
+    """Rules and the length penalty, through the whole of `decode`."""
     for kind, strategy in WAYS[:2]:
         found = run(params(), BATCH, kind, 3, strategy=strategy, bad_words=((3,),), min_length=2,
                     prefix=(4,), forced_eos=True, length_penalty=1.0)
@@ -372,9 +372,9 @@ def test_what_the_model_does_not_allow_is_refused():
                            ({"bad_words": ((END,),)}, "end token"),
                            ({"forced_bos": END}, "end token")):
         with pytest.raises(ValueError, match=word):
-            decode_by(small("token"), Decoding(**{"max_length": 3, **settings}), {}, BATCH)
+            decode(small("token"), Decoding(**{"max_length": 3, **settings}), {}, BATCH)
     with pytest.raises(ValueError, match="key"):
-        decode_by(small("token"), Decoding(max_length=3, sample=True), {}, BATCH)
+        decode(small("token"), Decoding(max_length=3, sample=True), {}, BATCH)
 
 
 @pytest.mark.parametrize("kind, strategy", WAYS[:2])
@@ -385,7 +385,7 @@ def test_long_beams_follow_the_full_forward(kind, strategy):
         with_end_bias(tiny.rag_params(model, seed=3), 2.0), ("self_attention", "cross_attention"))
     batch = tiny.rag_batch(seed=1, questions=questions, passages=2, model=model)
     settings = Decoding(strategy=strategy, num_beams=width, max_length=length)
-    decoded = tiny.jit(functools.partial(decode_by, model, settings))(weights, batch)
+    decoded = tiny.jit(functools.partial(decode, model, settings))(weights, batch)
     prior = np.log(np.maximum(np.float64(decoded.prior), 1e-300))
 
     @tiny.jit
@@ -427,12 +427,6 @@ def test_long_beams_follow_the_full_forward(kind, strategy):
             found.append(max(candidates, key=lambda y, q=question: (y[-1] == END, joint(q, y))))
     assert answers(decoded) == found
     assert max(map(len, found)) > 3 and len(set(found)) > 3
-
-
-def test_the_short_call_is_the_long_one():
-    short = tiny.jit(lambda p, b: decode(small("token"), p, b, 3, LONGEST))(params(), BATCH)
-    np.testing.assert_array_equal(short.tokens, run(params(), BATCH, "token", 3).tokens)
-    assert cut(short.tokens[0])
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -28,7 +28,7 @@ from tables import Tables, every_answer, valid
 from tables import cut as table_cut
 
 from rag_jax.decoding import sequence
-from rag_jax.decoding.answer import decode_by
+from rag_jax.decoding.answer import decode
 from rag_jax.decoding.certificate import _Search, exact
 from rag_jax.decoding.results import MARGIN, DecodingError
 from rag_jax.decoding.settings import Decoding
@@ -210,7 +210,7 @@ def test_nothing_is_proved_of_bfloat16(tower):
     rounded = dataclasses.replace(rounded, **{
         tower: dataclasses.replace(getattr(rounded, tower), dtype="bfloat16")})
     settings = Decoding(max_length=LONGEST, num_beams=85)
-    found = tiny.jit(functools.partial(decode_by, rounded, settings))(params(), BATCH)
+    found = tiny.jit(functools.partial(decode, rounded, settings))(params(), BATCH)
     assert found.finished.all() and not found.certified.any() and np.isinf(found.bound).all()
     with pytest.raises(ValueError, match="dtype=float32"):
         exact(rounded, settings, params(), BATCH)

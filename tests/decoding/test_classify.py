@@ -9,7 +9,7 @@ import pytest
 import tiny
 from enumerated import BATCH, END, QUESTIONS, model, params, world
 
-from rag_jax.decoding.answer import decode_by
+from rag_jax.decoding.answer import decode
 from rag_jax.decoding.settings import Decoding
 from rag_jax.models import rag
 
@@ -19,7 +19,7 @@ KINDS = ["token", "sequence"]
 def run(kind, labels, **settings):
     """The ranking of the labels for every question."""
     decoding = Decoding(labels=labels, max_length=8, **settings)
-    found = jax.device_get(tiny.jit(functools.partial(decode_by, model(kind), decoding))(
+    found = jax.device_get(tiny.jit(functools.partial(decode, model(kind), decoding))(
         params(), BATCH))
     order = np.argsort(-found.ranked.log_p, axis=1)
     np.testing.assert_array_equal(order, np.broadcast_to(np.arange(len(labels)), order.shape))
@@ -86,7 +86,7 @@ def head(kind):
                                     "bias": np.zeros(3, np.float32)}  # the claim decides
     settings = Decoding(labels=NAMES, max_length=4)
     return built, weights, settings, jax.device_get(tiny.jit(functools.partial(
-        decode_by, built, settings))(weights, CLAIMS))
+        decode, built, settings))(weights, CLAIMS))
 
 
 @pytest.mark.parametrize("kind", ["token", "fid"])
@@ -123,7 +123,7 @@ def test_a_head_ranks_its_classes_as_training_scores_them(kind):
 def test_a_heads_labels_must_be_its_classes():
     built, weights, settings, _ = head("token")
     with pytest.raises(ValueError, match="the classifier has 3 classes"):
-        decode_by(built, dataclasses.replace(settings, labels=NAMES[:2]), weights, CLAIMS)
+        decode(built, dataclasses.replace(settings, labels=NAMES[:2]), weights, CLAIMS)
 
 
 @pytest.mark.parametrize("labels, settings, word", [

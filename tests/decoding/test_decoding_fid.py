@@ -27,7 +27,7 @@ from enumerated import (
     world,
 )
 
-from rag_jax.decoding.answer import decode_by
+from rag_jax.decoding.answer import decode
 from rag_jax.decoding.certificate import exact
 from rag_jax.decoding.settings import Decoding
 
@@ -135,7 +135,7 @@ def test_the_memory_budget_changes_no_result(monkeypatch):
     expected = run(params(), BATCH, "fid", 3)
     monkeypatch.setattr(answer, "questions_at_once", lambda *_: 2)
     settings = Decoding(num_beams=3, num_return_sequences=3, max_length=LONGEST)
-    found = jax.device_get(tiny.jit(functools.partial(decode_by, MODEL, settings))(
+    found = jax.device_get(tiny.jit(functools.partial(decode, MODEL, settings))(
         params(), BATCH))
     tiny.assert_trees_close(found, expected, rtol=1e-5, atol=1e-6)
 

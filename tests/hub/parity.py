@@ -9,6 +9,7 @@ import numpy as np
 import tiny
 
 from rag_jax.decoding.answer import decode
+from rag_jax.decoding.settings import Decoding
 from rag_jax.hub import names
 from rag_jax.hub.families import FAMILIES
 from rag_jax.hub.load import Pretrained, leaves, load, plan
@@ -132,6 +133,7 @@ def assert_same_gradients(record, pretrained: Pretrained, gradients, tolerance: 
 
 def answers(pretrained: Pretrained, x: dict[str, np.ndarray], beams: int, length: int
             ) -> np.ndarray:
-    run = functools.partial(decode, rag_model(pretrained), num_beams=beams, max_length=length)
+    run = functools.partial(decode, rag_model(pretrained),
+                            Decoding(num_beams=beams, max_length=length))
     with jax.default_matmul_precision("highest"):
-        return np.asarray(tiny.jit(run)(pretrained.params, batch=batch(x)).tokens)
+        return np.asarray(tiny.jit(run)(pretrained.params, batch(x)).tokens)

@@ -18,7 +18,7 @@ import reference  # noqa: E402
 import transformers  # noqa: E402
 
 from rag_jax.data.text import train_bart_tokenizer, train_bert_tokenizer  # noqa: E402
-from rag_jax.decoding.answer import decode_by  # noqa: E402
+from rag_jax.decoding.answer import decode  # noqa: E402
 from rag_jax.decoding.settings import Decoding  # noqa: E402
 from rag_jax.hub.card import Provenance, model_card  # noqa: E402
 from rag_jax.hub.families import FAMILIES  # noqa: E402
@@ -137,7 +137,7 @@ def test_options_of_generation(beams, forced, tmp_path):
         **({"early_stopping": "never"} if beams > 1 else {}))[:, 1:].tolist()
     found = load(tmp_path)
     settings = Decoding(strategy="thorough", num_beams=beams, max_length=reference.ANSWER, **forced)
-    run = tiny.jit(functools.partial(decode_by, parity.rag_model(found), settings))
+    run = tiny.jit(functools.partial(decode, parity.rag_model(found), settings))
     with jax.default_matmul_precision("highest"):
         ours = run(found.params, parity.batch(inputs))
     for mine, theirs in zip(np.asarray(ours.tokens).tolist(), expected, strict=True):
@@ -162,7 +162,7 @@ def test_fewer_documents_than_configured(tmp_path):
     batch = parity.batch({**inputs, **{k: v.numpy() for k, v in x.items()},
                           "doc_embeddings": inputs["doc_embeddings"][:, :1]})
     settings = Decoding(strategy="thorough", num_beams=2, max_length=4)
-    one = tiny.jit(functools.partial(decode_by, parity.rag_model(found), settings))(
+    one = tiny.jit(functools.partial(decode, parity.rag_model(found), settings))(
         found.params, batch)
     np.testing.assert_allclose(one.posterior, 1, rtol=1e-6)
 

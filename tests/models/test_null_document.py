@@ -10,7 +10,7 @@ import pytest
 import tiny
 
 from rag_jax.decoding import documents
-from rag_jax.decoding.answer import decode_by
+from rag_jax.decoding.answer import decode
 from rag_jax.decoding.settings import Decoding
 from rag_jax.models import rag
 
@@ -108,7 +108,7 @@ def test_the_decoders_read_it_as_one_more_document():
     assert_same(found, expected)
     settings = Decoding(num_beams=2, max_length=3)
     found, expected = (
-        tiny.jit(functools.partial(decode_by, model(null, "sequence"), settings))(weights, rows)
+        tiny.jit(functools.partial(decode, model(null, "sequence"), settings))(weights, rows)
         for null, rows in (("embedding", BATCH), ("none", with_passage(weights))))
     assert_same(found, expected)
 
