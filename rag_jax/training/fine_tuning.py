@@ -16,14 +16,13 @@ from rag_jax.training.answer_settings import make_answerer
 from rag_jax.training.collapse import CollapseGuard
 from rag_jax.training.job import Index, Job
 from rag_jax.training.loop import BatchSource, Stage, run_stage
-from rag_jax.training.pretrained import load_params
 from rag_jax.training.sources import RagSource, ask_by_vector, ask_by_words
 from rag_jax.training.stages import build_stage
 
 
 def fine_tune(job: Job, run: str, warm: Any, index: Index,
-              profile: tuple[int, int] | None = None) -> Any:
-    """Fine-tuning of one run; returns the parameters of its best checkpoint by dev score.
+              profile: tuple[int, int] | None = None) -> None:
+    """Fine-tunes one run; its checkpoints are in its folder, the best by dev score among them.
 
     Args:
       job: with the configuration of the workdir, or of this run.
@@ -56,7 +55,6 @@ def fine_tune(job: Job, run: str, warm: Any, index: Index,
                         profile=profile))
     if refresher is not None:
         index.reload()
-    return load_params(job, run)[0]
 
 
 def rag_stage(job: Job, run: str, source: BatchSource | None, complete: step.Completion | None,
