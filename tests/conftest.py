@@ -4,6 +4,7 @@ import importlib.metadata
 import os
 import pathlib
 import shutil
+import time
 
 os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
@@ -27,6 +28,14 @@ import tiers  # noqa: E402
 
 jax.config.update("jax_num_cpu_devices", 8)
 jax.config.update("jax_numpy_rank_promotion", "raise")
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """The cache of compiled programs keeps what two weeks have written."""
+    if "PYTEST_XDIST_WORKER" not in os.environ:
+        for file in COMPILED.glob("*"):
+            if time.time() - file.stat().st_mtime > 14 * 24 * 3600:
+                file.unlink(missing_ok=True)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
