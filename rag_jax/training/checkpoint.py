@@ -69,14 +69,8 @@ class Checkpointer:
       ValueError: when keep is below 1.
     """
 
-    def __init__(
-        self,
-        directory: str | os.PathLike,
-        *,
-        keep: int = 2,
-        best_metric: Sequence[str] = (),
-        read_only: bool = False,
-    ):
+    def __init__(self, directory: str | os.PathLike, *, keep: int = 2,
+                 best_metric: Sequence[str] = (), read_only: bool = False):
         import orbax.checkpoint as ocp
         from etils import epath
 
@@ -124,15 +118,8 @@ class Checkpointer:
 
     # Saving.
 
-    def save(
-        self,
-        step: int,
-        params: PyTree,
-        opt_state: PyTree,
-        meta: Mapping[str, Any],
-        metrics: Mapping[str, float] | None = None,
-        wait: bool = False,
-    ) -> None:
+    def save(self, step: int, params: PyTree, opt_state: PyTree, meta: Mapping[str, Any],
+             metrics: Mapping[str, float] | None = None, wait: bool = False) -> None:
         """Saves one step; returns once the arrays are copied, and writes in the background.
 
         Args:
@@ -279,9 +266,8 @@ class Checkpointer:
 
     # Restoring.
 
-    def restore(
-        self, step: int, abstract_params: PyTree, abstract_opt_state: PyTree
-    ) -> tuple[PyTree, PyTree, dict[str, Any]]:
+    def restore(self, step: int, abstract_params: PyTree, abstract_opt_state: PyTree
+               ) -> tuple[PyTree, PyTree, dict[str, Any]]:
         """Restores everything of one step, bit for bit.
 
         Args:
@@ -314,9 +300,8 @@ class Checkpointer:
         )
         return params, meta
 
-    def restore_latest(
-        self, abstract_params: PyTree, abstract_opt_state: PyTree
-    ) -> tuple[int, PyTree, PyTree, dict[str, Any]] | None:
+    def restore_latest(self, abstract_params: PyTree, abstract_opt_state: PyTree
+                      ) -> tuple[int, PyTree, PyTree, dict[str, Any]] | None:
         """The last sound step, to train on from: (step, params, opt_state, meta); None = no step.
 
         Damaged ones after it are set aside and named. Arguments and errors as in `restore`.
@@ -394,9 +379,8 @@ class Checkpointer:
         return self._manager.restore(step, args=args.Composite(
             **{item: args.StandardRestore(target) for item, target in targets.items()}))
 
-    def _restore(
-        self, step: int, trees: dict[str, PyTree], compare_dtypes: bool
-    ) -> tuple[dict[str, PyTree], dict[str, Any]]:
+    def _restore(self, step: int, trees: dict[str, PyTree], compare_dtypes: bool
+                ) -> tuple[dict[str, PyTree], dict[str, Any]]:
         if self._manager is None or not self._is_there(step):
             raise CheckpointError(
                 f"There is no checkpoint of step {step} in {self.directory}; {self._advice(step)}."

@@ -156,17 +156,9 @@ class Progress:
       clock: seconds, monotonic; for tests.
     """
 
-    def __init__(
-        self,
-        total: int,
-        initial: int = 0,
-        description: str = "",
-        every: int = 100,
-        *,
-        active: bool = True,
-        stream: TextIO | None = None,
-        clock: Callable[[], float] = time.monotonic,
-    ):
+    def __init__(self, total: int, initial: int = 0, description: str = "", every: int = 100, *,
+                 active: bool = True, stream: TextIO | None = None,
+                 clock: Callable[[], float] = time.monotonic):
         self._total = total
         self._step = initial
         self._description = description

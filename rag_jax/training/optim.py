@@ -44,9 +44,8 @@ def decays(params: Params) -> Any:
     )
 
 
-def make_optimizer(
-    config: OptimizerConfig, steps: int, rates: Mapping[str, float | None]
-) -> Optimizer:
+def make_optimizer(config: OptimizerConfig, steps: int, rates: Mapping[str, float | None]
+                  ) -> Optimizer:
     """AdamW with clipping by the global norm over all towers that train.
 
     Args:

@@ -107,14 +107,9 @@ def seq2seq_loss(model: rag.RagModel) -> LossFunction:
     return loss
 
 
-def accumulated_gradients(
-    loss: LossFunction,
-    trained: Params,
-    frozen: Params,
-    batch: Any,
-    key: jax.Array | None,
-    pieces: int,
-) -> tuple[Params, dict[str, jax.Array]]:
+def accumulated_gradients(loss: LossFunction, trained: Params, frozen: Params, batch: Any,
+                          key: jax.Array | None, pieces: int
+                         ) -> tuple[Params, dict[str, jax.Array]]:
     """Gradient of the mean loss over `batch`, worked through in `pieces` micro-batches.
 
     Returns:
@@ -144,16 +139,10 @@ def accumulated_gradients(
     return jax.tree.map(lambda x: x * mean, (grads, metrics))
 
 
-def make_train_step(
-    loss: LossFunction,
-    optimizer: Optimizer,
-    shardings: TrainState,
-    pieces: int = 1,
-    dropout_seed: int | None = None,
-    complete: Completion | None = None,
-    frozen: tuple[str, ...] = (),
-    show: Callable[[Any], dict[str, jax.Array]] | None = None,
-) -> Callable:
+def make_train_step(loss: LossFunction, optimizer: Optimizer, shardings: TrainState,
+                    pieces: int = 1, dropout_seed: int | None = None,
+                    complete: Completion | None = None, frozen: tuple[str, ...] = (),
+                    show: Callable[[Any], dict[str, jax.Array]] | None = None) -> Callable:
     """The jitted step (state, batch, step) -> (state, metrics); the state is donated.
 
     Args:
@@ -256,13 +245,8 @@ def _shardings(abstract: Any) -> Any:
     return jax.tree.map(lambda leaf: leaf.sharding, abstract)
 
 
-def init_state(
-    model: rag.RagModel,
-    towers: tuple[str, ...],
-    optimizer: Optimizer,
-    seed: int,
-    mesh: Mesh,
-) -> tuple[Callable[[], TrainState], TrainState, TrainState]:
+def init_state(model: rag.RagModel, towers: tuple[str, ...], optimizer: Optimizer, seed: int,
+               mesh: Mesh) -> tuple[Callable[[], TrainState], TrainState, TrainState]:
     """How to make a stage's first state, its shapes, and its shardings.
 
     Returns:
