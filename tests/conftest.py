@@ -1,5 +1,6 @@
 """Every test runs on eight virtual CPU devices, with strict rank promotion."""
 
+import gc
 import importlib.metadata
 import os
 import pathlib
@@ -44,6 +45,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if tiers.is_quick(item.path) and not known & {"slow", "campaign", "multihost"}:
             item.add_marker(pytest.mark.quick)
     items.sort(key=lambda item: tiers.place_in_long(item.path))
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    gc.freeze()  # modules and thousands of tests: no collection of garbage looks through them
 
 
 @pytest.fixture
