@@ -66,19 +66,23 @@ def compilations():
 
 
 @pytest.fixture(scope="session")
-def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
-    """One uninterrupted run of the smallest configuration, shared by tests of whole commands.
+def trained(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    """One uninterrupted run of the smallest configuration, into which no test writes.
 
-    Whichever worker of xdist comes first trains it; each has a copy, which its tests may add to.
+    Whichever worker of xdist comes first trains it.
     """
     from tests.end_to_end.commands import finish
 
     folder = tmp_path_factory.getbasetemp()
     folder = folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder
-    trained, own = folder / "trained", tmp_path_factory.mktemp("uninterrupted")
     with filelock.FileLock(folder / "trained.lock"):
-        if not trained.exists():
+        if not (folder / "trained").exists():
             finish("train", folder / "training")
-            (folder / "training").rename(trained)
-    shutil.copytree(trained, own, dirs_exist_ok=True)
-    return own
+            (folder / "training").rename(folder / "trained")
+    return folder / "trained"
+
+
+@pytest.fixture(scope="session")
+def uninterrupted(trained: pathlib.Path, tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    """A copy of it, to which tests of whole commands may add, evaluations for example."""
+    return shutil.copytree(trained, tmp_path_factory.mktemp("uninterrupted"), dirs_exist_ok=True)

@@ -24,10 +24,10 @@ def chain(rng: random.Random, words: list[str], kind: str, idle: float) -> str:
 
 
 @pytest.fixture(scope="module")
-def reference(uninterrupted, tmp_path_factory) -> pathlib.Path:
+def reference(trained, tmp_path_factory) -> pathlib.Path:
     """A trained workdir that nobody else writes into."""
     copy = tmp_path_factory.mktemp("campaign") / "reference"
-    shutil.copytree(uninterrupted, copy)
+    shutil.copytree(trained, copy)
     return copy
 
 

@@ -34,8 +34,8 @@ def both(first: list[str], second: list[str], delay: float) -> list[tuple[int, i
 
 
 @pytest.mark.parametrize("count", campaign.counts(1, 50))
-def test_two_commands(uninterrupted, tmp_path, count):
-    reference, work = uninterrupted, tmp_path / "work"
+def test_two_commands(trained, tmp_path, count):
+    reference, work = trained, tmp_path / "work"
 
     def case(rng):
         if count == 1:  # the short form: the workdir of a run about to be fine-tuned
@@ -56,9 +56,9 @@ def test_two_commands(uninterrupted, tmp_path, count):
 
 
 @pytest.mark.campaign
-def test_commands_beside_training(uninterrupted, tmp_path):
+def test_commands_beside_training(trained, tmp_path):
     """evaluate works beside it; build_index into the workdir is refused, or goes first."""
-    reference, work = uninterrupted, tmp_path / "work"
+    reference, work = trained, tmp_path / "work"
     passages = tmp_path / "more.jsonl"
     passages.write_text(json.dumps({"id": "1", "title": "t", "text": "some words"}) + "\n")
     commands.finish(command("evaluate", reference, "--split=dev", f"--out={tmp_path / 'whole'}"),

@@ -60,22 +60,22 @@ def assert_same(first: pathlib.Path, second: pathlib.Path) -> None:
     assert reports[0]["metrics"] == reports[1]["metrics"]
 
 
-def test_sigterm_saves_and_the_same_command_goes_on(uninterrupted, tmp_path):
+def test_sigterm_saves_and_the_same_command_goes_on(trained, tmp_path):
     status = interrupt(tmp_path, "rag_token 5/10", signal.SIGTERM)
     assert status == 75, "a job scheduler must not take it for finished"
     steps = [int(p.name) for p in (tmp_path / "rag_token").iterdir() if p.name.isdigit()]
     assert steps and max(steps) < 10, "SIGTERM must leave a checkpoint of an unfinished run"
     finish("train", tmp_path)
-    assert_same(uninterrupted, tmp_path)
+    assert_same(trained, tmp_path)
 
 
-def test_sigkill_at_random_moments_of_every_stage(uninterrupted, tmp_path):
+def test_sigkill_at_random_moments_of_every_stage(trained, tmp_path):
     rng = random.Random(os.environ.get("RAG_JAX_TEST_SEED", "3"))
     for stage, steps in (("retriever", 6), ("generator", 6), ("rag_token", 10)):
         step = rng.randint(1, steps - 1)
         assert interrupt(tmp_path, f"{stage} {step}/{steps}", signal.SIGKILL) == -signal.SIGKILL
     finish("train", tmp_path)
-    assert_same(uninterrupted, tmp_path)
+    assert_same(trained, tmp_path)
 
 
 def test_sigkill_with_stale_retrieval_keeps_what_was_pending(tmp_path):

@@ -25,7 +25,8 @@ def parse(monkeypatch):
 
     def parse(words):
         with pytest.raises(Parsed) as raised:
-            importlib.import_module(words[0]).main(words[1:])
+            name = words[0].removeprefix("rag_jax.")
+            importlib.import_module(f"rag_jax.cli.{name}").main(words[1:])
         return raised.value.args
 
     monkeypatch.setattr(flags, "parse_with_config", stop)
