@@ -47,6 +47,7 @@ def test_exact_nodes_reach_the_answers(monkeypatch):
     guess, short, whole = (answers(monkeypatch, nodes) for nodes in (0, 1, 100_000))
     assert len(guess) == len(short) == len(whole) == REAL
     assert not all(a.certified for a in guess) and not any(a.expanded for a in guess)
+    assert all(a.finished for a in whole), "what was proved is the answer, not the guess"
     assert all(a.certified for a in whole) and max(a.expanded for a in whole) > 1
     assert any(a.expanded == 1 and not a.certified for a in short)
     assert all(w.log_prob >= g.log_prob - 1e-5 for w, g in zip(whole, guess, strict=True)

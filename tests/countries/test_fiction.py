@@ -67,7 +67,8 @@ def test_names_are_different_and_as_many_as_asked(invented):
 def test_the_same_arguments_give_the_same_countries():
     first = fictional_countries(20, 3, TRAIN, DEV + TEST)
     assert first == fictional_countries(20, 3, TRAIN, DEV + TEST)
-    assert first != fictional_countries(20, 4, TRAIN, DEV + TEST)
+    other = fictional_countries(20, 4, TRAIN, DEV + TEST)
+    assert len({c.name for c in first} & {c.name for c in other}) < 3
 
 
 def test_none_are_asked_for():

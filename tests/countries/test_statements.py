@@ -141,6 +141,8 @@ def test_clues_do_not_name_what_they_are_about_and_ask_about_one_thing(worlds):
             assert e.answers and all(e.question not in a for a in e.answers), e
             assert "{" not in e.answers[0] and e.answers[0].endswith(".")
     assert max(asked.values()) == 1 and asked["Lima"] == 1 and "Elizabeth II" not in asked
+    for twice in ("Singapore", "Hassanal Bolkiah"):  # a country and its capital; two offices
+        assert asked[twice] == 1
 
 
 def test_ids_are_unique_and_tasks_are_pure_functions_of_size_and_seed(worlds):

@@ -25,6 +25,7 @@ from rag_jax.decoding.beam import (
 )
 from rag_jax.decoding.constraints import make_rule
 from rag_jax.decoding.mixture import weights
+from rag_jax.decoding.results import rank
 from rag_jax.decoding.settings import Decoding
 
 START, PAD, END, A, B, V = 0, 1, 2, 3, 4, 5
@@ -178,3 +179,11 @@ def test_hypotheses_are_picked_per_question():
     x = np.arange(24).reshape(2, 3, 4)
     picked = gather_beams({"x": jnp.array(x)}, jnp.array([[2, 2], [0, 1]]))
     np.testing.assert_array_equal(picked["x"], [x[0, [2, 2]], x[1, [0, 1]]])
+
+
+def test_the_length_of_a_given_prefix_is_not_counted_in_ranks():
+    """Answers of all documents would be ranked by other lengths than those of one beam."""
+    settings = Decoding(max_length=4, num_beams=2, length_penalty=1.0, prefix=(A, A))
+    tokens = jnp.array([[[A, A, END, PAD], [A, A, B, END]]])
+    found = rank(jnp.float32([[-2.0, -3.0]]), tokens, settings, END)
+    np.testing.assert_allclose(found, [[-2.0, -1.5]])

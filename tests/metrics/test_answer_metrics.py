@@ -61,6 +61,7 @@ def test_f1_counts_repeated_tokens_and_takes_the_best_reference():
     # two of "lima lima peru" in common with "lima peru": precision 2/3, recall 1
     assert f1("Lima Lima Peru", ["Lima Peru"]) == pytest.approx(0.8)
     assert f1("Lima Peru", ["Lima Lima Peru"]) == pytest.approx(0.8)
+    assert f1("Lima Lima", ["Lima Lima Peru"]) == pytest.approx(0.8)  # both of them are in common
     assert f1("Lima, in Peru", ["Quito", "Peru", "Lima"]) == pytest.approx(0.5)
     assert f1("Peru Lima", ["Lima Peru"]) == 1.0  # order does not matter
 

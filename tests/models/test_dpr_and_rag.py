@@ -283,5 +283,6 @@ def test_dropout_draws_other_masks_for_other_documents(params):
     one = np.asarray(run(jax.random.key(0)))
     assert np.abs(one[:, 0] - one[:, 1]).min() > 1e-5
     np.testing.assert_array_equal(one, run(jax.random.key(0)))
+    assert np.abs(one - run(jax.random.key(1))).min() > 1e-5, "the same masks in every step"
     still = np.asarray(log_probs(params, twins))
     np.testing.assert_array_equal(still[:, 0], still[:, 1])

@@ -126,9 +126,10 @@ def test_metrics_are_means_over_the_window(whole):
     assert np.allclose([line["toy/nll"] for line in whole[1]], means, rtol=1e-6)
 
 
-@pytest.mark.parametrize("died, resumed", [(2, 0), (4, 4), (5, 4), (9, 8)])
+@pytest.mark.parametrize("died, resumed", [(2, 0), (4, 4), (5, 4), (7, 4), (9, 8)])
 def test_a_killed_run_resumes_at_its_last_checkpoint_and_ends_the_same(
         tmp_path, whole, died, resumed):
+    """A line that was written after the checkpoint, as of step 6, must not stand there twice."""
     made, _ = stage(tmp_path, at={died: raises(Killed())})
     with pytest.raises(Killed):
         run_stage(made)
