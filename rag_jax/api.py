@@ -13,15 +13,7 @@ import pathlib
 from collections.abc import Mapping
 from typing import Any
 
-from rag_jax import (
-    config_files,
-    conversion,
-    files,
-    hosts,
-    locks,
-    overrides,
-    parallel,
-)
+from rag_jax import config_files, conversion, files, hosts, locks, overrides, parallel
 from rag_jax.config import Config, ConfigError
 from rag_jax.data.batches import PASSAGE_TABLE
 from rag_jax.data.prepared import Prepared, generator_format
@@ -35,14 +27,7 @@ from rag_jax.training import indexing, pretrained
 from rag_jax.training import run as training
 from rag_jax.training import workdir as workdirs
 from rag_jax.training.job import Index, Job, fingerprint
-from rag_jax.training.opened import (
-    Path,
-    Rag,
-    changed,
-    check_classes,
-    open_index,
-    placed,
-)
+from rag_jax.training.opened import Path, Rag, changed, check_classes, open_index, placed
 
 
 def load(source: Path, run: str | None = None, *, step: int | None = None,

@@ -262,16 +262,14 @@ def open_index(job: Job, run: str, named: str | None) -> Index:
     return opened
 
 
-def _check_k(config: Config, index: Index,
-             folder: pathlib.Path | str = "the index") -> None:
+def _check_k(config: Config, index: Index, folder: pathlib.Path | str = "the index") -> None:
     k = config.eval.k or config.retrieval.k
     if k > index.size:
         raise ConfigError(f"config.eval.k={k}: {folder} has {index.size} passages; set "
                           f"config.eval.k={index.size} or less")
 
 
-def placed(job: Job, index: Index | None
-            ) -> Index | None:
+def placed(job: Job, index: Index | None) -> Index | None:
     """The index where `config.retrieval.where` wants it."""
     if index is None or job.model.lexical:
         return index
