@@ -28,7 +28,8 @@ from rag_jax.retrieval.versions import (
 )
 
 Opened = TypeVar("Opened")
-UNIMPORTANT = {"batch_size", "shard_rows"}  # inputs that do not change what is built
+# Inputs that change nothing of what is built, or its rounding alone.
+UNIMPORTANT = {"batch_size", "shard_rows", "length_buckets"}
 _LOCKS = {".lock", ".lock.json"}
 
 

@@ -9,7 +9,7 @@ import dataclasses
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,8 @@ class PassageEmbedder:
 
     Attributes:
         embed: token ids int32[b, L] and mask bool[b, L] to float32[b, E]. b is always batch_size
-            and L one of the buckets. May return a device array: it is read one batch later.
+            and L one of the buckets. May return a device array: it is read one batch later. A row's
+            result may depend on the rest of its batch by rounding alone.
         token_table: the store's table to embed.
         encoder_fingerprint: names the encoder and its parameters.
         max_length: tokens; longer passages are cut.
@@ -57,22 +58,32 @@ class PassageEmbedder:
 
 
 def embed_all(store: PassageStore, embedder: PassageEmbedder, file: Path, hosts: Hosts) -> None:
-    """Fills this host's shards of a file of embeddings, but for those that are already done."""
+    """Fills this host's shards of a file of embeddings, but for those that are already done.
+
+    A passage's embedding depends on the batch that it is in by rounding alone: the batches depend
+    on the store and on the embedder, not on where a build was interrupted.
+    """
     from tqdm import tqdm
 
     size, shard_rows = len(store), embedder.shard_rows
     begins = range(0, size, shard_rows)[hosts.index :: hosts.count]
     done = {begin: mark for begin in begins if (mark := _read_mark(file, begin))}
     width = next(iter(done.values()))["width"] if done else None
-    lengths = _lengths(store, embedder)
+    batches = _batches(embedder, _lengths(store, embedder), [b for b in begins if b not in done])
+    shard, missing = np.zeros((0, 0), "<f4"), 0
     with tqdm(total=sum(min(shard_rows, size - begin) for begin in begins), desc="embedding",
               initial=sum(mark["rows"] for mark in done.values()), unit=" passages",
               disable=None if embedder.progress and hosts.leads else True) as bar:
-        for begin in begins:
-            if begin not in done:
-                rows = np.arange(begin, min(begin + shard_rows, size))
-                shard = _embed_shard(store, embedder, rows, lengths[rows], width, bar.update)
-                width = shard.shape[1]
+        for rows, result in _results(store, embedder, batches):
+            vectors = _checked(store, embedder, rows, result, width)
+            begin, width = int(rows[0]) // shard_rows * shard_rows, vectors.shape[1]
+            if not missing:
+                missing = min(shard_rows, size - begin)
+                shard = np.zeros((missing, width), "<f4")
+            shard[rows - begin] = vectors
+            missing -= len(rows)
+            bar.update(len(rows))
+            if not missing:
                 _write_shard(file, begin, shard)
 
 
@@ -101,53 +112,59 @@ def _lengths(store: PassageStore, embedder: PassageEmbedder) -> np.ndarray:
     return np.minimum(lengths, embedder.max_length)
 
 
-def _embed_shard(store: PassageStore, embedder: PassageEmbedder, rows: np.ndarray,
-                 lengths: np.ndarray, width: int | None, update: Callable[[int], Any]
-                 ) -> np.ndarray:
-    """Returns the embeddings float32[len(rows), E] of one shard; width None means not yet known."""
-    shard, batch_size = None, embedder.batch_size
-    for places, result in _results(store, embedder, rows, lengths):
-        array = np.asarray(result)
-        if array.ndim != 2 or len(array) != batch_size or 0 in array.shape:
-            raise RetrievalError(
-                f"the embedder returned shape {array.shape} for {batch_size} passages; "
-                f"it must return [{batch_size}, width].")
-        width = width or array.shape[1]
-        if array.shape[1] != width:
-            raise RetrievalError(
-                f"the embedder returned width {array.shape[1]} after width {width}; if "
-                "the encoder changed, so must its fingerprint.")
-        if shard is None:
-            shard = np.zeros((len(rows), width), "<f4")
-        shard[places] = check_vectors(
-            array[: len(places)],
-            lambda i, ids=rows[places]: f"the embedding of passage {store[ids[i]].id!r}",
-        )
-        update(len(places))
-    return shard
+def _batches(embedder: PassageEmbedder, lengths: np.ndarray, begins: Iterable[int]
+             ) -> Iterator[tuple[np.ndarray, int]]:
+    """Yields the rows int64[n], n <= batch_size, of a batch, and the length to pad them to.
 
-
-def _results(store: PassageStore, embedder: PassageEmbedder, rows: np.ndarray, lengths: np.ndarray
-             ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Yields (places in the shard int64[n], n <= batch_size, and what embed returned for them).
-
-    A batch is yielded after the next one was handed to embed, so that a device need not wait.
+    Shard by shard, the longest passages first: little is padded, and what does not fit a device
+    fails at once.
     """
-    table, batch_size = store.tokens(embedder.token_table), embedder.batch_size
-    bucket_of, waiting = np.searchsorted(embedder.buckets, lengths), None
-    for bucket, length in enumerate(embedder.buckets):
-        members = np.flatnonzero(bucket_of == bucket)
-        for begin in range(0, len(members), batch_size):
-            places = members[begin : begin + batch_size]
-            # A short batch is filled with its last passage: a row of nothing but padding would give
-            # NaN in an encoder's softmax.
-            full = np.pad(places, (0, batch_size - len(places)), mode="edge")
-            result = embedder.embed(*table.padded(rows[full], length, embedder.pad_id))
+    for begin in begins:
+        rows = begin + np.argsort(-lengths[begin : begin + embedder.shard_rows], kind="stable")
+        for first in range(0, len(rows), embedder.batch_size):
+            batch = rows[first : first + embedder.batch_size]
+            yield batch, embedder.buckets[np.searchsorted(embedder.buckets, lengths[batch[0]])]
+
+
+def _results(store: PassageStore, embedder: PassageEmbedder,
+             batches: Iterable[tuple[np.ndarray, int]]) -> Iterator[tuple[np.ndarray, Any]]:
+    """Yields the rows of each batch, and what embed returned for them.
+
+    A batch is yielded after the next one was handed to embed, so that a device need not wait while
+    its results are checked and written.
+    """
+    table, waiting = store.tokens(embedder.token_table), None
+    for rows, length in batches:
+        # A short batch is filled with its last passage: a row of nothing but padding would give
+        # NaN in an encoder's softmax.
+        full = np.pad(rows, (0, embedder.batch_size - len(rows)), mode="edge")
+        try:
+            result = embedder.embed(*table.padded(full, length, embedder.pad_id))
+        except BaseException:
             if waiting is not None:
-                yield waiting
-            waiting = places, result
+                yield waiting  # it may complete a shard, which is then kept
+            raise
+        if waiting is not None:
+            yield waiting
+        waiting = rows, result
     if waiting is not None:
         yield waiting
+
+
+def _checked(store: PassageStore, embedder: PassageEmbedder, rows: np.ndarray, result: Any,
+             width: int | None) -> np.ndarray:
+    """The embeddings float32[len(rows), E] in a result; width None means not yet known."""
+    array, batch_size = np.asarray(result), embedder.batch_size
+    if array.ndim != 2 or len(array) != batch_size or 0 in array.shape:
+        raise RetrievalError(
+            f"the embedder returned shape {array.shape} for {batch_size} passages; "
+            f"it must return [{batch_size}, width].")
+    if width not in (None, array.shape[1]):
+        raise RetrievalError(
+            f"the embedder returned width {array.shape[1]} after width {width}; if "
+            "the encoder changed, so must its fingerprint.")
+    return check_vectors(array[: len(rows)],
+                         lambda i: f"the embedding of passage {store[rows[i]].id!r}")
 
 
 def _write_shard(file: Path, begin: int, shard: np.ndarray) -> None:

@@ -8,14 +8,17 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.sharding import Mesh
 
 from rag_jax import hosts, parallel
 from rag_jax.answering import jit_embed
-from rag_jax.data.batches import ENCODER_TABLE, bucket
+from rag_jax.config import Config
+from rag_jax.data.batches import ENCODER_TABLE
 from rag_jax.data.corpora import read_corpus
 from rag_jax.data.prepare import chunked, write_passages
 from rag_jax.data.question_files import Example
 from rag_jax.models.layers import unstack_layers
+from rag_jax.models.rag import RagModel
 from rag_jax.retrieval.bm25 import Bm25Index, build_bm25
 from rag_jax.retrieval.build import RecallSettings, build_index
 from rag_jax.retrieval.exact import RECALL_QUERIES
@@ -28,8 +31,10 @@ from rag_jax.training import on_device
 from rag_jax.training.answer_settings import make_answerer
 from rag_jax.training.job import Index, Job, fingerprint
 from rag_jax.training.pretrained import restore_run
+from rag_jax.types import Params
 
 WORD_INDEXES = "indexes_bm25"  # folder of a workdir
+CPU_ROWS, CPU_STEP = 8, 16  # passages per batch and steps of their lengths on a CPU, at most
 
 
 def all_hosts() -> Hosts:
@@ -37,13 +42,26 @@ def all_hosts() -> Hosts:
     return Hosts(hosts.index(), hosts.count(), hosts.wait)
 
 
-def embed_passages(job: Job, params: Any) -> Callable[[np.ndarray, np.ndarray], Any]:
-    """The jitted document encoder as the index builder wants it, on this process's devices."""
-    mesh, encoder = parallel.own_mesh(job.mesh), params["document_encoder"]
-    if mesh is not job.mesh:
-        encoder = jax.device_put(parallel.fetch(encoder), parallel.replicated(mesh))
-    embed = functools.partial(jit_embed(job.model), encoder)
-    return lambda ids, mask: embed(*parallel.put_batch((ids, mask), mesh))
+def embed_passages(model: RagModel, encoder: Params, mesh: Mesh
+                   ) -> Callable[[np.ndarray, np.ndarray], Any]:
+    """The jitted encoder as the index builder wants it, on this process's devices."""
+    own = parallel.own_mesh(mesh)
+    if own is not mesh:
+        encoder = jax.device_put(parallel.fetch(encoder), parallel.replicated(own))
+    embed = functools.partial(jit_embed(model), encoder)
+    return lambda ids, mask: embed(*parallel.put_batch((ids, mask), own))
+
+
+def batch_shapes(config: Config, mesh: Mesh) -> tuple[int, list[int]]:
+    """Passages per batch, and the lengths that batches are padded to.
+
+    On a CPU small batches are as fast as large ones, and more lengths cost less than padding.
+    """
+    own, longest = parallel.own_mesh(mesh), config.data.max_passage_length
+    rows, step = config.retrieval.embed_batch_size, config.data.length_buckets
+    if own.devices.flat[0].platform == "cpu":
+        rows, step = min(rows, CPU_ROWS), min(step, CPU_STEP)
+    return parallel.filled_up(rows, own), [*range(step, longest, step), longest]
 
 
 def index_store(job: Job, params: Any, store: PassageStore, out: pathlib.Path,
@@ -59,16 +77,15 @@ def index_store(job: Job, params: Any, store: PassageStore, out: pathlib.Path,
     settings = ScannSettings(brute_force_below=retrieval.brute_force_below,
                              parts=retrieval.scann_parts,
                              **{name: v for name, v in given.items() if v is not None})
-    buckets = sorted({bucket(n, data.length_buckets, data.max_passage_length)
-                      for n in range(1, data.max_passage_length + 1)})
+    batch_size, lengths = batch_shapes(job.config, job.mesh)
     kind = "exact" if (retrieval.where, retrieval.index) == ("device", "auto") else retrieval.index
     embedder = PassageEmbedder(
-        embed_passages(job, params),
+        embed_passages(job.model, params["document_encoder"], job.mesh),
         token_table=ENCODER_TABLE,
         encoder_fingerprint=fingerprint(job.model, params["document_encoder"]),
         max_length=data.max_passage_length,
-        batch_size=parallel.filled_up(retrieval.embed_batch_size, parallel.own_mesh(job.mesh)),
-        length_buckets=buckets,
+        batch_size=batch_size,
+        length_buckets=lengths,
         pad_id=job.prepared.retriever_tokenizer.pad)
     index = build_index(store, embedder, out, kind=kind, scann=settings,
                         recall=RecallSettings(recall_queries, seed=job.config.seed),

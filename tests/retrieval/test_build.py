@@ -155,6 +155,42 @@ def test_the_embedder_sees_one_shape_per_bucket(store, tmp_path):
     assert set(embed.shapes) == {(4, 4), (4, 8), (4, 12)}
 
 
+def test_a_shard_is_embedded_by_length_the_longest_first(store, tmp_path):
+    """Batches of neighbours are padded to their longest: twice the work, for passages as they come.
+    """
+    embed = Embedder()
+    build_index(store, embed, tmp_path / "index", **{**INPUTS, "length_buckets": range(12)})
+    lengths = [min(12, len(tokens)) for tokens in tokens_of(store)]
+    for first, shapes in zip(range(0, 50, 16), np.split(np.array(embed.shapes), (4, 8, 12)),
+                             strict=True):
+        longest = sorted(lengths[first : first + 16], reverse=True)[::4]
+        assert shapes.tolist() == [[4, length] for length in longest]
+
+
+def test_a_batch_is_handed_over_before_the_last_one_is_read_and_written(store, tmp_path):
+    """A device would wait while the host checks a batch, and longer while it writes a shard."""
+    given, marks = Embedder(), []
+
+    class Result:
+        def __init__(self, array):
+            self.array, self.number = array, len(given.shapes)
+
+        def __array__(self, dtype=None, copy=None):
+            assert len(given.shapes) == min(self.number + 1, 13)
+            marks.append(len(list(tmp_path.glob("index/versions/.*/shards/*.json"))))
+            return self.array
+
+    build_index(store, lambda ids, mask: Result(given(ids, mask)), tmp_path / "index", **INPUTS)
+    assert marks == [0] * 4 + [1] * 4 + [2] * 4 + [3]
+
+
+def test_an_index_whose_batches_were_padded_to_other_lengths_is_the_same(store, out):
+    """Those of an earlier version would be refused, or embedded again."""
+    again = Embedder(fail_after=0)
+    index = build_index(store, again, out, **{**INPUTS, "length_buckets": (3,), "batch_size": 2})
+    assert index.manifest["inputs"]["length_buckets"] == [4, 8, 12]
+
+
 def test_the_manifest_tells_what_the_index_is(out, store):
     manifest = PassageIndex.open(out).manifest
     assert manifest["kind"] == "exact" and manifest["encoder_fingerprint"] == "encoder-one"

@@ -2,11 +2,12 @@
 
 import types
 
+import jax
 import numpy as np
 import pytest
 
-from rag_jax import overrides
-from rag_jax.config import Config
+from rag_jax import overrides, parallel
+from rag_jax.config import Config, MeshConfig
 from rag_jax.data.prepared import Prepared
 from rag_jax.training import indexing
 from rag_jax.training.job import Job
@@ -31,6 +32,25 @@ def test_recall_is_measured_with_a_seeded_sample_of_many_questions(
         assert max(once) > 500, "not the first ones"
     else:
         assert not said and once.tolist() == list(range(questions))
+
+
+def test_passages_are_padded_to_steps_of_16_tokens_on_a_cpu_and_as_configured_elsewhere(
+        monkeypatch):
+    """Padding is a third of the work in steps of 64; on an accelerator every length compiles long.
+    """
+    cpu = parallel.make_mesh(MeshConfig(), jax.devices()[:1])
+
+    def shapes(rows, step, mesh=cpu):
+        return indexing.batch_shapes(overrides.replace(Config(), {
+            "data.max_passage_length": 200, "data.length_buckets": step,
+            "retrieval.embed_batch_size": rows}), mesh)
+
+    assert shapes(64, 64) == (8, [*range(16, 200, 16), 200])
+    assert shapes(4, 10) == (4, [*range(10, 200, 10), 200])
+    monkeypatch.setattr(parallel, "own_mesh", lambda mesh: mesh)
+    chips = types.SimpleNamespace(devices=np.array([types.SimpleNamespace(platform="tpu")]),
+                                  shape={"data": 6, "fsdp": 1, "model": 1})
+    assert shapes(64, 64, chips) == (66, [64, 128, 192, 200])
 
 
 @pytest.mark.parametrize(("lexical", "document_encoder", "built"), [

@@ -1,0 +1,261 @@
+"""Embedding passages, beside torch and onnxruntime: the same random bert-base, the same token ids.
+
+    python benchmarks/embedding.py --passages FILE.tsv [--json OUT] [--count 64] [--repeats 3]
+        [--sides ours torch]
+
+Needs the [benchmarks] extra. Every side is a process of its own that holds its encoder; they take
+turns, so that all see the same machine, and embed passages of the file (as many as --count, evenly
+spread) whose tokens, by a WordPiece trained on the file, are given. Prints medians of
+
+    ours, ours_bfloat16              what the index builder runs, with its batches
+    torch, torch_bfloat16            transformers' DPRContextEncoder as its RAG example runs it:
+                                     batches of 16 in the order of the file, padded to the
+                                     longest; float32, or bfloat16 by autocast
+    onnxruntime                      the same encoder exported to ONNX, the same batches, float32
+    ..._sorted                       the rival, given the passages in the order of their length
+
+--json writes {"ratios": {"torch/float32", "onnxruntime/float32", "torch/bfloat16": a rival's time
+over ours of that dtype; "torch_sorted/..." and so on: of sorted input}, "passages_per_sec",
+"peak_gib", "padding" and "difference" of every side, "cpu"}. Padding is the share of tokens that
+are none; the difference is the largest of any coordinate from ours in float32, over the largest
+coordinate.
+"""
+
+import argparse
+import json
+import pathlib
+import platform
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterable
+
+import numpy as np
+
+BATCH, LONGEST, TABLE = 16, 256, "document_encoder"
+SIDES = ("ours", "ours_bfloat16", "torch", "torch_bfloat16", "onnxruntime", "torch_sorted",
+         "torch_bfloat16_sorted", "onnxruntime_sorted")
+Embed = Callable[[], tuple[np.ndarray, int]]  # the vectors, and tokens computed
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--passages", metavar="FILE", help="passages, as config.data.passages")
+    parser.add_argument("--count", type=int, default=64, help="passages embedded in a turn")
+    parser.add_argument("--repeats", type=int, default=3, help="timed turns of each side")
+    parser.add_argument("--sides", choices=SIDES, nargs="+", default=SIDES, help="some sides only")
+    parser.add_argument("--json", metavar="OUT", help="write the figures there too")
+    parser.add_argument("--side", choices=SIDES, help=argparse.SUPPRESS)
+    parser.add_argument("--folder", type=pathlib.Path, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.side:
+        answer_requests(options.side, options.folder)
+        return
+    if not options.passages:
+        parser.error("--passages FILE is needed")
+    with tempfile.TemporaryDirectory() as name:
+        folder = pathlib.Path(name)
+        write_store(options.passages, options.count, folder)
+        write_encoder(folder, any(side.startswith("onnx") for side in options.sides))
+        report = compare(folder, options.sides, options.repeats)
+    if options.json:
+        pathlib.Path(options.json).write_text(json.dumps(report, indent=1) + "\n", "utf-8")
+
+
+def compare(folder: pathlib.Path, chosen: Iterable[str], repeats: int) -> dict:
+    sides = {side: subprocess.Popen(
+        [sys.executable, __file__, "--side", side, "--folder", str(folder)],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for side in chosen}
+
+    def ask(side: str) -> dict:
+        sides[side].stdin.write("embed\n")
+        sides[side].stdin.flush()
+        return json.loads(sides[side].stdout.readline())
+
+    turns: dict[str, list[dict]] = {side: [ask(side)] for side in sides}  # compiles, warms up
+    for _ in range(repeats):
+        for side in sides:
+            turns[side].append(ask(side))
+    for process in sides.values():
+        process.stdin.close()
+        process.wait()
+    lengths = read_rows(folder)[1]
+    report: dict = {"cpu": cpu_name(), "passages": len(lengths), "tokens": int(lengths.sum()),
+                    "secs": {}, "passages_per_sec": {}, "peak_gib": {}, "padding": {},
+                    "difference": {}, "ratios": {}}
+    vectors = {side: np.load(folder / f"{side}.npy") for side in sides}
+    exact = vectors.get("ours", next(iter(vectors.values())))
+    print(f"{report['cpu']}: {len(lengths)} passages, {lengths.mean():.0f} tokens each")
+    for side, found in turns.items():
+        secs = statistics.median(turn["secs"] for turn in found[1:])
+        report["secs"][side] = secs
+        report["passages_per_sec"][side] = len(lengths) / secs
+        report["peak_gib"][side] = found[-1]["peak_gib"]
+        report["padding"][side] = 1 - lengths.sum() / found[-1]["tokens"]
+        report["difference"][side] = float(np.abs(vectors[side] - exact).max()
+                                           / np.abs(exact).max())
+        print(f"  {side:22} {len(lengths) / secs:6.1f} passages/s; first turn "
+              f"{found[0]['secs']:5.1f} s, peak {found[-1]['peak_gib']:.2f} GiB, "
+              f"{100 * report['padding'][side]:.0f} % padding, difference "
+              f"{report['difference'][side]:.0e}")
+    for side, secs in report["secs"].items():
+        ours = "ours_bfloat16" if "bfloat16" in side else "ours"
+        if not side.startswith("ours") and ours in report["secs"]:
+            dtype = "bfloat16" if "bfloat16" in side else "float32"
+            name = f"{side.replace('_bfloat16', '')}/{dtype}"
+            report["ratios"][name] = secs / report["secs"][ours]
+            print(f"  {name}: {report['ratios'][name]:.2f} times the time of ours")
+    return report
+
+
+def cpu_name() -> str:
+    info = pathlib.Path("/proc/cpuinfo")
+    names = [line.partition(":")[2].strip() for line in info.read_text().splitlines()
+             if line.startswith("model name")] if info.exists() else [platform.processor()]
+    return f"{len(names)} cores of {names[0]}"
+
+
+def write_store(passages: str, count: int, folder: pathlib.Path) -> None:
+    from rag_jax.data.corpora import read_corpus
+    from rag_jax.data.text import encoder_input, train_bert_tokenizer
+    from rag_jax.retrieval.passages import write_store
+
+    found = list(read_corpus(passages))
+    tokenizer = train_bert_tokenizer([text for p in found for text in (p.title, p.text)], 8192)
+    chosen = found[:: max(1, len(found) // count)][:count]
+    write_store(folder / "store", chosen, {TABLE: lambda ps: encoder_input(
+        tokenizer, [p.title for p in ps], [p.text for p in ps], LONGEST)})
+
+
+def write_encoder(folder: pathlib.Path, onnx: bool) -> None:
+    """Random weights; onnxruntime's file in a process of its own, which needs much memory."""
+    code = """
+import sys, torch, transformers
+torch.manual_seed(0)
+model = transformers.DPRContextEncoder(transformers.DPRConfig()).eval()
+model.save_pretrained(sys.argv[1])
+if len(sys.argv) > 2:
+    class Pooled(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.encoder = model
+        def forward(self, ids, mask):
+            return self.encoder(ids, attention_mask=mask, return_dict=True).pooler_output
+    axes = {0: "rows", 1: "tokens"}
+    ids = torch.ones(2, 9, dtype=torch.long)
+    torch.onnx.export(Pooled(), (ids, ids), sys.argv[2], input_names=["ids", "mask"],
+                      output_names=["vectors"], dynamo=False,
+                      dynamic_axes={"ids": axes, "mask": axes, "vectors": {0: "rows"}})
+"""
+    subprocess.run([sys.executable, "-W", "ignore", "-c", code, folder / "encoder",
+                    *([folder / "encoder.onnx"] if onnx else [])], check=True)
+
+
+def read_rows(folder: pathlib.Path) -> tuple[list[np.ndarray], np.ndarray]:
+    """The token ids of all passages, and how many they are, int[N]."""
+    from rag_jax.retrieval.passages import PassageStore
+
+    table = PassageStore.open(folder / "store").tokens(TABLE)
+    return [table.rows(row).astype(np.int64) for row in range(len(table.lengths))], table.lengths
+
+
+def answer_requests(side: str, folder: pathlib.Path) -> None:
+    name = side.partition("_")[0]
+    make = {"ours": ours, "torch": with_torch, "onnxruntime": with_onnxruntime}[name]
+    dtype = "bfloat16" if "bfloat16" in side else "float32"
+    embed = make(folder, dtype) if name == "ours" else in_batches(
+        make(folder, dtype), folder, side.endswith("sorted"))
+    for _ in sys.stdin:
+        began = time.monotonic()
+        vectors, tokens = embed()
+        secs = time.monotonic() - began
+        np.save(folder / f"{side}.npy", vectors)
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+        print(json.dumps({"secs": secs, "tokens": tokens, "peak_gib": peak}), flush=True)
+
+
+def in_batches(embed: Callable[[np.ndarray, np.ndarray], np.ndarray], folder: pathlib.Path,
+               by_length: bool) -> Embed:
+    """Batches padded to their longest, as transformers' tokenizers make them."""
+    from rag_jax.data.text import pad_rows
+
+    rows, lengths = read_rows(folder)
+    order = np.argsort(-lengths, kind="stable") if by_length else np.arange(len(rows))
+
+    def run() -> tuple[np.ndarray, int]:
+        parts, tokens = [], 0
+        for first in range(0, len(rows), BATCH):
+            some = order[first : first + BATCH]
+            ids, mask = pad_rows([rows[row] for row in some], int(lengths[some].max()), 0)
+            parts.append(embed(ids.astype(np.int64), mask.astype(np.int64)))
+            tokens += ids.size
+        return np.concatenate(parts)[np.argsort(order)], tokens
+
+    return run
+
+
+def with_torch(folder: pathlib.Path, dtype: str) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
+    import torch
+    import transformers
+
+    model = transformers.DPRContextEncoder.from_pretrained(folder / "encoder").eval()
+
+    def embed(ids: np.ndarray, mask: np.ndarray) -> np.ndarray:
+        with torch.no_grad(), torch.autocast("cpu", torch.bfloat16, enabled=dtype == "bfloat16"):
+            found = model(torch.from_numpy(ids), attention_mask=torch.from_numpy(mask),
+                          return_dict=True)
+        return found.pooler_output.float().numpy()
+
+    return embed
+
+
+def with_onnxruntime(folder: pathlib.Path, dtype: str
+                     ) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
+    import onnxruntime
+
+    del dtype  # float32
+    session = onnxruntime.InferenceSession(folder / "encoder.onnx",
+                                           providers=["CPUExecutionProvider"])
+    return lambda ids, mask: session.run(None, {"ids": ids, "mask": mask})[0]
+
+
+def ours(folder: pathlib.Path, dtype: str) -> Embed:
+    import jax
+
+    from rag_jax import parallel, process
+    from rag_jax.config import Config, MeshConfig
+    from rag_jax.hub.load import load
+    from rag_jax.models.rag import RagModel
+    from rag_jax.retrieval.build import build_index
+    from rag_jax.retrieval.passages import PassageStore
+    from rag_jax.retrieval.shards import PassageEmbedder
+    from rag_jax.training.indexing import batch_shapes, embed_passages
+
+    process.keep_memory()
+    found = load(folder / "encoder", retriever={"dtype": dtype})
+    model = RagModel(found.retriever, Config().model.generator, "token", 2, 2, 1)
+    mesh = parallel.make_mesh(MeshConfig(), jax.devices()[:1])
+    batch_size, lengths = batch_shapes(Config(), mesh)
+    embed = embed_passages(model, found.params["document_encoder"], mesh)
+    store, shapes, turns = PassageStore.open(folder / "store"), [], []
+
+    def counted(ids: np.ndarray, mask: np.ndarray) -> jax.Array:
+        shapes.append(ids.size)
+        return embed(ids, mask)
+
+    embedder = PassageEmbedder(counted, TABLE, "random", LONGEST, batch_size, lengths)
+
+    def run() -> tuple[np.ndarray, int]:
+        shapes.clear()
+        turns.append(1)
+        index = build_index(store, embedder, folder / f"index-{dtype}-{len(turns)}", kind="exact")
+        return index.embeddings(np.arange(len(store))), sum(shapes)
+
+    return run
+
+
+if __name__ == "__main__":
+    main()
