@@ -223,8 +223,11 @@ class RetrievalConfig:
     brute_force_below: int = field(4000, "auto: exact search below so many passages", at_least=0)
     num_leaves: int | None = field(None, "ScaNN partitions; none = by the number of passages",
                                    at_least=1)
-    leaves_to_search: int | None = field(None, "ScaNN partitions searched; none = by num_leaves",
-                                         at_least=1)
+    leaves_to_search: int | None = field(
+        None, "ScaNN partitions searched; none = as few as reach scann_recall", at_least=1)
+    scann_recall: float = field(
+        0.99, "ScaNN: recall@10 that its search is tuned to when the index is built, measured "
+        "against exact search with questions of the dev split", at_least=0.01, at_most=1)
     reorder: int | None = field(None, "ScaNN candidates scored exactly; none = the default",
                                 at_least=1)
     scann_parts: int = field(

@@ -4,10 +4,12 @@ While a version is built, a working folder in OUT (publish.py) holds what manife
 the marks of shards.py.
 """
 
+import bisect
 import contextlib
 import dataclasses
 import functools
 import logging
+import math
 import os
 from pathlib import Path
 from typing import Any
@@ -16,7 +18,7 @@ import numpy as np
 
 import rag_jax
 from rag_jax import files
-from rag_jax.retrieval.exact import measure_recall
+from rag_jax.retrieval.exact import RecallSample
 from rag_jax.retrieval.index import PassageIndex, of_folder
 from rag_jax.retrieval.manifest import EMBEDDINGS, IndexFolder
 from rag_jax.retrieval.passages import PassageStore
@@ -34,6 +36,7 @@ from rag_jax.retrieval.scann import (
 from rag_jax.retrieval.shards import PassageEmbedder, embed_all, join_shards
 from rag_jax.retrieval.verification import map_file
 
+FEWEST = 1024  # passages whose codes each query reads at least, however few would reach the target
 _log = logging.getLogger(__name__)
 
 
@@ -46,11 +49,13 @@ class RecallSettings:
             is easier than questions, and says so in the manifest.
         k: passages per query.
         seed: of the choice of those passages and of the noise.
+        target: the recall that ScaNN's search is tuned to where its leaves_to_search is None.
     """
 
     queries: np.ndarray | None = None
     k: int = 10
     seed: int = 0
+    target: float = 0.99
 
 
 def build_index(passages: PassageStore | str | os.PathLike, embedder: PassageEmbedder,
@@ -110,11 +115,16 @@ def _checked_inputs(store: PassageStore, embedder: PassageEmbedder, kind: str,
     if min(sizes.values()) < 1:
         given = ", ".join(f"{name}={size}" for name, size in sizes.items())
         raise RetrievalError(f"{given}: each must be at least 1.")
+    if not 0 < recall.target <= 1:
+        raise RetrievalError(f"RecallSettings.target={recall.target}: allowed is more than 0, up "
+                             "to 1.")
     store.tokens(embedder.token_table)  # an unknown name is an error
     kind = _choose_kind(kind, len(store), scann)
+    tuned = kind == "scann" and scann.leaves_to_search is None
     return {
         "kind": kind,
         "scann": dataclasses.asdict(scann) if kind == "scann" else None,
+        "recall_target": recall.target if tuned else None,
         "encoder_fingerprint": embedder.encoder_fingerprint,
         "passages_fingerprint": store.fingerprint,
         **{name: getattr(embedder, name)
@@ -178,6 +188,39 @@ def _measured(content: Path, inputs: dict[str, Any], recall: RecallSettings) -> 
                      "scann": scann_version()},
     }
     index = of_folder(IndexFolder(content, manifest, store, None))
-    manifest["recall"] = measure_recall(index, embeddings, recall.queries, recall.k, recall.seed)
-    _log.info("recall@%(k)d %(recall).4f on %(queries)d queries (%(source)s).", manifest["recall"])
+    sample = RecallSample(embeddings, recall.queries, recall.k, recall.seed)
+    target = inputs["recall_target"]
+    if target is not None:
+        _tune(index, sample, target)
+    measured = manifest["recall"] = sample.measure(index)
+    if target is not None:
+        measured["target"] = target
+    _log.info("recall@%(k)d %(recall).4f on %(queries)d queries (%(source)s).", measured)
     return manifest
+
+
+def _tune(index: PassageIndex, sample: RecallSample, target: float) -> None:
+    """Has a ScaNN index search as little as reaches the recall on the sample, or else all leaves.
+
+    Recall grows with the leaves; with fewer candidates scored again it takes more of them.
+    """
+    asked = ScannSettings(**index.manifest["scann"])
+    size = index.size // asked.parts
+    most = asked.leaves(size)[0]
+    fewest = min(most, math.ceil(FEWEST * most / size))
+
+    def recall(settings: ScannSettings) -> float:
+        index.search_as(settings)
+        return sample.measure(index)["recall"]
+
+    reached, deepest = [], asked.pre_reorder_num_neighbors
+    for depth in (deepest, max(1, deepest // 2)):
+        ways = [dataclasses.replace(asked, leaves_to_search=leaves, pre_reorder_num_neighbors=depth)
+                for leaves in range(fewest, most + 1)]
+        reached += ways[bisect.bisect_left(ways, target, key=recall) :][:1]
+    if not reached:
+        _log.warning("ScaNN does not reach the recall %s asked for with all of its %d leaves; more "
+                     "candidates to score again (reorder) would help, or an exact index.", target,
+                     most)
+        reached = [dataclasses.replace(asked, leaves_to_search=most)]
+    index.search_as(min(reached, key=lambda settings: settings.work(size)))

@@ -9,7 +9,7 @@ from rag_jax.retrieval.protocol import Index, RetrievalError, SearchResult, stac
 BLOCK_ROWS = 8192  # passages scored at a time
 BLOCK_QUERIES = 256
 RECALL_QUERIES = 256
-PAIRS = 4096  # (query, passage) pairs scored in float64 at a time
+PAIRS = 4096  # (query, passage) pairs scored at a time
 
 
 class ExactIndex(Index):
@@ -95,39 +95,48 @@ def inner_products(queries: np.ndarray, passages: np.ndarray) -> np.ndarray:
     Returns:
         float32[...].
     """
-    products = np.multiply(queries, passages, dtype=np.float64)
-    return products.sum(axis=-1).astype(np.float32)
+    # vecdot, not matmul: the order of its sum depends on the width alone.
+    return np.vecdot(queries, passages, dtype=np.float64).astype(np.float32)
+
+
+class RecallSample:
+    """Queries, and what exact search finds for them: the measure of other indexes.
+
+    Args:
+        embeddings: float32[N, E], those that the indexes hold.
+        queries: float[Q, E]; None takes up to RECALL_QUERIES rows of embeddings with noise.
+        k: passages per query, at most N are taken.
+        seed: of the choice of rows and of the noise.
+    """
+
+    def __init__(self, embeddings: np.ndarray, queries: np.ndarray | None, k: int, seed: int):
+        source = "given"
+        if queries is None:
+            source = "passage embeddings with noise of half their norm"
+            draw = np.random.default_rng(seed)
+            rows = np.sort(draw.permutation(len(embeddings))[:RECALL_QUERIES])
+            noise = draw.standard_normal((len(rows), embeddings.shape[1]), np.float32)
+            norms = np.linalg.norm(embeddings[rows], axis=1, keepdims=True)
+            queries = embeddings[rows] + 0.5 * norms * noise / np.sqrt(embeddings.shape[1])
+        if not len(queries):
+            raise RetrievalError("no queries to measure recall on; give some, or None for "
+                                 "passages.")
+        k = min(k, len(embeddings))
+        self._worst = ExactIndex(embeddings).search(queries, k).scores[:, -1:]
+        self._embeddings, self._queries = embeddings, np.asarray(queries, np.float32)
+        self._of = {"k": k, "queries": len(queries), "source": source}
+
+    def measure(self, index: Index) -> dict[str, Any]:
+        """Returns k, queries (how many), source (what they are) and recall: the mean share of the k
+        passages found whose score is at least the exact k-th best, so that ties are no misses."""
+        k = self._of["k"]
+        ids, _ = index.search(self._queries, k)
+        pairs = np.repeat(np.arange(len(ids)), k), ids.ravel()
+        scores = pair_scores(self._queries, self._embeddings, *pairs).reshape(-1, k)
+        return {**self._of, "recall": float((scores >= self._worst).mean())}
 
 
 def measure_recall(index: Index, embeddings: np.ndarray, queries: np.ndarray | None, k: int,
                    seed: int) -> dict[str, Any]:
-    """Measures an index against exact search.
-
-    Args:
-        index: holds the same embeddings.
-        embeddings: float32[N, E].
-        queries: float[Q, E]; None takes up to RECALL_QUERIES rows of embeddings with noise.
-        k: passages per query, at most N are taken.
-        seed: of the choice of rows and of the noise.
-
-    Returns:
-        k, queries (how many), source (what they are) and recall: the mean share of the k passages
-        found whose score is at least the exact k-th best, so that ties do not count as misses.
-    """
-    source = "given"
-    if queries is None:
-        source = "passage embeddings with noise of half their norm"
-        draw = np.random.default_rng(seed)
-        rows = np.sort(draw.permutation(len(embeddings))[:RECALL_QUERIES])
-        noise = draw.standard_normal((len(rows), embeddings.shape[1]), np.float32)
-        norms = np.linalg.norm(embeddings[rows], axis=1, keepdims=True)
-        queries = embeddings[rows] + 0.5 * norms * noise / np.sqrt(embeddings.shape[1])
-    k = min(k, len(embeddings))
-    if not len(queries):
-        raise RetrievalError("no queries to measure recall on; give some, or None for passages.")
-    ids, _ = index.search(queries, k)
-    exact = ExactIndex(embeddings).search(queries, k)
-    pairs = np.repeat(np.arange(len(queries)), k), ids.ravel()
-    scores = pair_scores(np.asarray(queries, np.float32), embeddings, *pairs).reshape(-1, k)
-    recall = float((scores >= exact.scores[:, -1:]).mean())
-    return {"k": k, "queries": len(queries), "source": source, "recall": recall}
+    """Measures an index against exact search; see RecallSample."""
+    return RecallSample(embeddings, queries, k, seed).measure(index)

@@ -1,5 +1,6 @@
 """An index directory, opened: what lies in its folder decides what searches it."""
 
+import dataclasses
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -112,11 +113,19 @@ class PassageIndex(Index):
         """Raises a RetrievalError where another encoder than this one has built the index."""
         check_encoder(self.path, self.manifest, fingerprint)
 
+    def search_as(self, settings: ScannSettings) -> None:
+        """Searches ScaNN's parts with other settings, which the manifest then names."""
+        self.manifest["scann"] = dataclasses.asdict(settings)
+        for _, part in self._parts:
+            part.settings = settings
+
     def _search(self, queries: np.ndarray, k: int) -> SearchResult:
         """With division "passages", the k best of its share, or all of that where it has fewer."""
         if self.manifest["kind"] == "exact":
             self._embeddings.check_all()  # it reads them all
-        results = [(first, part.search(queries, min(k, part.size))) for first, part in self._parts]
+        results = [(first, part._search(queries, min(k, part.size))) for first, part in self._parts]
+        if len(results) == 1 and not results[0][0]:
+            return results[0][1]
         return merge([SearchResult(ids + first, scores) for first, (ids, scores) in results], k)
 
     def embeddings(self, ids: np.ndarray) -> np.ndarray:

@@ -131,7 +131,9 @@ def _check_manifest(path: Path, manifest: dict[str, Any]) -> None:
         need(parts <= size, f"{parts} parts of {size} passages")
     recall = manifest.get("recall", {"k": 1, "recall": 1.0, "queries": 1})
     need(isinstance(recall, dict) and is_count(recall.get("k")) and is_count(recall.get("queries"))
-         and isinstance(recall.get("recall"), int | float), f"recall {recall!r:.80}")
+         and all(isinstance(share, int | float)
+                 for share in (recall.get("recall"), recall.get("target", 0))),
+         f"recall {recall!r:.80}")
     allowed = {f"scann.{part}/{name}" if part else f"scann/{name}"
                for part in range(min(parts, 10_000)) for name in SCANN_FILES}
     allowed |= {f"bm25/{name}" for name in BM25_FILES} if kind == "bm25" else {EMBEDDINGS}

@@ -101,7 +101,9 @@ def finished(out: Path, inputs: dict, overwrite: bool, open_index: Callable[[Pat
         RetrievalError: something else is there, and `overwrite` does not allow to replace it.
     """
     def open_same(folder: Path) -> Opened:
-        built_from = read_manifest(folder)["inputs"]
+        # An index from before there was a target serves as it is.
+        built_from = {"recall_target": inputs.get("recall_target"),
+                      **read_manifest(folder)["inputs"]}
         differ = [key for key in inputs if built_from.get(key) != inputs[key]]
         if not set(differ) <= UNIMPORTANT:
             raise RetrievalError(f"an index of other inputs: {', '.join(differ)} differ")

@@ -66,14 +66,16 @@ class ScannSettings:
 
     Attributes:
         num_leaves: parts of the tree; None for 1.3 sqrt(N).
-        leaves_to_search: parts searched per query; None for 3.2 sqrt(num_leaves), which is 65 of
-            411 parts at 100,000 passages, but as many as hold COVERED passages. Questions lie
-            apart from passages, so recall is limited by this before anything else.
+        leaves_to_search: parts searched per query. Questions lie apart from passages, so recall is
+            limited by this before anything else. None: build_index tunes it to a recall; where
+            nobody has, 3.2 sqrt(num_leaves), which is 65 of 411 parts at 100,000 passages, but as
+            many as hold COVERED passages.
         avq: strength of anisotropic partitioning; None for none.
         soar_lambda: strength of SOAR's second assignment of each passage; None for none.
         dimensions_per_block: coordinates that share one 4-bit code.
         anisotropic_threshold: T of the anisotropic quantisation; None for |x| sqrt(2 / (E + 1)).
         pre_reorder_num_neighbors: candidates whose scores are computed again; at least 4 k are.
+            Where leaves_to_search is tuned it may become half of this.
         random_init: random first centroids: faster, but no two builds are the same.
         brute_force_below: an index of kind "auto" with fewer passages is exact.
         parts: consecutive parts of the passages, a tree for each, so that of several hosts each
@@ -112,6 +114,12 @@ class ScannSettings:
         covering = math.ceil(COVERED * parts / size)
         searched = self.leaves_to_search or max(covering, math.ceil(3.2 * math.sqrt(parts)))
         return parts, min(parts, searched)
+
+    def work(self, size: int) -> float:
+        """What a search takes, in codes read: to score one candidate again takes as long as 30."""
+        parts, searched = self.leaves(size)
+        copies = 1 if self.soar_lambda is None else 2
+        return copies * searched * size / parts + 30 * self.pre_reorder_num_neighbors
 
 
 def part_rows(size: int, parts: int) -> list[slice]:
@@ -279,6 +287,9 @@ class ScannIndex(Index):
         trusted: this process has had the files made. Otherwise a child process loads them first,
             so that a crash becomes an error.
         check: called with rows int32[...] before their embeddings are read.
+
+    Attributes:
+        settings: those given; may be replaced by others with which the same index is searched.
     """
 
     def __init__(self, directory: Path, embeddings: np.ndarray, settings: ScannSettings,
@@ -288,9 +299,10 @@ class ScannIndex(Index):
             raise RetrievalError(
                 f'{directory}: a ScaNN index. {missing} Build the index again with kind="exact".')
         self.size, self.width = embeddings.shape
-        self._embeddings, self._settings, self._check = embeddings, settings, check
+        self._embeddings, self.settings, self._check = embeddings, settings, check
         self._exact = ExactIndex(embeddings)
         self._said_fewer = False
+        self._threads = _threads()
         self._searcher = _open_searcher(directory, self.size, self.width, trusted)
 
     def _search(self, queries: np.ndarray, k: int) -> SearchResult:
@@ -314,14 +326,14 @@ class ScannIndex(Index):
             queries,
             final_num_neighbors=k,
             pre_reorder_num_neighbors=min(
-                self.size, max(self._settings.pre_reorder_num_neighbors, 4 * k)
+                self.size, max(self.settings.pre_reorder_num_neighbors, 4 * k)
             ),
-            leaves_to_search=self._settings.leaves(self.size)[1],
-            batch_size=math.ceil(len(queries) / _threads()),  # per thread
+            leaves_to_search=self.settings.leaves(self.size)[1],
+            batch_size=math.ceil(len(queries) / self._threads),  # per thread
         )
         if ids.shape != (len(queries), k):
             return np.zeros((len(queries), k), np.int32), np.zeros(len(queries), bool)
-        full = (np.isfinite(distances) & (ids < self.size)).all(axis=1)
-        if k > 1:
-            full &= (np.diff(np.sort(ids, axis=1), axis=1) > 0).all(axis=1)
+        ascending = np.sort(ids, axis=1)
+        full = np.isfinite(distances).all(axis=1) & (ascending[:, -1] < self.size)
+        full &= (ascending[:, 1:] != ascending[:, :-1]).all(axis=1)
         return np.where(full[:, None], ids, 0).astype(np.int32), full

@@ -88,7 +88,8 @@ def index_store(job: Job, params: Any, store: PassageStore, out: pathlib.Path,
         length_buckets=lengths,
         pad_id=job.prepared.retriever_tokenizer.pad)
     index = build_index(store, embedder, out, kind=kind, scann=settings,
-                        recall=RecallSettings(recall_queries, seed=job.config.seed),
+                        recall=RecallSettings(recall_queries, seed=job.config.seed,
+                                              target=retrieval.scann_recall),
                         overwrite=overwrite, hosts=all_hosts())
     return on_device.open_index(job.config, job.prepared.format, job.mesh, index, recall_queries)
 
@@ -126,11 +127,17 @@ def index_words(job: Job) -> dict[str, Bm25Index]:
 
 def describe(index: Index) -> str:
     """What an index is, in words."""
-    recall = index.manifest.get("recall")
-    measured = "" if recall is None else (
-        f", recall@{recall['k']} against exact search {recall['recall']:.4f} "
-        f"({recall['queries']} queries)")
-    return f"{index.size} passages, {index.manifest['kind']}{measured}"
+    words, recall = f"{index.size} passages, {index.manifest['kind']}", index.manifest.get("recall")
+    if index.manifest["kind"] == "scann":
+        scann = ScannSettings(**index.manifest["scann"])
+        leaves, searched = scann.leaves(index.size // scann.parts)
+        words += f", {searched} of {leaves} leaves searched"
+    if recall is None:
+        return words
+    missed = recall["recall"] < recall.get("target", 0)
+    asked = f" instead of the {recall['target']} asked for" if missed else ""
+    return (f"{words}, recall@{recall['k']} against exact search {recall['recall']:.4f}{asked} "
+            f"({recall['queries']} queries)")
 
 
 def indexes_of(job: Job, run: str, indexes: Mapping[str, PassageIndex]) -> Mapping[str, Index]:

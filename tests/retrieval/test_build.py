@@ -21,6 +21,7 @@ from rag_jax.retrieval.passages import PassageStore, write_store
 from rag_jax.retrieval.protocol import Passage, RetrievalError
 from rag_jax.retrieval.scann import ScannIndex, ScannSettings
 from rag_jax.retrieval.versions import POINTER, current, point
+from rag_jax.training.indexing import describe
 from tests.retrieval.indexing import build_index
 
 WIDTH = 16
@@ -468,6 +469,45 @@ def test_auto_builds_scann_from_brute_force_below_on(store, scann_out, tmp_path,
     inputs = {**INPUTS, "kind": "auto", "settings": ScannSettings(brute_force_below=51)}
     assert build_index(store, Embedder(), tmp_path / "i", **inputs).manifest["kind"] == "exact"
     assert "50 passages are fewer than brute_force_below=51" in caplog.text
+
+
+def test_a_scann_index_says_what_it_was_tuned_to(store, scann_out, tmp_path):
+    """Leaves are counted per query in the manifest, and the inputs stay those asked for."""
+    manifest = PassageIndex.open(scann_out).manifest
+    assert manifest["recall"]["recall"] >= manifest["recall"]["target"] == 0.99
+    assert manifest["scann"]["leaves_to_search"] == 9  # of 9: 50 passages are few
+    assert manifest["inputs"]["scann"]["leaves_to_search"] is None
+    assert describe(PassageIndex.open(scann_out)).startswith(
+        "50 passages, scann, 9 of 9 leaves searched, recall@10 against exact search ")
+    given = ScannSettings(brute_force_below=50, leaves_to_search=3)
+    untuned = build_index(store, Embedder(), tmp_path / "i", **{
+        **INPUTS, "kind": "scann", "settings": given})
+    assert untuned.manifest["scann"]["leaves_to_search"] == 3
+    assert "target" not in untuned.manifest["recall"]
+
+
+def test_a_scann_index_from_before_the_tuning_serves_as_it_is(store, scann_out, tmp_path):
+    """It has neither tuned leaves nor a target among its inputs: its passages were embedded anew,
+    or it was refused as that of other inputs."""
+    out = tmp_path / "index"
+    shutil.copytree(scann_out, out)
+    version = current(out)
+    manifest, _ = MANIFEST.read(version)
+    del manifest["inputs"]["recall_target"], manifest["recall"]["target"]
+    manifest["scann"] = manifest["inputs"]["scann"]
+    MANIFEST.write(version, manifest)
+    point(out, version)
+    embed = Embedder()
+    inputs = {**INPUTS, "kind": "auto", "settings": ScannSettings(brute_force_below=50)}
+    index = build_index(store, embed, out, **inputs)
+    assert not embed.shapes and index.manifest["scann"]["leaves_to_search"] is None
+    assert index.search(TABLE[:3], 5).ids.shape == (3, 5)
+
+
+@pytest.mark.parametrize("target", [0, -1, 1.5, float("nan")])
+def test_a_recall_target_that_cannot_be_is_refused(store, tmp_path, target):
+    with pytest.raises(RetrievalError, match="more than 0, up to 1"):
+        build_index(store, Embedder(), tmp_path / "i", **INPUTS, recall_target=target)
 
 
 def test_without_scann_auto_is_exact_and_says_so(store, tmp_path, scann_out, monkeypatch, caplog):

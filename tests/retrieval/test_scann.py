@@ -1,14 +1,19 @@
 """The ScaNN index: recall, exact scores, and what ScaNN itself would crash on or hide."""
 
+import dataclasses
 import importlib.metadata
+import logging
 import shutil
 import sys
 
 import numpy as np
 import pytest
 
+from rag_jax.retrieval import build as building
 from rag_jax.retrieval import scann
-from rag_jax.retrieval.exact import ExactIndex, inner_products, measure_recall
+from rag_jax.retrieval.exact import ExactIndex, RecallSample, inner_products, measure_recall
+from rag_jax.retrieval.index import PassageIndex
+from rag_jax.retrieval.manifest import IndexFolder
 from rag_jax.retrieval.protocol import RetrievalError
 from rag_jax.retrieval.scann import ScannIndex, ScannSettings, build_scann
 
@@ -53,6 +58,53 @@ def test_recall_on_clusters_and_exact_scores_in_order(index, built, embeddings):
     order = np.lexsort((found.ids, -found.scores), axis=1)
     np.testing.assert_array_equal(order, np.tile(np.arange(10), (70, 1)))
     assert found.ids.dtype == np.int32 and found.scores.dtype == np.float32
+
+
+def tuned(index, sample, target, settings=ScannSettings()):  # noqa: B008
+    """The settings that tuning an index of these finds; the index then searches with them."""
+    manifest = {"kind": "scann", "size": index.size, "width": index.width,
+                "scann": dataclasses.asdict(settings)}
+    whole = PassageIndex(IndexFolder(None, manifest, None, None), None, [(0, index)])
+    building._tune(whole, sample, target)
+    assert index.settings == ScannSettings(**whole.manifest["scann"])
+    return index.settings
+
+
+@pytest.mark.parametrize("target", [0.95, 0.99])
+def test_tuning_reads_as_little_as_reaches_the_recall(built, embeddings, monkeypatch, target):
+    """Without it, three times the leaves were read that the recall took."""
+    monkeypatch.setattr(building, "FEWEST", 1)
+    index = ScannIndex(built, embeddings, ScannSettings(), trusted=True)
+    sample = RecallSample(embeddings, None, 10, 0)
+    found = tuned(index, sample, target)
+    assert sample.measure(index)["recall"] >= target
+    assert found == tuned(index, sample, target), "the same sample, another result"
+    assert 1 < found.leaves_to_search < ScannSettings().leaves(5000)[1]
+    for depth in (50, 100):  # the most leaves with either that are cheaper
+        cheaper = [way for leaves in range(1, 93) if (way := dataclasses.replace(
+            found, leaves_to_search=leaves, pre_reorder_num_neighbors=depth)
+            ).work(5000) < found.work(5000)]
+        for index.settings in cheaper[-1:]:
+            assert sample.measure(index)["recall"] < target
+
+
+def test_tuning_reads_a_thousand_passages_at_least(built, embeddings):
+    """One leaf may do for the sample's 10, and leave a query that asks for 50 to exact search."""
+    index = ScannIndex(built, embeddings, ScannSettings(), trusted=True)
+    found = tuned(index, RecallSample(embeddings, None, 10, 0), 0.01)
+    assert found.leaves_to_search == 19 and found.leaves(5000)[0] == 92  # 1,033 passages
+
+
+def test_a_recall_that_scann_cannot_reach_takes_all_leaves_and_is_said(built, embeddings, caplog):
+    class Missed(RecallSample):
+        def measure(self, index):
+            return {**super().measure(index), "recall": 0.5}
+
+    index = ScannIndex(built, embeddings, ScannSettings(), trusted=True)
+    with caplog.at_level(logging.WARNING):
+        found = tuned(index, Missed(embeddings, None, 10, 0), 0.99)
+    assert found == dataclasses.replace(ScannSettings(), leaves_to_search=92)
+    assert "does not reach the recall 0.99 asked for with all of its 92 leaves" in caplog.text
 
 
 def test_two_builds_are_the_same_bit_by_bit(built, embeddings, tmp_path):
