@@ -66,9 +66,9 @@ EXTRAS = {
     "plots": PLOTS,
     # The oracle of tests/hub/test_live_parity.py, pinned: its numbers are the reference.
     "parity": ["torch==2.13.0"],
-    # What benchmarks/ compares with, never imported by the package: torch, and onnxruntime, for
-    # which torch exports by onnx.
-    "benchmarks": ["torch==2.13.0", "onnxruntime>=1.32", "onnx>=1.23"],
+    # What benchmarks/ compares with, never imported by the package: torch, onnxruntime, for which
+    # torch exports by onnx, and FAISS.
+    "benchmarks": ["torch==2.13.0", "onnxruntime>=1.32", "onnx>=1.23", "faiss-cpu>=1.15"],
 }
 
 setup(

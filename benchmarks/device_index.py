@@ -54,7 +54,8 @@ def numpy_exact(embeddings: np.ndarray, queries: np.ndarray) -> np.ndarray:
     return np.take_along_axis(some, order, axis=1)
 
 
-def open_vectors(embeddings: np.ndarray, folder: pathlib.Path) -> PassageIndex:
+def open_vectors(embeddings: np.ndarray, folder: pathlib.Path, kind: str = "exact",
+                 recall: RecallSettings | None = None) -> PassageIndex:
     """An index directory of the given vectors; passage i is called i."""
     passages = (Passage(str(i), "", "-") for i in range(len(embeddings)))
     store = write_store(folder / "store", passages,
@@ -62,8 +63,8 @@ def open_vectors(embeddings: np.ndarray, folder: pathlib.Path) -> PassageIndex:
     embedder = PassageEmbedder(
         lambda ids, mask: embeddings[ids[:, 0]], token_table="row", encoder_fingerprint="given",
         max_length=1, batch_size=1024, length_buckets=(1,), progress=False)
-    return build_index(store, embedder, folder / "index", kind="exact",
-                       recall=RecallSettings(embeddings[:1], k=1))
+    return build_index(store, embedder, folder / "index", kind=kind,
+                       recall=recall or RecallSettings(embeddings[:1], k=1))
 
 
 def searches(embeddings: np.ndarray, folder: pathlib.Path) -> dict[str, Callable]:
