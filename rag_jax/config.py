@@ -43,8 +43,12 @@ class TransformerConfig:
         "normal", "initial position table, trained from scratch")
     dtype: Literal["float32", "bfloat16"] = field(
         "float32", "type of matrix products; softmax and norms stay float32")
-    remat: Literal["none", "dots", "full"] = field(
-        "none", "recompute in the backward pass: nothing, all but dots, all")
+    remat: Literal["none", "dots", "narrow", "full"] = field(
+        "none", "recompute in the backward pass: nothing; all but products (dots); these too where "
+        "they are wider than their input (narrow); all. python -m rag_jax.compile_report --remat "
+        "tells what fits")
+    fused_attention: bool = field(True, "bfloat16 on GPUs and TPUs: attention as one kernel, where "
+                                  "there is one and no attention weights are dropped")
     scan_layers: bool = field(False, "one scan over stacked layer parameters (compiles faster)")
     init_std: float = field(0.02, "initial std of kernels, when trained from scratch", at_least=0)
 

@@ -74,9 +74,21 @@ def _shards(mesh: Mesh | AbstractMesh, targets: str | tuple[str, ...] | None) ->
     return math.prod(mesh.shape[name] for name in names)
 
 
+def shards(mesh: Mesh | AbstractMesh, axis: str) -> int:
+    """Into how many parts a mesh splits a logical axis; an empty one, none."""
+    return _shards(mesh, RULES[axis]) if mesh.size > 1 else 1
+
+
 def batch_shards(mesh: Mesh) -> int:
     """Into how many parts a batch is split."""
     return _shards(mesh, RULES["batch"])
+
+
+def platform(x: jax.Array) -> str:
+    """"cpu", "gpu" or "tpu": that of the devices of a value inside a jitted function, which need
+    not exist; of this process's where it has no mesh."""
+    device = jax.typeof(x).sharding.mesh.abstract_device
+    return device.platform if device is not None else jax.default_backend()
 
 
 def filled_up(size: int, mesh: Mesh) -> int:

@@ -31,6 +31,8 @@ def flops(jaxpr: Any) -> float:
             total += max(inner)
         elif name == "scan":
             total += eqn.params["length"] * sum(inner)
+        elif name == "pallas_call":
+            total += math.prod(eqn.params["grid_mapping"].grid) * sum(inner)
         elif name == "shard_map":
             total += sum(inner) * eqn.params["mesh"].size  # inside are the shapes of one device
         else:

@@ -43,7 +43,8 @@ class EncoderLayer(nn.Module):
         c, dtype = self.config, jnp.dtype(self.config.dtype)
         drop = nn.Dropout(c.dropout)
         attended = Attention(
-            c.heads, c.width, c.attention_dropout, dtype, c.init_std, name="attention"
+            c.heads, c.width, c.attention_dropout, dtype, c.init_std, c.fused_attention,
+            name="attention",
         )(x, x, mask, deterministic)
         x = LayerNorm(c.layer_norm_eps, dtype, name="attention_norm")(
             x + drop(attended, deterministic=deterministic)
@@ -65,7 +66,7 @@ class DecoderLayer(nn.Module):
     def setup(self) -> None:
         c, dtype = self.config, jnp.dtype(self.config.dtype)
         heads, mlp_width = c.of_decoder
-        attention = (heads, c.width, c.attention_dropout, dtype, c.init_std)
+        attention = (heads, c.width, c.attention_dropout, dtype, c.init_std, c.fused_attention)
         self.self_attention = Attention(*attention)
         self.self_norm = LayerNorm(c.layer_norm_eps, dtype)
         self.cross_attention = Attention(*attention)

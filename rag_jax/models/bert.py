@@ -29,7 +29,8 @@ class BertLayer(nn.Module):
         c, dtype = self.config, jnp.dtype(self.config.dtype)
         drop = nn.Dropout(c.dropout)
         attended = Attention(
-            c.heads, c.width, c.attention_dropout, dtype, c.init_std, name="attention"
+            c.heads, c.width, c.attention_dropout, dtype, c.init_std, c.fused_attention,
+            name="attention",
         )(x[:, :rows], x, mask, deterministic)
         x = LayerNorm(c.layer_norm_eps, dtype, name="attention_norm")(
             x[:, :rows] + drop(attended, deterministic=deterministic)

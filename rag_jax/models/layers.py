@@ -11,9 +11,11 @@ from typing import Any
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
 from jax.experimental.layout import Layout, with_layout_constraint
 
 from rag_jax.marginal import MASKED
+from rag_jax.models.fused_attention import fused_attention
 from rag_jax.parallel import constrain
 
 embedding_init = nn.initializers.normal(stddev=0.02)
@@ -127,7 +129,8 @@ class Linear(nn.Module):
         y = y.reshape(*x.shape[:-1], self.features)
         # States keep their width whole: "embed" is how parameters are stored.
         last = None if self.axes[1] == "embed" else self.axes[1]
-        return constrain(y, "batch", *(None,) * (y.ndim - 2), last, name="/".join(self.path))
+        y = constrain(y, "batch", *(None,) * (y.ndim - 2), last, name="/".join(self.path))
+        return checkpoint_name(y, "wide" if self.features > x.shape[-1] else "narrow")
 
 
 class LayerNorm(nn.Module):
@@ -160,6 +163,7 @@ class Attention(nn.Module):
     dropout: float = 0.0
     dtype: Any = jnp.float32
     init_std: float = 0.02
+    fused: bool = True
 
     def setup(self) -> None:
         into_heads = (self.width, ("embed", "heads"), self.dtype, self.init_std)
@@ -185,6 +189,15 @@ class Attention(nn.Module):
         mask: bool, broadcastable to [R, H, T, S], True where attention is allowed; None = all.
         """
         queries_RHTC = self._split(self.query(x)) * (self.width // self.heads) ** -0.5
+        context_RTD = None
+        if self.fused and (deterministic or not self.dropout):  # kernels drop no weights
+            context_RTD = fused_attention(queries_RHTC, keys, values, mask)
+        if context_RTD is None:
+            context_RTD = self._plain(queries_RHTC, keys, values, mask, deterministic)
+        return self.out(checkpoint_name(context_RTD, "narrow"))
+
+    def _plain(self, queries_RHTC: jax.Array, keys: jax.Array, values: jax.Array,
+               mask: jax.Array | None, deterministic: bool) -> jax.Array:
         scores_RHTS = jnp.einsum("RHTC,RHCS->RHTS", queries_RHTC, keys,
                                  preferred_element_type=jnp.float32)
         if mask is not None:
@@ -193,7 +206,7 @@ class Attention(nn.Module):
         weights_RHTS = self.weight_dropout(weights_RHTS, deterministic=deterministic)
         context_RTHC = jnp.einsum("RHTS,RHSC->RHTC", weights_RHTS, values).swapaxes(1, 2)
         rows, targets = context_RTHC.shape[:2]
-        return self.out(context_RTHC.reshape(rows, targets, self.width))  # -> [R, T, D]
+        return context_RTHC.reshape(rows, targets, self.width)  # -> [R, T, D]
 
     def __call__(self, x: jax.Array, source: jax.Array, mask: jax.Array | None,
                  deterministic: bool) -> jax.Array:
@@ -218,9 +231,11 @@ class FeedForward(nn.Module):
         return Linear(self.width, ("mlp", "embed"), self.dtype, self.init_std, name="wo")(x)
 
 
+# What a block keeps for the backward pass besides its input: names that products have above.
 REMAT_POLICIES = {
-    "full": None,  # keep nothing but the block's input
-    "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
+    "full": None,
+    "narrow": jax.checkpoint_policies.save_only_these_names("narrow"),
+    "dots": jax.checkpoint_policies.save_only_these_names("narrow", "wide"),
 }
 
 

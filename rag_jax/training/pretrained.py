@@ -27,7 +27,7 @@ ENCODERS = ("query_encoder", "document_encoder")
 PLAIN = "bert"  # a BERT that is no retriever yet: both encoders start from it
 # How a tower is computed and trained; everything else is its architecture.
 RUNTIME = ("pretrained", "dropout", "attention_dropout", "activation_dropout", "dtype", "remat",
-           "scan_layers", "position_init", "init_std", "logit_chunk")
+           "fused_attention", "scan_layers", "position_init", "init_std", "logit_chunk")
 FORCED = ("forced_bos", "forced_eos")
 
 

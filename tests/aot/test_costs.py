@@ -10,6 +10,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from rag_jax import parallel
 from rag_jax.aot import costs
 from rag_jax.config import MeshConfig
+from rag_jax.models.fused_attention import short_attention
 
 LAYERS, ROWS, WIDTH = 5, 16, 24
 
@@ -50,6 +51,18 @@ def test_operations_of_products_with_batches_and_on_single_devices():
     split = PartitionSpec(mesh.axis_names)
     sharded = jax.shard_map(lambda x: x @ x.T, mesh=mesh, in_specs=split, out_specs=split)
     assert flops(sharded, X) == 8 * 2 * 2 * 2 * WIDTH  # 8 devices with 2 rows each
+
+
+def test_operations_of_a_kernel_count_for_every_block():
+    rows, targets, sources, width = 3, 16, 48, 512  # two blocks of four heads in each row
+    mask = jnp.ones((rows, 1, sources), jnp.int32)
+    queries, keys = (jnp.zeros((rows, n, width), jnp.bfloat16) for n in (targets, sources))
+    attend = functools.partial(short_attention, 64, mask)
+    product = 2 * rows * targets * sources * width
+    assert flops(attend, queries, keys, keys) == 2 * product
+    total = lambda *arrays: attend(*arrays).sum().astype(jnp.float32)  # noqa: E731
+    gradient = jax.grad(total, argnums=(0, 1, 2))
+    assert flops(gradient, queries, keys, keys) == 7 * product  # weights again, four gradients
 
 
 def test_of_two_branches_the_dearer_counts():

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import tiny
 
+from rag_jax.aot.costs import flops
 from rag_jax.config import BERT_PRESETS
 from rag_jax.models.bert import Bert
 from rag_jax.models.layers import unstack_layers
@@ -117,11 +118,27 @@ def test_remat_and_scan_change_neither_values_nor_gradients(params):
     stacked = {**params, "encoder": {"layers": jax.tree.map(
         lambda *leaves: np.stack(leaves), *naive.layers(params["encoder"]))}}
     tiny.assert_trees_close(unstack_layers(stacked), params, rtol=0, atol=0)
-    for changes, tree in (({"remat": "dots"}, params),
+    for changes, tree in (({"remat": "dots"}, params), ({"remat": "narrow"}, params),
                           ({"remat": "full", "scan_layers": True}, stacked)):
         other_value, other_grads = gradient(bert(**changes), tree)
         np.testing.assert_allclose(other_value, value, rtol=1e-5)
         tiny.assert_trees_close(unstack_layers(other_grads), grads, rtol=1e-4, atol=1e-5)
+
+
+def test_every_policy_computes_again_what_it_says(params):
+    """Operations of the gradient: dots keeps all but scores, narrow what is as wide as a state."""
+    def operations(remat):
+        value = lambda params: bert(remat=remat).apply({"params": params}, IDS, MASK).sum()  # noqa: E731
+        return flops(jax.jit(jax.grad(value)).trace(params).jaxpr.jaxpr)
+
+    none, dots, narrow, full = map(operations, ("none", "dots", "narrow", "full"))
+    config, tokens = bert().config, IDS.size
+    scores = 2 * tokens * LENGTH * config.width * config.layers
+    square = 2 * tokens * config.width**2 * config.layers
+    wide = 2 * tokens * config.width * config.mlp_width * config.layers
+    assert dots - none == scores
+    assert narrow - dots == wide
+    assert full - narrow == 4 * square + scores + wide
 
 
 def test_scan_initialises_every_layer_differently():
