@@ -13,7 +13,7 @@ import pathlib
 from collections.abc import Mapping
 from typing import Any
 
-from rag_jax import config_files, conversion, files, hosts, locks, overrides, parallel
+from rag_jax import config_files, conversion, files, hosts, locks, overrides, parallel, process
 from rag_jax.config import Config, ConfigError
 from rag_jax.data.batches import PASSAGE_TABLE
 from rag_jax.data.prepared import Prepared, generator_format
@@ -120,6 +120,7 @@ def train(config: Config | str, workdir: Path,
       InUseError: another process writes into the workdir.
       ConfigError, TrainingError, CheckpointError, RetrievalError: each says what to do.
     """
+    process.keep_memory()  # as in a command: it is the process's, and training is most of its work
     if isinstance(config, str):
         config = config_files.load_file(config)
     return training.train(config, pathlib.Path(workdir), profile)

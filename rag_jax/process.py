@@ -58,13 +58,14 @@ def _versions() -> dict[str, str]:
 def keep_memory() -> None:
     """Tells glibc to keep freed memory: XLA's CPU buffers then cost no page faults every step.
 
-    Measured in benchmarks/RESULTS.md. Elsewhere than on Linux with glibc it does nothing.
+    Of this process, whoever calls: measured in benchmarks/RESULTS.md. Elsewhere than on Linux with
+    glibc it does nothing.
     """
     if not sys.platform.startswith("linux"):
         return
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
         trim_threshold, mmap_max, arena_max = -1, -4, -8
-        mallopt(trim_threshold, 2**31 - 1)
+        mallopt(trim_threshold, -1)  # as size_t the largest: a step of a base model frees 4 GB
         mallopt(mmap_max, 0)
         mallopt(arena_max, 1)

@@ -1,5 +1,9 @@
 """How a command ends: one message for a mistake, a report of a defect, its status."""
 
+import ctypes
+import sys
+import types
+
 import pytest
 
 from rag_jax import config as configs
@@ -79,3 +83,16 @@ def test_a_stopped_job_parts_in_order_and_a_failed_one_at_once(monkeypatch, stat
     with pytest.raises(SystemExit) as stop:
         process.run(lambda: status)
     assert stop.value.code == status and codes == left
+
+
+def test_no_amount_of_freed_memory_is_given_back(monkeypatch):
+    """A threshold of 2 GiB gave back what a step of a base model frees, 4 GB, and faulted it in
+    again: more than half of every step."""
+    calls = {}
+    monkeypatch.setattr(sys, "platform", "linux")
+    monkeypatch.setattr(process.ctypes, "CDLL", lambda name: types.SimpleNamespace(
+        mallopt=lambda parameter, value: calls.update({parameter: value})))
+    process.keep_memory()
+    trim_threshold, mmap_max = -1, -4
+    assert ctypes.c_size_t(calls[trim_threshold]).value > 2**40
+    assert calls[mmap_max] == 0

@@ -1,5 +1,6 @@
 """AdamW as the configuration describes it, with a learning rate for each tower."""
 
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -57,24 +58,51 @@ def make_optimizer(config: OptimizerConfig, steps: int, rates: Mapping[str, floa
     """
     rates = {tower: rate for tower, rate in rates.items() if rate is not None}
     rate_at = schedule(config, steps)
-
-    def scale_towers(updates: Params, state: Any, params: Params | None = None):
-        del params
-        if set(updates) != set(rates):
-            raise ValueError(f"towers {sorted(updates)} need learning rates; given {sorted(rates)}")
-        scaled = {
-            tower: jax.tree.map(lambda u, r=rates[tower]: u * r, updates[tower])
-            for tower in updates
-        }
-        return scaled, state
-
+    # The state, which checkpoints hold, is that of optax; its update would write a copy of all
+    # parameters between any two of these.
     clip = [optax.clip_by_global_norm(config.clip_norm)] if config.clip_norm else []
-    adamw = optax.chain(
+    chain = optax.chain(
         *clip,
         optax.scale_by_adam(config.b1, config.b2, config.eps),
         optax.add_decayed_weights(config.weight_decay, mask=decays),
-        optax.GradientTransformation(lambda params: optax.EmptyState(), scale_towers),
+        optax.GradientTransformation(lambda params: optax.EmptyState(), optax.identity().update),
         optax.scale_by_learning_rate(rate_at),
     )
-    return Optimizer(adamw.init, adamw.update, tuple(rates), lambda step: {
+
+    def update(grads: Params, state: Any, params: Params) -> tuple[Params, Any]:
+        if set(grads) != set(rates):
+            raise ValueError(f"towers {sorted(grads)} need learning rates; given {sorted(rates)}")
+        adam, = (part for part in state if isinstance(part, optax.ScaleByAdamState))
+        scheduled, = (part for part in state if isinstance(part, optax.ScaleByScheduleState))
+        shrink = _shrink(grads, config.clip_norm)
+        mu = jax.tree.map(lambda m, g: config.b1 * m + (1 - config.b1) * (shrink * g),
+                          adam.mu, grads)
+        nu = jax.tree.map(lambda v, g: config.b2 * v + (1 - config.b2) * (shrink * g) ** 2,
+                          adam.nu, grads)
+        count = optax.safe_increment(adam.count)
+        correct_mu, correct_nu = (1 / (1 - b**count) for b in (config.b1, config.b2))
+
+        def moved(rate: jax.Array, p: jax.Array, m: jax.Array, v: jax.Array, decayed: bool
+                  ) -> jax.Array:
+            step = rate * correct_mu * m / (jnp.sqrt(correct_nu * v) + config.eps)
+            return step + rate * config.weight_decay * p if decayed else step
+
+        rate = -rate_at(scheduled.count)
+        updates = {tower: jax.tree.map(functools.partial(moved, rate * rates[tower]),
+                                       params[tower], mu[tower], nu[tower], decays(params[tower]))
+                   for tower in grads}
+        return updates, tuple(
+            optax.ScaleByAdamState(count, mu, nu) if part is adam else
+            optax.ScaleByScheduleState(optax.safe_increment(part.count)) if part is scheduled else
+            part for part in state)
+
+    return Optimizer(chain.init, update, tuple(rates), lambda step: {
         tower: jnp.float32(rate_at(step) * rate) for tower, rate in rates.items()})
+
+
+def _shrink(grads: Params, clip_norm: float) -> jax.Array | float:
+    """The factor by which clipping shortens a gradient, float32[]."""
+    if not clip_norm:
+        return 1.0
+    norm = optax.global_norm(grads)
+    return jnp.where(norm < clip_norm, 1.0, clip_norm / norm)

@@ -118,7 +118,11 @@ def accumulated_gradients(loss: LossFunction, trained: Params, frozen: Params, b
 
     def value(trained: Params, batch: Any, key: jax.Array | None):
         total, weight, metrics = loss({**frozen, **trained}, batch, key)
-        return total, (weight, metrics)
+        # The whole batch's mean is differentiated: to scale its gradient would be one pass more.
+        return total * mean(weight) if pieces == 1 else total, (weight, metrics)
+
+    def mean(weight: jax.Array) -> jax.Array:
+        return 1.0 / jnp.maximum(weight, 1e-9)
 
     gradient = jax.value_and_grad(value, has_aux=True)
     if pieces == 1:
@@ -135,8 +139,8 @@ def accumulated_gradients(loss: LossFunction, trained: Params, frozen: Params, b
         shapes = jax.eval_shape(lambda: gradient(trained, jax.tree.map(lambda x: x[0], split), key))
         zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), (shapes[1], shapes[0][1]))
         (grads, (weight, metrics)), _ = jax.lax.scan(one, zeros, (jnp.arange(pieces), split))
-    mean = 1.0 / jnp.maximum(weight, 1e-9)
-    return jax.tree.map(lambda x: x * mean, (grads, metrics))
+        grads = jax.tree.map(lambda x: x * mean(weight), grads)
+    return grads, jax.tree.map(lambda x: x * mean(weight), metrics)
 
 
 def make_train_step(loss: LossFunction, optimizer: Optimizer, shardings: TrainState,
@@ -178,15 +182,15 @@ def make_train_step(loss: LossFunction, optimizer: Optimizer, shardings: TrainSt
         all_grads = {**grads, **jax.tree.map(jnp.zeros_like, kept)}
         updates, opt_state = optimizer.update(all_grads, state.opt_state, {**trained, **kept})
         updates = {t: updates[t] for t in training}
-        params = {**state.params, **optax.apply_updates(trained, updates)}
+        moved = optax.apply_updates(trained, updates)
         rates = {t: jnp.where(t in frozen, 0.0, rate)
                  for t, rate in optimizer.learning_rates(number).items()}
-        metrics |= {**_token_metrics(batch), **_norm_metrics(grads, updates, trained),
+        metrics |= {**_token_metrics(batch), **_norm_metrics(grads, updates, moved),
                     **{f"learning_rate/{tower}": rate for tower, rate in rates.items()}}
         metrics = jax.lax.with_sharding_constraint(metrics, whole)
         if show is not None:
             metrics |= jax.lax.with_sharding_constraint(show(batch), rows)
-        return TrainState(params, opt_state), metrics
+        return TrainState({**state.params, **moved}, opt_state), metrics
 
     given = complete.shardings if complete is not None else rows
     return jax.jit(
@@ -197,11 +201,14 @@ def make_train_step(loss: LossFunction, optimizer: Optimizer, shardings: TrainSt
     )
 
 
-def _norm_metrics(grads: Params, updates: Params, params: Params) -> dict[str, jax.Array]:
-    """Norms of the gradient, in all and by tower, and how far each tower moves: |update| / |p|."""
+def _norm_metrics(grads: Params, updates: Params, moved: Params) -> dict[str, jax.Array]:
+    """Norms of the gradient, in all and by tower, and how far each tower moves: |update| / |p|.
+
+    p comes from where it has moved to: who reads it after the update makes XLA keep a copy of it.
+    """
     metrics = {"grad_norm": optax.global_norm(grads)}
     for tower, update in updates.items():
-        size = optax.global_norm(params[tower])
+        size = optax.global_norm(jax.tree.map(jnp.subtract, moved[tower], update))
         metrics[f"grad_norm/{tower}"] = optax.global_norm(grads[tower])
         metrics[f"update_ratio/{tower}"] = jnp.where(
             size > 0, optax.global_norm(update) / jnp.maximum(size, 1e-30), 0.0)

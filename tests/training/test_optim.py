@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+import tiny
 
 from rag_jax.config import OptimizerConfig
 from rag_jax.training.optim import decays, make_optimizer, schedule
@@ -100,6 +101,25 @@ def test_adamw_matches_a_naive_loop(clip_norm):
     for path, leaf in jax.tree_util.tree_leaves_with_path(params):
         name = jax.tree_util.keystr(path)
         np.testing.assert_allclose(leaf, expected[name], rtol=1e-4, atol=1e-5, err_msg=name)
+
+
+def test_the_update_and_its_state_are_those_of_optax():
+    """Checkpoints hold optax's state: another tree would not be restored, other moments or counts
+    would train on from elsewhere."""
+    config = OptimizerConfig(0.1, "linear", warmup_steps=2, weight_decay=0.3, clip_norm=0.5)
+    reference = optax.chain(
+        optax.clip_by_global_norm(0.5), optax.scale_by_adam(config.b1, config.b2, config.eps),
+        optax.add_decayed_weights(0.3, mask=decays),
+        optax.GradientTransformation(lambda params: optax.EmptyState(), optax.identity().update),
+        optax.scale_by_learning_rate(schedule(config, STEPS)))
+    optimizer = make_optimizer(config, STEPS, {"query_encoder": 1.0, "generator": 1.0})
+    params, state, expected = tree(0), optimizer.init(tree(0)), reference.init(tree(0))
+    for seed in (1, 2, 3):
+        updates, state = jax.jit(optimizer.update)(tree(seed), state, params)
+        wanted, expected = reference.update(tree(seed), expected, params)
+        tiny.assert_trees_close((updates, state), (wanted, expected), rtol=2e-5, atol=1e-7)
+        assert jax.tree.structure(state) == jax.tree.structure(expected)
+        params = optax.apply_updates(params, wanted)
 
 
 def test_rate_zero_stands_still_even_with_decay():
