@@ -309,7 +309,7 @@ def their_step(options: argparse.Namespace, folder: pathlib.Path, kind: str, sid
         torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
-        return float(loss)
+        return loss.item()
 
     return step
 
