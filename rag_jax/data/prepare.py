@@ -1,5 +1,6 @@
 """Everything that is made from the data once: tokenizers, passage stores, question splits."""
 
+import dataclasses
 import pathlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -122,15 +123,17 @@ def prepare(config: Config, workdir: pathlib.Path,
     changed = inputs.differences(earlier, now) if earlier else {}
     if changed:
         _make_again(workdir, changed)
+    made = None
     if not is_prepared(workdir):
         if not earlier:
             _set_aside(folder)
-        _make(config, folder, tokenizers, now, _read(config, world))
+        made = _make(config, folder, tokenizers, now, _read(config, world))
     elif earlier and inputs.merged(earlier, now) != earlier:
         write_sealed(record, inputs.merged(earlier, now))
     if not (folder / DIGESTS).exists():
         write_digests(folder, SEALED)  # passage stores have their own
-    return open_prepared(config, workdir)
+    opened = open_prepared(config, workdir)
+    return opened if made is None else dataclasses.replace(opened, splits=made)
 
 
 def _make_again(workdir: pathlib.Path, changed: Mapping[str, str]) -> None:
@@ -172,8 +175,11 @@ def _made_of_passages(folder: pathlib.Path) -> list[pathlib.Path]:
 
 
 def _make(config: Config, folder: pathlib.Path, tokenizers: Mapping[str, TokenizerSource],
-          before: Mapping[str, Any], source: Source) -> None:
+          before: Mapping[str, Any], source: Source) -> dict[str, list[Example]]:
     """Makes what is missing; the file that says that all is there comes last.
+
+    Returns:
+      The questions by split, as they have been written: to read them back takes seconds.
 
     Raises:
       ConfigError: an input has changed since it was described as `before`, or what it says.
@@ -203,7 +209,8 @@ def _make(config: Config, folder: pathlib.Path, tokenizers: Mapping[str, Tokeniz
     store = PassageStore.open(folder / "memories" / next(iter(source.passages)))
     _check_ids(config, store, source.splits["train"])
     train = _training_examples(data.train, source.splits["train"], store, folder / "bm25")
-    prepare_dataset("questions", {**source.splits, "train": train}, folder / "questions")
+    splits = {**source.splits, "train": train}
+    prepare_dataset("questions", splits, folder / "questions")
     if source.warmup_texts is not None:
         lines = [" ".join(text.split()) for text in source.warmup_texts]
         files.write_text(folder / "warmup_texts.txt", "\n".join(lines))
@@ -212,6 +219,7 @@ def _make(config: Config, folder: pathlib.Path, tokenizers: Mapping[str, Tokeniz
                           "again: " + "; ".join(changed.values()))
     names = [" ".join(source.passages), " ".join(source.splits)]
     files.write_text(folder / DONE, "\n".join(names))
+    return splits
 
 
 def write_passages(path: pathlib.Path, passages: Iterable[Passage], config: Config,

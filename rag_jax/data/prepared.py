@@ -9,6 +9,7 @@ from typing import Any
 
 from rag_jax.config import Config
 from rag_jax.data.question_files import Example
+from rag_jax.data.questions import QuestionTokens
 from rag_jax.data.tasks import load_examples
 from rag_jax.data.text import GeneratorFormat, Tokenizer
 from rag_jax.retrieval.passages import PassageStore
@@ -60,6 +61,7 @@ class Prepared:
       memories: passage stores by name; the first one trains.
       splits: train, dev, test and whatever else the source has.
       warmup_file: texts for the generator's warm-up; None = the passages that train.
+      tokenized: splits as token ids, by all that decides them: runs that read alike share them.
     """
 
     retriever_tokenizer: Tokenizer
@@ -68,6 +70,7 @@ class Prepared:
     memories: Mapping[str, PassageStore]
     splits: Mapping[str, list[Example]]
     warmup_file: pathlib.Path | None = None
+    tokenized: dict[tuple, QuestionTokens] = dataclasses.field(default_factory=dict, repr=False)
 
     @property
     def warmup_texts(self) -> Sequence[str]:

@@ -34,17 +34,19 @@ class RetrieverBatcher:
     def batch(self, step: int, batch_size: int, seed: int) -> RetrieverBatch:
         rng = order.generator(seed, 2, step)
         rows = self.rows[order.batch_indices(len(self.rows), batch_size, seed, step)]
-        positives = np.array([rng.choice(self.positives[r]) for r in rows])
-        hard = [
-            rng.choice(self.negatives[r]) if self.negatives[r] else rng.integers(self.size)
-            for _ in range(self.hard_negatives) for r in rows
-        ]
-        passages = np.concatenate([positives, np.array(hard, np.int64)]).astype(np.int64)
-        known = [set(self.positives[r]) for r in rows]
-        same = np.array([[p in k for p in passages] for k in known])
+        drawn = [_one_of(self.positives[r], rng) for r in rows]
+        drawn += [_one_of(self.negatives[r], rng) if self.negatives[r] else rng.integers(self.size)
+                  for _ in range(self.hard_negatives) for r in rows]
+        passages = np.array(drawn, np.int64)
+        same = np.array([np.isin(passages, self.positives[r]) for r in rows])
         np.fill_diagonal(same, False)
         ids, mask = self.table.padded(passages, self.passage_length, self.pad_id)
         return RetrieverBatch(self.questions.ids[rows], self.questions.mask[rows], ids, mask, same)
+
+
+def _one_of(rows: list[int], rng: np.random.Generator) -> int:
+    """As rng.choice draws it, which first makes an array of the list."""
+    return rows[int(rng.integers(len(rows)))]
 
 
 class DenoisingBatcher:

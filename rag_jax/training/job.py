@@ -47,8 +47,12 @@ class Job:
         return dataclasses.replace(self, config=overrides.for_run(self.config, run))
 
     def tokens(self, split: str) -> QuestionTokens:
-        """The questions of a split, tokenized."""
-        return self.tokenize(self.prepared.splits[split])
+        """The questions of a split, tokenized once for all runs that read them alike."""
+        config, known = self.config, self.prepared.tokenized
+        decided_by = (split, config.data, config.classes, config.head_classes)
+        if decided_by not in known:
+            known[decided_by] = self.tokenize(self.prepared.splits[split])
+        return known[decided_by]
 
     def tokenize(self, examples: Sequence[Example]) -> QuestionTokens:
         data = self.config.data

@@ -2,8 +2,10 @@
 
 import dataclasses
 import json
+import pathlib
 import platform
 import resource
+import shlex
 import sys
 from collections.abc import Mapping
 from importlib.metadata import version
@@ -13,7 +15,8 @@ import numpy as np
 
 from rag_jax import files, hosts, paper
 from rag_jax.data import order
-from rag_jax.evaluation import Evaluation, retrieval_metrics, write_evaluation
+from rag_jax.evaluation import retrieval_metrics, write_evaluation
+from rag_jax.metrics import bootstrap
 from rag_jax.models.layers import unstack_layers
 from rag_jax.retrieval.index import PassageIndex
 from rag_jax.training import indexing, pretrained, workdir
@@ -30,6 +33,7 @@ class _Reporter:
     def __init__(self, job: Job, indexes: dict[str, PassageIndex]):
         self.job, self.indexes = job, indexes
         self.split = "test" if "test" in job.prepared.splits else "dev"
+        self.metrics: dict[str, dict[str, float]] = {}  # of runs, shuffled passages, hot-swap
         self._opened: Rag | None = None  # the last run, without an index
         self._indexes: Mapping[str, Index] = {}  # those that it reads
 
@@ -50,17 +54,17 @@ class _Reporter:
         return dataclasses.replace(
             self._opened, index=self._indexes[index or self.job.trains_with])
 
-    def evaluate(self, run: str) -> Evaluation:
+    def evaluate(self, run: str) -> None:
         result = self.rag(run).evaluate(self.split, overlap=False)
         if hosts.leads():
             write_evaluation(self.job.workdir / run / "evaluation" / self.split, result)
-        return result
+        self.metrics[run] = result.metrics
 
-    def shuffled(self, run: str) -> Evaluation:
+    def shuffle(self, run: str) -> None:
         """Every question reads the passages of another one: what the answers owe to reading."""
         count = len(self.job.prepared.splits[self.split])
-        return self.rag(run).evaluate(
-            self.split, order=someone_elses(count, self.job.config.seed), overlap=False)
+        self.metrics["shuffled"] = self.rag(run).evaluate(
+            self.split, order=someone_elses(count, self.job.config.seed), overlap=False).metrics
 
     def frozen_recall(self, run: str, warm: Any) -> dict[str, float]:
         """Retrieval by the query encoder as it was before the run."""
@@ -83,18 +87,18 @@ def evaluate_runs(job: Job, indexes: dict[str, PassageIndex], warm: Any
                   ) -> dict[str, Any]:
     """Evaluates every run, and the first RAG run with shuffled passages and swapped indexes."""
     reporter = _Reporter(job, indexes)
-    results = {run: reporter.evaluate(run).metrics for run in job.config.runs}
-    em = {run: metrics["em"] for run, metrics in results.items()}
-    report: dict[str, Any] = {"em": em, "split": reporter.split, "metrics": results}
+    for run in job.config.runs:
+        reporter.evaluate(run)
+    report: dict[str, Any] = {"split": reporter.split, "metrics": reporter.metrics}
     rag_runs = [run for run in job.config.runs if run in ("rag_token", "rag_sequence", "fid")]
     if rag_runs:
         if len(job.prepared.splits[reporter.split]) > 1:  # one question has nobody to swap with
-            results["shuffled"] = reporter.shuffled(rag_runs[0]).metrics
-            em["shuffled"] = results["shuffled"]["em"]
+            reporter.shuffle(rag_runs[0])
         if indexes:
-            report["recall_at_5"] = _recall(reporter, rag_runs[0], results, warm)
-        if {"2016", "2018"} <= set(job.prepared.memories):
-            report["hot_swap"] = _hot_swap(reporter, rag_runs[0])
+            report["recall_at_5"] = _recall(reporter, rag_runs[0], warm)
+    report["em"] = {name: metrics["em"] for name, metrics in reporter.metrics.items()}
+    if rag_runs and {"2016", "2018"} <= set(job.prepared.memories):
+        report["hot_swap"] = _hot_swap(reporter, rag_runs[0])
     report["index"] = {name: i.manifest["recall"] for name, i in indexes.items()}
     return report
 
@@ -118,15 +122,26 @@ def write_report(job: Job, results: dict[str, Any], secs: dict[str, float]
     }
     if hosts.leads():
         files.write_text(job.workdir / "report.json", json.dumps(report, indent=1) + "\n")
-        print(format_report(report), flush=True)
+        print(f"{format_report(report)}\n\n{next_command(job)}", flush=True)
     return report
 
 
-def _recall(reporter: _Reporter, run: str, results: dict[str, dict[str, float]], warm: Any
-            ) -> dict[str, float]:
+def next_command(job: Job) -> str:
+    """A question to ask the first run, as a command line from the current folder."""
+    def shown(path: pathlib.Path) -> str:
+        return str(path.relative_to(here) if path.is_relative_to(here) else path)
+
+    here, splits = pathlib.Path.cwd(), job.prepared.splits
+    asked = next(splits[name][0] for name in ("leaders_2018", "test", "dev") if name in splits)
+    words = [shown(pathlib.Path(sys.executable)), "-m", "rag_jax.generate", "--workdir",
+             shown(job.workdir), "--run", job.config.runs[0], asked.question]
+    return f"Next, ask it:\n  {shlex.join(words)}"
+
+
+def _recall(reporter: _Reporter, run: str, warm: Any) -> dict[str, float]:
     frozen = reporter.frozen_recall(run, warm)
     name = "answer_recall@5" if "answer_recall@5" in frozen else max(frozen)
-    return {"trained": results[run][name], "frozen": frozen[name]}
+    return {"trained": reporter.metrics[run][name], "frozen": frozen[name]}
 
 
 def _hot_swap(reporter: _Reporter, run: str) -> dict[str, float]:
@@ -135,7 +150,8 @@ def _hot_swap(reporter: _Reporter, run: str) -> dict[str, float]:
         rag = reporter.rag(run, index)
         for leaders in ("2016", "2018"):
             found = rag.evaluate(f"leaders_{leaders}", likelihood=False, overlap=False)
-            matrix[f"index{index}_leaders{leaders}"] = found.metrics["em"]
+            cell = f"index{index}_leaders{leaders}"
+            reporter.metrics[cell], matrix[cell] = found.metrics, found.metrics["em"]
     return matrix
 
 
@@ -156,18 +172,36 @@ def _versions() -> dict[str, str]:
     return found
 
 
+def _with_interval(percent: float, metrics: Mapping[str, float] | None) -> str:
+    """A share of questions, with its 95 % interval where it is known of how many."""
+    if metrics is None:
+        return f"{percent:.1f}"
+    count = int(metrics["count"])
+    low, high = (metrics["em_ci_low"], metrics["em_ci_high"]) if "em" in metrics else (
+        bootstrap.interval(100.0 * (np.arange(count) < round(count * percent / 100))))
+    return f"{percent:.1f} ({low:.1f} to {high:.1f})"
+
+
 def format_report(report: dict[str, Any]) -> str:
     """The final table: ours beside the paper's nearest figure, which says what it is of."""
-    rows = [[f"EM, {run}", f"{em:.1f}", paper.BESIDE_EM.get(run, "-")]
-            for run, em in report["em"].items()]
+    metrics, split = report.get("metrics", {}), report["split"]
+    counts = {name: int(of["count"]) for name, of in metrics.items()}
+    run = next(iter(report["em"]))
+    rows = [[f"EM, {name}", _with_interval(em, metrics.get(name)), paper.BESIDE_EM.get(name, "-")]
+            for name, em in report["em"].items()]
     for name, value in report.get("recall_at_5", {}).items():
-        rows.append([f"answer recall@5, {name} query encoder", f"{value:.1f}",
+        rows.append([f"answer recall@5, {name} query encoder",
+                     _with_interval(value, {"count": counts[run]} if counts else None),
                      paper.BESIDE_RECALL[name]])
     for name, value in report.get("hot_swap", {}).items():
         memory, leaders = name.replace("index", "").split("_leaders")
-        rows.append([f"hot-swap, {memory} index, {leaders} leaders", f"{value:.1f}",
-                     paper.BESIDE_HOT_SWAP[name]])
-    table = print_table(rows, [f"{report['split']} (percent)", "here", "the paper's, of what"])
+        rows.append([f"hot-swap, {memory} index, {leaders} leaders",
+                     _with_interval(value, metrics.get(name)), paper.BESIDE_HOT_SWAP[name]])
+    table = print_table(rows, [f"{split} (percent)", "here", "the paper's, of what"])
+    if counts:
+        table += f"\nIn brackets: 95 % bootstrap intervals over the {counts[run]} {split} questions"
+        for name in list(report.get("hot_swap", {}))[:1]:
+            table += f", of the hot-swap over {counts[name]} leaders"
     stages_line = ", ".join(f"{name} {secs:.0f}" for name, secs in report["stage_secs"].items())
     return (f"\n{table}\n\nwall {report['wall_secs']:.0f} s (seconds: {stages_line}), peak memory "
             f"{report['peak_rss_gib']:.2f} GiB, seed {report['seed']}")

@@ -444,6 +444,13 @@ def test_leftovers_of_a_killed_preparation_go_at_the_next(done, tmp_path, monkey
     assert [path.name for path in folder_of(work, ".").glob(".*")] == [".questions.mine"]
 
 
+def test_the_questions_just_written_are_those_that_are_read_back(own, tmp_path):
+    """The first command would train on others than the one that takes it up once it is stopped."""
+    config, _, *rest = own
+    made = prepare(config, tmp_path, *rest)
+    assert dict(made.splits) == dict(open_prepared(config, tmp_path).splits)
+
+
 def test_questions_are_read_when_they_are_asked_for(own, monkeypatch):
     """To answer one question, all that had ever trained or tested the model were read."""
     config, workdir, *_ = own
