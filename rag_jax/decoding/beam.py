@@ -107,20 +107,32 @@ BLOCK = 128  # scores in a block of `best_of_many`
 
 
 def best_of_many(scores: jax.Array, count: int) -> tuple[jax.Array, jax.Array]:
-    """jax.lax.top_k of float32[R, size], without sorting all: (float32[R, count], int32[R, count]).
+    """The best of each row's scores, without sorting all.
 
     The best `count` scores lie in the `count` blocks of highest maximum; among equals the first
-    ones win in both steps, since the chosen blocks keep their order.
+    ones win in both steps, since the chosen blocks keep their order. The last block of V scores may
+    be short: filling it up would copy all.
+
+    Args:
+      scores: float32[R, ..., V].
+
+    Returns:
+      float32[R, count] and their places int32[R, count] in a row as one axis, as jax.lax.top_k.
     """
-    rows, size = scores.shape
-    padding = jnp.full((rows, -size % BLOCK), -jnp.inf, scores.dtype)
-    blocks = jnp.concatenate([scores, padding], axis=1).reshape(rows, -1, BLOCK)
-    _, chosen = jax.lax.top_k(blocks.max(axis=2), min(count, blocks.shape[1]))
-    chosen = jnp.sort(chosen, axis=1)
-    few = jnp.take_along_axis(blocks, chosen[..., None], axis=1).reshape(rows, -1)
-    best, places = jax.lax.top_k(few, count)
-    block = jnp.take_along_axis(chosen, places // BLOCK, axis=1)
-    return best, block * BLOCK + places % BLOCK
+    rows, size = scores.shape[0], scores.shape[-1]
+    whole = size // BLOCK
+    filled = scores[..., : whole * BLOCK].reshape(*scores.shape[:-1], whole, BLOCK)
+    rest = scores[..., whole * BLOCK :].max(axis=-1, keepdims=True, initial=-jnp.inf)
+    maxima = jnp.concatenate([filled.max(axis=-1), rest], axis=-1)
+    blocks, maxima = maxima.shape[-1], maxima.reshape(rows, -1)
+    _, chosen = jax.lax.top_k(maxima, min(count, maxima.shape[1]))
+    row, block = jnp.divmod(jnp.sort(chosen, axis=1), blocks)  # of [..., V] in the row of `scores`
+    inside = block[..., None] * BLOCK + jnp.arange(BLOCK)[None, None]
+    places = row[..., None] * size + jnp.minimum(inside, size - 1)
+    places, real = places.reshape(rows, -1), (inside < size).reshape(rows, -1)
+    few = jnp.take_along_axis(scores.reshape(rows, -1), places, axis=1)
+    best, among = jax.lax.top_k(jnp.where(real, few, -jnp.inf), count)
+    return best, jnp.take_along_axis(places, among, axis=1)
 
 
 def beam_search(recursion: Recursion, settings: Decoding, ids: TokenIds) -> Beams:
@@ -177,7 +189,7 @@ def _candidates(recursion: Recursion, settings: Decoding, ids: TokenIds, state: 
     searches, beams, vocab = log_p_RMV.shape
     totals_RMV = live.scores[:, :, None] + log_p_RMV
     # Each live hypothesis has one ending, so 2M candidates always hold M that go on.
-    scores, flat = best_of_many(totals_RMV.reshape(searches, -1), 2 * beams + 1)
+    scores, flat = best_of_many(totals_RMV, 2 * beams + 1)
     beyond, scores, flat = scores[:, -1], scores[:, :-1], flat[:, :-1]  # -> [R, 2M]
     origin, tokens = flat // vocab, flat % vocab
     grown = gather_beams(live, origin)

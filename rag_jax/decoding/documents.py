@@ -10,12 +10,16 @@ Rows are documents, question-major: R = B*K. Fusion-in-Decoder has K = 1 everywh
 passages of a question are one document, with the places of all of them.
 """
 
-from typing import NamedTuple
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from rag_jax import parallel
+from rag_jax.decoding.memory import documents_at_once
 from rag_jax.models import rag
 from rag_jax.models.bart import POSITION_OFFSET, Bart, tied_logits
 from rag_jax.types import Batch, Params
@@ -42,14 +46,30 @@ class Documents(NamedTuple):
 
 def read(model: rag.RagModel, params: Params, batch: Batch) -> Documents:
     """Encodes every document with its question."""
-    def layers(bart: Bart) -> tuple[tuple[KeysValues, ...], jax.Array]:
-        encoded, mask = rag.encode_documents(model, bart, batch)
-        return tuple(KeysValues(*layer.cross_attention.keys_values(encoded))
-                     for layer in bart.decoder.loop()), mask
+    def encode(given: tuple[jax.Array, jax.Array]) -> tuple[tuple[KeysValues, ...], jax.Array]:
+        def layers(bart: Bart) -> tuple[tuple[KeysValues, ...], jax.Array]:
+            encoded, mask = rag.encode_documents(bart, *given)
+            return tuple(KeysValues(*layer.cross_attention.keys_values(encoded))
+                         for layer in bart.decoder.loop()), mask
+
+        return _apply(model, params, layers)
 
     log_prior = rag.log_prior(model, params, batch)
-    return Documents(jnp.exp(log_prior), rag.document_prior(model, log_prior),
-                     *_apply(model, params, layers))
+    given = rag.as_documents(model, batch)
+    count = len(given[0])
+    at_once = documents_at_once(model, *given[0].shape)
+    if at_once == count or parallel.row_parts(batch.source_ids) > 1:
+        read = encode(given)
+    else:
+        read = jax.lax.platform_dependent(
+            given, cpu=functools.partial(_in_groups, encode, count // at_once), default=encode)
+    return Documents(jnp.exp(log_prior), rag.document_prior(model, log_prior), *read)
+
+
+def _in_groups(function: Callable[[Any], Any], count: int, rows: Any) -> Any:
+    """function(rows), one of `count` groups of rows after the other."""
+    groups = jax.tree.map(lambda x: x.reshape(count, -1, *x.shape[1:]), rows)
+    return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), jax.lax.map(function, groups))
 
 
 def empty_past(documents: Documents, searches: int, hypotheses: int, length: int) -> Past:

@@ -178,22 +178,26 @@ def seq2seq_log_probs(model: RagModel, params: Params, source_ids: jax.Array,
     return score_targets(params, states_RTD, target_ids, model.generator.logit_chunk)[0]
 
 
-def encode_documents(model: RagModel, bart: Bart, batch: Batch, deterministic: bool = True
+def as_documents(model: RagModel, batch: Batch) -> tuple[jax.Array, jax.Array]:
+    """The batch's documents: ids int32[B*K, 1, S], question-major, of one passage each, and their
+    mask; Fusion-in-Decoder: int32[B, K, S], and missing passages are masked.
+    """
+    if model.fuses:
+        return batch.source_ids, batch.source_mask & batch.doc_mask[..., None]
+    rows = (-1, 1, batch.source_ids.shape[-1])
+    return batch.source_ids.reshape(rows), batch.source_mask.reshape(rows)
+
+
+def encode_documents(bart: Bart, ids: jax.Array, mask: jax.Array, deterministic: bool = True
                      ) -> tuple[jax.Array, jax.Array]:
-    """What the decoder attends to, each passage encoded alone with its question.
+    """What the decoder attends to, each passage of ids and mask [R, K, S] encoded alone.
 
     Returns:
-      States dtype[R, S, D] and mask bool[R, S] of R = B*K documents, question-major.
-      Fusion-in-Decoder: of R = B documents of K*S tokens, missing passages masked.
+      States dtype[R, K*S, D] and mask bool[R, K*S].
     """
-    questions, passages, source = batch.source_ids.shape
-    mask = batch.source_mask
-    if model.fuses:
-        mask = mask & batch.doc_mask[..., None]
-    rows = (questions * passages, source)
-    states = bart.encode(batch.source_ids.reshape(rows), mask.reshape(rows), deterministic)
-    documents = questions if model.fuses else questions * passages
-    return states.reshape(documents, -1, states.shape[-1]), mask.reshape(documents, -1)
+    passages = (-1, ids.shape[-1])
+    states = bart.encode(ids.reshape(passages), mask.reshape(passages), deterministic)
+    return states.reshape(len(ids), -1, states.shape[-1]), mask.reshape(len(ids), -1)
 
 
 def document_prior(model: RagModel, log_prior: jax.Array) -> jax.Array:
@@ -253,7 +257,7 @@ def _states(model: RagModel, params: Params, batch: Batch, targets: jax.Array,
     documents = 1 if model.fuses else batch.source_ids.shape[1]
     states_RTD = _decoder_states(
         model, params["generator"],
-        lambda bart: encode_documents(model, bart, batch, dropout_key is None),
+        lambda bart: encode_documents(bart, *as_documents(model, batch), dropout_key is None),
         jnp.repeat(targets, documents, axis=0), dropout_key)
     return states_RTD.reshape(targets.shape[0], documents, *states_RTD.shape[1:])
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tiny
 
-from rag_jax.decoding import documents
+from rag_jax.decoding import documents, memory
 from rag_jax.models import rag
 
 TARGET = 5
@@ -49,3 +49,20 @@ def test_a_scanned_decoder_is_refused():
     model = with_generator(scan_layers=True)
     with pytest.raises(ValueError, match="unstack_layers"):
         documents.read(model, tiny.rag_params(model), BATCH)
+
+
+@pytest.mark.parametrize("kind", ["token", "fid"])
+def test_documents_encoded_in_groups_are_those_encoded_at_once(params, monkeypatch, kind):
+    """Guards against keys, values or masks of one document in the place of another's."""
+    model = dataclasses.replace(MODEL, kind=kind)
+
+    def read():
+        return tiny.jit(lambda params: documents.read(model, params, BATCH))(params)
+
+    shape = rag.as_documents(model, BATCH)[0].shape
+    assert memory.documents_at_once(model, *shape) == shape[0]
+    at_once = read()
+    monkeypatch.setattr(memory, "CACHED", 0)
+    assert memory.documents_at_once(model, *shape) == 1
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6),
+                 read(), at_once)
