@@ -429,6 +429,9 @@ class Config:
 
     seed: int = field(0, "of initial parameters, dropout, noise and batch order", at_least=0)
     runs: tuple[str, ...] = field(("rag_token",), f"models to fine-tune: {', '.join(RUNS)}")
+    dropout_keys: Literal["auto", "threefry2x32", "unsafe_rbg"] = field(
+        "auto", "how dropout masks are drawn from the seed, other masks each: unsafe_rbg by a "
+        "TPU's own generator, and dependent on the mesh; auto = so on TPUs, else threefry2x32")
     tensorboard: bool = field(True, "write TensorBoard files beside metrics.jsonl")
     data: DataConfig = section(DataConfig)
     model: ModelConfig = section(ModelConfig)

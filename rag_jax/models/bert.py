@@ -48,7 +48,7 @@ class Bert(nn.Module):
     __call__(ids int32[R, L], mask bool[R, L], token_types int32[R, L] | None, deterministic, rows)
     returns dtype[R, L, D]. Positions are 0..L-1 whatever the mask; None = all token types 0.
     `rows` asks for the states of the first so many positions only, dtype[R, rows, D]: the last
-    layer then computes no others (a scanned stack computes all and drops them).
+    layer then computes no others.
     """
 
     config: BertConfig

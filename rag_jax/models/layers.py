@@ -268,28 +268,33 @@ class Stack(nn.Module):
     def __call__(self, x: jax.Array, *arguments: Any, deterministic: bool,
                  rows: int | None = None) -> jax.Array:
         """The last layer's states; `rows` asks for those of the first so many positions only."""
-        def applied(**settings: Any) -> Callable:
+        def applied(scanned: bool = False, **settings: Any) -> Callable:
             def apply(block: nn.Module, x: jax.Array, *arguments: Any) -> tuple[jax.Array, None]:
                 return block(x, *arguments, deterministic=deterministic, **settings), None
 
             if self.remat == "none":
                 return apply
-            return nn.remat(apply, policy=REMAT_POLICIES[self.remat], prevent_cse=not self.scan)
+            return nn.remat(apply, policy=REMAT_POLICIES[self.remat], prevent_cse=not scanned)
 
+        def scan(length: int) -> Callable:
+            return nn.scan(
+                applied(scanned=True), variable_axes={"params": 0},
+                split_rngs={"params": True, "dropout": True}, in_axes=nn.broadcast, length=length,
+                metadata_params={nn.PARTITION_NAME: "layers"})
+
+        def part(apply: Callable, of_stack: Callable) -> Callable:
+            """`apply` with a part of the stacked parameters."""
+            return nn.map_variables(apply, "params", functools.partial(jax.tree.map, of_stack))
+
+        settings = {} if rows is None else {"rows": rows}  # the last layer computes no others
         if not self.scan:
             for layer in self.layer[:-1]:
                 x, _ = applied()(layer, x, *arguments)
-            settings = {} if rows is None else {"rows": rows}  # no other position is computed
             return applied(**settings)(self.layer[-1], x, *arguments)[0]
-        scanned = nn.scan(
-            applied(),
-            variable_axes={"params": 0},
-            split_rngs={"params": True, "dropout": True},
-            in_axes=nn.broadcast,
-            length=self.depth,
-            metadata_params={nn.PARTITION_NAME: "layers"},
-        )
-        return scanned(self.layers, x, *arguments)[0][:, :rows]
+        if rows is None or self.is_initializing():
+            return scan(self.depth)(self.layers, x, *arguments)[0][:, :rows]
+        x, _ = part(scan(self.depth - 1), lambda p: p[:-1])(self.layers, x, *arguments)
+        return part(applied(**settings), lambda p: p[-1])(self.layers, x, *arguments)[0]
 
 
 def unstack_layers(params: dict) -> dict:

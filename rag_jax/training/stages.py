@@ -42,7 +42,7 @@ def build_stage(job: Job, name: str, rates: Mapping[str, float | None], loss: st
         opt_state = jax.jit(adamw.init, out_shardings=shardings.opt_state)(first)
         return step.TrainState(params, opt_state)
 
-    dropout = job.config.seed if step.uses_dropout(model) else None
+    dropout = dropout_of(job) if step.uses_dropout(model) else None
     show = None if guard is None else lambda batch: {"doc_ids": batch.doc_ids}
 
     def make_step(frozen: tuple[str, ...] = ()) -> Callable:
@@ -55,3 +55,11 @@ def build_stage(job: Job, name: str, rates: Mapping[str, float | None], loss: st
     return Stage(name=name, directory=job.workdir / name, make_state=first_state,
                  abstract_state=abstract, train_step=make_step(),
                  tensorboard=job.config.tensorboard, **settings)
+
+
+def dropout_of(job: Job) -> step.Dropout:
+    """How the masks of a job are drawn on the devices of its mesh, as config.dropout_keys says."""
+    chosen, platform = job.config.dropout_keys, job.mesh.devices.flat[0].platform
+    if chosen == "auto":
+        chosen = "unsafe_rbg" if platform == "tpu" else "threefry2x32"
+    return step.Dropout(job.config.seed, chosen)

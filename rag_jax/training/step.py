@@ -30,6 +30,13 @@ class Completion(NamedTuple):
     shardings: Any  # of the given batch
 
 
+class Dropout(NamedTuple):
+    """Seed of the dropout masks, and the implementation of jax.random's keys that draws them."""
+
+    seed: int
+    implementation: str = "threefry2x32"
+
+
 class TrainState(NamedTuple):
     """Parameters of all towers of a stage, and the optimiser's state for those that train."""
 
@@ -144,7 +151,7 @@ def accumulated_gradients(loss: LossFunction, trained: Params, frozen: Params, b
 
 
 def make_train_step(loss: LossFunction, optimizer: Optimizer, shardings: TrainState,
-                    pieces: int = 1, dropout_seed: int | None = None,
+                    pieces: int = 1, dropout: Dropout | None = None,
                     complete: Completion | None = None, frozen: tuple[str, ...] = (),
                     show: Callable[[Any], dict[str, jax.Array]] | None = None) -> Callable:
     """The jitted step (state, batch, step) -> (state, metrics); the state is donated.
@@ -154,7 +161,7 @@ def make_train_step(loss: LossFunction, optimizer: Optimizer, shardings: TrainSt
       optimizer: trains its towers; the others are constants.
       shardings: where each part of the state lies; the batch is split over the same mesh.
       pieces: micro-batches per step.
-      dropout_seed: seed of the dropout masks; None = no dropout anywhere.
+      dropout: how its masks are drawn; None = no dropout anywhere.
       complete: makes the loss's batch from the given one, with the parameters of the step.
       frozen: towers of the optimiser that this step leaves as they are; the state keeps its form,
         and the others train as if these were constants.
@@ -172,8 +179,9 @@ def make_train_step(loss: LossFunction, optimizer: Optimizer, shardings: TrainSt
         constant = {t: p for t, p in state.params.items() if t not in training}
         key = (
             None
-            if dropout_seed is None
-            else jax.random.fold_in(jax.random.key(dropout_seed), number)
+            if dropout is None
+            else jax.random.fold_in(jax.random.key(dropout.seed, impl=dropout.implementation),
+                                    number)
         )
         if complete is not None:
             batch = complete.batch(state.params, batch)

@@ -83,6 +83,26 @@ def test_asking_for_the_first_rows_changes_nothing_in_them(params, settings):
     np.testing.assert_allclose(first, whole[:, :2], rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("remat", ["none", "full"])
+def test_a_scanned_stack_leaves_out_the_positions_that_nobody_asks_for(params, remat):
+    """As many operations as the loop's, forward and backward, and the gradients of all layers."""
+    def traced(**settings):
+        module = bert(remat=remat, **settings)
+        if settings["scan_layers"]:
+            tree = {**params, "encoder": {"layers": jax.tree.map(
+                lambda *leaves: np.stack(leaves), *naive.layers(params["encoder"]))}}
+        else:
+            tree = params
+        value = lambda tree: jnp.sin(module.apply(  # noqa: E731
+            {"params": tree}, IDS, MASK, TYPES, rows=1)).sum()
+        program = jax.jit(jax.grad(value))
+        return flops(program.trace(tree).jaxpr.jaxpr), unstack_layers(program(tree))
+
+    (scanned, grads), (looped, expected) = traced(scan_layers=True), traced(scan_layers=False)
+    assert scanned == looped
+    tiny.assert_trees_close(grads, expected, rtol=1e-4, atol=1e-5)
+
+
 def test_padding_tokens_and_padding_length_change_nothing(params):
     expected = forward(params, IDS, MASK, TYPES)
     junk = np.where(MASK, IDS, (IDS + 5) % tiny.BERT.vocab_size)
@@ -155,16 +175,21 @@ def test_bfloat16_stays_close_to_float32(params):
     assert 1e-4 < error.max() < 0.15 and error.mean() < 0.02
 
 
-def test_dropout_needs_a_key_and_follows_it(params):
-    module = bert(dropout=0.3, attention_dropout=0.3)
+@pytest.mark.parametrize("scan, draws", [(False, "threefry2x32"), (True, "unsafe_rbg")])
+def test_dropout_needs_a_key_and_follows_it(params, scan, draws):
+    module = bert(dropout=0.3, attention_dropout=0.3, scan_layers=scan)
+    if scan:
+        params = {**params, "encoder": {"layers": jax.tree.map(
+            lambda *leaves: np.stack(leaves), *naive.layers(params["encoder"]))}}
 
     @tiny.jit
     def run(key):
-        return module.apply({"params": params}, IDS, MASK, deterministic=False,
+        return module.apply({"params": params}, IDS, MASK, deterministic=False, rows=2,
                             rngs={"dropout": key})
 
-    one = run(jax.random.key(1))
-    np.testing.assert_array_equal(one, run(jax.random.key(1)))
-    assert np.abs(one - run(jax.random.key(2))).max() > 0.1
-    np.testing.assert_array_equal(forward(params, IDS, MASK, module=module),
-                                  forward(params, IDS, MASK))
+    one = run(jax.random.key(1, impl=draws))
+    np.testing.assert_array_equal(one, run(jax.random.key(1, impl=draws)))
+    assert np.abs(one - run(jax.random.key(2, impl=draws))).max() > 0.1
+    np.testing.assert_array_equal(
+        forward(params, IDS, MASK, module=module),
+        forward(params, IDS, MASK, module=bert(scan_layers=scan)))

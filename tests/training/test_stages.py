@@ -143,3 +143,17 @@ def test_a_stage_takes_the_step_that_its_configuration_says(job, monkeypatch, na
         others["smoothing"] = by_hand(losses[1], *given, **at)
     for what, without in others.items():
         assert np.linalg.norm(without - expected) > 1e-3 * size, f"{what} changes nothing"
+
+
+def test_dropout_is_drawn_as_the_configuration_or_the_platform_says():
+    """A TPU's own generator by default, and nowhere else: other devices' masks stay the same."""
+    def chosen(platform, **changes):
+        mesh = types.SimpleNamespace(
+            devices=np.array([[types.SimpleNamespace(platform=platform)]]))
+        return stages.dropout_of(types.SimpleNamespace(
+            config=replace(Config(seed=7), changes), mesh=mesh))
+
+    assert chosen("tpu") == step.Dropout(7, "unsafe_rbg")
+    assert chosen("cpu") == chosen("gpu") == step.Dropout(7)
+    assert chosen("cpu", dropout_keys="unsafe_rbg") == chosen("tpu")
+    assert chosen("tpu", dropout_keys="threefry2x32") == chosen("cpu")
