@@ -158,8 +158,8 @@ def merge(results: Sequence[SearchResult], k: int) -> SearchResult:
     """The k best of what was found among different passages."""
     ids, scores = (np.concatenate(arrays, axis=1) for arrays in zip(*results, strict=True))
     best = np.lexsort((ids, -scores), axis=1)[:, :k]
-    return SearchResult(np.take_along_axis(ids, best, axis=1),
-                        np.take_along_axis(scores, best, axis=1))
+    rows = np.arange(len(best))[:, None]
+    return SearchResult(ids[rows, best], scores[rows, best])
 
 
 def stack(results: Sequence[SearchResult]) -> SearchResult:

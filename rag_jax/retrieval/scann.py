@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from rag_jax.retrieval.exact import ExactIndex, pair_scores
+from rag_jax.retrieval.exact import ExactIndex, row_scores
 from rag_jax.retrieval.protocol import Index, RetrievalError, SearchResult, check_vectors, merge
 
 # What the builder writes, and nothing else is read. ScaNN unpickles a scann_docids.pkl that it
@@ -308,8 +308,7 @@ class ScannIndex(Index):
     def _search(self, queries: np.ndarray, k: int) -> SearchResult:
         ids, full = self._nominate(queries, k)
         self._check(ids)
-        query = np.repeat(np.arange(len(queries)), k)
-        scores = pair_scores(queries, self._embeddings, query, ids.ravel()).reshape(ids.shape)
+        scores = row_scores(queries, self._embeddings, ids)
         ids, scores = merge([SearchResult(ids, scores)], k)
         if not full.all():
             if not self._said_fewer:
