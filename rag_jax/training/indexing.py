@@ -44,10 +44,18 @@ def all_hosts() -> Hosts:
 
 def embed_passages(model: RagModel, encoder: Params, mesh: Mesh
                    ) -> Callable[[np.ndarray, np.ndarray], Any]:
-    """The jitted encoder as the index builder wants it, on this process's devices."""
+    """The jitted encoder as the index builder wants it, on this process's devices.
+
+    Its matrices are rounded to the dtype that multiplies them once, not for every batch: on a CPU
+    that is a tenth of the time in bfloat16.
+    """
+    def rounded(path: Any, leaf: jax.Array) -> jax.Array:
+        return leaf.astype(model.retriever.dtype) if path[-1].key == "kernel" else leaf
+
     own = parallel.own_mesh(mesh)
     if own is not mesh:
         encoder = jax.device_put(parallel.fetch(encoder), parallel.replicated(own))
+    encoder = jax.tree_util.tree_map_with_path(rounded, encoder)
     embed = functools.partial(jit_embed(model), encoder)
     return lambda ids, mask: embed(*parallel.put_batch((ids, mask), own))
 

@@ -6,11 +6,12 @@ import jax
 import numpy as np
 import pytest
 
-from rag_jax import overrides, parallel
+from rag_jax import answering, overrides, parallel
 from rag_jax.config import Config, MeshConfig
 from rag_jax.data.prepared import Prepared
 from rag_jax.training import indexing
 from rag_jax.training.job import Job
+from tests import tiny
 
 
 @pytest.mark.parametrize("questions", [5, 256, 1000])
@@ -51,6 +52,23 @@ def test_passages_are_padded_to_steps_of_16_tokens_on_a_cpu_and_as_configured_el
     chips = types.SimpleNamespace(devices=np.array([types.SimpleNamespace(platform="tpu")]),
                                   shape={"data": 6, "fsdp": 1, "model": 1})
     assert shapes(64, 64, chips) == (66, [64, 128, 192, 200])
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_an_index_holds_the_vectors_of_the_encoder(dtype):
+    """Norms or token tables would be rounded together with the matrices, or the neighbours of a
+    passage and how far it is padded would change its vector."""
+    model = tiny.rag_model(retriever={"dtype": dtype, "layers": 2})
+    encoder = tiny.perturbed(model.init(
+        jax.random.key(0), ("document_encoder",)))["document_encoder"]
+    mesh = parallel.make_mesh(MeshConfig(), jax.devices()[:1])
+    embed = indexing.embed_passages(model, encoder, mesh)
+    ids, mask = np.random.default_rng(0).integers(5, 30, (8, 6)).astype(np.int32), np.ones((8, 6))
+    whole = np.asarray(answering.jit_embed(model)(encoder, ids, mask > 0))
+    np.testing.assert_array_equal(embed(ids, mask > 0), whole)
+    wider = (np.pad(x, ((0, 0), (0, 4)))[::-1] for x in (ids, mask > 0))
+    close = {"float32": 1e-5, "bfloat16": 1e-2}[dtype] * np.abs(whole).max()
+    np.testing.assert_allclose(embed(*wider)[::-1], whole, atol=close)
 
 
 @pytest.mark.parametrize(("lexical", "document_encoder", "built"), [
