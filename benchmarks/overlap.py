@@ -153,7 +153,8 @@ def timed_training(job: Job, index: PassageIndex, staleness: int, trace: pathlib
     clock, config = Clock(), job.config
     find = clock.search(functools.partial(search, index, k=config.retrieval.k))
     questions = job.tokens("train")
-    retriever = Retriever(index, ask_by_vector(jit_embed(job.model), questions, job.mesh), find)
+    retriever = Retriever(index, ask_by_vector(
+        jit_embed(job.model), questions, job.mesh, config.data.max_source_length), find)
     batcher = RagBatcher(questions, config.data.max_source_length, job.model.embedding_width)
     source = RagSource(batcher, retriever, config.train.batch_size, config.seed, staleness,
                        job.mesh)

@@ -227,7 +227,7 @@ def our_job(options: argparse.Namespace, folder: pathlib.Path, kind: str, dtype:
     prepared = Prepared(*tokenizers, generator_format(config, tokenizers[1]),
                         {"passages": store}, {"train": examples})
     job = Job(config, folder, prepared, parallel.make_mesh(config.mesh))
-    batcher = RagBatcher(job.tokens("train"), config.data.length_buckets,
+    batcher = RagBatcher(job.tokens("train"), config.data.length_step,
                          job.model.embedding_width)
     return job, lambda: batcher.batch(np.arange(options.questions), retrieved, Found(store))
 

@@ -32,7 +32,7 @@ def get_config() -> Config:
         runs=("rag_token",),
         data=DataConfig(chunk_words=100, generator_vocab=8192, retriever_vocab=8192,
                         max_question_length=48, max_passage_length=192, max_source_length=256,
-                        max_target_length=24, length_buckets=64),
+                        max_target_length=24),
         model=ModelConfig(
             retriever=dataclasses.replace(BERT_PRESETS["tiny"], layers=1, width=256, heads=8,
                                           mlp_width=1024, init_std=0.0625, **no_dropout),

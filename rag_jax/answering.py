@@ -12,7 +12,7 @@ from rag_jax import hosts, parallel
 from rag_jax.config import BartConfig, ConfigError
 from rag_jax.data.batches import PASSAGE_TABLE, RagBatcher
 from rag_jax.data.questions import QuestionTokens
-from rag_jax.data.text import Cuts
+from rag_jax.data.text import Cuts, halved
 from rag_jax.decoding.answer import decode
 from rag_jax.decoding.certificate import NEEDS, exact
 from rag_jax.decoding.results import NOT_FINITE, Decoded, ScoreError, faults
@@ -24,6 +24,7 @@ from rag_jax.retrieval.protocol import Passage, SearchResult, merge
 from rag_jax.types import Alternative, Answer, Array, Batch, Evidence, Params
 
 Program = jax.stages.Wrapped  # a jitted function
+SORTED, ALIKE = 64, 4  # batches sorted by length at a time, and batches in a row of one shape
 
 
 def jit_embed(model: rag.RagModel) -> Callable[..., Array]:
@@ -81,7 +82,8 @@ class Settings:
     Attributes:
       k: passages per question.
       batch_size: questions at a time; the last batch is filled up.
-      length_step: generator inputs are padded to multiples of this many tokens.
+      length_step: generator inputs are padded to multiples of this many tokens; see
+        `QuestionTokens.batch`.
       decoding: every choice of decoding.
       seed: of samples, which depend on it and on the question's place in the list alone.
       labels: the texts of decoding.labels.
@@ -127,11 +129,14 @@ class Answerer:
     def embed(self, encoder: Params, ids: np.ndarray, mask: np.ndarray) -> np.ndarray:
         """An encoder's vectors float32[N, E] of texts, given as token ids and mask [N, L]."""
         parts = []
-        for rows, count in self._row_batches(len(ids)):
-            inputs = parallel.put_batch((ids[rows], mask[rows]), self.mesh)
-            parts.append((self._embed(encoder, *inputs), count))
-        return np.concatenate([np.zeros((0, self.model.embedding_width), np.float32),
-                               *(np.asarray(part)[:count] for part, count in parts)])
+        for rows in _parts(np.argsort(mask.sum(axis=1), kind="stable"), self.batch_size):
+            filled = np.resize(rows, self.batch_size)
+            inputs = halved(ids[filled], mask[filled], self.settings.length_step)
+            parts.append((rows, self._embed(encoder, *parallel.put_batch(inputs, self.mesh))))
+        vectors = np.zeros((len(ids), self.model.embedding_width), np.float32)
+        for rows, part in parts:
+            vectors[rows] = np.asarray(part)[:len(rows)]
+        return vectors
 
     def embed_questions(self, params: Params, questions: QuestionTokens) -> np.ndarray:
         """Query embeddings float32[Q, E]."""
@@ -149,17 +154,36 @@ class Answerer:
             return None
         return search(self.index, self.queries(params, questions), self.k)
 
-    def batches(self, questions: QuestionTokens, retrieved: np.ndarray | None
-                ) -> Iterator[tuple[int, Batch]]:
-        """(how many rows are real, device batch) for all questions in order."""
+    def batches(self, questions: QuestionTokens, retrieved: np.ndarray | None,
+                answers: bool = True) -> Iterator[tuple[np.ndarray, Batch]]:
+        """(numbers of its questions, device batch) until all questions have come.
+
+        Questions whose inputs are about as long come together, in batches of few shapes.
+
+        Args:
+          questions: whose inputs and answers are read.
+          retrieved: int[Q, K], the passages to read.
+          answers: whether the batches have targets, which decoding does not read.
+        """
         batcher = RagBatcher(questions, self.settings.length_step, self.model.embedding_width,
                              self.model.null_document != "none")
-        for rows, count in self._row_batches(len(questions)):
-            weight = (np.arange(self.batch_size) < count).astype(np.float32)
-            picked = None if retrieved is None else retrieved[rows]
-            own = parallel.own_rows(self.batch_size, self.mesh)
-            batch = batcher.batch(rows, picked, self.index, weight=weight, own=own)
-            yield count, parallel.put_rows(batch, self.mesh)
+        everyone, size = np.arange(len(questions)), self.batch_size
+        own = parallel.own_rows(size, self.mesh)
+        keys = [batcher.lengths(everyone, retrieved, self.index)]  # the last one sorts first
+        if answers:
+            targets = questions.targets(everyone, None)[1].sum(axis=1)
+            keys.append(-(-targets // max(1, self.settings.length_step // 4)))
+        for window in _parts(everyone, SORTED * size):
+            order = window[np.lexsort([key[window] for key in keys])]
+            for alike in _parts(order, ALIKE * size):
+                rows = np.resize(alike, -(-len(alike) // size) * size)
+                weight = (np.arange(len(rows)) < len(alike)).astype(np.float32)
+                picked = None if retrieved is None else retrieved[rows]
+                for first in range(0, len(rows), size):
+                    batch = batcher.batch(rows, picked, self.index, weight=weight, own=first + own)
+                    if not answers:
+                        batch = batch._replace(target_ids=None, target_mask=None)
+                    yield alike[first : first + size], parallel.put_rows(batch, self.mesh)
 
     def decode(self, params: Params, questions: QuestionTokens, retrieved: np.ndarray | None
                ) -> list[Answer]:
@@ -168,28 +192,31 @@ class Answerer:
 
     def decode_each(self, params: Params, questions: QuestionTokens, retrieved: np.ndarray | None
                     ) -> Iterator[Answer]:
-        """`decode`, with the answers of each batch as soon as they are there."""
-        first = 0
-        for count, batch in self.batches(questions, retrieved):
-            decoded, expanded = self._decode_batch(params, batch, first)
+        """`decode`, with answers as soon as they, and those before them, are there."""
+        done, waiting = 0, {}
+        for numbers, batch in self.batches(questions, retrieved, answers=False):
+            decoded, expanded = self._decode_batch(params, batch, numbers)
             for row, fault in faults(decoded).items():
-                if row < count:
-                    raise type(fault)(f"{_named(questions, first + row)}: {fault}")
-            for row in range(count):
-                ids = None if retrieved is None else retrieved[first + row]
-                yield self._answer(questions, decoded, row, ids, int(expanded[row]))
-            first += count
+                if row < len(numbers):
+                    raise type(fault)(f"{_named(questions, numbers[row])}: {fault}")
+            for row, number in enumerate(numbers):
+                ids = None if retrieved is None else retrieved[number]
+                waiting[number] = self._answer(questions, decoded, row, ids, int(expanded[row]))
+            while done in waiting:
+                yield waiting.pop(done)
+                done += 1
 
-    def _decode_batch(self, params: Params, batch: Batch, first: int) -> tuple[Decoded, np.ndarray]:
+    def _decode_batch(self, params: Params, batch: Batch, numbers: np.ndarray
+                      ) -> tuple[Decoded, np.ndarray]:
         """Host arrays, and how many prefixes int[B] exact decoding has expanded.
 
-        first: the number of the batch's first question.
+        numbers: int[R], of the questions in the batch's first rows.
         """
         keys = None
         if self.decoding.sample:
-            numbers = first + np.arange(self.batch_size)
             root = jax.random.key(self.settings.seed)
-            keys = jax.vmap(jax.random.fold_in, (None, 0))(root, numbers)
+            keys = jax.vmap(jax.random.fold_in, (None, 0))(
+                root, np.resize(numbers, self.batch_size))
         decoded = parallel.fetch(self._decode(params, batch, keys))
         budget = self.settings.node_budget
         if not budget:
@@ -232,20 +259,15 @@ class Answerer:
           log_p = log p(answer | question) and, with a null document, log_p_null = log p(answer |
           question, no document).
         """
-        values = []
-        for count, batch in self.batches(questions, retrieved):
-            found = parallel.fetch(self._log_likelihood(params, batch))
-            values.append({name: value[:count] for name, value in found.items()
-                           if name.startswith("log_p")})
-        found = {name: np.concatenate([part[name] for part in values]) for name in values[0]}
+        found = {}
+        for numbers, batch in self.batches(questions, retrieved):
+            for name, value in parallel.fetch(self._log_likelihood(params, batch)).items():
+                if name.startswith("log_p"):
+                    every = found.setdefault(name, np.zeros(len(questions), np.float32))
+                    every[numbers] = value[: len(numbers)]
         for name, value in found.items():
             _require(questions, np.isfinite(value), f"{name} of its reference is not finite")
         return found
-
-    def _row_batches(self, size: int) -> Iterator[tuple[np.ndarray, int]]:
-        for start in range(0, size, self.batch_size):
-            rows = np.arange(start, start + self.batch_size)
-            yield np.minimum(rows, size - 1), min(self.batch_size, size - start)
 
     def _answer(self, questions: QuestionTokens, decoded: Decoded, row: int,
                 ids: np.ndarray | None, expanded: int) -> Answer:
@@ -300,6 +322,11 @@ class Answerer:
         tokens = row.tolist()
         end = self.model.end_id
         return tokens[: tokens.index(end) + 1] if end in tokens else tokens
+
+
+def _parts(rows: np.ndarray, size: int) -> list[np.ndarray]:
+    """`rows` in turn, `size` at a time; the last are fewer."""
+    return [rows[first : first + size] for first in range(0, len(rows), size)]
 
 
 def _require(questions: QuestionTokens, finite: np.ndarray, what: str) -> None:

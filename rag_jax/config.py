@@ -146,8 +146,10 @@ class DataConfig:
     max_target_length: int = field(
         32, "answer tokens with </s>; 32 gives way to what a checkpoint says that answers as it is "
         "(train.steps=0)", at_least=2)
-    length_buckets: int = field(64, "inputs are padded to multiples of this many tokens: fewer "
-                                "shapes to compile, more padding", at_least=8)
+    length_buckets: int = field(
+        0, "generator inputs and passages are padded to multiples of this many tokens, questions "
+        "and answers to halves of their longest; less is less padding and more shapes to compile; "
+        "0 = an eighth of max_source_length", at_least=0)
     fictional_countries: int = field(1000, "countries only: fictional ones to learn from",
                                      at_least=0)
     world_task: Literal["questions", "claims", "sentences", "clues"] = field(
@@ -155,6 +157,15 @@ class DataConfig:
         "are sentences (as MS-MARCO), or sentences about a named thing (as Jeopardy)")
     world_seed: int | None = field(None, "countries only: seed of the fictional countries and of "
                                    "what is asked; none = config.seed", at_least=0)
+
+    @property
+    def length_step(self) -> int:
+        """Tokens between the lengths of generator inputs: length_buckets, or what 0 stands for.
+
+        Measured in benchmarks/RESULTS.md: a base model that trains for hundreds of steps on a CPU
+        compiles eight lengths sooner than it computes the padding of four or compiles sixteen.
+        """
+        return self.length_buckets or max(16, 8 * -(-self.max_source_length // 64))
 
 
 @dataclasses.dataclass(frozen=True)

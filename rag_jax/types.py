@@ -23,8 +23,8 @@ class Batch(NamedTuple):
     source_mask: Array  # bool[B, K, S]
     doc_embeddings: Array | None  # float32[B, K, E], from the index; None where BM25 retrieves
     doc_mask: Array  # bool[B, K], False for padding passages
-    target_ids: Array  # int32[B, T], the answer and </s>
-    target_mask: Array  # bool[B, T]
+    target_ids: Array | None  # int32[B, T], the answer and </s>; None where it is asked for
+    target_mask: Array | None  # bool[B, T]
     weight: Array  # float32[B]
     doc_ids: Array | None = None  # int32[B, K], rows of the index, -1 for padding
     doc_scores: Array | None = None  # float32[B, K], BM25's, in place of inner products
@@ -42,8 +42,9 @@ class QuestionBatch(NamedTuple):
 
     question_ids: Array  # int32[B, L], for the query encoder
     question_mask: Array  # bool[B, L]
-    suffix_ids: Array  # int32[B, Q], the question as it follows a passage in the generator's input
-    suffix_mask: Array  # bool[B, Q]
+    # The question as it follows a passage in the generator's input; None where the two are joined.
+    suffix_ids: Array | None  # int32[B, Q]
+    suffix_mask: Array | None  # bool[B, Q]
     target_ids: Array  # int32[B, T], the answer and </s>
     target_mask: Array  # bool[B, T]
     weight: Array  # float32[B]

@@ -1,5 +1,6 @@
 """Batches of questions to answers with their evidence."""
 
+import dataclasses
 from types import SimpleNamespace
 
 import jax
@@ -9,7 +10,9 @@ import tiny
 
 from rag_jax import answering, parallel
 from rag_jax.config import ConfigError, MeshConfig
-from rag_jax.data.text import GeneratorFormat, train_bart_tokenizer
+from rag_jax.data.question_files import Example
+from rag_jax.data.questions import QuestionTokens
+from rag_jax.data.text import GeneratorFormat, train_bart_tokenizer, train_bert_tokenizer
 from rag_jax.decoding.results import DecodingError
 from rag_jax.decoding.settings import Decoding
 from rag_jax.retrieval.protocol import Passage
@@ -37,7 +40,7 @@ def answers(monkeypatch, nodes=0, kind="token", **settings):
                            node_budget=nodes))
     batch = tiny.rag_batch(model=model)
     batch = batch._replace(weight=np.array([1] * REAL + [0], np.float32))
-    monkeypatch.setattr(answerer, "batches", lambda *_: iter([(REAL, batch)]))
+    monkeypatch.setattr(answerer, "batches", lambda *_, **__: iter([(np.arange(REAL), batch)]))
     return answerer.decode(tiny.rag_params(model, seed=4), QUESTIONS,
                            np.tile(np.arange(3), (REAL, 1)))
 
@@ -80,7 +83,8 @@ def test_scores_that_are_not_finite_are_errors_that_name_the_question(monkeypatc
     answerer = answering.Answerer(
         model, parallel.make_mesh(MeshConfig(), jax.devices()[:1]), Index(),
         answering.Settings(3, 3, 1, Decoding(max_length=3, num_beams=1)))
-    monkeypatch.setattr(answerer, "batches", lambda *_: iter([(REAL, tiny.rag_batch())]))
+    monkeypatch.setattr(answerer, "batches",
+                        lambda *_, **__: iter([(np.arange(REAL), tiny.rag_batch())]))
     params = jax.tree.map(np.array, tiny.rag_params(model, seed=4))
     jax.tree.leaves(params[tower])[0].flat[0] = np.nan
     questions = Questions(
@@ -114,3 +118,59 @@ def test_what_is_read_of_passages_is_what_their_inputs_hold():
     for short, suffix in ((read[0][0], asked.suffixes[0]), (read[1][1], asked.suffixes[1])):
         joined = tokenizer.decode(layout.join(rows[0], suffix)[1 : -1 - len(suffix)])
         assert joined == f"Peru / {short.text}".strip() and "Lima" not in short.text
+
+
+@pytest.fixture(scope="module")
+def library():
+    """Nine questions of one to nine words, their passages, and a model for their tokens."""
+    words = ["Lima is a town in Peru"] * 9
+    bart, bert = train_bart_tokenizer(words, 300), train_bert_tokenizer(words, 100)
+    layout = GeneratorFormat(bart, 64)
+    texts = [" ".join(["Lima is"] * n) for n in (9, 1, 7, 3, 5, 2, 8, 4, 6)]
+    examples = [Example(str(n), text, ("Peru " * (n % 4 + 1),)) for n, text in enumerate(texts)]
+    rows = layout.passages([""] * 9, texts)
+    table = SimpleNamespace(rows=lambda row: rows[row], lengths_of=lambda ids: np.array(
+        [[len(rows[i]) for i in row] for row in ids]))
+    store = type("Store", (list,), {"tokens": lambda self, name: table})(
+        Passage(str(n), "", text) for n, text in enumerate(texts))
+    model = tiny.rag_model(retriever={"vocab_size": bert.vocab_size, "max_positions": 32},
+                           generator={"vocab_size": bart.vocab_size, "max_positions": 64})
+    vectors = np.random.default_rng(0).normal(size=(9, model.embedding_width)).astype(np.float32)
+    index = SimpleNamespace(passages=store, division="queries",
+                            embeddings=lambda ids: vectors[ids])
+    return (dataclasses.replace(model, start_id=bart.end, end_id=bart.end, pad_id=bart.pad), index,
+            QuestionTokens(examples, bert, layout, 32, 16))
+
+
+@pytest.mark.parametrize("sample", [False, True])
+def test_sorted_by_length_and_padded_to_few_lengths_questions_get_the_same_answers(
+        library, sample, monkeypatch):
+    """In another order than the questions', or with other draws, answers would be other ones."""
+    model, index, questions = library
+    monkeypatch.setattr(answering, "SORTED", 4)
+    monkeypatch.setattr(answering, "ALIKE", 2)
+    params = tiny.rag_params(model, seed=4)
+    retrieved = np.array([[n, (n + 1) % 9] for n in range(9)])
+    results, shapes = [], []
+    for size, step in ((9, 64), (2, 8)):
+        answerer = answering.Answerer(
+            model, parallel.make_mesh(MeshConfig(), jax.devices()[:1]), index,
+            answering.Settings(2, size, step, Decoding(max_length=4, num_beams=1, sample=sample)))
+        results.append((answerer.decode(params, questions, retrieved),
+                        answerer.log_likelihoods(params, questions, retrieved)["log_p"],
+                        answerer.embed_questions(params, questions)))
+        shapes.append([(batch.question_ids.shape[1], batch.source_ids.shape[2],
+                        batch.target_ids.shape[1])
+                       for _, batch in answerer.batches(questions, retrieved)])
+    (plain, *values), (ours, *ours_values) = results
+    assert [a.token_ids for a in ours] == [a.token_ids for a in plain]
+    assert [a.passage_ids for a in ours] == [[str(n), str((n + 1) % 9)] for n in range(9)]
+    for one, other in zip(ours, plain, strict=True):
+        np.testing.assert_allclose(one.log_prob, other.log_prob, rtol=1e-5, atol=1e-5)
+        np.testing.assert_allclose(one.prior, other.prior, rtol=1e-5, atol=1e-6)
+    for one, other in zip(ours_values, values, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-5)
+    assert len(set(map(tuple, np.round(values[1], 4)))) == 9
+    assert shapes[0] == [(32, 64, 16)], "one length for all"
+    assert len(shapes[1]) == 5 and 1 < len(set(shapes[1])) <= 3, "two batches of each, and the rest"
+    assert 2 * np.prod(shapes[1], axis=1).sum() < 9 * np.prod(shapes[0]) / 2

@@ -6,18 +6,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from rag_jax.data.questions import QuestionTokens
-from rag_jax.data.text import pad_rows
+from rag_jax.data.text import bucket, pad_rows
 from rag_jax.retrieval.bm25 import Bm25Index
 from rag_jax.retrieval.index import PassageIndex
 from rag_jax.types import Array, Batch, QuestionBatch
 
 PASSAGE_TABLE = "generator"  # token table of "title / text" in a passage store
 ENCODER_TABLE = "document_encoder"  # token table of [CLS] title [SEP] text [SEP]
-
-
-def bucket(length: int, step: int, longest: int) -> int:
-    """`length` rounded up to a multiple of `step`, at most `longest`."""
-    return min(longest, -(-max(length, 1) // step) * step)
 
 
 def assemble(questions: QuestionBatch, source_ids: Array, source_mask: Array, doc_mask: Array,
@@ -36,10 +31,9 @@ def assemble(questions: QuestionBatch, source_ids: Array, source_mask: Array, do
 
 
 class _Passages(NamedTuple):
-    """The passages of some questions, before they are joined to them."""
+    """The passages of this host's questions, before they are joined to them."""
 
-    tokens: list[list[Sequence[int]]]  # of every passage of every question of this host
-    lengths: np.ndarray  # int[B, K] tokens, of all hosts' questions
+    tokens: list[list[Sequence[int]]]  # of every passage of every question
     fields: dict[str, Any]  # of `Batch`
 
 
@@ -48,7 +42,7 @@ class RagBatcher:
 
     Args:
       questions: the tokenized questions.
-      length_step: generator inputs are padded to multiples of this.
+      length_step: generator inputs are padded to multiples of this; see `QuestionTokens.batch`.
       embedding_width: E.
       null_document: one more input to each question, the last, without a passage.
     """
@@ -75,15 +69,13 @@ class RagBatcher:
             lengths and the draws are those of the whole batch.
         """
         questions = self.questions
-        asked = questions.batch(rows, rng, weight, own)
+        asked = questions.batch(rows, rng, weight, own, self.length_step, suffixes=False)
         if retrieved is None:
             passages = self._closed_book(rows, own)
         else:
             passages = self._retrieved(rows, retrieved, index, own)
-        suffixes = [questions.suffixes[row] for row in rows]
-        longest = questions.format.joined_length(
-            passages.lengths, np.array([len(suffix) for suffix in suffixes])[:, None]).max()
-        length = bucket(int(longest), self.length_step, questions.format.max_length)
+        longest = int(self.lengths(rows, retrieved, index).max())
+        length = bucket(longest, self.length_step, questions.format.max_length)
         inputs = [questions.format.join(passage, questions.suffixes[row])
                   for row, tokens in zip(rows[own], passages.tokens, strict=True)
                   for passage in tokens]
@@ -91,10 +83,20 @@ class RagBatcher:
         ids, mask = pad_rows(inputs, length, questions.format.tokenizer.pad)
         return assemble(asked, ids.reshape(shape), mask.reshape(shape), **passages.fields)
 
+    def lengths(self, rows: np.ndarray, retrieved: np.ndarray | None,
+                index: PassageIndex | Bm25Index | None = None) -> np.ndarray:
+        """Tokens of the longest generator input of each question, int64[B]; as in `batch`."""
+        suffixes = np.array([[len(self.questions.suffixes[row])] for row in rows], np.int64)
+        passages = np.zeros((len(rows), 1), np.int64)
+        if retrieved is not None:
+            table = index.passages.tokens(PASSAGE_TABLE)
+            passages = table.lengths_of(np.maximum(retrieved, 0))
+        return self.questions.format.joined_length(passages, suffixes).max(axis=1)
+
     def _closed_book(self, rows: np.ndarray, own: np.ndarray | slice) -> _Passages:
         """One empty passage with prior 1 for each question."""
         count = len(rows[own])
-        return _Passages([[[]]] * count, np.zeros((len(rows), 1), np.int64), {
+        return _Passages([[[]]] * count, {
             "doc_embeddings": np.zeros((count, 1, self.embedding_width), np.float32),
             "doc_mask": np.ones((count, 1), bool)})
 
@@ -113,4 +115,4 @@ class RagBatcher:
             embeddings = (index.embeddings(safe)[own] if index.division == "devices"
                           else index.embeddings(safe[own]))
             fields["doc_embeddings"] = embeddings * fields["doc_mask"][..., None]
-        return _Passages(tokens, table.lengths_of(safe), fields)
+        return _Passages(tokens, fields)

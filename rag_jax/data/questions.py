@@ -1,5 +1,6 @@
 """Questions and answers as token ids, made once, and their share of every batch."""
 
+import itertools
 from collections.abc import Sequence
 
 import numpy as np
@@ -10,6 +11,7 @@ from rag_jax.data.text import (
     GeneratorFormat,
     Tokenizer,
     encoder_input,
+    halved,
     label_tokens,
     pad_rows,
 )
@@ -50,11 +52,11 @@ class QuestionTokens:
         self.suffixes = generator_format.questions(questions)
         self.longest_suffix = max(map(len, self.suffixes), default=0)
         check_labels("questions", self.examples, labels)
-        self._decoder_inputs = ()  # ids and mask, for a classification head
-        if classifies:
-            self._decoder_inputs = pad_rows(
+        self._asked = [(self.ids, self.mask)]
+        if classifies:  # what the decoder reads
+            self._asked.append(pad_rows(
                 generator_format.alone(questions, max_question_length), max_question_length,
-                generator_format.tokenizer.pad)
+                generator_format.tokenizer.pad))
         codes = range(len(labels)) if classifies else label_tokens(
             generator_format.tokenizer, labels)
         self._targets = {label: [code] for label, code in zip(labels, codes, strict=True)}
@@ -88,20 +90,30 @@ class QuestionTokens:
 
     def batch(self, rows: np.ndarray, rng: np.random.Generator | None = None,
               weight: np.ndarray | None = None,
-              own: np.ndarray | slice = slice(None)) -> QuestionBatch:  # noqa: B008 (immutable)
+              own: np.ndarray | slice = slice(None),  # noqa: B008 (immutable)
+              length_step: int | None = None, suffixes: bool = True) -> QuestionBatch:
         """The batch of question `rows`, without passages.
 
         Args:
           rows: int[B], positions among the questions.
           rng: picks among several answers; None takes the first.
           weight: float32[B], 0 for rows that only fill the batch; None = ones.
-          own: places in `rows` that come back; the draws are those of the whole batch.
+          own: places in `rows` that come back; the padded lengths and the draws are those of the
+            whole batch.
+          length_step: tokens between the lengths of generator inputs. The longest length of
+            questions is halved for shorter ones down to so many tokens, that of targets down to a
+            quarter: shapes are few where these two, which cost less, seldom change. None = padded
+            to the longest.
+          suffixes: whether the batch has them.
         """
-        targets = [array[own] for array in self.targets(rows, rng)]
+        targets = self.targets(rows, rng)
+        asked = [(ids[rows], mask[rows]) for ids, mask in self._asked]
+        if length_step is not None:
+            targets = halved(*targets, length_step // 4)
+            asked = [halved(*pair, length_step) for pair in asked]
         weight = np.ones(len(rows), np.float32) if weight is None else weight
-        rows = rows[own]
-        suffixes = pad_rows([self.suffixes[row] for row in rows], self.longest_suffix,
-                            self.format.tokenizer.pad)
-        decoder = [array[rows] for array in self._decoder_inputs]
-        return QuestionBatch(self.ids[rows], self.mask[rows], *suffixes, *targets, weight[own],
-                             *decoder)
+        after = pad_rows([self.suffixes[row] for row in rows], self.longest_suffix,
+                         self.format.tokenizer.pad) if suffixes else (None, None)
+        batch = QuestionBatch(*asked[0], *after, *targets, weight,
+                              *itertools.chain(*asked[1:]))
+        return QuestionBatch(*(None if array is None else array[own] for array in batch))

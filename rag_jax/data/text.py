@@ -168,6 +168,22 @@ def pad_rows(rows: Sequence[Sequence[int]], length: int, pad: int) -> tuple[np.n
     return ids, mask
 
 
+def bucket(length: int, step: int, longest: int) -> int:
+    """`length` rounded up to a multiple of `step`, at most `longest`."""
+    return min(longest, -(-max(length, 1) // step) * step)
+
+
+def halved(ids: np.ndarray, mask: np.ndarray, least: int) -> tuple[np.ndarray, np.ndarray]:
+    """Padded rows [R, L] and their mask, cut to L / 2, L / 4, ... while all tokens fit in.
+
+    least: a length that is no more halved.
+    """
+    longest, length = int(mask.sum(axis=1).max()), mask.shape[1]
+    while length // 2 >= max(longest, least, 1):
+        length //= 2
+    return ids[:, :length], mask[:, :length]
+
+
 class Cuts:
     """How many texts were cut, and how many of their tokens were lost by it."""
 

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from rag_jax.data import noise, order
-from rag_jax.data.batches import ENCODER_TABLE, bucket
+from rag_jax.data.batches import ENCODER_TABLE
 from rag_jax.data.questions import QuestionTokens
-from rag_jax.data.text import Tokenizer, pad_rows
+from rag_jax.data.text import Tokenizer, bucket, halved, pad_rows
 from rag_jax.retrieval.passages import PassageStore
 from rag_jax.types import RetrieverBatch, Seq2SeqBatch
 
@@ -15,15 +15,16 @@ from rag_jax.types import RetrieverBatch, Seq2SeqBatch
 class RetrieverBatcher:
     """DPR training batches: positives, hard negatives, and who is whose positive.
 
-    Questions without a positive passage are left out.
+    Questions without a positive passage are left out. Passages are padded to multiples of
+    `length_step`, questions as in `QuestionTokens.batch`.
     """
 
-    def __init__(self, questions: QuestionTokens, store: PassageStore,
-                 passage_length: int, pad_id: int, hard_negatives: int):
+    def __init__(self, questions: QuestionTokens, store: PassageStore, passage_length: int,
+                 length_step: int, pad_id: int, hard_negatives: int):
         self.questions = questions
         self.table = store.tokens(ENCODER_TABLE)
         self.size = len(store)
-        self.passage_length, self.pad_id = passage_length, pad_id
+        self.passage_length, self.length_step, self.pad_id = passage_length, length_step, pad_id
         self.hard_negatives = hard_negatives
         self.positives, self.negatives = [], []
         for example in questions.examples:
@@ -40,8 +41,10 @@ class RetrieverBatcher:
         passages = np.array(drawn, np.int64)
         same = np.array([np.isin(passages, self.positives[r]) for r in rows])
         np.fill_diagonal(same, False)
-        ids, mask = self.table.padded(passages, self.passage_length, self.pad_id)
-        return RetrieverBatch(self.questions.ids[rows], self.questions.mask[rows], ids, mask, same)
+        asked = halved(self.questions.ids[rows], self.questions.mask[rows], self.length_step)
+        longest = bucket(int(self.table.lengths_of(passages).max()), self.length_step,
+                         self.passage_length)
+        return RetrieverBatch(*asked, *self.table.padded(passages, longest, self.pad_id), same)
 
 
 def _one_of(rows: list[int], rng: np.random.Generator) -> int:

@@ -21,7 +21,7 @@ def make_answerer(job: Job, index: Index | None, **changes: Any) -> Answerer:
     settings = Settings(
         k=config.eval.k or config.retrieval.k,
         batch_size=config.eval.batch_size,
-        length_step=config.data.length_buckets,
+        length_step=config.data.length_step,
         decoding=decoding_settings(config, job.prepared.generator_tokenizer),
         seed=config.seed,
         labels=config.eval.labels,

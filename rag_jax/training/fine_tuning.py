@@ -91,11 +91,10 @@ def _rag_source(job: Job, index: Index) -> tuple[
     batch_size, k = config.train.batch_size, config.retrieval.k
     if k and config.retrieval.where == "device":
         return on_device.training(job.model, config, job.prepared, questions, index)
-    model = job.model
-    batcher = RagBatcher(questions, config.data.length_buckets, model.embedding_width,
-                         model.null_document != "none")
+    model, lengths = job.model, config.data.length_step
+    batcher = RagBatcher(questions, lengths, model.embedding_width, model.null_document != "none")
     ask = ask_by_words(questions) if model.lexical else ask_by_vector(
-        jit_embed(model), questions, job.mesh)
+        jit_embed(model), questions, job.mesh, lengths)
     retriever = Retriever(index, ask, functools.partial(search, index, k=k)) if k else None
     source = RagSource(batcher, retriever, batch_size, config.seed, config.retrieval.staleness,
                        job.mesh)

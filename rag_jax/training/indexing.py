@@ -66,7 +66,7 @@ def batch_shapes(config: Config, mesh: Mesh) -> tuple[int, list[int]]:
     On a CPU small batches are as fast as large ones, and more lengths cost less than padding.
     """
     own, longest = parallel.own_mesh(mesh), config.data.max_passage_length
-    rows, step = config.retrieval.embed_batch_size, config.data.length_buckets
+    rows, step = config.retrieval.embed_batch_size, config.data.length_step
     if own.devices.flat[0].platform == "cpu":
         rows, step = min(rows, CPU_ROWS), min(step, CPU_STEP)
     return parallel.filled_up(rows, own), [*range(step, longest, step), longest]

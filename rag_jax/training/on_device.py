@@ -121,6 +121,7 @@ class QuestionSource:
     """
 
     lookahead = 0
+    length_step: int | None = None  # as in QuestionTokens.batch; the passages have one length
 
     def __init__(self, questions: QuestionTokens, index: DeviceIndex, batch_size: int, seed: int,
                  refresher: Refresher | None = None, every: int = 1, passages: int = 0,
@@ -141,7 +142,8 @@ class QuestionSource:
 
     def finish(self, step: int) -> Given:
         rows = order.batch_indices(len(self._questions), self._batch_size, self._seed, step)
-        batch = self._questions.batch(rows, order.generator(self._seed, 4, step))
+        batch = self._questions.batch(rows, order.generator(self._seed, 4, step),
+                                      length_step=self.length_step)
         mesh = self._index.mesh
         return (parallel.put_batch(batch, mesh), self._index.tables,
                 parallel.put_number(step, parallel.replicated(mesh)))
@@ -166,6 +168,7 @@ def training(model: rag.RagModel, config: Config, prepared: Prepared, questions:
 
     source = QuestionSource(questions, index, train.batch_size, config.seed, refresher,
                             train.refresh_every, train.refresh_passages, whole)
+    source.length_step = config.data.length_step
     complete = completion(model, prepared.format, config.retrieval.k, index.mesh, index.settings,
                           pad_id)
     return source, complete, refresher

@@ -54,8 +54,8 @@ class Rag:
     def ask(self, questions: str | Sequence[str], **how: Any) -> list[Answer]:
         """Answers questions, each with the passages that its answer came from.
 
-        A single question is a batch of its own, always padded to the longest input: the second
-        one, whatever its length, runs what was compiled for the first.
+        A single question is a batch of its own. What is no more than one batch is always padded to
+        the longest input: the second call, whatever its lengths, runs what the first has compiled.
 
         Args:
           questions: as they are asked; a string is one question.
@@ -68,13 +68,14 @@ class Rag:
         return list(self.ask_each(questions, **how))
 
     def ask_each(self, questions: str | Sequence[str], **how: Any) -> Iterator[Answer]:
-        """`ask`, which gives the answers of each batch as soon as they are there."""
+        """`ask`, which gives answers as soon as they, and those before them, are there."""
         questions = checked_questions(questions)
         if not questions:
             return
-        answerer = self.answerer(
-            how, length_step=self.config.data.max_source_length,
-            **({"batch_size": 1} if len(questions) == 1 else {}))
+        shape = {"batch_size": 1} if len(questions) == 1 else {}
+        if len(questions) <= how.get("batch_size", self.config.eval.batch_size):
+            shape["length_step"] = self.config.data.max_source_length
+        answerer = self.answerer(how, **shape)
         tokens = self._tokenize(questions)
         yield from answerer.decode_each(
             self.params, tokens, answerer.retrieve(self.params, tokens))

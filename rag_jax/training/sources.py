@@ -11,16 +11,20 @@ from rag_jax import parallel
 from rag_jax.data import order
 from rag_jax.data.batches import RagBatcher
 from rag_jax.data.questions import QuestionTokens
+from rag_jax.data.text import halved
 from rag_jax.retrieval.retriever import Ask, Retriever
 
 
-def ask_by_vector(embed: Callable[[Any, Any, Any], Any], questions: QuestionTokens, mesh: Mesh
-                  ) -> Ask:
-    """Queries are embeddings by the query encoder, on the devices."""
+def ask_by_vector(embed: Callable[[Any, Any, Any], Any], questions: QuestionTokens, mesh: Mesh,
+                  length_step: int) -> Ask:
+    """Queries are embeddings by the query encoder, on the devices.
+
+    Questions are padded as in the batch that they are for, see `QuestionTokens.batch`.
+    """
 
     def ask(params: Any, rows: np.ndarray) -> Any:
-        ids, mask = parallel.put_batch((questions.ids[rows], questions.mask[rows]), mesh)
-        return embed(params["query_encoder"], ids, mask)
+        asked = halved(questions.ids[rows], questions.mask[rows], length_step)
+        return embed(params["query_encoder"], *parallel.put_batch(asked, mesh))
 
     return ask
 

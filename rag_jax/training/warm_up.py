@@ -23,8 +23,10 @@ def warm_up_retriever(job: Job) -> Any:
         if pretrained.is_retriever(job.config):
             return given()
     store = job.prepared.memories[job.trains_with]
-    batcher = RetrieverBatcher(job.tokens("train"), store, job.config.data.max_passage_length,
-                               job.prepared.retriever_tokenizer.pad, config.hard_negatives)
+    data = job.config.data
+    batcher = RetrieverBatcher(job.tokens("train"), store, data.max_passage_length,
+                               data.length_step, job.prepared.retriever_tokenizer.pad,
+                               config.hard_negatives)
     if config.steps and not len(batcher.rows):
         raise ConfigError(
             "config.retriever_warmup.steps: no training question names a positive passage "
@@ -41,7 +43,7 @@ def warm_up_generator(job: Job) -> Any:
         return pretrained.load(job, ("generator",))
     batcher = DenoisingBatcher(
         job.prepared.warmup_texts, job.prepared.generator_tokenizer, data.max_source_length,
-        data.length_buckets, config.mask_ratio, config.span_length, config.permute_sentences)
+        data.length_step, config.mask_ratio, config.span_length, config.permute_sentences)
     return _train(job, "generator", ("generator",), step.seq2seq_loss(job.model), config, batcher)
 
 

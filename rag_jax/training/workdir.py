@@ -21,8 +21,8 @@ from rag_jax.retrieval.protocol import RetrievalError
 from rag_jax.retrieval.verification import read_sealed, write_sealed
 
 # What may differ from the configuration of an earlier command on the same workdir.
-CHANGEABLE = ("runs", "tensorboard", "data.data_dir", "eval.", "mesh.", "train.log_every",
-              "train.keep", "train.collapse_guard", "retriever_warmup.log_every",
+CHANGEABLE = ("runs", "tensorboard", "data.data_dir", "data.length_buckets", "eval.", "mesh.",
+              "train.log_every", "train.keep", "train.collapse_guard", "retriever_warmup.log_every",
               "generator_warmup.log_every", "model.generator.dtype", "model.retriever.dtype",
               "model.generator.remat", "model.retriever.remat", "model.generator.fused_attention",
               "model.retriever.fused_attention", "model.generator.logit_chunk")

@@ -4,6 +4,7 @@ import jax
 import numpy as np
 import pytest
 
+from rag_jax.config import DataConfig
 from rag_jax.data import batches, order
 from rag_jax.data.batches import ENCODER_TABLE, PASSAGE_TABLE, RagBatcher
 from rag_jax.data.question_files import Example
@@ -148,6 +149,40 @@ def test_inputs_are_padded_to_a_bucket_and_never_beyond_the_longest(made, rag):
     assert len(lengths) > 1 and all(n % 8 == 0 and n <= LONGEST for n in lengths)
 
 
+def test_the_shapes_of_batches_are_few_and_hold_what_they_held(made):
+    """Every shape is compiled; a token that was cut, or a mask left behind, would train wrongly."""
+    questions, store, _, bert = made
+    questions = QuestionTokens(EXAMPLES, bert, questions.format, 10, 16)
+    whole, shapes = RagBatcher(questions, LONGEST, WIDTH), set()
+    for step in range(60):
+        rows = order.batch_indices(5, 2, 0, step)
+        retrieved = order.generator(0, 9, step).integers(0, 6, (2, 2))
+        batch, padded = (batcher.batch(rows, retrieved, Index(store))
+                         for batcher in (RagBatcher(questions, 4, WIDTH), whole))
+        shape = []
+        for name in ("question", "source", "target"):
+            ids, mask, all_ids, all_mask = (getattr(b, f"{name}_{part}") for b in (batch, padded)
+                                            for part in ("ids", "mask"))
+            length = ids.shape[-1]
+            assert (ids == all_ids[..., :length]).all() and (mask == all_mask[..., :length]).all()
+            assert not all_mask[..., length:].any()
+            shape.append(length)
+        shapes.add(tuple(shape))
+    questions_, sources, targets_ = map(set, zip(*shapes, strict=True))
+    assert questions_ == {5, 10} and targets_ == {4, 8, 16} and all(s % 4 == 0 for s in sources)
+    assert 3 < len(shapes) <= 2 * 3 * LONGEST // 4
+    assert whole.batch(np.array([0]), None).question_ids.shape == (1, 10)
+
+
+@pytest.mark.parametrize("longest, given, expected", [
+    (256, 0, 32), (300, 0, 40), (64, 0, 16), (1024, 0, 128), (256, 64, 64)])
+def test_eight_lengths_of_inputs_are_compiled_unless_the_user_wants_others(
+        longest, given, expected):
+    """A long input in small steps compiles for an hour."""
+    data = DataConfig(max_source_length=longest, length_buckets=given)
+    assert data.length_step == expected
+
+
 def test_padding_passages_are_masked_and_have_zero_embeddings(made, rag):
     """A -1 read as the last row would feed a random passage to the model."""
     store = made[1]
@@ -250,7 +285,7 @@ def test_a_long_answer_is_cut_before_its_end(made, rag):
 
 def retriever_batch(made, step=0, size=4, hard=1, seed=0):
     questions, store, _, bert = made
-    batcher = RetrieverBatcher(questions, store, 20, bert.pad, hard)
+    batcher = RetrieverBatcher(questions, store, 20, 20, bert.pad, hard)
     return batcher, batcher.batch(step, size, seed)
 
 

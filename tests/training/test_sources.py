@@ -162,7 +162,8 @@ def test_a_query_encoder_is_asked_by_tokens_on_the_devices_and_bm25_by_words():
         return params, np.asarray(ids), np.asarray(mask)
 
     rows = np.array([3, 0, 7, 7, 1, 2, 5, 4])
-    asked = ask_by_vector(embed, Questions(), parallel.make_mesh(MeshConfig()))(params(9), rows)
+    asked = ask_by_vector(embed, Questions(), parallel.make_mesh(MeshConfig()), 8)(
+        params(9), rows)
     assert asked[0] == 9
     assert (asked[1] == Questions.ids[rows]).all() and (asked[2] == Questions.mask[rows]).all()
     assert ask_by_words(Questions())(None, rows).tolist() == [f"question {row}" for row in rows]
