@@ -19,6 +19,8 @@ from rag_jax.config import Config, ConfigError
 from rag_jax.data.batches import assemble
 from rag_jax.data.prepared import Prepared
 from rag_jax.data.text import GeneratorFormat
+from rag_jax.models.layers import REMAT_POLICIES
+from rag_jax.overrides import replace
 from rag_jax.retrieval.device import abstract_tables, jit_search
 from rag_jax.retrieval.device_search import DeviceTables
 from rag_jax.training import on_device, step
@@ -27,6 +29,7 @@ from rag_jax.training.fine_tuning import rag_stage
 from rag_jax.training.job import Job
 from rag_jax.types import Batch, QuestionBatch
 
+POLICY = ", remat="
 KINDS = ("train", "evaluate", "decode", "embed", "search")
 
 
@@ -115,6 +118,23 @@ def programs(config: Config, mesh: Mesh, hosts: int = 1, passages: int = 0,
             yield _train(run_job, run, tables)
         answering = _answering(run_job, run) if {"evaluate", "decode"} & set(kinds) else ()
         yield from (program for program in answering if program.name.split()[0] in kinds)
+
+
+def with_policies(config: Config, remat: str | None, *, kinds: Sequence[str], **settings: Any
+                  ) -> Iterator[Program]:
+    """`programs`, but training with each policy of a list such as "none,dots", where there is one;
+    their names end with it."""
+    policies = remat.split(",") if remat else ()
+    if unknown := set(policies) - {"none", *REMAT_POLICIES}:
+        raise ConfigError(f"--remat={remat}: no {', '.join(sorted(unknown))}; there are none, "
+                          "dots, narrow, full")
+    once = [kind for kind in kinds if kind != "train" or not policies]
+    yield from programs(config, kinds=once, **settings)
+    for policy in policies if "train" in kinds else ():
+        changed = replace(config, {f"model.{tower}.remat": policy
+                                   for tower in ("retriever", "generator")})
+        for program in programs(changed, kinds=["train"], **settings):
+            yield program._replace(name=program.name + POLICY + policy)
 
 
 def _train(job: Job, run: str, tables: DeviceTables | None) -> Program:

@@ -8,7 +8,7 @@ from typing import Any
 
 import jax
 
-from rag_jax.aot import costs
+from rag_jax.aot import costs, programs
 from rag_jax.aot.chips import GIB, Chip
 from rag_jax.aot.costs import Collective
 from rag_jax.aot.programs import Program
@@ -74,6 +74,23 @@ def measure(program: Program, devices: int, options: dict[str, Any] | None = Non
         memory.output_size_in_bytes - memory.alias_size_in_bytes,
         memory.generated_code_size_in_bytes, costs.flops(traced.jaxpr.jaxpr) / devices,
         module.accessed(), tuple(module.collectives()), secs)
+
+
+def task(name: str) -> str:
+    """What a program does, by its name without the policy of recomputation."""
+    return name.partition(programs.POLICY)[0]
+
+
+def fastest(needs: Sequence[Needs], chip: Chip | None, memory: float | None) -> dict[str, Needs]:
+    """By task, of the programs that were compiled with several policies: the one with the lowest
+    bound that fits; by operations where the chip is not known. Tasks of which none fits are left
+    out."""
+    of_tasks: dict[str, list[Needs]] = {}
+    for one in needs:
+        if task(one.name) != one.name and one.fits(memory):
+            of_tasks.setdefault(task(one.name), []).append(one)
+    return {name: min(several, key=lambda one: one.least_secs(chip) if chip else one.flops)
+            for name, several in of_tasks.items()}
 
 
 def _problem(message: str) -> str:

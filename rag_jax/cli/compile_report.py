@@ -24,6 +24,9 @@ def main(argv: list[str] | None = None) -> str | None:
     parser.add_argument("--passages", type=int, default=0, metavar="N",
                         help="passages of an index on the devices, for search and for "
                         "config.retrieval.where=device")
+    parser.add_argument("--remat", metavar="POLICY,...", help="compile training with each of "
+                        "these, of none, dots, narrow, full, in place of the configuration's, and "
+                        "say which is the fastest that fits")
     parser.add_argument("--memory_gib", type=float, metavar="GIB",
                         help="memory of a chip (default: that of the topology)")
     parser.add_argument("--json", metavar="FILE", help="write the figures there too")
@@ -46,12 +49,17 @@ def main(argv: list[str] | None = None) -> str | None:
     for line in programs.undivided(config, mesh):
         print(line, flush=True)
     needs = []
-    for program in programs.programs(config, mesh, hosts, options.passages, kinds):
+    for program in programs.with_policies(config, options.remat, mesh=mesh, hosts=hosts,
+                                          passages=options.passages, kinds=kinds):
         needs.append(report.measure(program, len(devices)))
         print(f"compiled {program.name} in {needs[-1].secs:.0f} s", flush=True)
     print("\n" + report.tables(needs, chip, memory))
+    chosen = report.fastest(needs, chip, memory)
+    for one in chosen.values():
+        print(f"\nthe fastest that fits: {one.name}")
     if options.json:
         record = report.as_json(needs, options.topology, len(devices), chip, memory)
         files.write_text(pathlib.Path(options.json), json.dumps(record, indent=1) + "\n")
-    too_big = [one.name for one in needs if not one.fits(memory)]
+    too_big = [one.name for one in needs
+               if not one.fits(memory) and report.task(one.name) not in chosen]
     return f"does not fit: {', '.join(too_big)}" if too_big else None

@@ -12,7 +12,7 @@ import pytest
 
 from rag_jax import parallel
 from rag_jax.aot import programs
-from rag_jax.aot.report import measure, tables
+from rag_jax.aot.report import Needs, measure, tables
 from rag_jax.cli import compile_report
 from rag_jax.config import ConfigError
 from rag_jax.flags import make_parser, parse_with_config
@@ -161,8 +161,26 @@ def test_a_compiler_that_runs_out_of_memory_is_quoted():
         measure(programs.Program("train", TooBig("INTERNAL: a bug"), ()), 8)
 
 
+def test_of_several_policies_the_fastest_that_fits_is_named(monkeypatch, capsys):
+    """The one with the lowest bound may not fit; that others do not either is then no failure."""
+    needs = {"none": (8e9, 1e12), "dots": (3e9, 2e12), "full": (1e9, 4e12)}
+
+    def measured(program, devices):
+        memory, flops = needs[program.name.partition("remat=")[2]]
+        return Needs(program.name, temporaries=memory, flops=flops, secs=1.0)
+
+    monkeypatch.setattr("rag_jax.aot.report.measure", measured)
+    argv = [*SMALL, "--topology=cpu:8", "--programs=train", "--config.runs=rag_token",
+            "--remat=none,dots,full"]
+    assert compile_report.main([*argv, "--memory_gib=4"]) is None
+    assert "the fastest that fits: train rag_token, remat=dots\n" in capsys.readouterr().out
+    assert compile_report.main([*argv, "--memory_gib=0.5"]) == "does not fit: " + ", ".join(
+        f"train rag_token, remat={policy}" for policy in needs)
+
+
 def test_mistakes_are_errors_that_say_what_to_do(monkeypatch):
     for argv, message in [
+            (["--topology=cpu:8", "--remat=all"], "no all; there are none, dots, narrow, full"),
             (["--topology=cpu:8", "--programs=train,serve"], "no serve; there are train, evaluate"),
             (["--topology=cpu:some"], "expected cpu:COUNT"),
             (["--topology=cpu:99"], "this process has 8 CPU devices"),
