@@ -286,6 +286,7 @@ def test_no_code_runs_from_an_index_folder(folders, tmp_path, way):
     lambda m: m["files"].update({"../x": m["files"]["embeddings.f32"]}),
     lambda m: m.update(passages_fingerprint=None), lambda m: m.update(recall=[]),
     lambda m: m.update(kind="scann", scann={"num_leaves": "x"}), lambda m: m.update(format=None),
+    lambda m: m["recall"].update(target="high"),
 ])
 def test_a_manifest_that_lies_is_refused(folders, tmp_path, change):
     path = shutil.copytree(current(folders["exact"]), tmp_path / "i")
