@@ -101,3 +101,15 @@ def test_a_memory_of_a_file_is_indexed_as_the_run_searches(
                              if not lexical else None)
     file.unlink()
     assert memory()[0].fingerprint == store.fingerprint, "read once"
+
+
+def test_an_index_that_misses_the_recall_asked_for_says_so():
+    """The manifest alone told it, which nobody reads."""
+    recall = {"k": 10, "queries": 40, "source": "given", "recall": 0.97, "target": 0.99}
+    manifest = {"kind": "scann", "scann": {"leaves_to_search": 31, "parts": 2}, "recall": recall}
+    index = types.SimpleNamespace(size=200_000, manifest=manifest)
+    assert indexing.describe(index) == (
+        "200000 passages, scann, 31 of 411 leaves searched, recall@10 against exact search 0.9700 "
+        "instead of the 0.99 asked for (40 queries)")
+    recall["recall"] = 0.99
+    assert "asked for" not in indexing.describe(index)
