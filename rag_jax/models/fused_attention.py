@@ -41,8 +41,8 @@ def fused_attention(queries: jax.Array, keys: jax.Array, values: jax.Array,
 def _cudnn(queries: jax.Array, keys: jax.Array, values: jax.Array, mask: jax.Array
            ) -> jax.Array | None:
     rows, targets, _, size = queries.shape
-    if targets % 2 or keys.shape[1] % 2 or size % 8 or size > 128:
-        return None
+    if mask.ndim != 4 or targets % 8 or keys.shape[1] % 2 or size % 8 or size > 128:
+        return None  # a step of decoding among others: it has a few targets at most
     mask = jnp.broadcast_to(mask, (*mask.shape[:2], targets, keys.shape[1]))
     context = jax.nn.dot_product_attention(queries, keys, values, mask=mask, scale=1.0,
                                            implementation="cudnn")
