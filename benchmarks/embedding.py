@@ -7,7 +7,8 @@ Needs the [benchmarks] extra. Every side is a process of its own that holds its 
 turns, so that all see the same machine, and embed passages of the file (as many as --count, evenly
 spread) whose tokens, by a WordPiece trained on the file, are given. Prints medians of
 
-    ours, ours_bfloat16              what the index builder runs, with its batches
+    ours, ours_bfloat16              what the index builder runs, with its batches; the vectors go
+                                     to the disk
     torch, torch_bfloat16            transformers' DPRContextEncoder as its RAG example runs it:
                                      batches of 16 in the order of the file, padded to the
                                      longest; float32, or bfloat16 by autocast
@@ -229,9 +230,9 @@ def ours(folder: pathlib.Path, dtype: str) -> Embed:
     from rag_jax.config import Config, MeshConfig
     from rag_jax.hub.load import load
     from rag_jax.models.rag import RagModel
-    from rag_jax.retrieval.build import build_index
     from rag_jax.retrieval.passages import PassageStore
-    from rag_jax.retrieval.shards import PassageEmbedder
+    from rag_jax.retrieval.protocol import ALONE
+    from rag_jax.retrieval.shards import PassageEmbedder, embed_all
     from rag_jax.training.indexing import batch_shapes, embed_passages
 
     process.keep_memory()
@@ -251,8 +252,10 @@ def ours(folder: pathlib.Path, dtype: str) -> Embed:
     def run() -> tuple[np.ndarray, int]:
         shapes.clear()
         turns.append(1)
-        index = build_index(store, embedder, folder / f"index-{dtype}-{len(turns)}", kind="exact")
-        return index.embeddings(np.arange(len(store))), sum(shapes)
+        content = folder / f"{dtype}-{len(turns)}" / "content"
+        content.mkdir(parents=True)
+        embed_all(store, embedder, content / "embeddings", ALONE)
+        return np.fromfile(content / "embeddings", "<f4").reshape(len(store), -1), sum(shapes)
 
     return run
 
