@@ -1,6 +1,5 @@
 """Questions and answers as token ids, made once, and their share of every batch."""
 
-import itertools
 from collections.abc import Sequence
 
 import numpy as np
@@ -114,6 +113,5 @@ class QuestionTokens:
         weight = np.ones(len(rows), np.float32) if weight is None else weight
         after = pad_rows([self.suffixes[row] for row in rows], self.longest_suffix,
                          self.format.tokenizer.pad) if suffixes else (None, None)
-        batch = QuestionBatch(*asked[0], *after, *targets, weight,
-                              *itertools.chain(*asked[1:]))
+        batch = QuestionBatch(*asked[0], *after, *targets, weight, *sum(asked[1:], ()))
         return QuestionBatch(*(None if array is None else array[own] for array in batch))
