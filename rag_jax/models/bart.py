@@ -15,6 +15,7 @@ from rag_jax.config import BartConfig
 from rag_jax.models.layers import (
     POSITION_INITS,
     Attention,
+    Dropout,
     FeedForward,
     LayerNorm,
     Linear,
@@ -41,7 +42,7 @@ class EncoderLayer(nn.Module):
     @nn.compact
     def __call__(self, x: jax.Array, mask: jax.Array, *, deterministic: bool) -> jax.Array:
         c, dtype = self.config, jnp.dtype(self.config.dtype)
-        drop = nn.Dropout(c.dropout)
+        drop = Dropout(c.dropout)
         attended = Attention(
             c.heads, c.width, c.attention_dropout, dtype, c.init_std, c.fused_attention,
             name="attention",
@@ -74,7 +75,7 @@ class DecoderLayer(nn.Module):
         self.mlp = FeedForward(
             mlp_width, c.width, c.activation, c.activation_dropout, dtype, c.init_std)
         self.mlp_norm = LayerNorm(c.layer_norm_eps, dtype)
-        self.drop = nn.Dropout(c.dropout)
+        self.drop = Dropout(c.dropout)
 
     def after_self(self, x: jax.Array, attended: jax.Array, cross_keys: jax.Array,
                    cross_values: jax.Array, source_mask: jax.Array, deterministic: bool
@@ -107,7 +108,7 @@ class ClassificationHead(nn.Module):
 
     @nn.compact
     def __call__(self, states: jax.Array, deterministic: bool = True) -> jax.Array:
-        c, drop = self.config, nn.Dropout(self.config.dropout)
+        c, drop = self.config, Dropout(self.config.dropout)
         x = drop(states.astype(jnp.float32), deterministic=deterministic)
         x = jnp.tanh(Linear(c.width, ("embed", "mlp"), init_std=c.init_std, name="dense")(x))
         x = drop(x, deterministic=deterministic)
@@ -143,7 +144,7 @@ class Bart(nn.Module):
         )
         self.encoder_embedding_norm = LayerNorm(c.layer_norm_eps, dtype)
         self.decoder_embedding_norm = LayerNorm(c.layer_norm_eps, dtype)
-        self.drop = nn.Dropout(c.dropout)
+        self.drop = Dropout(c.dropout)
         self.encoder = Stack(
             functools.partial(EncoderLayer, c), c.encoder_layers, c.remat, c.scan_layers
         )

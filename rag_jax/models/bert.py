@@ -10,6 +10,7 @@ from rag_jax.config import BertConfig
 from rag_jax.models.layers import (
     POSITION_INITS,
     Attention,
+    Dropout,
     FeedForward,
     LayerNorm,
     Stack,
@@ -27,7 +28,7 @@ class BertLayer(nn.Module):
     def __call__(self, x: jax.Array, mask: jax.Array, *, deterministic: bool,
                  rows: int | None = None) -> jax.Array:
         c, dtype = self.config, jnp.dtype(self.config.dtype)
-        drop = nn.Dropout(c.dropout)
+        drop = Dropout(c.dropout)
         attended = Attention(
             c.heads, c.width, c.attention_dropout, dtype, c.init_std, c.fused_attention,
             name="attention",
@@ -68,7 +69,7 @@ class Bert(nn.Module):
             type_rows, (*ids.shape, c.width)
         )
         x = LayerNorm(c.layer_norm_eps, dtype, name="embedding_norm")(x)
-        x = nn.Dropout(c.dropout)(x, deterministic=deterministic)
+        x = Dropout(c.dropout)(x, deterministic=deterministic)
         stack = Stack(
             functools.partial(BertLayer, c), c.layers, c.remat, c.scan_layers, name="encoder"
         )

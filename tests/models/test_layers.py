@@ -8,27 +8,104 @@ import numpy as np
 import pytest
 import tiny
 
-from rag_jax.models.layers import gelu, matmul
+from rag_jax.models.layers import Dropout, attention, gelu, layer_norm, linear
 
 
 @pytest.mark.parametrize("dtype,tolerance", [("float32", 1e-5), ("bfloat16", 2e-2)])
 def test_a_product_and_its_gradients_are_those_of_float64(dtype, tolerance):
     """Sizes all differ: a transposed operand cannot pass."""
     rng = np.random.default_rng(0)
-    x, kernel, weight = (jnp.asarray(rng.normal(size=size), dtype).astype(jnp.float32)
-                         for size in ((6, 40), (40, 9), (6, 9)))
+    x, kernel, weight, bias = (
+        jnp.asarray(rng.normal(size=size), dtype).astype(jnp.float32)
+        for size in ((6, 40), (40, 9), (6, 9), (9,)))
 
-    def value(x, kernel):
-        y = matmul(x.astype(dtype), kernel)
+    def value(x, kernel, bias):
+        y = linear(x.astype(dtype), kernel, bias)
         assert y.dtype == dtype
         return (y * weight.astype(dtype)).astype(jnp.float32).sum()
 
-    found = tiny.jit(jax.value_and_grad(value, argnums=(0, 1)))(x, kernel)
-    x, kernel, weight = (np.asarray(a, np.float64) for a in (x, kernel, weight))
-    expected = ((x @ kernel) * weight).sum(), (weight @ kernel.T, x.T @ weight)
-    assert found[1][1].dtype == jnp.float32, "the kernel's gradient is not rounded"
+    found = tiny.jit(jax.value_and_grad(value, argnums=(0, 1, 2)))(x, kernel, bias)
+    x, kernel, weight, bias = (np.asarray(a, np.float64) for a in (x, kernel, weight, bias))
+    expected = ((x @ kernel + bias) * weight).sum(), (
+        weight @ kernel.T, x.T @ weight, weight.sum(axis=0))
+    assert {found[1][1].dtype, found[1][2].dtype} == {jnp.dtype("float32")}, "they are not rounded"
     for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
         np.testing.assert_allclose(a, b, rtol=tolerance, atol=tolerance * np.abs(b).max())
+
+
+def compare_with_plain(ours, plain, arrays, dtype, tolerance):
+    """Values and gradients of ours(*arrays) in `dtype` and of plain(*arrays) in float32."""
+    def run(function, dtype):
+        def value(*arrays):
+            return jnp.sin(function(*(a.astype(dtype) for a in arrays)).astype(jnp.float32)).sum()
+
+        return tiny.jit(jax.value_and_grad(value, tuple(range(len(arrays)))))(*arrays)
+
+    arrays = [a.astype(dtype).astype(jnp.float32) for a in arrays]
+    found, expected = run(ours, dtype), run(plain, jnp.float32)
+    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(a, b, rtol=tolerance, atol=tolerance * np.abs(b).max())
+
+
+@pytest.mark.parametrize("dtype,tolerance", [("float32", 2e-5), ("bfloat16", 4e-2)])
+def test_layer_norm_and_its_gradients_are_those_of_the_formula(dtype, tolerance):
+    """Its backward pass is written by hand: a mean forgotten there would still train, badly."""
+    rng = np.random.default_rng(1)
+    x, scale, bias = (jnp.float32(rng.normal(size=size)) for size in ((20, 24), (24,), (24,)))
+
+    def plain(x, scale, bias):
+        centred = x - x.mean(axis=-1, keepdims=True)
+        variance = (centred**2).mean(axis=-1, keepdims=True)
+        return centred / jnp.sqrt(variance + 0.1) * scale[None] + bias[None]
+
+    compare_with_plain(lambda *a: layer_norm(*a, 0.1), plain, (3 * x + 1, scale, bias), dtype,
+                       tolerance)
+
+
+@pytest.mark.parametrize("dtype,tolerance", [("float32", 2e-5), ("bfloat16", 4e-2)])
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("rate", [0.0, 0.25])
+def test_attention_and_its_gradients_are_those_of_the_formula(dtype, tolerance, masked, rate):
+    """Its backward pass is written by hand: with dropout of the weights, and a row of which all is
+    masked, whose scores get no gradient."""
+    rng = np.random.default_rng(2)
+    rows, heads, targets, sources, width = 3, 2, 5, 7, 4
+    queries, keys, values = (jnp.float32(rng.normal(size=(rows, heads, *size))) for size in (
+        (targets, width), (width, sources), (sources, width)))
+    mask = rng.random((rows, 1, targets, sources)) < 0.7
+    mask[1] = False
+    mask = jnp.asarray(mask) if masked else None
+    kept = jnp.asarray(rng.random((rows, heads, targets, sources)) >= rate) if rate else None
+
+    def plain(queries, keys, values):
+        scores = jnp.einsum("RHTC,RHCS->RHTS", queries, keys)
+        scores = scores if mask is None else jnp.where(mask, scores, -1e30)
+        weights = jax.nn.softmax(scores, axis=-1)
+        weights = weights if kept is None else jnp.where(kept, weights / (1 - rate), 0)
+        return jnp.einsum("RHTS,RHSC->RHTC", weights, values)
+
+    compare_with_plain(lambda *a: attention(*a, mask, kept, rate), plain, (queries, keys, values),
+                       dtype, tolerance)
+
+
+@pytest.mark.parametrize("rate", [0.1, 0.5, 1.0])
+def test_dropout_zeroes_at_its_rate_and_keeps_the_mean(rate):
+    """Each half of a random word decides about one element: a wrong half would repeat, or lean."""
+    x = jnp.ones((400, 251))
+    drop = Dropout(rate)
+
+    def applied(key, deterministic=False):
+        return np.asarray(drop.apply({}, x, deterministic, rngs={"dropout": jax.random.key(key)}))
+
+    y = applied(0)
+    zero = y == 0
+    assert abs(zero.mean() - rate) < 0.005
+    np.testing.assert_allclose(y[~zero], 1 / (1 - rate) if rate < 1 else 0, rtol=1e-6)
+    if rate < 1:
+        together = (zero[:, :125] & zero[:, 126:]).mean()  # the halves of a word
+        assert abs(together - rate**2) < 0.01
+        assert (zero != (applied(1) == 0)).any()
+    np.testing.assert_array_equal(applied(0, deterministic=True), x)
 
 
 @pytest.mark.parametrize("dtype,relative,absolute", [("float32", 0.0, 1e-6),
