@@ -83,7 +83,7 @@ def linear(x: jax.Array, kernel: jax.Array, bias: jax.Array) -> jax.Array:
     Accelerators sum in float32 anyway. XLA's CPU backend runs products of bfloat16 matrices four
     times faster if their sums are float32 and both matrices lie in memory row by row.
     """
-    return (_product(x, kernel.astype(x.dtype)) + bias[None]).astype(x.dtype)
+    return (product(x, kernel.astype(x.dtype)) + bias[None]).astype(x.dtype)
 
 
 def _linear_forward(x: jax.Array, kernel: jax.Array, bias: jax.Array) -> tuple[jax.Array, tuple]:
@@ -92,15 +92,15 @@ def _linear_forward(x: jax.Array, kernel: jax.Array, bias: jax.Array) -> tuple[j
 
 def _linear_backward(kept: tuple[jax.Array, jax.Array], grad: jax.Array) -> tuple[jax.Array, ...]:
     x, kernel = kept
-    return (_product(grad, _transposed(kernel.astype(x.dtype))).astype(x.dtype),
-            _product(_transposed(x), grad), jnp.sum(grad, axis=0, dtype=jnp.float32))
+    return (product(grad, transposed(kernel.astype(x.dtype))).astype(x.dtype),
+            product(transposed(x), grad), jnp.sum(grad, axis=0, dtype=jnp.float32))
 
 
 linear.defvjp(_linear_forward, _linear_backward)
-_product = functools.partial(jnp.matmul, preferred_element_type=jnp.float32)
+product = functools.partial(jnp.matmul, preferred_element_type=jnp.float32)
 
 
-def _transposed(x: jax.Array) -> jax.Array:
+def transposed(x: jax.Array) -> jax.Array:
     """The last two axes swapped, on a CPU in memory too."""
     # A layout constraint would gather an array that is split over devices.
     if x.dtype == jnp.float32 or jax.typeof(x).sharding.mesh.size > 1:
@@ -245,26 +245,26 @@ def attention(queries: jax.Array, keys: jax.Array, values: jax.Array, mask: jax.
 def _attention_forward(queries: jax.Array, keys: jax.Array, values: jax.Array,
                        mask: jax.Array | None, kept: jax.Array | None, rate: float
                        ) -> tuple[jax.Array, tuple]:
-    scores_RHTS = _product(queries, keys)
+    scores_RHTS = product(queries, keys)
     if mask is not None:
         scores_RHTS = jnp.where(mask, scores_RHTS, MASKED)
     weights_RHTS = jax.nn.softmax(scores_RHTS, axis=-1).astype(values.dtype)
-    context_RHTC = _product(_dropped(weights_RHTS, kept, rate), values).astype(values.dtype)
+    context_RHTC = product(_dropped(weights_RHTS, kept, rate), values).astype(values.dtype)
     return context_RHTC, (queries, keys, values, mask, kept, weights_RHTS)
 
 
 def _attention_backward(rate: float, residuals: tuple, grad: jax.Array) -> tuple:
     queries, keys, values, mask, kept, weights_RHTS = residuals
     dtype = values.dtype
-    weights_grad = _dropped(_product(grad, _transposed(values)), kept, rate)
+    weights_grad = _dropped(product(grad, transposed(values)), kept, rate)
     moved = weights_RHTS * (
         weights_grad - jnp.sum(weights_RHTS * weights_grad, axis=-1, keepdims=True))
     scores_grad = (moved if mask is None else jnp.where(mask, moved, 0)).astype(dtype)
     # Transposed like this, the products never need [R, H, T, S] transposed in memory.
-    values_grad = _product(_transposed(grad), _dropped(weights_RHTS, kept, rate)).astype(dtype)
-    return (_product(scores_grad, _transposed(keys)).astype(dtype),
-            _product(_transposed(queries), scores_grad).astype(dtype),
-            _transposed(values_grad), None, None)
+    values_grad = product(transposed(grad), _dropped(weights_RHTS, kept, rate)).astype(dtype)
+    return (product(scores_grad, transposed(keys)).astype(dtype),
+            product(transposed(queries), scores_grad).astype(dtype),
+            transposed(values_grad), None, None)
 
 
 attention.defvjp(_attention_forward, _attention_backward)

@@ -21,7 +21,8 @@ import jax.numpy as jnp
 from rag_jax import marginal
 from rag_jax.config import BartConfig, BertConfig
 from rag_jax.marginal import MASKED
-from rag_jax.models.bart import Bart, ClassificationHead, tied_logits
+from rag_jax.models import vocabulary
+from rag_jax.models.bart import Bart, ClassificationHead
 from rag_jax.models.dpr import DprEncoder
 from rag_jax.models.null_document import NullDocument
 from rag_jax.types import Batch, Params
@@ -122,8 +123,8 @@ def score_targets(params: Params, states: jax.Array, targets: jax.Array, chunk: 
                   label_smoothing: float = 0.0) -> tuple[jax.Array, jax.Array]:
     """log p of the target tokens from decoder states, without keeping logits over V.
 
-    Works on `chunk` target positions at a time and recomputes their logits in the
-    backward pass, so that no [R, T, V] array lives between forward and backward.
+    Works on `chunk` target positions at a time and, where there are more, recomputes their logits
+    in the backward pass: no more than [R, chunk, V] live at a time.
 
     Args:
       params: the generator's.
@@ -132,15 +133,16 @@ def score_targets(params: Params, states: jax.Array, targets: jax.Array, chunk: 
     Returns:
       log p and what trains in its place under label smoothing, float32[R, T] each.
     """
+    def score(states: jax.Array, targets: jax.Array) -> tuple[jax.Array, jax.Array]:
+        found = vocabulary.log_probs(
+            params["embedding"], params["final_logits_bias"],
+            states.reshape(-1, states.shape[-1]), targets.reshape(-1), label_smoothing,
+            length > chunk)
+        return tuple(each.reshape(targets.shape) for each in found)
 
-    @jax.checkpoint
-    def score(embedding: jax.Array, bias: jax.Array, states: jax.Array, targets: jax.Array):
-        logits_RTV = tied_logits(embedding, bias, states)
-        return _with_smoothed(logits_RTV, targets, label_smoothing)
-
-    head = (params["embedding"], params["final_logits_bias"])
-    pieces = [score(*head, states[:, t : t + chunk], targets[:, t : t + chunk])
-              for t in range(0, targets.shape[1], chunk)]
+    length = targets.shape[1]
+    pieces = [score(states[:, t : t + chunk], targets[:, t : t + chunk])
+              for t in range(0, length, chunk)]
     log_p, smoothed = (jnp.concatenate(of, axis=1) for of in zip(*pieces, strict=True))
     return log_p, smoothed
 

@@ -1,0 +1,67 @@
+"""The generator's output layer where targets are known: their log-probabilities and gradients.
+
+Logits stand as [V, R], vocabulary first: the token table is then read as it lies in memory by the
+products of the forward and of the backward pass, and only states are transposed.
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+
+from rag_jax.models.layers import product, transposed
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(4, 5))
+def log_probs(table: jax.Array, bias: jax.Array, states: jax.Array, targets: jax.Array,
+                     smoothing: float, again: bool) -> tuple[jax.Array, jax.Array]:
+    """log p(targets) by the softmax of states @ table.T + bias, and the same under label smoothing.
+
+    Args:
+      table: float32[V, D];  bias: float32[V];  states: dtype[R, D];  targets: int32[R].
+      smoothing: as in `marginal.target_log_probs`.
+      again: the backward pass computes the logits anew. Otherwise the compiler may keep float32
+        [V, R] until then, which costs nothing where no other logits come between.
+
+    Returns:
+      float32[R] each.
+    """
+    return _forward(table, bias, states, targets, smoothing, again)[0]
+
+
+def _logits(table: jax.Array, bias: jax.Array, states: jax.Array) -> jax.Array:
+    return product(table, transposed(states)) + bias[:, None]  # -> [V, R]
+
+
+def _forward(table: jax.Array, bias: jax.Array, states: jax.Array, targets: jax.Array,
+             smoothing: float, again: bool) -> tuple[tuple[jax.Array, jax.Array], tuple]:
+    del again
+    table = table.astype(states.dtype)
+    logits_VR = _logits(table, bias, states)
+    normaliser_R = jax.nn.logsumexp(logits_VR, axis=0)
+    target_R = jnp.take_along_axis(logits_VR, targets[None], axis=0)[0]
+    log_p_R = smoothed_R = target_R - normaliser_R
+    if smoothing:
+        mean_R = logits_VR.mean(axis=0)
+        smoothed_R = (1 - smoothing) * target_R + smoothing * mean_R - normaliser_R
+    return (log_p_R, smoothed_R), (table, bias, states, targets, normaliser_R)
+
+
+def _backward(smoothing: float, again: bool, residuals: tuple, grads: tuple[jax.Array, jax.Array]
+              ) -> tuple:
+    table, bias, states, targets, normaliser_R = (
+        jax.lax.optimization_barrier(residuals) if again else residuals)
+    grad_R, smoothed_grad_R = grads
+    p_VR = jnp.exp(_logits(table, bias, states) - normaliser_R[None])
+    is_target_VR = jnp.arange(table.shape[0])[:, None] == targets[None]
+    at_target_R = grad_R + (1 - smoothing) * smoothed_grad_R
+    logits_grad_VR = jnp.where(is_target_VR, at_target_R[None], 0) - (
+        grad_R + smoothed_grad_R)[None] * p_VR
+    if smoothing:
+        logits_grad_VR += (smoothing / table.shape[0] * smoothed_grad_R)[None]
+    narrow_VR = logits_grad_VR.astype(states.dtype)
+    return (product(narrow_VR, states), logits_grad_VR.sum(axis=1),
+            product(transposed(narrow_VR), table).astype(states.dtype), None)
+
+
+log_probs.defvjp(_forward, _backward)
