@@ -41,7 +41,7 @@ def _gelu_forward(x: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 
 def _gelu_backward(x: jax.Array, grad: jax.Array) -> tuple[jax.Array]:
-    wide = x.astype(jnp.float32)
+    wide = jax.lax.optimization_barrier(x).astype(jnp.float32)  # keeps nothing of the forward pass
     density = jnp.exp(-0.5 * wide * wide) * (2 * math.pi) ** -0.5
     return ((grad * (_normal_cdf(wide) + wide * density)).astype(x.dtype),)
 
@@ -168,7 +168,7 @@ def _norm_forward(x: jax.Array, scale: jax.Array, bias: jax.Array, epsilon: floa
 
 def _norm_backward(epsilon: float, kept: tuple[jax.Array, jax.Array], grad: jax.Array
                    ) -> tuple[jax.Array, ...]:
-    x, scale = kept
+    x, scale = jax.lax.optimization_barrier(kept)  # keeps nothing else of the forward pass
     normed, inverse = _normed(x, epsilon)
     scaled = grad * scale[None]
     along = jnp.mean(scaled * normed, axis=-1, keepdims=True)
@@ -246,8 +246,8 @@ def _attention_forward(queries: jax.Array, keys: jax.Array, values: jax.Array,
                        mask: jax.Array | None, kept: jax.Array | None, rate: float
                        ) -> tuple[jax.Array, tuple]:
     scores_RHTS = product(queries, keys)
-    if mask is not None:
-        scores_RHTS = jnp.where(mask, scores_RHTS, MASKED)
+    if mask is not None:  # a sum equals MASKED too, and XLA's CPU backend fuses it
+        scores_RHTS += jnp.where(mask, 0.0, MASKED)
     weights_RHTS = jax.nn.softmax(scores_RHTS, axis=-1).astype(values.dtype)
     context_RHTC = product(_dropped(weights_RHTS, kept, rate), values).astype(values.dtype)
     return context_RHTC, (queries, keys, values, mask, kept, weights_RHTS)
@@ -256,10 +256,11 @@ def _attention_forward(queries: jax.Array, keys: jax.Array, values: jax.Array,
 def _attention_backward(rate: float, residuals: tuple, grad: jax.Array) -> tuple:
     queries, keys, values, mask, kept, weights_RHTS = residuals
     dtype = values.dtype
-    weights_grad = _dropped(product(grad, transposed(values)), kept, rate)
-    moved = weights_RHTS * (
-        weights_grad - jnp.sum(weights_RHTS * weights_grad, axis=-1, keepdims=True))
-    scores_grad = (moved if mask is None else jnp.where(mask, moved, 0)).astype(dtype)
+    # Weights of what is masked are 0, and so are gradients there, but in rows where all is masked.
+    seen = grad if mask is None else jnp.where(mask.any(axis=-1, keepdims=True), grad, 0)
+    weights_grad = _dropped(product(seen, transposed(values)), kept, rate)
+    scores_grad = (weights_RHTS * (
+        weights_grad - jnp.sum(weights_RHTS * weights_grad, axis=-1, keepdims=True))).astype(dtype)
     # Transposed like this, the products never need [R, H, T, S] transposed in memory.
     values_grad = product(transposed(grad), _dropped(weights_RHTS, kept, rate)).astype(dtype)
     return (product(scores_grad, transposed(keys)).astype(dtype),
