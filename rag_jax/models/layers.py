@@ -93,7 +93,8 @@ def _linear_forward(x: jax.Array, kernel: jax.Array, bias: jax.Array) -> tuple[j
 def _linear_backward(kept: tuple[jax.Array, jax.Array], grad: jax.Array) -> tuple[jax.Array, ...]:
     x, kernel = kept
     return (product(grad, transposed(kernel.astype(x.dtype))).astype(x.dtype),
-            product(transposed(x), grad), jnp.sum(grad, axis=0, dtype=jnp.float32))
+            product(transposed(x), grad).astype(kernel.dtype),
+            jnp.sum(grad, axis=0, dtype=jnp.float32))
 
 
 linear.defvjp(_linear_forward, _linear_backward)
