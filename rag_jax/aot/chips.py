@@ -23,7 +23,8 @@ class Chip(NamedTuple):
 
 # By jax's device_kind. Sources: cloud.google.com/tpu/docs/v3 (a chip has two cores), v4, v5e, v5p
 # and v6e, "System architecture"; v2: Jouppi et al. 2020, "A domain-specific supercomputer for
-# training deep neural networks", CACM 63(7), table 3.
+# training deep neural networks", CACM 63(7), table 3. GPUs: NVIDIA's data sheets of the A100, H100
+# and H200 (SXM), bfloat16 without sparsity.
 CHIPS = {
     "TPU v2": Chip(8 * GIB, 23e12, 350e9),
     "TPU v3": Chip(16 * GIB, 61.5e12, 450e9),
@@ -31,6 +32,9 @@ CHIPS = {
     "TPU v5 lite": Chip(16 * GIB, 197e12, 819e9),
     "TPU v5": Chip(95 * GIB, 459e12, 2765e9),
     "TPU v6 lite": Chip(32 * GIB, 918e12, 1638e9),
+    "NVIDIA A100-SXM4-80GB": Chip(80e9, 312e12, 2039e9),
+    "NVIDIA H100 80GB HBM3": Chip(80e9, 989e12, 3350e9),
+    "NVIDIA H200": Chip(141e9, 989e12, 4800e9),
 }
 
 
