@@ -150,8 +150,9 @@ class Linear(nn.Module):
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(3,))
 def layer_norm(x: jax.Array, scale: jax.Array, bias: jax.Array, epsilon: float) -> jax.Array:
-    """LayerNorm of rows [R, D] in float32; the backward pass keeps x in its own dtype alone."""
-    return _normed(x, epsilon)[0] * scale[None] + bias[None]
+    """LayerNorm of [..., D] in float32; the backward pass keeps x in its own dtype alone."""
+    rows = range(x.ndim - 1)
+    return _normed(x, epsilon)[0] * jnp.expand_dims(scale, rows) + jnp.expand_dims(bias, rows)
 
 
 def _normed(x: jax.Array, epsilon: float) -> tuple[jax.Array, jax.Array]:
@@ -171,10 +172,11 @@ def _norm_backward(epsilon: float, kept: tuple[jax.Array, jax.Array], grad: jax.
                    ) -> tuple[jax.Array, ...]:
     x, scale = jax.lax.optimization_barrier(kept)  # keeps nothing else of the forward pass
     normed, inverse = _normed(x, epsilon)
-    scaled = grad * scale[None]
+    rows = tuple(range(x.ndim - 1))
+    scaled = grad * jnp.expand_dims(scale, rows)
     along = jnp.mean(scaled * normed, axis=-1, keepdims=True)
     x_grad = inverse * (scaled - scaled.mean(axis=-1, keepdims=True) - normed * along)
-    return x_grad.astype(x.dtype), jnp.sum(grad * normed, axis=0), jnp.sum(grad, axis=0)
+    return x_grad.astype(x.dtype), jnp.sum(grad * normed, axis=rows), jnp.sum(grad, axis=rows)
 
 
 layer_norm.defvjp(_norm_forward, _norm_backward)
@@ -199,8 +201,7 @@ class LayerNorm(nn.Module):
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
         scale, bias = _NormParameters(name="norm")(x.shape[-1])
-        rows = layer_norm(x.reshape(-1, x.shape[-1]), scale, bias, self.epsilon)
-        normed = rows.astype(self.dtype).reshape(x.shape)
+        normed = layer_norm(x, scale, bias, self.epsilon).astype(self.dtype)
         return constrain(normed, "batch", name="/".join(self.path))
 
 
