@@ -46,14 +46,14 @@ def get_config() -> Config:
         ),
         retrieval=RetrievalConfig(k=2),
         retriever_warmup=RetrieverWarmupConfig(
-            steps=540, save_every=540, batch_size=128, hard_negatives=3,
+            steps=600, save_every=600, batch_size=128, hard_negatives=3,
             optimizer=OptimizerConfig(learning_rate=1e-3, schedule="cosine", warmup_steps=50)),
         generator_warmup=GeneratorWarmupConfig(
-            steps=1800, save_every=1800, batch_size=16, permute_sentences=0.0, mask_ratio=0.35,
+            steps=900, save_every=900, batch_size=32, permute_sentences=0.0, mask_ratio=0.35,
             optimizer=OptimizerConfig(learning_rate=2e-3, schedule="cosine", warmup_steps=50,
                                       end_fraction=0.1)),
         train=TrainConfig(
-            steps=520, batch_size=24, eval_every=520, save_every=520, query_encoder_rate=0.2,
+            steps=360, batch_size=32, eval_every=360, save_every=360, query_encoder_rate=0.2,
             optimizer=OptimizerConfig(learning_rate=2e-3, schedule="cosine", warmup_steps=20,
                                       end_fraction=0.05)),
         eval=EvalConfig(k=5, batch_size=64, max_examples=128),
