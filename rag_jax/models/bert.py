@@ -17,6 +17,7 @@ from rag_jax.models.layers import (
     embedding_table,
     look_up,
 )
+from rag_jax.parallel import constrain
 
 
 class BertLayer(nn.Module):
@@ -29,12 +30,13 @@ class BertLayer(nn.Module):
                  rows: int | None = None) -> jax.Array:
         c, dtype = self.config, jnp.dtype(self.config.dtype)
         drop = Dropout(c.dropout)
+        asked = constrain(x[:, :rows], "batch", name="asked positions")
         attended = Attention(
             c.heads, c.width, c.attention_dropout, dtype, c.init_std, c.fused_attention,
             name="attention",
-        )(x[:, :rows], x, mask, deterministic)
+        )(asked, x, mask, deterministic)
         x = LayerNorm(c.layer_norm_eps, dtype, name="attention_norm")(
-            x[:, :rows] + drop(attended, deterministic=deterministic)
+            asked + drop(attended, deterministic=deterministic)
         )
         fed = FeedForward(c.mlp_width, c.width, c.activation, 0.0, dtype, c.init_std,
                           name="mlp")(x, deterministic)
