@@ -124,7 +124,7 @@ def test_what_does_not_fit_ends_with_an_error(tmp_path, capsys):
 
 
 def test_a_table_that_the_mesh_does_not_divide_is_told(monkeypatch, capsys):
-    monkeypatch.setattr(programs, "programs", lambda *given: [])
+    monkeypatch.setattr(programs, "programs", lambda *given, **settings: [])
     odd = ["--config.mesh.data=2", "--config.mesh.model=2",
            "--config.model.generator.vocab_size=89"]
     assert compile_report.main([*SMALL, *odd, "--topology=cpu:8"]) is None

@@ -58,7 +58,8 @@ def test_likelihood_is_that_of_the_concatenated_states(params, smoothing):
 
 
 def test_prior_and_posterior_are_the_retrievers(params):
-    found, retrieved = likelihood(params, BATCH), likelihood(params, BATCH, "token")
+    with jax.disable_jit():  # two programs may round one operation in different ways
+        found, retrieved = likelihood(params, BATCH), likelihood(params, BATCH, "token")
     np.testing.assert_array_equal(found["prior"], retrieved["prior"])
     np.testing.assert_array_equal(found["posterior"], found["prior"])
 
