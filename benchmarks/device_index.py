@@ -79,9 +79,9 @@ def searches(embeddings: np.ndarray, folder: pathlib.Path) -> dict[str, Callable
     return found
 
 
-def main() -> None:
-    process.keep_memory()
-    parser = argparse.ArgumentParser(description=__doc__,
+def parser_of(description: str) -> argparse.ArgumentParser:
+    """The options of a benchmark of searches: what is searched, and how often."""
+    parser = argparse.ArgumentParser(description=description,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--embeddings", metavar="FILE.npy", help="float32[N, E]")
     parser.add_argument("--queries", metavar="FILE.npy", help="float32[Q, E]")
@@ -89,10 +89,20 @@ def main() -> None:
     parser.add_argument("--width", type=int, default=768)
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 32, 256])
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--json", metavar="FILE")
+    parser.add_argument("--json", metavar="FILE", type=pathlib.Path)
+    return parser
+
+
+def parsed(parser: argparse.ArgumentParser) -> argparse.Namespace:
     options = parser.parse_args()
     if bool(options.embeddings) != bool(options.queries):
         parser.error("--embeddings and --queries go together")
+    return options
+
+
+def main() -> None:
+    process.keep_memory()
+    options = parsed(parser_of(__doc__))
     if options.embeddings:
         embeddings, queries = (np.load(f).astype(np.float32)
                                for f in (options.embeddings, options.queries))
@@ -122,7 +132,7 @@ def main() -> None:
     if options.json:
         record = {"passages": len(embeddings), "width": embeddings.shape[1], "recall": recall,
                   "queries_per_second": rates}
-        files.write_text(pathlib.Path(options.json), json.dumps(record, indent=1) + "\n")
+        files.write_text(options.json, json.dumps(record, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -20,7 +20,6 @@ again. --json writes {"ratios": {"ours/hnsw64 batch 1": queries per second of ou
 "cpu"}. The peak is of the building process with the vectors in it; loaded is what opening adds.
 """
 
-import argparse
 import bisect
 import concurrent.futures
 import functools
@@ -36,7 +35,7 @@ import time
 from collections.abc import Callable
 
 import numpy as np
-from device_index import K, numpy_exact, open_vectors, random_vectors
+from device_index import K, numpy_exact, open_vectors, parsed, parser_of, random_vectors
 from embedding import cpu_name
 
 from rag_jax.retrieval.build import RecallSettings
@@ -167,20 +166,10 @@ def show(report: dict) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--embeddings", metavar="FILE.npy", help="float32[N, E]")
-    parser.add_argument("--queries", metavar="FILE.npy", help="float32[Q, E]")
-    parser.add_argument("--passages", type=int, default=100_000)
-    parser.add_argument("--width", type=int, default=768)
+    parser = parser_of(__doc__)
     parser.add_argument("--target", type=float, default=0.99, help="recall@10 (default: 0.99)")
-    parser.add_argument("--batches", type=int, nargs="+", default=[1, 32, 256])
-    parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--folder", type=pathlib.Path, help="keep the indexes there")
-    parser.add_argument("--json", metavar="OUT", type=pathlib.Path)
-    options = parser.parse_args()
-    if bool(options.embeddings) != bool(options.queries):
-        parser.error("--embeddings and --queries go together")
+    options = parsed(parser)
     with tempfile.TemporaryDirectory() as temporary:
         folder = options.folder or pathlib.Path(temporary)
         folder.mkdir(parents=True, exist_ok=True)

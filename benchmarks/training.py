@@ -34,6 +34,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
+from embedding import cpu_name
 
 OURS = ("float32", "bfloat16")
 THEIRS = ("as_shipped", "float32_longest", "bfloat16_as_shipped", "bfloat16_longest")
@@ -69,14 +70,19 @@ def main() -> None:
 
 
 def compare(options: argparse.Namespace, folder: pathlib.Path) -> dict:
+    from accelerator import useful_flops  # imports jax, which is no part of the rivals' memory
+
     write_data(options, folder)
-    batch = our_job(options, folder, options.kinds[0], "float32")[1]()
+    job, make = our_job(options, folder, options.kinds[0], "float32")
+    batch = make()
     np.savez(folder / "batch.npz", **{
         name: value for name, value in batch._asdict().items() if value is not None})
-    real = real_tokens(batch)
-    report = {"cpu": cpu(), "source": list(batch.source_mask.shape), "real_tokens": real,
+    real = {name: int(getattr(batch, f"{name}_mask").sum())
+            for name in ("question", "source", "target")}
+    report = {"cpu": cpu_name(), "source": list(batch.source_mask.shape), "real_tokens": real,
               "source_padding": 1 - float(np.mean(batch.source_mask)),
-              "gflop": gflop(**real), "ratios": {}, "sides": {}}
+              "gflop": useful_flops(job.model.retriever, job.model.generator, batch) / 1e9,
+              "ratios": {}, "sides": {}}
     print(f"{report['cpu']}; sources {report['source']}, {100 * report['source_padding']:.0f} % "
           f"padding; real tokens {real}; they need {report['gflop']:.0f} GFLOP")
     groups = {"ours": OURS, "theirs": THEIRS}
@@ -119,33 +125,6 @@ def summary(found: list[dict], gflop: float) -> dict[str, float]:
     if "matrix_peak" in result:
         result["share_of_peak"] = result["gflops"] / result["matrix_peak"]
     return result
-
-
-def cpu() -> str:
-    lines = pathlib.Path("/proc/cpuinfo").read_text("utf-8").splitlines()
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return f"{len(names)} x {names[0]}" if names else "unknown"
-
-
-def real_tokens(batch) -> dict[str, int]:
-    """Positions that are no padding; a question's decoder runs once for each of its passages."""
-    source, target = batch.source_mask.sum(-1), batch.target_mask.sum(-1, keepdims=True)
-    return {"question": int(batch.question_mask.sum()), "source": int(source.sum()),
-            "target": int((target + 0 * source).sum()),
-            "source_pairs": int((source**2).sum()), "cross_pairs": int((source * target).sum())}
-
-
-def gflop(question: int, source: int, target: int, source_pairs: int, cross_pairs: int) -> float:
-    """Matrix products of a step, forward once and backward twice: bert-base and bart-base."""
-    width, layers, vocab = 768, 6, 50265
-    square = width * width
-    forward = 12 * question * 2 * 12 * square  # attention over 14 tokens does not count
-    forward += layers * (source * 2 * 12 * square + source_pairs * 4 * width)
-    # The decoder's layers also project every state of the encoder to keys and values.
-    forward += layers * (target * 2 * 14 * square + source * 2 * 2 * square
-                         + cross_pairs * 4 * width)
-    forward += target * 2 * width * vocab
-    return 3 * forward / 1e9
 
 
 def take_steps(options: argparse.Namespace) -> None:

@@ -117,7 +117,7 @@ def traced(model, rates, optimizer, smoothing, shape, targets):
     batch = Batch(*pair(B, 64), *pair(B, K, S), struct((B, K, 768), np.float32),
                   struct((B, K), np.bool_), *pair(B, targets), struct((B,), np.float32), **further)
     train = step.make_train_step(step.rag_loss(model, smoothing), transform, shardings,
-                                 optimizer.accumulate, step.Dropout(0))
+                                 optimizer.accumulate, step.DropoutKeys(0))
     jaxpr, (after, metrics) = jax.make_jaxpr(train, return_shape=True)(
         state, batch, struct((), np.int32))
     return state, after, metrics, flops(jaxpr.jaxpr)

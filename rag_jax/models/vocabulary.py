@@ -14,7 +14,7 @@ from rag_jax.models.layers import product, transposed
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(4, 5))
 def log_probs(table: jax.Array, bias: jax.Array, states: jax.Array, targets: jax.Array,
-                     smoothing: float, again: bool) -> tuple[jax.Array, jax.Array]:
+              smoothing: float, again: bool) -> tuple[jax.Array, jax.Array]:
     """log p(targets) by the softmax of states @ table.T + bias, and the same under label smoothing.
 
     Args:

@@ -30,12 +30,9 @@ OTHER_INPUTS = ("claims", "clues")
 # Less than the quickstart does: many models are to fit in the time, and a retriever that is not yet
 # perfect shows what training it is worth.
 SHORTER = {
-    "data.fictional_countries": 1600,
     "retriever_warmup.steps": 200,
     "generator_warmup.steps": 800,
-    "generator_warmup.batch_size": 32,
     "train.steps": 200,
-    "train.batch_size": 32,
     "train.eval_every": 200,
     "train.optimizer.learning_rate": 1e-3,
 }

@@ -57,9 +57,9 @@ def build_stage(job: Job, name: str, rates: Mapping[str, float | None], loss: st
                  tensorboard=job.config.tensorboard, **settings)
 
 
-def dropout_of(job: Job) -> step.Dropout:
+def dropout_of(job: Job) -> step.DropoutKeys:
     """How the masks of a job are drawn on the devices of its mesh, as config.dropout_keys says."""
     chosen, platform = job.config.dropout_keys, job.mesh.devices.flat[0].platform
     if chosen == "auto":
         chosen = "unsafe_rbg" if platform == "tpu" else "threefry2x32"
-    return step.Dropout(job.config.seed, chosen)
+    return step.DropoutKeys(job.config.seed, chosen)

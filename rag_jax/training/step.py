@@ -30,7 +30,7 @@ class Completion(NamedTuple):
     shardings: Any  # of the given batch
 
 
-class Dropout(NamedTuple):
+class DropoutKeys(NamedTuple):
     """Seed of the dropout masks, and the implementation of jax.random's keys that draws them."""
 
     seed: int
@@ -151,7 +151,7 @@ def accumulated_gradients(loss: LossFunction, trained: Params, frozen: Params, b
 
 
 def make_train_step(loss: LossFunction, optimizer: Optimizer, shardings: TrainState,
-                    pieces: int = 1, dropout: Dropout | None = None,
+                    pieces: int = 1, dropout: DropoutKeys | None = None,
                     complete: Completion | None = None, frozen: tuple[str, ...] = (),
                     show: Callable[[Any], dict[str, jax.Array]] | None = None) -> Callable:
     """The jitted step (state, batch, step) -> (state, metrics); the state is donated.

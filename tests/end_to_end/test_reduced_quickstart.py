@@ -13,9 +13,7 @@ REDUCED = [
     "--config.retriever_warmup.steps=200",
     "--config.retriever_warmup.batch_size=64",
     "--config.generator_warmup.steps=400",
-    "--config.generator_warmup.batch_size=32",
     "--config.train.steps=150",
-    "--config.train.batch_size=32",
     "--config.train.eval_every=150",
     "--config.tensorboard=false",
 ]

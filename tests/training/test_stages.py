@@ -153,7 +153,7 @@ def test_dropout_is_drawn_as_the_configuration_or_the_platform_says():
         return stages.dropout_of(types.SimpleNamespace(
             config=replace(Config(seed=7), changes), mesh=mesh))
 
-    assert chosen("tpu") == step.Dropout(7, "unsafe_rbg")
-    assert chosen("cpu") == chosen("gpu") == step.Dropout(7)
+    assert chosen("tpu") == step.DropoutKeys(7, "unsafe_rbg")
+    assert chosen("cpu") == chosen("gpu") == step.DropoutKeys(7)
     assert chosen("cpu", dropout_keys="unsafe_rbg") == chosen("tpu")
     assert chosen("tpu", dropout_keys="threefry2x32") == chosen("cpu")

@@ -158,7 +158,7 @@ def training():
     make, abstract, shardings = step.init_state(
         MODEL, rag.TOWERS, optimizer, 0, mesh)
     run = step.make_train_step(
-        step.rag_loss(MODEL), optimizer, shardings, 1, step.Dropout(5))
+        step.rag_loss(MODEL), optimizer, shardings, 1, step.DropoutKeys(5))
     batch = parallel.put_batch(batch_of(), mesh)
     compiled = run.lower(abstract, batch, np.int32(0)).compile(
         compiler_options={"xla_backend_optimization_level": 0})
