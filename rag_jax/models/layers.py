@@ -76,25 +76,27 @@ def embedding_table(module: nn.Module, name: str, rows: int, width: int, rows_ax
 
 
 @jax.custom_vjp
-def linear(x: jax.Array, kernel: jax.Array, bias: jax.Array) -> jax.Array:
-    """x [R, D] @ kernel float32[D, F] + bias float32[F] in the dtype of x, summed in float32; the
-    gradients of kernel and bias are float32.
+def linear(x: jax.Array, kernel: jax.Array, bias: jax.Array | None) -> jax.Array:
+    """x [R, D] @ kernel float32[D, F] + bias float32[F], or None, in the dtype of x, summed in
+    float32; the gradients of kernel and bias are float32.
 
     Accelerators sum in float32 anyway. XLA's CPU backend runs products of bfloat16 matrices four
     times faster if their sums are float32 and both matrices lie in memory row by row.
     """
-    return (product(x, kernel.astype(x.dtype)) + bias[None]).astype(x.dtype)
+    y = product(x, kernel.astype(x.dtype))
+    return (y if bias is None else y + bias[None]).astype(x.dtype)
 
 
-def _linear_forward(x: jax.Array, kernel: jax.Array, bias: jax.Array) -> tuple[jax.Array, tuple]:
-    return linear(x, kernel, bias), (x, kernel)
+def _linear_forward(x: jax.Array, kernel: jax.Array, bias: jax.Array | None
+                    ) -> tuple[jax.Array, tuple]:
+    return linear(x, kernel, bias), (x, kernel, bias)
 
 
-def _linear_backward(kept: tuple[jax.Array, jax.Array], grad: jax.Array) -> tuple[jax.Array, ...]:
-    x, kernel = kept
+def _linear_backward(kept: tuple[jax.Array | None, ...], grad: jax.Array) -> tuple:
+    x, kernel, bias = kept
     return (product(grad, transposed(kernel.astype(x.dtype))).astype(x.dtype),
             product(transposed(x), grad).astype(kernel.dtype),
-            jnp.sum(grad, axis=0, dtype=jnp.float32))
+            None if bias is None else jnp.sum(grad, axis=0, dtype=jnp.float32))
 
 
 linear.defvjp(_linear_forward, _linear_backward)
@@ -118,7 +120,7 @@ def look_up(table: jax.Array, ids: jax.Array) -> jax.Array:
 
 
 class Linear(nn.Module):
-    """x @ kernel + bias over the last axis, with logical axis names on both.
+    """x @ kernel, + bias where it is `biased`, over the last axis, with logical axis names on both.
 
     The product runs on a matrix of all rows: its transposes are then plain matrix products too,
     which XLA's CPU backend runs twice as fast as contractions over several axes.
@@ -128,6 +130,7 @@ class Linear(nn.Module):
     axes: tuple[str, str]
     dtype: Any = jnp.float32
     init_std: float = 0.02
+    biased: bool = True
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
@@ -139,7 +142,7 @@ class Linear(nn.Module):
         bias = self.param(
             "bias", nn.with_logical_partitioning(nn.initializers.zeros, self.axes[1:]),
             (self.features,), jnp.float32,
-        )
+        ) if self.biased else None
         rows = x.reshape(-1, x.shape[-1]).astype(self.dtype)
         y = linear(rows, kernel, bias).reshape(*x.shape[:-1], self.features)
         # States keep their width whole: "embed" is how parameters are stored.
@@ -203,6 +206,24 @@ class LayerNorm(nn.Module):
         scale, bias = _NormParameters(name="norm")(x.shape[-1])
         normed = layer_norm(x, scale, bias, self.epsilon).astype(self.dtype)
         return constrain(normed, "batch", name="/".join(self.path))
+
+
+class RmsNorm(nn.Module):
+    """x / root mean square of x, times (offset + scale): float32 inside, a result in `dtype`."""
+
+    epsilon: float
+    dtype: Any = jnp.float32
+    offset: float = 0.0
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        init = nn.with_logical_partitioning(
+            nn.initializers.constant(1 - self.offset), ("norm",))
+        scale = self.param("scale", init, x.shape[-1:], jnp.float32) + self.offset
+        wide = x.astype(jnp.float32)
+        inverse = jax.lax.rsqrt(jnp.mean(wide * wide, axis=-1, keepdims=True) + self.epsilon)
+        normed = wide * inverse * jnp.expand_dims(scale, range(x.ndim - 1))
+        return constrain(normed.astype(self.dtype), "batch", name="/".join(self.path))
 
 
 class Dropout(nn.Module):

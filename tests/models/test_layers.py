@@ -2,13 +2,14 @@
 
 import math
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 import tiny
 
-from rag_jax.models.layers import Dropout, attention, gelu, layer_norm, linear
+from rag_jax.models.layers import Dropout, RmsNorm, attention, gelu, layer_norm, linear
 
 
 @pytest.mark.parametrize("dtype,tolerance", [("float32", 1e-5), ("bfloat16", 2e-2)])
@@ -31,6 +32,28 @@ def test_a_product_and_its_gradients_are_those_of_float64(dtype, tolerance):
     assert {found[1][1].dtype, found[1][2].dtype} == {jnp.dtype("float32")}, "they are not rounded"
     for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
         np.testing.assert_allclose(a, b, rtol=tolerance, atol=tolerance * np.abs(b).max())
+
+
+def test_a_product_without_a_bias_is_that_with_zeros():
+    """Most models of today have no biases: their backward pass has nothing to sum up."""
+    rng = np.random.default_rng(2)
+    x, kernel, zeros = (jnp.float32(rng.normal(size=(3, 4))), jnp.float32(rng.normal(size=(4, 5))),
+                        jnp.zeros(5))
+    gradients = [jax.grad(lambda x, kernel, bias=bias: jnp.sin(linear(x, kernel, bias)).sum(),
+                          (0, 1))(x, kernel) for bias in (None, zeros)]
+    tiny.assert_trees_close(*gradients, rtol=0)
+
+
+@pytest.mark.parametrize("offset", [0.0, 1.0])
+def test_rms_norm_is_the_formula(offset):
+    """Gemma's scale is 1 + w: read as w, a trained norm would be almost nothing."""
+    rng = np.random.default_rng(3)
+    x, w = np.float32(rng.normal(size=(2, 5, 8))), np.float32(rng.normal(size=8))
+    norm = RmsNorm(0.1, offset=offset)
+    expected = x / np.sqrt((np.float64(x) ** 2).mean(axis=-1, keepdims=True) + 0.1) * (w + offset)
+    np.testing.assert_allclose(norm.apply({"params": {"scale": w}}, x), expected, rtol=1e-5)
+    first = nn.meta.unbox(norm.init(jax.random.key(0), x)["params"])["scale"]
+    np.testing.assert_array_equal(first + offset, 1.0)
 
 
 def compare_with_plain(ours, plain, arrays, dtype, tolerance):
