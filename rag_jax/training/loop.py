@@ -344,7 +344,9 @@ class _Watch:
 
     def _log(self, done: int) -> dict[str, float]:
         """Writes the window's means, and begins the next window; returns what is to be shown."""
-        means = {name: float(np.mean([m[name] for m in self.window])) for name in self.window[0]}
+        means = {name: float(np.mean([m[name] for m in self.window]))
+                 if not name.startswith("update_ratio/") else last  # measured in logged steps alone
+                 for name, last in self.window[-1].items()}
         means["step_secs"] = self.secs / len(self.window)
         if "tokens" in means:
             means["tokens_per_sec"] = means["tokens"] / max(means["step_secs"], 1e-9)

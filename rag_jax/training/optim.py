@@ -20,6 +20,10 @@ class Optimizer(NamedTuple):
     towers: tuple[str, ...]
     # The learning rate of each tower in the update of a step, which may be traced: float32[].
     learning_rates: Callable[[jax.Array], dict[str, jax.Array]]
+    # (parameters, state), both after an update -> the parameters before it, but for rounding.
+    before: Callable[[Params, Any], Params]
+    # Whether the metrics of a step, which may be traced, say how far the towers move: bool[].
+    measured: Callable[[jax.Array], jax.Array]
 
 
 def schedule(config: OptimizerConfig, steps: int) -> optax.Schedule:
@@ -45,8 +49,8 @@ def decays(params: Params) -> Any:
     )
 
 
-def make_optimizer(config: OptimizerConfig, steps: int, rates: Mapping[str, float | None]
-                  ) -> Optimizer:
+def make_optimizer(config: OptimizerConfig, steps: int, rates: Mapping[str, float | None],
+                   log_every: int = 1) -> Optimizer:
     """AdamW with clipping by the global norm over all towers that train.
 
     Args:
@@ -55,6 +59,7 @@ def make_optimizer(config: OptimizerConfig, steps: int, rates: Mapping[str, floa
       rates: tower name -> learning rate relative to the schedule, None where the tower is frozen.
         The parameters given to the optimiser have exactly the other towers at the top: a frozen
         tower is kept out of the differentiated tree.
+      log_every: how far the towers move is measured every so many steps, and in the last one.
     """
     rates = {tower: rate for tower, rate in rates.items() if rate is not None}
     rate_at = schedule(config, steps)
@@ -69,35 +74,60 @@ def make_optimizer(config: OptimizerConfig, steps: int, rates: Mapping[str, floa
         optax.scale_by_learning_rate(rate_at),
     )
 
+    def learning_rates(step: jax.Array) -> dict[str, jax.Array]:
+        return {tower: jnp.float32(rate_at(step) * rate) for tower, rate in rates.items()}
+
+    def measured(step: jax.Array) -> jax.Array:
+        return ((step + 1) % log_every == 0) | (step + 1 == steps)
+
+    update, before = _adamw(config, rate_at, rates)
+    return Optimizer(chain.init, update, tuple(rates), learning_rates, before, measured)
+
+
+def _adamw(config: OptimizerConfig, rate_at: optax.Schedule, rates: Mapping[str, float]
+           ) -> tuple[Callable, Callable]:
+    """`Optimizer.update` and `Optimizer.before`."""
+
     def update(grads: Params, state: Any, params: Params) -> tuple[Params, Any]:
         if set(grads) != set(rates):
             raise ValueError(f"towers {sorted(grads)} need learning rates; given {sorted(rates)}")
-        adam, = (part for part in state if isinstance(part, optax.ScaleByAdamState))
-        scheduled, = (part for part in state if isinstance(part, optax.ScaleByScheduleState))
+        adam, scheduled = parts(state)
         shrink = _shrink(grads, config.clip_norm)
         mu = jax.tree.map(lambda m, g: config.b1 * m + (1 - config.b1) * (shrink * g),
                           adam.mu, grads)
         nu = jax.tree.map(lambda v, g: config.b2 * v + (1 - config.b2) * (shrink * g) ** 2,
                           adam.nu, grads)
-        count = optax.safe_increment(adam.count)
-        correct_mu, correct_nu = (1 / (1 - b**count) for b in (config.b1, config.b2))
-
-        def moved(rate: jax.Array, p: jax.Array, m: jax.Array, v: jax.Array, decayed: bool
-                  ) -> jax.Array:
-            step = rate * correct_mu * m / (jnp.sqrt(correct_nu * v) + config.eps)
-            return step + rate * config.weight_decay * p if decayed else step
-
-        rate = -rate_at(scheduled.count)
-        updates = {tower: jax.tree.map(functools.partial(moved, rate * rates[tower]),
-                                       params[tower], mu[tower], nu[tower], decays(params[tower]))
-                   for tower in grads}
-        return updates, tuple(
-            optax.ScaleByAdamState(count, mu, nu) if part is adam else
+        state = tuple(
+            optax.ScaleByAdamState(optax.safe_increment(part.count), mu, nu) if part is adam else
             optax.ScaleByScheduleState(optax.safe_increment(part.count)) if part is scheduled else
             part for part in state)
+        return jax.tree.map(lambda p, step, decay: step - decay * p, params,
+                            *adam_steps(params, state)), state
 
-    return Optimizer(chain.init, update, tuple(rates), lambda step: {
-        tower: jnp.float32(rate_at(step) * rate) for tower, rate in rates.items()})
+    def parts(state: Any) -> tuple[optax.ScaleByAdamState, optax.ScaleByScheduleState]:
+        return tuple(next(part for part in state if isinstance(part, kind))
+                     for kind in (optax.ScaleByAdamState, optax.ScaleByScheduleState))
+
+    def adam_steps(params: Params, state: Any) -> tuple[Params, Any]:
+        """The steps without weight decay that led to a state, and by which shares it shrinks."""
+        adam, scheduled = parts(state)
+        correct_mu, correct_nu = (1 / (1 - b**adam.count) for b in (config.b1, config.b2))
+
+        def step(rate: jax.Array, m: jax.Array, v: jax.Array) -> jax.Array:
+            return -rate * correct_mu * m / (jnp.sqrt(correct_nu * v) + config.eps)
+
+        by_tower = {tower: rate_at(scheduled.count - 1) * rates[tower] for tower in params}
+        shrunk = {tower: jax.tree.map(
+            lambda decayed, rate=rate: rate * config.weight_decay if decayed else 0.0,
+            decays(params[tower])) for tower, rate in by_tower.items()}
+        return {tower: jax.tree.map(functools.partial(step, rate), adam.mu[tower], adam.nu[tower])
+                for tower, rate in by_tower.items()}, shrunk
+
+    def before(params: Params, state: Any) -> Params:
+        return jax.tree.map(lambda p, step, decay: (p - step) / (1 - decay), params,
+                            *adam_steps(params, state))
+
+    return update, before
 
 
 def _shrink(grads: Params, clip_norm: float) -> jax.Array | float:

@@ -30,7 +30,7 @@ def build_stage(job: Job, name: str, rates: Mapping[str, float | None], loss: st
       settings: further fields of `Stage`.
     """
     model, guard = job.model, settings.get("guard")
-    adamw = make_optimizer(optimizer, settings["steps"], rates)
+    adamw = make_optimizer(optimizer, settings["steps"], rates, settings["log_every"])
     make, abstract, shardings = step.init_state(
         model, tuple(rates), adamw, job.config.seed, job.mesh)
 

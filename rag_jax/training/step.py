@@ -193,7 +193,8 @@ def make_train_step(loss: LossFunction, optimizer: Optimizer, shardings: TrainSt
         moved = optax.apply_updates(trained, updates)
         rates = {t: jnp.where(t in frozen, 0.0, rate)
                  for t, rate in optimizer.learning_rates(number).items()}
-        metrics |= {**_token_metrics(batch), **_norm_metrics(grads, updates, moved),
+        metrics |= {**_token_metrics(batch), **_gradient_norms(grads),
+                    **_update_ratios(optimizer, number, moved, opt_state),
                     **{f"learning_rate/{tower}": rate for tower, rate in rates.items()}}
         metrics = jax.lax.with_sharding_constraint(metrics, whole)
         if show is not None:
@@ -209,18 +210,30 @@ def make_train_step(loss: LossFunction, optimizer: Optimizer, shardings: TrainSt
     )
 
 
-def _norm_metrics(grads: Params, updates: Params, moved: Params) -> dict[str, jax.Array]:
-    """Norms of the gradient, in all and by tower, and how far each tower moves: |update| / |p|.
+def _gradient_norms(grads: Params) -> dict[str, jax.Array]:
+    """Norms of the gradient, in all and by tower."""
+    return {"grad_norm": optax.global_norm(grads),
+            **{f"grad_norm/{tower}": optax.global_norm(grad) for tower, grad in grads.items()}}
 
-    p comes from where it has moved to: who reads it after the update makes XLA keep a copy of it.
+
+def _update_ratios(optimizer: Optimizer, number: jax.Array, moved: Params, opt_state: Any
+                   ) -> dict[str, jax.Array]:
+    """How far each tower has moved, |update| / |p|; 0 in steps where this is not measured.
+
+    p and the update are computed from where it has moved to: who reads either after the update
+    makes XLA keep it until then.
     """
-    metrics = {"grad_norm": optax.global_norm(grads)}
-    for tower, update in updates.items():
-        size = optax.global_norm(jax.tree.map(jnp.subtract, moved[tower], update))
-        metrics[f"grad_norm/{tower}"] = optax.global_norm(grads[tower])
-        metrics[f"update_ratio/{tower}"] = jnp.where(
-            size > 0, optax.global_norm(update) / jnp.maximum(size, 1e-30), 0.0)
-    return metrics
+    def ratios(moved: Params, opt_state: Any) -> dict[str, jax.Array]:
+        old = optimizer.before(moved, opt_state)
+        norm = optax.global_norm
+        return {tower: norm(jax.tree.map(jnp.subtract, moved[tower], old[tower]))
+                / jnp.maximum(norm(old[tower]), 1e-30) for tower in moved}
+
+    def nothing(moved: Params, opt_state: Any) -> dict[str, jax.Array]:
+        return {tower: jnp.float32(0) for tower in moved}
+
+    found = jax.lax.cond(optimizer.measured(number), ratios, nothing, moved, opt_state)
+    return {f"update_ratio/{tower}": ratio for tower, ratio in found.items()}
 
 
 def _token_metrics(batch: Any) -> dict[str, jax.Array]:

@@ -40,7 +40,8 @@ def descend(state, batch, step):
     gradient = 2 * (state.params["w"] - batch)
     nll = jnp.sum((state.params["w"] - batch) ** 2)
     return TrainState({"w": state.params["w"] - RATE * gradient},
-                      {"sum": state.opt_state["sum"] + gradient}), {"nll": nll, "step": step}
+                      {"sum": state.opt_state["sum"] + gradient}), {
+                          "nll": nll, "step": step, "update_ratio/w": step}
 
 
 def target(step):
@@ -124,6 +125,11 @@ def test_metrics_are_means_over_the_window(whole):
     assert [line["step"] for line in whole[1]] == [3, 6, 9, 10]
     means = [np.mean(nlls[a:b]) for a, b in ((0, 3), (3, 6), (6, 9), (9, 10))]
     assert np.allclose([line["toy/nll"] for line in whole[1]], means, rtol=1e-6)
+
+
+def test_what_is_measured_in_logged_steps_alone_is_no_mean(whole):
+    """A mean with the zeros of the other steps would be too small."""
+    assert [line["toy/update_ratio/w"] for line in whole[1]] == [2, 5, 8, 9]
 
 
 @pytest.mark.parametrize("died, resumed", [(2, 0), (4, 4), (5, 4), (7, 4), (9, 8)])

@@ -97,7 +97,8 @@ def test_adamw_matches_a_naive_loop(clip_norm):
     update, state = jax.jit(optimizer.update), optimizer.init(params)
     for gradient in gradients:
         updates, state = update(gradient, state, params)
-        params = optax.apply_updates(params, updates)
+        old, params = params, optax.apply_updates(params, updates)
+        tiny.assert_trees_close(optimizer.before(params, state), old, rtol=1e-5, atol=1e-6)
     for path, leaf in jax.tree_util.tree_leaves_with_path(params):
         name = jax.tree_util.keystr(path)
         np.testing.assert_allclose(leaf, expected[name], rtol=1e-4, atol=1e-5, err_msg=name)
@@ -120,6 +121,12 @@ def test_the_update_and_its_state_are_those_of_optax():
         tiny.assert_trees_close((updates, state), (wanted, expected), rtol=2e-5, atol=1e-7)
         assert jax.tree.structure(state) == jax.tree.structure(expected)
         params = optax.apply_updates(params, wanted)
+
+
+def test_movement_is_measured_where_the_loop_logs():
+    """The loop takes the figure of a window's last step, also of one that the last step cuts."""
+    measured = make_optimizer(OptimizerConfig(), 8, {"generator": 1.0}, log_every=3).measured
+    assert [step for step in range(8) if measured(step)] == [2, 5, 7]
 
 
 def test_rate_zero_stands_still_even_with_decay():
