@@ -31,7 +31,7 @@ SOURCE = ("Hugging Face name, checkpoint folder, or workdir; it sets the archite
 
 @dataclasses.dataclass(frozen=True)
 class TransformerConfig:
-    """What BERT and BART have in common; the defaults are those of the base models."""
+    """What all towers have in common; the defaults are those of BERT and BART's base models."""
 
     pretrained: str = field("", SOURCE)
     width: int = field(768, "model width D", at_least=1)
@@ -67,23 +67,22 @@ class BertConfig(TransformerConfig):
     projection: int = field(0, "width E of a projection of [CLS]; 0 = none, E = D", at_least=0)
 
 
-@dataclasses.dataclass(frozen=True)
-class BartConfig(TransformerConfig):
-    """BART; the defaults are bart-base."""
+Family = Literal["bart"]  # of generators; the table of their configurations stands below them
 
-    pretrained: str = field("", "BART or workdir that the generator starts from: " + SOURCE)
+
+@dataclasses.dataclass(frozen=True)
+class GeneratorConfig(TransformerConfig):
+    """What generators of every family have; the defaults are bart-base's."""
+
+    pretrained: str = field("", "generator or workdir that the generator starts from: " + SOURCE)
+    family: Family = field("bart", "architecture, where no checkpoint says it; another has other "
+                           "fields")
     vocab_size: int = field(50265, "rows of the token table; 0 = the tokenizer's size", at_least=0)
     max_positions: int = field(1024, "longest source or target in tokens", at_least=1)
-    encoder_layers: int = field(6, "encoder layers", at_least=1)
     decoder_layers: int = field(6, "decoder layers", at_least=1)
     attention_dropout: float = field(0.0, "dropout of attention weights", at_least=0, at_most=1)
-    activation_dropout: float = field(0.0, "dropout inside the feed-forward", at_least=0, at_most=1)
     layer_norm_eps: float = field(1e-5, "epsilon of LayerNorm", at_least=0)
-    scale_embedding: bool = field(False, "multiply token embeddings by sqrt(width)")
     logit_chunk: int = field(16, "target positions whose logits exist at a time", at_least=1)
-    decoder_heads: int = field(0, "attention heads of the decoder; 0 = heads", at_least=0)
-    decoder_mlp_width: int = field(0, "feed-forward width of the decoder; 0 = mlp_width",
-                                   at_least=0)
     start_token: int = field(
         -1, "token id that the decoder reads first, in the loss and in decoding; -1 = as the "
         "checkpoint says (decoder_start_token_id), else </s>", at_least=-1)
@@ -91,7 +90,36 @@ class BartConfig(TransformerConfig):
     @property
     def of_decoder(self) -> tuple[int, int]:
         """(attention heads, feed-forward width) of the decoder."""
+        return self.heads, self.mlp_width
+
+    @property
+    def cached_width(self) -> int:
+        """Numbers in the keys (or the values) of one token in one layer of the decoder."""
+        return self.width
+
+    @property
+    def logit_cap(self) -> float:
+        """Logits are cap * tanh(logits / cap); 0 = as they are."""
+        return 0.0
+
+
+@dataclasses.dataclass(frozen=True)
+class BartConfig(GeneratorConfig):
+    """BART; the defaults are bart-base."""
+
+    encoder_layers: int = field(6, "encoder layers", at_least=1)
+    activation_dropout: float = field(0.0, "dropout inside the feed-forward", at_least=0, at_most=1)
+    scale_embedding: bool = field(False, "multiply token embeddings by sqrt(width)")
+    decoder_heads: int = field(0, "attention heads of the decoder; 0 = heads", at_least=0)
+    decoder_mlp_width: int = field(0, "feed-forward width of the decoder; 0 = mlp_width",
+                                   at_least=0)
+
+    @property
+    def of_decoder(self) -> tuple[int, int]:
         return self.decoder_heads or self.heads, self.decoder_mlp_width or self.mlp_width
+
+
+GENERATORS: dict[Family, type[GeneratorConfig]] = {"bart": BartConfig}
 
 
 BERT_PRESETS = {
@@ -187,7 +215,7 @@ class ModelConfig:
     """The three towers; a section can be set to a preset: --config.model.generator=bart-base."""
 
     retriever: BertConfig = section(BertConfig)
-    generator: BartConfig = section(BartConfig)
+    generator: GeneratorConfig = section(BartConfig)
     rag: RagSource = section(RagSource)
     query_encoder: EncoderSource = section(EncoderSource)
     document_encoder: EncoderSource = section(EncoderSource)
@@ -480,4 +508,4 @@ EVAL_PRESETS = {
     "paper-generation": EvalConfig(k=10, num_beams=4, strategy="fast", **_PLAIN),
 }
 PRESETS: dict[type, dict[str, Any]] = {
-    BertConfig: BERT_PRESETS, BartConfig: BART_PRESETS, EvalConfig: EVAL_PRESETS}
+    BertConfig: BERT_PRESETS, GeneratorConfig: BART_PRESETS, EvalConfig: EVAL_PRESETS}

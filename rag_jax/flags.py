@@ -56,12 +56,13 @@ def bare(option: str, value: str, argv: Sequence[str] | None = None) -> list[str
 
 def _field_help(config: Config) -> str:
     lines = ["configuration fields (--config.NAME=VALUE), with the defaults of this config:"]
-    for name, field in overrides.fields().items():
+    for name, field in overrides.fields(config).items():
         given = overrides.shown(overrides.value(config, name))
         lines += [f"  --config.{name}={given}  ({overrides.field_type(field.type).name})",
                   f"      {field.metadata['doc']}"]
     for section in ("model.retriever", "model.generator", "eval"):
-        presets = PRESETS[type(overrides.value(config, section))]
+        chosen = overrides.value(config, section)
+        presets = next(named for cls, named in PRESETS.items() if isinstance(chosen, cls))
         lines.append(f"presets of --config.{section}: {', '.join(presets)}")
     return "\n".join(lines)
 

@@ -12,9 +12,10 @@ import typing
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Literal
 
-from rag_jax.config import PRESETS, RUNS, Config, ConfigError
+from rag_jax.config import GENERATORS, PRESETS, RUNS, Config, ConfigError, GeneratorConfig
 from rag_jax.errors import near_matches
 
+DEFAULT = Config()
 # Fields of earlier versions and what is in their place: the config.json of a workdir may have them.
 REMOVED = {
     "model.kind": "the run decides it; set config.runs, to rag_sequence for example",
@@ -84,13 +85,20 @@ def field_type(hint: Any) -> FieldType:
                      lambda value: isinstance(value, tuple) and all(map(one.accepts, value)))
 
 
-def fields(cls: type = Config, prefix: str = "") -> dict[str, dataclasses.Field]:
+def fields(config: Any = DEFAULT, prefix: str = "") -> dict[str, dataclasses.Field]:
     """Every field that is no section, by its dotted name."""
     leaves: dict[str, dataclasses.Field] = {}
-    for f in dataclasses.fields(cls):
-        leaves |= (fields(f.type, f"{prefix}{f.name}.") if dataclasses.is_dataclass(f.type)
+    for f in dataclasses.fields(config):
+        inner = getattr(config, f.name)
+        leaves |= (fields(inner, f"{prefix}{f.name}.") if dataclasses.is_dataclass(inner)
                    else {prefix + f.name: f})
     return leaves
+
+
+def differences(one: Any, other: Any) -> list[str]:
+    """The fields of which two configurations have different values, among those that both have."""
+    return [name for name in fields(one)
+            if name in fields(other) and value(one, name) != value(other, name)]
 
 
 def value(config: Any, dotted: str) -> Any:
@@ -107,8 +115,7 @@ def shown(given: Any) -> str:
 
 def not_default(config: Config) -> list[str]:
     """The fields that have another value than their default."""
-    default = Config()
-    return [name for name in fields() if value(config, name) != value(default, name)]
+    return differences(config, DEFAULT)
 
 
 def replace(config: Any, changes: dict[str, Any], path: str = "config") -> Any:
@@ -134,11 +141,22 @@ def replace(config: Any, changes: dict[str, Any], path: str = "config") -> Any:
         if rest:
             new = {rest: new}
         if section and isinstance(new, dict):
-            new = replace(getattr(config, name), new, where)
+            new = replace(_of_family(getattr(config, name), new), new, where)
         else:
             new = (_preset if section else _parsed)(hints[name], new, where)
         config = dataclasses.replace(config, **{name: new})
     return config
+
+
+def _of_family(section: Any, changes: dict[str, Any]) -> Any:
+    """The section, in the class of the family that `changes` name, which keeps what was set."""
+    cls = GENERATORS.get(changes.get("family"))
+    if not isinstance(section, GeneratorConfig) or cls in (None, type(section)):
+        return section
+    names = {f.name for f in dataclasses.fields(cls)} - {"family"}
+    usual = type(section)()
+    return cls(**{f.name: given for f in dataclasses.fields(section) if f.name in names
+                  and (given := getattr(section, f.name)) != getattr(usual, f.name)})
 
 
 def _preset(section: type, name: str, where: str) -> Any:

@@ -88,8 +88,9 @@ def _towers(config: Config, resolved: bool) -> Iterator[str]:
     for name, heads in (("retriever", "heads"), ("generator", "heads"),
                         ("generator", "decoder_heads")):
         tower = getattr(model, name)
-        count = getattr(tower, heads)
-        if count and tower.width % count and not tower.pretrained:
+        count = getattr(tower, heads, 0)
+        own_size = getattr(tower, "head_size", 0)  # of heads, whatever the width
+        if count and tower.width % count and not (tower.pretrained or own_size):
             yield (f"config.model.{name}.{heads}={count}: must divide "
                    f"config.model.{name}.width={tower.width}")
     if len(encoders) == 1 and not lexical(config):

@@ -159,7 +159,7 @@ def test_a_python_value_of_another_type_is_refused(changes, told):
      "config.retriever_warmup: a WarmupConfig; expected "
      "RetrieverWarmupConfig(...)"),
     (Config(model=ModelConfig(generator=BERT_PRESETS["tiny"])),
-     "config.model.generator: a BertConfig; expected BartConfig(...)"),
+     "config.model.generator: a BertConfig; expected GeneratorConfig(...)"),
     (Config(train=None), "config.train: a NoneType; expected TrainConfig"),
 ])
 def test_the_section_of_another_is_refused(config, told):

@@ -69,6 +69,6 @@ def decode(model: rag.RagModel, settings: Decoding, params: Params, batch: Batch
 def _in_dtype(params: Params, dtype: str) -> Params:
     """Matrices in the dtype in which they are multiplied, converted once instead of every step."""
     def convert(path: Any, leaf: jax.Array) -> jax.Array:
-        return leaf.astype(dtype) if path[-1].key in ("kernel", "embedding") else leaf
+        return leaf.astype(dtype) if path[-1].key in ("kernel", "embedding", "output") else leaf
 
     return jax.tree_util.tree_map_with_path(convert, params)

@@ -18,8 +18,8 @@ def question_bytes(model: RagModel, settings: Decoding, passages: int, source: i
     beams = settings.num_return_sequences if settings.sample else settings.num_beams
     stored = jnp.dtype(c.dtype).itemsize
     encoding = source * (8 * c.width + 2 * c.mlp_width) + c.heads * source * source
-    cross = 2 * c.decoder_layers * source * c.width
-    past = 2 * c.decoder_layers * beams * length * c.width
+    cross = 2 * c.decoder_layers * source * c.cached_width
+    past = 2 * c.decoder_layers * beams * length * c.cached_width
     logits = 2 * beams * c.vocab_size
     documents = 1 if model.fuses else passages
     return (passages * (FLOAT * encoding + stored * cross)

@@ -1,8 +1,5 @@
 """BART (Lewis et al. 2019, arXiv 1910.13461) as released: post-LayerNorm, learned positions with
 an offset of 2, LayerNorm after the embeddings, output tied to the embeddings plus a bias.
-
-`rag_jax.decoding.documents` runs the decoder token by token from these parts, with the keys and
-values of the tokens before as an explicit pytree that goes in and comes out.
 """
 
 import functools
@@ -12,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from rag_jax.config import BartConfig
+from rag_jax.models import encoder_decoder, vocabulary
 from rag_jax.models.layers import (
     POSITION_INITS,
     Attention,
@@ -25,13 +23,6 @@ from rag_jax.models.layers import (
 )
 
 POSITION_OFFSET = 2  # row p + 2 of the table belongs to position p
-
-
-def tied_logits(embedding: jax.Array, bias: jax.Array, states: jax.Array) -> jax.Array:
-    """float32[..., V] = states [..., D] times the embedding table, plus final_logits_bias."""
-    table = embedding.astype(states.dtype)
-    logits = jnp.einsum("...D,VD->...V", states, table, preferred_element_type=jnp.float32)
-    return logits + jnp.expand_dims(bias, range(logits.ndim - 1))
 
 
 class EncoderLayer(nn.Module):
@@ -59,7 +50,7 @@ class EncoderLayer(nn.Module):
         )
 
 
-class DecoderLayer(nn.Module):
+class DecoderLayer(encoder_decoder.DecoderLayer):
     """Causal self-attention, cross-attention and feed-forward, each followed by LN(x + ...)."""
 
     config: BartConfig
@@ -77,24 +68,11 @@ class DecoderLayer(nn.Module):
         self.mlp_norm = LayerNorm(c.layer_norm_eps, dtype)
         self.drop = Dropout(c.dropout)
 
-    def after_self(self, x: jax.Array, attended: jax.Array, cross_keys: jax.Array,
-                   cross_values: jax.Array, source_mask: jax.Array, deterministic: bool
-                   ) -> jax.Array:
-        """All that follows self-attention, whose result is `attended` [R, T, D]; keys [R, H, C, S]
-        and values [R, H, S, C] are those of the source."""
-        x = self.self_norm(x + self.drop(attended, deterministic=deterministic))
-        crossed = self.cross_attention.attend(
-            x, cross_keys, cross_values, source_mask, deterministic
-        )
-        x = self.cross_norm(x + self.drop(crossed, deterministic=deterministic))
-        fed = self.mlp(x, deterministic)
-        return self.mlp_norm(x + self.drop(fed, deterministic=deterministic))
+    def before(self, norm: nn.Module, x: jax.Array) -> jax.Array:
+        return x
 
-    def __call__(self, x: jax.Array, encoded: jax.Array, source_mask: jax.Array, causal: jax.Array,
-                 *, deterministic: bool) -> jax.Array:
-        attended = self.self_attention(x, x, causal, deterministic)
-        keys, values = self.cross_attention.keys_values(encoded)
-        return self.after_self(x, attended, keys, values, source_mask, deterministic)
+    def after(self, norm: nn.Module, x: jax.Array, result: jax.Array) -> jax.Array:
+        return norm(x + result)
 
 
 class ClassificationHead(nn.Module):
@@ -115,14 +93,8 @@ class ClassificationHead(nn.Module):
         return Linear(self.classes, ("mlp", "classes"), init_std=c.init_std, name="out")(x)
 
 
-class Bart(nn.Module):
-    """Encoder and decoder with one embedding table.
-
-    Methods (R rows, S source and T target tokens):
-      encode(ids int32[R, S], mask bool[R, S]) -> dtype[R, S, D]
-      decode(encoded, mask, decoder_ids int32[R, T]) -> dtype[R, T, D], teacher-forced
-      logits(states [..., D]) -> float32[..., V]
-    """
+class Bart(encoder_decoder.EncoderDecoder):
+    """Encoder and decoder with one embedding table."""
 
     config: BartConfig
 
@@ -162,21 +134,14 @@ class Bart(nn.Module):
         x = self.embed(ids, places, self.encoder_embedding_norm, deterministic)
         return self.encoder(x, mask[:, None, None, :], deterministic=deterministic)
 
-    def decode(self, encoded: jax.Array, mask: jax.Array, decoder_ids: jax.Array,
-               deterministic: bool = True) -> jax.Array:
-        length = decoder_ids.shape[1]
-        places = self.decoder_positions[POSITION_OFFSET : POSITION_OFFSET + length]
-        x = self.embed(decoder_ids, places, self.decoder_embedding_norm, deterministic)
-        causal = jnp.tril(jnp.ones((length, length), bool))[None, None]
-        return self.decoder(
-            x, encoded, mask[:, None, None, :], causal, deterministic=deterministic
-        )
+    def embed_targets(self, ids: jax.Array, position: jax.Array | None = None,
+                      deterministic: bool = True) -> jax.Array:
+        if position is None:
+            places = self.decoder_positions[POSITION_OFFSET : POSITION_OFFSET + ids.shape[1]]
+        else:
+            places = jax.lax.dynamic_slice_in_dim(
+                self.decoder_positions, position + POSITION_OFFSET, 1)
+        return self.embed(ids, places, self.decoder_embedding_norm, deterministic)
 
     def logits(self, states: jax.Array) -> jax.Array:
-        return tied_logits(self.embedding, self.logits_bias, states)
-
-    def __call__(self, ids: jax.Array, mask: jax.Array, decoder_ids: jax.Array,
-                 deterministic: bool = True) -> jax.Array:
-        """Logits float32[R, T, V]; initialisation goes through here."""
-        encoded = self.encode(ids, mask, deterministic)
-        return self.logits(self.decode(encoded, mask, decoder_ids, deterministic))
+        return vocabulary.logits(self.embedding, self.logits_bias, states)

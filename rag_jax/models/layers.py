@@ -7,7 +7,7 @@ Matrix products run in `dtype`; softmax and LayerNorm statistics are float32.
 import functools
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import flax.linen as nn
 import jax
@@ -294,6 +294,28 @@ def _attention_backward(rate: float, residuals: tuple, grad: jax.Array) -> tuple
 attention.defvjp(_attention_forward, _attention_backward)
 
 
+class KeysValues(NamedTuple):
+    """What attention reads: one matrix per head, as products with them read it."""
+
+    keys: jax.Array  # dtype[R, H, C, S]
+    values: jax.Array  # dtype[R, H, S, C]
+
+    def with_tokens(self, now: "KeysValues", position: jax.Array) -> "KeysValues":
+        """With those of one position's M tokens in their place, the M at position * M."""
+        count = now.values.shape[2]
+        return KeysValues(*(
+            jax.lax.dynamic_update_slice_in_dim(room, latest, position * count, axis)
+            for room, latest, axis in zip(self, now, (3, 2), strict=True)))
+
+
+class Source(NamedTuple):
+    """What a generator keeps of the sources that it has read."""
+
+    layers: tuple[KeysValues, ...]  # of every layer of the decoder
+    mask: jax.Array  # bool[R, S], where there are tokens
+    begin: jax.Array | None = None  # int32[R], the first target's position; None = 0
+
+
 class Attention(nn.Module):
     """Multi-head attention with biased projections; queries are scaled by C ** -0.5.
 
@@ -319,10 +341,9 @@ class Attention(nn.Module):
         heads = x.reshape(*x.shape[:-1], self.heads, self.width // self.heads)
         return heads.swapaxes(-2, -3)  # -> [R, H, S, C]
 
-    def keys_values(self, x: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """[R, S, D] -> keys [R, H, C, S] and values [R, H, S, C]: one matrix per head, as products
-        with them read it."""
-        return self._split(self.key(x)).swapaxes(-1, -2), self._split(self.value(x))
+    def keys_values(self, x: jax.Array) -> KeysValues:
+        """Those of [R, S, D]."""
+        return KeysValues(self._split(self.key(x)).swapaxes(-1, -2), self._split(self.value(x)))
 
     def attend(self, x: jax.Array, keys: jax.Array, values: jax.Array, mask: jax.Array | None,
                deterministic: bool) -> jax.Array:

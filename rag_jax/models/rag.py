@@ -12,18 +12,17 @@ once: one document, K times as long, with probability 1.
 """
 
 import dataclasses
-from collections.abc import Callable
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
 from rag_jax import marginal
-from rag_jax.config import BartConfig, BertConfig
+from rag_jax.config import BertConfig, GeneratorConfig
 from rag_jax.marginal import MASKED
 from rag_jax.models import vocabulary
-from rag_jax.models.bart import Bart, ClassificationHead
+from rag_jax.models.bart import ClassificationHead
 from rag_jax.models.dpr import DprEncoder
+from rag_jax.models.generator import Generator, build
 from rag_jax.models.null_document import NullDocument
 from rag_jax.types import Batch, Params
 
@@ -45,7 +44,7 @@ class RagModel:
     """
 
     retriever: BertConfig
-    generator: BartConfig
+    generator: GeneratorConfig
     kind: str
     start_id: int
     end_id: int
@@ -71,8 +70,8 @@ class RagModel:
         return DprEncoder(self.retriever)
 
     @property
-    def generator_module(self) -> Bart:
-        return Bart(self.generator)
+    def generator_module(self) -> Generator:
+        return build(self.generator)
 
     @property
     def embedding_width(self) -> int:
@@ -119,28 +118,28 @@ def shift_right(target_ids: jax.Array, start_id: int) -> jax.Array:
         [jnp.full_like(target_ids[:, :1], start_id), target_ids[:, :-1]], axis=1)
 
 
-def score_targets(params: Params, states: jax.Array, targets: jax.Array, chunk: int,
+def score_targets(params: Params, states: jax.Array, targets: jax.Array, config: GeneratorConfig,
                   label_smoothing: float = 0.0) -> tuple[jax.Array, jax.Array]:
     """log p of the target tokens from decoder states, without keeping logits over V.
 
-    Works on `chunk` target positions at a time and, where there are more, recomputes their logits
-    in the backward pass: no more than [R, chunk, V] live at a time.
+    Works on `config.logit_chunk` target positions at a time and, where there are more, recomputes
+    their logits in the backward pass: no more than [R, chunk, V] live at a time.
 
     Args:
       params: the generator's.
       states: dtype[R, T, D];  targets: int32[R, T].
+      config: the generator's.
 
     Returns:
       log p and what trains in its place under label smoothing, float32[R, T] each.
     """
     def score(states: jax.Array, targets: jax.Array) -> tuple[jax.Array, jax.Array]:
         found = vocabulary.log_probs(
-            params["embedding"], params["final_logits_bias"],
-            states.reshape(-1, states.shape[-1]), targets.reshape(-1), label_smoothing,
-            length > chunk)
+            *vocabulary.head(params), states.reshape(-1, states.shape[-1]), targets.reshape(-1),
+            label_smoothing, length > chunk, config.logit_cap)
         return tuple(each.reshape(targets.shape) for each in found)
 
-    length = targets.shape[1]
+    length, chunk = targets.shape[1], config.logit_chunk
     pieces = [score(states[:, t : t + chunk], targets[:, t : t + chunk])
               for t in range(0, length, chunk)]
     log_p, smoothed = (jnp.concatenate(of, axis=1) for of in zip(*pieces, strict=True))
@@ -155,29 +154,22 @@ def _with_smoothed(logits: jax.Array, targets: jax.Array, label_smoothing: float
     return log_p, marginal.target_log_probs(logits, targets, label_smoothing)
 
 
-Encode = Callable[[Bart], tuple[jax.Array, jax.Array]]  # -> states [R, S, D], mask bool[R, S]
-
-
-def _decoder_states(model: RagModel, params: Params, encode: Encode, targets: jax.Array,
-                    dropout_key: jax.Array | None) -> jax.Array:
-    """Decoder states dtype[R, T, D] where targets int32[R, T] are forced, about what is encoded."""
-    def run(bart: Bart) -> jax.Array:
-        encoded, mask = encode(bart)
-        return bart.decode(encoded, mask, shift_right(targets, model.start_id),
-                           dropout_key is None)
-
-    return nn.apply(run, model.generator_module)({"params": params}, rngs=_rngs(dropout_key))
+def _decoder_states(model: RagModel, params: Params, ids: jax.Array, mask: jax.Array,
+                    targets: jax.Array, dropout_key: jax.Array | None) -> jax.Array:
+    """Decoder states dtype[R, T, D] where targets int32[R, T] are forced, about sources [R, P, S].
+    """
+    return model.generator_module.apply(
+        {"params": params}, ids, mask, shift_right(targets, model.start_id), dropout_key is None,
+        rngs=_rngs(dropout_key), method="states")
 
 
 def seq2seq_log_probs(model: RagModel, params: Params, source_ids: jax.Array,
                       source_mask: jax.Array, target_ids: jax.Array,
                       dropout_key: jax.Array | None = None) -> jax.Array:
     """log p(y_t | source, y_<t) of one generator, float32[R, T]."""
-    def encode(bart: Bart) -> tuple[jax.Array, jax.Array]:
-        return bart.encode(source_ids, source_mask, dropout_key is None), source_mask
-
-    states_RTD = _decoder_states(model, params, encode, target_ids, dropout_key)
-    return score_targets(params, states_RTD, target_ids, model.generator.logit_chunk)[0]
+    states_RTD = _decoder_states(model, params, source_ids[:, None], source_mask[:, None],
+                                 target_ids, dropout_key)
+    return score_targets(params, states_RTD, target_ids, model.generator)[0]
 
 
 def as_documents(model: RagModel, batch: Batch) -> tuple[jax.Array, jax.Array]:
@@ -188,18 +180,6 @@ def as_documents(model: RagModel, batch: Batch) -> tuple[jax.Array, jax.Array]:
         return batch.source_ids, batch.source_mask & batch.doc_mask[..., None]
     rows = (-1, 1, batch.source_ids.shape[-1])
     return batch.source_ids.reshape(rows), batch.source_mask.reshape(rows)
-
-
-def encode_documents(bart: Bart, ids: jax.Array, mask: jax.Array, deterministic: bool = True
-                     ) -> tuple[jax.Array, jax.Array]:
-    """What the decoder attends to, each passage of ids and mask [R, K, S] encoded alone.
-
-    Returns:
-      States dtype[R, K*S, D] and mask bool[R, K*S].
-    """
-    passages = (-1, ids.shape[-1])
-    states = bart.encode(ids.reshape(passages), mask.reshape(passages), deterministic)
-    return states.reshape(len(ids), -1, states.shape[-1]), mask.reshape(len(ids), -1)
 
 
 def document_prior(model: RagModel, log_prior: jax.Array) -> jax.Array:
@@ -258,8 +238,7 @@ def _states(model: RagModel, params: Params, batch: Batch, targets: jax.Array,
     K = 1 for Fusion-in-Decoder."""
     documents = 1 if model.fuses else batch.source_ids.shape[1]
     states_RTD = _decoder_states(
-        model, params["generator"],
-        lambda bart: encode_documents(bart, *as_documents(model, batch), dropout_key is None),
+        model, params["generator"], *as_documents(model, batch),
         jnp.repeat(targets, documents, axis=0), dropout_key)
     return states_RTD.reshape(targets.shape[0], documents, *states_RTD.shape[1:])
 
@@ -295,8 +274,7 @@ def token_log_probs(model: RagModel, params: Params, batch: Batch, label_smoothi
     shape = states_BKTD.shape[:3]
     log_p_RT, smoothed_RT = score_targets(
         params["generator"], states_BKTD.reshape(-1, *states_BKTD.shape[2:]),
-        jnp.repeat(batch.target_ids, shape[1], axis=0), model.generator.logit_chunk,
-        label_smoothing)
+        jnp.repeat(batch.target_ids, shape[1], axis=0), model.generator, label_smoothing)
     return log_p_RT.reshape(shape), smoothed_RT.reshape(shape)  # -> [B, K, T]
 
 

@@ -1,7 +1,7 @@
-"""The generator's output layer where targets are known: their log-probabilities and gradients.
+"""The generator's output layer; where targets are known, their log-probabilities and gradients.
 
-Logits stand as [V, R], vocabulary first: the token table is then read as it lies in memory by the
-products of the forward and of the backward pass, and only states are transposed.
+There, logits stand as [V, R], vocabulary first: the token table is then read as it lies in memory
+by the products of the forward and of the backward pass, and only states are transposed.
 """
 
 import functools
@@ -10,15 +10,38 @@ import jax
 import jax.numpy as jnp
 
 from rag_jax.models.layers import product, transposed
+from rag_jax.types import Params
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(4, 5))
-def log_probs(table: jax.Array, bias: jax.Array, states: jax.Array, targets: jax.Array,
-              smoothing: float, again: bool) -> tuple[jax.Array, jax.Array]:
+def head(params: Params) -> tuple[jax.Array, jax.Array | None]:
+    """The table float32[V, D] and the bias float32[V], if any, of a generator's output layer: a
+    table of its own, or that of the embeddings."""
+    table = params["output"] if "output" in params else params["embedding"]
+    return table, params.get("final_logits_bias")
+
+
+def logits(table: jax.Array, bias: jax.Array | None, states: jax.Array, cap: float = 0.0
+           ) -> jax.Array:
+    """float32[..., V] = states [..., D] times the table, plus the bias."""
+    found = jnp.einsum("...D,VD->...V", states, table.astype(states.dtype),
+                       preferred_element_type=jnp.float32)
+    if bias is not None:
+        found += jnp.expand_dims(bias, range(found.ndim - 1))
+    return _capped(found, cap)
+
+
+def _capped(logits: jax.Array, cap: float) -> jax.Array:
+    return cap * jnp.tanh(logits / cap) if cap else logits
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(4, 5, 6))
+def log_probs(table: jax.Array, bias: jax.Array | None, states: jax.Array, targets: jax.Array,
+              smoothing: float, again: bool, cap: float = 0.0) -> tuple[jax.Array, jax.Array]:
     """log p(targets) by the softmax of states @ table.T + bias, and the same under label smoothing.
 
     Args:
       table: float32[V, D];  bias: float32[V];  states: dtype[R, D];  targets: int32[R].
+      cap: logits are cap * tanh(logits / cap); 0 = as they are.
       smoothing: as in `marginal.target_log_probs`.
       again: the backward pass computes the logits anew. Otherwise the compiler may keep float32
         [V, R] until then, which costs nothing where no other logits come between.
@@ -26,18 +49,20 @@ def log_probs(table: jax.Array, bias: jax.Array, states: jax.Array, targets: jax
     Returns:
       float32[R] each.
     """
-    return _forward(table, bias, states, targets, smoothing, again)[0]
+    return _forward(table, bias, states, targets, smoothing, again, cap)[0]
 
 
-def _logits(table: jax.Array, bias: jax.Array, states: jax.Array) -> jax.Array:
-    return product(table, transposed(states)) + bias[:, None]  # -> [V, R]
+def _logits(table: jax.Array, bias: jax.Array | None, states: jax.Array, cap: float) -> jax.Array:
+    logits_VR = product(table, transposed(states))
+    return _capped(logits_VR if bias is None else logits_VR + bias[:, None], cap)
 
 
-def _forward(table: jax.Array, bias: jax.Array, states: jax.Array, targets: jax.Array,
-             smoothing: float, again: bool) -> tuple[tuple[jax.Array, jax.Array], tuple]:
+def _forward(table: jax.Array, bias: jax.Array | None, states: jax.Array, targets: jax.Array,
+             smoothing: float, again: bool, cap: float
+             ) -> tuple[tuple[jax.Array, jax.Array], tuple]:
     del again
     table = table.astype(states.dtype)
-    logits_VR = _logits(table, bias, states)
+    logits_VR = _logits(table, bias, states, cap)
     normaliser_R = jax.nn.logsumexp(logits_VR, axis=0)
     target_R = jnp.take_along_axis(logits_VR, targets[None], axis=0)[0]
     log_p_R = smoothed_R = target_R - normaliser_R
@@ -47,20 +72,23 @@ def _forward(table: jax.Array, bias: jax.Array, states: jax.Array, targets: jax.
     return (log_p_R, smoothed_R), (table, bias, states, targets, normaliser_R)
 
 
-def _backward(smoothing: float, again: bool, residuals: tuple, grads: tuple[jax.Array, jax.Array]
-              ) -> tuple:
+def _backward(smoothing: float, again: bool, cap: float, residuals: tuple,
+              grads: tuple[jax.Array, jax.Array]) -> tuple:
     table, bias, states, targets, normaliser_R = (
         jax.lax.optimization_barrier(residuals) if again else residuals)
     grad_R, smoothed_grad_R = grads
-    p_VR = jnp.exp(_logits(table, bias, states) - normaliser_R[None])
+    logits_VR = _logits(table, bias, states, cap)
+    p_VR = jnp.exp(logits_VR - normaliser_R[None])
     is_target_VR = jnp.arange(table.shape[0])[:, None] == targets[None]
     at_target_R = grad_R + (1 - smoothing) * smoothed_grad_R
     logits_grad_VR = jnp.where(is_target_VR, at_target_R[None], 0) - (
         grad_R + smoothed_grad_R)[None] * p_VR
     if smoothing:
         logits_grad_VR += (smoothing / table.shape[0] * smoothed_grad_R)[None]
+    if cap:  # the derivative of the hyperbolic tangent
+        logits_grad_VR *= 1 - (logits_VR / cap) ** 2
     narrow_VR = logits_grad_VR.astype(states.dtype)
-    return (product(narrow_VR, states), logits_grad_VR.sum(axis=1),
+    return (product(narrow_VR, states), None if bias is None else logits_grad_VR.sum(axis=1),
             product(transposed(narrow_VR), table).astype(states.dtype), None)
 
 

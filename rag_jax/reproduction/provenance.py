@@ -8,7 +8,7 @@ import os
 import pathlib
 import platform
 import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -52,7 +52,8 @@ def stale(made: Mapping[str, Any] | None, cell: Cell, root: pathlib.Path,
         return "it started from other models"
     changed = [f"config.{name}: {value(a, name)!r} there, {value(b, name)!r} now"
                for number, (a, b) in enumerate(zip(earlier, now, strict=True))
-               for name in _compared(own=number == 0) if value(a, name) != value(b, name)]
+               for name in overrides.differences(a, b)
+               if not name.startswith(CHANGEABLE) or number == 0 and name.startswith("eval.")]
     read = made.get("files", {})
     changed += [f"{file.path} is another file now" for name, file in cell.files(what).items()
                 if os.path.exists(file.path) and digest(file.path) != read.get(name)]
@@ -72,11 +73,6 @@ def _config(text: str) -> Config:
 def _portable(config: Config, root: pathlib.Path) -> str:
     """JSON in which folders below `root` are named from there: all of `root` can be moved."""
     return config_files.to_json(config).replace(json.dumps(str(root))[1:-1] + "/", "ROOT/")
-
-
-def _compared(own: bool) -> Iterator[str]:
-    return (name for name in overrides.fields()
-            if not name.startswith(CHANGEABLE) or own and name.startswith("eval."))
 
 
 def digest(path: str) -> str:

@@ -52,9 +52,8 @@ def start(config: Config, workdir: pathlib.Path) -> pathlib.Path:
         if overrides.lexical(config):
             kept = {name: getattr(earlier.model, name) for name in ENCODERS}
             config = dataclasses.replace(config, model=dataclasses.replace(config.model, **kept))
-        changed = [name for name in overrides.fields()
-                   if value(earlier, name) != value(config, name)
-                   and not _may_change(name, earlier, workdir)]
+        changed = [name for name in overrides.differences(earlier, config)
+                   if not _may_change(name, earlier, workdir)]
         if changed:
             shown = "\n".join(f"  config.{name}: {value(earlier, name)!r} there, "
                               f"{value(config, name)!r} now" for name in changed)

@@ -1,5 +1,6 @@
 """DPR's towers and the whole RAG model: oracle, invariances, gradients, memory."""
 
+import dataclasses
 import functools
 
 import jax
@@ -244,7 +245,9 @@ def test_chunked_scoring_is_the_whole_log_softmax(params, chunk):
         return (1 - SMOOTHING) * jnp.take_along_axis(log_p, targets[..., None], -1)[..., 0] + smooth
 
     def chunked(head, states):
-        return rag.score_targets(head, states, targets, chunk, SMOOTHING)[1]
+        return rag.score_targets(
+            head, states, targets, dataclasses.replace(MODEL.generator, logit_chunk=chunk),
+            SMOOTHING)[1]
 
     def run(score):
         value = lambda *a: jnp.sin(score(*a)).sum()  # noqa: E731

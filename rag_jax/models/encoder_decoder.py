@@ -1,0 +1,113 @@
+"""What generators with an encoder and a decoder have in common: `generator.Generator` out of the
+parts of each family.
+
+The encoder reads each passage alone; what is kept of it are the keys and values that each layer of
+the decoder attends to.
+"""
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from rag_jax.models.layers import KeysValues, Source
+
+
+class DecoderLayer(nn.Module):
+    """Causal self-attention, cross-attention and feed-forward.
+
+    A family's layer sets up self_attention, cross_attention, mlp, a norm for each (self_norm,
+    cross_norm, mlp_norm) and drop, and says where its norms stand:
+      before(norm, x) -> what a part reads; after(norm, x, its result) -> what the next one gets.
+    """
+
+    def cached(self, x: jax.Array) -> KeysValues:
+        """Keys and values by which later tokens attend to x [R, T, D]."""
+        return self.self_attention.keys_values(self.before(self.self_norm, x))
+
+    def attend(self, x: jax.Array, past: KeysValues, mask: jax.Array, deterministic: bool
+               ) -> jax.Array:
+        """The result of self-attention, from x [R, T, D] over `past`."""
+        return self.self_attention.attend(
+            self.before(self.self_norm, x), *past, mask, deterministic)
+
+    def after_self(self, x: jax.Array, attended: jax.Array, source: KeysValues,
+                   source_mask: jax.Array, deterministic: bool) -> jax.Array:
+        """All that follows self-attention, whose result is `attended` [R, T, D]."""
+        x = self.after(self.self_norm, x, self.drop(attended, deterministic=deterministic))
+        crossed = self.cross_attention.attend(
+            self.before(self.cross_norm, x), *source, source_mask, deterministic)
+        x = self.after(self.cross_norm, x, self.drop(crossed, deterministic=deterministic))
+        fed = self.mlp(self.before(self.mlp_norm, x), deterministic)
+        return self.after(self.mlp_norm, x, self.drop(fed, deterministic=deterministic))
+
+    def __call__(self, x: jax.Array, encoded: jax.Array, source_mask: jax.Array, causal: jax.Array,
+                 *, deterministic: bool) -> jax.Array:
+        attended = self.attend(x, self.cached(x), causal, deterministic)
+        source = self.cross_attention.keys_values(encoded)
+        return self.after_self(x, attended, source, source_mask, deterministic)
+
+
+class EncoderDecoder(nn.Module):
+    """A family's module sets up `decoder`, a stack of its `DecoderLayer`, and has
+
+      encode(ids int32[R, S], mask bool[R, S], deterministic) -> dtype[R, S, D]
+      embed_targets(ids int32[R, T], position, deterministic) -> dtype[R, T, D], the decoder's input
+        at that position int32[], or at 0, 1, ... where it is None
+      logits(states dtype[..., D]) -> float32[..., V]
+    """
+
+    def decode(self, encoded: jax.Array, mask: jax.Array, inputs: jax.Array,
+               deterministic: bool = True) -> jax.Array:
+        """Teacher-forced states dtype[R, T, D] from the encoder's [R, S, D] and inputs [R, T]."""
+        length = inputs.shape[1]
+        x = self.embed_targets(inputs, None, deterministic)
+        causal = jnp.tril(jnp.ones((length, length), bool))[None, None]
+        return self.decoder(
+            x, encoded, mask[:, None, None, :], causal, deterministic=deterministic)
+
+    def _encode_documents(self, ids: jax.Array, mask: jax.Array, deterministic: bool
+                          ) -> tuple[jax.Array, jax.Array]:
+        """States dtype[R, P*S, D] and mask bool[R, P*S], each passage of [R, P, S] by itself."""
+        passages = (-1, ids.shape[-1])
+        states = self.encode(ids.reshape(passages), mask.reshape(passages), deterministic)
+        return states.reshape(len(ids), -1, states.shape[-1]), mask.reshape(len(ids), -1)
+
+    def states(self, ids: jax.Array, mask: jax.Array, inputs: jax.Array,
+               deterministic: bool = True) -> jax.Array:
+        encoded, mask = self._encode_documents(ids, mask, deterministic)
+        return self.decode(encoded, mask, inputs, deterministic)
+
+    def read(self, ids: jax.Array, mask: jax.Array) -> Source:
+        encoded, mask = self._encode_documents(ids, mask, True)
+        return Source(tuple(layer.cross_attention.keys_values(encoded)
+                            for layer in self.decoder.loop()), mask)
+
+    def step(self, source: Source, tokens: jax.Array, position: jax.Array,
+             past: tuple[KeysValues, ...], own: jax.Array
+             ) -> tuple[jax.Array, tuple[KeysValues, ...]]:
+        x = self.embed_targets(tokens, position)  # -> [R, M, D]
+        mask, layers = source.mask[:, None, None, :], []
+        for layer, cross, old in zip(self.decoder.loop(), source.layers, past, strict=True):
+            new = old.with_tokens(layer.cached(x), position)
+            attended = layer.attend(x, new, own, True)
+            x = layer.after_self(x, attended, cross, mask, True)
+            layers.append(new)
+        return x, tuple(layers)
+
+    def forced(self, source: Source, inputs: jax.Array) -> jax.Array:
+        rows, count, length = inputs.shape
+        x = self.embed_targets(inputs.reshape(rows * count, length))  # -> [R*A, T, D]
+        together = (rows, count * length, x.shape[-1])
+        causal = jnp.tril(jnp.ones((length, length), bool))[None, None]
+        mask = source.mask[:, None, None, :]
+        for layer, cross in zip(self.decoder.loop(), source.layers, strict=True):
+            attended = layer.attend(x, layer.cached(x), causal, True)
+            y = layer.after_self(x.reshape(together), attended.reshape(together), cross, mask,
+                                 True)
+            x = y.reshape(x.shape)
+        return x
+
+    def __call__(self, ids: jax.Array, mask: jax.Array, inputs: jax.Array,
+                 deterministic: bool = True) -> jax.Array:
+        encoded = self.encode(ids, mask, deterministic)
+        return self.logits(self.decode(encoded, mask, inputs, deterministic))
