@@ -315,9 +315,14 @@ class WarmupConfig:
 
 @dataclasses.dataclass(frozen=True)
 class RetrieverWarmupConfig(WarmupConfig):
-    """DPR: both encoders learn to find the passages that the training questions name."""
+    """DPR: both encoders learn to find passages, each beside those of the other questions."""
 
-    hard_negatives: int = field(1, "hard negatives per question", at_least=0)
+    pairs: Literal["gold", "cloze", "crops"] = field(
+        "gold", "what finds which passage: gold = a training question those that it names; or, "
+        "without a question or a label, cloze = a sentence the passage that it was taken out of "
+        "(nine times in ten: Lee et al. 2019), crops = a span of a passage another of its spans "
+        "(Izacard et al. 2021)")
+    hard_negatives: int = field(1, "pairs=gold: hard negatives per question", at_least=0)
 
 
 @dataclasses.dataclass(frozen=True)

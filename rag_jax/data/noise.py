@@ -7,10 +7,15 @@ import numpy as np
 _SENTENCE_END = re.compile(r"(?<=[.!?])\s+")
 
 
+def sentences(text: str) -> list[str]:
+    """What `text` has up to each full stop, question or exclamation mark before white space."""
+    return _SENTENCE_END.split(text)
+
+
 def permute_sentences(text: str, rng: np.random.Generator) -> str:
     """The sentences of `text` in random order."""
-    sentences = _SENTENCE_END.split(text)
-    return " ".join(sentences[i] for i in rng.permutation(len(sentences)))
+    parts = sentences(text)
+    return " ".join(parts[i] for i in rng.permutation(len(parts)))
 
 
 def infill(ids: list[int], mask_id: int, ratio: float, span_length: float,

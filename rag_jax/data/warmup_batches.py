@@ -1,4 +1,4 @@
-"""Batches of the warm-ups: DPR for the retriever, denoising for the generator."""
+"""Batches of the warm-ups: DPR or passages alone for the retriever, denoising for the generator."""
 
 from collections.abc import Sequence
 
@@ -7,7 +7,7 @@ import numpy as np
 from rag_jax.data import noise, order
 from rag_jax.data.batches import ENCODER_TABLE
 from rag_jax.data.questions import QuestionTokens
-from rag_jax.data.text import Tokenizer, bucket, halved, pad_rows
+from rag_jax.data.text import Tokenizer, bucket, encoder_input, halved, pad_rows
 from rag_jax.retrieval.passages import PassageStore
 from rag_jax.types import RetrieverBatch, Seq2SeqBatch
 
@@ -45,6 +45,75 @@ class RetrieverBatcher:
         longest = bucket(int(self.table.lengths_of(passages).max()), self.length_step,
                          self.passage_length)
         return RetrieverBatch(*asked, *self.table.padded(passages, longest, self.pad_id), same)
+
+
+class PairBatcher:
+    """Batches of the retriever's warm-up from passages alone: no question, answer or label.
+
+    Every row is a query drawn from a passage and what is left of this passage, under its title;
+    the other rows' passages are its negatives. Where nothing is left, the title alone has to be
+    found, or the whole passage if it has none. Lengths are padded as in `RetrieverBatcher`.
+
+    Args:
+      store: the passages.
+      tokenizer: the retriever's.
+      pairs: how a query is drawn: `PAIRS`.
+      question_length, passage_length: longest inputs in tokens, special tokens included.
+      length_step: as for `RetrieverBatcher`.
+    """
+
+    def __init__(self, store: PassageStore, tokenizer: Tokenizer, pairs: str,
+                 question_length: int, passage_length: int, length_step: int):
+        self.store, self.tokenizer, self.draw = store, tokenizer, PAIRS[pairs]
+        self.question_length, self.passage_length = question_length, passage_length
+        self.length_step = length_step
+
+    def batch(self, step: int, batch_size: int, seed: int) -> RetrieverBatch:
+        rng = order.generator(seed, 2, step)
+        rows = order.batch_indices(len(self.store), batch_size, seed, step)
+        passages = [self.store[int(row)] for row in rows]
+        queries, left = zip(*(self.draw(p.text, rng) for p in passages), strict=True)
+        texts = [text if text or p.title else p.text
+                 for text, p in zip(left, passages, strict=True)]
+        tokenizer, longest = self.tokenizer, self.question_length
+        asked = pad_rows(encoder_input(tokenizer, queries, None, longest), longest, tokenizer.pad)
+        read = encoder_input(tokenizer, [p.title for p in passages], texts, self.passage_length)
+        longest = bucket(max(map(len, read)), self.length_step, self.passage_length)
+        ids, mask = pad_rows(read, longest, tokenizer.pad)
+        # Neither a passage of the same text nor one of which the same is left is a negative.
+        same = _equal([p.text for p in passages]) | _equal(read)
+        np.fill_diagonal(same, False)
+        return RetrieverBatch(*halved(*asked, self.length_step), ids, mask, same)
+
+
+def _equal(items: Sequence) -> np.ndarray:
+    """bool[B, B]: which of B items are equal."""
+    first: dict[str, int] = {}
+    keys = np.array([first.setdefault(str(item), len(first)) for item in items])
+    return keys[:, None] == keys
+
+
+def cloze(text: str, rng: np.random.Generator) -> tuple[str, str]:
+    """A sentence, and the text without it nine times in ten (Lee et al. 2019)."""
+    parts = noise.sentences(text)
+    query = parts.pop(int(rng.integers(len(parts))))
+    return query, " ".join(parts) if rng.random() < REMOVED else text
+
+
+def crops(text: str, rng: np.random.Generator) -> tuple[str, str]:
+    """Two independent spans of words, a tenth to half of the text (Izacard et al. 2021)."""
+    words = text.split()
+
+    def crop() -> str:
+        length = max(1, int(len(words) * rng.uniform(*CROP)))
+        start = int(rng.integers(len(words) - length + 1))
+        return " ".join(words[start : start + length])
+
+    return crop(), crop()
+
+
+REMOVED, CROP = 0.9, (0.1, 0.5)  # as their authors' code has them
+PAIRS = {"cloze": cloze, "crops": crops}
 
 
 def _one_of(rows: list[int], rng: np.random.Generator) -> int:

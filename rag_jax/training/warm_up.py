@@ -6,7 +6,7 @@ from typing import Any
 
 from rag_jax import parallel
 from rag_jax.config import ConfigError, WarmupConfig
-from rag_jax.data.warmup_batches import DenoisingBatcher, RetrieverBatcher
+from rag_jax.data.warmup_batches import DenoisingBatcher, PairBatcher, RetrieverBatcher
 from rag_jax.training import pretrained, step
 from rag_jax.training.job import Job
 from rag_jax.training.loop import PureSource, run_stage
@@ -15,7 +15,7 @@ from rag_jax.training.stages import build_stage
 
 
 def warm_up_retriever(job: Job) -> Any:
-    """DPR training of both encoders on the training questions; returns their parameters."""
+    """DPR training of both encoders on questions or passages; returns their parameters."""
     config = job.config.retriever_warmup
     given = None
     if "query_encoder" in job.config.model.sources:
@@ -24,14 +24,22 @@ def warm_up_retriever(job: Job) -> Any:
             return given()
     store = job.prepared.memories[job.trains_with]
     data = job.config.data
-    batcher = RetrieverBatcher(job.tokens("train"), store, data.max_passage_length,
-                               data.length_step, job.prepared.retriever_tokenizer.pad,
-                               config.hard_negatives)
-    if config.steps and not len(batcher.rows):
-        raise ConfigError(
-            "config.retriever_warmup.steps: no training question names a positive passage "
-            '("positive_ids"); add them, name pretrained encoders, or steps=0')
-
+    tokenizer, lengths = job.prepared.retriever_tokenizer, (data.max_passage_length,
+                                                            data.length_step)
+    if config.pairs != "gold":
+        batcher = PairBatcher(store, tokenizer, config.pairs, data.max_question_length, *lengths)
+        if config.steps and len(store) < 2:
+            raise ConfigError(
+                f"config.retriever_warmup.pairs={config.pairs}: {job.trains_with} has one passage, "
+                "and two are needed to tell them apart; add passages, or set steps=0")
+    else:
+        batcher = RetrieverBatcher(job.tokens("train"), store, *lengths, tokenizer.pad,
+                                   config.hard_negatives)
+        if config.steps and not len(batcher.rows):
+            raise ConfigError(
+                "config.retriever_warmup.steps: no training question names a positive passage "
+                '("positive_ids"); add them, name pretrained encoders, set '
+                "config.retriever_warmup.pairs=cloze or crops, which need none, or steps=0")
     return _train(job, "retriever", ENCODERS, step.retriever_loss(job.model), config, batcher,
                   given)
 
@@ -48,7 +56,7 @@ def warm_up_generator(job: Job) -> Any:
 
 
 def _train(job: Job, name: str, towers: Sequence[str], loss: step.LossFunction,
-           config: WarmupConfig, batcher: DenoisingBatcher | RetrieverBatcher,
+           config: WarmupConfig, batcher: DenoisingBatcher | PairBatcher | RetrieverBatcher,
            initial: Callable[[], Any] | None = None) -> Any:
     """The parameters of towers that all train at one rate, on batches that need no parameters."""
     def batch(number: int) -> Any:

@@ -15,7 +15,13 @@ from rag_jax.data.text import (
     train_bart_tokenizer,
     train_bert_tokenizer,
 )
-from rag_jax.data.warmup_batches import DenoisingBatcher, RetrieverBatcher
+from rag_jax.data.warmup_batches import (
+    DenoisingBatcher,
+    PairBatcher,
+    RetrieverBatcher,
+    cloze,
+    crops,
+)
 from rag_jax.retrieval.bm25 import build_bm25
 from rag_jax.retrieval.passages import write_store
 from rag_jax.retrieval.protocol import Passage
@@ -461,3 +467,100 @@ def test_bm25_scores_of_the_passages_stand_in_for_embeddings(made, rag, tmp_path
     assert (batch.source_ids == plain.source_ids).all()
     own = rag.batch(rows, retrieved, index, own=np.array([2]))
     assert (own.doc_scores == batch.doc_scores[2:]).all()
+
+
+SEVERAL = "Lima is a port. It never rains! Does it, ever? No."
+STORIES = [Passage(f"s{i}", f"City {i % 4}", text) for i, text in enumerate(
+    [SEVERAL, "One sentence alone stands on this line", SEVERAL,
+     *(f"Town {i} lies at mile {i}. It has {i} gates. So it is said." for i in range(5))])]
+
+
+@pytest.fixture(scope="module")
+def stories(made, tmp_path_factory):
+    """A store of passages whose tokens nobody has made, and the tokenizer for them."""
+    path = tmp_path_factory.mktemp("stories") / "s"
+    return write_store(path, STORIES, {}), train_bert_tokenizer([p.text for p in STORIES], 200)
+
+
+def test_a_cloze_sentence_is_removed_from_its_text_nine_times_in_ten():
+    """One that is always kept would teach to match words alone."""
+    rng, removed, drawn = np.random.default_rng(0), 0, set()
+    sentences = ["Lima is a port.", "It never rains!", "Does it, ever?", "No."]
+    for _ in range(2000):
+        query, rest = cloze(SEVERAL, rng)
+        assert query in sentences
+        drawn.add(query)
+        if rest != SEVERAL:
+            assert rest == " ".join(s for s in sentences if s != query)
+            removed += 1
+    assert drawn == set(sentences) and 1740 < removed < 1860
+
+
+def test_crops_are_two_independent_spans_of_a_tenth_to_half_of_the_words():
+    """A span twice would make the task the identity; one that leaves the text would be noise."""
+    rng, words, spans = np.random.default_rng(0), [str(i) for i in range(40)], []
+    for _ in range(2000):
+        for crop in crops(" ".join(words), rng):
+            first, *_ = own = [int(word) for word in crop.split()]
+            assert own == list(range(first, first + len(own)))
+            spans.append((first, len(own)))
+        assert crops("word", rng) == ("word", "word")
+    starts, lengths = np.array(spans).reshape(-1, 2, 2).transpose(2, 0, 1)
+    assert set(lengths.ravel()) == set(range(4, 20)) and set(starts.ravel()) == set(range(37))
+    for both in (starts, lengths):
+        assert abs(np.corrcoef(both.T)[0, 1]) < 0.1
+
+
+@pytest.mark.parametrize("pairs", ["cloze", "crops"])
+def test_pairs_come_from_passages_under_their_title_by_seed_and_step_alone(stories, pairs):
+    """A resumed stage has made no earlier batch; a query with a title would have to name it."""
+    store, bert = stories
+    batches_of = [PairBatcher(store, bert, pairs, 8, 30, 10) for _ in range(2)]
+    earlier = [batches_of[0].batch(step, 6, 3) for step in range(8)]
+    for one, other in zip(earlier[5], batches_of[1].batch(5, 6, 3), strict=True):
+        assert np.array_equal(one, other)
+    assert any((a.question_ids != earlier[5].question_ids).any()
+               for a in (batches_of[1].batch(5, 6, 4), earlier[6])
+               if a.question_ids.shape == earlier[5].question_ids.shape)
+    for step, batch in enumerate(earlier):
+        rows = order.batch_indices(len(STORIES), 6, 3, step)
+        for row, query, passage in zip(rows, batch.question_ids, batch.passage_ids, strict=True):
+            title = [bert.start, *bert.encode([STORIES[row].title])[0], bert.end]
+            assert passage[: len(title)].tolist() == title
+            assert query[0] == bert.start and (query == bert.end).sum() == 1
+            assert bert.decode(query[1:]) in bert.decode(bert.encode([STORIES[row].text])[0])
+        assert (batch.question_mask == (batch.question_ids != bert.pad)).all()
+        assert (batch.passage_mask == (batch.passage_ids != bert.pad)).all()
+
+
+def test_passages_of_one_text_are_not_each_others_negatives(stories):
+    """Passages 0 and 2 have one text: to push one away would push away the right one."""
+    store, bert = stories
+    batcher = PairBatcher(store, bert, "cloze", 8, 30, 10)
+    for step in range(10):
+        rows = order.batch_indices(len(STORIES), 12, 0, step)  # some of the 8 passages twice
+        same, texts = batcher.batch(step, 12, 0).same_passage, [STORIES[row].text for row in rows]
+        assert same.tolist() == [[b != p and texts[b] == texts[p] for p in range(12)]
+                                 for b in range(12)]
+
+
+def test_passages_of_which_the_same_is_left_are_not_each_others_negatives(stories):
+    """No query can tell them apart, though their texts differ, as those of a title alone."""
+    store, bert = stories
+    batcher = PairBatcher(store, bert, "cloze", 8, 30, 10)
+    batcher.draw = lambda text, rng: (text, "The rest.")
+    drawn = [STORIES[row] for row in order.batch_indices(len(STORIES), 8, 0, 0)]
+    assert batcher.batch(0, 8, 0).same_passage.tolist() == [
+        [p is not q and (p.title == q.title or p.text == q.text) for p in drawn] for q in drawn]
+
+
+def test_of_a_passage_of_one_sentence_the_title_is_left_or_else_all_of_it(stories):
+    """Without a title nothing would be left that a query could find."""
+    store, bert = stories
+    line = STORIES[1].text
+    for title in ("City 1", ""):
+        batcher = PairBatcher([Passage("a", title, line)] * 2, bert, "cloze", 8, 30, 10)
+        read = {bert.decode(row[mask][1:-1]) for step in range(30)
+                for row, mask in zip(*batcher.batch(step, 2, 0)[2:4], strict=True)}
+        whole, named = (bert.decode(bert.encode([text])[0]) for text in (line, title))
+        assert read == ({named.strip(), f"{named} {whole}"} if title else {whole})

@@ -11,7 +11,7 @@ import pytest
 import tiny
 
 from rag_jax import parallel
-from rag_jax.config import Config, MeshConfig, OptimizerConfig
+from rag_jax.config import Config, ConfigError, MeshConfig, OptimizerConfig
 from rag_jax.models import rag
 from rag_jax.overrides import replace
 from rag_jax.training import fine_tuning, optim, stages, step, warm_up
@@ -143,6 +143,26 @@ def test_a_stage_takes_the_step_that_its_configuration_says(job, monkeypatch, na
         others["smoothing"] = by_hand(losses[1], *given, **at)
     for what, without in others.items():
         assert np.linalg.norm(without - expected) > 1e-3 * size, f"{what} changes nothing"
+
+
+@pytest.mark.parametrize("pairs", ["cloze", "crops"])
+def test_a_start_from_passages_reads_no_question(job, monkeypatch, pairs):
+    """Its point is to need no question, answer or gold passage; and one passage tells nothing."""
+    def forbidden(self, split):
+        raise AssertionError("questions are read")
+
+    monkeypatch.setattr(type(job), "tokens", forbidden)
+    seen = []
+    monkeypatch.setattr(warm_up, "run_stage",
+                        lambda stage: seen.append(stage) or stage.make_state())
+    job = dataclasses.replace(job, config=replace(job.config, {"retriever_warmup.pairs": pairs}))
+    warm_up.warm_up_retriever(job)
+    stage, = seen
+    stage.source.begin(3, None)
+    assert stage.source.finish(3).passage_ids.shape[0] == job.config.retriever_warmup.batch_size
+    alone = dataclasses.replace(job.prepared, memories={"2018": [None]})
+    with pytest.raises(ConfigError, match=f"pairs={pairs}: 2018 has one passage, and two are"):
+        warm_up.warm_up_retriever(dataclasses.replace(job, prepared=alone))
 
 
 def test_dropout_is_drawn_as_the_configuration_or_the_platform_says():
