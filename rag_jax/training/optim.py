@@ -105,8 +105,9 @@ def _adamw(config: OptimizerConfig, rate_at: optax.Schedule, rates: Mapping[str,
                             *adam_steps(params, state)), state
 
     def parts(state: Any) -> tuple[optax.ScaleByAdamState, optax.ScaleByScheduleState]:
-        return tuple(next(part for part in state if isinstance(part, kind))
-                     for kind in (optax.ScaleByAdamState, optax.ScaleByScheduleState))
+        kinds = (optax.ScaleByAdamState, optax.ScaleByScheduleState)
+        found = jax.tree.leaves(state, is_leaf=lambda part: isinstance(part, kinds))
+        return tuple(next(part for part in found if isinstance(part, kind)) for kind in kinds)
 
     def adam_steps(params: Params, state: Any) -> tuple[Params, Any]:
         """The steps without weight decay that led to a state, and by which shares it shrinks."""
