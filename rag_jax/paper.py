@@ -40,6 +40,11 @@ BESIDE_EM = {
 }
 BESIDE_RECALL = {"trained": f"{RECALL_AT_5['trained']} (RAG-Token, NQ dev)",
                  "frozen": f"{RECALL_AT_5['frozen']} (DPR, NQ dev)"}
+FROZEN = {"rag_token": "frozen", "rag_sequence": "frozen_sequence"}  # without the retriever's part
+BESIDE_ADDED = {
+    f"EM, {run} above {FROZEN[run]}":
+        f"{TABLE6[run]['nq.em'] - TABLE6[FROZEN[run]]['nq.em']:+.1f} ({model}, NQ dev)"
+    for run, model in (("rag_token", "RAG-Token"), ("rag_sequence", "RAG-Sequence"))}
 BESIDE_HOT_SWAP = {name: f"{value} (RAG, 82 leaders)" for name, value in HOT_SWAP.items()}
 
 

@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from rag_jax import files, hosts, paper
+from rag_jax import files, hosts, paper, scoring
 from rag_jax.data import order
-from rag_jax.evaluation import retrieval_metrics, write_evaluation
+from rag_jax.evaluation import Evaluation, retrieval_metrics, write_evaluation
 from rag_jax.metrics import bootstrap
 from rag_jax.models.layers import unstack_layers
 from rag_jax.retrieval.index import PassageIndex
@@ -34,6 +34,7 @@ class _Reporter:
         self.job, self.indexes = job, indexes
         self.split = "test" if "test" in job.prepared.splits else "dev"
         self.metrics: dict[str, dict[str, float]] = {}  # of runs, shuffled passages, hot-swap
+        self.shares: dict[str, dict[str, np.ndarray]] = {}  # `_shares` of runs
         self._opened: Rag | None = None  # the last run, without an index
         self._indexes: Mapping[str, Index] = {}  # those that it reads
 
@@ -58,7 +59,7 @@ class _Reporter:
         result = self.rag(run).evaluate(self.split, overlap=False)
         if hosts.leads():
             write_evaluation(self.job.workdir / run / "evaluation" / self.split, result)
-        self.metrics[run] = result.metrics
+        self.metrics[run], self.shares[run] = result.metrics, _shares(result)
 
     def shuffle(self, run: str) -> None:
         """Every question reads the passages of another one: what the answers owe to reading."""
@@ -96,6 +97,7 @@ def evaluate_runs(job: Job, indexes: dict[str, PassageIndex], warm: Any
             reporter.shuffle(rag_runs[0])
         if indexes:
             report["recall_at_5"] = _recall(reporter, rag_runs[0], warm)
+    report["above_frozen"] = _above_frozen(reporter.shares)
     report["em"] = {name: metrics["em"] for name, metrics in reporter.metrics.items()}
     if rag_runs and {"2016", "2018"} <= set(job.prepared.memories):
         report["hot_swap"] = _hot_swap(reporter, rag_runs[0])
@@ -136,6 +138,27 @@ def next_command(job: Job) -> str:
     words = [shown(pathlib.Path(sys.executable)), "-m", "rag_jax.generate", "--workdir",
              shown(job.workdir), "--run", job.config.runs[0], asked.question]
     return f"Next, ask it:\n  {shlex.join(words)}"
+
+
+def _shares(result: Evaluation) -> dict[str, np.ndarray]:
+    """Of every question 100 where it is right, else 0: float64[Q] each; empty without answers."""
+    if None in result.correct:
+        return {}
+    ranks = scoring.answer_ranks(result.examples, [a.passages for a in result.answers])
+    return {"EM": 100.0 * np.array(result.correct), "answer recall@1": 100.0 * (ranks == 0)}
+
+
+def _above_frozen(shares: Mapping[str, Mapping[str, np.ndarray]]) -> dict[str, dict[str, float]]:
+    """What training has added to runs with a frozen twin: the mean of the questions' differences,
+    and its 95 % interval."""
+    added = {}
+    for run, frozen in paper.FROZEN.items():
+        for what in shares.get(run, {}) if shares.get(frozen) else ():
+            values = shares[run][what] - shares[frozen][what]
+            low, high = bootstrap.interval(values)
+            added[f"{what}, {run} above {frozen}"] = {
+                "points": float(values.mean()), "ci_low": low, "ci_high": high}
+    return added
 
 
 def _recall(reporter: _Reporter, run: str, warm: Any) -> dict[str, float]:
@@ -197,6 +220,9 @@ def format_report(report: dict[str, Any]) -> str:
         memory, leaders = name.replace("index", "").split("_leaders")
         rows.append([f"hot-swap, {memory} index, {leaders} leaders",
                      _with_interval(value, metrics.get(name)), paper.BESIDE_HOT_SWAP[name]])
+    for name, added in report.get("above_frozen", {}).items():
+        points, low, high = (f"{added[key]:+.1f}" for key in ("points", "ci_low", "ci_high"))
+        rows.append([name, f"{points} ({low} to {high})", paper.BESIDE_ADDED.get(name, "-")])
     table = print_table(rows, [f"{split} (percent)", "here", "the paper's, of what"])
     if counts:
         table += f"\nIn brackets: 95 % bootstrap intervals over the {counts[run]} {split} questions"

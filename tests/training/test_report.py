@@ -10,6 +10,8 @@ import pytest
 from rag_jax import paper
 from rag_jax.config import RUNS, Config
 from rag_jax.data.question_files import Example
+from rag_jax.evaluation import Evaluation
+from rag_jax.retrieval.protocol import Passage
 from rag_jax.training import report, workdir
 from rag_jax.training.job import Job
 from rag_jax.training.report import format_report, someone_elses
@@ -73,6 +75,33 @@ def test_every_share_has_its_interval():
     low, high = re.search(r"trained query encoder +99.0 \(([\d.]+) to ([\d.]+)\)", text).groups()
     assert 97 < float(low) < 99 < float(high) < 100, "of 575 questions"
     assert "over the 575 test questions, of the hot-swap over 98 leaders" in text
+
+
+def test_what_training_adds_is_told_question_by_question():
+    """Of two shares with intervals that overlap nobody sees whether one is above the other."""
+    def evaluation(right, at):
+        texts = ["It is Lima.", "Nothing."]
+        answers = [types.SimpleNamespace(passages=[Passage("", "", t) for t in texts[::way]])
+                   for way in at]
+        return Evaluation({}, answers, right, [Example("q", "?", ("Lima",))] * len(at))
+
+    trained = evaluation([True] * 60 + [False] * 40, [1] * 70 + [-1] * 30)
+    frozen = evaluation([True] * 50 + [False] * 50, [1] * 30 + [-1] * 70)
+    unknown = evaluation([None] * 100, [1] * 100)
+    shares = {name: report._shares(of) for name, of in (
+        ("rag_token", trained), ("frozen", frozen), ("rag_sequence", trained),
+        ("frozen_sequence", unknown), ("closed_book", unknown))}
+    added = report._above_frozen(shares)
+    assert list(added) == ["EM, rag_token above frozen", "answer recall@1, rag_token above frozen"]
+    em, recall = added.values()
+    assert em["points"] == 10 and recall["points"] == 40
+    assert 3 < em["ci_low"] < 6 and 14 < em["ci_high"] < 17, "both are right or wrong on 90 of 100"
+    text = format_report({"em": {"rag_token": 60.0, "frozen": 50.0}, "split": "test",
+                          "above_frozen": added, "wall_secs": 1.0, "stage_secs": {"train": 1.0},
+                          "peak_rss_gib": 1.0, "seed": 0})
+    row = next(line for line in text.splitlines() if line.startswith("EM, rag_token above frozen"))
+    assert "+10.0 (+" in row and row.endswith("+5.7 (RAG-Token, NQ dev)")
+    assert report._above_frozen({"rag_token": shares["rag_token"]}) == {}
 
 
 def test_the_report_ends_with_a_command_that_asks_the_run(tmp_path, monkeypatch):
