@@ -358,9 +358,10 @@ class TrainConfig:
     refresh_passages: int = field(
         0, "refresh: passages embedded again each time, the next ones in turn; 0 = all. All of "
         "them are, too, after every evaluation and checkpoint", at_least=0)
-    collapse_guard: Literal["off", "warn", "stop", "freeze"] = field(
-        "warn", "when training retrieves the same few passages for every question (the paper's "
-        "appendix H): say so, stop with the checkpoint kept, or freeze the retriever and go on")
+    collapse_guard: Literal["off", "warn", "stop", "freeze", "rollback"] = field(
+        "rollback", "when training retrieves the same few passages for every question (the "
+        "paper's appendix H): say so, stop with the checkpoint kept, freeze the retriever and go "
+        "on, or do so with the retriever as the last sound window left it")
     collapse_window: int = field(
         50, "steps over which the retrieved passages are counted; keep them within "
         "optimizer.warmup_steps, so that the first window is a sound one", at_least=1)

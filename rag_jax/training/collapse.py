@@ -24,7 +24,8 @@ class CollapseGuard:
     the end of a window they exchange what they have.
 
     Args:
-      action: what follows: a warning, training stops, or the retriever is frozen.
+      action: what follows: the retriever is frozen, as it is or as the last sound window left it
+        (rollback); training stops; or a warning.
       window: steps that are counted together.
       threshold: share of the first window's effective passages below which retrieval has collapsed.
 
@@ -32,7 +33,8 @@ class CollapseGuard:
       collapsed_at: steps done when it had; None = it has not.
     """
 
-    def __init__(self, action: Literal["warn", "stop", "freeze"], window: int, threshold: float):
+    def __init__(self, action: Literal["warn", "stop", "freeze", "rollback"], window: int,
+                 threshold: float):
         self.action, self.window, self.threshold = action, window, threshold
         self.restore({"ids": [], "first": None, "last": None, "collapsed_at": None})
 

@@ -13,18 +13,20 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding
 
 from rag_jax import hosts, parallel
 from rag_jax.errors import NotFiniteError, UserError
 from rag_jax.training import tree_record, workdir
-from rag_jax.training.checkpoint import BEST_METRIC, Checkpointer
+from rag_jax.training.checkpoint import BEST_METRIC, Checkpointer, CheckpointMismatch
 from rag_jax.training.collapse import CollapseGuard
 from rag_jax.training.log import MetricWriter, Progress
 from rag_jax.training.preemption import PreemptionGuard
 from rag_jax.training.profiling import Profiler
 from rag_jax.training.step import TrainState
+from rag_jax.types import Params
 
 
 class TrainingError(UserError, RuntimeError):
@@ -88,6 +90,7 @@ class Stage:
       evaluate: params -> metrics, among them one of BEST_METRIC.
       meta: JSON that belongs to the checkpoints (encoder fingerprint, configuration).
       guard: against retrieval collapse; the metrics then hold what the step read as "doc_ids".
+      guarded: the towers that a collapse may roll back.
       frozen_step: takes the place of train_step once the guard has frozen the retriever.
       profile: (start, steps): steps of this command before a trace begins, and steps in it.
     """
@@ -107,6 +110,7 @@ class Stage:
     keep: int = 1
     tensorboard: bool = True
     guard: CollapseGuard | None = None
+    guarded: tuple[str, ...] = ()
     frozen_step: Callable | None = None
     profile: tuple[int, int] | None = None
 
@@ -119,10 +123,12 @@ class Stage:
 
 
 _ACTIONS = {
+    "rollback": "the retriever goes back to where the last sound window ended, and trains no "
+    "further",
     "freeze": "the retriever trains no further",
     "warn": "training goes on, but the passages may no longer help; lower "
     "config.train.query_encoder_rate or the learning rate, or set config.train.collapse_guard to "
-    "freeze or stop",
+    "rollback, freeze or stop",
 }
 
 
@@ -167,6 +173,7 @@ def run_stage(stage: Stage) -> TrainState:
                         batch = stage.source.finish(step)
                         state, metrics = take(state, batch, stage.number_on_devices(step))
                         watch.note(step, metrics)
+                        state = loop.guarded(step + 1, state)
                     profiler.end(step, state)
                     loop.evaluate_and_save(step + 1, state)
         if any(hosts.exchange(signals.requested)):
@@ -181,11 +188,12 @@ class _Loop:
 
     def __init__(self, stage: Stage, checkpointer: Checkpointer, writer: MetricWriter):
         self.stage, self.checkpointer, self.writer = stage, checkpointer, writer
+        self.sound: Params | None = None  # the guarded towers as the last sound window left them
 
     def resume(self) -> tuple[TrainState, int]:
         """The state to go on from, and the number of steps that it has taken."""
-        stage, abstract = self.stage, self.stage.abstract_state
-        restored = self.checkpointer.restore_latest(abstract.params, abstract.opt_state)
+        stage = self.stage
+        restored = self._restored()
         if restored is None:
             self.writer.truncate_after(0)
             state, start, pending = stage.make_state(), 0, {}
@@ -201,16 +209,44 @@ class _Loop:
                 stage.source.begin(step, state.params)
         return state, start
 
+    def _restored(self) -> tuple[int, Any, Any, Mapping[str, Any]] | None:
+        """The last checkpoint; the sound retriever that it may hold is kept for a rollback."""
+        abstract, guard = self.stage.abstract_state, self.stage.guard
+        guarded = {tower: abstract.params[tower] for tower in self.stage.guarded}
+        wanted = {"state": abstract.opt_state, "sound": guarded}
+        try:
+            found = self.checkpointer.restore_latest(abstract.params, wanted) if guarded else None
+        except CheckpointMismatch:  # without one, or of another model, of which the next one tells
+            found = None
+        if found is None:
+            return self.checkpointer.restore_latest(abstract.params, abstract.opt_state)
+        step, params, opt_state, meta = found
+        if guard is not None and guard.action == "rollback":
+            self.sound = opt_state["sound"]
+        return step, params, opt_state["state"], meta
+
+    def guarded(self, done: int, state: TrainState) -> TrainState:
+        """The state after so many steps, its retriever that of the last sound window's end where
+        the window that ends here shows a collapse."""
+        stage, guard = self.stage, self.stage.guard
+        if guard is None or not guard.due(done):
+            return state
+        self.watch.settle()
+        if guard.action != "rollback":
+            return state
+        if guard.collapsed_at is None:  # a copy: the step donates its state
+            self.sound = jax.tree.map(jnp.copy, {t: state.params[t] for t in stage.guarded})
+        elif self.sound is not None:
+            state = TrainState({**state.params, **self.sound}, state.opt_state)
+            self.sound = None
+        return state
+
     def step_now(self, done: int, state: TrainState) -> Callable:
         """The step to take after so many, which depends on what all of these have retrieved."""
         stage, guard = self.stage, self.stage.guard
-        if guard is None:
+        if guard is None or guard.collapsed_at is None or guard.action == "warn":
             return stage.train_step
-        if guard.due(done):
-            self.watch.settle()
-        if guard.collapsed_at is None or guard.action == "warn":
-            return stage.train_step
-        if guard.action == "freeze":
+        if guard.action in ("freeze", "rollback"):
             return stage.frozen_step
         self.save(done, state)
         raise TrainingError(
@@ -243,7 +279,10 @@ class _Loop:
         meta = {**self.stage.meta, "pending": self.stage.source.pending()}
         if self.stage.guard is not None:
             meta["guard"] = self.stage.guard.state()
-        self.checkpointer.save(step, state.params, state.opt_state, meta, metrics)
+        opt_state = state.opt_state
+        if self.sound is not None:
+            opt_state = {"state": opt_state, "sound": self.sound}
+        self.checkpointer.save(step, state.params, opt_state, meta, metrics)
 
     def diverged(self, step: int, what: str) -> TrainingError:
         """The error for numbers that are finite no more, noted in the stage's folder."""

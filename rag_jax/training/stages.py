@@ -49,9 +49,10 @@ def build_stage(job: Job, name: str, rates: Mapping[str, float | None], loss: st
         return step.make_train_step(
             loss, adamw, shardings, optimizer.accumulate, dropout, complete, frozen, show)
 
+    if "guard" in settings:  # one that is off has left checkpoints with what it guarded, maybe
+        settings["guarded"] = tuple(t for t in pretrained.ENCODERS if t in adamw.towers)
     if guard is not None:
-        encoders = tuple(t for t in pretrained.ENCODERS if t in adamw.towers)
-        settings["frozen_step"] = make_step(encoders)
+        settings["frozen_step"] = make_step(settings["guarded"])
     return Stage(name=name, directory=job.workdir / name, make_state=first_state,
                  abstract_state=abstract, train_step=make_step(),
                  tensorboard=job.config.tensorboard, **settings)

@@ -112,8 +112,8 @@ def stage(directory, action="freeze", die_at=None, **changes):
     values = dict(
         name="toy", directory=directory, steps=STEPS + 4, log_every=5, save_every=5,
         make_state=first_state, abstract_state=abstract, train_step=make(False),
-        frozen_step=make(True), source=PureSource(lambda n: None), meta={}, tensorboard=False,
-        guard=CollapseGuard(action, WINDOW, 0.25))
+        frozen_step=make(True), guarded=("encoder",), source=PureSource(lambda n: None), meta={},
+        tensorboard=False, guard=CollapseGuard(action, WINDOW, 0.25))
     return Stage(**{**values, **changes}), taken
 
 
@@ -212,13 +212,45 @@ def test_processes_tell_each_other_at_the_end_of_a_window_and_for_a_checkpoint(
     assert turns == told
 
 
+def test_a_rollback_goes_on_with_the_retriever_of_the_last_sound_window(tmp_path, capsys):
+    """Of step 9: not with what the collapse at step 12 left, and not with what training began."""
+    made, taken = stage(tmp_path, "rollback")
+    params = run_stage(made).params
+    assert taken == [(n, n >= 12) for n in range(18)]
+    sound = jnp.float32(1)
+    for _ in range(9):
+        sound *= jnp.float32(1.1)
+    assert same(params["encoder"], sound)
+    ends_there = run_stage(stage(tmp_path / "twelve", "rollback", steps=12)[0])
+    assert same(ends_there.params["encoder"], sound), "before it is saved"
+    assert "toy: retrieval has collapsed at step 12" in (said := capsys.readouterr().out)
+    assert "the retriever goes back to where the last sound window ended" in said
+
+
+@pytest.mark.parametrize("other", ["freeze", "off"])
+def test_a_checkpoint_opens_whatever_the_guard_is_then(tmp_path, other):
+    """One of a run without a sound copy under a guard that keeps one, and the other way round."""
+    for actions in (("rollback", other), (other, "rollback")):
+        ends = tmp_path / actions[0]
+        for action, stop_at in zip(actions, (11, None), strict=True):
+            off = {"guard": None} if action == "off" else {"action": action}
+            made, taken = stage(ends, die_at=stop_at, **off)
+            if stop_at is None:
+                run_stage(made)
+            else:
+                with pytest.raises(KeyboardInterrupt):
+                    run_stage(made)
+        assert taken[0][0] == 10
+
+
+@pytest.mark.parametrize("action", ["freeze", "rollback"])
 @pytest.mark.parametrize("die_at", [4, 7, 11, 12, 13, 16])
-def test_a_frozen_run_that_was_killed_ends_bitwise_as_one_that_was_not(tmp_path, die_at):
+def test_a_frozen_run_that_was_killed_ends_bitwise_as_one_that_was_not(tmp_path, die_at, action):
     """Killed within a window, at its end, and after the freezing; checkpoints every 5 steps."""
-    straight = run_stage(stage(tmp_path / "a")[0])
+    straight = run_stage(stage(tmp_path / "a", action)[0])
     with pytest.raises(KeyboardInterrupt):
-        run_stage(stage(tmp_path / "b", die_at=die_at)[0])
-    made, taken = stage(tmp_path / "b")
+        run_stage(stage(tmp_path / "b", action, die_at=die_at)[0])
+    made, taken = stage(tmp_path / "b", action)
     assert same(run_stage(made), straight)
     assert taken == [(n, n >= 12) for n in range(die_at // 5 * 5, 18)]
     assert monitored(tmp_path / "b") == monitored(tmp_path / "a")
