@@ -67,7 +67,7 @@ class BertConfig(TransformerConfig):
     projection: int = field(0, "width E of a projection of [CLS]; 0 = none, E = D", at_least=0)
 
 
-Family = Literal["bart"]  # of generators; the table of their configurations stands below them
+Family = Literal["bart", "t5"]  # of generators; their configurations stand in a table below
 
 
 @dataclasses.dataclass(frozen=True)
@@ -119,7 +119,34 @@ class BartConfig(GeneratorConfig):
         return self.decoder_heads or self.heads, self.decoder_mlp_width or self.mlp_width
 
 
-GENERATORS: dict[Family, type[GeneratorConfig]] = {"bart": BartConfig}
+@dataclasses.dataclass(frozen=True)
+class T5Config(GeneratorConfig):
+    """T5 and those of its form; the defaults are Flan-T5's and T5 v1.1's base models."""
+
+    family: Family = field("t5", "architecture")
+    vocab_size: int = field(32128, "rows of the token table; 0 = the tokenizer's size", at_least=0)
+    max_positions: int = field(2**20, "longest source or target in tokens: relative positions "
+                               "know no end", at_least=1)
+    encoder_layers: int = field(12, "encoder layers", at_least=1)
+    decoder_layers: int = field(12, "decoder layers", at_least=1)
+    head_size: int = field(64, "width of an attention head", at_least=1)
+    mlp_width: int = field(2048, "feed-forward width F", at_least=1)
+    activation: Literal["relu", "gelu_new"] = field("gelu_new", "feed-forward activation")
+    gated: bool = field(True, "the activation multiplies another product of the same input")
+    tied: bool = field(False, "the output layer is the token table")
+    scale_output: bool = field(False, "states are divided by sqrt(width) before the output layer")
+    attention_dropout: float = field(0.1, "dropout of attention weights", at_least=0, at_most=1)
+    activation_dropout: float = field(0.1, "dropout inside the feed-forward", at_least=0, at_most=1)
+    layer_norm_eps: float = field(1e-6, "epsilon of RMSNorm", at_least=0)
+    relative_buckets: int = field(32, "distances that attention tells apart", at_least=4)
+    relative_distance: int = field(128, "distance from which all are one", at_least=8)
+
+    @property
+    def cached_width(self) -> int:
+        return self.heads * self.head_size
+
+
+GENERATORS: dict[Family, type[GeneratorConfig]] = {"bart": BartConfig, "t5": T5Config}
 
 
 BERT_PRESETS = {

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from rag_jax.config import BartConfig, BertConfig
+from rag_jax.config import BartConfig, BertConfig, GeneratorConfig, T5Config
 from rag_jax.models import rag
 from rag_jax.types import Batch
 
@@ -22,13 +22,19 @@ BART = BartConfig(
     vocab_size=38, max_positions=12, width=16, encoder_layers=1, decoder_layers=1, heads=2,
     mlp_width=32, dropout=0.0, init_std=0.3, logit_chunk=3)
 
+T5 = T5Config(
+    vocab_size=38, width=16, encoder_layers=1, decoder_layers=2, heads=2, head_size=6, mlp_width=24,
+    dropout=0.0, attention_dropout=0.0, activation_dropout=0.0, init_std=0.3, logit_chunk=3,
+    relative_buckets=8, relative_distance=9)
+
 
 def rag_model(kind="token", retriever=None, generator=None, classes=0):
-    """RagModel of the tiny towers with some fields replaced."""
+    """RagModel of the tiny towers with some fields replaced, or with another generator."""
+    if not isinstance(generator, GeneratorConfig):
+        generator = dataclasses.replace(BART, **(generator or {}))
     return rag.RagModel(
-        dataclasses.replace(BERT, **(retriever or {})),
-        dataclasses.replace(BART, **(generator or {})),
-        kind, start_id=END, end_id=END, pad_id=PAD, classes=classes)
+        dataclasses.replace(BERT, **(retriever or {})), generator, kind,
+        start_id=END, end_id=END, pad_id=PAD, classes=classes)
 
 
 def perturbed(boxed, seed=0, scale=0.3):

@@ -24,11 +24,11 @@ class DecoderLayer(nn.Module):
         """Keys and values by which later tokens attend to x [R, T, D]."""
         return self.self_attention.keys_values(self.before(self.self_norm, x))
 
-    def attend(self, x: jax.Array, past: KeysValues, mask: jax.Array, deterministic: bool
-               ) -> jax.Array:
+    def attend(self, x: jax.Array, past: KeysValues, mask: jax.Array, bias: jax.Array | None,
+               deterministic: bool) -> jax.Array:
         """The result of self-attention, from x [R, T, D] over `past`."""
         return self.self_attention.attend(
-            self.before(self.self_norm, x), *past, mask, deterministic)
+            self.before(self.self_norm, x), *past, mask, deterministic, bias)
 
     def after_self(self, x: jax.Array, attended: jax.Array, source: KeysValues,
                    source_mask: jax.Array, deterministic: bool) -> jax.Array:
@@ -41,8 +41,8 @@ class DecoderLayer(nn.Module):
         return self.after(self.mlp_norm, x, self.drop(fed, deterministic=deterministic))
 
     def __call__(self, x: jax.Array, encoded: jax.Array, source_mask: jax.Array, causal: jax.Array,
-                 *, deterministic: bool) -> jax.Array:
-        attended = self.attend(x, self.cached(x), causal, deterministic)
+                 bias: jax.Array | None, *, deterministic: bool) -> jax.Array:
+        attended = self.attend(x, self.cached(x), causal, bias, deterministic)
         source = self.cross_attention.keys_values(encoded)
         return self.after_self(x, attended, source, source_mask, deterministic)
 
@@ -54,16 +54,28 @@ class EncoderDecoder(nn.Module):
       embed_targets(ids int32[R, T], position, deterministic) -> dtype[R, T, D], the decoder's input
         at that position int32[], or at 0, 1, ... where it is None
       logits(states dtype[..., D]) -> float32[..., V]
+
+    and, where there is more than that, `self_bias` and `finish`.
     """
+
+    def self_bias(self, queries: jax.Array, keys: jax.Array) -> jax.Array | None:
+        """What is added to the decoder's scores of self-attention, float32[1, H, Q, S], from
+        positions int32[Q] to positions int32[S]; None = nothing."""
+        return None
+
+    def finish(self, x: jax.Array, deterministic: bool = True) -> jax.Array:
+        """The last layer's result as the output layer reads it."""
+        return x
 
     def decode(self, encoded: jax.Array, mask: jax.Array, inputs: jax.Array,
                deterministic: bool = True) -> jax.Array:
         """Teacher-forced states dtype[R, T, D] from the encoder's [R, S, D] and inputs [R, T]."""
-        length = inputs.shape[1]
+        length, places = inputs.shape[1], jnp.arange(inputs.shape[1])
         x = self.embed_targets(inputs, None, deterministic)
         causal = jnp.tril(jnp.ones((length, length), bool))[None, None]
-        return self.decoder(
-            x, encoded, mask[:, None, None, :], causal, deterministic=deterministic)
+        x = self.decoder(x, encoded, mask[:, None, None, :], causal,
+                         self.self_bias(places, places), deterministic=deterministic)
+        return self.finish(x, deterministic)
 
     def _encode_documents(self, ids: jax.Array, mask: jax.Array, deterministic: bool
                           ) -> tuple[jax.Array, jax.Array]:
@@ -86,26 +98,29 @@ class EncoderDecoder(nn.Module):
              past: tuple[KeysValues, ...], own: jax.Array
              ) -> tuple[jax.Array, tuple[KeysValues, ...]]:
         x = self.embed_targets(tokens, position)  # -> [R, M, D]
+        places = jnp.arange(own.shape[-1]) // tokens.shape[1]  # [T, M] as one axis
+        bias = self.self_bias(position[None], places)
         mask, layers = source.mask[:, None, None, :], []
         for layer, cross, old in zip(self.decoder.loop(), source.layers, past, strict=True):
             new = old.with_tokens(layer.cached(x), position)
-            attended = layer.attend(x, new, own, True)
+            attended = layer.attend(x, new, own, bias, True)
             x = layer.after_self(x, attended, cross, mask, True)
             layers.append(new)
-        return x, tuple(layers)
+        return self.finish(x), tuple(layers)
 
     def forced(self, source: Source, inputs: jax.Array) -> jax.Array:
         rows, count, length = inputs.shape
         x = self.embed_targets(inputs.reshape(rows * count, length))  # -> [R*A, T, D]
         together = (rows, count * length, x.shape[-1])
         causal = jnp.tril(jnp.ones((length, length), bool))[None, None]
-        mask = source.mask[:, None, None, :]
+        mask, places = source.mask[:, None, None, :], jnp.arange(length)
+        bias = self.self_bias(places, places)
         for layer, cross in zip(self.decoder.loop(), source.layers, strict=True):
-            attended = layer.attend(x, layer.cached(x), causal, True)
+            attended = layer.attend(x, layer.cached(x), causal, bias, True)
             y = layer.after_self(x.reshape(together), attended.reshape(together), cross, mask,
                                  True)
             x = y.reshape(x.shape)
-        return x
+        return self.finish(x)
 
     def __call__(self, ids: jax.Array, mask: jax.Array, inputs: jax.Array,
                  deterministic: bool = True) -> jax.Array:

@@ -37,6 +37,7 @@ import jax
 from rag_jax.config import GeneratorConfig
 from rag_jax.models.bart import Bart
 from rag_jax.models.layers import KeysValues, Source
+from rag_jax.models.t5 import T5
 
 
 class Generator(Protocol):
@@ -77,7 +78,7 @@ class Generator(Protocol):
         """
 
 
-FAMILIES: dict[str, type[nn.Module]] = {"bart": Bart}
+FAMILIES: dict[str, type[nn.Module]] = {"bart": Bart, "t5": T5}
 
 
 def build(config: GeneratorConfig) -> Generator:

@@ -47,7 +47,8 @@ def _gelu_backward(x: jax.Array, grad: jax.Array) -> tuple[jax.Array]:
 
 
 gelu.defvjp(_gelu_forward, _gelu_backward)
-ACTIVATIONS: dict[str, Callable] = {"gelu": gelu, "relu": jax.nn.relu}
+ACTIVATIONS: dict[str, Callable] = {"gelu": gelu, "gelu_new": jax.nn.gelu, "relu": jax.nn.relu,
+                                    "silu": jax.nn.silu}
 
 
 def sinusoids(key: jax.Array, shape: tuple[int, int], dtype: Any = jnp.float32) -> jax.Array:
@@ -256,39 +257,46 @@ def _dropped(x: jax.Array, kept: jax.Array | None, rate: float) -> jax.Array:
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(5,))
 def attention(queries: jax.Array, keys: jax.Array, values: jax.Array, mask: jax.Array | None,
-              kept: jax.Array | None, rate: float) -> jax.Array:
+              kept: jax.Array | None, rate: float, bias: jax.Array | None = None) -> jax.Array:
     """softmax(queries [R, H, T, C] @ keys [R, H, C, S]) @ values [R, H, S, C].
 
-    mask: as in `Attention.attend`. kept: bool[R, H, T, S], False for weights that dropout at
+    mask, bias: as in `Attention.attend`. kept: bool[R, H, T, S], False for weights that dropout at
     `rate` zeroes; None = no dropout. The backward pass keeps the weights in the dtype of values.
     """
-    return _attention_forward(queries, keys, values, mask, kept, rate)[0]
+    return _attention_forward(queries, keys, values, mask, kept, rate, bias)[0]
 
 
 def _attention_forward(queries: jax.Array, keys: jax.Array, values: jax.Array,
-                       mask: jax.Array | None, kept: jax.Array | None, rate: float
-                       ) -> tuple[jax.Array, tuple]:
+                       mask: jax.Array | None, kept: jax.Array | None, rate: float,
+                       bias: jax.Array | None) -> tuple[jax.Array, tuple]:
     scores_RHTS = product(queries, keys)
+    if bias is not None:
+        scores_RHTS += bias
     if mask is not None:  # a sum equals MASKED too, and XLA's CPU backend fuses it
         scores_RHTS += jnp.where(mask, 0.0, MASKED)
     weights_RHTS = jax.nn.softmax(scores_RHTS, axis=-1).astype(values.dtype)
     context_RHTC = product(_dropped(weights_RHTS, kept, rate), values).astype(values.dtype)
-    return context_RHTC, (queries, keys, values, mask, kept, weights_RHTS)
+    return context_RHTC, (queries, keys, values, mask, kept, weights_RHTS, bias)
 
 
 def _attention_backward(rate: float, residuals: tuple, grad: jax.Array) -> tuple:
-    queries, keys, values, mask, kept, weights_RHTS = residuals
+    queries, keys, values, mask, kept, weights_RHTS, bias = residuals
     dtype = values.dtype
     # Weights of what is masked are 0, and so are gradients there, but in rows where all is masked.
     seen = grad if mask is None else jnp.where(mask.any(axis=-1, keepdims=True), grad, 0)
     weights_grad = _dropped(product(seen, transposed(values)), kept, rate)
-    scores_grad = (weights_RHTS * (
-        weights_grad - jnp.sum(weights_RHTS * weights_grad, axis=-1, keepdims=True))).astype(dtype)
+    scores_grad = weights_RHTS * (
+        weights_grad - jnp.sum(weights_RHTS * weights_grad, axis=-1, keepdims=True))
+    bias_grad = None
+    if bias is not None:
+        alike = [axis for axis in range(4) if bias.shape[axis] < scores_grad.shape[axis]]
+        bias_grad = scores_grad.sum(axis=alike, keepdims=True, dtype=bias.dtype)
+    scores_grad = scores_grad.astype(dtype)
     # Transposed like this, the products never need [R, H, T, S] transposed in memory.
     values_grad = product(transposed(grad), _dropped(weights_RHTS, kept, rate)).astype(dtype)
     return (product(scores_grad, transposed(keys)).astype(dtype),
             product(transposed(queries), scores_grad).astype(dtype),
-            transposed(values_grad), None, None)
+            transposed(values_grad), None, None, bias_grad)
 
 
 attention.defvjp(_attention_forward, _attention_backward)
@@ -317,7 +325,8 @@ class Source(NamedTuple):
 
 
 class Attention(nn.Module):
-    """Multi-head attention with biased projections; queries are scaled by C ** -0.5.
+    """Multi-head attention. C is `head_size`, or the width divided by the heads; queries are scaled
+    by C ** -0.5, or, where they are not, their kernels are initialised so.
 
     `keys_values` and `attend` are separate so that decoding can keep keys and values in a cache.
     """
@@ -328,17 +337,26 @@ class Attention(nn.Module):
     dtype: Any = jnp.float32
     init_std: float = 0.02
     fused: bool = True
+    head_size: int = 0
+    biased: bool = True
+    scaled: bool = True
 
     def setup(self) -> None:
-        into_heads = (self.width, ("embed", "heads"), self.dtype, self.init_std)
-        self.query = Linear(*into_heads)
-        self.key = Linear(*into_heads)
-        self.value = Linear(*into_heads)
-        self.out = Linear(self.width, ("heads", "embed"), self.dtype, self.init_std)
+        self.size = self.head_size or self.width // self.heads
+        self.scale = self.size**-0.5
+
+        def into_heads(scale: float = 1.0) -> Linear:
+            return Linear(self.heads * self.size, ("embed", "heads"), self.dtype,
+                          self.init_std * scale, self.biased)
+
+        self.query = into_heads(1.0 if self.scaled else self.scale)
+        self.key, self.value = into_heads(), into_heads()
+        self.out = Linear(
+            self.width, ("heads", "embed"), self.dtype, self.init_std, self.biased)
         self.weight_dropout = Dropout(self.dropout)
 
     def _split(self, x: jax.Array) -> jax.Array:
-        heads = x.reshape(*x.shape[:-1], self.heads, self.width // self.heads)
+        heads = x.reshape(*x.shape[:-1], self.heads, self.size)
         return heads.swapaxes(-2, -3)  # -> [R, H, S, C]
 
     def keys_values(self, x: jax.Array) -> KeysValues:
@@ -346,36 +364,42 @@ class Attention(nn.Module):
         return KeysValues(self._split(self.key(x)).swapaxes(-1, -2), self._split(self.value(x)))
 
     def attend(self, x: jax.Array, keys: jax.Array, values: jax.Array, mask: jax.Array | None,
-               deterministic: bool) -> jax.Array:
+               deterministic: bool, bias: jax.Array | None = None) -> jax.Array:
         """Attends from x [R, T, D] over keys [R, H, C, S] and values [R, H, S, C].
 
-        mask: bool, broadcastable to [R, H, T, S], True where attention is allowed; None = all.
+        Args:
+          mask: bool, broadcastable to [R, H, T, S], True where attention is allowed; None = all.
+          bias: float32, likewise, added to the scores; None = 0.
         """
-        queries_RHTC = self._split(self.query(x)) * (self.width // self.heads) ** -0.5
+        queries_RHTC = self._split(self.query(x))
+        if self.scaled:
+            queries_RHTC = queries_RHTC * self.scale
         context_RTD = None
-        if self.fused and (deterministic or not self.dropout):  # kernels drop no weights
+        # Kernels drop no weights, and take no bias.
+        if self.fused and bias is None and (deterministic or not self.dropout):
             context_RTD = fused_attention(queries_RHTC, keys, values, mask)
         if context_RTD is None:
-            context_RTD = self._plain(queries_RHTC, keys, values, mask, deterministic)
+            context_RTD = self._plain(queries_RHTC, keys, values, mask, deterministic, bias)
         return self.out(checkpoint_name(context_RTD, "narrow"))
 
     def _plain(self, queries_RHTC: jax.Array, keys: jax.Array, values: jax.Array,
-               mask: jax.Array | None, deterministic: bool) -> jax.Array:
+               mask: jax.Array | None, deterministic: bool, bias: jax.Array | None
+               ) -> jax.Array:
         kept = self.weight_dropout.kept(
             (*queries_RHTC.shape[:-1], keys.shape[-1]), deterministic)
         context_RTHC = attention(
-            queries_RHTC, keys, values, mask, kept, self.dropout).swapaxes(1, 2)
-        rows, targets = context_RTHC.shape[:2]
-        return context_RTHC.reshape(rows, targets, self.width)  # -> [R, T, D]
+            queries_RHTC, keys, values, mask, kept, self.dropout, bias).swapaxes(1, 2)
+        return context_RTHC.reshape(*context_RTHC.shape[:2], -1)  # -> [R, T, H * C]
 
     def __call__(self, x: jax.Array, source: jax.Array, mask: jax.Array | None,
-                 deterministic: bool) -> jax.Array:
+                 deterministic: bool, bias: jax.Array | None = None) -> jax.Array:
         keys, values = self.keys_values(source)
-        return self.attend(x, keys, values, mask, deterministic)
+        return self.attend(x, keys, values, mask, deterministic, bias)
 
 
 class FeedForward(nn.Module):
-    """Linear, activation, linear."""
+    """Linear, activation, linear; where it is gated, the activation is that of a product of its
+    own, which multiplies the first one."""
 
     hidden: int
     width: int
@@ -383,12 +407,19 @@ class FeedForward(nn.Module):
     dropout: float = 0.0
     dtype: Any = jnp.float32
     init_std: float = 0.02
+    biased: bool = True
+    gated: bool = False
 
     @nn.compact
     def __call__(self, x: jax.Array, deterministic: bool) -> jax.Array:
-        x = Linear(self.hidden, ("embed", "mlp"), self.dtype, self.init_std, name="wi")(x)
-        x = Dropout(self.dropout)(ACTIVATIONS[self.activation](x), deterministic=deterministic)
-        return Linear(self.width, ("mlp", "embed"), self.dtype, self.init_std, name="wo")(x)
+        def linear(width: int, axes: tuple[str, str], name: str) -> Linear:
+            return Linear(width, axes, self.dtype, self.init_std, self.biased, name=name)
+
+        wide, activation = ("embed", "mlp"), ACTIVATIONS[self.activation]
+        y = linear(self.hidden, wide, "wi")(x)
+        y = activation(linear(self.hidden, wide, "gate")(x)) * y if self.gated else activation(y)
+        y = Dropout(self.dropout)(y, deterministic=deterministic)
+        return linear(self.width, ("mlp", "embed"), "wo")(y)
 
 
 # What a block keeps for the backward pass besides its input: names that products have above.

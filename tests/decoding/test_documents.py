@@ -26,9 +26,13 @@ def with_generator(**changes):
     return dataclasses.replace(MODEL, generator=dataclasses.replace(MODEL.generator, **changes))
 
 
+@pytest.mark.parametrize("generator", [MODEL.generator, tiny.T5, dataclasses.replace(
+    tiny.T5, activation="relu", gated=False, tied=True, scale_output=True)])
 @pytest.mark.parametrize("dtype,tolerance", [("float32", 2e-5), ("bfloat16", 0.15)])
-def test_cached_decoding_is_the_full_forward_at_every_position(params, dtype, tolerance):
-    model = with_generator(dtype=dtype)
+def test_cached_decoding_is_the_full_forward_at_every_position(generator, dtype, tolerance):
+    """Guards against a position, a bias or a norm of training that decoding lacks."""
+    model = tiny.rag_model(generator=dataclasses.replace(generator, dtype=dtype))
+    params = tiny.rag_params(model)
     inputs = rag.shift_right(jnp.asarray(BATCH.target_ids), model.start_id)
     inputs = jnp.repeat(inputs, PASSAGES, axis=0)  # -> [R, T]
     logits = tiny.jit(lambda params: model.generator_module.apply(

@@ -88,9 +88,11 @@ def test_layer_norm_and_its_gradients_are_those_of_the_formula(dtype, tolerance)
 @pytest.mark.parametrize("dtype,tolerance", [("float32", 2e-5), ("bfloat16", 4e-2)])
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("rate", [0.0, 0.25])
-def test_attention_and_its_gradients_are_those_of_the_formula(dtype, tolerance, masked, rate):
-    """Its backward pass is written by hand: with dropout of the weights, and a row of which all is
-    masked, whose scores get no gradient."""
+@pytest.mark.parametrize("biased", [False, True])
+def test_attention_and_its_gradients_are_those_of_the_formula(dtype, tolerance, masked, rate,
+                                                              biased):
+    """Its backward pass is written by hand: with dropout of the weights, a row of which all is
+    masked, whose scores get no gradient, and a bias that rows share."""
     rng = np.random.default_rng(2)
     rows, heads, targets, sources, width = 3, 2, 5, 7, 4
     queries, keys, values = (jnp.float32(rng.normal(size=(rows, heads, *size))) for size in (
@@ -100,15 +102,20 @@ def test_attention_and_its_gradients_are_those_of_the_formula(dtype, tolerance, 
     mask = jnp.asarray(mask) if masked else None
     kept = jnp.asarray(rng.random((rows, heads, targets, sources)) >= rate) if rate else None
 
-    def plain(queries, keys, values):
+    arrays = [queries, keys, values]
+    if biased:
+        arrays.append(jnp.float32(rng.normal(size=(1, heads, targets, sources))))
+
+    def plain(queries, keys, values, bias=None):
         scores = jnp.einsum("RHTC,RHCS->RHTS", queries, keys)
+        scores = scores if bias is None else scores + bias
         scores = scores if mask is None else jnp.where(mask, scores, -1e30)
         weights = jax.nn.softmax(scores, axis=-1)
         weights = weights if kept is None else jnp.where(kept, weights / (1 - rate), 0)
         return jnp.einsum("RHTS,RHSC->RHTC", weights, values)
 
-    compare_with_plain(lambda *a: attention(*a, mask, kept, rate), plain, (queries, keys, values),
-                       dtype, tolerance)
+    compare_with_plain(lambda q, k, v, *bias: attention(q, k, v, mask, kept, rate, *bias), plain,
+                       arrays, dtype, tolerance)
 
 
 @pytest.mark.parametrize("rate", [0.1, 0.5, 1.0])

@@ -1,0 +1,147 @@
+"""T5 (Raffel et al. 2020, arXiv 1910.10683), v1.0 and v1.1, and its kin mT5 and Flan-T5: RMSNorm
+before each part, no biases, and attention that knows positions by their distance alone, in buckets
+which all layers of a side share; scores are not scaled."""
+
+import functools
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from rag_jax.config import T5Config
+from rag_jax.models import encoder_decoder, vocabulary
+from rag_jax.models.layers import (
+    Attention,
+    Dropout,
+    FeedForward,
+    RmsNorm,
+    Stack,
+    embedding_table,
+    look_up,
+)
+
+
+@functools.cache
+def bucket_starts(buckets: int, distance: int) -> np.ndarray:
+    """The least distance int32[buckets - 1] of every bucket after the first.
+
+    Half of the buckets have one distance each, the others grow by a constant factor up to
+    `distance`. Whole numbers alone: logarithms of floats put 16 here or there.
+    """
+    single = buckets // 2
+    parts = buckets - single
+    starts = list(range(1, single + 1))
+    for part in range(1, parts):
+        starts.append(next(d for d in range(single, distance + 1) if (
+            d**parts * single**part >= distance**part * single**parts)))
+    return np.array(starts, np.int32)
+
+
+def relative_bias(table: jax.Array, queries: jax.Array, keys: jax.Array, distance: int,
+                  both_ways: bool) -> jax.Array:
+    """float32[1, H, Q, S] of a table float32[buckets, H], from positions int32[Q] to int32[S].
+
+    both_ways: half of the buckets are for keys that come later; otherwise these count as distance
+    0, and are masked.
+    """
+    behind_QS = queries[:, None] - keys[None]
+    buckets = len(table) // 2 if both_ways else len(table)
+    far_QS = jnp.abs(behind_QS) if both_ways else jnp.maximum(behind_QS, 0)
+    bucket_QS = (far_QS[..., None] >= bucket_starts(buckets, distance)[None, None]).sum(axis=-1)
+    if both_ways:
+        bucket_QS += jnp.where(behind_QS < 0, buckets, 0)
+    return table[bucket_QS].transpose(2, 0, 1)[None]
+
+
+def _parts(config: T5Config) -> tuple[functools.partial, functools.partial, functools.partial]:
+    """What makes an attention, a feed-forward and a norm."""
+    c, dtype = config, jnp.dtype(config.dtype)
+    return (functools.partial(Attention, c.heads, c.width, c.attention_dropout, dtype, c.init_std,
+                              c.fused_attention, c.head_size, biased=False, scaled=False),
+            functools.partial(FeedForward, c.mlp_width, c.width, c.activation,
+                              c.activation_dropout, dtype, c.init_std, biased=False,
+                              gated=c.gated),
+            functools.partial(RmsNorm, c.layer_norm_eps, dtype))
+
+
+class EncoderLayer(nn.Module):
+    """x = x + attention(norm(x)); x = x + feed_forward(norm(x))."""
+
+    config: T5Config
+
+    @nn.compact
+    def __call__(self, x: jax.Array, mask: jax.Array, bias: jax.Array, *, deterministic: bool
+                 ) -> jax.Array:
+        (attention, feed_forward, norm), drop = _parts(self.config), Dropout(self.config.dropout)
+        y = norm(name="attention_norm")(x)
+        attended = attention(name="attention")(y, y, mask, deterministic, bias)
+        x = x + drop(attended, deterministic=deterministic)
+        fed = feed_forward(name="mlp")(norm(name="mlp_norm")(x), deterministic)
+        return x + drop(fed, deterministic=deterministic)
+
+
+class DecoderLayer(encoder_decoder.DecoderLayer):
+    """Causal self-attention, cross-attention and feed-forward, each as x + part(norm(x))."""
+
+    config: T5Config
+
+    def setup(self) -> None:
+        attention, feed_forward, norm = _parts(self.config)
+        self.self_attention, self.cross_attention = attention(), attention()
+        self.self_norm, self.cross_norm, self.mlp_norm = norm(), norm(), norm()
+        self.mlp, self.drop = feed_forward(), Dropout(self.config.dropout)
+
+    def before(self, norm: nn.Module, x: jax.Array) -> jax.Array:
+        return norm(x)
+
+    def after(self, norm: nn.Module, x: jax.Array, result: jax.Array) -> jax.Array:
+        return x + result
+
+
+class T5(encoder_decoder.EncoderDecoder):
+    """Encoder and decoder with one embedding table; the output layer's is that, or one of its own.
+    """
+
+    config: T5Config
+
+    def setup(self) -> None:
+        c = self.config
+        self.embedding = embedding_table(self, "embedding", c.vocab_size, c.width, "vocab")
+        if not c.tied:
+            self.output = embedding_table(self, "output", c.vocab_size, c.width, "vocab")
+        axes = nn.with_logical_partitioning(nn.initializers.normal(c.init_std), (None, "heads"))
+        shape = (c.relative_buckets, c.heads)
+        self.encoder_bias = self.param("encoder_bias", axes, shape, jnp.float32)
+        self.decoder_bias = self.param("decoder_bias", axes, shape, jnp.float32)
+        self.encoder = Stack(
+            functools.partial(EncoderLayer, c), c.encoder_layers, c.remat, c.scan_layers)
+        self.decoder = Stack(
+            functools.partial(DecoderLayer, c), c.decoder_layers, c.remat, c.scan_layers)
+        self.encoder_norm, self.decoder_norm = (_parts(c)[2]() for _ in range(2))
+        self.drop = Dropout(c.dropout)
+
+    def encode(self, ids: jax.Array, mask: jax.Array, deterministic: bool = True) -> jax.Array:
+        places = jnp.arange(ids.shape[1])
+        bias = relative_bias(
+            self.encoder_bias, places, places, self.config.relative_distance, both_ways=True)
+        x = self.encoder(self.embed_targets(ids, None, deterministic), mask[:, None, None, :],
+                         bias, deterministic=deterministic)
+        return self.drop(self.encoder_norm(x), deterministic=deterministic)
+
+    def embed_targets(self, ids: jax.Array, position: jax.Array | None = None,
+                      deterministic: bool = True) -> jax.Array:
+        del position
+        x = look_up(self.embedding, ids).astype(self.config.dtype)
+        return self.drop(x, deterministic=deterministic)
+
+    def self_bias(self, queries: jax.Array, keys: jax.Array) -> jax.Array:
+        return relative_bias(
+            self.decoder_bias, queries, keys, self.config.relative_distance, both_ways=False)
+
+    def finish(self, x: jax.Array, deterministic: bool = True) -> jax.Array:
+        x = self.drop(self.decoder_norm(x), deterministic=deterministic)
+        return x * self.config.width**-0.5 if self.config.scale_output else x
+
+    def logits(self, states: jax.Array) -> jax.Array:
+        return vocabulary.logits(self.embedding if self.config.tied else self.output, None, states)
