@@ -186,11 +186,12 @@ class DataConfig:
         "", "folder or Hugging Face name; empty = train an uncased WordPiece on the passages")
     generator_vocab: int = field(8192, "size of a trained BPE", at_least=300)
     retriever_vocab: int = field(8192, "size of a trained WordPiece", at_least=100)
-    source_format: Literal["auto", "question_kept", "hugging_face"] = field(
+    source_format: Literal["auto", "question_kept", "hugging_face", "question_first"] = field(
         "auto", "title / text // question, where a long input loses the end of its passage; or "
-        "joined and cut as Hugging Face's RAG does, where it loses the question; auto = as the "
-        "generator's RAG checkpoint was trained (hugging_face, unless it says otherwise), else "
-        "question_kept")
+        "joined and cut as Hugging Face's RAG does, where it loses the question; or question: ... "
+        "title: ... context: ... as Fusion-in-Decoder's (question_first); auto = as the "
+        "generator's RAG checkpoint was trained (hugging_face, unless it says otherwise), "
+        "question_first for T5, else question_kept")
     question_text: Literal["auto", "raw", "uncased_roundtrip"] = field(
         "auto", "the question as the generator reads it: as written, or through the retriever's "
         "tokenizer and back (lower case) as Hugging Face's released RAG was trained; auto = as "

@@ -28,6 +28,25 @@ T5 = T5Config(
     relative_buckets=8, relative_distance=9)
 
 
+def t5_tokenizer(texts=()):
+    """A `tokenizers.Tokenizer` of T5's form: the words of the texts, letters, two sentinels."""
+    import tokenizers
+    from tokenizers import decoders, models, pre_tokenizers, processors
+
+    words = sorted({f"\u2581{word}" for text in texts for word in text.split()})
+    letters = [chr(i) for i in range(33, 127)]
+    pieces = [("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0), ("\u2581", -9.0),
+              *((word, -4.0) for word in words), *((letter, -9.0) for letter in letters)]
+    backend = tokenizers.Tokenizer(models.Unigram(pieces, 2, byte_fallback=False))
+    backend.add_special_tokens(["<pad>", "</s>", "<unk>", "<extra_id_1>", "<extra_id_0>"])
+    backend.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace()])
+    backend.decoder = decoders.Metaspace()
+    backend.post_processor = processors.TemplateProcessing(
+        single="$A </s>", pair="$A </s> $B </s>", special_tokens=[("</s>", 1)])
+    return backend
+
+
 def rag_model(kind="token", retriever=None, generator=None, classes=0):
     """RagModel of the tiny towers with some fields replaced, or with another generator."""
     if not isinstance(generator, GeneratorConfig):

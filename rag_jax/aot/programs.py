@@ -17,8 +17,7 @@ from rag_jax import parallel
 from rag_jax.answering import embed_program, jit_decode, jit_log_likelihood
 from rag_jax.config import Config, ConfigError
 from rag_jax.data.batches import assemble
-from rag_jax.data.prepared import Prepared
-from rag_jax.data.text import GeneratorFormat
+from rag_jax.data.prepared import Prepared, generator_format
 from rag_jax.models.layers import REMAT_POLICIES
 from rag_jax.overrides import replace
 from rag_jax.retrieval.device import abstract_tables, jit_search
@@ -75,9 +74,7 @@ def vocabulary(config: Config, tower: str) -> Vocabulary:
 def job_of(config: Config, mesh: Mesh) -> Job:
     """A job without data, to make programs from."""
     retriever, generator = (vocabulary(config, tower) for tower in ("retriever", "generator"))
-    format = GeneratorFormat(generator, config.data.max_source_length,
-                             like_hugging_face=config.data.source_format == "hugging_face")
-    prepared = Prepared(retriever, generator, format, {}, {})
+    prepared = Prepared(retriever, generator, generator_format(config, generator), {}, {})
     return Job(config, pathlib.Path(), prepared, mesh)
 
 

@@ -122,4 +122,5 @@ def _warn_unverified(folder: pathlib.Path) -> None:
 def generator_format(config: Config, tokenizer: Tokenizer) -> GeneratorFormat:
     """How the generator reads passages and questions."""
     return GeneratorFormat(tokenizer, config.data.max_source_length,
-                           like_hugging_face=config.data.source_format == "hugging_face")
+                           like_hugging_face=config.data.source_format == "hugging_face",
+                           question_first=config.data.source_format == "question_first")

@@ -22,7 +22,7 @@ class Tokenizer:
     """Token ids of plain text (no special tokens) and back, around a `tokenizers.Tokenizer`.
 
     Special ids are found by name: `start`, `end`, `pad` and `mask` are <s> </s> <pad> <mask> for
-    BART and [CLS] [SEP] [PAD] [MASK] for BERT vocabularies.
+    BART, [CLS] [SEP] [PAD] [MASK] for BERT and None </s> <pad> <extra_id_0> for T5 vocabularies.
     """
 
     def __init__(self, backend: Any):
@@ -33,14 +33,16 @@ class Tokenizer:
         names = [
             next((n for n in pair if backend.token_to_id(n) is not None), None)
             for pair in (("<s>", "[CLS]"), ("</s>", "[SEP]"), ("<pad>", "[PAD]"),
-                         ("<mask>", "[MASK]"))
+                         ("<mask>", "[MASK]", "<extra_id_0>"))
         ]
-        if None in names:
+        begins = names[3] != "<extra_id_0>"  # T5's inputs begin with their text
+        if None in (names if begins else names[1:]):
             raise DataError(
                 "the tokenizer lacks a start, end, padding or mask token: found "
                 f"{names}; BART has <s> </s> <pad> <mask>, BERT [CLS] [SEP] [PAD] [MASK]"
             )
-        self.start, self.end, self.pad, self.mask = map(backend.token_to_id, names)
+        self.end, self.pad, self.mask = map(backend.token_to_id, names[1:])
+        self.start = backend.token_to_id(names[0]) if begins else None
 
     @classmethod
     def load(cls, source: str | pathlib.Path) -> "Tokenizer":
@@ -88,6 +90,11 @@ class Tokenizer:
     def piece(self, token_id: int) -> str:
         """Text of one token, special or not; bytes that are no whole letter come as "�"."""
         return self._backend.decode([int(token_id)], skip_special_tokens=False)
+
+
+def begin(tokenizer: Tokenizer) -> list[int]:
+    """What stands before a text: <s>, if there is one."""
+    return [] if tokenizer.start is None else [tokenizer.start]
 
 
 def train_bart_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
@@ -247,27 +254,39 @@ class GeneratorFormat:
     White space is normalised, a passage without a title has no " / ", and a long input loses the
     end of its passage, never its question. `like_hugging_face` builds the string of Hugging
     Face's RAG instead: titles lose one quotation mark at either end, double spaces are replaced
-    once, and a long input loses its right end, question first.
+    once, and a long input loses its right end, question first. `question_first` is
+    Fusion-in-Decoder's form, which Flan-T5 knows, too: question: Q title: T context: text </s>.
     """
 
     def __init__(self, tokenizer: Tokenizer, max_length: int, title_separator: str = " / ",
-                 question_separator: str = " // ", like_hugging_face: bool = False):
+                 question_separator: str = " // ", like_hugging_face: bool = False,
+                 question_first: bool = False):
         self.tokenizer = tokenizer
         self.max_length = max_length
         self.title_separator = title_separator
         self.question_separator = question_separator
         self.like_hugging_face = like_hugging_face
+        self.question_first = question_first
+        self.begin = begin(tokenizer)
+        # Tokens of passage and question that there is room for, between <s>, if any, and </s>.
+        self.room = max_length - len(self.begin) - 1
+
+    def _head(self, title: str) -> str:
+        """What stands before a passage's text."""
+        if self.question_first:
+            return f"title: {title} context: " if title else "context: "
+        if self.like_hugging_face:
+            return title.removeprefix('"').removesuffix('"') + self.title_separator
+        return title + self.title_separator if title else ""
 
     def passages(self, titles: Sequence[str], texts: Sequence[str]) -> list[list[int]]:
         """Ids of "title / text", which a passage store keeps as its token table."""
         if self.like_hugging_face:
             after = self.question_separator
-            joined = [t.removeprefix('"').removesuffix('"') + self.title_separator + x + after
-                      for t, x in zip(titles, texts, strict=True)]
+            joined = [self._head(t) + x + after for t, x in zip(titles, texts, strict=True)]
             return self.tokenizer.encode(
                 [text.replace("  ", " ").removesuffix(after) for text in joined])
-        joined = [t + self.title_separator + x if t else x
-                  for t, x in zip(titles, texts, strict=True)]
+        joined = [self._head(t) + x for t, x in zip(titles, texts, strict=True)]
         return self.tokenizer.encode([" ".join(text.split()) for text in joined])
 
     def questions(self, questions: Sequence[str]) -> list[list[int]]:
@@ -275,39 +294,36 @@ class GeneratorFormat:
         if self.like_hugging_face:
             return self.tokenizer.encode(
                 [(self.question_separator + q).replace("  ", " ") for q in questions])
-        rows = self.tokenizer.encode(
-            [self.question_separator + " ".join(q.split()) for q in questions])
+        before = "question: " if self.question_first else self.question_separator
+        rows = self.tokenizer.encode([before + " ".join(q.split()) for q in questions])
         return [row[: self.max_length // 2] for row in rows]
 
     def alone(self, texts: Sequence[str], max_length: int) -> list[list[int]]:
         """<s> text </s>, as a classifier's decoder reads a question; cut before </s>."""
         rows = self.tokenizer.encode([" ".join(text.split()) for text in texts])
-        return [[self.tokenizer.start, *row[: max_length - 2], self.tokenizer.end] for row in rows]
+        tokenizer = self.tokenizer
+        room = max_length - len(self.begin) - 1
+        return [[*self.begin, *row[:room], tokenizer.end] for row in rows]
 
     def joined_length(self, passage: np.ndarray, question: np.ndarray) -> np.ndarray:
         """Length of a joined input, from the lengths of its passage and its question."""
-        return np.minimum(passage + question, self.max_length - 2) + 2
+        return np.minimum(passage + question, self.room) + self.max_length - self.room
 
     def kept(self, passage: np.ndarray, question: np.ndarray) -> np.ndarray:
         """Tokens of the passage that a joined input keeps, from the lengths of both."""
-        room = self.max_length - 2
         if self.like_hugging_face:
             question = np.zeros_like(question)
-        return np.minimum(passage, np.maximum(room - question, 0))
+        return np.minimum(passage, np.maximum(self.room - question, 0))
 
     def text_of(self, title: str, ids: Sequence[int]) -> str:
         """The text, without its title, of the first ids of a passage."""
-        if self.like_hugging_face:
-            title = title.removeprefix('"').removesuffix('"')
-        before = " ".join((title + self.title_separator).split())
-        if not (title or self.like_hugging_face):
-            before = ""
+        before = " ".join(self._head(title).split())
         text = " ".join(self.tokenizer.decode(ids).split())
         return "" if before.startswith(text) else text.removeprefix(before).strip()
 
     def join(self, passage: Sequence[int], question: Sequence[int]) -> list[int]:
         """One input row; the passage gets what the question leaves of `max_length`."""
-        room = self.max_length - 2
         if not self.like_hugging_face:
-            passage = passage[: room - len(question)]
-        return [self.tokenizer.start, *[*passage, *question][:room], self.tokenizer.end]
+            passage = passage[: self.room - len(question)]
+        both = [*question, *passage] if self.question_first else [*passage, *question]
+        return [*self.begin, *both[: self.room], self.tokenizer.end]

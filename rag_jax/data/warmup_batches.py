@@ -7,7 +7,7 @@ import numpy as np
 from rag_jax.data import noise, order
 from rag_jax.data.batches import ENCODER_TABLE
 from rag_jax.data.questions import QuestionTokens
-from rag_jax.data.text import Tokenizer, bucket, encoder_input, halved, pad_rows
+from rag_jax.data.text import Tokenizer, begin, bucket, encoder_input, halved, pad_rows
 from rag_jax.retrieval.passages import PassageStore
 from rag_jax.types import RetrieverBatch, Seq2SeqBatch
 
@@ -146,7 +146,7 @@ class DenoisingBatcher:
         for ids, permuted in zip(kept, noised, strict=True):
             noisy = noise.infill((permuted or ids)[:room], tok.mask, self.mask_ratio,
                                  self.span_length, rng)
-            sources.append([tok.start, *noisy[:room], tok.end])
+            sources.append([*begin(tok), *noisy[:room], tok.end])
             targets.append([*ids, tok.end])
         longest = bucket(max(map(len, sources + targets)), self.length_step, self.length)
         return Seq2SeqBatch(*pad_rows(sources, longest, tok.pad),

@@ -54,7 +54,7 @@ def layout(config: Config, format: GeneratorFormat) -> tuple[DeviceSettings, dic
     retrieval = config.retrieval
     settings = DeviceSettings(retrieval.device_dtype, retrieval.capacity, retrieval.recall_target)
     small = format.tokenizer.vocab_size <= 2**16
-    tables = {PASSAGE_TABLE: TokenSpec(format.max_length - 2, np.uint16 if small else np.int32)}
+    tables = {PASSAGE_TABLE: TokenSpec(format.room, np.uint16 if small else np.int32)}
     if config.train.document_encoder == "refresh":
         tables[ENCODER_TABLE] = TokenSpec(config.data.max_passage_length, np.int32)
     return settings, tables

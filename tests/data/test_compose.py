@@ -1,5 +1,7 @@
 """The generator's input made on the device against the one made on the host, id by id."""
 
+import types
+
 import jax
 import numpy as np
 import pytest
@@ -10,17 +12,20 @@ from rag_jax.data.text import GeneratorFormat, pad_rows, train_bart_tokenizer
 TOKENIZER = train_bart_tokenizer(["Lima is the capital of Peru."] * 3, 300)
 
 
-@pytest.mark.parametrize("like_hugging_face", [False, True])
+@pytest.mark.parametrize("like_hugging_face, question_first, start", [
+    (False, False, 0), (True, False, 0), (False, True, None)])
 @pytest.mark.parametrize("max_length", [4, 7, 12, 30])
-def test_every_id_and_mask_equals_join(like_hugging_face, max_length):
+def test_every_id_and_mask_equals_join(like_hugging_face, question_first, start, max_length):
     """Passages and questions of every length around the room there is, none at all among them."""
-    format = GeneratorFormat(TOKENIZER, max_length, like_hugging_face=like_hugging_face)
+    special = types.SimpleNamespace(start=start, end=TOKENIZER.end, pad=TOKENIZER.pad)
+    format = GeneratorFormat(special, max_length, like_hugging_face=like_hugging_face,
+                             question_first=question_first)
     rng = np.random.default_rng(max_length)
     longest = max_length + 3 if like_hugging_face else max_length // 2
     suffixes = [rng.integers(5, 300, n).tolist() for n in range(longest + 1)]
     passages = [[rng.integers(5, 300, n).tolist() for n in rng.integers(0, max_length + 4, 5)]
                 + [[], rng.integers(5, 300, max_length + 9).tolist()] for _ in suffixes]
-    room = max_length - 2
+    room = max_length - 2 + (start is None)
     expected = [format.join(p, q) for q, ps in zip(suffixes, passages, strict=True) for p in ps]
     ids, mask = pad_rows(expected, max_length, TOKENIZER.pad)
     table = pad_rows([p[:room] for ps in passages for p in ps], room, TOKENIZER.pad)[0]

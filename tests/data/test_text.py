@@ -11,6 +11,7 @@ import unicodedata
 
 import numpy as np
 import pytest
+import tiny
 
 from rag_jax.countries import prose
 from rag_jax.countries.facts import load_countries
@@ -122,6 +123,31 @@ def test_passage_and_question_joined_are_the_ids_of_the_joined_text(bart):
         whole = " ".join(f"{title} / {text}".split()) if title else " ".join(text.split())
         ids = bart.encode([f"{whole} // {' '.join(question.split())}"])[0]
         assert layout.join(p, q) == [bart.start, *ids, bart.end]
+
+
+def test_an_input_of_fusion_in_decoder_is_the_tokens_of_its_text():
+    """Guards against ids at the seam of question and passage that T5 would not give the text, a
+    <s> that T5 lacks, and a long input that loses its question."""
+    titles, texts = ["Peru", ""], ["Lima is the  capital.", "No title"]
+    question = "Which  city?"
+    backend = tiny.t5_tokenizer(["question: title: context: Peru Lima is the capital. city?"])
+    t5 = Tokenizer(backend)
+    assert (t5.start, t5.end, t5.pad) == (None, 1, 0) and t5.mask == t5.vocab_size - 1
+    whole = ["question: Which city? title: Peru context: Lima is the capital.",
+             "question: Which city? context: No title"]
+    for length in (60, 24):
+        layout = GeneratorFormat(t5, length, question_first=True)
+        asked = layout.questions([question])[0]
+        for title, text, passage, joined in zip(
+                titles, texts, layout.passages(titles, texts), whole, strict=True):
+            ids = backend.encode(joined).ids  # with </s>
+            row = layout.join(passage, asked)
+            assert row == [*ids[:-1][: length - 1], 1] and len(row) <= length
+            kept = int(layout.kept(np.array(len(passage)), np.array(len(asked))))
+            assert len(row) == int(layout.joined_length(
+                np.array(len(passage)), np.array(len(asked)))) == len(asked) + kept + 1
+            assert " ".join(text.split()).startswith(layout.text_of(title, passage[:kept]))
+    assert layout.alone(["Lima"], 9)[0] == [*t5.encode(["Lima"])[0], 1]
 
 
 def test_the_separators_can_be_set(bart):
