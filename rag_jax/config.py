@@ -377,6 +377,11 @@ class TrainConfig:
     generator_rate: float | None = field(
         1.0, "learning rate of the generator relative to optimizer.learning_rate; none = frozen",
         at_least=0)
+    retriever_objective: Literal["marginal", "emdr2", "pdist", "adist", "loop"] = field(
+        "marginal", "what the retriever learns from: the marginal likelihood, as in the paper; or "
+        "the answer's likelihood under each passage (emdr2: weighted by p(z|x), pdist: alone) or "
+        "without it (loop), or Fusion-in-Decoder's attention to it (adist). The generator learns "
+        "from its own likelihood")
     document_encoder: Literal["frozen", "refresh"] = field(
         "frozen", "as in the paper; or refresh = train it too: the passages found are embedded "
         "again inside the step, and all of them on a schedule (needs retrieval.where=device)")
@@ -472,8 +477,8 @@ class Run:
     """A model that can be fine-tuned, and all that makes it this one.
 
     Attributes:
-      kind: RAG-Token, RAG-Sequence, or Fusion-in-Decoder, which reads all passages at once and
-        trains the generator alone.
+      kind: RAG-Token, RAG-Sequence, or Fusion-in-Decoder, which reads all passages at once; its
+        likelihood trains the generator alone.
       sets: fields of its configuration, whatever they are for the other runs.
     """
 
@@ -481,12 +486,14 @@ class Run:
     sets: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
-_NO_RETRIEVER_TRAINS = {"train.query_encoder_rate": None, "train.document_encoder": "frozen"}
+_NO_RETRIEVER_TRAINS = {"train.query_encoder_rate": None, "train.document_encoder": "frozen",
+                        "train.retriever_objective": "marginal"}
 _BM25 = {**_NO_RETRIEVER_TRAINS, "retrieval.retriever": "bm25", "retrieval.where": "host"}
 RUNS = {
     "rag_token": Run("token"),
     "rag_sequence": Run("sequence"),
     "fid": Run("fid", {"model.null_document": "none", **_NO_RETRIEVER_TRAINS}),
+    "fid_joint": Run("fid", {"model.null_document": "none"}),
     "frozen": Run("token", _NO_RETRIEVER_TRAINS),
     "frozen_sequence": Run("sequence", _NO_RETRIEVER_TRAINS),
     "bm25": Run("token", _BM25),

@@ -1,4 +1,5 @@
-"""The paper's marginal likelihoods (arXiv 2005.11401, section 2.1) and nothing else.
+"""The paper's marginal likelihoods (arXiv 2005.11401, section 2.1), and the objectives for the
+retriever that came after (at the end).
 
 Shapes: B questions, K passages each, T target tokens. All results are float32, in nats.
 A masked passage (padding, or a short result list) has log prior `MASKED`, hence probability 0
@@ -129,3 +130,60 @@ def mean_token_posterior(log_prior_BK: jax.Array, log_p_BKT: jax.Array, target_m
 # By the model's kind. Fusion-in-Decoder has one document to sum over, with probability 1.
 MARGINALS = {"sequence": rag_sequence, "token": rag_token, "fid": rag_token}
 POSTERIORS = {"sequence": sequence_posterior, "token": mean_token_posterior}
+
+
+# What trains the retriever in place of the marginal likelihood (train.retriever_objective). Each is
+# raised, in nats, one number per question, and has a gradient to log p(z | x) alone: what the
+# generator says of the passages is constant here, and the generator trains by its own likelihood
+# with p(z | x) constant. No temperatures; label smoothing is the generator's alone.
+
+
+def answer_log_probs(log_p_BKT: jax.Array, target_mask: jax.Array) -> jax.Array:
+    """log p(y | x, z) = sum_t log p(y_t | x, z, y_<t), float32[B, K]."""
+    return jnp.where(target_mask[:, None, :], log_p_BKT, 0.0).sum(axis=-1)
+
+
+def leave_one_out(kind: str, log_prior_BK: jax.Array, log_p_BKT: jax.Array,
+                  target_mask: jax.Array) -> jax.Array:
+    """log p(y | x, all passages but z) float32[B, K] of RAG: its marginal likelihood with p(z | x)
+    over the other passages; very small (MASKED or less) where there are none."""
+    places = jnp.arange(log_prior_BK.shape[1])[None]
+
+    def without(z: jax.Array) -> jax.Array:
+        others = log_prior(log_prior_BK, (log_prior_BK > MASKED) & (places != z))
+        return MARGINALS[kind](others, log_p_BKT, target_mask)
+
+    return jax.vmap(without, out_axes=1)(places[0])
+
+
+def learn_from(evidence_BK: jax.Array, objective: str, log_prior_BK: jax.Array
+               ) -> tuple[jax.Array, jax.Array]:
+    """An objective of the retriever, float32[B], and its target float32[B, K]: the passages as the
+    generator weights them, a row's sum being 1, or 0 without any passage.
+
+    Args:
+      evidence_BK: what the generator says of each passage, which is constant:
+        emdr2, pdist: log p(y | x, z);  loop: - log p(y | x, all passages but z);
+        adist: log of the passage's share in the cross-attention.
+      objective: emdr2: log sum_z p(z | x) SG[p(y | x, z)], the retriever's part of Sachan et al.
+          2021 (arXiv 2106.05346), of whole answers. Its gradient is that of the others with
+          p(z | x, y) for a target. Adapted: their generator reads all passages at once, as
+          Fusion-in-Decoder does; RAG keeps its own likelihood. For RAG-Sequence both gradients
+          are then those of `rag_sequence`.
+        pdist, loop, adist: - KL(SG[target] || p(z | x)), target = softmax of the evidence.
+          pdist, loop: Izacard et al. 2022 (Atlas, arXiv 2208.03299), section 2.2. Shi et al. 2023
+          (REPLUG, arXiv 2301.12652) is pdist with a frozen generator, and temperatures.
+          adist: Izacard & Grave 2021 (arXiv 2012.04584) and Atlas, section 2.2. Differs: Atlas
+          takes the softmax of mean attention, which needs a temperature (0.01 in its code), and
+          Izacard & Grave that of mean scores before attention's softmax.
+      log_prior_BK: from `log_prior`.
+    """
+    there = log_prior_BK > MASKED
+    evidence_BK = jax.lax.stop_gradient(jnp.where(there, evidence_BK, MASKED))
+    if objective == "emdr2":
+        joint_BK = log_prior_BK + evidence_BK
+        target_BK = jnp.where(there, jax.nn.softmax(joint_BK, axis=-1), 0.0)
+        return jax.nn.logsumexp(joint_BK, axis=-1), jax.lax.stop_gradient(target_BK)
+    target_BK = jnp.where(there, jax.nn.softmax(evidence_BK, axis=-1), 0.0)
+    log_target_BK = jnp.log(jnp.maximum(target_BK, 1e-30))  # 0 log 0 is 0
+    return (target_BK * (log_prior_BK - log_target_BK)).sum(axis=-1), target_BK

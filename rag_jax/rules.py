@@ -68,9 +68,31 @@ def _run(config: Config, run: str) -> Iterator[str]:
     if null != "none" and not config.retrieval.k:
         yield (f"config.model.null_document={null}: without passages (config.retrieval.k=0) there "
                "is nothing that it could be chosen over; set none")
+    yield from _objective(config, run)
     if train.collapse_guard == "freeze" and train.generator_rate is None:
         yield ("config.train.collapse_guard=freeze: with config.train.generator_rate=none nothing "
                "would be left to train; set stop")
+
+
+def _objective(config: Config, run: str) -> Iterator[str]:
+    """What the retriever of a run cannot learn from."""
+    train, fuses = config.train, RUNS[run].kind == "fid"
+    objective = train.retriever_objective
+    named = f"config.train.retriever_objective={objective}: run {run!r}"
+    if objective == "marginal":
+        if run == "fid_joint":
+            yield (f"{named} sums no documents out, so its likelihood says nothing of the "
+                   "retriever; set adist, pdist, emdr2 or loop, or name the run fid")
+        return
+    if train.query_encoder_rate is None and train.document_encoder == "frozen":
+        yield (f"{named} has no encoder that trains (config.train.query_encoder_rate=none); set "
+               "marginal")
+    if config.retrieval.k + (config.model.null_document != "none") < 2:
+        yield (f"{named} has one passage at most to tell from others (config.retrieval.k="
+               f"{config.retrieval.k}); set config.retrieval.k to 2 or more")
+    if objective == "adist" and not fuses:
+        yield (f"{named} decodes with each passage alone, and so attends to no passage rather than "
+               "another; name the run fid_joint, or set pdist, emdr2 or loop")
 
 
 def _data(config: Config) -> Iterator[str]:

@@ -79,8 +79,10 @@ def bart_encode(params, ids, mask, heads, activation="gelu", scale=1.0, eps=1e-5
     return x
 
 
-def bart_decode(params, encoded, mask, decoder_ids, heads, activation="gelu", scale=1.0, eps=1e-5):
-    """One sequence: states [T, D] of decoder_ids [T] about encoder states [S, D]."""
+def bart_decode(params, encoded, mask, decoder_ids, heads, activation="gelu", scale=1.0, eps=1e-5,
+                watched=None):
+    """One sequence: states [T, D] of decoder_ids [T] about encoder states [S, D]. `watched` gets
+    every layer's input of its cross-attention, with that one's parameters."""
     length = len(decoder_ids)
     x = f64(params["embedding"])[decoder_ids] * scale
     x = x + f64(params["decoder_positions"])[2 : 2 + length]
@@ -90,6 +92,8 @@ def bart_decode(params, encoded, mask, decoder_ids, heads, activation="gelu", sc
     for p in layers(params["decoder"]):
         x = layer_norm(x + attention(x, x, p["self_attention"], heads, causal),
                        p["self_norm"], eps)
+        if watched is not None:
+            watched.append((x, p["cross_attention"]))
         x = layer_norm(x + attention(x, encoded, p["cross_attention"], heads, source),
                        p["cross_norm"], eps)
         x = layer_norm(x + feed_forward(x, p["mlp"], activation), p["mlp_norm"], eps)

@@ -190,7 +190,10 @@ def test_a_value_out_of_bounds_is_refused(name, text, told):
 @pytest.mark.parametrize("changes", [
     {"train.label_smoothing": 0}, {"generator_warmup.mask_ratio": 1}, {"retrieval.k": 0},
     {"train.query_encoder_rate": None}, {"retrieval.num_leaves": None}, OWN_DATA,
-    {"runs": tuple(configs.RUNS), "model.null_document": "bias", "train.collapse_guard": "stop"},
+    {"runs": tuple(configs.RUNS), "model.null_document": "bias", "train.collapse_guard": "stop",
+     "train.retriever_objective": "pdist"},
+    {"runs": ("fid_joint", "frozen", "bm25"), "train.retriever_objective": "adist"},
+    {"model.null_document": "mlp", "retrieval.k": 1, "train.retriever_objective": "loop"},
     {"runs": ("bm25",), "retrieval.where": "device"},
     {"runs": ("fid",), "model.null_document": "bias"},
     {"model.head": "classification", "eval.labels": ("yes", "no")},
@@ -245,6 +248,14 @@ def test_the_ends_of_the_bounds_and_none_are_allowed(changes):
      "config.model.null_document=bias: without passages"),
     ({"train.collapse_guard": "freeze", "train.generator_rate": None},
      "config.train.collapse_guard=freeze: with config.train.generator_rate=none nothing"),
+    ({"runs": ("fid_joint",)}, "config.train.retriever_objective=marginal: run 'fid_joint' sums no "
+     "documents out, so its likelihood says nothing of the retriever; set adist, pdist, emdr2 or"),
+    ({"runs": ("rag_token", "fid_joint"), "train.retriever_objective": "adist"},
+     "config.train.retriever_objective=adist: run 'rag_token' decodes with each passage alone"),
+    ({"train.retriever_objective": "pdist", "train.query_encoder_rate": None},
+     "config.train.retriever_objective=pdist: run 'rag_token' has no encoder that trains"),
+    ({"train.retriever_objective": "loop", "retrieval.k": 1},
+     "config.train.retriever_objective=loop: run 'rag_token' has one passage at most"),
 ])
 def test_fields_that_contradict_each_other_are_refused(changes, told):
     with pytest.raises(ConfigError) as error:
@@ -310,10 +321,12 @@ def test_the_configuration_of_a_run_is_not_that_of_another():
 
 @pytest.mark.parametrize("run", configs.RUNS)
 def test_every_run_can_be_trained(run):
-    """Also where the document encoder trains, and by a classification head."""
+    """Also where the document encoder trains, and by a classification head; Fusion-in-Decoder's
+    retriever by one of the objectives that it has."""
+    objective = {"train.retriever_objective": "pdist"} if run == "fid_joint" else {}
     refresh = {"train.document_encoder": "refresh", "retrieval.where": "device"}
     head = {"model.head": "classification", "eval.labels": ("yes", "no")}
-    for changes in ({}, refresh, head):
+    for changes in (objective, {**objective, **refresh}, {**objective, **head}):
         validate(overrides.for_run(replace(Config(), {**changes, "runs": (run,)}), run))
 
 

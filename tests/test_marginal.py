@@ -242,3 +242,99 @@ def test_posteriors_are_bayes_in_float64():
         assert not np.asarray(found)[~np.asarray(present)].any()
     by_token = marginal.token_posterior(prior, log_p)
     np.testing.assert_allclose(np.sum(by_token, axis=1), 1, rtol=1e-6)
+
+
+OBJECTIVES = ["emdr2", "pdist", "adist", "loop"]
+
+
+def learnt(objective, scores, evidence, present):
+    """The definitions in float64 over lists: the objective [B], and its target [B, K]."""
+    values, targets = np.zeros(len(scores)), np.zeros(scores.shape)
+    for b in range(len(scores)):
+        real = [z for z in range(scores.shape[1]) if present[b, z]]
+        total = sum(np.exp(scores[b, z]) for z in real)
+        prior = {z: np.exp(scores[b, z]) / total for z in real}
+        weights = {z: np.exp(evidence[b, z]) for z in real}
+        if objective == "emdr2":
+            weights = {z: prior[z] * weights[z] for z in real}
+            values[b] = np.log(sum(weights.values()))
+        for z in real:
+            targets[b, z] = weights[z] / sum(weights.values())
+        if objective != "emdr2":
+            values[b] = -sum(targets[b, z] * np.log(targets[b, z] / prior[z]) for z in real)
+    return values, targets
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES)
+def test_objectives_of_the_retriever_are_their_definitions_in_float64(objective):
+    """A missing passage, or one with a weight of its own, took a share of the target; a gradient
+    to the evidence would train the generator to agree with the retriever."""
+    rng = np.random.default_rng(5)
+    scores, evidence = 2 * rng.normal(size=(3, 4)), 3 * rng.normal(size=(3, 4))
+    present = np.arange(4) < np.array([[4], [2], [1]])
+    junk = np.where(present, evidence, 80.0)
+
+    def value(scores, evidence):
+        prior = marginal.log_prior(scores, jnp.asarray(present))
+        return marginal.learn_from(evidence, objective, prior)
+
+    found, target = value(jnp.float32(scores), jnp.float32(junk))
+    expected, expected_target = learnt(objective, scores, evidence, present)
+    np.testing.assert_allclose(found, expected, rtol=2e-6, atol=2e-6)
+    np.testing.assert_allclose(target, expected_target, rtol=5e-6, atol=1e-7)
+    grads = jax.grad(lambda *given: value(*given)[0].sum(), argnums=(0, 1))(
+        jnp.float32(scores), jnp.float32(junk))
+    assert not np.asarray(grads[1]).any()
+    for place in np.ndindex(3, 4):
+        step = np.zeros((3, 4))
+        step[place] = 1e-6
+        ahead, behind = (learnt(objective, scores + s * step, evidence, present)[0].sum()
+                         for s in (1, -1))
+        np.testing.assert_allclose(grads[0][place], (ahead - behind) / 2e-6, rtol=1e-4, atol=1e-5)
+    assert not np.asarray(jax.grad(lambda s: value(s, jnp.float32(junk))[1][0, 0])(
+        jnp.float32(scores))).any()
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES)
+def test_an_objective_stays_finite_without_any_passage(objective):
+    prior = marginal.log_prior(jnp.zeros((2, 3)), jnp.asarray([[True] * 3, [False] * 3]))
+    run = jax.value_and_grad(lambda p: marginal.learn_from(
+        jnp.full((2, 3), -MASKED), objective, p)[0].sum())
+    value, grad = run(prior)
+    assert np.isfinite(value) and np.isfinite(grad).all()
+    assert not np.asarray(marginal.learn_from(prior, objective, prior)[1])[1].any()
+
+
+def test_emdr2_has_the_gradient_of_the_sequence_marginal_and_of_its_own_posterior():
+    scores, log_p, mask = random_inputs()
+    present = jnp.asarray(np.arange(5) < np.array([[5], [4], [1], [2]]))
+
+    def sums(scores):
+        prior = marginal.log_prior(scores, present)
+        answers = marginal.answer_log_probs(log_p, mask)
+        value, target = marginal.learn_from(answers, "emdr2", prior)
+        distilled = (jax.lax.stop_gradient(target) * jnp.where(present, prior, 0)).sum()
+        return jnp.stack([marginal.rag_sequence(prior, log_p, mask).sum(), value.sum(), distilled])
+
+    expected, *others = jax.jacobian(sums)(scores)
+    for found in others:
+        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_likelihood_without_a_passage_is_the_marginal_of_the_others(kind):
+    """A prior that is not normalised anew blamed the generator for the retriever's share."""
+    scores, log_p, mask = random_inputs()
+    present = np.arange(5) < np.array([[5], [4], [3], [1]])
+    found = marginal.leave_one_out(
+        kind, marginal.log_prior(scores, jnp.asarray(present)), log_p, mask)
+    for b, z in np.ndindex(4, 5):
+        others = [k for k in range(5) if present[b, k] and k != z]
+        if not others:
+            assert found[b, z] < MASKED / 2
+            continue
+        prior = np.exp(naive.log_softmax(np.float64(scores[b])[others]))
+        p = np.exp(np.float64(log_p[b])[others][:, np.asarray(mask[b])])
+        expected = (np.log((prior * p.prod(axis=1)).sum()) if kind == "sequence"
+                    else np.log((prior[:, None] * p).sum(axis=0)).sum())
+        np.testing.assert_allclose(found[b, z], expected, rtol=5e-6)

@@ -371,6 +371,17 @@ def test_eight_devices_compute_what_one_computes(on_one_device, sizes):
     assert all(m.sharding.is_equivalent_to(embedding.sharding, 2) for m in moments)
 
 
+def test_objectives_of_the_retriever_are_the_same_on_eight_devices():
+    """Fusion-in-Decoder's further readings see the passages of their own questions alone."""
+    cases = (("token", "loop"), ("fid", "adist"), ("fid", "loop"))
+    loss = sum_of_losses([
+        step.rag_loss(dataclasses.replace(MODEL, kind=kind, classes=0), 0.1, objective)
+        for kind, objective in cases])
+    batches, towers = every_batch()[:1] * len(cases), ("query_encoder", "generator")
+    expected = one_step(MODEL, loss, batches, towers=towers)
+    assert_same_step(one_step(MODEL, loss, batches, (2, 2, 2), towers=towers), expected)
+
+
 def test_accumulation_scan_and_remat_compute_the_same_on_eight_devices():
     """Against one device with the whole batch at once."""
     model = tiny.rag_model(generator={**SCANNED, "remat": "full"})

@@ -19,6 +19,7 @@ from rag_jax.marginal import MASKED
 from rag_jax.models.fused_attention import fused_attention
 from rag_jax.parallel import constrain
 
+ATTENDED = "intermediates"  # collection of what `attended` gives, where a caller makes it mutable
 embedding_init = nn.initializers.normal(stddev=0.02)
 
 
@@ -302,6 +303,19 @@ def _attention_backward(rate: float, residuals: tuple, grad: jax.Array) -> tuple
 attention.defvjp(_attention_forward, _attention_backward)
 
 
+def attended(queries: jax.Array, keys: jax.Array, values: jax.Array, mask: jax.Array | None
+             ) -> jax.Array:
+    """How much of its output an attention takes from each source token, float32[R, T, S]: weight
+    times norm of the value, averaged over heads. It has no gradient. Arguments as of `attention`.
+    """
+    queries, keys, values = jax.lax.stop_gradient((queries, keys, values))
+    scores_RHTS = product(queries, keys)
+    if mask is not None:
+        scores_RHTS += jnp.where(mask, 0.0, MASKED)
+    norms_RHS = jnp.linalg.norm(values.astype(jnp.float32), axis=-1)
+    return jnp.mean(jax.nn.softmax(scores_RHTS, axis=-1) * norms_RHS[:, :, None], axis=1)
+
+
 class KeysValues(NamedTuple):
     """What attention reads: one matrix per head, as products with them read it."""
 
@@ -374,6 +388,8 @@ class Attention(nn.Module):
         queries_RHTC = self._split(self.query(x))
         if self.scaled:
             queries_RHTC = queries_RHTC * self.scale
+        if bias is None and self.is_mutable_collection(ATTENDED):
+            self.sow(ATTENDED, "attended", attended(queries_RHTC, keys, values, mask))
         context_RTD = None
         # Kernels drop no weights, and take no bias.
         if self.fused and bias is None and (deterministic or not self.dropout):
@@ -469,7 +485,7 @@ class Stack(nn.Module):
 
         def scan(length: int) -> Callable:
             return nn.scan(
-                applied(scanned=True), variable_axes={"params": 0},
+                applied(scanned=True), variable_axes={"params": 0, ATTENDED: 0},
                 split_rngs={"params": True, "dropout": True}, in_axes=nn.broadcast, length=length,
                 metadata_params={nn.PARTITION_NAME: "layers"})
 

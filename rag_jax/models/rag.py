@@ -12,6 +12,7 @@ once: one document, K times as long, with probability 1.
 """
 
 import dataclasses
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -23,6 +24,7 @@ from rag_jax.models import vocabulary
 from rag_jax.models.bart import ClassificationHead
 from rag_jax.models.dpr import DprEncoder
 from rag_jax.models.generator import Generator, build
+from rag_jax.models.layers import ATTENDED
 from rag_jax.models.null_document import NullDocument
 from rag_jax.types import Batch, Params
 
@@ -155,12 +157,14 @@ def _with_smoothed(logits: jax.Array, targets: jax.Array, label_smoothing: float
 
 
 def _decoder_states(model: RagModel, params: Params, ids: jax.Array, mask: jax.Array,
-                    targets: jax.Array, dropout_key: jax.Array | None) -> jax.Array:
-    """Decoder states dtype[R, T, D] where targets int32[R, T] are forced, about sources [R, P, S].
+                    targets: jax.Array, dropout_key: jax.Array | None,
+                    mutable: str | bool = False) -> Any:
+    """Decoder states dtype[R, T, D] where targets int32[R, T] are forced, about sources [R, P, S];
+    with the variables of a collection that is `mutable`.
     """
     return model.generator_module.apply(
         {"params": params}, ids, mask, shift_right(targets, model.start_id), dropout_key is None,
-        rngs=_rngs(dropout_key), method="states")
+        rngs=_rngs(dropout_key), mutable=mutable, method="states")
 
 
 def seq2seq_log_probs(model: RagModel, params: Params, source_ids: jax.Array,
@@ -278,16 +282,66 @@ def token_log_probs(model: RagModel, params: Params, batch: Batch, label_smoothi
     return log_p_RT.reshape(shape), smoothed_RT.reshape(shape)  # -> [B, K, T]
 
 
+def attention_shares(model: RagModel, params: Params, batch: Batch) -> jax.Array:
+    """Share of each passage in what Fusion-in-Decoder's decoder attends to, float32[B, K].
+
+    Of weight times norm of the value (`layers.attended`), over all layers, heads, tokens of the
+    answer and tokens of the passage, the question's among them. Without dropout and gradient.
+    """
+    ids, mask = ((batch.decoder_ids, batch.decoder_mask) if model.classes
+                 else (batch.target_ids, batch.target_mask))
+    _, found = _decoder_states(
+        model, jax.lax.stop_gradient(params["generator"]), *as_documents(model, batch), ids, None,
+        ATTENDED)
+    layers = [leaf.reshape(-1, *ids.shape, *batch.source_ids.shape[1:]) for path, leaf
+              in jax.tree_util.tree_leaves_with_path(found) if "'cross_attention'" in str(path)]
+    attended_BK = sum(jnp.einsum("LBTKS,BT->BK", layer, mask.astype(layer.dtype))
+                      for layer in layers)
+    return attended_BK / jnp.maximum(attended_BK.sum(axis=-1, keepdims=True), 1e-30)
+
+
+def _evidence(model: RagModel, params: Params, batch: Batch, objective: str,
+              log_prior_BK: jax.Array, log_p_BKT: jax.Array) -> jax.Array:
+    """What the generator says of each passage, float32[B, K], for `marginal.learn_from`.
+
+    RAG's is from its likelihoods log_p_BKT; Fusion-in-Decoder reads once more, without dropout:
+    each passage alone, or all but one, K times.
+    """
+    mask = batch.target_mask
+    if objective == "adist":
+        return jnp.log(jnp.maximum(attention_shares(model, params, batch), 1e-30))
+    if objective == "loop" and not model.fuses:
+        return -marginal.leave_one_out(model.kind, log_prior_BK, log_p_BKT, mask)
+    if not model.fuses:
+        return marginal.answer_log_probs(log_p_BKT, mask)
+    params = jax.lax.stop_gradient(params)
+    if objective != "loop":
+        alone = dataclasses.replace(model, kind="token")
+        return marginal.answer_log_probs(token_log_probs(alone, params, batch)[0], mask)
+    places = jnp.arange(batch.doc_mask.shape[1])[None]
+
+    def without(z: jax.Array) -> jax.Array:
+        others = batch._replace(doc_mask=batch.doc_mask & (places != z))
+        return -marginal.answer_log_probs(token_log_probs(model, params, others)[0], mask)[:, 0]
+
+    return jax.lax.map(without, places[0]).T  # one after another: each reads K passages
+
+
 def log_likelihood(model: RagModel, params: Params, batch: Batch, label_smoothing: float = 0.0,
-                   dropout_key: jax.Array | None = None) -> dict[str, jax.Array]:
+                   dropout_key: jax.Array | None = None, retriever_objective: str = "marginal"
+                   ) -> dict[str, jax.Array]:
     """The marginal log-likelihood and what explains it.
+
+    retriever_objective: what else than the likelihood the retriever learns from, one of
+      `marginal.learn_from`; prior and null document have its gradient alone, the others none of it.
 
     Returns:
       log_p float32[B] = log p(y | x) in nats; prior float32[B, K] = p(z | x);
       posterior float32[B, K] = p(z | x, y), for RAG-Token the mean of the tokens' posteriors;
-      Fusion-in-Decoder has none, and gives the prior again.
+      Fusion-in-Decoder has none, and gives the objective's target, or the prior again.
       objective float32[B]: log_p of the smoothed targets, which is what training raises; the
-      others are of the likelihood itself.
+      others are of the likelihood itself. An objective of the retriever is added to it, and is
+      there as retriever_objective float32[B], too.
       With a null document these are [B, K + 1], and log_p_null float32[B] = log p(y | x, null).
     """
     keys = (None, None) if dropout_key is None else jax.random.split(dropout_key)
@@ -302,6 +356,14 @@ def log_likelihood(model: RagModel, params: Params, batch: Batch, label_smoothin
         "posterior": (jnp.exp(log_prior_BK) if model.fuses else marginal.POSTERIORS[model.kind](
             log_documents_BK, log_p_BKT, mask)),
     }
+    if retriever_objective != "marginal":
+        evidence_BK = _evidence(model, params, batch, retriever_objective, log_prior_BK, log_p_BKT)
+        learned_B, target_BK = marginal.learn_from(evidence_BK, retriever_objective, log_prior_BK)
+        constant_BK = jax.lax.stop_gradient(log_documents_BK)
+        result["objective"] = marginalise(constant_BK, smoothed_BKT, mask) + learned_B
+        result["retriever_objective"] = learned_B
+        if model.fuses:
+            result["posterior"] = target_BK
     if model.null_document != "none":
         result["log_p_null"] = jnp.where(mask, log_p_BKT[:, -1], 0.0).sum(axis=-1)
     return result

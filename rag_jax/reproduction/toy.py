@@ -36,6 +36,14 @@ SHORTER = {
     "train.eval_every": 200,
     "train.optimizer.learning_rate": 1e-3,
 }
+# What the retriever learns from: the runs with the objectives that they are compared by. It begins
+# with little, so that there is something to learn, and reads more passages, to find it at all.
+OBJECTIVES = {"frozen": ("marginal",), "rag_token": ("marginal", "emdr2", "pdist", "loop"),
+              "fid": ("marginal",), "fid_joint": ("adist", "emdr2", "pdist", "loop")}
+LEARNING = {"retriever_warmup.steps": 70, "generator_warmup.steps": 900, "retrieval.k": 4,
+            "train.steps": 300, "train.eval_every": 300, "train.batch_size": 16,
+            "train.optimizer.learning_rate": 2e-3}
+BACKWARD = 2  # passes over the passages that a backward pass is worth
 # Beginnings of capitals' names, of two countries that train and one that does not.
 BEGINNINGS = (
     Beginning("Argentina", "The currency of this country is the Argentine peso and its capital is "
@@ -49,6 +57,7 @@ BEGINNINGS = (
 # same, so that most programs compile once.
 REDUCED_CELLS = (("nq", "rag_token"), ("nq", "closed_book"), ("jeopardy", "rag_token"),
                  ("jeopardy", "closed_book"), ("fever3", "rag_token"))
+REDUCED_OBJECTIVES = {"frozen": ("marginal",), "fid_joint": ("adist",)}
 REDUCED = {
     "data.fictional_countries": 30,
     "data.generator_vocab": 400,
@@ -94,6 +103,7 @@ class Toy:
         self.beginnings = (Beginning("Peru", "This", "Lima", "too short"),) if reduced else (
             BEGINNINGS)
         self._last = REDUCED if reduced else {}
+        self._objectives = REDUCED_OBJECTIVES if reduced else OBJECTIVES
         lexical = bm25_missing() is None and not reduced  # BM25 is an extra
         self._runs = tuple(run for run in RUNS if lexical or not run.startswith("bm25"))
         # The ablations are on the questions alone: they would double the time.
@@ -112,10 +122,37 @@ class Toy:
 
     def cells(self, task: str, run: str) -> list[Cell]:
         """One cell for every seed; empty for a task or run that the toy world has not."""
+        objective = task.removeprefix("objective_")
+        if objective != task:
+            return [self._objective(objective, run, seed) for seed in range(self.seeds)
+                    if objective in self._objectives.get(run, ())]
         if (task, run) not in self._cells:
             return []
         count = self.seeds if task == "nq" and run in SYSTEMS else 1
         return [self._cell(TASKS[task], run, seed) for seed in range(count)]
+
+    def _objective(self, objective: str, run: str, seed: int) -> Cell:
+        """A run whose retriever learns from `objective`, from one warm-up, with as much compute as
+        the others: Fusion-in-Decoder does fewer steps where it reads the passages once more, or,
+        for `loop`, K times more."""
+        changes = {**LEARNING, "seed": seed, "train.retriever_objective": objective, **self._last}
+        config = overrides.replace(self._base, changes)
+        folder = f"objective-{objective}-{run}-{seed}"
+        if objective == "marginal":
+            config = overrides.replace(config, {"runs": ("frozen", "rag_token", "fid")})
+            folder = f"objective-{objective}-{seed}"
+        elif run == "fid_joint":
+            more = config.retrieval.k if objective == "loop" else 1
+            steps = config.train.steps * (1 + BACKWARD) // (1 + BACKWARD + more)
+            config = overrides.replace(config, {"train.steps": steps, "train.eval_every": steps})
+        if (objective, seed) == ("marginal", 0):
+            return Cell(folder, rules.validate(config), run)
+        warm = str(self.root / "objective-marginal-0")
+        config = overrides.replace(config, {
+            **({} if objective == "marginal" else {"runs": (run,)}),
+            "model.generator.pretrained": warm, "model.retriever.pretrained": warm})
+        return Cell(folder, rules.validate(config), run,
+                    first=self._objective("marginal", "rag_token", 0))
 
     def _reading(self) -> dict[str, str]:
         """How the RAG models of each task read, as their configurations say."""

@@ -70,10 +70,11 @@ def rag_stage(job: Job, run: str, source: BatchSource | None, complete: step.Com
         raise ConfigError("config.train: query_encoder_rate and generator_rate are both none: "
                           "nothing is left to train")
     return build_stage(
-        job, run, rates, step.rag_loss(job.model, train.label_smoothing), train.optimizer,
-        source=source, complete=complete, guard=_collapse_guard(job.config), steps=train.steps,
-        log_every=train.log_every, save_every=train.save_every, eval_every=train.eval_every,
-        keep=train.keep, **settings)
+        job, run, rates,
+        step.rag_loss(job.model, train.label_smoothing, train.retriever_objective),
+        train.optimizer, source=source, complete=complete, guard=_collapse_guard(job.config),
+        steps=train.steps, log_every=train.log_every, save_every=train.save_every,
+        eval_every=train.eval_every, keep=train.keep, **settings)
 
 
 def _collapse_guard(config: Config) -> CollapseGuard | None:

@@ -91,7 +91,8 @@ def evaluate_runs(job: Job, indexes: dict[str, PassageIndex], warm: Any
     for run in job.config.runs:
         reporter.evaluate(run)
     report: dict[str, Any] = {"split": reporter.split, "metrics": reporter.metrics}
-    rag_runs = [run for run in job.config.runs if run in ("rag_token", "rag_sequence", "fid")]
+    rag_runs = [run for run in job.config.runs
+                if run in ("rag_token", "rag_sequence", "fid", "fid_joint")]
     if rag_runs:
         if len(job.prepared.splits[reporter.split]) > 1:  # one question has nobody to swap with
             reporter.shuffle(rag_runs[0])

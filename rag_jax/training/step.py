@@ -44,14 +44,17 @@ class TrainState(NamedTuple):
     opt_state: Any
 
 
-def rag_loss(model: rag.RagModel, label_smoothing: float = 0.0) -> LossFunction:
-    """- log p(y | x) by the model's kind (section 2.4), summed over questions.
+def rag_loss(model: rag.RagModel, label_smoothing: float = 0.0,
+             retriever_objective: str = "marginal") -> LossFunction:
+    """- log p(y | x) by the model's kind (section 2.4), summed over questions; and, unless
+    retriever_objective is "marginal", the retriever's own loss (`marginal.learn_from`).
 
-    Label smoothing changes the loss alone: "nll" and the entropies are of the likelihood itself.
+    These change the loss alone: "nll" and the entropies are of the likelihood itself.
     """
 
     def loss(params: Params, batch: Batch, key: jax.Array | None) -> Sums:
-        out = rag.log_likelihood(model, params, batch, label_smoothing, key)
+        out = rag.log_likelihood(model, params, batch, label_smoothing, key,
+                                 retriever_objective)
         weight = batch.weight
 
         def entropy(p: jax.Array) -> jax.Array:
@@ -67,6 +70,8 @@ def rag_loss(model: rag.RagModel, label_smoothing: float = 0.0) -> LossFunction:
             "prior_entropy": entropy(out["prior"]),
             "posterior_entropy": entropy(out["posterior"]),
         }
+        if "retriever_objective" in out:
+            metrics["retriever_loss"] = total(out["retriever_objective"])
         if batch.passage_age is not None:
             found = jnp.maximum(batch.doc_mask.sum(axis=-1), 1)
             metrics["staleness"] = (weight * batch.passage_age.sum(axis=-1) / found).sum()

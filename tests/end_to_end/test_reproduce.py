@@ -86,3 +86,12 @@ def test_the_papers_scale_prints_its_recipe_and_reports_nothing_that_was_not_run
     assert "not run / 44.1" in (tmp_path / "report.md").read_text("utf-8")
     wrong = reproduce(tmp_path, "pairwise", "--tally", str(tmp_path / "none.csv"))
     assert wrong.returncode == 1 and "key.json: no such file" in wrong.stderr
+
+
+def test_objectives_of_the_retriever_are_compared(tmp_path):
+    """Fusion-in-Decoder's retriever trains from a start that another folder has warmed up."""
+    finished = reproduce(tmp_path, "objectives", "--reduced", "--seeds=1")
+    assert finished.returncode == 0, finished.stderr[-3000:]
+    text = (tmp_path / "report.md").read_text("utf-8")
+    assert re.search(r"^\| Fusion-in-Decoder, adist \| \d+ \| \d.* / 40\.9 \| ", text, re.M)
+    assert (tmp_path / "figures" / "objectives.png").exists()

@@ -15,6 +15,7 @@ from rag_jax.reproduction.full import Full
 from rag_jax.reproduction.lab import Lab, folder_of
 from rag_jax.reproduction.provenance import made_by
 from rag_jax.reproduction.sections import Plot, Table
+from rag_jax.reproduction.toy import OBJECTIVES
 
 FEVER3 = "FEVER 3-way accuracy"
 FILES = {"data.passages": "p.tsv", "data.train": "t.jsonl", "data.dev": "d.jsonl"}  # no test set
@@ -79,7 +80,7 @@ def test_nothing_measured_is_not_run_everywhere(lab, name):
 
 def test_the_command_offers_every_experiment():
     """One that is registered alone could never be run; a name alone would be a traceback."""
-    assert sorted(EXPERIMENTS) == sorted(reproduce.NAMES)
+    assert sorted(EXPERIMENTS) == sorted(reproduce.NAMES + reproduce.BEYOND)
 
 
 def test_measured_cells_stand_beside_the_papers(lab):
@@ -329,3 +330,27 @@ def test_the_report_says_what_it_does_not_count(lab):
     text = (lab.root / "report.md").read_text("utf-8")
     assert "not run / 44.1" in text and "100.0 [" not in text
     assert "| nq-0/rag_token/test | config.train.steps: 4 there, 1000 now |" in text
+
+
+def test_an_objective_stands_beside_the_frozen_retriever_of_its_reader(lab):
+    """Fusion-in-Decoder's gain was taken over RAG-Token's frozen retriever."""
+    class Objectives(OnDisk):
+        def cells(self, task, run):
+            return [Cell(f"{task}-{seed}", Config(seed=seed, runs=(run,)), run) for seed in (0, 1)
+                    if run in OBJECTIVES and task.split("_")[1] in OBJECTIVES[run]]
+
+    lab = Lab(lab.root, Objectives())
+    for run_name, rights in (("frozen", 0), ("fid", 1), ("fid_joint", 3)):
+        task = "objective_adist" if run_name == "fid_joint" else "objective_marginal"
+        put(lab, task, run_name, Measurement(), [("a", i < rights) for i in range(4)],
+            **{"answer_recall@1": 25.0 * rights, "answer_recall@5": 100.0})
+    section = EXPERIMENTS["objectives"](lab)
+    table, = tables(section)
+    name, gain = "Fusion-in-Decoder, adist", "EM above frozen"
+    assert cell(table, name, "EM / on 64 examples of NQ").startswith("75.0 [")
+    assert cell(table, name, "EM / on 64 examples of NQ").endswith(" / 40.9")
+    assert cell(table, name, gain).startswith("50.0 [")
+    assert cell(table, name, "answer recall@1").startswith("75.0 [")
+    assert cell(table, "RAG-Token, pdist", gain) == "not run"
+    assert cell(table, "Fusion-in-Decoder, frozen retriever", gain) == "-"
+    assert [part.name for part in section.parts if isinstance(part, Plot)] == ["objectives"]

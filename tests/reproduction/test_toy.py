@@ -2,9 +2,10 @@
 
 import importlib.util
 
+from rag_jax.cli import reproduce
 from rag_jax.countries.statements import LABELS
 from rag_jax.reproduction import run
-from rag_jax.reproduction.toy import TASKS, Toy
+from rag_jax.reproduction.toy import OBJECTIVES, TASKS, Toy
 
 
 def test_seeds_are_of_fine_tuning_from_one_warm_up_and_on_the_same_data(tmp_path):
@@ -52,6 +53,25 @@ def test_a_retriever_of_questions_is_not_asked_what_is_no_question(tmp_path):
 
 
 def test_the_reduced_form_has_five_models(tmp_path):
-    wanted = run.lacking(list(run.EXPERIMENTS), tmp_path, Toy(tmp_path, seeds=1, reduced=True))[0]
+    wanted = run.lacking(reproduce.NAMES, tmp_path, Toy(tmp_path, seeds=1, reduced=True))[0]
     assert len({(cell.folder, cell.run) for cell, _ in wanted}) == 5
     assert {cell.config.train.steps for cell, _ in wanted} == {4}
+
+
+def test_objectives_begin_with_one_warm_up_and_have_equal_compute(tmp_path):
+    """A forward pass more was for nothing, and two objectives in one folder were one model."""
+    scale = Toy(tmp_path, seeds=2)
+    cells = {(objective, name, seed): cell for name, objectives in OBJECTIVES.items()
+             for objective in objectives
+             for seed, cell in enumerate(scale.cells(f"objective_{objective}", name))}
+    assert len({(cell.folder, cell.run) for cell in cells.values()}) == len(cells) == 20
+    for (objective, name, seed), cell in cells.items():
+        config = cell.running
+        assert config.train.retriever_objective == objective and config.seed == seed
+        again = config.retrieval.k if objective == "loop" else 1
+        cost = config.train.steps * (3 + again * (name == "fid_joint"))
+        assert 0.98 < cost / (3 * cells["marginal", "frozen", 0].config.train.steps) <= 1
+        if (objective, seed) != ("marginal", 0):
+            assert cell.first.folder == "objective-marginal-0"
+            assert set(config.model.sources.values()) == {str(tmp_path / "objective-marginal-0")}
+    assert scale.cells("objective_adist", "rag_token") == []
