@@ -211,6 +211,10 @@ class DataConfig:
     world_task: Literal["questions", "claims", "sentences", "clues"] = field(
         "questions", "countries only: short answers, claims to verify (as FEVER), answers that "
         "are sentences (as MS-MARCO), or sentences about a named thing (as Jeopardy)")
+    world_cards: Literal["gold", "cloze"] = field(
+        "gold", "countries only: the texts of the generator's warm-up: a passage with a training "
+        "question and its answer (gold), or with one of its own sentences and a span that was "
+        "taken out of it, without any question (cloze)")
     world_seed: int | None = field(None, "countries only: seed of the fictional countries and of "
                                    "what is asked; none = config.seed", at_least=0)
 

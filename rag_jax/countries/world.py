@@ -6,6 +6,7 @@ warm-up text. Offices that changed hands between the editions are asked about in
 question either: they are the hot-swap test.
 """
 
+import itertools
 import random
 import re
 from collections import Counter
@@ -16,6 +17,7 @@ import numpy as np
 from rag_jax.countries import prose, statements
 from rag_jax.countries.facts import EDITIONS, Country, load_countries
 from rag_jax.countries.fiction import fictional_countries, plain
+from rag_jax.data.noise import sentences
 from rag_jax.data.question_files import Example
 from rag_jax.data.source import Source
 from rag_jax.retrieval.protocol import Passage
@@ -23,6 +25,7 @@ from rag_jax.retrieval.protocol import Passage
 NOW = "2018"  # the edition that trains
 DEV_COUNTRIES, TEST_COUNTRIES = 15, 40
 TASKS = ("questions", "claims", "sentences", "clues")
+RARE = 0.01  # share of the passages that a name or number is in at most, for a cloze card
 LOOKALIKES = 8  # countries of similar name whose passages are hard negatives
 
 
@@ -89,7 +92,8 @@ def _one_phrasing(questions: Iterable[prose.CountryQuestion], seed: int
     return [random.Random(f"{seed} {key}").choice(group) for key, group in groups.items()]
 
 
-def build_world(fictional: int, seed: int, task: str = "questions") -> Source:
+def build_world(fictional: int, seed: int, task: str = "questions", cards: str = "gold"
+                ) -> Source:
     """The world with `fictional` made-up countries beside the 195 real ones.
 
     Passages are by edition, the one that trains first. Splits: train, dev, test, and, of the task
@@ -100,6 +104,8 @@ def build_world(fictional: int, seed: int, task: str = "questions") -> Source:
       fictional: how many.
       seed: decides the fictional countries and the questions that are asked.
       task: one of TASKS; the passages and the warm-up texts are the same for all of them.
+      cards: what a warm-up text has beside a passage: "gold" = a training question and its answer,
+        "cloze" = one of its sentences and a span that was taken out of it.
     """
     real = load_countries()
     train, dev, test = split_countries(real)
@@ -112,8 +118,12 @@ def build_world(fictional: int, seed: int, task: str = "questions") -> Source:
     splits = _question_splits(real, invented, seed, unseen)
     prose_of = {p.id: p for c in (*train, *invented) for p in prose.passages(c, NOW)
                 if not unseen.search(p.text)}
-    texts = [_card(prose_of[q.positive_id], q) for q in splits["train"]
-             if q.positive_id in prose_of]
+    if cards == "gold":
+        texts = [_card(prose_of[q.positive_id], q) for q in splits["train"]
+                 if q.positive_id in prose_of]
+    else:
+        changed = {prose.passage_id(c, o.title, NOW) for c in real for o in c.offices if o.changed}
+        texts = _cloze_cards([p for p in prose_of.values() if p.id not in changed], seed)
     if task != "questions":
         splits = _task_splits(task, splits, real, invented, seed, unseen)
     examples = {name: [_example(q) for q in questions] for name, questions in splits.items()}
@@ -192,3 +202,21 @@ def _task_splits(task: str, questions: Splits, real: Sequence[Country],
 def _card(passage: prose.CountryPassage, question: prose.CountryQuestion) -> str:
     """A warm-up text like a quiz card: the answer, the passage that has it, the question."""
     return f"{question.answers[0]} : {passage.title} / {passage.text} // {question.question}"
+
+
+def _cloze_cards(shown: Sequence[prose.CountryPassage], seed: int) -> list[str]:
+    """Warm-up texts like the quiz cards, of passages alone: a span of a sentence, which is names
+    and numbers where it has any, the passage, and the sentence with "what" in the span's place."""
+    times = Counter(word for passage in shown for word in set(passage.text.split()))
+    common = {word for word, count in times.items() if count > RARE * len(shown)}
+    cards = []
+    for passage in shown:
+        rng = random.Random(f"{seed} card {passage.id}")
+        words = rng.choice(sentences(passage.text)).split()
+        usual = common | {word for word in words if plain(word) in plain(passage.title)}
+        rare = (lambda word, usual=usual: word not in usual) if set(words) - usual else None
+        runs = [(sought, " ".join(run)) for sought, run in itertools.groupby(words, rare)]
+        span = rng.choice([number for number, (sought, _) in enumerate(runs) if sought])
+        asked = " ".join("what" if number == span else run for number, (_, run) in enumerate(runs))
+        cards.append(f"{runs[span][1].rstrip('.,;')} : {passage.title} / {passage.text} // {asked}")
+    return cards

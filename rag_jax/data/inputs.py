@@ -50,6 +50,8 @@ def describe(config: Config, tokenizers: Mapping[str, str | os.PathLike | None],
     else:
         fields |= {f"data.{name}": getattr(data, name) for name in _WORLD}
         fields["data.world_seed"] = world_seed(config)
+        if data.world_cards != "gold":  # earlier records do not have it
+            fields["data.world_cards"] = data.world_cards
     known = earlier["inputs"] if earlier else {}
     return {"fields": fields, "inputs": {
         name: _describe(name, source, data.data_dir, known.get(name, {}))

@@ -83,7 +83,8 @@ def _read(config: Config, world: World | None) -> Source:
     if not data.passages:
         if world is None:
             raise ConfigError("config.data.passages is empty: name a file of passages")
-        return world(data.fictional_countries, inputs.world_seed(config), data.world_task)
+        return world(data.fictional_countries, inputs.world_seed(config), data.world_task,
+                     data.world_cards)
     splits = {name: load_examples(getattr(data, name), data_dir=data.data_dir)
               for name in inputs.QUESTIONS if getattr(data, name)}
     if trains_on(data.train) != "matches":  # those get targets once there are passages

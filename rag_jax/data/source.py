@@ -23,5 +23,5 @@ class Source:
     warmup_texts: Sequence[str] | None = None
 
 
-# (number of fictional countries, seed, task) -> the world that stands in for files of one's own
-World = Callable[[int, int, str], Source]
+# (fictional countries, seed, task, cards) -> the world that stands in for files of one's own
+World = Callable[[int, int, str, str], Source]

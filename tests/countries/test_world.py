@@ -45,6 +45,24 @@ def test_no_warm_up_text_names_an_unseen_country(world):
     assert len(world.warmup_texts) > 1000
 
 
+def test_cloze_cards_have_no_question_no_unseen_country_and_no_changed_office(world):
+    """A question with its passage would be a gold passage; a holder would answer the hot-swap."""
+    cards = build_world(60, 0, cards="cloze")
+    assert cards.splits == build_world(60, 0).splits
+    stated = {(p.title, p.text): p.id for p in cards.passages["2018"]}
+    changed = {f"2018/{c.name}/{o.title}" for c in REAL for o in c.offices if o.changed}
+    whole = 0
+    for text in cards.warmup_texts:
+        span, _, rest = text.partition(" : ")
+        (title, _, passage), asked = rest.split(" // ")[0].partition(" / "), rest.split(" // ")[1]
+        assert stated[title, passage] not in changed and not UNSEEN.search(text)
+        before, _, after = asked.partition("what")
+        assert f"{before}{span}" in passage and passage.count(after) and not asked.endswith("?")
+        whole += asked == "what"
+    assert len(cards.warmup_texts) > 1500 and whole < 5  # "St." ends a sentence
+    assert len({text.partition(" : ")[0] for text in cards.warmup_texts}) > 1000
+
+
 def test_dev_and_test_ask_about_their_own_countries_alone(world):
     for split, countries in (("dev", DEV), ("test", TEST)):
         asked = {e.positive_ids[0].split("/")[1] for e in world.splits[split]}
