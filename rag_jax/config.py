@@ -67,7 +67,7 @@ class BertConfig(TransformerConfig):
     projection: int = field(0, "width E of a projection of [CLS]; 0 = none, E = D", at_least=0)
 
 
-Family = Literal["bart", "t5"]  # of generators; their configurations stand in a table below
+Family = Literal["bart", "t5", "causal"]  # of generators; their configurations stand below
 
 
 @dataclasses.dataclass(frozen=True)
@@ -146,7 +146,63 @@ class T5Config(GeneratorConfig):
         return self.heads * self.head_size
 
 
-GENERATORS: dict[Family, type[GeneratorConfig]] = {"bart": BartConfig, "t5": T5Config}
+@dataclasses.dataclass(frozen=True)
+class CausalConfig(GeneratorConfig):
+    """Decoder-only language models; the defaults are those of Qwen2.5-0.5B."""
+
+    family: Family = field("causal", "architecture")
+    variant: Literal["llama", "qwen2", "qwen3", "gemma2", "gemma3"] = field(
+        "qwen2", "what its layers have beside what all have: VARIANTS in models/causal_lm.py")
+    vocab_size: int = field(151936, "rows of the token table; 0 = the tokenizer's size", at_least=0)
+    max_positions: int = field(32768, "longest prompt and answer together", at_least=1)
+    width: int = field(896, "model width D", at_least=1)
+    decoder_layers: int = field(24, "layers", at_least=1)
+    heads: int = field(14, "attention heads of queries", at_least=1)
+    kv_heads: int = field(2, "attention heads of keys and values; must divide heads", at_least=1)
+    head_size: int = field(64, "width of a head; even", at_least=2)
+    mlp_width: int = field(4864, "feed-forward width F", at_least=1)
+    activation: Literal["silu", "gelu_new", "gelu"] = field("silu", "of the feed-forward's gate")
+    dropout: float = field(0.0, "there is none here", at_least=0, at_most=0)
+    attention_dropout: float = field(0.0, "there is none here", at_least=0, at_most=0)
+    layer_norm_eps: float = field(1e-6, "epsilon of RMSNorm", at_least=0)
+    tied: bool = field(True, "the output layer is the token table")
+    query_size: int = field(0, "queries are divided by its square root; 0 = head_size", at_least=0)
+    attention_cap: float = field(0.0, "attention scores are cap * tanh(scores / cap); 0 = as they "
+                                 "are", at_least=0)
+    final_cap: float = field(0.0, "logits likewise", at_least=0)
+    window: int = field(0, "a local layer attends to so many last tokens, itself included; 0 = "
+                        "there are no local layers", at_least=0)
+    global_every: int = field(0, "every layer of this many is global, the last one; 0 = all are "
+                              "local", at_least=0)
+    rope_theta: float = field(1e6, "base of the wavelengths of rotary positions", at_least=1)
+    rope_local_theta: float = field(0.0, "the same of local layers, which are never scaled; 0 = "
+                                    "as global ones", at_least=0)
+    rope_type: Literal["default", "linear", "llama3", "yarn"] = field(
+        "default", "how rotary positions are scaled to longer texts")
+    rope_factor: float = field(1.0, "scaled by this", at_least=0)
+    rope_low: float = field(1.0, "llama3, yarn: turns within rope_positions below which a "
+                            "wavelength is scaled wholly", at_least=0)
+    rope_high: float = field(4.0, "the same above which not at all", at_least=0)
+    rope_positions: int = field(8192, "llama3, yarn: longest text before", at_least=1)
+
+    @property
+    def cached_width(self) -> int:
+        return self.kv_heads * self.head_size
+
+    @property
+    def logit_cap(self) -> float:
+        return self.final_cap
+
+    @property
+    def local_layers(self) -> tuple[bool, ...]:
+        """Which layers attend to the last `window` tokens alone."""
+        every = self.global_every
+        return tuple(bool(self.window) and not (every and (i + 1) % every == 0)
+                     for i in range(self.decoder_layers))
+
+
+GENERATORS: dict[Family, type[GeneratorConfig]] = {"bart": BartConfig, "t5": T5Config,
+                                                     "causal": CausalConfig}
 
 
 BERT_PRESETS = {

@@ -135,9 +135,11 @@ def _export(path: pathlib.Path, out: pathlib.Path, run: str | None, family: str 
         save(folder, family, params, architecture, tokenizers=tokenizers, fields=fields, card=card)
         written.append(f"{family} in {folder}")
 
+    generator = families.class_of(model.generator)
+    own = {**FAMILY_OF, "generator": generator}
     together = {"query_encoder", "generator"} <= set(params) and bool(
-        family or kind in RAG_FAMILY)
-    main = family or (RAG_FAMILY[kind] if together else FAMILY_OF[next(iter(params))])
+        family or kind in RAG_FAMILY) and generator == FAMILY_OF["generator"]
+    main = family or (RAG_FAMILY[kind] if together else own[next(iter(params))])
     pieces = {"document_encoder": out / "document_encoder"} if together else {
         tower: out / tower for tower in params}
     if together or len(params) == 1:
@@ -145,7 +147,7 @@ def _export(path: pathlib.Path, out: pathlib.Path, run: str | None, family: str 
         export(out, main, inputs if together else None)
     for tower, folder in pieces.items():
         if tower in params and len(params) > 1:
-            export(folder, FAMILY_OF[tower])
+            export(folder, own[tower])
     return "; ".join(written)
 
 

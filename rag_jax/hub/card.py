@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 import rag_jax
+from rag_jax.hub import causal
 
 WHAT = {
     "rag": "Retrieval-augmented generation (Lewis et al. 2020, arXiv 2005.11401): a query encoder "
@@ -12,6 +13,7 @@ WHAT = {
            "is not part of this folder: `rag_jax.load(FOLDER, index=INDEX).ask([QUESTION])`.",
     "dpr": "One encoder of a dense passage retriever (Karpukhin et al. 2020, arXiv 2004.04906).",
     "bart": "A sequence-to-sequence generator (BART, Lewis et al. 2019, arXiv 1910.13461).",
+    **dict.fromkeys(causal.USUAL, "A decoder-only language model, as a generator."),
     "bert": "A text encoder (BERT, Devlin et al. 2019, arXiv 1810.04805).",
 }
 TEMPLATE = pathlib.Path(__file__).with_name("model_card.md")
@@ -31,7 +33,7 @@ def model_card(family: str, model_type: str, provenance: Provenance) -> str:
 
     Args:
       family: the class of transformers.
-      model_type: rag, dpr, bart or bert.
+      model_type: rag, dpr, bert, or a generator's.
       provenance: what its workdir says; absolute paths appear by their last part alone.
     """
     tokenizer = "RagTokenizer" if model_type == "rag" else "AutoTokenizer"

@@ -6,14 +6,15 @@ import pathlib
 import re
 import reprlib
 import types
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple, TypeVar, get_args, get_type_hints
 
-from rag_jax.config import BartConfig, BertConfig, EvalConfig
+from rag_jax.config import BartConfig, BertConfig, CausalConfig, EvalConfig, GeneratorConfig
+from rag_jax.hub import causal
 from rag_jax.hub.names import TABLE, Place
 from rag_jax.hub.stored import HubError
 
-Tower = TypeVar("Tower", BertConfig, BartConfig)
+Tower = TypeVar("Tower", BertConfig, BartConfig, CausalConfig)
 LARGEST = 2**31 - 1  # of numbers in a config.json; no table has more rows
 
 
@@ -44,6 +45,8 @@ FAMILIES = {family.architecture: family for family in (
         "document_encoder": Place("ctx_encoder.", "ctx_encoder.bert_model.")}),
     Family("BartModel", "bart", {"generator": Place("", "")}),
     Family("BartForConditionalGeneration", "bart", {"generator": Place("", "model.")}),
+    *(Family(name, model_type, {"generator": Place("", "model.")})
+      for model_type, name in causal.CLASSES.items()),
     _rag("RagModel", "", None),
     _rag("RagTokenForGeneration", "rag.", "token"),
     _rag("RagSequenceForGeneration", "rag.", "sequence"),
@@ -75,7 +78,7 @@ class Architecture:
     """
 
     retriever: BertConfig | None = None
-    generator: BartConfig | None = None
+    generator: GeneratorConfig | None = None
     ids: SpecialIds | None = None
 
 
@@ -119,8 +122,8 @@ def detect(config: Mapping[str, Any], names: Iterable[str], file: pathlib.Path) 
 
 
 def _anchored(tower: str, body: str, names: list[str]) -> bool:
-    anchor = body + ("decoder." if tower == "generator" else "embeddings.")
-    return any(name.startswith(anchor) for name in names)
+    parts = ("decoder.", "layers.") if tower == "generator" else ("embeddings.",)
+    return any(name.startswith(tuple(body + part for part in parts)) for name in names)
 
 
 def _find(tower: str, is_rag: bool, names: list[str]) -> Place | None:
@@ -195,6 +198,11 @@ def bart_config(config: Mapping[str, Any], file: pathlib.Path) -> BartConfig:
             result.decoder_mlp_width != result.mlp_width)), file)
 
 
+def causal_config(config: Mapping[str, Any], file: pathlib.Path) -> CausalConfig:
+    """Our configuration of a decoder-only config.json; raises as `_read`, `causal.flat`."""
+    return _read("causal", CausalConfig, causal.flat(config, file), file)
+
+
 def architecture(config: Mapping[str, Any], generation: Mapping[str, Any], model_type: str,
                  file: pathlib.Path) -> Architecture:
     """The configurations of all towers of a config.json; a generator has a start token of its own
@@ -203,21 +211,22 @@ def architecture(config: Mapping[str, Any], generation: Mapping[str, Any], model
     Args:
       config: its content.
       generation: that of generation_config.json, or {}.
-      model_type: bert, dpr, bart or rag.
+      model_type: bert, dpr, rag, or one of GENERATORS.
       file: to name in messages.
 
     Raises:
       HubError: as `bert_config`, `special_ids`; a part of RAG that is no DPR, BERT or BART.
     """
     encoder = config if model_type in ("bert", "dpr") else None
-    bart = config if model_type == "bart" else None
+    given = config if model_type in GENERATORS else None
     if model_type == "rag":
         encoder = _part(config, "question_encoder", ("dpr", "bert"), file)
-        bart = _part(config, "generator", ("bart",), file)
+        given = _part(config, "generator", ("bart",), file)
     retriever = bert_config(encoder, file) if encoder else None
-    if not bart:
+    if not given:
         return Architecture(retriever)
-    generator, ids = bart_config(bart, file), special_ids(bart, generation, file)
+    generator = GENERATORS[given.get("model_type", "bart")].read(given, file)
+    ids = special_ids(given, generation, file)
     if ids.start != ids.end:
         generator = dataclasses.replace(generator, start_token=ids.start)
     return Architecture(retriever, generator, ids)
@@ -250,6 +259,11 @@ def special_ids(config: Mapping[str, Any], generation: Mapping[str, Any], file: 
       HubError: an id that is no row of the token table.
     """
     merged = {**config, **{k: v for k, v in generation.items() if v is not None}}
+    if config.get("model_type") in causal.USUAL:  # prompts begin and end as their template says
+        end = merged.get("eos_token_id")
+        merged |= {"decoder_start_token_id": end, "forced_bos_token_id": None}
+        merged["pad_token_id"] = end if merged.get("pad_token_id") is None else merged[
+            "pad_token_id"]
     values = {}
     for ours, theirs in IDS.items():
         value = merged.get(theirs, getattr(SpecialIds, ours))
@@ -337,7 +351,31 @@ def bart_json(config: BartConfig, ids: SpecialIds) -> dict[str, Any]:
             **_written("bart", whole), **generation_json(ids)}
 
 
-def _written(model: str, config: BertConfig | BartConfig) -> dict[str, Any]:
+def causal_json(config: CausalConfig, ids: SpecialIds) -> dict[str, Any]:
+    """The config.json of a decoder-only model."""
+    return {**causal.written(config, _written("causal", config)),
+            **{IDS[name]: getattr(ids, name) for name in ("end", "pad", "bos")}}
+
+
+class Form(NamedTuple):
+    """How a generator is said in config.json, read and written."""
+
+    read: Callable[[Mapping[str, Any], pathlib.Path], GeneratorConfig]
+    write: Callable[[Any, SpecialIds], dict[str, Any]]
+
+
+GENERATORS = {"bart": Form(bart_config, bart_json),
+              **dict.fromkeys(causal.USUAL, Form(causal_config, causal_json))}
+
+
+def class_of(generator: GeneratorConfig) -> str:
+    """The class of transformers that a generator is written as."""
+    if isinstance(generator, CausalConfig):
+        return causal.CLASSES[causal.MODEL_TYPES[generator.variant]]
+    return "BartForConditionalGeneration"
+
+
+def _written(model: str, config: Any) -> dict[str, Any]:
     """The inverse of `_read`."""
     table = TABLE[model]
     return {theirs: getattr(config, ours)

@@ -11,12 +11,12 @@ import jax
 import numpy as np
 
 from rag_jax import parallel
-from rag_jax.hub import families, names, sentence
+from rag_jax.hub import causal, families, names, sentence
 from rag_jax.hub.families import Architecture
 from rag_jax.hub.stored import HEADER_LIMIT, HubError, read_json
 from rag_jax.hub.tensors import Tensors, open_tensors
-from rag_jax.models.bart import Bart
 from rag_jax.models.dpr import DprEncoder
+from rag_jax.models.generator import build
 from rag_jax.types import Params
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json",
@@ -123,7 +123,7 @@ def load(source: str | os.PathLike, *, towers: Collection[str] | None = None,
       mesh: place parameters by the table of sharding rules; None = the first device.
       retriever: fields of BertConfig to set: how to compute (dtype, remat, scan_layers,
         dropout), not what.
-      generator: the same of BartConfig.
+      generator: the same of the generator's configuration.
       offline, revision: as in `locate`.
 
     Raises:
@@ -158,10 +158,9 @@ def _open(folder: pathlib.Path) -> tuple[Pretrained, Tensors, dict[str, names.Pl
         towers=tuple(family.places), kind=family.kind, tokenizers=_tokenizers(folder, family),
         inputs=families.inputs(config, family), origins=_origins(folder, family, config),
         search=families.search(config, generation, generation_file if generation else file)
-        if parts.generator else {})
-    bert, bart = checkpoint.retriever, checkpoint.generator
-    depths = [bert.layers] if bert else []
-    depths += [bart.encoder_layers, bart.decoder_layers] if bart else []
+        if parts.generator and family.model_type not in causal.USUAL else {})
+    depths = [getattr(tower, name, 0) for tower in (checkpoint.retriever, checkpoint.generator)
+              for name in ("layers", "encoder_layers", "decoder_layers")]
     if max(depths) > len(tensors):  # before so many layers are listed, to say which are missing
         raise HubError(f"{file}: {max(depths)} layers, and {tensors.source.name} has "
                        f"{len(tensors)} tensors in all. Use the config.json that was saved with "
@@ -194,17 +193,18 @@ def _origins(folder: pathlib.Path, family: families.Family, config: Mapping[str,
 def plan(places: Mapping[str, names.Place], architecture: Architecture) -> list[names.Weight]:
     """All weights of a checkpoint with these towers."""
     return [weight for tower, place in places.items() for weight in (
-        names.bart_weights(tower, architecture.generator, place) if tower == "generator"
+        names.GENERATOR_WEIGHTS[architecture.generator.family](
+            tower, architecture.generator, place) if tower == "generator"
         else names.bert_weights(tower, architecture.retriever, place))]
 
 
 def abstract(towers: Collection[str], architecture: Architecture) -> Params:
     """Shapes of the towers' parameters, boxed with their logical axis names."""
     ids, mask = np.zeros((1, 1), np.int32), np.ones((1, 1), bool)
-    bart, encoder = Bart(architecture.generator), DprEncoder(architecture.retriever)
 
     def init(tower: str) -> Params:
-        module, *inputs = (bart, ids, mask, ids) if tower == "generator" else (encoder, ids, mask)
+        module, *inputs = (build(architecture.generator), ids, mask, ids) if (
+            tower == "generator") else (DprEncoder(architecture.retriever), ids, mask)
         return module.init(jax.random.key(0), *inputs)["params"]
 
     return jax.eval_shape(lambda: {tower: init(tower) for tower in towers})

@@ -13,11 +13,12 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from rag_jax.config import BartConfig, BertConfig
+from rag_jax.config import BartConfig, BertConfig, CausalConfig
 from rag_jax.hub.stored import HubError
 from rag_jax.hub.tensors import Tensors
+from rag_jax.models.causal_lm import VARIANTS
 
-# By "bert" and "bart": fields and parameters, ours and theirs; the file explains its sections.
+# By model: fields and parameters, ours and theirs; the file explains its sections.
 TABLE: dict[str, dict[str, dict[str, Any]]] = tomllib.loads(
     pathlib.Path(__file__).with_name("names.toml").read_text("utf-8"))
 Path = tuple[str, ...]
@@ -29,6 +30,7 @@ HARMLESS = re.compile(
     r"|(.*\.)?pooler\.dense\.(weight|bias)"  # DPR and RAG take the [CLS] state itself
     r"|cls\.(predictions|seq_relationship)\..*"  # BERT's pretraining heads
     r"|(.*\.)?(encoder|decoder)\.version"  # fairseq's mark in old BART files
+    r"|(.*\.)?rotary_emb\.inv_freq"  # what follows from config.json, in old Llama files
 )
 
 
@@ -69,6 +71,9 @@ def their_shape(shape: tuple[int, ...], form: Form) -> tuple[int, ...]:
 PARTS: dict[str, list[tuple[Path, tuple[str, ...], Form]]] = {
     "tensors": [((), ("",), "same")],
     "linears": [(("kernel",), (".weight",), "transposed"), (("bias",), (".bias",), "same")],
+    "matrices": [(("kernel",), (".weight",), "transposed")],
+    "biases": [(("bias",), (".bias",), "same")],
+    "scales": [(("scale",), (".weight",), "same")],
     "norms": [(("norm", "scale"), (".weight", ".gamma"), "same"),
               (("norm", "bias"), (".bias", ".beta"), "same")]}
 
@@ -92,11 +97,27 @@ def bart_weights(tower: str, config: BartConfig, place: Place) -> list[Weight]:
         *_listed_weights("bart", (tower,), depths, place.body)]
 
 
+def causal_weights(tower: str, config: CausalConfig, place: Place) -> list[Weight]:
+    """The weights of a decoder-only model."""
+    has = VARIANTS[config.variant]
+    first, last = f"{place.body}embed_tokens.weight", f"{place.head}lm_head.weight"
+    weights = [Weight((tower, "embedding"), (first, *[last] * config.tied))]
+    if not config.tied:
+        weights.append(Weight((tower, "output"), (last,)))
+    models = ("causal", *["causal_biases"] * has.biases, *["causal_head_norms"] * has.head_norms,
+              "causal_gemma" if has.gemma else "causal_norms")
+    return weights + [weight for model in models for weight in _listed_weights(
+        model, (tower,), {"decoder": config.decoder_layers}, place.body)]
+
+
+GENERATOR_WEIGHTS = {"bart": bart_weights, "causal": causal_weights}  # by config.family
+
+
 def _listed_weights(model: str, top: Path, depths: Mapping[str, int], body: str) -> list[Weight]:
     """Those of names.toml, for so many layers of each side."""
     weights = []
     for kind in PARTS:
-        for ours, theirs in TABLE[model][kind].items():
+        for ours, theirs in TABLE[model].get(kind, {}).items():
             side = ours.split("/")[0]
             for i in range(depths[side]) if "{i}" in ours else (None,):
                 path = (*top, *ours.format(i=i).split("/"))

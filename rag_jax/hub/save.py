@@ -11,7 +11,7 @@ import flax.linen as nn
 import numpy as np
 
 from rag_jax import files
-from rag_jax.config import BartConfig
+from rag_jax.config import GeneratorConfig
 from rag_jax.data.text import Tokenizer
 from rag_jax.hub import families, names
 from rag_jax.hub.families import FAMILIES, Architecture, SpecialIds
@@ -58,9 +58,9 @@ def save(directory: str | os.PathLike, family: str, params: Params, architecture
         config = {"architectures": [family], "dtype": "float32",
                   **_config(family, architecture), **(fields or {})}
         _write_json(folder / "config.json", config)
-        if family == "BartForConditionalGeneration":
-            _write_json(folder / "generation_config.json",
-                        families.generation_json(architecture.ids))
+        if set(FAMILIES[family].places) == {"generator"} and family != "BartModel":
+            _write_json(folder / "generation_config.json", {
+                name: config[name] for name in families.IDS.values() if name in config})
         if card:
             (folder / "README.md").write_text(card, "utf-8")
         for tower in FAMILIES[family].places:
@@ -91,7 +91,7 @@ def _check_arguments(target: pathlib.Path, family: str, params: Params,
                        "BartForConditionalGeneration")
 
 
-def _ids_of(tokenizer: Tokenizer | None, generator: BartConfig | None) -> SpecialIds:
+def _ids_of(tokenizer: Tokenizer | None, generator: GeneratorConfig | None) -> SpecialIds:
     ids = SpecialIds(forced_eos=2) if tokenizer is None else SpecialIds(
         tokenizer.end, tokenizer.end, tokenizer.pad, tokenizer.start, None, tokenizer.end)
     if generator and generator.start_token >= 0:
@@ -104,8 +104,8 @@ def _config(family: str, architecture: Architecture) -> dict[str, Any]:
     model_type = FAMILIES[family].model_type
     if model_type in ("bert", "dpr"):
         return families.bert_json(retriever, model_type)
-    if model_type == "bart":
-        return families.bart_json(generator, architecture.ids)
+    if model_type in families.GENERATORS:
+        return families.GENERATORS[model_type].write(generator, architecture.ids)
     return {
         "model_type": "rag", "is_encoder_decoder": True,
         "question_encoder": families.bert_json(retriever, "dpr"),

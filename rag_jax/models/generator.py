@@ -36,6 +36,7 @@ import jax
 
 from rag_jax.config import GeneratorConfig
 from rag_jax.models.bart import Bart
+from rag_jax.models.causal_lm import CausalLM
 from rag_jax.models.layers import KeysValues, Source
 from rag_jax.models.t5 import T5
 
@@ -78,7 +79,7 @@ class Generator(Protocol):
         """
 
 
-FAMILIES: dict[str, type[nn.Module]] = {"bart": Bart, "t5": T5}
+FAMILIES: dict[str, type[nn.Module]] = {"bart": Bart, "t5": T5, "causal": CausalLM}
 
 
 def build(config: GeneratorConfig) -> Generator:

@@ -216,6 +216,7 @@ class RmsNorm(nn.Module):
     epsilon: float
     dtype: Any = jnp.float32
     offset: float = 0.0
+    axes: tuple[str | None, ...] = ()  # logical names of the result's dimensions after the batch
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
@@ -225,7 +226,8 @@ class RmsNorm(nn.Module):
         wide = x.astype(jnp.float32)
         inverse = jax.lax.rsqrt(jnp.mean(wide * wide, axis=-1, keepdims=True) + self.epsilon)
         normed = wide * inverse * jnp.expand_dims(scale, range(x.ndim - 1))
-        return constrain(normed.astype(self.dtype), "batch", name="/".join(self.path))
+        return constrain(
+            normed.astype(self.dtype), "batch", *self.axes, name="/".join(self.path))
 
 
 class Dropout(nn.Module):
@@ -449,7 +451,8 @@ REMAT_POLICIES = {
 class Stack(nn.Module):
     """`depth` copies of `block`, as a python loop or as one `nn.scan` over stacked parameters.
 
-    `block()(x, *arguments, deterministic) -> x`; the arguments are the same for every layer.
+    `block()(x, *arguments, deterministic) -> x`; the arguments are the same for every layer, but
+    for the last one where there is `each`.
     Parameters are named `layer_0 ...` in the loop, and `layers` with a leading layer axis
     (logical name "layers") in the scan; `unstack_layers` turns the second form into the first.
     """
@@ -473,8 +476,9 @@ class Stack(nn.Module):
         return self.layer
 
     def __call__(self, x: jax.Array, *arguments: Any, deterministic: bool,
-                 rows: int | None = None) -> jax.Array:
-        """The last layer's states; `rows` asks for those of the first so many positions only."""
+                 rows: int | None = None, each: Any = None) -> jax.Array:
+        """The last layer's states; `rows` asks for those of the first so many positions only.
+        each: an array with a row for every layer, which gets it."""
         def applied(scanned: bool = False, **settings: Any) -> Callable:
             def apply(block: nn.Module, x: jax.Array, *arguments: Any) -> tuple[jax.Array, None]:
                 return block(x, *arguments, deterministic=deterministic, **settings), None
@@ -484,22 +488,26 @@ class Stack(nn.Module):
             return nn.remat(apply, policy=REMAT_POLICIES[self.remat], prevent_cse=not scanned)
 
         def scan(length: int) -> Callable:
+            axes = (nn.broadcast,) * len(arguments) + (0,) * (each is not None)
             return nn.scan(
                 applied(scanned=True), variable_axes={"params": 0, ATTENDED: 0},
-                split_rngs={"params": True, "dropout": True}, in_axes=nn.broadcast, length=length,
+                split_rngs={"params": True, "dropout": True}, in_axes=axes, length=length,
                 metadata_params={nn.PARTITION_NAME: "layers"})
 
         def part(apply: Callable, of_stack: Callable) -> Callable:
             """`apply` with a part of the stacked parameters."""
             return nn.map_variables(apply, "params", functools.partial(jax.tree.map, of_stack))
 
+        def own(number: int | slice) -> tuple[Any, ...]:
+            return arguments if each is None else (*arguments, each[number])
+
         settings = {} if rows is None else {"rows": rows}  # the last layer computes no others
         if not self.scan:
-            for layer in self.layer[:-1]:
-                x, _ = applied()(layer, x, *arguments)
-            return applied(**settings)(self.layer[-1], x, *arguments)[0]
+            for number, layer in enumerate(self.layer[:-1]):
+                x, _ = applied()(layer, x, *own(number))
+            return applied(**settings)(self.layer[-1], x, *own(-1))[0]
         if rows is None or self.is_initializing():
-            return scan(self.depth)(self.layers, x, *arguments)[0][:, :rows]
+            return scan(self.depth)(self.layers, x, *own(slice(None)))[0][:, :rows]
         x, _ = part(scan(self.depth - 1), lambda p: p[:-1])(self.layers, x, *arguments)
         return part(applied(**settings), lambda p: p[-1])(self.layers, x, *arguments)[0]
 

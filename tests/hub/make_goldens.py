@@ -1,5 +1,5 @@
-"""Writes tests/hub/goldens/*.npz from transformers: `python tests/hub/make_goldens.py` (needs the
-[parity] extra). One file per family: config.json, weights, inputs, outputs, gradients."""
+"""Writes tests/hub/goldens/*.npz from transformers: `python tests/hub/make_goldens.py [NAME ...]`
+(needs the [parity] extra). A file per case: config.json, weights, inputs, outputs, gradients."""
 
 import json
 import pathlib
@@ -26,6 +26,8 @@ def main() -> None:
     folder = HERE / "goldens"
     folder.mkdir(exist_ok=True)
     for name, case in reference.CASES.items():
+        if len(sys.argv) > 1 and name not in sys.argv[1:]:
+            continue
         model = reference.build(case)
         record = reference.record(model, case, reference.make_inputs(case))
         with tempfile.TemporaryDirectory() as saved:

@@ -1,5 +1,6 @@
 """Our side of the comparison with transformers: the same record from a checkpoint folder."""
 
+import dataclasses
 import functools
 
 import flax.linen as nn
@@ -13,10 +14,10 @@ from rag_jax.decoding.settings import Decoding
 from rag_jax.hub import names
 from rag_jax.hub.families import FAMILIES
 from rag_jax.hub.load import Pretrained, leaves, load, plan
-from rag_jax.models import rag
-from rag_jax.models.bart import Bart
+from rag_jax.models import rag, vocabulary
 from rag_jax.models.bert import Bert
 from rag_jax.models.dpr import DprEncoder
+from rag_jax.models.generator import Generator, build
 from rag_jax.types import Batch
 
 
@@ -43,15 +44,20 @@ def outputs(pretrained: Pretrained, x: dict[str, np.ndarray], params) -> dict[st
             return {"output": states * x["question_mask"][:, :, None]}
         return {"output": DprEncoder(pretrained.retriever).apply({"params": tower}, *encoder)}
 
-    def generate(bart: Bart) -> dict[str, jax.Array]:
+    config = pretrained.generator
+
+    def generate(generator: Generator) -> dict[str, jax.Array]:
         passages = x["source_ids"].shape[1]
         ids, mask = (x[k].reshape(-1, x[k].shape[-1]) for k in ("source_ids", "source_mask"))
         targets = jnp.repeat(jnp.asarray(x["target_ids"]), passages, axis=0)
-        encoded = bart.encode(ids, mask)
-        states = bart.decode(encoded, mask, rag.shift_right(targets, pretrained.ids.start))
-        return {"encoded": encoded, "states": states, "logits": bart.logits(states)}
+        states = generator.states(
+            ids[:, None], mask[:, None], rag.shift_right(targets, pretrained.ids.start))
+        encoded = {"encoded": generator.encode(ids, mask)} if config.family == "bart" else {}
+        logits = vocabulary.logits(
+            *vocabulary.head(params["generator"]), states, config.logit_cap)
+        return {**encoded, "states": states, "logits": logits}
 
-    result = nn.apply(generate, Bart(pretrained.generator))({"params": params["generator"]})
+    result = nn.apply(generate, build(config))({"params": params["generator"]})
     if pretrained.retriever is None:
         return result
     model, rows = rag_model(pretrained), batch(x)
@@ -133,7 +139,14 @@ def assert_same_gradients(record, pretrained: Pretrained, gradients, tolerance: 
 
 def answers(pretrained: Pretrained, x: dict[str, np.ndarray], beams: int, length: int
             ) -> np.ndarray:
-    run = functools.partial(decode, rag_model(pretrained),
-                            Decoding(num_beams=beams, max_length=length))
+    model, rows, forced = pretrained, batch(x), False
+    if pretrained.retriever is None:  # a generator alone, about the first source
+        one = rows._replace(source_ids=rows.source_ids[:, :1], source_mask=rows.source_mask[:, :1],
+                            doc_mask=rows.doc_mask[:, :1])
+        rows, forced = one._replace(doc_scores=np.zeros((len(one.weight), 1), np.float32)), True
+        model = dataclasses.replace(pretrained, retriever=tiny.BERT)
+    run = functools.partial(
+        decode, dataclasses.replace(rag_model(model), lexical=forced),
+        Decoding(num_beams=beams, max_length=length, forced_eos=forced))
     with jax.default_matmul_precision("highest"):
-        return np.asarray(tiny.jit(run)(pretrained.params, batch(x)).tokens)
+        return np.asarray(tiny.jit(run)(pretrained.params, rows).tokens)

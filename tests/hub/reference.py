@@ -23,13 +23,44 @@ BART_SIZE = {
     "decoder_ffn_dim": 12, "max_position_embeddings": 12, "forced_eos_token_id": None}
 
 
+CAUSAL_SIZE = {
+    "vocab_size": 27, "hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 4, "intermediate_size": 12,
+    "max_position_embeddings": 64, "bos_token_id": 0, "eos_token_id": END, "pad_token_id": PAD}
+
+
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """A class of transformers with its configuration; `bert` and `bart` change the sizes."""
+    """A class of transformers with its configuration; `bert`, `bart` and `causal` change the
+    sizes."""
 
     model: str
     bert: dict[str, Any] = dataclasses.field(default_factory=dict)
     bart: dict[str, Any] = dataclasses.field(default_factory=dict)
+    causal: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+
+def rope(kind: str = "default", theta: float = 100.0, **fields: float) -> dict[str, Any]:
+    return {"rope_type": kind, "rope_theta": theta, **fields}
+
+
+_LOCAL, _GLOBAL = "sliding_attention", "full_attention"
+CAUSAL = {
+    "llama": Case("LlamaForCausalLM", causal={"rope_parameters": rope(
+        "llama3", factor=4.0, low_freq_factor=1.0, high_freq_factor=4.0,
+        original_max_position_embeddings=8)}),
+    "qwen2": Case("Qwen2ForCausalLM", causal={
+        "head_dim": None, "hidden_size": 16, "tie_word_embeddings": True,
+        "rope_parameters": rope("yarn", factor=4.0, original_max_position_embeddings=16)}),
+    "qwen3": Case("Qwen3ForCausalLM", causal={"rope_parameters": rope("linear", factor=2.0)}),
+    "gemma2": Case("Gemma2ForCausalLM", causal={
+        "sliding_window": 3, "query_pre_attn_scalar": 5, "attn_logit_softcapping": 1.5,
+        "final_logit_softcapping": 3.0, "rope_parameters": rope()}),
+    "gemma3": Case("Gemma3ForCausalLM", causal={
+        "num_hidden_layers": 3, "sliding_window": 3, "query_pre_attn_scalar": 5,
+        "layer_types": [_LOCAL, _LOCAL, _GLOBAL], "rope_parameters": {
+            _GLOBAL: rope("linear", factor=2.0), _LOCAL: rope(theta=10.0)}}),
+}
 
 
 CASES = {
@@ -44,6 +75,7 @@ CASES = {
     "rag_token": Case("RagTokenForGeneration", {"projection_dim": 5, "num_hidden_layers": 1}),
     "rag_sequence": Case("RagSequenceForGeneration", {"num_hidden_layers": 1},
                          {"scale_embedding": True, "encoder_layers": 2, "decoder_layers": 1}),
+    **CAUSAL,
 }
 
 
@@ -56,6 +88,10 @@ def build(case: Case, seed: int = 0, scale: float = 0.3) -> Any:
         config = transformers.DPRConfig(**bert)
     elif case.model.startswith("Bart"):
         config = transformers.BartConfig(**bart)
+    elif case.model.endswith("ForCausalLM"):
+        name = case.model.removesuffix("ForCausalLM").replace("Gemma3", "Gemma3Text")
+        sizes = {k: v for k, v in {**CAUSAL_SIZE, **case.causal}.items() if v is not None}
+        config = getattr(transformers, f"{name}Config")(**sizes, attn_implementation="eager")
     else:
         config = transformers.RagConfig.from_question_encoder_generator_configs(
             transformers.DPRConfig(**bert), transformers.BartConfig(**bart), n_docs=PASSAGES)
@@ -63,9 +99,12 @@ def build(case: Case, seed: int = 0, scale: float = 0.3) -> Any:
     rng = np.random.default_rng(seed)
     with torch.no_grad():
         for name, value in (*model.named_parameters(), *model.named_buffers()):
+            if "rotary" in name or name.endswith("embed_scale"):
+                continue  # what follows from the configuration
             if value.dtype == torch.float32:
                 noise = torch.from_numpy(scale * rng.normal(size=value.shape)).float()
-                value.copy_(noise + ("norm" in name.lower() and name.endswith("weight")))
+                one = "norm" in name.lower() and not case.model.startswith("Gemma")
+                value.copy_(noise + (one and name.endswith("weight")))
             if name.endswith("final_logits_bias"):
                 value[:, END] += 2.0  # answers end
     return model
@@ -119,6 +158,31 @@ def _bart(model: Any, x: dict[str, torch.Tensor], conditional: bool) -> dict[str
     return outputs
 
 
+def _causal(model: Any, x: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Each target after each prompt and the start token, a row at a time without padding."""
+    states, logits = [], []
+    targets = _labels(x["target_ids"]).repeat_interleave(PASSAGES, 0)[:, :-1]
+    for ids, mask, target in zip(x["source_ids"].flatten(0, 1), x["source_mask"].flatten(0, 1),
+                                 targets, strict=True):
+        result = model(torch.cat([ids[mask], target])[None], output_hidden_states=True)
+        states.append(result.hidden_states[-1][0, -TARGET:])
+        logits.append(result.logits[0, -TARGET:])
+    return {"states": torch.stack(states), "logits": torch.stack(logits)}
+
+
+def _continued(model: Any, x: dict[str, torch.Tensor], beams: int) -> torch.Tensor:
+    """The answers to each question's first prompt, which all end."""
+    rows = []
+    for ids, mask in zip(x["source_ids"][:, 0], x["source_mask"][:, 0], strict=True):
+        prompt = torch.cat([ids[mask], torch.tensor([START])])[None]
+        tokens = model.generate(
+            prompt, attention_mask=torch.ones_like(prompt), num_beams=beams, do_sample=False,
+            length_penalty=0.0, max_new_tokens=ANSWER, forced_eos_token_id=END, use_cache=True,
+            **({"early_stopping": "never"} if beams > 1 else {}))[0, prompt.shape[1] :]
+        rows.append(torch.nn.functional.pad(tokens, (0, ANSWER - len(tokens)), value=PAD))
+    return torch.stack(rows)
+
+
 def _rag(model: Any, case: Case, x: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     rag = getattr(model, "rag", model)
     query = rag.question_encoder(x["question_ids"], attention_mask=x["question_mask"])[0]
@@ -162,16 +226,20 @@ def record(model: Any, case: Case, inputs: dict[str, np.ndarray]) -> dict[str, n
         outputs = {"output": _encoder(model, case, x)}
     elif case.model.startswith("Bart"):
         outputs = _bart(model, x, case.model != "BartModel")
+    elif case.model.endswith("ForCausalLM"):
+        outputs = _causal(model, x)
     else:
         outputs = _rag(model, case, x)
     main = outputs.get("loss", list(outputs.values())[-1])
     weights = x["cotangent"].repeat(main.numel() // 64 + 1)[: main.numel()].reshape(main.shape)
-    if "encoded" in outputs or case.model == "RagModel":
+    if "loss" not in outputs and len(outputs) > 1:
         weights = weights * x["target_mask"].repeat_interleave(PASSAGES, 0)[:, :, None]
     (main.sum() if "loss" in outputs else (main * weights).sum()).backward()
     gradients = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
     if case.model == "RagTokenForGeneration":
         outputs.update(greedy=_answers(model, x, outputs, 1), beam=_answers(model, x, outputs, 4))
+    if case.model.endswith("ForCausalLM"):
+        outputs.update(greedy=_continued(model, x, 1), beam=_continued(model, x, 4))
     return {**{f"inputs/{k}": v for k, v in inputs.items()},
             **{f"outputs/{k}": v.detach().numpy() for k, v in outputs.items()},
             **{f"gradients/{k}": v.numpy() for k, v in gradients.items()}}

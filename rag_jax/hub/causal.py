@@ -1,0 +1,146 @@
+"""config.json of decoder-only models: what says rotary positions and windows in many ways there, as
+one field each here, and back."""
+
+import pathlib
+import reprlib
+from collections.abc import Mapping
+from typing import Any
+
+from rag_jax.config import CausalConfig
+from rag_jax.hub.stored import HubError
+
+Json = Mapping[str, Any]
+
+# By model_type: what a config.json leaves out, which is not the same in all classes.
+_USUAL = {"num_key_value_heads": None, "head_dim": None, "tie_word_embeddings": False,
+          "rope_theta": 1e4, "sliding_window": None}
+_GEMMA = {**_USUAL, "head_dim": 256, "tie_word_embeddings": True, "query_pre_attn_scalar": 256,
+          "sliding_window": 4096}
+USUAL = {
+    "llama": _USUAL,
+    "qwen2": _USUAL,
+    "qwen3": {**_USUAL, "head_dim": 128},
+    "gemma2": {**_GEMMA, "sliding_window_pattern": 2, "attn_logit_softcapping": 50.0,
+               "final_logit_softcapping": 30.0},
+    "gemma3_text": {**_GEMMA, "sliding_window_pattern": 6, "rope_theta": 1e6,
+                    "rope_local_base_freq": 1e4},
+}
+VARIANTS = {name: name.removesuffix("_text") for name in USUAL}
+CLASSES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM",
+           "gemma2": "Gemma2ForCausalLM", "gemma3_text": "Gemma3ForCausalLM"}
+MODEL_TYPES = {variant: name for name, variant in VARIANTS.items()}
+
+NONE = ("attn_logit_softcapping", "final_logit_softcapping", "sliding_window")  # null: none
+OURS = ("variant", "window", "global_every")  # and rope_*: no names of theirs
+
+# By type of scaling: its fields there, by ours, and what stands for those that are left out.
+ROPE = {
+    "default": {},
+    "linear": {"rope_factor": ("factor", None)},
+    "llama3": {"rope_factor": ("factor", None), "rope_low": ("low_freq_factor", None),
+               "rope_high": ("high_freq_factor", None),
+               "rope_positions": ("original_max_position_embeddings", None)},
+    "yarn": {"rope_factor": ("factor", None), "rope_low": ("beta_slow", 1.0),
+             "rope_high": ("beta_fast", 32.0),
+             "rope_positions": ("original_max_position_embeddings", None)},
+}
+
+
+def flat(config: Json, file: pathlib.Path) -> dict[str, Any]:
+    """A config.json with every field that names.toml knows, rope_* and global_every among them.
+
+    Raises:
+      HubError: a way of scaling, or an order of layers, that is not known here.
+    """
+    found = {**USUAL[config["model_type"]], **{
+        name: value for name, value in config.items() if value is not None or name in NONE}}
+    if config.get("quantization_config"):
+        raise HubError(f"{file}: quantization_config: weights are not read in this form; take the "
+                       "checkpoint in bfloat16, float16 or float32")
+    heads, width = found.get("num_attention_heads"), found.get("hidden_size")
+    found["num_key_value_heads"] = found["num_key_value_heads"] or heads
+    if not found["head_dim"] and type(width) is type(heads) is int and heads > 0:
+        found["head_dim"] = width // heads
+    activation = found.get("hidden_activation") or found.get("hidden_act")
+    found["hidden_act"] = {"gelu_pytorch_tanh": "gelu_new"}.get(activation, activation)
+    found["variant"] = VARIANTS[config["model_type"]]
+    return {**found, **_rope(found, file), **_windows(found, file)}
+
+
+def _rope(found: Json, file: pathlib.Path) -> dict[str, Any]:
+    rope = found.get("rope_parameters") or found.get("rope_scaling") or {}
+    local = {}
+    if isinstance(rope, dict) and "full_attention" in rope:
+        rope, local = rope["full_attention"] or {}, rope.get("sliding_attention") or {}
+    if not (isinstance(rope, dict) and isinstance(local, dict)):
+        raise HubError(f"{file}: rope_parameters = {reprlib.repr(rope)} should be an object")
+    kind = rope.get("rope_type", rope.get("type", "default"))
+    if kind not in ROPE or local.get("rope_type", "default") != "default":
+        raise HubError(f"{file}: rope_type = {reprlib.repr(kind)} is not known here; allowed: "
+                       f"{', '.join(ROPE)}, and default in local layers")
+    known = {"rope_type", "type", "rope_theta", *(name for name, _ in ROPE[kind].values())}
+    if kind in ("default", "linear"):  # transformers writes it, and does not read it
+        known.add("original_max_position_embeddings")
+    if unknown := {name for name, value in rope.items() if value is not None} - known:
+        raise HubError(f"{file}: {', '.join(sorted(unknown))} of rope_type {kind} are not known "
+                       f"here; known: {', '.join(sorted(known))}")
+    result = {"rope_type": kind, "rope_theta": rope.get("rope_theta", found["rope_theta"])}
+    if theta := local.get("rope_theta", found.get("rope_local_base_freq")):
+        result["rope_local_theta"] = theta
+    for ours, (theirs, otherwise) in ROPE[kind].items():
+        result[ours] = rope.get(theirs, otherwise)
+        if result[ours] is None and ours == "rope_positions":
+            result[ours] = found.get("max_position_embeddings")
+        if result[ours] is None:
+            raise HubError(f"{file}: rope_type {kind} lacks {theirs}")
+    return result
+
+
+def _windows(found: Json, file: pathlib.Path) -> dict[str, Any]:
+    types, window = found.get("layer_types"), found["sliding_window"]
+    qwen = found["variant"].startswith("qwen")
+    if not window or found["variant"] == "llama" or not found.get("use_sliding_window", not qwen):
+        return {"window": 0, "global_every": 0}
+    every = found.get("sliding_window_pattern", 0)
+    if types is not None:
+        every = _period(types, file)
+    elif qwen:
+        raise HubError(f"{file}: use_sliding_window without layer_types is not known here")
+    return {"window": 0 if every == 1 else window, "global_every": 0 if every == 1 else every}
+
+
+def _period(types: Any, file: pathlib.Path) -> int:
+    """`global_every` of layer_types; 1 = there are no local layers."""
+    kinds = {"sliding_attention": True, "full_attention": False}
+    local = [kinds.get(kind) for kind in types] if isinstance(types, list) else [None]
+    every = local.index(False) + 1 if False in local else 0
+    if None in local or local != [not (every and (i + 1) % every == 0) for i in range(len(local))]:
+        raise HubError(f"{file}: layer_types = {reprlib.repr(types)}: known here are local layers "
+                       "(sliding_attention) of which every so-manieth is global (full_attention)")
+    return every
+
+
+def written(config: CausalConfig, fields: Json) -> dict[str, Any]:
+    """A config.json of `fields`, those of names.toml, that `flat` reads; in the form that
+    transformers read before version 5 too."""
+    c, gemma = config, config.variant.startswith("gemma")
+    scaling = {theirs: getattr(c, ours) for ours, (theirs, _) in ROPE[c.rope_type].items()}
+    result = {name: value for name, value in fields.items()
+              if name not in OURS and not name.startswith("rope_")}
+    result |= {"model_type": MODEL_TYPES[c.variant], "rope_theta": c.rope_theta,
+               "rope_scaling": {"rope_type": c.rope_type, **scaling} if scaling else None}
+    if c.activation == "gelu_new":
+        result["hidden_act"] = "gelu_pytorch_tanh"
+    if c.rope_local_theta:
+        result["rope_local_base_freq"] = c.rope_local_theta
+    if gemma:
+        result["hidden_activation"] = result.pop("hidden_act")
+        result |= {name: result[name] or None for name in NONE if name in result}
+    else:
+        for name in ("query_pre_attn_scalar", *NONE):
+            result.pop(name, None)
+    if c.window or gemma:
+        kinds = ("full_attention", "sliding_attention")
+        result |= {"sliding_window": c.window or 1, "use_sliding_window": bool(c.window),
+                   "layer_types": [kinds[local] for local in c.local_layers]}
+    return result
