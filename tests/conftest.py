@@ -6,6 +6,7 @@ import os
 import pathlib
 import shutil
 import time
+from collections.abc import Iterator
 
 os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
@@ -63,6 +64,15 @@ def compilations():
     jax.monitoring.register_event_duration_secs_listener(listen)
     yield events
     jax.monitoring.unregister_event_duration_listener(listen)
+
+
+@pytest.fixture(scope="module")
+def one_device() -> Iterator[None]:
+    """What runs in this process has one device, as the commands: less is compiled."""
+    first = jax.devices()[:1]
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(jax, "devices", lambda *_: first)
+        yield
 
 
 @pytest.fixture(scope="session")

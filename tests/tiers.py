@@ -3,9 +3,11 @@
 import pathlib
 
 # Files and folders that compile or train, longest first: with -n they begin first, so that nobody
-# waits for one at the end. Tests of all others are `quick`.
+# waits for one at the end, nor at the start for what another worker trains. Tests of all others are
+# `quick`.
 LONG = (
-    "end_to_end", "test_parallel.py", "decoding/test_answer.py", "campaigns", "hub", "models",
+    "end_to_end/test_reduced_quickstart.py", "end_to_end/test_resume.py", "end_to_end",
+    "test_parallel.py", "decoding/test_answer.py", "campaigns", "hub", "models",
     "training/test_on_device.py", "training/test_pretrained.py", "training/test_collapse.py",
     "training/test_checkpoint_damage.py", "training/test_loop.py", "training/test_stages.py",
     "training/test_step.py", "training/test_checkpoint.py", "training/test_refresh.py",

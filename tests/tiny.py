@@ -65,7 +65,12 @@ def perturbed(boxed, seed=0, scale=0.3):
 
 
 def rag_params(model, seed=0):
-    return perturbed(jit(model.init)(jax.random.key(seed)), seed)
+    return perturbed(_first(model, seed), seed)
+
+
+@functools.cache
+def _first(model, seed):
+    return jit(model.init)(jax.random.key(seed))
 
 
 def ragged_mask(rng, *shape):

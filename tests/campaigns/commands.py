@@ -4,12 +4,13 @@ import json
 import math
 import pathlib
 import random
-import subprocess
+import signal
+import threading
 import time
 from collections.abc import Sequence
 
 from rag_jax.data.tasks import load_examples
-from tests.end_to_end.commands import ROOT, environment
+from tests.end_to_end.commands import start
 from tests.end_to_end.test_resume import arrays
 
 TIMES = ("step_secs", "tokens_per_sec")  # metrics that differ from run to run
@@ -22,17 +23,12 @@ OWN_OF_A_RUN = ("inputs.json", "dataset_info.json", "digests.json", "seconds.jso
 _secs: dict[str, float] = {}  # how long a command takes at least, by its kind
 
 
-def start(command: Sequence[str]) -> subprocess.Popen:
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-                            env=environment(), cwd=ROOT)
-
-
 def finish(command: Sequence[str], kind: str) -> str:
     """Runs a command that must succeed; its output."""
     began = time.monotonic()
-    process = start(command)
-    printed = process.communicate()[0]
-    assert process.returncode == 0, printed[-3000:]
+    process = start(*command[2:])
+    printed = process.stdout.read()
+    assert process.wait() == 0, printed[-3000:]
     _secs[kind] = min(time.monotonic() - began, _secs.get(kind, math.inf))
     return printed
 
@@ -40,18 +36,18 @@ def finish(command: Sequence[str], kind: str) -> str:
 def killed(command: Sequence[str], kind: str, rng: random.Random, idle: float = 0) -> bool:
     """Starts a command and kills it at a random moment; whether that came before its end.
 
-    idle: the share of its time in which it only imports.
+    idle: the share of its time in which it only begins.
     """
     moment = rng.uniform(idle, 1) * _secs[kind]
-    process = start(command)
-    try:
-        printed = process.communicate(timeout=moment)[0]
-        assert process.returncode == 0, printed[-3000:]
-        return False
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.communicate()
-        return True
+    process = start(*command[2:])
+    timer = threading.Timer(moment, process.kill)
+    timer.start()
+    printed = process.stdout.read()
+    timer.cancel()
+    timer.join()  # its process still has its number
+    status = process.wait()
+    assert status in (0, -signal.SIGKILL), printed[-3000:]
+    return status != 0
 
 
 def leftovers(folder: pathlib.Path) -> list[str]:

@@ -39,7 +39,7 @@ def test_whole_runs(reference, tmp_path):
     def case(rng):
         work = tmp_path / "work"
         shutil.rmtree(work, ignore_errors=True)
-        outcome = chain(rng, command("train", work), "train", idle=0.2)
+        outcome = chain(rng, command("train", work), "train", idle=0.1)
         commands.assert_same(work, reference)
         assert commands.leftovers(work) == []
         return outcome
@@ -59,7 +59,7 @@ def test_evaluations(reference, tmp_path, count):
     def case(rng):
         out = tmp_path / "out"
         shutil.rmtree(out, ignore_errors=True)
-        outcome = chain(rng, evaluate(out), "evaluate", idle=0.6)
+        outcome = chain(rng, evaluate(out), "evaluate", idle=0.2)
         assert commands.contents(out) == commands.contents(tmp_path / "whole")
         assert commands.leftovers(out) == commands.leftovers(reference) == []
         assert commands.contents(reference) == before
@@ -82,7 +82,7 @@ def test_index_builds(reference, tmp_path, count):
     def case(rng):
         out = rng.choice([tmp_path, reference / "indexes"]) / "more"
         shutil.rmtree(out, ignore_errors=True)
-        outcome = chain(rng, build(out), "build_index", idle=0.6)
+        outcome = chain(rng, build(out), "build_index", idle=0.2)
         assert commands.contents(out) == commands.contents(tmp_path / "whole")
         assert commands.leftovers(tmp_path) == commands.leftovers(reference) == []
         shutil.rmtree(out)
@@ -105,7 +105,7 @@ def test_preparations(tmp_path, count):
             shutil.rmtree(folder, ignore_errors=True)
         kills = 0
         for _ in range(rng.randint(1, 3)):
-            kills += commands.killed(words, "prepare", rng, idle=0.3)
+            kills += commands.killed(words, "prepare", rng, idle=0.1)
             if rng.random() < 0.3:
                 write_passages(tmp_path / "passages.jsonl", rng, 1000)
             if rng.random() < 0.3:

@@ -9,7 +9,7 @@ import time
 import pytest
 
 from tests.campaigns import campaign, commands
-from tests.end_to_end.commands import command
+from tests.end_to_end.commands import command, start
 
 
 def begun(reference: pathlib.Path, work: pathlib.Path, rng: random.Random) -> None:
@@ -26,11 +26,11 @@ def begun(reference: pathlib.Path, work: pathlib.Path, rng: random.Random) -> No
 
 def both(first: list[str], second: list[str], delay: float) -> list[tuple[int, int, str]]:
     """Starts one command after the other; (pid, status, output) of each."""
-    started = [commands.start(first)]
+    started = [start(*first[2:])]
     time.sleep(delay)  # which of the two is first is left to chance
-    started.append(commands.start(second))
+    started.append(start(*second[2:]))
     return [(process.pid, process.wait(), printed) for process in started
-            for printed in [process.communicate()[0]]]
+            for printed in [process.stdout.read()]]
 
 
 @pytest.mark.parametrize("count", campaign.counts(1, 50))

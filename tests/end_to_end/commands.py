@@ -2,6 +2,7 @@
 
 import os
 import pathlib
+import shutil
 import subprocess
 import sys
 
@@ -15,6 +16,12 @@ def command(module: str, workdir: pathlib.Path, *flags: str) -> list[str]:
     """`python -m rag_jax.MODULE` on the smallest configuration."""
     config = [f"--config={SMALLEST}"] if module == "train" else []
     return [sys.executable, "-m", f"rag_jax.{module}", *config, f"--workdir={workdir}", *flags]
+
+
+def begin(workdir: pathlib.Path, trained: pathlib.Path, *folders: str) -> None:
+    """Gives a new workdir the data of another, and stages of it: `train` goes on from there."""
+    for name in ("data", *folders):
+        shutil.copytree(trained / name, workdir / name)
 
 
 def environment() -> dict[str, str]:
@@ -33,6 +40,14 @@ def module_to_its_end(*arguments: str, stdin: str = "") -> subprocess.CompletedP
         return forks.run(arguments, environment(), ROOT, stdin)
     return subprocess.run([sys.executable, "-m", *arguments], capture_output=True, text=True,
                           env=environment(), cwd=ROOT, input=stdin)
+
+
+def start(*arguments: str) -> forks.Started | subprocess.Popen:
+    """`python -m ARGUMENTS`, of which `stdout` reads all that it prints, begun likewise."""
+    if hasattr(os, "fork"):
+        return forks.Started(arguments, environment(), ROOT)
+    return subprocess.Popen([sys.executable, "-m", *arguments], stdout=subprocess.PIPE, text=True,
+                            stderr=subprocess.STDOUT, env=environment(), cwd=ROOT)
 
 
 def finish(module: str, workdir: pathlib.Path, *flags: str, stdin: str = "") -> str:

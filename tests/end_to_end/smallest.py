@@ -32,5 +32,5 @@ def get_config() -> Config:
         generator_warmup=GeneratorWarmupConfig(**warmup),
         train=TrainConfig(steps=10, batch_size=8, log_every=1, eval_every=4, save_every=3,
                           optimizer=fast),
-        eval=EvalConfig(batch_size=8, max_examples=8, metrics=("qa", "kilt")),
+        eval=EvalConfig(batch_size=32, max_examples=8, metrics=("qa", "kilt")),
     )

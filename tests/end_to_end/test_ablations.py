@@ -4,15 +4,15 @@ import json
 
 import pytest
 
-from tests.end_to_end.commands import finish, module_to_its_end, run
+from tests.end_to_end.commands import begin, finish, module_to_its_end, run
 
-FEW = ("--config.train.steps=3", "--config.generator_warmup.steps=2", "--config.train.eval_every=3",
-       "--config.retriever_warmup.steps=2", "--config.eval.max_examples=2")
+FEW = ("--config.train.steps=3", "--config.train.eval_every=3", "--config.eval.max_examples=2")
 
 
 @pytest.fixture(scope="module")
-def words(tmp_path_factory):
+def words(trained, tmp_path_factory):
     workdir = tmp_path_factory.mktemp("bm25")
+    begin(workdir, trained, "generator")
     return workdir, finish("train", workdir, "--config.runs=bm25_sequence", *FEW)
 
 
@@ -62,8 +62,9 @@ def test_a_memory_is_built_for_a_bm25_run(words, tmp_path):
 
 
 @pytest.fixture(scope="module")
-def null(tmp_path_factory):
+def null(trained, tmp_path_factory):
     workdir = tmp_path_factory.mktemp("null")
+    begin(workdir, trained, "retriever", "generator", "indexes")
     finish("train", workdir, "--config.runs=rag_token", "--config.model.null_document=mlp",
            "--config.train.collapse_guard=stop", "--config.train.collapse_window=1", *FEW)
     return workdir

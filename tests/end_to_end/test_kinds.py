@@ -21,10 +21,7 @@ HEAD = ["--config.model.head=classification", NAMED]
 
 
 @pytest.fixture(autouse=True)
-def compiled_with_less_effort(monkeypatch):
-    """And for one device, as the commands of the other tests here."""
-    first = jax.devices()[:1]
-    monkeypatch.setattr(jax, "devices", lambda *_: first)
+def compiled_with_less_effort(one_device):
     jax.config.update("jax_disable_most_optimizations", True)
     yield
     jax.config.update("jax_disable_most_optimizations", False)

@@ -8,19 +8,17 @@ import os
 import pathlib
 import random
 import signal
-import subprocess
 
 import jax
 import numpy as np
 import pytest
 
-from tests.end_to_end.commands import ROOT, command, environment, finish, run
+from tests.end_to_end.commands import begin, command, finish, run, start
 
 
 def interrupt(workdir: pathlib.Path, marker: str, number: signal.Signals, *flags: str) -> int:
     """Starts training, sends the signal once a line of the log has `marker`; the exit status."""
-    process = subprocess.Popen(command("train", workdir, *flags), stdout=subprocess.PIPE,
-                               stderr=subprocess.STDOUT, text=True, env=environment(), cwd=ROOT)
+    process = start(*command("train", workdir, *flags)[2:])
     seen = []
     for line in process.stdout:
         seen.append(line)
@@ -60,7 +58,11 @@ def assert_same(first: pathlib.Path, second: pathlib.Path) -> None:
     assert reports[0]["metrics"] == reports[1]["metrics"]
 
 
+WARMED_UP = ("retriever", "generator", "indexes")
+
+
 def test_sigterm_saves_and_the_same_command_goes_on(trained, tmp_path):
+    begin(tmp_path, trained, *WARMED_UP)
     status = interrupt(tmp_path, "rag_token 5/10", signal.SIGTERM)
     assert status == 75, "a job scheduler must not take it for finished"
     steps = [int(p.name) for p in (tmp_path / "rag_token").iterdir() if p.name.isdigit()]
@@ -78,9 +80,11 @@ def test_sigkill_at_random_moments_of_every_stage(trained, tmp_path):
     assert_same(trained, tmp_path)
 
 
-def test_sigkill_with_stale_retrieval_keeps_what_was_pending(tmp_path):
+def test_sigkill_with_stale_retrieval_keeps_what_was_pending(trained, tmp_path):
     stale = "--config.retrieval.staleness=1"
     whole, killed = tmp_path / "whole", tmp_path / "killed"
+    for workdir in (whole, killed):
+        begin(workdir, trained, *WARMED_UP)
     finish("train", whole, stale)
     interrupt(killed, "rag_token 5/10", signal.SIGKILL, stale)
     finish("train", killed, stale)

@@ -8,7 +8,7 @@ import pytest
 import rag_jax
 from rag_jax.retrieval.manifest import read_manifest
 from rag_jax.retrieval.versions import current
-from tests.end_to_end.commands import finish
+from tests.end_to_end.commands import begin, finish
 
 DEVICE = "--config.retrieval.where=device"
 
@@ -18,10 +18,11 @@ def losses(workdir):
     return [r["rag_token/nll"] for r in map(json.loads, lines) if "rag_token/nll" in r]
 
 
-def test_training_on_the_devices_follows_training_with_the_host(uninterrupted, tmp_path):
+def test_training_on_the_devices_follows_training_with_the_host(trained, tmp_path):
     """Same passages, same padding (one bucket), same dropout: the losses of every step agree."""
+    begin(tmp_path, trained, "retriever", "generator")
     finish("train", tmp_path, DEVICE, "--config.retrieval.device_dtype=float32")
-    assert losses(tmp_path) == pytest.approx(losses(uninterrupted), rel=1e-3)
+    assert losses(tmp_path) == pytest.approx(losses(trained), rel=1e-3)
     assert len(losses(tmp_path)) == 10
     report = json.loads((tmp_path / "report.json").read_text())
     assert report["index"]["2018"]["recall"] == 1.0
@@ -56,7 +57,8 @@ def test_evaluate_generate_and_build_index_on_the_devices(uninterrupted, tmp_pat
     assert "40 passages" in built and "device (bfloat16), recall@10" in built
 
 
-def test_a_trained_document_encoder_has_indexes_of_its_own(tmp_path):
+def test_a_trained_document_encoder_has_indexes_of_its_own(trained, tmp_path):
+    begin(tmp_path, trained, "retriever", "generator")
     finish("train", tmp_path, DEVICE, "--config.train.document_encoder=refresh",
            "--config.train.refresh_every=2", "--config.train.refresh_passages=64",
            "--config.train.steps=5")

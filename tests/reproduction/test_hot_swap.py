@@ -52,7 +52,7 @@ def dump(path, name):
 
 
 @pytest.fixture(scope="module", autouse=True)
-def compiled_quickly():
+def compiled_quickly(one_device):
     """These programs run for milliseconds."""
     jax.config.update("jax_disable_most_optimizations", True)
     jax.config.update("jax_enable_compilation_cache", False)

@@ -17,7 +17,7 @@ SHORT = {"retriever_warmup.steps": 0, "generator_warmup.steps": 0, "train.steps"
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory):
+def trained(one_device, tmp_path_factory):
     """(worker, first cell, a cell that starts from it and has been measured)."""
     root = tmp_path_factory.mktemp("lab")
     config = overrides.replace(config_files.load_file(str(SMALLEST)), SHORT)

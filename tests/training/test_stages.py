@@ -69,26 +69,25 @@ def job(tmp_path_factory):
     return dataclasses.replace(job, mesh=parallel.make_mesh(MeshConfig(), jax.devices()[:1]))
 
 
-def by_hand(loss, optimizer, rates, params, batch, *, seed, number, pieces):
+def by_hand(loss, update, rates, params, batch, *, seed, number, pieces):
     """Adam's first moments after one step, flat: pieces one after the other, their gradients added,
     one update."""
     trained, total, weights = {tower: params[tower] for tower in rates}, None, 0.0
+
+    def value(trained, micro, key):
+        return loss({**params, **trained}, micro, key)[:2]
+
+    gradients = tiny.jit(jax.grad(value, has_aux=True))
     for piece in range(pieces):
         micro = jax.tree.map(lambda x, first=piece: x[first::pieces], batch)
         key = None
         if seed is not None:
             key = jax.random.fold_in(jax.random.key(seed), number)
             key = jax.random.fold_in(key, piece) if pieces > 1 else key
-
-        def value(trained, micro, key):
-            return loss({**params, **trained}, micro, key)[:2]
-
-        grads, weight = tiny.jit(jax.grad(value, has_aux=True))(trained, micro, key)
+        grads, weight = gradients(trained, micro, key)
         total = grads if total is None else jax.tree.map(jnp.add, total, grads)
         weights += weight
-    grads = jax.tree.map(lambda g: g / weights, total)
-    update = tiny.jit(lambda g, p: optimizer.update(g, optimizer.init(p), p)[1])
-    return first_moments(update(grads, trained))
+    return first_moments(update(jax.tree.map(lambda g: g / weights, total), trained))
 
 
 def first_moments(opt_state):
@@ -127,7 +126,8 @@ def test_a_stage_takes_the_step_that_its_configuration_says(job, monkeypatch, na
         batch, rates = stage.source.finish(3), dict.fromkeys(towers, 1.0)
     params = jax.device_get(stage.make_state().params)
     optimizer = optim.make_optimizer(settings.optimizer, settings.steps, rates)
-    given = (optimizer, rates, params, jax.device_get(batch))
+    update = tiny.jit(lambda g, p: optimizer.update(g, optimizer.init(p), p)[1])
+    given = (update, rates, params, jax.device_get(batch))
     state = stage.make_state()
     with jax.transfer_guard("disallow"):
         state, _ = stage.train_step(state, batch, stage.number_on_devices(3))
