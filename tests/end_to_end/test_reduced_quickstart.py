@@ -9,10 +9,14 @@ from tests.end_to_end.commands import ROOT, environment
 
 REDUCED = [
     "--config.runs=rag_token",
-    "--config.data.fictional_countries=600",
-    "--config.retriever_warmup.steps=200",
+    "--config.data.fictional_countries=200",
+    "--config.data.generator_vocab=1024",
+    "--config.model.generator.width=128",
+    "--config.model.generator.heads=4",
+    "--config.model.generator.mlp_width=256",
+    "--config.retriever_warmup.steps=180",
     "--config.retriever_warmup.batch_size=64",
-    "--config.generator_warmup.steps=400",
+    "--config.generator_warmup.steps=350",
     "--config.train.steps=150",
     "--config.train.eval_every=150",
     "--config.tensorboard=false",
@@ -20,7 +24,7 @@ REDUCED = [
 
 
 def test_reduced_quickstart_learns_and_shuffled_passages_hurt(tmp_path):
-    usual = {**environment(), "XLA_FLAGS": ""}  # a thousand steps: as a user compiles them
+    usual = {**environment(), "XLA_FLAGS": ""}  # hundreds of steps: as a user compiles them
     done = subprocess.run(
         [sys.executable, "-m", "rag_jax.train", f"--workdir={tmp_path}", *REDUCED],
         capture_output=True, text=True, env=usual, cwd=ROOT)
