@@ -93,6 +93,9 @@ def _objective(config: Config, run: str) -> Iterator[str]:
     if objective == "adist" and not fuses:
         yield (f"{named} decodes with each passage alone, and so attends to no passage rather than "
                "another; name the run fid_joint, or set pdist, emdr2 or loop")
+    elif objective == "adist" and config.model.generator.family == "causal":
+        yield (f"{named} has a decoder-only generator, which has no cross-attention; set pdist, "
+               "emdr2 or loop")
 
 
 def _data(config: Config) -> Iterator[str]:

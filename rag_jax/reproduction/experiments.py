@@ -391,9 +391,10 @@ def objectives(lab: Lab) -> list[Part]:
                          _shown(gain, "-" if name == model else NOT_RUN)])
     plot = [Plot("objectives", "Test questions with an answer among the first passages.",
                  plots.curves(panels, "percent"))] if any(panels.values()) else []
-    return ["Test, percent. The retriever begins with a short warm-up, the same for all; a step of "
-            "RAG-Token costs the same with every objective, and Fusion-in-Decoder does fewer "
-            "steps where its objective reads the passages again.",
+    return ["Test, percent. A generator that reads already teaches a retriever of a short warm-up, "
+            "and both train; both are the same for all. A step of RAG-Token costs the same with "
+            "every objective; Fusion-in-Decoder does fewer steps where its objective reads the "
+            "passages again.",
             Table(["ours / Atlas's", "steps", "answer recall@1", "answer recall@5",
                    "EM / on 64 examples of NQ", "EM above frozen"], rows) if rows else NOT_RUN,
             *plot, "Atlas's numbers are of another size, task and data, quoted and not checked "

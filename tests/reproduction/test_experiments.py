@@ -336,8 +336,10 @@ def test_an_objective_stands_beside_the_frozen_retriever_of_its_reader(lab):
     """Fusion-in-Decoder's gain was taken over RAG-Token's frozen retriever."""
     class Objectives(OnDisk):
         def cells(self, task, run):
-            return [Cell(f"{task}-{seed}", Config(seed=seed, runs=(run,)), run) for seed in (0, 1)
-                    if run in OBJECTIVES and task.split("_")[1] in OBJECTIVES[run]]
+            objective = task.removeprefix("objective_")
+            return [Cell(f"{task}-{seed}", overrides.replace(Config(seed=seed, runs=(run,)), {
+                "train.retriever_objective": objective}), run) for seed in (0, 1)
+                    if objective in OBJECTIVES.get(run, ())]
 
     lab = Lab(lab.root, Objectives())
     for run_name, rights in (("frozen", 0), ("fid", 1), ("fid_joint", 3)):
