@@ -64,8 +64,8 @@ EXTRAS = {
     "bm25": BM25,
     # PNG heat maps of generate --heatmap, and the pictures of reproduce.
     "plots": PLOTS,
-    # The oracle of tests/hub/test_live_parity.py, pinned: its numbers are the reference.
-    "parity": ["torch==2.13.0"],
+    # The oracles of tests/hub/test_live_parity.py, pinned: their numbers are the reference.
+    "parity": ["torch==2.13.0", "sentence-transformers==6.2.0"],
     # What benchmarks/ compares with, never imported by the package: torch, onnxruntime, for which
     # torch exports by onnx, and FAISS.
     "benchmarks": ["torch==2.13.0", "onnxruntime>=1.32", "onnx>=1.23", "faiss-cpu>=1.15"],

@@ -12,7 +12,7 @@ from rag_jax import hosts, parallel
 from rag_jax.config import BartConfig, ConfigError
 from rag_jax.data.batches import PASSAGE_TABLE, RagBatcher
 from rag_jax.data.questions import QuestionTokens
-from rag_jax.data.text import Cuts, halved
+from rag_jax.data.text import Cuts, bucket
 from rag_jax.decoding.answer import decode
 from rag_jax.decoding.certificate import NEEDS, exact
 from rag_jax.decoding.results import NOT_FINITE, Decoded, ScoreError, faults
@@ -128,10 +128,14 @@ class Answerer:
 
     def embed(self, encoder: Params, ids: np.ndarray, mask: np.ndarray) -> np.ndarray:
         """An encoder's vectors float32[N, E] of texts, given as token ids and mask [N, L]."""
-        parts = []
-        for rows in _parts(np.argsort(mask.sum(axis=1), kind="stable"), self.batch_size):
+        parts, longest = [], ids.shape[1]
+        # Few texts come in one shape, so that the next ones find it compiled.
+        step = max(4, longest // 16) if self.settings.length_step < longest else longest
+        lengths = mask.sum(axis=1)
+        for rows in _parts(np.argsort(lengths, kind="stable"), self.batch_size):
             filled = np.resize(rows, self.batch_size)
-            inputs = halved(ids[filled], mask[filled], self.settings.length_step)
+            length = bucket(int(lengths[rows].max()), step, longest)
+            inputs = ids[filled, :length], mask[filled, :length]
             parts.append((rows, self._embed(encoder, *parallel.put_batch(inputs, self.mesh))))
         vectors = np.zeros((len(ids), self.model.embedding_width), np.float32)
         for rows, part in parts:
@@ -139,8 +143,10 @@ class Answerer:
         return vectors
 
     def embed_questions(self, params: Params, questions: QuestionTokens) -> np.ndarray:
-        """Query embeddings float32[Q, E]."""
-        queries = self.embed(params["query_encoder"], questions.ids, questions.mask)
+        """Query vectors float32[Q, E], whose products with passages are the logits of p(z | x)."""
+        encoder = params["query_encoder"]
+        queries = self.embed(encoder, questions.ids, questions.mask)
+        queries *= np.float32(rag.query_scale(self.model, encoder))
         _require(questions, np.isfinite(queries).all(axis=1), "the query vector is not finite")
         return queries
 

@@ -25,6 +25,7 @@ def section(cls: type) -> Any:
     return dataclasses.field(default_factory=cls)
 
 
+TRAINED_SCALE = 20.0  # of cosines in the loss that sentence-transformers trains with by default
 SOURCE = ("Hugging Face name, checkpoint folder, or workdir; it sets the architecture and, unless "
           "others are named, the tokenizer; empty = from scratch")
 
@@ -55,16 +56,60 @@ class TransformerConfig:
 
 @dataclasses.dataclass(frozen=True)
 class BertConfig(TransformerConfig):
-    """BERT and the DPR tower on it; the defaults are bert-base-uncased."""
+    """BERT and its kin, and the encoders on them; the defaults are bert-base-uncased, as DPR has
+    it. What a sentence encoder's folder says holds where the fields here do not say otherwise."""
 
     pretrained: str = field("", "BERT or workdir that both encoders start from: " + SOURCE)
     vocab_size: int = field(30522, "rows of the token table; 0 = the tokenizer's size", at_least=0)
     max_positions: int = field(512, "longest input in tokens", at_least=1)
+    model_type: Literal["bert", "roberta", "xlm-roberta"] = field(
+        "bert", "how Hugging Face calls the architecture; those of RoBERTa are BERT's but for "
+        "positions, which count from 2")
     type_vocab_size: int = field(2, "rows of the token type table", at_least=1)
     layers: int = field(12, "transformer layers", at_least=1)
     attention_dropout: float = field(0.1, "dropout of attention weights", at_least=0, at_most=1)
     layer_norm_eps: float = field(1e-12, "epsilon of LayerNorm", at_least=0)
-    projection: int = field(0, "width E of a projection of [CLS]; 0 = none, E = D", at_least=0)
+    projection: int = field(0, "width E of a projection of [CLS] or the mean; 0 = none, E = D",
+                            at_least=0)
+    projection_tanh: bool = field(False, "tanh of what is projected")
+    pooling: Literal["auto", "cls", "mean"] = field(
+        "auto", "what becomes a text's vector: the last state of [CLS], or the mean of the last "
+        "states of all tokens; auto = as the encoder's folder says (sentence-transformers), else "
+        "cls")
+    normalize: bool | None = field(None, "vectors of length 1; none = as its folder says, else "
+                                   "false")
+    scale: float | None = field(
+        None, "inner products times this are the logits of p(z|x); none = as its folder says, else "
+        f"{TRAINED_SCALE:g} for vectors of length 1, whose softmax is flat without, and 1 for "
+        "others", at_least=0)
+    learn_scale: bool = field(False, "the scale trains with the query encoder")
+    query_prefix: str | None = field(None, "stands before every question that is encoded; none = "
+                                     "as its folder says, else nothing")
+    passage_prefix: str | None = field(None, "the same of passages")
+    titles: Literal["auto", "separate", "joined"] = field(
+        "auto", "passages are encoded as [CLS] title [SEP] text [SEP], as DPR does; or joined, as "
+        "one text; auto = joined where its folder is of sentence-transformers, else separate")
+
+    @property
+    def first_position(self) -> int:
+        """The row of the position table that a text's first token reads; in RoBERTa's, <pad> = 1
+        has row 1, and words follow it."""
+        return 0 if self.model_type == "bert" else 2
+
+    @property
+    def logit_scale(self) -> float:
+        """`scale`, or what none stands for."""
+        usual = TRAINED_SCALE if self.normalize else 1.0
+        return usual if self.scale is None else self.scale
+
+    @property
+    def beyond_dpr(self) -> dict[str, Any]:
+        """What makes vectors and their products others than DPR's, by field; {} = a DPR tower."""
+        found = {"projection_tanh": self.projection_tanh, "pooling": self.pooling == "mean",
+                 "normalize": self.normalize, "query_prefix": self.query_prefix,
+                 "passage_prefix": self.passage_prefix, "titles": self.titles == "joined"}
+        scale = {"scale": self.logit_scale} if self.logit_scale != 1 else {}
+        return {name: value for name, value in found.items() if value} | scale
 
 
 Family = Literal["bart", "t5", "causal"]  # of generators; their configurations stand below

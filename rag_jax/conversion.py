@@ -39,8 +39,6 @@ TOKENIZERS = {"query_encoder": "retriever_tokenizer", "document_encoder": "retri
               pretrained.PLAIN: "retriever_tokenizer", "generator": "generator_tokenizer"}
 RAG_FAMILY = {"token": "RagTokenForGeneration", "sequence": "RagSequenceForGeneration"}
 KINDS = {family: kind for kind, family in RAG_FAMILY.items()}
-FAMILY_OF = {"query_encoder": "DPRQuestionEncoder", "document_encoder": "DPRContextEncoder",
-             "generator": "BartForConditionalGeneration", pretrained.PLAIN: "BertModel"}
 NO_OPTIMISER = {"count": np.zeros((), np.int32)}  # Orbax stores no empty tree
 
 
@@ -96,6 +94,8 @@ def config_of(checkpoint: hub.Pretrained) -> Config:
     lengths = {"max_question_length": retriever, "max_passage_length": retriever,
                "max_source_length": generator, "max_target_length": generator}
     data = DataConfig()
+    data = dataclasses.replace(
+        data, max_passage_length=checkpoint.longest or data.max_passage_length)
     data = dataclasses.replace(data, **{
         name: min(getattr(data, name), tower.max_positions) for name, tower in lengths.items()})
     if checkpoint.inputs:
@@ -124,31 +124,51 @@ def _export(path: pathlib.Path, out: pathlib.Path, run: str | None, family: str 
     params, ids, kind, base = _params(path, config, run, model, parallel.make_mesh(config.mesh))
     written = ["without the classifier, for which there is no class"] * (rag.CLASSIFIER in params)
     params.pop(rag.CLASSIFIER, None)
-    architecture = Architecture(model.retriever, model.generator, ids)
+    retriever = _as_written(model.retriever, params.get("query_encoder", {}))
+    architecture = Architecture(retriever, model.generator, ids, config.data.max_passage_length)
     base = {tower: source for tower, source in {**config.model.sources, **base}.items()
             if tower in params}
     provenance = _provenance(path, config, run, base)
 
-    def export(folder: pathlib.Path, family: str, fields: dict[str, Any] | None = None) -> None:
+    def export(folder: pathlib.Path, family: str, tower: str,
+               fields: dict[str, Any] | None = None) -> None:
+        alone = pretrained.PLAIN in getattr(families.FAMILIES.get(family), "places", ())
+        given, texts = ({pretrained.PLAIN: of[tower]} if alone and tower in of else of
+                        for of in (params, tokenizers))
         parts = families.FAMILIES.get(family)
         card = model_card(family, parts.model_type, provenance) if parts else ""
-        save(folder, family, params, architecture, tokenizers=tokenizers, fields=fields, card=card)
+        save(folder, family, given, architecture, tokenizers=texts, fields=fields, card=card)
         written.append(f"{family} in {folder}")
 
-    generator = families.class_of(model.generator)
-    own = {**FAMILY_OF, "generator": generator}
+    def family_of(tower: str) -> str:
+        return families.class_of(model.generator) if tower == "generator" else (
+            families.encoder_family(retriever, tower))
+
+    fits = family_of("query_encoder") == "DPRQuestionEncoder"  # as RAG there has it, with BART
     together = {"query_encoder", "generator"} <= set(params) and bool(
-        family or kind in RAG_FAMILY) and generator == FAMILY_OF["generator"]
-    main = family or (RAG_FAMILY[kind] if together else own[next(iter(params))])
+        family or kind in RAG_FAMILY and fits) and (
+            family_of("generator") == "BartForConditionalGeneration")
+    first = next(iter(params))
+    main = family or (RAG_FAMILY[kind] if together else family_of(first))
     pieces = {"document_encoder": out / "document_encoder"} if together else {
         tower: out / tower for tower in params}
     if together or len(params) == 1:
         inputs = families.inputs_json(config.data.source_format, config.data.question_text)
-        export(out, main, inputs if together else None)
+        export(out, main, first, inputs if together else None)
     for tower, folder in pieces.items():
         if tower in params and len(params) > 1:
-            export(folder, own[tower])
+            export(folder, family_of(tower), tower)
     return "; ".join(written)
+
+
+def _as_written(retriever: BertConfig, query_encoder: dict[str, Any]) -> BertConfig:
+    """With a learned scale, which is taken out of the parameters, as a fixed one; and what other
+    encoders than DPR's do said outright."""
+    if rag.SCALE in query_encoder:
+        learned = float(np.exp(np.float64(query_encoder.pop(rag.SCALE))))
+        retriever = dataclasses.replace(retriever, scale=retriever.logit_scale * learned)
+    pooling = "cls" if retriever.beyond_dpr and retriever.pooling == "auto" else retriever.pooling
+    return dataclasses.replace(retriever, pooling=pooling, learn_scale=False)
 
 
 def _provenance(path: pathlib.Path, config: Config, run: str | None, base: dict[str, str]

@@ -21,6 +21,7 @@ RECORD = "inputs.json"  # in the folder of the data; written first
 QUESTIONS = ("train", "dev", "test")
 _SHAPE = ("chunk_words", "generator_vocab", "retriever_vocab", "source_format",
           "max_passage_length", "max_source_length")
+_ENCODER = ("passage_prefix", "titles")
 _WORLD = ("fictional_countries", "world_task")
 _TOKENIZER_FILES = ("tokenizer.json", "vocab.txt", "vocab.json", "merges.txt",
                     "tokenizer_config.json", "special_tokens_map.json")
@@ -44,6 +45,8 @@ def describe(config: Config, tokenizers: Mapping[str, str | os.PathLike | None],
     """
     data = config.data
     fields = {f"data.{name}": getattr(data, name) for name in _SHAPE}
+    fields |= {f"model.retriever.{name}": value  # absent where earlier records lack them
+               for name, value in config.model.retriever.beyond_dpr.items() if name in _ENCODER}
     sources = {name: str(source) for name, source in tokenizers.items() if source}
     if data.passages:
         sources |= {name: getattr(data, name) for name in ("passages", *QUESTIONS)}

@@ -237,7 +237,8 @@ def write_passages(path: pathlib.Path, passages: Iterable[Passage], config: Conf
     encoders = {
         PASSAGE_TABLE: generator_input,
         ENCODER_TABLE: lambda ps: encoder_input(
-            retriever, [p.title for p in ps], [p.text for p in ps], longest, embedded),
+            retriever, [p.title for p in ps], [p.text for p in ps], longest, embedded,
+            config.model.retriever),
     }
     with tqdm(desc=f"passages of {path.name}", unit=" passages", disable=None) as bar:
         store = write_store(path, passages, encoders, bar.update)

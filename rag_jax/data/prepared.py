@@ -123,4 +123,5 @@ def generator_format(config: Config, tokenizer: Tokenizer) -> GeneratorFormat:
     """How the generator reads passages and questions."""
     return GeneratorFormat(tokenizer, config.data.max_source_length,
                            like_hugging_face=config.data.source_format == "hugging_face",
-                           question_first=config.data.source_format == "question_first")
+                           question_first=config.data.source_format == "question_first",
+                           uncased_questions=config.data.question_text == "uncased_roundtrip")

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from rag_jax.config import BertConfig
 from rag_jax.data.question_files import Example, check_labels
 from rag_jax.data.text import (
     Cuts,
@@ -26,27 +27,29 @@ class QuestionTokens:
       retriever_tokenizer: makes the query encoder's input.
       generator_format: lays out the generator's input.
       max_question_length, max_target_length: in tokens, special tokens included.
-      uncased_roundtrip: the generator reads a question as the retriever's tokenizer gives it
-        back, lower-cased and cut, as in Hugging Face's RAG.
       labels: the classes of a classifier, to which every answer must belong; () = answers are
         texts. The target of a class is its token by `label_tokens`.
+      encoder: what it puts before a question.
       classifies: the target of a class is its number in `labels` instead, for a classification
         head, and the decoder reads the question, cut to max_question_length.
     """
 
     def __init__(self, examples: Sequence[Example], retriever_tokenizer: Tokenizer,
                  generator_format: GeneratorFormat, max_question_length: int,
-                 max_target_length: int, uncased_roundtrip: bool = False,
-                 labels: tuple[str, ...] = (), classifies: bool = False):
+                 max_target_length: int, labels: tuple[str, ...] = (), classifies: bool = False,
+                 encoder: BertConfig = BertConfig()):  # noqa: B008 (immutable)
         self.examples = list(examples)
         questions = [e.question for e in examples]
         self.texts = np.array(questions, object)  # as asked
         self.format = generator_format
         self.max_target_length = 1 if labels else max_target_length
         self.cuts = Cuts()  # by the retriever
-        rows = encoder_input(retriever_tokenizer, questions, None, max_question_length, self.cuts)
+        rows = encoder_input(retriever_tokenizer, questions, None, max_question_length, self.cuts,
+                             encoder)
         self.ids, self.mask = pad_rows(rows, max_question_length, retriever_tokenizer.pad)
-        if uncased_roundtrip:
+        if generator_format.uncased_questions:
+            if encoder.query_prefix:
+                rows = encoder_input(retriever_tokenizer, questions, None, max_question_length)
             questions = [retriever_tokenizer.decode(row) for row in rows]
         self.suffixes = generator_format.questions(questions)
         self.longest_suffix = max(map(len, self.suffixes), default=0)

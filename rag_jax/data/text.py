@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from rag_jax import files
+from rag_jax.config import BertConfig
 from rag_jax.data import tokenizer_file
 from rag_jax.errors import DataError
 
@@ -210,12 +211,20 @@ class Cuts:
 
 
 def encoder_input(tokenizer: Tokenizer, firsts: Sequence[str], seconds: Sequence[str] | None,
-                  max_length: int, cuts: Cuts | None = None) -> list[list[int]]:
+                  max_length: int, cuts: Cuts | None = None,
+                  encoder: BertConfig = BertConfig()) -> list[list[int]]:  # noqa: B008 (immutable)
     """BERT inputs: [CLS] first [SEP], or [CLS] first [SEP] second [SEP] for passages.
 
     As in DPR, `first` is the question, or a passage's title and `second` its text; a long input
-    is cut before the last [SEP], and counted in `cuts`; token types are all 0.
+    is cut before the last [SEP], and counted in `cuts`; token types are all 0. The encoder may
+    join title and text, and may have prefixes.
     """
+    prefix = encoder.query_prefix if seconds is None else encoder.passage_prefix
+    if seconds is not None and encoder.titles == "joined":
+        firsts = [f"{a} {b}" if a else b for a, b in zip(firsts, seconds, strict=True)]
+        seconds = None
+    if prefix:
+        firsts = [prefix + text for text in firsts]
     rows = tokenizer.encode(firsts)
     if seconds is not None:
         rows = [a + [tokenizer.end] + b
@@ -256,17 +265,19 @@ class GeneratorFormat:
     Face's RAG instead: titles lose one quotation mark at either end, double spaces are replaced
     once, and a long input loses its right end, question first. `question_first` is
     Fusion-in-Decoder's form, which Flan-T5 knows, too: question: Q title: T context: text </s>.
+    With `uncased_questions` a question is as the retriever's tokenizer gives it back, lower-cased
+    and cut, as in Hugging Face's RAG.
     """
 
     def __init__(self, tokenizer: Tokenizer, max_length: int, title_separator: str = " / ",
                  question_separator: str = " // ", like_hugging_face: bool = False,
-                 question_first: bool = False):
+                 question_first: bool = False, uncased_questions: bool = False):
         self.tokenizer = tokenizer
         self.max_length = max_length
         self.title_separator = title_separator
         self.question_separator = question_separator
         self.like_hugging_face = like_hugging_face
-        self.question_first = question_first
+        self.question_first, self.uncased_questions = question_first, uncased_questions
         self.begin = begin(tokenizer)
         # Tokens of passage and question that there is room for, between <s>, if any, and </s>.
         self.room = max_length - len(self.begin) - 1

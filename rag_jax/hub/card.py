@@ -15,6 +15,8 @@ WHAT = {
     "bart": "A sequence-to-sequence generator (BART, Lewis et al. 2019, arXiv 1910.13461).",
     **dict.fromkeys(causal.USUAL, "A decoder-only language model, as a generator."),
     "bert": "A text encoder (BERT, Devlin et al. 2019, arXiv 1810.04805).",
+    "roberta": "A text encoder (RoBERTa, Liu et al. 2019, arXiv 1907.11692).",
+    "xlm-roberta": "A text encoder (XLM-R, Conneau et al. 2019, arXiv 1911.02116).",
 }
 TEMPLATE = pathlib.Path(__file__).with_name("model_card.md")
 
@@ -33,7 +35,7 @@ def model_card(family: str, model_type: str, provenance: Provenance) -> str:
 
     Args:
       family: the class of transformers.
-      model_type: rag, dpr, bert, or a generator's.
+      model_type: rag, or that of an encoder or a generator.
       provenance: what its workdir says; absolute paths appear by their last part alone.
     """
     tokenizer = "RagTokenizer" if model_type == "rag" else "AutoTokenizer"

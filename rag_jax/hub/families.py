@@ -50,6 +50,9 @@ FAMILIES = {family.architecture: family for family in (
     _rag("RagModel", "", None),
     _rag("RagTokenForGeneration", "rag.", "token"),
     _rag("RagSequenceForGeneration", "rag.", "sequence"),
+    *(Family(f"{name}{head}", model_type, {"bert": Place("", "roberta." * bool(head[5:]))})
+      for name, model_type in (("Roberta", "roberta"), ("XLMRoberta", "xlm-roberta"))
+      for head in ("Model", "ForMaskedLM")),
 )}
 
 
@@ -75,13 +78,17 @@ class Architecture:
 
     retriever: the encoders' configuration;  generator: the generator's, and ids, its special
       tokens.
+    longest: tokens that a text of a sentence encoder may have; 0 = as many as there are positions.
     """
 
     retriever: BertConfig | None = None
     generator: GeneratorConfig | None = None
     ids: SpecialIds | None = None
+    longest: int = 0
 
 
+# By config.model_type, the class of a bare encoder.
+BARE = {"bert": "BertModel", "roberta": "RobertaModel", "xlm-roberta": "XLMRobertaModel"}
 IDS = {"start": "decoder_start_token_id", "end": "eos_token_id", "pad": "pad_token_id",
        "bos": "bos_token_id", "forced_bos": "forced_bos_token_id",
        "forced_eos": "forced_eos_token_id"}
@@ -135,14 +142,20 @@ def _find(tower: str, is_rag: bool, names: list[str]) -> Place | None:
         inner = [Place("", "model."), Place("", "")]
     else:
         inner = [Place(part, f"{part}bert_model."), Place("", "bert_model."), Place("", "bert."),
-                 Place("", "")]
+                 Place("", "roberta."), Place("", "")]
     roots = [f"rag.{part}", part] if is_rag else [""]
     possible = (Place(root + place.head, root + place.body) for root in roots for place in inner)
     return next((place for place in possible if _anchored(tower, place.body, names)), None)
 
 
-def _value(config: Mapping[str, Any], ours: str, theirs: str, cls: type, file: pathlib.Path) -> Any:
-    value, hint = config[theirs], get_type_hints(cls)[ours]
+def checked_value(config: Mapping[str, Any], ours: str, theirs: str, cls: type,
+                  file: pathlib.Path) -> Any:
+    """config[theirs] as the field `ours` of one of our configurations.
+
+    Raises:
+      HubError: it is of another type, or out of the field's bounds.
+    """
+    value, hint = config.get(theirs), get_type_hints(cls)[ours]
     if isinstance(hint, types.UnionType):  # or None
         hint = get_args(hint)[0]
     if allowed := get_args(hint):  # a Literal
@@ -179,14 +192,22 @@ def _read(model: str, cls: type[Tower], config: Mapping[str, Any], file: pathlib
             raise HubError(f"{file}: {name} = {reprlib.repr(config[name])} is another "
                            "architecture; only "
                            f"{value!r} is known here")
-    return cls(**{ours: _value(config, ours, theirs, cls, file)
+    return cls(**{ours: checked_value(config, ours, theirs, cls, file)
                   for ours, theirs in {**table["fields"], **table["optional"]}.items()
                   if config.get(theirs) is not None})
 
 
 def bert_config(config: Mapping[str, Any], file: pathlib.Path) -> BertConfig:
-    """Our configuration of a BERT or DPR config.json; raises as `_read`."""
-    return _checked(_read("bert", BertConfig, config, file), file)
+    """Our configuration of a BERT, RoBERTa, XLM-R or DPR config.json; raises as `_read`."""
+    result = _read("bert", BertConfig, config, file)
+    if (model_type := config.get("model_type")) in ("roberta", "xlm-roberta"):
+        if config.get("pad_token_id", 1) != 1:
+            raise HubError(f"{file}: pad_token_id = {reprlib.repr(config['pad_token_id'])} is "
+                           "another architecture; only 1, from which positions count, is known")
+        result = dataclasses.replace(result, model_type=model_type)
+        result = dataclasses.replace(
+            result, max_positions=result.max_positions - result.first_position)
+    return _checked(result, file)
 
 
 def bart_config(config: Mapping[str, Any], file: pathlib.Path) -> BartConfig:
@@ -203,6 +224,16 @@ def causal_config(config: Mapping[str, Any], file: pathlib.Path) -> CausalConfig
     return _read("causal", CausalConfig, causal.flat(config, file), file)
 
 
+def encoder_family(config: BertConfig, tower: str) -> str:
+    """The class that an encoder is written as: DPR's, or its own where DPR's computes less.
+
+    tower: "query_encoder", "document_encoder", or "bert" for one that is no retriever yet.
+    """
+    dpr = {"query_encoder": "DPRQuestionEncoder", "document_encoder": "DPRContextEncoder"}
+    bare = BARE[config.model_type]
+    return bare if config.beyond_dpr or bare != "BertModel" else dpr.get(tower, bare)
+
+
 def architecture(config: Mapping[str, Any], generation: Mapping[str, Any], model_type: str,
                  file: pathlib.Path) -> Architecture:
     """The configurations of all towers of a config.json; a generator has a start token of its own
@@ -211,13 +242,13 @@ def architecture(config: Mapping[str, Any], generation: Mapping[str, Any], model
     Args:
       config: its content.
       generation: that of generation_config.json, or {}.
-      model_type: bert, dpr, rag, or one of GENERATORS.
+      model_type: that of one of FAMILIES.
       file: to name in messages.
 
     Raises:
       HubError: as `bert_config`, `special_ids`; a part of RAG that is no DPR, BERT or BART.
     """
-    encoder = config if model_type in ("bert", "dpr") else None
+    encoder = config if model_type in ("dpr", *BARE) else None
     given = config if model_type in GENERATORS else None
     if model_type == "rag":
         encoder = _part(config, "question_encoder", ("dpr", "bert"), file)
@@ -291,9 +322,10 @@ def search(config: Mapping[str, Any], generation: Mapping[str, Any], file: pathl
     section = config.get("generator")
     parts = [generation] if generation else [section if isinstance(section, dict) else {}, config]
     given = {k: v for part in parts for k, v in part.items() if v is not None}
-    fields = {name: _value(given, name, name, EvalConfig, file) for name in SEARCH if name in given}
+    fields = {name: checked_value(given, name, name, EvalConfig, file)
+              for name in SEARCH if name in given}
     if "max_length" in given and (
-            longest := _value(given, "min_length", "max_length", EvalConfig, file) - 1) > 1:
+            longest := checked_value(given, "min_length", "max_length", EvalConfig, file) - 1) > 1:
         fields["max_length"] = longest  # one of 1 has room for </s> alone
     return fields
 
@@ -336,11 +368,13 @@ def origin(text: str, tower: str | None = None) -> str | None:
 
 
 def bert_json(config: BertConfig, model_type: str) -> dict[str, Any]:
-    """The config.json of a BERT ("bert") or DPR ("dpr") tower."""
-    fields = _written("bert", config)
-    if model_type == "bert":
+    """The config.json of a DPR tower ("dpr"), or of the bare encoder."""
+    first = config.first_position
+    fields = _written("bert", dataclasses.replace(
+        config, max_positions=first + config.max_positions))
+    if model_type != "dpr":
         fields.pop("projection_dim")
-    return {"model_type": model_type, "pad_token_id": 0, **fields}
+    return {"model_type": model_type, "pad_token_id": 1 if first else 0, **fields}
 
 
 def bart_json(config: BartConfig, ids: SpecialIds) -> dict[str, Any]:

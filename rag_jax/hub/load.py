@@ -19,8 +19,9 @@ from rag_jax.models.dpr import DprEncoder
 from rag_jax.models.generator import build
 from rag_jax.types import Params
 
-TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json",
-                   "added_tokens.json", "vocab.json", "merges.txt", "vocab.txt")
+VOCABULARIES = ("tokenizer.json", "vocab.json", "vocab.txt", "sentencepiece.bpe.model")
+TOKENIZER_FILES = (*VOCABULARIES, "tokenizer_config.json", "special_tokens_map.json",
+                   "added_tokens.json", "merges.txt")
 TOKENIZER_FOLDERS = {"query_encoder": "question_encoder_tokenizer",
                      "generator": "generator_tokenizer"}
 SMALL_FILES = ["config.json", "README.md", "generation_config.json", *TOKENIZER_FILES,
@@ -149,12 +150,14 @@ def _open(folder: pathlib.Path) -> tuple[Pretrained, Tensors, dict[str, names.Pl
     file, generation_file = folder / "config.json", folder / "generation_config.json"
     config = read_json(file)
     generation = read_json(generation_file) if generation_file.is_file() else {}
-    sentence.check(folder)
-    tensors = open_tensors(folder)
+    tensors, vectors = open_tensors(folder), sentence.read(folder, config)
     family = families.detect(config, tensors, file)
     parts = families.architecture(config, generation, family.model_type, file)
+    if vectors.fields:
+        parts = _sentence_encoder(parts, vectors.fields, family, folder)
+        tensors = Tensors({**tensors, **vectors.dense}, tensors.source)
     checkpoint = Pretrained(
-        parts.retriever, parts.generator, parts.ids, family=family.architecture,
+        parts.retriever, parts.generator, parts.ids, vectors.longest, family=family.architecture,
         towers=tuple(family.places), kind=family.kind, tokenizers=_tokenizers(folder, family),
         inputs=families.inputs(config, family), origins=_origins(folder, family, config),
         search=families.search(config, generation, generation_file if generation else file)
@@ -168,12 +171,20 @@ def _open(folder: pathlib.Path) -> tuple[Pretrained, Tensors, dict[str, names.Pl
     return checkpoint, tensors, family.places
 
 
+def _sentence_encoder(parts: Architecture, fields: Mapping[str, Any], family: families.Family,
+                      folder: pathlib.Path) -> Architecture:
+    """With what modules.json says of the encoder around a plain BERT."""
+    if set(family.places) != {"bert"}:
+        raise HubError(f"{folder / 'modules.json'}: sentence-transformers around a "
+                       f"{family.architecture} is not known here; around a BERT it is")
+    return dataclasses.replace(parts, retriever=dataclasses.replace(parts.retriever, **fields))
+
+
 def _tokenizers(folder: pathlib.Path, family: families.Family) -> dict[str, pathlib.Path]:
     places = ({tower: folder / sub for tower, sub in TOKENIZER_FOLDERS.items()}
               if family.model_type == "rag" else {tower: folder for tower in family.places})
-    needed = ("tokenizer.json", "vocab.json", "vocab.txt")
     return {tower: place for tower, place in places.items()
-            if any((place / name).is_file() for name in needed)}
+            if any((place / name).is_file() for name in VOCABULARIES)}
 
 
 def _origins(folder: pathlib.Path, family: families.Family, config: Mapping[str, Any]

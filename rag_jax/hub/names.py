@@ -29,6 +29,7 @@ HARMLESS = re.compile(
     r"(.*\.)?embeddings\.(position_ids|token_type_ids)"  # 0, 1, 2, ... and zeros
     r"|(.*\.)?pooler\.dense\.(weight|bias)"  # DPR and RAG take the [CLS] state itself
     r"|cls\.(predictions|seq_relationship)\..*"  # BERT's pretraining heads
+    r"|lm_head\.(dense|layer_norm|decoder|bias)(\..*)?"  # RoBERTa's
     r"|(.*\.)?(encoder|decoder)\.version"  # fairseq's mark in old BART files
     r"|(.*\.)?rotary_emb\.inv_freq"  # what follows from config.json, in old Llama files
 )
@@ -82,7 +83,8 @@ def bert_weights(tower: str, config: BertConfig, place: Place) -> list[Weight]:
     """The weights of a DPR tower or a plain BERT."""
     weights = _listed_weights("bert", (tower, "bert"), {"encoder": config.layers}, place.body)
     if config.projection:
-        weights += _parts("linears", (tower, "projection"), f"{place.head}encode_proj")
+        kernel, bias = _parts("linears", (tower, "projection"), f"{place.head}encode_proj")
+        weights += [kernel, bias._replace(optional=tower == "bert")]  # a Dense may have none
     return weights
 
 

@@ -13,14 +13,15 @@ import numpy as np
 from rag_jax import files
 from rag_jax.config import GeneratorConfig
 from rag_jax.data.text import Tokenizer
-from rag_jax.hub import families, names
+from rag_jax.hub import families, names, sentence
 from rag_jax.hub.families import FAMILIES, Architecture, SpecialIds
 from rag_jax.hub.load import TOKENIZER_FOLDERS, abstract, leaves, plan
 from rag_jax.hub.stored import HubError
 from rag_jax.hub.tensors import write_safetensors
 from rag_jax.types import Params
 
-WRITTEN = [name for name in FAMILIES if name not in ("BertForMaskedLM", "BertForPreTraining")]
+WRITTEN = [name for name in FAMILIES
+           if not name.endswith(("ForMaskedLM", "ForPreTraining"))]
 
 
 def save(directory: str | os.PathLike, family: str, params: Params, architecture: Architecture, *,
@@ -31,13 +32,14 @@ def save(directory: str | os.PathLike, family: str, params: Params, architecture
     then reports no missing and no unexpected key.
 
     The folder appears under its name when it is complete. A plain BERT gets the pooler that
-    transformers expects, with the identity as its matrix: pooler_output is tanh([CLS]).
+    transformers expects, with the identity as its matrix: pooler_output is tanh([CLS]). One whose
+    configuration says how texts become vectors is a folder of sentence-transformers, too.
 
     Args:
       directory: a new or empty folder.
       family: one of `WRITTEN`, a class of transformers.
       params: {"query_encoder", "document_encoder", "generator", "bert"}, those that the family
-        has; for BertModel any one encoder without a projection; looped or scanned.
+        has; for BertModel any one encoder; looped or scanned.
       architecture: the configurations of the family's towers; where it has no ids, the generator's
         tokenizer gives them, and without one they are facebook/bart's.
       tokenizers: by tower, as in `Pretrained`; none = no tokenizer files.
@@ -52,7 +54,7 @@ def save(directory: str | os.PathLike, family: str, params: Params, architecture
     _check_arguments(target, family, params, architecture)
     if not architecture.ids:
         ids = _ids_of(tokenizers.get("generator"), architecture.generator)
-        architecture = Architecture(architecture.retriever, architecture.generator, ids)
+        architecture = dataclasses.replace(architecture, ids=ids)
     with files.new_folder(target) as folder:
         _write_weights(folder, family, params, architecture, shard_bytes)
         config = {"architectures": [family], "dtype": "float32",
@@ -68,6 +70,15 @@ def save(directory: str | os.PathLike, family: str, params: Params, architecture
             part = architecture.generator if tower == "generator" else architecture.retriever
             if tower in tokenizers:
                 save_tokenizer(folder / place, tokenizers[tower], part.max_positions)
+        if _is_sentence_encoder(family, architecture):
+            dense = leaves(nn.meta.unbox(params["bert"])).get(("projection", "bias"))
+            sentence.write(folder, architecture.retriever, architecture.longest,
+                           bool(np.any(dense)))
+
+
+def _is_sentence_encoder(family: str, architecture: Architecture) -> bool:
+    """Whether what makes vectors of states is in modules.json, or nobody has said it yet."""
+    return "bert" in FAMILIES[family].places and architecture.retriever.pooling != "auto"
 
 
 def _check_arguments(target: pathlib.Path, family: str, params: Params,
@@ -83,9 +94,16 @@ def _check_arguments(target: pathlib.Path, family: str, params: Params,
         "generator" in towers)
     if absent := [name for name in needed if getattr(architecture, name) is None]:
         raise HubError(f"{family} needs the configuration of its {' and '.join(absent)}")
-    if family == "BertModel" and architecture.retriever.projection:
-        raise HubError(f"BertModel has no projection (here {architecture.retriever.projection}): "
+    retriever = architecture.retriever
+    if "bert" in towers and retriever.projection and retriever.pooling == "auto":
+        raise HubError(f"{family} has no projection (here {retriever.projection}): "
                        "save it as DPRQuestionEncoder or DPRContextEncoder")
+    fits = [families.encoder_family(retriever, tower) for tower in towers if tower != "generator"]
+    if "bert" not in towers and fits and fits[0] in families.BARE.values():
+        raise HubError(f"{family} is DPR's encoder, and this one is a {retriever.model_type} with "
+                       f"{', '.join(retriever.beyond_dpr) or '[CLS] alone'}: save it as {fits[0]}")
+    if "bert" in towers and family != families.BARE[retriever.model_type]:
+        raise HubError(f"{family}: this encoder is a {families.BARE[retriever.model_type]}")
     if family == "BartModel" and np.asarray(params["generator"]["final_logits_bias"]).any():
         raise HubError("BartModel has no final_logits_bias, and this one is not zero: save it as "
                        "BartForConditionalGeneration")
@@ -102,10 +120,11 @@ def _ids_of(tokenizer: Tokenizer | None, generator: GeneratorConfig | None) -> S
 def _config(family: str, architecture: Architecture) -> dict[str, Any]:
     retriever, generator = architecture.retriever, architecture.generator
     model_type = FAMILIES[family].model_type
-    if model_type in ("bert", "dpr"):
-        return families.bert_json(retriever, model_type)
     if model_type in families.GENERATORS:
         return families.GENERATORS[model_type].write(generator, architecture.ids)
+    if model_type in ("dpr", *families.BARE):
+        own = sentence.own_json(retriever) if _is_sentence_encoder(family, architecture) else {}
+        return {**families.bert_json(retriever, model_type), **own}
     return {
         "model_type": "rag", "is_encoder_decoder": True,
         "question_encoder": families.bert_json(retriever, "dpr"),
@@ -131,7 +150,7 @@ def _write_weights(folder: pathlib.Path, family: str, params: Params, architectu
             continue
         by_name[weight.names[0]] = weight
         shapes[weight.names[0]] = names.their_shape(actual[weight.path], weight.form)
-    if family == "BertModel":
+    if "bert" in places:
         width = architecture.retriever.width
         shapes |= {"pooler.dense.weight": (width, width), "pooler.dense.bias": (width,)}
 
@@ -142,7 +161,15 @@ def _write_weights(folder: pathlib.Path, family: str, params: Params, architectu
         value = tree[path] if row is None else tree[path][row]
         return names.to_theirs(np.asarray(value, np.float32), by_name[name].form)
 
+    dense = {name: shapes.pop(name) for name in list(shapes)
+             if name.startswith(sentence.DENSE) and "bert" in places}
     write_safetensors(folder, dict(sorted(shapes.items())), read, shard_bytes)
+    if dense:  # without a bias where it is nothing, as it may have come
+        shown = {name.replace(sentence.DENSE, "linear."): name for name in dense
+                 if name.endswith(".weight") or read(name).any()}
+        (folder / "2_Dense").mkdir()
+        write_safetensors(folder / "2_Dense", {name: dense[old] for name, old in shown.items()},
+                          lambda name: read(shown[name]))
 
 
 def save_tokenizer(directory: pathlib.Path, tokenizer: Tokenizer, max_length: int) -> None:

@@ -1,4 +1,8 @@
-"""BERT (Devlin et al. 2019), as in the released checkpoints: post-LayerNorm, exact GELU."""
+"""BERT (Devlin et al. 2019), as in the released checkpoints: post-LayerNorm, exact GELU.
+
+RoBERTa (Liu et al. 2019) and XLM-R (Conneau et al. 2019) compute the same, but count positions
+from another number.
+"""
 
 import functools
 
@@ -49,7 +53,8 @@ class Bert(nn.Module):
     """Token ids to hidden states.
 
     __call__(ids int32[R, L], mask bool[R, L], token_types int32[R, L] | None, deterministic, rows)
-    returns dtype[R, L, D]. Positions are 0..L-1 whatever the mask; None = all token types 0.
+    returns dtype[R, L, D]. Positions follow each other from `config.first_position` on, whatever
+    the mask; None = all token types 0.
     `rows` asks for the states of the first so many positions only, dtype[R, rows, D]: the last
     layer then computes no others.
     """
@@ -62,14 +67,13 @@ class Bert(nn.Module):
         c, dtype = self.config, jnp.dtype(self.config.dtype)
         words = embedding_table(self, "token_embedding", c.vocab_size, c.width, "vocab")
         places = embedding_table(
-            self, "position_embedding", c.max_positions, c.width, "positions",
+            self, "position_embedding", c.first_position + c.max_positions, c.width, "positions",
             POSITION_INITS[c.position_init],
         )
         types = embedding_table(self, "type_embedding", c.type_vocab_size, c.width, "token_types")
         type_rows = types[0] if token_types is None else types[token_types]
-        x = look_up(words, ids) + places[None, : ids.shape[1]] + jnp.broadcast_to(
-            type_rows, (*ids.shape, c.width)
-        )
+        places = places[None, c.first_position :][:, : ids.shape[1]]
+        x = look_up(words, ids) + places + jnp.broadcast_to(type_rows, (*ids.shape, c.width))
         x = LayerNorm(c.layer_norm_eps, dtype, name="embedding_norm")(x)
         x = Dropout(c.dropout)(x, deterministic=deterministic)
         stack = Stack(

@@ -1,4 +1,8 @@
-"""DPR towers (Karpukhin et al. 2020, arXiv 2004.04906): BERT, its [CLS] state, a projection."""
+"""Encoders: BERT, its [CLS] state or the mean of all, a projection, perhaps of length 1.
+
+DPR's towers (Karpukhin et al. 2020, arXiv 2004.04906) are the first and the third; sentence
+encoders (Reimers & Gurevych 2019, arXiv 1908.10084) have the second and the last.
+"""
 
 import flax.linen as nn
 import jax
@@ -10,7 +14,8 @@ from rag_jax.models.layers import Linear
 
 
 class DprEncoder(nn.Module):
-    """Query or document tower: float32[R, E] = projection([CLS] state of BERT).
+    """Query or document tower: float32[R, E] = projection(pooled states of BERT), as
+    `config.pooling`, `projection` and `normalize` say.
 
     E is `config.projection`, or D without a projection (0). The query and document encoder are
     two instances with parameters of their own. There is no pooler (dense + tanh), as in the
@@ -22,11 +27,22 @@ class DprEncoder(nn.Module):
     @nn.compact
     def __call__(self, ids: jax.Array, mask: jax.Array, token_types: jax.Array | None = None,
                  deterministic: bool = True) -> jax.Array:
-        states = Bert(self.config, name="bert")(ids, mask, token_types, deterministic, rows=1)
-        cls = states[:, 0]
-        if self.config.projection:
-            cls = Linear(
-                self.config.projection, ("embed", "retrieval"), jnp.dtype(self.config.dtype),
-                self.config.init_std, name="projection",
-            )(cls)
-        return cls.astype(jnp.float32)
+        c = self.config
+        rows = None if c.pooling == "mean" else 1  # the last layer computes no more than is read
+        states = Bert(c, name="bert")(ids, mask, token_types, deterministic, rows=rows)
+        vectors = states[:, 0] if rows else _mean(states, mask)
+        if c.projection:
+            vectors = Linear(c.projection, ("embed", "retrieval"), jnp.dtype(c.dtype), c.init_std,
+                             name="projection")(vectors)
+            vectors = jnp.tanh(vectors) if c.projection_tanh else vectors
+        vectors = vectors.astype(jnp.float32)
+        if not c.normalize:
+            return vectors
+        squares = jnp.sum(vectors * vectors, axis=-1, keepdims=True)
+        return vectors * jax.lax.rsqrt(jnp.maximum(squares, 1e-24))  # as torch's F.normalize
+
+
+def _mean(states: jax.Array, mask: jax.Array) -> jax.Array:
+    """The mean float32[R, D] of states [R, L, D] where mask [R, L] is True."""
+    counts = jnp.maximum(mask.sum(axis=1, keepdims=True), 1)
+    return jnp.where(mask[..., None], states, 0).sum(axis=1, dtype=jnp.float32) / counts

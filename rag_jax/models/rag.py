@@ -14,6 +14,7 @@ once: one document, K times as long, with probability 1.
 import dataclasses
 from typing import Any
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
@@ -31,6 +32,7 @@ from rag_jax.types import Batch, Params
 TOWERS = ("query_encoder", "document_encoder", "generator")
 NULL = "null_document"
 CLASSIFIER = "classifier"
+SCALE = "scale"  # of the query encoder's parameters: log of what config.scale is multiplied by
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,6 +100,8 @@ class RagModel:
             module, *inputs = modules[tower]
             tower_key = jax.random.fold_in(key, list(modules).index(tower))
             params[tower] = module.init(tower_key, *inputs)["params"]
+        if self.retriever.learn_scale and "query_encoder" in params:
+            params["query_encoder"][SCALE] = nn.LogicallyPartitioned(jnp.zeros(()), ())
         return params
 
 
@@ -108,6 +112,18 @@ def embed(model: RagModel, encoder_params: Params, ids: jax.Array, mask: jax.Arr
         {"params": encoder_params}, ids, mask, deterministic=dropout_key is None,
         rngs=_rngs(dropout_key),
     )
+
+
+def query_scale(model: RagModel, query_encoder: Params) -> jax.Array | float:
+    """What query vectors are multiplied by, so that their products are the logits of p(z | x)."""
+    scale = model.retriever.logit_scale
+    return scale * jnp.exp(query_encoder[SCALE]) if SCALE in query_encoder else scale
+
+
+def embed_queries(model: RagModel, query_encoder: Params, ids: jax.Array, mask: jax.Array,
+                  dropout_key: jax.Array | None = None) -> jax.Array:
+    """Query vectors float32[R, E]: embeddings times the scale of their inner products."""
+    return embed(model, query_encoder, ids, mask, dropout_key) * query_scale(model, query_encoder)
 
 
 def _rngs(key: jax.Array | None) -> dict[str, jax.Array] | None:
@@ -225,8 +241,8 @@ def _inner_products(model: RagModel, params: Params, batch: Batch,
     """
     keys = (None, None) if dropout_key is None else (
         dropout_key, jax.random.fold_in(dropout_key, 1))
-    queries_BE = embed(model, params["query_encoder"], batch.question_ids, batch.question_mask,
-                       keys[0])
+    queries_BE = embed_queries(model, params["query_encoder"], batch.question_ids,
+                               batch.question_mask, keys[0])
     passages_BKE = batch.doc_embeddings
     if batch.passage_ids is not None:
         length = batch.passage_ids.shape[-1]

@@ -58,8 +58,8 @@ class Job:
         data = self.config.data
         return QuestionTokens(examples, self.prepared.retriever_tokenizer, self.prepared.format,
                               data.max_question_length, data.max_target_length,
-                              data.question_text == "uncased_roundtrip", self.config.classes,
-                              self.config.head_classes > 0)
+                              self.config.classes, self.config.head_classes > 0,
+                              self.config.model.retriever)
 
 
 def build_model(config: Config, prepared: Prepared) -> rag.RagModel:
@@ -96,10 +96,18 @@ _ARCHITECTURE = ("pretrained", "vocab_size", "max_positions", "type_vocab_size",
 
 
 def fingerprint(model: rag.RagModel, params: Any) -> str:
-    """Names a document encoder: a digest of its architecture and its parameters."""
+    """Names a document encoder: a digest of its architecture and its parameters.
+
+    What it does beyond DPR is part of it, so that those of DPR's towers are as they always were.
+    """
     values = {**dataclasses.asdict(model.retriever), "dtype": ""}
     fields = ", ".join(f"{name}={values[name]!r}" for name in _ARCHITECTURE)
     digest = hashlib.sha256(f"BertConfig({fields})".encode())
+    beyond = model.retriever.beyond_dpr
+    if model.retriever.model_type != "bert":
+        beyond["model_type"] = model.retriever.model_type
+    if beyond:
+        digest.update(repr(sorted(beyond.items())).encode())
     for path, leaf in jax.tree_util.tree_leaves_with_path(unstack_layers(params)):
         digest.update(jax.tree_util.keystr(path).encode())
         digest.update(np.ascontiguousarray(parallel.fetch(leaf)).tobytes())

@@ -184,8 +184,8 @@ def completion(model: rag.RagModel, format: GeneratorFormat, k: int, mesh: Mesh,
 
     def complete(params: Params, given: Given) -> Batch:
         questions, device_tables, number = given
-        queries = rag.embed(model, params["query_encoder"], questions.question_ids,
-                            questions.question_mask)
+        queries = rag.embed_queries(model, params["query_encoder"], questions.question_ids,
+                                    questions.question_mask)
         ids = device_search.search(device_tables, queries, k, mesh, settings).ids
         doc_mask = ids >= 0
         tables = device_tables._replace(codes=None, scales=None, valid=None)

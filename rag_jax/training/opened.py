@@ -139,7 +139,7 @@ class Rag:
         given = [Passage("", "", p) if isinstance(p, str) else p for p in passages]
         tokenizer = self.job.prepared.retriever_tokenizer
         rows = encoder_input(tokenizer, [p.title for p in given], [p.text for p in given],
-                             data.max_passage_length)
+                             data.max_passage_length, encoder=self.config.model.retriever)
         return self.answerer().embed(
             encoder, *pad_rows(rows, data.max_passage_length, tokenizer.pad))
 

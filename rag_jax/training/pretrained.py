@@ -10,9 +10,11 @@ import pathlib
 from collections.abc import Sequence
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from rag_jax import overrides, rules
+from rag_jax import overrides, parallel, rules
 from rag_jax.config import BartConfig, BertConfig, Config, ConfigError, DataConfig, EvalConfig
 from rag_jax.hub import families
 from rag_jax.hub import load as hub
@@ -28,6 +30,8 @@ PLAIN = "bert"  # a BERT that is no retriever yet: both encoders start from it
 # How a tower is computed and trained; everything else is its architecture.
 RUNTIME = ("pretrained", "dropout", "attention_dropout", "activation_dropout", "dtype", "remat",
            "fused_attention", "scan_layers", "position_init", "init_std", "logit_chunk")
+# Where the configuration leaves them open, an encoder's folder says them.
+OPEN = ("pooling", "normalize", "scale", "query_prefix", "passage_prefix", "titles")
 FORCED = ("forced_bos", "forced_eos")
 
 
@@ -74,7 +78,12 @@ def resolve(config: Config) -> Config:
         return dataclasses.replace(other, **_runtime(own))
 
     if encoders:
-        retriever, other = (kept(model.retriever, encoder) for encoder in encoders)
+        own = model.retriever
+        set_here = {name: value for name in OPEN
+                    if (value := getattr(own, name)) not in (None, "auto")}
+        learn = own.learn_scale or any(encoder.learn_scale for encoder in encoders)
+        retriever, other = (dataclasses.replace(kept(own, encoder), learn_scale=learn, **set_here)
+                            for encoder in encoders)
         if retriever != other:
             differ = [f.name for f in dataclasses.fields(retriever)
                       if getattr(retriever, f.name) != getattr(other, f.name)]
@@ -200,7 +209,9 @@ def tokenizer_folder(config: Config, tower: str) -> pathlib.Path | None:
 def is_retriever(config: Config) -> bool:
     """Whether both encoders come from retrievers, so that no warm-up is needed."""
     sources = config.model.sources
-    return all(tower in sources and not _plain(sources[tower]) for tower in ENCODERS)
+    return all(tower in sources and (
+        not _plain(sources[tower]) or _architecture(sources[tower], tower).pooling != "auto")
+        for tower in ENCODERS)
 
 
 def load(job: Job, towers: Sequence[str]) -> dict[str, Any]:
@@ -216,7 +227,9 @@ def load(job: Job, towers: Sequence[str]) -> dict[str, Any]:
         source = job.config.model.sources[tower]
         if workdir.exists(source):
             stored = PLAIN if _plain(source) and tower in ENCODERS else tower
-            params[tower] = restore_tower(pathlib.Path(source), stored, job.model, job.mesh)[0]
+            learns = _architecture(source, tower)
+            params[tower] = restore_tower(pathlib.Path(source), stored, _learning(
+                job.model, getattr(learns, "learn_scale", False)), job.mesh)[0]
             continue
         if source not in loaded:
             model = job.config.model
@@ -226,7 +239,16 @@ def load(job: Job, towers: Sequence[str]) -> dict[str, Any]:
                 retriever=_runtime(model.retriever), generator=_runtime(model.generator))
         found = loaded[source].params
         params[tower] = found[tower] if tower in found else found[PLAIN]
+    if job.model.retriever.learn_scale and "query_encoder" in params:
+        one = jax.device_put(jnp.zeros(()), parallel.replicated(job.mesh))
+        params["query_encoder"] = {rag.SCALE: one, **params["query_encoder"]}
     return params
+
+
+def _learning(model: rag.RagModel, scale: bool) -> rag.RagModel:
+    """The model whose query encoder has a scale that it learns, or has none."""
+    return dataclasses.replace(model, retriever=dataclasses.replace(
+        model.retriever, learn_scale=scale))
 
 
 def _plain(source: str) -> bool:

@@ -85,7 +85,7 @@ def retriever_loss(model: rag.RagModel) -> LossFunction:
 
     def loss(params: Params, batch: RetrieverBatch, key: jax.Array | None) -> Sums:
         keys = (None, None) if key is None else jax.random.split(key)
-        queries = rag.embed(
+        queries = rag.embed_queries(
             model, params["query_encoder"], batch.question_ids, batch.question_mask, keys[0]
         )
         passages = rag.embed(

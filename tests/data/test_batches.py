@@ -4,7 +4,7 @@ import jax
 import numpy as np
 import pytest
 
-from rag_jax.config import DataConfig
+from rag_jax.config import BertConfig, DataConfig
 from rag_jax.data import batches, order
 from rag_jax.data.batches import ENCODER_TABLE, PASSAGE_TABLE, RagBatcher
 from rag_jax.data.question_files import Example
@@ -100,7 +100,9 @@ def test_the_generator_can_read_the_question_as_the_retriever_gives_it_back(made
     questions, _, bart, bert = made
     raw = [e.question for e in EXAMPLES]
     assert questions.suffixes == questions.format.questions(raw)
-    again = QuestionTokens(EXAMPLES, bert, questions.format, 10, TARGET, uncased_roundtrip=True)
+    layout = GeneratorFormat(bart, LONGEST, uncased_questions=True)
+    again = QuestionTokens(EXAMPLES, bert, layout, 10, TARGET,
+                           encoder=BertConfig(query_prefix="query: "))
     read = [bart.decode(row) for row in again.suffixes]
     assert read[0] == "// " + bert.decode(bert.encode(["who is it?"])[0])
     assert read[1].startswith("// where in") and len(read[1]) < len(raw[1])

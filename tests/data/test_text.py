@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import tiny
 
+from rag_jax.config import BertConfig
 from rag_jax.countries import prose
 from rag_jax.countries.facts import load_countries
 from rag_jax.data.text import (
@@ -222,6 +223,22 @@ def test_encoder_input_is_cls_title_sep_text_sep(bert):
     assert encoder_input(bert, ["Peru"], None, 50) == [[cls, *title, sep]]
     row = encoder_input(bert, ["Peru"], ["Lima is the capital"], 50)[0]
     assert row == [cls, *title, sep, *text, sep]
+
+
+def test_prefixes_and_joined_titles_of_sentence_encoders(bert):
+    """They were trained on one text; a passage without a title has no empty one before it."""
+    encoder = BertConfig(query_prefix="query: ", passage_prefix="passage: ", titles="joined")
+
+    def rows(firsts, seconds=None):
+        return encoder_input(bert, firsts, seconds, 50, encoder=encoder)
+
+    def plain(text):
+        return encoder_input(bert, [text], None, 50)[0]
+
+    assert rows(["Who?"]) == [plain("query: Who?")]
+    assert rows(["Peru", ""], ["Lima", "Lima"]) == [
+        plain("passage: Peru Lima"), plain("passage: Lima")]
+
 
 
 @pytest.mark.parametrize("max_length", [4, 8, 20])

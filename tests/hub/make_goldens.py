@@ -1,5 +1,8 @@
-"""Writes tests/hub/goldens/*.npz from transformers: `python tests/hub/make_goldens.py [NAME ...]`
-(needs the [parity] extra). A file per case: config.json, weights, inputs, outputs, gradients."""
+"""Writes tests/hub/goldens from transformers and sentence-transformers: `python
+tests/hub/make_goldens.py [NAME ...]` (needs the [parity] extra).
+
+A file per case: config.json, weights, inputs, outputs, gradients; of sentence encoders the
+folder itself, and the vectors of parity.py's texts."""
 
 import json
 import pathlib
@@ -10,7 +13,7 @@ import numpy as np
 import safetensors.numpy
 
 HERE = pathlib.Path(__file__).parent
-sys.path.insert(0, str(HERE))
+sys.path[:0] = [str(HERE), str(HERE.parent)]
 
 
 def packed(name: str, tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -20,13 +23,31 @@ def packed(name: str, tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     return {name: values, f"{name}_shapes": np.array(json.dumps(shapes))}
 
 
-def main() -> None:
+def write_sentences(folder: pathlib.Path, chosen: list[str]) -> None:
+    import sentences
+
+    folder.mkdir(exist_ok=True)
+    for name in chosen:
+        with tempfile.TemporaryDirectory() as scratch:
+            saved = pathlib.Path(scratch, name)
+            vectors = sentences.vectors(sentences.build(sentences.CASES[name], saved))
+            files = {f"files/{file.relative_to(saved).as_posix()}": np.frombuffer(
+                file.read_bytes(), np.uint8) for file in sorted(saved.rglob("*"))
+                if file.is_file() and file.name != "README.md"}
+        np.savez_compressed(folder / f"{name}.npz", **vectors, **files)
+        print(name, (folder / f"{name}.npz").stat().st_size, "bytes")
+
+
+def main(*chosen: str) -> None:
     import reference
+    import sentences
 
     folder = HERE / "goldens"
     folder.mkdir(exist_ok=True)
+    if asked := [name for name in sentences.CASES if not chosen or name in chosen]:
+        write_sentences(folder / "sentences", asked)
     for name, case in reference.CASES.items():
-        if len(sys.argv) > 1 and name not in sys.argv[1:]:
+        if chosen and name not in chosen:
             continue
         model = reference.build(case)
         record = reference.record(model, case, reference.make_inputs(case))
@@ -43,4 +64,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(*sys.argv[1:])

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import tiny
 
+from rag_jax.data.text import Tokenizer, encoder_input, pad_rows
 from rag_jax.decoding.answer import decode
 from rag_jax.decoding.settings import Decoding
 from rag_jax.hub import names
@@ -19,6 +20,30 @@ from rag_jax.models.bert import Bert
 from rag_jax.models.dpr import DprEncoder
 from rag_jax.models.generator import Generator, build
 from rag_jax.types import Batch
+
+QUERIES = ["Who wrote Hamlet?", "capital of Peru", "A longer question than the others, is it not?"]
+PASSAGES = ["Lima is the capital of Peru.", "Hamlet is a tragedy by William Shakespeare.", "x"]
+
+
+def sentence_vectors(found: Pretrained) -> dict[str, np.ndarray]:
+    """What a folder of sentence-transformers makes of QUERIES and PASSAGES, which have no titles,
+    and the states of the questions' tokens."""
+    encoder, tokenizer = found.retriever, Tokenizer.load(found.tokenizers["bert"])
+    asked = encoder_input(tokenizer, QUERIES, None, found.longest, encoder=encoder)
+    rows = asked + encoder_input(tokenizer, [""] * len(PASSAGES), PASSAGES, found.longest,
+                                 encoder=encoder)
+    ids, mask = pad_rows(rows, found.longest, tokenizer.pad)
+
+    @tiny.jit
+    def run(params):
+        states = Bert(encoder).apply({"params": params["bert"]}, ids, mask)
+        return DprEncoder(encoder).apply({"params": params}, ids, mask), states
+
+    with jax.default_matmul_precision("highest"):
+        vectors, states = map(np.asarray, run(found.params["bert"]))
+    count = len(QUERIES)
+    return {"queries": vectors[:count], "passages": vectors[count:],
+            "states": states[:count][mask[:count]]}
 
 
 def rag_model(pretrained: Pretrained) -> rag.RagModel:
@@ -39,7 +64,7 @@ def outputs(pretrained: Pretrained, x: dict[str, np.ndarray], params) -> dict[st
     if pretrained.generator is None:
         tower = params[next(iter(params))]
         encoder = [x["question_ids"], x["question_mask"], x["token_types"]]
-        if pretrained.family.startswith("Bert"):
+        if "bert" in FAMILIES[pretrained.family].places:
             states = Bert(pretrained.retriever).apply({"params": tower["bert"]}, *encoder)
             return {"output": states * x["question_mask"][:, :, None]}
         return {"output": DprEncoder(pretrained.retriever).apply({"params": tower}, *encoder)}

@@ -14,6 +14,7 @@ import transformers
 START, END, PAD = 2, 2, 1
 QUESTIONS, PASSAGES, SOURCE, TARGET, LENGTH = 3, 2, 7, 5, 6
 ANSWER = 9  # longest generated answer, in tokens
+BARE = ("Bert", "Roberta", "XLMRoberta")
 BERT_SIZE = {
     "vocab_size": 23, "hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2,
     "intermediate_size": 12, "max_position_embeddings": 10}
@@ -66,6 +67,8 @@ CAUSAL = {
 CASES = {
     "bert": Case("BertModel"),
     "bert_mlm": Case("BertForMaskedLM", {"hidden_act": "relu"}),
+    "roberta": Case("RobertaModel", {"max_position_embeddings": 12}),
+    "xlm_roberta": Case("XLMRobertaModel", {"type_vocab_size": 1}),
     "dpr_question": Case("DPRQuestionEncoder", {"projection_dim": 5}),
     "dpr_context": Case("DPRContextEncoder", {"num_hidden_layers": 1}),
     "bart": Case("BartModel", {}, {"activation_function": "relu", "scale_embedding": True}),
@@ -82,8 +85,9 @@ CASES = {
 def build(case: Case, seed: int = 0, scale: float = 0.3) -> Any:
     """The model with every parameter and buffer away from its default, in evaluation mode."""
     bert, bart = {**BERT_SIZE, **case.bert}, {**BART_SIZE, **case.bart}
-    if case.model.startswith("Bert"):
-        config = transformers.BertConfig(**bert)
+    if case.model.startswith(BARE):
+        name = case.model.removesuffix("Model").removesuffix("ForMaskedLM")
+        config = getattr(transformers, f"{name}Config")(**bert)
     elif case.model.startswith("DPR"):
         config = transformers.DPRConfig(**bert)
     elif case.model.startswith("Bart"):
@@ -127,7 +131,7 @@ def make_inputs(case: Case, seed: int = 1) -> dict[str, np.ndarray]:
     target_ids, target_mask = rows(bart["vocab_size"], PAD, QUESTIONS, TARGET, least=2)
     return {
         "question_ids": question_ids, "question_mask": question_mask,
-        "token_types": rng.integers(0, 2, (QUESTIONS, LENGTH)),
+        "token_types": rng.integers(0, 2, (QUESTIONS, LENGTH)) % bert.get("type_vocab_size", 2),
         "source_ids": source_ids, "source_mask": source_mask,
         "target_ids": target_ids, "target_mask": target_mask,
         "doc_embeddings": rng.normal(size=(QUESTIONS, PASSAGES, embedding)).astype(np.float32),
@@ -140,7 +144,8 @@ def _encoder(model: Any, case: Case, x: dict[str, torch.Tensor]) -> torch.Tensor
               "token_type_ids": x["token_types"]}
     if case.model.startswith("DPR"):
         return model(**inputs).pooler_output
-    states = getattr(model, "bert", model)(**inputs).last_hidden_state
+    body = getattr(model, "bert", getattr(model, "roberta", model))
+    states = body(**inputs).last_hidden_state
     return states * x["question_mask"][:, :, None]  # padded places mean nothing
 
 
@@ -222,7 +227,7 @@ def _answers(model: Any, x: dict[str, torch.Tensor], outputs: dict[str, torch.Te
 def record(model: Any, case: Case, inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Outputs and gradients of one model on one batch."""
     x = {k: torch.from_numpy(v) for k, v in inputs.items()}
-    if case.model.startswith(("Bert", "DPR")):
+    if case.model.startswith((*BARE, "DPR")):
         outputs = {"output": _encoder(model, case, x)}
     elif case.model.startswith("Bart"):
         outputs = _bart(model, x, case.model != "BartModel")

@@ -4,6 +4,7 @@ import json
 import math
 import pathlib
 
+import checkpoints
 import jax
 import numpy as np
 import parity
@@ -12,10 +13,12 @@ import safetensors.numpy
 import scipy.special
 import tiny
 
+from rag_jax.data.text import Tokenizer
 from rag_jax.hub.load import load
 from rag_jax.hub.save import save
 
 GOLDENS = sorted((pathlib.Path(__file__).parent / "goldens").glob("*.npz"))
+SENTENCES = sorted((pathlib.Path(__file__).parent / "goldens/sentences").glob("*.npz"))
 
 
 def unpacked(record: dict[str, np.ndarray], name: str) -> dict[str, np.ndarray]:
@@ -47,7 +50,7 @@ def test_outputs_losses_and_gradients_equal_the_reference(name, tmp_path):
 def test_import_export_import_is_bitwise_the_same(name, tmp_path):
     golden(name, tmp_path)
     first = load(tmp_path)
-    family = "BertModel" if first.family == "BertForMaskedLM" else first.family
+    family = first.family.replace("ForMaskedLM", "Model")
     save(tmp_path / "out", family, first.params, first)
     second = load(tmp_path / "out")
     assert jax.tree.all(jax.tree.map(
@@ -79,7 +82,33 @@ def test_a_one_token_answer_keeps_its_document_prior(tmp_path):
     assert (right - without_prior > 0.05).all(), "the two formulas must differ here"
 
 
+@pytest.mark.parametrize("path", SENTENCES, ids=lambda path: path.stem)
+def test_vectors_are_those_of_sentence_transformers(path, tmp_path):
+    """With another pooling, or without its prompts, a MiniLM found 75 answers of 95."""
+    golden, folder = np.load(path), tmp_path / "folder"
+    for name in golden.files:
+        if name.startswith("files/"):
+            file = folder / name.removeprefix("files/")
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_bytes(golden[name].tobytes())
+    found = load(folder)
+    for name, value in parity.sentence_vectors(found).items():
+        np.testing.assert_allclose(value, golden[name], rtol=0, atol=1e-5, err_msg=name)
+    tokenizers = {"bert": Tokenizer.load(found.tokenizers["bert"])}
+    for name, source in (("out", found), ("again", None)):
+        source = source or load(tmp_path / "out")
+        save(tmp_path / name, found.family, source.params, source, tokenizers=tokenizers)
+        assert (source.retriever, source.longest) == (found.retriever, 24)
+    written = [{file.relative_to(tmp_path / name): file.read_bytes()
+                for file in (tmp_path / name).rglob("*") if file.is_file()}
+               for name in ("out", "again")]
+    assert written[0] == written[1]
+    checkpoints.assert_equal(load(tmp_path / "out").params, found.params)
+
+
 def test_the_goldens_are_small_and_cover_every_family():
     kinds = {json.loads(str(np.load(path)["config"]))["architectures"][0] for path in GOLDENS}
-    assert len(kinds) == len(GOLDENS) == 14
+    assert len(kinds) == len(GOLDENS) == 16
     assert sum(path.stat().st_size for path in GOLDENS) < 400_000
+    assert len(SENTENCES) == 4
+    assert sum(path.stat().st_size for path in SENTENCES) < 200_000

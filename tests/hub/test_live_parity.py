@@ -13,11 +13,13 @@ import pytest
 import tiny
 
 torch = pytest.importorskip("torch")
+pytest.importorskip("sentence_transformers")
 
 import reference  # noqa: E402
+import sentences  # noqa: E402
 import transformers  # noqa: E402
 
-from rag_jax.data.text import train_bart_tokenizer, train_bert_tokenizer  # noqa: E402
+from rag_jax.data.text import Tokenizer, train_bart_tokenizer, train_bert_tokenizer  # noqa: E402
 from rag_jax.decoding.answer import decode  # noqa: E402
 from rag_jax.decoding.settings import Decoding  # noqa: E402
 from rag_jax.hub.card import Provenance, model_card  # noqa: E402
@@ -33,7 +35,7 @@ CASES = reference.CASES
 def exported(folder: pathlib.Path) -> pathlib.Path:
     """Our export of a checkpoint of transformers."""
     found = load(folder)
-    family = "BertModel" if found.family == "BertForMaskedLM" else found.family
+    family = found.family.replace("ForMaskedLM", "Model")
     save(folder / "exported", family, found.params, found)
     return folder / "exported"
 
@@ -53,16 +55,48 @@ def test_import_and_export_agree_with_transformers(name, seed, tmp_path):
     pretrained = parity.assert_same(reference.record(model, case, inputs), tmp_path)
 
     folder = exported(tmp_path)
-    kind = "BertModel" if case.model == "BertForMaskedLM" else case.model
+    kind = case.model.replace("ForMaskedLM", "Model")
     again, info = getattr(transformers, kind).from_pretrained(folder, output_loading_info=True)
     assert not any(info.values()), info
     theirs, ours = model.state_dict(), again.state_dict()
     for key in ours:
         if "pooler" not in key:
-            source = f"bert.{key}" if kind != case.model else key
+            body = "bert." if hasattr(model, "bert") else "roberta."
+            source = f"{body}{key}" if kind != case.model else key
             assert torch.equal(theirs[source], ours[key]), key
     record = reference.record(again.eval(), dataclasses.replace(case, model=kind), inputs)
     assert parity.assert_same(record, folder).ids == pretrained.ids
+
+
+# One layer of the real widths: all-MiniLM-L6-v2, roberta-base, multilingual-e5-large.
+REAL = {"bert_mean": {"hidden_size": 384, "intermediate_size": 1536, "num_attention_heads": 12},
+        "roberta_mean_dense": {"hidden_size": 768, "intermediate_size": 3072,
+                               "num_attention_heads": 12},
+        "xlm_roberta_cls": {"hidden_size": 1024, "intermediate_size": 4096,
+                            "num_attention_heads": 16}}
+
+
+@pytest.mark.parametrize("name,size,tolerance", [
+    *((name, {}, 1e-5) for name in sentences.CASES),
+    *((name, {**size, "num_hidden_layers": 1, "scale": 0.05}, 1e-4)
+      for name, size in REAL.items())])
+def test_sentence_encoders_agree_with_sentence_transformers(name, size, tolerance, tmp_path):
+    case = dataclasses.replace(sentences.CASES[name], shard="5GB") if size else (
+        sentences.CASES[name])
+    expected = sentences.vectors(sentences.build(case, tmp_path / "in", seed=7, **size))
+    found = load(tmp_path / "in")
+    for part, value in parity.sentence_vectors(found).items():
+        scale = max(1.0, np.abs(expected[part]).max())
+        np.testing.assert_allclose(value, expected[part], rtol=0, atol=tolerance * scale,
+                                   err_msg=part)
+    save(tmp_path / "out", found.family, found.params, found, tokenizers={
+        "bert": Tokenizer.load(found.tokenizers["bert"])})
+    again = sentences.vectors(sentences.opened(tmp_path / "out"))
+    for part, value in again.items():
+        np.testing.assert_array_equal(value, expected[part], err_msg=part)
+    _, info = getattr(transformers, case.model).from_pretrained(
+        tmp_path / "out", output_loading_info=True)
+    assert not any(info.values()), info
 
 
 @pytest.mark.parametrize("name", ["dpr_question", "bart_generation", "rag_sequence"])

@@ -11,11 +11,14 @@ import flax.linen as nn
 import jax
 import numpy as np
 import pytest
-from checkpoints import BART, BERT, IDS, edit_config, edit_weights, written
+from checkpoints import BART, BERT, IDS, edit_config, edit_weights, params, written
 
 from rag_jax import parallel
 from rag_jax.config import MeshConfig
+from rag_jax.data.text import train_bart_tokenizer, train_bert_tokenizer
+from rag_jax.hub.families import Architecture
 from rag_jax.hub.load import describe, load, locate
+from rag_jax.hub.save import save
 from rag_jax.hub.stored import HubError
 from rag_jax.models.layers import unstack_layers
 from rag_jax.models.rag import RagModel
@@ -250,40 +253,94 @@ def test_settings_of_generation_come_from_where_transformers_takes_them(tmp_path
         describe(folder)
 
 
-TRANSFORMER, POOLING, NORMALIZE = (
+TRANSFORMER, POOLING, DENSE, NORMALIZE = (
     {"path": path, "type": f"sentence_transformers.models.{name}"} for path, name in (
-        ("", "Transformer"), ("1_Pooling", "Pooling"), ("2_Normalize", "Normalize")))
+        ("", "Transformer"), ("1_Pooling", "Pooling"), ("2_Dense", "Dense"),
+        ("2_Normalize", "Normalize")))
+PLAIN = [TRANSFORMER, POOLING]
+CLS, MEAN = {"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": False}, {
+    "pooling_mode": "mean"}
+
+
+def sentence_folder(folder, modules, pooling, settings, **more):
+    """A BertModel with files of sentence-transformers around it."""
+    folder, _ = written(folder, "BertModel")
+    (folder / "1_Pooling").mkdir()
+    for name, value in (("modules.json", modules), ("1_Pooling/config.json", pooling),
+                        ("config_sentence_transformers.json", settings), *more.items()):
+        (folder / name).write_text(json.dumps(value))
+    return folder
+
+
+@pytest.mark.parametrize("modules,pooling,settings,expected", [
+    (PLAIN, CLS, {}, {"pooling": "cls", "normalize": False}),
+    (PLAIN, MEAN, {"similarity_fn_name": None}, {"pooling": "mean", "normalize": False}),
+    (PLAIN, {"pooling_mode_mean_tokens": True}, {"similarity_fn_name": "cosine"},
+     {"pooling": "mean", "normalize": True, "logit_scale": 20.0}),
+    ([*PLAIN, NORMALIZE], CLS, {"similarity_fn_name": "dot", "prompts": {
+        "query": "query: ", "document": "", "passage": "passage: ", "clustering": "c: "}},
+     {"normalize": True, "query_prefix": "query: ", "passage_prefix": "passage: "}),
+])
+def test_what_sentence_transformers_says_is_taken_over(modules, pooling, settings, expected,
+                                                       tmp_path):
+    """Read as [CLS] and inner products, a mean-pooled model found 75 of 95 answers."""
+    found = describe(sentence_folder(tmp_path, modules, pooling, settings)).retriever
+    expected = {"titles": "joined", "scale": None, **expected}
+    assert {name: getattr(found, name) for name in expected} == expected
 
 
 @pytest.mark.parametrize("modules,pooling,settings,message", [
-    ([TRANSFORMER, POOLING],
-     {"pooling_mode_cls_token": False, "pooling_mode_mean_tokens": True}, {},
-     r"1_Pooling/config\.json: its pooling is mean_tokens.*\[CLS\]"),
-    ([TRANSFORMER, POOLING], {"pooling_mode": "mean"}, {}, "its pooling is mean"),
-    ([TRANSFORMER, POOLING], {"pooling_mode_cls_token": True, "pooling_mode_max_tokens": True}, {},
-     "cls_token, max_tokens"),
-    ([TRANSFORMER, POOLING, NORMALIZE], {"pooling_mode_cls_token": True}, {},
-     r"modules\.json: its vectors go through Normalize"),
-    ([TRANSFORMER, {**POOLING, "path": "../1_Pooling"}], {}, {}, "go through Pooling"),
+    (PLAIN, {"pooling_mode_cls_token": True, "pooling_mode_max_tokens": True}, {},
+     r"1_Pooling/config\.json: its pooling is cls_token, max_tokens"),
+    (PLAIN, {"pooling_mode": "lasttoken"}, {}, "its pooling is lasttoken, .*: cls and mean are"),
+    (PLAIN, {}, {}, "its pooling is not said"),
+    (PLAIN, {**MEAN, "include_prompt": False}, {"prompts": {"query": "q: "}}, "include_prompt"),
+    ([*PLAIN, {**DENSE, "type": "m.LSTM"}], CLS, {}, "go through Transformer, Pooling, LSTM"),
+    ([*PLAIN, NORMALIZE, DENSE], CLS, {}, "Normalize, Dense; .* in this order"),
+    ([TRANSFORMER], {}, {}, "go through Transformer; known here"),
+    ([TRANSFORMER, {**POOLING, "path": "../1_Pooling"}], {}, {}, "paths '', '../1_Pooling'"),
+    ([{**TRANSFORMER, "path": "0_BERT"}, POOLING], {}, {}, "has to be the folder itself"),
     ("x", {}, {}, "no list of modules"),
-    ([TRANSFORMER], {}, {"similarity_fn_name": "cosine"}, "similarity_fn_name = 'cosine'"),
-    ([TRANSFORMER], {}, {"prompts": {"query": "query: "}}, "prompts = .*query: "),
-    ([TRANSFORMER, POOLING], {"pooling_mode_cls_token": True},
-     {"similarity_fn_name": "dot", "prompts": {"query": ""}}, None),
-    ([TRANSFORMER, POOLING], {"pooling_mode": "cls"}, {"similarity_fn_name": None}, None)])
-def test_other_pooling_of_sentence_transformers_is_refused(
-        modules, pooling, settings, message, tmp_path):
-    """Read as [CLS] and inner products, a mean-pooled model found 75 of 95 answers."""
-    folder, _ = written(tmp_path, "BertModel")
-    (folder / "1_Pooling").mkdir()
-    for name, value in (("modules.json", modules), ("1_Pooling/config.json", pooling),
-                        ("config_sentence_transformers.json", settings)):
-        (folder / name).write_text(json.dumps(value))
-    if message is None:
+    ([*PLAIN, DENSE], CLS, {}, r"2_Dense/config\.json: activation_function = 'torch.nn.ReLU'"),
+    (PLAIN, CLS, {"similarity_fn_name": "euclidean"}, "similarity_fn_name = 'euclidean'"),
+    (PLAIN, CLS, {"prompts": {"query": 3}}, "prompts = .*3"),
+])
+def test_what_sentence_transformers_has_more_is_refused(modules, pooling, settings, message,
+                                                        tmp_path):
+    """Vectors that went another way than the model was trained for retrieve something else."""
+    folder = sentence_folder(tmp_path, modules, pooling, settings)
+    (folder / "2_Dense").mkdir()
+    (folder / "2_Dense/config.json").write_text(json.dumps(
+        {"in_features": 8, "out_features": 3, "activation_function": "torch.nn.ReLU"}))
+    with pytest.raises(HubError, match=message):
         describe(folder)
-    else:
-        with pytest.raises(HubError, match=message):
-            describe(folder)
+
+
+def test_lower_case_that_the_tokenizer_does_not_see_to_is_refused(tmp_path):
+    folder = sentence_folder(tmp_path, PLAIN, CLS, {}, **{
+        "sentence_bert_config.json": {"max_seq_length": 5, "do_lower_case": True}})
+    assert describe(folder).longest == 5
+    train_bert_tokenizer(["the two"], 60).save(folder)
+    describe(folder)
+    train_bart_tokenizer(["the two"], 300).save(folder)
+    with pytest.raises(HubError, match="do_lower_case = true"):
+        describe(folder)
+
+
+@pytest.mark.parametrize("changes,message", [
+    ({"pad_token_id": 0}, "pad_token_id = 0 is another architecture"),
+    ({"position_embedding_type": "relative_key"}, "position_embedding_type"),
+    ({"hidden_act": "gelu_new"}, "hidden_act")])
+def test_another_roberta_is_refused_by_field(changes, message, tmp_path):
+    """Its positions count from the number of its padding token."""
+    encoder = dataclasses.replace(BERT, model_type="roberta")
+    save(tmp_path / "out", "RobertaModel", params("BertModel", encoder), Architecture(encoder))
+    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert (config["max_position_embeddings"], config["pad_token_id"]) == (8, 1)
+    assert describe(tmp_path / "out").retriever.max_positions == 6
+    edit_config(tmp_path / "out", **changes)
+    with pytest.raises(HubError, match=message):
+        describe(tmp_path / "out")
 
 
 def test_a_missing_or_broken_config(tmp_path):

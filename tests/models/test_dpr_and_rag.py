@@ -60,6 +60,55 @@ def test_dpr_is_the_projected_cls_state(params):
     assert np.abs(found - other).max() > 0.1
 
 
+@pytest.mark.parametrize("tanh", [False, True])
+def test_a_sentence_encoder_is_the_projected_mean_of_length_1(params, tanh):
+    """Padding is no part of the mean, how much of it there is changes nothing."""
+    tower = params["query_encoder"]
+    model = tiny.rag_model(retriever={"projection": 12, "pooling": "mean", "normalize": True,
+                                      "projection_tanh": tanh})
+    embed = tiny.jit(functools.partial(rag.embed, model))
+    found = embed(tower, BATCH.question_ids, BATCH.question_mask)
+    zeros = np.zeros_like(BATCH.question_ids[0])
+    for row, ids, mask in zip(found, BATCH.question_ids, BATCH.question_mask, strict=True):
+        states = naive.bert(tower["bert"], ids, mask, zeros, heads=2)
+        vector = naive.linear(states[mask].mean(axis=0), tower["projection"])
+        vector = np.tanh(vector) if tanh else vector
+        np.testing.assert_allclose(row, vector / np.linalg.norm(vector), rtol=1e-4, atol=2e-5)
+    wider = embed(tower, np.pad(BATCH.question_ids, ((0, 0), (0, 3)), constant_values=7),
+                  np.pad(BATCH.question_mask, ((0, 0), (0, 3))))
+    np.testing.assert_allclose(wider, found, atol=1e-6)
+
+
+def test_the_scale_multiplies_the_logits_and_learns(params):
+    """Five cosines have a nearly flat softmax; its gradient is that of finite differences."""
+    plain = tiny.rag_model(retriever={"normalize": True, "scale": 1.0})
+    fixed = tiny.rag_model(retriever={"normalize": True})
+    learned = tiny.rag_model(retriever={"normalize": True, "learn_scale": True})
+    assert fixed.retriever.logit_scale == 20
+    given = tiny.rag_params(plain)
+    assert "scale" not in given["query_encoder"]
+    assert tiny.rag_params(learned)["query_encoder"]["scale"].shape == ()
+    batch = tiny.rag_batch(model=plain)
+    unit = np.asarray(rag.embed(plain, given["query_encoder"], batch.question_ids,
+                                batch.question_mask))
+    cosines = np.einsum("BE,BKE->BK", unit, batch.doc_embeddings)
+
+    def value(scale):
+        encoder = {**given["query_encoder"], "scale": scale}
+        return rag.log_likelihood(learned, {**given, "query_encoder": encoder}, batch)
+
+    expected = jax.nn.log_softmax(jnp.where(batch.doc_mask, 20 * cosines, -1e9))
+    found = jnp.log(rag.log_likelihood(fixed, given, batch)["prior"])
+    some = batch.doc_mask
+    np.testing.assert_allclose(found[some], expected[some], rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(value(0.0)["prior"], jnp.exp(found), rtol=1e-5)
+    total = tiny.jit(jax.value_and_grad(lambda scale: value(scale)["log_p"].sum()))
+    slope = (total(0.01)[0] - total(-0.01)[0]) / 0.02
+    np.testing.assert_allclose(total(0.0)[1], slope, rtol=0.02)
+    assert abs(slope) > 0.01
+
+
+
 def naive_likelihood(params, kind, smoothing):
     """log p(y | x) and p(z | x, y) of the batch: numpy float64 from token ids to marginal."""
     results, posteriors = [], np.zeros((3, 3))

@@ -20,8 +20,18 @@ def test_the_fingerprint_of_an_encoder_does_not_depend_on_the_version():
     assert job.fingerprint(model, params) == "3625c0ad0f23f7f4"
     wider = dataclasses.replace(model, retriever=dataclasses.replace(encoder, mlp_width=8))
     assert job.fingerprint(wider, params) != job.fingerprint(model, params)
-    how = {"fused_attention"}  # is computed, no part of what it gives
-    assert {*job._ARCHITECTURE, *how} == {field.name for field in dataclasses.fields(BertConfig)}
+    how = {"fused_attention", "learn_scale"}  # is computed or trained, no part of what it gives
+    beyond = {"projection_tanh": True, "pooling": "mean", "normalize": True, "scale": 3.0,
+              "model_type": "roberta", "query_prefix": "q", "passage_prefix": "p",
+              "titles": "joined"}
+    assert {*job._ARCHITECTURE, *how, *beyond} == {f.name for f in dataclasses.fields(BertConfig)}
+    made = {job.fingerprint(dataclasses.replace(model, retriever=dataclasses.replace(
+        encoder, **{name: value})), params) for name, value in beyond.items()}
+    assert len(made) == len(beyond) and "3625c0ad0f23f7f4" not in made
+    said = {"pooling": "cls", "normalize": False, "scale": 1.0, "query_prefix": "",
+            "passage_prefix": "", "titles": "separate"}  # what a DPR tower does anyway
+    same = dataclasses.replace(model, retriever=dataclasses.replace(encoder, **said))
+    assert job.fingerprint(same, params) == "3625c0ad0f23f7f4"
 
 
 def test_runs_that_read_alike_share_the_questions():

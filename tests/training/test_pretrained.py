@@ -15,7 +15,9 @@ from rag_jax.api import load
 from rag_jax.config import Config, ConfigError, DataConfig
 from rag_jax.data.text import Tokenizer, train_bart_tokenizer, train_bert_tokenizer
 from rag_jax.hub import families
+from rag_jax.hub import load as hub
 from rag_jax.hub.save import save
+from rag_jax.retrieval.protocol import Passage
 from rag_jax.training import pretrained
 from rag_jax.training.answer_settings import decoding_settings
 from rag_jax.training.run import open_job, train
@@ -329,3 +331,77 @@ def test_without_a_training_step_the_checkpoint_answers_as_it_is(sources, params
         open(f"{sources['rag']}/model.safetensors", "rb").read())
     assert Tokenizer.load(tmp_path / "back" / "generator_tokenizer").encode(TEXTS) == (
         PIECES.encode(TEXTS))
+
+
+SENTENCE = {"pooling": "mean", "normalize": True, "scale": 8.0, "query_prefix": "what: ",
+            "passage_prefix": "is: ", "titles": "joined"}
+
+
+@pytest.fixture(scope="module")
+def sentence_encoder(tmp_path_factory, params):
+    """A folder of sentence-transformers."""
+    folder = tmp_path_factory.mktemp("sentence") / "encoder"
+    encoder = dataclasses.replace(MODEL.retriever, **SENTENCE)
+    save(folder, "BertModel", params, families.Architecture(encoder, longest=32),
+         tokenizers=TOKENIZERS)
+    return str(folder)
+
+
+def test_a_sentence_encoder_is_a_retriever_and_what_is_set_by_hand_goes_first(
+        sources, sentence_encoder):
+    """A MiniLM that was warmed up for 1000 steps on a handful of questions was no MiniLM any more;
+    and a bare folder says nothing of pooling."""
+    named = {**sources, "sentence": sentence_encoder}
+    found = pretrained.resolve(config(named, retriever="sentence", generator="rag"))
+    assert pretrained.is_retriever(found)
+    assert {name: getattr(found.model.retriever, name) for name in SENTENCE} == SENTENCE
+    assert pretrained.resolve(found) == found
+    by_hand = {"model.retriever.pooling": "cls", "model.retriever.query_prefix": "",
+               "model.retriever.scale": 3.0}
+    asked = overrides.replace(config(named, retriever="sentence", generator="rag"), by_hand)
+    set_here = pretrained.resolve(asked).model.retriever
+    assert {name: getattr(set_here, name) for name in SENTENCE} == {
+        **SENTENCE, "pooling": "cls", "query_prefix": "", "scale": 3.0}
+    bare = overrides.replace(config(named, retriever="bert", generator="rag"), {
+        "model.retriever.pooling": "mean", "model.retriever.normalize": True})
+    assert pretrained.resolve(bare).model.retriever.logit_scale == 20
+
+
+def test_a_sentence_encoder_goes_the_whole_way(sources, sentence_encoder, tmp_path):
+    """Convert, index, train with a scale that learns, resume, ask, evaluate, export."""
+    conversion.convert(sentence_encoder, str(tmp_path / "converted"))
+    named = {**sources, "sentence": str(tmp_path / "converted")}
+    asked = overrides.replace(
+        with_files(config(named, retriever="sentence", generator="rag"), tmp_path),
+        {"train.steps": 2, "train.batch_size": 8, "train.save_every": 1, "eval.batch_size": 8,
+         "train.optimizer.learning_rate": 0.1, "model.retriever.learn_scale": True})
+    work = tmp_path / "work"
+    train(asked, work)
+    once = load(work).params
+    shutil.rmtree(work / "rag_token" / "2")
+    (work / "report.json").unlink()
+    train(asked, work)
+    rag = load(work)
+    tiny.assert_trees_close(rag.params, once, rtol=0, atol=0)
+    learned = float(rag.params["query_encoder"]["scale"])
+    assert learned != 0 and "scale" not in rag.params["document_encoder"]
+    question = QUESTION["question"]
+    answer, = rag.ask([question])
+    asked_BE = rag.embed_queries([question])
+    texts = [Passage("1", "Peru", "Lima is the capital of Peru."),
+             Passage("2", "France", "Paris is that.")]
+    logits = asked_BE @ rag.embed_passages(texts).T
+    np.testing.assert_allclose(np.linalg.norm(asked_BE), 8 * np.exp(learned), rtol=1e-5)
+    expected = np.exp(logits[0]) / np.exp(logits[0]).sum()
+    prior = {passage.id: passage.prior for passage in answer.passages}
+    np.testing.assert_allclose([prior["1"], prior["2"]], expected, rtol=1e-4)
+    assert rag.evaluate("dev").metrics
+    conversion.convert(str(work), str(tmp_path / "back"))
+    asks, reads = (hub.load(tmp_path / "back" / tower) for tower in pretrained.ENCODERS)
+    assert asks.retriever.scale == pytest.approx(8 * np.exp(learned), rel=1e-6)
+    assert (asks.family, asks.longest, asks.retriever.passage_prefix) == ("BertModel", 32, "is: ")
+    first = hub.load(sentence_encoder).params["bert"]
+    tiny.assert_trees_close(reads.params["bert"], first, rtol=0, atol=0)
+    del rag.params["query_encoder"]["scale"]
+    tiny.assert_trees_close(asks.params["bert"], rag.params["query_encoder"], rtol=0, atol=0)
+    assert hub.load(tmp_path / "back" / "generator").family == "BartForConditionalGeneration"
