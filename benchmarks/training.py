@@ -207,7 +207,7 @@ def our_job(options: argparse.Namespace, folder: pathlib.Path, kind: str, dtype:
                         {"passages": store}, {"train": examples})
     job = Job(config, folder, prepared, parallel.make_mesh(config.mesh))
     batcher = RagBatcher(job.tokens("train"), config.data.length_step,
-                         job.model.embedding_width)
+                         job.model.embedding_width, packed=True)
     return job, lambda: batcher.batch(np.arange(options.questions), retrieved, Found(store))
 
 

@@ -35,6 +35,9 @@ class Batch(NamedTuple):
     # Of a classifier, whose target is one number, that of the class: what its decoder reads.
     decoder_ids: Array | None = None  # int32[B, Q], <s> question </s>
     decoder_mask: Array | None = None  # bool[B, Q]
+    # Where the tokens of a question's inputs stand among their K * S places, in order, and K * S
+    # for the rest: the generator's encoder then computes these N alone, not the padding.
+    source_places: Array | None = None  # int32[B, N]
 
 
 class QuestionBatch(NamedTuple):

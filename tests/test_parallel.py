@@ -196,7 +196,7 @@ def test_only_parameters_and_gradients_travel_between_questions(sizes, dtype):
     _, state, shardings = step.init_state(model, model.towers, optimizer, 0, mesh)
     batch, claims = jax.tree.map(
         lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=parallel.batch_sharding(mesh)),
-        (tiny.rag_batch(**SIZES, model=model),
+        (tiny.packed(tiny.rag_batch(**SIZES, model=model), 19),
          tiny.class_batch(CLASSES, claim=10, **SIZES, model=model)))
     train_step = step.make_train_step(
         sum_of_losses(every_kind(model)), optimizer, shardings)

@@ -101,6 +101,15 @@ def rag_batch(seed=0, questions=3, passages=3, source=6, target=5, length=6, mod
     )
 
 
+def packed(batch, length):
+    """The batch with the places of its tokens, `length` of them for each question."""
+    masks = np.asarray(batch.source_mask).reshape(len(batch.weight), -1)
+    places = np.full((len(masks), length), masks.shape[1], np.int32)
+    for row, mask in zip(places, masks, strict=True):
+        row[: mask.sum()] = np.flatnonzero(mask)
+    return batch._replace(source_places=places)
+
+
 def class_batch(classes, seed=0, claim=6, **settings):
     """`rag_batch` for a classifier: targets are numbers of classes, and the decoder reads ids."""
     batch, rng = rag_batch(seed, **settings), np.random.default_rng(seed + 100)

@@ -45,11 +45,14 @@ class RagBatcher:
       length_step: generator inputs are padded to multiples of this; see `QuestionTokens.batch`.
       embedding_width: E.
       null_document: one more input to each question, the last, without a passage.
+      packed: `Batch.source_places` says where tokens are, if that leaves less padding. They are
+        a multiple of half of length_step for each of K inputs, whose padded length, on which
+        little depends then, is one of twice that step.
     """
 
     def __init__(self, questions: QuestionTokens, length_step: int, embedding_width: int,
-                 null_document: bool = False):
-        self.questions = questions
+                 null_document: bool = False, packed: bool = False):
+        self.questions, self.packed = questions, packed
         self.null_document = null_document
         self.length_step = length_step
         self.embedding_width = embedding_width
@@ -74,24 +77,44 @@ class RagBatcher:
             passages = self._closed_book(rows, own)
         else:
             passages = self._retrieved(rows, retrieved, index, own)
-        longest = int(self.lengths(rows, retrieved, index).max())
-        length = bucket(longest, self.length_step, questions.format.max_length)
+        length, packed = self._shape(self._lengths(rows, retrieved, index))
         inputs = [questions.format.join(passage, questions.suffixes[row])
                   for row, tokens in zip(rows[own], passages.tokens, strict=True)
                   for passage in tokens]
         shape = (len(passages.tokens), -1, length)
         ids, mask = pad_rows(inputs, length, questions.format.tokenizer.pad)
+        if packed:
+            of_questions = mask.reshape(shape[0], -1)
+            passages.fields["source_places"] = pad_rows(
+                [np.flatnonzero(row) for row in of_questions], packed, of_questions.shape[1])[0]
         return assemble(asked, ids.reshape(shape), mask.reshape(shape), **passages.fields)
+
+    def _shape(self, lengths: np.ndarray) -> tuple[int, int]:
+        """Padded length of the inputs of a batch, with so many tokens int64[B, K], and how many
+        tokens a question has when they are packed; 0 = they are not."""
+        step, longest, inputs = self.length_step, int(lengths.max()), lengths.shape[1]
+        length = bucket(longest, step, self.questions.format.max_length)
+        packed = bucket(
+            int(lengths.sum(axis=1).max()), inputs * max(1, step // 2), inputs * length)
+        if not self.packed or packed == inputs * length:
+            return length, 0
+        return bucket(longest, 2 * step, self.questions.format.max_length), packed
 
     def lengths(self, rows: np.ndarray, retrieved: np.ndarray | None,
                 index: PassageIndex | Bm25Index | None = None) -> np.ndarray:
         """Tokens of the longest generator input of each question, int64[B]; as in `batch`."""
+        return self._lengths(rows, retrieved, index).max(axis=1)
+
+    def _lengths(self, rows: np.ndarray, retrieved: np.ndarray | None,
+                 index: PassageIndex | Bm25Index | None) -> np.ndarray:
+        """Tokens of every generator input, int64[B, K], with a null document [B, K + 1]."""
         suffixes = np.array([[len(self.questions.suffixes[row])] for row in rows], np.int64)
         passages = np.zeros((len(rows), 1), np.int64)
         if retrieved is not None:
             table = index.passages.tokens(PASSAGE_TABLE)
             passages = table.lengths_of(np.maximum(retrieved, 0))
-        return self.questions.format.joined_length(passages, suffixes).max(axis=1)
+            passages = np.pad(passages, ((0, 0), (0, int(self.null_document))))
+        return self.questions.format.joined_length(passages, suffixes)
 
     def _closed_book(self, rows: np.ndarray, own: np.ndarray | slice) -> _Passages:
         """One empty passage with prior 1 for each question."""

@@ -21,6 +21,8 @@ from rag_jax.models.layers import (
     embedding_table,
     look_up,
 )
+from rag_jax.models.packing import Packing
+from rag_jax.parallel import constrain
 
 POSITION_OFFSET = 2  # row p + 2 of the table belongs to position p
 
@@ -31,13 +33,14 @@ class EncoderLayer(nn.Module):
     config: BartConfig
 
     @nn.compact
-    def __call__(self, x: jax.Array, mask: jax.Array, *, deterministic: bool) -> jax.Array:
+    def __call__(self, x: jax.Array, mask: jax.Array, packing: Packing | None = None, *,
+                 deterministic: bool) -> jax.Array:
         c, dtype = self.config, jnp.dtype(self.config.dtype)
         drop = Dropout(c.dropout)
         attended = Attention(
             c.heads, c.width, c.attention_dropout, dtype, c.init_std, c.fused_attention,
             name="attention",
-        )(x, x, mask, deterministic)
+        )(x, x, mask, deterministic, packing=packing)
         x = LayerNorm(c.layer_norm_eps, dtype, name="attention_norm")(
             x + drop(attended, deterministic=deterministic)
         )
@@ -96,6 +99,7 @@ class ClassificationHead(nn.Module):
 class Bart(encoder_decoder.EncoderDecoder):
     """Encoder and decoder with one embedding table."""
 
+    packs = True
     config: BartConfig
 
     def setup(self) -> None:
@@ -126,13 +130,19 @@ class Bart(encoder_decoder.EncoderDecoder):
     def embed(self, ids: jax.Array, positions: jax.Array, norm: nn.Module, deterministic: bool
                ) -> jax.Array:
         scale = self.config.width**0.5 if self.config.scale_embedding else 1.0
-        x = norm(look_up(self.embedding, ids) * scale + positions[None])
+        positions = positions if positions.ndim == 3 else positions[None]
+        x = norm(look_up(self.embedding, ids) * scale + positions)
         return self.drop(x, deterministic=deterministic)
 
-    def encode(self, ids: jax.Array, mask: jax.Array, deterministic: bool = True) -> jax.Array:
+    def encode(self, ids: jax.Array, mask: jax.Array, deterministic: bool = True,
+               packing: Packing | None = None) -> jax.Array:
         places = self.encoder_positions[POSITION_OFFSET : POSITION_OFFSET + ids.shape[1]]
+        if packing is not None:
+            whole = constrain(places, "positions", name="position table")
+            ids, places = packing.ids(ids), constrain(
+                whole[packing.places % ids.shape[1]], "batch", name="positions")
         x = self.embed(ids, places, self.encoder_embedding_norm, deterministic)
-        return self.encoder(x, mask[:, None, None, :], deterministic=deterministic)
+        return self.encoder(x, mask[:, None, None, :], packing, deterministic=deterministic)
 
     def embed_targets(self, ids: jax.Array, position: jax.Array | None = None,
                       deterministic: bool = True) -> jax.Array:

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from rag_jax.models.layers import KeysValues, Source
+from rag_jax.models.packing import Packing
 
 
 class DecoderLayer(nn.Module):
@@ -41,22 +42,26 @@ class DecoderLayer(nn.Module):
         return self.after(self.mlp_norm, x, self.drop(fed, deterministic=deterministic))
 
     def __call__(self, x: jax.Array, encoded: jax.Array, source_mask: jax.Array, causal: jax.Array,
-                 bias: jax.Array | None, *, deterministic: bool) -> jax.Array:
+                 bias: jax.Array | None, packing: Packing | None = None, *,
+                 deterministic: bool) -> jax.Array:
         attended = self.attend(x, self.cached(x), causal, bias, deterministic)
-        source = self.cross_attention.keys_values(encoded)
+        source = self.cross_attention.keys_values(encoded, packing)
         return self.after_self(x, attended, source, source_mask, deterministic)
 
 
 class EncoderDecoder(nn.Module):
     """A family's module sets up `decoder`, a stack of its `DecoderLayer`, and has
 
-      encode(ids int32[R, S], mask bool[R, S], deterministic) -> dtype[R, S, D]
+      encode(ids int32[R, S], mask bool[R, S], deterministic) -> dtype[R, S, D]; where it `packs`,
+        also with a `Packing` of them -> dtype[B, N, D]
       embed_targets(ids int32[R, T], position, deterministic) -> dtype[R, T, D], the decoder's input
         at that position int32[], or at 0, 1, ... where it is None
       logits(states dtype[..., D]) -> float32[..., V]
 
     and, where there is more than that, `self_bias` and `finish`.
     """
+
+    packs = False
 
     def self_bias(self, queries: jax.Array, keys: jax.Array) -> jax.Array | None:
         """What is added to the decoder's scores of self-attention, float32[1, H, Q, S], from
@@ -68,13 +73,15 @@ class EncoderDecoder(nn.Module):
         return x
 
     def decode(self, encoded: jax.Array, mask: jax.Array, inputs: jax.Array,
-               deterministic: bool = True) -> jax.Array:
-        """Teacher-forced states dtype[R, T, D] from the encoder's [R, S, D] and inputs [R, T]."""
+               deterministic: bool = True, packing: Packing | None = None) -> jax.Array:
+        """Teacher-forced states dtype[R, T, D] from the encoder's and inputs [R, T]."""
         length, places = inputs.shape[1], jnp.arange(inputs.shape[1])
         x = self.embed_targets(inputs, None, deterministic)
         causal = jnp.tril(jnp.ones((length, length), bool))[None, None]
+        if packing is not None:  # a row may have many inputs
+            packing = packing._replace(tokens=packing.tokens.reshape(mask.shape))
         x = self.decoder(x, encoded, mask[:, None, None, :], causal,
-                         self.self_bias(places, places), deterministic=deterministic)
+                         self.self_bias(places, places), packing, deterministic=deterministic)
         return self.finish(x, deterministic)
 
     def _encode_documents(self, ids: jax.Array, mask: jax.Array, deterministic: bool
@@ -85,9 +92,15 @@ class EncoderDecoder(nn.Module):
         return states.reshape(len(ids), -1, states.shape[-1]), mask.reshape(len(ids), -1)
 
     def states(self, ids: jax.Array, mask: jax.Array, inputs: jax.Array,
-               deterministic: bool = True) -> jax.Array:
-        encoded, mask = self._encode_documents(ids, mask, deterministic)
-        return self.decode(encoded, mask, inputs, deterministic)
+               deterministic: bool = True, places: jax.Array | None = None) -> jax.Array:
+        if places is None or not self.packs:
+            encoded, mask = self._encode_documents(ids, mask, deterministic)
+            return self.decode(encoded, mask, inputs, deterministic)
+        by_input = (ids.shape[0] * ids.shape[1], ids.shape[2])
+        packing = Packing.of(places, *by_input)
+        encoded = self.encode(
+            ids.reshape(by_input), mask.reshape(by_input), deterministic, packing)
+        return self.decode(encoded, mask.reshape(len(ids), -1), inputs, deterministic, packing)
 
     def read(self, ids: jax.Array, mask: jax.Array) -> Source:
         encoded, mask = self._encode_documents(ids, mask, True)

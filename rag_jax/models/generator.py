@@ -50,9 +50,13 @@ class Generator(Protocol):
     config: GeneratorConfig
 
     def states(self, ids: jax.Array, mask: jax.Array, inputs: jax.Array,
-               deterministic: bool = True) -> jax.Array:
+               deterministic: bool = True, places: jax.Array | None = None) -> jax.Array:
         """Training: states dtype[R, T, D] where inputs int32[R, T] are forced, about passages
-        int32[R, P, S], each read by itself, whose tokens are where mask bool[R, P, S] is True."""
+        int32[R, P, S], each read by itself, whose tokens are where mask bool[R, P, S] is True.
+
+        places: `Batch.source_places`, by which a family that `packs` computes no padding; given to
+          no other.
+        """
 
     def read(self, ids: jax.Array, mask: jax.Array) -> Source:
         """What is kept of passages int32[R, P, S], each read by itself."""

@@ -17,6 +17,7 @@ from jax.experimental.layout import Layout, with_layout_constraint
 
 from rag_jax.marginal import MASKED
 from rag_jax.models.fused_attention import fused_attention
+from rag_jax.models.packing import Packing
 from rag_jax.parallel import constrain
 
 ATTENDED = "intermediates"  # collection of what `attended` gives, where a caller makes it mutable
@@ -371,23 +372,28 @@ class Attention(nn.Module):
             self.width, ("heads", "embed"), self.dtype, self.init_std, self.biased)
         self.weight_dropout = Dropout(self.dropout)
 
-    def _split(self, x: jax.Array) -> jax.Array:
+    def _split(self, x: jax.Array, packing: Packing | None = None) -> jax.Array:
+        if packing is not None:
+            x = packing.pad(x)
         heads = x.reshape(*x.shape[:-1], self.heads, self.size)
         return heads.swapaxes(-2, -3)  # -> [R, H, S, C]
 
-    def keys_values(self, x: jax.Array) -> KeysValues:
-        """Those of [R, S, D]."""
-        return KeysValues(self._split(self.key(x)).swapaxes(-1, -2), self._split(self.value(x)))
+    def keys_values(self, x: jax.Array, packing: Packing | None = None) -> KeysValues:
+        """Those of [R, S, D], or of packed [B, N, D]."""
+        return KeysValues(self._split(self.key(x), packing).swapaxes(-1, -2),
+                          self._split(self.value(x), packing))
 
     def attend(self, x: jax.Array, keys: jax.Array, values: jax.Array, mask: jax.Array | None,
-               deterministic: bool, bias: jax.Array | None = None) -> jax.Array:
+               deterministic: bool, bias: jax.Array | None = None,
+               packing: Packing | None = None) -> jax.Array:
         """Attends from x [R, T, D] over keys [R, H, C, S] and values [R, H, S, C].
 
         Args:
           mask: bool, broadcastable to [R, H, T, S], True where attention is allowed; None = all.
           bias: float32, likewise, added to the scores; None = 0.
+          packing: x is packed, [B, N, D], and so is the result.
         """
-        queries_RHTC = self._split(self.query(x))
+        queries_RHTC = self._split(self.query(x), packing)
         if self.scaled:
             queries_RHTC = queries_RHTC * self.scale
         if bias is None and self.is_mutable_collection(ATTENDED):
@@ -398,6 +404,8 @@ class Attention(nn.Module):
             context_RTD = fused_attention(queries_RHTC, keys, values, mask)
         if context_RTD is None:
             context_RTD = self._plain(queries_RHTC, keys, values, mask, deterministic, bias)
+        if packing is not None:
+            context_RTD = packing.pack(context_RTD)
         return self.out(checkpoint_name(context_RTD, "narrow"))
 
     def _plain(self, queries_RHTC: jax.Array, keys: jax.Array, values: jax.Array,
@@ -410,9 +418,10 @@ class Attention(nn.Module):
         return context_RTHC.reshape(*context_RTHC.shape[:2], -1)  # -> [R, T, H * C]
 
     def __call__(self, x: jax.Array, source: jax.Array, mask: jax.Array | None,
-                 deterministic: bool, bias: jax.Array | None = None) -> jax.Array:
-        keys, values = self.keys_values(source)
-        return self.attend(x, keys, values, mask, deterministic, bias)
+                 deterministic: bool, bias: jax.Array | None = None,
+                 packing: Packing | None = None) -> jax.Array:
+        keys, values = self.keys_values(source, packing)
+        return self.attend(x, keys, values, mask, deterministic, bias, packing)
 
 
 class FeedForward(nn.Module):

@@ -78,6 +78,11 @@ class RagModel:
         return build(self.generator)
 
     @property
+    def packs(self) -> bool:
+        """The generator can read what `Batch.source_places` names, without padding."""
+        return getattr(self.generator_module, "packs", False)
+
+    @property
     def embedding_width(self) -> int:
         return self.retriever.projection or self.retriever.width
 
@@ -174,13 +179,13 @@ def _with_smoothed(logits: jax.Array, targets: jax.Array, label_smoothing: float
 
 def _decoder_states(model: RagModel, params: Params, ids: jax.Array, mask: jax.Array,
                     targets: jax.Array, dropout_key: jax.Array | None,
-                    mutable: str | bool = False) -> Any:
+                    mutable: str | bool = False, **packed: jax.Array) -> Any:
     """Decoder states dtype[R, T, D] where targets int32[R, T] are forced, about sources [R, P, S];
     with the variables of a collection that is `mutable`.
     """
     return model.generator_module.apply(
         {"params": params}, ids, mask, shift_right(targets, model.start_id), dropout_key is None,
-        rngs=_rngs(dropout_key), mutable=mutable, method="states")
+        rngs=_rngs(dropout_key), mutable=mutable, method="states", **packed)
 
 
 def seq2seq_log_probs(model: RagModel, params: Params, source_ids: jax.Array,
@@ -257,9 +262,10 @@ def _states(model: RagModel, params: Params, batch: Batch, targets: jax.Array,
     """Decoder states dtype[B, K, T, D] where targets int32[B, T] are forced, about each document;
     K = 1 for Fusion-in-Decoder."""
     documents = 1 if model.fuses else batch.source_ids.shape[1]
+    packed = {} if batch.source_places is None else {"places": batch.source_places}
     states_RTD = _decoder_states(
         model, params["generator"], *as_documents(model, batch),
-        jnp.repeat(targets, documents, axis=0), dropout_key)
+        jnp.repeat(targets, documents, axis=0), dropout_key, **packed)
     return states_RTD.reshape(targets.shape[0], documents, *states_RTD.shape[1:])
 
 

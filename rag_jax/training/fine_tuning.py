@@ -93,7 +93,8 @@ def _rag_source(job: Job, index: Index) -> tuple[
     if k and config.retrieval.where == "device":
         return on_device.training(job.model, config, job.prepared, questions, index)
     model, lengths = job.model, config.data.length_step
-    batcher = RagBatcher(questions, lengths, model.embedding_width, model.null_document != "none")
+    batcher = RagBatcher(questions, lengths, model.embedding_width, model.null_document != "none",
+                         packed=model.packs)
     ask = ask_by_words(questions) if model.lexical else ask_by_vector(
         jit_embed(model), questions, job.mesh, lengths)
     retriever = Retriever(index, ask, functools.partial(search, index, k=k)) if k else None

@@ -247,12 +247,15 @@ def _token_metrics(batch: Any) -> dict[str, jax.Array]:
     They are counted in its token masks; a batch that has none gives no such metrics.
     """
     fields = batch._asdict() if hasattr(batch, "_asdict") else {}
-    masks = [mask for name, mask in fields.items()
-             if name.endswith("_mask") and name != "doc_mask" and mask is not None]
+    masks = {name: mask for name, mask in fields.items()
+             if name.endswith("_mask") and name != "doc_mask" and mask is not None}
     if not masks:
         return {}
-    tokens = sum(jnp.sum(mask, dtype=jnp.int32) for mask in masks).astype(jnp.float32)
-    return {"tokens": tokens, "padding_share": 1 - tokens / sum(mask.size for mask in masks)}
+    tokens = sum(jnp.sum(mask, dtype=jnp.int32) for mask in masks.values()).astype(jnp.float32)
+    if (packed := fields.get("source_places")) is not None:
+        masks["source_mask"] = packed
+    places = sum(mask.size for mask in masks.values())
+    return {"tokens": tokens, "padding_share": 1 - tokens / places}
 
 
 def _initial(model: rag.RagModel, towers: Sequence[str], seed: int, mesh: Mesh

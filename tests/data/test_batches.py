@@ -51,14 +51,15 @@ class Index:
         return self.table[ids]
 
 
-@pytest.mark.parametrize("division", ["queries", "passages", "devices"])
-def test_a_host_makes_its_rows_of_the_batch_that_all_agree_on(made, division):
+@pytest.mark.parametrize("division, packed", [
+    ("queries", False), ("passages", True), ("devices", False)])
+def test_a_host_makes_its_rows_of_the_batch_that_all_agree_on(made, division, packed):
     """The same draws and padded lengths, whatever passages the other hosts' questions got.
 
     An index on devices that they share is asked for the same by all.
     """
     questions, store, _, _ = made
-    batcher, index = RagBatcher(questions, 4, WIDTH), Index(store, division)
+    batcher, index = RagBatcher(questions, 4, WIDTH, packed=packed), Index(store, division)
     rows = np.array([4, 0, 3, 1])
     for retrieved in (None, np.array([[0, -1], [1, 0], [2, 1], [5, 4]])):
         whole = batcher.batch(rows, retrieved, index, order.generator(0, 4, 1))
@@ -201,6 +202,29 @@ def test_padding_passages_are_masked_and_have_zero_embeddings(made, rag):
     full = rag.batch(np.array([0, 1]), np.array([[2, 3, 4], [0, 1, 2]]), Index(store))
     assert (batch.source_ids[0, 0][batch.source_mask[0, 0]]
             == full.source_ids[0, 0][full.source_mask[0, 0]]).all()
+
+
+@pytest.mark.parametrize("null_document", [False, True])
+def test_packed_places_are_those_of_the_tokens_where_that_saves_padding(made, null_document):
+    """One that is missing is a token that nobody reads."""
+    questions, store, _, _ = made
+    batcher, index = RagBatcher(questions, 4, WIDTH, null_document, packed=True), Index(store)
+    batch = batcher.batch(np.array([0, 3, 4]), np.array([[0, 1, 5], [0, 5, 1], [1, 0, 2]]), index)
+    inputs = 3 + null_document
+    assert batch.source_mask.shape[1] == inputs and batch.source_mask.shape[2] % 8 == 0
+    assert batch.source_places.shape[1] % (2 * inputs) == 0
+    assert batch.source_places.shape[1] < batch.source_mask[0].size
+    for places, mask in zip(batch.source_places, batch.source_mask, strict=True):
+        assert places.tolist() == [*np.flatnonzero(mask), *[mask.size] * (
+            len(places) - mask.sum())]
+    plain = RagBatcher(questions, 4, WIDTH, null_document).batch(
+        np.array([0, 3, 4]), np.array([[0, 1, 5], [0, 5, 1], [1, 0, 2]]), index)
+    assert plain.source_places is None
+    assert (plain.source_ids[plain.source_mask] == batch.source_ids[batch.source_mask]).all()
+    same = batcher.batch(np.array([0]), np.array([[5, 5]]), index)
+    if not null_document:
+        assert same.source_places is None, "equal lengths have no padding to leave out"
+    assert batcher.batch(np.array([0, 3]), None).source_places is None
 
 
 def test_closed_book_is_one_empty_passage(made, rag):

@@ -210,6 +210,33 @@ def test_padding_of_any_kind_changes_neither_loss_nor_gradient(params, kind):
         assert np.asarray(gradient)[:2].any(axis=2).all()
 
 
+@pytest.mark.parametrize("kind, settings", [
+    ("token", {}), ("fid", {}), ("sequence", {"scan_layers": True, "remat": "narrow"})])
+def test_packed_tokens_give_the_loss_and_gradient_of_padded_inputs(kind, settings):
+    """A token looked up at another's place, or a gradient that is lost on the way back.
+
+    A passage that is missing has tokens, too; Fusion-in-Decoder masks them.
+    """
+    doc_mask = BATCH.doc_mask.copy()
+    doc_mask[0, 1] = False
+    batch = BATCH._replace(doc_mask=doc_mask)
+    model = tiny.rag_model(kind, retriever={"projection": 12},
+                           generator={"encoder_layers": 2, "decoder_layers": 2, **settings})
+    longest = int(batch.source_mask.sum(axis=(1, 2)).max())
+    assert longest + 2 < batch.source_mask[0].size
+
+    @tiny.jit
+    def run(params, batch):
+        return jax.value_and_grad(lambda p: rag_loss(model)(p, batch, None)[0])(params)
+
+    params = tiny.rag_params(model)
+    loss, grads = run(params, batch)
+    for length in (longest, longest + 2):
+        packed_loss, packed_grads = run(params, tiny.packed(batch, length))
+        np.testing.assert_allclose(packed_loss, loss, rtol=1e-6)
+        tiny.assert_trees_close(packed_grads, grads, rtol=1e-4, atol=1e-5)
+
+
 def test_appended_padding_documents_change_nothing(params):
     """A short result list padded to any K is the same question."""
     def pad(x, value=0):
