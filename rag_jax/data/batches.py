@@ -94,11 +94,11 @@ class RagBatcher:
         tokens a question has when they are packed; 0 = they are not."""
         step, longest, inputs = self.length_step, int(lengths.max()), lengths.shape[1]
         length = bucket(longest, step, self.questions.format.max_length)
-        packed = bucket(
-            int(lengths.sum(axis=1).max()), inputs * max(1, step // 2), inputs * length)
-        if not self.packed or packed == inputs * length:
-            return length, 0
-        return bucket(longest, 2 * step, self.questions.format.max_length), packed
+        tokens, padded = int(lengths.sum(axis=1).max()), inputs * length
+        if not self.packed or bucket(tokens, inputs * step, padded) == padded:
+            return length, 0  # less than a step of each would be saved
+        return (bucket(longest, 2 * step, self.questions.format.max_length),
+                bucket(tokens, inputs * max(1, step // 2), padded))
 
     def lengths(self, rows: np.ndarray, retrieved: np.ndarray | None,
                 index: PassageIndex | Bm25Index | None = None) -> np.ndarray:
