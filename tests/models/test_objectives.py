@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import tiny
 
+from rag_jax.config import CausalConfig
 from rag_jax.models import rag
 from rag_jax.models.layers import unstack_layers
 from rag_jax.training import step
@@ -196,3 +197,23 @@ def test_scanned_layers_attend_as_looped_ones_do():
         rag.attention_shares(looped, unstack_layers(weights), BATCH)))(weights)
     np.testing.assert_allclose(found, expected, rtol=1e-5)
     assert not np.asarray(found)[~BATCH.doc_mask].any()
+
+
+CAUSAL = CausalConfig(vocab_size=38, max_positions=64, width=16, decoder_layers=1, heads=2,
+                      kv_heads=1, head_size=8, mlp_width=32, init_std=0.3, logit_chunk=3)
+
+
+@pytest.mark.parametrize("generator, objectives", [(tiny.T5, ("pdist", "adist", "loop")),
+                                                   (CAUSAL, ("pdist", "loop"))])
+def test_every_family_of_generators_weights_passages_wherever_they_stand(generator, objectives):
+    """A family whose attention is not collected, or takes places of passages, would teach those."""
+    model = tiny.rag_model("fid", generator=generator)
+    batch, weights = tiny.rag_batch(seed=2, model=model), tiny.rag_params(model)
+    batch = batch._replace(doc_mask=np.ones_like(batch.doc_mask))
+    turned = batch._replace(**{name: getattr(batch, name)[:, ::-1] for name in (
+        "source_ids", "source_mask", "doc_embeddings")})
+    run = tiny.jit(lambda weights, batch: [rag.log_likelihood(
+        model, weights, batch, retriever_objective=name)["posterior"] for name in objectives])
+    for found, expected in zip(run(weights, turned), run(weights, batch), strict=True):
+        np.testing.assert_allclose(found[:, ::-1], expected, rtol=1e-4, atol=1e-6)
+        assert np.ptp(np.asarray(expected), axis=1).min() > 1e-3
