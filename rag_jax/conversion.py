@@ -105,7 +105,8 @@ def config_of(checkpoint: hub.Pretrained) -> Config:
     if "max_length" in answers:
         data = dataclasses.replace(data, max_target_length=min(
             answers.pop("max_length"), generator.max_positions))
-    return Config(runs=(f"rag_{checkpoint.kind or 'token'}",), data=data,
+    run = "fid" if checkpoint.kind == "fid" else f"rag_{checkpoint.kind or 'token'}"
+    return Config(runs=(run,), data=data,
                   model=ModelConfig(retriever, generator), eval=EvalConfig(**answers),
                   train=TrainConfig(steps=0))  # it answers as it is
 

@@ -13,6 +13,8 @@ WHAT = {
            "is not part of this folder: `rag_jax.load(FOLDER, index=INDEX).ask([QUESTION])`.",
     "dpr": "One encoder of a dense passage retriever (Karpukhin et al. 2020, arXiv 2004.04906).",
     "bart": "A sequence-to-sequence generator (BART, Lewis et al. 2019, arXiv 1910.13461).",
+    **dict.fromkeys(("t5", "mt5"), "A sequence-to-sequence generator (T5, Raffel et al. 2020, "
+                                   "arXiv 1910.10683)."),
     **dict.fromkeys(causal.USUAL, "A decoder-only language model, as a generator."),
     "bert": "A text encoder (BERT, Devlin et al. 2019, arXiv 1810.04805).",
     "roberta": "A text encoder (RoBERTa, Liu et al. 2019, arXiv 1907.11692).",

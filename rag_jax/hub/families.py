@@ -1,6 +1,7 @@
 """What kind of checkpoint a folder holds: config.json to our configurations and back."""
 
 import dataclasses
+import functools
 import math
 import pathlib
 import re
@@ -9,12 +10,19 @@ import types
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple, TypeVar, get_args, get_type_hints
 
-from rag_jax.config import BartConfig, BertConfig, CausalConfig, EvalConfig, GeneratorConfig
+from rag_jax.config import (
+    BartConfig,
+    BertConfig,
+    CausalConfig,
+    EvalConfig,
+    GeneratorConfig,
+    T5Config,
+)
 from rag_jax.hub import causal
 from rag_jax.hub.names import TABLE, Place
 from rag_jax.hub.stored import HubError
 
-Tower = TypeVar("Tower", BertConfig, BartConfig, CausalConfig)
+Tower = TypeVar("Tower", BertConfig, BartConfig, CausalConfig, T5Config)
 LARGEST = 2**31 - 1  # of numbers in a config.json; no table has more rows
 
 
@@ -24,7 +32,7 @@ class Family(NamedTuple):
     architecture: str
     model_type: str
     places: dict[str, Place]
-    kind: str | None = None  # RAG only: "token" or "sequence"; None = its class does not say
+    kind: str | None = None  # "token", "sequence" or "fid"; None = its class does not say
 
 
 def _rag(architecture: str, root: str, kind: str | None) -> Family:
@@ -45,6 +53,9 @@ FAMILIES = {family.architecture: family for family in (
         "document_encoder": Place("ctx_encoder.", "ctx_encoder.bert_model.")}),
     Family("BartModel", "bart", {"generator": Place("", "")}),
     Family("BartForConditionalGeneration", "bart", {"generator": Place("", "model.")}),
+    Family("T5ForConditionalGeneration", "t5", {"generator": Place("", "")}),
+    Family("MT5ForConditionalGeneration", "mt5", {"generator": Place("", "")}),
+    Family("FiDT5", "t5", {"generator": Place("", "")}, "fid"),
     *(Family(name, model_type, {"generator": Place("", "model.")})
       for model_type, name in causal.CLASSES.items()),
     _rag("RagModel", "", None),
@@ -234,6 +245,45 @@ def encoder_family(config: BertConfig, tower: str) -> str:
     return bare if config.beyond_dpr or bare != "BertModel" else dpr.get(tower, bare)
 
 
+# By feed_forward_proj: the activation, and whether it is gated.
+_FEED_FORWARDS = {"relu": ("relu", False), "gated-gelu": ("gelu_new", True)}
+
+
+def t5_config(config: Mapping[str, Any], file: pathlib.Path) -> T5Config:
+    """Our configuration of a T5 or mT5 config.json; raises as `_read`. Whether the output layer is
+    the token table, the weights say."""
+    older = config.get("model_type") == "t5"
+    form = config.get("feed_forward_proj") or ("relu" if older else "gated-gelu")
+    if form not in _FEED_FORWARDS:
+        raise HubError(f"{file}: feed_forward_proj = {reprlib.repr(form)} is not known here; "
+                       f"allowed: {', '.join(_FEED_FORWARDS)}")
+    activation, gated = _FEED_FORWARDS[form]
+    scaled = config.get("scale_decoder_outputs", config.get("tie_word_embeddings") is not False)
+    result = _read("t5", T5Config, {
+        **config, "dense_act_fn": activation, "is_gated_act": gated,
+        "num_decoder_layers": config.get("num_decoder_layers") or config.get("num_layers"),
+        "scale_decoder_outputs": older and scaled}, file)
+    return dataclasses.replace(result, attention_dropout=result.dropout,
+                               activation_dropout=result.dropout, tied=result.scale_output)
+
+
+def t5_json(model_type: str, config: T5Config, ids: SpecialIds) -> dict[str, Any]:
+    """The config.json of a T5 ("t5") or mT5 ("mt5").
+
+    Raises:
+      HubError: a form of the feed-forward, or an output, that these do not have.
+    """
+    forms = {value: form for form, value in _FEED_FORWARDS.items()}
+    form = forms.get((config.activation, config.gated))
+    if form is None or model_type == "mt5" and config.scale_output:
+        raise HubError(f"config.model.generator: activation={config.activation}, "
+                       f"gated={config.gated}, scale_output={config.scale_output}: there is no "
+                       f"such {model_type} in transformers")
+    return {"model_type": model_type, "is_encoder_decoder": True, "feed_forward_proj": form,
+            "tie_word_embeddings": config.scale_output, **_written("t5", config),
+            **generation_json(ids)}
+
+
 def architecture(config: Mapping[str, Any], generation: Mapping[str, Any], model_type: str,
                  file: pathlib.Path) -> Architecture:
     """The configurations of all towers of a config.json; a generator has a start token of its own
@@ -295,6 +345,10 @@ def special_ids(config: Mapping[str, Any], generation: Mapping[str, Any], file: 
         merged |= {"decoder_start_token_id": end, "forced_bos_token_id": None}
         merged["pad_token_id"] = end if merged.get("pad_token_id") is None else merged[
             "pad_token_id"]
+    if config.get("model_type") in ("t5", "mt5"):
+        merged = {"pad_token_id": 0, "eos_token_id": 1, "bos_token_id": None, **{
+            name: value for name, value in merged.items() if value is not None}}
+        merged.setdefault("decoder_start_token_id", merged["pad_token_id"])
     values = {}
     for ours, theirs in IDS.items():
         value = merged.get(theirs, getattr(SpecialIds, ours))
@@ -333,11 +387,15 @@ def search(config: Mapping[str, Any], generation: Mapping[str, Any], file: pathl
 # (data.source_format, data.question_text) of Hugging Face's own training, and what auto means of
 # other generators.
 RELEASED_INPUTS, OUR_INPUTS = ("hugging_face", "uncased_roundtrip"), ("question_kept", "raw")
+FID_INPUTS = ("question_first", "raw")  # Fusion-in-Decoder's on T5, whose own tasks are like it
 OWN = "rag_jax"  # the section of config.json for what only this package reads
 
 
 def inputs(config: Mapping[str, Any], family: Family) -> tuple[str, str] | None:
-    """(data.source_format, data.question_text) of a RAG checkpoint; those that we wrote say it."""
+    """(data.source_format, data.question_text) of a RAG checkpoint, of which those that we wrote
+    say it, and of a T5."""
+    if family.model_type in ("t5", "mt5"):
+        return FID_INPUTS
     if family.model_type != "rag":
         return None
     own = config.get(OWN)
@@ -399,6 +457,8 @@ class Form(NamedTuple):
 
 
 GENERATORS = {"bart": Form(bart_config, bart_json),
+              **{name: Form(t5_config, functools.partial(t5_json, name))
+                 for name in ("t5", "mt5")},
               **dict.fromkeys(causal.USUAL, Form(causal_config, causal_json))}
 
 
@@ -406,7 +466,8 @@ def class_of(generator: GeneratorConfig) -> str:
     """The class of transformers that a generator is written as."""
     if isinstance(generator, CausalConfig):
         return causal.CLASSES[causal.MODEL_TYPES[generator.variant]]
-    return "BartForConditionalGeneration"
+    return "T5ForConditionalGeneration" if isinstance(generator, T5Config) else (
+        "BartForConditionalGeneration")
 
 
 def _written(model: str, config: Any) -> dict[str, Any]:

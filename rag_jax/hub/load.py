@@ -11,6 +11,7 @@ import jax
 import numpy as np
 
 from rag_jax import parallel
+from rag_jax.config import T5Config
 from rag_jax.hub import causal, families, names, sentence
 from rag_jax.hub.families import Architecture
 from rag_jax.hub.stored import HEADER_LIMIT, HubError, read_json
@@ -19,7 +20,8 @@ from rag_jax.models.dpr import DprEncoder
 from rag_jax.models.generator import build
 from rag_jax.types import Params
 
-VOCABULARIES = ("tokenizer.json", "vocab.json", "vocab.txt", "sentencepiece.bpe.model")
+VOCABULARIES = ("tokenizer.json", "vocab.json", "vocab.txt", "sentencepiece.bpe.model",
+                "spiece.model")
 TOKENIZER_FILES = (*VOCABULARIES, "tokenizer_config.json", "special_tokens_map.json",
                    "added_tokens.json", "merges.txt")
 TOKENIZER_FOLDERS = {"query_encoder": "question_encoder_tokenizer",
@@ -39,10 +41,10 @@ class Pretrained(Architecture):
     towers: those of the file, whichever of them were loaded.
     params: by tower, among "query_encoder", "document_encoder" and "generator" as in
       `RagModel.init` (unboxed, float32), and "bert": a plain BERT in the form of either encoder.
-    kind: "token" or "sequence" where a RAG checkpoint says so.
+    kind: "token" or "sequence" where a RAG checkpoint says so, "fid" where its authors' do.
     tokenizers: folders by tower ("query_encoder" and "generator" for RAG), where there are any.
-    inputs: (data.source_format, data.question_text) that a RAG checkpoint's generator was trained
-      with, or None.
+    inputs: (data.source_format, data.question_text) that a generator was trained with, where
+      RAG's checkpoint or T5's family says it, or None.
     origins: what the encoders were trained on, by tower, where name or model card tell it.
     search: how its answers are searched, as `families.search`; empty without a generator.
     """
@@ -153,6 +155,10 @@ def _open(folder: pathlib.Path) -> tuple[Pretrained, Tensors, dict[str, names.Pl
     tensors, vectors = open_tensors(folder), sentence.read(folder, config)
     family = families.detect(config, tensors, file)
     parts = families.architecture(config, generation, family.model_type, file)
+    if isinstance(parts.generator, T5Config) and not parts.generator.scale_output:
+        tied = f"{family.places['generator'].head}lm_head.weight" not in tensors
+        parts = dataclasses.replace(
+            parts, generator=dataclasses.replace(parts.generator, tied=tied))
     if vectors.fields:
         parts = _sentence_encoder(parts, vectors.fields, family, folder)
         tensors = Tensors({**tensors, **vectors.dense}, tensors.source)

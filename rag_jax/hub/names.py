@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from rag_jax.config import BartConfig, BertConfig, CausalConfig
+from rag_jax.config import BartConfig, BertConfig, CausalConfig, T5Config
 from rag_jax.hub.stored import HubError
 from rag_jax.hub.tensors import Tensors
 from rag_jax.models.causal_lm import VARIANTS
@@ -32,6 +32,7 @@ HARMLESS = re.compile(
     r"|lm_head\.(dense|layer_norm|decoder|bias)(\..*)?"  # RoBERTa's
     r"|(.*\.)?(encoder|decoder)\.version"  # fairseq's mark in old BART files
     r"|(.*\.)?rotary_emb\.inv_freq"  # what follows from config.json, in old Llama files
+    r"|decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_attention_bias\.weight"  # T5's
 )
 
 
@@ -112,7 +113,29 @@ def causal_weights(tower: str, config: CausalConfig, place: Place) -> list[Weigh
         model, (tower,), {"decoder": config.decoder_layers}, place.body)]
 
 
-GENERATOR_WEIGHTS = {"bart": bart_weights, "causal": causal_weights}  # by config.family
+def t5_weights(tower: str, config: T5Config, place: Place) -> list[Weight]:
+    """The weights of T5, and by their other names those of Fusion-in-Decoder's authors, who wrap
+    the encoder and each of its layers."""
+    tables = [f"{place.body}{name}.weight"
+              for name in ("shared", "encoder.embed_tokens", "decoder.embed_tokens")]
+    last = f"{place.head}lm_head.weight"
+    weights = [Weight((tower, "embedding"), (*tables, *[last] * config.tied))]
+    if not config.tied:
+        weights.append(Weight((tower, "output"), (last,)))
+    depths = {"encoder": config.encoder_layers, "decoder": config.decoder_layers}
+    for model in ("t5", "t5_gated" if config.gated else "t5_plain"):
+        weights += _listed_weights(model, (tower,), depths, place.body)
+
+    def wrapped(name: str) -> str:
+        name = name.replace("encoder.", "encoder.encoder.", 1)
+        return re.sub(r"(\.block\.\d+)", r"\1.module", name)
+
+    return [weight._replace(names=weight.names + tuple(
+        wrapped(name) for name in weight.names if name.startswith(f"{place.body}encoder.")))
+        for weight in weights]
+
+
+GENERATOR_WEIGHTS = {"bart": bart_weights, "t5": t5_weights, "causal": causal_weights}  # by family
 
 
 def _listed_weights(model: str, top: Path, depths: Mapping[str, int], body: str) -> list[Weight]:

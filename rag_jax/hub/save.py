@@ -11,7 +11,7 @@ import flax.linen as nn
 import numpy as np
 
 from rag_jax import files
-from rag_jax.config import GeneratorConfig
+from rag_jax.config import GeneratorConfig, T5Config
 from rag_jax.data.text import Tokenizer
 from rag_jax.hub import families, names, sentence
 from rag_jax.hub.families import FAMILIES, Architecture, SpecialIds
@@ -21,7 +21,7 @@ from rag_jax.hub.tensors import write_safetensors
 from rag_jax.types import Params
 
 WRITTEN = [name for name in FAMILIES
-           if not name.endswith(("ForMaskedLM", "ForPreTraining"))]
+           if not name.endswith(("ForMaskedLM", "ForPreTraining", "FiDT5"))]
 
 
 def save(directory: str | os.PathLike, family: str, params: Params, architecture: Architecture, *,
@@ -110,8 +110,12 @@ def _check_arguments(target: pathlib.Path, family: str, params: Params,
 
 
 def _ids_of(tokenizer: Tokenizer | None, generator: GeneratorConfig | None) -> SpecialIds:
-    ids = SpecialIds(forced_eos=2) if tokenizer is None else SpecialIds(
-        tokenizer.end, tokenizer.end, tokenizer.pad, tokenizer.start, None, tokenizer.end)
+    if isinstance(generator, T5Config):
+        ids = SpecialIds(0, 1, 0, None) if tokenizer is None else SpecialIds(
+            tokenizer.pad, tokenizer.end, tokenizer.pad, None)
+    else:
+        ids = SpecialIds(forced_eos=2) if tokenizer is None else SpecialIds(
+            tokenizer.end, tokenizer.end, tokenizer.pad, tokenizer.start, None, tokenizer.end)
     if generator and generator.start_token >= 0:
         ids = dataclasses.replace(ids, start=generator.start_token)
     return ids
@@ -184,20 +188,25 @@ def save_tokenizer(directory: pathlib.Path, tokenizer: Tokenizer, max_length: in
     tokenizer.save(directory)
     file = directory / "tokenizer.json"
     backend = tokenizers.Tokenizer.from_file(str(file))
-    start, end, pad, mask = map(
-        backend.id_to_token, (tokenizer.start, tokenizer.end, tokenizer.pad, tokenizer.mask))
+    end, pad, mask = map(
+        backend.id_to_token, (tokenizer.end, tokenizer.pad, tokenizer.mask))
+    start = None if tokenizer.start is None else backend.id_to_token(tokenizer.start)
     if backend.post_processor is None:
+        begin = f"{start}:0 " if start else ""
         between = f"{end}:0 {end}:0" if end == "</s>" else f"{end}:0"
         backend.post_processor = processors.TemplateProcessing(
-            single=f"{start}:0 $A:0 {end}:0", pair=f"{start}:0 $A:0 {between} $B:0 {end}:0",
-            special_tokens=[(start, tokenizer.start), (end, tokenizer.end)])
+            single=f"{begin}$A:0 {end}:0", pair=f"{begin}$A:0 {between} $B:0 {end}:0",
+            special_tokens=[(start or end, tokenizer.start if start else tokenizer.end),
+                            (end, tokenizer.end)])
         backend.save(str(file))
     unknown = next((t for t in ("<unk>", "[UNK]") if backend.token_to_id(t) is not None), None)
     special = {"cls_token": start, "sep_token": end, "pad_token": pad, "mask_token": mask}
+    if start is None:
+        special = {"pad_token": pad}
     if unknown:
         special["unk_token"] = unknown
     if end == "</s>":
-        special.update(bos_token=start, eos_token=end)
+        special.update({"bos_token": start} if start else {}, eos_token=end)
     _write_json(directory / "special_tokens_map.json", special)
     _write_json(directory / "tokenizer_config.json", {
         **special, "tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": max_length,

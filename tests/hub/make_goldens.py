@@ -26,7 +26,7 @@ def packed(name: str, tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
 def write_sentences(folder: pathlib.Path, chosen: list[str]) -> None:
     import sentences
 
-    folder.mkdir(exist_ok=True)
+    (folder / "t5").mkdir(parents=True, exist_ok=True)
     for name in chosen:
         with tempfile.TemporaryDirectory() as scratch:
             saved = pathlib.Path(scratch, name)
@@ -43,7 +43,7 @@ def main(*chosen: str) -> None:
     import sentences
 
     folder = HERE / "goldens"
-    folder.mkdir(exist_ok=True)
+    (folder / "t5").mkdir(parents=True, exist_ok=True)
     if asked := [name for name in sentences.CASES if not chosen or name in chosen]:
         write_sentences(folder / "sentences", asked)
     for name, case in reference.CASES.items():

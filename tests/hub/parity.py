@@ -77,7 +77,11 @@ def outputs(pretrained: Pretrained, x: dict[str, np.ndarray], params) -> dict[st
         targets = jnp.repeat(jnp.asarray(x["target_ids"]), passages, axis=0)
         states = generator.states(
             ids[:, None], mask[:, None], rag.shift_right(targets, pretrained.ids.start))
-        encoded = {"encoded": generator.encode(ids, mask)} if config.family == "bart" else {}
+        encoded = {} if config.family == "causal" else {"encoded": generator.encode(ids, mask)}
+        if config.family == "t5":
+            encoded["fused"] = generator.logits(generator.states(
+                x["source_ids"], x["source_mask"],
+                rag.shift_right(jnp.asarray(x["target_ids"]), pretrained.ids.start)))
         logits = vocabulary.logits(
             *vocabulary.head(params["generator"]), states, config.logit_cap)
         return {**encoded, "states": states, "logits": logits}

@@ -30,15 +30,23 @@ CAUSAL_SIZE = {
     "max_position_embeddings": 64, "bos_token_id": 0, "eos_token_id": END, "pad_token_id": PAD}
 
 
+T5_SIZE = {
+    "vocab_size": 27, "d_model": 8, "d_kv": 3, "num_heads": 2, "d_ff": 12, "num_layers": 2,
+    "num_decoder_layers": 2, "relative_attention_num_buckets": 8,
+    "relative_attention_max_distance": 9, "decoder_start_token_id": START, "eos_token_id": END,
+    "pad_token_id": PAD}
+
+
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """A class of transformers with its configuration; `bert`, `bart` and `causal` change the
-    sizes."""
+    """A class of transformers with its configuration; `bert`, `bart`, `causal` and `t5` change
+    the sizes."""
 
     model: str
     bert: dict[str, Any] = dataclasses.field(default_factory=dict)
     bart: dict[str, Any] = dataclasses.field(default_factory=dict)
     causal: dict[str, Any] = dataclasses.field(default_factory=dict)
+    t5: dict[str, Any] = dataclasses.field(default_factory=dict)
 
 
 def rope(kind: str = "default", theta: float = 100.0, **fields: float) -> dict[str, Any]:
@@ -64,6 +72,7 @@ CAUSAL = {
 }
 
 
+UNTIED = {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}
 CASES = {
     "bert": Case("BertModel"),
     "bert_mlm": Case("BertForMaskedLM", {"hidden_act": "relu"}),
@@ -79,6 +88,9 @@ CASES = {
     "rag_sequence": Case("RagSequenceForGeneration", {"num_hidden_layers": 1},
                          {"scale_embedding": True, "encoder_layers": 2, "decoder_layers": 1}),
     **CAUSAL,
+    "t5/plain": Case("T5ForConditionalGeneration"),
+    "t5/gated": Case("T5ForConditionalGeneration", t5={
+        **UNTIED, "d_ff": 5, "num_layers": 1, "num_decoder_layers": 1}),
 }
 
 
@@ -92,6 +104,9 @@ def build(case: Case, seed: int = 0, scale: float = 0.3) -> Any:
         config = transformers.DPRConfig(**bert)
     elif case.model.startswith("Bart"):
         config = transformers.BartConfig(**bart)
+    elif "T5" in case.model:
+        name = case.model.replace("ForConditionalGeneration", "Config")
+        config = getattr(transformers, name)(**{**T5_SIZE, **case.t5})
     elif case.model.endswith("ForCausalLM"):
         name = case.model.removesuffix("ForCausalLM").replace("Gemma3", "Gemma3Text")
         sizes = {k: v for k, v in {**CAUSAL_SIZE, **case.causal}.items() if v is not None}
@@ -100,6 +115,8 @@ def build(case: Case, seed: int = 0, scale: float = 0.3) -> Any:
         config = transformers.RagConfig.from_question_encoder_generator_configs(
             transformers.DPRConfig(**bert), transformers.BartConfig(**bart), n_docs=PASSAGES)
     model = getattr(transformers, case.model)(config).eval()
+    if case.t5 and "tie_word_embeddings" in case.t5:
+        model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.clone())
     rng = np.random.default_rng(seed)
     with torch.no_grad():
         for name, value in (*model.named_parameters(), *model.named_buffers()):
@@ -159,6 +176,11 @@ def _bart(model: Any, x: dict[str, torch.Tensor], conditional: bool) -> dict[str
         input_ids=x["source_ids"].flatten(0, 1), attention_mask=x["source_mask"].flatten(0, 1),
         decoder_input_ids=_labels(x["target_ids"]).repeat_interleave(PASSAGES, 0)[:, :-1])
     outputs = {"encoded": result.encoder_last_hidden_state}
+    if "T5" in type(model).__name__:  # Fusion-in-Decoder
+        outputs["fused"] = model(
+            encoder_outputs=(outputs["encoded"].reshape(QUESTIONS, PASSAGES * SOURCE, -1),),
+            attention_mask=x["source_mask"].flatten(1),
+            decoder_input_ids=_labels(x["target_ids"])[:, :-1]).logits
     outputs["logits" if conditional else "states"] = result[0]
     return outputs
 
@@ -176,14 +198,16 @@ def _causal(model: Any, x: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 
 def _continued(model: Any, x: dict[str, torch.Tensor], beams: int) -> torch.Tensor:
-    """The answers to each question's first prompt, which all end."""
-    rows = []
+    """The answers to each question's first prompt (or source), which all end."""
+    rows, encodes = [], model.config.is_encoder_decoder
     for ids, mask in zip(x["source_ids"][:, 0], x["source_mask"][:, 0], strict=True):
-        prompt = torch.cat([ids[mask], torch.tensor([START])])[None]
+        prompt = ids[mask][None] if encodes else (
+            torch.cat([ids[mask], torch.tensor([START])])[None])
         tokens = model.generate(
             prompt, attention_mask=torch.ones_like(prompt), num_beams=beams, do_sample=False,
             length_penalty=0.0, max_new_tokens=ANSWER, forced_eos_token_id=END, use_cache=True,
-            **({"early_stopping": "never"} if beams > 1 else {}))[0, prompt.shape[1] :]
+            **({"early_stopping": "never"} if beams > 1 else {}))[
+                0, 1 if encodes else prompt.shape[1] :]
         rows.append(torch.nn.functional.pad(tokens, (0, ANSWER - len(tokens)), value=PAD))
     return torch.stack(rows)
 
@@ -229,7 +253,7 @@ def record(model: Any, case: Case, inputs: dict[str, np.ndarray]) -> dict[str, n
     x = {k: torch.from_numpy(v) for k, v in inputs.items()}
     if case.model.startswith((*BARE, "DPR")):
         outputs = {"output": _encoder(model, case, x)}
-    elif case.model.startswith("Bart"):
+    elif case.model.startswith("Bart") or "T5" in case.model:
         outputs = _bart(model, x, case.model != "BartModel")
     elif case.model.endswith("ForCausalLM"):
         outputs = _causal(model, x)
@@ -243,7 +267,7 @@ def record(model: Any, case: Case, inputs: dict[str, np.ndarray]) -> dict[str, n
     gradients = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
     if case.model == "RagTokenForGeneration":
         outputs.update(greedy=_answers(model, x, outputs, 1), beam=_answers(model, x, outputs, 4))
-    if case.model.endswith("ForCausalLM"):
+    if case.model.endswith("ForCausalLM") or "T5" in case.model:
         outputs.update(greedy=_continued(model, x, 1), beam=_continued(model, x, 4))
     return {**{f"inputs/{k}": v for k, v in inputs.items()},
             **{f"outputs/{k}": v.detach().numpy() for k, v in outputs.items()},

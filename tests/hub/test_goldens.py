@@ -18,6 +18,8 @@ from rag_jax.hub.load import load
 from rag_jax.hub.save import save
 
 GOLDENS = sorted((pathlib.Path(__file__).parent / "goldens").glob("*.npz"))
+T5 = sorted((pathlib.Path(__file__).parent / "goldens/t5").glob("*.npz"))
+NAMES = [path.stem for path in GOLDENS] + [f"t5/{path.stem}" for path in T5]
 SENTENCES = sorted((pathlib.Path(__file__).parent / "goldens/sentences").glob("*.npz"))
 
 
@@ -41,12 +43,12 @@ def golden(name: str, folder: pathlib.Path) -> dict[str, np.ndarray]:
     return {**record, **{f"gradients/{k}": v for k, v in gradients.items()}}
 
 
-@pytest.mark.parametrize("name", [path.stem for path in GOLDENS])
+@pytest.mark.parametrize("name", NAMES)
 def test_outputs_losses_and_gradients_equal_the_reference(name, tmp_path):
     parity.assert_same(golden(name, tmp_path), tmp_path)
 
 
-@pytest.mark.parametrize("name", [path.stem for path in GOLDENS])
+@pytest.mark.parametrize("name", NAMES)
 def test_import_export_import_is_bitwise_the_same(name, tmp_path):
     golden(name, tmp_path)
     first = load(tmp_path)
@@ -110,5 +112,7 @@ def test_the_goldens_are_small_and_cover_every_family():
     kinds = {json.loads(str(np.load(path)["config"]))["architectures"][0] for path in GOLDENS}
     assert len(kinds) == len(GOLDENS) == 16
     assert sum(path.stat().st_size for path in GOLDENS) < 400_000
+    assert [path.stem for path in T5] == ["gated", "plain"]
+    assert sum(path.stat().st_size for path in T5) < 60_000
     assert len(SENTENCES) == 4
     assert sum(path.stat().st_size for path in SENTENCES) < 200_000

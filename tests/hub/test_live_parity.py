@@ -235,6 +235,10 @@ BASE = {
         "vocab_size": 50265, "d_model": 768, "encoder_layers": 6, "decoder_layers": 6,
         "encoder_attention_heads": 12, "decoder_attention_heads": 12, "encoder_ffn_dim": 3072,
         "decoder_ffn_dim": 3072, "max_position_embeddings": 1024}),
+    "flan_t5_base_layer": reference.Case("T5ForConditionalGeneration", t5={
+        **reference.UNTIED, "vocab_size": 32128, "d_model": 768, "d_kv": 64, "num_heads": 12,
+        "d_ff": 2048, "num_layers": 1, "num_decoder_layers": 1,
+        "relative_attention_num_buckets": 32, "relative_attention_max_distance": 128}),
 }
 
 

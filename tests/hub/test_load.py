@@ -225,7 +225,7 @@ def test_weights_of_another_type_are_refused(tmp_path):
     ("BartModel", {"num_beams": "4"}, "num_beams = '4' should be of type int"),
     (TOKEN, {"max_length": -1}, "max_length = -1 is out of its bounds"),
     (BART_CG, {"architectures": ["T5ForConditionalGeneration"]}, "T5.*known: BertModel"),
-    (BART_CG, {"architectures": None, "model_type": "t5"}, "'t5' are not known"),
+    (BART_CG, {"architectures": None, "model_type": "longt5"}, "'longt5' are not known"),
     (TOKEN, {"generator": {"model_type": "t5"}}, "generator is 't5'.*bart"),
     (TOKEN, {"generator": None}, "generator is None"),
 ])
