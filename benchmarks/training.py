@@ -79,8 +79,9 @@ def compare(options: argparse.Namespace, folder: pathlib.Path) -> dict:
         name: value for name, value in batch._asdict().items() if value is not None})
     real = {name: int(getattr(batch, f"{name}_mask").sum())
             for name in ("question", "source", "target")}
-    report = {"cpu": cpu_name(), "source": list(batch.source_mask.shape), "real_tokens": real,
-              "source_padding": 1 - float(np.mean(batch.source_mask)),
+    computed = batch.source_mask if batch.source_places is None else batch.source_places
+    report = {"cpu": cpu_name(), "source": list(computed.shape), "real_tokens": real,
+              "source_padding": 1 - real["source"] / computed.size,
               "gflop": useful_flops(job.model.retriever, job.model.generator, batch) / 1e9,
               "ratios": {}, "sides": {}}
     print(f"{report['cpu']}; sources {report['source']}, {100 * report['source_padding']:.0f} % "
