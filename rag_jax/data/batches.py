@@ -47,7 +47,8 @@ class RagBatcher:
       null_document: one more input to each question, the last, without a passage.
       packed: `Batch.source_places` says where tokens are, if that leaves less padding. They are
         a multiple of half of length_step for each of K inputs, whose padded length, on which
-        little depends then, is one of twice that step.
+        little depends then, is one of twice that step. Where length_step is more than a quarter of
+        the longest, shapes are to be few, and inputs are not packed.
     """
 
     def __init__(self, questions: QuestionTokens, length_step: int, embedding_width: int,
@@ -93,11 +94,13 @@ class RagBatcher:
         """Padded length of the inputs of a batch, with so many tokens int64[B, K], and how many
         tokens a question has when they are packed; 0 = they are not."""
         step, longest, inputs = self.length_step, int(lengths.max()), lengths.shape[1]
-        length = bucket(longest, step, self.questions.format.max_length)
+        limit = self.questions.format.max_length
+        length = bucket(longest, step, limit)
         tokens, padded = int(lengths.sum(axis=1).max()), inputs * length
-        if not self.packed or bucket(tokens, inputs * step, padded) == padded:
-            return length, 0  # less than a step of each would be saved
-        return (bucket(longest, 2 * step, self.questions.format.max_length),
+        if (not self.packed or 4 * step > limit
+                or bucket(tokens, inputs * step, padded) == padded):  # not a step of each is saved
+            return length, 0
+        return (bucket(longest, 2 * step, limit),
                 bucket(tokens, inputs * max(1, step // 2), padded))
 
     def lengths(self, rows: np.ndarray, retrieved: np.ndarray | None,

@@ -223,6 +223,9 @@ def test_packed_places_are_those_of_the_tokens_where_that_saves_padding(made, nu
     assert (plain.source_ids[plain.source_mask] == batch.source_ids[batch.source_mask]).all()
     same = batcher.batch(np.array([0]), np.array([[5, 5]]), index)
     assert null_document or same.source_places is None, "equal lengths have nothing to leave out"
+    few = RagBatcher(questions, 13, WIDTH, null_document, packed=True).batch(
+        np.array([0, 3, 4]), np.array([[0, 1, 5], [0, 5, 1], [1, 0, 2]]), index)
+    assert few.source_places is None, "who wants few lengths wants few shapes"
     assert batcher.batch(np.array([0, 3]), None).source_places is None
 
 
