@@ -62,9 +62,14 @@ class BertConfig(TransformerConfig):
     pretrained: str = field("", "BERT or workdir that both encoders start from: " + SOURCE)
     vocab_size: int = field(30522, "rows of the token table; 0 = the tokenizer's size", at_least=0)
     max_positions: int = field(512, "longest input in tokens", at_least=1)
-    model_type: Literal["bert", "roberta", "xlm-roberta"] = field(
+    model_type: Literal["bert", "roberta", "xlm-roberta", "modernbert"] = field(
         "bert", "how Hugging Face calls the architecture; those of RoBERTa are BERT's but for "
-        "positions, which count from 2")
+        "positions, which count from 2; the following fields are ModernBERT's")
+    local_attention: int = field(128, "tokens that a local layer sees around each", at_least=2)
+    global_every: int = field(3, "layers from one global layer to the next", at_least=1)
+    rope_theta: float = field(160_000.0, "base of the rotary positions of global layers",
+                              at_least=1)
+    rope_local_theta: float = field(10_000.0, "the same of local layers", at_least=1)
     type_vocab_size: int = field(2, "rows of the token type table", at_least=1)
     layers: int = field(12, "transformer layers", at_least=1)
     attention_dropout: float = field(0.1, "dropout of attention weights", at_least=0, at_most=1)
@@ -94,7 +99,7 @@ class BertConfig(TransformerConfig):
     def first_position(self) -> int:
         """The row of the position table that a text's first token reads; in RoBERTa's, <pad> = 1
         has row 1, and words follow it."""
-        return 0 if self.model_type == "bert" else 2
+        return 2 if self.model_type in ("roberta", "xlm-roberta") else 0
 
     @property
     def logit_scale(self) -> float:

@@ -118,6 +118,9 @@ def _towers(config: Config, resolved: bool) -> Iterator[str]:
         if count and tower.width % count and not (tower.pretrained or own_size):
             yield (f"config.model.{name}.{heads}={count}: must divide "
                    f"config.model.{name}.width={tower.width}")
+    if model.retriever.model_type == "modernbert" and model.retriever.scan_layers:
+        yield ("config.model.retriever.scan_layers: the layers of a ModernBERT are not alike; set "
+               "false")
     if len(encoders) == 1 and not lexical(config):
         missing = ({"query_encoder", "document_encoder"} - encoders).pop()
         yield (f"config.model.{missing}.pretrained: the other encoder comes from "

@@ -18,6 +18,7 @@ WHAT = {
     **dict.fromkeys(causal.USUAL, "A decoder-only language model, as a generator."),
     "bert": "A text encoder (BERT, Devlin et al. 2019, arXiv 1810.04805).",
     "roberta": "A text encoder (RoBERTa, Liu et al. 2019, arXiv 1907.11692).",
+    "modernbert": "A text encoder (ModernBERT, Warner et al. 2024, arXiv 2412.13663).",
     "xlm-roberta": "A text encoder (XLM-R, Conneau et al. 2019, arXiv 1911.02116).",
 }
 TEMPLATE = pathlib.Path(__file__).with_name("model_card.md")

@@ -64,6 +64,8 @@ FAMILIES = {family.architecture: family for family in (
     *(Family(f"{name}{head}", model_type, {"bert": Place("", "roberta." * bool(head[5:]))})
       for name, model_type in (("Roberta", "roberta"), ("XLMRoberta", "xlm-roberta"))
       for head in ("Model", "ForMaskedLM")),
+    Family("ModernBertModel", "modernbert", {"bert": Place("", "")}),
+    Family("ModernBertForMaskedLM", "modernbert", {"bert": Place("", "model.")}),
 )}
 
 
@@ -99,7 +101,8 @@ class Architecture:
 
 
 # By config.model_type, the class of a bare encoder.
-BARE = {"bert": "BertModel", "roberta": "RobertaModel", "xlm-roberta": "XLMRobertaModel"}
+BARE = {"bert": "BertModel", "roberta": "RobertaModel", "xlm-roberta": "XLMRobertaModel",
+        "modernbert": "ModernBertModel"}
 IDS = {"start": "decoder_start_token_id", "end": "eos_token_id", "pad": "pad_token_id",
        "bos": "bos_token_id", "forced_bos": "forced_bos_token_id",
        "forced_eos": "forced_eos_token_id"}
@@ -153,7 +156,7 @@ def _find(tower: str, is_rag: bool, names: list[str]) -> Place | None:
         inner = [Place("", "model."), Place("", "")]
     else:
         inner = [Place(part, f"{part}bert_model."), Place("", "bert_model."), Place("", "bert."),
-                 Place("", "roberta."), Place("", "")]
+                 Place("", "roberta."), Place("", "model."), Place("", "")]
     roots = [f"rag.{part}", part] if is_rag else [""]
     possible = (Place(root + place.head, root + place.body) for root in roots for place in inner)
     return next((place for place in possible if _anchored(tower, place.body, names)), None)
@@ -209,7 +212,10 @@ def _read(model: str, cls: type[Tower], config: Mapping[str, Any], file: pathlib
 
 
 def bert_config(config: Mapping[str, Any], file: pathlib.Path) -> BertConfig:
-    """Our configuration of a BERT, RoBERTa, XLM-R or DPR config.json; raises as `_read`."""
+    """Our configuration of an encoder's config.json; raises as `_read`."""
+    if config.get("model_type") == "modernbert":
+        result = _read("modernbert", BertConfig, modern_bert_flat(config, file), file)
+        return _checked(dataclasses.replace(result, model_type="modernbert"), file)
     result = _read("bert", BertConfig, config, file)
     if (model_type := config.get("model_type")) in ("roberta", "xlm-roberta"):
         if config.get("pad_token_id", 1) != 1:
@@ -233,6 +239,32 @@ def bart_config(config: Mapping[str, Any], file: pathlib.Path) -> BartConfig:
 def causal_config(config: Mapping[str, Any], file: pathlib.Path) -> CausalConfig:
     """Our configuration of a decoder-only config.json; raises as `_read`, `causal.flat`."""
     return _read("causal", CausalConfig, causal.flat(config, file), file)
+
+
+def modern_bert_flat(config: Mapping[str, Any], file: pathlib.Path) -> dict[str, Any]:
+    """A ModernBERT's config.json with the kinds of its layers, and their rotary positions, as
+    single numbers, in the names of its first release.
+
+    Raises:
+      HubError: layers in another order, or positions of another kind.
+    """
+    flat = {"norm_eps": 1e-5, "global_attn_every_n_layers": 3, **config}
+    if kinds := config.get("layer_types"):
+        later = [i for i, kind in enumerate(kinds) if i and kind == "full_attention"]
+        every = flat["global_attn_every_n_layers"] = later[0] if later else len(kinds)
+        if kinds != ["sliding_attention" if i % every else "full_attention"
+                     for i in range(len(kinds))] or len(kinds) != config.get("num_hidden_layers"):
+            raise HubError(f"{file}: layer_types = {reprlib.repr(kinds)} is another architecture; "
+                           "only a global layer every so many, the first included, is known here")
+    for kind, name in (("full_attention", "global_rope_theta"),
+                       ("sliding_attention", "local_rope_theta")):
+        rope = (config.get("rope_parameters") or {}).get(kind) or {}
+        if rope.get("rope_type", "default") != "default" or config.get("rope_scaling"):
+            raise HubError(f"{file}: rope_parameters = {reprlib.repr(rope)}: only the rope_type "
+                           "default is known here")
+        if "rope_theta" in rope:
+            flat[name] = rope["rope_theta"]
+    return flat
 
 
 def encoder_family(config: BertConfig, tower: str) -> str:
@@ -428,6 +460,8 @@ def origin(text: str, tower: str | None = None) -> str | None:
 def bert_json(config: BertConfig, model_type: str) -> dict[str, Any]:
     """The config.json of a DPR tower ("dpr"), or of the bare encoder."""
     first = config.first_position
+    if model_type == "modernbert":
+        return {"model_type": model_type, **_written("modernbert", config)}
     fields = _written("bert", dataclasses.replace(
         config, max_positions=first + config.max_positions))
     if model_type != "dpr":

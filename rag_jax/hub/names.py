@@ -30,6 +30,7 @@ HARMLESS = re.compile(
     r"|(.*\.)?pooler\.dense\.(weight|bias)"  # DPR and RAG take the [CLS] state itself
     r"|cls\.(predictions|seq_relationship)\..*"  # BERT's pretraining heads
     r"|lm_head\.(dense|layer_norm|decoder|bias)(\..*)?"  # RoBERTa's
+    r"|head\.(dense|norm)\.weight|decoder\.(weight|bias)"  # ModernBERT's
     r"|(.*\.)?(encoder|decoder)\.version"  # fairseq's mark in old BART files
     r"|(.*\.)?rotary_emb\.inv_freq"  # what follows from config.json, in old Llama files
     r"|decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_attention_bias\.weight"  # T5's
@@ -82,7 +83,10 @@ PARTS: dict[str, list[tuple[Path, tuple[str, ...], Form]]] = {
 
 def bert_weights(tower: str, config: BertConfig, place: Place) -> list[Weight]:
     """The weights of a DPR tower or a plain BERT."""
-    weights = _listed_weights("bert", (tower, "bert"), {"encoder": config.layers}, place.body)
+    model = "modernbert" if config.model_type == "modernbert" else "bert"
+    first = (tower, "bert", "encoder", "layer_0", "attention_norm", "scale")  # ModernBERT has none
+    weights = [weight for weight in _listed_weights(
+        model, (tower, "bert"), {"encoder": config.layers}, place.body) if weight.path != first]
     if config.projection:
         kernel, bias = _parts("linears", (tower, "projection"), f"{place.head}encode_proj")
         weights += [kernel, bias._replace(optional=tower == "bert")]  # a Dense may have none

@@ -59,6 +59,8 @@ def save(directory: str | os.PathLike, family: str, params: Params, architecture
         _write_weights(folder, family, params, architecture, shard_bytes)
         config = {"architectures": [family], "dtype": "float32",
                   **_config(family, architecture), **(fields or {})}
+        if family == "ModernBertModel":  # whose defaults are those of its own vocabulary
+            config |= _ids_json(tokenizers.get("bert"))
         _write_json(folder / "config.json", config)
         if set(FAMILIES[family].places) == {"generator"} and family != "BartModel":
             _write_json(folder / "generation_config.json", {
@@ -121,6 +123,13 @@ def _ids_of(tokenizer: Tokenizer | None, generator: GeneratorConfig | None) -> S
     return ids
 
 
+def _ids_json(tokenizer: Tokenizer | None) -> dict[str, int | None]:
+    """The special tokens in an encoder's config.json."""
+    start, end, pad = (tokenizer.start, tokenizer.end, tokenizer.pad) if tokenizer else (None,) * 3
+    return {"bos_token_id": start, "cls_token_id": start, "eos_token_id": end,
+            "sep_token_id": end, "pad_token_id": pad}
+
+
 def _config(family: str, architecture: Architecture) -> dict[str, Any]:
     retriever, generator = architecture.retriever, architecture.generator
     model_type = FAMILIES[family].model_type
@@ -154,7 +163,7 @@ def _write_weights(folder: pathlib.Path, family: str, params: Params, architectu
             continue
         by_name[weight.names[0]] = weight
         shapes[weight.names[0]] = names.their_shape(actual[weight.path], weight.form)
-    if "bert" in places:
+    if "bert" in places and family != "ModernBertModel":  # which has no pooler
         width = architecture.retriever.width
         shapes |= {"pooler.dense.weight": (width, width), "pooler.dense.bias": (width,)}
 

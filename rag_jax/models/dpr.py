@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from rag_jax.config import BertConfig
 from rag_jax.models.bert import Bert
 from rag_jax.models.layers import Linear
+from rag_jax.models.modern_bert import ModernBert
 
 
 class DprEncoder(nn.Module):
@@ -29,7 +30,8 @@ class DprEncoder(nn.Module):
                  deterministic: bool = True) -> jax.Array:
         c = self.config
         rows = None if c.pooling == "mean" else 1  # the last layer computes no more than is read
-        states = Bert(c, name="bert")(ids, mask, token_types, deterministic, rows=rows)
+        body = ModernBert if c.model_type == "modernbert" else Bert
+        states = body(c, name="bert")(ids, mask, token_types, deterministic, rows=rows)
         vectors = states[:, 0] if rows else _mean(states, mask)
         if c.projection:
             vectors = Linear(c.projection, ("embed", "retrieval"), jnp.dtype(c.dtype), c.init_std,

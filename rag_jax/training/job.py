@@ -95,6 +95,9 @@ _ARCHITECTURE = ("pretrained", "vocab_size", "max_positions", "type_vocab_size",
                  "init_std")
 
 
+_MODERN = ("local_attention", "global_every", "rope_theta", "rope_local_theta")
+
+
 def fingerprint(model: rag.RagModel, params: Any) -> str:
     """Names a document encoder: a digest of its architecture and its parameters.
 
@@ -106,6 +109,8 @@ def fingerprint(model: rag.RagModel, params: Any) -> str:
     beyond = model.retriever.beyond_dpr
     if model.retriever.model_type != "bert":
         beyond["model_type"] = model.retriever.model_type
+    if model.retriever.model_type == "modernbert":
+        beyond |= {name: values[name] for name in _MODERN}
     if beyond:
         digest.update(repr(sorted(beyond.items())).encode())
     for path, leaf in jax.tree_util.tree_leaves_with_path(unstack_layers(params)):

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import tiny
 
+from rag_jax.config import BertConfig
 from rag_jax.data.text import Tokenizer, encoder_input, pad_rows
 from rag_jax.decoding.answer import decode
 from rag_jax.decoding.settings import Decoding
@@ -19,10 +20,16 @@ from rag_jax.models import rag, vocabulary
 from rag_jax.models.bert import Bert
 from rag_jax.models.dpr import DprEncoder
 from rag_jax.models.generator import Generator, build
+from rag_jax.models.modern_bert import ModernBert
 from rag_jax.types import Batch
 
 QUERIES = ["Who wrote Hamlet?", "capital of Peru", "A longer question than the others, is it not?"]
 PASSAGES = ["Lima is the capital of Peru.", "Hamlet is a tragedy by William Shakespeare.", "x"]
+
+
+def body(config: BertConfig) -> nn.Module:
+    """What `DprEncoder` pools."""
+    return (ModernBert if config.model_type == "modernbert" else Bert)(config)
 
 
 def sentence_vectors(found: Pretrained) -> dict[str, np.ndarray]:
@@ -36,7 +43,7 @@ def sentence_vectors(found: Pretrained) -> dict[str, np.ndarray]:
 
     @tiny.jit
     def run(params):
-        states = Bert(encoder).apply({"params": params["bert"]}, ids, mask)
+        states = body(encoder).apply({"params": params["bert"]}, ids, mask)
         return DprEncoder(encoder).apply({"params": params}, ids, mask), states
 
     with jax.default_matmul_precision("highest"):
@@ -65,7 +72,7 @@ def outputs(pretrained: Pretrained, x: dict[str, np.ndarray], params) -> dict[st
         tower = params[next(iter(params))]
         encoder = [x["question_ids"], x["question_mask"], x["token_types"]]
         if "bert" in FAMILIES[pretrained.family].places:
-            states = Bert(pretrained.retriever).apply({"params": tower["bert"]}, *encoder)
+            states = body(pretrained.retriever).apply({"params": tower["bert"]}, *encoder)
             return {"output": states * x["question_mask"][:, :, None]}
         return {"output": DprEncoder(pretrained.retriever).apply({"params": tower}, *encoder)}
 

@@ -14,7 +14,7 @@ import transformers
 START, END, PAD = 2, 2, 1
 QUESTIONS, PASSAGES, SOURCE, TARGET, LENGTH = 3, 2, 7, 5, 6
 ANSWER = 9  # longest generated answer, in tokens
-BARE = ("Bert", "Roberta", "XLMRoberta")
+BARE = ("Bert", "Roberta", "XLMRoberta", "ModernBert")
 BERT_SIZE = {
     "vocab_size": 23, "hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2,
     "intermediate_size": 12, "max_position_embeddings": 10}
@@ -78,6 +78,11 @@ CASES = {
     "bert_mlm": Case("BertForMaskedLM", {"hidden_act": "relu"}),
     "roberta": Case("RobertaModel", {"max_position_embeddings": 12}),
     "xlm_roberta": Case("XLMRobertaModel", {"type_vocab_size": 1}),
+    "modernbert": Case("ModernBertModel", {
+        "num_hidden_layers": 3, "global_attn_every_n_layers": 2, "local_attention": 4,
+        "global_rope_theta": 90.0, "local_rope_theta": 40.0,
+        **dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id", "cls_token_id",
+                         "sep_token_id"), 0)}),
     "dpr_question": Case("DPRQuestionEncoder", {"projection_dim": 5}),
     "dpr_context": Case("DPRContextEncoder", {"num_hidden_layers": 1}),
     "bart": Case("BartModel", {}, {"activation_function": "relu", "scale_embedding": True}),
@@ -161,6 +166,8 @@ def _encoder(model: Any, case: Case, x: dict[str, torch.Tensor]) -> torch.Tensor
               "token_type_ids": x["token_types"]}
     if case.model.startswith("DPR"):
         return model(**inputs).pooler_output
+    if case.model.startswith("Modern"):
+        del inputs["token_type_ids"]
     body = getattr(model, "bert", getattr(model, "roberta", model))
     states = body(**inputs).last_hidden_state
     return states * x["question_mask"][:, :, None]  # padded places mean nothing

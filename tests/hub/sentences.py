@@ -32,6 +32,7 @@ class Case:
     settings: dict[str, Any] = dataclasses.field(default_factory=dict)
     dtype: torch.dtype = torch.float32
     shard: str = "5GB"
+    size: dict[str, int] = dataclasses.field(default_factory=dict)
 
 
 CASES = {
@@ -41,6 +42,10 @@ CASES = {
         "similarity_fn_name": "dot"}, torch.float16),
     "roberta_mean_dense": Case("RobertaModel", "mean", True, {
         "out_features": 6, "bias": False, "activation_function": torch.nn.Identity()}),
+    "modernbert_cls": Case("ModernBertModel", "cls", size={
+        "num_hidden_layers": 3, "global_attn_every_n_layers": 2, "local_attention": 8,
+        **dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id", "cls_token_id",
+                         "sep_token_id"), 0)}),
     "xlm_roberta_cls": Case("XLMRobertaModel", "cls", dtype=torch.bfloat16, shard="8KB"),
 }
 
@@ -76,13 +81,13 @@ def xlm_roberta_tokenizer() -> Any:
 def build(case: Case, folder: pathlib.Path, seed: int = 0, scale: float = 0.3, **size: Any
           ) -> sentence_transformers.SentenceTransformer:
     """Writes the folder as sentence-transformers does, and gives its model in float32."""
-    if case.model == "BertModel":
+    if case.model in ("BertModel", "ModernBertModel"):
         tokenizer = train_bert_tokenizer(WORDS, 120)
     else:
         tokenizer = Tokenizer({"RobertaModel": roberta_tokenizer,
                                "XLMRobertaModel": xlm_roberta_tokenizer}[case.model]())
     config = getattr(transformers, case.model.replace("Model", "Config"))(
-        vocab_size=tokenizer.vocab_size, **{**SIZE, **size})
+        vocab_size=tokenizer.vocab_size, **{**SIZE, **case.size, **size})
     model = getattr(transformers, case.model)(config)
     rng = np.random.default_rng(seed)
     with torch.no_grad():

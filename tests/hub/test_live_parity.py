@@ -68,10 +68,13 @@ def test_import_and_export_agree_with_transformers(name, seed, tmp_path):
     assert parity.assert_same(record, folder).ids == pretrained.ids
 
 
-# One layer of the real widths: all-MiniLM-L6-v2, roberta-base, multilingual-e5-large.
+# One layer of the real widths: all-MiniLM-L6-v2, roberta-base, ModernBERT-base,
+# multilingual-e5-large.
 REAL = {"bert_mean": {"hidden_size": 384, "intermediate_size": 1536, "num_attention_heads": 12},
         "roberta_mean_dense": {"hidden_size": 768, "intermediate_size": 3072,
                                "num_attention_heads": 12},
+        "modernbert_cls": {"hidden_size": 768, "intermediate_size": 1152,
+                           "num_attention_heads": 12},
         "xlm_roberta_cls": {"hidden_size": 1024, "intermediate_size": 4096,
                             "num_attention_heads": 16}}
 

@@ -24,7 +24,8 @@ def test_the_fingerprint_of_an_encoder_does_not_depend_on_the_version():
     beyond = {"projection_tanh": True, "pooling": "mean", "normalize": True, "scale": 3.0,
               "model_type": "roberta", "query_prefix": "q", "passage_prefix": "p",
               "titles": "joined"}
-    assert {*job._ARCHITECTURE, *how, *beyond} == {f.name for f in dataclasses.fields(BertConfig)}
+    fields = {field.name for field in dataclasses.fields(BertConfig)}
+    assert {*job._ARCHITECTURE, *job._MODERN, *how, *beyond} == fields
     made = {job.fingerprint(dataclasses.replace(model, retriever=dataclasses.replace(
         encoder, **{name: value})), params) for name, value in beyond.items()}
     assert len(made) == len(beyond) and "3625c0ad0f23f7f4" not in made

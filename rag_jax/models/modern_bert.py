@@ -1,0 +1,109 @@
+"""ModernBERT (Warner et al. 2024, arXiv 2412.13663): BERT with rotary positions, local and global
+layers, norms before each part, gated feed-forwards, and no biases."""
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from rag_jax.config import BertConfig
+from rag_jax.models.causal_lm import turned
+from rag_jax.models.layers import (
+    ACTIVATIONS,
+    REMAT_POLICIES,
+    Dropout,
+    Linear,
+    attention,
+    embedding_table,
+    layer_norm,
+    look_up,
+)
+
+
+class ScaleNorm(nn.Module):
+    """LayerNorm without a bias."""
+
+    config: BertConfig
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        scale = self.param("scale", nn.with_logical_partitioning(nn.initializers.ones, ("norm",)),
+                           (x.shape[-1],), jnp.float32)
+        normed = layer_norm(x, scale, jnp.zeros_like(scale), self.config.layer_norm_eps)
+        return normed.astype(self.config.dtype)
+
+
+class ModernBertLayer(nn.Module):
+    """x = x + attention(norm(x)); x = x + feed_forward(norm(x)), of the first `rows` positions.
+
+    Layer 0 has no norm before its attention.
+    """
+
+    config: BertConfig
+    number: int
+
+    @nn.compact
+    def __call__(self, x: jax.Array, mask: jax.Array, deterministic: bool, rows: int | None
+                 ) -> jax.Array:
+        c, dtype = self.config, jnp.dtype(self.config.dtype)
+        places, size = np.arange(x.shape[1]), c.width // c.heads
+        theta = c.rope_theta
+        if self.number % c.global_every:
+            theta = c.rope_local_theta
+            near = np.abs(places[:, None] - places) <= c.local_attention // 2
+            mask = mask & near[None, None, :rows]
+
+        def linear(name: str, width: int, axes: tuple[str, str]) -> Linear:
+            return Linear(width, axes, dtype, c.init_std, False, name=name)
+
+        normed = ScaleNorm(c, name="attention_norm")(x) if self.number else x
+        qkv = linear("qkv", 3 * c.width, ("embed", "heads"))(normed)
+        queries, keys, values = (qkv.reshape(*x.shape[:2], 3, c.heads, size)[:, :, i]
+                                 for i in range(3))
+        angles = places[:, None] * theta ** (-np.arange(0, size, 2) / size)
+        turns = jnp.asarray(np.stack([np.cos(angles), np.sin(angles)])[:, None], jnp.float32)
+        queries, keys = turned(queries, turns)[:, :rows] * size**-0.5, turned(keys, turns)
+        drop = Dropout(c.attention_dropout)
+        shape = (len(x), c.heads, queries.shape[1], x.shape[1])
+        context = attention(queries.swapaxes(1, 2), keys.transpose(0, 2, 3, 1),
+                            values.swapaxes(1, 2), mask, drop.kept(shape, deterministic),
+                            c.attention_dropout)
+        context = context.swapaxes(1, 2).reshape(len(x), -1, c.width)
+        x = x[:, :rows] + linear("out", c.width, ("heads", "embed"))(context)
+        wide = linear("wi", 2 * c.mlp_width, ("embed", "mlp"))(ScaleNorm(c, name="mlp_norm")(x))
+        fed, gate = jnp.split(wide, 2, axis=-1)
+        fed = Dropout(c.dropout)(ACTIVATIONS[c.activation](fed) * gate, deterministic)
+        return x + linear("wo", c.width, ("mlp", "embed"))(fed)
+
+
+class _Layers(nn.Module):
+    """All layers, one after the other; the last one of the first `rows` positions alone."""
+
+    config: BertConfig
+
+    @nn.compact
+    def __call__(self, x: jax.Array, mask: jax.Array, deterministic: bool, rows: int | None
+                 ) -> jax.Array:
+        c, layer = self.config, ModernBertLayer
+        if c.remat != "none":
+            layer = nn.remat(layer, policy=REMAT_POLICIES[c.remat], static_argnums=(3, 4))
+        for i in range(c.layers):
+            x = layer(c, i, name=f"layer_{i}")(
+                x, mask, deterministic, rows if i == c.layers - 1 else None)
+        return x
+
+
+class ModernBert(nn.Module):
+    """Token ids to hidden states, as `bert.Bert`; it has no token types."""
+
+    config: BertConfig
+
+    @nn.compact
+    def __call__(self, ids: jax.Array, mask: jax.Array, token_types: jax.Array | None = None,
+                 deterministic: bool = True, rows: int | None = None) -> jax.Array:
+        del token_types
+        c = self.config
+        words = embedding_table(self, "token_embedding", c.vocab_size, c.width, "vocab")
+        x = ScaleNorm(c, name="embedding_norm")(look_up(words, ids))
+        x = _Layers(c, name="encoder")(x, mask[:, None, None, :], deterministic, rows)
+        return ScaleNorm(c, name="final_norm")(x)
