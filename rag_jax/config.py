@@ -482,8 +482,13 @@ class TrainConfig:
     label_smoothing: float = field(0.0, "share of the target spread over the vocabulary",
                                    at_least=0, at_most=1)
     query_encoder_rate: float | None = field(
-        1.0, "learning rate of the query encoder relative to optimizer.learning_rate; "
-        "none = frozen", at_least=0)
+        0.1, "learning rate of the query encoder relative to optimizer.learning_rate; none = "
+        "frozen. Batches of few questions need a small one", at_least=0)
+    full_information: float = field(
+        0.1, "nats: where a batch's answers say less than this of its passages, the encoders move "
+        "by less, in proportion; and each question's gradient to p(z|x) is weighted with how well "
+        "its answer is explained, p(y|x)^(1/tokens). What they say: KL(p(z|x,y) || p(z|x)) times "
+        "that weight, averaged; 0 = all answers teach alike, as in the paper", at_least=0)
     generator_rate: float | None = field(
         1.0, "learning rate of the generator relative to optimizer.learning_rate; none = frozen",
         at_least=0)

@@ -85,6 +85,12 @@ def rag_token(log_prior_BK: jax.Array, log_p_BKT: jax.Array, target_mask: jax.Ar
     return jnp.where(target_mask, log_p_BT, 0.0).sum(axis=-1)
 
 
+def explained(log_p_B: jax.Array, target_mask: jax.Array) -> jax.Array:
+    """How well answers are explained, p(y | x) ** (1 / T) float32[B]: the geometric mean of the
+    probabilities of T tokens, from log p(y | x)."""
+    return jnp.exp(log_p_B / jnp.maximum(target_mask.sum(axis=-1), 1))
+
+
 def mixture(log_weights: jax.Array, doc_log_p: jax.Array) -> jax.Array:
     """log sum_z w(z) p(. | z) of M distributions per document, float32[B, M, V].
 

@@ -350,12 +350,15 @@ def _evidence(model: RagModel, params: Params, batch: Batch, objective: str,
 
 
 def log_likelihood(model: RagModel, params: Params, batch: Batch, label_smoothing: float = 0.0,
-                   dropout_key: jax.Array | None = None, retriever_objective: str = "marginal"
-                   ) -> dict[str, jax.Array]:
+                   dropout_key: jax.Array | None = None, retriever_objective: str = "marginal",
+                   weigh_explained: bool = False) -> dict[str, jax.Array]:
     """The marginal log-likelihood and what explains it.
 
     retriever_objective: what else than the likelihood the retriever learns from, one of
       `marginal.learn_from`; prior and null document have its gradient alone, the others none of it.
+    weigh_explained: the gradient to log p(z | x) is weighted, question by question, with how well
+      the answer is explained. What a generator says of passages without the answer is noise, and
+      most questions have no other passages where the retriever has much to learn.
 
     Returns:
       log_p float32[B] = log p(y | x) in nats; prior float32[B, K] = p(z | x);
@@ -364,15 +367,22 @@ def log_likelihood(model: RagModel, params: Params, batch: Batch, label_smoothin
       objective float32[B]: log_p of the smoothed targets, which is what training raises; the
       others are of the likelihood itself. An objective of the retriever is added to it, and is
       there as retriever_objective float32[B], too.
+      explained float32[B], from `marginal.explained`.
       With a null document these are [B, K + 1], and log_p_null float32[B] = log p(y | x, null).
     """
     keys = (None, None) if dropout_key is None else jax.random.split(dropout_key)
     log_prior_BK = log_prior(model, params, batch, keys[0])
     log_p_BKT, smoothed_BKT = token_log_probs(model, params, batch, label_smoothing, keys[1])
-    log_documents_BK = document_prior(model, log_prior_BK)
     marginalise, mask = marginal.MARGINALS[model.kind], batch.target_mask
+    log_p_B = marginalise(document_prior(model, log_prior_BK), log_p_BKT, mask)
+    explained_B = jax.lax.stop_gradient(marginal.explained(log_p_B, mask))
+    if weigh_explained:
+        constant_BK = jax.lax.stop_gradient(log_prior_BK)
+        log_prior_BK = constant_BK + explained_B[:, None] * (log_prior_BK - constant_BK)
+    log_documents_BK = document_prior(model, log_prior_BK)
     result = {
-        "log_p": marginalise(log_documents_BK, log_p_BKT, mask),
+        "log_p": log_p_B,
+        "explained": explained_B,
         "objective": marginalise(log_documents_BK, smoothed_BKT, mask),
         "prior": jnp.exp(log_prior_BK),
         "posterior": (jnp.exp(log_prior_BK) if model.fuses else marginal.POSTERIORS[model.kind](

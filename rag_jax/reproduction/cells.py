@@ -211,6 +211,7 @@ class Scale(Protocol):
     about: str  # the data and the models, in a sentence
     ks: tuple[int, ...]  # passages per question along figure 3's axis
     subject: str  # of figure 2's example
+    starts: tuple[int, ...]  # steps of warm-up of the retrievers that learn from answers
     beginnings: tuple[Beginning, ...]  # for section 4.2's partial decoding
 
     def cells(self, task: str, run: str) -> list[Cell]:

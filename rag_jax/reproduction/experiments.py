@@ -399,3 +399,51 @@ def objectives(lab: Lab) -> list[Part]:
                    "EM / on 64 examples of NQ", "EM above frozen"], rows) if rows else NOT_RUN,
             *plot, "Atlas's numbers are of another size, task and data, quoted and not checked "
             "against its paper."]
+
+
+@_experiment("Retrieval learned from answers")
+def learned_retrieval(lab: Lab) -> list[Part]:
+    """Retrievers from poor to good, as the warm-up left them and as answers have trained them."""
+    scores = {"answer_recall@1": "answer recall@1", "answer_recall@5": "answer recall@5",
+              "em": "EM"}
+    panels: dict[str, dict[str, dict[int, float]]] = {name: {} for name in scores.values()}
+    rows, gains = [], []
+    for start in lab.scale.starts:
+        cells = {run: lab.scale.cells(f"start_{start}", run) for run in ("frozen", "rag_token")}
+        frozen, trained = (measured(lab, of, Measurement()) for of in cells.values())
+        row = [str(start)]
+        for name in scores:
+            ours = [estimate(seeds, "em") if name == "em" else _share(seeds, name)
+                    for seeds in (frozen, trained)]
+            row += map(_shown, ours)
+        if len(frozen) == len(trained):
+            gained = [b.metrics["answer_recall@5"] - a.metrics["answer_recall@5"]
+                      for a, b in zip(frozen, trained, strict=True)]
+            gains += gained
+            row.append(", ".join(f"{gain:+.1f}" for gain in gained) or NOT_RUN)
+        else:
+            row.append(NOT_RUN)
+        rows.append(row)
+        for name, title in scores.items():
+            if points := _while_training(lab, cells["rag_token"], f"dev/{name}"):
+                panels[title][f"{start} steps"] = points
+    header = ["warm-up, steps", *(f"{title}, {how}" for title in scores.values()
+                                  for how in ("frozen", "trained")), "recall@5 gained, by seed"]
+    plot = [Plot("learned_retrieval", "Dev, while answers train the retriever; mean of the seeds.",
+                 plots.curves(panels, "percent", "steps"))] if any(panels.values()) else []
+    harmed = sum(gain < -1 for gain in gains)
+    return ["RAG-Token, test, percent. The warm-up of the retriever is cut short; what follows has "
+            "questions and answers alone.", Table(header, rows) if rows else NOT_RUN, *plot,
+            f"Runs that end more than a point of recall@5 below the frozen retriever: {harmed} of "
+            f"{len(gains)}." if gains else NOT_RUN]
+
+
+def _while_training(lab: Lab, cells: Sequence[Cell], name: str) -> dict[int, float]:
+    """A metric of the evaluations while training, by step, mean over the seeds that have them."""
+    points: dict[int, list[float]] = {}
+    for cell in cells:
+        file = lab.root / cell.folder / cell.run / "metrics.jsonl"
+        for line in file.read_text("utf-8").splitlines() if file.exists() else ():
+            if name in (fields := json.loads(line)):
+                points.setdefault(fields["step"], []).append(fields[name])
+    return {step: sum(values) / len(values) for step, values in sorted(points.items())}

@@ -29,6 +29,7 @@ class Full:
              "paper publishes no learning rate, batch size or number of steps (configs/paper.py)")
     ks = (1, 5, 10, 15, 20, 30, 40, 50)
     subject = "Hemingway"
+    starts = ()
     beginnings = tuple(
         Beginning(subject, text, title, "the paper's")
         for (subject, text, _), title in zip(

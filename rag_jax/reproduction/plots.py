@@ -22,7 +22,8 @@ def _png(figure) -> bytes:
     return file.getvalue()
 
 
-def curves(panels: Mapping[str, Curves], label: str) -> bytes | None:
+def curves(panels: Mapping[str, Curves], label: str, along: str = "passages per question"
+           ) -> bytes | None:
     """Panels beside each other, each with its own axes: percent by passages per question."""
     figure = _figure(4.5 * len(panels), 3.5)
     if figure is None:
@@ -32,7 +33,7 @@ def curves(panels: Mapping[str, Curves], label: str) -> bytes | None:
         for name, points in lines.items():
             axes.plot(list(points), list(points.values()), marker="o", markersize=3, label=name)
         axes.set_title(title)
-        axes.set_xlabel("passages per question")
+        axes.set_xlabel(along)
         axes.set_ylabel(label)
         if lines:
             axes.legend(fontsize=8)

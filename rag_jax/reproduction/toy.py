@@ -43,6 +43,11 @@ OBJECTIVES = {"frozen": ("marginal",), "rag_token": ("marginal", "emdr2", "pdist
               "fid": ("marginal",), "fid_joint": ("adist", "emdr2", "pdist", "loop")}
 LEARNING = {"retriever_warmup.steps": 70, "retrieval.k": 4, "train.batch_size": 16,
             "train.steps": 100, "train.eval_every": 100, "train.query_encoder_rate": 0.4}
+# What answers teach retrievers that have had so many steps of warm-up.
+STARTS = (35, 55, 70, 85, 100, 400)
+FROM_STARTS = {"generator_warmup.steps": 900, "retrieval.k": 4, "train.batch_size": 32,
+               "train.steps": 240, "train.eval_every": 60, "train.query_encoder_rate": 0.1,
+               "train.optimizer.learning_rate": 2e-3}
 BACKWARD = 2  # passes over the passages that a backward pass is worth
 # Beginnings of capitals' names, of two countries that train and one that does not.
 BEGINNINGS = (
@@ -102,6 +107,7 @@ class Toy:
         self.ks = (1, 2) if reduced else (1, 2, 3, 5, 10, 20)
         self.beginnings = (Beginning("Peru", "This", "Lima", "too short"),) if reduced else (
             BEGINNINGS)
+        self.starts = STARTS[:1] if reduced else STARTS
         self._last = REDUCED if reduced else {}
         self._objectives = REDUCED_OBJECTIVES if reduced else OBJECTIVES
         lexical = bm25_missing() is None and not reduced  # BM25 is an extra
@@ -122,6 +128,10 @@ class Toy:
 
     def cells(self, task: str, run: str) -> list[Cell]:
         """One cell for every seed; empty for a task or run that the toy world has not."""
+        start = task.removeprefix("start_")
+        if start != task:
+            return [self._start(int(start), run, seed) for seed in range(self.seeds)
+                    if run in ("frozen", "rag_token") and int(start) in self.starts]
         objective = task.removeprefix("objective_")
         if objective != task:
             return [self._objective(objective, run, seed) for seed in range(self.seeds)
@@ -130,6 +140,19 @@ class Toy:
             return []
         count = self.seeds if task == "nq" and run in SYSTEMS else 1
         return [self._cell(TASKS[task], run, seed) for seed in range(count)]
+
+    def _start(self, steps: int, run: str, seed: int) -> Cell:
+        """A run from a retriever warmed up for so many steps; the seed is of both. The generator
+        has one warm-up for all."""
+        config = overrides.replace(self._base, {
+            **FROM_STARTS, "seed": seed, "runs": ("frozen", "rag_token"),
+            "retriever_warmup.steps": steps, **self._last})
+        folder, first = f"start-{steps}-{seed}", None
+        if (steps, seed) != (self.starts[0], 0):
+            first = self._start(self.starts[0], "frozen", 0)
+            config = overrides.replace(
+                config, {"model.generator.pretrained": str(self.root / first.folder)})
+        return Cell(folder, rules.validate(config), run, first=first)
 
     def _objective(self, objective: str, run: str, seed: int) -> Cell:
         """A run whose retriever learns from `objective`, from one warm-up, with as much compute as

@@ -300,16 +300,17 @@ class Checkpointer:
         )
         return params, meta
 
-    def restore_latest(self, abstract_params: PyTree, abstract_opt_state: PyTree
+    def restore_latest(self, abstract_params: PyTree, *abstract_opt_states: PyTree
                       ) -> tuple[int, PyTree, PyTree, dict[str, Any]] | None:
         """The last sound step, to train on from: (step, params, opt_state, meta); None = no step.
 
-        Damaged ones after it are set aside and named. Arguments and errors as in `restore`.
+        Damaged ones after it are set aside and named. Arguments and errors as in `restore`; of
+        several forms of the optimiser state, the first that fits.
         """
         damaged = False
         for step in reversed(self._numbered()):
             try:
-                found = self.restore(step, abstract_params, abstract_opt_state)
+                found = self._restore_first(step, abstract_params, *abstract_opt_states)
             except CheckpointDamaged as error:
                 self._set_aside(step, error)
                 damaged = True
@@ -320,6 +321,15 @@ class Checkpointer:
         if damaged:
             _warn(f"no sound step is left in {self.directory}: beginning again at step 0.")
         return None
+
+    def _restore_first(self, step: int, abstract_params: PyTree, abstract_opt_state: PyTree,
+                       *others: PyTree) -> tuple[PyTree, PyTree, dict[str, Any]]:
+        try:
+            return self.restore(step, abstract_params, abstract_opt_state)
+        except CheckpointMismatch:
+            if not others:
+                raise
+        return self._restore_first(step, abstract_params, *others)
 
     def restore_best(self, abstract_params: PyTree) -> tuple[int, PyTree, dict[str, Any]] | None:
         """(step, params, meta) of the best step by `best_metric`, else the latest; None = no step.

@@ -20,7 +20,7 @@ from jax.sharding import NamedSharding
 from rag_jax import hosts, parallel
 from rag_jax.errors import NotFiniteError, UserError
 from rag_jax.training import tree_record, workdir
-from rag_jax.training.checkpoint import BEST_METRIC, Checkpointer, CheckpointMismatch
+from rag_jax.training.checkpoint import BEST_METRIC, Checkpointer
 from rag_jax.training.collapse import CollapseGuard
 from rag_jax.training.log import MetricWriter, Progress
 from rag_jax.training.preemption import PreemptionGuard
@@ -213,13 +213,10 @@ class _Loop:
         """The last checkpoint; the sound retriever that it may hold is kept for a rollback."""
         abstract, guard = self.stage.abstract_state, self.stage.guard
         guarded = {tower: abstract.params[tower] for tower in self.stage.guarded}
-        wanted = {"state": abstract.opt_state, "sound": guarded}
-        try:
-            found = self.checkpointer.restore_latest(abstract.params, wanted) if guarded else None
-        except CheckpointMismatch:  # without one, or of another model, of which the next one tells
-            found = None
-        if found is None:
-            return self.checkpointer.restore_latest(abstract.params, abstract.opt_state)
+        forms = [{"state": abstract.opt_state, "sound": guarded}] if guarded else []
+        found = self.checkpointer.restore_latest(abstract.params, *forms, abstract.opt_state)
+        if found is None or jax.tree.structure(found[2]) == jax.tree.structure(abstract.opt_state):
+            return found
         step, params, opt_state, meta = found
         if guard is not None and guard.action == "rollback":
             self.sound = opt_state["sound"]

@@ -1,6 +1,7 @@
 """AdamW as the configuration describes it, with a learning rate for each tower."""
 
 import functools
+import types
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -11,6 +12,8 @@ import optax
 from rag_jax.config import OptimizerConfig
 from rag_jax.types import Params
 
+_UNSCALED: Mapping[str, Any] = types.MappingProxyType({})
+
 
 class Optimizer(NamedTuple):
     """An optax.GradientTransformation (`init`, `update`) that knows which towers it trains."""
@@ -20,10 +23,12 @@ class Optimizer(NamedTuple):
     towers: tuple[str, ...]
     # The learning rate of each tower in the update of a step, which may be traced: float32[].
     learning_rates: Callable[[jax.Array], dict[str, jax.Array]]
-    # (parameters, state), both after an update -> the parameters before it, but for rounding.
-    before: Callable[[Params, Any], Params]
+    # (parameters, state, scales), after an update -> the parameters before it, but for rounding.
+    before: Callable[..., Params]
     # Whether the metrics of a step, which may be traced, say how far the towers move: bool[].
     measured: Callable[[jax.Array], jax.Array]
+    # What the updates of some towers are multiplied with, by the metrics of a step: float32[].
+    scales: Callable[[Mapping[str, jax.Array]], dict[str, jax.Array]] = lambda metrics: {}
 
 
 def schedule(config: OptimizerConfig, steps: int) -> optax.Schedule:
@@ -88,7 +93,8 @@ def _adamw(config: OptimizerConfig, rate_at: optax.Schedule, rates: Mapping[str,
            ) -> tuple[Callable, Callable]:
     """`Optimizer.update` and `Optimizer.before`."""
 
-    def update(grads: Params, state: Any, params: Params) -> tuple[Params, Any]:
+    def update(grads: Params, state: Any, params: Params, scales: Mapping[str, Any] = _UNSCALED
+               ) -> tuple[Params, Any]:
         if set(grads) != set(rates):
             raise ValueError(f"towers {sorted(grads)} need learning rates; given {sorted(rates)}")
         adam, scheduled = parts(state)
@@ -102,14 +108,14 @@ def _adamw(config: OptimizerConfig, rate_at: optax.Schedule, rates: Mapping[str,
             optax.ScaleByScheduleState(optax.safe_increment(part.count)) if part is scheduled else
             part for part in state)
         return jax.tree.map(lambda p, step, decay: step - decay * p, params,
-                            *adam_steps(params, state)), state
+                            *adam_steps(params, state, scales)), state
 
     def parts(state: Any) -> tuple[optax.ScaleByAdamState, optax.ScaleByScheduleState]:
         kinds = (optax.ScaleByAdamState, optax.ScaleByScheduleState)
         found = jax.tree.leaves(state, is_leaf=lambda part: isinstance(part, kinds))
         return tuple(next(part for part in found if isinstance(part, kind)) for kind in kinds)
 
-    def adam_steps(params: Params, state: Any) -> tuple[Params, Any]:
+    def adam_steps(params: Params, state: Any, scales: Mapping[str, Any]) -> tuple[Params, Any]:
         """The steps without weight decay that led to a state, and by which shares it shrinks."""
         adam, scheduled = parts(state)
         correct_mu, correct_nu = (1 / (1 - b**adam.count) for b in (config.b1, config.b2))
@@ -117,16 +123,17 @@ def _adamw(config: OptimizerConfig, rate_at: optax.Schedule, rates: Mapping[str,
         def step(rate: jax.Array, m: jax.Array, v: jax.Array) -> jax.Array:
             return -rate * correct_mu * m / (jnp.sqrt(correct_nu * v) + config.eps)
 
-        by_tower = {tower: rate_at(scheduled.count - 1) * rates[tower] for tower in params}
+        by_tower = {tower: rate_at(scheduled.count - 1) * rates[tower] * scales.get(tower, 1.0)
+                    for tower in params}
         shrunk = {tower: jax.tree.map(
             lambda decayed, rate=rate: rate * config.weight_decay if decayed else 0.0,
             decays(params[tower])) for tower, rate in by_tower.items()}
         return {tower: jax.tree.map(functools.partial(step, rate), adam.mu[tower], adam.nu[tower])
                 for tower, rate in by_tower.items()}, shrunk
 
-    def before(params: Params, state: Any) -> Params:
+    def before(params: Params, state: Any, scales: Mapping[str, Any] = _UNSCALED) -> Params:
         return jax.tree.map(lambda p, step, decay: (p - step) / (1 - decay), params,
-                            *adam_steps(params, state))
+                            *adam_steps(params, state, scales))
 
     return update, before
 

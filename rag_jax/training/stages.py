@@ -27,10 +27,15 @@ def build_stage(job: Job, name: str, rates: Mapping[str, float | None], loss: st
       optimizer: settings of AdamW.
       initial: makes the parameters to start from; None = drawn with the configuration's seed.
       complete: as for `step.make_train_step`.
-      settings: further fields of `Stage`.
+      settings: further fields of `Stage`; and full_information, below which the encoders move by
+        less, in proportion to the metric INFORMATION; 0 = they do not.
     """
     model, guard = job.model, settings.get("guard")
     adamw = make_optimizer(optimizer, settings["steps"], rates, settings["log_every"])
+    if full := settings.pop("full_information", 0.0):
+        adamw = adamw._replace(scales=lambda metrics: {
+            tower: jnp.minimum(metrics[step.INFORMATION] / full, 1.0)
+            for tower in pretrained.ENCODERS if tower in adamw.towers})
     make, abstract, shardings = step.init_state(
         model, tuple(rates), adamw, job.config.seed, job.mesh)
 

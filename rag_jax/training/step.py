@@ -23,6 +23,9 @@ Sums = tuple[jax.Array, jax.Array, dict[str, jax.Array]]
 LossFunction = Callable[[Params, Any, jax.Array | None], Sums]
 
 
+INFORMATION = "retriever_information"  # the metric by which a retriever's update is scaled
+
+
 class Completion(NamedTuple):
     """How a step makes the batch of its loss from the batch that it is given."""
 
@@ -45,17 +48,23 @@ class TrainState(NamedTuple):
 
 
 def rag_loss(model: rag.RagModel, label_smoothing: float = 0.0,
-             retriever_objective: str = "marginal") -> LossFunction:
+             retriever_objective: str = "marginal", weigh_explained: bool = False
+             ) -> LossFunction:
     """- log p(y | x) by the model's kind (section 2.4), summed over questions; and, unless
     retriever_objective is "marginal", the retriever's own loss (`marginal.learn_from`).
+
+    weigh_explained: as for `rag.log_likelihood`.
 
     These change the loss alone: "nll" and the entropies are of the likelihood itself.
     """
 
     def loss(params: Params, batch: Batch, key: jax.Array | None) -> Sums:
         out = rag.log_likelihood(model, params, batch, label_smoothing, key,
-                                 retriever_objective)
+                                 retriever_objective, weigh_explained)
         weight = batch.weight
+        log_prior, log_posterior = (
+            jnp.log(jnp.maximum(out[name], 1e-30)) for name in ("prior", "posterior"))
+        divergence = (out["posterior"] * (log_posterior - log_prior)).sum(axis=-1)
 
         def entropy(p: jax.Array) -> jax.Array:
             return -(weight * jnp.sum(p * jnp.log(jnp.maximum(p, 1e-30)), axis=-1)).sum()
@@ -69,6 +78,7 @@ def rag_loss(model: rag.RagModel, label_smoothing: float = 0.0,
             "loss": smoothed_nll,
             "prior_entropy": entropy(out["prior"]),
             "posterior_entropy": entropy(out["posterior"]),
+            INFORMATION: (weight * out["explained"] * divergence).sum(),
         }
         if "retriever_objective" in out:
             metrics["retriever_loss"] = total(out["retriever_objective"])
@@ -193,13 +203,15 @@ def make_train_step(loss: LossFunction, optimizer: Optimizer, shardings: TrainSt
         grads, metrics = accumulated_gradients(loss, trained, constant, batch, key, pieces)
         kept = {t: state.params[t] for t in frozen}
         all_grads = {**grads, **jax.tree.map(jnp.zeros_like, kept)}
-        updates, opt_state = optimizer.update(all_grads, state.opt_state, {**trained, **kept})
+        scales = optimizer.scales(metrics)
+        updates, opt_state = optimizer.update(
+            all_grads, state.opt_state, {**trained, **kept}, scales)
         updates = {t: updates[t] for t in training}
         moved = optax.apply_updates(trained, updates)
-        rates = {t: jnp.where(t in frozen, 0.0, rate)
+        rates = {t: jnp.where(t in frozen, 0.0, rate * scales.get(t, 1.0))
                  for t, rate in optimizer.learning_rates(number).items()}
         metrics |= {**_token_metrics(batch), **_gradient_norms(grads),
-                    **_update_ratios(optimizer, number, moved, opt_state),
+                    **_update_ratios(optimizer, number, moved, opt_state, scales),
                     **{f"learning_rate/{tower}": rate for tower, rate in rates.items()}}
         metrics = jax.lax.with_sharding_constraint(metrics, whole)
         if show is not None:
@@ -221,15 +233,15 @@ def _gradient_norms(grads: Params) -> dict[str, jax.Array]:
             **{f"grad_norm/{tower}": optax.global_norm(grad) for tower, grad in grads.items()}}
 
 
-def _update_ratios(optimizer: Optimizer, number: jax.Array, moved: Params, opt_state: Any
-                   ) -> dict[str, jax.Array]:
+def _update_ratios(optimizer: Optimizer, number: jax.Array, moved: Params, opt_state: Any,
+                   scales: dict[str, jax.Array]) -> dict[str, jax.Array]:
     """How far each tower has moved, |update| / |p|; 0 in steps where this is not measured.
 
     p and the update are computed from where it has moved to: who reads either after the update
     makes XLA keep it until then.
     """
     def ratios(moved: Params, opt_state: Any) -> dict[str, jax.Array]:
-        old = optimizer.before(moved, opt_state)
+        old = optimizer.before(moved, opt_state, scales)
         norm = optax.global_norm
         return {tower: norm(jax.tree.map(jnp.subtract, moved[tower], old[tower]))
                 / jnp.maximum(norm(old[tower]), 1e-30) for tower in moved}

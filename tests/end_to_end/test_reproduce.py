@@ -95,3 +95,12 @@ def test_objectives_of_the_retriever_are_compared(tmp_path):
     text = (tmp_path / "report.md").read_text("utf-8")
     assert re.search(r"^\| Fusion-in-Decoder, adist \| \d+ \| \d.* / 40\.9 \| ", text, re.M)
     assert (tmp_path / "figures" / "objectives.png").exists()
+
+
+def test_a_retriever_learns_from_answers_beside_its_frozen_start(tmp_path):
+    """With the curves of its training, which come from the run's own folder."""
+    finished = reproduce(tmp_path, "learned_retrieval", "--reduced", "--seeds=1")
+    assert finished.returncode == 0, finished.stderr[-3000:]
+    text = (tmp_path / "report.md").read_text("utf-8")
+    assert re.search(r"^\| 35 \| \d.* \| [+-]\d+\.\d \|$", text, re.M)
+    assert (tmp_path / "figures" / "learned_retrieval.png").exists()

@@ -10,7 +10,7 @@ from rag_jax.cli import reproduce
 from rag_jax.config import Config
 from rag_jax.reproduction import run
 from rag_jax.reproduction.cells import Beginning, Cell, Completed, Explanation, Measurement
-from rag_jax.reproduction.experiments import EXPERIMENTS
+from rag_jax.reproduction.experiments import EXPERIMENTS, _while_training
 from rag_jax.reproduction.full import Full
 from rag_jax.reproduction.lab import Lab, folder_of
 from rag_jax.reproduction.provenance import made_by
@@ -24,7 +24,7 @@ FILES = {"data.passages": "p.tsv", "data.train": "t.jsonl", "data.dev": "d.jsonl
 class OnDisk:
     """A scale of two seeds, whose cells are never trained here."""
 
-    name, about, ks, subject = "toy", "made up", (1, 5), "Peru"
+    name, about, ks, subject, starts = "toy", "made up", (1, 5), "Peru", (35, 400)
     beginnings = (Beginning("Peru", "This country has the capital Li", "Lima", "known"),
                   Beginning("Chad", "This country has the capital N'", "N'Djamena", "not known"))
 
@@ -356,3 +356,27 @@ def test_an_objective_stands_beside_the_frozen_retriever_of_its_reader(lab):
     assert cell(table, "RAG-Token, pdist", gain) == "not run"
     assert cell(table, "Fusion-in-Decoder, frozen retriever", gain) == "-"
     assert [part.name for part in section.parts if isinstance(part, Plot)] == ["objectives"]
+
+
+def test_a_trained_retriever_stands_beside_the_frozen_one_of_its_seed(lab):
+    """A gain over another start's frozen retriever, or a harm that nobody counts."""
+    class Starts(OnDisk):
+        def cells(self, task, run):
+            return [Cell(f"{task}-{seed}", Config(seed=seed, runs=(run,)), run) for seed in (0, 1)]
+
+    lab = Lab(lab.root, Starts())
+    for start, run_name, recall in ((35, "frozen", 50.0), (35, "rag_token", 75.0),
+                                    (400, "frozen", 100.0), (400, "rag_token", 75.0)):
+        put(lab, f"start_{start}", run_name, Measurement(), [("a", i < 2) for i in range(4)],
+            **{"answer_recall@1": 25.0, "answer_recall@5": recall})
+    for seed, recall in enumerate((40.0, 60.0)):
+        (lab.root / f"start_35-{seed}" / "rag_token" / "metrics.jsonl").write_text(
+            json.dumps({"step": 7, "dev/answer_recall@5": recall}) + "\n" + '{"step": 8}\n')
+    section = EXPERIMENTS["learned_retrieval"](lab)
+    table, = tables(section)
+    assert cell(table, "35", "answer recall@5, trained").startswith("75.0 [")
+    assert cell(table, "35", "recall@5 gained, by seed") == "+25.0, +25.0"
+    assert cell(table, "400", "recall@5 gained, by seed") == "-25.0, -25.0"
+    assert section.parts[-1].endswith("below the frozen retriever: 2 of 4.")
+    seeds = lab.scale.cells("start_35", "rag_token")
+    assert _while_training(lab, seeds, "dev/answer_recall@5") == {7: 50.0}

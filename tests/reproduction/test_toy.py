@@ -79,3 +79,18 @@ def test_objectives_have_one_reader_one_weak_retriever_and_equal_compute(tmp_pat
         assert config.model.retriever.pretrained == (
             "" if first else str(tmp_path / "objective-marginal-0"))
     assert scale.cells("objective_adist", "rag_token") == []
+
+
+def test_starts_differ_in_their_warm_up_alone(tmp_path):
+    """One generator for all, or what a start is worth would be its generator's luck."""
+    scale = Toy(tmp_path, seeds=2)
+    assert len(scale.starts) == 6 and scale.cells("start_36", "frozen") == []
+    for start in scale.starts:
+        for run_name in ("frozen", "rag_token"):
+            for seed, cell in enumerate(scale.cells(f"start_{start}", run_name)):
+                assert cell.folder == f"start-{start}-{seed}" and cell.run == run_name
+                assert cell.config.retriever_warmup.steps == start
+                assert cell.config.seed == seed and cell.own_retriever
+                if cell.first is not None:
+                    assert cell.first.folder == "start-35-0"
+                    assert list(cell.config.model.sources) == ["generator"]

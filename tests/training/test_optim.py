@@ -123,6 +123,21 @@ def test_the_update_and_its_state_are_those_of_optax():
         params = optax.apply_updates(params, wanted)
 
 
+def test_a_scaled_tower_moves_by_that_share_and_its_moments_are_the_same():
+    """Weight decay too: a retriever that nothing is known of would shrink meanwhile."""
+    optimizer = make_optimizer(OptimizerConfig(0.1, warmup_steps=0, weight_decay=0.3), STEPS,
+                               {"query_encoder": 0.5, "generator": 1.0})
+    params, scales = tree(0), {"query_encoder": jnp.float32(0.3)}
+    updates, state = optimizer.update(tree(1), optimizer.init(params), params)
+    scaled, same = optimizer.update(tree(1), optimizer.init(params), params, scales)
+    expected = {**updates, "query_encoder": jax.tree.map(
+        lambda u: 0.3 * u, updates["query_encoder"])}
+    tiny.assert_trees_close(scaled, expected, rtol=1e-5, atol=1e-8)
+    tiny.assert_trees_close(same, state, rtol=0, atol=0)
+    moved = optax.apply_updates(params, scaled)
+    tiny.assert_trees_close(optimizer.before(moved, same, scales), params, rtol=1e-5, atol=1e-6)
+
+
 def test_movement_is_measured_where_the_loop_logs():
     """The loop takes the figure of a window's last step, also of one that the last step cuts."""
     measured = make_optimizer(OptimizerConfig(), 8, {"generator": 1.0}, log_every=3).measured

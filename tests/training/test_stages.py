@@ -113,7 +113,9 @@ def test_a_stage_takes_the_step_that_its_configuration_says(job, monkeypatch, na
     else:
         settings, towers = config.train, ("query_encoder", "generator")
         seen.append(fine_tuning.rag_stage(job, "rag_token", None, None, meta={}))
-        losses = [step.rag_loss(job.model, 0.2), step.rag_loss(job.model)]
+        losses = [step.rag_loss(job.model, 0.2, weigh_explained=True),
+                  step.rag_loss(job.model, weigh_explained=True),
+                  step.rag_loss(job.model, 0.2)]
     stage, = seen
     if name == "rag":
         batch = parallel.put_batch(tiny.rag_batch(questions=4, model=job.model), job.mesh)
@@ -130,7 +132,7 @@ def test_a_stage_takes_the_step_that_its_configuration_says(job, monkeypatch, na
     given = (update, rates, params, jax.device_get(batch))
     state = stage.make_state()
     with jax.transfer_guard("disallow"):
-        state, _ = stage.train_step(state, batch, stage.number_on_devices(3))
+        state, metrics = stage.train_step(state, batch, stage.number_on_devices(3))
     found = first_moments(state.opt_state)
     at = {"seed": 3, "number": 3, "pieces": settings.optimizer.accumulate}
     expected = by_hand(losses[0], *given, **at)
@@ -140,7 +142,12 @@ def test_a_stage_takes_the_step_that_its_configuration_says(job, monkeypatch, na
     if name != "retriever":
         others["accumulation"] = by_hand(losses[0], *given, **{**at, "pieces": 1})
     if name == "rag":
+        scale = min(1, metrics[step.INFORMATION] / settings.full_information)
+        rate = optimizer.learning_rates(jnp.int32(3))["query_encoder"]
+        np.testing.assert_allclose(metrics["learning_rate/query_encoder"], rate * scale, rtol=1e-5)
+        assert 0 < scale < 1
         others["smoothing"] = by_hand(losses[1], *given, **at)
+        others["what answers explain"] = by_hand(losses[2], *given, **at)
     for what, without in others.items():
         assert np.linalg.norm(without - expected) > 1e-3 * size, f"{what} changes nothing"
 

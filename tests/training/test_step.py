@@ -75,6 +75,34 @@ def test_metrics_are_means_over_real_rows(params, kind):
     assert abs(metrics["loss"] - metrics["nll"]) > 0.01
     np.testing.assert_allclose(metrics["prior_entropy"], entropy(out["prior"]), rtol=1e-5)
     np.testing.assert_allclose(metrics["posterior_entropy"], entropy(out["posterior"]), rtol=1e-5)
+    post, prior = np.float64(out["posterior"]), np.float64(out["prior"])
+    ratio = np.where(post > 0, post, 1) / np.where(post > 0, prior, 1)
+    explained = np.exp(np.float64(out["log_p"]) / batch.target_mask.sum(axis=1))
+    information = (explained * (post * np.log(ratio)).sum(axis=1))[real].mean()
+    np.testing.assert_allclose(metrics[step.INFORMATION], information, rtol=1e-4, atol=1e-7)
+    assert kind == "fid" or information > 1e-6
+
+
+@pytest.mark.parametrize("kind", ["token", "sequence"])
+def test_a_question_teaches_the_retriever_as_far_as_its_answer_is_explained(params, kind):
+    """A weight on the wrong tower, or on the value, would be another objective."""
+    model, batch = tiny.rag_model(kind), batch_of()
+    row = int(batch.doc_mask.sum(axis=1).argmax())  # others have one passage, and nothing to learn
+    batch = jax.tree.map(lambda x: x[row : row + 1], batch)
+
+    @tiny.jit
+    def measured(params):
+        def value(params, weigh):
+            return rag.log_likelihood(model, params, batch, weigh_explained=weigh)["objective"][0]
+        return [jax.value_and_grad(value)(params, weigh) for weigh in (True, False)]
+
+    (weighted, grads), (value, plain) = measured(params)
+    explained = np.exp(value / batch.target_mask.sum())
+    assert weighted == value and 0 < explained < 0.9
+    tiny.assert_trees_close(grads["generator"], plain["generator"], rtol=1e-5, atol=1e-7)
+    scaled = jax.tree.map(lambda g: g * explained, plain["query_encoder"])
+    assert not tiny.is_zero(scaled)
+    tiny.assert_trees_close(grads["query_encoder"], scaled, rtol=1e-4, atol=1e-8)
 
 
 def test_a_batch_of_fillers_alone_gives_zero_gradients(params):
