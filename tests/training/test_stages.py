@@ -3,6 +3,7 @@
 import dataclasses
 import types
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -21,10 +22,19 @@ from rag_jax.training.run import open_job
 from tests.end_to_end import smallest
 
 
+class Matrices(rag.RagModel):
+    """A model whose towers are a matrix each: what is compiled here is the update of every leaf."""
+
+    def init(self, key, towers):
+        return {tower: {"kernel": nn.LogicallyPartitioned(
+            jax.random.normal(jax.random.fold_in(key, i), (4, 6)), ("embed", "mlp"))}
+            for i, tower in enumerate(towers)}
+
+
 def test_a_guarded_stage_shows_what_it_read_and_can_freeze_its_encoders(tmp_path):
     mesh = parallel.make_mesh(MeshConfig(2, 1, 2), jax.devices()[:4])
-    job = types.SimpleNamespace(model=tiny.rag_model(), config=Config(), workdir=tmp_path,
-                                mesh=mesh)
+    job = types.SimpleNamespace(model=Matrices(**vars(tiny.rag_model())), config=Config(),
+                                workdir=tmp_path, mesh=mesh)
 
     def loss(params, batch, key):
         total = sum(jnp.sum(leaf**2) for leaf in jax.tree.leaves(params))
