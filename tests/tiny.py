@@ -8,8 +8,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from rag_jax.config import BartConfig, BertConfig, GeneratorConfig, T5Config
+from rag_jax.config import BartConfig, BertConfig, GeneratorConfig, OptimizerConfig, T5Config
 from rag_jax.models import rag
+from rag_jax.training import optim
 from rag_jax.types import Batch
 
 PAD, END = 1, 2
@@ -119,6 +120,15 @@ def class_batch(classes, seed=0, claim=6, **settings):
         target_mask=np.ones((rows, 1), bool),
         decoder_ids=rng.integers(0, BART.vocab_size, (rows, claim)).astype(np.int32),
         decoder_mask=ragged_mask(rng, rows, claim))
+
+
+def descent(towers, rate=0.01):
+    """Gradient descent whose state is the last gradients: Adam, which computes a dozen arrays of
+    each parameter, would be half of what a step compiles."""
+    return optim.make_optimizer(OptimizerConfig(), 10, dict.fromkeys(towers, 1.0))._replace(
+        init=lambda params: jax.tree.map(jnp.zeros_like, params),
+        update=lambda grads, kept, params: (jax.tree.map(lambda g: -rate * g, grads), grads),
+        before=lambda moved, kept: jax.tree.map(lambda p, g: p + rate * g, moved, kept))
 
 
 def assert_trees_close(actual, expected, rtol=1e-5, atol=1e-7):

@@ -122,7 +122,7 @@ def train(world, towers, every, steps=STEPS):
                                     pad if fresh else None)
     optimizer = optim.make_optimizer(
         OptimizerConfig(learning_rate=3e-3, warmup_steps=0, schedule="constant", clip_norm=1.0),
-        steps, dict.fromkeys(towers, 1.0))
+        STEPS, dict.fromkeys(towers, 1.0))
     _, _, shardings = step.init_state(model, rag.TOWERS, optimizer, 0, index.mesh)
     run = step.make_train_step(
         step.rag_loss(model), optimizer, shardings, complete=complete)
