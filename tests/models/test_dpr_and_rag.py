@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 import tiny
 
+from rag_jax import parallel
+from rag_jax.config import MeshConfig
 from rag_jax.models import rag
 from rag_jax.training.step import rag_loss
 
@@ -77,6 +79,28 @@ def test_a_sentence_encoder_is_the_projected_mean_of_length_1(params, tanh):
     wider = embed(tower, np.pad(BATCH.question_ids, ((0, 0), (0, 3)), constant_values=7),
                   np.pad(BATCH.question_mask, ((0, 0), (0, 3))))
     np.testing.assert_allclose(wider, found, atol=1e-6)
+
+
+@pytest.mark.parametrize("model_type", ["roberta", "modernbert"])
+def test_one_device_equals_eight_for_sentence_encoders(model_type):
+    """A mean over tokens, or a product of queries, keys and values at once, split wrongly."""
+    model = tiny.rag_model(retriever={
+        "pooling": "mean", "normalize": True, "model_type": model_type, "layers": 2})
+    boxed = model.init(jax.random.key(0), ("query_encoder",))
+    params, mesh = tiny.perturbed(boxed), parallel.make_mesh(MeshConfig(2, 2, 2))
+    batch = tiny.rag_batch(model=model, questions=8)
+    rows = batch.question_ids, batch.question_mask
+    weights = np.random.default_rng(0).normal(size=(8, model.embedding_width))
+
+    def value(params, ids, mask):
+        vectors = rag.embed(model, params["query_encoder"], ids, mask)
+        return (vectors * weights).sum(), vectors
+
+    run = tiny.jit(jax.value_and_grad(value, has_aux=True))
+    alone = run(params, *rows)
+    placed = jax.device_put(params, parallel.param_shardings(boxed, mesh))
+    split = run(placed, *parallel.put_batch(rows, mesh))
+    tiny.assert_trees_close(split, alone, rtol=1e-4, atol=1e-5)
 
 
 def test_the_scale_multiplies_the_logits_and_learns(params):
