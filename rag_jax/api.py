@@ -85,7 +85,8 @@ def _open_checkpoint(source: str, run: str | None, step: int | None, index: Path
     named = overrides.replace(config, {"model.rag.pretrained": source})
     tokenizers = [Tokenizer.load(pretrained.tokenizer_folder(named, tower))
                   for tower in ("query_encoder", "generator")]
-    prepared = Prepared(*tokenizers, generator_format(config, tokenizers[1]), {}, {})
+    format = generator_format(config, tokenizers[1])
+    prepared = Prepared(tokenizers[0], format.tokenizer, format, {}, {})
     job = Job(config, pathlib.Path(source), prepared, parallel.make_mesh(config.mesh))
     opened = open_index(job, config.runs[0], str(index))
     _check_tokens(opened, prepared)

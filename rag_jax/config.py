@@ -201,7 +201,7 @@ class CausalConfig(GeneratorConfig):
     """Decoder-only language models; the defaults are those of Qwen2.5-0.5B."""
 
     family: Family = field("causal", "architecture")
-    variant: Literal["llama", "qwen2", "qwen3", "gemma2", "gemma3"] = field(
+    variant: Literal["llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3"] = field(
         "qwen2", "what its layers have beside what all have: VARIANTS in models/causal_lm.py")
     vocab_size: int = field(151936, "rows of the token table; 0 = the tokenizer's size", at_least=0)
     max_positions: int = field(32768, "longest prompt and answer together", at_least=1)
@@ -292,12 +292,18 @@ class DataConfig:
         "", "folder or Hugging Face name; empty = train an uncased WordPiece on the passages")
     generator_vocab: int = field(8192, "size of a trained BPE", at_least=300)
     retriever_vocab: int = field(8192, "size of a trained WordPiece", at_least=100)
-    source_format: Literal["auto", "question_kept", "hugging_face", "question_first"] = field(
+    source_format: Literal["auto", "question_kept", "hugging_face", "question_first", "prompt",
+                           "chat"] = field(
         "auto", "title / text // question, where a long input loses the end of its passage; or "
         "joined and cut as Hugging Face's RAG does, where it loses the question; or question: ... "
-        "title: ... context: ... as Fusion-in-Decoder's (question_first); auto = as the "
+        "title: ... context: ... as Fusion-in-Decoder's (question_first); or config.data.prompt, "
+        "as it is (prompt) or in the tokenizer's chat template (chat); auto = as the "
         "generator's RAG checkpoint was trained (hugging_face, unless it says otherwise), "
-        "question_first for T5, else question_kept")
+        "question_first for T5, chat or prompt for decoder-only models, "
+        "else question_kept")
+    prompt: str = field("", "source_format=prompt or chat: a text with {passage}, then {question}, "
+                        "then words that the answer continues; empty = {passage} Question: "
+                        "{question} Answer:, each in a line of its own")
     question_text: Literal["auto", "raw", "uncased_roundtrip"] = field(
         "auto", "the question as the generator reads it: as written, or through the retriever's "
         "tokenizer and back (lower case) as Hugging Face's released RAG was trained; auto = as "

@@ -105,6 +105,9 @@ def config_of(checkpoint: hub.Pretrained) -> Config:
     if "max_length" in answers:
         data = dataclasses.replace(data, max_target_length=min(
             answers.pop("max_length"), generator.max_positions))
+    if generator.family == "causal":  # the answer continues the prompt
+        data = dataclasses.replace(data, max_source_length=min(
+            data.max_source_length, generator.max_positions - data.max_target_length))
     run = "fid" if checkpoint.kind == "fid" else f"rag_{checkpoint.kind or 'token'}"
     return Config(runs=(run,), data=data,
                   model=ModelConfig(retriever, generator), eval=EvalConfig(**answers),

@@ -141,16 +141,16 @@ def replace(config: Any, changes: dict[str, Any], path: str = "config") -> Any:
         if rest:
             new = {rest: new}
         if section and isinstance(new, dict):
-            new = replace(_of_family(getattr(config, name), new), new, where)
+            new = replace(in_family(getattr(config, name), new.get("family")), new, where)
         else:
             new = (_preset if section else _parsed)(hints[name], new, where)
         config = dataclasses.replace(config, **{name: new})
     return config
 
 
-def _of_family(section: Any, changes: dict[str, Any]) -> Any:
-    """The section, in the class of the family that `changes` name, which keeps what was set."""
-    cls = GENERATORS.get(changes.get("family"))
+def in_family(section: Any, family: str | None) -> Any:
+    """The section, in the class of this family of generators, which keeps what was set."""
+    cls = GENERATORS.get(family)
     if not isinstance(section, GeneratorConfig) or cls in (None, type(section)):
         return section
     names = {f.name for f in dataclasses.fields(cls)} - {"family"}

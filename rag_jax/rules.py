@@ -121,6 +121,8 @@ def _towers(config: Config, resolved: bool) -> Iterator[str]:
     if model.retriever.model_type == "modernbert" and model.retriever.scan_layers:
         yield ("config.model.retriever.scan_layers: the layers of a ModernBERT are not alike; set "
                "false")
+    if model.generator.family == "causal":
+        yield from _decoder_only(config, resolved or not model.generator.pretrained)
     if len(encoders) == 1 and not lexical(config):
         missing = ({"query_encoder", "document_encoder"} - encoders).pop()
         yield (f"config.model.{missing}.pretrained: the other encoder comes from "
@@ -139,6 +141,22 @@ def _towers(config: Config, resolved: bool) -> Iterator[str]:
     if model.head != "none" and len(config.eval.labels) < 2:
         yield (f"config.eval.labels: config.model.head={model.head} chooses among them; "
                "name the classes, two or more, as the data's answers do")
+
+
+def _decoder_only(config: Config, known: bool) -> Iterator[str]:
+    """What is wrong with a decoder-only generator; `known` says that its sizes are."""
+    tower, data = config.model.generator, config.data
+    if known and tower.heads % tower.kv_heads:
+        yield (f"config.model.generator.kv_heads={tower.kv_heads}: must divide "
+               f"config.model.generator.heads={tower.heads}")
+    both = data.max_source_length + data.max_target_length
+    if known and both > tower.max_positions:
+        yield (f"config.data.max_source_length={data.max_source_length} and max_target_length="
+               f"{data.max_target_length}: the answer continues the prompt, and the model has "
+               f"{tower.max_positions} positions for both (max_positions)")
+    if tower.window and any(RUNS[run].kind == "fid" for run in config.runs if run in RUNS):
+        yield ("config.runs: fid reads passages side by side, where a generator with local layers "
+               f"(window={tower.window}) cannot tell which are near; name rag_token or another")
 
 
 def _stages(config: Config) -> Iterator[str]:

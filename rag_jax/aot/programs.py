@@ -74,7 +74,10 @@ def vocabulary(config: Config, tower: str) -> Vocabulary:
 def job_of(config: Config, mesh: Mesh) -> Job:
     """A job without data, to make programs from."""
     retriever, generator = (vocabulary(config, tower) for tower in ("retriever", "generator"))
-    prepared = Prepared(retriever, generator, generator_format(config, generator), {}, {})
+    # Without a tokenizer a prompt's own words are not known: the lengths are those of any format.
+    plain = replace(config, {"data.source_format": "question_kept"}) if (
+        config.model.generator.family == "causal") else config
+    prepared = Prepared(retriever, generator, generator_format(plain, generator), {}, {})
     return Job(config, pathlib.Path(), prepared, mesh)
 
 

@@ -41,7 +41,8 @@ def compose(format: GeneratorFormat, passages: jax.Array, lengths: jax.Array,
     place = jnp.broadcast_to(place, (*read.shape[:2], format.max_length))
     ids = jnp.where(place < end, pick(second, place - begin - length), tokenizer.pad)
     ids = jnp.where(place < begin + length, pick(first, place - begin), ids)
-    ids = jnp.where(place == end, tokenizer.end, ids)
-    if begin:
-        ids = jnp.where(place == 0, tokenizer.start, ids)
-    return ids.astype(jnp.int32), place <= end
+    for at, around in ((place, format.begin), (place - end, format.foot)):
+        if around:
+            row = jnp.array(around, jnp.int32)[None, None]
+            ids = jnp.where((at >= 0) & (at < len(around)), pick(row, at), ids)
+    return ids.astype(jnp.int32), place < end + len(format.foot)

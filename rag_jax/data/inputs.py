@@ -24,7 +24,7 @@ _SHAPE = ("chunk_words", "generator_vocab", "retriever_vocab", "source_format",
 _ENCODER = ("passage_prefix", "titles")
 _WORLD = ("fictional_countries", "world_task")
 _TOKENIZER_FILES = ("tokenizer.json", "vocab.txt", "vocab.json", "merges.txt",
-                    "tokenizer_config.json", "special_tokens_map.json")
+                    "tokenizer_config.json", "chat_template.jinja", "special_tokens_map.json")
 _ABSENT = {"source": None, "files": {}}
 _SETTLED_NS = 2 * 10**9  # a file may change again within the tick of its file system's clock
 
@@ -47,6 +47,8 @@ def describe(config: Config, tokenizers: Mapping[str, str | os.PathLike | None],
     fields = {f"data.{name}": getattr(data, name) for name in _SHAPE}
     fields |= {f"model.retriever.{name}": value  # absent where earlier records lack them
                for name, value in config.model.retriever.beyond_dpr.items() if name in _ENCODER}
+    if data.prompt:  # earlier versions had none
+        fields["data.prompt"] = data.prompt
     sources = {name: str(source) for name, source in tokenizers.items() if source}
     if data.passages:
         sources |= {name: getattr(data, name) for name in ("passages", *QUESTIONS)}

@@ -7,7 +7,8 @@ import pathlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from rag_jax.config import Config
+from rag_jax.config import Config, ConfigError
+from rag_jax.data.prompts import TEMPLATES, PromptFormat, parts_of
 from rag_jax.data.question_files import Example
 from rag_jax.data.questions import QuestionTokens
 from rag_jax.data.tasks import load_examples
@@ -104,8 +105,9 @@ def open_prepared(config: Config, workdir: pathlib.Path) -> Prepared:
     generator_tokenizer = Tokenizer.load(folder / "generator_tokenizer")
     store_names, split_names = (line.split() for line in (folder / DONE).read_text().splitlines())
     warmup = folder / "warmup_texts.txt"
+    format = generator_format(config, generator_tokenizer)
     return Prepared(
-        retriever_tokenizer, generator_tokenizer, generator_format(config, generator_tokenizer),
+        retriever_tokenizer, format.tokenizer, format,
         Lazily(store_names, lambda name: PassageStore.open(folder / "memories" / name)),
         Lazily(split_names, lambda name: load_examples(f"tfds-dir:{folder / 'questions'}:{name}")),
         warmup if warmup.exists() else None)
@@ -121,7 +123,17 @@ def _warn_unverified(folder: pathlib.Path) -> None:
 
 def generator_format(config: Config, tokenizer: Tokenizer) -> GeneratorFormat:
     """How the generator reads passages and questions."""
-    return GeneratorFormat(tokenizer, config.data.max_source_length,
-                           like_hugging_face=config.data.source_format == "hugging_face",
-                           question_first=config.data.source_format == "question_first",
-                           uncased_questions=config.data.question_text == "uncased_roundtrip")
+    data, form = config.data, config.data.source_format
+    uncased = data.question_text == "uncased_roundtrip"
+    if form == "auto" and config.model.generator.family == "causal":
+        form = "prompt"
+    if form in TEMPLATES:
+        chat = tokenizer.config.get("chat_template") if form == "chat" else None
+        if form == "chat" and chat is None:
+            raise ConfigError("config.data.source_format=chat: the generator's tokenizer has no "
+                              "chat_template; set config.data.source_format=prompt")
+        parts = parts_of(data.prompt or TEMPLATES[form], chat, tokenizer)
+        return PromptFormat(tokenizer, data.max_source_length, parts, uncased)
+    return GeneratorFormat(tokenizer, data.max_source_length, uncased_questions=uncased,
+                           like_hugging_face=form == "hugging_face",
+                           question_first=form == "question_first")

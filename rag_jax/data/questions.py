@@ -76,7 +76,7 @@ class QuestionTokens:
         """
         if answer not in self._targets:
             tokenizer = self.format.tokenizer
-            ids = tokenizer.encode([f" {answer}"])[0][: self.max_target_length - 1]
+            ids = tokenizer.encode_answers([answer])[0][: self.max_target_length - 1]
             self._targets[answer] = [*ids, tokenizer.end]
         return self._targets[answer]
 

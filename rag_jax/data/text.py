@@ -4,8 +4,9 @@ The hot path uses the `tokenizers` library; transformers is imported only to res
 the Hugging Face hub or folders without a tokenizer.json.
 """
 
+import copy
 import pathlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -24,19 +25,28 @@ class Tokenizer:
 
     Special ids are found by name: `start`, `end`, `pad` and `mask` are <s> </s> <pad> <mask> for
     BART, [CLS] [SEP] [PAD] [MASK] for BERT and None </s> <pad> <extra_id_0> for T5 vocabularies.
+    Of others, the tokenizer_config.json names them; its end stands for those that are missing.
+
+    Attributes:
+      config: what is kept of the tokenizer_config.json: the names of special tokens, and the
+        chat_template.
+      gap: what stands between a text and the answer that continues it.
     """
 
-    def __init__(self, backend: Any):
-        self._backend = backend
+    def __init__(self, backend: Any, config: Mapping[str, str] | None = None):
+        self._backend, self.config, self.gap = backend, dict(config or {}), " "
         self._backend.no_padding()
         self._backend.no_truncation()
         self._backend.encode_special_tokens = True  # "</s>" in a text is letters, not an end
-        names = [
-            next((n for n in pair if backend.token_to_id(n) is not None), None)
-            for pair in (("<s>", "[CLS]"), ("</s>", "[SEP]"), ("<pad>", "[PAD]"),
-                         ("<mask>", "[MASK]", "<extra_id_0>"))
-        ]
+        known = (("<s>", "[CLS]", "bos_token"), ("</s>", "[SEP]", "eos_token"),
+                 ("<pad>", "[PAD]", "pad_token"),
+                 ("<mask>", "[MASK]", "<extra_id_0>", "mask_token"))
+        names = [next((n for n in (*usual, self.config.get(own))
+                       if n and backend.token_to_id(n) is not None), None)
+                 for *usual, own in known]
         begins = names[3] != "<extra_id_0>"  # T5's inputs begin with their text
+        if begins and (end := self.config.get("eos_token")) and end in names:
+            names = [name or end for name in names]
         if None in (names if begins else names[1:]):
             raise DataError(
                 "the tokenizer lacks a start, end, padding or mask token: found "
@@ -55,7 +65,7 @@ class Tokenizer:
         path = pathlib.Path(source)
         file = path / "tokenizer.json" if path.is_dir() else path
         if file.is_file():
-            return cls(tokenizer_file.read(file))
+            return cls(tokenizer_file.read(file), tokenizer_file.settings(file.parent))
         import transformers
 
         try:
@@ -75,6 +85,8 @@ class Tokenizer:
         path = pathlib.Path(directory)
         path.mkdir(parents=True, exist_ok=True)
         files.write_text(path / "tokenizer.json", self._backend.to_str(pretty=True))
+        if self.config:
+            files.write_json(path / tokenizer_file.SETTINGS, self.config)
 
     @property
     def vocab_size(self) -> int:
@@ -83,6 +95,30 @@ class Tokenizer:
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         """Ids of each text, without special tokens."""
         return [e.ids for e in self._backend.encode_batch(list(texts), add_special_tokens=False)]
+
+    def encode_answers(self, texts: Sequence[str]) -> list[list[int]]:
+        """Ids of each text as it continues another."""
+        return self.encode([self.gap + text for text in texts])
+
+    def encode_written(self, text: str, first: bool = False) -> list[int]:
+        """Ids of a text in which the names of special tokens are these tokens.
+
+        first: with what the tokenizer puts before a text.
+        """
+        self._backend.encode_special_tokens = False
+        try:
+            ids = self._backend.encode(text, add_special_tokens=False).ids
+            before = self._backend.encode("").ids if first else []
+        finally:
+            self._backend.encode_special_tokens = True
+        begun = [i for i in before if i != self.end]
+        return ids if ids[: len(begun)] == begun else [*begun, *ids]
+
+    def answering(self, end: int, gap: str) -> "Tokenizer":
+        """The same, for answers that end with this token and follow this gap."""
+        other = copy.copy(self)
+        other.end, other.gap = end, gap
+        return other
 
     def decode(self, ids: Iterable[int]) -> str:
         """Text of ids; special tokens are left out and outer spaces stripped."""
@@ -247,7 +283,7 @@ def label_tokens(tokenizer: Tokenizer, labels: Sequence[str]) -> list[int]:
     """
     if not labels:
         return []
-    rows = tokenizer.encode([f" {label}" for label in labels])
+    rows = tokenizer.encode_answers(labels)
     for tokens in zip(*rows, strict=False):
         if len(set(tokens)) == len(labels):
             return list(tokens)
@@ -278,8 +314,9 @@ class GeneratorFormat:
         self.question_separator = question_separator
         self.like_hugging_face = like_hugging_face
         self.question_first, self.uncased_questions = question_first, uncased_questions
-        self.begin = begin(tokenizer)
-        # Tokens of passage and question that there is room for, between <s>, if any, and </s>.
+        self.begin, self.foot = begin(tokenizer), [tokenizer.end]  # around every input
+        self.start: int | None = None  # the decoder's first input, where inputs decide it
+        # Tokens of passage and question that there is room for between them.
         self.room = max_length - len(self.begin) - 1
 
     def _head(self, title: str) -> str:
@@ -337,4 +374,4 @@ class GeneratorFormat:
         if not self.like_hugging_face:
             passage = passage[: self.room - len(question)]
         both = [*question, *passage] if self.question_first else [*passage, *question]
-        return [*self.begin, *both[: self.room], self.tokenizer.end]
+        return [*self.begin, *both[: self.room], *self.foot]

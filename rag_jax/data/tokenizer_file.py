@@ -7,9 +7,13 @@ from typing import Any
 
 from rag_jax.errors import DataError
 
-SIZE_LIMIT = 32_000_000  # bytes; bart-large's has 3.5 MB, multilingual ones have 17
+SIZE_LIMIT = 48_000_000  # bytes; bart-large's has 3.5 MB, multilingual ones have 17, Gemma 3's 33
+SETTINGS, TEMPLATE = "tokenizer_config.json", "chat_template.jinja"
+SPECIALS = ("bos_token", "eos_token", "pad_token", "mask_token")
 PROBE = "The \"Größe\" of 漢字 isn't 3.5 km; it's HALF: that\tmuch // </s> 🙂\n"
-KNOWN_PATTERNS = (" {2,}",)  # of XLM-R
+_WORDS = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}%s| ?[^\s\p{L}\p{N}]+"
+          r"[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+")
+KNOWN_PATTERNS = (" {2,}", _WORDS % "", _WORDS % "{1,3}")  # of XLM-R, Qwen, Llama 3
 # Of these each can make a text many times as long, and several one after the other.
 GROWING, GROWTH_LIMIT, CONTENT_LIMIT = ("Replace", "Prepend", "Precompiled"), 3, 16
 
@@ -33,6 +37,23 @@ def read(file: pathlib.Path) -> Any:
     return backend
 
 
+def settings(folder: pathlib.Path) -> dict[str, str]:
+    """The names of special tokens, and the chat_template, that stand beside a tokenizer.json."""
+    found = {}
+    if (folder / SETTINGS).is_file():
+        try:
+            found = json.loads((folder / SETTINGS).read_text("utf-8"))
+        except ValueError as error:
+            raise DataError(f"{folder / SETTINGS}: no JSON ({error}); take it from its source "
+                            "again") from None
+    found = found if isinstance(found, dict) else {}
+    named = {name: value.get("content") if isinstance(value, dict) else value
+             for name in (*SPECIALS, "chat_template") if (value := found.get(name))}
+    if (folder / TEMPLATE).is_file():
+        named["chat_template"] = (folder / TEMPLATE).read_text("utf-8")
+    return {name: value for name, value in named.items() if isinstance(value, str)}
+
+
 def check(backend: Any, source: str | pathlib.Path) -> None:
     """Raises DataError for a tokenizer whose parts, ids or pieces are not those of a language."""
     growing = 0
@@ -43,7 +64,7 @@ def check(backend: Any, source: str | pathlib.Path) -> None:
             if isinstance(pattern, dict) and pattern.get("Regex", KNOWN_PATTERNS[0]
                                                          ) not in KNOWN_PATTERNS:
                 raise DataError(f"{source}: its {name} has a regular expression, which could run "
-                                "for ever; BART's and BERT's tokenizers have none")
+                                "for ever; known are those of XLM-R, Qwen and Llama 3")
             growing += kind in GROWING
             content = value.get("content", value.get("prepend", ""))
             if growing > GROWTH_LIMIT or kind in GROWING and len(content) > CONTENT_LIMIT:

@@ -18,6 +18,7 @@ _GEMMA = {**_USUAL, "head_dim": 256, "tie_word_embeddings": True, "query_pre_att
           "sliding_window": 4096}
 USUAL = {
     "llama": _USUAL,
+    "mistral": {**_USUAL, "sliding_window": 4096},
     "qwen2": _USUAL,
     "qwen3": {**_USUAL, "head_dim": 128},
     "gemma2": {**_GEMMA, "sliding_window_pattern": 2, "attn_logit_softcapping": 50.0,
@@ -26,8 +27,7 @@ USUAL = {
                     "rope_local_base_freq": 1e4},
 }
 VARIANTS = {name: name.removesuffix("_text") for name in USUAL}
-CLASSES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM",
-           "gemma2": "Gemma2ForCausalLM", "gemma3_text": "Gemma3ForCausalLM"}
+CLASSES = {name: f"{variant.capitalize()}ForCausalLM" for name, variant in VARIANTS.items()}
 MODEL_TYPES = {variant: name for name, variant in VARIANTS.items()}
 
 NONE = ("attn_logit_softcapping", "final_logit_softcapping", "sliding_window")  # null: none
@@ -139,8 +139,9 @@ def written(config: CausalConfig, fields: Json) -> dict[str, Any]:
     else:
         for name in ("query_pre_attn_scalar", *NONE):
             result.pop(name, None)
+    result["sliding_window"] = c.window or (1 if gemma else None)
     if c.window or gemma:
         kinds = ("full_attention", "sliding_attention")
-        result |= {"sliding_window": c.window or 1, "use_sliding_window": bool(c.window),
+        result |= {"use_sliding_window": bool(c.window),
                    "layer_types": [kinds[local] for local in c.local_layers]}
     return result

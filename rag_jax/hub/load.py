@@ -12,6 +12,7 @@ import numpy as np
 
 from rag_jax import parallel
 from rag_jax.config import T5Config
+from rag_jax.data import tokenizer_file
 from rag_jax.hub import causal, families, names, sentence
 from rag_jax.hub.families import Architecture
 from rag_jax.hub.stored import HEADER_LIMIT, HubError, read_json
@@ -22,8 +23,8 @@ from rag_jax.types import Params
 
 VOCABULARIES = ("tokenizer.json", "vocab.json", "vocab.txt", "sentencepiece.bpe.model",
                 "spiece.model")
-TOKENIZER_FILES = (*VOCABULARIES, "tokenizer_config.json", "special_tokens_map.json",
-                   "added_tokens.json", "merges.txt")
+TOKENIZER_FILES = (*VOCABULARIES, tokenizer_file.SETTINGS, tokenizer_file.TEMPLATE,
+                   "special_tokens_map.json", "added_tokens.json", "merges.txt")
 TOKENIZER_FOLDERS = {"query_encoder": "question_encoder_tokenizer",
                      "generator": "generator_tokenizer"}
 SMALL_FILES = ["config.json", "README.md", "generation_config.json", *TOKENIZER_FILES,
@@ -44,7 +45,7 @@ class Pretrained(Architecture):
     kind: "token" or "sequence" where a RAG checkpoint says so, "fid" where its authors' do.
     tokenizers: folders by tower ("query_encoder" and "generator" for RAG), where there are any.
     inputs: (data.source_format, data.question_text) that a generator was trained with, where
-      RAG's checkpoint or T5's family says it, or None.
+      RAG's checkpoint or T5's family says it, or that a decoder-only one reads, or None.
     origins: what the encoders were trained on, by tower, where name or model card tell it.
     search: how its answers are searched, as `families.search`; empty without a generator.
     """
@@ -165,7 +166,7 @@ def _open(folder: pathlib.Path) -> tuple[Pretrained, Tensors, dict[str, names.Pl
     checkpoint = Pretrained(
         parts.retriever, parts.generator, parts.ids, vectors.longest, family=family.architecture,
         towers=tuple(family.places), kind=family.kind, tokenizers=_tokenizers(folder, family),
-        inputs=families.inputs(config, family), origins=_origins(folder, family, config),
+        inputs=_inputs(folder, config, family), origins=_origins(folder, family, config),
         search=families.search(config, generation, generation_file if generation else file)
         if parts.generator and family.model_type not in causal.USUAL else {})
     depths = [getattr(tower, name, 0) for tower in (checkpoint.retriever, checkpoint.generator)
@@ -184,6 +185,14 @@ def _sentence_encoder(parts: Architecture, fields: Mapping[str, Any], family: fa
         raise HubError(f"{folder / 'modules.json'}: sentence-transformers around a "
                        f"{family.architecture} is not known here; around a BERT it is")
     return dataclasses.replace(parts, retriever=dataclasses.replace(parts.retriever, **fields))
+
+
+def _inputs(folder: pathlib.Path, config: Mapping[str, Any], family: families.Family
+            ) -> tuple[str, str] | None:
+    if family.model_type not in causal.USUAL:
+        return families.inputs(config, family)
+    chats = "chat_template" in tokenizer_file.settings(folder)
+    return "chat" if chats else "prompt", families.OUR_INPUTS[1]
 
 
 def _tokenizers(folder: pathlib.Path, family: families.Family) -> dict[str, pathlib.Path]:

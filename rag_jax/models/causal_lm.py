@@ -47,6 +47,7 @@ class Variant(NamedTuple):
 
 VARIANTS = {
     "llama": Variant(),
+    "mistral": Variant(),
     "qwen2": Variant(biases=True),
     "qwen3": Variant(head_norms=True),
     "gemma2": Variant(gemma=True),

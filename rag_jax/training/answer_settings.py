@@ -37,7 +37,7 @@ def decoding_settings(config: Config, tokenizer: Tokenizer) -> Decoding:
             if values.get(f.name) is not None}
 
     def ids(text: str) -> tuple[int, ...]:
-        return tuple(tokenizer.encode([f" {text}"])[0])
+        return tuple(tokenizer.encode_answers([text])[0])
 
     labels = tuple((*ids(label), tokenizer.end) for label in config.eval.labels)
     try:

@@ -79,6 +79,8 @@ def build_model(config: Config, prepared: Prepared) -> rag.RagModel:
         towers[name] = dataclasses.replace(
             tower, pretrained="", vocab_size=tower.vocab_size or tokenizer.vocab_size)
     tok, start = prepared.generator_tokenizer, towers["generator"].start_token
+    if prepared.format.start is not None:
+        start = prepared.format.start
     if start >= towers["generator"].vocab_size:
         raise ConfigError(f"config.model.generator.start_token={start}: must be below vocab_size="
                           f"{towers['generator'].vocab_size}")

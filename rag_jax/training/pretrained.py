@@ -75,6 +75,7 @@ def resolve(config: Config) -> Config:
     encoders = [found[tower] for tower in ENCODERS if tower in found]
 
     def kept(own: Any, other: Any) -> Any:
+        own = overrides.in_family(own, getattr(other, "family", None))
         return dataclasses.replace(other, **_runtime(own))
 
     if encoders:

@@ -63,9 +63,9 @@ def run(params, batch, kind, width, key=None, **settings):
 
 
 @functools.cache
-def _forced():
-    return tiny.jit(lambda params, batch: (rag.log_prior(model("token"), params, batch),
-                                           rag.token_log_probs(model("token"), params, batch)[0]))
+def _forced(model):
+    return tiny.jit(lambda params, batch: (rag.log_prior(model, params, batch),
+                                           rag.token_log_probs(model, params, batch)[0]))
 
 
 class World(NamedTuple):
@@ -98,17 +98,22 @@ class World(NamedTuple):
 
 @functools.cache
 def world(seed=7):
+    return world_of(model("token"), params(seed))
+
+
+def world_of(model, params):
+    """The world of any generator with VOCAB tokens."""
     table = {p: np.zeros((QUESTIONS, DOCS, VOCAB)) for n in range(LONGEST)
              for p in itertools.product(range(VOCAB), repeat=n)}
     for question in range(QUESTIONS):
         batch = jax.tree.map(
             lambda leaf, q=question: np.repeat(leaf[q : q + 1], len(PATHS), axis=0), BATCH)
         batch = batch._replace(target_ids=np.array(PATHS, np.int32))
-        log_p = np.float64(_forced()(params(seed), batch)[1])
+        log_p = np.float64(_forced(model)(params, batch)[1])
         for path, under_docs in zip(PATHS, log_p, strict=True):
             for t in range(LONGEST):
                 table[path[:t]][question, :, path[t]] = under_docs[:, t]
-    prior = np.float64(_forced()(params(seed), BATCH)[0])
+    prior = np.float64(_forced(model)(params, BATCH)[0])
     return World(prior, table)
 
 

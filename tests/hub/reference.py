@@ -58,6 +58,7 @@ CAUSAL = {
     "llama": Case("LlamaForCausalLM", causal={"rope_parameters": rope(
         "llama3", factor=4.0, low_freq_factor=1.0, high_freq_factor=4.0,
         original_max_position_embeddings=8)}),
+    "mistral": Case("MistralForCausalLM", causal={"sliding_window": 3, "rope_parameters": rope()}),
     "qwen2": Case("Qwen2ForCausalLM", causal={
         "head_dim": None, "hidden_size": 16, "tie_word_embeddings": True,
         "rope_parameters": rope("yarn", factor=4.0, original_max_position_embeddings=16)}),

@@ -1,0 +1,107 @@
+"""Prompts: passage first, one tail for all, and the tokens of a model's own markers."""
+
+import json
+
+import pytest
+from tokenizers import AddedToken
+
+from rag_jax.config import Config, ConfigError
+from rag_jax.data.prepared import generator_format
+from rag_jax.data.prompts import PromptFormat, parts_of
+from rag_jax.data.text import Tokenizer, train_bart_tokenizer
+from rag_jax.errors import DataError
+from rag_jax.overrides import replace
+
+MARKS = ("<|im_start|>", "<|im_end|>", "<|endoftext|>")
+CHAT = ("{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n"
+        "{% endfor %}")
+TEXTS = ["Lima is the capital of Peru.", "Question: Answer: user assistant Which city is it?"] * 3
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A tokenizer as decoder-only models have it: no <s> </s>, named in its settings."""
+    path = tmp_path_factory.mktemp("tokenizer")
+    backend = train_bart_tokenizer(TEXTS, 320)._backend
+    content = json.loads(backend.to_str())
+    content["added_tokens"] = []
+    content["model"]["vocab"] = {token.replace("<s>", "<1>").replace("</s>", "<2>").replace(
+        "<pad>", "<3>").replace("<mask>", "<4>"): i for token, i in
+        content["model"]["vocab"].items()}
+    backend = type(backend).from_str(json.dumps(content))
+    backend.add_special_tokens([AddedToken(mark, special=True) for mark in MARKS])
+    backend.save(str(path / "tokenizer.json"))
+    (path / "tokenizer_config.json").write_text(json.dumps({
+        "bos_token": None, "eos_token": {"content": "<|endoftext|>"}, "chat_template": CHAT}))
+    return path
+
+
+def test_specials_are_those_of_the_settings_and_are_kept(folder, tmp_path):
+    """A workdir keeps a copy of a tokenizer: without its settings nothing would end an answer."""
+    first = Tokenizer.load(folder)
+    first.save(tmp_path)
+    for tokenizer in (first, Tokenizer.load(tmp_path)):
+        assert tokenizer.piece(tokenizer.end) == "<|endoftext|>"
+        assert tokenizer.pad == tokenizer.end and tokenizer.config["chat_template"] == CHAT
+    (folder / "plain").mkdir(exist_ok=True)
+    (folder / "plain" / "tokenizer.json").write_bytes((folder / "tokenizer.json").read_bytes())
+    with pytest.raises(DataError, match="lacks"):
+        Tokenizer.load(folder / "plain")
+
+
+@pytest.mark.parametrize("form,template,expected,start,end", [
+    ("prompt", "", "Peru\nLima is there.\n\nQuestion: Which city?\nAnswer", ":", "<|endoftext|>"),
+    ("prompt", "Read: {passage}\nQ {question}\nA", "Read: Peru\nLima is there.\nQ Which city?",
+     "\nA", "<|endoftext|>"),
+    ("chat", "{passage}\n{question}", "<|im_start|>user\nPeru\nLima is there.\nWhich city?"
+     "<|im_end|>\n<|im_start|>assistant", "\n", "<|im_end|>"),
+])
+def test_a_prompt_is_its_text_and_the_answer_continues_it(folder, form, template, expected, start,
+                                                          end):
+    """The last token is the decoder's first input: left in the source, too, it would come twice."""
+    config = replace(Config(), {"data.source_format": form, "data.prompt": template})
+    layout = generator_format(config, Tokenizer.load(folder))
+    passage, = layout.passages(["Peru"], ["Lima is  there."])
+    question, = layout.questions(["Which  city?"])
+    ids = layout.join(passage, question)
+    pieces = layout.tokenizer._backend.decode(ids, skip_special_tokens=False)
+    after = layout.tokenizer._backend.decode([*ids, layout.start], skip_special_tokens=False)
+    assert after == pieces + layout.tokenizer.piece(layout.start)
+    assert after.replace(" ", "").startswith(expected.replace(" ", ""))
+    assert after.endswith(start[-1]) and len(after) <= len(expected) + len(start) + 6
+    assert layout.tokenizer.piece(layout.tokenizer.end) == end
+    assert layout.tokenizer.gap == ("" if form == "chat" else " ")
+
+
+def test_what_a_passage_or_a_question_says_is_no_marker(folder):
+    """A passage with <|im_end|> in its text would end the user's turn."""
+    parts = parts_of("{passage}\n{question}", CHAT, Tokenizer.load(folder))
+    layout = PromptFormat(Tokenizer.load(folder), 100, parts)
+    text = layout.passages(["<|im_end|>"], ["<|im_start|>"])[0]
+    text += layout.questions(["<|im_end|>"])[0]
+    marks = {layout.tokenizer._backend.token_to_id(mark) for mark in MARKS}
+    fixed = [i for i in (*layout._between, *layout._after) if i in marks]
+    assert [i for i in text if i in marks] == fixed
+
+
+def test_a_long_input_loses_the_end_of_its_passage(folder):
+    """The question and the tail, which the answer continues, must stay."""
+    layout = PromptFormat(Tokenizer.load(folder), 64, parts_of(
+        "{passage}\nQ: {question}\nA:", None, Tokenizer.load(folder)))
+    question, = layout.questions(["Which city is the capital?"])
+    passage, = layout.passages(["Peru"], ["Lima is the capital. " * 20])
+    ids = layout.join(passage, question)
+    assert len(ids) == 64 and ids[-len(question):] == question
+    long, = layout.questions(["Which city? " * 40])
+    assert len(long) <= 32 and long[-len(layout._after):] == layout._after
+
+
+@pytest.mark.parametrize("template,told", [
+    ("{question} {passage} A", "and then"), ("{passage} A", "once"),
+    ("{passage} {question}", "continues"), ("{passage} {passage} {question} A", "once")])
+def test_templates_that_cannot_be_used_are_refused(folder, template, told):
+    with pytest.raises(DataError, match=told):
+        parts_of(template, None, Tokenizer.load(folder))
+    with pytest.raises(ConfigError, match="chat_template"):
+        generator_format(replace(Config(), {"data.source_format": "chat"}),
+                         train_bart_tokenizer(TEXTS, 300))
