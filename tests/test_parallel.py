@@ -391,6 +391,13 @@ def test_accumulation_scan_and_remat_compute_the_same_on_eight_devices():
     assert_same_step(found, expected)
 
 
+def test_every_axis_of_a_t5_has_a_rule():
+    """Guards against a report of what is whole on every device that cannot name an axis."""
+    model = tiny.rag_model(generator=tiny.T5)
+    mesh = parallel.make_mesh(MeshConfig(1, 2, 4))
+    assert "['decoder_bias']: heads 2" in " ".join(parallel.undivided(abstract(model), mesh))
+
+
 def test_a_mesh_config_is_the_whole_difference():
     """The config's default mesh is all devices on `data`."""
     assert dataclasses.asdict(MeshConfig()) == {"data": -1, "fsdp": 1, "model": 1}

@@ -20,6 +20,7 @@ from rag_jax.models.layers import (
     embedding_table,
     look_up,
 )
+from rag_jax.models.packing import Packing
 
 
 @functools.cache
@@ -71,11 +72,11 @@ class EncoderLayer(nn.Module):
     config: T5Config
 
     @nn.compact
-    def __call__(self, x: jax.Array, mask: jax.Array, bias: jax.Array, *, deterministic: bool
-                 ) -> jax.Array:
+    def __call__(self, x: jax.Array, mask: jax.Array, bias: jax.Array, packing: Packing | None,
+                 *, deterministic: bool) -> jax.Array:
         (attention, feed_forward, norm), drop = _parts(self.config), Dropout(self.config.dropout)
         y = norm(name="attention_norm")(x)
-        attended = attention(name="attention")(y, y, mask, deterministic, bias)
+        attended = attention(name="attention")(y, y, mask, deterministic, bias, packing)
         x = x + drop(attended, deterministic=deterministic)
         fed = feed_forward(name="mlp")(norm(name="mlp_norm")(x), deterministic)
         return x + drop(fed, deterministic=deterministic)
@@ -103,6 +104,7 @@ class T5(encoder_decoder.EncoderDecoder):
     """Encoder and decoder with one embedding table; the output layer's is that, or one of its own.
     """
 
+    packs = True
     config: T5Config
 
     def setup(self) -> None:
@@ -110,7 +112,8 @@ class T5(encoder_decoder.EncoderDecoder):
         self.embedding = embedding_table(self, "embedding", c.vocab_size, c.width, "vocab")
         if not c.tied:
             self.output = embedding_table(self, "output", c.vocab_size, c.width, "vocab")
-        axes = nn.with_logical_partitioning(nn.initializers.normal(c.init_std), (None, "heads"))
+        axes = nn.with_logical_partitioning(
+            nn.initializers.normal(c.init_std), ("positions", "heads"))
         shape = (c.relative_buckets, c.heads)
         self.encoder_bias = self.param("encoder_bias", axes, shape, jnp.float32)
         self.decoder_bias = self.param("decoder_bias", axes, shape, jnp.float32)
@@ -121,12 +124,14 @@ class T5(encoder_decoder.EncoderDecoder):
         self.encoder_norm, self.decoder_norm = (_parts(c)[2]() for _ in range(2))
         self.drop = Dropout(c.dropout)
 
-    def encode(self, ids: jax.Array, mask: jax.Array, deterministic: bool = True) -> jax.Array:
+    def encode(self, ids: jax.Array, mask: jax.Array, deterministic: bool = True,
+               packing: Packing | None = None) -> jax.Array:
         places = jnp.arange(ids.shape[1])
         bias = relative_bias(
             self.encoder_bias, places, places, self.config.relative_distance, both_ways=True)
+        ids = ids if packing is None else packing.ids(ids)
         x = self.encoder(self.embed_targets(ids, None, deterministic), mask[:, None, None, :],
-                         bias, deterministic=deterministic)
+                         bias, packing, deterministic=deterministic)
         return self.drop(self.encoder_norm(x), deterministic=deterministic)
 
     def embed_targets(self, ids: jax.Array, position: jax.Array | None = None,

@@ -26,7 +26,7 @@ def packed(name: str, tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
 def write_sentences(folder: pathlib.Path, chosen: list[str]) -> None:
     import sentences
 
-    (folder / "t5").mkdir(parents=True, exist_ok=True)
+    folder.mkdir(exist_ok=True)
     for name in chosen:
         with tempfile.TemporaryDirectory() as scratch:
             saved = pathlib.Path(scratch, name)

@@ -234,9 +234,10 @@ def test_padding_of_any_kind_changes_neither_loss_nor_gradient(params, kind):
         assert np.asarray(gradient)[:2].any(axis=2).all()
 
 
-@pytest.mark.parametrize("kind, settings", [
-    ("token", {}), ("fid", {}), ("sequence", {"scan_layers": True, "remat": "narrow"})])
-def test_packed_tokens_give_the_loss_and_gradient_of_padded_inputs(kind, settings):
+@pytest.mark.parametrize("kind, family, settings", [
+    ("token", tiny.BART, {}), ("fid", tiny.BART, {}), ("token", tiny.T5, {}),
+    ("sequence", tiny.BART, {"scan_layers": True, "remat": "narrow"})])
+def test_packed_tokens_give_the_loss_and_gradient_of_padded_inputs(kind, family, settings):
     """A token looked up at another's place, or a gradient that is lost on the way back.
 
     A passage that is missing has tokens, too; Fusion-in-Decoder masks them.
@@ -244,8 +245,8 @@ def test_packed_tokens_give_the_loss_and_gradient_of_padded_inputs(kind, setting
     doc_mask = BATCH.doc_mask.copy()
     doc_mask[0, 1] = False
     batch = BATCH._replace(doc_mask=doc_mask)
-    model = tiny.rag_model(kind, retriever={"projection": 12},
-                           generator={"encoder_layers": 2, "decoder_layers": 2, **settings})
+    generator = dataclasses.replace(family, encoder_layers=2, decoder_layers=2, **settings)
+    model = tiny.rag_model(kind, retriever={"projection": 12}, generator=generator)
     longest = int(batch.source_mask.sum(axis=(1, 2)).max())
     assert longest + 2 < batch.source_mask[0].size
 
