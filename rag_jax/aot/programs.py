@@ -49,7 +49,7 @@ class Vocabulary:
     pad: int = 1
     end: int = 2
 
-    def encode(self, texts: Sequence[str]) -> list[list[int]]:
+    def encode_answers(self, texts: Sequence[str]) -> list[list[int]]:
         raise ConfigError(f"config.eval has the text {texts[0]!r}: without a tokenizer nothing is "
                           "compiled for bad_words, prefix and labels; leave them out here")
 

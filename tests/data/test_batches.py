@@ -11,6 +11,7 @@ from rag_jax.data.question_files import Example
 from rag_jax.data.questions import QuestionTokens
 from rag_jax.data.text import (
     GeneratorFormat,
+    Tokenizer,
     encoder_input,
     train_bart_tokenizer,
     train_bert_tokenizer,
@@ -114,7 +115,8 @@ def test_an_answer_is_tokenized_as_inside_a_text(made):
     questions, _, _, bert = made
 
     class Plain:
-        end = 2
+        start, end, gap = None, 2, " "
+        encode_answers = Tokenizer.encode_answers
 
         def encode(self, texts):
             return [[ord(c) for c in text] for text in texts]
