@@ -416,14 +416,12 @@ def learned_retrieval(lab: Lab) -> list[Part]:
             ours = [estimate(seeds, "em") if name == "em" else _share(seeds, name)
                     for seeds in (frozen, trained)]
             row += map(_shown, ours)
-        if len(frozen) == len(trained):
-            gained = [b.metrics["answer_recall@5"] - a.metrics["answer_recall@5"]
-                      for a, b in zip(frozen, trained, strict=True)]
-            gains += gained
-            row.append(", ".join(f"{gain:+.1f}" for gain in gained) or NOT_RUN)
-        else:
-            row.append(NOT_RUN)
-        rows.append(row)
+        recalls = [[seed.metrics["answer_recall@5"] for seed in seeds
+                    if "answer_recall@5" in seed.metrics] for seeds in (frozen, trained)]
+        gained = [b - a for a, b in zip(*recalls, strict=True)] if len(
+            recalls[0]) == len(recalls[1]) else []
+        gains += gained
+        rows.append([*row, ", ".join(f"{gain:+.1f}" for gain in gained) or NOT_RUN])
         for name, title in scores.items():
             if points := _while_training(lab, cells["rag_token"], f"dev/{name}"):
                 panels[title][f"{start} steps"] = points

@@ -98,9 +98,10 @@ def test_objectives_of_the_retriever_are_compared(tmp_path):
 
 
 def test_a_retriever_learns_from_answers_beside_its_frozen_start(tmp_path):
-    """With the curves of its training, which come from the run's own folder."""
+    """With the curves of its training, which come from the run's own folder. Two passages, as here,
+    have no recall@5."""
     finished = reproduce(tmp_path, "learned_retrieval", "--reduced", "--seeds=1")
     assert finished.returncode == 0, finished.stderr[-3000:]
     text = (tmp_path / "report.md").read_text("utf-8")
-    assert re.search(r"^\| 35 \| \d.* \| [+-]\d+\.\d \|$", text, re.M)
+    assert re.search(r"^\| 35 \| \d.* \| not run \|$", text, re.M)
     assert (tmp_path / "figures" / "learned_retrieval.png").exists()
