@@ -53,10 +53,15 @@ def target_log_probs(logits: jax.Array, targets: jax.Array, label_smoothing: flo
     return picked - log_normaliser
 
 
+def answer_log_probs(log_p_BKT: jax.Array, target_mask: jax.Array) -> jax.Array:
+    """log p(y | x, z) = sum_t log p(y_t | x, z, y_<t), float32[B, K]."""
+    return jnp.where(target_mask[:, None, :], log_p_BKT, 0.0).sum(axis=-1)
+
+
 def sequence_joint(log_prior_BK: jax.Array, log_p_BKT: jax.Array, target_mask: jax.Array
                    ) -> jax.Array:
     """log p(z, y | x) = log p(z | x) + sum_t log p(y_t | x, z, y_<t), float32[B, K]."""
-    return log_prior_BK + jnp.where(target_mask[:, None, :], log_p_BKT, 0.0).sum(axis=-1)
+    return log_prior_BK + answer_log_probs(log_p_BKT, target_mask)
 
 
 def token_joint(log_prior_BK: jax.Array, log_p_BKT: jax.Array) -> jax.Array:
@@ -142,11 +147,6 @@ POSTERIORS = {"sequence": sequence_posterior, "token": mean_token_posterior}
 # raised, in nats, one number per question, and has a gradient to log p(z | x) alone: what the
 # generator says of the passages is constant here, and the generator trains by its own likelihood
 # with p(z | x) constant. No temperatures; label smoothing is the generator's alone.
-
-
-def answer_log_probs(log_p_BKT: jax.Array, target_mask: jax.Array) -> jax.Array:
-    """log p(y | x, z) = sum_t log p(y_t | x, z, y_<t), float32[B, K]."""
-    return jnp.where(target_mask[:, None, :], log_p_BKT, 0.0).sum(axis=-1)
 
 
 def leave_one_out(kind: str, log_prior_BK: jax.Array, log_p_BKT: jax.Array,
