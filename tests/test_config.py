@@ -306,6 +306,13 @@ def test_json_of_an_earlier_version_opens_without_the_fields_that_are_gone():
     assert config.kind == "sequence" and config == replace(Config(), {"runs": ("rag_sequence",)})
 
 
+def test_a_workdir_from_before_full_information_goes_on_without_it():
+    """Its retriever would from then on learn by another loss and in other steps, unsaid."""
+    tree = json.loads(config_files.to_json(Config()))
+    del tree["train"]["full_information"]
+    assert config_files.from_json(json.dumps(tree)).train.full_information == 0
+
+
 @pytest.mark.parametrize("run, made", configs.RUNS.items())
 def test_a_run_changes_its_own_fields_alone(run, made):
     """Its name and kind, too, are said by its configuration: the same function leaves it alone."""

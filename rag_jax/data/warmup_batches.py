@@ -102,7 +102,7 @@ def cloze(text: str, rng: np.random.Generator) -> tuple[str, str]:
 
 def crops(text: str, rng: np.random.Generator) -> tuple[str, str]:
     """Two independent spans of words, a tenth to half of the text (Izacard et al. 2021)."""
-    words = text.split()
+    words = text.split() or [""]
 
     def crop() -> str:
         length = max(1, int(len(words) * rng.uniform(*CROP)))

@@ -91,7 +91,8 @@ class Stage:
       meta: JSON that belongs to the checkpoints (encoder fingerprint, configuration).
       guard: against retrieval collapse; the metrics then hold what the step read as "doc_ids".
       guarded: the towers that a collapse may roll back.
-      frozen_step: takes the place of train_step once the guard has frozen the retriever.
+      frozen_step: takes the place of train_step once the guard has frozen the retriever; None
+        where nothing else trains: the stage ends there.
       profile: (start, steps): steps of this command before a trace begins, and steps in it.
     """
 
@@ -164,6 +165,9 @@ def run_stage(stage: Stage) -> TrainState:
                     loop.save(step, state)
                     raise Preempted(f"{stage.name}: stopped at step {step}, checkpoint saved")
                 take = loop.step_now(step, state)
+                if take is None:
+                    loop.end_early(step, state)
+                    break
                 profiler.begin(step)
                 with loop.stopped_by_numbers(step):
                     with jax.profiler.StepTraceAnnotation(stage.name, step_num=step):
@@ -238,8 +242,9 @@ class _Loop:
             self.sound = None
         return state
 
-    def step_now(self, done: int, state: TrainState) -> Callable:
-        """The step to take after so many, which depends on what all of these have retrieved."""
+    def step_now(self, done: int, state: TrainState) -> Callable | None:
+        """The step to take after so many, which depends on what all of these have retrieved; None
+        = none, as nothing is left to train."""
         stage, guard = self.stage, self.stage.guard
         if guard is None or guard.collapsed_at is None or guard.action == "warn":
             return stage.train_step
@@ -252,6 +257,14 @@ class _Loop:
             "to begin again, name another --workdir and a lower config.train.query_encoder_rate or "
             "learning rate, and look whether the passages help to answer at all."
         )
+
+    def end_early(self, done: int, state: TrainState) -> None:
+        """Ends the stage after so many steps: those that are left would change nothing."""
+        stage = self.stage
+        if hosts.leads():
+            print(f"{stage.name}: nothing but the retriever trains, so training ends at step "
+                  f"{done} of {stage.steps}", flush=True)
+        self.evaluate_and_save(stage.steps, state)
 
     def evaluate_and_save(self, done: int, state: TrainState) -> None:
         """Evaluates and saves after so many steps, where it is time for it."""

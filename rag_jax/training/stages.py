@@ -34,7 +34,7 @@ def build_stage(job: Job, name: str, rates: Mapping[str, float | None], loss: st
     adamw = make_optimizer(optimizer, settings["steps"], rates, settings["log_every"])
     if full := settings.pop("full_information", 0.0):
         adamw = adamw._replace(scales=lambda metrics: {
-            tower: jnp.minimum(metrics[step.INFORMATION] / full, 1.0)
+            tower: jnp.clip(metrics[step.INFORMATION] / full, 0.0, 1.0)  # rounding may be below 0
             for tower in pretrained.ENCODERS if tower in adamw.towers})
     make, abstract, shardings = step.init_state(
         model, tuple(rates), adamw, job.config.seed, job.mesh)
@@ -54,9 +54,9 @@ def build_stage(job: Job, name: str, rates: Mapping[str, float | None], loss: st
         return step.make_train_step(
             loss, adamw, shardings, optimizer.accumulate, dropout, complete, frozen, show)
 
-    if "guard" in settings:  # one that is off has left checkpoints with what it guarded, maybe
+    if "guard" in settings:  # off now, it may have kept these towers in earlier checkpoints
         settings["guarded"] = tuple(t for t in pretrained.ENCODERS if t in adamw.towers)
-    if guard is not None:
+    if guard is not None and set(settings["guarded"]) != set(adamw.towers):
         settings["frozen_step"] = make_step(settings["guarded"])
     return Stage(name=name, directory=job.workdir / name, make_state=first_state,
                  abstract_state=abstract, train_step=make_step(),

@@ -535,6 +535,7 @@ def test_crops_are_two_independent_spans_of_a_tenth_to_half_of_the_words():
             assert own == list(range(first, first + len(own)))
             spans.append((first, len(own)))
         assert crops("word", rng) == ("word", "word")
+    assert crops(" ", rng) == ("", ""), "a passage may be a title alone"
     starts, lengths = np.array(spans).reshape(-1, 2, 2).transpose(2, 0, 1)
     assert set(lengths.ravel()) == set(range(4, 20)) and set(starts.ravel()) == set(range(37))
     for both in (starts, lengths):

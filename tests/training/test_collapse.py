@@ -227,6 +227,24 @@ def test_a_rollback_goes_on_with_the_retriever_of_the_last_sound_window(tmp_path
     assert "the retriever goes back to where the last sound window ended" in said
 
 
+@pytest.mark.parametrize("die_at", [None, 11])
+def test_a_stage_of_a_retriever_alone_ends_with_the_rollback(tmp_path, capsys, die_at):
+    """A third of the steps would search and read passages, and change nothing."""
+    alone = {"action": "rollback", "frozen_step": None}
+    if die_at is not None:
+        with pytest.raises(KeyboardInterrupt):
+            run_stage(stage(tmp_path, die_at=die_at, **alone)[0])
+    made, taken = stage(tmp_path, **alone)
+    params = run_stage(made).params
+    assert taken == [(n, False) for n in range(0 if die_at is None else 10, 12)]
+    nine = run_stage(stage(tmp_path / "nine", "rollback", steps=9)[0]).params
+    assert same(params["encoder"], nine["encoder"])
+    assert ("toy: nothing but the retriever trains, so training ends at step 12 of 18"
+            in capsys.readouterr().out)
+    made, taken = stage(tmp_path, **alone)
+    assert same(run_stage(made).params, params) and not taken, "a finished stage is only opened"
+
+
 @pytest.mark.parametrize("other", ["freeze", "off"])
 def test_a_checkpoint_opens_whatever_the_guard_is_then(tmp_path, other):
     """One of a run without a sound copy under a guard that keeps one, and the other way round."""
