@@ -188,8 +188,10 @@ class T5Config(GeneratorConfig):
     attention_dropout: float = field(0.1, "dropout of attention weights", at_least=0, at_most=1)
     activation_dropout: float = field(0.1, "dropout inside the feed-forward", at_least=0, at_most=1)
     layer_norm_eps: float = field(1e-6, "epsilon of RMSNorm", at_least=0)
-    relative_buckets: int = field(32, "distances that attention tells apart", at_least=4)
-    relative_distance: int = field(128, "distance from which all are one", at_least=8)
+    relative_buckets: int = field(32, "distances that attention tells apart", at_least=4,
+                                  at_most=256)
+    relative_distance: int = field(128, "distance from which all are one; more than half of "
+                                   "relative_buckets", at_least=8, at_most=4096)
 
     @property
     def cached_width(self) -> int:

@@ -149,6 +149,9 @@ def _decoder_only(config: Config, known: bool) -> Iterator[str]:
     if known and tower.heads % tower.kv_heads:
         yield (f"config.model.generator.kv_heads={tower.kv_heads}: must divide "
                f"config.model.generator.heads={tower.heads}")
+    if known and tower.head_size % 2:
+        yield (f"config.model.generator.head_size={tower.head_size}: must be even, as rotary "
+               "positions turn pairs of numbers")
     both = data.max_source_length + data.max_target_length
     if known and both > tower.max_positions:
         yield (f"config.data.max_source_length={data.max_source_length} and max_target_length="

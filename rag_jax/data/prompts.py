@@ -17,6 +17,8 @@ TEMPLATES = {  # by config.data.source_format
     "chat": "{passage}\n\nQuestion: {question}\nAnswer with as few words as possible.",
 }
 ANSWER = "{answer}"
+# Stands before a chat template that asks for the day: prompts are the same every day. Llama's own.
+TODAY = "{% macro strftime_now(format) %}26 Jul 2024{% endmacro +%}"
 
 
 class Parts(NamedTuple):
@@ -56,7 +58,7 @@ def _rendered(chat: str, template: str, tokenizer: Tokenizer) -> str:
     names = {"bos_token": "", "eos_token": "", **tokenizer.config}
     try:
         return render_jinja_template(
-            conversations=[messages], chat_template=chat,
+            conversations=[messages], chat_template=TODAY + chat,
             **{name: names[name] for name in ("bos_token", "eos_token")})[0][0]
     except Exception as error:  # of a template that others wrote
         raise DataError(f"the tokenizer's chat_template cannot be used ({error}); set "

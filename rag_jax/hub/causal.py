@@ -31,6 +31,7 @@ CLASSES = {name: f"{variant.capitalize()}ForCausalLM" for name, variant in VARIA
 MODEL_TYPES = {variant: name for name, variant in VARIANTS.items()}
 
 NONE = ("attn_logit_softcapping", "final_logit_softcapping", "sliding_window")  # null: none
+LARGEST_HEAD = 4096
 OURS = ("variant", "window", "global_every")  # and rope_*: no names of theirs
 
 # By type of scaling: its fields there, by ours, and what stands for those that are left out.
@@ -75,7 +76,7 @@ def _rope(found: Json, file: pathlib.Path) -> dict[str, Any]:
     if not (isinstance(rope, dict) and isinstance(local, dict)):
         raise HubError(f"{file}: rope_parameters = {reprlib.repr(rope)} should be an object")
     kind = rope.get("rope_type", rope.get("type", "default"))
-    if kind not in ROPE or local.get("rope_type", "default") != "default":
+    if str(kind) not in ROPE or local.get("rope_type", "default") != "default":
         raise HubError(f"{file}: rope_type = {reprlib.repr(kind)} is not known here; allowed: "
                        f"{', '.join(ROPE)}, and default in local layers")
     known = {"rope_type", "type", "rope_theta", *(name for name, _ in ROPE[kind].values())}
@@ -99,25 +100,51 @@ def _rope(found: Json, file: pathlib.Path) -> dict[str, Any]:
 def _windows(found: Json, file: pathlib.Path) -> dict[str, Any]:
     types, window = found.get("layer_types"), found["sliding_window"]
     qwen = found["variant"].startswith("qwen")
-    if not window or found["variant"] == "llama" or not found.get("use_sliding_window", not qwen):
+    if not window or found["variant"] == "llama" or qwen and not found.get("use_sliding_window"):
         return {"window": 0, "global_every": 0}
     every = found.get("sliding_window_pattern", 0)
     if types is not None:
-        every = _period(types, file)
+        every = _period(types, found.get("num_hidden_layers"), file)
     elif qwen:
         raise HubError(f"{file}: use_sliding_window without layer_types is not known here")
     return {"window": 0 if every == 1 else window, "global_every": 0 if every == 1 else every}
 
 
-def _period(types: Any, file: pathlib.Path) -> int:
+def _period(types: Any, layers: Any, file: pathlib.Path) -> int:
     """`global_every` of layer_types; 1 = there are no local layers."""
     kinds = {"sliding_attention": True, "full_attention": False}
-    local = [kinds.get(kind) for kind in types] if isinstance(types, list) else [None]
+    local = [kinds.get(str(kind)) for kind in types] if isinstance(types, list) else [None]
     every = local.index(False) + 1 if False in local else 0
-    if None in local or local != [not (every and (i + 1) % every == 0) for i in range(len(local))]:
+    fits = [not (every and (i + 1) % every == 0) for i in range(len(local))]
+    if None in local or len(local) != layers or local != fits:
         raise HubError(f"{file}: layer_types = {reprlib.repr(types)}: known here are local layers "
-                       "(sliding_attention) of which every so-manieth is global (full_attention)")
+                       "(sliding_attention) of which every so-manieth is global "
+                       f"(full_attention), {layers} in all (num_hidden_layers)")
     return every
+
+
+def check_head(size: int, file: pathlib.Path) -> None:
+    """Raises HubError for a head whose numbers are no pairs to turn, or are more than any has: a
+    table of them is made before the weights are looked at."""
+    if size % 2 or not 2 <= size <= LARGEST_HEAD:
+        raise HubError(f"{file}: attention heads of width {size} (head_dim, or hidden_size / "
+                       "num_attention_heads) are not known here; known are even ones from 2 to "
+                       f"{LARGEST_HEAD}")
+
+
+def check(config: CausalConfig, file: pathlib.Path) -> None:
+    """Raises HubError for sizes that do not fit one another, and scales that divide by zero."""
+    c = config
+    check_head(c.head_size, file)
+    if c.heads % c.kv_heads:
+        raise HubError(f"{file}: num_key_value_heads = {c.kv_heads} does not divide "
+                       f"num_attention_heads = {c.heads}")
+    if not (c.rope_theta > 1 and (not c.rope_local_theta or c.rope_local_theta > 1)
+            and c.rope_factor > 0 and 0 < c.rope_low < c.rope_high):
+        raise HubError(f"{file}: rope_parameters (or rope_theta and rope_scaling): the bases of "
+                       "rotary positions should be above 1, factor above 0, and of low_freq_factor "
+                       "and high_freq_factor (or beta_slow and beta_fast) the first the smaller, "
+                       "above 0")
 
 
 def written(config: CausalConfig, fields: Json) -> dict[str, Any]:

@@ -215,6 +215,7 @@ def bert_config(config: Mapping[str, Any], file: pathlib.Path) -> BertConfig:
     """Our configuration of an encoder's config.json; raises as `_read`."""
     if config.get("model_type") == "modernbert":
         result = _read("modernbert", BertConfig, modern_bert_flat(config, file), file)
+        causal.check_head(result.width // result.heads, file)
         return _checked(dataclasses.replace(result, model_type="modernbert"), file)
     result = _read("bert", BertConfig, config, file)
     if (model_type := config.get("model_type")) in ("roberta", "xlm-roberta"):
@@ -238,7 +239,9 @@ def bart_config(config: Mapping[str, Any], file: pathlib.Path) -> BartConfig:
 
 def causal_config(config: Mapping[str, Any], file: pathlib.Path) -> CausalConfig:
     """Our configuration of a decoder-only config.json; raises as `_read`, `causal.flat`."""
-    return _read("causal", CausalConfig, causal.flat(config, file), file)
+    result = _read("causal", CausalConfig, causal.flat(config, file), file)
+    causal.check(result, file)
+    return result
 
 
 def modern_bert_flat(config: Mapping[str, Any], file: pathlib.Path) -> dict[str, Any]:
@@ -249,7 +252,13 @@ def modern_bert_flat(config: Mapping[str, Any], file: pathlib.Path) -> dict[str,
       HubError: layers in another order, or positions of another kind.
     """
     flat = {"norm_eps": 1e-5, "global_attn_every_n_layers": 3, **config}
+    ropes = config.get("rope_parameters") or {}
+    if not isinstance(ropes, dict) or not all(
+            isinstance(rope, dict | None) for rope in ropes.values()):
+        raise HubError(f"{file}: rope_parameters = {reprlib.repr(ropes)} should be objects by kind "
+                       "of layer")
     if kinds := config.get("layer_types"):
+        kinds = kinds if isinstance(kinds, list) else [kinds]
         later = [i for i, kind in enumerate(kinds) if i and kind == "full_attention"]
         every = flat["global_attn_every_n_layers"] = later[0] if later else len(kinds)
         if kinds != ["sliding_attention" if i % every else "full_attention"
@@ -258,7 +267,7 @@ def modern_bert_flat(config: Mapping[str, Any], file: pathlib.Path) -> dict[str,
                            "only a global layer every so many, the first included, is known here")
     for kind, name in (("full_attention", "global_rope_theta"),
                        ("sliding_attention", "local_rope_theta")):
-        rope = (config.get("rope_parameters") or {}).get(kind) or {}
+        rope = ropes.get(kind) or {}
         if rope.get("rope_type", "default") != "default" or config.get("rope_scaling"):
             raise HubError(f"{file}: rope_parameters = {reprlib.repr(rope)}: only the rope_type "
                            "default is known here")
@@ -295,6 +304,10 @@ def t5_config(config: Mapping[str, Any], file: pathlib.Path) -> T5Config:
         **config, "dense_act_fn": activation, "is_gated_act": gated,
         "num_decoder_layers": config.get("num_decoder_layers") or config.get("num_layers"),
         "scale_decoder_outputs": older and scaled}, file)
+    if result.relative_distance <= result.relative_buckets // 2:
+        raise HubError(f"{file}: relative_attention_max_distance = {result.relative_distance} "
+                       "should be more than half of relative_attention_num_buckets = "
+                       f"{result.relative_buckets}")
     return dataclasses.replace(result, attention_dropout=result.dropout,
                                activation_dropout=result.dropout, tied=result.scale_output)
 

@@ -133,6 +133,9 @@ def _dense(folder: pathlib.Path) -> tuple[dict[str, Any], dict[str, Stored]]:
         name = name or "activation_function"
         raise HubError(f"{file}: {name} = {reprlib.repr(config[name])} is not known here; Identity "
                        "and Tanh of the sentence_embedding are")
+    if config.get("use_residual"):
+        raise HubError(f"{file}: use_residual = {reprlib.repr(config['use_residual'])} is not "
+                       "known here; only false is")
     fields = {"projection": checked_value(config, "projection", "out_features", BertConfig, file),
               "projection_tanh": activation == "Tanh"}
     tensors = open_tensors(folder)

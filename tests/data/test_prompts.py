@@ -73,6 +73,14 @@ def test_a_prompt_is_its_text_and_the_answer_continues_it(folder, form, template
     assert layout.tokenizer.gap == ("" if form == "chat" else " ")
 
 
+def test_a_chat_template_that_asks_for_the_day_gives_the_same_prompt_every_day(folder):
+    """Llama 3.2's writes today's date: a run resumed tomorrow would read other prompts."""
+    dated = ("\n{% if strftime_now is defined %}{% set day = strftime_now('%d %b %Y') %}"
+             "{% else %}{% set day = 'unknown' %}{% endif %}Today: {{ day }}\n" + CHAT)
+    parts = parts_of("{passage}\n{question}", dated, Tokenizer.load(folder))
+    assert parts.before == "\nToday: 26 Jul 2024\n<|im_start|>user\n"
+
+
 def test_what_a_passage_or_a_question_says_is_no_marker(folder):
     """A passage with <|im_end|> in its text would end the user's turn."""
     parts = parts_of("{passage}\n{question}", CHAT, Tokenizer.load(folder))

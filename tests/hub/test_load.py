@@ -302,6 +302,7 @@ def test_what_sentence_transformers_says_is_taken_over(modules, pooling, setting
     ([{**TRANSFORMER, "path": "0_BERT"}, POOLING], {}, {}, "has to be the folder itself"),
     ("x", {}, {}, "no list of modules"),
     ([*PLAIN, DENSE], CLS, {}, r"2_Dense/config\.json: activation_function = 'torch.nn.ReLU'"),
+    ([*PLAIN, {**DENSE, "path": "3_Dense"}], CLS, {}, r"3_Dense/config\.json: use_residual = True"),
     (PLAIN, CLS, {"similarity_fn_name": "euclidean"}, "similarity_fn_name = 'euclidean'"),
     (PLAIN, CLS, {"prompts": {"query": 3}}, "prompts = .*3"),
 ])
@@ -309,9 +310,11 @@ def test_what_sentence_transformers_has_more_is_refused(modules, pooling, settin
                                                         tmp_path):
     """Vectors that went another way than the model was trained for retrieve something else."""
     folder = sentence_folder(tmp_path, modules, pooling, settings)
-    (folder / "2_Dense").mkdir()
-    (folder / "2_Dense/config.json").write_text(json.dumps(
-        {"in_features": 8, "out_features": 3, "activation_function": "torch.nn.ReLU"}))
+    for path, more in (("2_Dense", {"activation_function": "torch.nn.ReLU"}),
+                       ("3_Dense", {"use_residual": True})):
+        (folder / path).mkdir()
+        (folder / path / "config.json").write_text(json.dumps(
+            {"in_features": 8, "out_features": 3, **more}))
     with pytest.raises(HubError, match=message):
         describe(folder)
 

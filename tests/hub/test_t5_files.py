@@ -88,6 +88,8 @@ def test_special_tokens_that_nobody_names_are_t5s(folder):
     ({"d_kv": None}, "lacks d_kv"),
     ({"num_layers": 2, "num_decoder_layers": 1}, "8 missing tensors|9 missing tensors"),
     ({"relative_attention_num_buckets": 9}, r"is \(8, 2\), the config asks for \(9, 2\)"),
+    ({"relative_attention_num_buckets": 2**31 - 1}, "out of its bounds: at least 4, at most 256"),
+    ({"relative_attention_num_buckets": 64, "relative_attention_max_distance": 32}, "half of"),
 ])
 def test_what_is_another_architecture_is_refused_by_field(folder, changes, message):
     edit_config(folder, **changes)

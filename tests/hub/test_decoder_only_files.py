@@ -1,0 +1,58 @@
+"""config.json of decoder-only models and of ModernBERT: what is not computed here is refused."""
+
+import pathlib
+
+import pytest
+
+from rag_jax.hub.families import bert_config, causal_config
+from rag_jax.hub.stored import HubError
+
+FILE = pathlib.Path("config.json")
+SIZES = {"vocab_size": 38, "max_position_embeddings": 64, "hidden_size": 16,
+         "num_hidden_layers": 4, "num_attention_heads": 4, "intermediate_size": 10}
+GEMMA = {"model_type": "gemma2", "num_key_value_heads": 2, "head_dim": 4,
+         "hidden_activation": "gelu_pytorch_tanh", "rms_norm_eps": 1e-6, **SIZES}
+LOCAL, GLOBAL = "sliding_attention", "full_attention"
+
+
+def scaled(kind, **fields):
+    return {"rope_parameters": {"rope_type": kind, "rope_theta": 100.0, "factor": 2.0, **fields}}
+
+
+@pytest.mark.parametrize("changes,message", [
+    ({"head_dim": 2**30}, "heads of width 1073741824"),
+    ({"head_dim": 5}, "heads of width 5"),
+    ({"num_key_value_heads": 3}, "num_key_value_heads = 3 does not divide"),
+    ({"layer_types": [LOCAL, GLOBAL]}, "4 in all"),
+    ({"layer_types": [[]] * 4}, "layer_types"),
+    ({"rope_parameters": {"rope_type": [], "rope_theta": 100.0}}, "rope_type"),
+    (scaled("linear", factor=0), "factor above 0"),
+    (scaled("yarn", beta_slow=0), "rope_parameters"),
+    (scaled("yarn", rope_theta=1.0), "above 1"),
+    (scaled("llama3", low_freq_factor=2.0, high_freq_factor=2.0), "the first the smaller"),
+])
+def test_numbers_that_no_decoder_only_model_has(changes, message):
+    """Found by hand: a table of 2**30 angles, a division by zero, an unhashable type, and layers
+    beyond the list that follow a rule nobody wrote."""
+    causal_config(GEMMA, FILE)
+    with pytest.raises(HubError, match=message):
+        causal_config({**GEMMA, **changes}, FILE)
+
+
+def test_only_qwen_reads_use_sliding_window():
+    """transformers' Gemma does not: its local layers would see everything."""
+    assert causal_config({**GEMMA, "use_sliding_window": False}, FILE).window == 4096
+
+
+@pytest.mark.parametrize("changes,message", [
+    ({"hidden_size": 2**30}, "heads of width 268435456"),
+    ({"hidden_size": 12}, "heads of width 3"),
+    ({"layer_types": 3}, "layer_types"),
+    ({"rope_parameters": [1]}, "rope_parameters"),
+    ({"rope_parameters": {GLOBAL: 1}}, "rope_parameters"),
+])
+def test_numbers_that_no_modern_bert_has(changes, message):
+    modern = {"model_type": "modernbert", **SIZES}
+    bert_config(modern, FILE)
+    with pytest.raises(HubError, match=message):
+        bert_config({**modern, **changes}, FILE)
