@@ -373,8 +373,11 @@ class _Watch:
         before, effective = guard.collapsed_at, guard.note(done, doc_ids)
         if effective is not None:
             self.loop.writer.write(done, {f"{name}/effective_passages": effective})
-        if guard.collapsed_at != before and guard.action in _ACTIONS and hosts.leads():
-            print(f"{name}: {guard}; {_ACTIONS[guard.action]}", flush=True)
+        action = guard.action
+        if action == "rollback" and self.loop.sound is None:
+            action = "freeze"  # the guard was another one when the last sound window ended
+        if guard.collapsed_at != before and action in _ACTIONS and hosts.leads():
+            print(f"{name}: {guard}; {_ACTIONS[action]}", flush=True)
 
     def _read(self) -> None:
         """Takes the metrics of all unread steps into the window; stops where one is not finite."""

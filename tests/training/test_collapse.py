@@ -246,8 +246,9 @@ def test_a_stage_of_a_retriever_alone_ends_with_the_rollback(tmp_path, capsys, d
 
 
 @pytest.mark.parametrize("other", ["freeze", "off"])
-def test_a_checkpoint_opens_whatever_the_guard_is_then(tmp_path, other):
-    """One of a run without a sound copy under a guard that keeps one, and the other way round."""
+def test_a_checkpoint_opens_whatever_the_guard_is_then(tmp_path, other, capsys):
+    """One of a run without a sound copy under a guard that keeps one, and the other way round; and
+    nobody reads then that a retriever goes back which cannot."""
     for actions in (("rollback", other), (other, "rollback")):
         ends = tmp_path / actions[0]
         for action, stop_at in zip(actions, (11, None), strict=True):
@@ -259,6 +260,8 @@ def test_a_checkpoint_opens_whatever_the_guard_is_then(tmp_path, other):
                 with pytest.raises(KeyboardInterrupt):
                     run_stage(made)
         assert taken[0][0] == 10
+    assert "goes back" not in (said := capsys.readouterr().out)
+    assert ("collapsed at step 12" in said and "trains no further" in said) == (other == "freeze")
 
 
 @pytest.mark.parametrize("action", ["freeze", "rollback"])
