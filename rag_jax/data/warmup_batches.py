@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from rag_jax.config import BertConfig
 from rag_jax.data import noise, order
 from rag_jax.data.batches import ENCODER_TABLE
 from rag_jax.data.questions import QuestionTokens
@@ -60,13 +61,15 @@ class PairBatcher:
       pairs: how a query is drawn: `PAIRS`.
       question_length, passage_length: longest inputs in tokens, special tokens included.
       length_step: as for `RetrieverBatcher`.
+      encoder: the retriever's, which may have prefixes and join titles to texts.
     """
 
     def __init__(self, store: PassageStore, tokenizer: Tokenizer, pairs: str,
-                 question_length: int, passage_length: int, length_step: int):
+                 question_length: int, passage_length: int, length_step: int,
+                 encoder: BertConfig = BertConfig()):  # noqa: B008 (immutable)
         self.store, self.tokenizer, self.draw = store, tokenizer, PAIRS[pairs]
         self.question_length, self.passage_length = question_length, passage_length
-        self.length_step = length_step
+        self.length_step, self.encoder = length_step, encoder
 
     def batch(self, step: int, batch_size: int, seed: int) -> RetrieverBatch:
         rng = order.generator(seed, 2, step)
@@ -76,8 +79,10 @@ class PairBatcher:
         texts = [text if text or p.title else p.text
                  for text, p in zip(left, passages, strict=True)]
         tokenizer, longest = self.tokenizer, self.question_length
-        asked = pad_rows(encoder_input(tokenizer, queries, None, longest), longest, tokenizer.pad)
-        read = encoder_input(tokenizer, [p.title for p in passages], texts, self.passage_length)
+        asked = pad_rows(encoder_input(tokenizer, queries, None, longest, encoder=self.encoder),
+                         longest, tokenizer.pad)
+        read = encoder_input(tokenizer, [p.title for p in passages], texts, self.passage_length,
+                             encoder=self.encoder)
         longest = bucket(max(map(len, read)), self.length_step, self.passage_length)
         ids, mask = pad_rows(read, longest, tokenizer.pad)
         # Neither a passage of the same text nor one of which the same is left is a negative.

@@ -27,7 +27,8 @@ def warm_up_retriever(job: Job) -> Any:
     tokenizer, lengths = job.prepared.retriever_tokenizer, (data.max_passage_length,
                                                             data.length_step)
     if config.pairs != "gold":
-        batcher = PairBatcher(store, tokenizer, config.pairs, data.max_question_length, *lengths)
+        batcher = PairBatcher(store, tokenizer, config.pairs, data.max_question_length, *lengths,
+                              job.model.retriever)
         if config.steps and len(store) < 2:
             raise ConfigError(
                 f"config.retriever_warmup.pairs={config.pairs}: {job.trains_with} has one passage, "

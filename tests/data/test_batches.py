@@ -564,6 +564,19 @@ def test_pairs_come_from_passages_under_their_title_by_seed_and_step_alone(stori
         assert (batch.passage_mask == (batch.passage_ids != bert.pad)).all()
 
 
+def test_pairs_are_read_as_questions_and_passages_are(stories):
+    """An encoder that learnt without its prefixes and joined titles met them in every question."""
+    store, bert = stories
+    encoder = BertConfig(query_prefix="it ", passage_prefix="no ", titles="joined")
+    batcher = PairBatcher([STORIES[0]] * 2, bert, "cloze", 30, 30, 30, encoder)
+    batcher.draw = lambda text, rng: (text, text)
+    batch = batcher.batch(0, 2, 0)
+    for ids, text in ((batch.question_ids, SEVERAL), (batch.passage_ids, f"City 0 {SEVERAL}")):
+        prefixed = ("it " if ids is batch.question_ids else "no ") + text
+        expected = [bert.start, *bert.encode([prefixed])[0][:28], bert.end]
+        assert ids[0].tolist()[: len(expected)] == expected
+
+
 def test_passages_of_one_text_are_not_each_others_negatives(stories):
     """Passages 0 and 2 have one text: to push one away would push away the right one."""
     store, bert = stories
