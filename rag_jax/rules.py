@@ -71,7 +71,7 @@ def _run(config: Config, run: str) -> Iterator[str]:
     yield from _objective(config, run)
     if train.collapse_guard == "freeze" and train.generator_rate is None:
         yield ("config.train.collapse_guard=freeze: with config.train.generator_rate=none nothing "
-               "would be left to train; set stop")
+               "would be left to train; set rollback or stop")
 
 
 def _objective(config: Config, run: str) -> Iterator[str]:

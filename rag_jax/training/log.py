@@ -28,6 +28,7 @@ class MetricWriter:
         per target token in the generator's warm-up.
       accuracy: retriever warm-up: share of questions whose positive scores highest.
       prior_entropy, posterior_entropy: of p(z | x) and p(z | x, y), in nats.
+      retriever_loss: the retriever's part of loss, where train.retriever_objective gives it one.
       retriever_information: what answers say of passages (config.train.full_information), in nats.
       staleness: steps since the passage embeddings were made, where they are refreshed.
       grad_norm, grad_norm/TOWER: norm of the gradient before it is clipped, of all towers that
