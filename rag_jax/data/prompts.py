@@ -75,14 +75,15 @@ class PromptFormat(GeneratorFormat):
                  uncased_questions: bool = False):
         after = tokenizer.encode_written(parts.after.rstrip(" "))
         ending = tokenizer.encode_written(parts.ending.strip())
-        gap = "" if parts.after[-1:] == "\n" else " "
+        space = "" if tokenizer.begins_words else " "  # which Llama 2's writes itself
+        gap = "" if parts.after[-1:] == "\n" else space
         super().__init__(tokenizer.answering(ending[0] if ending else tokenizer.end, gap),
                          max_length, "\n", uncased_questions=uncased_questions)
         self.begin, self.foot = tokenizer.encode_written(parts.before, first=True), []
         self.room = max_length - len(self.begin)
         between = parts.between.removesuffix(" ")
         self._between = tokenizer.encode_written(between)
-        self._gap = " " * (len(between) < len(parts.between))
+        self._gap = space * (len(between) < len(parts.between))
         self._after, self.start = after[:-1], after[-1]
         fixed = len(self._between) + len(self._after)
         if 2 * fixed > self.room:

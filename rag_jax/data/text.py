@@ -96,6 +96,13 @@ class Tokenizer:
         """Ids of each text, without special tokens."""
         return [e.ids for e in self._backend.encode_batch(list(texts), add_special_tokens=False)]
 
+    @property
+    def begins_words(self) -> bool:
+        """Whether a text gets a space before it that one of its own would only double."""
+        with_space, without = (self._backend.encode(text, add_special_tokens=False).tokens
+                               for text in (" a", "a"))
+        return "".join(without).startswith("▁") and with_space != without
+
     def encode_answers(self, texts: Sequence[str]) -> list[list[int]]:
         """Ids of each text as it continues another."""
         return self.encode([self.gap + text for text in texts])

@@ -8,6 +8,7 @@ from typing import Any
 from rag_jax.errors import DataError
 
 SIZE_LIMIT = 48_000_000  # bytes; bart-large's has 3.5 MB, multilingual ones have 17, Gemma 3's 33
+SETTINGS_LIMIT = 4_000_000  # Llama 3's have 50 KB, Gemma 3's 1.2 MB
 SETTINGS, TEMPLATE = "tokenizer_config.json", "chat_template.jinja"
 SPECIALS = ("bos_token", "eos_token", "pad_token", "mask_token")
 PROBE = "The \"Größe\" of 漢字 isn't 3.5 km; it's HALF: that\tmuch // </s> 🙂\n"
@@ -42,16 +43,27 @@ def settings(folder: pathlib.Path) -> dict[str, str]:
     found = {}
     if (folder / SETTINGS).is_file():
         try:
-            found = json.loads((folder / SETTINGS).read_text("utf-8"))
-        except ValueError as error:
+            found = json.loads(_text(folder / SETTINGS))
+        except (ValueError, RecursionError) as error:
             raise DataError(f"{folder / SETTINGS}: no JSON ({error}); take it from its source "
                             "again") from None
     found = found if isinstance(found, dict) else {}
     named = {name: value.get("content") if isinstance(value, dict) else value
              for name in (*SPECIALS, "chat_template") if (value := found.get(name))}
     if (folder / TEMPLATE).is_file():
-        named["chat_template"] = (folder / TEMPLATE).read_text("utf-8")
+        named["chat_template"] = _text(folder / TEMPLATE)
     return {name: value for name, value in named.items() if isinstance(value, str)}
+
+
+def _text(file: pathlib.Path) -> str:
+    with file.open("rb") as stream:
+        content = stream.read(SETTINGS_LIMIT + 1)
+    if len(content) > SETTINGS_LIMIT:
+        raise DataError(f"{file}: more than {SETTINGS_LIMIT} bytes, which no such file needs")
+    try:
+        return content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise DataError(f"{file}: no UTF-8 ({error}); take it from its source again") from None
 
 
 def check(backend: Any, source: str | pathlib.Path) -> None:

@@ -3,9 +3,11 @@
 import json
 
 import pytest
-from tokenizers import AddedToken
+import tokenizers
+from tokenizers import AddedToken, models, normalizers
 
 from rag_jax.config import Config, ConfigError
+from rag_jax.data import tokenizer_file
 from rag_jax.data.prepared import generator_format
 from rag_jax.data.prompts import PromptFormat, parts_of
 from rag_jax.data.text import Tokenizer, train_bart_tokenizer
@@ -79,6 +81,34 @@ def test_a_chat_template_that_asks_for_the_day_gives_the_same_prompt_every_day(f
              "{% else %}{% set day = 'unknown' %}{% endif %}Today: {{ day }}\n" + CHAT)
     parts = parts_of("{passage}\n{question}", dated, Tokenizer.load(folder))
     assert parts.before == "\nToday: 26 Jul 2024\n<|im_start|>user\n"
+
+
+def test_a_tokenizer_that_puts_a_space_before_a_text_gets_no_second_one(tmp_path):
+    """Llama 2's and Mistral's: an answer of two spaces is none that the model would continue."""
+    words = ["▁", "▁Lima", "a", "▁a", "▁x", "x", "\n", ":", "<unk>", "</s>"]
+    backend = tokenizers.Tokenizer(models.WordPiece(
+        vocab={word: i for i, word in enumerate(words)}, unk_token="<unk>",
+        continuing_subword_prefix=""))
+    backend.normalizer = normalizers.Sequence([
+        normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    tokenizer = Tokenizer(backend, {"eos_token": "</s>"})
+    layout = PromptFormat(tokenizer, 40, parts_of("{passage}\nx: {question}\nx:", None, tokenizer))
+    assert layout.tokenizer.encode_answers(["Lima"]) == [[words.index("▁Lima")]]
+    question, = layout.questions(["Lima"])
+    assert words.index("▁Lima") in question
+    assert [words.index("▁"), words.index("▁Lima")] != question[len(layout._between):][:2]
+
+
+def test_settings_that_nobody_could_read_are_refused_by_name(folder, tmp_path):
+    (tmp_path / "chat_template.jinja").write_bytes(b"\xff")
+    with pytest.raises(DataError, match="chat_template.jinja: no UTF-8"):
+        tokenizer_file.settings(tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text("[" * 100_000)
+    with pytest.raises(DataError, match="tokenizer_config.json: no JSON"):
+        tokenizer_file.settings(tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text(" " * 4_000_001)
+    with pytest.raises(DataError, match="more than 4000000 bytes"):
+        tokenizer_file.settings(tmp_path)
 
 
 def test_what_a_passage_or_a_question_says_is_no_marker(folder):
