@@ -10,16 +10,29 @@ What a run is decides its configuration: that is settled here, and nowhere else.
 import contextlib
 import dataclasses
 import pathlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rag_jax import config_files, conversion, files, hosts, locks, overrides, parallel, process
+import numpy as np
+
+from rag_jax import (
+    config_files,
+    conversion,
+    files,
+    hosts,
+    locks,
+    overrides,
+    parallel,
+    process,
+    rules,
+)
 from rag_jax.config import Config, ConfigError
 from rag_jax.data.batches import PASSAGE_TABLE
 from rag_jax.data.prepared import Prepared, generator_format
 from rag_jax.data.tasks import load_examples
 from rag_jax.data.text import Tokenizer
 from rag_jax.models.layers import unstack_layers
+from rag_jax.models.rag import TOWERS
 from rag_jax.retrieval.bm25 import build_bm25
 from rag_jax.retrieval.index import PassageIndex
 from rag_jax.retrieval.publish import publishing
@@ -29,17 +42,22 @@ from rag_jax.training import workdir as workdirs
 from rag_jax.training.job import Index, Job, fingerprint
 from rag_jax.training.opened import Path, Rag, changed, check_classes, open_index, placed
 
+SAME_VECTOR = 0.02  # relative distance of two vectors of a text by one encoder, at most
 
-def load(source: Path, run: str | None = None, *, step: int | None = None,
+
+def load(source: Path | None = None, run: str | None = None, *, step: int | None = None,
          index: Path | None = None, config: Config | Mapping[str, Any] | None = None) -> Rag:
     """Opens a trained model with its index.
 
     Args:
-      source: a workdir; or a RAG checkpoint of Hugging Face, by folder or name.
-      run: one of the workdir's runs; None = the first of them that began.
+      source: a workdir; a RAG checkpoint of Hugging Face, by folder or name; or None: the towers
+        that `config` names (model.generator.pretrained, model.retriever.pretrained), as they are.
+      run: one of the workdir's runs; None = the first of them that began. Of towers that `config`
+        names, how they answer: rag_token (None), rag_sequence, fid.
       step: checkpoint; None = the best by dev score.
       index: folder of an index, or name of one in the workdir; None = the one that trained. A
-        checkpoint of Hugging Face holds none: name a folder that was built for its encoders.
+        checkpoint of Hugging Face holds none, nor do towers: name a folder that was built by the
+        same document encoder for the same generator.
       config: fields to set otherwise, {"retrieval.where": "device", ...}; or a whole configuration
         of the workdir or of the run.
 
@@ -48,6 +66,8 @@ def load(source: Path, run: str | None = None, *, step: int | None = None,
       ConfigError, CheckpointError, HubError: nothing there to open, or fields that do not fit.
     """
     training.be_quiet()
+    if source is None:
+        return _open_towers(run, step, index, config)
     path = pathlib.Path(source).absolute()
     local = workdirs.exists(path) or path.is_dir() and not (path / "config.json").is_file()
     if not local:
@@ -83,16 +103,77 @@ def _open_checkpoint(source: str, run: str | None, step: int | None, index: Path
     if not isinstance(config, Config):
         config = changed(conversion.config_of(found), config or {})
     named = overrides.replace(config, {"model.rag.pretrained": source})
-    tokenizers = [Tokenizer.load(pretrained.tokenizer_folder(named, tower))
-                  for tower in ("query_encoder", "generator")]
+    return _as_they_are(config, named, pathlib.Path(source), index, ("query_encoder", "generator"))
+
+
+def _open_towers(run: str | None, step: int | None, index: Path | None,
+                 config: Config | Mapping[str, Any] | None) -> Rag:
+    """Towers that the configuration names, with an index of that document encoder."""
+    if not isinstance(config, Config):
+        config = overrides.replace(Config(), dict(config or {}))
+    asked = {"train.steps": 0, **({"runs": (run,)} if run else {})}
+    config = rules.validate(overrides.replace(config, asked))
+    config = overrides.for_run(config, config.runs[0])
+    missing = [tower for tower in TOWERS if tower not in config.model.sources]
+    if missing:
+        raise ConfigError(f"without a workdir, name where the {' and the '.join(missing)} come "
+                          "from: config.model.generator.pretrained and "
+                          "config.model.retriever.pretrained")
+    if step is not None:
+        raise ConfigError(f"step={step}: for workdirs; without one the towers are as they are")
+    if index is None or not pathlib.Path(index).is_dir():
+        raise ConfigError(f"index={index}: without a workdir, name the folder of an index that was "
+                          "built for these towers (training with config.train.steps=0 makes one)")
+    if (config.retrieval.retriever == "bm25" or not config.retrieval.k or config.head_classes
+            or config.model.null_document != "none"):
+        raise ConfigError(f"run {config.runs[0]!r}: without a workdir, passages are read that an "
+                          "encoder finds, and nothing has been trained; leave "
+                          "config.model.null_document and config.model.head as they are")
+    config = pretrained.resolve(config)
+    return _as_they_are(config, config, pathlib.Path(index).absolute(), index, TOWERS)
+
+
+def _as_they_are(config: Config, named: Config, path: pathlib.Path, index: Path,
+                 towers: Sequence[str]) -> Rag:
+    """Opens towers as their sources have them.
+
+    Args:
+      config: with their architecture.
+      named: the same with their sources.
+      path: in the place of a workdir.
+      index: its folder.
+      towers: of model.TOWERS.
+    """
+    tokenizers = []
+    for tower, section in (("query_encoder", "retriever"), ("generator", "generator")):
+        folder = getattr(config.data, f"{section}_tokenizer") or (
+            pretrained.tokenizer_folder(named, tower))
+        if folder is None:
+            raise ConfigError(f"{named.model.sources[tower]} has no tokenizer; name one with "
+                              f"config.data.{section}_tokenizer")
+        tokenizers.append(Tokenizer.load(folder))
     format = generator_format(config, tokenizers[1])
     prepared = Prepared(tokenizers[0], format.tokenizer, format, {}, {})
-    job = Job(config, pathlib.Path(source), prepared, parallel.make_mesh(config.mesh))
+    job = Job(config, path, prepared, parallel.make_mesh(config.mesh))
     opened = open_index(job, config.runs[0], str(index))
     _check_tokens(opened, prepared)
-    params = pretrained.load(dataclasses.replace(job, config=named),
-                             ("query_encoder", "generator"))
-    return Rag(job, config.runs[0], unstack_layers(params), placed(job, opened))
+    params = pretrained.load(dataclasses.replace(job, config=named), towers)
+    rag = Rag(job, config.runs[0], unstack_layers(params), opened)
+    if "document_encoder" in towers:
+        _check_vectors(rag)
+    return dataclasses.replace(rag, index=placed(job, opened))
+
+
+def _check_vectors(rag: Rag) -> None:
+    """Raises a RetrievalError where another document encoder has built the index.
+
+    The same one gives its first passage the same vector, but for the rounding of bfloat16.
+    Fingerprints differ also by what training alone reads (dropout), of which no source tells.
+    """
+    own, there = rag.embed_passages([rag.index.passages[0]])[0], rag.index.embeddings([0])[0]
+    if own.shape != there.shape or (
+            np.linalg.norm(own - there) > SAME_VECTOR * np.linalg.norm(there)):
+        rag.index.check_encoder(fingerprint(rag.job.model, rag.params["document_encoder"]))
 
 
 def _check_tokens(index: PassageIndex, prepared: Prepared) -> None:

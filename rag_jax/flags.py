@@ -91,8 +91,8 @@ def parse_with_config(parser: argparse.ArgumentParser, argv: Sequence[str] | Non
     Args:
       parser: with the options of the entry point.
       argv: arguments; None = those of the process.
-      load: options -> the configuration that `--config.NAME` flags change; None adds an option
-        --config FILE, by default the quickstart's.
+      load: options -> the configuration that `--config.NAME` flags change, which are
+        options.changed_fields; None adds an option --config FILE, by default the quickstart's.
 
     Raises:
       ConfigError: a config file or field that cannot be used.
@@ -117,6 +117,7 @@ def parse_with_config(parser: argparse.ArgumentParser, argv: Sequence[str] | Non
                           "give one of them")
     if options.data_dir is not None:
         changes["data.data_dir"] = data_dir
+    options.changed_fields = tuple(changes)
     base = load(options) if load else config_files.load_file(options.config)
     if load and "runs" in changes:
         raise ConfigError(f"--config.runs={changes['runs']}: --run names the one of the workdir's "
@@ -197,3 +198,13 @@ def workdir_config(options: argparse.Namespace) -> Config:
     from rag_jax.training import workdir
 
     return workdir.read_run(pathlib.Path(options.workdir), options.run)
+
+
+def asked_config(options: argparse.Namespace) -> Config:
+    """`workdir_config`; or, where no workdir is named, that of the towers that flags name."""
+    if options.workdir is None and any(
+            name.startswith("model.") and name.endswith(".pretrained")
+            for name in options.changed_fields):
+        return Config(runs=(options.run or "rag_token",))
+    options.workdir = options.workdir or DEFAULT_WORKDIR
+    return workdir_config(options)

@@ -2,7 +2,9 @@
 
 Prints the answer, its log-probability, and the passages that it came from with their prior and
 posterior. --interactive asks for questions; --questions FILE --out FILE.jsonl answers a file;
---index answers from another index, with nothing retrained; --heatmap shows which passage gave which
+--index answers from another index, with nothing retrained. Without --workdir, towers answer that
+--config.model.generator.pretrained and --config.model.retriever.pretrained name, as they are, from
+the index folder of that encoder that --index names. --heatmap shows which passage gave which
 token; --exact searches on until no other answer can have a higher probability under the model. How
 to decode is config.eval: --config.eval.num_beams=4, --config.eval.strategy=marginal, ...
 """
@@ -24,6 +26,7 @@ def main(argv: list[str] | None = None) -> None:
     """Entry point; `argv` without the program's name, None = the process's arguments."""
     parser = flags.make_parser("generate", __doc__)
     flags.add_workdir(parser)
+    parser.set_defaults(workdir=None)  # its help names the folder that stands for it
     parser.add_argument("question", nargs="*", help="questions to answer")
     parser.add_argument("--interactive", action="store_true", help="ask for questions")
     parser.add_argument("--questions", metavar="FILE",
@@ -37,7 +40,7 @@ def main(argv: list[str] | None = None) -> None:
                         help="search on until no other answer can have a higher probability, "
                         f"over config.eval.exact_nodes prefixes at most (or {EXACT_NODES})")
     options, config = flags.parse_with_config(
-        parser, flags.bare("--heatmap", "terminal", argv), flags.workdir_config)
+        parser, flags.bare("--heatmap", "terminal", argv), flags.asked_config)
     if options.exact and not config.eval.exact_nodes:
         config = overrides.replace(config, {"eval.exact_nodes": EXACT_NODES})
     if not (options.question or options.questions or options.interactive):

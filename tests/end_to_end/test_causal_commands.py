@@ -7,12 +7,14 @@ import numpy as np
 import pytest
 
 import rag_jax
-from rag_jax.cli import convert, train
-from rag_jax.config import BertConfig, CausalConfig
+from rag_jax.cli import convert, generate, train
+from rag_jax.config import BertConfig, CausalConfig, ConfigError
+from rag_jax.config_files import load_file as load_config
 from rag_jax.data.text import train_bart_tokenizer, train_bert_tokenizer
 from rag_jax.hub.families import Architecture, SpecialIds
 from rag_jax.hub.load import abstract, load
 from rag_jax.hub.save import save
+from rag_jax.retrieval.protocol import RetrievalError
 from tests.end_to_end.commands import SMALLEST
 
 ROWS = [(f"Place {i}", f"Place {i} lies in region {i % 3}.") for i in range(12)]
@@ -43,6 +45,38 @@ def checkpoint(folder, family, tower, tokenizer):
                           is_leaf=lambda x: isinstance(x, tuple))
     save(folder, family, params, architecture, tokenizers={tower: tokenizer})
     return str(folder)
+
+
+def answers_without_a_workdir(path, expected):
+    """Towers by their names, with the index that training made: by its fingerprint, an encoder with
+    another dropout, which no checkpoint says, is another encoder."""
+    index, data = path / "asked" / "indexes" / "passages", load_config(str(SMALLEST)).data
+    changes = {f"model.{tower}.pretrained": str(path / folder) for tower, folder in (
+        ("query_encoder", "query_encoder"), ("document_encoder", "document_encoder"),
+        ("generator", "g"))}
+    changes |= {f"data.{name}": getattr(data, name) for name in (
+        "max_question_length", "max_passage_length", "max_source_length", "max_target_length",
+        "length_buckets")}
+    changes |= {"retrieval.k": 2, "model.retriever.dropout": 0.0}
+    question, out = "Where does place 3 lie?", path / "answers.jsonl"
+    found, = rag_jax.load(index=index, config=changes).ask([question], num_beams=2)
+    assert (found.text, found.passage_ids, found.log_prob) == (
+        expected.text, expected.passage_ids, pytest.approx(expected.log_prob, rel=1e-6))
+    flags = [f"--config.{name}={value}" for name, value in changes.items()]
+    generate.main([question, f"--index={index}", f"--out={out}", "--config.eval.num_beams=2",
+                   *flags])
+    assert json.loads(out.read_text())["answer"] == expected.text
+    other = changes | {"model.retriever.normalize": True}
+    for given, named, error, text in (
+            (other, {"index": index}, RetrievalError, "built by the encoder"),
+            (changes, {}, ConfigError, "name the folder of an index"),
+            (changes, {"index": path / "g" / "no"}, ConfigError, "name the folder of an index"),
+            (changes, {"index": index, "step": 3}, ConfigError, "step=3: for workdirs"),
+            (changes, {"index": index, "run": "bm25"}, ConfigError, "run 'bm25': without a work"),
+            ({"model.generator.pretrained": str(path / "g")}, {"index": index}, ConfigError,
+             "where the query_encoder and the document_encoder come from")):
+        with pytest.raises(error, match=text):
+            rag_jax.load(config=given, **named)
 
 
 def test_convert_index_ask_train_resume_export(tmp_path):
@@ -76,6 +110,7 @@ def test_convert_index_ask_train_resume_export(tmp_path):
     assert first.job.model.start_id == pieces.encode_written(":")[-1]
     answer, = first.ask(["Where does place 3 lie?"], num_beams=2)
     np.testing.assert_allclose(sum(answer.posterior), 1, rtol=1e-5)
+    answers_without_a_workdir(tmp_path, answer)
     np.testing.assert_allclose(
         first.log_likelihood("Where does place 3 lie?", "region 0"), trained(
             "converted_asked", tmp_path / "converted", "--config.train.steps=0").log_likelihood(
