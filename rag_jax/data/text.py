@@ -92,6 +92,14 @@ class Tokenizer:
     def vocab_size(self) -> int:
         return self._backend.get_vocab_size()
 
+    @property
+    def needed_rows(self) -> int:
+        """Rows that a token table needs: special tokens that no text becomes, such as Gemma 3's of
+        images, may have ids beyond it."""
+        unused = {i for i, token in self._backend.get_added_tokens_decoder().items()
+                  if token.special} - {self.start, self.end, self.pad, self.mask}
+        return 1 + max(set(self._backend.get_vocab().values()) - unused)
+
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         """Ids of each text, without special tokens."""
         return [e.ids for e in self._backend.encode_batch(list(texts), add_special_tokens=False)]

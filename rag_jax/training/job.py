@@ -72,10 +72,11 @@ def build_model(config: Config, prepared: Prepared) -> rag.RagModel:
     for name, tokenizer in (("retriever", prepared.retriever_tokenizer),
                             ("generator", prepared.generator_tokenizer)):
         tower = getattr(config.model, name)
-        if tower.vocab_size and tower.vocab_size < tokenizer.vocab_size:
+        if 0 < tower.vocab_size < tokenizer.vocab_size and (
+                tower.vocab_size < tokenizer.needed_rows):
             raise ConfigError(
                 f"config.model.{name}.vocab_size={tower.vocab_size}: the tokenizer has "
-                f"{tokenizer.vocab_size} tokens; set at least that, or 0 to take its size")
+                f"{tokenizer.needed_rows} tokens; set at least that, or 0 to take its size")
         towers[name] = dataclasses.replace(
             tower, pretrained="", vocab_size=tower.vocab_size or tokenizer.vocab_size)
     tok, start = prepared.generator_tokenizer, towers["generator"].start_token

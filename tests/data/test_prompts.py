@@ -99,6 +99,18 @@ def test_a_tokenizer_that_puts_a_space_before_a_text_gets_no_second_one(tmp_path
     assert [words.index("▁"), words.index("▁Lima")] != question[len(layout._between):][:2]
 
 
+def test_special_tokens_that_no_text_becomes_need_no_row(folder):
+    """Gemma 3's 1B: its tokenizer has one for images, its token table has no row for that."""
+    tokenizer = Tokenizer.load(folder)
+    rows = tokenizer.vocab_size
+    assert tokenizer.needed_rows == rows, "the last one ends answers"
+    tokenizer._backend.add_special_tokens([AddedToken("<image>", special=True)])
+    assert (tokenizer.vocab_size, tokenizer.needed_rows) == (rows + 1, rows)
+    assert max(tokenizer.encode(["<image>"])[0]) < rows
+    tokenizer._backend.add_tokens(["written"])
+    assert tokenizer.needed_rows == rows + 2
+
+
 def test_settings_that_nobody_could_read_are_refused_by_name(folder, tmp_path):
     (tmp_path / "chat_template.jinja").write_bytes(b"\xff")
     with pytest.raises(DataError, match="chat_template.jinja: no UTF-8"):
