@@ -23,6 +23,7 @@ def scaled(kind, **fields):
     ({"head_dim": 2**30}, "heads of width 1073741824"),
     ({"head_dim": 5}, "heads of width 5"),
     ({"num_key_value_heads": 3}, "num_key_value_heads = 3 does not divide"),
+    ({"is_causal": False}, "is_causal = False is another architecture"),
     ({"layer_types": [LOCAL, GLOBAL]}, "4 in all"),
     ({"layer_types": [[]] * 4}, "layer_types"),
     ({"rope_parameters": {"rope_type": [], "rope_theta": 100.0}}, "rope_type"),
