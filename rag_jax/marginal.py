@@ -96,6 +96,17 @@ def explained(log_p_B: jax.Array, target_mask: jax.Array) -> jax.Array:
     return jnp.exp(log_p_B / jnp.maximum(target_mask.sum(axis=-1), 1))
 
 
+def divergence(p: jax.Array, q: jax.Array) -> jax.Array:
+    """KL(p || q) float32[...] in nats, of probabilities over the last axis of float32[..., K].
+
+    From p / q - 1, and with the sum of q - p, which is 0: logarithms of two distributions that are
+    nearly equal would leave the difference of their roundings.
+    """
+    q = jnp.maximum(q, 1e-30)
+    x = (p - q) / q
+    return (q * (jax.scipy.special.xlog1py(1 + x, x) - x)).sum(axis=-1)
+
+
 def mixture(log_weights: jax.Array, doc_log_p: jax.Array) -> jax.Array:
     """log sum_z w(z) p(. | z) of M distributions per document, float32[B, M, V].
 

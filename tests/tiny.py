@@ -127,8 +127,10 @@ def descent(towers, rate=0.01):
     each parameter, would be half of what a step compiles."""
     return optim.make_optimizer(OptimizerConfig(), 10, dict.fromkeys(towers, 1.0))._replace(
         init=lambda params: jax.tree.map(jnp.zeros_like, params),
-        update=lambda grads, kept, params: (jax.tree.map(lambda g: -rate * g, grads), grads),
-        before=lambda moved, kept: jax.tree.map(lambda p, g: p + rate * g, moved, kept))
+        update=lambda grads, kept, params, scales: (
+            jax.tree.map(lambda g: -rate * g, grads), grads),
+        before=lambda moved, kept, scales: jax.tree.map(
+            lambda p, g: p + rate * g, moved, kept))
 
 
 def assert_trees_close(actual, expected, rtol=1e-5, atol=1e-7):

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import Mesh
 
-from rag_jax import parallel
+from rag_jax import marginal, parallel
 from rag_jax.marginal import MASKED
 from rag_jax.models import rag
 from rag_jax.training.optim import Optimizer
@@ -62,9 +62,7 @@ def rag_loss(model: rag.RagModel, label_smoothing: float = 0.0,
         out = rag.log_likelihood(model, params, batch, label_smoothing, key,
                                  retriever_objective, weigh_explained)
         weight = batch.weight
-        log_prior, log_posterior = (
-            jnp.log(jnp.maximum(out[name], 1e-30)) for name in ("prior", "posterior"))
-        divergence = (out["posterior"] * (log_posterior - log_prior)).sum(axis=-1)
+        learnt = marginal.divergence(out["posterior"], out["prior"])
 
         def entropy(p: jax.Array) -> jax.Array:
             return -(weight * jnp.sum(p * jnp.log(jnp.maximum(p, 1e-30)), axis=-1)).sum()
@@ -78,7 +76,7 @@ def rag_loss(model: rag.RagModel, label_smoothing: float = 0.0,
             "loss": smoothed_nll,
             "prior_entropy": entropy(out["prior"]),
             "posterior_entropy": entropy(out["posterior"]),
-            INFORMATION: (weight * out["explained"] * divergence).sum(),
+            INFORMATION: (weight * out["explained"] * learnt).sum(),
         }
         if "retriever_objective" in out:
             metrics["retriever_loss"] = total(out["retriever_objective"])

@@ -161,8 +161,9 @@ def open_all(folder: pathlib.Path) -> str:
         found.decode(found.encode(["an aardvark ate a cabbage" * 10])[0])
         return "opened"
     if (folder / "config.json").exists():
-        sentence.check(folder)
-        detect(stored.read_json(folder / "config.json"), [], folder / "config.json")
+        config = stored.read_json(folder / "config.json")
+        sentence.read(folder, config)
+        detect(config, [], folder / "config.json")
     opened = tensors.open_tensors(folder)
     for name in list(opened)[:50]:
         if opened[name].dtype in tensors.FLOATS:

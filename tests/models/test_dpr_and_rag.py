@@ -235,7 +235,9 @@ def test_padding_of_any_kind_changes_neither_loss_nor_gradient(params, kind):
 
 
 @pytest.mark.parametrize("kind, family, settings", [
-    ("token", tiny.BART, {}), ("fid", tiny.BART, {}), ("token", tiny.T5, {}),
+    ("token", tiny.BART, {}), ("fid", tiny.BART, {}),
+    # At 0.3 its unscaled attention is so sharp that roundings alone reach 5e-4 of the gradient.
+    ("token", tiny.T5, {"init_std": 0.15}),
     ("sequence", tiny.BART, {"scan_layers": True, "remat": "narrow"})])
 def test_packed_tokens_give_the_loss_and_gradient_of_padded_inputs(kind, family, settings):
     """A token looked up at another's place, or a gradient that is lost on the way back.
