@@ -30,6 +30,8 @@ REQUIRES = [
     # brings it anyway.
     "regex>=2025.10.22",
     "tokenizers>=0.22",
+    # Chat templates, which transformers renders in jinja's sandbox without bringing jinja.
+    "jinja2>=3.1",
     # Checkpoints by Hugging Face name: download with progress, cache and offline mode.
     "huggingface_hub>=1",
     # One writer a workdir: locks that end with their process. 3.30 can refuse to fall back to files
