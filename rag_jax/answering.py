@@ -277,14 +277,15 @@ class Answerer:
 
     def _answer(self, questions: QuestionTokens, decoded: Decoded, row: int,
                 ids: np.ndarray | None, expanded: int) -> Answer:
-        passages = [] if ids is None else [self.index.passages[int(i)] for i in ids]
+        rows = [] if ids is None else ids.tolist()
+        passages = [(self.index.passages[i], self.index.passages.source(i)) for i in rows]
         if self.model.null_document != "none":
-            passages.append(("", "", ""))
+            passages.append((Passage("", "", ""), None))
         best, *others = self._ranked(questions, decoded, row, bool(passages))
         prior = decoded.prior[row].tolist() if passages else []
         return Answer(
             best.text, best.token_ids, best.log_prob,
-            [Evidence(*passage, *p) for passage, *p in zip(
+            [Evidence(*passage, *p, source) for (passage, source), *p in zip(
                 passages, prior, best.posterior, strict=True)],
             best.token_log_probs, best.token_posterior, best.finished,
             certified=bool(decoded.certified[row]),

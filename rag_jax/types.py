@@ -5,6 +5,8 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from rag_jax.citation import Citation
+
 Array = jax.Array | np.ndarray
 Params = dict[str, Any]
 
@@ -100,6 +102,7 @@ class Evidence(NamedTuple):
     # p(z | x, y); for RAG-Token the mean over the answer's tokens. Fusion-in-Decoder does not say
     # which passage an answer came from: p(z | x) stands here again. None: there is no answer yet.
     posterior: float | None = None
+    source: Citation | None = None  # where it stands in the document that it was read from
 
 
 class Answer(NamedTuple):
@@ -134,8 +137,11 @@ class Answer(NamedTuple):
         return [passage.posterior for passage in self.passages]
 
     def record(self) -> dict[str, Any]:
-        """As JSON has it: passages by their ids alone."""
+        """As JSON has it: passages by their ids alone, and their places in documents, if any."""
         passages = {name: getattr(self, name) for name in ("passage_ids", "prior", "posterior")}
+        if any(passage.source for passage in self.passages):
+            passages["sources"] = [passage.source and passage.source.record()
+                                   for passage in self.passages]
         first = {name: getattr(self, name) for name in ("text", "token_ids", "log_prob")}
         others = {name: value for name, value in self._asdict().items()
                   if name not in (*first, "passages", "tokens")}

@@ -9,6 +9,7 @@ import pytest
 import tiny
 
 from rag_jax import answering, parallel
+from rag_jax.citation import Citation
 from rag_jax.config import ConfigError, MeshConfig
 from rag_jax.data.question_files import Example
 from rag_jax.data.questions import QuestionTokens
@@ -27,8 +28,15 @@ class Questions(SimpleNamespace):
         return len(self.ids)
 
 
+class Store(list):
+    """Passages, each cited by its row."""
+
+    def source(self, row):
+        return Citation(f"{row}.txt", (0, 1))
+
+
 class Index:
-    passages = [Passage(name, "", "") for name in "abc"]
+    passages = Store(Passage(name, "", "") for name in "abc")
 
 
 def answers(monkeypatch, nodes=0, kind="token", **settings):
@@ -43,6 +51,16 @@ def answers(monkeypatch, nodes=0, kind="token", **settings):
     monkeypatch.setattr(answerer, "batches", lambda *_, **__: iter([(np.arange(REAL), batch)]))
     return answerer.decode(tiny.rag_params(model, seed=4), QUESTIONS,
                            np.tile(np.arange(3), (REAL, 1)))
+
+
+def test_answers_say_where_their_passages_stand(monkeypatch):
+    """A citation of another passage is worse than none."""
+    for answer in answers(monkeypatch):
+        assert [(p.id, p.source.file) for p in answer.passages] == [
+            ("a", "0.txt"), ("b", "1.txt"), ("c", "2.txt")]
+        assert answer.record()["sources"] == [p.source.record() for p in answer.passages]
+        unsaid = [p._replace(source=None) for p in answer.passages]
+        assert "sources" not in answer._replace(passages=unsaid).record()
 
 
 def test_exact_nodes_reach_the_answers(monkeypatch):
@@ -131,7 +149,7 @@ def library():
     rows = layout.passages([""] * 9, texts)
     table = SimpleNamespace(rows=lambda row: rows[row], lengths_of=lambda ids: np.array(
         [[len(rows[i]) for i in row] for row in ids]))
-    store = type("Store", (list,), {"tokens": lambda self, name: table})(
+    store = type("Store", (Store,), {"tokens": lambda self, name: table})(
         Passage(str(n), "", text) for n, text in enumerate(texts))
     model = tiny.rag_model(retriever={"vocab_size": bert.vocab_size, "max_positions": 32},
                            generator={"vocab_size": bart.vocab_size, "max_positions": 64})

@@ -9,10 +9,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
+from rag_jax.citation import Citation
 from rag_jax.retrieval import device_search
 from rag_jax.retrieval.device_search import DeviceSettings, DeviceTables, row_sharding
 from rag_jax.retrieval.index import PassageIndex
-from rag_jax.retrieval.passages import TokenTable
+from rag_jax.retrieval.passages import PassageStore, TokenTable
 from rag_jax.retrieval.protocol import (
     Division,
     Index,
@@ -234,9 +235,19 @@ class JoinedPassages:
         return begin + index.size
 
     def __getitem__(self, row: int) -> Passage:
+        store, own = self._place(row)
+        return store[own]
+
+    def source(self, row: int) -> Citation | None:
+        """Where a passage stands in a document; see PassageStore.source."""
+        store, own = self._place(row)
+        return store.source(own)
+
+    def _place(self, row: int) -> tuple[PassageStore, int]:
+        """The store that has a row, and its row there."""
         for index, begin in self.parts:
             if begin <= row < begin + index.size:
-                return index.passages[row - begin]
+                return index.passages, row - begin
         raise IndexError(f"row {row} is outside 0..{len(self) - 1}.")
 
     def row_of(self, passage_id: str) -> int:

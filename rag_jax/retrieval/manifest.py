@@ -28,7 +28,8 @@ EMBEDDINGS = "embeddings.f32"
 KINDS = ("exact", "scann", "bm25")
 BM25_FILES = ("data.csc.index.npy", "indices.csc.index.npy", "indptr.csc.index.npy",
               "params.index.json", "vocab.index.json")
-_STORE_FILE = r"passages/(meta\.json|text\.(blob|offsets)|tokens\.[A-Za-z0-9_-]+\.(ids|offsets))"
+_STORE_FILE = (r"passages/(meta\.json|(text|citations)\.(blob|offsets)|"
+               r"tokens\.[A-Za-z0-9_-]+\.(ids|offsets))")
 _TYPES = {"encoder_fingerprint": str, "passages_fingerprint": str, "versions": dict, "inputs": dict}
 
 

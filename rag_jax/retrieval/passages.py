@@ -7,6 +7,8 @@ A store is a directory of flat files. Row number is position, so a search result
     text.offsets          int64[3N + 1], where each of those fields begins in text.blob
     tokens.NAME.ids       uint16 or uint32, the rows of one token table, end to end
     tokens.NAME.offsets   int64[N + 1], where each row begins in tokens.NAME.ids
+    citations.blob        of passages that were read from documents: JSON, where each stands there
+    citations.offsets     int64[N + 1], where each of those begins in citations.blob
 
 All numbers are little-endian. A small store is read and verified when it is opened, of a large one
 nothing but meta.json; see verification.py.
@@ -20,6 +22,7 @@ import contextlib
 import difflib
 import functools
 import itertools
+import json
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -29,6 +32,7 @@ from typing import Any
 import numpy as np
 
 from rag_jax import files
+from rag_jax.citation import Citation
 from rag_jax.retrieval.protocol import Passage, RetrievalError, check_rows
 from rag_jax.retrieval.reading import SeenIds, check_passage
 from rag_jax.retrieval.verification import (
@@ -39,7 +43,9 @@ from rag_jax.retrieval.verification import (
     map_file,
 )
 
-META = Record("meta.json", "store", "fingerprint", "copy or write the store again")
+# A store without citations is written in format 1, as it always was.
+META = Record("meta.json", "store", "fingerprint", "copy or write the store again", 2, oldest=1)
+CITATIONS = ("citations.blob", "citations.offsets")
 _TABLE_NAME = r"[A-Za-z0-9_-]+"
 _FIELDS = len(Passage._fields)
 SEARCHES = 64  # ids searched for in the file before a table of all is made
@@ -174,6 +180,8 @@ class PassageStore:
         self._text = Ragged(self.files, ("text.blob", "text.offsets"), "u1", _FIELDS)
         self._tables = {name: TokenTable(self.files, name, dtype)
                         for name, dtype in meta["tokens"].items()}
+        self._citations = Ragged(self.files, CITATIONS, "u1") if (
+            CITATIONS[0] in meta["files"]) else None
         self._rows_by_id: dict[str, int] | None = None
         self._searches = 0
 
@@ -210,6 +218,18 @@ class PassageStore:
         except UnicodeDecodeError:
             raise RetrievalError(f"{self.path}: the text of row {row} is damaged in text.blob or "
                                  "text.offsets; copy or write the store again.") from None
+
+    def source(self, row: int) -> Citation | None:
+        """Where a passage stands in the document that it was read from; None = nobody has said."""
+        if self._citations is None:
+            return None
+        check_rows(np.asarray(row), len(self), f"{self.path}: citations")
+        try:
+            return Citation.of_record(json.loads(self._citations.row(int(row))[0].tobytes()))
+        except (ValueError, RecursionError):
+            raise RetrievalError(f"{self.path}: the citation of row {row} is damaged in "
+                                 f"{CITATIONS[0]} or {CITATIONS[1]}; copy or write the store again."
+                                 ) from None
 
     @property
     def token_tables(self) -> tuple[str, ...]:
@@ -299,6 +319,8 @@ def _check_meta(path: Path, meta: Mapping[str, Any]) -> None:
              f"token table {name!r:.80} of dtype {dtype!r:.80}; allowed are <u2 and <u4")
         widths[f"tokens.{name}.ids"] = int(dtype[-1])
         exact[f"tokens.{name}.offsets"] = 8 * (size + 1)
+    if meta["format"] > 1 or CITATIONS[0] in meta["files"]:
+        widths[CITATIONS[0]], exact[CITATIONS[1]] = 1, 8 * (size + 1)
     odd = sorted({*widths, *exact} ^ set(meta["files"]))
     need(not odd, f"its files do not fit its tables ({', '.join(odd)[:200]})")
     for name, entry in meta["files"].items():
@@ -328,7 +350,8 @@ class _RaggedWriter(contextlib.AbstractContextManager):
 
 def write_store(path: str | os.PathLike, passages: Iterable[Passage],
                 encoders: Mapping[str, Callable[[Sequence[Passage]], Sequence[Sequence[int]]]],
-                progress: Callable[[int], Any] = lambda count: None) -> PassageStore:
+                progress: Callable[[int], Any] = lambda count: None,
+                source: Callable[[str], Citation] | None = None) -> PassageStore:
     """Writes a store in one pass and publishes it by renaming, so that it is whole or not there.
 
     Args:
@@ -337,6 +360,7 @@ def write_store(path: str | os.PathLike, passages: Iterable[Passage],
         encoders: token tables to write: a name, and a function from some passages to the token ids
             of each. Ids are kept as uint16 when all of them fit, else as uint32.
         progress: called with the number of passages newly written (tqdm's update fits).
+        source: function from the id of a passage, once for each in their order, to where it stands.
 
     Raises:
         RetrievalError: the path exists, there are no passages, or a passage or a row of token ids
@@ -350,15 +374,16 @@ def write_store(path: str | os.PathLike, passages: Iterable[Passage],
             raise RetrievalError(f"token table {name!r}: use letters, digits, _ and - only.")
     files.remove_leftovers(path.parent)
     with files.new_folder(path) as content:
-        count, largest = _write_rows(content, passages, encoders, progress)
+        count, largest = _write_rows(content, passages, encoders, progress, source)
         tokens = {name: _narrow(content, name, largest[name]) for name in encoders}
-        META.write(content, {"passages": count, "tokens": tokens,
-                             "files": folder_entries(content)})
+        META.write(content, {"format": 1 if source is None else META.format, "passages": count,
+                             "tokens": tokens, "files": folder_entries(content)})
     return PassageStore.open(path)
 
 
 def _write_rows(folder: Path, passages: Iterable[Passage], encoders: Mapping[str, Callable],
-                progress: Callable[[int], Any]) -> tuple[int, dict[str, int]]:
+                progress: Callable[[int], Any], source: Callable[[str], Citation] | None
+                ) -> tuple[int, dict[str, int]]:
     """Writes texts and tokens, these as uint32; returns passages, and the largest id by table."""
     seen, count, largest = SeenIds(), 0, dict.fromkeys(encoders, 0)
     with contextlib.ExitStack() as stack:
@@ -366,12 +391,17 @@ def _write_rows(folder: Path, passages: Iterable[Passage], encoders: Mapping[str
         tables = {name: stack.enter_context(
             _RaggedWriter(folder / f"tokens.{name}.ids", folder / f"tokens.{name}.offsets"))
             for name in encoders}
+        cited = source and stack.enter_context(_RaggedWriter(*(folder / name
+                                                               for name in CITATIONS)))
         passages = iter(passages)
         while chunk := list(itertools.islice(passages, CHUNK)):
             for row, passage in enumerate(chunk, count):
                 check_passage(passage, seen, f"passage {row}")
             fields = [field.encode() for passage in chunk for field in Passage(*passage)]
             text.write(b"".join(fields), [len(field) for field in fields])
+            if cited is not None:
+                records = [json.dumps(source(passage.id).record()).encode() for passage in chunk]
+                cited.write(b"".join(records), [len(record) for record in records])
             for name, encode in encoders.items():
                 ids, sizes = _flat_ids(encode(chunk), len(chunk), name)
                 largest[name] = max(largest[name], int(ids.max(initial=0)))

@@ -103,8 +103,10 @@ class Rag:
             "BE,BKE->BK", queries, self.index.embeddings(rows))
         p_BK = np.exp(scores - scores.max(axis=1, keepdims=True))
         p_BK /= p_BK.sum(axis=1, keepdims=True)
-        return [[Evidence(*self.index.passages[int(row)], float(p))
-                 for row, p in zip(*pair, strict=True)] for pair in zip(rows, p_BK, strict=True)]
+        store = self.index.passages
+        return [[Evidence(*store[row], p, source=store.source(row))
+                 for row, p in zip(*pair, strict=True)]
+                for pair in zip(rows.tolist(), p_BK.tolist(), strict=True)]
 
     def log_likelihood(self, questions: str | Sequence[str], answers: str | Sequence[str]
                        ) -> float | np.ndarray:

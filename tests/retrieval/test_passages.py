@@ -4,10 +4,12 @@ import csv
 import gzip
 import json
 import random
+import types
 
 import numpy as np
 import pytest
 
+from rag_jax.citation import Citation
 from rag_jax.data.corpora import read_corpus
 from rag_jax.retrieval.passages import PassageStore, write_store
 from rag_jax.retrieval.protocol import Passage, RetrievalError
@@ -264,8 +266,8 @@ def test_a_damaged_store_is_refused(tmp_path):
         meta.write_text(damaged)
         with pytest.raises(RetrievalError, match="meta.json"):
             PassageStore.open(store.path)
-    meta.write_text(text.replace('"format": 1', '"format": 2'))
-    with pytest.raises(RetrievalError, match="format 2"):
+    meta.write_text(text.replace('"format": 1', '"format": 3'))
+    with pytest.raises(RetrievalError, match="format 3"):
         PassageStore.open(store.path)
     meta.write_text(text)
     assert list(PassageStore.open(store.path)) == TRICKY
@@ -276,6 +278,63 @@ def test_a_damaged_store_is_refused(tmp_path):
         PassageStore.open(store.path, verify=True)
     with pytest.raises(RetrievalError, match="no such"):
         PassageStore.open(tmp_path / "elsewhere")
+
+
+CITED = {p.id: Citation(f"ordner/datei {i} é.pdf", (10 * i, 10 * i + 7), (i + 1, i + 2),
+                        ("A > B", "A > C")[:i]) for i, p in enumerate(TRICKY)}
+
+
+def test_a_store_keeps_where_its_passages_stand(tmp_path):
+    """The place that an answer cites is that of its passage, and damage to it is named."""
+    plain = make_store(tmp_path / "plain")
+    assert plain.source(0) is None and '"format": 1' in (plain.path / "meta.json").read_text()
+    store = write_store(tmp_path / "s", TRICKY, {"words": words}, source=CITED.__getitem__)
+    assert [store.source(row) for row in range(4)] == list(CITED.values())
+    assert list(store) == TRICKY and store.fingerprint != plain.fingerprint
+    other = write_store(tmp_path / "o", TRICKY, {"words": words},
+                        source=lambda name: CITED[name]._replace(pages=()))
+    assert other.fingerprint != store.fingerprint, "what vouches for a store covers its citations"
+    for row in (-1, 4):
+        with pytest.raises(RetrievalError, match="outside"):
+            store.source(row)
+    for name in ("citations.blob", "citations.offsets"):
+        whole = (store.path / name).read_bytes()
+        for damaged in (whole[:-1], whole[:-1] + b"x"):
+            (store.path / name).write_bytes(damaged)
+            with pytest.raises(RetrievalError, match=name):
+                PassageStore.open(store.path)
+        (store.path / name).write_bytes(whole)
+    meta = (store.path / "meta.json").read_text()
+    (store.path / "meta.json").write_text(meta.replace('"format": 2', '"format": 1'))
+    with pytest.raises(RetrievalError, match="meta.json"):
+        PassageStore.open(store.path)
+
+
+@pytest.mark.parametrize("record", [
+    [], {}, "file", {"file": "f", "span": [0, 1], "pages": []}, {"span": [0, 1]},
+    {"file": 1, "span": [0, 1], "pages": [], "headings": []},
+    {"file": "f", "span": [0], "pages": [], "headings": []},
+    {"file": "f", "span": [2, 1], "pages": [], "headings": []},
+    {"file": "f", "span": [0, 1.5], "pages": [], "headings": []},
+    {"file": "f", "span": [0, 1], "pages": [True], "headings": []},
+    {"file": "f", "span": [0, 1], "pages": 3, "headings": []},
+    {"file": "f", "span": [0, 1], "pages": [], "headings": [None]},
+    {"file": "f", "span": [0, 1], "pages": [], "headings": [], "more": 1},
+])
+def test_a_citation_that_somebody_else_has_written_is_refused(tmp_path, record):
+    """Anybody can make a store with sound digests."""
+    hostile = types.SimpleNamespace(record=lambda: record)
+    store = write_store(tmp_path / "s", TRICKY[:1], {}, source=lambda name: hostile)
+    with pytest.raises(RetrievalError, match="citation of row 0"):
+        store.source(0)
+
+
+def test_a_citation_reads_as_people_cite():
+    assert list(map(str, CITED.values())) == [
+        "ordner/datei 0 é.pdf, pages 1 to 2", "ordner/datei 1 é.pdf, pages 2 to 3, A > B",
+        "ordner/datei 2 é.pdf, pages 3 to 4, A > B to A > C",
+        "ordner/datei 3 é.pdf, pages 4 to 5, A > B to A > C"]
+    assert str(Citation("a.pdf", (0, 1), (7,))) == "a.pdf, page 7"
 
 
 @pytest.mark.parametrize("first", [0, 1, 5])

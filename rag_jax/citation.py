@@ -1,0 +1,57 @@
+"""Where a passage stands in the document that it was read from."""
+
+from typing import Any, NamedTuple
+
+
+class Citation(NamedTuple):
+    """A place in a file.
+
+    Attributes:
+      file: its path in the folder that was read, with / between the names.
+      span: first character, and that after the last, of the text that `documents.read` gives of it.
+      pages: all pages that the passage touches, from 1; () = the file has none.
+      headings: all sections that it touches, each as its path of headings, "Setup > Linux"; () = it
+        stands under none.
+    """
+
+    file: str
+    span: tuple[int, int]
+    pages: tuple[int, ...] = ()
+    headings: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        """As people cite: "report.pdf, pages 3 to 4", "manual.md, Setup > Linux"."""
+        parts = [self.file]
+        if self.pages:
+            parts.append(f"page{'s' * (len(self.pages) > 1)} {_first_to_last(self.pages)}")
+        if self.headings:
+            parts.append(_first_to_last(self.headings))
+        return ", ".join(parts)
+
+    def record(self) -> dict[str, Any]:
+        """As JSON has it."""
+        return {"file": self.file, "span": list(self.span), "pages": list(self.pages),
+                "headings": list(self.headings)}
+
+    @classmethod
+    def of_record(cls, record: Any) -> "Citation":
+        """What `record` gave.
+
+        Raises:
+          ValueError: it is no such thing.
+        """
+        try:
+            file, span, pages, headings = (record[name] for name in cls._fields)
+            numbers, texts = [*span, *pages], [file, *headings]
+            sound = (len(record) == 4 and len(span) == 2 and 0 <= span[0] <= span[1]
+                     and all(type(number) is int for number in numbers)
+                     and all(type(text) is str for text in texts))
+        except (TypeError, KeyError) as error:
+            raise ValueError(f"no citation: {record!r:.80}") from error
+        if not sound:
+            raise ValueError(f"no citation: {record!r:.80}")
+        return cls(file, tuple(span), tuple(pages), tuple(headings))
+
+
+def _first_to_last(parts: tuple) -> str:
+    return f"{parts[0]}" if len(parts) == 1 else f"{parts[0]} to {parts[-1]}"
