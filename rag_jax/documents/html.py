@@ -1,0 +1,66 @@
+"""HTML by Lexbor, which reads it as browsers do."""
+
+import codecs
+import contextlib
+import re
+from typing import Any
+
+from rag_jax.documents.document import Document, Writer
+from rag_jax.documents.plain import decoded
+
+HIDDEN = {"script", "style", "noscript", "template", "svg", "head", "iframe", "object", "select"}
+INLINE = {"a", "abbr", "acronym", "b", "bdi", "bdo", "big", "cite", "code", "data", "del", "dfn",
+          "em", "font", "i", "img", "ins", "kbd", "label", "mark", "q", "rp", "rt", "ruby", "s",
+          "samp", "small", "span", "strike", "strong", "sub", "sup", "time", "tt", "u", "var",
+          "wbr"}
+LINES = {"br", "dd", "dt", "li", "td", "th", "tr"}  # begin a line, and no paragraph
+# As browsers do: a page that says ISO-8859-1 means Windows' superset of it, and one whose bytes say
+# UTF-16 in ASCII is UTF-8.
+MEANT = {**dict.fromkeys(("iso-8859-1", "iso8859-1", "latin1", "ascii", "us-ascii"), "cp1252"),
+         **dict.fromkeys(("utf-16", "utf-16le", "utf-16be"), "utf-8")}
+_SPACE = re.compile(r"\s+")
+_CHARSET = re.compile(rb"""<meta[^>]{0,200}?charset\s*=\s*["']?\s*([A-Za-z0-9_:.-]{1,40})""", re.I)
+_LEVEL = re.compile("h([1-6])")
+
+
+def read_html(content: bytes) -> Document:
+    """The text that a browser would show: blocks are paragraphs, headings begin sections."""
+    from selectolax.lexbor import LexborHTMLParser
+
+    text, remarks = _decoded(content)
+    tree = LexborHTMLParser(text)
+    title = tree.css_first("title")
+    writer = Writer()
+    if tree.body is not None:
+        _write(tree.body, writer)
+    return writer.document("" if title is None else title.text(), remarks)
+
+
+def _decoded(content: bytes) -> tuple[str, tuple[str, ...]]:
+    """The page in the encoding that it says, or else as any text."""
+    said = _CHARSET.search(content[:4096])
+    if said and not content.startswith((codecs.BOM_UTF8, codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        name = said[1].decode().lower()
+        with contextlib.suppress(LookupError, UnicodeError):
+            return content.decode(MEANT.get(name, name)), ()
+    return decoded(content)
+
+
+def _write(body: Any, writer: Writer) -> None:
+    """Writes the text under a node, in the page's order, without recursion."""
+    node, done = body, False
+    while True:
+        tag = node.tag
+        if tag == "-text":
+            writer.text(_SPACE.sub(" ", node.text(deep=False)))
+        elif not tag.startswith("-") and tag not in INLINE:
+            writer.text("\n" if tag in LINES else "\n\n")
+            if not done and (level := _LEVEL.fullmatch(tag)):
+                writer.heading(int(level[1]), node.text())
+        if not done and node.first_child is not None and tag not in HIDDEN:
+            node = node.first_child
+        elif node.mem_id == body.mem_id:
+            return
+        else:
+            done = node.next is None
+            node = node.next or node.parent

@@ -1,0 +1,143 @@
+"""Text files: plain, Markdown, and tables of records."""
+
+import codecs
+import csv
+import dataclasses
+import io
+import json
+import re
+from collections.abc import Iterable, Iterator
+
+from rag_jax.documents.document import Document, Unreadable, Writer
+
+_MARKS = ((codecs.BOM_UTF8, "utf-8"), (codecs.BOM_UTF32_LE, "utf-32-le"),
+          (codecs.BOM_UTF32_BE, "utf-32-be"), (codecs.BOM_UTF16_LE, "utf-16-le"),
+          (codecs.BOM_UTF16_BE, "utf-16-be"))
+GUESSED_FROM = 2**16  # bytes
+_FRONT_MATTER = re.compile(r"---[ \t]*\r?\n.*?^(---|\.\.\.)[ \t]*\r?$", re.S | re.M)
+
+
+def decoded(content: bytes) -> tuple[str, tuple[str, ...]]:
+    """The text of a file without its byte order mark, and remarks.
+
+    Raises:
+      Unreadable: it is no text.
+    """
+    for mark, encoding in _MARKS:
+        if content.startswith(mark):
+            try:
+                return content[len(mark) :].decode(encoding), ()
+            except UnicodeDecodeError as error:
+                raise Unreadable(f"its first bytes say {encoding}, which byte {error.start} is "
+                                 "not; convert it to UTF-8") from None
+    if b"\0" in content[:GUESSED_FROM]:
+        raise Unreadable("it is no text: it has zero bytes")
+    try:
+        return content.decode(), ()
+    except UnicodeDecodeError as error:
+        begin = max(0, error.start - GUESSED_FROM // 2)
+        encoding = _guessed(content[begin : begin + GUESSED_FROM])
+        try:
+            return content.decode(encoding), (f"read as {encoding}, by a guess: it is not UTF-8",)
+        except UnicodeDecodeError:
+            raise Unreadable(f"byte {error.start} is not UTF-8, and it is not {encoding} "
+                             "either; convert it to UTF-8") from None
+
+
+def _guessed(sample: bytes) -> str:
+    """The likely encoding of a text that is not UTF-8."""
+    import charset_normalizer
+
+    found = charset_normalizer.from_bytes(sample).best()
+    if found is None:
+        raise Unreadable("it is not UTF-8, and no other encoding is likely; convert it to UTF-8")
+    return found.encoding
+
+
+def read_text(content: bytes) -> Document:
+    """Plain text, as it is."""
+    text, remarks = decoded(content)
+    return Document("", text, remarks=remarks)
+
+
+def read_markdown(content: bytes) -> Document:
+    """Markdown as it is written, in sections by its headings."""
+    from markdown_it import MarkdownIt
+
+    text, remarks = decoded(content)
+    # One character for each, so that lines are found where they are in the text.
+    lines = text.replace("\r\n", " \n").replace("\r", "\n").replace("\0", " ")
+    if front := _FRONT_MATTER.match(lines):
+        lines = re.sub("[^\n]", " ", front[0]) + lines[front.end() :]
+    begins = [0, *(found.end() for found in re.finditer("\n", lines))]
+    writer, tokens = Writer(), MarkdownIt().parse(lines)
+    for token, inside in zip(tokens, tokens[1:], strict=False):
+        if token.type == "heading_open" and token.map and not token.level:
+            writer.text(text[writer.size : begins[token.map[0]]])
+            writer.heading(int(token.tag[1]), "".join(
+                part.content for part in inside.children or ()
+                if part.type in ("text", "code_inline")))
+    writer.text(text[writer.size :])
+    return writer.document(remarks=remarks)
+
+
+def read_csv(content: bytes) -> Document:
+    """A table with a header; every row becomes a paragraph "column: value; ..."."""
+    text, remarks = decoded(content)
+    first = text.partition("\n")[0]
+    between = max(",;\t|", key=first.count)
+    return _table(_rows(text, between), remarks)
+
+
+def read_tsv(content: bytes) -> Document:
+    """`read_csv` with tabs."""
+    text, remarks = decoded(content)
+    return _table(_rows(text, "\t"), remarks)
+
+
+def _rows(text: str, between: str) -> Iterator[tuple[int, dict[str, str]]]:
+    csv.field_size_limit(len(text) + 1)
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter=between)
+    try:
+        header = [name.strip() for name in next(reader, [])]
+        for number, row in enumerate(reader, 2):
+            names = [*header, *(f"column {n + 1}" for n in range(len(header), len(row)))]
+            yield number, {name: value.strip() for name, value in zip(names, row, strict=False)}
+    except csv.Error as error:
+        raise Unreadable(f"line {reader.line_num}: {error}") from None
+
+
+def read_jsonl(content: bytes) -> Document:
+    """An object a line; each becomes a paragraph "field: value; ..."."""
+    text, remarks = decoded(content)
+    bad: list[int] = []
+    document = _table(_objects(text, bad), remarks)
+    if not bad:
+        return document
+    if not document.text:
+        raise Unreadable(f"line {bad[0]}: no JSON object; each line has to be one")
+    left = f"{len(bad)} lines are left out, which are no JSON objects; the first is {bad[0]}"
+    return dataclasses.replace(document, remarks=(*remarks, left))
+
+
+def _objects(text: str, bad: list[int]) -> Iterator[tuple[int, dict[str, str]]]:
+    for number, line in enumerate(text.split("\n"), 1):
+        if not line.strip():
+            continue
+        try:
+            found = json.loads(line)
+            yield number, {name: value if isinstance(value, str) else json.dumps(
+                value, ensure_ascii=False) for name, value in found.items() if value is not None}
+        except (ValueError, AttributeError, RecursionError):
+            bad.append(number)
+
+
+def _table(rows: Iterable[tuple[int, dict[str, str]]], remarks: tuple[str, ...]) -> Document:
+    """Rows as paragraphs, each a section named by its number in the file, from 1."""
+    writer = Writer()
+    for number, row in rows:
+        parts = [f"{name}: {value}" if name else value for name, value in row.items() if value]
+        if parts:
+            writer.heading(1, f"row {number}")
+            writer.text("; ".join(parts) + "\n\n")
+    return dataclasses.replace(writer.document(remarks=remarks), title="", headed=False)

@@ -1,0 +1,113 @@
+"""Files read by processes of their own, each in bounded time and memory."""
+
+import concurrent.futures
+import contextlib
+import json
+import os
+import pathlib
+import queue
+import subprocess
+import sys
+import threading
+from collections.abc import Iterable, Iterator
+
+import rag_jax
+from rag_jax.documents.document import Document, Unreadable
+
+SECONDS = 120.0  # that a file may take
+MEMORY_BYTES = 4 * 2**30  # that a process may have
+
+
+class Readers:
+    """Processes that read documents, `count` at a time; to be closed, as by `with`.
+
+    Args:
+      count: None = a process for each core, four at most.
+      seconds: that a file may take.
+      memory: bytes that a process may have.
+    """
+
+    def __init__(self, count: int | None = None, seconds: float = SECONDS,
+                 memory: int = MEMORY_BYTES):
+        count = count or min(4, os.cpu_count() or 1)
+        self._seconds, self._memory = seconds, memory
+        self._idle: queue.SimpleQueue[subprocess.Popen | None] = queue.SimpleQueue()
+        for _ in range(count):
+            self._idle.put(None)
+        self._threads = concurrent.futures.ThreadPoolExecutor(count)
+
+    def __enter__(self) -> "Readers":
+        return self
+
+    def __exit__(self, *error) -> None:
+        self._threads.shutdown(cancel_futures=True)
+        while not self._idle.empty():
+            _end(self._idle.get())
+
+    def read_each(self, contents: Iterable[tuple[str, bytes]]
+                  ) -> Iterator[Document | Unreadable]:
+        """What `read` gives or raises for each (name, content), in their order.
+
+        A few contents are taken at a time, never all.
+        """
+        ahead: list[concurrent.futures.Future] = []
+        for name, content in contents:
+            ahead.append(self._threads.submit(self._outcome, name, content))
+            if len(ahead) > 2 * self._threads._max_workers:
+                yield ahead.pop(0).result()
+        for future in ahead:
+            yield future.result()
+
+    def _outcome(self, name: str, content: bytes) -> Document | Unreadable:
+        try:
+            return self.read(name, content)
+        except Unreadable as error:
+            return error
+
+    def read(self, name: str, content: bytes) -> Document:
+        """`read.read_content` in one of the processes.
+
+        Raises:
+          Unreadable: as there; or it took too long, or ended the process.
+        """
+        process = self._idle.get() or self._start()
+        late = threading.Event()
+        timer = threading.Timer(self._seconds, lambda: (late.set(), process.kill()))
+        timer.start()
+        answer = b""
+        try:
+            with contextlib.suppress(OSError):
+                head = {"name": name, "bytes": len(content)}
+                process.stdin.write(json.dumps(head).encode() + b"\n" + content)
+                process.stdin.flush()
+                answer = process.stdout.readline()
+        finally:
+            timer.cancel()
+            whole = answer.endswith(b"\n")
+            if not whole:
+                _end(process)
+            self._idle.put(process if whole else None)
+        if late.is_set() and not whole:
+            raise Unreadable(f"to read it took more than {self._seconds:g} seconds")
+        if not whole:
+            raise Unreadable("its reader has crashed or run out of memory: it is damaged, or worse")
+        record = json.loads(answer)
+        if "unreadable" in record:
+            raise Unreadable(record["unreadable"])
+        return Document.of_record(record)
+
+    def _start(self) -> subprocess.Popen:
+        paths = [str(pathlib.Path(rag_jax.__file__).parents[1]), os.environ.get("PYTHONPATH")]
+        return subprocess.Popen(
+            [sys.executable, "-m", "rag_jax.documents.worker", str(self._memory)],
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))},
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+
+
+def _end(process: subprocess.Popen | None) -> None:
+    if process is not None:
+        process.kill()
+        process.wait()
+        with contextlib.suppress(OSError):
+            process.stdin.close()
+        process.stdout.close()

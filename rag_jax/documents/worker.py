@@ -1,0 +1,47 @@
+"""A process that reads documents for another: whatever is in a file, only this process suffers.
+
+    python -m rag_jax.documents.worker MEMORY_BYTES
+
+For each line {"name", "bytes"} on its input, and so many bytes of content after it, it writes a
+line: the document's record, or {"unreadable": why}.
+"""
+
+import json
+import sys
+
+from rag_jax.documents.document import Unreadable
+from rag_jax.documents.read import read_content
+
+
+def main() -> None:
+    """Reads and answers until the input ends."""
+    _limit_memory(int(sys.argv[1]))
+    source, answers = sys.stdin.buffer, sys.stdout.buffer
+    sys.stdout = sys.stderr  # what a library prints is no answer
+    while line := source.readline():
+        asked = json.loads(line)
+        content = source.read(asked["bytes"])
+        try:
+            answer = read_content(asked["name"], content).record()
+        except Unreadable as error:
+            answer = {"unreadable": str(error)}
+        except MemoryError:
+            answer = {"unreadable": "to read it takes too much memory"}
+        except Exception as error:  # of whatever the libraries come upon
+            answer = {"unreadable": f"it is damaged ({type(error).__name__}: {error!s:.200})"}
+        answers.write(json.dumps(answer).encode() + b"\n")
+        answers.flush()
+
+
+def _limit_memory(most: int) -> None:
+    try:
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_AS, (most, most))
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    except (ImportError, ValueError, OSError):  # Windows, or a lower limit than this
+        pass
+
+
+if __name__ == "__main__":
+    main()

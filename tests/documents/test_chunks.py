@@ -1,0 +1,117 @@
+"""Passages of documents: bounded, at ends of sentences, and cited by the place where they stand."""
+
+import random
+
+import made_files
+import pytest
+
+from rag_jax.documents.chunks import LONGEST_WORD, Chunking, Window, passages_of
+from rag_jax.documents.document import Document
+from rag_jax.documents.read import read_content
+from rag_jax.errors import UserError
+
+
+def texts(text: str, window: Window | None = None, **how: int) -> list[str]:
+    return [passage.text for passage, _ in passages_of(
+        "a.txt", Document("", text), Chunking(**how), window)]
+
+
+def letters(titles, given):
+    """Tokens of a made-up encoder: a character each, one between title and text, two around."""
+    return [len(title) + 1 + len(" ".join(text.split())) + 2
+            for title, text in zip(titles, given, strict=True)]
+
+
+def random_text(rng: random.Random) -> str:
+    return "".join(rng.choice([
+        made_files.sentence(rng, rng.randint(1, 30)) + " ", "\n\n", "x" * rng.randint(1, 200) + " ",
+        "漢字かな。", "\r\n", '"Quoted." ', "... ", "\u00a0"]) for _ in range(rng.randint(1, 60)))
+
+
+@pytest.mark.parametrize("how", [{"words": 20}, {"words": 1}, {"words": 20, "overlap": 10},
+                                 {"tokens": 80}, {"tokens": 80, "overlap": 40}])
+def test_no_word_is_lost_and_none_is_too_many(how):
+    """A passage beyond the window loses its end without a word; one left out is never found."""
+    rng = random.Random(1)
+    for _ in range(40):
+        document = Document("", random_text(rng))
+        window = Window(80, letters) if "tokens" in how else None
+        found = passages_of("a.txt", document, Chunking(**how), window)
+        covered, before = set(), -1
+        for number, (passage, citation) in enumerate(found, 1):
+            begin, end = citation.span
+            assert passage.id == f"a.txt#{number}" and citation.file == "a.txt"
+            assert passage.text == " ".join(document.text[begin:end].split())
+            assert passage.text and begin > before
+            assert "overlap" in how or not covered & set(range(begin, end)), "they are disjoint"
+            covered, before = covered | set(range(begin, end)), begin
+            if window:
+                assert letters(["a.txt"], [passage.text])[0] <= 80
+            else:
+                assert len(passage.text.split()) <= how["words"]
+                assert len(passage.text) <= how["words"] * (LONGEST_WORD + 1)
+        lost = "".join(c for at, c in enumerate(document.text) if at not in covered)
+        assert not lost.strip(), lost
+
+
+def test_passages_end_where_sentences_do():
+    text = 'One two three. "Four five." Six (seven!) eight nine\n\nten eleven? Twelve'
+    assert texts(text, words=5) == [
+        'One two three. "Four five."', "Six (seven!) eight nine", "ten eleven? Twelve"]
+    assert texts("a b c d e f g. h", words=3) == ["a b c", "d e f", "g. h"], "a long sentence"
+    assert texts("It has 3.5 e.g.this end", words=3) == ["It has 3.5", "e.g.this end"]
+    assert texts("漢字。かな。字", words=3) == ["漢字。", "かな。", "字"]
+
+
+def test_overlap_repeats_whole_sentences():
+    text = "A b. C d. E f. G h. I j."
+    assert texts(text, words=6, overlap=2) == ["A b. C d. E f.", "E f. G h. I j."]
+    assert texts(text, words=4, overlap=1) == ["A b. C d.", "E f. G h.", "I j."]
+
+
+def test_the_papers_chunks_are_what_is_made_of_a_text_without_sentences():
+    assert texts(" ".join(map(str, range(250)))) == [
+        " ".join(map(str, range(at, min(at + 100, 250)))) for at in (0, 100, 200)]
+
+
+def test_a_window_bounds_what_words_would_not():
+    """OpenScholar's chunks of 256 words lost 30 % in a window of 256 tokens."""
+    found = texts("word " * 200, Window(100, letters), words=100)
+    assert sum(text.count("word") for text in found) == 200
+    assert all(letters(["a.txt"], [text])[0] <= 100 for text in found)
+    assert len(texts("\U0001f600" * 40, Window(32, letters), words=100)) > 1, "one long word"
+
+
+def test_pages_and_sections_that_a_passage_touches_are_cited():
+    document = Document("Book", "One. Two. Three.", pages=(0, 7, 12), sections=(
+        (5, ("A",)), (10, ("A", "B"))))
+    found = passages_of("b.pdf", document, Chunking(words=2))
+    assert [(p.text, p.title, c.pages, c.headings) for p, c in found] == [
+        ("One. Two.", "Book", (1, 2), ("A",)), ("Three.", "Book > A > B", (2, 3), ("A > B",))]
+    one = passages_of("b.pdf", document, Chunking())
+    assert one[0][1].pages == (1, 2, 3) and one[0][1].headings == ("A", "A > B")
+
+
+def test_planted_sentences_are_cited_by_their_page_and_heading(tmp_path):
+    """The figure of benchmarks/documents.py, of 200 sentences."""
+    found = made_files.planted(tmp_path, 200)
+    documents = {one.file: read_content(one.file, (tmp_path / one.file).read_bytes())
+                 for one in found}
+    cited = {name: passages_of(name, document, Chunking(words=40))
+             for name, document in documents.items()}
+    assert {one.file[-3:] for one in found} == {"pdf", "ocx", "tml", ".md"}
+    for one in found:
+        text = documents[one.file].text
+        holding = [citation for _, citation in cited[one.file] if one.sentence in " ".join(
+            text[slice(*citation.span)].split())]
+        assert len(holding) == 1, "at the end of a sentence, so whole"
+        assert one.page in holding[0].pages if one.page else one.heading in holding[0].headings
+
+
+@pytest.mark.parametrize("how, says", [
+    ({"words": 0}, "0 words"), ({"overlap": -1}, "overlap -1"), ({"tokens": 8}, "8 tokens"),
+    ({"words": 10, "overlap": 6}, "at most half of a passage, 5"),
+    ({"tokens": 50}, "of which encoder"), ({"tokens": 90}, "the encoder reads 80")])
+def test_numbers_that_cannot_be_are_refused(how, says):
+    with pytest.raises(UserError, match=says):
+        texts("a", Window(80, letters) if "90" in str(how) else None, **how)

@@ -1,0 +1,117 @@
+"""Which files of a folder are read, by whom, and what a hostile one can do."""
+
+import os
+import pathlib
+import random
+
+import pytest
+from made_files import MAKERS, docx, paragraph, sections
+
+from rag_jax.documents import folder
+from rag_jax.documents.document import Document, Unreadable
+from rag_jax.documents.folder import content_of, files_of
+from rag_jax.documents.readers import Readers
+
+
+def test_files_are_found_and_what_is_not_read_has_its_reason(tmp_path, monkeypatch):
+    monkeypatch.setattr(folder, "LARGEST_FILE", 10)
+    root, outside = tmp_path / "root", tmp_path / "outside"
+    (root / "sub").mkdir(parents=True)
+    (root / ".git").mkdir()
+    outside.mkdir()
+    for file in (root / "a.txt", root / "sub" / "b é.md", root / ".git" / "c.txt",
+                 root / ".hidden.txt", outside / "secret.txt"):
+        file.write_text("some text"[:9])
+    (root / "photo.jpg").write_bytes(b"x")
+    (root / "big.txt").write_text("12345678901")
+    (root / "link.txt").symlink_to(outside / "secret.txt")
+    (root / "linked").symlink_to(outside)
+    os.mkfifo(root / "pipe.txt")
+    (root / os.fsdecode(b"\xff.txt")).write_text("x")
+    found = {one.name: one.reason for one in files_of(root)}
+    read = {name for name, reason in found.items() if not reason}
+    assert read == {"a.txt", "sub/b é.md"}
+    assert ".git/c.txt" not in found and "linked/secret.txt" not in found
+    for name, says in (("photo.jpg", "of this kind"), ("big.txt", "more than 10 bytes"),
+                       ("link.txt", "a link"), ("linked", "a link"), ("pipe.txt", "a pipe"),
+                       ("\\xff.txt", "not UTF-8")):
+        assert says in found[name]
+    assert [one.name for one in files_of(root / "a.txt")] == ["a.txt"], "a file alone"
+
+
+def test_a_file_that_changes_after_it_was_found_is_looked_at_again(tmp_path, monkeypatch):
+    """Between the look and the reading, a link could lead to what nobody may see."""
+    file = tmp_path / "a.txt"
+    file.write_text("x")
+    found, = files_of(tmp_path)
+    assert content_of(found)[0] == b"x"
+    file.unlink()
+    with pytest.raises(Unreadable, match="cannot be read"):
+        content_of(found)
+    file.symlink_to("/etc/passwd")
+    with pytest.raises(Unreadable, match="cannot be read"):
+        content_of(found)
+    file.unlink()
+    os.mkfifo(file)
+    with pytest.raises(Unreadable, match="no file any more"):
+        content_of(found)
+    file.unlink()
+    file.write_text("12345678901")
+    monkeypatch.setattr(folder, "LARGEST_FILE", 10)
+    with pytest.raises(Unreadable, match="more than 10"):
+        content_of(found)
+
+
+@pytest.fixture(scope="module")
+def readers():
+    with Readers(2) as readers:
+        yield readers
+
+
+def test_all_kinds_come_back_in_order(readers):
+    made = {f"a.{kind}": make(sections(random.Random(1))) for kind, make in MAKERS.items()}
+    made |= {"b.txt": b"text", "c.pdf": b"no pdf", "d.csv": b"a,b\n1,2"}
+    found = dict(zip(made, readers.read_each(made.items()), strict=True))
+    assert {name for name, one in found.items() if isinstance(one, Document)} == {*made} - {"c.pdf"}
+    assert found["b.txt"] == Document("", "text") and "damaged" in str(found["c.pdf"])
+    assert found["a.pdf"].pages and found["a.md"].sections[1][1], "with what stands where"
+
+
+def hostile(tmp_path: pathlib.Path, monkeypatch, code: str) -> None:
+    """Has the workers read .txt by `code`, as a damaged library might."""
+    (tmp_path / "sitecustomize.py").write_text(
+        "import sys\n"
+        "if 'rag_jax.documents.worker' in ' '.join(sys.orig_argv):\n"
+        "    from rag_jax.documents import read\n"
+        f"    def reader(content):\n        {code}\n"
+        "    read.READERS['.txt'] = reader\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+
+
+@pytest.mark.parametrize("code, says", [
+    ("import os; os.abort()", "crashed"), ("import time; time.sleep(60)", "more than 2 seconds"),
+    ("return b'x' * 10**10", "too much memory"), ("raise RuntimeError('odd')", "odd"),
+    ("print('no answer'); import os; os._exit(0)", "crashed")])
+def test_a_file_that_harms_its_reader_harms_nothing_else(tmp_path, monkeypatch, code, says):
+    hostile(tmp_path, monkeypatch, code)
+    with Readers(1, seconds=2 if "sleep" in code else 60, memory=2**31) as readers:
+        first, second = readers.read_each([("a.txt", b"x"), ("b.html", b"<p>sound")])
+    assert says in str(first) and second.text.strip() == "sound"
+
+
+def test_a_docx_of_pictures_costs_no_more_than_its_text(readers):
+    with_picture = docx(paragraph("words"), **{"word/media/a.png": bytes(10**7)})
+    assert readers.read("a.docx", with_picture).text == "words\n\n"
+
+
+def test_a_content_that_its_reader_never_takes_ends_nothing(readers, tmp_path):
+    """A reader that has died before it reads is a broken pipe for who writes."""
+    with Readers(1) as own:
+        own.read("a.txt", b"x")
+        process = own._idle.get()
+        process.kill()
+        process.wait()
+        own._idle.put(process)
+        with pytest.raises(Unreadable, match="crashed"):
+            own.read("a.txt", b"x" * 10**6)
+        assert own.read("a.txt", b"x").text == "x", "the next one is another"

@@ -1,0 +1,223 @@
+"""What is read of each kind of file, and what is refused: files come from anywhere."""
+
+import codecs
+import json
+import random
+import sys
+
+import pytest
+from made_files import W, docx, paragraph, pdf, zipped
+
+from rag_jax.documents import document, read
+from rag_jax.documents import docx as docx_reader
+from rag_jax.documents import pdf as pdf_reader
+from rag_jax.documents.document import Document, Unreadable
+from rag_jax.documents.read import read_content
+
+WORDS = "Äpfel, 東京 and more."
+
+
+def of(name: str, content: bytes | str) -> Document:
+    return read_content(name, content.encode() if isinstance(content, str) else content)
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-32"])
+@pytest.mark.parametrize("name", ["a.txt", "a.md", "a.html", "A.HTM"])
+def test_encodings_that_a_file_says_are_read(name, encoding):
+    found = of(name, WORDS.encode(encoding))
+    assert found.text.strip() == WORDS and not found.remarks
+    assert name[-3:] not in ("txt", ".md") or found.text == WORDS, "a span counts from the text"
+
+
+def test_an_encoding_that_is_guessed_is_named():
+    """A guess may be wrong: who reads the list must be able to see it."""
+    german = "Die Äpfel fallen über Nacht, und früh am Morgen hört man große Vögel. " * 9
+    found = of("a.txt", german.encode("cp1252"))
+    assert found.text == german and "by a guess" in found.remarks[0]
+
+
+@pytest.mark.parametrize("content, says", [
+    (b"PK\x03\x04\0\0\0", "zero bytes"), (codecs.BOM_UTF16_LE + b"\x00\xd8", "utf-16"),
+    (codecs.BOM_UTF8 + b"a\xff", "byte 1"), (b"", "empty"), (b" \r\n\t", "empty")])
+def test_what_is_no_text_is_refused(content, says):
+    with pytest.raises(Unreadable, match=says):
+        of("a.txt", content)
+
+
+def test_a_page_is_read_in_the_encoding_that_it_says():
+    said = '<meta http-equiv="content-type" content="text/html; charset=iso-8859-1"><p>“Ä”'
+    assert of("a.html", said.encode("cp1252")).text.strip() == "“Ä”"
+    for name in ("no-such-thing", "zip", "hex", "utf-16"):
+        assert of("a.html", f'<meta charset="{name}"><p>{WORDS}').text.strip() == WORDS
+
+
+def test_html_is_what_a_browser_shows():
+    found = of("a.html", """<title> The &amp;
+        title</title><style>p {x}</style><body><h1>One <b>big</b></h1>zero<p>first<br>line
+        and<i>so</i> on<script>no()</script><ul><li>a<li>b</ul><h3>Deep</h3>text<h2>Two</h2>end""")
+    assert found.title == "The & title" and found.pages == ()
+    assert found.text.split() == "One big zero first line andso on a b Deep text Two end".split()
+    assert [(found.text[at:].split()[0], path) for at, path in found.sections] == [
+        ("One", ("One big",)), ("Deep", ("One big", "Deep")), ("Two", ("One big", "Two"))]
+    assert "first\nline and" in found.text and "\n\n" in found.text, "blocks are paragraphs"
+
+
+def test_markdown_has_the_headings_that_its_readers_see():
+    text = ("---\ntitle: x\n---\r\nbefore\r\n\r\n# One `code` *x*\r\ntext\r\n```\r\n"
+            "# no heading\r\n```\rTwo\r---\rmore\n\n> # quoted\n\n### Three\nend")
+    found = of("a.md", text)
+    assert found.text == text, "spans are those of the file"
+    assert [(found.text[at:].split()[0], path) for at, path in found.sections] == [
+        ("#", ("One code x",)), ("Two", ("One code x", "Two")),
+        ("###", ("One code x", "Two", "Three"))]
+
+
+@pytest.mark.parametrize("name, content", [
+    ("a.csv", 'name;note\nLima;"a; b"\n;\nCusco;"two\nlines"\n'),
+    ("a.tsv", 'name\tnote\nLima\t"a; b"\n\t\nCusco\t"two\nlines"\n'),
+    ("a.jsonl", '{"name": "Lima", "note": "a; b"}\n\n{"name": null}\n'
+                '{"name": "Cusco", "note": "two\\nlines"}')])
+def test_a_row_of_a_table_is_a_paragraph_cited_by_its_number(name, content):
+    found = of(name, content)
+    assert found.text == "name: Lima; note: a; b\n\nname: Cusco; note: two\nlines\n\n"
+    last = 4
+    assert [path for _, path in found.sections] == [
+        (f"row {1 if name == 'a.jsonl' else 2}",), (f"row {last}",)]
+    assert found.title == "" and found.title_at(5, "usual") == "usual", "rows are no titles"
+
+
+def test_lines_of_jsonl_that_are_none_are_left_out_by_name():
+    found = of("a.jsonl", '{"a": 1, "b": [2]}\n[1]\n{"a"\n' + "[" * 10**5 + '\n{"a": "b"}\n')
+    assert found.text == "a: 1; b: [2]\n\na: b\n\n"
+    assert found.remarks == ("3 lines are left out, which are no JSON objects; the first is 2",)
+    with pytest.raises(Unreadable, match="line 1"):
+        of("a.jsonl", "[1]")
+
+
+def test_a_huge_field_and_a_huge_line_are_read():
+    long = "x " * 200_000
+    assert of("a.csv", f"a\n{long}").text.strip() == f"a: {long.strip()}"
+    assert of("a.txt", long).text == long
+
+
+def test_a_pdf_has_pages_and_its_title():
+    found = of("a.pdf", pdf(["first page", "a sentence that be-\ngins here", "goes on."], "Name"))
+    assert found.title == "Name" and len(found.pages) == 3 and found.remarks == ()
+    assert found.text == "first page\na sentence that begins here\ngoes on.\n"
+    place = found.text.index("here")
+    assert found.pages_of(place, place + 10) == (2, 3) and found.pages_of(0, 5) == (1,)
+
+
+@pytest.mark.parametrize("content, says", [
+    (pdf(["x"], encrypted=True), "encrypted"), (pdf(["", ""]), "none of its 2 pages has text"),
+    (b"%PDF-1.7 and nothing more", "damaged"), (b"", "damaged"),
+    (pdf(["x"])[:200], "damaged")])
+def test_a_pdf_without_text_is_refused_with_its_reason(content, says):
+    with pytest.raises(Unreadable, match=says):
+        of("a.pdf", content)
+
+
+def test_pages_that_are_scanned_are_named():
+    assert of("a.pdf", pdf(["x", "", "y", ""])).remarks == (
+        "2 of 4 pages have no text (scanned?), the first is 2",)
+
+
+def test_a_pdf_of_more_pages_than_are_read_is_refused(monkeypatch):
+    monkeypatch.setattr(pdf_reader, "MOST_PAGES", 2)
+    with pytest.raises(Unreadable, match="3 pages"):
+        of("a.pdf", pdf(["x"] * 3))
+
+
+def test_docx_has_headings_by_style_and_cells_of_tables():
+    body = (paragraph("One & all", "Berschrift1") + paragraph("Some text.") + paragraph(" ")
+            + f"<w:tbl><w:tr><w:tc>{paragraph('cell')}</w:tc></w:tr></w:tbl>"
+            + paragraph("Two", "H2")
+            + "<w:p><w:r><w:t>a</w:t><w:tab/><w:t>b</w:t></w:r><w:del><w:r><w:t>gone</w:t></w:r>"
+            "</w:del></w:p>")
+    found = of("a.docx", docx(body, "The title"))
+    assert found.title == "The title"
+    assert found.text == "One & all\n\nSome text.\n\ncell\n\nTwo\n\na\tb\n\n"
+    assert found.sections == ((0, ("One & all",)), (found.text.index("Two"), ("One & all", "Two")))
+    assert of("a.docx", docx(body)).title == "One & all", "the first heading, where none is said"
+
+
+def test_a_text_box_is_read_once():
+    """Word keeps it twice, for old programs, and inside of another paragraph."""
+    inner = f"<w:txbxContent>{paragraph('boxed')}</w:txbxContent>"
+    mc = 'xmlns:mc="http://schemas.openxmlformats.org/markup-compatibility/2006"'
+    body = (f"<w:p><w:r><w:t>outer</w:t><mc:AlternateContent {mc}><mc:Choice>{inner}</mc:Choice>"
+            f"<mc:Fallback>{inner}</mc:Fallback></mc:AlternateContent></w:r></w:p>")
+    assert of("a.docx", docx(body)).text.split() == ["outer", "boxed"]
+
+
+BOMB = f'<w:document xmlns:w="{W}"><w:body>' + "<w:p/>" * 30_000 + "</w:body></w:document>"
+LAUGHS = ('<!DOCTYPE x [<!ENTITY a "ha"><!ENTITY b "&a;&a;&a;">]>' + BOMB)
+
+
+@pytest.mark.parametrize("content, says", [
+    (b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1" + bytes(600), "encrypted, or an old .doc"),
+    (zipped({"word/document.xml": BOMB}), "zip bomb"),
+    (zipped({"word/document.xml": LAUGHS[:900]}), "DOCTYPE"),
+    (zipped({"word/document.xml": "<a>"}), "damaged"), (zipped({"other": "x"}), "no DOCX"),
+    (zipped({"word/document.xml": BOMB})[:-30], "damaged"), (b"", "damaged"),
+    (docx("<w:p>" + "<w:x>" * 5000 + "</w:x>" * 5000 + "</w:p>"), "nested too deep")])
+def test_a_docx_that_is_none_is_refused_with_its_reason(content, says, monkeypatch):
+    monkeypatch.setattr(docx_reader, "LARGEST_PART", 100_000)
+    with pytest.raises(Unreadable, match=says):
+        of("a.docx", content)
+
+
+def test_text_is_bounded_however_small_its_file(monkeypatch):
+    monkeypatch.setattr(document, "MOST_TEXT", 1000)
+    for name, content in (("a.docx", docx(paragraph("word " * 300))),
+                          ("a.pdf", pdf(["\n".join(["word " * 15] * 20)])),
+                          ("a.html", b"<p>" + b"word " * 300), ("a.csv", b"a\n" + b"word " * 300)):
+        with pytest.raises(Unreadable, match="more than 1000 characters"):
+            of(name, content)
+
+
+def test_titles_and_headings_are_bounded_and_of_one_line():
+    found = of("a.html", f"<title>{'t' * 9999}</title><h1>{'h' * 9999}</h1><h2>a\nb</h2>x")
+    assert len(found.title) == len(found.sections[0][1][0]) == document.LONGEST_TITLE
+    assert len(found.title_at(10**9, "")) == document.LONGEST_TITLE
+    assert found.sections[1][1][1] == "a b"
+
+
+def test_half_a_surrogate_pair_does_not_stop_anything():
+    for name, content in (("a.jsonl", '{"a\\ud800": "\\udfff"}'), ("a.html", "<h1>&#xd800;x</h1>")):
+        found = of(name, content)
+        assert "".join([found.title, found.text, *found.sections[0][1]]).encode()
+
+
+@pytest.mark.parametrize("name, library", [
+    ("a.pdf", "pypdfium2"), ("a.html", "selectolax.lexbor"), ("a.md", "markdown_it")])
+def test_a_library_that_is_missing_is_named(name, library, monkeypatch):
+    monkeypatch.setitem(sys.modules, library, None)
+    with pytest.raises(Unreadable, match=r"pip install 'rag_jax\[documents\]'"):
+        of(name, b"x")
+
+
+def test_random_damage_is_read_or_refused(tmp_path):
+    """Another error than Unreadable would name no file. PDFs are read in a process of their own."""
+    rng = random.Random(0)
+    whole = {"a.docx": docx(paragraph("Some text") * 3), "a.html": b"<h1>One</h1><p>two" * 9,
+             "a.md": b"# One\n\ntext\n" * 9, "a.csv": b'a,b\n1,"2"\n' * 9,
+             "a.jsonl": b'{"a": "b"}\n' * 9, "a.txt": "é and more\n".encode() * 9}
+    for name, content in whole.items():
+        for _ in range(60):
+            damaged = bytearray(content)
+            for _ in range(rng.randint(1, 8)):
+                damaged[rng.randrange(len(damaged))] = rng.randrange(256)
+            try:
+                json.dumps(of(name, bytes(damaged[: rng.randint(1, len(damaged))])).record()
+                           ).encode()
+            except Unreadable:
+                pass
+
+
+def test_a_path_is_read_and_named(tmp_path):
+    (tmp_path / "a.md").write_text("# One\ntext")
+    assert read.read(tmp_path / "a.md").title == "One"
+    (tmp_path / "a.xyz").write_text("x")
+    with pytest.raises(Unreadable, match="a.xyz: files of this kind"):
+        read.read(tmp_path / "a.xyz")
