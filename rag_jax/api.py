@@ -10,39 +10,42 @@ What a run is decides its configuration: that is settled here, and nowhere else.
 import contextlib
 import dataclasses
 import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
-
-import numpy as np
 
 from rag_jax import (
     config_files,
     conversion,
     files,
     hosts,
-    locks,
     overrides,
     parallel,
     process,
     rules,
 )
 from rag_jax.config import Config, ConfigError
-from rag_jax.data.batches import PASSAGE_TABLE
 from rag_jax.data.prepared import Prepared, generator_format
 from rag_jax.data.tasks import load_examples
 from rag_jax.data.text import Tokenizer
 from rag_jax.models.layers import unstack_layers
 from rag_jax.models.rag import TOWERS
 from rag_jax.retrieval.bm25 import build_bm25
-from rag_jax.retrieval.index import PassageIndex
+from rag_jax.retrieval.protocol import Passage
 from rag_jax.retrieval.publish import publishing
 from rag_jax.training import indexing, pretrained
 from rag_jax.training import run as training
 from rag_jax.training import workdir as workdirs
 from rag_jax.training.job import Index, Job, fingerprint
-from rag_jax.training.opened import Path, Rag, changed, check_classes, open_index, placed
-
-SAME_VECTOR = 0.02  # relative distance of two vectors of a text by one encoder, at most
+from rag_jax.training.opened import (
+    Path,
+    Rag,
+    changed,
+    check_classes,
+    check_tokens,
+    check_vectors,
+    open_index,
+    placed,
+)
 
 
 def load(source: Path | None = None, run: str | None = None, *, step: int | None = None,
@@ -156,32 +159,12 @@ def _as_they_are(config: Config, named: Config, path: pathlib.Path, index: Path,
     prepared = Prepared(tokenizers[0], format.tokenizer, format, {}, {})
     job = Job(config, path, prepared, parallel.make_mesh(config.mesh))
     opened = open_index(job, config.runs[0], str(index))
-    _check_tokens(opened, prepared)
+    check_tokens(opened, prepared)
     params = pretrained.load(dataclasses.replace(job, config=named), towers)
     rag = Rag(job, config.runs[0], unstack_layers(params), opened)
     if "document_encoder" in towers:
-        _check_vectors(rag)
+        check_vectors(rag)
     return dataclasses.replace(rag, index=placed(job, opened))
-
-
-def _check_vectors(rag: Rag) -> None:
-    """Raises a RetrievalError where another document encoder has built the index.
-
-    The same one gives its first passage the same vector, but for the rounding of bfloat16.
-    Fingerprints differ also by what training alone reads (dropout), of which no source tells.
-    """
-    own, there = rag.embed_passages([rag.index.passages[0]])[0], rag.index.embeddings([0])[0]
-    if own.shape != there.shape or (
-            np.linalg.norm(own - there) > SAME_VECTOR * np.linalg.norm(there)):
-        rag.index.check_encoder(fingerprint(rag.job.model, rag.params["document_encoder"]))
-
-
-def _check_tokens(index: PassageIndex, prepared: Prepared) -> None:
-    """Raises ConfigError where an index holds the tokens of another generator's tokenizer."""
-    passage, kept = index.passages[0], index.passages.tokens(PASSAGE_TABLE).rows(0)
-    if list(kept) != prepared.format.passages([passage.title], [passage.text])[0]:
-        raise ConfigError(f"{index.path}: its passages are not in the tokens of this generator; "
-                          "build an index for it")
 
 
 def train(config: Config | str, workdir: Path,
@@ -231,10 +214,27 @@ def build_index(passages: Path, out: Path, workdir: Path, *, run: str | None = N
     path, target = pathlib.Path(workdir).absolute(), pathlib.Path(out).absolute()
     if not isinstance(config, Config):
         config = changed(workdirs.read_run(path, run), config or {})
-    around = [folder for folder in target.parents if workdirs.exists(folder)]
-    with locks.exclusive(around[0]) if around else contextlib.nullcontext():
+    with workdirs.writing(target):
         return _build(config, path, str(passages), target, queries, overwrite,
                       workdirs.run_of(path, config, run))
+
+
+def update_index(index: Path, workdir: Path, *, add: Path | Iterable[Passage] = (),
+                 delete: Iterable[str] = (), run: str | None = None, queries: str | None = None,
+                 compact: bool | None = None, config: Config | Mapping[str, Any] | None = None
+                 ) -> Index:
+    """Adds passages to an index and deletes others from it; see `Rag.edit`.
+
+    Args:
+      index: folder of an index, or name of one in the workdir.
+      workdir, run, config: as for `load`.
+      queries: file of questions on which to measure recall; None = the dev questions.
+      add, delete, compact: as for `Rag.edit`.
+    """
+    rag = load(workdir, run, index=index, config=config)
+    asked = load_examples(queries, data_dir=rag.config.data.data_dir) if queries else None
+    rag.edit(add, delete, queries=asked, compact=compact)
+    return rag.index
 
 
 def _build(config: Config, path: pathlib.Path, passages: str, out: pathlib.Path,

@@ -175,6 +175,15 @@ def new_folder(path: pathlib.Path, replace: bool = False) -> Iterator[pathlib.Pa
             discard_folder(content)
 
 
+def take_over(path: pathlib.Path, target: pathlib.Path) -> None:
+    """Gives a file that is never changed a further name, or copies it where that cannot be."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        os.link(path, target, follow_symlinks=False)
+    except OSError:  # another file system, or one without links
+        shutil.copyfile(path, target, follow_symlinks=False)
+
+
 def move(path: pathlib.Path, target: pathlib.Path) -> None:
     """Gives a file that is whole another name, where it replaces what is there."""
     os.replace(path, target)

@@ -3,10 +3,12 @@
 import json
 import os
 import pathlib
+import shutil
 import subprocess
 import sys
 import types
 
+import jax.monitoring
 import numpy as np
 import pytest
 
@@ -15,7 +17,8 @@ from rag_jax import api, conversion, overrides
 from rag_jax.cli import evaluate, generate
 from rag_jax.config import Config, ConfigError
 from rag_jax.errors import DataError
-from rag_jax.retrieval.protocol import Passage
+from rag_jax.retrieval.index import PassageIndex
+from rag_jax.retrieval.protocol import Passage, RetrievalError
 from rag_jax.training import opened, pretrained, workdir
 from rag_jax.training.job import Job
 
@@ -132,6 +135,53 @@ def test_an_index_is_built_for_a_run_as_it_is(path, monkeypatch):
     assert not (path / "other").exists()
 
 
+@pytest.mark.parametrize("where", ["host", "device"])
+def test_passages_are_added_deleted_and_replaced(uninterrupted, tmp_path, where):
+    index = shutil.copytree(uninterrupted / "indexes" / "2018", tmp_path / "index")
+    reader = PassageIndex.open(index)
+    rag = rag_jax.load(uninterrupted, index=index, config={
+        "retrieval.where": where, "retrieval.device_dtype": "float32"})
+    rag.ask(QUESTIONS)
+    first = rag.index.passages[0]
+    new = [Passage(f"new {i}", "Atlantis", f"The capital of Atlantis is town {i}.")
+           for i in range(3)]
+    rag.add(new)
+    rag.delete(["new 1", first.id])
+    rag.edit([first._replace(text="Sunk.")], ["new 2"])
+    count = reader.size + 1
+    found = rag.retrieve(QUESTIONS[0], count)[0]
+    there = {passage.id: passage.text for passage in found}
+    before = {p.id: p.text for p in reader.passages}
+    assert there == {**before, first.id: "Sunk.", "new 0": new[0].text}
+    row = rag.index.passages.row_of("new 0")
+    np.testing.assert_allclose(rag.index.embeddings([row]), rag.embed_passages(new[:1]),
+                               rtol=0.05, atol=0.02)
+    compiled = []
+    jax.monitoring.register_event_duration_secs_listener(
+        lambda event, secs, **_: compiled.append(event) if "backend_compile" in event else None)
+    assert rag.ask(QUESTIONS)[0].passages and compiled == []
+    published = PassageIndex.open(index)
+    recall = published.manifest["recall"]
+    assert recall["recall"] == 1 and recall["source"] == "given"
+    queries = rag.embed_queries(QUESTIONS)
+    np.testing.assert_array_equal(published.search(queries, 9).ids,
+                                  rag.index.search(queries, 9).ids)
+    assert reader.size == len(before) and published.size == count
+    for wrong, error in ((("a", "b"), "passage 0 is"), (("a", "b", 3), "passage 0 is")):
+        with pytest.raises(DataError, match=error):
+            rag.add([wrong])
+    with pytest.raises(RetrievalError, match="has the id 'nosuch'"):
+        rag.delete(["nosuch"])
+    with pytest.raises(RetrievalError, match="has a passage 'new 0'"):
+        rag.add(new[:1])
+    assert PassageIndex.open(index).size == count and not list(index.glob(".added*"))
+
+
+def test_a_run_without_passages_has_nothing_to_edit(path):
+    with pytest.raises(ConfigError, match="reads no passages"):
+        api.load(path, "closed_book").delete(["a"])
+
+
 @pytest.fixture(scope="module")
 def rag(uninterrupted):
     return rag_jax.load(uninterrupted)
@@ -235,4 +285,4 @@ def test_a_checkpoint_of_hugging_face_answers_without_a_workdir(rag, uninterrupt
         rag_jax.load(folder / "document_encoder", index=index)
     with pytest.raises(ConfigError, match="not in the tokens of this generator"):
         opened.job.prepared.format.tokenizer = opened.job.prepared.retriever_tokenizer
-        api._check_tokens(opened.index, opened.job.prepared)
+        api.check_tokens(opened.index, opened.job.prepared)

@@ -3,6 +3,9 @@
 Embeds the passages with the model's document encoder, or, for a run that retrieves by BM25, counts
 their words, and publishes an index folder, to be named by --index of rag_jax.generate and
 rag_jax.evaluate. A killed build goes on where it was.
+
+`--update --out DIR --add FILE --delete ID ...` publishes a new version of an index that is there;
+only what is added is embedded. An id that is deleted and added is replaced.
 """
 
 from rag_jax import flags
@@ -13,22 +16,39 @@ def main(argv: list[str] | None = None) -> None:
     parser = flags.make_parser("build_index", __doc__)
     parser.add_argument("--workdir", default=flags.DEFAULT_WORKDIR,
                         help=f"workdir of rag_jax.train (default: {flags.DEFAULT_WORKDIR})")
-    parser.add_argument("--passages", required=True, metavar="FILE",
-                        help="as config.data.passages")
+    parser.add_argument("--passages", metavar="FILE", help="as config.data.passages")
     parser.add_argument("--out", required=True, metavar="DIR", help="folder of the new index")
+    parser.add_argument("--update", action="store_true", help="edit the index at DIR")
+    parser.add_argument("--add", metavar="FILE", help="with --update: more passages, as --passages")
+    parser.add_argument("--delete", nargs="+", default=[], metavar="ID",
+                        help="with --update: passages that are to go")
+    parser.add_argument("--compact", action="store_true", default=None,
+                        help="with --update: build the index anew of its passages")
     parser.add_argument("--queries", metavar="FILE",
                         help="questions on which recall is measured (default: dev questions)")
     parser.add_argument("--overwrite", action="store_true", help="replace another index at DIR")
     parser.add_argument("--run", help="for which of the workdir's runs (default: the first "
                         "that began)")
     options, config = flags.parse_with_config(parser, argv, flags.workdir_config)
+    edits = [name for name in ("add", "delete", "compact") if getattr(options, name)]
+    if options.update and (options.passages or options.overwrite or not edits):
+        parser.error("--update goes with --add, --delete or --compact, and without --passages and "
+                     "--overwrite")
+    if not options.update and (edits or not options.passages):
+        parser.error(f"--{edits[0]} goes with --update" if edits else "name --passages, or say "
+                     "--update")
 
     flags.connect(options)
 
     from rag_jax import api, hosts
     from rag_jax.training.indexing import describe
 
-    index = api.build_index(options.passages, options.out, options.workdir, run=options.run,
-                            queries=options.queries, overwrite=options.overwrite, config=config)
+    if options.update:
+        index = api.update_index(options.out, options.workdir, add=options.add or (),
+                                 delete=options.delete, run=options.run, queries=options.queries,
+                                 compact=options.compact, config=config)
+    else:
+        index = api.build_index(options.passages, options.out, options.workdir, run=options.run,
+                                queries=options.queries, overwrite=options.overwrite, config=config)
     if hosts.leads():
         print(f"{options.out}: {describe(index)}")

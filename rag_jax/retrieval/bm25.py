@@ -71,7 +71,7 @@ class Bm25Index:
     division: Division = "queries"
 
     def __init__(self, folder: IndexFolder):
-        self.path, self.manifest, self.passages, files = folder
+        self.path, self.manifest, self.passages, files, _ = folder
         self.size, path = self.manifest["size"], self.path
         files.check_all()
         try:
@@ -110,7 +110,8 @@ class Bm25Index:
         if missing := bm25_missing():
             raise RetrievalError(f"{path}: a BM25 index; {missing}.")
         index = opened(Path(path), lambda folder: cls(open_folder(folder, ("bm25",), FINGERPRINT)))
-        index.passages.files.verify()
+        for store in index.passages.stores:
+            store.files.verify()
         return index
 
     def search(self, texts: Sequence[str], k: int) -> SearchResult:
@@ -173,7 +174,7 @@ def build_bm25(store: PassageStore, out: str | os.PathLike, overwrite: bool = Fa
             if index is None:
                 content = begun(out, inputs)
                 copy_store(store, content)
-                _index_words(store, content / "bm25")
+                index_words(store, content / "bm25")
                 versions = {name: importlib.metadata.version(name)
                             for name in ("bm25s", "PyStemmer")}
                 publish_index(content, out, {
@@ -183,7 +184,8 @@ def build_bm25(store: PassageStore, out: str | os.PathLike, overwrite: bool = Fa
     return Bm25Index.open(out) if index is None else index
 
 
-def _index_words(store: PassageStore, folder: Path) -> None:
+def index_words(store: PassageStore, folder: Path) -> None:
+    """Counts the words of all passages and writes bm25s's files into a folder."""
     progress = sys.stderr.isatty()
     passages = (store[row] for row in range(len(store)))
     words = _words((f"{passage.title} {passage.text}" for passage in passages), progress)

@@ -102,7 +102,11 @@ def build_index(passages: PassageStore | str | os.PathLike, embedder: PassageEmb
         content = begun(out, inputs)
         _build(store, embedder, content, inputs, hosts)
         if hosts.leads:
-            publish_index(content, out, _measured(content, inputs, recall))
+            store = PassageStore.open(content / "passages")
+            width = (content / EMBEDDINGS).stat().st_size // (4 * len(store))
+            manifest = manifest_of(inputs, store, width)
+            measure(IndexFolder(content, manifest, store, None), recall)
+            publish_index(content, out, manifest)
         hosts.wait()
         return open_share(out, embedder.encoder_fingerprint)
 
@@ -165,38 +169,54 @@ def _build(store: PassageStore, embedder: PassageEmbedder, content: Path, inputs
             files.remove_folder(folder)
     hosts.wait()
     if inputs["kind"] == "scann":
-        scann = ScannSettings(**inputs["scann"])
-        embeddings = map_file(file, "<f4").reshape(size, -1)
-        rows = part_rows(size, scann.parts)
-        for part in range(scann.parts)[hosts.index :: hosts.count]:
-            build_scann(embeddings, file, scann, part_folder(content, part), rows[part])
+        build_parts(content, size, ScannSettings(**inputs["scann"]), hosts)
     hosts.wait()
 
 
-def _measured(content: Path, inputs: dict[str, Any], recall: RecallSettings) -> dict[str, Any]:
-    """The manifest of what was built, with its recall."""
-    store = PassageStore.open(content / "passages")
-    embeddings = map_file(content / EMBEDDINGS, "<f4").reshape(len(store), -1)
-    manifest = {
-        **{name: inputs[name]
-           for name in ("kind", "scann", "encoder_fingerprint", "passages_fingerprint")},
+def build_parts(content: Path, size: int, scann: ScannSettings, hosts: Hosts = ALONE) -> None:
+    """This host's share of the ScaNN parts of `size` embeddings."""
+    file = content / EMBEDDINGS
+    embeddings, rows = map_file(file, "<f4").reshape(size, -1), part_rows(size, scann.parts)
+    for part in range(scann.parts)[hosts.index :: hosts.count]:
+        build_scann(embeddings, file, scann, part_folder(content, part), rows[part])
+
+
+def manifest_of(inputs: dict[str, Any], store: PassageStore, width: int) -> dict[str, Any]:
+    """What an index of a store says about itself, but for its recall and its files.
+
+    inputs: what it was built from; of an edited index they name another store.
+    """
+    return {
+        **{name: inputs[name] for name in ("kind", "scann", "encoder_fingerprint")},
+        "passages_fingerprint": store.fingerprint,
         "size": len(store),
-        "width": embeddings.shape[1],
+        "width": width,
         "dtype": "float32",
         "inputs": inputs,
         "versions": {"rag_jax": rag_jax.__version__, "numpy": np.__version__,
                      "scann": scann_version()},
     }
-    index = of_folder(IndexFolder(content, manifest, store, None))
-    sample = RecallSample(embeddings, recall.queries, recall.k, recall.seed)
-    target = inputs["recall_target"]
-    if target is not None:
+
+
+def measure(folder: IndexFolder, recall: RecallSettings) -> None:
+    """Measures the recall of an index that is not yet published, and writes it into its manifest.
+
+    Where ScaNN's search is to reach a recall and does not, as one that was never tuned, it is tuned
+    to it.
+    """
+    index, inputs = of_folder(folder), folder.manifest["inputs"]
+    sample = RecallSample(index.table, recall.queries, recall.k, recall.seed, index.valid)
+    target = inputs.get("recall_target") if folder.manifest["kind"] == "scann" else None
+    tuned = folder.manifest["scann"] != inputs["scann"]
+    measured = sample.measure(index) if tuned or target is None else None
+    if target is not None and (measured is None or measured["recall"] < target):
+        index.search_as(ScannSettings(**inputs["scann"]))
         _tune(index, sample, target)
-    measured = manifest["recall"] = sample.measure(index)
+        measured = sample.measure(index)
     if target is not None:
         measured["target"] = target
+    folder.manifest["recall"] = measured
     _log.info("recall@%(k)d %(recall).4f on %(queries)d queries (%(source)s).", measured)
-    return manifest
 
 
 def _tune(index: PassageIndex, sample: RecallSample, target: float) -> None:
@@ -205,7 +225,7 @@ def _tune(index: PassageIndex, sample: RecallSample, target: float) -> None:
     Recall grows with the leaves; with fewer candidates scored again it takes more of them.
     """
     asked = ScannSettings(**index.manifest["scann"])
-    size = index.size // asked.parts
+    size = index.manifest["size"] // asked.parts
     most = asked.leaves(size)[0]
     fewest = min(most, math.ceil(FEWEST * most / size))
 

@@ -9,15 +9,14 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from rag_jax.citation import Citation
 from rag_jax.retrieval import device_search
 from rag_jax.retrieval.device_search import DeviceSettings, DeviceTables, row_sharding
 from rag_jax.retrieval.index import PassageIndex
-from rag_jax.retrieval.passages import PassageStore, TokenTable
+from rag_jax.retrieval.joined import JoinedPassages
+from rag_jax.retrieval.manifest import EMBEDDINGS
 from rag_jax.retrieval.protocol import (
     Division,
     Index,
-    Passage,
     RetrievalError,
     SearchResult,
     check_rows,
@@ -40,8 +39,9 @@ class TokenSpec(NamedTuple):
 class DeviceIndex(Index):
     """The passages of index directories on all devices of a mesh. Used as a PassageIndex is.
 
-    Row numbers are stable: `add` appends, `delete` leaves a hole, `swap` begins anew. None of them
-    changes a shape, so that no program that searches is compiled again.
+    Row numbers are stable: `add` appends, `delete` leaves a hole, `update` does what was done to
+    the index directory since, `swap` begins anew. None of them changes a shape, so that no program
+    that searches is compiled again.
 
     Args:
         index: what to load.
@@ -60,7 +60,7 @@ class DeviceIndex(Index):
                  token_specs: Mapping[str, TokenSpec] = {}):  # noqa: B006 (never changed)
         self.mesh, self.settings, self.token_specs = mesh, settings, dict(token_specs)
         self.width, self.fingerprint = index.width, index.manifest["encoder_fingerprint"]
-        self.capacity = table_rows(settings.capacity or index.size, mesh)
+        self.capacity = table_rows(settings.capacity or len(index.passages), mesh)
         self.swap(index)
 
     def swap(self, index: PassageIndex) -> None:
@@ -70,30 +70,57 @@ class DeviceIndex(Index):
             RetrievalError: they do not fit, or another encoder embedded them.
         """
         self._check(index, 0)
-        self.manifest, self.path = index.manifest, index.path
-        self.passages = JoinedPassages(index)
-        self._valid = np.arange(self.capacity) < index.size
+        self._take(index)
         self.tables = None  # frees the old tables before there are new ones
         self.tables = self._load(index)._replace(valid=self._placed_mask())
 
     def reload(self) -> None:
         """Loads the first index again, as its directory holds it."""
-        self.swap(self.passages.parts[0][0])
+        self.swap(self._indexes[0])
+
+    def update(self, index: PassageIndex) -> None:
+        """Takes over a later version of the index directory; only rows that were added are loaded,
+        where its others are those that are on the devices.
+
+        Raises:
+            RetrievalError: as `swap`; nothing is changed then.
+        """
+        files = [one.manifest["files"] for one in (self._indexes[0], index)]
+        if len(self._indexes) > 1 or files[0][EMBEDDINGS] != files[1][EMBEDDINGS]:
+            return self.swap(index)
+        self._check(index, 0)
+        self._write_rows(index, range(index.manifest["size"], len(index.passages)), 0)
+        self._take(index)
+        self.tables = self.tables._replace(valid=self._placed_mask())
+
+    def _take(self, index: PassageIndex) -> None:
+        """Knows an index, and no other, as the one whose rows are on the devices."""
+        rows = len(index.passages)
+        self.manifest, self.path, self._indexes = index.manifest, index.path, [index]
+        self._valid = np.arange(self.capacity) < rows
+        if index.valid is not None:
+            self._valid[:rows] = index.valid
+        self.passages = JoinedPassages(index.passages.stores, self._valid)
 
     def add(self, index: PassageIndex) -> range:
         """Appends the passages of another index; returns their rows."""
-        begin = len(self.passages)
+        begin, rows = len(self.passages), len(index.passages)
         self._check(index, begin)
-        for first in range(0, index.size, WRITTEN):
-            rows = np.arange(first, min(first + WRITTEN, index.size))
-            padded = np.pad(rows, (0, WRITTEN - len(rows)), mode="edge")
-            values = self._values(index, padded)
-            ids = np.where(np.arange(WRITTEN) < len(rows), padded + begin, -1).astype(np.int32)
-            self.write(ids, values)
-        self.passages.append(index)
-        self._valid[begin : begin + index.size] = True
+        self._write_rows(index, range(rows), begin)
+        for store in index.passages.stores:
+            self.passages.append(store)
+        self._indexes.append(index)
+        self._valid[begin : begin + rows] = True if index.valid is None else index.valid
         self.tables = self.tables._replace(valid=self._placed_mask())
-        return range(begin, begin + index.size)
+        return range(begin, begin + rows)
+
+    def _write_rows(self, index: PassageIndex, rows: range, begin: int) -> None:
+        """Writes rows of an index to those on the devices that are `begin` further."""
+        for first in rows[::WRITTEN]:
+            some = np.arange(first, min(first + WRITTEN, rows.stop))
+            padded = np.pad(some, (0, WRITTEN - len(some)), mode="edge")
+            ids = np.where(np.arange(WRITTEN) < len(some), padded + begin, -1).astype(np.int32)
+            self.write(ids, self._values(index, padded))
 
     def delete(self, rows: np.ndarray) -> None:
         """Takes rows out; no search finds them any more."""
@@ -141,10 +168,11 @@ class DeviceIndex(Index):
         return np.asarray(_lookup(self.mesh)(self.tables.embeddings, ids.astype(np.int32)))
 
     def _check(self, index: PassageIndex, begin: int) -> None:
-        if begin + index.size > self.capacity:
+        needed = begin + len(index.passages)
+        if needed > self.capacity:
             raise RetrievalError(
-                f"{index.path}: {begin + index.size} passages do not fit into the {self.capacity} "
-                f"rows on the devices; set retrieval.capacity to {begin + index.size} or more.")
+                f"{index.path}: {needed} passages do not fit into the {self.capacity} "
+                f"rows on the devices; set retrieval.capacity to {needed} or more.")
         built_by = index.manifest["encoder_fingerprint"]
         if built_by != self.fingerprint:
             raise RetrievalError(
@@ -182,9 +210,10 @@ class DeviceIndex(Index):
         size = min(local, LOADED)
         share = jax.tree.map(
             lambda table: jnp.zeros((local, *table.shape[1:]), table.dtype, device=device), whole)
-        for begin in range(0, min(local, index.size - first), size):
+        total = len(index.passages)
+        for begin in range(0, min(local, total - first), size):
             begin = min(begin, local - size)  # the last rows again, in place of another shape
-            rows = np.arange(first + begin, min(first + begin + size, index.size))
+            rows = np.arange(first + begin, min(first + begin + size, total))
             spare = ((0, size - len(rows)),)
             values = jax.tree.map(lambda x: np.pad(x, spare + ((0, 0),) * (x.ndim - 1)),  # noqa: B023
                                   self._values(index, rows))
@@ -219,70 +248,6 @@ def abstract_tables(passages: int, width: int, mesh: Mesh, settings: DeviceSetti
         column(bool), column(jnp.int32),
         {name: (column(spec.dtype, spec.length), column(jnp.int32))
          for name, spec in token_specs.items()})
-
-
-class JoinedPassages:
-    """The passages of one index after another, by row, as a PassageStore gives them."""
-
-    def __init__(self, index: PassageIndex):
-        self.parts = [(index, 0)]  # each with its first row
-
-    def append(self, index: PassageIndex) -> None:
-        self.parts.append((index, len(self)))
-
-    def __len__(self) -> int:
-        index, begin = self.parts[-1]
-        return begin + index.size
-
-    def __getitem__(self, row: int) -> Passage:
-        store, own = self._place(row)
-        return store[own]
-
-    def source(self, row: int) -> Citation | None:
-        """Where a passage stands in a document; see PassageStore.source."""
-        store, own = self._place(row)
-        return store.source(own)
-
-    def _place(self, row: int) -> tuple[PassageStore, int]:
-        """The store that has a row, and its row there."""
-        for index, begin in self.parts:
-            if begin <= row < begin + index.size:
-                return index.passages, row - begin
-        raise IndexError(f"row {row} is outside 0..{len(self) - 1}.")
-
-    def row_of(self, passage_id: str) -> int:
-        """The row of a passage id, in the first index that has it; see PassageStore.row_of."""
-        for index, begin in self.parts:
-            try:
-                return begin + index.passages.row_of(passage_id)
-            except RetrievalError as error:
-                missing = error
-        raise missing
-
-    def tokens(self, name: str) -> "JoinedTokens":
-        """The token tables of that name, one after another."""
-        return JoinedTokens([(i.passages.tokens(name), begin) for i, begin in self.parts])
-
-
-class JoinedTokens:
-    """Token tables one after another, each with its first row."""
-
-    def __init__(self, parts: list[tuple[TokenTable, int]]):
-        self._parts = parts
-
-    def rows(self, row: int) -> np.ndarray:
-        """The token ids of one row."""
-        table, begin = next(part for part in reversed(self._parts) if part[1] <= row)
-        return table.rows(row - begin)
-
-    def lengths_of(self, row_ids: np.ndarray) -> np.ndarray:
-        """int64[...]: tokens of some rows."""
-        part_of = np.searchsorted([begin for _, begin in self._parts], row_ids, side="right") - 1
-        lengths = np.zeros(row_ids.shape, np.int64)
-        for number, (table, begin) in enumerate(self._parts):
-            here = part_of == number
-            lengths[here] = table.lengths_of(row_ids[here] - begin)
-        return lengths
 
 
 @functools.cache

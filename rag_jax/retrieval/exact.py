@@ -4,6 +4,7 @@ from typing import Any
 
 import numpy as np
 
+from rag_jax.retrieval.joined import JoinedRows
 from rag_jax.retrieval.protocol import Index, RetrievalError, SearchResult, stack
 
 BLOCK_ROWS = 8192  # passages scored at a time
@@ -21,15 +22,18 @@ class ExactIndex(Index):
 
     Args:
         embeddings: float32[N, E], may be memory-mapped; finite.
+        valid: bool[N], the rows that a search may find; None = all. `size` counts them.
     """
 
-    def __init__(self, embeddings: np.ndarray):
+    def __init__(self, embeddings: np.ndarray | JoinedRows, valid: np.ndarray | None = None):
         if embeddings.ndim != 2 or embeddings.dtype != np.float32 or 0 in embeddings.shape:
             raise RetrievalError(
                 f"an index needs float32 embeddings [N, E] with N and E at least 1, got "
                 f"{embeddings.dtype}{list(embeddings.shape)}.")
-        self._embeddings = embeddings
+        self._embeddings, self._valid = embeddings, valid
         self.size, self.width = embeddings.shape
+        if valid is not None:
+            self.size = int(np.count_nonzero(valid))
         self._largest_norms: dict[int, float] = {}  # of a block; filled by the first search
 
     def _search(self, queries: np.ndarray, k: int) -> SearchResult:
@@ -41,12 +45,14 @@ class ExactIndex(Index):
         norms = np.linalg.norm(queries, axis=1)
         floor = np.full(batch, -np.inf)  # the k-th best score so far of each query
         best = np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0, np.float32)
-        for begin in range(0, self.size, BLOCK_ROWS):
+        for begin in range(0, len(self._embeddings), BLOCK_ROWS):
             block = self._embeddings[begin : begin + BLOCK_ROWS]
             # Twice the bound on the rounding error of an inner product, in any order of summation.
             slack = 2 * (self.width + 4) * 2.0**-24 * norms * self._largest_norm(begin, block)
             scores = queries @ block.T  # -> [B, BLOCK_ROWS]
-            bar = floor - slack
+            if self._valid is not None:
+                scores[:, ~self._valid[begin : begin + BLOCK_ROWS]] = -np.inf
+            bar = np.maximum(floor - slack, np.finfo(np.float32).min)  # which -inf is below
             if k <= len(block) and np.isneginf(floor).any():
                 kth = np.partition(scores, len(block) - k, axis=1)[:, len(block) - k]
                 bar = np.maximum(bar, kth - slack)
@@ -122,22 +128,25 @@ class RecallSample:
         queries: float[Q, E]; None takes up to RECALL_QUERIES rows of embeddings with noise.
         k: passages per query, at most N are taken.
         seed: of the choice of rows and of the noise.
+        valid: bool[N], the rows that are to be found; None = all.
     """
 
-    def __init__(self, embeddings: np.ndarray, queries: np.ndarray | None, k: int, seed: int):
-        source = "given"
+    def __init__(self, embeddings: np.ndarray | JoinedRows, queries: np.ndarray | None, k: int,
+                 seed: int, valid: np.ndarray | None = None):
+        source, exact = "given", ExactIndex(embeddings, valid)
         if queries is None:
             source = "passage embeddings with noise of half their norm"
             draw = np.random.default_rng(seed)
-            rows = np.sort(draw.permutation(len(embeddings))[:RECALL_QUERIES])
+            rows = np.sort(draw.permutation(exact.size)[:RECALL_QUERIES])
+            rows = rows if valid is None else np.flatnonzero(valid)[rows]
             noise = draw.standard_normal((len(rows), embeddings.shape[1]), np.float32)
             norms = np.linalg.norm(embeddings[rows], axis=1, keepdims=True)
             queries = embeddings[rows] + 0.5 * norms * noise / np.sqrt(embeddings.shape[1])
         if not len(queries):
             raise RetrievalError("no queries to measure recall on; give some, or None for "
                                  "passages.")
-        k = min(k, len(embeddings))
-        self._worst = ExactIndex(embeddings).search(queries, k).scores[:, -1:]
+        k = min(k, exact.size)
+        self._worst = exact.search(queries, k).scores[:, -1:]
         self._embeddings, self._queries = embeddings, np.asarray(queries, np.float32)
         self._of = {"k": k, "queries": len(queries), "source": source}
 
@@ -150,7 +159,7 @@ class RecallSample:
         return {**self._of, "recall": float((scores >= self._worst).mean())}
 
 
-def measure_recall(index: Index, embeddings: np.ndarray, queries: np.ndarray | None, k: int,
-                   seed: int) -> dict[str, Any]:
+def measure_recall(index: Index, embeddings: np.ndarray | JoinedRows, queries: np.ndarray | None,
+                   k: int, seed: int, valid: np.ndarray | None = None) -> dict[str, Any]:
     """Measures an index against exact search; see RecallSample."""
-    return RecallSample(embeddings, queries, k, seed).measure(index)
+    return RecallSample(embeddings, queries, k, seed, valid).measure(index)

@@ -2,13 +2,14 @@
 
 import dataclasses
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
 
 from rag_jax.retrieval.exact import ExactIndex
-from rag_jax.retrieval.manifest import EMBEDDINGS, IndexFolder, check_encoder, open_folder
+from rag_jax.retrieval.joined import JoinedRows
+from rag_jax.retrieval.manifest import ADDED, EMBEDDINGS, IndexFolder, check_encoder, open_folder
 from rag_jax.retrieval.protocol import (
     ALONE,
     Division,
@@ -22,17 +23,25 @@ from rag_jax.retrieval.scann import ScannIndex, ScannSettings, part_folder, part
 from rag_jax.retrieval.verification import VerifiedFiles, map_file
 from rag_jax.retrieval.versions import opened
 
+_ADDED = f"{ADDED}/{EMBEDDINGS}"
+
 
 class Embeddings:
     """The embeddings of an index, memory-mapped; none is returned that is not verified.
 
     Attributes:
         unverified: float32[N, E]; `check` says of rows, `check_all` of all, that they are sound.
+        arrays: by the names of their files, what that consists of.
     """
 
     def __init__(self, folder: IndexFolder):
-        size, width = folder.manifest["size"], folder.manifest["width"]
-        self.unverified = map_file(folder.path / EMBEDDINGS, "<f4").reshape(size, width)
+        counts = {EMBEDDINGS: folder.manifest["size"], _ADDED: len(folder.passages)}
+        counts[_ADDED] -= counts[EMBEDDINGS]
+        self.arrays = {
+            name: map_file(folder.path / name, "<f4").reshape(count, folder.manifest["width"])
+            for name, count in counts.items() if count}
+        arrays = list(self.arrays.values())
+        self.unverified = JoinedRows(arrays) if len(arrays) > 1 else arrays[0]
         self._files = folder.files
 
     def check(self, rows: np.ndarray) -> None:
@@ -42,14 +51,19 @@ class Embeddings:
             RetrievalError: they, or any file of the index seen before, are damaged.
         """
         if self._files is not None:
-            row_bytes = self.unverified.strides[0]
-            begins = rows.astype(np.int64) * row_bytes
-            self._files.check(EMBEDDINGS, begins, begins + row_bytes)
+            first = 0
+            for name, array in self.arrays.items():
+                row_bytes, own = array.strides[0], rows
+                if len(self.arrays) > 1:
+                    own = rows[(rows >= first) & (rows < first + len(array))] - first
+                begins = own.astype(np.int64) * row_bytes
+                self._files.check(name, begins, begins + row_bytes)
+                first += len(array)
 
-    def check_all(self) -> None:
-        """Verifies all rows; raises as `check`."""
+    def check_all(self, names: Iterable[str] | None = None) -> None:
+        """Verifies all rows, or those of some files; raises as `check`."""
         if self._files is not None:
-            self._files.check_all([EMBEDDINGS])
+            self._files.check_all(self.arrays if names is None else names)
 
 
 class PassageIndex(Index):
@@ -65,19 +79,22 @@ class PassageIndex(Index):
         path: the directory; later versions in it do not change what is open.
         manifest: what it says about itself, for example manifest["recall"].
         passages: the PassageStore with the text and tokens of every row.
-        files: those besides the passage store's; None = this process has just written them.
-        size: N, passages.
+        files: those besides the passage stores'; None = this process has just written them.
+        valid: bool[N], the rows that were not deleted; None = all.
+        size: passages that a search can find.
         width: E, of queries and embeddings.
     """
 
     def __init__(self, folder: IndexFolder, embeddings: Embeddings,
                  parts: Sequence[tuple[int, Index]], division: Division = "queries"):
-        self.path, self.manifest, self.passages, self.files = folder
+        self.path, self.manifest, self.passages, self.files, self.valid = folder
         self.size, self.width = self.manifest["size"], self.manifest["width"]
+        if self.valid is not None:
+            self.size = int(np.count_nonzero(self.valid))
         self.division, self._embeddings, self._parts = division, embeddings, parts
 
     @property
-    def table(self) -> np.ndarray:
+    def table(self) -> np.ndarray | JoinedRows:
         """float32[N, E], all embeddings, memory-mapped, verified whole."""
         self._embeddings.check_all()
         return self._embeddings.unverified
@@ -103,7 +120,8 @@ class PassageIndex(Index):
         def make(version: Path) -> "PassageIndex":
             folder = open_folder(version, ("exact", "scann"), encoder_fingerprint)
             index = of_folder(folder, hosts)
-            folder.passages.files.verify(verify)
+            for store in folder.passages.stores:
+                store.files.verify(verify)
             folder.files.verify(verify)
             return index
 
@@ -117,13 +135,17 @@ class PassageIndex(Index):
         """Searches ScaNN's parts with other settings, which the manifest then names."""
         self.manifest["scann"] = dataclasses.asdict(settings)
         for _, part in self._parts:
-            part.settings = settings
+            if isinstance(part, ScannIndex):
+                part.settings = settings
 
     def _search(self, queries: np.ndarray, k: int) -> SearchResult:
         """With division "passages", the k best of its share, or all of that where it has fewer."""
-        if self.manifest["kind"] == "exact":
-            self._embeddings.check_all()  # it reads them all
-        results = [(first, part._search(queries, min(k, part.size))) for first, part in self._parts]
+        if self.manifest["kind"] == "exact":  # it reads them all, and ScaNN's the added ones
+            self._embeddings.check_all()
+        elif self.manifest.get("edited", {}).get("added"):
+            self._embeddings.check_all([_ADDED])
+        results = [(first, part._search(queries, min(k, part.size)))
+                   for first, part in self._parts if part.size]
         if len(results) == 1 and not results[0][0]:
             return results[0][1]
         return merge([SearchResult(ids + first, scores) for first, (ids, scores) in results], k)
@@ -131,22 +153,28 @@ class PassageIndex(Index):
     def embeddings(self, ids: np.ndarray) -> np.ndarray:
         """Returns the embeddings float32[..., E] of rows integers[...]."""
         ids = np.asarray(ids)
-        check_rows(ids, self.size, f"{self.path}: embeddings")
+        check_rows(ids, len(self.passages), f"{self.path}: embeddings")
         self._embeddings.check(ids)
         return self._embeddings.unverified[ids]
 
 
 def of_folder(folder: IndexFolder, hosts: Hosts = ALONE) -> PassageIndex:
-    """The index in a folder, of the kind that its manifest says."""
-    embeddings = Embeddings(folder)
+    """The index in a folder, of the kind that its manifest says.
+
+    What was added to a ScaNN index is searched exactly; of several hosts, the first one has it.
+    """
+    embeddings, size = Embeddings(folder), folder.manifest["size"]
     if folder.manifest["kind"] == "exact":
-        return PassageIndex(folder, embeddings, [(0, ExactIndex(embeddings.unverified))])
+        return PassageIndex(
+            folder, embeddings, [(0, ExactIndex(embeddings.unverified, folder.valid))])
     settings = ScannSettings(**folder.manifest["scann"])
-    rows = part_rows(folder.manifest["size"], settings.parts)
+    rows = part_rows(size, settings.parts)
     shared = 1 < hosts.count <= settings.parts
     numbers = range(settings.parts)[hosts.index :: hosts.count] if shared else range(settings.parts)
     parts = [(rows[part].start, _open_part(folder, embeddings, part, rows[part], settings))
              for part in numbers]
+    if _ADDED in embeddings.arrays and (hosts.leads or not shared):
+        parts.append((size, ExactIndex(embeddings.arrays[_ADDED])))
     return PassageIndex(folder, embeddings, parts, "passages" if shared else "queries")
 
 
@@ -157,5 +185,6 @@ def _open_part(folder: IndexFolder, embeddings: Embeddings, part: int, rows: sli
     path = part_folder(folder.path, part)
     if files is not None:
         files.check_all(name for name in files.names if name.startswith(f"{path.name}/"))
-    return ScannIndex(path, embeddings.unverified[rows], settings, trusted=files is None,
-                      check=lambda ids: embeddings.check(ids + rows.start))
+    valid = None if folder.valid is None or folder.valid[rows].all() else folder.valid[rows]
+    return ScannIndex(path, embeddings.arrays[EMBEDDINGS][rows], settings, trusted=files is None,
+                      check=lambda ids: embeddings.check(ids + rows.start), valid=valid)

@@ -6,6 +6,12 @@
     scann/ scann.1/   only in an index of kind "scann": what ScaNN serialized, with relative paths;
                       a folder for each of ScannSettings.parts
     bm25/             in an index of kind "bm25", in place of embeddings (bm25.py)
+    added/            only where passages were added since (editing.py): passages/ and
+                      embeddings.f32 again, whose rows follow those above
+    deleted.i64       only where passages were deleted since: int64[D], their rows, ascending
+
+Of an edited index, sizes, settings and fingerprints are those of the rows that were built, and
+"edited" says how many were added and deleted. It has "inputs" as they were when it was built.
 
 No file holds an absolute path: the folder can be moved, copied and renamed. versions.py says how an
 index directory holds versions.
@@ -17,6 +23,9 @@ import re
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+
+from rag_jax.retrieval.joined import JoinedPassages
 from rag_jax.retrieval.passages import PassageStore
 from rag_jax.retrieval.protocol import RetrievalError
 from rag_jax.retrieval.scann import SCANN_FILES, ScannSettings
@@ -26,9 +35,11 @@ from rag_jax.retrieval.versions import AGAIN, POINTER, versions_of
 MANIFEST = Record("manifest.json", "index", "checksum", AGAIN)
 EMBEDDINGS = "embeddings.f32"
 KINDS = ("exact", "scann", "bm25")
+ADDED = "added"
+DELETED = "deleted.i64"
 BM25_FILES = ("data.csc.index.npy", "indices.csc.index.npy", "indptr.csc.index.npy",
               "params.index.json", "vocab.index.json")
-_STORE_FILE = (r"passages/(meta\.json|(text|citations)\.(blob|offsets)|"
+_STORE_FILE = (r"(added/)?passages/(meta\.json|(text|citations)\.(blob|offsets)|"
                r"tokens\.[A-Za-z0-9_-]+\.(ids|offsets))")
 _TYPES = {"encoder_fingerprint": str, "passages_fingerprint": str, "versions": dict, "inputs": dict}
 
@@ -39,14 +50,16 @@ class IndexFolder(NamedTuple):
     Attributes:
         path: its folder.
         manifest: what it says about itself.
-        passages: its passage store.
-        files: those besides the passage store's; None = this process has just written them.
+        passages: its passage store, or stores.
+        files: those besides the passage stores'; None = this process has just written them.
+        valid: bool[N], the rows that were not deleted; None = all.
     """
 
     path: Path
     manifest: dict[str, Any]
-    passages: PassageStore
+    passages: PassageStore | JoinedPassages
     files: VerifiedFiles | None
+    valid: np.ndarray | None = None
 
 
 def open_folder(path: Path, kinds: tuple[str, ...] = KINDS,
@@ -62,16 +75,40 @@ def open_folder(path: Path, kinds: tuple[str, ...] = KINDS,
     for name in ("passages/meta.json", *manifest["files"]):
         regular_file(path, name)
     own = VerifiedFiles(path, {name: entry for name, entry in manifest["files"].items()
-                               if not name.startswith("passages/")})
+                               if re.fullmatch(_STORE_FILE, name) is None})
     _refuse_foreign(path, own.names)
-    passages = PassageStore.mapped(path / "passages")
-    same = passages.fingerprint == manifest["passages_fingerprint"]
-    if not same or len(passages) != manifest["size"]:
+    passages = _store(path / "passages", manifest["size"], manifest["passages_fingerprint"])
+    edited = manifest.get("edited")
+    if not edited:
+        return IndexFolder(path, manifest, passages, own)
+    stores = [passages]
+    if edited["added"]:
+        stores.append(_store(path / ADDED / "passages", edited["added"],
+                             edited["passages_fingerprint"]))
+    valid = np.ones(manifest["size"] + edited["added"], bool)
+    if edited["deleted"]:
+        valid[_deleted(path, own, manifest)] = False
+    return IndexFolder(path, manifest, JoinedPassages(stores, valid), own, valid)
+
+
+def _store(path: Path, size: int, fingerprint: str) -> PassageStore:
+    """A passage store of an index, which must be the one that its manifest means."""
+    passages = PassageStore.mapped(path)
+    if passages.fingerprint != fingerprint or len(passages) != size:
         raise RetrievalError(
-            f"{path}: its passages are not the ones it was built from ({len(passages)} of "
-            f"fingerprint {passages.fingerprint[:12]}, built from {manifest['size']} of "
-            f"{manifest['passages_fingerprint'][:12]}); {AGAIN}.")
-    return IndexFolder(path, manifest, passages, own)
+            f"{path.parent}: its passages are not the ones it was built from ({len(passages)} of "
+            f"fingerprint {passages.fingerprint[:12]}, built from {size} of "
+            f"{fingerprint[:12]}); {AGAIN}.")
+    return passages
+
+
+def _deleted(path: Path, files: VerifiedFiles, manifest: dict[str, Any]) -> np.ndarray:
+    """The rows int64[D] that were deleted, checked."""
+    files.check_all([DELETED])
+    rows = files.map(DELETED, "<i8")
+    MANIFEST.need(path, 0 <= rows[0] and rows[-1] < manifest["size"] and (np.diff(rows) > 0).all(),
+                  f"{DELETED} does not hold ascending rows of {manifest['size']}")
+    return rows
 
 
 def _refuse_foreign(path: Path, names: tuple[str, ...]) -> None:
@@ -137,10 +174,20 @@ def _check_manifest(path: Path, manifest: dict[str, Any]) -> None:
          f"recall {recall!r:.80}")
     allowed = {f"scann.{part}/{name}" if part else f"scann/{name}"
                for part in range(min(parts, 10_000)) for name in SCANN_FILES}
-    allowed |= {f"bm25/{name}" for name in BM25_FILES} if kind == "bm25" else {EMBEDDINGS}
+    allowed |= {f"bm25/{name}" for name in BM25_FILES} if kind == "bm25" else {
+        EMBEDDINGS, f"{ADDED}/{EMBEDDINGS}", DELETED}
     for name in manifest["files"]:
         need(name in allowed or re.fullmatch(_STORE_FILE, name) is not None,
              f"its table of files has {name!r:.80}, which no index of kind {kind} has")
-    need(kind == "bm25" or manifest["files"].get(EMBEDDINGS, {}).get(
-        "bytes") == 4 * size * width,
-         f"{EMBEDDINGS} does not hold {size} rows of {width} numbers")
+    edited = manifest.get("edited", {"added": 0, "deleted": 0})
+    added, deleted = (edited.get(name) if isinstance(edited, dict) else None
+                      for name in ("added", "deleted"))
+    need(is_count(added) and is_count(deleted) and deleted <= size and size + added > deleted
+         and (not added or isinstance(edited.get("passages_fingerprint"), str))
+         and (kind != "bm25" or not added + deleted), f"edited {edited!r:.80}")
+    sizes = {} if kind == "bm25" else {
+        EMBEDDINGS: 4 * size * width, f"{ADDED}/{EMBEDDINGS}": 4 * added * width,
+        DELETED: 8 * deleted}
+    for name, bytes_ in sizes.items():
+        need(manifest["files"].get(name, {"bytes": 0})["bytes"] == bytes_,
+             f"{name} does not have the {bytes_} bytes of its rows")

@@ -224,12 +224,23 @@ class PassageStore:
         if self._citations is None:
             return None
         check_rows(np.asarray(row), len(self), f"{self.path}: citations")
+        record = self._citations.row(int(row))[0].tobytes()
         try:
-            return Citation.of_record(json.loads(self._citations.row(int(row))[0].tobytes()))
+            return Citation.of_record(json.loads(record)) if record else None
         except (ValueError, RecursionError):
             raise RetrievalError(f"{self.path}: the citation of row {row} is damaged in "
                                  f"{CITATIONS[0]} or {CITATIONS[1]}; copy or write the store again."
                                  ) from None
+
+    @property
+    def cited(self) -> bool:
+        """Whether it says where passages stand in documents."""
+        return self._citations is not None
+
+    @property
+    def stores(self) -> tuple["PassageStore", ...]:
+        """Itself: several stores that are read like one have more; see joined.py."""
+        return (self,)
 
     @property
     def token_tables(self) -> tuple[str, ...]:
@@ -244,11 +255,19 @@ class PassageStore:
         return self._tables[name]
 
     def row_of(self, passage_id: str) -> int:
-        """The row of a passage id. Ids that count rows from 0 or 1 are looked at where they would
-        be, a few others are searched for in the file, and then a table of all is made.
+        """The row of a passage id.
 
         Raises:
             RetrievalError: no passage has this id; near matches are listed.
+        """
+        row = self.find(passage_id)
+        if row is None:
+            raise unknown_id(self.path, passage_id, len(self), self.ids())
+        return row
+
+    def find(self, passage_id: str) -> int | None:
+        """The row of a passage id, or None. Ids that count rows from 0 or 1 are looked at where
+        they would be, a few others are searched for in the file, and then a table of all is made.
         """
         if re.fullmatch(r"[0-9]{1,18}", passage_id, re.ASCII):
             for row in (int(passage_id) - 1, int(passage_id)):
@@ -256,19 +275,11 @@ class PassageStore:
                     return row
         self._searches += 1
         if self._searches <= SEARCHES:
-            row = self._search(passage_id.encode("utf-8", "replace"))
-        else:
-            self._rows_by_id = self._rows_by_id or {one: at for at, one in enumerate(self._ids())}
-            row = self._rows_by_id.get(passage_id)
-        if row is None:
-            some = list(itertools.islice(self._ids(), 100_000))
-            near = difflib.get_close_matches(passage_id, some, 3, 0.5) or some[:3]
-            raise RetrievalError(
-                f"{self.path}: none of its {len(self)} passages has the id {passage_id!r}; near "
-                f"matches are {near}.")
-        return row
+            return self._search(passage_id.encode("utf-8", "replace"))
+        self._rows_by_id = self._rows_by_id or {one: at for at, one in enumerate(self.ids())}
+        return self._rows_by_id.get(passage_id)
 
-    def _ids(self) -> Iterator[str]:
+    def ids(self) -> Iterator[str]:
         """The ids of all rows, without their texts."""
         for _, begins, ends in self._id_places():
             self._text.check(begins, ends)
@@ -292,6 +303,14 @@ class PassageStore:
             if rows.size:
                 return first + int(rows[0])
         return None
+
+
+def unknown_id(path: Path, passage_id: str, size: int, ids: Iterable[str]) -> RetrievalError:
+    """The error for an id that none of `size` passages has; near matches are among its `ids`."""
+    some = list(itertools.islice(ids, 100_000))
+    near = difflib.get_close_matches(passage_id, some, 3, 0.5) or some[:3]
+    return RetrievalError(f"{path}: none of its {size} passages has the id {passage_id!r}; near "
+                          f"matches are {near}.")
 
 
 def _read_meta(path: Path) -> tuple[dict[str, Any], str]:
@@ -351,7 +370,7 @@ class _RaggedWriter(contextlib.AbstractContextManager):
 def write_store(path: str | os.PathLike, passages: Iterable[Passage],
                 encoders: Mapping[str, Callable[[Sequence[Passage]], Sequence[Sequence[int]]]],
                 progress: Callable[[int], Any] = lambda count: None,
-                source: Callable[[str], Citation] | None = None) -> PassageStore:
+                source: Callable[[str], Citation | None] | None = None) -> PassageStore:
     """Writes a store in one pass and publishes it by renaming, so that it is whole or not there.
 
     Args:
@@ -360,7 +379,8 @@ def write_store(path: str | os.PathLike, passages: Iterable[Passage],
         encoders: token tables to write: a name, and a function from some passages to the token ids
             of each. Ids are kept as uint16 when all of them fit, else as uint32.
         progress: called with the number of passages newly written (tqdm's update fits).
-        source: function from the id of a passage, once for each in their order, to where it stands.
+        source: function from the id of a passage, once for each in their order, to where it stands,
+            or None.
 
     Raises:
         RetrievalError: the path exists, there are no passages, or a passage or a row of token ids
@@ -382,7 +402,7 @@ def write_store(path: str | os.PathLike, passages: Iterable[Passage],
 
 
 def _write_rows(folder: Path, passages: Iterable[Passage], encoders: Mapping[str, Callable],
-                progress: Callable[[int], Any], source: Callable[[str], Citation] | None
+                progress: Callable[[int], Any], source: Callable[[str], Citation | None] | None
                 ) -> tuple[int, dict[str, int]]:
     """Writes texts and tokens, these as uint32; returns passages, and the largest id by table."""
     seen, count, largest = SeenIds(), 0, dict.fromkeys(encoders, 0)
@@ -400,7 +420,8 @@ def _write_rows(folder: Path, passages: Iterable[Passage], encoders: Mapping[str
             fields = [field.encode() for passage in chunk for field in Passage(*passage)]
             text.write(b"".join(fields), [len(field) for field in fields])
             if cited is not None:
-                records = [json.dumps(source(passage.id).record()).encode() for passage in chunk]
+                records = [b"" if place is None else json.dumps(place.record()).encode()
+                           for place in (source(passage.id) for passage in chunk)]
                 cited.write(b"".join(records), [len(record) for record in records])
             for name, encode in encoders.items():
                 ids, sizes = _flat_ids(encode(chunk), len(chunk), name)

@@ -8,7 +8,7 @@ import contextlib
 import json
 import re
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TypeVar
 
@@ -97,13 +97,17 @@ def finished(out: Path, inputs: dict, overwrite: bool, open_index: Callable[[Pat
              ) -> Opened | None:
     """The index at out, opened, where it is whole and of these inputs; None: one may be built.
 
+    One that was edited since it was built serves as it is, and `overwrite` replaces it.
+
     Raises:
         RetrievalError: something else is there, and `overwrite` does not allow to replace it.
     """
     def open_same(folder: Path) -> Opened:
         # An index from before there was a target serves as it is.
-        built_from = {"recall_target": inputs.get("recall_target"),
-                      **read_manifest(folder)["inputs"]}
+        manifest = read_manifest(folder)
+        if overwrite and "edited" in manifest:
+            raise RetrievalError("passages were added or deleted since it was built")
+        built_from = {"recall_target": inputs.get("recall_target"), **manifest["inputs"]}
         differ = [key for key in inputs if built_from.get(key) != inputs[key]]
         if not set(differ) <= UNIMPORTANT:
             raise RetrievalError(f"an index of other inputs: {', '.join(differ)} differ")
@@ -145,9 +149,14 @@ def copy_store(store: PassageStore, content: Path) -> None:
     files.publish_folder(copying, path)
 
 
-def publish_index(content: Path, out: Path, manifest: dict) -> None:
-    """Writes the manifest and makes the version the current one, for everybody at once."""
-    MANIFEST.write(content, {**manifest, "files": folder_entries(content)})
+def publish_index(content: Path, out: Path, manifest: dict,
+                  known: Mapping[str, dict] = {}) -> None:  # noqa: B006 (never changed)
+    """Writes the manifest and makes the version the current one, for everybody at once.
+
+    known: of files taken over from the version before, what its manifest says: they are not read.
+    """
+    (content / "manifest.json").unlink(missing_ok=True)  # vouches for what is not yet published
+    MANIFEST.write(content, {**manifest, "files": folder_entries(content, known)})
     version = versions_of(out) / str(max(_numbers(out), default=0) + 1)
     files.publish_folder(content, version)
     point(out, version)

@@ -32,6 +32,7 @@ SCANN_FILES = ("ah_codebook.pb", "bfloat16_dataset.npy", "datapoint_to_token.npy
                "hashed_dataset.npy", "hashed_dataset_soar.npy", "scann_assets.pbtxt",
                "scann_config.pb", "serialized_partitioner.pb")
 SMALLEST = 16  # passages: the codes of asymmetric hashing are learned from at least so many
+EXACT_ROW = 30  # codes that can be read while one row is scored exactly
 COVERED = 8192  # passages whose codes each query reads at least: cheap, and small sets need it
 _CHILD = "from rag_jax.retrieval import scann; scann.child_main()"
 _ASSET = r'assets\s*{\s*asset_type:\s*[A-Z0-9_]+\s+asset_path:\s*"([^"\n]*)"\s*}'
@@ -116,10 +117,10 @@ class ScannSettings:
         return parts, min(parts, searched)
 
     def work(self, size: int) -> float:
-        """What a search takes, in codes read: to score one candidate again takes as long as 30."""
+        """What a search takes, in codes read."""
         parts, searched = self.leaves(size)
         copies = 1 if self.soar_lambda is None else 2
-        return copies * searched * size / parts + 30 * self.pre_reorder_num_neighbors
+        return copies * searched * size / parts + EXACT_ROW * self.pre_reorder_num_neighbors
 
 
 def part_rows(size: int, parts: int) -> list[slice]:
@@ -287,35 +288,42 @@ class ScannIndex(Index):
         trusted: this process has had the files made. Otherwise a child process loads them first,
             so that a crash becomes an error.
         check: called with rows int32[...] before their embeddings are read.
+        valid: bool[N], the rows that a search may find; None = all. `size` counts them.
 
     Attributes:
         settings: those given; may be replaced by others with which the same index is searched.
     """
 
     def __init__(self, directory: Path, embeddings: np.ndarray, settings: ScannSettings,
-                 trusted: bool = False, check: Callable[[np.ndarray], None] = lambda ids: None):
+                 trusted: bool = False, check: Callable[[np.ndarray], None] = lambda ids: None,
+                 valid: np.ndarray | None = None):
         missing = scann_missing()
         if missing:
             raise RetrievalError(
                 f'{directory}: a ScaNN index. {missing} Build the index again with kind="exact".')
-        self.size, self.width = embeddings.shape
+        self._rows, self.width = embeddings.shape
         self._embeddings, self.settings, self._check = embeddings, settings, check
-        self._exact = ExactIndex(embeddings)
+        self._exact, self._valid = ExactIndex(embeddings, valid), valid
+        self.size = self._exact.size
         self._said_fewer = False
         self._threads = _threads()
-        self._searcher = _open_searcher(directory, self.size, self.width, trusted)
+        self._searcher = _open_searcher(directory, self._rows, self.width, trusted)
 
     def _search(self, queries: np.ndarray, k: int) -> SearchResult:
-        ids, full = self._nominate(queries, k)
+        # As many again where rows are gone: where these do not suffice, exact search answers.
+        ids, full = self._nominate(queries, k + min(k, self._rows - self.size))
         self._check(ids)
         scores = row_scores(queries, self._embeddings, ids)
+        if self._valid is not None:
+            scores[~self._valid[ids]] = -np.inf
+            full &= np.count_nonzero(np.isfinite(scores), axis=1) >= k
         ids, scores = merge([SearchResult(ids, scores)], k)
         if not full.all():
             if not self._said_fewer:
                 _log.info("ScaNN found fewer than k=%d for %d of %d queries; exact search answers "
                           "those. More leaves_to_search would help.", k, (~full).sum(), len(full))
                 self._said_fewer = True
-            self._check(np.arange(self.size))
+            self._check(np.arange(self._rows))
             ids[~full], scores[~full] = self._exact.search(queries[~full], k)
         return SearchResult(ids, scores)
 
@@ -325,14 +333,14 @@ class ScannIndex(Index):
             queries,
             final_num_neighbors=k,
             pre_reorder_num_neighbors=min(
-                self.size, max(self.settings.pre_reorder_num_neighbors, 4 * k)
+                self._rows, max(self.settings.pre_reorder_num_neighbors, 4 * k)
             ),
-            leaves_to_search=self.settings.leaves(self.size)[1],
+            leaves_to_search=self.settings.leaves(self._rows)[1],
             batch_size=math.ceil(len(queries) / self._threads),  # per thread
         )
         if ids.shape != (len(queries), k):
             return np.zeros((len(queries), k), np.int32), np.zeros(len(queries), bool)
         ascending = np.sort(ids, axis=1)
-        full = np.isfinite(distances).all(axis=1) & (ascending[:, -1] < self.size)
+        full = np.isfinite(distances).all(axis=1) & (ascending[:, -1] < self._rows)
         full &= (ascending[:, 1:] != ascending[:, :-1]).all(axis=1)
         return np.where(full[:, None], ids, 0).astype(np.int32), full

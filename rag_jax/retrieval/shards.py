@@ -17,7 +17,7 @@ import numpy as np
 
 from rag_jax import files
 from rag_jax.retrieval.passages import PassageStore
-from rag_jax.retrieval.protocol import Hosts, RetrievalError, check_vectors
+from rag_jax.retrieval.protocol import ALONE, Hosts, RetrievalError, check_vectors
 
 SHARD_ROWS = 8192  # passages embedded between two points from which a killed build resumes
 
@@ -57,7 +57,8 @@ class PassageEmbedder:
         return sorted(shorter | {self.max_length})
 
 
-def embed_all(store: PassageStore, embedder: PassageEmbedder, file: Path, hosts: Hosts) -> None:
+def embed_all(store: PassageStore, embedder: PassageEmbedder, file: Path, hosts: Hosts = ALONE
+              ) -> None:
     """Fills this host's shards of a file of embeddings, but for those that are already done.
 
     A passage's embedding depends on the batch that it is in by rounding alone: the batches depend

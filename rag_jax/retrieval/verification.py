@@ -49,10 +49,15 @@ def file_entry(path: Path) -> dict[str, Any]:
     return entry | ({"blocks": {"bytes": BLOCK_BYTES, "sha256": blocks}} if len(blocks) > 1 else {})
 
 
-def folder_entries(folder: Path) -> dict[str, dict[str, Any]]:
-    """The table of all files of a folder and of the folders in it, by their names there."""
-    return {path.relative_to(folder).as_posix(): file_entry(path)
-            for path in sorted(folder.rglob("*")) if path.is_file()}
+def folder_entries(folder: Path, known: Mapping[str, dict[str, Any]] = {}  # noqa: B006 (read)
+                   ) -> dict[str, dict[str, Any]]:
+    """The table of all files of a folder and of the folders in it, by their names there.
+
+    known: entries of files that are not read: they were taken over from another table.
+    """
+    names = {path.relative_to(folder).as_posix(): path
+             for path in sorted(folder.rglob("*")) if path.is_file()}
+    return {name: known.get(name) or file_entry(path) for name, path in names.items()}
 
 
 def regular_file(folder: Path, name: str) -> Path:

@@ -2,15 +2,16 @@
 
 import dataclasses
 import functools
+import itertools
 import pathlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from rag_jax import hosts, parallel
+from rag_jax import files, hosts, parallel
 from rag_jax.answering import jit_embed
 from rag_jax.config import Config
 from rag_jax.data.batches import ENCODER_TABLE
@@ -21,12 +22,16 @@ from rag_jax.models.layers import unstack_layers
 from rag_jax.models.rag import RagModel
 from rag_jax.retrieval.bm25 import Bm25Index, build_bm25
 from rag_jax.retrieval.build import RecallSettings, build_index
+from rag_jax.retrieval.editing import edit_index, edit_words
 from rag_jax.retrieval.exact import RECALL_QUERIES
 from rag_jax.retrieval.index import PassageIndex
+from rag_jax.retrieval.manifest import read_manifest
 from rag_jax.retrieval.passages import PassageStore
-from rag_jax.retrieval.protocol import Hosts
+from rag_jax.retrieval.protocol import Hosts, Passage
+from rag_jax.retrieval.publish import publishing
 from rag_jax.retrieval.scann import ScannSettings
 from rag_jax.retrieval.shards import PassageEmbedder
+from rag_jax.retrieval.versions import current
 from rag_jax.training import on_device
 from rag_jax.training.answer_settings import make_answerer
 from rag_jax.training.job import Index, Job, fingerprint
@@ -72,6 +77,26 @@ def batch_shapes(config: Config, mesh: Mesh) -> tuple[int, list[int]]:
     return parallel.filled_up(rows, own), [*range(step, longest, step), longest]
 
 
+def passage_embedder(job: Job, model: RagModel, encoder: Params, name: str) -> PassageEmbedder:
+    """What makes the embeddings of an index.
+
+    Args:
+      job: sets lengths, batches and devices.
+      model: the architecture, of the form that the parameters have.
+      encoder: parameters of the document encoder.
+      name: its fingerprint.
+    """
+    batch_size, lengths = batch_shapes(job.config, job.mesh)
+    return PassageEmbedder(
+        embed_passages(model, encoder, job.mesh),
+        token_table=ENCODER_TABLE,
+        encoder_fingerprint=name,
+        max_length=job.config.data.max_passage_length,
+        batch_size=batch_size,
+        length_buckets=lengths,
+        pad_id=job.prepared.retriever_tokenizer.pad)
+
+
 def index_store(job: Job, params: Any, store: PassageStore, out: pathlib.Path,
                  recall_queries: np.ndarray | None = None, overwrite: bool = False
                  ) -> PassageIndex:
@@ -79,22 +104,15 @@ def index_store(job: Job, params: Any, store: PassageStore, out: pathlib.Path,
 
     Returns it opened where `config.retrieval.where` says.
     """
-    data, retrieval = job.config.data, job.config.retrieval
+    retrieval = job.config.retrieval
     given = {"num_leaves": retrieval.num_leaves, "leaves_to_search": retrieval.leaves_to_search,
              "pre_reorder_num_neighbors": retrieval.reorder}
     settings = ScannSettings(brute_force_below=retrieval.brute_force_below,
                              parts=retrieval.scann_parts,
                              **{name: v for name, v in given.items() if v is not None})
-    batch_size, lengths = batch_shapes(job.config, job.mesh)
     kind = "exact" if (retrieval.where, retrieval.index) == ("device", "auto") else retrieval.index
-    embedder = PassageEmbedder(
-        embed_passages(job.model, params["document_encoder"], job.mesh),
-        token_table=ENCODER_TABLE,
-        encoder_fingerprint=fingerprint(job.model, params["document_encoder"]),
-        max_length=data.max_passage_length,
-        batch_size=batch_size,
-        length_buckets=lengths,
-        pad_id=job.prepared.retriever_tokenizer.pad)
+    encoder = params["document_encoder"]
+    embedder = passage_embedder(job, job.model, encoder, fingerprint(job.model, encoder))
     index = build_index(store, embedder, out, kind=kind, scann=settings,
                         recall=RecallSettings(recall_queries, seed=job.config.seed,
                                               target=retrieval.scann_recall),
@@ -115,16 +133,58 @@ def index_stores(job: Job, params: Any, folder: pathlib.Path, overwrite: bool = 
         reads the whole index for them.
     """
     if queries is None:
-        dev = job.prepared.splits["dev"]
-        drawn = np.random.default_rng(job.config.seed).permutation(len(dev))[:RECALL_QUERIES]
-        if len(drawn) < len(dev) and hosts.leads():
-            print(f"recall is measured with {len(drawn)} of the {len(dev)} dev questions, drawn by "
-                  f"config.seed={job.config.seed}", flush=True)
-        queries = [dev[row] for row in sorted(drawn)]
+        queries = recall_questions(job)
     answerer = make_answerer(job, None)
     sample = answerer.embed_questions(unstack_layers(params), job.tokenize(queries))
     return {name: index_store(job, params, store, folder / name, sample, overwrite)
             for name, store in job.prepared.memories.items()}
+
+
+def recall_questions(job: Job) -> list[Example]:
+    """The dev questions that recall is measured with, or some of them where there are many."""
+    dev = job.prepared.splits["dev"]
+    drawn = np.random.default_rng(job.config.seed).permutation(len(dev))[:RECALL_QUERIES]
+    if len(drawn) < len(dev) and hosts.leads():
+        print(f"recall is measured with {len(drawn)} of the {len(dev)} dev questions, drawn by "
+              f"config.seed={job.config.seed}", flush=True)
+    return [dev[row] for row in sorted(drawn)]
+
+
+def edit_passages(job: Job, out: pathlib.Path, embedder: PassageEmbedder | None,
+                  add: Iterable[Passage] = (), delete: Sequence[str] = (),
+                  recall: RecallSettings = RecallSettings(),  # noqa: B008 (frozen)
+                  compact: bool | None = None) -> Index:
+    """Adds passages to an index and deletes others from it; opens what is published.
+
+    Args:
+      job: makes the tokens of passages.
+      out: folder of the index.
+      embedder: of the encoder that built it; None = an index of words.
+      add, delete, recall, compact: see `editing.edit_index`.
+    """
+    read_manifest(current(out))  # where there is none, none is made
+
+    def edited() -> Index:
+        if hosts.leads():
+            with publishing(out):
+                staging = files.begin_folder(out / "added")
+                try:
+                    passages, store = iter(add), None
+                    some = list(itertools.islice(passages, 1))
+                    if some:
+                        store = write_passages(
+                            staging / "added", itertools.chain(some, passages), job.config,
+                            job.prepared.retriever_tokenizer, job.prepared.format)
+                    if embedder is None:
+                        edit_words(out, store, delete)
+                    else:
+                        edit_index(out, embedder, store, delete, recall, compact)
+                finally:
+                    files.discard_folder(staging)
+        return Bm25Index.open(out) if embedder is None else PassageIndex.open(
+            out, hosts=all_hosts())
+
+    return hosts.first(edited)
 
 
 def index_words(job: Job) -> dict[str, Bm25Index]:
@@ -138,8 +198,11 @@ def describe(index: Index) -> str:
     words, recall = f"{index.size} passages, {index.manifest['kind']}", index.manifest.get("recall")
     if index.manifest["kind"] == "scann":
         scann = ScannSettings(**index.manifest["scann"])
-        leaves, searched = scann.leaves(index.size // scann.parts)
+        leaves, searched = scann.leaves(index.manifest["size"] // scann.parts)
         words += f", {searched} of {leaves} leaves searched"
+    edited = index.manifest.get("edited", {"added": 0, "deleted": 0})
+    if edited["added"] or edited["deleted"]:
+        words += f", {edited['added']} added and {edited['deleted']} deleted since it was built"
     if recall is None:
         return words
     missed = recall["recall"] < recall.get("target", 0)

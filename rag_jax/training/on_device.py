@@ -42,11 +42,29 @@ def open_index(config: Config, format: GeneratorFormat, mesh: Mesh, index: Passa
         return index
     placed = DeviceIndex(index, mesh, *layout(config, format))
     if recall_queries is not None:
-        k = index.manifest["recall"]["k"]
-        recall = measure_recall(placed, index.table, recall_queries, k, config.seed)
-        kind = f"device ({retrieval.device_dtype})"
-        placed.manifest = {**index.manifest, "kind": kind, "recall": recall}
+        measure(placed, index, recall_queries, config)
     return placed
+
+
+def updated(placed: DeviceIndex, index: PassageIndex, queries: np.ndarray | None, config: Config,
+            format: GeneratorFormat) -> DeviceIndex:
+    """A later version of an index directory on the devices, measured; in new tables, for which
+    programs are compiled anew, where those that are there have too few rows."""
+    if len(index.passages) <= placed.capacity:
+        placed.update(index)
+    else:
+        placed = DeviceIndex(index, placed.mesh, *layout(config, format))
+    measure(placed, index, queries, config)
+    return placed
+
+
+def measure(placed: DeviceIndex, index: PassageIndex, queries: np.ndarray | None, config: Config
+            ) -> None:
+    """Measures what was loaded of an index; the manifest on the devices then says so."""
+    recall = measure_recall(placed, index.table, queries, index.manifest["recall"]["k"],
+                            config.seed, index.valid)
+    kind = f"device ({config.retrieval.device_dtype})"
+    placed.manifest = {**index.manifest, "kind": kind, "recall": recall}
 
 
 def layout(config: Config, format: GeneratorFormat) -> tuple[DeviceSettings, dict[str, TokenSpec]]:

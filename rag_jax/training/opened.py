@@ -3,7 +3,7 @@
 import dataclasses
 import os
 import pathlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,20 +11,29 @@ import numpy as np
 from rag_jax import evaluation, overrides, rules
 from rag_jax.answering import Answerer, search
 from rag_jax.config import Config, ConfigError
+from rag_jax.data.batches import PASSAGE_TABLE
+from rag_jax.data.corpora import read_corpus
+from rag_jax.data.prepare import chunked
+from rag_jax.data.prepared import Prepared
 from rag_jax.data.question_files import Example, checked_questions
 from rag_jax.data.questions import QuestionTokens
 from rag_jax.data.tasks import load_examples
 from rag_jax.data.text import encoder_input, pad_rows
+from rag_jax.errors import DataError
 from rag_jax.evaluation import Evaluation
 from rag_jax.retrieval.bm25 import Bm25Index
+from rag_jax.retrieval.build import RecallSettings
+from rag_jax.retrieval.device import DeviceIndex
 from rag_jax.retrieval.index import PassageIndex
 from rag_jax.retrieval.protocol import Passage
 from rag_jax.training import indexing, on_device
+from rag_jax.training import workdir as workdirs
 from rag_jax.training.answer_settings import make_answerer
-from rag_jax.training.job import Index, Job
+from rag_jax.training.job import Index, Job, fingerprint
 from rag_jax.types import Answer, Evidence, Params
 
 Path = str | os.PathLike[str]
+SAME_VECTOR = 0.02  # relative distance of two vectors of a text by one encoder, at most
 
 
 @dataclasses.dataclass
@@ -162,6 +171,59 @@ class Rag:
             opened.check_encoder(self.index.manifest["encoder_fingerprint"])
         self.index = placed(self.job, opened)
 
+    def add(self, passages: Path | Iterable[Passage], *, compact: bool | None = None) -> None:
+        """Adds passages to the index, as `edit` does."""
+        self.edit(passages, compact=compact)
+
+    def delete(self, ids: Iterable[str], *, compact: bool | None = None) -> None:
+        """Deletes passages from the index by their ids, as `edit` does."""
+        self.edit(delete=ids, compact=compact)
+
+    def edit(self, add: Path | Iterable[Passage] = (), delete: Iterable[str] = (), *,
+             queries: Sequence[Example] | None = None, compact: bool | None = None) -> None:
+        """Publishes a further version of the index, without some of its passages and with others,
+        and reads that from now on. Only what is added is embedded; nothing is compiled again.
+
+        The current version of the folder is edited, whoever has published it. Who has an earlier
+        one open keeps it. A killed edit leaves the version that was.
+
+        Args:
+          add: passages, each an id, a title and a text; or a file, as for `build_index`.
+          delete: ids. One that is deleted and added is replaced.
+          queries: questions on which recall is measured; None = the dev questions, and where there
+            are none, passages with noise.
+          compact: build the index anew of its passages; None = where edits have made its search
+            take twice as long.
+
+        Raises:
+          RetrievalError: an id that is not there, or is there already; an index of another encoder
+            or with the tokens of another generator; or nothing would be left.
+          InUseError: another process writes into the index or into the workdir that it is in.
+          ConfigError: the run reads no passages, or has no document encoder.
+        """
+        if self.index is None:
+            raise ConfigError(f"run {self.run!r} reads no passages: it has no index to edit")
+        job, embedder, vectors = self.job, None, None
+        check_tokens(self.index, job.prepared)
+        if not job.model.lexical:
+            encoder, name = self._encoder("document_encoder"), self.index.manifest[
+                "encoder_fingerprint"]
+            if fingerprint(job.model, encoder) != name:
+                check_vectors(self)
+            embedder = indexing.passage_embedder(job, self.answerer().model, encoder, name)
+            if queries is None and "dev" in job.prepared.splits:
+                queries = indexing.recall_questions(job)
+            if queries is not None:
+                vectors = self.answerer().embed_questions(self.params, job.tokenize(queries))
+        path = pathlib.Path(self.index.path).absolute()
+        with workdirs.writing(path):
+            index = indexing.edit_passages(
+                job, path, embedder, _passages(add, self.config), list(delete),
+                RecallSettings(vectors, seed=self.config.seed), compact)
+        if isinstance(self.index, DeviceIndex):
+            index = on_device.updated(self.index, index, vectors, job.config, job.prepared.format)
+        self.index = index
+
     def questions(self, source: str | Sequence[Example] | None = None) -> Sequence[Example]:
         """Questions with their answers.
 
@@ -231,6 +293,18 @@ class Rag:
         return self.params[tower]
 
 
+def _passages(given: Path | Iterable[Passage], config: Config) -> Iterator[Passage]:
+    """The passages of a file, split as `config.data.chunk_words` says, or those given, checked."""
+    if isinstance(given, str | os.PathLike):
+        yield from chunked(read_corpus(given), config.data.chunk_words)
+        return
+    for number, passage in enumerate(given):
+        if len(passage) != 3 or not all(isinstance(field, str) for field in passage):
+            raise DataError(f"passage {number} is {passage!r:.80}: give its id, its title and its "
+                            "text, all strings")
+        yield Passage(*passage)
+
+
 def changed(config: Config, changes: Mapping[str, Any]) -> Config:
     """The configuration with dotted fields set otherwise, checked."""
     return rules.validate(overrides.replace(config, dict(changes)), resolved=True)
@@ -277,3 +351,23 @@ def placed(job: Job, index: Index | None) -> Index | None:
     if index is None or job.model.lexical:
         return index
     return on_device.open_index(job.config, job.prepared.format, job.mesh, index)
+
+
+def check_vectors(rag: Rag) -> None:
+    """Raises a RetrievalError where another document encoder has built the index.
+
+    The same one gives its first passage the same vector, but for the rounding of bfloat16.
+    Fingerprints differ also by what training alone reads (dropout), of which no source tells.
+    """
+    own, there = rag.embed_passages([rag.index.passages[0]])[0], rag.index.embeddings([0])[0]
+    if own.shape != there.shape or (
+            np.linalg.norm(own - there) > SAME_VECTOR * np.linalg.norm(there)):
+        rag.index.check_encoder(fingerprint(rag.job.model, rag.params["document_encoder"]))
+
+
+def check_tokens(index: Index, prepared: Prepared) -> None:
+    """Raises ConfigError where an index holds the tokens of another generator's tokenizer."""
+    passage, kept = index.passages[0], index.passages.tokens(PASSAGE_TABLE).rows(0)
+    if list(kept) != prepared.format.passages([passage.title], [passage.text])[0]:
+        raise ConfigError(f"{index.path}: its passages are not in the tokens of this generator; "
+                          "build an index for it")

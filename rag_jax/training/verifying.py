@@ -60,11 +60,12 @@ def _files(files: VerifiedFiles) -> tuple[str, list[str]]:
 
 def _index(path: pathlib.Path) -> Part:
     try:
-        _, manifest, passages, files = open_folder(current(path))
+        _, _, passages, files, _ = open_folder(current(path))
     except UserError as error:
         return Part(str(path), "index", [str(error)])
-    (size, damage), (_, of_passages) = _files(files), _files(passages.files)
-    return Part(str(path), f"index of {manifest['size']} passages, {size}", damage + of_passages)
+    (size, damage), of_passages = _files(files), [_files(store.files) for store in passages.stores]
+    return Part(str(path), f"index of {len(passages)} passages, {size}",
+                damage + [name for _, names in of_passages for name in names])
 
 
 def _store(path: pathlib.Path) -> Part:

@@ -10,11 +10,12 @@ more, those of RATES until its next checkpoint; and ENCODERS where no run, or no
 has one: the others' are kept.
 """
 
+import contextlib
 import dataclasses
 import json
 import pathlib
 
-from rag_jax import config_files, hosts, overrides
+from rag_jax import config_files, hosts, locks, overrides
 from rag_jax.config import Config, ConfigError, EvalConfig
 from rag_jax.overrides import value
 from rag_jax.retrieval.protocol import RetrievalError
@@ -136,6 +137,16 @@ def exists(path: str | pathlib.Path) -> bool:
         return False
     # Not as JSON: that of a workdir may be damaged, and `read` says so.
     return b'"retriever_warmup"' in content or b'"generator_warmup"' in content
+
+
+def writing(path: pathlib.Path) -> contextlib.AbstractContextManager[None]:
+    """Keeps others from writing into the workdir that a path is in, if it is in one.
+
+    Raises:
+      InUseError: another process writes there; it is named.
+    """
+    around = [folder for folder in path.parents if exists(folder)]
+    return locks.exclusive(around[0]) if around else contextlib.nullcontext()
 
 
 def read(workdir: pathlib.Path) -> Config:

@@ -7,6 +7,7 @@ They are forks of a process without threads, which has imported nothing of jax.
 """
 
 import collections
+import contextlib
 import json
 import os
 import pathlib
@@ -18,13 +19,16 @@ import time
 import numpy as np
 
 from rag_jax.locks import InUseError
+from rag_jax.retrieval.editing import edit_index
 from rag_jax.retrieval.index import PassageIndex
 from rag_jax.retrieval.passages import PassageStore, write_store
 from rag_jax.retrieval.protocol import Passage, RetrievalError
+from rag_jax.retrieval.shards import PassageEmbedder
+from rag_jax.retrieval.versions import current
 from tests.retrieval.indexing import build_index
 
 PUBLISHERS, READERS = 2, 4
-CHANGES = {"os.rename", "os.remove", "os.rmdir", "os.mkdir", "os.truncate"}
+CHANGES = {"os.rename", "os.remove", "os.rmdir", "os.mkdir", "os.truncate", "os.link"}
 
 
 def stores(folder: pathlib.Path) -> list[PassageStore]:
@@ -43,6 +47,28 @@ def publish(store: PassageStore, out: pathlib.Path, number: int) -> None:
                 token_table="ids", encoder_fingerprint=f"{number} {store[0].text}", max_length=4,
                 batch_size=4, length_buckets=[], kind="exact", recall_k=1, shard_rows=8,
                 progress=False, overwrite=True)
+
+
+def edit(store: PassageStore, out: pathlib.Path) -> None:
+    """Adds a store to the first index that `kill` publishes, of store 0, and deletes from that."""
+    embedder = PassageEmbedder(
+        lambda ids, mask: np.full((len(ids), 8), 2, np.float32), token_table="ids",
+        encoder_fingerprint="1 store 0", max_length=4, batch_size=4, length_buckets=[],
+        shard_rows=8, progress=False)
+    edit_index(out, embedder, store, ["0-3", "0-5"])
+
+
+def edited(index: PassageIndex) -> str:
+    """Which version of an edited index it is: "old", "new", or "mixed"."""
+    ids = [passage.id for passage in index.passages]
+    rows, old = np.arange(len(ids)), [f"0-{row}" for row in range(11)]
+    if ids == old and index.size == 11 and (index.embeddings(rows) == 1).all():
+        return "old"
+    both = ids == old + [f"1-{row}" for row in range(23)] and index.size == 32
+    found = index.search(np.ones((1, 8), np.float32), 32).ids if both else []
+    whole = both and (index.embeddings(rows)[:, 0] == [1] * 11 + [2] * 23).all() and (
+        sorted(found[0]) == sorted({*range(34)} - {3, 5}))
+    return "new" if whole else "mixed"
 
 
 def is_whole(index: PassageIndex) -> bool:
@@ -113,13 +139,20 @@ def opens(folder: pathlib.Path, publications: int, count: int) -> dict[str, int]
 def kill(folder: pathlib.Path, fraction: float, replaces: float) -> dict[str, str]:
     """A publisher is killed at one of its changes of names; what is seen then, and afterwards.
 
-    With `replaces` 1 there is an index already, with 0 there is none.
+    With `replaces` 1 there is an index already, with 0 there is none, and with 2 it is edited.
     """
     made, out, before = stores(folder), folder / "index", folder / "before"
     out.mkdir()
     if replaces:
         publish(made[0], out, 1)
     shutil.copytree(out, before)
+
+    def change() -> None:
+        if replaces < 2:
+            return publish(made[1], out, 2)
+        if edited(PassageIndex.open(out)) == "old":
+            with contextlib.suppress(RetrievalError):  # whole but for the pointer: now it is read
+                edit(made[1], out)
 
     def killed(at: float) -> int:
         changes, begin = 0, time.monotonic()
@@ -131,7 +164,7 @@ def kill(folder: pathlib.Path, fraction: float, replaces: float) -> dict[str, st
                 os.kill(os.getpid(), signal.SIGKILL)
 
         sys.addaudithook(hook)
-        publish(made[1], out, 2)
+        change()
         (folder / "changes").write_text(str(changes))
         assert time.monotonic() - begin < 600
         return changes
@@ -147,11 +180,17 @@ def kill(folder: pathlib.Path, fraction: float, replaces: float) -> dict[str, st
     try:
         index = PassageIndex.open(out)
         seen = index.manifest["encoder_fingerprint"] if is_whole(index) else "mixed"
+        if replaces == 2:
+            seen = edited(index)
         del index
     except RetrievalError:
         seen = "mixed" if replaces else "none"
-    publish(made[1], out, 2)
+    change()
     same = content(out) == expected
+    if replaces == 2:  # what the killed one has left goes with the next publication
+        folder = current(out).relative_to(out).as_posix()
+        same = all(content(out).get(name) == data for name, data in expected.items()
+                   if name.startswith(folder)) and edited(PassageIndex.open(out)) == "new"
     return {"seen": seen, "after": "same" if same else str(sorted(content(out)))}
 
 

@@ -39,6 +39,19 @@ def test_opens_during_publications_see_one_version_whole(count, tmp_path):
 
 
 @pytest.mark.parametrize("count", campaign.counts(4, 50))
+def test_an_edit_that_is_killed_leaves_the_old_index_or_the_new(count, tmp_path):
+    """At any change of a name, or of a link. The same edit then gives what it gives undisturbed."""
+    def case(rng):
+        folder = tmp_path / str(rng.random())
+        folder.mkdir()
+        found, _ = finish("kill", folder, rng.random(), 2)
+        assert found["after"] == "same" and found["seen"] in ("old", "new"), found
+        return found["seen"]
+
+    assert campaign.run("killed-edits", count, case).total() == count
+
+
+@pytest.mark.parametrize("count", campaign.counts(4, 50))
 def test_a_publisher_that_is_killed_leaves_the_old_index_or_the_new(count, tmp_path):
     """At any change of a name. The same command then gives what it gives undisturbed, bit by bit,
     and nothing of the killed one remains."""

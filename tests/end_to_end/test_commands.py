@@ -151,6 +151,24 @@ def test_build_index_from_a_file_and_its_guards(uninterrupted, tmp_path):
     assert bad.returncode == 1 and "more.tsv:5" in bad.stderr and "Traceback" not in bad.stderr
 
 
+def test_an_index_is_edited_by_the_same_command(uninterrupted, tmp_path):
+    out, more = tmp_path / "index", tmp_path / "more.tsv"
+    shutil.copytree(uninterrupted / "indexes" / "2018", out)
+    before = PassageIndex.open(out)
+    gone = before.passages[3].id
+    more.write_text("id\ttitle\ttext\n1\tAtlantis\tThe capital of Atlantis is A.\n")
+    edited = finish("build_index", uninterrupted, "--update", f"--out={out}", f"--add={more}",
+                    "--delete", gone)
+    assert f"{before.size} passages, exact, 1 added and 1 deleted since it was built" in edited
+    assert "recall@10 against exact search 1.0000" in edited
+    assert PassageIndex.open(out).passages.row_of("1") == before.size
+    for flags, said in (((f"--add={more}",), "--add goes with --update"),
+                        (("--update",), "--update goes with --add, --delete or --compact"),
+                        ((), "name --passages")):
+        wrong = run("build_index", uninterrupted, f"--out={out}", *flags)
+        assert wrong.returncode == 2 and said in wrong.stderr
+
+
 def test_an_index_of_another_encoder_is_refused(uninterrupted, tmp_path):
     foreign = tmp_path / "foreign"
     shutil.copytree(uninterrupted / "indexes" / "2018", foreign)

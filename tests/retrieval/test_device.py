@@ -1,6 +1,7 @@
 """Search on the devices against brute force in float64, on 1, 2, 4 and 8 of them."""
 
 import functools
+import shutil
 
 import jax
 import jax.numpy as jnp
@@ -13,9 +14,12 @@ from rag_jax.config import MeshConfig
 from rag_jax.retrieval import device, device_search
 from rag_jax.retrieval.device import DeviceIndex, TokenSpec
 from rag_jax.retrieval.device_search import DeviceSettings, DeviceTables
+from rag_jax.retrieval.editing import edit_index
 from rag_jax.retrieval.exact import measure_recall
+from rag_jax.retrieval.index import PassageIndex
 from rag_jax.retrieval.passages import write_store
 from rag_jax.retrieval.protocol import Passage, RetrievalError
+from rag_jax.retrieval.shards import PassageEmbedder
 from tests.retrieval.indexing import build_index
 
 DTYPES = ("float32", "bfloat16", "int8")
@@ -183,13 +187,22 @@ def encoder(seed):
     return embed
 
 
-def make_index(path, size, seed=0, fingerprint="encoder"):
-    """An index directory of `size` passages with random words; the table "words" has their ids."""
+def make_store(path, ids, seed=0):
+    """Passages with random words; the table "words" has their ids."""
     draw = np.random.default_rng(seed)
-    passages = [Passage(f"s{seed}p{i}", f"title {i}",
-                        " ".join(map(str, draw.integers(0, 200, 1 + i % 9)))) for i in range(size)]
-    store = write_store(path / f"store{seed}", passages, {
+    passages = [Passage(name, f"title {i}", " ".join(map(str, draw.integers(0, 200, 1 + i % 9))))
+                for i, name in enumerate(ids)]
+    return write_store(path, passages, {
         "words": lambda ps: [[int(word) for word in p.text.split()] for p in ps]})
+
+
+def embedder():
+    return PassageEmbedder(encoder(0), token_table="words", encoder_fingerprint="encoder",
+                           max_length=9, batch_size=16, length_buckets=(9,), progress=False)
+
+
+def make_index(path, size, seed=0, fingerprint="encoder"):
+    store = make_store(path / f"store{seed}", [f"s{seed}p{i}" for i in range(size)], seed)
     return build_index(store, encoder(0), path / f"index{seed}", token_table="words",
                        encoder_fingerprint=fingerprint, max_length=9, batch_size=16,
                        length_buckets=(9,), kind="exact", progress=False)
@@ -293,6 +306,50 @@ def test_add_delete_and_swap_find_what_is_there_and_compile_nothing(
     placed.add(folders["small"])
     np.testing.assert_array_equal(placed.embeddings(np.array([89, 90])),
                                   np.stack([rows[139], rows[0]]).astype(np.float32))
+
+
+def test_an_edited_index_is_taken_over_by_its_new_rows_alone(
+        folders, tmp_path, compilations, monkeypatch):
+    """Later versions of a directory, with rows that are gone; of another base, all is loaded."""
+    index, out = folders["small"], tmp_path / "index"
+    shutil.copytree(index.path, out)
+    placed, queries = opened(index), normal(6, 8, seed=3)
+
+    def edit(numbers, delete, **how):
+        added = make_store(tmp_path / f"store{numbers}", [f"a{n}" for n in numbers], 5) if (
+            numbers) else None
+        edit_index(out, embedder(), added, delete, **how)
+        return PassageIndex.open(out)
+
+    def check(placed, edited):
+        for k in (1, 7):
+            found, expected = placed.search(queries, k), edited.search(queries, k)
+            np.testing.assert_array_equal(found.ids, expected.ids)
+            np.testing.assert_allclose(found.scores, expected.scores, rtol=1e-5, atol=1e-5)
+        assert (placed.size, len(placed.passages)) == (edited.size, len(edited.passages))
+        assert placed.passages.find("s0p3") is None
+
+    read = []
+    values = DeviceIndex._values
+    monkeypatch.setattr(DeviceIndex, "_values", lambda self, index, rows: (
+        read.append(rows.tolist()) or values(self, index, rows)))
+    placed.update(edit(range(3), ["s0p3"]))
+    for k in (1, 7):
+        placed.search(queries, k)
+    compilations.clear()
+    read.clear()
+    edited = edit(range(3, 9), ["s0p9", "a1"])
+    placed.update(edited)
+    assert {row for rows in read for row in rows} == set(range(50, 58))
+    check(placed, edited)
+    check(opened(edited), edited)
+    assert compilations == []
+    both = opened(edited)
+    assert both.add(edited) == range(58, 116) and both.size == 2 * edited.size
+    edited = edit((), ["a5"], compact=True)
+    placed.update(edited)
+    check(placed, edited)
+    assert edited.manifest["size"] == len(placed.passages) == 55
 
 
 def test_what_does_not_fit_is_refused_with_the_remedy(folders):

@@ -6,6 +6,7 @@ import pytest
 
 from rag_jax.retrieval import exact
 from rag_jax.retrieval.exact import ExactIndex, inner_products, measure_recall
+from rag_jax.retrieval.joined import JoinedRows
 from rag_jax.retrieval.protocol import RetrievalError
 
 
@@ -31,6 +32,27 @@ def test_ids_scores_and_order_equal_a_stable_full_sort(monkeypatch, k, block_row
     np.testing.assert_array_equal(found.ids, ids)
     np.testing.assert_array_equal(found.scores, scores)
     assert found.ids.dtype == np.int32 and found.scores.dtype == np.float32
+
+
+@pytest.mark.parametrize("k", [1, 7, 100, 500])
+@pytest.mark.parametrize("block_rows", [64, 8192])
+def test_rows_that_are_not_valid_are_never_found(monkeypatch, k, block_rows):
+    """Half of the rows, all of some blocks and all but one of another; they score best."""
+    monkeypatch.setattr(exact, "BLOCK_ROWS", block_rows)
+    queries, embeddings = normal(13, 24), normal(1000, 24, seed=1)
+    valid = np.zeros(1000, bool)
+    valid[np.r_[70, 200:699]] = True
+    embeddings[~valid] *= 9
+    index = ExactIndex(JoinedRows([embeddings[:650], embeddings[650:]]), valid)
+    ids, scores = full_sort(queries, embeddings[valid], k)
+    found = index.search(queries, k)
+    np.testing.assert_array_equal(found.ids, np.flatnonzero(valid)[ids])
+    np.testing.assert_array_equal(found.scores, scores)
+    assert index.size == 500
+    recall = measure_recall(index, embeddings, None, 10, 0, valid)
+    assert recall["recall"] == 1.0
+    with pytest.raises(RetrievalError, match="allows 1 to 500"):
+        index.search(queries, 501)
 
 
 @pytest.mark.parametrize("different", [1, 3, 40])

@@ -1,0 +1,241 @@
+"""Editing an index: passages are added and deleted, and a further version of it is published.
+
+Only added passages are embedded. They lie in a segment of their own, which is searched exactly
+beside what was built; the rows of deleted ones stay, and no search finds them. The files that were
+built are taken over by their names (hard links), with the digests that they have always had. An
+index whose edits make its search slow is compacted: built anew from its rows as they are.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from rag_jax import files
+from rag_jax.retrieval.bm25 import FINGERPRINT, index_words
+from rag_jax.retrieval.build import RecallSettings, build_parts, manifest_of, measure
+from rag_jax.retrieval.index import Embeddings
+from rag_jax.retrieval.joined import copy_rows
+from rag_jax.retrieval.manifest import (
+    ADDED,
+    DELETED,
+    EMBEDDINGS,
+    MANIFEST,
+    IndexFolder,
+    open_folder,
+    read_manifest,
+)
+from rag_jax.retrieval.passages import PassageStore
+from rag_jax.retrieval.protocol import RetrievalError
+from rag_jax.retrieval.publish import begun, publish_index, publishing
+from rag_jax.retrieval.scann import EXACT_ROW, SMALLEST, ScannSettings
+from rag_jax.retrieval.shards import PassageEmbedder, embed_all, join_shards
+from rag_jax.retrieval.verification import digest_of, folder_entries, map_file
+from rag_jax.retrieval.versions import current
+
+
+class Edit(NamedTuple):
+    """What an edit makes of an index.
+
+    Attributes:
+        base: the version that is edited.
+        kept: bool[N], its rows that are neither deleted before nor now.
+        added: the new passages; None = none.
+    """
+
+    base: IndexFolder
+    kept: np.ndarray
+    added: PassageStore | None
+
+    @property
+    def parts(self) -> list[tuple[PassageStore, np.ndarray]]:
+        """Passage stores with their rows int64[R] that stay: built, added before, new."""
+        stores, first, parts = self.base.passages.stores, 0, []
+        for store in stores:
+            parts.append((store, np.flatnonzero(self.kept[first : first + len(store)])))
+            first += len(store)
+        if self.added is not None:
+            parts.append((self.added, np.arange(len(self.added))))
+        return parts
+
+    @property
+    def rows(self) -> int:
+        """Passages that the edited index has."""
+        return sum(len(rows) for _, rows in self.parts)
+
+
+def planned(out: Path, kinds: tuple[str, ...], fingerprint: str, added: PassageStore | None,
+            deleted: Sequence[str]) -> Edit:
+    """The edit of the current version at `out`, checked before any work.
+
+    Raises:
+        RetrievalError: no index of these kinds and this encoder; a deleted id that it has not, an
+            added id that it has, or nothing would be left.
+    """
+    base = open_folder(current(out), kinds, fingerprint)
+    for store in base.passages.stores:
+        store.files.verify()
+    kept = np.ones(len(base.passages), bool) if base.valid is None else base.valid.copy()
+    kept[[base.passages.row_of(passage_id) for passage_id in deleted]] = False
+    for passage_id in () if added is None else added.ids():
+        row = base.passages.find(passage_id)
+        if row is not None and kept[row]:
+            raise RetrievalError(f"{out}: has a passage {passage_id!r}; to replace it, delete it "
+                                 "in the same edit.")
+    if added is not None and {*added.token_tables} != {*base.passages.token_tables}:
+        raise RetrievalError(f"{out}: has the token tables {sorted(base.passages.token_tables)}, "
+                             f"the new passages {sorted(added.token_tables)}.")
+    edit = Edit(base, kept, added)
+    if not edit.rows:
+        raise RetrievalError(f"{out}: nothing would be left of its passages; an index needs one.")
+    return edit
+
+
+def edit_index(out: Path, embedder: PassageEmbedder, added: PassageStore | None = None,
+               deleted: Sequence[str] = (), recall: RecallSettings = RecallSettings(),  # noqa: B008
+               compact: bool | None = None) -> None:
+    """Adds passages to an index of vectors and deletes others from it, in one new version.
+
+    A killed edit leaves the version that was; the same edit again goes on with its embeddings.
+
+    Args:
+        out: the index directory; who has it open keeps the version that is open.
+        embedder: the encoder that built the index; embeds the added passages.
+        added: passages with the token tables of the index's.
+        deleted: ids of passages. An id may be deleted and added: it is replaced.
+        recall: how recall is measured afterwards. Its target is that of the build.
+        compact: build the index anew from its rows; None = where `is_slow`.
+
+    Raises:
+        RetrievalError: as `planned`, or an embedding cannot be used.
+        InUseError: another process builds at out; it is named.
+    """
+    read_manifest(current(out))  # publishing would make an index where there is none
+    with publishing(out):
+        edit = planned(out, ("exact", "scann"), embedder.encoder_fingerprint, added, deleted)
+        if added is None and not len(deleted) and not compact:
+            return
+        content = begun(out, _key(edit))
+        new = _embedded(edit, embedder, content)
+        for left in content.iterdir():  # by a killed process
+            files.remove_folder(left)
+        if compact or compact is None and is_slow(edit):
+            manifest, known = _compacted(edit, new, content)
+        else:
+            manifest, known = _with_segment(edit, new, content)
+        manifest["files"] = folder_entries(content, known)
+        MANIFEST.write(content, manifest)
+        folder = open_folder(content)
+        measure(folder, recall)
+        publish_index(content, out, folder.manifest, manifest["files"])
+
+
+def edit_words(out: Path, added: PassageStore | None = None, deleted: Sequence[str] = ()
+               ) -> None:
+    """`edit_index` for an index of words: they are counted anew, as each weight is of all passages.
+
+    Raises:
+        RetrievalError: as `planned`, or no passage has a word.
+        InUseError: another process builds at out; it is named.
+    """
+    read_manifest(current(out))
+    with publishing(out):
+        edit = planned(out, ("bm25",), FINGERPRINT, added, deleted)
+        if added is None and not len(deleted):
+            return
+        content = begun(out, _key(edit))
+        for left in content.iterdir():
+            files.remove_folder(left)
+        store = copy_rows(content / "passages", edit.parts)
+        index_words(store, content / "bm25")
+        publish_index(content, out, {
+            **edit.base.manifest, "passages_fingerprint": store.fingerprint, "size": len(store),
+            "edited": {"added": 0, "deleted": 0}})
+
+
+def is_slow(edit: Edit) -> bool:
+    """Whether a search of an edited index takes more than twice as long as one of a compacted one:
+    more than half of the built rows are deleted, or the added ones, which are searched exactly,
+    take longer than all of ScaNN's."""
+    manifest, added = edit.base.manifest, sum(len(rows) for _, rows in edit.parts[1:])
+    built = manifest["size"]
+    if 2 * np.count_nonzero(edit.kept[:built]) < built:
+        return True
+    if manifest["kind"] == "exact":
+        return False
+    settings = ScannSettings(**manifest["scann"])
+    return EXACT_ROW * added > settings.parts * settings.work(built // settings.parts)
+
+
+def _key(edit: Edit) -> dict[str, Any]:
+    """Names what an edited version is made from."""
+    return {"edit": digest_of({
+        "base": edit.base.manifest["files"], "kept": np.packbits(edit.kept).tobytes().hex(),
+        "added": None if edit.added is None else edit.added.fingerprint})}
+
+
+def _embedded(edit: Edit, embedder: PassageEmbedder, content: Path) -> np.ndarray:
+    """The embeddings float32[A, E] of the new passages."""
+    width = edit.base.manifest["width"]
+    if edit.added is None:
+        return np.zeros((0, width), np.float32)
+    file, size = content.parent / "new" / EMBEDDINGS, len(edit.added)
+    file.parent.mkdir(exist_ok=True)
+    embed_all(edit.added, embedder, file)
+    join_shards(file, size, embedder.shard_rows)
+    new = map_file(file, "<f4").reshape(size, -1)
+    if new.shape[1] != width:
+        raise RetrievalError(f"{edit.base.path}: has embeddings of width {width}, the embedder "
+                             f"returned {new.shape[1]}; if the encoder changed, so must its "
+                             "fingerprint.")
+    return new
+
+
+def _write_rows(edit: Edit, new: np.ndarray, parts: slice, folder: Path) -> PassageStore:
+    """Writes passages and embeddings of some of `edit.parts` into a folder, in their order."""
+    embeddings = Embeddings(edit.base)
+    embeddings.check_all(list(embeddings.arrays)[parts])
+    arrays = [*embeddings.arrays.values(), new][parts]
+    with files.replaced(folder / EMBEDDINGS, "wb") as file:
+        for array, (_, rows) in zip(arrays, edit.parts[parts], strict=False):
+            for begin in range(0, len(rows), 2**14):
+                file.write(array[rows[begin : begin + 2**14]].tobytes())
+    return copy_rows(folder / "passages", edit.parts[parts])
+
+
+def _with_segment(edit: Edit, new: np.ndarray, content: Path) -> tuple[dict, dict]:
+    """The version with a segment of added passages: its manifest, and the known entries in it."""
+    base, built = edit.base, edit.base.manifest["size"]
+    before = base.manifest.get("edited", {"added": 0, "passages_fingerprint": None})
+    same = edit.added is None and edit.kept[built:].all()
+    known = {name: entry for name, entry in base.manifest["files"].items()
+             if name != DELETED and (same or not name.startswith(f"{ADDED}/"))}
+    for name in known:
+        files.take_over(base.path / name, content / name)
+    gone = np.flatnonzero(~edit.kept[:built])
+    if len(gone):
+        files.write_bytes(content / DELETED, gone.astype("<i8").tobytes())
+    edited = {**before, "deleted": len(gone)}
+    if not same:
+        edited |= {"added": sum(len(rows) for _, rows in edit.parts[1:]),
+                   "passages_fingerprint": None}
+    if not same and edited["added"]:
+        (content / ADDED).mkdir()
+        store = _write_rows(edit, new, slice(1, None), content / ADDED)
+        edited["passages_fingerprint"] = store.fingerprint
+    return {**base.manifest, "edited": edited}, known
+
+
+def _compacted(edit: Edit, new: np.ndarray, content: Path) -> tuple[dict, dict]:
+    """The version that is built anew of all rows; as `_with_segment`."""
+    inputs, width = edit.base.manifest["inputs"], edit.base.manifest["width"]
+    store = _write_rows(edit, new, slice(None), content)
+    manifest = manifest_of(inputs, store, width)
+    if inputs["kind"] == "scann":
+        scann = ScannSettings(**inputs["scann"])
+        if len(store) >= SMALLEST * scann.parts:
+            build_parts(content, len(store), scann)
+        else:
+            manifest |= {"kind": "exact", "scann": None}
+    return {**manifest, "edited": {"added": 0, "deleted": 0}}, {}

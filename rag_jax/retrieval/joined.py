@@ -1,0 +1,185 @@
+"""What lies in several files one after another, read like one: rows, passages and their tokens.
+
+An index that was edited has the rows that it was built from, and after them the added ones.
+"""
+
+import itertools
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from rag_jax.citation import Citation
+from rag_jax.retrieval.passages import PassageStore, TokenTable, unknown_id, write_store
+from rag_jax.retrieval.protocol import Passage, RetrievalError
+
+
+class JoinedRows:
+    """Arrays [N, E] one after another, of which rows are read as of one array."""
+
+    ndim = 2
+
+    def __init__(self, arrays: Sequence[np.ndarray]):
+        self._arrays, self.dtype = arrays, arrays[0].dtype
+        self._firsts = _firsts(arrays)
+        self.shape = (sum(map(len, arrays)), arrays[0].shape[1])
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __getitem__(self, rows: slice | np.ndarray) -> np.ndarray:
+        """Rows as a slice without step, [R, E], or integers[...] from 0 on, [..., E]."""
+        parts = zip(self._firsts, self._arrays, strict=True)
+        if isinstance(rows, slice):
+            begin, end, _ = rows.indices(len(self))
+            some = [array[max(begin - first, 0) : max(end - first, 0)] for first, array in parts]
+            some = [rows for rows in some if len(rows)]
+            return some[0] if len(some) == 1 else np.concatenate(some or [self._arrays[0][:0]])
+        rows = np.asarray(rows)
+        result = np.empty((*rows.shape, self.shape[1]), self.dtype)
+        for first, array in parts:
+            own = (rows >= first) & (rows < first + len(array))
+            result[own] = array[rows[own] - first]
+        return result
+
+
+class JoinedPassages:
+    """Passage stores one after another, by row, as one PassageStore gives them.
+
+    Args:
+        stores: at least one.
+        valid: bool[N] or longer: the rows that count. Others can be read, but have no id any more.
+    """
+
+    def __init__(self, stores: Sequence[PassageStore], valid: np.ndarray):
+        self.stores, self._valid = tuple(stores), valid
+
+    def append(self, store: PassageStore) -> None:
+        """Adds the rows of a further store."""
+        self.stores += (store,)
+
+    @property
+    def path(self) -> Path:
+        """Of the first store."""
+        return self.stores[0].path
+
+    @property
+    def token_tables(self) -> tuple[str, ...]:
+        """Names of the token tables."""
+        return self.stores[0].token_tables
+
+    def __len__(self) -> int:
+        return sum(map(len, self.stores))
+
+    def __getitem__(self, row: int) -> Passage:
+        store, own = self._place(row)
+        return store[own]
+
+    def source(self, row: int) -> Citation | None:
+        """Where a passage stands in a document; see PassageStore.source."""
+        store, own = self._place(row)
+        return store.source(own)
+
+    def _place(self, row: int) -> tuple[PassageStore, int]:
+        """The store that has a row, and its row there."""
+        for first, store in self._parts():
+            if first <= row < first + len(store):
+                return store, row - first
+        raise IndexError(f"row {row} is outside 0..{len(self) - 1}.")
+
+    def find(self, passage_id: str) -> int | None:
+        """The row that counts of a passage id, or None; see PassageStore.find."""
+        for first, store in self._parts():
+            row = store.find(passage_id)
+            if row is not None and self._valid[first + row]:
+                return first + row
+        return None
+
+    def row_of(self, passage_id: str) -> int:
+        """The row that counts of a passage id.
+
+        Raises:
+            RetrievalError: no passage has this id; near matches are listed.
+        """
+        row = self.find(passage_id)
+        if row is None:
+            size = int(np.count_nonzero(self._valid[: len(self)]))
+            raise unknown_id(self.path, passage_id, size, self.ids())
+        return row
+
+    def ids(self) -> Iterator[str]:
+        """The ids of the rows that count."""
+        ids = itertools.chain.from_iterable(store.ids() for store in self.stores)
+        return (one for one, counts in zip(ids, self._valid, strict=False) if counts)
+
+    def tokens(self, name: str) -> "JoinedTokens":
+        """The token tables of that name, one after another."""
+        return JoinedTokens([(store.tokens(name), first) for first, store in self._parts()])
+
+    def _parts(self) -> Iterator[tuple[int, PassageStore]]:
+        return zip(_firsts(self.stores), self.stores, strict=True)
+
+
+class JoinedTokens:
+    """Token tables one after another, each with its first row."""
+
+    def __init__(self, parts: list[tuple[TokenTable, int]]):
+        self._parts = parts
+
+    def rows(self, row: int) -> np.ndarray:
+        """The token ids of one row."""
+        table, first = next(part for part in reversed(self._parts) if part[1] <= row)
+        return table.rows(row - first)
+
+    def lengths_of(self, row_ids: np.ndarray) -> np.ndarray:
+        """int64[...]: tokens of some rows."""
+        lengths = np.zeros(row_ids.shape, np.int64)
+        for table, first, own in self._own(row_ids):
+            lengths[own] = table.lengths_of(row_ids[own] - first)
+        return lengths
+
+    def padded(self, row_ids: np.ndarray, length: int, pad_id: int
+               ) -> tuple[np.ndarray, np.ndarray]:
+        """Rows in one rectangle; see TokenTable.padded."""
+        row_ids = np.asarray(row_ids)
+        tokens = np.full((*row_ids.shape, length), pad_id, np.int32)
+        mask = np.zeros(tokens.shape, bool)
+        for table, first, own in self._own(row_ids):
+            tokens[own], mask[own] = table.padded(row_ids[own] - first, length, pad_id)
+        return tokens, mask
+
+    def _own(self, row_ids: np.ndarray) -> Iterator[tuple[TokenTable, int, np.ndarray]]:
+        """Each table with its first row, and which of some rows bool[...] are in it."""
+        part_of = np.searchsorted([first for _, first in self._parts], row_ids, side="right") - 1
+        for number, (table, first) in enumerate(self._parts):
+            yield table, first, part_of == number
+
+
+def copy_rows(path: Path, parts: Sequence[tuple[PassageStore, np.ndarray]]) -> PassageStore:
+    """Writes a store of some rows int[R] of each of some stores, with their tokens as they are and
+    their places in documents.
+
+    Raises:
+        RetrievalError: their token tables differ, two passages have one id, or path exists.
+    """
+    tables = {frozenset(store.token_tables) for store, _ in parts}
+    if len(tables) > 1:
+        names = " and ".join(str(sorted(names)) for names in tables)
+        raise RetrievalError(f"{path}: token tables {names} do not fit together.")
+
+    def rows_of(name: str) -> Iterator[np.ndarray]:
+        return (store.tokens(name).rows(int(row)) for store, rows in parts for row in rows)
+
+    rows = {name: rows_of(name) for name in parts[0][0].token_tables}
+    encoders = {name: lambda chunk, name=name: list(itertools.islice(rows[name], len(chunk)))
+                for name in rows}
+    passages = (store[int(row)] for store, rows in parts for row in rows)
+    sources = (store.source(int(row)) for store, rows in parts for row in rows)
+    cited = any(store.cited for store, _ in parts)
+    return write_store(path, passages, encoders,
+                       source=(lambda passage_id: next(sources)) if cited else None)
+
+
+def _firsts(parts: Sequence) -> list[int]:
+    """The first row of each part."""
+    return [0, *itertools.accumulate(map(len, parts[:-1]))]
