@@ -14,7 +14,7 @@ from rag_jax.answering import Answerer
 from rag_jax.config import ConfigError, EvalConfig
 from rag_jax.data.question_files import Example
 from rag_jax.data.questions import QuestionTokens
-from rag_jax.metrics.retrieval import retrieval_monitors
+from rag_jax.metrics.retrieval import gold_metrics, retrieval_monitors
 from rag_jax.types import Answer, Params
 
 
@@ -47,7 +47,8 @@ def evaluate(answerer: Answerer, params: Params, questions: QuestionTokens,
       answers given), questions_cut, inputs_cut and tokens_cut (percent of the questions that the
       query encoder reads in part, of the pairs of question and passage that the generator does,
       and of the passages' tokens that it does not read), read_recall@K (answer_recall@K of what
-      the generator reads of the passages), certified (percent, where the decoding can claim it),
+      the generator reads of the passages), gold_recall@K, gold_mrr and gold_ndcg@K (percent; where
+      questions name passages of the index), certified (percent, where the decoding can claim it),
       and the retrieval-collapse monitors. With a null document also retrieval_utility (mean nats by
       which the likelihood of the first reference exceeds that without a document), null_prior and
       null_posterior (means of its probabilities).
@@ -74,6 +75,7 @@ def evaluate(answerer: Answerer, params: Params, questions: QuestionTokens,
             metrics["retrieval_utility"] = (found["log_p"] - found["log_p_null"]).mean()
     if retrieved is not None:
         metrics |= _read_metrics(answerer, questions, retrieved, known)
+        metrics |= _gold_metrics(answerer, questions, retrieved)
         beliefs = {"prior": np.array([a.prior for a in answers], np.float64),
                    "posterior": np.array([a.posterior for a in answers], np.float64)}
         if answerer.model.null_document != "none":
@@ -127,6 +129,20 @@ def _read_metrics(answerer: Answerer, questions: QuestionTokens, retrieved: np.n
             scoring.answer_ranks(questions.examples, passages), passages)
         metrics |= {name.replace("answer_", "read_"): value for name, value in recalls.items()}
     return metrics
+
+
+def _gold_metrics(answerer: Answerer, questions: QuestionTokens, retrieved: np.ndarray
+                  ) -> dict[str, float]:
+    """`gold_metrics` over the questions that name passages of this index; {} without any."""
+    store, pairs = answerer.index.passages, []
+    for example, rows in zip(questions.examples, retrieved, strict=True):
+        gold = [name for name in example.positive_ids if store.find(name) is not None]
+        if gold:
+            pairs.append(([store[int(row)].id for row in rows if row >= 0], set(gold)))
+    if not pairs:
+        return {}
+    found, gold = zip(*pairs, strict=True)
+    return gold_metrics(found, gold, scoring.depths(found))
 
 
 def remarks(result: Evaluation, max_source_length: int) -> list[str]:

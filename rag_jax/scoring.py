@@ -145,10 +145,10 @@ def answer_ranks(examples: Sequence[Example], retrieved: Retrieved) -> np.ndarra
 def answer_recalls(ranks: np.ndarray, retrieved: Retrieved) -> dict[str, float]:
     """answer_recall@K: percent of the questions with an answer in one of the first K passages."""
     return {f"answer_recall@{k}": value
-            for k, value in retrieval.recall_at(ranks, _depths(retrieved)).items()}
+            for k, value in retrieval.recall_at(ranks, depths(retrieved)).items()}
 
 
-def _depths(retrieved: Retrieved) -> list[int]:
+def depths(retrieved: Sequence[Sequence]) -> list[int]:
     """The usual K, and all that were retrieved: a curve over K needs recall@K at every K."""
     deepest = max(map(len, retrieved))
     return [*(k for k in RECALL_AT if k < deepest), deepest]
@@ -239,7 +239,7 @@ def _kilt(predictions: Texts, examples: Sequence[Example], retrieved: Retrieved 
     supported = [kilt.supported(text, example.answers, precision) for text, example, precision
                  in zip(predictions, examples, precisions, strict=True)]
     found = {"r_precision": _percent(precisions)}
-    for k in _depths(retrieved):
+    for k in depths(retrieved):
         found[f"page_recall@{k}"] = _percent(
             [kilt.page_recall(*pair, k) for pair in zip(pages, sets, strict=True)])
     for name, values in zip(kilt.Supported._fields, zip(*supported, strict=True), strict=True):
@@ -270,7 +270,7 @@ def _titles(examples: Sequence[Example], retrieved: Retrieved | None) -> dict[st
     pairs = [([passage.title for passage in passages], example.titles)
              for example, passages in zip(examples, retrieved, strict=True) if example.titles]
     found = {"titled_count": len(pairs)}
-    for k in _depths(retrieved):
+    for k in depths(retrieved):
         precisions = [retrieval.title_precision(*pair, k) for pair in pairs]
         found[f"title_overlap@{k}"] = _percent([value > 0 for value in precisions])
         found[f"title_precision@{k}"] = _percent(precisions)

@@ -77,6 +77,28 @@ def test_answers_are_scored_with_the_passages_that_they_were_given():
         "answer_recall@1": 0.0}
 
 
+def test_gold_passages_count_where_questions_name_some_of_the_index():
+    """Gold passages of another index would make every retriever look useless."""
+    class Store(list):
+        def find(self, name):
+            return {"a": 0, "b": 1}.get(name)
+
+    def metrics(*golds):
+        parrot = Parrot(["1950s", "Lima"])
+        parrot.index.passages = Store(PASSAGES)
+        examples = [example._replace(positive_ids=gold)
+                    for example, gold in zip(QUESTIONS.examples, golds, strict=True)]
+        found = evaluate(parrot, {}, SimpleNamespace(examples=examples, cuts=Cuts()),
+                         likelihood=False).metrics
+        return {name: value for name, value in found.items() if name.startswith("gold_")}
+
+    assert metrics((), ("elsewhere",)) == {}
+    assert metrics(("b", "elsewhere"), ()) == pytest.approx({
+        "gold_recall@1": 0, "gold_recall@2": 100, "gold_mrr": 50, "gold_ndcg@1": 0,
+        "gold_ndcg@2": 100 / np.log2(3)})
+    assert metrics(("b",), ("a",))["gold_mrr"] == 75
+
+
 def test_a_closed_book_has_nothing_to_do_with_passages():
     found = evaluate(Parrot(["1950s", "x"], index=False), {}, QUESTIONS).metrics
     assert found["em"] == 50.0 and not {"answer_recall@1", "unique_passages",

@@ -2,7 +2,7 @@
 
 import re
 import unicodedata
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 import numpy as np
 import regex as regex_module
@@ -88,6 +88,41 @@ def answer_recall(
 def recall_at(ranks: Sequence[float], ks: Iterable[int]) -> dict[int, float]:
     """Percentage of the ranks, from 0, that are among the first k, for each k."""
     return {k: 100.0 * float(np.mean(np.asarray(ranks) < k)) for k in ks}
+
+
+def gold_metrics(retrieved: Sequence[Sequence[str]], gold: Sequence[Collection[str]],
+                 ks: Iterable[int]) -> dict[str, float]:
+    """How well the passages that are known to hold the answers are ranked, in percent.
+
+    Args:
+        retrieved: per question the ids of its passages, best first, each once.
+        gold: per question the ids of its gold passages, at least one.
+        ks: depths, 1 or more.
+
+    Returns:
+        Means over the questions: gold_recall@K, the share of a question's gold passages that are
+        among its first K; gold_mrr, 1 / rank of the first one, 0 where none is retrieved; and
+        gold_ndcg@K, with gain 1 for each and the discount 1 / log2(1 + rank), over the best that
+        K places can have.
+
+    Raises:
+        ValueError: no questions, different numbers of them, or one without a gold passage.
+    """
+    if not gold or len(gold) != len(retrieved) or not all(map(len, gold)):
+        raise ValueError(f"{len(retrieved)} questions with passages, {len(gold)} with gold ones: "
+                         "expected as many of both, one or more, and a gold passage for each")
+    ks = list(ks)
+    hits = [np.isin(list(ids), list(right)) for ids, right in zip(retrieved, gold, strict=True)]
+    counts = np.array(list(map(len, gold)))
+    metrics = {f"gold_recall@{k}": [hit[:k].sum() / count for hit, count in zip(
+        hits, counts, strict=True)] for k in ks}
+    metrics["gold_mrr"] = [1 / (hit.argmax() + 1) if hit.any() else 0.0 for hit in hits]
+    for k in ks:
+        discount = 1 / np.log2(2 + np.arange(k))
+        metrics[f"gold_ndcg@{k}"] = [
+            discount[: len(hit[:k])][hit[:k]].sum() / discount[:count].sum()
+            for hit, count in zip(hits, counts, strict=True)]
+    return {name: 100.0 * float(np.mean(values)) for name, values in metrics.items()}
 
 
 def title_precision(titles: Sequence[str], gold_titles: Iterable[str], k: int) -> float:

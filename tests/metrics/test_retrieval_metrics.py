@@ -10,6 +10,7 @@ from rag_jax.metrics.retrieval import (
     _joined_tokens,
     answer_rank,
     answer_recall,
+    gold_metrics,
     has_answer,
     retrieval_monitors,
     title_precision,
@@ -183,3 +184,22 @@ def test_monitors_count_a_repeated_passage_once_per_question():
 def test_monitors_refuse_what_is_no_distribution(ids, prior, posterior, message):
     with pytest.raises(ValueError, match=message):
         retrieval_monitors(ids, prior, posterior)
+
+
+def test_gold_metrics_by_hand():
+    """Ranks count from 1; nDCG takes nothing for what there are no places for, or no gold."""
+    found = gold_metrics([["a", "b", "c"], ["d", "e", "f"], ["g"]],
+                         [{"b", "c", "x"}, {"z"}, {"g", "y"}], [1, 2, 5])
+    two, three = 1 / np.log2(3), 1 / np.log2(4)
+    expected = {
+        "gold_recall@1": [0, 0, 1 / 2], "gold_recall@2": [1 / 3, 0, 1 / 2],
+        "gold_recall@5": [2 / 3, 0, 1 / 2], "gold_mrr": [1 / 2, 0, 1],
+        "gold_ndcg@1": [0, 0, 1], "gold_ndcg@2": [two / (1 + two), 0, 1 / (1 + two)],
+        "gold_ndcg@5": [(two + three) / (1 + two + three), 0, 1 / (1 + two)]}
+    assert found == pytest.approx({name: 100 * np.mean(each) for name, each in expected.items()})
+
+
+@pytest.mark.parametrize("found, gold", [([], []), ([["a"]], []), ([["a"]], [set()])])
+def test_gold_metrics_need_gold(found, gold):
+    with pytest.raises(ValueError, match="a gold passage for each"):
+        gold_metrics(found, gold, [1])
