@@ -15,9 +15,11 @@ from rag_jax.data.questions import QuestionTokens
 from rag_jax.data.text import Cuts, bucket
 from rag_jax.decoding.answer import decode
 from rag_jax.decoding.certificate import NEEDS, exact
+from rag_jax.decoding.prefixes import KeptPrefixes, Reader
 from rag_jax.decoding.results import NOT_FINITE, Decoded, ScoreError, faults
 from rag_jax.decoding.settings import Decoding
 from rag_jax.models import rag
+from rag_jax.models.generator import in_dtype
 from rag_jax.retrieval.bm25 import Bm25Index
 from rag_jax.retrieval.index import PassageIndex
 from rag_jax.retrieval.protocol import Passage, SearchResult, merge
@@ -53,7 +55,11 @@ def jit_decode(model: rag.RagModel, settings: Decoding) -> Program:
 @functools.cache
 def jit_log_likelihood(model: rag.RagModel) -> Program:
     """(params, batch) -> dict of float32[B] in nats, as `rag.log_likelihood`."""
-    return jax.jit(lambda params, batch: rag.log_likelihood(model, params, batch))
+    def log_likelihood(params: Params, batch: Batch) -> dict[str, jax.Array]:
+        generator = in_dtype(params["generator"], model.generator.dtype)
+        return rag.log_likelihood(model, {**params, "generator": generator}, batch)
+
+    return jax.jit(log_likelihood)
 
 
 def search(index: PassageIndex | Bm25Index, queries: np.ndarray, k: int) -> np.ndarray:
@@ -89,6 +95,8 @@ class Settings:
       labels: the texts of decoding.labels.
       node_budget: prefixes that exact decoding may expand for a question whose answer the beam
         has not certified; 0 = no such search.
+      prefix_mib: MiB of what is kept of passages, which then are read by themselves; 0 = they are
+        read with their question.
     """
 
     k: int
@@ -98,6 +106,7 @@ class Settings:
     seed: int = 0
     labels: Sequence[str] = ()
     node_budget: int = 0
+    prefix_mib: int = 0
 
 
 class Answerer:
@@ -108,16 +117,21 @@ class Answerer:
       mesh: batches are split over its data and fsdp axes.
       index: the passages; None = closed book.
       settings: all else.
+      prefixes: what is kept of passages already; None = nothing.
     """
 
     def __init__(self, model: rag.RagModel, mesh: Mesh, index: PassageIndex | Bm25Index | None,
-                 settings: Settings):
+                 settings: Settings, prefixes: KeptPrefixes | None = None):
         budget, self.decoding = settings.node_budget, settings.decoding
         if budget and hosts.count() > 1:
             raise ConfigError("config.eval.exact_nodes: the exact search runs in one process; set "
                               "0, or answer with one process")
         if budget and not self.decoding.certifies(model):
             raise ConfigError(f"config.eval.exact_nodes={budget}: {NEEDS}; set 0 otherwise")
+        if settings.prefix_mib and hosts.count() > 1:
+            raise ConfigError("config.eval.prefix_mib: what is kept of passages is kept by one "
+                              "process; set 0, or answer with one process")
+        self.prefixes = KeptPrefixes() if prefixes is None else prefixes
         self.model, self.mesh, self.index = model, mesh, index
         self.settings, self.k = settings, settings.k
         self.batch_size = parallel.filled_up(settings.batch_size, mesh)
@@ -161,7 +175,8 @@ class Answerer:
         return search(self.index, self.queries(params, questions), self.k)
 
     def batches(self, questions: QuestionTokens, retrieved: np.ndarray | None,
-                answers: bool = True) -> Iterator[tuple[np.ndarray, Batch]]:
+                answers: bool = True, read: Reader | None = None
+                ) -> Iterator[tuple[np.ndarray, Batch]]:
         """(numbers of its questions, device batch) until all questions have come.
 
         Questions whose inputs are about as long come together, in batches of few shapes.
@@ -170,9 +185,10 @@ class Answerer:
           questions: whose inputs and answers are read.
           retrieved: int[Q, K], the passages to read.
           answers: whether the batches have targets, which decoding does not read.
+          read: what reads passages by themselves; None = they are read with their question.
         """
         batcher = RagBatcher(questions, self.settings.length_step, self.model.embedding_width,
-                             self.model.null_document != "none")
+                             self.model.null_document != "none", read=read)
         everyone, size = np.arange(len(questions)), self.batch_size
         own = parallel.own_rows(size, self.mesh)
         keys = [batcher.lengths(everyone, retrieved, self.index)]  # the last one sorts first
@@ -199,8 +215,10 @@ class Answerer:
     def decode_each(self, params: Params, questions: QuestionTokens, retrieved: np.ndarray | None
                     ) -> Iterator[Answer]:
         """`decode`, with answers as soon as they, and those before them, are there."""
-        done, waiting = 0, {}
-        for numbers, batch in self.batches(questions, retrieved, answers=False):
+        done, waiting, read = 0, {}, None
+        if budget := self.settings.prefix_mib:
+            read = self.prefixes.reader(self.model, params, budget)
+        for numbers, batch in self.batches(questions, retrieved, answers=False, read=read):
             decoded, expanded = self._decode_batch(params, batch, numbers)
             for row, fault in faults(decoded).items():
                 if row < len(numbers):

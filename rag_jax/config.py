@@ -581,6 +581,11 @@ class EvalConfig:
     kilt_pages: Literal["title", "id"] = field(
         "title", "metrics=kilt: pages are the same that have the same title; or Wikipedia's id, "
         "where passages are called ID, or ID.N after their division into chunks")
+    prefix_mib: int = field(
+        0, "decoder-only generators: host memory in which keys and values of passages are kept "
+        "between questions, those met last. A passage that is kept is not read again; a new one is "
+        "read by itself, which takes longer, so that this pays where many questions find the same "
+        "passages; 0 = nothing is kept", at_least=0)
     memory_mib: int = field(4096, "budget of the decoder's arrays on a device; groups of questions "
                             "and candidates are made to fit; 0 = all at once", at_least=0)
 

@@ -121,8 +121,15 @@ def _towers(config: Config, resolved: bool) -> Iterator[str]:
     if model.retriever.model_type == "modernbert" and model.retriever.scan_layers:
         yield ("config.model.retriever.scan_layers: the layers of a ModernBERT are not alike; set "
                "false")
+    known = resolved or "generator" not in model.sources
     if model.generator.family == "causal":
-        yield from _decoder_only(config, resolved or not model.generator.pretrained)
+        yield from _decoder_only(config, known)
+    if config.eval.prefix_mib and known and (
+            model.generator.family != "causal" or model.head == "classification"
+            or config.data.source_format in ("question_first", "hugging_face")):
+        yield (f"config.eval.prefix_mib={config.eval.prefix_mib}: what is kept of a passage must "
+               "not depend on the question; it does not where a decoder-only generator, without a "
+               "classification head, reads prompts that begin with the passage; set 0")
     if len(encoders) == 1 and not lexical(config):
         missing = ({"query_encoder", "document_encoder"} - encoders).pop()
         yield (f"config.model.{missing}.pretrained: the other encoder comes from "

@@ -11,6 +11,15 @@ Array = jax.Array | np.ndarray
 Params = dict[str, Any]
 
 
+class Prefixes(NamedTuple):
+    """What a decoder-only generator has kept of the passages of a `Batch`: keys, turned to their
+    positions, and values of P tokens, for each layer and its G heads."""
+
+    keys: Array  # dtype[B, K, layers, G, C, P]
+    values: Array  # dtype[B, K, layers, G, P, C]
+    lengths: Array  # int32[B, K], how many of the P places are of an input
+
+
 class Batch(NamedTuple):
     """One global batch of RAG training or evaluation; the leading axis is split over `data`.
 
@@ -40,6 +49,8 @@ class Batch(NamedTuple):
     # Where the tokens of a question's inputs stand among their K * S places, in order, and K * S
     # for the rest: the generator's encoder then computes these N alone, not the padding.
     source_places: Array | None = None  # int32[B, N]
+    # Of a generator that keeps what it has read; the inputs above are what follows these.
+    prefixes: Prefixes | None = None
 
 
 class QuestionBatch(NamedTuple):

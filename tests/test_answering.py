@@ -10,10 +10,11 @@ import tiny
 
 from rag_jax import answering, parallel
 from rag_jax.citation import Citation
-from rag_jax.config import ConfigError, MeshConfig
+from rag_jax.config import CausalConfig, ConfigError, MeshConfig
 from rag_jax.data.question_files import Example
 from rag_jax.data.questions import QuestionTokens
 from rag_jax.data.text import GeneratorFormat, train_bart_tokenizer, train_bert_tokenizer
+from rag_jax.decoding import prefixes
 from rag_jax.decoding.results import DecodingError
 from rag_jax.decoding.settings import Decoding
 from rag_jax.retrieval.protocol import Passage
@@ -140,10 +141,14 @@ def test_what_is_read_of_passages_is_what_their_inputs_hold():
 
 @pytest.fixture(scope="module")
 def library():
+    return shelf()
+
+
+def shelf(longest=64):
     """Nine questions of one to nine words, their passages, and a model for their tokens."""
     words = ["Lima is a town in Peru"] * 9
     bart, bert = train_bart_tokenizer(words, 300), train_bert_tokenizer(words, 100)
-    layout = GeneratorFormat(bart, 64)
+    layout = GeneratorFormat(bart, longest)
     texts = [" ".join(["Lima is"] * n) for n in (9, 1, 7, 3, 5, 2, 8, 4, 6)]
     examples = [Example(str(n), text, ("Peru " * (n % 4 + 1),)) for n, text in enumerate(texts)]
     rows = layout.passages([""] * 9, texts)
@@ -192,3 +197,39 @@ def test_sorted_by_length_and_padded_to_few_lengths_questions_get_the_same_answe
     assert shapes[0] == [(32, 64, 16)], "one length for all"
     assert len(shapes[1]) == 5 and 1 < len(set(shapes[1])) <= 3, "two batches of each, and the rest"
     assert 2 * np.prod(shapes[1], axis=1).sum() < 9 * np.prod(shapes[0]) / 2
+
+
+def test_passages_that_are_kept_change_no_bit_of_an_answer(monkeypatch):
+    """Neither whether a passage was met before, nor whether there was room for it. What is read in
+    two parts is what is read at once, passages that a question cuts among them."""
+    model, index, questions = shelf(longest=22)
+    model = dataclasses.replace(model, generator=CausalConfig(
+        variant="gemma3", vocab_size=300, max_positions=64, width=12, decoder_layers=2, heads=4,
+        kv_heads=2, head_size=4, mlp_width=10, init_std=0.3, window=5, global_every=2))
+    params, runs = tiny.rag_params(model, seed=4), []
+    retrieved = np.array([[n, (n + 1) % 9] for n in range(9)])
+    program = prefixes._program(model.generator)
+    monkeypatch.setattr(prefixes, "_program", lambda _: lambda params, ids, mask: (
+        runs.append(int(mask.sum())), program(params, ids, mask))[1])
+
+    def answers(mib, kept=None):
+        runs.clear()
+        answerer = answering.Answerer(
+            model, parallel.make_mesh(MeshConfig(), jax.devices()[:1]), index, answering.Settings(
+                2, 2, 8, Decoding(max_length=4, num_beams=2), prefix_mib=mib), kept)
+        return answerer.decode(params, questions, retrieved), len(runs)
+
+    kept = prefixes.KeptPrefixes()
+    (first, new), (again, none) = answers(1, kept), answers(1, kept)
+    assert (new, none, max(runs, default=0)) == (9, 0, 0), "each passage is read once"
+    monkeypatch.setattr(prefixes, "MIB", 0)
+    without_room, most = answers(1)
+    assert 9 < most <= 18 and first == again == without_room
+    lengths = index.passages.tokens("").lengths_of(retrieved)
+    asked = np.array([[len(suffix)] for suffix in questions.suffixes])
+    assert (questions.format.kept(lengths, asked) < lengths).any()
+    for one, other in zip(first, answers(0)[0], strict=True):
+        assert one.token_ids == other.token_ids
+        for name in ("token_log_probs", "token_posterior"):
+            np.testing.assert_allclose(
+                getattr(one, name), getattr(other, name), rtol=1e-4, atol=1e-5)

@@ -1,6 +1,6 @@
 """Questions with their passages as padded host batches, and the one place that makes a `Batch`."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -9,9 +9,10 @@ from rag_jax.data.questions import QuestionTokens
 from rag_jax.data.text import bucket, pad_rows
 from rag_jax.retrieval.bm25 import Bm25Index
 from rag_jax.retrieval.index import PassageIndex
-from rag_jax.types import Array, Batch, QuestionBatch
+from rag_jax.types import Array, Batch, Prefixes, QuestionBatch
 
 PASSAGE_TABLE = "generator"  # token table of "title / text" in a passage store
+SHORTEST_REST = 16  # padded tokens of what follows a passage that is read by itself
 ENCODER_TABLE = "document_encoder"  # token table of [CLS] title [SEP] text [SEP]
 
 
@@ -49,11 +50,14 @@ class RagBatcher:
         a multiple of half of length_step for each of K inputs, whose padded length, on which
         little depends then, is one of twice that step. Where length_step is more than a quarter of
         the longest, shapes are to be few, and inputs are not packed.
+      read: what reads passages by themselves, `decoding.prefixes.Reader`; the batch then has
+        `Batch.prefixes`. None = they are read with their question.
     """
 
     def __init__(self, questions: QuestionTokens, length_step: int, embedding_width: int,
-                 null_document: bool = False, packed: bool = False):
-        self.questions, self.packed = questions, packed
+                 null_document: bool = False, packed: bool = False,
+                 read: Callable[..., tuple[np.ndarray, np.ndarray]] | None = None):
+        self.questions, self.packed, self.read = questions, packed, read
         self.null_document = null_document
         self.length_step = length_step
         self.embedding_width = embedding_width
@@ -82,6 +86,9 @@ class RagBatcher:
         inputs = [questions.format.join(passage, questions.suffixes[row])
                   for row, tokens in zip(rows[own], passages.tokens, strict=True)
                   for passage in tokens]
+        if self.read is not None:
+            passages.fields["prefixes"], inputs = self._in_two(passages.tokens, rows[own], inputs)
+            length = max(SHORTEST_REST, 1 << (max(map(len, inputs)) - 1).bit_length())
         shape = (len(passages.tokens), -1, length)
         ids, mask = pad_rows(inputs, length, questions.format.tokenizer.pad)
         if packed:
@@ -89,6 +96,24 @@ class RagBatcher:
             passages.fields["source_places"] = pad_rows(
                 [np.flatnonzero(row) for row in of_questions], packed, of_questions.shape[1])[0]
         return assemble(asked, ids.reshape(shape), mask.reshape(shape), **passages.fields)
+
+    def _in_two(self, passages: list[list[Sequence[int]]], rows: np.ndarray,
+                inputs: list[list[int]]) -> tuple[Prefixes, list[list[int]]]:
+        """What is kept of the passages of questions, and what follows them in their inputs.
+
+        A passage is read as it is without any question: one that a question cuts is as long.
+        """
+        format, shape = self.questions.format, (len(rows), -1)
+        after = [len(self.questions.suffixes[row]) + len(format.foot)
+                 for row, tokens in zip(rows, passages, strict=True) for _ in tokens]
+        lengths = [len(row) - rest for row, rest in zip(inputs, after, strict=True)]
+        whole = [[*format.begin, *passage[: format.room]] for tokens in passages
+                 for passage in tokens]
+        kept = self.read(whole, [bucket(len(row), self.length_step, format.max_length)
+                                 for row in whole])
+        keys, values = (each.reshape(*shape, *each.shape[1:]) for each in kept)
+        return (Prefixes(keys, values, np.array(lengths, np.int32).reshape(shape)),
+                [row[length:] for row, length in zip(inputs, lengths, strict=True)])
 
     def _shape(self, lengths: np.ndarray) -> tuple[int, int]:
         """Padded length of the inputs of a batch, with so many tokens int64[B, K], and how many

@@ -1,7 +1,5 @@
 """From a batch of questions with passages to answers, by every way of decoding."""
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 
@@ -11,6 +9,7 @@ from rag_jax.decoding.memory import questions_at_once
 from rag_jax.decoding.results import Decoded
 from rag_jax.decoding.settings import Decoding
 from rag_jax.models import rag
+from rag_jax.models.generator import in_dtype
 from rag_jax.types import Batch, Params
 
 
@@ -33,11 +32,13 @@ def decode(model: rag.RagModel, settings: Decoding, params: Params, batch: Batch
     if settings.sample != (key is not None):
         raise ValueError("sample=True needs a key, and nothing else takes one")
     questions, passages, source = batch.source_ids.shape
+    if batch.prefixes is not None:
+        source += batch.prefixes.keys.shape[-1]
     if key is not None and key.ndim == 0:
         key = jax.vmap(jax.random.fold_in, (None, 0))(key, jnp.arange(questions))
 
     boxed = jax.eval_shape(lambda: model.init(jax.random.key(0), ("generator",)))["generator"]
-    generator = parallel.gathered(_in_dtype(params["generator"], model.generator.dtype), boxed)
+    generator = parallel.gathered(in_dtype(params["generator"], model.generator.dtype), boxed)
     params = {**params, "generator": generator}
 
     def run(rows: tuple[Batch, jax.Array | None]) -> Decoded:
@@ -64,11 +65,3 @@ def decode(model: rag.RagModel, settings: Decoding, params: Params, batch: Batch
     decoded = jax.lax.map(run, groups)
     return jax.tree.map(
         lambda x: x.swapaxes(0, 1).reshape(questions, *x.shape[2:]), decoded)
-
-
-def _in_dtype(params: Params, dtype: str) -> Params:
-    """Matrices in the dtype in which they are multiplied, converted once instead of every step."""
-    def convert(path: Any, leaf: jax.Array) -> jax.Array:
-        return leaf.astype(dtype) if path[-1].key in ("kernel", "embedding", "output") else leaf
-
-    return jax.tree_util.tree_map_with_path(convert, params)

@@ -43,11 +43,13 @@ class Documents(NamedTuple):
 
 def read(model: rag.RagModel, params: Params, batch: Batch) -> Documents:
     """Encodes every document with its question."""
-    def encode(given: tuple[jax.Array, jax.Array]) -> Source:
+    def encode(given: tuple[Any, ...]) -> Source:
         return _apply(model, params, lambda generator: generator.read(*given))
 
     log_prior = rag.log_prior(model, params, batch)
     given = rag.as_documents(model, batch)
+    if batch.prefixes is not None:
+        given += (_before(model, batch),)
     count = len(given[0])
     at_once = documents_at_once(model, *given[0].shape)
     if at_once == count or parallel.row_parts(batch.source_ids) > 1:
@@ -56,6 +58,17 @@ def read(model: rag.RagModel, params: Params, batch: Batch) -> Documents:
         read = jax.lax.platform_dependent(
             given, cpu=functools.partial(_in_groups, encode, count // at_once), default=encode)
     return Documents(jnp.exp(log_prior), rag.document_prior(model, log_prior), read)
+
+
+def _before(model: rag.RagModel, batch: Batch) -> Source:
+    """What is kept of each passage by itself, as `Generator.read` takes it."""
+    keys, values, lengths_BK = batch.prefixes
+    if model.fuses:  # missing passages are masked, all of them
+        lengths_BK = jnp.where(batch.doc_mask, lengths_BK, 0)
+    layers = tuple(KeysValues(*(x[:, :, number].reshape(-1, *x.shape[3:]) for x in (keys, values)))
+                   for number in range(keys.shape[2]))
+    begin = lengths_BK.reshape(-1)
+    return Source(layers, jnp.arange(keys.shape[-1])[None] < begin[:, None], begin)
 
 
 def _in_groups(function: Callable[[Any], Any], count: int, rows: Any) -> Any:

@@ -240,19 +240,26 @@ class CausalLM(nn.Module):
                         deterministic=deterministic)
         return self.norm(x[:, -targets:])
 
-    def read(self, ids: jax.Array, mask: jax.Array) -> Source:
+    def read(self, ids: jax.Array, mask: jax.Array, before: Source | None = None) -> Source:
         rows, passages, length = ids.shape
-        places = np.arange(length)
-        real = mask.reshape(-1, 1, 1, length)
-        back = (places[:, None] - places)[None, None]
-        masks = self.masks((back >= 0) & real, back)
-        angles, kept = self.angles(jnp.asarray(places)[None]), []
+        positions, real = jnp.arange(length)[None], mask.reshape(-1, length)
+        if before is not None:
+            positions = before.begin[:, None] + positions  # -> [R * P, S]
+            real = _followed(before.mask, real, before.begin, 1)
+        back = positions[:, None, :, None] - jnp.arange(real.shape[1])[None, None, None]
+        masks = self.masks((back >= 0) & real[:, None, None], back)
+        angles, kept = self.angles(positions), []
         x = self.embed(ids.reshape(-1, length))
-        for layer, local in zip(self.decoder.loop(), self.config.local_layers, strict=True):
+        for number, (layer, local) in enumerate(
+                zip(self.decoder.loop(), self.config.local_layers, strict=True)):
             queries, own = layer.project(x, angles[local])
+            if before is not None:
+                own = KeysValues(*(_followed(*pair, before.begin, axis) for *pair, axis in zip(
+                    before.layers[number], own, (3, 2), strict=True)))
             x = layer.finish(x, queries, [Part(own, masks[local])])
             kept.append(_side_by_side(own, passages))
-        return Source(tuple(kept), mask.reshape(rows, -1), _begin(mask))
+        real = real.reshape(rows, passages, -1)
+        return Source(tuple(kept), real.reshape(rows, -1), _begin(real))
 
     def step(self, source: Source, tokens: jax.Array, position: jax.Array,
              past: tuple[KeysValues, ...], own: jax.Array
@@ -309,6 +316,14 @@ def _begin(mask: jax.Array) -> jax.Array:
     """The first target's position int32[R] after passages with tokens where mask [R, P, S] says:
     after the longest."""
     return mask.sum(axis=-1, dtype=jnp.int32).max(axis=-1)
+
+
+def _followed(before: jax.Array, now: jax.Array, begin: jax.Array, axis: int) -> jax.Array:
+    """`before` with room for `now`, and in each row that from place `begin` int32[R] on: a place
+    along the axis is then a position."""
+    room = jnp.concatenate([before, jnp.zeros_like(now)], axis)
+    return jax.vmap(functools.partial(jax.lax.dynamic_update_slice_in_dim, axis=axis - 1))(
+        room, now, begin)
 
 
 def _side_by_side(kept: KeysValues, passages: int) -> KeysValues:

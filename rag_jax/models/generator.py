@@ -29,7 +29,7 @@ Sizes: R documents, P passages of each (K in Fusion-in-Decoder, else 1), S token
 hypotheses or A answers about each document, T tokens of them.
 """
 
-from typing import Protocol
+from typing import Any, Protocol
 
 import flax.linen as nn
 import jax
@@ -39,6 +39,7 @@ from rag_jax.models.bart import Bart
 from rag_jax.models.causal_lm import CausalLM
 from rag_jax.models.layers import KeysValues, Source
 from rag_jax.models.t5 import T5
+from rag_jax.types import Params
 
 
 class Generator(Protocol):
@@ -58,8 +59,12 @@ class Generator(Protocol):
           no other.
         """
 
-    def read(self, ids: jax.Array, mask: jax.Array) -> Source:
-        """What is kept of passages int32[R, P, S], each read by itself."""
+    def read(self, ids: jax.Array, mask: jax.Array, before: Source | None = None) -> Source:
+        """What is kept of passages int32[R, P, S], each read by itself.
+
+        before: of a decoder-only model, what it has kept of the tokens before these: a source of
+          R * P documents of one passage each, whose S comes first in what is returned.
+        """
 
     def step(self, source: Source, tokens: jax.Array, position: jax.Array,
              past: tuple[KeysValues, ...], own: jax.Array
@@ -84,6 +89,18 @@ class Generator(Protocol):
 
 
 FAMILIES: dict[str, type[nn.Module]] = {"bart": Bart, "t5": T5, "causal": CausalLM}
+
+
+MATRICES = ("kernel", "embedding", "output")  # parameters that are read in `config.dtype`
+
+
+def in_dtype(params: Params, dtype: str) -> Params:
+    """A generator's matrices in the dtype in which they are multiplied, converted once instead of
+    every step."""
+    def convert(path: Any, leaf: jax.Array) -> jax.Array:
+        return leaf.astype(dtype) if path[-1].key in MATRICES else leaf
+
+    return jax.tree_util.tree_map_with_path(convert, params)
 
 
 def build(config: GeneratorConfig) -> Generator:

@@ -6,12 +6,17 @@ from typing import Any
 from rag_jax.answering import Answerer, Settings
 from rag_jax.config import Config, ConfigError
 from rag_jax.data.text import Tokenizer, label_tokens
+from rag_jax.decoding.prefixes import KeptPrefixes
 from rag_jax.decoding.settings import Decoding
 from rag_jax.training.job import Index, Job
 
 
-def make_answerer(job: Job, index: Index | None, **changes: Any) -> Answerer:
-    """Decoding and retrieval as `config.eval` and `config.retrieval` set them, with `changes`."""
+def make_answerer(job: Job, index: Index | None, prefixes: KeptPrefixes | None = None,
+                  **changes: Any) -> Answerer:
+    """Decoding and retrieval as `config.eval` and `config.retrieval` set them, with `changes`.
+
+    prefixes: as `Answerer` takes them.
+    """
     config = job.config
     looped = {"scan_layers": False, "remat": "none"}
     model = dataclasses.replace(
@@ -26,8 +31,9 @@ def make_answerer(job: Job, index: Index | None, **changes: Any) -> Answerer:
         seed=config.seed,
         labels=config.eval.labels,
         node_budget=config.eval.exact_nodes,
+        prefix_mib=config.eval.prefix_mib,
     )
-    return Answerer(model, job.mesh, index, dataclasses.replace(settings, **changes))
+    return Answerer(model, job.mesh, index, dataclasses.replace(settings, **changes), prefixes)
 
 
 def decoding_settings(config: Config, tokenizer: Tokenizer) -> Decoding:

@@ -19,6 +19,7 @@ from rag_jax.data.question_files import Example, checked_questions
 from rag_jax.data.questions import QuestionTokens
 from rag_jax.data.tasks import load_examples
 from rag_jax.data.text import encoder_input, pad_rows
+from rag_jax.decoding.prefixes import KeptPrefixes
 from rag_jax.errors import DataError
 from rag_jax.evaluation import Evaluation
 from rag_jax.retrieval.bm25 import Bm25Index
@@ -45,12 +46,14 @@ class Rag:
       run: its name among the workdir's runs.
       params: of all its towers, with looped layers.
       index: the passages that it reads; None for a closed-book run.
+      prefixes: what is kept of passages between questions (config.eval.prefix_mib).
     """
 
     job: Job
     run: str
     params: Params
     index: Index | None
+    prefixes: KeptPrefixes = dataclasses.field(default_factory=KeptPrefixes, repr=False)
 
     def __repr__(self) -> str:
         return f"Rag({str(self.job.workdir)!r}, run={self.run!r})"
@@ -274,7 +277,7 @@ class Rag:
         job = dataclasses.replace(self.job, config=self._as_asked(how or {}))
         if how and "k" in how and self.index is not None:
             _check_k(job.config, self.index)
-        return make_answerer(job, self.index, **changes)
+        return make_answerer(job, self.index, self.prefixes, **changes)
 
     def _as_asked(self, how: Mapping[str, Any]) -> Config:
         config = changed(self.config, {f"eval.{name}": value for name, value in how.items()})

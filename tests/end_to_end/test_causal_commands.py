@@ -110,6 +110,9 @@ def test_convert_index_ask_train_resume_export(tmp_path):
     assert first.job.model.start_id == pieces.encode_written(":")[-1]
     answer, = first.ask(["Where does place 3 lie?"], num_beams=2)
     np.testing.assert_allclose(sum(answer.posterior), 1, rtol=1e-5)
+    kept = [first.ask(["Where does place 3 lie?"], num_beams=2, prefix_mib=1)[0] for _ in range(2)]
+    assert kept[0] == kept[1] and kept[0].text == answer.text
+    np.testing.assert_allclose(kept[0].log_prob, answer.log_prob, rtol=1e-5)
     answers_without_a_workdir(tmp_path, answer)
     np.testing.assert_allclose(
         first.log_likelihood("Where does place 3 lie?", "region 0"), trained(

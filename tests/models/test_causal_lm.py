@@ -79,6 +79,35 @@ def test_cached_decoding_is_the_full_forward_pass(name):
         np.testing.assert_allclose(found, full, atol=2e-5)
 
 
+@pytest.mark.parametrize("name,passages", [("gemma2", 1), ("qwen2", 2)])
+def test_what_is_read_in_two_parts_is_what_is_read_at_once(name, passages):
+    """A part at the wrong positions, behind padding that it may see, or in another row's place."""
+    module, ids = CausalLM(CONFIGS[name]), np.stack([IDS, IDS[::-1]], axis=1)[:, :passages]
+    first, whole = (np.array(each)[:, :passages]
+                    for each in ([[3, 1], [0, 4]], [[6, 4], [3, 6]]))
+
+    def placed(begin, end):
+        """The tokens from `begin` to `end` of each passage, as padded rows."""
+        place = np.arange(SOURCE) + begin[..., None]
+        rows = np.take_along_axis(ids, np.minimum(place, SOURCE - 1), axis=2)
+        return rows, place < end[..., None]
+
+    @tiny.jit
+    def forced(params, *parts):
+        def run(generator):
+            source = None
+            for ids, mask in parts[:-1]:
+                alone = generator.read(ids.reshape(-1, 1, SOURCE), mask.reshape(-1, 1, SOURCE))
+                source = alone._replace(begin=mask.sum(axis=-1).reshape(-1))
+            return generator.forced(generator.read(*parts[-1], source), INPUTS)
+        return nn.apply(run, module)({"params": params})
+
+    at_once = forced(params(name), placed(0 * whole, whole))
+    assert np.asarray(at_once).std() > 0.1
+    np.testing.assert_allclose(
+        forced(params(name), placed(0 * whole, first), placed(first, whole)), at_once, atol=2e-5)
+
+
 @pytest.mark.parametrize("name", ["gemma2"])
 def test_padding_and_neighbours_change_nothing(name):
     """Tokens behind a prompt's end, or in another row, that leak into what continues it."""
