@@ -55,11 +55,7 @@ def jit_decode(model: rag.RagModel, settings: Decoding) -> Program:
 @functools.cache
 def jit_log_likelihood(model: rag.RagModel) -> Program:
     """(params, batch) -> dict of float32[B] in nats, as `rag.log_likelihood`."""
-    def log_likelihood(params: Params, batch: Batch) -> dict[str, jax.Array]:
-        generator = in_dtype(params["generator"], model.generator.dtype)
-        return rag.log_likelihood(model, {**params, "generator": generator}, batch)
-
-    return jax.jit(log_likelihood)
+    return jax.jit(lambda params, batch: rag.log_likelihood(model, params, batch))
 
 
 def search(index: PassageIndex | Bm25Index, queries: np.ndarray, k: int) -> np.ndarray:
@@ -218,6 +214,7 @@ class Answerer:
         done, waiting, read = 0, {}, None
         if budget := self.settings.prefix_mib:
             read = self.prefixes.reader(self.model, params, budget)
+        params = self._in_dtype(params)
         for numbers, batch in self.batches(questions, retrieved, answers=False, read=read):
             decoded, expanded = self._decode_batch(params, batch, numbers)
             for row, fault in faults(decoded).items():
@@ -229,6 +226,12 @@ class Answerer:
             while done in waiting:
                 yield waiting.pop(done)
                 done += 1
+
+    def _in_dtype(self, params: Params) -> Params:
+        """With the generator's matrices in the dtype in which they are multiplied: converted by the
+        programs that answer, they could be laid out otherwise, and sums be rounded otherwise, than
+        those that are kept so."""
+        return {**params, "generator": in_dtype(params["generator"], self.model.generator.dtype)}
 
     def _decode_batch(self, params: Params, batch: Batch, numbers: np.ndarray
                       ) -> tuple[Decoded, np.ndarray]:
@@ -283,7 +286,7 @@ class Answerer:
           log_p = log p(answer | question) and, with a null document, log_p_null = log p(answer |
           question, no document).
         """
-        found = {}
+        found, params = {}, self._in_dtype(params)
         for numbers, batch in self.batches(questions, retrieved):
             for name, value in parallel.fetch(self._log_likelihood(params, batch)).items():
                 if name.startswith("log_p"):

@@ -160,7 +160,7 @@ def _as_they_are(config: Config, named: Config, path: pathlib.Path, index: Path,
     job = Job(config, path, prepared, parallel.make_mesh(config.mesh))
     opened = open_index(job, config.runs[0], str(index))
     check_tokens(opened, prepared)
-    params = pretrained.load(dataclasses.replace(job, config=named), towers)
+    params = pretrained.load(dataclasses.replace(job, config=named), towers, answers=True)
     rag = Rag(job, config.runs[0], unstack_layers(params), opened)
     if "document_encoder" in towers:
         check_vectors(rag)

@@ -132,6 +132,10 @@ class GeneratorConfig(TransformerConfig):
     decoder_layers: int = field(6, "decoder layers", at_least=1)
     attention_dropout: float = field(0.0, "dropout of attention weights", at_least=0, at_most=1)
     layer_norm_eps: float = field(1e-5, "epsilon of LayerNorm", at_least=0)
+    param_dtype: Literal["float32", "bfloat16"] = field(
+        "float32", "type in which matrices are kept while a model answers (rag_jax.load, generate, "
+        "evaluate); bfloat16 takes half the memory, and with dtype=bfloat16, which it needs, the "
+        "answers are the same. Training keeps float32")
     logit_chunk: int = field(16, "target positions whose logits exist at a time", at_least=1)
     start_token: int = field(
         -1, "token id that the decoder reads first, in the loss and in decoding; -1 = as the "

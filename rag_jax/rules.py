@@ -121,6 +121,11 @@ def _towers(config: Config, resolved: bool) -> Iterator[str]:
     if model.retriever.model_type == "modernbert" and model.retriever.scan_layers:
         yield ("config.model.retriever.scan_layers: the layers of a ModernBERT are not alike; set "
                "false")
+    if model.generator.param_dtype != "float32" and (
+            model.generator.dtype != model.generator.param_dtype):
+        yield (f"config.model.generator.param_dtype={model.generator.param_dtype}: what is "
+               f"multiplied in {model.generator.dtype} would be rounded; set "
+               "config.model.generator.dtype=bfloat16 too, or float32 here")
     known = resolved or "generator" not in model.sources
     if model.generator.family == "causal":
         yield from _decoder_only(config, known)

@@ -17,11 +17,15 @@ from rag_jax.data.text import GeneratorFormat, train_bart_tokenizer, train_bert_
 from rag_jax.decoding import prefixes
 from rag_jax.decoding.results import DecodingError
 from rag_jax.decoding.settings import Decoding
+from rag_jax.models.generator import in_dtype
 from rag_jax.retrieval.protocol import Passage
 
 QUESTIONS = SimpleNamespace(format=SimpleNamespace(tokenizer=SimpleNamespace(
     decode=lambda ids: " ".join(map(str, ids)), piece=str)))
 REAL = 2
+CAUSAL = CausalConfig(
+    variant="gemma3", vocab_size=300, max_positions=64, width=12, decoder_layers=2, heads=4,
+    kv_heads=2, head_size=4, mlp_width=10, init_std=0.3, window=5, global_every=2)
 
 
 class Questions(SimpleNamespace):
@@ -203,9 +207,7 @@ def test_passages_that_are_kept_change_no_bit_of_an_answer(monkeypatch):
     """Neither whether a passage was met before, nor whether there was room for it. What is read in
     two parts is what is read at once, passages that a question cuts among them."""
     model, index, questions = shelf(longest=22)
-    model = dataclasses.replace(model, generator=CausalConfig(
-        variant="gemma3", vocab_size=300, max_positions=64, width=12, decoder_layers=2, heads=4,
-        kv_heads=2, head_size=4, mlp_width=10, init_std=0.3, window=5, global_every=2))
+    model = dataclasses.replace(model, generator=CAUSAL)
     params, runs = tiny.rag_params(model, seed=4), []
     retrieved = np.array([[n, (n + 1) % 9] for n in range(9)])
     program = prefixes._program(model.generator)
@@ -233,3 +235,24 @@ def test_passages_that_are_kept_change_no_bit_of_an_answer(monkeypatch):
         for name in ("token_log_probs", "token_posterior"):
             np.testing.assert_allclose(
                 getattr(one, name), getattr(other, name), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("generator", [tiny.BART, tiny.T5, CAUSAL])
+def test_matrices_that_are_kept_in_bfloat16_give_the_same_bits(generator, monkeypatch):
+    """Rounded at another place than where they are multiplied, they would be another model."""
+    model = tiny.rag_model(generator=dataclasses.replace(
+        generator, vocab_size=38, dtype="bfloat16"))
+    params, batch = tiny.rag_params(model, seed=4), tiny.rag_batch(model=tiny.rag_model())
+    kept = {**params, "generator": in_dtype(params["generator"], "bfloat16")}
+    assert {str(leaf.dtype) for leaf in jax.tree.leaves(kept["generator"])} == {
+        "bfloat16", "float32"}
+    answerer = answering.Answerer(
+        model, parallel.make_mesh(MeshConfig(), jax.devices()[:1]), Index(),
+        answering.Settings(3, 3, 1, Decoding(max_length=3, num_beams=2)))
+    monkeypatch.setattr(answerer, "batches", lambda *_, **__: iter([(np.arange(REAL), batch)]))
+    questions = Questions(ids=np.ones(REAL), format=QUESTIONS.format, examples=[None] * REAL)
+    retrieved = np.tile(np.arange(3), (REAL, 1))
+    whole, halved = ((answerer.decode(each, questions, retrieved),
+                      answerer.log_likelihoods(each, questions, retrieved)["log_p"].tolist())
+                     for each in (params, kept))
+    assert halved == whole

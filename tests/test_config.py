@@ -258,6 +258,8 @@ def test_the_ends_of_the_bounds_and_none_are_allowed(changes):
      "config.train.retriever_objective=adist: run 'fid_joint' has a decoder-only generator"),
     ({"train.retriever_objective": "pdist", "train.query_encoder_rate": None},
      "config.train.retriever_objective=pdist: run 'rag_token' has no encoder that trains"),
+    ({"model.generator.param_dtype": "bfloat16"}, "config.model.generator.param_dtype=bfloat16: "
+     "what is multiplied in float32 would be rounded; set config.model.generator.dtype=bfloat16"),
     ({"eval.prefix_mib": 64}, "config.eval.prefix_mib=64: what is kept of a passage must not"),
     ({"train.retriever_objective": "loop", "retrieval.k": 1},
      "config.train.retriever_objective=loop: run 'rag_token' has one passage at most"),

@@ -8,6 +8,7 @@ from typing import Any
 
 import flax.linen as nn
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from rag_jax import parallel
@@ -18,7 +19,7 @@ from rag_jax.hub.families import Architecture
 from rag_jax.hub.stored import HEADER_LIMIT, HubError, read_json
 from rag_jax.hub.tensors import Tensors, open_tensors
 from rag_jax.models.dpr import DprEncoder
-from rag_jax.models.generator import build
+from rag_jax.models.generator import MATRICES, build
 from rag_jax.types import Params
 
 VOCABULARIES = ("tokenizer.json", "vocab.json", "vocab.txt", "sentencepiece.bpe.model",
@@ -41,7 +42,8 @@ class Pretrained(Architecture):
     family: the class of transformers, such as "BartForConditionalGeneration".
     towers: those of the file, whichever of them were loaded.
     params: by tower, among "query_encoder", "document_encoder" and "generator" as in
-      `RagModel.init` (unboxed, float32), and "bert": a plain BERT in the form of either encoder.
+      `RagModel.init` (unboxed; float32, but for generator.param_dtype), and "bert": a plain BERT
+      in the form of either encoder.
     kind: "token" or "sequence" where a RAG checkpoint says so, "fid" where its authors' do.
     tokenizers: folders by tower ("query_encoder" and "generator" for RAG), where there are any.
     inputs: (data.source_format, data.question_text) that a generator was trained with, where
@@ -145,7 +147,8 @@ def load(source: str | os.PathLike, *, towers: Collection[str] | None = None,
     if not wanted:
         raise HubError(f"{tensors.source}: holds {', '.join(places)}, not {', '.join(towers)}")
     weights = [weight for weight in weights if weight.path[0] in wanted]
-    params = _place(tensors, weights, {tower: boxed[tower] for tower in wanted}, mesh)
+    kept = checkpoint.generator.param_dtype if checkpoint.generator else "float32"
+    params = _place(tensors, weights, {tower: boxed[tower] for tower in wanted}, mesh, kept)
     return dataclasses.replace(checkpoint, params=params)
 
 
@@ -243,8 +246,9 @@ def leaves(tree: Params) -> dict[names.Path, Any]:
 
 
 def _place(tensors: Tensors, weights: list[names.Weight], boxed: Params,
-           mesh: jax.sharding.Mesh | None) -> Params:
-    """The parameters, each put on its devices as soon as it is read."""
+           mesh: jax.sharding.Mesh | None, kept: str) -> Params:
+    """The parameters, each put on its devices as soon as it is read; a generator's matrices in the
+    dtype in which they are kept."""
     shapes = leaves(nn.meta.unbox(boxed))
     shardings = leaves(parallel.param_shardings(boxed, mesh)) if mesh else {}
     sources: dict[names.Path, list[names.Weight]] = {}
@@ -262,5 +266,7 @@ def _place(tensors: Tensors, weights: list[names.Weight], boxed: Params,
         branch = params
         for key in path[:-1]:
             branch = branch.setdefault(key, {})
+        if path[0] == "generator" and path[-1] in MATRICES:
+            value = value.astype(jnp.dtype(kept), copy=False)
         branch[path[-1]] = jax.device_put(np.ascontiguousarray(value), shardings.get(path))
     return params

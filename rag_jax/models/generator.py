@@ -33,6 +33,7 @@ from typing import Any, Protocol
 
 import flax.linen as nn
 import jax
+import jax.numpy as jnp
 
 from rag_jax.config import GeneratorConfig
 from rag_jax.models.bart import Bart
@@ -98,7 +99,7 @@ def in_dtype(params: Params, dtype: str) -> Params:
     """A generator's matrices in the dtype in which they are multiplied, converted once instead of
     every step."""
     def convert(path: Any, leaf: jax.Array) -> jax.Array:
-        return leaf.astype(dtype) if path[-1].key in MATRICES else leaf
+        return leaf.astype(jnp.dtype(dtype)) if path[-1].key in MATRICES else leaf
 
     return jax.tree_util.tree_map_with_path(convert, params)
 

@@ -19,6 +19,7 @@ from rag_jax.config import BartConfig, BertConfig, Config, ConfigError, DataConf
 from rag_jax.hub import families
 from rag_jax.hub import load as hub
 from rag_jax.models import rag
+from rag_jax.models.generator import in_dtype
 from rag_jax.models.layers import unstack_layers
 from rag_jax.retrieval.verification import open_digests
 from rag_jax.training import step, workdir
@@ -28,8 +29,9 @@ from rag_jax.training.job import Job
 ENCODERS = ("query_encoder", "document_encoder")
 PLAIN = "bert"  # a BERT that is no retriever yet: both encoders start from it
 # How a tower is computed and trained; everything else is its architecture.
-RUNTIME = ("pretrained", "dropout", "attention_dropout", "activation_dropout", "dtype", "remat",
-           "fused_attention", "scan_layers", "position_init", "init_std", "logit_chunk")
+RUNTIME = ("pretrained", "dropout", "attention_dropout", "activation_dropout", "dtype",
+           "param_dtype", "remat", "fused_attention", "scan_layers", "position_init", "init_std",
+           "logit_chunk")
 # Where the configuration leaves them open, an encoder's folder says them.
 OPEN = ("pooling", "normalize", "scale", "query_prefix", "passage_prefix", "titles")
 FORCED = ("forced_bos", "forced_eos")
@@ -215,12 +217,13 @@ def is_retriever(config: Config) -> bool:
         for tower in ENCODERS)
 
 
-def load(job: Job, towers: Sequence[str]) -> dict[str, Any]:
+def load(job: Job, towers: Sequence[str], answers: bool = False) -> dict[str, Any]:
     """Parameters of towers, each from its source, placed by the table of sharding rules.
 
     Args:
       job: its configuration is resolved.
       towers: all with a source.
+      answers: they are not trained; the generator's matrices are kept in its param_dtype.
     """
     loaded: dict[str, Any] = {}
     params = {}
@@ -237,12 +240,16 @@ def load(job: Job, towers: Sequence[str]) -> dict[str, Any]:
             wanted = [t for t in towers if model.sources[t] == source]
             loaded[source] = hub.load(
                 source, mesh=job.mesh, towers=[*wanted, PLAIN],
-                retriever=_runtime(model.retriever), generator=_runtime(model.generator))
+                retriever=_runtime(model.retriever), generator=_runtime(model.generator) | (
+                    {} if answers else {"param_dtype": "float32"}))
         found = loaded[source].params
         params[tower] = found[tower] if tower in found else found[PLAIN]
     if job.model.retriever.learn_scale and "query_encoder" in params:
         one = jax.device_put(jnp.zeros(()), parallel.replicated(job.mesh))
         params["query_encoder"] = {rag.SCALE: one, **params["query_encoder"]}
+    if answers:
+        params["generator"] = in_dtype(
+            params["generator"], job.config.model.generator.param_dtype)
     return params
 
 
@@ -288,8 +295,11 @@ def restore_tower(path: pathlib.Path, tower: str, model: rag.RagModel, mesh: Mes
 
 
 def load_params(job: Job, run: str, step_number: int | None = None) -> tuple[Any, dict]:
-    """(parameters with looped layers, meta) of a run's best checkpoint, or of a given step."""
-    params, meta = restore_run(job.workdir / run, job.of_run(run).model, job.mesh, step_number)
+    """(parameters with looped layers, meta) of a run's best checkpoint, or of a given step; the
+    generator's matrices in its param_dtype."""
+    model = job.of_run(run).model
+    params, meta = restore_run(job.workdir / run, model, job.mesh, step_number)
+    params["generator"] = in_dtype(params["generator"], model.generator.param_dtype)
     return unstack_layers(params), meta
 
 

@@ -17,6 +17,7 @@ from rag_jax.data.text import Tokenizer, train_bart_tokenizer, train_bert_tokeni
 from rag_jax.hub import families
 from rag_jax.hub import load as hub
 from rag_jax.hub.save import save
+from rag_jax.models.generator import in_dtype
 from rag_jax.retrieval.protocol import Passage
 from rag_jax.training import pretrained
 from rag_jax.training.answer_settings import decoding_settings
@@ -227,6 +228,14 @@ def test_every_tower_gets_the_weights_of_its_source(sources, params, source, tmp
     for tower, tree in loaded.items():
         for a, b in zip(jax.tree.leaves(tree), jax.tree.leaves(params[tower]), strict=True):
             np.testing.assert_array_equal(a, b, err_msg=tower)
+    halved = dataclasses.replace(job, config=overrides.replace(job.config, {
+        "model.generator.dtype": "bfloat16", "model.generator.param_dtype": "bfloat16"}))
+    whole, kept = (pretrained.load(halved, ("generator",), answers)["generator"]
+                   for answers in (False, True))
+    for tree, expected in ((whole, loaded["generator"]),
+                           (kept, in_dtype(loaded["generator"], "bfloat16"))):
+        jax.tree.map(lambda a, b: np.testing.assert_array_equal(a, b, strict=True), tree, expected)
+    assert {str(leaf.dtype) for leaf in jax.tree.leaves(kept)} == {"bfloat16", "float32"}
     assert job.prepared.retriever_tokenizer.encode(TEXTS) == WORDS.encode(TEXTS)
     assert job.prepared.generator_tokenizer.encode(TEXTS) == PIECES.encode(TEXTS)
 
