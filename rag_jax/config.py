@@ -140,6 +140,9 @@ class GeneratorConfig(TransformerConfig):
     start_token: int = field(
         -1, "token id that the decoder reads first, in the loss and in decoding; -1 = as the "
         "checkpoint says (decoder_start_token_id), else </s>", at_least=-1)
+    end_tokens: tuple[int, ...] = field(
+        (), "token ids, any of which ends an answer, with the sum of their probabilities, as the "
+        "checkpoint says (eos_token_id); empty = </s>, or the end of the chat template, alone")
 
     @property
     def of_decoder(self) -> tuple[int, int]:

@@ -122,6 +122,7 @@ def log_probs(model: rag.RagModel, params: Params, states: jax.Array) -> jax.Arr
     """log p of every token float32[..., V] from decoder states dtype[..., D]."""
     logits = vocabulary.logits(
         *vocabulary.head(params["generator"]), states, model.generator.logit_cap)
+    logits = vocabulary.with_one_end(logits, model.generator.end_tokens)
     return jax.nn.log_softmax(logits, axis=-1)
 
 

@@ -23,6 +23,7 @@ from rag_jax.hub.names import TABLE, Place
 from rag_jax.hub.stored import HubError
 
 Tower = TypeVar("Tower", BertConfig, BartConfig, CausalConfig, T5Config)
+MOST_ENDS = 64  # of tokens that end an answer
 LARGEST = 2**31 - 1  # of numbers in a config.json; no table has more rows
 
 
@@ -326,7 +327,7 @@ def t5_json(model_type: str, config: T5Config, ids: SpecialIds) -> dict[str, Any
                        f"such {model_type} in transformers")
     return {"model_type": model_type, "is_encoder_decoder": True, "feed_forward_proj": form,
             "tie_word_embeddings": config.scale_output, **_written("t5", config),
-            **generation_json(ids)}
+            **generation_json(config, ids)}
 
 
 def architecture(config: Mapping[str, Any], generation: Mapping[str, Any], model_type: str,
@@ -355,7 +356,29 @@ def architecture(config: Mapping[str, Any], generation: Mapping[str, Any], model
     ids = special_ids(given, generation, file)
     if ids.start != ids.end:
         generator = dataclasses.replace(generator, start_token=ids.start)
+    generator = dataclasses.replace(generator, end_tokens=_end_tokens(given, generation, file))
     return Architecture(retriever, generator, ids)
+
+
+def _end_tokens(config: Mapping[str, Any], generation: Mapping[str, Any], file: pathlib.Path
+                ) -> tuple[int, ...]:
+    """The tokens that end an answer, where there are several."""
+    theirs = IDS["end"]
+    listed = next((said[theirs] for said in (generation, config) if said.get(theirs) is not None),
+                  None)
+    if not isinstance(listed, list) or len(listed) < 2:
+        return ()
+    if len(listed) > MOST_ENDS:
+        raise HubError(f"{file}: {theirs} has {len(listed)} tokens; at most {MOST_ENDS} are read")
+    for value in listed:
+        _check_token(value, theirs, config, file)
+    return tuple(dict.fromkeys(listed))
+
+
+def _check_token(value: Any, theirs: str, config: Mapping[str, Any], file: pathlib.Path) -> None:
+    if not (type(value) is int and 0 <= value < config["vocab_size"]):
+        raise HubError(f"{file}: {theirs} = {reprlib.repr(value)} is no token of the "
+                       f"{config['vocab_size']} that vocab_size says")
 
 
 def _part(config: Mapping[str, Any], name: str, known: tuple[str, ...], file: pathlib.Path
@@ -400,9 +423,8 @@ def special_ids(config: Mapping[str, Any], generation: Mapping[str, Any], file: 
         value = value[0] if isinstance(value, list) and value else value
         if value is None and ours in ("start", "end", "pad"):
             value = getattr(SpecialIds, ours)
-        if value is not None and not (type(value) is int and 0 <= value < config["vocab_size"]):
-            raise HubError(f"{file}: {theirs} = {reprlib.repr(value)} is no token of the "
-                           f"{config['vocab_size']} that vocab_size says")
+        if value is not None:
+            _check_token(value, theirs, config, file)
         values[ours] = value
     return SpecialIds(**values)
 
@@ -487,13 +509,14 @@ def bart_json(config: BartConfig, ids: SpecialIds) -> dict[str, Any]:
     heads, mlp_width = config.of_decoder
     whole = dataclasses.replace(config, decoder_heads=heads, decoder_mlp_width=mlp_width)
     return {"model_type": "bart", "is_encoder_decoder": True, "tie_word_embeddings": True,
-            **_written("bart", whole), **generation_json(ids)}
+            **_written("bart", whole), **generation_json(config, ids)}
 
 
 def causal_json(config: CausalConfig, ids: SpecialIds) -> dict[str, Any]:
     """The config.json of a decoder-only model."""
     return {**causal.written(config, _written("causal", config)),
-            **{IDS[name]: getattr(ids, name) for name in ("end", "pad", "bos")}}
+            **{name: value for name, value in generation_json(config, ids).items()
+               if name in (IDS["end"], IDS["pad"], IDS["bos"])}}
 
 
 class Form(NamedTuple):
@@ -524,6 +547,7 @@ def _written(model: str, config: Any) -> dict[str, Any]:
             for ours, theirs in {**table["fields"], **table["optional"]}.items()}
 
 
-def generation_json(ids: SpecialIds) -> dict[str, Any]:
+def generation_json(config: GeneratorConfig, ids: SpecialIds) -> dict[str, Any]:
     """The generation_config.json of a BART, also part of its config.json."""
-    return {theirs: getattr(ids, ours) for ours, theirs in IDS.items()}
+    ends = {IDS["end"]: list(config.end_tokens)} if config.end_tokens else {}
+    return {theirs: getattr(ids, ours) for ours, theirs in IDS.items()} | ends

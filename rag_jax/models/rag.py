@@ -159,7 +159,7 @@ def score_targets(params: Params, states: jax.Array, targets: jax.Array, config:
     def score(states: jax.Array, targets: jax.Array) -> tuple[jax.Array, jax.Array]:
         found = vocabulary.log_probs(
             *vocabulary.head(params), states.reshape(-1, states.shape[-1]), targets.reshape(-1),
-            label_smoothing, length > chunk, config.logit_cap)
+            label_smoothing, length > chunk, config.logit_cap, config.end_tokens)
         return tuple(each.reshape(targets.shape) for each in found)
 
     length, chunk = targets.shape[1], config.logit_chunk

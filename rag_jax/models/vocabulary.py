@@ -1,7 +1,11 @@
 """The generator's output layer; where targets are known, their log-probabilities and gradients.
 
-There, logits stand as [V, R], vocabulary first: the token table is then read as it lies in memory
-by the products of the forward and of the backward pass, and only states are transposed.
+Several tokens that end an answer are one outcome: the first of them stands for all, with the sum of
+their probabilities, and the others have none.
+
+Where targets are known, logits stand as [V, R], vocabulary first: the token table is then read as
+it lies in memory by the products of the forward and of the backward pass, and only states are
+transposed.
 """
 
 import functools
@@ -9,6 +13,7 @@ import functools
 import jax
 import jax.numpy as jnp
 
+from rag_jax.marginal import MASKED
 from rag_jax.models.layers import product, transposed
 from rag_jax.types import Params
 
@@ -34,9 +39,20 @@ def _capped(logits: jax.Array, cap: float) -> jax.Array:
     return cap * jnp.tanh(logits / cap) if cap else logits
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(4, 5, 6))
+def with_one_end(logits: jax.Array, ends: tuple[int, ...]) -> jax.Array:
+    """Logits float32[..., V] whose softmax has the sum of the `ends` at the first of them."""
+    if not ends:
+        return logits
+    place = jnp.expand_dims(jnp.arange(logits.shape[-1]), range(logits.ndim - 1))
+    total = jax.nn.logsumexp(logits[..., jnp.array(ends)], axis=-1, keepdims=True)
+    others = jnp.where(jnp.isin(place, jnp.array(ends)), MASKED, logits)
+    return jnp.where(place == ends[0], total, others)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(4, 5, 6, 7))
 def log_probs(table: jax.Array, bias: jax.Array | None, states: jax.Array, targets: jax.Array,
-              smoothing: float, again: bool, cap: float = 0.0) -> tuple[jax.Array, jax.Array]:
+              smoothing: float, again: bool, cap: float = 0.0, ends: tuple[int, ...] = ()
+              ) -> tuple[jax.Array, jax.Array]:
     """log p(targets) by the softmax of states @ table.T + bias, and the same under label smoothing.
 
     Args:
@@ -45,11 +61,12 @@ def log_probs(table: jax.Array, bias: jax.Array | None, states: jax.Array, targe
       smoothing: as in `marginal.target_log_probs`.
       again: the backward pass computes the logits anew. Otherwise the compiler may keep float32
         [V, R] until then, which costs nothing where no other logits come between.
+      ends: as in `with_one_end`; the first of them alone is a target.
 
     Returns:
       float32[R] each.
     """
-    return _forward(table, bias, states, targets, smoothing, again, cap)[0]
+    return _forward(table, bias, states, targets, smoothing, again, cap, ends)[0]
 
 
 def _logits(table: jax.Array, bias: jax.Array | None, states: jax.Array, cap: float) -> jax.Array:
@@ -58,13 +75,15 @@ def _logits(table: jax.Array, bias: jax.Array | None, states: jax.Array, cap: fl
 
 
 def _forward(table: jax.Array, bias: jax.Array | None, states: jax.Array, targets: jax.Array,
-             smoothing: float, again: bool, cap: float
+             smoothing: float, again: bool, cap: float, ends: tuple[int, ...]
              ) -> tuple[tuple[jax.Array, jax.Array], tuple]:
     del again
     table = table.astype(states.dtype)
     logits_VR = _logits(table, bias, states, cap)
     normaliser_R = jax.nn.logsumexp(logits_VR, axis=0)
     target_R = jnp.take_along_axis(logits_VR, targets[None], axis=0)[0]
+    if ends:
+        target_R = jnp.where(targets == ends[0], _total(logits_VR, ends), target_R)
     log_p_R = smoothed_R = target_R - normaliser_R
     if smoothing:
         mean_R = logits_VR.mean(axis=0)
@@ -72,17 +91,26 @@ def _forward(table: jax.Array, bias: jax.Array | None, states: jax.Array, target
     return (log_p_R, smoothed_R), (table, bias, states, targets, normaliser_R)
 
 
-def _backward(smoothing: float, again: bool, cap: float, residuals: tuple,
+def _total(logits_VR: jax.Array, ends: tuple[int, ...]) -> jax.Array:
+    return jax.nn.logsumexp(logits_VR[jnp.array(ends)], axis=0)
+
+
+def _backward(smoothing: float, again: bool, cap: float, ends: tuple[int, ...], residuals: tuple,
               grads: tuple[jax.Array, jax.Array]) -> tuple:
     table, bias, states, targets, normaliser_R = (
         jax.lax.optimization_barrier(residuals) if again else residuals)
     grad_R, smoothed_grad_R = grads
     logits_VR = _logits(table, bias, states, cap)
     p_VR = jnp.exp(logits_VR - normaliser_R[None])
-    is_target_VR = jnp.arange(table.shape[0])[:, None] == targets[None]
+    places_V1 = jnp.arange(table.shape[0])[:, None]
     at_target_R = grad_R + (1 - smoothing) * smoothed_grad_R
-    logits_grad_VR = jnp.where(is_target_VR, at_target_R[None], 0) - (
-        grad_R + smoothed_grad_R)[None] * p_VR
+    at_target_VR = jnp.where(places_V1 == targets[None], at_target_R[None], 0)
+    if ends:  # each in proportion to its share of their sum
+        shares_VR = jnp.where(jnp.isin(places_V1, jnp.array(ends)),
+                              jnp.exp(logits_VR - _total(logits_VR, ends)[None]), 0)
+        at_target_VR = jnp.where((targets == ends[0])[None], at_target_R[None] * shares_VR,
+                                 at_target_VR)
+    logits_grad_VR = at_target_VR - (grad_R + smoothed_grad_R)[None] * p_VR
     if smoothing:
         logits_grad_VR += (smoothing / table.shape[0] * smoothed_grad_R)[None]
     if cap:  # the derivative of the hyperbolic tangent

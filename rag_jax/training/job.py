@@ -80,6 +80,12 @@ def build_model(config: Config, prepared: Prepared) -> rag.RagModel:
         towers[name] = dataclasses.replace(
             tower, pretrained="", vocab_size=tower.vocab_size or tokenizer.vocab_size)
     tok, start = prepared.generator_tokenizer, towers["generator"].start_token
+    if ends := towers["generator"].end_tokens:
+        if not all(0 <= end < towers["generator"].vocab_size for end in ends):
+            raise ConfigError(f"config.model.generator.end_tokens={ends}: must be below vocab_size="
+                              f"{towers['generator'].vocab_size}")
+        first = (tok.end, *(end for end in ends if end != tok.end))
+        towers["generator"] = dataclasses.replace(towers["generator"], end_tokens=first)
     if prepared.format.start is not None:
         start = prepared.format.start
     if start >= towers["generator"].vocab_size:

@@ -49,6 +49,24 @@ def test_cached_decoding_is_the_full_forward_at_every_position(generator, dtype,
         np.testing.assert_allclose(log_p[:, 0, 0], expected[:, t], rtol=tolerance, atol=tolerance)
 
 
+def test_several_ends_are_one_outcome(params):
+    """Two ways to end would be two answers of one text, and neither's probability that of the text;
+    left as they are, the others would be words inside an answer."""
+    states = jnp.asarray(np.random.default_rng(0).normal(size=(2, 3, 16)), jnp.float32)
+    ends = (tiny.END, 7, 30)
+    plain = np.exp(documents.log_probs(MODEL, params, states))
+    model = with_generator(end_tokens=ends)
+    found = np.exp(documents.log_probs(model, params, states))
+    np.testing.assert_allclose(found.sum(axis=-1), 1, rtol=1e-5)
+    np.testing.assert_allclose(found[..., tiny.END], plain[..., ends].sum(axis=-1), rtol=1e-5)
+    assert not found[..., [7, 30]].any()
+    others = [i for i in range(plain.shape[-1]) if i not in ends]
+    np.testing.assert_allclose(found[..., others], plain[..., others], rtol=1e-5)
+    scored, _ = rag.score_targets(params["generator"], states, jnp.full((2, 3), tiny.END),
+                                  model.generator)
+    np.testing.assert_allclose(np.exp(scored), found[..., tiny.END], rtol=1e-5)
+
+
 def test_a_scanned_decoder_is_refused():
     model = with_generator(scan_layers=True)
     with pytest.raises(ValueError, match="unstack_layers"):

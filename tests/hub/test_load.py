@@ -14,9 +14,9 @@ import pytest
 from checkpoints import BART, BERT, IDS, edit_config, edit_weights, params, written
 
 from rag_jax import parallel
-from rag_jax.config import MeshConfig
+from rag_jax.config import CausalConfig, MeshConfig
 from rag_jax.data.text import train_bart_tokenizer, train_bert_tokenizer
-from rag_jax.hub.families import Architecture
+from rag_jax.hub.families import Architecture, causal_json
 from rag_jax.hub.load import describe, load, locate
 from rag_jax.hub.save import save
 from rag_jax.hub.stored import HubError
@@ -222,6 +222,8 @@ def test_weights_of_another_type_are_refused(tmp_path):
     (BART_CG, {"dropout": float("nan")}, "dropout = nan should be of type float"),
     ("BartModel", {"decoder_start_token_id": 13}, "decoder_start_token_id = 13 is no token"),
     ("BartModel", {"eos_token_id": []}, "eos_token_id = .* is no token"),
+    ("BartModel", {"eos_token_id": [2, True]}, "eos_token_id = True is no token"),
+    ("BartModel", {"eos_token_id": [2] * 65}, "eos_token_id has 65 tokens; at most 64"),
     ("BartModel", {"num_beams": "4"}, "num_beams = '4' should be of type int"),
     (TOKEN, {"max_length": -1}, "max_length = -1 is out of its bounds"),
     (BART_CG, {"architectures": ["T5ForConditionalGeneration"]}, "T5.*known: BertModel"),
@@ -251,6 +253,21 @@ def test_settings_of_generation_come_from_where_transformers_takes_them(tmp_path
     (folder / "generation_config.json").write_text('{"length_penalty": "long"}')
     with pytest.raises(HubError, match=r"generation_config\.json: length_penalty = 'long'"):
         describe(folder)
+
+
+def test_several_end_tokens_go_in_and_out(tmp_path):
+    """An export kept one of them, and generation then ran past the others."""
+    folder, tree = written(tmp_path, BART_CG)
+    assert describe(folder).generator.end_tokens == ()
+    edit_config(folder, eos_token_id=[4, 2])
+    assert describe(folder).generator.end_tokens == (), "generation_config.json goes first"
+    (folder / "generation_config.json").write_text('{"eos_token_id": [5, 2, 5]}')
+    found = describe(folder)
+    assert (found.generator.end_tokens, found.ids.end) == ((5, 2), 5)
+    save(tmp_path / "out", BART_CG, tree, Architecture(None, found.generator, found.ids))
+    for file in ("config.json", "generation_config.json"):
+        assert json.loads((tmp_path / "out" / file).read_text())["eos_token_id"] == [5, 2]
+    assert causal_json(CausalConfig(end_tokens=(5, 2)), IDS)["eos_token_id"] == [5, 2]
 
 
 TRANSFORMER, POOLING, DENSE, NORMALIZE = (

@@ -333,24 +333,29 @@ def test_later_target_tokens_do_not_touch_earlier_log_probs(params):
         assert (found[..., t] != expected[..., t]).all()
 
 
-@pytest.mark.parametrize("chunk", [1, 2, 5, 16])
-def test_chunked_scoring_is_the_whole_log_softmax(params, chunk):
-    """Also where the chunk does not divide T; value and gradient."""
+@pytest.mark.parametrize("chunk,ends", [(1, ()), (2, (2, 7, 30)), (5, ()), (16, ())])
+def test_chunked_scoring_is_the_whole_log_softmax(params, chunk, ends):
+    """Also where the chunk does not divide T, and where several tokens are one end; value and
+    gradient."""
     rng = np.random.default_rng(0)
     states = jnp.float32(rng.normal(size=(2, 5, 16)))
-    targets = jnp.asarray(rng.integers(0, 38, (2, 5)), jnp.int32)
+    targets = jnp.asarray(rng.integers(0, 38, (2, 5)), jnp.int32).at[0, 1].set(2)
     head = {k: params["generator"][k] for k in ("embedding", "final_logits_bias")}
 
     def whole(head, states):
         logits = jnp.einsum("RTD,VD->RTV", states, head["embedding"])
         log_p = jax.nn.log_softmax(logits + head["final_logits_bias"][None, None])
         smooth = SMOOTHING * log_p.mean(axis=-1)
-        return (1 - SMOOTHING) * jnp.take_along_axis(log_p, targets[..., None], -1)[..., 0] + smooth
+        of_target = jnp.take_along_axis(log_p, targets[..., None], -1)[..., 0]
+        if ends:
+            all_ends = jnp.log(sum(jnp.exp(log_p[..., end]) for end in ends))
+            of_target = jnp.where(targets == ends[0], all_ends, of_target)
+        return (1 - SMOOTHING) * of_target + smooth
 
     def chunked(head, states):
         return rag.score_targets(
-            head, states, targets, dataclasses.replace(MODEL.generator, logit_chunk=chunk),
-            SMOOTHING)[1]
+            head, states, targets, dataclasses.replace(
+                MODEL.generator, logit_chunk=chunk, end_tokens=ends), SMOOTHING)[1]
 
     def run(score):
         value = lambda *a: jnp.sin(score(*a)).sum()  # noqa: E731

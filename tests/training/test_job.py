@@ -1,11 +1,12 @@
 """What names a document encoder, by which an index belongs to it; questions that runs share."""
 
 import dataclasses
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from rag_jax.config import BartConfig, BertConfig, Config
+from rag_jax.config import BartConfig, BertConfig, Config, ConfigError
 from rag_jax.data.prepared import Prepared
 from rag_jax.models import rag
 from rag_jax.overrides import replace
@@ -33,6 +34,21 @@ def test_the_fingerprint_of_an_encoder_does_not_depend_on_the_version():
             "passage_prefix": "", "titles": "separate"}  # what a DPR tower does anyway
     same = dataclasses.replace(model, retriever=dataclasses.replace(encoder, **said))
     assert job.fingerprint(same, params) == "3625c0ad0f23f7f4"
+
+
+def test_the_first_of_several_ends_is_what_answers_are_written_with():
+    """Another would have the sum, and the end that is searched for no probability at all."""
+    tokenizer = SimpleNamespace(vocab_size=10, needed_rows=10, end=3, pad=1)
+    prepared = Prepared(tokenizer, tokenizer, SimpleNamespace(start=None), {}, {})
+
+    def ends(given):
+        config = replace(Config(), {"model.generator.end_tokens": given,
+                                    "model.generator.vocab_size": 10})
+        return job.build_model(config, prepared).generator.end_tokens
+
+    assert [ends(given) for given in ((), (5, 3), (5, 4))] == [(), (3, 5), (3, 5, 4)]
+    with pytest.raises(ConfigError, match="end_tokens=.*must be below vocab_size=10"):
+        ends((3, 10))
 
 
 def test_runs_that_read_alike_share_the_questions():
