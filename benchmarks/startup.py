@@ -11,7 +11,7 @@ import time
 PROGRAMS = {
     "import rag_jax": [sys.executable, "-c", "import rag_jax"],
     **{f"rag_jax.{name} --help": [sys.executable, "-m", f"rag_jax.{name}", "--help"]
-       for name in ("train", "evaluate", "generate", "build_index", "convert")},
+       for name in ("ingest", "train", "evaluate", "generate", "build_index", "convert")},
 }
 HEAVY = ("torch", "tensorflow", "jax", "transformers")
 

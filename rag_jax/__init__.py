@@ -22,12 +22,15 @@ import typing
 if typing.TYPE_CHECKING:
     from rag_jax.api import Rag, build_index, load, train, update_index
     from rag_jax.config import Config
+    from rag_jax.ingestion import ingest
     from rag_jax.types import Answer, Evidence
 
 __version__ = "0.1.0"
-__all__ = ["Answer", "Config", "Evidence", "Rag", "build_index", "load", "train", "update_index"]
+__all__ = ["Answer", "Config", "Evidence", "Rag", "build_index", "ingest", "load", "train",
+           "update_index"]
 
-_MODULES = {"Config": "config", "Answer": "types", "Evidence": "types"}  # the others: api
+_MODULES = {"Config": "config", "Answer": "types", "Evidence": "types",
+            "ingest": "ingestion"}  # the others: api
 
 
 def __getattr__(name: str) -> typing.Any:

@@ -27,6 +27,7 @@ from rag_jax.config import Config, ConfigError
 from rag_jax.data.prepared import Prepared, generator_format
 from rag_jax.data.tasks import load_examples
 from rag_jax.data.text import Tokenizer
+from rag_jax.documents import workdir as documents
 from rag_jax.models.layers import unstack_layers
 from rag_jax.models.rag import TOWERS
 from rag_jax.retrieval.bm25 import build_bm25
@@ -35,6 +36,7 @@ from rag_jax.retrieval.publish import publishing
 from rag_jax.training import indexing, pretrained
 from rag_jax.training import run as training
 from rag_jax.training import workdir as workdirs
+from rag_jax.training.ingested import open_ingested
 from rag_jax.training.job import Index, Job, fingerprint
 from rag_jax.training.opened import (
     Path,
@@ -53,8 +55,9 @@ def load(source: Path | None = None, run: str | None = None, *, step: int | None
     """Opens a trained model with its index.
 
     Args:
-      source: a workdir; a RAG checkpoint of Hugging Face, by folder or name; or None: the towers
-        that `config` names (model.generator.pretrained, model.retriever.pretrained), as they are.
+      source: a workdir, of `train` or of `ingest`; a RAG checkpoint of Hugging Face, by folder or
+        name; or None: the towers that `config` names (model.generator.pretrained,
+        model.retriever.pretrained), as they are.
       run: one of the workdir's runs; None = the first of them that began. Of towers that `config`
         names, how they answer: rag_token (None), rag_sequence, fid.
       step: checkpoint; None = the best by dev score.
@@ -72,6 +75,12 @@ def load(source: Path | None = None, run: str | None = None, *, step: int | None
     if source is None:
         return _open_towers(run, step, index, config)
     path = pathlib.Path(source).absolute()
+    if (trained := documents.answering(path)) != path:
+        return load(trained, run, step=step, index=index or path / documents.INDEX, config=config)
+    if documents.exists(path):
+        if step is not None:
+            raise ConfigError(f"step={step}: {source} has documents, and nothing was trained there")
+        return open_ingested(path, run, index, config)
     local = workdirs.exists(path) or path.is_dir() and not (path / "config.json").is_file()
     if not local:
         return _open_checkpoint(str(source), run, step, index, config)

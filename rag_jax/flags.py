@@ -195,9 +195,10 @@ def add_workdir(parser: argparse.ArgumentParser) -> None:
 
 def workdir_config(options: argparse.Namespace) -> Config:
     """The configuration of the run that the options name."""
+    from rag_jax.documents.workdir import answering
     from rag_jax.training import workdir
 
-    return workdir.read_run(pathlib.Path(options.workdir), options.run)
+    return workdir.read_run(answering(pathlib.Path(options.workdir)), options.run)
 
 
 def asked_config(options: argparse.Namespace) -> Config:

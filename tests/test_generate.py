@@ -30,7 +30,7 @@ def asked(monkeypatch):
 
     def load(*_, config, **__):
         opened.append(config)
-        return SimpleNamespace(ask=answer, ask_each=answer)
+        return SimpleNamespace(ask=answer, ask_each=answer, answers=True)
 
     monkeypatch.setattr(flags, "workdir_config", lambda options: Config())
     monkeypatch.setattr(api, "load", load)
@@ -134,7 +134,7 @@ def test_a_string_given_to_ask_is_one_question(monkeypatch):
         decode_each=lambda params, tokens, rows: [e.question for e in tokens],
         retrieve=lambda params, tokens: None)
     monkeypatch.setattr(api.Rag, "answerer", lambda *_, **__: answerer)
-    rag = api.Rag(job, "rag_token", None, None)
+    rag = api.Rag(job, "rag_token", {"generator": {}}, None)
     assert rag.ask("Who is it?") == ["Who is it?"]
     with pytest.raises(UserError, match="question 2"):
         rag.ask(["Who?", ""])

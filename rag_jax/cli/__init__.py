@@ -12,6 +12,7 @@ import platform
 import sys
 
 COMMANDS = {
+    "ingest": "index the documents of a folder, to be asked",
     "train": "train a model on the questions and passages of a configuration",
     "evaluate": "score a trained model, or a file of answers",
     "generate": "answer questions with a trained model",

@@ -1,14 +1,44 @@
 """Answers on the terminal."""
 
+import itertools
 import pathlib
 import sys
 import textwrap
+from collections.abc import Iterable, Iterator
 
 from rag_jax import heatmap
-from rag_jax.types import Answer
+from rag_jax.documents.workdir import NO_GENERATOR
+from rag_jax.training.opened import Rag
+from rag_jax.types import Answer, Evidence
 from rag_jax.visible import visible
 
 NO_PASSAGE = "(no passage)"  # the null document
+
+
+def typed() -> Iterator[str]:
+    """Questions that are typed on the terminal, until an empty line."""
+    while True:
+        if sys.stdin.isatty():
+            print("question (empty line ends): ", end="", flush=True)
+        if not (line := sys.stdin.readline().strip()):
+            return
+        yield line
+
+
+def show_passages(rag: Rag, *questions: Iterable[str]) -> None:
+    """Prints what is retrieved for questions, where nothing answers them."""
+    for question in itertools.chain(*questions):
+        passages, = rag.retrieve(question)
+        lines = [f"\n{visible(question)}", "  p(z|x)  passage"]
+        lines += [f"  {passage.prior:6.3f}  {_shown(passage)}" for passage in passages]
+        print("\n".join(lines), flush=True)
+    print(f"\n{NO_GENERATOR}")
+
+
+def _shown(passage: Evidence) -> str:
+    """Where a passage stands, or its id, and how it begins."""
+    text = textwrap.shorten(passage.text, 100, placeholder=" ...") if passage.id else NO_PASSAGE
+    return f"{visible(str(passage.source or passage.id))}  {visible(text)}"
 
 
 def show(question: str, answer: Answer, heatmap_to: str | None = None) -> None:
@@ -30,10 +60,8 @@ def show(question: str, answer: Answer, heatmap_to: str | None = None) -> None:
               for other in answer.alternatives]
     if answer.passages:
         lines.append("  p(z|x)  p(z|x,y)  passage")
-    for passage in answer.passages:
-        text = textwrap.shorten(passage.text, 100, placeholder=" ...") if passage.id else NO_PASSAGE
-        lines.append(f"  {passage.prior:6.3f}  {passage.posterior:8.3f}  {visible(passage.id)}  "
-                     f"{visible(text)}")
+    lines += [f"  {passage.prior:6.3f}  {passage.posterior:8.3f}  {_shown(passage)}"
+              for passage in answer.passages]
     print("\n".join(lines), flush=True)
     if heatmap_to and answer.token_posterior:
         cells = (answer.tokens, [i or NO_PASSAGE for i in answer.passage_ids],

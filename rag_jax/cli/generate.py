@@ -12,12 +12,11 @@ to decode is config.eval: --config.eval.num_beams=4, --config.eval.strategy=marg
 import argparse
 import json
 import pathlib
-import sys
-from collections.abc import Iterator
 
 from rag_jax import files, flags, heatmap, overrides
 from rag_jax.config import Config, ConfigError
 from rag_jax.data.question_files import checked_questions, read_asked
+from rag_jax.documents.workdir import NO_GENERATOR
 
 EXACT_NODES = 10_000
 
@@ -65,12 +64,17 @@ def _answer(options: argparse.Namespace, config: Config, asked: list[tuple[str, 
     flags.connect(options)
 
     from rag_jax import api, hosts
-    from rag_jax.cli.display import show
+    from rag_jax.cli.display import show, show_passages, typed
 
     if options.interactive and hosts.count() > 1:
         raise ConfigError("--interactive: several processes have no one terminal; run one process")
     rag = api.load(options.workdir, options.run, step=options.step, index=options.index,
                    config=config)
+    if not rag.answers:
+        if options.out or options.heatmap or options.exact:
+            raise ConfigError(f"--out, --heatmap and --exact are of answers. {NO_GENERATOR}")
+        show_passages(rag, [text for _, text in asked], typed() if options.interactive else ())
+        return
     answers = rag.ask_each([text for _, text in asked])
     maps = heatmap.names(options.heatmap, options.interactive or len(asked) > 1)
     if not hosts.leads():
@@ -85,14 +89,5 @@ def _answer(options: argparse.Namespace, config: Config, asked: list[tuple[str, 
     else:
         for (_, question), answer in zip(asked, answers, strict=True):
             show(question, answer, next(maps))
-    for question in _typed() if options.interactive else ():
+    for question in typed() if options.interactive else ():
         show(question, rag.ask(question)[0], next(maps))
-
-
-def _typed() -> Iterator[str]:
-    while True:
-        if sys.stdin.isatty():
-            print("question (empty line ends): ", end="", flush=True)
-        if not (line := sys.stdin.readline().strip()):
-            return
-        yield line

@@ -9,6 +9,7 @@ import numpy as np
 from tqdm import tqdm
 
 from rag_jax import files
+from rag_jax.citation import Citation
 from rag_jax.config import Config, ConfigError
 from rag_jax.data import inputs
 from rag_jax.data.answer_targets import DEPTH, training_examples
@@ -224,8 +225,15 @@ def _make(config: Config, folder: pathlib.Path, tokenizers: Mapping[str, Tokeniz
 
 
 def write_passages(path: pathlib.Path, passages: Iterable[Passage], config: Config,
-                 retriever: Tokenizer, layout: GeneratorFormat) -> PassageStore:
-    """A passage store with the token tables of both models; prints what is too long for them."""
+                   retriever: Tokenizer | None, layout: GeneratorFormat | None,
+                   source: Callable[[str], Citation] | None = None) -> PassageStore:
+    """A passage store with the token tables of both models; prints what is too long for them.
+
+    Args:
+      path, passages, source: as for `write_store`.
+      config: how passages are read.
+      retriever, layout: the tokenizer of one and the format of the other; None = no such model.
+    """
     longest, embedded, read = config.data.max_passage_length, Cuts(), Cuts()
 
     def generator_input(ps: Sequence[Passage]) -> list[list[int]]:
@@ -235,16 +243,17 @@ def write_passages(path: pathlib.Path, passages: Iterable[Passage], config: Conf
         return rows
 
     encoders = {
-        PASSAGE_TABLE: generator_input,
-        ENCODER_TABLE: lambda ps: encoder_input(
+        PASSAGE_TABLE: layout and generator_input,
+        ENCODER_TABLE: retriever and (lambda ps: encoder_input(
             retriever, [p.title for p in ps], [p.text for p in ps], longest, embedded,
-            config.model.retriever),
+            config.model.retriever)),
     }
+    encoders = {name: encode for name, encode in encoders.items() if encode}
     with tqdm(desc=f"passages of {path.name}", unit=" passages", disable=None) as bar:
-        store = write_store(path, passages, encoders, bar.update)
+        store = write_store(path, passages, encoders, bar.update, source)
     lexical = config.retrieval.retriever == "bm25"
     for cuts, field, value in ((embedded, "max_passage_length", 0 if lexical else longest),
-                               (read, "max_source_length", layout.max_length)):
+                               (read, "max_source_length", layout and layout.max_length)):
         if cuts.lost and value:
             more = ", and more for the question" if field == "max_source_length" else ""
             print(f"{cuts} by config.data.{field}={value}{more}", flush=True)

@@ -2,7 +2,7 @@
 
 import dataclasses
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 
 from rag_jax.citation import Citation
 from rag_jax.documents.document import Document
@@ -94,8 +94,9 @@ def _spans(name: str, document: Document, chunking: Chunking, window: Window | N
                         "(config.data.max_passage_length, and what its folder says)")
     counted = list(_pieces(document, chunking.tokens or chunking.words))
     pieces, sizes, limit = [piece for piece, _ in counted], [n for _, n in counted], chunking.words
+    headings = {place for place, _ in document.sections} if document.headed else set()
     if window is None:
-        return _packed(pieces, sizes, limit, chunking.overlap)
+        return _packed(pieces, sizes, limit, chunking.overlap, headings)
 
     def measured(spans: Sequence[tuple[int, int]]) -> list[int]:
         return list(window.measure([document.title_at(begin, name) for begin, _ in spans],
@@ -109,7 +110,7 @@ def _spans(name: str, document: Document, chunking: Chunking, window: Window | N
         sizes = [size - frames[title]
                  for size, title in zip(measured(pieces), titles, strict=True)]
         limit = max(1, limit - max(frames.values(), default=0))
-    spans = _packed(pieces, sizes, limit, chunking.overlap)
+    spans = _packed(pieces, sizes, limit, chunking.overlap, headings)
     return _fitting(document.text, spans, measured, chunking.tokens or window.tokens)
 
 
@@ -134,15 +135,22 @@ def _pieces(document: Document, most: int) -> Iterator[tuple[tuple[int, int], in
         begin = end
 
 
-def _packed(pieces: Sequence[tuple[int, int]], sizes: Sequence[int], limit: int, overlap: int
-            ) -> list[tuple[int, int]]:
-    """Pieces that follow each other joined, as many as have at most `limit` together."""
+def _packed(pieces: Sequence[tuple[int, int]], sizes: Sequence[int], limit: int, overlap: int,
+            headings: Collection[int]) -> list[tuple[int, int]]:
+    """Pieces that follow each other joined, as many as have at most `limit` together.
+
+    headings: where some pieces begin, with which no passage ends, if that can be helped.
+    """
     spans: list[tuple[int, int]] = []
     first, total = 0, 0  # of the passage that is being made
     for number, size in enumerate(sizes):
         if total and total + size > limit:
-            spans.append((pieces[first][0], pieces[number - 1][1]))
-            first, total = number, 0
+            end = number
+            while (end - first > 1 and pieces[end - 1][0] in headings
+                   and sum(sizes[end - 1 : number + 1]) <= limit):
+                end -= 1
+            spans.append((pieces[first][0], pieces[end - 1][1]))
+            first, total = end, sum(sizes[end:number])
             while first and total + sizes[first - 1] <= min(overlap, limit - size) and (
                     pieces[first - 1][0] > spans[-1][0]):
                 first -= 1

@@ -26,7 +26,11 @@ def read_pdf(content: bytes) -> Document:
     for number in range(1, len(pdf) + 1):
         writer.page()
         try:
-            text = pdf[number - 1].get_textpage().get_text_range()
+            page = pdf[number - 1]
+            drawn = page.get_textpage()
+            text = drawn.get_text_range()
+            drawn.close()
+            page.close()
         except pypdfium2.PdfiumError:
             damaged.append(number)
             continue

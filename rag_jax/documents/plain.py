@@ -95,14 +95,14 @@ def read_tsv(content: bytes) -> Document:
     return _table(_rows(text, "\t"), remarks)
 
 
-def _rows(text: str, between: str) -> Iterator[tuple[int, dict[str, str]]]:
+def _rows(text: str, between: str) -> Iterator[tuple[int, list[tuple[str, str]]]]:
     csv.field_size_limit(len(text) + 1)
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=between)
     try:
         header = [name.strip() for name in next(reader, [])]
         for number, row in enumerate(reader, 2):
             names = [*header, *(f"column {n + 1}" for n in range(len(header), len(row)))]
-            yield number, {name: value.strip() for name, value in zip(names, row, strict=False)}
+            yield number, [(name, value.strip()) for name, value in zip(names, row, strict=False)]
     except csv.Error as error:
         raise Unreadable(f"line {reader.line_num}: {error}") from None
 
@@ -120,23 +120,24 @@ def read_jsonl(content: bytes) -> Document:
     return dataclasses.replace(document, remarks=(*remarks, left))
 
 
-def _objects(text: str, bad: list[int]) -> Iterator[tuple[int, dict[str, str]]]:
+def _objects(text: str, bad: list[int]) -> Iterator[tuple[int, list[tuple[str, str]]]]:
     for number, line in enumerate(text.split("\n"), 1):
         if not line.strip():
             continue
         try:
-            found = json.loads(line)
-            yield number, {name: value if isinstance(value, str) else json.dumps(
-                value, ensure_ascii=False) for name, value in found.items() if value is not None}
+            yield number, [(name, value if isinstance(value, str) else json.dumps(
+                value, ensure_ascii=False)) for name, value in json.loads(line).items()
+                if value is not None]
         except (ValueError, AttributeError, RecursionError):
             bad.append(number)
 
 
-def _table(rows: Iterable[tuple[int, dict[str, str]]], remarks: tuple[str, ...]) -> Document:
+def _table(rows: Iterable[tuple[int, list[tuple[str, str]]]], remarks: tuple[str, ...]
+           ) -> Document:
     """Rows as paragraphs, each a section named by its number in the file, from 1."""
     writer = Writer()
     for number, row in rows:
-        parts = [f"{name}: {value}" if name else value for name, value in row.items() if value]
+        parts = [f"{name}: {value}" if name else value for name, value in row if value]
         if parts:
             writer.heading(1, f"row {number}")
             writer.text("; ".join(parts) + "\n\n")

@@ -32,6 +32,7 @@ class Readers:
         count = count or min(4, os.cpu_count() or 1)
         self._seconds, self._memory = seconds, memory
         self._idle: queue.SimpleQueue[subprocess.Popen | None] = queue.SimpleQueue()
+        self._processes: set[subprocess.Popen] = set()
         for _ in range(count):
             self._idle.put(None)
         self._threads = concurrent.futures.ThreadPoolExecutor(count)
@@ -40,9 +41,12 @@ class Readers:
         return self
 
     def __exit__(self, *error) -> None:
-        self._threads.shutdown(cancel_futures=True)
-        while not self._idle.empty():
-            _end(self._idle.get())
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        for process in list(self._processes):
+            process.kill()  # what is being read is waited for by nobody
+        self._threads.shutdown()
+        for process in list(self._processes):
+            self._end(process)
 
     def read_each(self, contents: Iterable[tuple[str, bytes]]
                   ) -> Iterator[Document | Unreadable]:
@@ -85,12 +89,12 @@ class Readers:
             timer.cancel()
             whole = answer.endswith(b"\n")
             if not whole:
-                _end(process)
+                self._end(process)
             self._idle.put(process if whole else None)
-        if late.is_set() and not whole:
+        if not whole and late.is_set():
             raise Unreadable(f"to read it took more than {self._seconds:g} seconds")
         if not whole:
-            raise Unreadable("its reader has crashed or run out of memory: it is damaged, or worse")
+            raise Unreadable("its reader has crashed: it is damaged, or worse")
         record = json.loads(answer)
         if "unreadable" in record:
             raise Unreadable(record["unreadable"])
@@ -98,14 +102,15 @@ class Readers:
 
     def _start(self) -> subprocess.Popen:
         paths = [str(pathlib.Path(rag_jax.__file__).parents[1]), os.environ.get("PYTHONPATH")]
-        return subprocess.Popen(
+        process = subprocess.Popen(
             [sys.executable, "-m", "rag_jax.documents.worker", str(self._memory)],
             env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))},
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+        self._processes.add(process)
+        return process
 
-
-def _end(process: subprocess.Popen | None) -> None:
-    if process is not None:
+    def _end(self, process: subprocess.Popen) -> None:
+        self._processes.discard(process)
         process.kill()
         process.wait()
         with contextlib.suppress(OSError):

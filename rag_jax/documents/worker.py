@@ -7,6 +7,7 @@ line: the document's record, or {"unreadable": why}.
 """
 
 import json
+import os
 import sys
 
 from rag_jax.documents.document import Unreadable
@@ -16,8 +17,8 @@ from rag_jax.documents.read import read_content
 def main() -> None:
     """Reads and answers until the input ends."""
     _limit_memory(int(sys.argv[1]))
-    source, answers = sys.stdin.buffer, sys.stdout.buffer
-    sys.stdout = sys.stderr  # what a library prints is no answer
+    source, answers = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # what a library prints is no answer
     while line := source.readline():
         asked = json.loads(line)
         content = source.read(asked["bytes"])
@@ -29,7 +30,8 @@ def main() -> None:
             answer = {"unreadable": "to read it takes too much memory"}
         except Exception as error:  # of whatever the libraries come upon
             answer = {"unreadable": f"it is damaged ({type(error).__name__}: {error!s:.200})"}
-        answers.write(json.dumps(answer).encode() + b"\n")
+        text = json.dumps(answer, ensure_ascii=False)
+        answers.write(text.encode("utf-8", "replace") + b"\n")
         answers.flush()
 
 

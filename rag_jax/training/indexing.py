@@ -25,6 +25,7 @@ from rag_jax.retrieval.build import RecallSettings, build_index
 from rag_jax.retrieval.editing import edit_index, edit_words
 from rag_jax.retrieval.exact import RECALL_QUERIES
 from rag_jax.retrieval.index import PassageIndex
+from rag_jax.retrieval.kept import KeptEmbeddings
 from rag_jax.retrieval.manifest import read_manifest
 from rag_jax.retrieval.passages import PassageStore
 from rag_jax.retrieval.protocol import Hosts, Passage
@@ -98,9 +99,11 @@ def passage_embedder(job: Job, model: RagModel, encoder: Params, name: str) -> P
 
 
 def index_store(job: Job, params: Any, store: PassageStore, out: pathlib.Path,
-                 recall_queries: np.ndarray | None = None, overwrite: bool = False
-                 ) -> PassageIndex:
+                 recall_queries: np.ndarray | None = None, overwrite: bool = False,
+                 kept: KeptEmbeddings | None = None) -> PassageIndex:
     """Embeds a passage store with the document encoder and publishes its index at `out`.
+
+    What `kept` has is not embedded again.
 
     Returns it opened where `config.retrieval.where` says.
     """
@@ -113,6 +116,8 @@ def index_store(job: Job, params: Any, store: PassageStore, out: pathlib.Path,
     kind = "exact" if (retrieval.where, retrieval.index) == ("device", "auto") else retrieval.index
     encoder = params["document_encoder"]
     embedder = passage_embedder(job, job.model, encoder, fingerprint(job.model, encoder))
+    if kept is not None:
+        embedder = kept.around(embedder, store)
     index = build_index(store, embedder, out, kind=kind, scann=settings,
                         recall=RecallSettings(recall_queries, seed=job.config.seed,
                                               target=retrieval.scann_recall),

@@ -63,6 +63,11 @@ class Rag:
         """The configuration of the run, as it was opened."""
         return self.job.config
 
+    @property
+    def answers(self) -> bool:
+        """Whether there is a generator: of documents, there may be an index alone."""
+        return "generator" in self.params
+
     def ask(self, questions: str | Sequence[str], **how: Any) -> list[Answer]:
         """Answers questions, each with the passages that its answer came from.
 
@@ -84,6 +89,10 @@ class Rag:
         questions = checked_questions(questions)
         if not questions:
             return
+        if not self.answers:
+            raise ConfigError(f"{self.job.workdir}: no generator is named, so there is no answer; "
+                              "`retrieve` gives passages. Run rag_jax.ingest again, with "
+                              "config.model.generator.pretrained")
         shape = {"batch_size": 1} if len(questions) == 1 else {}
         if len(questions) <= how.get("batch_size", self.config.eval.batch_size):
             shape["length_step"] = self.config.data.max_source_length
@@ -276,7 +285,7 @@ class Rag:
         """
         job = dataclasses.replace(self.job, config=self._as_asked(how or {}))
         if how and "k" in how and self.index is not None:
-            _check_k(job.config, self.index)
+            check_k(job.config, self.index)
         return make_answerer(job, self.index, self.prefixes, **changes)
 
     def _as_asked(self, how: Mapping[str, Any]) -> Config:
@@ -338,11 +347,12 @@ def open_index(job: Job, run: str, named: str | None) -> Index:
                               f"{', '.join(there) or 'none'}")
     opened = Bm25Index.open(folder) if job.model.lexical else PassageIndex.open(
         folder, hosts=indexing.all_hosts())
-    _check_k(job.config, opened, folder)
+    check_k(job.config, opened, folder)
     return opened
 
 
-def _check_k(config: Config, index: Index, folder: pathlib.Path | str = "the index") -> None:
+def check_k(config: Config, index: Index, folder: pathlib.Path | str = "the index") -> None:
+    """Raises ConfigError where more passages would be read than there are."""
     k = config.eval.k or config.retrieval.k
     if k > index.size:
         raise ConfigError(f"config.eval.k={k}: {folder} has {index.size} passages; set "

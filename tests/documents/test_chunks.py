@@ -84,12 +84,23 @@ def test_a_window_bounds_what_words_would_not():
 
 def test_pages_and_sections_that_a_passage_touches_are_cited():
     document = Document("Book", "One. Two. Three.", pages=(0, 7, 12), sections=(
-        (5, ("A",)), (10, ("A", "B"))))
+        (0, ("A",)), (10, ("A", "B"))))
     found = passages_of("b.pdf", document, Chunking(words=2))
     assert [(p.text, p.title, c.pages, c.headings) for p, c in found] == [
-        ("One. Two.", "Book", (1, 2), ("A",)), ("Three.", "Book > A > B", (2, 3), ("A > B",))]
+        ("One. Two.", "Book > A", (1, 2), ("A",)), ("Three.", "Book > A > B", (2, 3), ("A > B",))]
     one = passages_of("b.pdf", document, Chunking())
     assert one[0][1].pages == (1, 2, 3) and one[0][1].headings == ("A", "A > B")
+
+
+def test_no_passage_ends_with_a_heading():
+    """It would be cited for a section of which it has nothing."""
+    document = read_content("a.md", b"Some words before.\n\n# One\n\n## Two\n\nThe text there.")
+    found = passages_of("a.md", document, Chunking(words=7))
+    assert [p.text for p, _ in found] == ["Some words before.", "# One ## Two The text there."]
+    assert found[0][1].headings == () and found[1][1].headings == ("One", "One > Two")
+    rows = read_content("a.csv", b"a\n" + b"1\n" * 6)
+    assert [c.headings for _, c in passages_of("a.csv", rows, Chunking(words=6))] == [
+        ("row 2", "row 3", "row 4"), ("row 5", "row 6", "row 7")]
 
 
 def test_planted_sentences_are_cited_by_their_page_and_heading(tmp_path):

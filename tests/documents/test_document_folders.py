@@ -91,12 +91,30 @@ def hostile(tmp_path: pathlib.Path, monkeypatch, code: str) -> None:
 @pytest.mark.parametrize("code, says", [
     ("import os; os.abort()", "crashed"), ("import time; time.sleep(60)", "more than 2 seconds"),
     ("return b'x' * 10**10", "too much memory"), ("raise RuntimeError('odd')", "odd"),
-    ("print('no answer'); import os; os._exit(0)", "crashed")])
+    ("import os; os.write(1, b'{}'); os._exit(0)", "crashed")])
 def test_a_file_that_harms_its_reader_harms_nothing_else(tmp_path, monkeypatch, code, says):
     hostile(tmp_path, monkeypatch, code)
     with Readers(1, seconds=2 if "sleep" in code else 60, memory=2**31) as readers:
         first, second = readers.read_each([("a.txt", b"x"), ("b.html", b"<p>sound")])
     assert says in str(first) and second.text.strip() == "sound"
+
+
+def test_what_a_library_prints_is_no_answer(tmp_path, monkeypatch):
+    hostile(tmp_path, monkeypatch, "import os; os.write(1, b'debug\\n'); print('more')\n"
+            "        from rag_jax.documents.document import Document; return Document('', 'text')")
+    with Readers(1) as readers:
+        assert readers.read("a.txt", b"x").text == "text"
+
+
+def test_who_stops_does_not_wait_for_what_is_being_read(tmp_path, monkeypatch):
+    """Ctrl-C would wait for minutes."""
+    hostile(tmp_path, monkeypatch, "import time; time.sleep(600)")
+    with pytest.raises(KeyboardInterrupt), Readers(1, seconds=500) as readers:
+        readers.read_each(iter([("a.txt", b"x"), ("b.txt", b"y")]))
+        readers._threads.submit(readers.read, "a.txt", b"x")
+        while not readers._processes:
+            pass
+        raise KeyboardInterrupt
 
 
 def test_a_docx_of_pictures_costs_no_more_than_its_text(readers):

@@ -86,6 +86,10 @@ def test_a_row_of_a_table_is_a_paragraph_cited_by_its_number(name, content):
     assert found.title == "" and found.title_at(5, "usual") == "usual", "rows are no titles"
 
 
+def test_columns_of_one_name_or_of_none_are_all_read():
+    assert of("a.csv", "a,a,\n1,2,3,4\n5\n").text == "a: 1; a: 2; 3; column 4: 4\n\na: 5\n\n"
+
+
 def test_lines_of_jsonl_that_are_none_are_left_out_by_name():
     found = of("a.jsonl", '{"a": 1, "b": [2]}\n[1]\n{"a"\n' + "[" * 10**5 + '\n{"a": "b"}\n')
     assert found.text == "a: 1; b: [2]\n\na: b\n\n"
@@ -158,6 +162,7 @@ LAUGHS = ('<!DOCTYPE x [<!ENTITY a "ha"><!ENTITY b "&a;&a;&a;">]>' + BOMB)
     (b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1" + bytes(600), "encrypted, or an old .doc"),
     (zipped({"word/document.xml": BOMB}), "zip bomb"),
     (zipped({"word/document.xml": LAUGHS[:900]}), "DOCTYPE"),
+    (zipped({"word/document.xml": LAUGHS[:900].encode("utf-16")}), "DOCTYPE"),
     (zipped({"word/document.xml": "<a>"}), "damaged"), (zipped({"other": "x"}), "no DOCX"),
     (zipped({"word/document.xml": BOMB})[:-30], "damaged"), (b"", "damaged"),
     (docx("<w:p>" + "<w:x>" * 5000 + "</w:x>" * 5000 + "</w:p>"), "nested too deep")])

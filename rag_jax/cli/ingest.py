@@ -1,0 +1,85 @@
+"""Indexes the documents of a folder: `python -m rag_jax.ingest FOLDER --workdir DIR`.
+
+Reads PDF, DOCX, HTML, Markdown, text, CSV, TSV and JSONL, and divides them into passages that keep
+file, page, heading and span; `python -m rag_jax.generate --workdir DIR "..."` then answers and
+cites them. --config.model.retriever.pretrained names the encoder that finds passages (without one,
+BM25 finds their words), --config.model.generator.pretrained the generator that answers (without
+one, passages are shown). The same command again reads what has changed in the folder since.
+"""
+
+import argparse
+from collections import Counter
+
+from rag_jax import flags, process
+from rag_jax.config import Config
+from rag_jax.documents.workdir import NO_ENCODER, NO_GENERATOR
+from rag_jax.visible import visible
+
+SHOWN = 20  # files listed by name for each reason, at most
+
+
+def main(argv: list[str] | None = None) -> int | None:
+    """Entry point; `argv` without the program's name, None = the process's arguments."""
+    parser = flags.make_parser("ingest", __doc__)
+    parser.add_argument("folder", type=flags.local_folder, help="of documents; or a single file")
+    parser.add_argument("--workdir", required=True, type=flags.local_folder, metavar="DIR",
+                        help="where everything is written")
+    parser.add_argument("--words", type=int, metavar="N", help="words of a passage, at most; it "
+                        "ends where a sentence does (default: 100, or as before)")
+    parser.add_argument("--tokens", type=int, metavar="N", help="in place of --words: tokens of a "
+                        "passage as the encoder reads it")
+    parser.add_argument("--overlap", type=int, metavar="N", help="words (tokens) of whole "
+                        "sentences that a passage repeats of the one before, at most (default: 0)")
+    parser.add_argument("--train", metavar="FILE", help="then train on questions about the "
+                        "documents, as config.data.train; needs --dev and a generator")
+    parser.add_argument("--dev", metavar="FILE", help="questions that choose the best checkpoint")
+    options, config = flags.parse_with_config(parser, argv, _base)
+    if bool(options.train) != bool(options.dev):
+        parser.error("--train and --dev: name both, files of other questions each")
+
+    from rag_jax import ingestion
+    from rag_jax.documents.chunks import Chunking
+
+    given = {name: value for name in ("words", "tokens", "overlap")
+             if (value := getattr(options, name)) is not None}
+    done = ingestion.ingest(options.folder, options.workdir, config=config,
+                            chunking=Chunking(**given) if given else None)
+    for line in _lines(options, done):
+        print(line, flush=True)
+    return _train(options, config) if options.train else None
+
+
+def _train(options: argparse.Namespace, config: Config) -> int | None:
+    from rag_jax import ingestion
+    from rag_jax.training.loop import Preempted
+
+    steps = {"steps": config.train.steps} if "train.steps" in options.changed_fields else {}
+    try:
+        ingestion.fine_tune(options.workdir, options.train, options.dev, config=config, **steps)
+    except Preempted as reason:
+        print(f"{reason}; the same command goes on from there", flush=True)
+        return process.UNFINISHED
+    return None
+
+
+def _base(options: argparse.Namespace) -> Config:
+    from rag_jax import ingestion
+
+    return ingestion.base_config(options.workdir)
+
+
+def _lines(options: argparse.Namespace, done) -> list[str]:
+    """What was done, and what was not, for people."""
+    lines = [f"{options.workdir}: {done.passages} passages of {done.files} files; {len(done.read)} "
+             f"files read, {len(done.removed)} removed, {done.embedded} passages embedded"]
+    for name, remarks in sorted(done.remarks.items()):
+        if name in done.read:
+            lines += [f"  {visible(name)}: {visible(remark)}" for remark in remarks]
+    reasons = Counter(done.skipped.values())
+    for reason, count in reasons.most_common():
+        names = [name for name, own in done.skipped.items() if own == reason]
+        more = f" and {count - SHOWN} more" if count > SHOWN else ""
+        lines += [f"not read, {visible(reason)}:",
+                  f"  {', '.join(visible(name) for name in names[:SHOWN])}{more}"]
+    return [*lines, *[NO_ENCODER] * done.lexical, *[NO_GENERATOR] * (not done.answers),
+            f'Ask: python -m rag_jax.generate --workdir {options.workdir} "..."']

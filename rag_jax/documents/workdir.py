@@ -1,0 +1,77 @@
+"""A workdir of rag_jax.ingest: what it was made from.
+
+    config.json    the configuration, as of rag_jax.train: which encoder and generator
+    ingest.json    the folder, and of each file digest, passages, or the reason why it is not read
+    index/         the index of all passages (retrieval/versions.py)
+    trained/       where questions were trained on: a workdir of rag_jax.train, which answers then
+"""
+
+import pathlib
+from typing import Any, NamedTuple
+
+from rag_jax.errors import UserError
+from rag_jax.retrieval.verification import read_sealed, write_sealed
+
+# What people are told where a part is missing.
+NO_ENCODER = ("Passages are found by their words (BM25). An encoder finds what is meant: run "
+              "rag_jax.ingest again with --config.model.retriever.pretrained=NAME, such as "
+              "sentence-transformers/all-MiniLM-L6-v2.")
+NO_GENERATOR = ("Passages are shown, and no answers: no generator is named. For answers run "
+                "rag_jax.ingest again with --config.model.generator.pretrained=NAME, such as "
+                "google/flan-t5-base.")
+RECORD, INDEX, TRAINED = "ingest.json", "index", "trained"
+_FIELDS = {"folder": str, "divided_by": dict, "made_by": dict, "store": str, "files": dict,
+           "skipped": dict}
+
+
+class Record(NamedTuple):
+    """What an index was made from.
+
+    Attributes:
+      folder: that was read.
+      divided_by: all that decides the passages of a file, beside its content.
+      made_by: all that decides what is made of the passages.
+      store: fingerprint of the passage store of the index that this is the record of.
+      files: {"sha256", "passages", "remarks"} by name, of files that were read.
+      skipped: why each other file was not, by name.
+    """
+
+    folder: str
+    divided_by: dict[str, Any]
+    made_by: dict[str, Any]
+    store: str
+    files: dict[str, dict[str, Any]]
+    skipped: dict[str, str]
+
+
+def exists(workdir: pathlib.Path) -> bool:
+    """Whether a folder is a workdir of rag_jax.ingest."""
+    return (workdir / RECORD).is_file()
+
+
+def answering(workdir: pathlib.Path) -> pathlib.Path:
+    """The workdir of the models that answer: its own, or that of what was trained in it."""
+    trained = workdir / TRAINED
+    done = exists(workdir) and any(trained.glob("*/eval.json"))
+    return trained if done else workdir
+
+
+def write(workdir: pathlib.Path, record: Record) -> None:
+    """Replaces the record of a workdir."""
+    write_sealed(workdir / RECORD, record._asdict())
+
+
+def read(workdir: pathlib.Path) -> Record:
+    """The record of a workdir.
+
+    Raises:
+      RetrievalError, UserError: it is damaged.
+    """
+    content = read_sealed(workdir / RECORD)
+    sound = content.keys() == _FIELDS.keys() and all(
+        isinstance(content[name], kind) for name, kind in _FIELDS.items()) and all(
+        isinstance(file, dict) and isinstance(file.get("sha256"), str)
+        and type(file.get("passages")) is int for file in content["files"].values())
+    if not sound:
+        raise UserError(f"{workdir / RECORD}: is damaged; remove it, and run rag_jax.ingest again")
+    return Record(**content)

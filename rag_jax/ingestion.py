@@ -1,0 +1,400 @@
+"""From a folder of documents to an index that cites them: what `rag_jax.ingest` does.
+
+Nothing here needs jax where nothing has changed, or no encoder and no generator is named.
+"""
+
+import contextlib
+import dataclasses
+import hashlib
+import json
+import os
+import pathlib
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from rag_jax import files, locks, overrides, rules
+from rag_jax.citation import Citation
+from rag_jax.config import Config, ConfigError
+from rag_jax.documents import workdir as record_files
+from rag_jax.documents.chunks import Chunking, Window, passages_of
+from rag_jax.documents.document import Unreadable
+from rag_jax.documents.folder import Found, content_of, files_of
+from rag_jax.documents.read import versions
+from rag_jax.documents.readers import Readers
+from rag_jax.documents.workdir import INDEX, TRAINED, Record
+from rag_jax.errors import UserError
+from rag_jax.retrieval.bm25 import bm25_missing, build_bm25
+from rag_jax.retrieval.passages import PassageStore, write_store
+from rag_jax.retrieval.protocol import Passage, RetrievalError
+from rag_jax.retrieval.publish import publishing
+from rag_jax.retrieval.versions import current
+from rag_jax.training import workdir as workdirs
+
+DENSE, LEXICAL = ("rag_token", "rag_sequence"), ("bm25", "bm25_sequence")  # runs of a workdir
+Path = str | os.PathLike[str]
+
+
+@dataclasses.dataclass(frozen=True)
+class Ingested:
+    """What became of the files of a folder.
+
+    Attributes:
+      workdir: the folder of everything.
+      files: those that have passages.
+      read: names of files that are new or changed, and were read.
+      removed: names of files that are gone, or can be read no more.
+      skipped: why each other file was not read, by name.
+      remarks: what is to be said of files that were read, by name.
+      passages: in the index.
+      embedded: how many of them were; the others' embeddings were there.
+      lexical: they are found by their words.
+      answers: there is a generator.
+    """
+
+    workdir: pathlib.Path
+    files: int
+    read: tuple[str, ...]
+    removed: tuple[str, ...]
+    skipped: Mapping[str, str]
+    remarks: Mapping[str, tuple[str, ...]]
+    passages: int
+    embedded: int
+    lexical: bool
+    answers: bool
+
+
+def base_config(workdir: Path) -> Config:
+    """The configuration that an `ingest` changes: the one of before, if there is one."""
+    path = pathlib.Path(workdir).absolute()
+    return workdirs.read(path) if record_files.exists(path) else Config(
+        train=dataclasses.replace(Config().train, steps=0))
+
+
+def ingest(folder: Path, workdir: Path, *, chunking: Chunking | None = None,
+           config: Config | Mapping[str, Any] | None = None) -> Ingested:
+    """Makes an index of the documents of a folder, or brings the one that there is up to date.
+
+    What was read, divided and embedded before, and is as it was, is not again.
+
+    Args:
+      folder: of documents, with all folders in it; or a single file.
+      workdir: the folder of everything that is made.
+      chunking: how documents are divided; None = as before, or as `Chunking()` says.
+      config: fields to set, {"model.retriever.pretrained": ...}, the others as they were before; or
+        a whole configuration. It names the encoder and the generator; without an encoder the
+        index is one of words, for BM25.
+
+    Raises:
+      UserError: the folder has no document that can be read, or is another one than before; and
+        all that can be wrong with a configuration, an encoder or an index.
+      InUseError: another process writes into the workdir.
+    """
+    source, path = pathlib.Path(folder).absolute(), pathlib.Path(workdir).absolute()
+    if not source.exists():
+        raise UserError(f"{folder}: there is no such folder; name one with documents in it")
+    if path.resolve() == source.resolve():
+        raise ConfigError(f"--workdir={workdir}: is the folder of the documents; name another")
+    if workdirs.exists(path) and not record_files.exists(path):
+        raise ConfigError(f"--workdir={workdir}: is a workdir of rag_jax.train; name another")
+    with locks.own(path):
+        earlier = record_files.read(path) if record_files.exists(path) else None
+        if earlier and earlier.folder != str(source):
+            raise ConfigError(f"--workdir={workdir}: was made from {earlier.folder}; name that "
+                              "folder, or another --workdir")
+        if not isinstance(config, Config):
+            config = overrides.replace(base_config(path), dict(config or {}))
+        if chunking is None:
+            chunking = Chunking(**earlier.divided_by["chunking"]) if earlier else Chunking()
+        return _Ingestion(source, path, _with_runs(config), chunking, earlier).run()
+
+
+def fine_tune(workdir: Path, train: str, dev: str, *, steps: int = 1000,
+              config: Config | Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Trains the models of a workdir on questions about its documents; they answer from then on.
+
+    What was interrupted goes on where it was. The documents may change before and afterwards: the
+    encoder of passages does not train.
+
+    Args:
+      workdir: of `ingest`, with a generator.
+      train, dev: questions, as `config.data.train` and `config.data.dev`.
+      steps: of training.
+      config: fields to set, as for `ingest`, or a whole configuration.
+
+    Returns:
+      As `rag_jax.train`.
+
+    Raises:
+      ConfigError: there is no generator, or as `rag_jax.train`.
+    """
+    path = pathlib.Path(workdir).absolute()
+    record_files.read(path)
+    if not isinstance(config, Config):
+        config = overrides.replace(base_config(path), dict(config or {}))
+    config = _with_runs(config)
+    if "generator" not in config.model.sources:
+        raise ConfigError("--train: there is no generator that could learn to answer; name "
+                          "config.model.generator.pretrained. To train models from random weights: "
+                          "rag_jax.train --config=configs/own_data.py")
+    from rag_jax.training import run
+
+    passages = path / "passages.jsonl"
+    if not passages.exists():  # training goes on with those that it began with
+        store = PassageStore.open(current(path / INDEX) / "passages")
+        with locks.own(path), files.replaced(passages) as file:
+            for row in range(len(store)):
+                file.write(json.dumps(store[row]._asdict()) + "\n")
+    return run.train(overrides.replace(config, {
+        "runs": config.runs[:1], "train.steps": steps, "data.passages": str(passages),
+        "data.train": train, "data.dev": dev}), path / TRAINED)
+
+
+def _with_runs(config: Config) -> Config:
+    """With the runs that can be asked: those of BM25 where there is no encoder.
+
+    Raises:
+      ConfigError: fields that are wrong; or a library is missing.
+    """
+    encoders = {"query_encoder", "document_encoder"} & set(config.model.sources)
+    config = dataclasses.replace(config, runs=DENSE if encoders else LEXICAL)
+    if not encoders and (missing := bm25_missing()):
+        raise ConfigError(f"without an encoder, words are searched by BM25: {missing}")
+    return rules.validate(overrides.replace(config, {"train.steps": 0}))
+
+
+@dataclasses.dataclass
+class _Ingestion:
+    """One call of `ingest`, which holds the workdir."""
+
+    source: pathlib.Path
+    path: pathlib.Path
+    config: Config
+    chunking: Chunking
+    earlier: Record | None
+
+    def run(self) -> Ingested:
+        lexical = overrides.lexical(self.config)
+        made_by = {"towers": stamps(self.config), "config": _settings(self.config)}
+        divided_by = {"chunking": dataclasses.asdict(self.chunking), "readers": versions(),
+                      "window": None if lexical else [
+                          made_by["towers"]["query_encoder"], self.config.data.max_passage_length,
+                          self.config.data.retriever_tokenizer,
+                          made_by["config"]["model"]["retriever"]]}
+        found = self._found()
+        digests, skipped = _digests(found)
+        store = self._store()
+        kept: dict[str, dict[str, Any]] = {}
+        if self.earlier and store is not None and self.earlier.divided_by == divided_by:
+            kept = {name: file for name, file in self.earlier.files.items()
+                    if digests.get(name) == file["sha256"]}
+        done = self._known_unreadable(digests, divided_by)
+        before = dict(self.earlier.files) if self.earlier else {}
+        if (store is not None and self.earlier.made_by == made_by and kept.keys() == before.keys()
+                and kept.keys() | done.keys() == digests.keys()):
+            skipped |= {name: self.earlier.skipped[name] for name in done}
+            if skipped != self.earlier.skipped:
+                record_files.write(self.path, self.earlier._replace(skipped=skipped))
+            return self._result(before, (), skipped, len(store), 0)
+        return self._make(made_by, divided_by, found, skipped, kept, store)
+
+    def _found(self) -> list[Found]:
+        """All files by name, but for those of a workdir that is in the folder."""
+        own = self.path.resolve()
+        return sorted((one for one in files_of(self.source)
+                       if not own.is_relative_to(self.source.resolve())
+                       or not one.path.absolute().is_relative_to(self.path)),
+                      key=lambda one: one.name)
+
+    def _store(self) -> PassageStore | None:
+        """The passages of the index, if it is the one of the record."""
+        if self.earlier is None:
+            return None
+        with contextlib.suppress(RetrievalError):
+            store = PassageStore.open(current(self.path / INDEX) / "passages")
+            rows = sum(file["passages"] for file in self.earlier.files.values())
+            if store.fingerprint == self.earlier.store and len(store) == rows:
+                return store
+        return None
+
+    def _known_unreadable(self, digests: Mapping[str, str], divided_by: dict[str, Any]
+                          ) -> dict[str, str]:
+        """Files that were not to be read before, and are as they were; by name, their digests."""
+        if self.earlier is None or self.earlier.divided_by != divided_by:
+            return {}
+        return {name: digest for name, digest in digests.items()
+                if self.earlier.skipped.get(name, "").endswith(_mark(digest))}
+
+    def _make(self, made_by: dict[str, Any], divided_by: dict[str, Any], found: list[Found],
+              skipped: dict[str, str], kept: dict[str, dict[str, Any]],
+              store: PassageStore | None) -> Ingested:
+        """Writes the passages of all files, indexes them and notes what was done."""
+        maker: Any = _Words()
+        if self.config.model.sources:
+            from rag_jax.training.ingested import Maker
+
+            maker = Maker(self.config, self.path)
+        reading = Reading([one for one in found if one.name not in skipped], kept, self.chunking,
+                          maker.window, self._rows(store, kept))
+        out = self.path / INDEX
+        with publishing(out):
+            files.discard_folder(files.begin_folder(out / "passages", "store"))  # of a killed one
+            staging = files.begin_folder(out / "passages", "store")
+            try:
+                new = maker.write(staging / "store", reading.passages(), reading.citations.pop)
+                maker.index(new, out)
+            finally:
+                files.discard_folder(staging)
+        skipped |= reading.skipped
+        record = Record(str(self.source), divided_by, made_by, new.fingerprint, reading.files,
+                        skipped)
+        workdirs.write(self.config, self.path / "config.json")
+        record_files.write(self.path, record)
+        return self._result(reading.files, tuple(reading.read), skipped, len(new), maker.embedded)
+
+    def _rows(self, store: PassageStore | None, kept: Mapping[str, Any]
+              ) -> Callable[[str], Iterator[tuple[Passage, Citation]]]:
+        """Function from the name of a file that is kept to its passages."""
+        begins, begin = {}, 0
+        for name, file in sorted(self.earlier.files.items()) if kept else ():
+            begins[name], begin = begin, begin + file["passages"]
+
+        def rows(name: str) -> Iterator[tuple[Passage, Citation]]:
+            for row in range(begins[name], begins[name] + kept[name]["passages"]):
+                yield store[row], store.source(row)
+
+        return rows
+
+    def _result(self, made: Mapping[str, dict[str, Any]], read: tuple[str, ...],
+                skipped: Mapping[str, str], passages: int, embedded: int) -> Ingested:
+        before = self.earlier.files if self.earlier else {}
+        return Ingested(
+            self.path, len(made), read, tuple(sorted(before.keys() - made.keys())),
+            {name: reason.partition(_MARK)[0] for name, reason in sorted(skipped.items())},
+            {name: tuple(file["remarks"]) for name, file in made.items() if file["remarks"]},
+            passages, embedded, overrides.lexical(self.config),
+            "generator" in self.config.model.sources)
+
+
+_MARK = "\n"  # in a record, ends a reason that belongs to a content, whose digest follows
+
+
+def _mark(digest: str) -> str:
+    return f"{_MARK}{digest}"
+
+
+class Reading:
+    """The passages of files: those of files that are kept as they are, of others by their readers.
+
+    Attributes:
+      citations: of the passages that came last, by id; to be taken out.
+      files: what the record says of the files, so far.
+      read: names of those that were read.
+      skipped: reasons of those that could not be.
+    """
+
+    def __init__(self, found: list[Found], kept: Mapping[str, dict[str, Any]], chunking: Chunking,
+                 window: Window | None,
+                 rows: Callable[[str], Iterator[tuple[Passage, Citation]]]):
+        self._found, self._kept, self._rows = found, kept, rows
+        self._chunking, self._window = chunking, window
+        self.citations: dict[str, Citation] = {}
+        self.files: dict[str, dict[str, Any]] = {}
+        self.read: list[str] = []
+        self.skipped: dict[str, str] = {}
+        self._digests: dict[str, str] = {}
+
+    def passages(self) -> Iterator[Passage]:
+        """The passages of all files, by name.
+
+        Raises:
+          UserError: there are none.
+        """
+        with Readers() as readers:
+            answers = readers.read_each(self._contents())
+            for one in self._found:
+                if one.name in self._kept:
+                    self.files[one.name] = self._kept[one.name]
+                    yield from self._cited(self._rows(one.name))
+                    continue
+                yield from self._cited(self._divided(one.name, next(answers)))
+        if not self.files:
+            some = "; ".join(f"{name}: {reason.partition(_MARK)[0]}"
+                             for name, reason in sorted(self.skipped.items())[:3])
+            raise UserError(f"none of the {len(self._found)} files has a text that can be read"
+                            f"{f' ({some})' if some else ''}")
+
+    def _contents(self) -> Iterator[tuple[str, bytes]]:
+        for one in self._found:
+            if one.name not in self._kept:
+                try:
+                    content, self._digests[one.name] = content_of(one)
+                except Unreadable:  # it has changed since it was looked at: the next run knows
+                    content, self._digests[one.name] = b"", ""
+                yield one.name, content
+
+    def _divided(self, name: str, answer: Any) -> list[tuple[Passage, Citation]]:
+        digest = self._digests.pop(name)
+        if isinstance(answer, Unreadable):
+            self.skipped[name] = str(answer) + _mark(digest)
+            return []
+        pairs = passages_of(name, answer, self._chunking, self._window)
+        self.read.append(name)
+        self.files[name] = {"sha256": digest, "passages": len(pairs),
+                            "remarks": list(answer.remarks)}
+        return pairs
+
+    def _cited(self, pairs: Any) -> Iterator[Passage]:
+        for passage, citation in pairs:
+            self.citations[passage.id] = citation
+            yield passage
+
+
+class _Words:
+    """Makes an index of words, for BM25; nothing reads its passages but people."""
+
+    window = None
+    embedded = 0
+
+    def write(self, path: pathlib.Path, passages: Iterator[Passage],
+              source: Callable[[str], Citation]) -> PassageStore:
+        return write_store(path, passages, {}, source=source)
+
+    def index(self, store: PassageStore, out: pathlib.Path) -> None:
+        build_bm25(store, out, overwrite=True)
+
+
+def _digests(found: list[Found]) -> tuple[dict[str, str], dict[str, str]]:
+    """sha256 of each file that can be read, and why each other one cannot, by name."""
+    digests, skipped = {}, {}
+    for one in found:
+        try:
+            if one.reason:
+                raise Unreadable(one.reason)
+            digests[one.name] = content_of(one)[1]
+        except Unreadable as error:
+            skipped[one.name] = str(error)
+    return digests, skipped
+
+
+def _settings(config: Config) -> dict[str, Any]:
+    """All of a configuration that an index or its passages may depend on."""
+    values = json.loads(json.dumps(dataclasses.asdict(config)))
+    return {name: values[name] for name in ("seed", "runs", "data", "model", "retrieval")}
+
+
+def stamps(config: Config) -> dict[str, list[str]]:
+    """Every tower's source, and what tells whether it has changed: of a folder, the names, sizes
+    and times of its files."""
+    return {tower: [source, _stamp(pathlib.Path(source))]
+            for tower, source in sorted(config.model.sources.items())}
+
+
+def _stamp(folder: pathlib.Path) -> str:
+    if not folder.is_dir():
+        return ""
+    digest = hashlib.sha256()
+    for file in sorted(path for path in folder.rglob("*") if path.is_file()):
+        status = file.stat()
+        digest.update(f"{file.relative_to(folder)}\0{status.st_size}\0{status.st_mtime_ns}\0"
+                      .encode("utf-8", "surrogateescape"))
+    return digest.hexdigest()

@@ -1,0 +1,81 @@
+"""Embeddings of an earlier index, for passages that have not changed since."""
+
+import dataclasses
+import hashlib
+import itertools
+from typing import Any
+
+import numpy as np
+
+from rag_jax.retrieval.index import PassageIndex
+from rag_jax.retrieval.passages import PassageStore, TokenTable
+from rag_jax.retrieval.shards import PassageEmbedder
+
+ROWS = 4096  # whose tokens are looked at together
+
+
+class KeptEmbeddings:
+    """What an index holds of passages that a new one holds again.
+
+    Args:
+        index: the earlier one; nothing of it is used where another encoder built it, or where it
+            read passages otherwise.
+
+    Attributes:
+        embedded: passages that `around` has embedded, as nobody had before; None = it was not
+            asked, or all are.
+    """
+
+    def __init__(self, index: PassageIndex):
+        self._index = index
+        self.embedded: int | None = None
+
+    def around(self, embedder: PassageEmbedder, store: PassageStore) -> PassageEmbedder:
+        """The embedder, which gives what was kept, and embeds now what was not.
+
+        A passage is the same if its tokens are.
+        """
+        manifest, same = self._index.manifest, ("token_table", "max_length")
+        if manifest["encoder_fingerprint"] != embedder.encoder_fingerprint or any(
+                manifest["inputs"].get(name) != getattr(embedder, name) for name in same):
+            return embedder
+        kept = dict(zip(self._keys(self._index.passages, embedder), itertools.count()))
+        new = {key: row for row, key in enumerate(self._keys(store, embedder)) if key not in kept}
+        self.embedded = len(new)
+        fresh = dict(zip(new, _embedded(embedder, store.tokens(embedder.token_table),
+                                        np.fromiter(new.values(), np.int64)), strict=True))
+
+        def look_up(ids: np.ndarray, mask: np.ndarray) -> np.ndarray:
+            keys = [_key(row[: count]) for row, count in zip(ids, mask.sum(axis=1), strict=True)]
+            vectors = self._index.embeddings(np.array([kept.get(key, 0) for key in keys]))
+            return np.stack([fresh.get(key, vector)
+                             for key, vector in zip(keys, vectors, strict=True)])
+
+        return dataclasses.replace(embedder, embed=look_up)
+
+    def _keys(self, store: PassageStore, embedder: PassageEmbedder) -> list[bytes]:
+        """A digest of each passage's tokens, as far as they are read."""
+        table, keys = store.tokens(embedder.token_table), []
+        for begin in range(0, len(store), ROWS):
+            rows = np.arange(begin, min(begin + ROWS, len(store)))
+            ids, mask = table.padded(rows, embedder.max_length, embedder.pad_id)
+            keys += [_key(row[: count]) for row, count in zip(ids, mask.sum(axis=1), strict=True)]
+        return keys
+
+
+def _key(tokens: np.ndarray) -> bytes:
+    return hashlib.blake2b(tokens.astype("<i4").tobytes(), digest_size=16).digest()
+
+
+def _embedded(embedder: PassageEmbedder, table: TokenTable, rows: np.ndarray) -> list[Any]:
+    """The embeddings float32[E] of rows int64[...], made in batches of rows of like length."""
+    lengths = np.minimum(table.lengths_of(rows), embedder.max_length)
+    order, vectors = np.argsort(-lengths, kind="stable"), [None] * len(rows)
+    for first in range(0, len(rows), embedder.batch_size):
+        batch = order[first : first + embedder.batch_size]
+        length = embedder.buckets[np.searchsorted(embedder.buckets, lengths[batch[0]])]
+        full = np.pad(rows[batch], (0, embedder.batch_size - len(batch)), mode="edge")
+        made = np.asarray(embedder.embed(*table.padded(full, length, embedder.pad_id)))
+        for place, vector in zip(batch, made, strict=False):
+            vectors[place] = vector
+    return vectors

@@ -1,0 +1,158 @@
+"""What `rag_jax.ingest` and its workdirs need of encoders and generators, as their sources have
+them; either may be missing."""
+
+import contextlib
+import dataclasses
+import os
+import pathlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from rag_jax import overrides, parallel
+from rag_jax.citation import Citation
+from rag_jax.config import Config, ConfigError
+from rag_jax.data.batches import PASSAGE_TABLE
+from rag_jax.data.prepare import write_passages
+from rag_jax.data.prepared import Prepared, generator_format
+from rag_jax.data.text import Tokenizer, encoder_input, train_bart_tokenizer
+from rag_jax.documents.chunks import Window
+from rag_jax.documents.workdir import INDEX
+from rag_jax.models.layers import unstack_layers
+from rag_jax.retrieval.bm25 import Bm25Index, build_bm25
+from rag_jax.retrieval.index import PassageIndex
+from rag_jax.retrieval.kept import KeptEmbeddings
+from rag_jax.retrieval.passages import PassageStore
+from rag_jax.retrieval.protocol import Passage, RetrievalError
+from rag_jax.training import indexing, pretrained, workdir
+from rag_jax.training.job import Job
+from rag_jax.training.opened import (
+    Rag,
+    changed,
+    check_k,
+    check_tokens,
+    check_vectors,
+    placed,
+)
+
+
+def towers(config: Config) -> list[str]:
+    """Those that the configuration names, and its run reads."""
+    unread = pretrained.ENCODERS if overrides.lexical(config) else ()
+    return [tower for tower in config.model.sources if tower not in unread]
+
+
+def job_of(config: Config, path: pathlib.Path) -> Job:
+    """What reads with the towers that a configuration names.
+
+    Where one is not named, its tokenizer is one of bytes, which nobody reads with.
+
+    Args:
+      config: of one run.
+      path: the workdir.
+
+    Raises:
+      ConfigError, HubError: a source that is none, or has no tokenizer.
+    """
+    named, tokenizers = towers(config), []
+    if "document_encoder" in named and not pretrained.is_retriever(config):
+        raise ConfigError(f"{config.model.sources['document_encoder']} is no retriever: nothing "
+                          "says how its states become vectors that find passages. Name a sentence "
+                          "encoder (sentence-transformers/all-MiniLM-L6-v2, ...), or set "
+                          "config.model.retriever.pooling=mean or cls")
+    resolved = pretrained.resolve(config)
+    for tower, section in (("query_encoder", "retriever"), ("generator", "generator")):
+        folder = getattr(config.data, f"{section}_tokenizer") or (
+            pretrained.tokenizer_folder(config, tower) if tower in named else None)
+        if folder is None and tower in named:
+            raise ConfigError(f"{config.model.sources[tower]} has no tokenizer; name one with "
+                              f"config.data.{section}_tokenizer")
+        tokenizers.append(Tokenizer.load(folder) if folder else train_bart_tokenizer((), 300))
+    format = generator_format(resolved, tokenizers[1])
+    prepared = Prepared(tokenizers[0], format.tokenizer, format, {}, {})
+    return Job(resolved, path, prepared, parallel.make_mesh(config.mesh))
+
+
+class Maker:
+    """Writes and indexes passages for the towers that a configuration names.
+
+    Attributes:
+      window: what the encoder can read; None = there is none.
+      embedded: passages that were embedded, once there is an index.
+    """
+
+    def __init__(self, config: Config, path: pathlib.Path):
+        self._config = overrides.for_run(config, config.runs[0])
+        self._job = job_of(self._config, path)
+        self._towers = towers(self._config)
+        self.window = self._window() if "document_encoder" in self._towers else None
+        self.embedded = 0
+
+    def _window(self) -> Window:
+        data, encoder = self._job.config.data, self._job.config.model.retriever
+        source = self._config.model.sources["document_encoder"]
+        known = 0 if workdir.exists(source) else pretrained.described(source).longest
+        tokenizer = self._job.prepared.retriever_tokenizer
+
+        def measure(titles: Sequence[str], texts: Sequence[str]) -> list[int]:
+            rows = encoder_input(tokenizer, titles, [" ".join(text.split()) for text in texts],
+                                 10**9, encoder=encoder)
+            return [len(row) for row in rows]
+
+        return Window(min(known or data.max_passage_length, data.max_passage_length), measure)
+
+    def write(self, path: pathlib.Path, passages: Iterator[Passage],
+              source: Callable[[str], Citation]) -> PassageStore:
+        """A passage store with the tokens of each tower."""
+        prepared = self._job.prepared
+        return write_passages(
+            path, passages, self._job.config,
+            prepared.retriever_tokenizer if "document_encoder" in self._towers else None,
+            prepared.format if "generator" in self._towers else None, source)
+
+    def index(self, store: PassageStore, out: pathlib.Path) -> None:
+        """Publishes the index of a store; embeddings that the one before has are taken from it."""
+        if self._job.model.lexical:
+            build_bm25(store, out, overwrite=True)
+            return
+        kept = None
+        with contextlib.suppress(RetrievalError):
+            kept = KeptEmbeddings(PassageIndex.open(out))
+        params = pretrained.load(dataclasses.replace(self._job, config=self._named()),
+                                 pretrained.ENCODERS)
+        indexing.index_store(self._job, params, store, out, overwrite=True, kept=kept)
+        self.embedded = len(store) if kept is None or kept.embedded is None else kept.embedded
+
+    def _named(self) -> Config:
+        """With architectures and sources."""
+        return dataclasses.replace(self._job.config, model=dataclasses.replace(
+            self._job.config.model, **{name: getattr(self._config.model, name) for name in (
+                "rag", "query_encoder", "document_encoder")}))
+
+
+def open_ingested(path: pathlib.Path, run: str | None, index: str | os.PathLike | None,
+                  config: Config | Mapping[str, Any] | None) -> Rag:
+    """Opens a workdir of `rag_jax.ingest`: what is named in it answers from its index.
+
+    Arguments and errors as of `api.load`.
+    """
+    if not isinstance(config, Config):
+        config = changed(workdir.read_run(path, run), config or {})
+    run = workdir.run_of(path, config, run)
+    config = overrides.for_run(config, run)
+    folder = path / INDEX if index is None else pathlib.Path(index)
+    opened = (Bm25Index.open(folder) if overrides.lexical(config)
+              else PassageIndex.open(folder, hosts=indexing.all_hosts()))
+    if not config.eval.k:  # of a folder of few passages, all are read
+        config = overrides.replace(config, {"retrieval.k": min(config.retrieval.k, opened.size)})
+    check_k(config, opened, folder)
+    job, named = job_of(config, path), towers(config)
+    if "generator" in named:
+        if PASSAGE_TABLE not in opened.passages.token_tables:
+            raise ConfigError(f"{folder}: was made without a generator; run rag_jax.ingest again "
+                              "with the same config.model.generator.pretrained")
+        check_tokens(opened, job.prepared)
+    params = pretrained.load(dataclasses.replace(job, config=config), named)
+    rag = Rag(job, run, unstack_layers(params), opened)
+    if "document_encoder" in named:
+        check_vectors(rag)
+    return dataclasses.replace(rag, index=placed(job, opened))

@@ -1,0 +1,314 @@
+"""From a folder of documents to passages and answers that cite them, and again when it changes."""
+
+import json
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+
+import jax
+import numpy as np
+import pytest
+
+import rag_jax
+from rag_jax import ingestion
+from rag_jax.cli import generate, ingest
+from rag_jax.config import BartConfig, BertConfig, ConfigError
+from rag_jax.data.text import train_bart_tokenizer, train_bert_tokenizer
+from rag_jax.documents import workdir as record_files
+from rag_jax.documents.chunks import Chunking
+from rag_jax.documents.readers import Readers
+from rag_jax.errors import UserError
+from rag_jax.hub.families import Architecture, SpecialIds
+from rag_jax.hub.load import abstract
+from rag_jax.hub.save import save
+from rag_jax.retrieval.passages import PassageStore
+from rag_jax.retrieval.versions import current
+
+TEXTS = {"peru.md": "# Peru\n\nPeru has many hills.\n\n## Lima\n\nLima is the capital of Peru.",
+         "sub/norway.html": "<title>Norway</title><p>Oslo is the capital of Norway.",
+         "towns.csv": "town,river\nBonn,Rhine\nCairo,Nile\n", "kenya.txt": "Nairobi is in Kenya."}
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return written(tmp_path / "documents", TEXTS)
+
+
+def written(folder: pathlib.Path, texts: dict[str, str]) -> pathlib.Path:
+    for name, text in texts.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+    return folder
+
+
+def stored(workdir: pathlib.Path) -> list:
+    store = PassageStore.open(current(workdir / "index") / "passages")
+    return [(store[row], store.source(row)) for row in range(len(store))]
+
+
+def test_a_folder_is_found_by_its_words_and_cited(folder, tmp_path):
+    (folder / "photo.jpg").write_bytes(b"x")
+    (folder / "empty.txt").write_text(" ")
+    done = rag_jax.ingest(folder, tmp_path / "run")
+    assert (done.files, done.passages, done.embedded, done.lexical, done.answers) == (
+        4, 4, 0, True, False)
+    assert done.read == tuple(sorted(TEXTS)) and done.removed == ()
+    assert done.skipped["empty.txt"] == "it is empty"
+    assert "of this kind" in done.skipped["photo.jpg"]
+    rag = rag_jax.load(tmp_path / "run")
+    (best, *others), = rag.retrieve("What is the capital of Norway?")
+    assert len(others) == 3, "all four passages, where five would be read"
+    assert best.text == "Oslo is the capital of Norway." and best.title == "Norway"
+    assert best.source.file == "sub/norway.html" and best.prior > 0.5
+    peru = next(p for p in (best, *others) if p.source.file == "peru.md")
+    assert peru.source.headings == ("Peru", "Peru > Lima")
+    assert TEXTS["peru.md"][slice(*peru.source.span)] == TEXTS["peru.md"]
+    with pytest.raises(ConfigError, match="no generator is named"):
+        rag.ask("What is the capital of Norway?")
+
+
+@pytest.fixture
+def reads(monkeypatch):
+    """The names of the files that readers have been given."""
+    names, read = [], Readers.read
+
+    def spy(self, name, content):
+        names.append(name)
+        return read(self, name, content)
+
+    monkeypatch.setattr(Readers, "read", spy)
+    return names
+
+
+def test_a_second_run_reads_what_has_changed_alone(folder, tmp_path, reads):
+    (folder / "scanned.pdf").write_bytes(b"no pdf")
+    rag_jax.ingest(folder, tmp_path / "run")
+    version = current(tmp_path / "run" / "index")
+    reads.clear()
+    again = rag_jax.ingest(folder, tmp_path / "run")
+    assert reads == [] and again.read == () and current(tmp_path / "run" / "index") == version
+    assert "damaged" in again.skipped["scanned.pdf"], "what is not read is listed each time"
+    written(folder, {"new.md": "# New\n\nA new town.", "kenya.txt": "Mombasa is in Kenya, too."})
+    (folder / "towns.csv").unlink()
+    os.utime(folder / "peru.md")  # another time, and the same content
+    changed = rag_jax.ingest(folder, tmp_path / "run")
+    assert sorted(reads) == ["kenya.txt", "new.md", "scanned.pdf"]
+    assert changed.read == ("kenya.txt", "new.md") and changed.removed == ("towns.csv",)
+    rag_jax.ingest(folder, tmp_path / "fresh")
+    assert stored(tmp_path / "run") == stored(tmp_path / "fresh")
+    best = rag_jax.load(tmp_path / "run").retrieve("Where is Mombasa?")[0][0]
+    assert best.source.file == "kenya.txt"
+    (folder / "scanned.pdf").rename(folder / "scanned.txt")  # nothing else
+    assert rag_jax.ingest(folder, tmp_path / "run").read == ("scanned.txt",)
+
+
+def test_a_run_that_has_nothing_to_do_does_not_wait_for_jax(folder, tmp_path):
+    """Its import takes most of the three seconds that such a run may take."""
+    rag_jax.ingest(folder, tmp_path / "run")
+    program = ("import sys; from rag_jax.cli import ingest; ingest.main(sys.argv[1:]);"
+               "assert not {'jax', 'transformers'} & sys.modules.keys()")
+    subprocess.run([sys.executable, "-c", program, str(folder), "--workdir",
+                    str(tmp_path / "run")], check=True, timeout=300)
+
+
+def test_other_chunks_are_made_of_all_files_and_kept_by_the_next_run(folder, tmp_path):
+    rag_jax.ingest(folder, tmp_path / "run", chunking=Chunking(words=4))
+    assert max(len(p.text.split()) for p, _ in stored(tmp_path / "run")) <= 4
+    written(folder, {"new.txt": "one two three four five six"})
+    assert rag_jax.ingest(folder, tmp_path / "run").read == ("new.txt",)
+    done = rag_jax.ingest(folder, tmp_path / "run", chunking=Chunking())
+    assert len(done.read) == 5 == done.passages
+
+
+def test_a_run_that_was_killed_before_its_record_is_made_good(folder, tmp_path, monkeypatch):
+    """The record of the version before would take other rows for a file's."""
+    rag_jax.ingest(folder, tmp_path / "run")
+    written(folder, {"a first.txt": "First of all."})
+    with monkeypatch.context() as patched:
+        patched.setattr(record_files, "write", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            rag_jax.ingest(folder, tmp_path / "run")
+    written(folder, {"b second.txt": "Second."})
+    assert len(rag_jax.ingest(folder, tmp_path / "run").read) == 6
+    rag_jax.ingest(folder, tmp_path / "fresh")
+    assert stored(tmp_path / "run") == stored(tmp_path / "fresh")
+
+
+def test_the_workdir_may_lie_in_the_folder(folder):
+    rag_jax.ingest(folder, folder / "run")
+    (folder / "run" / "notes.md").write_text("none of the documents")
+    assert rag_jax.ingest(folder, folder / "run").read == ()
+
+
+def test_what_cannot_be_ingested_says_why(folder, tmp_path):
+    def fails(match, source=folder, workdir=tmp_path / "run", **how):
+        with pytest.raises(UserError, match=match):
+            rag_jax.ingest(source, workdir, **how)
+
+    fails("no such folder", tmp_path / "nothing")
+    fails("is the folder of the documents", workdir=folder)
+    (tmp_path / "photos").mkdir()
+    fails("none of the 0 files", tmp_path / "photos")
+    (tmp_path / "photos" / "a.pdf").write_bytes(b"x")
+    fails("none of the 1 files has a text that can be read .a.pdf: it is damaged",
+          tmp_path / "photos")
+    fails("of which encoder", chunking=Chunking(tokens=64))
+    rag_jax.ingest(folder, tmp_path / "run")
+    fails("was made from .*documents; name that folder", tmp_path / "photos")
+    (tmp_path / "trained").mkdir()
+    shutil.copy(tmp_path / "run" / "config.json", tmp_path / "trained")
+    fails("a workdir of rag_jax.train", workdir=tmp_path / "trained")
+    with pytest.raises(ConfigError, match="step=3"):
+        rag_jax.load(tmp_path / "run", step=3)
+    record = tmp_path / "run" / "ingest.json"
+    content = json.loads(record.read_text())
+    del content["sha256"]
+    for damaged in ({**content, "files": {"a": 3}}, {"folder": "x"}):
+        record.write_text(json.dumps(damaged))
+        fails("ingest.json: is damaged")
+    record.write_text(record.read_text()[:-9])
+    fails("ingest.json")
+
+
+SMALL = {"data.max_source_length": 64, "data.max_target_length": 8, "data.max_passage_length": 16,
+         "data.max_question_length": 16, "retrieval.k": 2}
+
+
+@pytest.fixture(scope="module")
+def towers(tmp_path_factory, one_device):
+    """Fields that name a tiny sentence encoder and a tiny BART."""
+    folder, rng = tmp_path_factory.mktemp("towers"), np.random.default_rng(0)
+    texts = list(TEXTS.values())
+    encoder = BertConfig(vocab_size=300, max_positions=64, width=16, layers=1, heads=2,
+                         mlp_width=32, pooling="mean", normalize=True, titles="joined")
+    generator = BartConfig(vocab_size=320, max_positions=80, width=16, encoder_layers=1,
+                           decoder_layers=1, heads=2, mlp_width=32)
+    bart = train_bart_tokenizer(texts, 320)
+    for name, family, tower, architecture, tokenizer in (
+            ("retriever", "BertModel", "bert", Architecture(encoder),
+             train_bert_tokenizer(texts, 300)),
+            ("generator", "BartForConditionalGeneration", "generator",
+             Architecture(None, generator, SpecialIds(bart.end, bart.end, bart.pad)), bart)):
+        boxes = abstract([tower], architecture)
+        params = jax.tree.map(lambda box: np.float32(0.3 * rng.normal(size=box.value.shape)),
+                              boxes, is_leaf=lambda leaf: hasattr(leaf, "value"))
+        save(folder / name, family, params, architecture, tokenizers={tower: tokenizer})
+    return {f"model.{name}.pretrained": str(folder / name) for name in ("retriever", "generator")}
+
+
+def test_an_encoder_finds_a_generator_answers_and_nothing_is_embedded_twice(
+        folder, tmp_path, towers):
+    alone = {**SMALL, "model.retriever.pretrained": towers["model.retriever.pretrained"]}
+    done = rag_jax.ingest(folder, tmp_path / "run", config=alone)
+    size = done.passages
+    assert size == done.embedded > 4, "Peru's text is more than the 16 tokens that are read"
+    assert (done.lexical, done.answers) == (False, False)
+    rag = rag_jax.load(tmp_path / "run")
+    assert rag.index.passages.tokens("document_encoder").lengths.max() <= 16
+    assert len(rag.retrieve("Oslo?", k=4)[0]) == 4
+    with pytest.raises(ConfigError, match="no generator is named"):
+        rag.ask("Oslo?")
+    before = {rag.index.passages[row].id: rag.index.embeddings([row])[0] for row in range(size)}
+    named = rag_jax.ingest(folder, tmp_path / "run", config=towers)
+    assert named.read == () and named.embedded == 0 and named.answers
+    written(folder, {"added.txt": "Accra is in Ghana."})
+    added = rag_jax.ingest(folder, tmp_path / "run")
+    assert added.read == ("added.txt",) and (added.passages, added.embedded) == (
+        size + 1, 1)
+    rag = rag_jax.load(tmp_path / "run")
+    for row in range(size + 1):
+        passage, vector = rag.index.passages[row], rag.index.embeddings([row])[0]
+        assert passage.id == "added.txt#1" or (vector == before[passage.id]).all()
+        np.testing.assert_allclose(rag.embed_passages([passage])[0], vector, rtol=1e-4, atol=1e-5)
+    answer, = rag.ask("Which town is in Ghana?")
+    assert answer.text is not None and len(answer.passages) == 2
+    for passage in answer.passages:
+        text = (folder / passage.source.file).read_text()
+        assert passage.source.file.endswith((".html", ".csv")) or passage.text == " ".join(
+            text[slice(*passage.source.span)].split())
+    with pytest.raises(ConfigError, match="the runs rag_token, rag_sequence"):
+        rag_jax.load(tmp_path / "run", "bm25")
+    assert rag_jax.load(tmp_path / "run", "rag_sequence").job.model.kind == "sequence"
+
+
+def test_words_find_for_a_generator(folder, tmp_path, towers, capsys):
+    """And both commands as a user types them."""
+    named = f"--config.model.generator.pretrained={towers['model.generator.pretrained']}"
+    ingest.main([str(folder), f"--workdir={tmp_path / 'run'}", "--words=50", named,
+                 *(f"--config.{name}={value}" for name, value in SMALL.items())])
+    printed = capsys.readouterr().out
+    assert "4 passages of 4 files; 4 files read" in printed and "(BM25)" in printed
+    assert "no generator" not in printed
+    generate.main([f"--workdir={tmp_path / 'run'}", "What is the capital of Norway?"])
+    printed = capsys.readouterr().out
+    assert "log p = " in printed and "sub/norway.html  Oslo is the capital" in printed
+
+
+def test_what_is_trained_on_questions_answers_from_the_documents(folder, tmp_path, towers, capsys):
+    """And from what is added to them afterwards."""
+    for name in ("train", "dev"):
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps({
+            "question": f"What is the capital of {land}?", "answers": [town]}) + "\n"
+            for land, town in (("Peru", "Lima"), ("Norway", "Oslo"))))
+    argv = [str(folder), f"--workdir={tmp_path / 'run'}", f"--dev={tmp_path / 'dev.jsonl'}",
+            f"--train={tmp_path / 'train.jsonl'}", "--config.train.steps=2",
+            "--config.train.batch_size=2", "--config.tensorboard=false",
+            *(f"--config.{name}={value}" for name, value in {**SMALL, **towers}.items())]
+    ingest.main(argv)
+    untrained = rag_jax.ingest(folder, tmp_path / "other", config={**SMALL, **towers})
+    written(folder, {"added.txt": "Accra is in Ghana."})
+    assert rag_jax.ingest(folder, tmp_path / "run").embedded == 1
+    rag = rag_jax.load(tmp_path / "run")
+    assert rag.job.workdir == tmp_path / "run" / "trained" and rag.index.size == (
+        untrained.passages + 1)
+    assert all(passage.source for passage in rag.ask("Accra?", k=4)[0].passages)
+    own = jax.tree.leaves(rag_jax.load(tmp_path / "other").params["generator"])
+    assert any((a != b).any() for a, b in zip(own, jax.tree.leaves(rag.params["generator"]),
+                                              strict=True))
+    capsys.readouterr()
+    generate.main([f"--workdir={tmp_path / 'run'}", "Accra?"])
+    assert "log p = " in capsys.readouterr().out
+    with pytest.raises(ConfigError, match="no generator that could learn"):
+        ingestion.fine_tune(tmp_path / "run", "", "", config={"model.generator.pretrained": ""})
+
+
+def test_the_commands_show_passages_where_nothing_answers(folder, tmp_path, capsys):
+    (folder / "bad \x1b[31m.pdf").write_bytes(b"x")
+    ingest.main([str(folder), f"--workdir={tmp_path / 'run'}"])
+    printed = capsys.readouterr().out
+    assert "not read, it is damaged" in printed and "bad \\x1b[31m.pdf" in printed
+    assert "model.generator.pretrained" in printed and "model.retriever.pretrained" in printed
+    generate.main([f"--workdir={tmp_path / 'run'}", "What is the capital of Peru?"])
+    printed = capsys.readouterr().out
+    assert "peru.md, Peru to Peru > Lima  # Peru Peru has" in printed
+    assert "no generator is named" in printed
+    with pytest.raises(ConfigError, match="--out, --heatmap and --exact are of answers"):
+        generate.main([f"--workdir={tmp_path / 'run'}", "What?", f"--out={tmp_path / 'a.jsonl'}"])
+
+
+def test_a_plain_bert_is_no_retriever(folder, tmp_path, towers):
+    plain = tmp_path / "plain"
+    shutil.copytree(towers["model.retriever.pretrained"], plain)
+    (plain / "modules.json").unlink()
+    with pytest.raises(ConfigError, match="is no retriever"):
+        rag_jax.ingest(folder, tmp_path / "run", config={
+            **SMALL, "model.retriever.pretrained": str(plain)})
+
+
+def test_weights_that_have_changed_embed_again(folder, tmp_path, towers):
+    """Vectors of two encoders in one index have no order."""
+    own = tmp_path / "own"
+    shutil.copytree(towers["model.retriever.pretrained"], own)
+    named = {**SMALL, "model.retriever.pretrained": str(own)}
+    rag_jax.ingest(folder, tmp_path / "run", config=named)
+    stamp = ingestion.stamps(ingestion.base_config(tmp_path / "run"))
+    weights = own / "model.safetensors"
+    content = bytearray(weights.read_bytes())
+    content[len(content) // 2] ^= 1
+    weights.write_bytes(bytes(content))
+    assert ingestion.stamps(ingestion.base_config(tmp_path / "run")) != stamp
+    again = rag_jax.ingest(folder, tmp_path / "run")
+    assert again.embedded == again.passages
+    rag_jax.load(tmp_path / "run").retrieve("Oslo?")
