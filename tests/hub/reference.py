@@ -193,7 +193,7 @@ def _bart(model: Any, x: dict[str, torch.Tensor], conditional: bool) -> dict[str
     return outputs
 
 
-def _causal(model: Any, x: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+def causal(model: Any, x: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Each target after each prompt and the start token, a row at a time without padding."""
     states, logits = [], []
     targets = _labels(x["target_ids"]).repeat_interleave(PASSAGES, 0)[:, :-1]
@@ -264,7 +264,7 @@ def record(model: Any, case: Case, inputs: dict[str, np.ndarray]) -> dict[str, n
     elif case.model.startswith("Bart") or "T5" in case.model:
         outputs = _bart(model, x, case.model != "BartModel")
     elif case.model.endswith("ForCausalLM"):
-        outputs = _causal(model, x)
+        outputs = causal(model, x)
     else:
         outputs = _rag(model, case, x)
     main = outputs.get("loss", list(outputs.values())[-1])

@@ -256,6 +256,49 @@ def test_base_size(name, tmp_path):
     parity.assert_same(record, tmp_path, tolerance=1e-4)
 
 
+# One layer (of Gemma 3 one of each kind) of the real widths and positions: Llama 3.2 1B, Mistral
+# 7B (and Llama 3 8B), Qwen2.5 0.5B, Qwen3 0.6B, Gemma 2 2B, Gemma 3 1B.
+WIDTHS = {
+    "llama": (2048, 8192, 32, 8, 64, {"rope_parameters": reference.rope(
+        "llama3", 5e5, factor=32.0, low_freq_factor=1.0, high_freq_factor=4.0,
+        original_max_position_embeddings=8192)}),
+    "mistral": (4096, 14336, 32, 8, 128, {"rope_parameters": reference.rope(theta=1e6)}),
+    "qwen2": (896, 4864, 14, 2, 64, {"rope_parameters": reference.rope(theta=1e6)}),
+    "qwen3": (1024, 3072, 16, 8, 128, {"rope_parameters": reference.rope(theta=1e6)}),
+    "gemma2": (2304, 9216, 8, 4, 256, {
+        "query_pre_attn_scalar": 256, "attn_logit_softcapping": 50.0,
+        "final_logit_softcapping": 30.0, "rope_parameters": reference.rope(theta=1e4)}),
+    "gemma3": (1152, 6912, 4, 1, 256, {
+        "query_pre_attn_scalar": 256, "layer_types": ["sliding_attention", "full_attention"],
+        "num_hidden_layers": 2, "rope_parameters": {
+            "full_attention": reference.rope(theta=1e6),
+            "sliding_attention": reference.rope(theta=1e4)}}),
+}
+
+
+@pytest.mark.parametrize("name", WIDTHS)
+def test_decoder_only_layers_of_real_widths(name, tmp_path):
+    """Guards against what tiny sizes cannot show: heads whose width is not the model's share, and
+    sums of thousands in another order or dtype."""
+    *sizes, fields = WIDTHS[name]
+    names = ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads",
+             "head_dim")
+    case = dataclasses.replace(CASES[name], causal={
+        **CASES[name].causal, **dict(zip(names, sizes, strict=True)), "num_hidden_layers": 1,
+        **fields})
+    model, x = reference.build(case, scale=0.03), reference.make_inputs(case)
+    with torch.no_grad():
+        expected = reference.causal(model, {k: torch.from_numpy(v) for k, v in x.items()})
+    model.save_pretrained(tmp_path)
+    del model
+    found = load(tmp_path)
+    with jax.default_matmul_precision("highest"):
+        ours = tiny.jit(functools.partial(parity.outputs, found, x))(found.params)
+    for part, value in expected.items():
+        np.testing.assert_allclose(ours[part], value, rtol=0, err_msg=part,
+                                   atol=1e-4 * max(1.0, value.abs().max()))
+
+
 @pytest.mark.parametrize("family", ["RagTokenForGeneration", "DPRContextEncoder"])
 def test_the_code_of_a_model_card_opens_the_checkpoint(family, tmp_path):
     """Whoever gets the folder alone has its card to go by."""
