@@ -80,9 +80,10 @@ def rag_stage(job: Job, run: str, source: BatchSource | None, complete: step.Com
 
 
 def _collapse_guard(config: Config) -> CollapseGuard | None:
-    """None where it is off, or where no query encoder trains that could collapse."""
+    """None where it is off, or where no encoder trains that could collapse."""
     train = config.train
-    if train.collapse_guard == "off" or train.query_encoder_rate is None or not config.retrieval.k:
+    trains = train.query_encoder_rate is not None or train.document_encoder == "refresh"
+    if train.collapse_guard == "off" or not trains or not config.retrieval.k:
         return None
     return CollapseGuard(train.collapse_guard, train.collapse_window, train.collapse_threshold)
 

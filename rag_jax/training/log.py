@@ -38,6 +38,7 @@ class MetricWriter:
       learning_rate/TOWER: of the update; 0 where the collapse guard has frozen the tower.
       tokens: tokens of questions, passages and targets in a batch, of all devices.
       padding_share: share of the batch's token positions that are padding.
+      without_passages: questions of a batch for which nothing was found; they train nothing.
       step_secs: seconds from one step's end to the next one's, without evaluation and saving; the
         first step of a process compiles.
       tokens_per_sec: tokens / step_secs.

@@ -240,6 +240,7 @@ class _Loop:
         elif self.sound is not None:
             state = TrainState({**state.params, **self.sound}, state.opt_state)
             self.sound = None
+            stage.source.restore(stage.source.pending())  # the collapsed encoder's index is stale
         return state
 
     def step_now(self, done: int, state: TrainState) -> Callable | None:

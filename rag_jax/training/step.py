@@ -55,13 +55,14 @@ def rag_loss(model: rag.RagModel, label_smoothing: float = 0.0,
 
     weigh_explained: as for `rag.log_likelihood`.
 
-    These change the loss alone: "nll" and the entropies are of the likelihood itself.
+    These change the loss alone: "nll" and the entropies are of the likelihood itself. A question
+    for which no passage was found has no likelihood and counts for nothing in any of them.
     """
 
     def loss(params: Params, batch: Batch, key: jax.Array | None) -> Sums:
         out = rag.log_likelihood(model, params, batch, label_smoothing, key,
                                  retriever_objective, weigh_explained)
-        weight = batch.weight
+        weight = batch.weight * (out["prior"] > 0).any(axis=-1)
         learnt = marginal.divergence(out["posterior"], out["prior"])
 
         def entropy(p: jax.Array) -> jax.Array:
@@ -208,7 +209,7 @@ def make_train_step(loss: LossFunction, optimizer: Optimizer, shardings: TrainSt
         moved = optax.apply_updates(trained, updates)
         rates = {t: jnp.where(t in frozen, 0.0, rate * scales.get(t, 1.0))
                  for t, rate in optimizer.learning_rates(number).items()}
-        metrics |= {**_token_metrics(batch), **_gradient_norms(grads),
+        metrics |= {**_batch_metrics(batch), **_gradient_norms(grads),
                     **_update_ratios(optimizer, number, moved, opt_state, scales),
                     **{f"learning_rate/{tower}": rate for tower, rate in rates.items()}}
         metrics = jax.lax.with_sharding_constraint(metrics, whole)
@@ -251,10 +252,11 @@ def _update_ratios(optimizer: Optimizer, number: jax.Array, moved: Params, opt_s
     return {f"update_ratio/{tower}": ratio for tower, ratio in found.items()}
 
 
-def _token_metrics(batch: Any) -> dict[str, jax.Array]:
-    """Tokens of the batch that the towers read, and the share of their positions that are padding.
+def _batch_metrics(batch: Any) -> dict[str, jax.Array]:
+    """Tokens of the batch that the towers read, the share of their positions that are padding, and
+    how many questions have no passage.
 
-    They are counted in its token masks; a batch that has none gives no such metrics.
+    They are counted in its masks; a batch that has none gives no such metrics.
     """
     fields = batch._asdict() if hasattr(batch, "_asdict") else {}
     masks = {name: mask for name, mask in fields.items()
@@ -265,7 +267,11 @@ def _token_metrics(batch: Any) -> dict[str, jax.Array]:
     if (packed := fields.get("source_places")) is not None:
         masks["source_mask"] = packed
     places = sum(mask.size for mask in masks.values())
-    return {"tokens": tokens, "padding_share": 1 - tokens / places}
+    metrics = {"tokens": tokens, "padding_share": 1 - tokens / places}
+    if "doc_mask" in fields:
+        empty = (batch.weight > 0) & ~batch.doc_mask.any(axis=-1)
+        metrics["without_passages"] = jnp.sum(empty, dtype=jnp.float32)
+    return metrics
 
 
 def _initial(model: rag.RagModel, towers: Sequence[str], seed: int, mesh: Mesh

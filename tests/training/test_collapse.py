@@ -9,15 +9,16 @@ import numpy as np
 import pytest
 import tiny
 
-from rag_jax import hosts, parallel
-from rag_jax.config import MeshConfig, OptimizerConfig
+from rag_jax import hosts, overrides, parallel
+from rag_jax.config import Config, MeshConfig, OptimizerConfig
 from rag_jax.data import order
 from rag_jax.metrics.retrieval import effective_passages
 from rag_jax.models import rag
-from rag_jax.training import collapse, optim
+from rag_jax.training import collapse, fine_tuning, optim
 from rag_jax.training.checkpoint import Checkpointer
 from rag_jax.training.collapse import CollapseGuard
 from rag_jax.training.loop import PureSource, Stage, TrainingError, run_stage
+from rag_jax.training.on_device import QuestionSource
 from rag_jax.training.step import TrainState, init_state, make_train_step, rag_loss
 from rag_jax.types import Batch
 
@@ -225,6 +226,37 @@ def test_a_rollback_goes_on_with_the_retriever_of_the_last_sound_window(tmp_path
     assert same(ends_there.params["encoder"], sound), "before it is saved"
     assert "toy: retrieval has collapsed at step 12" in (said := capsys.readouterr().out)
     assert "the retriever goes back to where the last sound window ended" in said
+
+
+def test_after_a_rollback_all_passages_are_embedded_by_the_encoder_that_it_brings(tmp_path):
+    """With those of the collapsed one every question would still find the same passages."""
+    embedded = []
+
+    class Refresher:
+        next = 0
+
+        def refresh(self, params, step, passages=0):
+            embedded.append((step, passages, float(params["encoder"])))
+
+    class Source(QuestionSource):
+        def finish(self, step):
+            return None
+
+    source = Source(None, None, ROWS, 0, Refresher(), every=5, passages=2)
+    made, _ = stage(tmp_path, "rollback", source=source)
+    encoder = float(run_stage(made).params["encoder"])
+    assert [each[:2] for each in embedded] == [(0, 0), (5, 2), (10, 2), (12, 0), (15, 2)]
+    assert embedded[3][2] == encoder != embedded[2][2]
+
+
+@pytest.mark.parametrize("changes, guarded", [
+    ({}, True), ({"train.query_encoder_rate": "none"}, False),
+    ({"train.query_encoder_rate": "none", "train.document_encoder": "refresh"}, True),
+    ({"train.collapse_guard": "off"}, False)])
+def test_every_run_that_trains_an_encoder_is_guarded(changes, guarded):
+    """A document encoder that trains alone can give all passages one vector, too."""
+    config = overrides.replace(Config(), changes)
+    assert (fine_tuning._collapse_guard(config) is not None) == guarded
 
 
 @pytest.mark.parametrize("die_at", [None, 11])

@@ -111,6 +111,19 @@ def test_a_batch_of_fillers_alone_gives_zero_gradients(params):
     assert tiny.is_zero(grads) and all(np.isfinite(m) for m in metrics.values())
 
 
+def test_a_question_without_passages_counts_for_nothing(params):
+    """Its likelihood would be that of nothing: 1e30 nats, and a gradient of empty sources."""
+    batch = batch_of()
+    doc_mask = np.array(batch.doc_mask)
+    doc_mask[2] = False
+    expected = gradients(params, batch._replace(
+        weight=batch.weight * (np.arange(ROWS) != 2)), 1)
+    grads, metrics = gradients(params, batch._replace(doc_mask=doc_mask), 1)
+    tiny.assert_trees_close((grads, metrics), expected, rtol=1e-6)
+    assert step._batch_metrics(batch._replace(doc_mask=jnp.asarray(doc_mask)))[
+        "without_passages"] == 1 and metrics["nll"] < 100
+
+
 def test_micro_batches_draw_their_own_dropout():
     """A loss that only reports its random draw: two micro-batches, two draws."""
     def loss(params, batch, key):
