@@ -9,6 +9,7 @@ import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from rag_jax.data.chat import rendered
 from rag_jax.data.text import GeneratorFormat, Tokenizer
 from rag_jax.errors import DataError
 
@@ -35,11 +36,12 @@ def parts_of(template: str, chat: str | None, tokenizer: Tokenizer) -> Parts:
     """The parts of a template, as the only message of a chat template's user where `chat` is one.
 
     Raises:
-      DataError: not one passage and then one question, or nothing after them.
+      DataError: not one passage and then one question, or nothing after them; or as `rendered`.
     """
     text = template
     if chat is not None:
-        text = _rendered(chat, template, tokenizer)
+        names = {"bos_token": "", "eos_token": "", **tokenizer.config}
+        text = rendered(TODAY + chat, template, ANSWER, names["bos_token"], names["eos_token"])
     pieces = re.split(r"\{passage\}|\{question\}|\{answer\}", text)
     order = re.findall(r"\{passage\}|\{question\}|\{answer\}", text)
     if order != ["{passage}", "{question}", ANSWER][: len(order)] or len(order) < 2:
@@ -49,20 +51,6 @@ def parts_of(template: str, chat: str | None, tokenizer: Tokenizer) -> Parts:
         raise DataError(f"config.data.prompt: {template!r} should end with words of its own, such "
                         "as a line with Answer:, which the answer continues")
     return Parts(*pieces)
-
-
-def _rendered(chat: str, template: str, tokenizer: Tokenizer) -> str:
-    from transformers.utils.chat_template_utils import render_jinja_template
-
-    messages = [{"role": "user", "content": template}, {"role": "assistant", "content": ANSWER}]
-    names = {"bos_token": "", "eos_token": "", **tokenizer.config}
-    try:
-        return render_jinja_template(
-            conversations=[messages], chat_template=TODAY + chat,
-            **{name: names[name] for name in ("bos_token", "eos_token")})[0][0]
-    except Exception as error:  # of a template that others wrote
-        raise DataError(f"the tokenizer's chat_template cannot be used ({error}); set "
-                        "config.data.source_format=prompt") from None
 
 
 class PromptFormat(GeneratorFormat):

@@ -1,0 +1,69 @@
+"""Chat templates, which others wrote: rendered in a process of its own, which transformers' sandbox
+keeps from files and from Python, and limits from running on."""
+
+import functools
+import json
+import os
+import subprocess
+import sys
+
+from rag_jax.errors import DataError
+
+CPU_SECS, BYTES, LONGEST = 10, 4 * 2**30, 100_000  # of a rendering; letters of what comes of it
+WALL_SECS = 300  # for a machine that is busy otherwise; CPU_SECS are counted on Linux and macOS
+_RENDER = """
+import contextlib, json, sys, time
+from transformers.utils.chat_template_utils import render_jinja_template
+
+given = json.load(sys.stdin)
+with contextlib.suppress(ImportError, ValueError, OSError):  # where the system knows no such limits
+    import resource
+    secs = int(time.process_time()) + 1 + given.pop("cpu_secs")
+    resource.setrlimit(resource.RLIMIT_CPU, (secs, secs))
+    resource.setrlimit(resource.RLIMIT_AS, (given["bytes"], given["bytes"]))
+try:
+    text = render_jinja_template(
+        conversations=[given["messages"]], chat_template=given["template"], **given["names"])[0][0]
+    found = {"text": text} if len(text) <= given["longest"] else {
+        "error": f"it makes {len(text)} letters of a question and an answer"}
+except Exception as error:
+    found = {"error": f"{type(error).__name__}: {error}"[:500]}
+print(json.dumps(found))
+"""
+
+
+@functools.cache
+def rendered(template: str, question: str, answer: str, bos: str, eos: str) -> str:
+    """The text that a chat template makes of a user's message and its answer.
+
+    Args:
+      template: in the language of jinja.
+      question, answer: the messages.
+      bos, eos: its bos_token and eos_token.
+
+    Raises:
+      DataError: its error, or that it takes too long, too much memory or too many letters.
+    """
+    messages = [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
+    given = {"template": template, "messages": messages, "cpu_secs": CPU_SECS, "bytes": BYTES,
+             "longest": LONGEST, "names": {"bos_token": bos, "eos_token": eos}}
+    # Threads of numpy's library would reserve more memory than the limit leaves.
+    alone = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+    try:
+        done = subprocess.run(
+            [sys.executable, "-P", "-c", _RENDER], input=json.dumps(given), text=True,
+            encoding="utf-8", capture_output=True, timeout=WALL_SECS, env={**os.environ, **alone})
+        said = done.stdout.splitlines()[-1:] if done.returncode >= 0 else []
+    except subprocess.TimeoutExpired:
+        done, said = None, []
+    found = json.loads(said[0]) if said else {"error": _end(done)}
+    if "error" in found:
+        raise DataError(f"the tokenizer's chat_template cannot be used ({found['error']}); set "
+                        "config.data.source_format=prompt")
+    return found["text"]
+
+
+def _end(done: subprocess.CompletedProcess | None) -> str:
+    if done is not None and done.returncode > 0:  # before the template: transformers, say
+        return done.stderr.strip().rpartition("\n")[2][:500]
+    return f"it takes more than {CPU_SECS} seconds, or {BYTES} bytes, to render"
