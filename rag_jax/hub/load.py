@@ -22,9 +22,7 @@ from rag_jax.models.dpr import DprEncoder
 from rag_jax.models.generator import MATRICES, build
 from rag_jax.types import Params
 
-VOCABULARIES = ("tokenizer.json", "vocab.json", "vocab.txt", "sentencepiece.bpe.model",
-                "spiece.model")
-TOKENIZER_FILES = (*VOCABULARIES, tokenizer_file.SETTINGS, tokenizer_file.TEMPLATE,
+TOKENIZER_FILES = (*tokenizer_file.VOCABULARIES, tokenizer_file.SETTINGS, tokenizer_file.TEMPLATE,
                    "special_tokens_map.json", "added_tokens.json", "merges.txt")
 TOKENIZER_FOLDERS = {"query_encoder": "question_encoder_tokenizer",
                      "generator": "generator_tokenizer"}
@@ -32,6 +30,7 @@ SMALL_FILES = ["config.json", "README.md", "generation_config.json", *TOKENIZER_
                *sentence.FILES,
                *(f"{folder}/*" for folder in TOKENIZER_FOLDERS.values())]
 SAFE_FILES = ["model.safetensors", "model.safetensors.index.json", "model-*.safetensors"]
+ATLAS = "model.pth.tar"
 TORCH_FILES = ["pytorch_model.bin", "pytorch_model.bin.index.json", "pytorch_model-*.bin"]
 
 
@@ -142,7 +141,9 @@ def load(source: str | os.PathLike, *, towers: Collection[str] | None = None,
                 checkpoint, **{name: dataclasses.replace(config, **(asked or {}))})
     weights = plan(places, checkpoint)
     boxed = abstract(places, checkpoint)
-    names.check(tensors, weights, names.shapes(weights, leaves(nn.meta.unbox(boxed))))
+    kinds = [*([checkpoint.retriever.model_type] if checkpoint.retriever else ()),
+             *([checkpoint.generator.family] if checkpoint.generator else ())]
+    names.check(tensors, weights, names.shapes(weights, leaves(nn.meta.unbox(boxed))), kinds)
     wanted = [tower for tower in places if towers is None or tower in towers]
     if not wanted:
         raise HubError(f"{tensors.source}: holds {', '.join(places)}, not {', '.join(towers)}")
@@ -154,6 +155,10 @@ def load(source: str | os.PathLike, *, towers: Collection[str] | None = None,
 
 def _open(folder: pathlib.Path) -> tuple[Pretrained, Tensors, dict[str, names.Place]]:
     file, generation_file = folder / "config.json", folder / "generation_config.json"
+    if (folder / ATLAS).is_file() and not file.is_file():
+        raise HubError(f"{folder / ATLAS}: Atlas keeps its reader, its retriever and the options "
+                       "of its training in one pickle, which is not read; save the first two with "
+                       "transformers and name their folders (docs/weights.md, T5)")
     config = read_json(file)
     generation = read_json(generation_file) if generation_file.is_file() else {}
     tensors, vectors = open_tensors(folder), sentence.read(folder, config)
@@ -202,7 +207,7 @@ def _tokenizers(folder: pathlib.Path, family: families.Family) -> dict[str, path
     places = ({tower: folder / sub for tower, sub in TOKENIZER_FOLDERS.items()}
               if family.model_type == "rag" else {tower: folder for tower in family.places})
     return {tower: place for tower, place in places.items()
-            if any((place / name).is_file() for name in VOCABULARIES)}
+            if any((place / name).is_file() for name in tokenizer_file.VOCABULARIES)}
 
 
 def _origins(folder: pathlib.Path, family: families.Family, config: Mapping[str, Any]

@@ -24,17 +24,20 @@ TABLE: dict[str, dict[str, dict[str, Any]]] = tomllib.loads(
 Path = tuple[str, ...]
 Form = Literal["same", "transposed", "row"]
 
-# Buffers and heads that our models do not have, and that change nothing in what they compute.
-HARMLESS = re.compile(
-    r"(.*\.)?embeddings\.(position_ids|token_type_ids)"  # 0, 1, 2, ... and zeros
-    r"|(.*\.)?pooler\.dense\.(weight|bias)"  # DPR and RAG take the [CLS] state itself
-    r"|cls\.(predictions|seq_relationship)\..*"  # BERT's pretraining heads
-    r"|lm_head\.(dense|layer_norm|decoder|bias)(\..*)?"  # RoBERTa's
-    r"|head\.(dense|norm)\.weight|decoder\.(weight|bias)"  # ModernBERT's
-    r"|(.*\.)?(encoder|decoder)\.version"  # fairseq's mark in old BART files
-    r"|(.*\.)?rotary_emb\.inv_freq"  # what follows from config.json, in old Llama files
-    r"|decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_attention_bias\.weight"  # T5's
-)
+# Buffers and heads that our models do not have, and that change nothing in what they compute; by
+# `BertConfig.model_type` and `GeneratorConfig.family`.
+_BERT = (r"(.*\.)?embeddings\.(position_ids|token_type_ids)",  # 0, 1, 2, ... and zeros
+         r"(.*\.)?pooler\.dense\.(weight|bias)")  # DPR and RAG take the [CLS] state itself
+_ROBERTA = (*_BERT, r"lm_head\.(dense|layer_norm|decoder|bias)(\..*)?")
+HARMLESS: dict[str, tuple[str, ...]] = {
+    "bert": (*_BERT, r"cls\.(predictions|seq_relationship)\..*"),  # its pretraining heads
+    "roberta": _ROBERTA,
+    "xlm-roberta": _ROBERTA,
+    "modernbert": (r"head\.(dense|norm)\.weight", r"decoder\.(weight|bias)"),
+    "bart": (r"(.*\.)?(encoder|decoder)\.version",),  # fairseq's mark in old files
+    "t5": (r"decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_attention_bias\.weight",),
+    "causal": (r"(.*\.)?rotary_emb\.inv_freq",),  # what follows from config.json, in old files
+}
 
 
 class Place(NamedTuple):
@@ -192,19 +195,21 @@ def shapes(weights: Iterable[Weight], tree: Mapping[Path, Any]) -> dict[Path, tu
     return result
 
 
-def check(tensors: Tensors, weights: Iterable[Weight],
-          shapes: Mapping[Path, tuple[int, ...]]) -> None:
+def check(tensors: Tensors, weights: Iterable[Weight], shapes: Mapping[Path, tuple[int, ...]],
+          kinds: Iterable[str]) -> None:
     """Every tensor belongs to one parameter (or is known as harmless) and every one is there.
 
     Args:
       tensors: the checkpoint's.
       weights: those of all its towers.
       shapes: by path, the shapes of the parameters that the configuration asks for.
+      kinds: its models, keys of HARMLESS.
 
     Raises:
       HubError: naming missing, surplus and misshapen tensors with near matches.
     """
     missing, misshapen, known, needed = [], [], set(), 0
+    harmless = re.compile("|".join(part for kind in kinds for part in HARMLESS[kind]))
     for weight in weights:
         present = [name for name in weight.names if name in tensors]
         known.update(present)
@@ -214,7 +219,7 @@ def check(tensors: Tensors, weights: Iterable[Weight],
         expected = their_shape(shapes[weight.path], weight.form)
         misshapen += [f"{name} is {tensors[name].shape}, the config asks for {expected}"
                       for name in present if tensors[name].shape != expected]
-    surplus = sorted(n for n in tensors if n not in known and not HARMLESS.fullmatch(n))
+    surplus = sorted(n for n in tensors if n not in known and not harmless.fullmatch(n))
     faults = [
         _listed("missing tensors", missing, surplus),
         _listed("tensors of another shape", misshapen),

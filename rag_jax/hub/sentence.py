@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from rag_jax.config import BertConfig
 from rag_jax.data.text import Tokenizer
+from rag_jax.data.tokenizer_file import VOCABULARIES
 from rag_jax.hub.families import OWN, checked_value
 from rag_jax.hub.stored import HubError, Stored, read_json, read_json_value
 from rag_jax.hub.tensors import open_tensors
@@ -153,7 +154,7 @@ def _longest(folder: pathlib.Path) -> int:
     if config.get("transformer_task", "feature-extraction") != "feature-extraction":
         raise HubError(f"{file}: transformer_task = {config['transformer_task']!r} is not known "
                        "here; only 'feature-extraction' is")
-    if config.get("do_lower_case") and (folder / "tokenizer.json").is_file():
+    if config.get("do_lower_case") and any((folder / name).is_file() for name in VOCABULARIES):
         upper, lower = Tokenizer.load(folder).encode(["The Two", "the two"])
         if upper != lower:
             raise HubError(f"{file}: do_lower_case = true, and the tokenizer beside it keeps "

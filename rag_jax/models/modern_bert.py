@@ -69,7 +69,8 @@ class ModernBertLayer(nn.Module):
                             values.swapaxes(1, 2), mask, drop.kept(shape, deterministic),
                             c.attention_dropout)
         context = context.swapaxes(1, 2).reshape(len(x), -1, c.width)
-        x = x[:, :rows] + linear("out", c.width, ("heads", "embed"))(context)
+        attended = linear("out", c.width, ("heads", "embed"))(context)
+        x = x[:, :rows] + Dropout(c.attention_dropout)(attended, deterministic)
         wide = linear("wi", 2 * c.mlp_width, ("embed", "mlp"))(ScaleNorm(c, name="mlp_norm")(x))
         fed, gate = jnp.split(wide, 2, axis=-1)
         fed = Dropout(c.dropout)(ACTIVATIONS[c.activation](fed) * gate, deterministic)

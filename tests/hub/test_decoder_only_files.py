@@ -51,6 +51,7 @@ def test_only_qwen_reads_use_sliding_window():
     ({"layer_types": 3}, "layer_types"),
     ({"rope_parameters": [1]}, "rope_parameters"),
     ({"rope_parameters": {GLOBAL: 1}}, "rope_parameters"),
+    ({"embedding_dropout": 0.1}, "embedding_dropout = 0.1 is another architecture"),
 ])
 def test_numbers_that_no_modern_bert_has(changes, message):
     modern = {"model_type": "modernbert", **SIZES}

@@ -15,7 +15,7 @@ from checkpoints import BART, BERT, IDS, edit_config, edit_weights, params, writ
 
 from rag_jax import parallel
 from rag_jax.config import CausalConfig, MeshConfig
-from rag_jax.data.text import train_bart_tokenizer, train_bert_tokenizer
+from rag_jax.data.text import BERT_SPECIALS, train_bart_tokenizer, train_bert_tokenizer
 from rag_jax.hub.families import Architecture, causal_json
 from rag_jax.hub.load import describe, load, locate
 from rag_jax.hub.save import save
@@ -148,6 +148,18 @@ def test_known_buffers_and_heads_are_left_out(tmp_path):
         "cls.seq_relationship.weight": x})
     edit_config(folder, architectures=["BertForMaskedLM"])
     checkpoints.assert_equal(load(folder).params, tree)
+
+
+@pytest.mark.parametrize("family, name", [
+    (BART_CG, "lm_head.bias"), (BART_CG, "model.rotary_emb.inv_freq"),
+    (BART_CG, "decoder.bias"), ("BertModel", "decoder.bias"), ("BertModel", "encoder.version"),
+    (QUESTION, "lm_head.dense.weight")])
+def test_what_does_no_harm_in_one_model_is_refused_in_another(family, name, tmp_path):
+    """The bias of an output layer is nothing to RoBERTa's states, and all to a generator's."""
+    folder, _ = written(tmp_path, family)
+    edit_weights(folder, lambda tensors: {**tensors, name: np.ones(3, np.float32)})
+    with pytest.raises(HubError, match=f"1 tensors that no parameter takes: {re.escape(name)}"):
+        load(folder)
 
 
 def test_final_logits_bias_may_be_absent_and_is_zero(tmp_path):
@@ -345,6 +357,15 @@ def test_lower_case_that_the_tokenizer_does_not_see_to_is_refused(tmp_path):
     train_bart_tokenizer(["the two"], 300).save(folder)
     with pytest.raises(HubError, match="do_lower_case = true"):
         describe(folder)
+    (folder / "tokenizer.json").unlink()  # old folders have a list of words alone
+    (folder / "vocab.txt").write_text("\n".join([*BERT_SPECIALS, "the", "two", "The", "Two"]))
+    for lower in (True, False):
+        (folder / "tokenizer_config.json").write_text(json.dumps({
+            "do_lower_case": lower, "tokenizer_class": "BertTokenizer", "model_max_length": 5}))
+        if lower:
+            describe(folder)
+    with pytest.raises(HubError, match="do_lower_case = true"):
+        describe(folder)
 
 
 @pytest.mark.parametrize("changes,message", [
@@ -361,6 +382,13 @@ def test_another_roberta_is_refused_by_field(changes, message, tmp_path):
     edit_config(tmp_path / "out", **changes)
     with pytest.raises(HubError, match=message):
         describe(tmp_path / "out")
+
+
+def test_an_atlas_checkpoint_is_refused_by_name(tmp_path):
+    """Without a word of it one would look for the config.json that its authors never wrote."""
+    (tmp_path / "model.pth.tar").write_bytes(b"PK")
+    with pytest.raises(HubError, match="model.pth.tar: Atlas keeps its reader, .* not read"):
+        describe(tmp_path)
 
 
 def test_a_missing_or_broken_config(tmp_path):

@@ -15,6 +15,7 @@ from rag_jax.aot.costs import flops
 from rag_jax.config import BERT_PRESETS
 from rag_jax.models.bert import Bert
 from rag_jax.models.layers import unstack_layers
+from rag_jax.models.modern_bert import ModernBert
 
 ROWS, LENGTH = 3, 7
 RNG = np.random.default_rng(0)
@@ -193,3 +194,18 @@ def test_dropout_needs_a_key_and_follows_it(params, scan, draws):
     np.testing.assert_array_equal(
         forward(params, IDS, MASK, module=module),
         forward(params, IDS, MASK, module=bert(scan_layers=scan)))
+
+
+def test_dropout_of_attention_is_also_that_of_its_output_in_modern_bert():
+    """As there: weights alone would train an encoder of half the noise that its folder asks for."""
+    config = dataclasses.replace(
+        tiny.BERT, model_type="modernbert", attention_dropout=0.5, global_every=1)
+    module = ModernBert(config)
+    params = tiny.perturbed(tiny.jit(module.init)(jax.random.key(0), IDS, MASK)["params"])
+    params["encoder"]["layer_0"]["wo"]["kernel"] *= 0  # the layer is its attention alone
+    _, found = tiny.jit(lambda params, key: module.apply(
+        {"params": params}, IDS, MASK, deterministic=False, rngs={"dropout": key},
+        capture_intermediates=True))(params, jax.random.key(1))
+    found = found["intermediates"]
+    before, after = (found[name]["__call__"][0] for name in ("embedding_norm", "encoder"))
+    assert 0.3 < np.mean(np.asarray(after == before)[MASK]) < 0.7
