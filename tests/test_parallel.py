@@ -1,6 +1,7 @@
 """The sharding rules, and one device against eight."""
 
 import dataclasses
+import functools
 import itertools
 import re
 
@@ -14,7 +15,9 @@ import tiny
 from jax.sharding import PartitionSpec
 
 from rag_jax import parallel
-from rag_jax.config import ConfigError, MeshConfig, OptimizerConfig
+from rag_jax.config import CausalConfig, ConfigError, MeshConfig, OptimizerConfig
+from rag_jax.decoding.answer import decode
+from rag_jax.decoding.settings import Decoding
 from rag_jax.models.layers import Linear
 from rag_jax.training import optim, step
 from rag_jax.types import RetrieverBatch, Seq2SeqBatch
@@ -236,6 +239,10 @@ def compile_quickly(jitted, *arguments):
     return jitted.lower(*arguments).compile(compiler_options={"xla_backend_optimization_level": 0})
 
 
+def mesh_of(sizes):
+    return parallel.make_mesh(MeshConfig(*sizes), jax.devices()[: np.prod(sizes)])
+
+
 def keep_gradients():
     """An optimiser stage whose state is the last gradient."""
     return optax.GradientTransformation(lambda params: jax.tree.map(jnp.zeros_like, params),
@@ -249,7 +256,7 @@ def one_step(model, loss, batch, sizes=(1, 1, 1), pieces=1, towers=MODEL.towers)
     With eps=1e-8 or 1e-7 single numbers of that kind leave 2e-5 to 3e-5 of a parameter's norm, with
     1e-3 1.3e-5.
     """
-    mesh = parallel.make_mesh(MeshConfig(*sizes), jax.devices()[: np.prod(sizes)])
+    mesh = mesh_of(sizes)
     config = OptimizerConfig(learning_rate=0.1, warmup_steps=0, eps=1e-2, clip_norm=1.0)
     optimizer = optim.make_optimizer(config, 10, dict.fromkeys(towers, 1.0))
     init, update = optax.chain(keep_gradients(), optax.GradientTransformation(*optimizer[:2]))
@@ -392,11 +399,52 @@ def test_accumulation_scan_and_remat_compute_the_same_on_eight_devices():
     assert_same_step(found, expected)
 
 
-def test_every_axis_of_a_t5_has_a_rule():
+FAMILIES = {"t5": tiny.T5, "causal": CausalConfig(
+    variant="gemma3", vocab_size=38, max_positions=32, width=16, decoder_layers=2, heads=4,
+    kv_heads=2, head_size=4, mlp_width=24, init_std=0.3, window=3, global_every=2, final_cap=4.0,
+    logit_chunk=3, rope_theta=100.0, rope_local_theta=10.0)}
+
+
+@pytest.mark.parametrize("family, kind", [("t5", "sequence"), ("causal", "token")])
+def test_every_family_trains_and_answers_on_eight_devices_as_on_one(family, kind):
+    """Guards against heads, tables of positions or caches of which a device sees its part alone."""
+    model, towers = tiny.rag_model(kind, generator=FAMILIES[family]), TRAINED[:2]
+    params = jax.device_get(tiny.rag_params(model))
+    batch = tiny.rag_batch(questions=8, model=model)
+    answers = functools.partial(decode, model, Decoding(num_beams=2, max_length=3))
+
+    def run(sizes):
+        mesh, optimizer = mesh_of(sizes), tiny.descent(towers)
+        _, _, shardings = step.init_state(model, model.towers, optimizer, 0, mesh)
+        zeros = jax.tree.map(np.zeros_like, {t: params[t] for t in towers})
+        state = jax.device_put(step.TrainState(params, zeros), shardings)
+        rows = parallel.put_batch(batch, mesh)
+        answered = compile_quickly(jax.jit(answers), state.params, rows)(state.params, rows)
+        train_step = step.make_train_step(step.rag_loss(model, 0.1), optimizer, shardings)
+        given = state, rows, np.int32(0)
+        return jax.device_get((answered, compile_quickly(train_step, *given)(*given)))
+
+    (answered, trained), (one_answered, one_trained) = run((2, 2, 2)), run((1, 1, 1))
+    np.testing.assert_array_equal(answered.tokens, one_answered.tokens)
+    for name in ("log_p", "posterior", "prior"):
+        np.testing.assert_allclose(
+            getattr(answered, name), getattr(one_answered, name), rtol=1e-5, atol=1e-6)
+    zero = without_gradient(one_trained[0].opt_state)
+    for found, expected, left_out in ((trained[1], one_trained[1], ()),
+                                      (trained[0].opt_state, one_trained[0].opt_state, zero),
+                                      (trained[0].params, one_trained[0].params, ())):
+        differ = differences(found, expected, left_out)
+        assert max(differ.values()) <= 1e-5, {n: d for n, d in differ.items() if d > 1e-5}
+    assert all(not tiny.is_zero(tower) for tower in one_trained[0].opt_state.values())
+
+
+def test_every_axis_of_every_family_has_a_rule():
     """Guards against a report of what is whole on every device that cannot name an axis."""
-    model = tiny.rag_model(generator=tiny.T5)
     mesh = parallel.make_mesh(MeshConfig(1, 2, 4))
-    assert "['decoder_bias']: heads 2" in " ".join(parallel.undivided(abstract(model), mesh))
+    for family, named in (("t5", "['decoder_bias']: heads 2"),
+                          ("causal", "['embedding']: vocab 38")):
+        model = tiny.rag_model(generator=FAMILIES[family])
+        assert named in " ".join(parallel.undivided(abstract(model), mesh))
 
 
 def test_a_mesh_config_is_the_whole_difference():

@@ -11,7 +11,7 @@ import jax
 import pytest
 
 from rag_jax import parallel
-from rag_jax.aot import programs
+from rag_jax.aot import costs, programs
 from rag_jax.aot.report import Needs, measure, tables
 from rag_jax.cli import compile_report
 from rag_jax.config import ConfigError
@@ -192,3 +192,30 @@ def test_mistakes_are_errors_that_say_what_to_do(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"pip install --no-deps 'libtpu==0\.0\.\d+\.\*'"):
         compile_report.main([*SMALL, "--topology=v5e:2x4"])
+
+
+OF_FAMILIES = {
+    "t5": {"encoder_layers": 2, "decoder_layers": 2, "head_size": 16, "heads": 2, "dropout": 0},
+    "causal": {"variant": "gemma3", "decoder_layers": 2, "heads": 4, "kv_heads": 2,
+               "head_size": 8, "window": 8, "global_every": 2, "max_positions": 128}}
+
+
+@pytest.mark.parametrize("family", OF_FAMILIES)
+def test_every_family_has_its_programs(family):
+    """Guards against a program that only BART's fields, or its tokenizer, can make; compiling them
+    is the same for all."""
+    fields = {"width": D, "mlp_width": F, "vocab_size": V, "scan_layers": "true", "remat": "dots",
+              **OF_FAMILIES[family]}
+    flags = [PAPER, f"--config.model.generator.family={family}", "--config.runs=rag_sequence",
+             *(flag for flag in SMALL[1:] if "model.generator" not in flag),
+             *(f"--config.model.generator.{name}={value}" for name, value in fields.items())]
+    config = parse_with_config(make_parser("compile_report", ""), flags)[1]
+    found = {}
+    for program in programs.programs(config, parallel.make_mesh(config.mesh),
+                                     kinds=["train", "evaluate", "decode"]):
+        traced = program.jitted.trace(*program.arguments)
+        traced.lower()
+        found[program.name] = costs.flops(traced.jaxpr.jaxpr)
+    answered, learnt = found["evaluate rag_sequence"], found["train rag_sequence"]
+    assert set(found) == {f"{kind} rag_sequence" for kind in ("train", "evaluate", "decode")}
+    assert 0 < answered < learnt and found["decode rag_sequence"] > 0
