@@ -121,6 +121,22 @@ def _open_checkpoint(source: str, run: str | None, step: int | None, index: Path
 def _open_towers(run: str | None, step: int | None, index: Path | None,
                  config: Config | Mapping[str, Any] | None) -> Rag:
     """Towers that the configuration names, with an index of that document encoder."""
+    config = _config_of_towers(run, config)
+    if step is not None:
+        raise ConfigError(f"step={step}: for workdirs; without one the towers are as they are")
+    if index is None or not pathlib.Path(index).is_dir():
+        raise ConfigError(f"index={index}: without a workdir, name the folder of an index that was "
+                          "built for these towers (rag_jax.build_index)")
+    config = pretrained.resolve(config)
+    return _as_they_are(config, config, pathlib.Path(index).absolute(), index, TOWERS)
+
+
+def _config_of_towers(run: str | None, config: Config | Mapping[str, Any] | None) -> Config:
+    """The configuration of a run without a workdir; its towers' architectures are not in it yet.
+
+    Raises:
+      ConfigError: a tower without a source, or a run of other parts.
+    """
     if not isinstance(config, Config):
         config = overrides.replace(Config(), dict(config or {}))
     asked = {"train.steps": 0, **({"runs": (run,)} if run else {})}
@@ -131,30 +147,21 @@ def _open_towers(run: str | None, step: int | None, index: Path | None,
         raise ConfigError(f"without a workdir, name where the {' and the '.join(missing)} come "
                           "from: config.model.generator.pretrained and "
                           "config.model.retriever.pretrained")
-    if step is not None:
-        raise ConfigError(f"step={step}: for workdirs; without one the towers are as they are")
-    if index is None or not pathlib.Path(index).is_dir():
-        raise ConfigError(f"index={index}: without a workdir, name the folder of an index that was "
-                          "built for these towers (training with config.train.steps=0 makes one)")
     if (config.retrieval.retriever == "bm25" or not config.retrieval.k or config.head_classes
             or config.model.null_document != "none"):
         raise ConfigError(f"run {config.runs[0]!r}: without a workdir, passages are read that an "
                           "encoder finds, and nothing has been trained; leave "
                           "config.model.null_document and config.model.head as they are")
-    config = pretrained.resolve(config)
-    return _as_they_are(config, config, pathlib.Path(index).absolute(), index, TOWERS)
+    return config
 
 
-def _as_they_are(config: Config, named: Config, path: pathlib.Path, index: Path,
-                 towers: Sequence[str]) -> Rag:
-    """Opens towers as their sources have them.
+def _job_as_they_are(config: Config, named: Config, path: pathlib.Path) -> Job:
+    """What reads with towers as their sources have them: no passages, no questions.
 
     Args:
       config: with their architecture.
       named: the same with their sources.
       path: in the place of a workdir.
-      index: its folder.
-      towers: of model.TOWERS.
     """
     tokenizers = []
     for tower, section in (("query_encoder", "retriever"), ("generator", "generator")):
@@ -166,9 +173,21 @@ def _as_they_are(config: Config, named: Config, path: pathlib.Path, index: Path,
         tokenizers.append(Tokenizer.load(folder))
     format = generator_format(config, tokenizers[1])
     prepared = Prepared(tokenizers[0], format.tokenizer, format, {}, {})
-    job = Job(config, path, prepared, parallel.make_mesh(config.mesh))
+    return Job(config, path, prepared, parallel.make_mesh(config.mesh))
+
+
+def _as_they_are(config: Config, named: Config, path: pathlib.Path, index: Path,
+                 towers: Sequence[str]) -> Rag:
+    """Opens towers as their sources have them, with an index.
+
+    Args:
+      config, named, path: as for `_job_as_they_are`.
+      index: its folder.
+      towers: of model.TOWERS.
+    """
+    job = _job_as_they_are(config, named, path)
     opened = open_index(job, config.runs[0], str(index))
-    check_tokens(opened, prepared)
+    check_tokens(opened, job.prepared)
     params = pretrained.load(dataclasses.replace(job, config=named), towers, answers=True)
     rag = Rag(job, config.runs[0], unstack_layers(params), opened)
     if "document_encoder" in towers:
@@ -200,7 +219,7 @@ def train(config: Config | str, workdir: Path,
     return training.train(config, pathlib.Path(workdir), profile)
 
 
-def build_index(passages: Path, out: Path, workdir: Path, *, run: str | None = None,
+def build_index(passages: Path, out: Path, workdir: Path | None = None, *, run: str | None = None,
                 queries: str | None = None, overwrite: bool = False,
                 config: Config | Mapping[str, Any] | None = None) -> Index:
     """Indexes the passages of a file for a run: by its document encoder, or their words for BM25.
@@ -210,9 +229,11 @@ def build_index(passages: Path, out: Path, workdir: Path, *, run: str | None = N
     Args:
       passages: whatever `config.data.passages` can name, split as `config.data.chunk_words` says.
       out: the index folder to publish.
-      workdir: of the run.
+      workdir: of the run; None = an index for `load` without one, by the encoder, and with the
+        tokens of the generator, that `config` names.
       run: one of the workdir's runs; None = the first of them that began.
-      queries: file of questions on which to measure recall; None = the dev questions.
+      queries: file of questions on which to measure recall; None = the dev questions, or the
+        passages' own vectors with noise where there is no workdir.
       overwrite: replace another index at `out`.
       config: as for `load`.
 
@@ -220,18 +241,24 @@ def build_index(passages: Path, out: Path, workdir: Path, *, run: str | None = N
       InUseError: another process builds at `out`, or writes into the workdir that `out` is in.
     """
     training.be_quiet()
-    path, target = pathlib.Path(workdir).absolute(), pathlib.Path(out).absolute()
-    if not isinstance(config, Config):
-        config = changed(workdirs.read_run(path, run), config or {})
+    target = pathlib.Path(out).absolute()
     with workdirs.writing(target):
-        return _build(config, path, str(passages), target, queries, overwrite,
-                      workdirs.run_of(path, config, run))
+        if workdir is None:
+            config, trained = pretrained.resolve(_config_of_towers(run, config)), None
+            job = _job_as_they_are(config, config, target)
+        else:
+            path = pathlib.Path(workdir).absolute()
+            if not isinstance(config, Config):
+                config = changed(workdirs.read_run(path, run), config or {})
+            trained = path / workdirs.run_of(path, config, run)
+            job = training.open_job(overrides.for_run(config, trained.name), path)
+        return _build(job, trained, str(passages), target, queries, overwrite)
 
 
-def update_index(index: Path, workdir: Path, *, add: Path | Iterable[Passage] = (),
-                 delete: Iterable[str] = (), run: str | None = None, queries: str | None = None,
-                 compact: bool | None = None, config: Config | Mapping[str, Any] | None = None
-                 ) -> Index:
+def update_index(index: Path, workdir: Path | None = None, *,
+                 add: Path | Iterable[Passage] = (), delete: Iterable[str] = (),
+                 run: str | None = None, queries: str | None = None, compact: bool | None = None,
+                 config: Config | Mapping[str, Any] | None = None) -> Index:
     """Adds passages to an index and deletes others from it; see `Rag.edit`.
 
     Args:
@@ -246,10 +273,10 @@ def update_index(index: Path, workdir: Path, *, add: Path | Iterable[Passage] = 
     return rag.index
 
 
-def _build(config: Config, path: pathlib.Path, passages: str, out: pathlib.Path,
-           queries: str | None, overwrite: bool, run: str) -> Index:
-    asked = load_examples(queries, data_dir=config.data.data_dir) if queries else None
-    job = training.open_job(overrides.for_run(config, run), path)
+def _build(job: Job, trained: pathlib.Path | None, passages: str, out: pathlib.Path,
+           queries: str | None, overwrite: bool) -> Index:
+    """trained: the folder of the run whose encoders embed; None = the encoders of job.config."""
+    asked = load_examples(queries, data_dir=job.config.data.data_dir) if queries else None
     with contextlib.ExitStack() as claim:
 
         def stage() -> pathlib.Path:
@@ -261,9 +288,10 @@ def _build(config: Config, path: pathlib.Path, passages: str, out: pathlib.Path,
             return files.begin_folder(out / "passages", "store")
 
         staging = hosts.first(stage) / "store"
-        job = indexing.job_of_file(job, out.name, passages, config.data.chunk_words, staging)
+        job = indexing.job_of_file(job, out.name, passages, job.config.data.chunk_words, staging)
         if job.model.lexical:
             store = job.prepared.memories[out.name]
             return build_bm25(store, out, overwrite, indexing.all_hosts())
-        params, _ = pretrained.restore_run(path / run, job.model, job.mesh)
+        params = (pretrained.load(job, pretrained.ENCODERS) if trained is None
+                  else pretrained.restore_run(trained, job.model, job.mesh)[0])
         return indexing.index_stores(job, params, out.parent, overwrite, asked)[out.name]

@@ -2,7 +2,9 @@
 
 Embeds the passages with the model's document encoder, or, for a run that retrieves by BM25, counts
 their words, and publishes an index folder, to be named by --index of rag_jax.generate and
-rag_jax.evaluate. A killed build goes on where it was.
+rag_jax.evaluate. Without --workdir, --config.model.retriever.pretrained names the encoder, and
+--config.model.generator.pretrained the generator that is to read the passages. A killed build goes
+on where it was.
 
 `--update --out DIR --add FILE --delete ID ...` publishes a new version of an index that is there;
 only what is added is embedded. An id that is deleted and added is replaced.
@@ -14,7 +16,7 @@ from rag_jax import flags
 def main(argv: list[str] | None = None) -> None:
     """Entry point; `argv` without the program's name, None = the process's arguments."""
     parser = flags.make_parser("build_index", __doc__)
-    parser.add_argument("--workdir", default=flags.DEFAULT_WORKDIR,
+    parser.add_argument("--workdir",
                         help=f"workdir of rag_jax.train (default: {flags.DEFAULT_WORKDIR})")
     parser.add_argument("--passages", metavar="FILE", help="as config.data.passages")
     parser.add_argument("--out", required=True, metavar="DIR", help="folder of the new index")
@@ -29,7 +31,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--overwrite", action="store_true", help="replace another index at DIR")
     parser.add_argument("--run", help="for which of the workdir's runs (default: the first "
                         "that began)")
-    options, config = flags.parse_with_config(parser, argv, flags.workdir_config)
+    options, config = flags.parse_with_config(parser, argv, flags.asked_config)
     edits = [name for name in ("add", "delete", "compact") if getattr(options, name)]
     if options.update and (options.passages or options.overwrite or not edits):
         parser.error("--update goes with --add, --delete or --compact, and without --passages and "

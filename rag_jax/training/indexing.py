@@ -135,12 +135,14 @@ def index_stores(job: Job, params: Any, folder: pathlib.Path, overwrite: bool = 
       folder: where the indexes are published.
       overwrite: replace other indexes there.
       queries: None = questions of the dev split, some of them where there are many: exact search
-        reads the whole index for them.
+        reads the whole index for them; or, where there is no such split, the passages' vectors.
     """
-    if queries is None:
+    sample = None
+    if queries is None and "dev" in job.prepared.splits:
         queries = recall_questions(job)
-    answerer = make_answerer(job, None)
-    sample = answerer.embed_questions(unstack_layers(params), job.tokenize(queries))
+    if queries:
+        sample = make_answerer(job, None).embed_questions(
+            unstack_layers(params), job.tokenize(queries))
     return {name: index_store(job, params, store, folder / name, sample, overwrite)
             for name, store in job.prepared.memories.items()}
 
