@@ -19,6 +19,7 @@ given = json.load(sys.stdin)
 with contextlib.suppress(ImportError, ValueError, OSError):  # where the system knows no such limits
     import resource
     secs = int(time.process_time()) + 1 + given.pop("cpu_secs")
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_CPU, (secs, secs))
     resource.setrlimit(resource.RLIMIT_AS, (given["bytes"], given["bytes"]))
 try:
