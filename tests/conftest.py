@@ -75,6 +75,14 @@ def one_device() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="module")
+def compiled_with_less_effort(one_device: None) -> Iterator[None]:
+    """Commands in this process compile as little as they can: their programs run for moments."""
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", False)
+
+
 @pytest.fixture(scope="session")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     """One uninterrupted run of the smallest configuration, into which no test writes.

@@ -1,5 +1,6 @@
 """The commands that a user types, each in a process of its own."""
 
+import json
 import os
 import pathlib
 import shutil
@@ -22,6 +23,24 @@ def begin(workdir: pathlib.Path, trained: pathlib.Path, *folders: str) -> None:
     """Gives a new workdir the data of another, and stages of it: `train` goes on from there."""
     for name in ("data", *folders):
         shutil.copytree(trained / name, workdir / name)
+
+
+def write_sources(folder: pathlib.Path, passages: list[tuple[str, str]],
+                  questions: list[tuple[str, str]]) -> dict[str, pathlib.Path]:
+    """Files of passages (title, text) and of questions (question, answer), by data's fields."""
+    files = {"passages": folder / "passages.tsv",
+             **{name: folder / f"{name}.jsonl" for name in ("train", "dev")}}
+    rows = [f"{i}\t{title}\t{text}" for i, (title, text) in enumerate(passages)]
+    files["passages"].write_text("\n".join(["id\ttitle\ttext", *rows, ""]))
+    for name in ("train", "dev"):
+        files[name].write_text("".join(json.dumps(
+            {"id": f"{name}{i}", "question": question, "answers": [answer]}) + "\n"
+            for i, (question, answer) in enumerate(questions)))
+    return files
+
+
+def data_flags(files: dict[str, pathlib.Path]) -> list[str]:
+    return [f"--config.data.{name}={file}" for name, file in files.items()]
 
 
 def environment() -> dict[str, str]:

@@ -15,23 +15,14 @@ from rag_jax.hub.families import Architecture, SpecialIds
 from rag_jax.hub.load import abstract, load
 from rag_jax.hub.save import save
 from rag_jax.retrieval.protocol import RetrievalError
-from tests.end_to_end.commands import SMALLEST
+from tests.end_to_end.commands import SMALLEST, data_flags, write_sources
 
+pytestmark = pytest.mark.usefixtures("compiled_with_less_effort")
 ROWS = [(f"Place {i}", f"Place {i} lies in region {i % 3}.") for i in range(12)]
 GENERATOR = CausalConfig(variant="gemma3", vocab_size=420, max_positions=128, width=16, heads=2,
                          kv_heads=1, head_size=8, mlp_width=24, decoder_layers=2, window=16,
                          global_every=2, rope_local_theta=100.0, activation="gelu_new")
 RETRIEVER = BertConfig(vocab_size=420, max_positions=64, width=16, layers=1, heads=2, mlp_width=32)
-
-
-@pytest.fixture(autouse=True)
-def compiled_with_less_effort(monkeypatch):
-    """And for one device, as the commands of the other tests here."""
-    first = jax.devices()[:1]
-    monkeypatch.setattr(jax, "devices", lambda *_: first)
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
 
 
 def checkpoint(folder, family, tower, tokenizer):
@@ -83,18 +74,13 @@ def test_convert_index_ask_train_resume_export(tmp_path):
     """Any of the stages that reads a start token, a prompt or a table as BART has them."""
     texts = [text for _, text in ROWS] * 2
     pieces, words = train_bart_tokenizer(texts, 400), train_bert_tokenizer(texts, 200)
-    (tmp_path / "passages.tsv").write_text("id\ttitle\ttext\n" + "\n".join(
-        f"{i}\t{title}\t{text}" for i, (title, text) in enumerate(ROWS)) + "\n")
-    for name in ("train", "dev"):
-        (tmp_path / f"{name}.jsonl").write_text("\n".join(json.dumps({
-            "id": f"{name}{i}", "question": f"Where does place {i} lie?",
-            "answers": [f"region {i % 3}"]}) for i in range(12)) + "\n")
+    files = write_sources(tmp_path, ROWS, [
+        (f"Where does place {i} lie?", f"region {i % 3}") for i in range(12)])
     generator = checkpoint(tmp_path / "g", "Gemma3ForCausalLM", "generator", pieces)
     convert.main([f"--from={generator}", f"--to={tmp_path / 'converted'}"])
     flags = [f"--config={SMALLEST}", "--config.retriever_warmup.steps=0",
-             *(f"--config.data.{name}={tmp_path / file}" for name, file in (
-                 ("passages", "passages.tsv"), ("train", "train.jsonl"), ("dev", "dev.jsonl"))),
-             "--config.eval.batch_size=12", "--config.model.generator.dtype=float32"]
+             *data_flags(files), "--config.eval.batch_size=12",
+             "--config.model.generator.dtype=float32"]
     for tower, family in (("query_encoder", "DPRQuestionEncoder"),
                           ("document_encoder", "DPRContextEncoder")):
         named = checkpoint(tmp_path / tower, family, tower, words)

@@ -3,14 +3,14 @@
 import json
 import math
 
-import jax
 import pytest
 
 import rag_jax
 from rag_jax.cli import convert, evaluate, generate, train
 from rag_jax.config import ConfigError
-from tests.end_to_end.commands import SMALLEST
+from tests.end_to_end.commands import SMALLEST, data_flags, write_sources
 
+pytestmark = pytest.mark.usefixtures("compiled_with_less_effort")
 LABELS = ("SUPPORTS", "REFUTES", "NOT ENOUGH INFO")
 SMALL = ["--config.retriever_warmup.steps=0", "--config.generator_warmup.steps=0",
          "--config.train.steps=2", "--config.eval.batch_size=12",
@@ -20,25 +20,13 @@ NAMED = f"--config.eval.labels={','.join(LABELS)}"
 HEAD = ["--config.model.head=classification", NAMED]
 
 
-@pytest.fixture(autouse=True)
-def compiled_with_less_effort(one_device):
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
-
-
 @pytest.fixture(scope="module")
 def claims(tmp_path_factory):
     """Flags that name passages and claims of the usual form."""
-    folder = tmp_path_factory.mktemp("claims")
-    rows = [f"{i}\tPlace {i}\tPlace {i} lies in region {i % 3}." for i in range(12)]
-    (folder / "passages.tsv").write_text("id\ttitle\ttext\n" + "\n".join(rows) + "\n")
-    for name in ("train", "dev"):
-        lines = [json.dumps({"id": f"{name}{i}", "question": f"Place {i} lies in region 1.",
-                             "answers": [LABELS[i % 3]]}) for i in range(12)]
-        (folder / f"{name}.jsonl").write_text("\n".join(lines) + "\n")
-    return [f"--config.data.passages={folder / 'passages.tsv'}",
-            *(f"--config.data.{name}={folder / name}.jsonl" for name in ("train", "dev"))]
+    return data_flags(write_sources(
+        tmp_path_factory.mktemp("claims"),
+        [(f"Place {i}", f"Place {i} lies in region {i % 3}.") for i in range(12)],
+        [(f"Place {i} lies in region 1.", LABELS[i % 3]) for i in range(12)]))
 
 
 def trained(claims, folder, *flags):

@@ -14,32 +14,20 @@ from rag_jax.data.text import Tokenizer, train_bert_tokenizer
 from rag_jax.hub import load as hub
 from rag_jax.hub.families import Architecture
 from rag_jax.hub.save import save
-from tests.end_to_end.commands import SMALLEST
+from tests.end_to_end.commands import SMALLEST, data_flags, write_sources
 
+pytestmark = pytest.mark.usefixtures("compiled_with_less_effort")
 PASSAGES = [f"Place {i} lies in region {i % 3}." for i in range(8)]
 RUN = "rag_sequence"
-
-
-@pytest.fixture(autouse=True)
-def compiled_with_less_effort(monkeypatch):
-    """And for one device, as the commands of the other tests here."""
-    first = jax.devices()[:1]
-    monkeypatch.setattr(jax, "devices", lambda *_: first)
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
 
 
 @pytest.fixture(scope="module")
 def flags(tmp_path_factory):
     """Flags that name passages, questions and Hugging Face folders of all towers."""
     folder = tmp_path_factory.mktemp("sources")
-    rows = [f"{i}\tPlace {i}\t{text}" for i, text in enumerate(PASSAGES)]
-    (folder / "passages.tsv").write_text("id\ttitle\ttext\n" + "\n".join(rows) + "\n")
-    for name in ("train", "dev"):
-        lines = [json.dumps({"id": f"{name}{i}", "question": f"Where is Place {i}?",
-                             "answers": [f"region {i % 3}"]}) for i in range(8)]
-        (folder / f"{name}.jsonl").write_text("\n".join(lines) + "\n")
+    files = write_sources(
+        folder, [(f"Place {i}", text) for i, text in enumerate(PASSAGES)],
+        [(f"Where is Place {i}?", f"region {i % 3}") for i in range(8)])
     words, pieces = train_bert_tokenizer(PASSAGES, 100), Tokenizer(tiny.t5_tokenizer(PASSAGES))
     generator = dataclasses.replace(tiny.T5, vocab_size=pieces.vocab_size + 3, start_token=0)
     model = tiny.rag_model(
@@ -52,9 +40,8 @@ def flags(tmp_path_factory):
             "query_encoder": words, "document_encoder": words, "generator": pieces})
     named = [f"--config.model.{name}.pretrained={folder / name}"
              for name in ("query_encoder", "document_encoder")]
-    return [f"--config={SMALLEST}", *named, f"--config.data.passages={folder / 'passages.tsv'}",
-            *(f"--config.data.{name}={folder / name}.jsonl" for name in ("train", "dev")),
-            f"--config.runs={RUN}", "--config.generator_warmup.steps=0", "--config.train.steps=2",
+    return [f"--config={SMALLEST}", *named, *data_flags(files), f"--config.runs={RUN}",
+            "--config.generator_warmup.steps=0", "--config.train.steps=2",
             "--config.train.save_every=1", "--config.eval.num_beams=2",
             "--config.model.generator.dropout=0"]
 

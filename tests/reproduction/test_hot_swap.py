@@ -4,7 +4,6 @@ import bz2
 import json
 import re
 
-import jax
 import pytest
 
 from rag_jax import api, config_files, overrides, paper
@@ -15,6 +14,7 @@ from rag_jax.reproduction.full import Full
 from rag_jax.reproduction.provenance import digest
 from rag_jax.retrieval.index import PassageIndex
 
+pytestmark = pytest.mark.usefixtures("compiled_with_less_effort")
 PLACES = ("Peru", "Chile", "Cuba", "Mali", "Togo", "Chad")
 LEADERS = {"2016": "Old {}", "2018": "New {}"}
 DUMP = "enwiki-20161220-pages-articles.xml.bz2"
@@ -49,16 +49,6 @@ def dump(path, name):
     texts[-1] += " word" * 95
     pages = "".join(PAGE.format(i, *row) for i, row in enumerate(zip(PLACES, texts, strict=True)))
     path.write_bytes(bz2.compress(f"<mediawiki>{pages}</mediawiki>".encode()))
-
-
-@pytest.fixture(scope="module", autouse=True)
-def compiled_quickly(one_device):
-    """These programs run for milliseconds."""
-    jax.config.update("jax_disable_most_optimizations", True)
-    jax.config.update("jax_enable_compilation_cache", False)
-    yield
-    jax.config.update("jax_enable_compilation_cache", True)
-    jax.config.update("jax_disable_most_optimizations", False)
 
 
 @pytest.fixture(scope="module", autouse=True)
