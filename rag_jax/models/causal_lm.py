@@ -31,6 +31,7 @@ from rag_jax.models.layers import (
     RmsNorm,
     Source,
     Stack,
+    capped,
     embedding_table,
     look_up,
     product,
@@ -110,9 +111,7 @@ def grouped_attention(queries: jax.Array, parts: Sequence[Part], cap: float) -> 
     for part in parts:
         scores_RGHNP = product(by_group, part.kept.keys).reshape(
             rows, groups, heads // groups, count, -1)
-        if cap:
-            scores_RGHNP = cap * jnp.tanh(scores_RGHNP / cap)
-        scores.append(scores_RGHNP + jnp.where(part.mask, 0.0, MASKED)[:, :, None])
+        scores.append(capped(scores_RGHNP, cap) + jnp.where(part.mask, 0.0, MASKED)[:, :, None])
     weights = jax.nn.softmax(jnp.concatenate(scores, axis=-1), axis=-1).astype(queries.dtype)
     ends = np.cumsum([each.shape[-1] for each in scores])[:-1]
     context = sum(

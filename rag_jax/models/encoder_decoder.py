@@ -68,6 +68,12 @@ class EncoderDecoder(nn.Module):
         positions int32[Q] to positions int32[S]; None = nothing."""
         return None
 
+    def _causal(self, length: int) -> tuple[jax.Array, jax.Array | None]:
+        """Mask bool[1, 1, T, T] and bias with which tokens attend to those before them."""
+        places = jnp.arange(length)
+        return jnp.tril(jnp.ones((length, length), bool))[None, None], self.self_bias(
+            places, places)
+
     def finish(self, x: jax.Array, deterministic: bool = True) -> jax.Array:
         """The last layer's result as the output layer reads it."""
         return x
@@ -75,13 +81,11 @@ class EncoderDecoder(nn.Module):
     def decode(self, encoded: jax.Array, mask: jax.Array, inputs: jax.Array,
                deterministic: bool = True, packing: Packing | None = None) -> jax.Array:
         """Teacher-forced states dtype[R, T, D] from the encoder's and inputs [R, T]."""
-        length, places = inputs.shape[1], jnp.arange(inputs.shape[1])
         x = self.embed_targets(inputs, None, deterministic)
-        causal = jnp.tril(jnp.ones((length, length), bool))[None, None]
         if packing is not None:  # a row may have many inputs
             packing = packing._replace(tokens=packing.tokens.reshape(mask.shape))
-        x = self.decoder(x, encoded, mask[:, None, None, :], causal,
-                         self.self_bias(places, places), packing, deterministic=deterministic)
+        x = self.decoder(x, encoded, mask[:, None, None, :], *self._causal(inputs.shape[1]),
+                         packing, deterministic=deterministic)
         return self.finish(x, deterministic)
 
     def _encode_documents(self, ids: jax.Array, mask: jax.Array, deterministic: bool
@@ -125,9 +129,7 @@ class EncoderDecoder(nn.Module):
         rows, count, length = inputs.shape
         x = self.embed_targets(inputs.reshape(rows * count, length))  # -> [R*A, T, D]
         together = (rows, count * length, x.shape[-1])
-        causal = jnp.tril(jnp.ones((length, length), bool))[None, None]
-        mask, places = source.mask[:, None, None, :], jnp.arange(length)
-        bias = self.self_bias(places, places)
+        mask, (causal, bias) = source.mask[:, None, None, :], self._causal(length)
         for layer, cross in zip(self.decoder.loop(), source.layers, strict=True):
             attended = layer.attend(x, layer.cached(x), causal, bias, True)
             y = layer.after_self(x.reshape(together), attended.reshape(together), cross, mask,

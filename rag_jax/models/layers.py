@@ -116,6 +116,11 @@ def transposed(x: jax.Array) -> jax.Array:
         x, cpu=lambda x: with_layout_constraint(x.mT, by_rows), default=lambda x: x.mT)
 
 
+def capped(logits: jax.Array, cap: float) -> jax.Array:
+    """cap * tanh(logits / cap), which is between -cap and cap; 0 = as they are."""
+    return cap * jnp.tanh(logits / cap) if cap else logits
+
+
 def look_up(table: jax.Array, ids: jax.Array) -> jax.Array:
     """Rows [R, L, D] of a token table [V, D], which is gathered over fsdp first, not its rows."""
     whole = constrain(table, "vocab", name="token table")
@@ -517,8 +522,9 @@ class Stack(nn.Module):
             return applied(**settings)(self.layer[-1], x, *own(-1))[0]
         if rows is None or self.is_initializing():
             return scan(self.depth)(self.layers, x, *own(slice(None)))[0][:, :rows]
-        x, _ = part(scan(self.depth - 1), lambda p: p[:-1])(self.layers, x, *arguments)
-        return part(applied(**settings), lambda p: p[-1])(self.layers, x, *arguments)[0]
+        x, _ = part(scan(self.depth - 1), lambda p: p[:-1])(
+            self.layers, x, *own(slice(-1)))
+        return part(applied(**settings), lambda p: p[-1])(self.layers, x, *own(-1))[0]
 
 
 def unstack_layers(params: dict) -> dict:

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from rag_jax.marginal import MASKED
-from rag_jax.models.layers import product, transposed
+from rag_jax.models.layers import capped, product, transposed
 from rag_jax.types import Params
 
 
@@ -32,11 +32,7 @@ def logits(table: jax.Array, bias: jax.Array | None, states: jax.Array, cap: flo
                        preferred_element_type=jnp.float32)
     if bias is not None:
         found += jnp.expand_dims(bias, range(found.ndim - 1))
-    return _capped(found, cap)
-
-
-def _capped(logits: jax.Array, cap: float) -> jax.Array:
-    return cap * jnp.tanh(logits / cap) if cap else logits
+    return capped(found, cap)
 
 
 def with_one_end(logits: jax.Array, ends: tuple[int, ...]) -> jax.Array:
@@ -57,7 +53,7 @@ def log_probs(table: jax.Array, bias: jax.Array | None, states: jax.Array, targe
 
     Args:
       table: float32[V, D];  bias: float32[V];  states: dtype[R, D];  targets: int32[R].
-      cap: logits are cap * tanh(logits / cap); 0 = as they are.
+      cap: of the logits, as for `layers.capped`.
       smoothing: as in `marginal.target_log_probs`.
       again: the backward pass computes the logits anew. Otherwise the compiler may keep float32
         [V, R] until then, which costs nothing where no other logits come between.
@@ -71,7 +67,7 @@ def log_probs(table: jax.Array, bias: jax.Array | None, states: jax.Array, targe
 
 def _logits(table: jax.Array, bias: jax.Array | None, states: jax.Array, cap: float) -> jax.Array:
     logits_VR = product(table, transposed(states))
-    return _capped(logits_VR if bias is None else logits_VR + bias[:, None], cap)
+    return capped(logits_VR if bias is None else logits_VR + bias[:, None], cap)
 
 
 def _forward(table: jax.Array, bias: jax.Array | None, states: jax.Array, targets: jax.Array,

@@ -9,7 +9,15 @@ import numpy as np
 import pytest
 import tiny
 
-from rag_jax.models.layers import Dropout, RmsNorm, attention, gelu, layer_norm, linear
+from rag_jax.models.layers import (
+    Dropout,
+    RmsNorm,
+    Stack,
+    attention,
+    gelu,
+    layer_norm,
+    linear,
+)
 
 
 @pytest.mark.parametrize("dtype,tolerance", [("float32", 1e-5), ("bfloat16", 2e-2)])
@@ -54,6 +62,26 @@ def test_rms_norm_is_the_formula(offset):
     np.testing.assert_allclose(norm.apply({"params": {"scale": w}}, x), expected, rtol=1e-5)
     first = nn.meta.unbox(norm.init(jax.random.key(0), x)["params"])["scale"]
     np.testing.assert_array_equal(first + offset, 1.0)
+
+
+class Times(nn.Module):
+    """Multiplies with a parameter, which is 1, and with what its layer alone is given."""
+
+    @nn.compact
+    def __call__(self, x, own, *, deterministic, rows=None):
+        return x[:, :rows] * own * self.param("one", nn.with_logical_partitioning(
+            nn.initializers.ones, ("norm",)), (1,))[0]
+
+
+@pytest.mark.parametrize("rows", [None, 1])
+def test_every_layer_of_a_stack_gets_its_own_row(rows):
+    """Scanned and asked for its first rows alone, the last layer is computed apart."""
+    x, each = np.arange(6.0).reshape(1, 3, 2), np.float32([2, 3, 5])
+    for scan in (False, True):
+        stack = Stack(Times, 3, scan=scan)
+        params = stack.init(jax.random.key(0), x, deterministic=True, each=each)
+        found = stack.apply(nn.meta.unbox(params), x, deterministic=True, each=each, rows=rows)
+        np.testing.assert_array_equal(found, 30 * x[:, :rows])
 
 
 def compare_with_plain(ours, plain, arrays, dtype, tolerance):
