@@ -253,6 +253,12 @@ class CausalConfig(GeneratorConfig):
         return self.final_cap
 
     @property
+    def positions_turn(self) -> bool:
+        """Whether the angles of rotary positions are numbers: no scale of theirs divides by 0."""
+        return (self.rope_theta > 1 and (not self.rope_local_theta or self.rope_local_theta > 1)
+                and self.rope_factor > 0 and 0 < self.rope_low < self.rope_high)
+
+    @property
     def local_layers(self) -> tuple[bool, ...]:
         """Which layers attend to the last `window` tokens alone."""
         every = self.global_every

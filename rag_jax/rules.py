@@ -164,6 +164,11 @@ def _decoder_only(config: Config, known: bool) -> Iterator[str]:
     if known and tower.head_size % 2:
         yield (f"config.model.generator.head_size={tower.head_size}: must be even, as rotary "
                "positions turn pairs of numbers")
+    if known and not tower.positions_turn:
+        named = ", ".join(f"config.model.generator.{name}={getattr(tower, name)}" for name in (
+            "rope_theta", "rope_local_theta", "rope_factor", "rope_low", "rope_high"))
+        yield (f"{named}: the bases of rotary positions (theta) must be above 1, the factor above "
+               "0, and rope_low above 0 and below rope_high")
     both = data.max_source_length + data.max_target_length
     if known and both > tower.max_positions:
         yield (f"config.data.max_source_length={data.max_source_length} and max_target_length="

@@ -261,6 +261,8 @@ def test_the_ends_of_the_bounds_and_none_are_allowed(changes):
     ({"model.generator.param_dtype": "bfloat16"}, "config.model.generator.param_dtype=bfloat16: "
      "what is multiplied in float32 would be rounded; set config.model.generator.dtype=bfloat16"),
     ({"eval.prefix_mib": 64}, "config.eval.prefix_mib=64: what is kept of a passage must not"),
+    ({"model.generator.family": "causal", "model.generator.rope_factor": 0.0},
+     "config.model.generator.rope_factor=0.0, config.model.generator.rope_low=1.0"),
     ({"train.retriever_objective": "loop", "retrieval.k": 1},
      "config.train.retriever_objective=loop: run 'rag_token' has one passage at most"),
 ])

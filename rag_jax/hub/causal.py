@@ -139,8 +139,7 @@ def check(config: CausalConfig, file: pathlib.Path) -> None:
     if c.heads % c.kv_heads:
         raise HubError(f"{file}: num_key_value_heads = {c.kv_heads} does not divide "
                        f"num_attention_heads = {c.heads}")
-    if not (c.rope_theta > 1 and (not c.rope_local_theta or c.rope_local_theta > 1)
-            and c.rope_factor > 0 and 0 < c.rope_low < c.rope_high):
+    if not c.positions_turn:
         raise HubError(f"{file}: rope_parameters (or rope_theta and rope_scaling): the bases of "
                        "rotary positions should be above 1, factor above 0, and of low_freq_factor "
                        "and high_freq_factor (or beta_slow and beta_fast) the first the smaller, "
