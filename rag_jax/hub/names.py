@@ -98,11 +98,9 @@ def bert_weights(tower: str, config: BertConfig, place: Place) -> list[Weight]:
 
 def bart_weights(tower: str, config: BartConfig, place: Place) -> list[Weight]:
     """The weights of BART; one table is the embedding of both sides and the output layer."""
-    tied = [f"{place.body}{name}.weight"
-            for name in ("shared", "encoder.embed_tokens", "decoder.embed_tokens")]
     depths = {"encoder": config.encoder_layers, "decoder": config.decoder_layers}
     return [
-        Weight((tower, "embedding"), (*tied, f"{place.head}lm_head.weight")),
+        *_tables(tower, place, True, BOTH_SIDES),
         Weight((tower, "final_logits_bias"), (f"{place.head}final_logits_bias",), "row", True),
         *_listed_weights("bart", (tower,), depths, place.body)]
 
@@ -110,25 +108,17 @@ def bart_weights(tower: str, config: BartConfig, place: Place) -> list[Weight]:
 def causal_weights(tower: str, config: CausalConfig, place: Place) -> list[Weight]:
     """The weights of a decoder-only model."""
     has = VARIANTS[config.variant]
-    first, last = f"{place.body}embed_tokens.weight", f"{place.head}lm_head.weight"
-    weights = [Weight((tower, "embedding"), (first, *[last] * config.tied))]
-    if not config.tied:
-        weights.append(Weight((tower, "output"), (last,)))
     models = ("causal", *["causal_biases"] * has.biases, *["causal_head_norms"] * has.head_norms,
               "causal_gemma" if has.gemma else "causal_norms")
-    return weights + [weight for model in models for weight in _listed_weights(
-        model, (tower,), {"decoder": config.decoder_layers}, place.body)]
+    return _tables(tower, place, config.tied, ("embed_tokens",)) + [
+        weight for model in models for weight in _listed_weights(
+            model, (tower,), {"decoder": config.decoder_layers}, place.body)]
 
 
 def t5_weights(tower: str, config: T5Config, place: Place) -> list[Weight]:
     """The weights of T5, and by their other names those of Fusion-in-Decoder's authors, who wrap
     the encoder and each of its layers."""
-    tables = [f"{place.body}{name}.weight"
-              for name in ("shared", "encoder.embed_tokens", "decoder.embed_tokens")]
-    last = f"{place.head}lm_head.weight"
-    weights = [Weight((tower, "embedding"), (*tables, *[last] * config.tied))]
-    if not config.tied:
-        weights.append(Weight((tower, "output"), (last,)))
+    weights = _tables(tower, place, config.tied, BOTH_SIDES)
     depths = {"encoder": config.encoder_layers, "decoder": config.decoder_layers}
     for model in ("t5", "t5_gated" if config.gated else "t5_plain"):
         weights += _listed_weights(model, (tower,), depths, place.body)
@@ -143,6 +133,17 @@ def t5_weights(tower: str, config: T5Config, place: Place) -> list[Weight]:
 
 
 GENERATOR_WEIGHTS = {"bart": bart_weights, "t5": t5_weights, "causal": causal_weights}  # by family
+
+
+BOTH_SIDES = ("shared", "encoder.embed_tokens", "decoder.embed_tokens")  # one token table
+
+
+def _tables(tower: str, place: Place, tied: bool, names: Sequence[str]) -> list[Weight]:
+    """The token table by all its names, and the output layer's, which is the same if it is tied."""
+    first, last = [f"{place.body}{name}.weight" for name in names], f"{place.head}lm_head.weight"
+    if tied:
+        return [Weight((tower, "embedding"), (*first, last))]
+    return [Weight((tower, "embedding"), tuple(first)), Weight((tower, "output"), (last,))]
 
 
 def _listed_weights(model: str, top: Path, depths: Mapping[str, int], body: str) -> list[Weight]:

@@ -178,11 +178,11 @@ def own_json(config: BertConfig) -> dict[str, Any]:
 
 def write(folder: pathlib.Path, config: BertConfig, longest: int, dense_bias: bool) -> None:
     """Writes all of a folder of sentence-transformers but model, tokenizer and Dense's tensors."""
+    pooled = "mean_tokens" if config.pooling == "mean" else "cls_token"
     modules: list[tuple[str, str, dict[str, Any] | None]] = [
         ("", "Transformer", None), ("1_Pooling", "Pooling", {
             "word_embedding_dimension": config.width, **{
-                f"pooling_mode_{mode}": MODES.get(mode) == (
-                    "mean" if config.pooling == "mean" else "cls")
+                f"pooling_mode_{mode}": mode == pooled
                 for mode in ("cls_token", "mean_tokens", "max_tokens", "mean_sqrt_len_tokens")}})]
     if config.projection:
         activation = "activation.Tanh" if config.projection_tanh else "linear.Identity"
