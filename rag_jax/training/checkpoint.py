@@ -322,14 +322,16 @@ class Checkpointer:
             _warn(f"no sound step is left in {self.directory}: beginning again at step 0.")
         return None
 
-    def _restore_first(self, step: int, abstract_params: PyTree, abstract_opt_state: PyTree,
-                       *others: PyTree) -> tuple[PyTree, PyTree, dict[str, Any]]:
-        try:
-            return self.restore(step, abstract_params, abstract_opt_state)
-        except CheckpointMismatch:
-            if not others:
-                raise
-        return self._restore_first(step, abstract_params, *others)
+    def _restore_first(self, step: int, abstract_params: PyTree, *forms: PyTree
+                      ) -> tuple[PyTree, PyTree, dict[str, Any]]:
+        mismatches = []
+        for form in forms:
+            try:
+                return self.restore(step, abstract_params, form)
+            except CheckpointMismatch as error:
+                mismatches.append(str(error))
+        raise CheckpointMismatch(
+            "\nRead in another form of the optimiser's state:\n".join(mismatches))
 
     def restore_best(self, abstract_params: PyTree) -> tuple[int, PyTree, dict[str, Any]] | None:
         """(step, params, meta) of the best step by `best_metric`, else the latest; None = no step.

@@ -328,6 +328,18 @@ def test_renamed_missing_surplus_and_misshapen_parameters_are_listed(tmp_path):
     ]
 
 
+def test_of_several_forms_the_one_that_fits_is_restored_and_each_that_does_not_is_told(tmp_path):
+    """The last one's faults alone would hide what a user has changed in the first."""
+    save_steps(tmp_path, [1])
+    params, opt_state = make_state(1)
+    first, second = ({name: abstract(opt_state)} for name in ("first", "second"))
+    with Checkpointer(tmp_path) as checkpointer:
+        found = checkpointer.restore_latest(abstract(params), first, abstract(opt_state))
+        assert_same_bits(found[2], opt_state)
+        with pytest.raises(CheckpointMismatch, match="(?s) first/.*\nRead in another .* second/"):
+            checkpointer.restore_latest(abstract(params), first, second)
+
+
 def test_another_optimiser_and_a_long_list_are_mismatches_of_a_few_lines(tmp_path):
     save_steps(tmp_path, [1])
     params, _ = make_state(1)
