@@ -48,8 +48,6 @@ def get_config() -> Config:
             optimizer=OptimizerConfig(learning_rate=1e-3, schedule="cosine", warmup_steps=100)),
         train=TrainConfig(
             steps=1000, batch_size=8, eval_every=250, save_every=250,
-            # A generator that cannot read yet would pull the query encoder apart (see RESULTS.md).
-            query_encoder_rate=0.1,
             optimizer=OptimizerConfig(learning_rate=5e-4, schedule="linear", warmup_steps=50)),
         eval=EvalConfig(batch_size=16),
     )

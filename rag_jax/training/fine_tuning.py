@@ -73,10 +73,9 @@ def rag_stage(job: Job, run: str, source: BatchSource | None, complete: step.Com
         job, run, rates,
         step.rag_loss(job.model, train.label_smoothing, train.retriever_objective,
                       train.full_information > 0),
-        train.optimizer, full_information=train.full_information, source=source,
-        complete=complete, guard=_collapse_guard(job.config), steps=train.steps,
-        log_every=train.log_every, save_every=train.save_every, eval_every=train.eval_every,
-        keep=train.keep, **settings)
+        train.optimizer, source=source, complete=complete, guard=_collapse_guard(job.config),
+        steps=train.steps, log_every=train.log_every, save_every=train.save_every,
+        eval_every=train.eval_every, keep=train.keep, **settings)
 
 
 def _collapse_guard(config: Config) -> CollapseGuard | None:

@@ -27,7 +27,8 @@ class MetricWriter:
       nll, loss: - log p(y | x) in nats, and what is minimised, which smooths labels. Per question;
         per target token in the generator's warm-up.
       accuracy: retriever warm-up: share of questions whose positive scores highest.
-      prior_entropy, posterior_entropy: of p(z | x) and p(z | x, y), in nats.
+      prior_entropy, posterior_entropy: of p(z | x) and p(z | x, y), in nats; for the latter
+        Fusion-in-Decoder has what its retriever learns from, or p(z | x).
       retriever_loss: the retriever's part of loss, where train.retriever_objective gives it one.
       retriever_information: what answers say of passages (config.train.full_information), in nats.
       staleness: steps since the passage embeddings were made, where they are refreshed.

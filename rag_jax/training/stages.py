@@ -27,15 +27,21 @@ def build_stage(job: Job, name: str, rates: Mapping[str, float | None], loss: st
       optimizer: settings of AdamW.
       initial: makes the parameters to start from; None = drawn with the configuration's seed.
       complete: as for `step.make_train_step`.
-      settings: further fields of `Stage`; and full_information, below which the encoders move by
-        less, in proportion to the metric INFORMATION; 0 = they do not.
+      settings: further fields of `Stage`.
+
+    Where the loss has the metric INFORMATION, the encoders move by less in proportion to it while
+    it is below config.train.full_information.
     """
-    model, guard = job.model, settings.get("guard")
+    model, guard, full = job.model, settings.get("guard"), job.config.train.full_information
     adamw = make_optimizer(optimizer, settings["steps"], rates, settings["log_every"])
-    if full := settings.pop("full_information", 0.0):
-        adamw = adamw._replace(scales=lambda metrics: {
-            tower: jnp.clip(metrics[step.INFORMATION] / full, 0.0, 1.0)  # rounding may be below 0
-            for tower in pretrained.ENCODERS if tower in adamw.towers})
+
+    def scales(metrics: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
+        if not full or step.INFORMATION not in metrics:
+            return {}
+        scale = jnp.clip(metrics[step.INFORMATION] / full, 0.0, 1.0)  # rounding may be below 0
+        return {tower: scale for tower in pretrained.ENCODERS if tower in adamw.towers}
+
+    adamw = adamw._replace(scales=scales)
     make, abstract, shardings = step.init_state(
         model, tuple(rates), adamw, job.config.seed, job.mesh)
 

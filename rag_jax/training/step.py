@@ -55,7 +55,8 @@ def rag_loss(model: rag.RagModel, label_smoothing: float = 0.0,
 
     weigh_explained: as for `rag.log_likelihood`.
 
-    These change the loss alone: "nll" and the entropies are of the likelihood itself. A question
+    These change the loss alone: "nll" and "prior_entropy" are of the likelihood itself, and so is
+    "posterior_entropy", but Fusion-in-Decoder's is of what its retriever learns from. A question
     for which no passage was found has no likelihood and counts for nothing in any of them.
     """
 
