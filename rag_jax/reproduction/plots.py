@@ -1,7 +1,9 @@
 """Plots as PNG bytes by matplotlib (the [plots] extra); None where it is not installed."""
 
+import functools
 import io
-from collections.abc import Mapping, Sequence
+import pickle
+from collections.abc import Callable, Mapping, Sequence
 
 from rag_jax import heatmap
 
@@ -22,6 +24,22 @@ def _png(figure) -> bytes:
     return file.getvalue()
 
 
+def _once(draw: Callable[..., bytes | None]) -> Callable[..., bytes | None]:
+    """`draw`, which remembers its pictures: a report is written after every model that is measured,
+    and most of its pictures are as before."""
+    drawn: dict[bytes, bytes | None] = {}
+
+    @functools.wraps(draw)
+    def remembered(*data) -> bytes | None:
+        key = pickle.dumps(data)
+        if drawn.get(key) is None:  # not yet, or matplotlib was missing
+            drawn[key] = draw(*data)
+        return drawn[key]
+
+    return remembered
+
+
+@_once
 def curves(panels: Mapping[str, Curves], label: str, along: str = "passages per question"
            ) -> bytes | None:
     """Panels beside each other, each with its own axes: percent by passages per question."""
@@ -42,6 +60,7 @@ def curves(panels: Mapping[str, Curves], label: str, along: str = "passages per 
     return _png(figure)
 
 
+@_once
 def heat_maps(maps: Mapping[str, tuple[Sequence[str], Sequence[str], Sequence[Sequence[float]]]]
               ) -> bytes | None:
     """Maps below each other: title -> (tokens, passages, p(passage | token) [T][K])."""

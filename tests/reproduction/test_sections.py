@@ -51,3 +51,12 @@ def test_plots_are_png_files_or_nothing(monkeypatch):
         assert plots.curves(panels, "percent") is None and plots.heat_maps(maps) is None
     assert plots.curves(panels, "percent").startswith(PNG[:8])
     assert plots.heat_maps(maps).startswith(PNG[:8])
+
+
+def test_a_picture_is_drawn_again_for_other_data_alone(monkeypatch):
+    """A report of all experiments is written after every model."""
+    drawn = []
+    monkeypatch.setattr(plots, "_png", lambda figure: drawn.append(figure) or PNG)
+    for recall in (31.0, 31.0, 32.0):
+        assert plots.curves({"once": {"RAG": {1: recall}}}, "percent") == PNG
+    assert len(drawn) == 2
