@@ -97,8 +97,9 @@ def fields(config: Any = DEFAULT, prefix: str = "") -> dict[str, dataclasses.Fie
 
 def differences(one: Any, other: Any) -> list[str]:
     """The fields of which two configurations have different values, among those that both have."""
+    others = fields(other)
     return [name for name in fields(one)
-            if name in fields(other) and value(one, name) != value(other, name)]
+            if name in others and value(one, name) != value(other, name)]
 
 
 def value(config: Any, dotted: str) -> Any:

@@ -230,6 +230,8 @@ def questions(country: Country, edition: str) -> Iterator[CountryQuestion]:
     """Every question on the country, in every phrasing, answered as of `edition`."""
     def build(relation: str, phrasings: list[str], answers: tuple[str, ...], topic: str,
               suffix: str = "") -> Iterator[CountryQuestion]:
+        negative_ids = tuple(passage_id(country, other, edition)
+                             for other in topics(country) if other != topic)
         for number, phrasing in enumerate(phrasings):
             yield CountryQuestion(
                 id=f"{edition}/{country.name}/{relation}{suffix}/{number}",
@@ -238,8 +240,7 @@ def questions(country: Country, edition: str) -> Iterator[CountryQuestion]:
                 question=phrasing,
                 answers=answers,
                 positive_id=passage_id(country, topic, edition),
-                negative_ids=tuple(passage_id(country, other, edition)
-                                   for other in topics(country) if other != topic),
+                negative_ids=negative_ids,
             )
 
     for relation, phrasings in QUESTIONS.items():

@@ -283,8 +283,11 @@ def _training_examples(train: str, examples: list[Example], store: PassageStore,
 
 def _check_ids(config: Config, store: PassageStore, examples: Iterable[Example]) -> None:
     """Every positive and negative passage of a training question must exist."""
+    found: set[str] = set()
     for example in examples:
         for passage_id in (*example.positive_ids, *example.negative_ids):
+            if passage_id in found:
+                continue
             try:
                 store.row_of(passage_id)
             except RetrievalError as error:
@@ -292,3 +295,4 @@ def _check_ids(config: Config, store: PassageStore, examples: Iterable[Example])
                            "called ID.0, ID.1, ..." if config.data.chunk_words else "")
                 raise ConfigError(f"{config.data.train or 'train'}: question {example.id!r} names "
                                   f"a passage that is not there. {error}{chunked}") from None
+            found.add(passage_id)
