@@ -459,6 +459,8 @@ class OptimizerConfig:
     b2: float = field(0.98, "Adam's second decay rate", at_least=0, at_most=1)
     eps: float = field(1e-8, "Adam's epsilon", at_least=0)
     accumulate: int = field(1, "gradient accumulation: micro-batches per step", at_least=1)
+    update_ratios: bool = field(True, "measure how far each tower moves in logged steps, for the "
+                                "metrics; false = a step that compiles faster")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -125,7 +125,8 @@ def class_batch(classes, seed=0, claim=6, **settings):
 def descent(towers, rate=0.01):
     """Gradient descent whose state is the last gradients: Adam, which computes a dozen arrays of
     each parameter, would be half of what a step compiles."""
-    return optim.make_optimizer(OptimizerConfig(), 10, dict.fromkeys(towers, 1.0))._replace(
+    config = OptimizerConfig(update_ratios=False)
+    return optim.make_optimizer(config, 10, dict.fromkeys(towers, 1.0))._replace(
         init=lambda params: jax.tree.map(jnp.zeros_like, params),
         update=lambda grads, kept, params, scales: (
             jax.tree.map(lambda g: -rate * g, grads), grads),

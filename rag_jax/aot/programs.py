@@ -83,8 +83,7 @@ def job_of(config: Config, mesh: Mesh) -> Job:
 
 def undivided(config: Config, mesh: Mesh) -> list[str]:
     """Parameters that this mesh cannot split, in words; see parallel.undivided."""
-    model = job_of(config, mesh).model
-    return parallel.undivided(jax.eval_shape(lambda: model.init(jax.random.key(0))), mesh)
+    return parallel.undivided(job_of(config, mesh).model.shapes(), mesh)
 
 
 def programs(config: Config, mesh: Mesh, hosts: int = 1, passages: int = 0,

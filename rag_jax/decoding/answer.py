@@ -37,8 +37,8 @@ def decode(model: rag.RagModel, settings: Decoding, params: Params, batch: Batch
     if key is not None and key.ndim == 0:
         key = jax.vmap(jax.random.fold_in, (None, 0))(key, jnp.arange(questions))
 
-    boxed = jax.eval_shape(lambda: model.init(jax.random.key(0), ("generator",)))["generator"]
-    generator = parallel.gathered(in_dtype(params["generator"], model.generator.dtype), boxed)
+    generator = parallel.gathered(in_dtype(params["generator"], model.generator.dtype),
+                                  model.shapes(("generator",))["generator"])
     params = {**params, "generator": generator}
 
     def run(rows: tuple[Batch, jax.Array | None]) -> Decoded:

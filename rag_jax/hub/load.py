@@ -1,6 +1,7 @@
 """Checkpoints of Hugging Face, by name or folder, to configurations and parameters."""
 
 import dataclasses
+import functools
 import os
 import pathlib
 from collections.abc import Collection, Mapping
@@ -12,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from rag_jax import parallel
-from rag_jax.config import T5Config
+from rag_jax.config import BertConfig, GeneratorConfig, T5Config
 from rag_jax.data import tokenizer_file
 from rag_jax.hub import causal, families, names, sentence
 from rag_jax.hub.families import Architecture
@@ -233,15 +234,17 @@ def plan(places: Mapping[str, names.Place], architecture: Architecture) -> list[
 
 
 def abstract(towers: Collection[str], architecture: Architecture) -> Params:
-    """Shapes of the towers' parameters, boxed with their logical axis names."""
+    """Shapes of the towers' parameters, boxed with their logical axis names; not to be changed."""
+    return {tower: _abstract(architecture.generator if tower == "generator"
+                             else architecture.retriever) for tower in towers}
+
+
+@functools.lru_cache(maxsize=256)  # few are asked for, and tracing takes long
+def _abstract(config: BertConfig | GeneratorConfig) -> Params:
     ids, mask = np.zeros((1, 1), np.int32), np.ones((1, 1), bool)
-
-    def init(tower: str) -> Params:
-        module, *inputs = (build(architecture.generator), ids, mask, ids) if (
-            tower == "generator") else (DprEncoder(architecture.retriever), ids, mask)
-        return module.init(jax.random.key(0), *inputs)["params"]
-
-    return jax.eval_shape(lambda: {tower: init(tower) for tower in towers})
+    module, *inputs = ((build(config), ids, mask, ids) if isinstance(config, GeneratorConfig)
+                       else (DprEncoder(config), ids, mask))
+    return jax.eval_shape(lambda: module.init(jax.random.key(0), *inputs)["params"])
 
 
 def leaves(tree: Params) -> dict[names.Path, Any]:

@@ -12,6 +12,7 @@ once: one document, K times as long, with probability 1.
 """
 
 import dataclasses
+import functools
 from typing import Any
 
 import flax.linen as nn
@@ -108,6 +109,15 @@ class RagModel:
         if self.retriever.learn_scale and "query_encoder" in params:
             params["query_encoder"][SCALE] = nn.LogicallyPartitioned(jnp.zeros(()), ())
         return params
+
+    def shapes(self, towers: tuple[str, ...] | None = None) -> Params:
+        """Shapes of what `init` makes, boxed likewise; not to be changed."""
+        return _shapes(self, towers)
+
+
+@functools.lru_cache(maxsize=256)  # a job asks for those of few models, and tracing takes long
+def _shapes(model: RagModel, towers: tuple[str, ...] | None) -> Params:
+    return jax.eval_shape(lambda: model.init(jax.random.key(0), towers))
 
 
 def embed(model: RagModel, encoder_params: Params, ids: jax.Array, mask: jax.Array,

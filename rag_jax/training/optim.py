@@ -25,8 +25,9 @@ class Optimizer(NamedTuple):
     learning_rates: Callable[[jax.Array], dict[str, jax.Array]]
     # (parameters, state, scales), after an update -> the parameters before it, but for rounding.
     before: Callable[..., Params]
-    # Whether the metrics of a step, which may be traced, say how far the towers move: bool[].
-    measured: Callable[[jax.Array], jax.Array]
+    # Whether the metrics of a step, which may be traced, say how far the towers move: bool[]; None
+    # = they never do.
+    measured: Callable[[jax.Array], jax.Array] | None
     # What the updates of some towers are multiplied with, by the metrics of a step: float32[].
     scales: Callable[[Mapping[str, jax.Array]], dict[str, jax.Array]] = lambda metrics: {}
 
@@ -86,7 +87,8 @@ def make_optimizer(config: OptimizerConfig, steps: int, rates: Mapping[str, floa
         return ((step + 1) % log_every == 0) | (step + 1 == steps)
 
     update, before = _adamw(config, rate_at, rates)
-    return Optimizer(chain.init, update, tuple(rates), learning_rates, before, measured)
+    return Optimizer(chain.init, update, tuple(rates), learning_rates, before,
+                     measured if config.update_ratios else None)
 
 
 def _adamw(config: OptimizerConfig, rate_at: optax.Schedule, rates: Mapping[str, float]
@@ -121,15 +123,15 @@ def _adamw(config: OptimizerConfig, rate_at: optax.Schedule, rates: Mapping[str,
         correct_mu, correct_nu = (1 / (1 - b**adam.count) for b in (config.b1, config.b2))
 
         def step(rate: jax.Array, m: jax.Array, v: jax.Array) -> jax.Array:
-            return -rate * correct_mu * m / (jnp.sqrt(correct_nu * v) + config.eps)
+            return rate * m / (jnp.sqrt(correct_nu * v) + config.eps)
 
         by_tower = {tower: rate_at(scheduled.count - 1) * rates[tower] * scales.get(tower, 1.0)
                     for tower in params}
         shrunk = {tower: jax.tree.map(
             lambda decayed, rate=rate: rate * config.weight_decay if decayed else 0.0,
             decays(params[tower])) for tower, rate in by_tower.items()}
-        return {tower: jax.tree.map(functools.partial(step, rate), adam.mu[tower], adam.nu[tower])
-                for tower, rate in by_tower.items()}, shrunk
+        return {tower: jax.tree.map(functools.partial(step, -rate * correct_mu), adam.mu[tower],
+                                    adam.nu[tower]) for tower, rate in by_tower.items()}, shrunk
 
     def before(params: Params, state: Any, scales: Mapping[str, Any] = _UNSCALED) -> Params:
         return jax.tree.map(lambda p, step, decay: (p - step) / (1 - decay), params,

@@ -211,8 +211,9 @@ def make_train_step(loss: LossFunction, optimizer: Optimizer, shardings: TrainSt
         rates = {t: jnp.where(t in frozen, 0.0, rate * scales.get(t, 1.0))
                  for t, rate in optimizer.learning_rates(number).items()}
         metrics |= {**_batch_metrics(batch), **_gradient_norms(grads),
-                    **_update_ratios(optimizer, number, moved, opt_state, scales),
                     **{f"learning_rate/{tower}": rate for tower, rate in rates.items()}}
+        if optimizer.measured is not None:
+            metrics |= _update_ratios(optimizer, number, moved, opt_state, scales)
         metrics = jax.lax.with_sharding_constraint(metrics, whole)
         if show is not None:
             metrics |= jax.lax.with_sharding_constraint(show(batch), rows)
@@ -278,13 +279,9 @@ def _batch_metrics(batch: Any) -> dict[str, jax.Array]:
 def _initial(model: rag.RagModel, towers: Sequence[str], seed: int, mesh: Mesh
              ) -> tuple[Callable[[], Params], Params]:
     """How to draw the towers' parameters, and their shapes with shardings."""
-
-    def make_boxed() -> Params:
-        return model.init(jax.random.key(seed), tuple(towers))
-
-    boxed = jax.eval_shape(make_boxed)
+    boxed = model.shapes(tuple(towers))
     abstract = _sharded(nn.meta.unbox(boxed), parallel.param_shardings(boxed, mesh))
-    return lambda: nn.meta.unbox(make_boxed()), abstract
+    return lambda: nn.meta.unbox(model.init(jax.random.key(seed), tuple(towers))), abstract
 
 
 def _sharded(shapes: Any, shardings: Any) -> Any:

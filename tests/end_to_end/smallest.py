@@ -17,7 +17,7 @@ from rag_jax.config import (
 
 def get_config() -> Config:
     small = {"vocab_size": 0, "width": 16, "heads": 2, "mlp_width": 32, "dropout": 0.1}
-    fast = OptimizerConfig(learning_rate=1e-3, warmup_steps=2)
+    fast = OptimizerConfig(learning_rate=1e-3, warmup_steps=2, update_ratios=False)
     warmup = {"steps": 6, "batch_size": 8, "log_every": 1, "save_every": 3, "optimizer": fast}
     return Config(
         tensorboard=False,

@@ -387,7 +387,8 @@ class World:
 
     def stage(self, directory, query_encoder_rate):
         rates = {"query_encoder": query_encoder_rate, "generator": 1.0}
-        config = OptimizerConfig(learning_rate=3e-3, warmup_steps=10, schedule="constant")
+        config = OptimizerConfig(learning_rate=3e-3, warmup_steps=10, schedule="constant",
+                                 update_ratios=False)
         optimizer, trained = optim.make_optimizer(config, 30, rates), tuple(rates)
         _, abstract, shardings = init_state(
             self.model, rag.TOWERS, optimizer, 0, self.mesh)

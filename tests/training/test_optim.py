@@ -142,6 +142,8 @@ def test_movement_is_measured_where_the_loop_logs():
     """The loop takes the figure of a window's last step, also of one that the last step cuts."""
     measured = make_optimizer(OptimizerConfig(), 8, {"generator": 1.0}, log_every=3).measured
     assert [step for step in range(8) if measured(step)] == [2, 5, 7]
+    off = OptimizerConfig(update_ratios=False)
+    assert make_optimizer(off, 8, {"generator": 1.0}).measured is None
 
 
 def test_rate_zero_stands_still_even_with_decay():

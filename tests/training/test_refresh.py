@@ -75,7 +75,8 @@ def reader(model, params, format):
     """A generator that says the third word of its input, trained on random facts and questions."""
     rng, loss = np.random.default_rng(0), step.seq2seq_loss(model)
     optimizer = optim.make_optimizer(
-        OptimizerConfig(learning_rate=1e-2, warmup_steps=0, clip_norm=1.0), 300, {"generator": 1.0})
+        OptimizerConfig(learning_rate=1e-2, warmup_steps=0, clip_norm=1.0, update_ratios=False),
+        300, {"generator": 1.0})
 
     def draw():
         sources, targets = [], []
@@ -121,7 +122,8 @@ def train(world, towers, every, steps=STEPS):
     complete = on_device.completion(model, questions.format, K, index.mesh, index.settings,
                                     pad if fresh else None)
     optimizer = optim.make_optimizer(
-        OptimizerConfig(learning_rate=3e-3, warmup_steps=0, schedule="constant", clip_norm=1.0),
+        OptimizerConfig(learning_rate=3e-3, warmup_steps=0, schedule="constant", clip_norm=1.0,
+                        update_ratios=False),
         STEPS, dict.fromkeys(towers, 1.0))
     _, _, shardings = step.init_state(model, rag.TOWERS, optimizer, 0, index.mesh)
     run = step.make_train_step(
