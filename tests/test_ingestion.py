@@ -13,7 +13,7 @@ import pytest
 
 import rag_jax
 from rag_jax import ingestion
-from rag_jax.cli import generate, ingest
+from rag_jax.cli import generate, ingest, verify
 from rag_jax.config import BartConfig, BertConfig, ConfigError
 from rag_jax.data.text import train_bart_tokenizer, train_bert_tokenizer
 from rag_jax.documents import workdir as record_files
@@ -102,6 +102,18 @@ def test_a_second_run_reads_what_has_changed_alone(folder, tmp_path, reads):
     assert best.source.file == "kenya.txt"
     (folder / "scanned.pdf").rename(folder / "scanned.txt")  # nothing else
     assert rag_jax.ingest(folder, tmp_path / "run").read == ("scanned.txt",)
+
+
+def test_verify_reads_all_of_a_workdir_of_documents(folder, tmp_path, capsys):
+    path = tmp_path / "run"
+    rag_jax.ingest(folder, path)
+    assert verify.main([str(path)]) == 0
+    assert "list of documents" in (printed := capsys.readouterr().out) and "4 passages" in printed
+    for file in (path / "ingest.json", current(path / "index") / "passages" / "citations.blob"):
+        whole = file.read_bytes()
+        file.write_bytes(whole.replace(b"peru", b"Peru"))
+        assert verify.main([str(path)]) == 1 and file.name in "".join(capsys.readouterr())
+        file.write_bytes(whole)
 
 
 def test_a_run_that_has_nothing_to_do_does_not_wait_for_jax(folder, tmp_path):

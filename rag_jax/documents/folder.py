@@ -38,8 +38,8 @@ def files_of(source: pathlib.Path) -> Iterator[Found]:
     for parent, folders, names in os.walk(source, onerror=closed.append):
         here = pathlib.Path(parent)
         links = [name for name in folders if (here / name).is_symlink()]
-        folders[:] = sorted(name for name in folders if name not in links and name[0] != ".")
-        for name in sorted([*names, *links]):
+        folders[:] = [name for name in folders if name[0] != "."]
+        for name in [*names, *links]:
             if name[0] != ".":
                 path = here / name
                 yield _looked_at(path.relative_to(source).as_posix(), path)

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from rag_jax.data import inputs
+from rag_jax.documents import workdir as documents
 from rag_jax.errors import UserError
 from rag_jax.retrieval.manifest import open_folder
 from rag_jax.retrieval.passages import PassageStore
@@ -38,7 +39,9 @@ def verify(path: pathlib.Path) -> Iterator[Part]:
       UserError: it is none of them.
     """
     path = path.absolute()
-    if (path / "config.json").is_file():
+    if documents.exists(path):
+        yield from _documents(path)
+    elif (path / "config.json").is_file():
         yield from _workdir(path)
     elif _is_index(path):
         yield _index(path)
@@ -75,6 +78,15 @@ def _store(path: pathlib.Path) -> Part:
         return Part(str(path), "passage store", [str(error)])
     size, damage = _files(store.files)
     return Part(str(path), f"{len(store)} passages, {size}", damage)
+
+
+def _documents(path: pathlib.Path) -> Iterator[Part]:
+    for name, read in (("config.json", workdir.read), (documents.RECORD, documents.read)):
+        yield Part(str(path / name), "settings" if read is workdir.read else "list of documents",
+                   _errors(lambda read=read: read(path)))
+    yield _index(path / documents.INDEX)
+    if workdir.exists(path / documents.TRAINED):
+        yield from _workdir(path / documents.TRAINED)
 
 
 def _workdir(path: pathlib.Path) -> Iterator[Part]:

@@ -82,12 +82,23 @@ def test_a_window_bounds_what_words_would_not():
     assert len(texts("\U0001f600" * 40, Window(32, letters), words=100)) > 1, "one long word"
 
 
+def test_tokens_are_counted_with_title_and_special_tokens():
+    """Without them passages would be cut in the middle, where there are too many."""
+    def words(titles, given):
+        return [2 + len(f"{title} {text}".split())
+                for title, text in zip(titles, given, strict=True)]
+
+    found = texts("One two three. " * 20, Window(40, words), tokens=32)
+    assert [len(text.split()) for text in found] == [27, 27, 6], "32 less three"
+
+
 def test_pages_and_sections_that_a_passage_touches_are_cited():
     document = Document("Book", "One. Two. Three.", pages=(0, 7, 12), sections=(
         (0, ("A",)), (10, ("A", "B"))))
     found = passages_of("b.pdf", document, Chunking(words=2))
     assert [(p.text, p.title, c.pages, c.headings) for p, c in found] == [
         ("One. Two.", "Book > A", (1, 2), ("A",)), ("Three.", "Book > A > B", (2, 3), ("A > B",))]
+    assert document.pages_of(0, 7) == (1,) and document.pages_of(6, 8) == (1, 2)
     one = passages_of("b.pdf", document, Chunking())
     assert one[0][1].pages == (1, 2, 3) and one[0][1].headings == ("A", "A > B")
 
