@@ -10,7 +10,7 @@ from jax.sharding import Mesh
 
 from rag_jax import hosts, parallel
 from rag_jax.config import BartConfig, ConfigError
-from rag_jax.data.batches import PASSAGE_TABLE, RagBatcher
+from rag_jax.data.batches import PASSAGE_TABLE, RagBatcher, Searchable
 from rag_jax.data.questions import QuestionTokens
 from rag_jax.data.text import Cuts, bucket
 from rag_jax.decoding.answer import decode
@@ -20,8 +20,7 @@ from rag_jax.decoding.results import NOT_FINITE, Decoded, ScoreError, faults
 from rag_jax.decoding.settings import Decoding
 from rag_jax.models import rag
 from rag_jax.models.generator import in_dtype
-from rag_jax.retrieval.bm25 import Bm25Index
-from rag_jax.retrieval.index import PassageIndex
+from rag_jax.retrieval.hybrid import asked
 from rag_jax.retrieval.protocol import Passage, SearchResult, merge
 from rag_jax.types import Alternative, Answer, Array, Batch, Evidence, Params
 
@@ -58,7 +57,7 @@ def jit_log_likelihood(model: rag.RagModel) -> Program:
     return jax.jit(lambda params, batch: rag.log_likelihood(model, params, batch))
 
 
-def search(index: PassageIndex | Bm25Index, queries: np.ndarray, k: int) -> np.ndarray:
+def search(index: Searchable, queries: np.ndarray, k: int) -> np.ndarray:
     """Rows int32[B, K] of the best passages for queries, vectors or words, found by all processes.
 
     How they share the work is `index.division`; all call this with the same queries.
@@ -116,7 +115,7 @@ class Answerer:
       prefixes: what is kept of passages already; None = nothing.
     """
 
-    def __init__(self, model: rag.RagModel, mesh: Mesh, index: PassageIndex | Bm25Index | None,
+    def __init__(self, model: rag.RagModel, mesh: Mesh, index: Searchable | None,
                  settings: Settings, prefixes: KeptPrefixes | None = None):
         budget, self.decoding = settings.node_budget, settings.decoding
         if budget and hosts.count() > 1:
@@ -161,8 +160,20 @@ class Answerer:
         return queries
 
     def queries(self, params: Params, questions: QuestionTokens) -> np.ndarray:
-        """What searches the index: query embeddings float32[Q, E], or for BM25 texts object[Q]."""
-        return questions.texts if self.model.lexical else self.embed_questions(params, questions)
+        """What searches the index: query embeddings float32[Q, E], for BM25 texts object[Q], for a
+        hybrid index both."""
+        if self.model.lexical:
+            return questions.texts
+        vectors = self.embed_questions(params, questions)
+        return vectors if self.model.fusion is None else asked(vectors, questions.texts)
+
+    def logits(self, queries: np.ndarray, rows: np.ndarray) -> np.ndarray:
+        """The logits float32[Q, K] of p(z | x) of passages in rows int[Q, K]."""
+        if self.model.lexical:
+            return self.index.scores(queries, rows)
+        if self.model.fusion is not None:
+            return self.index.logits(queries, rows)
+        return np.einsum("BE,BKE->BK", queries, self.index.embeddings(rows))
 
     def retrieve(self, params: Params, questions: QuestionTokens) -> np.ndarray | None:
         """Rows int32[Q, K] of the best passages for every question; None for a closed book."""

@@ -405,9 +405,23 @@ class RetrievalConfig:
     """The passage index and how it is searched."""
 
     k: int = field(5, "passages per question (paper: 5 or 10 in training)", at_least=0)
-    retriever: Literal["dpr", "bm25"] = field(
+    retriever: Literal["dpr", "bm25", "hybrid"] = field(
         "dpr", "dpr = inner products of embeddings; bm25 = words, whose raw scores are the logits "
-        "of p(z|x), and no encoders (the runs bm25 and bm25_sequence)")
+        "of p(z|x), and no encoders (the runs bm25 and bm25_sequence); hybrid = both, joined by "
+        "fusion")
+    fusion: Literal["convex", "reciprocal_rank"] = field(
+        "convex", "hybrid: logits of p(z|x) are (1 - bm25_weight) inner product + bm25_weight BM25 "
+        "score; or p(z|x) is as the sum of 1 / (60 + rank) of both, and no encoder trains")
+    bm25_weight: float = field(0.5, "hybrid, convex: weight of words; evaluate --choose-weight "
+                               "says what dev asks for", at_least=0, at_most=1)
+    bm25_k1: float = field(0.9, "BM25: how soon more occurrences of a word count no more",
+                           at_least=0)
+    bm25_b: float = field(0.4, "BM25: how much longer passages are discounted", at_least=0,
+                          at_most=1)
+    bm25_language: Literal[
+        "english", "danish", "dutch", "french", "german", "italian", "norwegian", "portuguese",
+        "russian", "spanish", "swedish", "turkish", "none"] = field(
+        "english", "BM25: language of stems and stop words; none = all words as they are")
     where: Literal["host", "device"] = field(
         "host", "host = the index is searched beside the devices; device = embeddings and tokens "
         "of all passages lie on the devices, and retrieval is part of the jitted training step")

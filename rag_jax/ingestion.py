@@ -23,7 +23,7 @@ from rag_jax.documents.read import versions
 from rag_jax.documents.readers import Readers
 from rag_jax.documents.workdir import INDEX, TRAINED, Record
 from rag_jax.errors import UserError
-from rag_jax.retrieval.bm25 import bm25_missing, build_bm25
+from rag_jax.retrieval.bm25 import Bm25Settings, bm25_missing, build_bm25
 from rag_jax.retrieval.passages import PassageStore, write_store
 from rag_jax.retrieval.protocol import Passage, RetrievalError
 from rag_jax.retrieval.publish import publishing
@@ -228,7 +228,7 @@ class _Ingestion:
               skipped: dict[str, str], kept: dict[str, dict[str, Any]],
               store: PassageStore | None) -> Ingested:
         """Writes the passages of all files, indexes them and notes what was done."""
-        maker: Any = _Words()
+        maker: Any = _Words(self.config)
         if self.config.model.sources:
             from rag_jax.training.ingested import Maker
 
@@ -355,12 +355,16 @@ class _Words:
     window = None
     embedded = 0
 
+    def __init__(self, config: Config):
+        asked = config.retrieval
+        self._settings = Bm25Settings(asked.bm25_k1, asked.bm25_b, asked.bm25_language)
+
     def write(self, path: pathlib.Path, passages: Iterator[Passage],
               source: Callable[[str], Citation]) -> PassageStore:
         return write_store(path, passages, {}, source=source)
 
     def index(self, store: PassageStore, out: pathlib.Path) -> None:
-        build_bm25(store, out, overwrite=True)
+        build_bm25(store, out, overwrite=True, settings=self._settings)
 
 
 def _digests(found: list[Found]) -> tuple[dict[str, str], dict[str, str]]:

@@ -186,6 +186,9 @@ def _stages(config: Config) -> Iterator[str]:
         if stage.batch_size % stage.optimizer.accumulate:
             yield (f"config.{name}.batch_size={stage.batch_size}: must be a multiple of "
                    f"optimizer.accumulate={stage.optimizer.accumulate}")
+    if retrieval.where == "device" and retrieval.retriever == "hybrid":
+        yield ("config.retrieval.where=device: words are searched on the host, so config.retrieval."
+               "retriever=hybrid is too; set host")
     if retrieval.where == "device" and retrieval.staleness:
         yield (f"config.retrieval.staleness={retrieval.staleness}: with "
                "config.retrieval.where=device the step retrieves for itself; set 0")

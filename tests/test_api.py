@@ -177,6 +177,37 @@ def test_passages_are_added_deleted_and_replaced(uninterrupted, tmp_path, where)
     assert PassageIndex.open(index).size == count and not list(index.glob(".added*"))
 
 
+def test_embeddings_and_words_are_joined_in_one_prior(uninterrupted, tmp_path):
+    index = shutil.copytree(uninterrupted / "indexes" / "2018", tmp_path / "index")
+    rag = rag_jax.load(uninterrupted, index=index, config={
+        "retrieval.retriever": "hybrid", "retrieval.bm25_weight": 0.3})
+    answer, found = rag.ask(QUESTIONS[0])[0], rag.retrieve(QUESTIONS[0])[0]
+    assert [p.id for p in found] == answer.passage_ids
+    np.testing.assert_allclose([p.prior for p in found], answer.prior, rtol=1e-3, atol=1e-5)
+    rows = np.array([[rag.index.passages.row_of(p.id) for p in found]])
+    dense = rag.embed_queries(QUESTIONS[0]) @ rag.index.embeddings(rows)[0].T
+    words = rag.index.words.scores(QUESTIONS[:1], rows)
+    logits = (0.7 * dense + 0.3 * words)[0]
+    np.testing.assert_allclose(np.log(answer.prior) - np.log(answer.prior[0]), logits - logits[0],
+                               rtol=1e-3, atol=1e-3)
+    chosen = rag.choose_weight([0.0, 0.3, 1.0])
+    assert chosen["bm25_weight"] == rag.config.retrieval.bm25_weight == rag.index.fusion.weight
+    recalls = [value for name, value in chosen.items() if name.startswith("dev_answer_recall@")]
+    assert max(recalls) == chosen[f"dev_answer_recall@2, weight {chosen['bm25_weight']:g}"]
+    rag.edit([Passage("new", "Zyzzogeton", "A zyzzogeton is a leafhopper.")], [found[0].id])
+    assert rag.index.fusion.weight == chosen["bm25_weight"]
+    rag.choose_weight([1.0])
+    assert rag.retrieve("What is a zyzzogeton?")[0][0].id == "new"
+    again = rag_jax.load(uninterrupted, index=index, config={
+        "retrieval.retriever": "hybrid", "retrieval.fusion": "reciprocal_rank"})
+    prior = [passage.prior for passage in again.retrieve(QUESTIONS[0])[0]]
+    assert prior == sorted(prior, reverse=True) and prior[-1] > 0.4, "61 to 122 apart at most"
+    with pytest.raises(ConfigError, match="--choose-weight: for config.retrieval.retriever=hybrid"):
+        again.choose_weight([1.0])
+    plain = rag_jax.load(uninterrupted, index=index)
+    assert found[0].id not in {p.id for p in plain.retrieve(QUESTIONS[0], plain.index.size)[0]}
+
+
 def test_a_run_without_passages_has_nothing_to_edit(path):
     with pytest.raises(ConfigError, match="reads no passages"):
         api.load(path, "closed_book").delete(["a"])

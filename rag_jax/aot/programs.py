@@ -206,7 +206,7 @@ def _batch(job: Job, size: int, k: int) -> Batch:
         doc_mask=_rows(job, bool, size, passages),
         doc_embeddings=None if model.lexical else embeddings,
         doc_ids=_rows(job, jnp.int32, size, k) if k else None,
-        doc_scores=_rows(job, jnp.float32, size, k) if model.lexical else None)
+        doc_scores=_rows(job, jnp.float32, size, k) if model.lexical or model.fusion else None)
 
 
 def _questions(job: Job, size: int) -> QuestionBatch:

@@ -27,6 +27,9 @@ def main(argv: list[str] | None = None) -> None:
                         help="where to write (default: in WORKDIR/RUN/evaluation)")
     parser.add_argument("--choose-k", metavar="K,K,...", type=flags.counts, default=(),
                         help="choose the number of passages by the score on dev, and answer so")
+    parser.add_argument("--choose-weight", metavar="W,W,...", type=_weights, default=(),
+                        help="hybrid: choose the weight of words by the answer recall on dev, and "
+                        "retrieve so")
     parser.add_argument("--predictions", metavar="FILE", type=pathlib.Path,
                         help="score the answers of this file; needs --questions, no workdir")
     options, config = flags.parse_with_config(
@@ -38,12 +41,17 @@ def main(argv: list[str] | None = None) -> None:
         _evaluate(options, config)
 
 
+def _weights(text: str) -> tuple[float, ...]:
+    return tuple(map(float, text.split(",")))
+
+
 def _score_file(options: argparse.Namespace, config: Config) -> None:
     from rag_jax import scoring
     from rag_jax.data.tasks import load_examples
 
-    if not options.questions or options.choose_k:
-        raise ConfigError("--predictions takes --questions, those they answer, and no --choose-k")
+    if not options.questions or options.choose_k or options.choose_weight:
+        raise ConfigError("--predictions takes --questions, those they answer, and no --choose-k "
+                          "or --choose-weight")
     examples = load_examples(options.questions, data_dir=config.data.data_dir)
     predictions = scoring.read_predictions(options.predictions, examples)
     _show(f"{options.predictions} on {options.questions}",
@@ -64,13 +72,15 @@ def _evaluate(options: argparse.Namespace, config: Config) -> None:
     split = options.split or ("test" if "test" in splits else "dev")
     if options.questions:
         examples = load_examples(options.questions, data_dir=config.data.data_dir, hidden=True)
-    elif split in splits and not (options.choose_k and split == "dev"):
+    elif split in splits and not ((options.choose_k or options.choose_weight) and split == "dev"):
         examples = splits[split]
     else:
         raise ConfigError(f"--split={split}: the workdir has {', '.join(splits)}"
-                          + ", and --choose-k chooses on dev for another" * bool(options.choose_k))
-    chosen = rag.choose_k(options.choose_k) if options.choose_k else {}
-    result = rag.evaluate(examples, **({"k": chosen["k"]} if chosen else {}))
+                          + ", and what is chosen is chosen on dev for another" * bool(
+                              options.choose_k or options.choose_weight))
+    chosen = rag.choose_weight(options.choose_weight) if options.choose_weight else {}
+    chosen |= rag.choose_k(options.choose_k) if options.choose_k else {}
+    result = rag.evaluate(examples, **({"k": chosen["k"]} if options.choose_k else {}))
     result.metrics.update(chosen)
     name = evaluation.folder_name(split, options.questions, options.index, options.step)
     folder = options.out or pathlib.Path(options.workdir) / rag.run / "evaluation" / name

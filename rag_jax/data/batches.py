@@ -8,9 +8,11 @@ import numpy as np
 from rag_jax.data.questions import QuestionTokens
 from rag_jax.data.text import bucket, pad_rows
 from rag_jax.retrieval.bm25 import Bm25Index
+from rag_jax.retrieval.hybrid import HybridIndex
 from rag_jax.retrieval.index import PassageIndex
 from rag_jax.types import Array, Batch, Prefixes, QuestionBatch
 
+Searchable = PassageIndex | Bm25Index | HybridIndex
 PASSAGE_TABLE = "generator"  # token table of "title / text" in a passage store
 SHORTEST_REST = 16  # padded tokens of what follows a passage that is read by itself
 ENCODER_TABLE = "document_encoder"  # token table of [CLS] title [SEP] text [SEP]
@@ -63,7 +65,7 @@ class RagBatcher:
         self.embedding_width = embedding_width
 
     def batch(self, rows: np.ndarray, retrieved: np.ndarray | None,
-              index: PassageIndex | Bm25Index | None = None,
+              index: Searchable | None = None,
               rng: np.random.Generator | None = None, weight: np.ndarray | None = None,
               own: np.ndarray | slice = slice(None)) -> Batch:  # noqa: B008 (immutable)
         """The batch of question `rows`.
@@ -129,12 +131,12 @@ class RagBatcher:
                 bucket(tokens, inputs * max(1, step // 2), padded))
 
     def lengths(self, rows: np.ndarray, retrieved: np.ndarray | None,
-                index: PassageIndex | Bm25Index | None = None) -> np.ndarray:
+                index: Searchable | None = None) -> np.ndarray:
         """Tokens of the longest generator input of each question, int64[B]; as in `batch`."""
         return self._lengths(rows, retrieved, index).max(axis=1)
 
     def _lengths(self, rows: np.ndarray, retrieved: np.ndarray | None,
-                 index: PassageIndex | Bm25Index | None) -> np.ndarray:
+                 index: Searchable | None) -> np.ndarray:
         """Tokens of every generator input, int64[B, K], with a null document [B, K + 1]."""
         suffixes = np.array([[len(self.questions.suffixes[row])] for row in rows], np.int64)
         passages = np.zeros((len(rows), 1), np.int64)
@@ -152,16 +154,16 @@ class RagBatcher:
             "doc_mask": np.ones((count, 1), bool)})
 
     def _retrieved(self, rows: np.ndarray, retrieved: np.ndarray,
-                   index: PassageIndex | Bm25Index, own: np.ndarray | slice) -> _Passages:
+                   index: Searchable, own: np.ndarray | slice) -> _Passages:
         """The passages in rows int[B, K] of an index."""
         safe, table = np.maximum(retrieved, 0), index.passages.tokens(PASSAGE_TABLE)
         empty = [[]] * self.null_document
         tokens = [[*(table.rows(int(row)) for row in docs), *empty] for docs in safe[own]]
         doc_ids = retrieved[own].astype(np.int32)
         fields = {"doc_ids": doc_ids, "doc_mask": doc_ids >= 0, "doc_embeddings": None}
-        if isinstance(index, Bm25Index):
+        if isinstance(index, Bm25Index | HybridIndex):
             fields["doc_scores"] = index.scores(self.questions.texts[rows[own]], safe[own])
-        else:
+        if not isinstance(index, Bm25Index):
             # All processes ask for the same, where they share the devices that answer.
             embeddings = (index.embeddings(safe)[own] if index.division == "devices"
                           else index.embeddings(safe[own]))

@@ -21,6 +21,7 @@ import jax.numpy as jnp
 
 from rag_jax import marginal
 from rag_jax.config import BertConfig, GeneratorConfig
+from rag_jax.fusion import Fusion
 from rag_jax.marginal import MASKED
 from rag_jax.models import vocabulary
 from rag_jax.models.bart import ClassificationHead
@@ -46,6 +47,7 @@ class RagModel:
     lexical: BM25 scores the passages, and there are no encoders.
     classes: how many a classifier tells apart, its answers being their numbers; 0 = answers are
       texts.
+    fusion: how BM25's scores of the passages are joined to the inner products; None = they are not.
     """
 
     retriever: BertConfig
@@ -57,6 +59,7 @@ class RagModel:
     null_document: str = "none"
     lexical: bool = False
     classes: int = 0
+    fusion: Fusion | None = None
 
     @property
     def towers(self) -> tuple[str, ...]:
@@ -239,6 +242,8 @@ def log_prior(model: RagModel, params: Params, batch: Batch,
         doc_scores_BK = batch.doc_scores
     else:
         queries_BE, doc_scores_BK = _inner_products(model, params, batch, dropout_key)
+        if model.fusion is not None:
+            doc_scores_BK = model.fusion.logits(doc_scores_BK, batch.doc_scores, jnp)
     doc_mask = batch.doc_mask
     if model.null_document != "none":
         null_B = NullDocument(model.null_document).apply({"params": params[NULL]}, queries_BE)

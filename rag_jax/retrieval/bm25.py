@@ -1,19 +1,23 @@
 """BM25, the lexical retriever of the paper's ablation (table 6), by the bm25s library.
 
-Lucene's BM25 (k1 0.9, b 0.4, as DPR's baseline) over title and text, by Snowball's English stems,
-English stop words left out. An index directory is as manifest.py says, with bm25s's files in bm25/.
+Lucene's BM25 (k1 0.9, b 0.4, as DPR's baseline) over title and text, by Snowball's stems, stop
+words left out. An index says how it counts words, and counts those of questions so.
+Its directory is as manifest.py says, with bm25s's files in bm25/.
 """
 
+import dataclasses
 import hashlib
 import importlib.metadata
 import importlib.util
 import json
 import logging
+import math
 import os
 import sys
 import types
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -29,11 +33,67 @@ from rag_jax.retrieval.protocol import (
     no_results,
 )
 from rag_jax.retrieval.publish import begun, claimed, copy_store, publish_index
-from rag_jax.retrieval.versions import opened
+from rag_jax.retrieval.versions import AGAIN, opened
 
-SETTINGS = {"method": "lucene", "k1": 0.9, "b": 0.4, "stemmer": "english", "stopwords": "en",
-            "text": "title and text"}
-FINGERPRINT = "bm25-" + hashlib.sha256(json.dumps(SETTINGS).encode()).hexdigest()[:16]
+METHOD = "lucene"
+LANGUAGES = ("english", "danish", "dutch", "french", "german", "italian", "norwegian", "portuguese",
+             "russian", "spanish", "swedish", "turkish")  # that have stems and stop words
+
+
+@dataclasses.dataclass(frozen=True)
+class Bm25Settings:
+    """How words are counted, in an index and in the questions that it is asked.
+
+    Attributes:
+        k1: how soon more occurrences of a word count no more, from 0 on.
+        b: how much longer passages are discounted, 0 to 1.
+        language: of Snowball's stems and the stop words, one of LANGUAGES; or "none": words as they
+            are, and all of them.
+    """
+
+    k1: float = 0.9
+    b: float = 0.4
+    language: str = "english"
+
+    def __post_init__(self):
+        numbers = all(isinstance(x, int | float) and math.isfinite(x) for x in (self.k1, self.b))
+        if not numbers or self.k1 < 0 or not 0 <= self.b <= 1:
+            raise RetrievalError(f"BM25: k1={self.k1!r}, b={self.b!r}; allowed are k1 from 0 on "
+                                 "and b from 0 to 1.")
+        if self.language not in (*LANGUAGES, "none"):
+            raise RetrievalError(f"BM25: language={self.language!r:.80}; allowed are "
+                                 f"{', '.join(LANGUAGES)} and none.")
+
+    @property
+    def record(self) -> dict[str, Any]:
+        """As an index's manifest has it."""
+        stemmer = None if self.language == "none" else self.language
+        return {"method": METHOD, "k1": self.k1, "b": self.b, "stemmer": stemmer,
+                "stopwords": "en" if stemmer == "english" else stemmer, "text": "title and text"}
+
+    @property
+    def fingerprint(self) -> str:
+        """Names the settings, in place of an encoder."""
+        return "bm25-" + hashlib.sha256(json.dumps(self.record).encode()).hexdigest()[:16]
+
+    @classmethod
+    def of_manifest(cls, path: Path, manifest: dict[str, Any]) -> "Bm25Settings":
+        """The settings that an index says it was built with.
+
+        Raises:
+            RetrievalError: it was built in another way.
+        """
+        record = manifest.get("settings")
+        try:
+            settings = cls(record["k1"], record["b"], record["stemmer"] or "none")
+            same = settings.record == record
+        except (TypeError, KeyError) as error:
+            raise RetrievalError(f"{path}: manifest.json has the settings {record!r:.80}, which "
+                                 f"are not BM25's; {AGAIN}.") from error
+        if not same or manifest["encoder_fingerprint"] != settings.fingerprint:
+            raise RetrievalError(f"{path}: built by another BM25 ({record!r:.200}); build it "
+                                 "again.")
+        return settings
 
 
 def bm25_missing() -> str | None:
@@ -49,12 +109,15 @@ def _library() -> types.ModuleType:
     return bm25s
 
 
-def _words(texts: Iterable[str], progress: bool = False) -> list[list[str]]:
+def _words(texts: Iterable[str], settings: Bm25Settings, progress: bool = False
+           ) -> list[list[str]]:
     """The stems of each text, in its order."""
     import Stemmer
 
-    return _library().tokenize(texts, stopwords=SETTINGS["stopwords"], return_ids=False,
-                          stemmer=Stemmer.Stemmer(SETTINGS["stemmer"]), show_progress=progress)
+    record = settings.record
+    stemmer = Stemmer.Stemmer(record["stemmer"]) if record["stemmer"] else None
+    return _library().tokenize(texts, stopwords=record["stopwords"], return_ids=False,
+                               stemmer=stemmer, show_progress=progress)
 
 
 class Bm25Index:
@@ -64,6 +127,7 @@ class Bm25Index:
         path: the directory.
         manifest: what it says about itself.
         passages: the PassageStore with the text and tokens of every row.
+        settings: how words are counted.
         size: N, passages.
         division: how several processes search: see protocol.Division.
     """
@@ -73,6 +137,7 @@ class Bm25Index:
     def __init__(self, folder: IndexFolder):
         self.path, self.manifest, self.passages, files, _ = folder
         self.size, path = self.manifest["size"], self.path
+        self.settings = Bm25Settings.of_manifest(path, self.manifest)
         files.check_all()
         try:
             self._bm25 = _library().BM25.load(path / "bm25", mmap=True, allow_pickle=False,
@@ -92,7 +157,7 @@ class Bm25Index:
         words = np.fromiter(index.vocab_dict.values(), np.int64, len(index.vocab_dict))
         shapes = data.ndim == indices.ndim == indptr.ndim == 1 and len(data) == len(indices)
         return bool(
-            index.method == SETTINGS["method"] and scores["num_docs"] == self.size and shapes
+            index.method == METHOD and scores["num_docs"] == self.size and shapes
             and data.dtype == np.float32
             and indices.dtype.kind == indptr.dtype.kind == "i" and len(indptr)
             and indptr[0] == 0 and indptr[-1] == len(data) and (np.diff(indptr) >= 0).all()
@@ -109,7 +174,7 @@ class Bm25Index:
         """
         if missing := bm25_missing():
             raise RetrievalError(f"{path}: a BM25 index; {missing}.")
-        index = opened(Path(path), lambda folder: cls(open_folder(folder, ("bm25",), FINGERPRINT)))
+        index = opened(Path(path), lambda folder: cls(open_folder(folder, ("bm25",))))
         for store in index.passages.stores:
             store.files.verify()
         return index
@@ -147,11 +212,12 @@ class Bm25Index:
 
     def _columns(self, texts: Sequence[str]) -> list[list[int]]:
         """The known words of each text, as columns of the index, in the text's order."""
-        return [self._bm25.get_tokens_ids(words) for words in _words(texts)]
+        return [self._bm25.get_tokens_ids(words) for words in _words(texts, self.settings)]
 
 
 def build_bm25(store: PassageStore, out: str | os.PathLike, overwrite: bool = False,
-               hosts: Hosts = ALONE) -> Bm25Index:
+               hosts: Hosts = ALONE,
+               settings: Bm25Settings = Bm25Settings()) -> Bm25Index:  # noqa: B008 (frozen)
     """Indexes the words of a passage store and publishes an index directory.
 
     Args:
@@ -159,6 +225,7 @@ def build_bm25(store: PassageStore, out: str | os.PathLike, overwrite: bool = Fa
         out: the directory to publish; an index of the same passages that is there is opened.
         overwrite: replace another index that is at out.
         hosts: the processes that make the same call; the first one builds.
+        settings: how words are counted.
 
     Raises:
         RetrievalError: a library is missing, no passage has a word, or something is at out.
@@ -166,7 +233,7 @@ def build_bm25(store: PassageStore, out: str | os.PathLike, overwrite: bool = Fa
     out = Path(out).absolute()
     if missing := bm25_missing():
         raise RetrievalError(f"{out}: BM25 needs {missing}.")
-    inputs = {"kind": "bm25", "encoder_fingerprint": FINGERPRINT,
+    inputs = {"kind": "bm25", "encoder_fingerprint": settings.fingerprint,
               "passages_fingerprint": store.fingerprint}
     index = None
     if hosts.leads:
@@ -174,24 +241,24 @@ def build_bm25(store: PassageStore, out: str | os.PathLike, overwrite: bool = Fa
             if index is None:
                 content = begun(out, inputs)
                 copy_store(store, content)
-                index_words(store, content / "bm25")
+                index_words(store, content / "bm25", settings)
                 versions = {name: importlib.metadata.version(name)
                             for name in ("bm25s", "PyStemmer")}
                 publish_index(content, out, {
-                    **inputs, "inputs": inputs, "size": len(store), "settings": SETTINGS,
+                    **inputs, "inputs": inputs, "size": len(store), "settings": settings.record,
                     "versions": versions})
     hosts.wait()
     return Bm25Index.open(out) if index is None else index
 
 
-def index_words(store: PassageStore, folder: Path) -> None:
+def index_words(store: PassageStore, folder: Path, settings: Bm25Settings) -> None:
     """Counts the words of all passages and writes bm25s's files into a folder."""
     progress = sys.stderr.isatty()
     passages = (store[row] for row in range(len(store)))
-    words = _words((f"{passage.title} {passage.text}" for passage in passages), progress)
+    words = _words((f"{passage.title} {passage.text}" for passage in passages), settings, progress)
     if not any(words):
-        raise RetrievalError(f"{store.path}: no passage has a word that BM25 counts; English stop "
-                             "words and single letters are left out.")
-    index = _library().BM25(k1=SETTINGS["k1"], b=SETTINGS["b"], method=SETTINGS["method"])
+        raise RetrievalError(f"{store.path}: no passage has a word that BM25 counts; stop words "
+                             f"({settings.language}) and single letters are left out.")
+    index = _library().BM25(k1=settings.k1, b=settings.b, method=METHOD)
     index.index(words, show_progress=progress)
     index.save(folder, show_progress=progress)

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from rag_jax import files
-from rag_jax.retrieval.bm25 import FINGERPRINT, index_words
+from rag_jax.retrieval.bm25 import Bm25Settings, index_words
 from rag_jax.retrieval.build import RecallSettings, build_parts, manifest_of, measure
 from rag_jax.retrieval.index import Embeddings
 from rag_jax.retrieval.joined import copy_rows
@@ -65,7 +65,7 @@ class Edit(NamedTuple):
         return sum(len(rows) for _, rows in self.parts)
 
 
-def planned(out: Path, kinds: tuple[str, ...], fingerprint: str, added: PassageStore | None,
+def planned(out: Path, kinds: tuple[str, ...], fingerprint: str | None, added: PassageStore | None,
             deleted: Sequence[str]) -> Edit:
     """The edit of the current version at `out`, checked before any work.
 
@@ -141,14 +141,15 @@ def edit_words(out: Path, added: PassageStore | None = None, deleted: Sequence[s
     """
     read_manifest(current(out))
     with publishing(out):
-        edit = planned(out, ("bm25",), FINGERPRINT, added, deleted)
+        edit = planned(out, ("bm25",), None, added, deleted)
         if added is None and not len(deleted):
             return
         content = begun(out, _key(edit))
         for left in content.iterdir():
             files.remove_folder(left)
         store = copy_rows(content / "passages", edit.parts)
-        index_words(store, content / "bm25")
+        index_words(store, content / "bm25",
+                    Bm25Settings.of_manifest(edit.base.path, edit.base.manifest))
         publish_index(content, out, {
             **edit.base.manifest, "passages_fingerprint": store.fingerprint, "size": len(store),
             "edited": {"added": 0, "deleted": 0}})

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from rag_jax.retrieval.exact import ExactIndex
+from rag_jax.retrieval.exact import ExactIndex, row_scores
 from rag_jax.retrieval.joined import JoinedRows
 from rag_jax.retrieval.manifest import ADDED, EMBEDDINGS, IndexFolder, check_encoder, open_folder
 from rag_jax.retrieval.protocol import (
@@ -149,6 +149,12 @@ class PassageIndex(Index):
         if len(results) == 1 and not results[0][0]:
             return results[0][1]
         return merge([SearchResult(ids + first, scores) for first, (ids, scores) in results], k)
+
+    def scores(self, queries: np.ndarray, ids: np.ndarray) -> np.ndarray:
+        """Inner products float32[B, K] of queries float32[B, E] with rows integers[B, K]."""
+        check_rows(ids, len(self.passages), f"{self.path}: scores")
+        self._embeddings.check(ids)
+        return row_scores(queries, self._embeddings.unverified, ids)
 
     def embeddings(self, ids: np.ndarray) -> np.ndarray:
         """Returns the embeddings float32[..., E] of rows integers[...]."""

@@ -180,6 +180,13 @@ def copy_rows(path: Path, parts: Sequence[tuple[PassageStore, np.ndarray]]) -> P
                        source=(lambda passage_id: next(sources)) if cited else None)
 
 
+def copy_valid(path: Path, passages: JoinedPassages, valid: np.ndarray) -> PassageStore:
+    """`copy_rows` of the rows bool[N] that count."""
+    ends = [*_firsts(passages.stores)[1:], len(passages)]
+    rows = map(np.flatnonzero, np.split(valid, ends[:-1]))
+    return copy_rows(path, list(zip(passages.stores, rows, strict=True)))
+
+
 def _firsts(parts: Sequence) -> list[int]:
     """The first row of each part."""
     return [0, *itertools.accumulate(map(len, parts[:-1]))]

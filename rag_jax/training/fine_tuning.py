@@ -16,7 +16,7 @@ from rag_jax.training.answer_settings import make_answerer
 from rag_jax.training.collapse import CollapseGuard
 from rag_jax.training.job import Index, Job
 from rag_jax.training.loop import BatchSource, Stage, run_stage
-from rag_jax.training.sources import RagSource, ask_by_vector, ask_by_words
+from rag_jax.training.sources import RagSource, ask_by_both, ask_by_vector, ask_by_words
 from rag_jax.training.stages import build_stage
 
 
@@ -63,6 +63,8 @@ def rag_stage(job: Job, run: str, source: BatchSource | None, complete: step.Com
     train = job.config.train
     known = {"query_encoder": train.query_encoder_rate, "document_encoder": None,
              "generator": train.generator_rate, rag.NULL: 1.0, rag.CLASSIFIER: 1.0}
+    if job.model.fusion is not None and job.model.fusion.kind != "convex":
+        known["query_encoder"] = None  # ranks have no gradient
     if train.document_encoder == "refresh":
         known["document_encoder"] = train.document_encoder_rate
     rates = {tower: known[tower] for tower in job.model.towers}
@@ -99,6 +101,8 @@ def _rag_source(job: Job, index: Index) -> tuple[
                          packed=model.packs)
     ask = ask_by_words(questions) if model.lexical else ask_by_vector(
         jit_embed(model), questions, job.mesh, lengths)
+    if model.fusion is not None:
+        ask = ask_by_both(ask, questions, functools.partial(rag.query_scale, model))
     retriever = Retriever(index, ask, functools.partial(search, index, k=k)) if k else None
     source = RagSource(batcher, retriever, batch_size, config.seed, config.retrieval.staleness,
                        job.mesh)

@@ -1,5 +1,6 @@
 """The indexes of a run: of its passage stores, by its document encoder or by their words."""
 
+import contextlib
 import dataclasses
 import functools
 import itertools
@@ -14,21 +15,23 @@ from jax.sharding import Mesh
 from rag_jax import files, hosts, parallel
 from rag_jax.answering import jit_embed
 from rag_jax.config import Config
-from rag_jax.data.batches import ENCODER_TABLE
+from rag_jax.data.batches import ENCODER_TABLE, PASSAGE_TABLE
 from rag_jax.data.corpora import read_corpus
 from rag_jax.data.prepare import chunked, write_passages
 from rag_jax.data.question_files import Example
 from rag_jax.models.layers import unstack_layers
 from rag_jax.models.rag import RagModel
-from rag_jax.retrieval.bm25 import Bm25Index, build_bm25
+from rag_jax.retrieval.bm25 import Bm25Index, Bm25Settings, build_bm25
 from rag_jax.retrieval.build import RecallSettings, build_index
 from rag_jax.retrieval.editing import edit_index, edit_words
 from rag_jax.retrieval.exact import RECALL_QUERIES
+from rag_jax.retrieval.hybrid import HybridIndex, matching_rows, same_rows
 from rag_jax.retrieval.index import PassageIndex
+from rag_jax.retrieval.joined import copy_valid
 from rag_jax.retrieval.kept import KeptEmbeddings
-from rag_jax.retrieval.manifest import read_manifest
+from rag_jax.retrieval.manifest import open_folder
 from rag_jax.retrieval.passages import PassageStore
-from rag_jax.retrieval.protocol import Hosts, Passage
+from rag_jax.retrieval.protocol import Hosts, Passage, RetrievalError
 from rag_jax.retrieval.publish import publishing
 from rag_jax.retrieval.scann import ScannSettings
 from rag_jax.retrieval.shards import PassageEmbedder
@@ -169,7 +172,8 @@ def edit_passages(job: Job, out: pathlib.Path, embedder: PassageEmbedder | None,
       embedder: of the encoder that built it; None = an index of words.
       add, delete, recall, compact: see `editing.edit_index`.
     """
-    read_manifest(current(out))  # where there is none, none is made
+    tables = open_folder(current(out)).passages.token_tables  # no index is made where none is
+    prepared = job.prepared
 
     def edited() -> Index:
         if hosts.leads():
@@ -181,7 +185,8 @@ def edit_passages(job: Job, out: pathlib.Path, embedder: PassageEmbedder | None,
                     if some:
                         store = write_passages(
                             staging / "added", itertools.chain(some, passages), job.config,
-                            job.prepared.retriever_tokenizer, job.prepared.format)
+                            prepared.retriever_tokenizer if ENCODER_TABLE in tables else None,
+                            prepared.format if PASSAGE_TABLE in tables else None)
                     if embedder is None:
                         edit_words(out, store, delete)
                     else:
@@ -196,8 +201,43 @@ def edit_passages(job: Job, out: pathlib.Path, embedder: PassageEmbedder | None,
 
 def index_words(job: Job) -> dict[str, Bm25Index]:
     """A BM25 index of every passage store, in WORKDIR/indexes_bm25."""
-    return {name: build_bm25(store, job.workdir / WORD_INDEXES / name, hosts=all_hosts())
+    return {name: build_bm25(store, job.workdir / WORD_INDEXES / name, hosts=all_hosts(),
+                             settings=word_settings(job.config))
             for name, store in job.prepared.memories.items()}
+
+
+def word_settings(config: Config) -> Bm25Settings:
+    """How BM25 counts words."""
+    retrieval = config.retrieval
+    return Bm25Settings(retrieval.bm25_k1, retrieval.bm25_b, retrieval.bm25_language)
+
+
+def with_words(job: Job, index: Index) -> Index:
+    """The index as the model is asked with it: where it retrieves by embeddings and words, joined
+    with one of its words, in its folder "words", which is made where it is missing or of others."""
+    fusion = job.model.fusion
+    if fusion is None:
+        return index
+    settings, folder = word_settings(job.config), pathlib.Path(index.path) / "words"
+
+    def counted() -> Bm25Index:
+        if folder.is_dir():
+            with contextlib.suppress(RetrievalError):
+                words = Bm25Index.open(folder)
+                if words.settings == settings and (
+                        same_rows(index, words) or matching_rows(index, words) is not None):
+                    return words
+        if index.valid is None:
+            return build_bm25(index.passages, folder, overwrite=True, settings=settings)
+        with publishing(folder):
+            staging = files.begin_folder(folder / "passages")
+            try:
+                store = copy_valid(staging / "store", index.passages, index.valid)
+                return build_bm25(store, folder, overwrite=True, settings=settings)
+            finally:
+                files.discard_folder(staging)
+
+    return HybridIndex(index, hosts.first(counted), fusion)
 
 
 def describe(index: Index) -> str:
@@ -228,7 +268,7 @@ def indexes_of(job: Job, run: str, indexes: Mapping[str, PassageIndex]) -> Mappi
     if job.model.lexical:
         return index_words(job)
     if job.config.train.document_encoder == "frozen":
-        return indexes
+        return {name: with_words(job, index) for name, index in indexes.items()}
     params, _ = restore_run(job.workdir / run, job.model, job.mesh)
     return index_stores(job, params, job.workdir / run / "indexes", overwrite=True)
 
@@ -269,4 +309,4 @@ def index_of_file(job: Job, run: str, warm: Any, name: str, passages: str, words
     job = job_of_file(job, name, passages, words, job.workdir / "data" / "memories" / name)
     if job.model.lexical or job.config.train.document_encoder != "frozen":
         return indexes_of(job, run, {})[name]
-    return index_stores(job, warm, job.workdir / "indexes")[name]
+    return with_words(job, index_stores(job, warm, job.workdir / "indexes")[name])

@@ -112,7 +112,8 @@ class Maker:
     def index(self, store: PassageStore, out: pathlib.Path) -> None:
         """Publishes the index of a store; embeddings that the one before has are taken from it."""
         if self._job.model.lexical:
-            build_bm25(store, out, overwrite=True)
+            build_bm25(store, out, overwrite=True,
+                       settings=indexing.word_settings(self._job.config))
             return
         kept = None
         with contextlib.suppress(RetrievalError):
@@ -155,4 +156,4 @@ def open_ingested(path: pathlib.Path, run: str | None, index: str | os.PathLike 
     rag = Rag(job, run, unstack_layers(params), opened)
     if "document_encoder" in named:
         check_vectors(rag)
-    return dataclasses.replace(rag, index=placed(job, opened))
+    return dataclasses.replace(rag, index=placed(job, indexing.with_words(job, opened)))

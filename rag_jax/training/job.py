@@ -15,12 +15,14 @@ from rag_jax.config import Config, ConfigError
 from rag_jax.data.prepared import Prepared
 from rag_jax.data.question_files import Example
 from rag_jax.data.questions import QuestionTokens
+from rag_jax.fusion import Fusion
 from rag_jax.models import rag
 from rag_jax.models.layers import unstack_layers
 from rag_jax.retrieval.bm25 import Bm25Index
+from rag_jax.retrieval.hybrid import HybridIndex
 from rag_jax.retrieval.index import PassageIndex
 
-Index = PassageIndex | Bm25Index
+Index = PassageIndex | Bm25Index | HybridIndex
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,7 +96,16 @@ def build_model(config: Config, prepared: Prepared) -> rag.RagModel:
     return rag.RagModel(towers["retriever"], towers["generator"], config.kind,
                         tok.end if start < 0 else start,
                         tok.end, tok.pad, config.model.null_document,
-                        config.retrieval.retriever == "bm25", config.head_classes)
+                        config.retrieval.retriever == "bm25", config.head_classes,
+                        fusion_of(config))
+
+
+def fusion_of(config: Config) -> Fusion | None:
+    """How scores of embeddings and words are joined, if they are."""
+    retrieval = config.retrieval
+    if retrieval.retriever != "hybrid" or not retrieval.k:
+        return None
+    return Fusion(retrieval.fusion, retrieval.bm25_weight)
 
 
 # In this order they are part of every fingerprint: another order would refuse all earlier indexes.

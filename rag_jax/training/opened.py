@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from rag_jax import evaluation, overrides, rules
+from rag_jax import evaluation, overrides, rules, scoring
 from rag_jax.answering import Answerer, search
 from rag_jax.config import Config, ConfigError
 from rag_jax.data.batches import PASSAGE_TABLE
@@ -22,9 +22,11 @@ from rag_jax.data.text import encoder_input, pad_rows
 from rag_jax.decoding.prefixes import KeptPrefixes
 from rag_jax.errors import DataError
 from rag_jax.evaluation import Evaluation
+from rag_jax.fusion import Fusion
 from rag_jax.retrieval.bm25 import Bm25Index
 from rag_jax.retrieval.build import RecallSettings
 from rag_jax.retrieval.device import DeviceIndex
+from rag_jax.retrieval.hybrid import HybridIndex
 from rag_jax.retrieval.index import PassageIndex
 from rag_jax.retrieval.protocol import Passage
 from rag_jax.training import indexing, on_device
@@ -120,8 +122,7 @@ class Rag:
             return []
         queries = answerer.queries(self.params, tokens)
         rows = search(self.index, queries, answerer.k)
-        scores = self.index.scores(queries, rows) if answerer.model.lexical else np.einsum(
-            "BE,BKE->BK", queries, self.index.embeddings(rows))
+        scores = answerer.logits(queries, rows)
         p_BK = np.exp(scores - scores.max(axis=1, keepdims=True))
         p_BK /= p_BK.sum(axis=1, keepdims=True)
         store = self.index.passages
@@ -216,7 +217,8 @@ class Rag:
         if self.index is None:
             raise ConfigError(f"run {self.run!r} reads no passages: it has no index to edit")
         job, embedder, vectors = self.job, None, None
-        check_tokens(self.index, job.prepared)
+        if PASSAGE_TABLE in self.index.passages.token_tables:
+            check_tokens(self.index, job.prepared)
         if not job.model.lexical:
             encoder, name = self._encoder("document_encoder"), self.index.manifest[
                 "encoder_fingerprint"]
@@ -229,9 +231,9 @@ class Rag:
                 vectors = self.answerer().embed_questions(self.params, job.tokenize(queries))
         path = pathlib.Path(self.index.path).absolute()
         with workdirs.writing(path):
-            index = indexing.edit_passages(
+            index = indexing.with_words(job, indexing.edit_passages(
                 job, path, embedder, _passages(add, self.config), list(delete),
-                RecallSettings(vectors, seed=self.config.seed), compact)
+                RecallSettings(vectors, seed=self.config.seed), compact))
         if isinstance(self.index, DeviceIndex):
             index = on_device.updated(self.index, index, vectors, job.config, job.prepared.format)
         self.index = index
@@ -275,6 +277,36 @@ class Rag:
         """The number of passages that answers the dev questions best, as `evaluation.choose_k`."""
         return evaluation.choose_k(lambda k: self.answerer(k=k), self.params,
                                    self.job.tokens("dev"), ks, self.config.eval)
+
+    def choose_weight(self, weights: Sequence[float]) -> dict[str, float]:
+        """Finds the weight of words with which the dev questions' passages are best, and retrieves
+        so from now on.
+
+        Returns:
+          "bm25_weight", the one with the highest answer recall over the passages that are read, the
+          first of several by the mean reciprocal rank of the first with an answer; and
+          "dev_answer_recall@K, weight W" of each.
+
+        Raises:
+          ConfigError: the run does not retrieve by embeddings and words, in a convex combination.
+        """
+        if not isinstance(self.index, HybridIndex) or self.index.fusion.kind != "convex":
+            raise ConfigError("--choose-weight: for config.retrieval.retriever=hybrid and "
+                              "config.retrieval.fusion=convex")
+        answerer, dev = self.answerer(), self.job.tokens("dev")
+        queries, found = answerer.queries(self.params, dev), {}
+        for weight in weights:
+            index = dataclasses.replace(self.index, fusion=Fusion("convex", weight))
+            rows = search(index, queries, answerer.k)
+            ranks = scoring.answer_ranks(dev.examples, [
+                [index.passages[int(row)] for row in each] for each in rows])
+            found[weight] = 100 * float(np.isfinite(ranks).mean()), float(np.mean(1 / (1 + ranks)))
+        best = max(found, key=found.__getitem__)
+        config = changed(self.config, {"retrieval.bm25_weight": best})
+        self.job = dataclasses.replace(self.job, config=config)
+        self.index = dataclasses.replace(self.index, fusion=Fusion("convex", best))
+        return {"bm25_weight": best, **{f"dev_answer_recall@{answerer.k}, weight {weight:g}": recall
+                                        for weight, (recall, _) in found.items()}}
 
     def answerer(self, how: Mapping[str, Any] | None = None, **changes: Any) -> Answerer:
         """What answers batches of tokenized questions.
@@ -348,7 +380,7 @@ def open_index(job: Job, run: str, named: str | None) -> Index:
     opened = Bm25Index.open(folder) if job.model.lexical else PassageIndex.open(
         folder, hosts=indexing.all_hosts())
     check_k(job.config, opened, folder)
-    return opened
+    return indexing.with_words(job, opened)
 
 
 def check_k(config: Config, index: Index, folder: pathlib.Path | str = "the index") -> None:

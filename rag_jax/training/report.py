@@ -69,7 +69,9 @@ class _Reporter:
 
     def frozen_recall(self, run: str, warm: Any) -> dict[str, float]:
         """Retrieval by the query encoder as it was before the run."""
-        rag = dataclasses.replace(self.rag(run), index=self.indexes[self.job.trains_with])
+        rag = self.rag(run)
+        index = indexing.with_words(rag.job, self.indexes[self.job.trains_with])
+        rag = dataclasses.replace(rag, index=index)
         answerer, questions = rag.answerer(), self.job.tokens(self.split)
         return retrieval_metrics(answerer, questions,
                                  answerer.retrieve(unstack_layers(warm), questions))

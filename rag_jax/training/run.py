@@ -93,7 +93,8 @@ class Warm:
             if hosts.leads():
                 workdir.begin_run(job.workdir, run, job.config.eval)
             indexes = indexing.index_words(job) if job.model.lexical else self.indexes
-            fine_tune(job, run, self.params, indexes[job.trains_with], profile)
+            index = indexing.with_words(job, indexes[job.trains_with])
+            fine_tune(job, run, self.params, index, profile)
 
 
 def warm_up(config: Config, path: pathlib.Path) -> Warm:
@@ -108,8 +109,8 @@ def warm_up(config: Config, path: pathlib.Path) -> Warm:
     for line in pretrained.notes(asked, config):
         _say(line)
     retrievers = {overrides.for_run(config, run).retrieval.retriever for run in config.runs}
-    if "bm25" in retrievers and (missing := bm25_missing()):
-        raise ConfigError(f"config.retrieval.retriever=bm25: {missing}")
+    if retrievers - {"dpr"} and (missing := bm25_missing()):
+        raise ConfigError(f"config.retrieval.retriever: BM25 needs {missing}")
     path = workdir.start(config, path)
     clock = Clock(path)
     with clock.time("data"):
@@ -120,14 +121,14 @@ def warm_up(config: Config, path: pathlib.Path) -> Warm:
         _say(f"{path}: {len(job.prepared.splits['train'])} training questions, "
              f"{len(job.prepared.memories[job.trains_with])} passages")
     warm: dict[str, Any] = {}
-    if "dpr" in retrievers:  # BM25 has nothing to learn
+    if retrievers - {"bm25"}:  # which has nothing to learn
         with clock.time("retriever warm-up"):
             warm |= warm_up_retriever(job)
     with clock.time("generator warm-up"):
         warm |= warm_up_generator(job)
     with clock.time("index"):
         indexes = {}
-        if "dpr" in retrievers:
+        if retrievers - {"bm25"}:
             indexes = indexing.index_stores(job, warm, path / "indexes")
         words = indexing.index_words(job) if "bm25" in retrievers else {}
     for name, index in [*indexes.items(), *words.items()]:

@@ -1,5 +1,6 @@
 """Batches for RAG fine-tuning: questions, retrieved with the current query encoder."""
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +13,7 @@ from rag_jax.data import order
 from rag_jax.data.batches import RagBatcher
 from rag_jax.data.questions import QuestionTokens
 from rag_jax.data.text import halved
+from rag_jax.retrieval.hybrid import asked
 from rag_jax.retrieval.retriever import Ask, Retriever
 
 
@@ -32,6 +34,28 @@ def ask_by_vector(embed: Callable[[Any, Any, Any], Any], questions: QuestionToke
 def ask_by_words(questions: QuestionTokens) -> Ask:
     """Queries are the questions as they were asked."""
     return lambda params, rows: questions.texts[rows]
+
+
+def ask_by_both(by_vector: Ask, questions: QuestionTokens, scale: Callable[[Any], Any]) -> Ask:
+    """Queries are embeddings, of the length that makes inner products logits, with the questions.
+
+    scale: of the query encoder's parameters, what embeddings are multiplied by.
+    """
+    return lambda params, rows: _Both(by_vector(params, rows), scale(params["query_encoder"]),
+                                      questions.texts[rows])
+
+
+@dataclasses.dataclass(frozen=True)
+class _Both:
+    """Queries of a hybrid index that become an array, `hybrid.asked`, when they are searched for:
+    the embeddings may still be on their way."""
+
+    vectors: Any
+    scale: Any
+    texts: np.ndarray
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        return asked(np.asarray(self.vectors) * np.float32(self.scale), self.texts)
 
 
 class RagSource:

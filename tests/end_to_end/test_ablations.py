@@ -61,6 +61,19 @@ def test_a_memory_is_built_for_a_bm25_run(words, tmp_path):
     assert best.split()[2] == "7" and "llama" in best
 
 
+def test_a_run_trains_and_answers_with_embeddings_and_words(trained, tmp_path):
+    begin(tmp_path, trained, "retriever", "generator", "indexes")
+    finish("train", tmp_path, "--config.runs=rag_token", "--config.retrieval.retriever=hybrid",
+           "--config.retrieval.bm25_weight=0.3", *FEW)
+    metrics = json.loads((tmp_path / "report.json").read_text())["metrics"]["rag_token"]
+    assert metrics["answer_recall@2"] > 20
+    said = finish("evaluate", tmp_path, "--choose-weight=0,0.3,1")
+    assert "bm25_weight" in said and "dev_answer_recall@2, weight 0.3" in said
+    wrong = run("train", tmp_path, "--config.retrieval.retriever=hybrid",
+                "--config.retrieval.where=device")
+    assert wrong.returncode == 1 and "words are searched on the host" in wrong.stderr
+
+
 @pytest.fixture(scope="module")
 def null(trained, tmp_path_factory):
     workdir = tmp_path_factory.mktemp("null")

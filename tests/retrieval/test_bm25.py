@@ -16,11 +16,12 @@ from bm25s.stopwords import STOPWORDS_EN
 from rag_jax.data.corpora import read_corpus
 from rag_jax.metrics.retrieval import answer_recall
 from rag_jax.retrieval import bm25
-from rag_jax.retrieval.bm25 import Bm25Index, build_bm25
+from rag_jax.retrieval.bm25 import Bm25Index, Bm25Settings, build_bm25
 from rag_jax.retrieval.index import PassageIndex
+from rag_jax.retrieval.manifest import MANIFEST
 from rag_jax.retrieval.passages import write_store
 from rag_jax.retrieval.protocol import Hosts, Passage, RetrievalError
-from rag_jax.retrieval.versions import current
+from rag_jax.retrieval.versions import current, point
 from tests.retrieval.indexing import build_index
 
 WORDS = ["river", "rivers", "capital", "running", "runs", "Lima", "the", "a", "of", "x",
@@ -127,7 +128,7 @@ def test_k_out_of_range_is_named(index, k):
 
 
 def test_a_finished_index_is_opened_not_built_again(store, index, monkeypatch):
-    monkeypatch.setattr(bm25, "_index_words", lambda *_: pytest.fail("built again"))
+    monkeypatch.setattr(bm25, "index_words", lambda *_: pytest.fail("built again"))
     again = build_bm25(store, index.path).search(QUESTIONS, 5)
     assert again.scores.tobytes() == index.search(QUESTIONS, 5).scores.tobytes()
 
@@ -167,13 +168,62 @@ def test_only_the_first_process_builds(store, tmp_path):
 
 def test_a_damaged_or_foreign_index_is_refused(store, tmp_path, monkeypatch):
     built = build_bm25(store, tmp_path / "i").path
-    monkeypatch.setattr(bm25, "FINGERPRINT", "bm25-other")
-    with pytest.raises(RetrievalError, match="built by the encoder bm25-"):
+    monkeypatch.setattr(bm25, "METHOD", "robertson")
+    with pytest.raises(RetrievalError, match="built by another BM25"):
         Bm25Index.open(built)
     monkeypatch.undo()
     data = current(built) / "bm25" / "data.csc.index.npy"
     data.write_bytes(data.read_bytes()[:-1] + b"x")
     with pytest.raises(RetrievalError, match="differs from its sha256"):
+        Bm25Index.open(built)
+
+
+@pytest.mark.parametrize("k1, b", [(0.9, 0.4), (1.6, 0.0), (0.1, 0.9)])
+def test_k1_and_b_are_those_of_the_index(store, tmp_path, k1, b):
+    built = build_bm25(store, tmp_path / "i", settings=Bm25Settings(k1, b)).path
+    index = Bm25Index.open(built)
+    found = index.search(QUESTIONS, 60)
+    for row, question in enumerate(QUESTIONS):
+        scores = formula(question, PASSAGES, k1, b)
+        np.testing.assert_allclose(found.scores[row], scores[found.ids[row]], rtol=1e-5, atol=1e-6)
+    assert (index.settings.k1, index.settings.b) == (k1, b)
+    if k1 != 0.9:
+        with pytest.raises(RetrievalError, match="of other inputs: encoder_fingerprint differ"):
+            build_bm25(store, built)
+
+
+def test_words_have_the_stems_of_their_language(tmp_path):
+    """English stems find no German plural; stop words of a language are no words."""
+    passages = [Passage("a", "", "die Häuser"), Passage("b", "", "die Katzen"),
+                Passage("c", "", "und nichts")]
+    store = write(tmp_path / "s", passages)
+    german, english, none = (build_bm25(store, tmp_path / name, settings=Bm25Settings(
+        language=name)) for name in ("german", "english", "none"))
+    asked = np.array([f"{word} und" for word in ("Katze", "Haus")])
+    assert [row.tolist() for row in german.search(asked, 1).ids] == [[1], [0]]
+    assert german.search(["und"], 1).scores[0, 0] == 0
+    assert english.search(asked, 1).ids.tolist() == [[2], [2]]
+    assert none.search(["katze und"], 1).ids.tolist() == [[2]] and (
+        Bm25Settings().fingerprint == "bm25-9b3a6664e8b9e32e"), "of all earlier indexes"
+
+
+@pytest.mark.parametrize("wrong", [
+    {"k1": -1}, {"k1": float("nan")}, {"b": 1.5}, {"b": "much"}, {"language": "klingon"}])
+def test_settings_that_cannot_be_are_refused(wrong):
+    with pytest.raises(RetrievalError, match="allowed are"):
+        Bm25Settings(**wrong)
+
+
+@pytest.mark.parametrize("settings", [
+    None, {}, [], {"k1": 0.9}, {"k1": 0.9, "b": 0.4, "stemmer": "klingon"},
+    {**Bm25Settings().record, "more": 1}, Bm25Settings(k1=2.0).record])
+def test_an_index_that_says_other_settings_is_refused(store, tmp_path, settings):
+    built = build_bm25(store, tmp_path / "i").path
+    version = current(built)
+    manifest, _ = MANIFEST.read(version)
+    MANIFEST.write(version, {**manifest, "settings": settings})
+    point(built, version)
+    with pytest.raises(RetrievalError, match="BM25"):
         Bm25Index.open(built)
 
 

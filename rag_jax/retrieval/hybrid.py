@@ -1,0 +1,146 @@
+"""A hybrid index: embeddings and words nominate passages, and both score all of these."""
+
+import dataclasses
+
+import numpy as np
+
+from rag_jax.fusion import Fusion
+from rag_jax.retrieval.bm25 import Bm25Index
+from rag_jax.retrieval.index import PassageIndex
+from rag_jax.retrieval.protocol import (
+    Division,
+    RetrievalError,
+    SearchResult,
+    check_k,
+    check_queries,
+    merge,
+    no_results,
+)
+
+NOMINATED = 100  # by each part, or 4 times as many as are asked for
+
+
+def asked(vectors: np.ndarray, texts: np.ndarray) -> np.ndarray:
+    """What a hybrid index is asked: records [B] of "vector" float32[E] and "text"."""
+    queries = np.empty(len(texts), [("vector", "<f4", vectors.shape[1:]), ("text", object)])
+    queries["vector"], queries["text"] = vectors, texts
+    return queries
+
+
+@dataclasses.dataclass
+class HybridIndex:
+    """An index of embeddings and one of the words of the same passages, searched as one.
+
+    Attributes:
+        dense: the index whose rows these are.
+        words: of the same passages, in whatever order.
+        fusion: how the scores are joined.
+        to_words: int[N], the rows of `words` for those of `dense`, -1 for deleted ones; None = the
+            same.
+    """
+
+    dense: PassageIndex
+    words: Bm25Index
+    fusion: Fusion
+    to_words: np.ndarray | None = None
+    division: Division = "queries"
+
+    def __post_init__(self):
+        if self.dense.division != "queries":
+            raise RetrievalError(f"{self.path}: each process holds a share of its parts, and a "
+                                 "hybrid index needs all; use fewer parts than processes.")
+        if self.to_words is None and not same_rows(self.dense, self.words):
+            self.to_words = matching_rows(self.dense, self.words)
+            if self.to_words is None:
+                raise RetrievalError(f"{self.words.path}: its passages are not those of "
+                                     f"{self.dense.path}; count their words again.")
+
+    @property
+    def path(self):
+        return self.dense.path
+
+    @property
+    def manifest(self):
+        return self.dense.manifest
+
+    @property
+    def passages(self):
+        return self.dense.passages
+
+    @property
+    def size(self) -> int:
+        """Passages that a search can find."""
+        return self.dense.size
+
+    def check_encoder(self, fingerprint: str) -> None:
+        """Raises a RetrievalError where another encoder than this one has built the index."""
+        self.dense.check_encoder(fingerprint)
+
+    def embeddings(self, ids: np.ndarray) -> np.ndarray:
+        """The embeddings float32[..., E] of rows integers[...]."""
+        return self.dense.embeddings(ids)
+
+    def scores(self, texts: np.ndarray, ids: np.ndarray) -> np.ndarray:
+        """BM25 scores float32[B, K] of rows integers[B, K]."""
+        return self.words.scores(texts, ids if self.to_words is None else self.to_words[ids])
+
+    def search(self, queries: np.ndarray, k: int) -> SearchResult:
+        """The k passages with the highest joined scores among those that either part nominates.
+
+        Args:
+            queries: of `asked`, [B].
+            k: passages per query.
+        """
+        check_k(k, self.size)
+        if not len(queries):
+            return no_results(k)
+        vectors = check_queries(queries["vector"], k, self.size, self.dense.width)
+        count = min(self.size, max(NOMINATED, 4 * k))
+        ids = np.concatenate([self.dense.search(vectors, count).ids, self._by_words(
+            queries["text"], count)], axis=1)
+        ids.sort(axis=1)
+        twice = np.pad(ids[:, 1:] == ids[:, :-1], ((0, 0), (1, 0)))
+        dense = self.dense.scores(vectors, ids)
+        words = self.scores(queries["text"], ids)
+        for scores in (dense, words):
+            scores[twice] = -np.inf  # ranks below all others
+        with np.errstate(invalid="ignore"):
+            joined = self.fusion.logits(dense, words).astype(np.float32)
+        joined[twice] = -np.inf
+        return merge([SearchResult(ids, joined)], k)
+
+    def logits(self, queries: np.ndarray, ids: np.ndarray) -> np.ndarray:
+        """Joined scores float32[B, K] of rows integers[B, K], which rank among themselves."""
+        dense = self.dense.scores(queries["vector"], ids)
+        return self.fusion.logits(dense, self.scores(queries["text"], ids)).astype(np.float32)
+
+    def _by_words(self, texts: np.ndarray, count: int) -> np.ndarray:
+        """Rows int32[B, count] of the dense index that words nominate."""
+        found = self.words.search(texts, count).ids
+        if self.to_words is None:
+            return found
+        to_dense = np.zeros(self.words.size, np.int32)
+        rows = np.flatnonzero(self.to_words >= 0)
+        to_dense[self.to_words[rows]] = rows
+        return to_dense[found]
+
+
+def same_rows(dense: PassageIndex, words: Bm25Index) -> bool:
+    """Whether both were built from one passage store, and hold all of it."""
+    stores = [index.manifest["passages_fingerprint"] for index in (dense, words)]
+    return dense.valid is None and stores[0] == stores[1]
+
+
+def matching_rows(dense: PassageIndex, words: Bm25Index) -> np.ndarray | None:
+    """The rows int64[N] of `words` for those of `dense`, -1 for deleted ones; None where they hold
+    other passages."""
+    rows = np.arange(len(dense.passages)) if dense.valid is None else np.flatnonzero(dense.valid)
+    if len(rows) != words.size:
+        return None
+    known = {passage: row for row, passage in enumerate(words.passages)}
+    found = [known.get(dense.passages[int(row)]) for row in rows]
+    if None in found:
+        return None
+    matching = np.full(len(dense.passages), -1)
+    matching[rows] = found
+    return matching

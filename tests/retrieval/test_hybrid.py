@@ -1,0 +1,134 @@
+"""Embeddings and words joined: the best passages are those of brute force over both scores."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from rag_jax.fusion import Fusion
+from rag_jax.retrieval import hybrid
+from rag_jax.retrieval.bm25 import Bm25Index, build_bm25
+from rag_jax.retrieval.editing import edit_index
+from rag_jax.retrieval.hybrid import HybridIndex, asked
+from rag_jax.retrieval.index import PassageIndex
+from rag_jax.retrieval.joined import copy_valid
+from rag_jax.retrieval.protocol import RetrievalError
+from tests.retrieval.indexing import build_index
+from tests.retrieval.test_bm25 import QUESTIONS, random_passages, write
+from tests.retrieval.test_build import TABLE
+from tests.retrieval.test_editing import embedder
+
+VECTORS = np.random.default_rng(3).standard_normal((len(QUESTIONS), 16), np.float32)
+QUERIES = asked(VECTORS, np.array(QUESTIONS, object))
+FUSIONS = [Fusion("convex", weight) for weight in (0.0, 0.3, 1.0)] + [Fusion("reciprocal_rank")]
+
+
+def embed(ids, mask):
+    return TABLE[ids[:, 0]]
+
+
+def numbered(path, passages):
+    """Passages whose only token is their number."""
+    from rag_jax.retrieval.passages import write_store
+    return write_store(path, passages, {"row": lambda ps: [[int(p.id)] for p in ps]})
+
+
+INPUTS = {"token_table": "row", "max_length": 1, "batch_size": 4, "length_buckets": (1,),
+          "encoder_fingerprint": "e"}
+
+
+@pytest.fixture(scope="module")
+def parts(tmp_path_factory):
+    path = tmp_path_factory.mktemp("hybrid")
+    store = numbered(path / "store", random_passages())
+    dense = build_index(store, embed, path / "dense", kind="exact", progress=False, **INPUTS)
+    return dense, build_bm25(store, path / "words")
+
+
+def naive(dense, words, fusion):
+    """Logits of scores float[N] each, one passage after the other."""
+    if fusion.kind == "convex":
+        return [(1 - fusion.weight) * a + fusion.weight * b
+                for a, b in zip(dense, words, strict=True)]
+    ranks = [[1 + sum(other > one for other in scores) + sum(
+        other == one for other in scores[:place]) for place, one in enumerate(scores)]
+        for scores in (dense, words)]
+    return [np.log(1 / (60 + a) + 1 / (60 + b)) for a, b in zip(*ranks, strict=True)]
+
+
+@pytest.mark.parametrize("fusion", FUSIONS, ids=str)
+def test_logits_are_those_of_the_formula_on_the_host_and_in_a_program(fusion):
+    draw = np.random.default_rng(0)
+    dense, words = draw.standard_normal((2, 4, 9)).astype(np.float32)
+    words[:, 3:5] = 0  # passages without a word of the question are equal
+    expected = [naive(*pair, fusion) for pair in zip(dense, words, strict=True)]
+    np.testing.assert_allclose(fusion.logits(dense, words), expected, rtol=1e-5, atol=1e-6)
+    found = jax.jit(lambda a, b: fusion.logits(a, b, jnp))(dense, words)
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+    gradient = jax.grad(lambda a: fusion.logits(a, words, jnp).sum())(dense)
+    np.testing.assert_allclose(
+        gradient, np.full(dense.shape, 1 - fusion.weight if fusion.kind == "convex" else 0.0))
+
+
+@pytest.mark.parametrize("fusion", FUSIONS, ids=str)
+@pytest.mark.parametrize("k", [1, 7, 60])
+def test_the_best_are_those_of_all_passages_where_all_are_nominated(parts, fusion, k):
+    """Each passage once, also where both parts nominate it."""
+    index = HybridIndex(*parts, fusion)
+    found = index.search(QUERIES, k)
+    everyone = np.tile(np.arange(60), (len(QUESTIONS), 1))
+    words = index.words.scores(QUESTIONS, everyone)
+    dense = VECTORS @ np.asarray(index.dense.table).T
+    expected = np.array([naive(*pair, fusion) for pair in zip(dense, words, strict=True)])
+    best = -np.sort(-expected, axis=1)[:, :k]
+    np.testing.assert_allclose(found.scores, best, rtol=1e-4, atol=1e-5)
+    assert all(len(set(row)) == k for row in found.ids.tolist())
+    np.testing.assert_allclose(np.take_along_axis(expected, found.ids, axis=1), best, rtol=1e-4,
+                               atol=1e-5)
+    if fusion.kind == "convex":
+        np.testing.assert_allclose(index.logits(QUERIES, found.ids), best, rtol=1e-4, atol=1e-5)
+
+
+def test_few_nominations_are_scored_by_both_parts(parts, monkeypatch):
+    """A passage that only words nominate has its inner product, and the other way round."""
+    monkeypatch.setattr(hybrid, "NOMINATED", 3)
+    index = HybridIndex(*parts, Fusion("convex", 0.5))
+    found = index.search(QUERIES, 2)  # 8 of each part
+    nominated = [set(row) for row in np.concatenate(
+        [index.dense.search(VECTORS, 8).ids, index.words.search(QUESTIONS, 8).ids], axis=1)]
+    for query, rows in enumerate(found.ids.tolist()):
+        some = np.array(sorted(nominated[query]))
+        scores = index.logits(QUERIES[query : query + 1], some[None])[0]
+        assert set(rows) == set(some[np.argsort(-scores, kind="stable")[:2]].tolist())
+    assert index.search(QUERIES[:0], 2).ids.shape == (0, 2)
+    with pytest.raises(RetrievalError, match="k=61: an index of 60"):
+        index.search(QUERIES, 61)
+
+
+def test_rows_of_an_edited_index_are_matched_by_what_they_hold(parts, tmp_path):
+    out = tmp_path / "dense"
+    build_index(parts[0].passages, embed, out, kind="exact", progress=False, **INPUTS)
+    new = [p._replace(id=str(100 + i)) for i, p in enumerate(random_passages(3, seed=5))]
+    edit_index(out, embedder(embed, **INPUTS), numbered(tmp_path / "new", new), ["4", "59"])
+    dense = PassageIndex.open(out)
+    with pytest.raises(RetrievalError, match="its passages are not those of"):
+        HybridIndex(dense, parts[1], Fusion())
+    store = copy_valid(tmp_path / "left", dense.passages, dense.valid)
+    assert [p.id for p in store] == [str(i) for i in range(60) if i not in (4, 59)] + [
+        "100", "101", "102"]
+    index = HybridIndex(dense, build_bm25(store, tmp_path / "words"), Fusion("convex", 0.4))
+    found = index.search(QUERIES, 61)
+    assert [sorted(row) for row in found.ids.tolist()] == [
+        sorted({*range(63)} - {4, 59})] * len(QUESTIONS)
+    plain = numbered(tmp_path / "plain", list(store))
+    rebuilt = HybridIndex(
+        build_index(plain, embed, tmp_path / "d", kind="exact", progress=False, **INPUTS),
+        build_bm25(plain, tmp_path / "w"), Fusion("convex", 0.4)).search(QUERIES, 61)
+    np.testing.assert_allclose(found.scores, rebuilt.scores, rtol=1e-5, atol=1e-6)
+
+
+def test_words_of_other_passages_are_refused(parts, tmp_path):
+    other = build_bm25(write(tmp_path / "s", random_passages(seed=9)), tmp_path / "w")
+    assert isinstance(other, Bm25Index)
+    with pytest.raises(RetrievalError, match="its passages are not those of"):
+        HybridIndex(parts[0], other, Fusion())
