@@ -10,6 +10,7 @@ import tiny
 
 from rag_jax.decoding import documents, memory
 from rag_jax.models import rag
+from rag_jax.types import Prefixes
 
 TARGET = 5
 MODEL = tiny.rag_model(generator={"decoder_layers": 2})
@@ -65,6 +66,20 @@ def test_several_ends_are_one_outcome(params):
     scored, _ = rag.score_targets(params["generator"], states, jnp.full((2, 3), tiny.END),
                                   model.generator)
     np.testing.assert_allclose(np.exp(scored), found[..., tiny.END], rtol=1e-5)
+
+
+@pytest.mark.parametrize("kind,seen", [("fid", [[2, 0], [3, 1]]), ("token", [[2, 3], [3, 1]])])
+def test_nothing_is_kept_of_passages_that_are_missing(kind, seen):
+    """Fusion-in-Decoder would attend to them; RAG gives them no probability, whatever they say."""
+    keys = np.arange(2 * 2 * 3 * 1 * 4 * 5, dtype=np.float32).reshape(2, 2, 3, 1, 4, 5)
+    batch = BATCH._replace(
+        doc_mask=np.array([[True, False], [True, True]]),
+        prefixes=Prefixes(keys, keys.swapaxes(4, 5), np.array([[2, 3], [3, 1]], np.int32)))
+    before = documents._before(tiny.rag_model(kind), batch)
+    assert before.begin.tolist() == before.mask.sum(axis=1).tolist() == sum(seen, [])
+    for number, layer in enumerate(before.layers):
+        np.testing.assert_array_equal(layer.keys, keys[:, :, number].reshape(4, 1, 4, 5))
+        np.testing.assert_array_equal(layer.values, layer.keys.swapaxes(2, 3))
 
 
 def test_a_scanned_decoder_is_refused():
