@@ -124,6 +124,9 @@ def capped(logits: jax.Array, cap: float) -> jax.Array:
 def look_up(table: jax.Array, ids: jax.Array) -> jax.Array:
     """Rows [R, L, D] of a token table [V, D], which is gathered over fsdp first, not its rows."""
     whole = constrain(table, "vocab", name="token table")
+    if table.dtype == jnp.bfloat16:
+        # XLA's CPU backend looks up in float32, and would convert all of the table before a loop.
+        whole, ids = jax.lax.optimization_barrier((whole, ids))
     return constrain(whole[ids], "batch", name="embedded tokens")
 
 

@@ -17,6 +17,7 @@ from rag_jax.models.layers import (
     gelu,
     layer_norm,
     linear,
+    look_up,
 )
 
 
@@ -181,3 +182,15 @@ def test_gelu_is_that_of_float64(dtype, relative, absolute):
              + v * math.exp(-v * v / 2) / math.sqrt(2 * math.pi) for v in exact]
     np.testing.assert_allclose(np.asarray(jax.vmap(jax.grad(gelu))(x), float), slope,
                                rtol=relative, atol=max(absolute, relative))
+
+
+def test_a_table_in_bfloat16_is_not_converted_before_a_loop():
+    """XLA's CPU backend kept all of it in float32 beside it, twice its size, in every search."""
+    table = jax.ShapeDtypeStruct((4096, 16), jnp.bfloat16)
+
+    def walk(table, ids):
+        return jax.lax.fori_loop(0, 9, lambda _, ids: jnp.int32(
+            jnp.abs(look_up(table, ids).sum(axis=-1)) * 99) % 4096, ids)
+
+    compiled = tiny.jit(walk).lower(table, jax.ShapeDtypeStruct((1, 1), jnp.int32)).compile()
+    assert compiled.memory_analysis().temp_size_in_bytes < 4096 * 16
