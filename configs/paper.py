@@ -142,7 +142,7 @@ def full_size(task: str, run: str) -> Config:
             steps=chosen.steps, batch_size=BATCH, label_smoothing=0.1,
             eval_every=min(5000, chosen.steps), save_every=500,
             query_encoder_rate=RUNS[run].sets.get("train.query_encoder_rate", 1.0),
-            full_information=0.0,
+            full_information=0.0, in_batch_negatives=False,
             optimizer=OptimizerConfig(
                 learning_rate=chosen.learning_rate, schedule="polynomial", warmup_steps=500,
                 weight_decay=0.001, clip_norm=0.1, b2=0.999)),

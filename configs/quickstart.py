@@ -37,6 +37,7 @@ def get_config() -> Config:
             max_source_length=64,  # one input in 600 loses the end of its passage
             max_target_length=16,
             length_buckets=40,
+            world_cards="cloze",
         ),
         model=ModelConfig(
             retriever=dataclasses.replace(BERT_PRESETS["tiny"], layers=1, **no_dropout),
@@ -44,16 +45,18 @@ def get_config() -> Config:
                 BART_PRESETS["tiny"], width=256, heads=8, mlp_width=512, encoder_layers=1,
                 decoder_layers=1, init_std=0.0625, logit_chunk=64, **no_dropout),
         ),
-        retrieval=RetrievalConfig(k=2),
+        retrieval=RetrievalConfig(k=2, where="device"),
         retriever_warmup=RetrieverWarmupConfig(
-            steps=600, save_every=600, batch_size=128, hard_negatives=3,
+            pairs="words", steps=600, save_every=600, batch_size=128,
             optimizer=OptimizerConfig(learning_rate=1e-3, schedule="cosine", warmup_steps=50)),
         generator_warmup=GeneratorWarmupConfig(
             steps=900, save_every=900, batch_size=32, permute_sentences=0.0, mask_ratio=0.35,
             optimizer=OptimizerConfig(learning_rate=2e-3, schedule="cosine", warmup_steps=50,
                                       end_fraction=0.1)),
         train=TrainConfig(
-            steps=360, batch_size=32, eval_every=360, save_every=360, query_encoder_rate=0.2,
+            steps=260, batch_size=64, eval_every=260, save_every=260, query_encoder_rate=0.2,
+            full_information=0.05,
+            document_encoder="refresh", document_encoder_rate=0.2, refresh_every=25,
             optimizer=OptimizerConfig(learning_rate=2e-3, schedule="cosine", warmup_steps=20,
                                       end_fraction=0.05)),
         eval=EvalConfig(k=5, batch_size=64, max_examples=128),

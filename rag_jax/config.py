@@ -492,11 +492,12 @@ class WarmupConfig:
 class RetrieverWarmupConfig(WarmupConfig):
     """DPR: both encoders learn to find passages, each beside those of the other questions."""
 
-    pairs: Literal["gold", "cloze", "crops"] = field(
+    pairs: Literal["gold", "cloze", "crops", "words"] = field(
         "gold", "what finds which passage: gold = a training question those that it names; or, "
         "without a question or a label, cloze = a sentence the passage that it was taken out of "
         "(nine times in ten: Lee et al. 2019), crops = a span of a passage another of its spans "
-        "(Izacard et al. 2021)")
+        "(Izacard et al. 2021), words = half of them as cloze, half a title and a few common words "
+        "of its passage")
     hard_negatives: int = field(1, "pairs=gold: hard negatives per question", at_least=0)
 
 
@@ -534,6 +535,10 @@ class TrainConfig:
         "the answer's likelihood under each passage (emdr2: weighted by p(z|x), pdist: alone) or "
         "without it (loop), or Fusion-in-Decoder's attention to it (adist). The generator learns "
         "from its own likelihood")
+    in_batch_negatives: bool = field(
+        True, "p(z|x) is learned over the passages that were retrieved for all questions of the "
+        "batch, not for one alone: far quicker where the retriever has much to learn. Answers and "
+        "their probabilities stay of a question's own")
     document_encoder: Literal["frozen", "refresh"] = field(
         "frozen", "as in the paper; or refresh = train it too: the passages found are embedded "
         "again inside the step, and all of them on a schedule (needs retrieval.where=device)")
@@ -644,7 +649,8 @@ class Run:
 
 
 _NO_RETRIEVER_TRAINS = {"train.query_encoder_rate": None, "train.document_encoder": "frozen",
-                        "train.retriever_objective": "marginal"}
+                        "train.retriever_objective": "marginal",
+                        "train.in_batch_negatives": False}
 _BM25 = {**_NO_RETRIEVER_TRAINS, "retrieval.retriever": "bm25", "retrieval.where": "host"}
 RUNS = {
     "rag_token": Run("token"),

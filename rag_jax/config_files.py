@@ -114,6 +114,6 @@ def from_json(text: str) -> Config:
     for removed in REMOVED:
         section, _, name = removed.partition(".")
         tree.get(section, {}).pop(name, None)
-    if "train" in tree:  # before there was this field, all answers taught alike
-        tree["train"].setdefault("full_information", 0.0)
+    if "train" in tree:  # before there were these fields, answers taught as in the paper
+        tree["train"] = {"full_information": 0.0, "in_batch_negatives": False, **tree["train"]}
     return validate(replace(Config(), tree))

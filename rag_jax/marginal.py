@@ -90,6 +90,31 @@ def rag_token(log_prior_BK: jax.Array, log_p_BKT: jax.Array, target_mask: jax.Ar
     return jnp.where(target_mask, log_p_BT, 0.0).sum(axis=-1)
 
 
+def log_share(doc_scores_BK: jax.Array, batch_scores_BP: jax.Array, doc_mask: jax.Array,
+              doc_ids: jax.Array) -> jax.Array:
+    """log of the share that a question's own passages have in p(z | x), where z is any passage that
+    was retrieved for a question of the batch, float32[B]; 0 without own passages.
+
+    Added to log p(y | x), it normalises p(z | x) over the P = B K passages of the batch instead of
+    K: log sum over P of p(z | x) p(y | x, z), where the passages of other questions explain nothing
+    of y. These are in-batch negatives, as DPR has them (arXiv 2004.04906, section 3.2).
+
+    Args:
+      doc_scores_BK: float32[B, K], as for `log_prior`.
+      batch_scores_BP: float32[B, P], the inner products with the passages of all questions in turn.
+      doc_mask: bool[B, K], as for `log_prior`.
+      doc_ids: int32[B, K], the passages' rows of the index: one that was retrieved for several
+        questions counts once.
+    """
+    ids_P, mask_P = doc_ids.reshape(-1), doc_mask.reshape(-1)
+    times_P = ((ids_P[:, None] == ids_P[None]) & mask_P[None]).sum(axis=-1)
+    once_BP = batch_scores_BP - jnp.log(jnp.maximum(times_P, 1))[None]
+    all_BP = jnp.where(mask_P[None], once_BP, MASKED)
+    own_BK = jnp.where(doc_mask, doc_scores_BK, MASKED)
+    share_B = jax.nn.logsumexp(own_BK, axis=-1) - jax.nn.logsumexp(all_BP, axis=-1)
+    return jnp.where(doc_mask.any(axis=-1), share_B, 0.0)
+
+
 def explained(log_p_B: jax.Array, target_mask: jax.Array) -> jax.Array:
     """How well answers are explained, p(y | x) ** (1 / T) float32[B]: the geometric mean of the
     probabilities of T tokens, from log p(y | x)."""

@@ -311,11 +311,12 @@ def test_json_of_an_earlier_version_opens_without_the_fields_that_are_gone():
     assert config.kind == "sequence" and config == replace(Config(), {"runs": ("rag_sequence",)})
 
 
-def test_a_workdir_from_before_full_information_goes_on_without_it():
+def test_a_workdir_from_before_answers_taught_otherwise_goes_on_as_it_was():
     """Its retriever would from then on learn by another loss and in other steps, unsaid."""
     tree = json.loads(config_files.to_json(Config()))
-    del tree["train"]["full_information"]
-    assert config_files.from_json(json.dumps(tree)).train.full_information == 0
+    del tree["train"]["full_information"], tree["train"]["in_batch_negatives"]
+    train = config_files.from_json(json.dumps(tree)).train
+    assert train.full_information == 0 and train.in_batch_negatives is False
 
 
 @pytest.mark.parametrize("run, made", configs.RUNS.items())

@@ -244,6 +244,46 @@ def test_posteriors_are_bayes_in_float64():
     np.testing.assert_allclose(np.sum(by_token, axis=1), 1, rtol=1e-6)
 
 
+def test_the_prior_over_a_batchs_passages_is_one_softmax_in_float64():
+    """A passage that two questions have retrieved counts once, one that is missing not at all; and
+    with the share, RAG-Sequence is the sum over all of them, those of others explaining nothing."""
+    rng = np.random.default_rng(2)
+    ids = np.array([[0, 1, 2], [1, 3, -1], [4, 0, 5], [-1, -1, -1]])
+    present, (rows, docs) = ids >= 0, ids.shape
+    queries, passages = rng.normal(size=(rows, 4)), 2 * rng.normal(size=(6, 4))
+    log_p, mask = rng.normal(size=(rows, docs, 1)) - 2, np.ones((rows, 1), bool)
+
+    def all_of_them(queries, passages):
+        total = 0.0
+        for b in range(3):
+            weights = np.exp(passages @ queries[b])
+            joint = sum(weights[ids[b, k]] * np.exp(log_p[b, k, 0])
+                        for k in range(docs) if present[b, k])
+            total += np.log(joint / weights.sum())
+        return total
+
+    def value(queries, passages):
+        found = passages[np.where(present, ids, 5)]
+        own = jnp.einsum("BE,BKE->BK", queries, found)
+        every = queries @ found.reshape(-1, 4).T
+        share = marginal.log_share(own, every, jnp.asarray(present), jnp.asarray(ids))
+        prior = marginal.log_prior(own, jnp.asarray(present))
+        likelihood = marginal.rag_sequence(prior, jnp.float32(log_p), jnp.asarray(mask))
+        return (likelihood + share)[:3].sum(), share
+
+    given = jnp.float32(queries), jnp.float32(passages)
+    (total, share), grads = jax.value_and_grad(value, argnums=(0, 1), has_aux=True)(*given)
+    np.testing.assert_allclose(total, all_of_them(queries, passages), rtol=1e-5)
+    assert (share[:3] < 0).all() and share[3] == 0
+    for which, grad in enumerate(grads):
+        for place in np.ndindex(grad.shape):
+            step = [np.zeros_like(queries), np.zeros_like(passages)]
+            step[which][place] = 1e-6
+            ahead, behind = (all_of_them(queries + s * step[0], passages + s * step[1])
+                             for s in (1, -1))
+            np.testing.assert_allclose(grad[place], (ahead - behind) / 2e-6, rtol=1e-3, atol=1e-5)
+
+
 OBJECTIVES = ["emdr2", "pdist", "adist", "loop"]
 
 

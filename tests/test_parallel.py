@@ -381,11 +381,13 @@ def test_eight_devices_compute_what_one_computes(on_one_device, sizes):
 
 
 def test_objectives_of_the_retriever_are_the_same_on_eight_devices():
-    """Fusion-in-Decoder's further readings see the passages of their own questions alone."""
-    cases = (("token", "loop"), ("fid", "adist"), ("fid", "loop"))
+    """Fusion-in-Decoder's further readings see the passages of their own questions alone; in-batch
+    negatives are the passages of all devices."""
+    cases = (("token", "loop", False), ("fid", "adist", False), ("fid", "loop", False),
+             ("sequence", "marginal", True))
     loss = sum_of_losses([
-        step.rag_loss(dataclasses.replace(MODEL, kind=kind, classes=0), 0.1, objective)
-        for kind, objective in cases])
+        step.rag_loss(dataclasses.replace(MODEL, kind=kind, classes=0), 0.1, objective,
+                      in_batch_negatives=in_batch) for kind, objective, in_batch in cases])
     batches, towers = every_batch()[:1] * len(cases), ("query_encoder", "generator")
     expected = one_step(MODEL, loss, batches, towers=towers)
     assert_same_step(one_step(MODEL, loss, batches, (2, 2, 2), towers=towers), expected)

@@ -99,6 +99,7 @@ def rag_batch(seed=0, questions=3, passages=3, source=6, target=5, length=6, mod
         rng.integers(0, vocab, (B, target)).astype(np.int32),
         ragged_mask(rng, B, target),
         np.ones(B, np.float32),
+        np.where(doc_mask, np.arange(B * K, dtype=np.int32).reshape(B, K), -1),
     )
 
 

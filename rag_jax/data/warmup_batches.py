@@ -1,6 +1,8 @@
 """Batches of the warm-ups: DPR or passages alone for the retriever, denoising for the generator."""
 
-from collections.abc import Sequence
+import functools
+from collections import Counter
+from collections.abc import Sequence, Set
 
 import numpy as np
 
@@ -10,6 +12,7 @@ from rag_jax.data.batches import ENCODER_TABLE
 from rag_jax.data.questions import QuestionTokens
 from rag_jax.data.text import Tokenizer, begin, bucket, encoder_input, halved, pad_rows
 from rag_jax.retrieval.passages import PassageStore
+from rag_jax.retrieval.protocol import Passage
 from rag_jax.types import RetrieverBatch, Seq2SeqBatch
 
 
@@ -68,6 +71,8 @@ class PairBatcher:
                  question_length: int, passage_length: int, length_step: int,
                  encoder: BertConfig = BertConfig()):  # noqa: B008 (immutable)
         self.store, self.tokenizer, self.draw = store, tokenizer, PAIRS[pairs]
+        if pairs == "words":
+            self.draw = functools.partial(words, common=common_words(store))
         self.question_length, self.passage_length = question_length, passage_length
         self.length_step, self.encoder = length_step, encoder
 
@@ -75,7 +80,7 @@ class PairBatcher:
         rng = order.generator(seed, 2, step)
         rows = order.batch_indices(len(self.store), batch_size, seed, step)
         passages = [self.store[int(row)] for row in rows]
-        queries, left = zip(*(self.draw(p.text, rng) for p in passages), strict=True)
+        queries, left = zip(*(self.draw(p, rng) for p in passages), strict=True)
         texts = [text if text or p.title else p.text
                  for text, p in zip(left, passages, strict=True)]
         tokenizer, longest = self.tokenizer, self.question_length
@@ -98,16 +103,45 @@ def _equal(items: Sequence) -> np.ndarray:
     return keys[:, None] == keys
 
 
-def cloze(text: str, rng: np.random.Generator) -> tuple[str, str]:
+def cloze(passage: Passage, rng: np.random.Generator) -> tuple[str, str]:
     """A sentence, and the text without it nine times in ten (Lee et al. 2019)."""
-    parts = noise.sentences(text)
+    parts = noise.sentences(passage.text)
     query = parts.pop(int(rng.integers(len(parts))))
-    return query, " ".join(parts) if rng.random() < REMOVED else text
+    return query, " ".join(parts) if rng.random() < REMOVED else passage.text
 
 
-def crops(text: str, rng: np.random.Generator) -> tuple[str, str]:
+def words(passage: Passage, rng: np.random.Generator, common: Set[str]) -> tuple[str, str]:
+    """The title after or before up to four common words of the text, and the text; one time in two
+    as `cloze`.
+
+    A question names what it is about, as a title does, and what it asks for by words that many
+    passages have; rare ones are its answer. From cloze alone, a passage of one sentence teaches its
+    title, and nothing of what it says.
+    """
+    if rng.random() < 0.5:
+        return cloze(passage, rng)
+    named = passage.title.split()
+    asked = [word for word in _bare(passage.text) if word in common and word not in named]
+    count = min(int(rng.integers(1, 5)), len(asked))
+    drawn = " ".join(asked[i] for i in np.sort(rng.permutation(len(asked))[:count]))
+    parts = (drawn, passage.title) if rng.random() < TITLE_LAST else (passage.title, drawn)
+    return " ".join(filter(None, parts)), passage.text
+
+
+def common_words(store: Sequence[Passage]) -> frozenset[str]:
+    """Words that more than a hundredth of the passages have, of a sample of them."""
+    rows = np.unique(np.linspace(0, len(store) - 1, SAMPLE).astype(int))
+    times = Counter(word for row in rows for word in set(_bare(store[int(row)].text)))
+    return frozenset(word for word, count in times.items() if count > COMMON * len(rows))
+
+
+def _bare(text: str) -> list[str]:
+    return [word for word in (word.strip(".,;:!?()\"'") for word in text.split()) if word]
+
+
+def crops(passage: Passage, rng: np.random.Generator) -> tuple[str, str]:
     """Two independent spans of words, a tenth to half of the text (Izacard et al. 2021)."""
-    words = text.split() or [""]
+    words = passage.text.split() or [""]
 
     def crop() -> str:
         length = max(1, int(len(words) * rng.uniform(*CROP)))
@@ -118,7 +152,8 @@ def crops(text: str, rng: np.random.Generator) -> tuple[str, str]:
 
 
 REMOVED, CROP = 0.9, (0.1, 0.5)  # as their authors' code has them
-PAIRS = {"cloze": cloze, "crops": crops}
+TITLE_LAST, COMMON, SAMPLE = 0.7, 0.01, 10_000
+PAIRS = {"cloze": cloze, "crops": crops, "words": words}
 
 
 def _one_of(rows: list[int], rng: np.random.Generator) -> int:

@@ -239,12 +239,18 @@ def log_prior(model: RagModel, params: Params, batch: Batch,
     """
     if model.lexical:
         queries_BE = jnp.zeros((len(batch.doc_scores), model.embedding_width))
-        doc_scores_BK = batch.doc_scores
-    else:
-        queries_BE, doc_scores_BK = _inner_products(model, params, batch, dropout_key)
-        if model.fusion is not None:
-            doc_scores_BK = model.fusion.logits(doc_scores_BK, batch.doc_scores, jnp)
+        return _log_prior(model, params, batch, queries_BE, batch.doc_scores)
+    queries_BE, passages_BKE = _vectors(model, params, batch, dropout_key)
+    return _log_prior(model, params, batch, queries_BE,
+                      jnp.einsum("BE,BKE->BK", queries_BE, passages_BKE))
+
+
+def _log_prior(model: RagModel, params: Params, batch: Batch, queries_BE: jax.Array,
+               doc_scores_BK: jax.Array) -> jax.Array:
+    """`log_prior` from the inner products float32[B, K], or BM25's scores."""
     doc_mask = batch.doc_mask
+    if model.fusion is not None:
+        doc_scores_BK = model.fusion.logits(doc_scores_BK, batch.doc_scores, jnp)
     if model.null_document != "none":
         null_B = NullDocument(model.null_document).apply({"params": params[NULL]}, queries_BE)
         doc_scores_BK = jnp.concatenate([doc_scores_BK, null_B[:, None]], axis=1)  # -> [B, K + 1]
@@ -252,9 +258,19 @@ def log_prior(model: RagModel, params: Params, batch: Batch,
     return marginal.log_prior(doc_scores_BK, doc_mask)
 
 
-def _inner_products(model: RagModel, params: Params, batch: Batch,
-                    dropout_key: jax.Array | None) -> tuple[jax.Array, jax.Array]:
-    """Query vectors float32[B, E], and their products with the passages float32[B, K].
+def _log_prior_and_share(model: RagModel, params: Params, batch: Batch,
+                         dropout_key: jax.Array | None) -> tuple[jax.Array, jax.Array]:
+    """`log_prior`, and `marginal.log_share` float32[B] of the question's own passages."""
+    queries_BE, passages_BKE = _vectors(model, params, batch, dropout_key)
+    doc_scores_BK = jnp.einsum("BE,BKE->BK", queries_BE, passages_BKE)
+    batch_scores_BP = queries_BE @ passages_BKE.reshape(-1, passages_BKE.shape[-1]).T
+    share_B = marginal.log_share(doc_scores_BK, batch_scores_BP, batch.doc_mask, batch.doc_ids)
+    return _log_prior(model, params, batch, queries_BE, doc_scores_BK), share_B
+
+
+def _vectors(model: RagModel, params: Params, batch: Batch,
+             dropout_key: jax.Array | None) -> tuple[jax.Array, jax.Array]:
+    """Query vectors float32[B, E], and those of their passages float32[B, K, E].
 
     Where the batch has the passages' tokens, their embeddings of now, with the gradient of the
     document encoder, replace those of the index.
@@ -269,7 +285,7 @@ def _inner_products(model: RagModel, params: Params, batch: Batch,
         fresh_RE = embed(model, params["document_encoder"], batch.passage_ids.reshape(-1, length),
                          batch.passage_mask.reshape(-1, length), keys[1])
         passages_BKE = fresh_RE.reshape(passages_BKE.shape)  # -> [B, K, E]
-    return queries_BE, jnp.einsum("BE,BKE->BK", queries_BE, passages_BKE)
+    return queries_BE, passages_BKE
 
 
 def _states(model: RagModel, params: Params, batch: Batch, targets: jax.Array,
@@ -366,7 +382,8 @@ def _evidence(model: RagModel, params: Params, batch: Batch, objective: str,
 
 def log_likelihood(model: RagModel, params: Params, batch: Batch, label_smoothing: float = 0.0,
                    dropout_key: jax.Array | None = None, retriever_objective: str = "marginal",
-                   weigh_explained: bool = False) -> dict[str, jax.Array]:
+                   weigh_explained: bool = False, in_batch_negatives: bool = False
+                   ) -> dict[str, jax.Array]:
     """The marginal log-likelihood and what explains it.
 
     retriever_objective: what else than the likelihood the retriever learns from, one of
@@ -374,6 +391,9 @@ def log_likelihood(model: RagModel, params: Params, batch: Batch, label_smoothin
     weigh_explained: the gradient to log p(z | x) is weighted, question by question, with how well
       the answer is explained. What a generator says of passages without the answer is noise, and
       most questions have no other passages where the retriever has much to learn.
+    in_batch_negatives: the objective has p(z|x) over the passages of the whole batch
+      (`marginal.log_share`); prior and posterior stay those over a question's own. Not where BM25
+      has a part in p(z|x): its scores of other questions' passages are not known.
 
     Returns:
       log_p float32[B] = log p(y | x) in nats; prior float32[B, K] = p(z | x);
@@ -383,10 +403,17 @@ def log_likelihood(model: RagModel, params: Params, batch: Batch, label_smoothin
       others are of the likelihood itself. An objective of the retriever is added to it, and is
       there as retriever_objective float32[B], too.
       explained float32[B], from `marginal.explained`.
+      information float32[B], in nats: KL(p(z|x,y) || p(z|x)) of the whole answer's posterior,
+      RAG-Sequence's, also for RAG-Token, whose tokens have one each; Fusion-in-Decoder's is that of
+      its posterior above.
       With a null document these are [B, K + 1], and log_p_null float32[B] = log p(y | x, null).
     """
     keys = (None, None) if dropout_key is None else jax.random.split(dropout_key)
-    log_prior_BK = log_prior(model, params, batch, keys[0])
+    share_B = jnp.zeros(len(batch.doc_mask))
+    if in_batch_negatives and model.fusion is None:
+        log_prior_BK, share_B = _log_prior_and_share(model, params, batch, keys[0])
+    else:
+        log_prior_BK = log_prior(model, params, batch, keys[0])
     log_p_BKT, smoothed_BKT = token_log_probs(model, params, batch, label_smoothing, keys[1])
     marginalise, mask = marginal.MARGINALS[model.kind], batch.target_mask
     log_p_B = marginalise(document_prior(model, log_prior_BK), log_p_BKT, mask)
@@ -394,6 +421,7 @@ def log_likelihood(model: RagModel, params: Params, batch: Batch, label_smoothin
     if weigh_explained:
         constant_BK = jax.lax.stop_gradient(log_prior_BK)
         log_prior_BK = constant_BK + explained_B[:, None] * (log_prior_BK - constant_BK)
+        share_B = explained_B * share_B
     log_documents_BK = document_prior(model, log_prior_BK)
     result = {
         "log_p": log_p_B,
@@ -411,6 +439,10 @@ def log_likelihood(model: RagModel, params: Params, batch: Batch, label_smoothin
         result["retriever_objective"] = learned_B
         if model.fuses:
             result["posterior"] = target_BK
+    told_BK = result["posterior"] if model.fuses else marginal.sequence_posterior(
+        log_prior_BK, log_p_BKT, mask)
+    result["information"] = marginal.divergence(told_BK, result["prior"])
+    result["objective"] += share_B
     if model.null_document != "none":
         result["log_p_null"] = jnp.where(mask, log_p_BKT[:, -1], 0.0).sum(axis=-1)
     return result

@@ -74,7 +74,7 @@ def rag_stage(job: Job, run: str, source: BatchSource | None, complete: step.Com
     return build_stage(
         job, run, rates,
         step.rag_loss(job.model, train.label_smoothing, train.retriever_objective,
-                      train.full_information > 0),
+                      train.full_information > 0, train.in_batch_negatives),
         train.optimizer, source=source, complete=complete, guard=_collapse_guard(job.config),
         steps=train.steps, log_every=train.log_every, save_every=train.save_every,
         eval_every=train.eval_every, keep=train.keep, **settings)

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import Mesh
 
-from rag_jax import marginal, parallel
+from rag_jax import parallel
 from rag_jax.marginal import MASKED
 from rag_jax.models import rag
 from rag_jax.training.optim import Optimizer
@@ -48,12 +48,12 @@ class TrainState(NamedTuple):
 
 
 def rag_loss(model: rag.RagModel, label_smoothing: float = 0.0,
-             retriever_objective: str = "marginal", weigh_explained: bool = False
-             ) -> LossFunction:
+             retriever_objective: str = "marginal", weigh_explained: bool = False,
+             in_batch_negatives: bool = False) -> LossFunction:
     """- log p(y | x) by the model's kind (section 2.4), summed over questions; and, unless
     retriever_objective is "marginal", the retriever's own loss (`marginal.learn_from`).
 
-    weigh_explained: as for `rag.log_likelihood`.
+    weigh_explained, in_batch_negatives: as for `rag.log_likelihood`.
 
     These change the loss alone: "nll" and "prior_entropy" are of the likelihood itself, and so is
     "posterior_entropy", but Fusion-in-Decoder's is of what its retriever learns from. A question
@@ -62,9 +62,8 @@ def rag_loss(model: rag.RagModel, label_smoothing: float = 0.0,
 
     def loss(params: Params, batch: Batch, key: jax.Array | None) -> Sums:
         out = rag.log_likelihood(model, params, batch, label_smoothing, key,
-                                 retriever_objective, weigh_explained)
+                                 retriever_objective, weigh_explained, in_batch_negatives)
         weight = batch.weight * (out["prior"] > 0).any(axis=-1)
-        learnt = marginal.divergence(out["posterior"], out["prior"])
 
         def entropy(p: jax.Array) -> jax.Array:
             return -(weight * jnp.sum(p * jnp.log(jnp.maximum(p, 1e-30)), axis=-1)).sum()
@@ -78,7 +77,7 @@ def rag_loss(model: rag.RagModel, label_smoothing: float = 0.0,
             "loss": smoothed_nll,
             "prior_entropy": entropy(out["prior"]),
             "posterior_entropy": entropy(out["posterior"]),
-            INFORMATION: (weight * out["explained"] * learnt).sum(),
+            INFORMATION: (weight * out["explained"] * out["information"]).sum(),
         }
         if "retriever_objective" in out:
             metrics["retriever_loss"] = total(out["retriever_objective"])

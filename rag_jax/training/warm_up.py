@@ -40,7 +40,7 @@ def warm_up_retriever(job: Job) -> Any:
             raise ConfigError(
                 "config.retriever_warmup.steps: no training question names a positive passage "
                 '("positive_ids"); add them, name pretrained encoders, set '
-                "config.retriever_warmup.pairs=cloze or crops, which need none, or steps=0")
+                "config.retriever_warmup.pairs=words, cloze or crops, which need none, or steps=0")
     return _train(job, "retriever", ENCODERS, step.retriever_loss(job.model), config, batcher,
                   given)
 

@@ -21,7 +21,9 @@ from rag_jax.data.warmup_batches import (
     PairBatcher,
     RetrieverBatcher,
     cloze,
+    common_words,
     crops,
+    words,
 )
 from rag_jax.retrieval.bm25 import build_bm25
 from rag_jax.retrieval.passages import write_store
@@ -517,7 +519,7 @@ def test_a_cloze_sentence_is_removed_from_its_text_nine_times_in_ten():
     rng, removed, drawn = np.random.default_rng(0), 0, set()
     sentences = ["Lima is a port.", "It never rains!", "Does it, ever?", "No."]
     for _ in range(2000):
-        query, rest = cloze(SEVERAL, rng)
+        query, rest = cloze(STORIES[0], rng)
         assert query in sentences
         drawn.add(query)
         if rest != SEVERAL:
@@ -528,18 +530,47 @@ def test_a_cloze_sentence_is_removed_from_its_text_nine_times_in_ten():
 
 def test_crops_are_two_independent_spans_of_a_tenth_to_half_of_the_words():
     """A span twice would make the task the identity; one that leaves the text would be noise."""
-    rng, words, spans = np.random.default_rng(0), [str(i) for i in range(40)], []
+    rng, text, spans = np.random.default_rng(0), [str(i) for i in range(40)], []
     for _ in range(2000):
-        for crop in crops(" ".join(words), rng):
+        for crop in crops(Passage("", "", " ".join(text)), rng):
             first, *_ = own = [int(word) for word in crop.split()]
             assert own == list(range(first, first + len(own)))
             spans.append((first, len(own)))
-        assert crops("word", rng) == ("word", "word")
-    assert crops(" ", rng) == ("", ""), "a passage may be a title alone"
+        assert crops(Passage("", "", "word"), rng) == ("word", "word")
+    assert crops(Passage("", "T", " "), rng) == ("", ""), "a passage may be a title alone"
     starts, lengths = np.array(spans).reshape(-1, 2, 2).transpose(2, 0, 1)
     assert set(lengths.ravel()) == set(range(4, 20)) and set(starts.ravel()) == set(range(37))
     for both in (starts, lengths):
         assert abs(np.corrcoef(both.T)[0, 1]) < 0.1
+
+
+def test_words_are_a_title_with_some_common_words_of_its_passage_or_a_cloze():
+    """Without the title, or with rare words, which are answers, it would be no question's likeness.
+    """
+    passage, rng, counts, last = Passage("", "A title", "one, two (three) rare. Four A five"), (
+        np.random.default_rng(0)), [0] * 5, 0
+    common = {"one", "two", "three", "Four", "five", "A"}
+    for _ in range(2000):
+        query, rest = words(passage, rng, common)
+        if "A title" not in query:
+            assert query in {"one, two (three) rare.", "Four A five"}
+            continue
+        assert rest == passage.text
+        drawn = query.replace("A title", "").split()
+        last += query.endswith("A title")
+        assert drawn == [w for w in ("one", "two", "three", "Four", "five") if w in drawn]
+        counts[len(drawn)] += 1
+    assert not counts[0] and 900 < sum(counts) < 1100 and min(counts[1:]) > 0.8 * max(counts)
+    assert abs(last / sum(counts) - 0.7) < 0.05
+    lone = {words(Passage("", "", "one two"), rng, common)[0] for _ in range(50)}
+    assert lone == {"one", "two", "one two"}, "a passage may have no title"
+    assert {words(Passage("", "T", "rare"), rng, common)[0] for _ in range(9)} == {"T", "rare"}
+
+
+def test_common_words_are_those_of_a_hundredth_of_the_passages():
+    passages = [Passage("", "", "the end, the end." + " (few)" * (i < 4)) for i in range(300)]
+    assert common_words(passages) == {"the", "end", "few"}
+    assert common_words([*passages, *[Passage("", "", "the")] * 200]) == {"the", "end"}
 
 
 @pytest.mark.parametrize("pairs", ["cloze", "crops"])
@@ -569,7 +600,7 @@ def test_pairs_are_read_as_questions_and_passages_are(stories):
     store, bert = stories
     encoder = BertConfig(query_prefix="it ", passage_prefix="no ", titles="joined")
     batcher = PairBatcher([STORIES[0]] * 2, bert, "cloze", 30, 30, 30, encoder)
-    batcher.draw = lambda text, rng: (text, text)
+    batcher.draw = lambda passage, rng: (passage.text, passage.text)
     batch = batcher.batch(0, 2, 0)
     for ids, text in ((batch.question_ids, SEVERAL), (batch.passage_ids, f"City 0 {SEVERAL}")):
         prefixed = ("it " if ids is batch.question_ids else "no ") + text
@@ -592,7 +623,7 @@ def test_passages_of_which_the_same_is_left_are_not_each_others_negatives(storie
     """No query can tell them apart, though their texts differ, as those of a title alone."""
     store, bert = stories
     batcher = PairBatcher(store, bert, "cloze", 8, 30, 10)
-    batcher.draw = lambda text, rng: (text, "The rest.")
+    batcher.draw = lambda passage, rng: (passage.text, "The rest.")
     drawn = [STORIES[row] for row in order.batch_indices(len(STORIES), 8, 0, 0)]
     assert batcher.batch(0, 8, 0).same_passage.tolist() == [
         [p is not q and (p.title == q.title or p.text == q.text) for p in drawn] for q in drawn]

@@ -19,6 +19,7 @@ REDUCED = [
     "--config.generator_warmup.steps=350",
     "--config.train.steps=150",
     "--config.train.eval_every=150",
+    "--config.train.batch_size=32",
     "--config.tensorboard=false",
 ]
 

@@ -128,9 +128,9 @@ def test_a_stage_takes_the_step_that_its_configuration_says(job, monkeypatch, na
     else:
         settings, towers = config.train, ("query_encoder", "generator")
         seen.append(fine_tuning.rag_stage(job, "rag_token", None, None, meta={}))
-        losses = [step.rag_loss(job.model, 0.2, weigh_explained=True),
-                  step.rag_loss(job.model, weigh_explained=True),
-                  step.rag_loss(job.model, 0.2)]
+        both = {"weigh_explained": True, "in_batch_negatives": True}
+        losses = [step.rag_loss(job.model, 0.2, **both), step.rag_loss(job.model, **both),
+                  *(step.rag_loss(job.model, 0.2, **{**both, name: False}) for name in both)]
     stage, = seen
     if name == "rag":
         batch = parallel.put_batch(tiny.rag_batch(questions=4, model=job.model), job.mesh)
@@ -163,11 +163,12 @@ def test_a_stage_takes_the_step_that_its_configuration_says(job, monkeypatch, na
         assert 0 < scale < 1
         others["smoothing"] = by_hand(losses[1], *given, **at)
         others["what answers explain"] = by_hand(losses[2], *given, **at)
+        others["passages of other questions"] = by_hand(losses[3], *given, **at)
     for what, without in others.items():
         assert np.linalg.norm(without - expected) > 1e-3 * size, f"{what} changes nothing"
 
 
-@pytest.mark.parametrize("pairs", ["cloze", "crops"])
+@pytest.mark.parametrize("pairs", ["cloze", "crops", "words"])
 def test_a_start_from_passages_reads_no_question(job, monkeypatch, pairs):
     """Its point is to need no question, answer or gold passage; and one passage tells nothing."""
     def forbidden(self, split):

@@ -51,15 +51,16 @@ def test_accumulation_is_one_big_batch(params):
 def test_metrics_are_means_over_real_rows(params, kind):
     """Under label smoothing "nll" and the posterior would be those of no likelihood."""
     batch = batch_of()
-    model = tiny.rag_model(kind)
+    model, of_answers = (tiny.rag_model(k) for k in (kind, {"token": "sequence"}.get(kind, kind)))
 
     @tiny.jit
     def measured(params):
         smoothed = rag.log_likelihood(model, params, batch, label_smoothing=0.1)["objective"]
         return (rag.log_likelihood(model, params, batch), smoothed,
+                rag.log_likelihood(of_answers, params, batch)["posterior"],
                 step.rag_loss(model, 0.1)(params, batch, None))
 
-    out, smoothed, (total, count, sums) = measured(params)
+    out, smoothed, post, (total, count, sums) = measured(params)
     metrics = {name: value / count for name, value in sums.items()}
     if kind == "token":  # as the step gives them
         tiny.assert_trees_close(gradients(params, batch, 1)[1], metrics, rtol=1e-5)
@@ -75,7 +76,7 @@ def test_metrics_are_means_over_real_rows(params, kind):
     assert abs(metrics["loss"] - metrics["nll"]) > 0.01
     np.testing.assert_allclose(metrics["prior_entropy"], entropy(out["prior"]), rtol=1e-5)
     np.testing.assert_allclose(metrics["posterior_entropy"], entropy(out["posterior"]), rtol=1e-5)
-    post, prior = np.float64(out["posterior"]), np.float64(out["prior"])
+    post, prior = np.float64(post), np.float64(out["prior"])  # of whole answers, by any kind
     ratio = np.where(post > 0, post, 1) / np.where(post > 0, prior, 1)
     explained = np.exp(np.float64(out["log_p"]) / batch.target_mask.sum(axis=1))
     information = (explained * (post * np.log(ratio)).sum(axis=1))[real].mean()
@@ -103,6 +104,47 @@ def test_a_question_teaches_the_retriever_as_far_as_its_answer_is_explained(para
     scaled = jax.tree.map(lambda g: g * explained, plain["query_encoder"])
     assert not tiny.is_zero(scaled)
     tiny.assert_trees_close(grads["query_encoder"], scaled, rtol=1e-4, atol=1e-8)
+
+
+@pytest.mark.parametrize("kind", ["token", "sequence", "fid"])
+def test_in_batch_negatives_add_the_share_of_a_questions_own_passages(params, kind):
+    """Added to the likelihood, or once a token, it would train the generator or count long answers
+    for more; and it moves the encoders alone."""
+    batch = batch_of()
+    ids = np.arange(batch.doc_mask.size, dtype=np.int32).reshape(batch.doc_mask.shape)
+    vectors = np.array(batch.doc_embeddings)
+    ids[1, 0], vectors[1, 0] = ids[0, 0], vectors[0, 0]
+    batch = batch._replace(doc_ids=np.where(batch.doc_mask, ids, -1), doc_embeddings=vectors)
+
+    @tiny.jit
+    def measured(params):
+        def value(params, **settings):
+            out = rag.log_likelihood(tiny.rag_model(kind), params, batch, **settings)
+            return out["objective"].sum(), out
+        return [jax.grad(functools.partial(value, **settings), has_aux=True)(params)
+                for settings in ({}, {"in_batch_negatives": True},
+                                 {"in_batch_negatives": True, "weigh_explained": True})]
+
+    (plain, without), (grads, out), (_, weighted) = measured(params)
+    queries = rag.embed_queries(MODEL, params["query_encoder"], batch.question_ids,
+                                batch.question_mask)
+    share = []
+    for b, query in enumerate(np.float64(queries)):
+        scores = {}
+        for at in np.ndindex(batch.doc_mask.shape):
+            if batch.doc_mask[at]:
+                scores.setdefault(int(batch.doc_ids[at]), np.exp(query @ batch.doc_embeddings[at]))
+        mine = [scores[int(i)] for i in batch.doc_ids[b] if i >= 0]
+        share.append(np.log(sum(mine) / sum(scores.values())) if mine else 0.0)
+    added = np.float64(out["objective"]) - np.float64(without["objective"])
+    np.testing.assert_allclose(added, share, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(weighted["objective"] - without["objective"],
+                               out["explained"] * np.array(share), rtol=1e-4, atol=1e-5)
+    for name in ("log_p", "prior", "posterior", "explained"):
+        np.testing.assert_array_equal(out[name], without[name])
+    tiny.assert_trees_close(grads["generator"], plain["generator"], rtol=1e-5, atol=1e-7)
+    assert not tiny.is_zero(jax.tree.map(
+        jnp.subtract, grads["query_encoder"], plain["query_encoder"]))
 
 
 def test_a_batch_of_fillers_alone_gives_zero_gradients(params):
