@@ -5,7 +5,9 @@ Nothing here needs jax where nothing has changed, or no encoder and no generator
 
 import contextlib
 import dataclasses
+import functools
 import hashlib
+import itertools
 import json
 import os
 import pathlib
@@ -16,14 +18,15 @@ from rag_jax import files, locks, overrides, rules
 from rag_jax.citation import Citation
 from rag_jax.config import Config, ConfigError
 from rag_jax.documents import workdir as record_files
-from rag_jax.documents.chunks import Chunking, Window, passages_of
-from rag_jax.documents.document import Unreadable
+from rag_jax.documents.chunks import Chunking, Window, passage_id, passages_of
+from rag_jax.documents.document import Document, ReaderLost, Unreadable
 from rag_jax.documents.folder import Found, content_of, files_of
 from rag_jax.documents.read import versions
 from rag_jax.documents.readers import Readers
 from rag_jax.documents.workdir import INDEX, TRAINED, Record
 from rag_jax.errors import UserError
 from rag_jax.retrieval.bm25 import Bm25Settings, bm25_missing, build_bm25
+from rag_jax.retrieval.manifest import MANIFEST, IndexFolder, open_folder
 from rag_jax.retrieval.passages import PassageStore, write_store
 from rag_jax.retrieval.protocol import Passage, RetrievalError
 from rag_jax.retrieval.publish import publishing
@@ -182,20 +185,25 @@ class _Ingestion:
                           made_by["config"]["model"]["retriever"]]}
         found = self._found()
         digests, skipped = _digests(found)
-        store = self._store()
-        kept: dict[str, dict[str, Any]] = {}
-        if self.earlier and store is not None and self.earlier.divided_by == divided_by:
-            kept = {name: file for name, file in self.earlier.files.items()
-                    if digests.get(name) == file["sha256"]}
+        index, before = self._index(), self.earlier.files if self.earlier else {}
+        kept = {name: file for name, file in before.items()
+                if index is not None and self.earlier.divided_by == divided_by
+                and digests.get(name) == file["sha256"]}
+        same = index is not None and self.earlier.made_by == made_by
         done = self._known_unreadable(digests, divided_by)
-        before = dict(self.earlier.files) if self.earlier else {}
-        if (store is not None and self.earlier.made_by == made_by and kept.keys() == before.keys()
-                and kept.keys() | done.keys() == digests.keys()):
-            skipped |= {name: self.earlier.skipped[name] for name in done}
+        skipped |= done
+        if same and kept.keys() == before.keys() and kept.keys() | done.keys() == digests.keys():
             if skipped != self.earlier.skipped:
                 record_files.write(self.path, self.earlier._replace(skipped=skipped))
-            return self._result(before, (), skipped, len(store), 0)
-        return self._make(made_by, divided_by, found, skipped, kept, store)
+            return self._result(before, (), skipped, 0)
+        reading = Reading([one for one in found if one.name not in skipped], kept, self.chunking)
+        embedded = self._make(reading, index, edits=same and bool(kept) and not lexical)
+        skipped |= reading.skipped
+        workdirs.write(self.config, self.path / "config.json")
+        record_files.write(self.path, Record(
+            str(self.source), divided_by, made_by, MANIFEST.read(current(self.path / INDEX))[1],
+            reading.files, skipped))
+        return self._result(reading.files, tuple(reading.read), skipped, embedded)
 
     def _found(self) -> list[Found]:
         """All files by name, but for those of a workdir that is in the folder."""
@@ -205,74 +213,57 @@ class _Ingestion:
                        or not one.path.absolute().is_relative_to(self.path)),
                       key=lambda one: one.name)
 
-    def _store(self) -> PassageStore | None:
-        """The passages of the index, if it is the one of the record."""
-        if self.earlier is None:
-            return None
+    def _index(self) -> IndexFolder | None:
+        """The current version of the index, if it is the one of the record."""
         with contextlib.suppress(RetrievalError):
-            store = PassageStore.open(current(self.path / INDEX) / "passages")
-            rows = sum(file["passages"] for file in self.earlier.files.values())
-            if store.fingerprint == self.earlier.store and len(store) == rows:
-                return store
+            folder = current(self.path / INDEX)
+            if self.earlier and MANIFEST.read(folder)[1] == self.earlier.index:
+                return open_folder(folder)
         return None
 
     def _known_unreadable(self, digests: Mapping[str, str], divided_by: dict[str, Any]
                           ) -> dict[str, str]:
-        """Files that were not to be read before, and are as they were; by name, their digests."""
+        """Why files that were not to be read before, and are as they were, are not now; by name."""
         if self.earlier is None or self.earlier.divided_by != divided_by:
             return {}
-        return {name: digest for name, digest in digests.items()
-                if self.earlier.skipped.get(name, "").endswith(_mark(digest))}
+        return {name: reason for name, reason in self.earlier.skipped.items()
+                if name in digests and reason.endswith(_mark(digests[name]))}
 
-    def _make(self, made_by: dict[str, Any], divided_by: dict[str, Any], found: list[Found],
-              skipped: dict[str, str], kept: dict[str, dict[str, Any]],
-              store: PassageStore | None) -> Ingested:
-        """Writes the passages of all files, indexes them and notes what was done."""
+    def _make(self, reading: "Reading", index: IndexFolder | None, edits: bool) -> int:
+        """Publishes an index of all files, or edits the one there is; how many were embedded."""
         maker: Any = _Words(self.config)
         if self.config.model.sources:
             from rag_jax.training.ingested import Maker
 
             maker = Maker(self.config, self.path)
-        reading = Reading([one for one in found if one.name not in skipped], kept, self.chunking,
-                          maker.window, self._rows(store, kept))
         out = self.path / INDEX
         with publishing(out):
             files.discard_folder(files.begin_folder(out / "passages", "store"))  # of a killed one
             staging = files.begin_folder(out / "passages", "store")
+            write = functools.partial(maker.write, staging / "store",
+                                      source=reading.citations.pop)
             try:
-                new = maker.write(staging / "store", reading.passages(), reading.citations.pop)
-                maker.index(new, out)
+                if edits:
+                    gone = [passage_id for name, file in self.earlier.files.items()
+                            if name not in reading.kept for passage_id in _ids(name, file)]
+                    new = list(itertools.islice(passages := reading.new(maker.window), 1))
+                    added = write(itertools.chain(new, passages)) if new else None
+                    maker.edit(added, gone, out)
+                else:
+                    maker.index(write(reading.all(maker.window, index)), out)
             finally:
                 files.discard_folder(staging)
-        skipped |= reading.skipped
-        record = Record(str(self.source), divided_by, made_by, new.fingerprint, reading.files,
-                        skipped)
-        workdirs.write(self.config, self.path / "config.json")
-        record_files.write(self.path, record)
-        return self._result(reading.files, tuple(reading.read), skipped, len(new), maker.embedded)
-
-    def _rows(self, store: PassageStore | None, kept: Mapping[str, Any]
-              ) -> Callable[[str], Iterator[tuple[Passage, Citation]]]:
-        """Function from the name of a file that is kept to its passages."""
-        begins, begin = {}, 0
-        for name, file in sorted(self.earlier.files.items()) if kept else ():
-            begins[name], begin = begin, begin + file["passages"]
-
-        def rows(name: str) -> Iterator[tuple[Passage, Citation]]:
-            for row in range(begins[name], begins[name] + kept[name]["passages"]):
-                yield store[row], store.source(row)
-
-        return rows
+        return maker.embedded
 
     def _result(self, made: Mapping[str, dict[str, Any]], read: tuple[str, ...],
-                skipped: Mapping[str, str], passages: int, embedded: int) -> Ingested:
+                skipped: Mapping[str, str], embedded: int) -> Ingested:
         before = self.earlier.files if self.earlier else {}
         return Ingested(
             self.path, len(made), read, tuple(sorted(before.keys() - made.keys())),
             {name: reason.partition(_MARK)[0] for name, reason in sorted(skipped.items())},
             {name: tuple(file["remarks"]) for name, file in made.items() if file["remarks"]},
-            passages, embedded, overrides.lexical(self.config),
-            "generator" in self.config.model.sources)
+            sum(file["passages"] for file in made.values()), embedded,
+            overrides.lexical(self.config), "generator" in self.config.model.sources)
 
 
 _MARK = "\n"  # in a record, ends a reason that belongs to a content, whose digest follows
@@ -282,29 +273,40 @@ def _mark(digest: str) -> str:
     return f"{_MARK}{digest}"
 
 
+def _ids(name: str, file: Mapping[str, Any]) -> list[str]:
+    """The ids of the passages of a file."""
+    return [passage_id(name, number) for number in range(1, file["passages"] + 1)]
+
+
 class Reading:
     """The passages of files: those of files that are kept as they are, of others by their readers.
 
     Attributes:
+      kept: what the record says of files that are as they were, by name.
       citations: of the passages that came last, by id; to be taken out.
       files: what the record says of the files, so far.
       read: names of those that were read.
       skipped: reasons of those that could not be.
     """
 
-    def __init__(self, found: list[Found], kept: Mapping[str, dict[str, Any]], chunking: Chunking,
-                 window: Window | None,
-                 rows: Callable[[str], Iterator[tuple[Passage, Citation]]]):
-        self._found, self._kept, self._rows = found, kept, rows
-        self._chunking, self._window = chunking, window
+    def __init__(self, found: list[Found], kept: Mapping[str, dict[str, Any]], chunking: Chunking):
+        self._found, self.kept, self._chunking = found, kept, chunking
         self.citations: dict[str, Citation] = {}
         self.files: dict[str, dict[str, Any]] = {}
         self.read: list[str] = []
         self.skipped: dict[str, str] = {}
         self._digests: dict[str, str] = {}
 
-    def passages(self) -> Iterator[Passage]:
+    def new(self, window: Window | None) -> Iterator[Passage]:
+        """The passages of the files that are not kept, by name."""
+        return self.all(window, None)
+
+    def all(self, window: Window | None, index: IndexFolder | None) -> Iterator[Passage]:
         """The passages of all files, by name.
+
+        Args:
+          window: of the encoder.
+          index: holds those of the files that are kept; None leaves them out.
 
         Raises:
           UserError: there are none.
@@ -312,11 +314,16 @@ class Reading:
         with Readers() as readers:
             answers = readers.read_each(self._contents())
             for one in self._found:
-                if one.name in self._kept:
-                    self.files[one.name] = self._kept[one.name]
-                    yield from self._cited(self._rows(one.name))
+                if one.name in self.kept:
+                    self.files[one.name] = self.kept[one.name]
+                    for passage_id in _ids(one.name, self.kept[one.name]) if index else ():
+                        row = index.passages.row_of(passage_id)
+                        self.citations[passage_id] = index.passages.source(row)
+                        yield index.passages[row]
                     continue
-                yield from self._cited(self._divided(one.name, next(answers)))
+                for passage, citation in self._divided(one.name, next(answers), window):
+                    self.citations[passage.id] = citation
+                    yield passage
         if not self.files:
             some = "; ".join(f"{name}: {reason.partition(_MARK)[0]}"
                              for name, reason in sorted(self.skipped.items())[:3])
@@ -325,28 +332,25 @@ class Reading:
 
     def _contents(self) -> Iterator[tuple[str, bytes]]:
         for one in self._found:
-            if one.name not in self._kept:
+            if one.name not in self.kept:
                 try:
                     content, self._digests[one.name] = content_of(one)
                 except Unreadable:  # it has changed since it was looked at: the next run knows
                     content, self._digests[one.name] = b"", ""
                 yield one.name, content
 
-    def _divided(self, name: str, answer: Any) -> list[tuple[Passage, Citation]]:
+    def _divided(self, name: str, answer: Document | Unreadable, window: Window | None
+                 ) -> list[tuple[Passage, Citation]]:
         digest = self._digests.pop(name)
         if isinstance(answer, Unreadable):
-            self.skipped[name] = str(answer) + _mark(digest)
+            again = isinstance(answer, ReaderLost)  # it is tried each time
+            self.skipped[name] = str(answer) + ("" if again else _mark(digest))
             return []
-        pairs = passages_of(name, answer, self._chunking, self._window)
+        pairs = passages_of(name, answer, self._chunking, window)
         self.read.append(name)
         self.files[name] = {"sha256": digest, "passages": len(pairs),
                             "remarks": list(answer.remarks)}
         return pairs
-
-    def _cited(self, pairs: Any) -> Iterator[Passage]:
-        for passage, citation in pairs:
-            self.citations[passage.id] = citation
-            yield passage
 
 
 class _Words:

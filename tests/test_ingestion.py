@@ -18,6 +18,7 @@ from rag_jax.config import BartConfig, BertConfig, ConfigError
 from rag_jax.data.text import train_bart_tokenizer, train_bert_tokenizer
 from rag_jax.documents import workdir as record_files
 from rag_jax.documents.chunks import Chunking
+from rag_jax.documents.document import ReaderLost
 from rag_jax.documents.readers import Readers
 from rag_jax.errors import UserError
 from rag_jax.hub.families import Architecture, SpecialIds
@@ -94,7 +95,7 @@ def test_a_second_run_reads_what_has_changed_alone(folder, tmp_path, reads):
     (folder / "towns.csv").unlink()
     os.utime(folder / "peru.md")  # another time, and the same content
     changed = rag_jax.ingest(folder, tmp_path / "run")
-    assert sorted(reads) == ["kenya.txt", "new.md", "scanned.pdf"]
+    assert sorted(reads) == ["kenya.txt", "new.md"]
     assert changed.read == ("kenya.txt", "new.md") and changed.removed == ("towns.csv",)
     rag_jax.ingest(folder, tmp_path / "fresh")
     assert stored(tmp_path / "run") == stored(tmp_path / "fresh")
@@ -102,6 +103,22 @@ def test_a_second_run_reads_what_has_changed_alone(folder, tmp_path, reads):
     assert best.source.file == "kenya.txt"
     (folder / "scanned.pdf").rename(folder / "scanned.txt")  # nothing else
     assert rag_jax.ingest(folder, tmp_path / "run").read == ("scanned.txt",)
+
+
+def test_a_reader_that_was_too_slow_once_is_tried_again(folder, tmp_path, monkeypatch, reads):
+    """A busy machine must not leave a document out for ever."""
+    read = Readers.read
+
+    def slow(self, name, content):
+        if name == "peru.md":
+            raise ReaderLost("to read it took more than 120 seconds")
+        return read(self, name, content)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Readers, "read", slow)
+        assert "120 seconds" in rag_jax.ingest(folder, tmp_path / "run").skipped["peru.md"]
+    reads.clear()
+    assert rag_jax.ingest(folder, tmp_path / "run").read == ("peru.md",) and reads == ["peru.md"]
 
 
 def test_verify_reads_all_of_a_workdir_of_documents(folder, tmp_path, capsys):
@@ -223,12 +240,11 @@ def test_an_encoder_finds_a_generator_answers_and_nothing_is_embedded_twice(
     with pytest.raises(ConfigError, match="no generator is named"):
         rag.ask("Oslo?")
     before = {rag.index.passages[row].id: rag.index.embeddings([row])[0] for row in range(size)}
-    named = rag_jax.ingest(folder, tmp_path / "run", config=towers)
-    assert named.read == () and named.embedded == 0 and named.answers
     written(folder, {"added.txt": "Accra is in Ghana."})
     added = rag_jax.ingest(folder, tmp_path / "run")
-    assert added.read == ("added.txt",) and (added.passages, added.embedded) == (
-        size + 1, 1)
+    assert added.read == ("added.txt",) and (added.passages, added.embedded) == (size + 1, 1)
+    named = rag_jax.ingest(folder, tmp_path / "run", config=towers)
+    assert named.read == () and named.embedded == 0 and named.answers
     rag = rag_jax.load(tmp_path / "run")
     for row in range(size + 1):
         passage, vector = rag.index.passages[row], rag.index.embeddings([row])[0]
@@ -240,6 +256,15 @@ def test_an_encoder_finds_a_generator_answers_and_nothing_is_embedded_twice(
         text = (folder / passage.source.file).read_text()
         assert passage.source.file.endswith((".html", ".csv")) or passage.text == " ".join(
             text[slice(*passage.source.span)].split())
+    written(folder, {"kenya.txt": "Mombasa is in Kenya."})
+    (folder / "towns.csv").unlink()
+    changed = rag_jax.ingest(folder, tmp_path / "run")
+    assert changed.embedded == 1 and changed.removed == ("towns.csv",)
+    rag, fresh = rag_jax.load(tmp_path / "run"), tmp_path / "fresh"
+    rag_jax.ingest(folder, fresh, config={**SMALL, **towers})
+    found, = rag.retrieve("Mombasa?", k=rag.index.size)
+    assert sorted((p.id, p.title, p.text, p.source) for p in found) == sorted(
+        (*passage, source) for passage, source in stored(fresh))
     with pytest.raises(ConfigError, match="the runs rag_token, rag_sequence"):
         rag_jax.load(tmp_path / "run", "bm25")
     assert rag_jax.load(tmp_path / "run", "rag_sequence").job.model.kind == "sequence"

@@ -62,12 +62,17 @@ class Window:
     measure: Measure
 
 
+def passage_id(name: str, number: int) -> str:
+    """The id of a passage of a file, by its number from 1."""
+    return f"{name}#{number}"
+
+
 def passages_of(name: str, document: Document, chunking: Chunking, window: Window | None = None
                 ) -> list[tuple[Passage, Citation]]:
     """The passages of a document, in its order, each with its place.
 
     Args:
-      name: of its file; passage n, from 1, has the id NAME#n.
+      name: of its file.
       document: what was read of it.
       chunking: how it is divided.
       window: of the encoder that will read the passages; None = there is none.
@@ -76,7 +81,7 @@ def passages_of(name: str, document: Document, chunking: Chunking, window: Windo
       UserError: chunking.tokens without an encoder, or more than its window.
     """
     spans = _spans(name, document, chunking, window)
-    return [(Passage(f"{name}#{number}", document.title_at(begin, name),
+    return [(Passage(passage_id(name, number), document.title_at(begin, name),
                      " ".join(document.text[begin:end].split())),
              Citation(name, (begin, end), document.pages_of(begin, end),
                       document.sections_of(begin, end)))

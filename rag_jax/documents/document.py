@@ -15,6 +15,10 @@ class Unreadable(DataError):
     """A file that no text can be had of; the message says why, without the file's name."""
 
 
+class ReaderLost(Unreadable):
+    """A file whose reader took too long or ended: perhaps it could be read at another time."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Document:
     """A whole document as one text, so that a passage may begin on one page and end on the next.

@@ -12,7 +12,7 @@ import threading
 from collections.abc import Iterable, Iterator
 
 import rag_jax
-from rag_jax.documents.document import Document, Unreadable
+from rag_jax.documents.document import Document, ReaderLost, Unreadable
 
 SECONDS = 120.0  # that a file may take
 MEMORY_BYTES = 4 * 2**30  # that a process may have
@@ -72,7 +72,8 @@ class Readers:
         """`read.read_content` in one of the processes.
 
         Raises:
-          Unreadable: as there; or it took too long, or ended the process.
+          Unreadable: as there.
+          ReaderLost: it took too long, or ended the process.
         """
         process = self._idle.get() or self._start()
         late = threading.Event()
@@ -92,9 +93,9 @@ class Readers:
                 self._end(process)
             self._idle.put(process if whole else None)
         if not whole and late.is_set():
-            raise Unreadable(f"to read it took more than {self._seconds:g} seconds")
+            raise ReaderLost(f"to read it took more than {self._seconds:g} seconds")
         if not whole:
-            raise Unreadable("its reader has crashed: it is damaged, or worse")
+            raise ReaderLost("its reader has crashed: it is damaged, or worse")
         record = json.loads(answer)
         if "unreadable" in record:
             raise Unreadable(record["unreadable"])

@@ -20,7 +20,7 @@ NO_GENERATOR = ("Passages are shown, and no answers: no generator is named. For 
                 "rag_jax.ingest again with --config.model.generator.pretrained=NAME, such as "
                 "google/flan-t5-base.")
 RECORD, INDEX, TRAINED = "ingest.json", "index", "trained"
-_FIELDS = {"folder": str, "divided_by": dict, "made_by": dict, "store": str, "files": dict,
+_FIELDS = {"folder": str, "divided_by": dict, "made_by": dict, "index": str, "files": dict,
            "skipped": dict}
 
 
@@ -31,7 +31,7 @@ class Record(NamedTuple):
       folder: that was read.
       divided_by: all that decides the passages of a file, beside its content.
       made_by: all that decides what is made of the passages.
-      store: fingerprint of the passage store of the index that this is the record of.
+      index: digest of the manifest of the version of the index that this is the record of.
       files: {"sha256", "passages", "remarks"} by name, of files that were read.
       skipped: why each other file was not, by name.
     """
@@ -39,7 +39,7 @@ class Record(NamedTuple):
     folder: str
     divided_by: dict[str, Any]
     made_by: dict[str, Any]
-    store: str
+    index: str
     files: dict[str, dict[str, Any]]
     skipped: dict[str, str]
 

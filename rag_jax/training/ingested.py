@@ -19,12 +19,14 @@ from rag_jax.documents.chunks import Window
 from rag_jax.documents.workdir import INDEX
 from rag_jax.models.layers import unstack_layers
 from rag_jax.retrieval.bm25 import Bm25Index, build_bm25
+from rag_jax.retrieval.build import RecallSettings
+from rag_jax.retrieval.editing import edit_index
 from rag_jax.retrieval.index import PassageIndex
 from rag_jax.retrieval.kept import KeptEmbeddings
 from rag_jax.retrieval.passages import PassageStore
 from rag_jax.retrieval.protocol import Passage, RetrievalError
 from rag_jax.training import indexing, pretrained, workdir
-from rag_jax.training.job import Job
+from rag_jax.training.job import Job, fingerprint
 from rag_jax.training.opened import (
     Rag,
     changed,
@@ -33,6 +35,7 @@ from rag_jax.training.opened import (
     check_vectors,
     placed,
 )
+from rag_jax.types import Params
 
 
 def towers(config: Config) -> list[str]:
@@ -118,16 +121,19 @@ class Maker:
         kept = None
         with contextlib.suppress(RetrievalError):
             kept = KeptEmbeddings(PassageIndex.open(out))
-        params = pretrained.load(dataclasses.replace(self._job, config=self._named()),
-                                 pretrained.ENCODERS)
-        indexing.index_store(self._job, params, store, out, overwrite=True, kept=kept)
+        indexing.index_store(self._job, self._encoders(), store, out, overwrite=True, kept=kept)
         self.embedded = len(store) if kept is None or kept.embedded is None else kept.embedded
 
-    def _named(self) -> Config:
-        """With architectures and sources."""
-        return dataclasses.replace(self._job.config, model=dataclasses.replace(
-            self._job.config.model, **{name: getattr(self._config.model, name) for name in (
-                "rag", "query_encoder", "document_encoder")}))
+    def edit(self, added: PassageStore | None, gone: Sequence[str], out: pathlib.Path) -> None:
+        """Publishes the index without the passages of some ids, and with those of a store."""
+        encoder = self._encoders()["document_encoder"]
+        embedder = indexing.passage_embedder(
+            self._job, self._job.model, encoder, fingerprint(self._job.model, encoder))
+        edit_index(out, embedder, added, gone, RecallSettings(seed=self._config.seed))
+        self.embedded = 0 if added is None else len(added)
+
+    def _encoders(self) -> Params:
+        return pretrained.load(self._job, pretrained.ENCODERS)
 
 
 def open_ingested(path: pathlib.Path, run: str | None, index: str | os.PathLike | None,
@@ -152,7 +158,7 @@ def open_ingested(path: pathlib.Path, run: str | None, index: str | os.PathLike 
             raise ConfigError(f"{folder}: was made without a generator; run rag_jax.ingest again "
                               "with the same config.model.generator.pretrained")
         check_tokens(opened, job.prepared)
-    params = pretrained.load(dataclasses.replace(job, config=config), named)
+    params = pretrained.load(job, named)
     rag = Rag(job, run, unstack_layers(params), opened)
     if "document_encoder" in named:
         check_vectors(rag)
