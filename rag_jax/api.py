@@ -19,14 +19,11 @@ from rag_jax import (
     files,
     hosts,
     overrides,
-    parallel,
     process,
     rules,
 )
 from rag_jax.config import Config, ConfigError
-from rag_jax.data.prepared import Prepared, generator_format
 from rag_jax.data.tasks import load_examples
-from rag_jax.data.text import Tokenizer
 from rag_jax.documents import workdir as documents
 from rag_jax.models.layers import unstack_layers
 from rag_jax.models.rag import TOWERS
@@ -36,7 +33,7 @@ from rag_jax.retrieval.publish import publishing
 from rag_jax.training import indexing, pretrained
 from rag_jax.training import run as training
 from rag_jax.training import workdir as workdirs
-from rag_jax.training.ingested import open_ingested
+from rag_jax.training.ingested import job_as_they_are, open_ingested
 from rag_jax.training.job import Index, Job, fingerprint
 from rag_jax.training.opened import (
     Path,
@@ -155,37 +152,16 @@ def _config_of_towers(run: str | None, config: Config | Mapping[str, Any] | None
     return config
 
 
-def _job_as_they_are(config: Config, named: Config, path: pathlib.Path) -> Job:
-    """What reads with towers as their sources have them: no passages, no questions.
-
-    Args:
-      config: with their architecture.
-      named: the same with their sources.
-      path: in the place of a workdir.
-    """
-    tokenizers = []
-    for tower, section in (("query_encoder", "retriever"), ("generator", "generator")):
-        folder = getattr(config.data, f"{section}_tokenizer") or (
-            pretrained.tokenizer_folder(named, tower))
-        if folder is None:
-            raise ConfigError(f"{named.model.sources[tower]} has no tokenizer; name one with "
-                              f"config.data.{section}_tokenizer")
-        tokenizers.append(Tokenizer.load(folder))
-    format = generator_format(config, tokenizers[1])
-    prepared = Prepared(tokenizers[0], format.tokenizer, format, {}, {})
-    return Job(config, path, prepared, parallel.make_mesh(config.mesh))
-
-
 def _as_they_are(config: Config, named: Config, path: pathlib.Path, index: Path,
                  towers: Sequence[str]) -> Rag:
     """Opens towers as their sources have them, with an index.
 
     Args:
-      config, named, path: as for `_job_as_they_are`.
+      config, named, path: as for `job_as_they_are`.
       index: its folder.
       towers: of model.TOWERS.
     """
-    job = _job_as_they_are(config, named, path)
+    job = job_as_they_are(config, named, path)
     opened = open_index(job, config.runs[0], str(index))
     check_tokens(opened, job.prepared)
     params = pretrained.load(dataclasses.replace(job, config=named), towers, answers=True)
@@ -245,7 +221,7 @@ def build_index(passages: Path, out: Path, workdir: Path | None = None, *, run: 
     with workdirs.writing(target):
         if workdir is None:
             config, trained = pretrained.resolve(_config_of_towers(run, config)), None
-            job = _job_as_they_are(config, config, target)
+            job = job_as_they_are(config, config, target)
         else:
             path = pathlib.Path(workdir).absolute()
             if not isinstance(config, Config):

@@ -44,35 +44,44 @@ def towers(config: Config) -> list[str]:
     return [tower for tower in config.model.sources if tower not in unread]
 
 
-def job_of(config: Config, path: pathlib.Path) -> Job:
-    """What reads with the towers that a configuration names.
+def job_as_they_are(config: Config, named: Config, path: pathlib.Path) -> Job:
+    """What reads with towers as their sources have them: no passages, no questions.
 
-    Where one is not named, its tokenizer is one of bytes, which nobody reads with.
+    Where a tower is not named, its tokenizer is one of bytes, which nobody reads with.
 
     Args:
-      config: of one run.
-      path: the workdir.
+      config: with their architecture.
+      named: the same with their sources.
+      path: the workdir, or what stands in its place.
 
     Raises:
-      ConfigError, HubError: a source that is none, or has no tokenizer.
+      ConfigError: a source has no tokenizer.
     """
-    named, tokenizers = towers(config), []
-    if "document_encoder" in named and not pretrained.is_retriever(config):
+    tokenizers, known = [], towers(named)
+    for tower, section in (("query_encoder", "retriever"), ("generator", "generator")):
+        folder = getattr(config.data, f"{section}_tokenizer") or (
+            pretrained.tokenizer_folder(named, tower) if tower in known else None)
+        if folder is None and tower in known:
+            raise ConfigError(f"{named.model.sources[tower]} has no tokenizer; name one with "
+                              f"config.data.{section}_tokenizer")
+        tokenizers.append(Tokenizer.load(folder) if folder else train_bart_tokenizer((), 300))
+    format = generator_format(config, tokenizers[1])
+    prepared = Prepared(tokenizers[0], format.tokenizer, format, {}, {})
+    return Job(config, path, prepared, parallel.make_mesh(config.mesh))
+
+
+def job_of(config: Config, path: pathlib.Path) -> Job:
+    """`job_as_they_are` of a workdir, for a configuration of one run, as it was asked for.
+
+    Raises:
+      ConfigError, HubError: a source that is none, has no tokenizer, or is no retriever.
+    """
+    if "document_encoder" in towers(config) and not pretrained.is_retriever(config):
         raise ConfigError(f"{config.model.sources['document_encoder']} is no retriever: nothing "
                           "says how its states become vectors that find passages. Name a sentence "
                           "encoder (sentence-transformers/all-MiniLM-L6-v2, ...), or set "
                           "config.model.retriever.pooling=mean or cls")
-    resolved = pretrained.resolve(config)
-    for tower, section in (("query_encoder", "retriever"), ("generator", "generator")):
-        folder = getattr(config.data, f"{section}_tokenizer") or (
-            pretrained.tokenizer_folder(config, tower) if tower in named else None)
-        if folder is None and tower in named:
-            raise ConfigError(f"{config.model.sources[tower]} has no tokenizer; name one with "
-                              f"config.data.{section}_tokenizer")
-        tokenizers.append(Tokenizer.load(folder) if folder else train_bart_tokenizer((), 300))
-    format = generator_format(resolved, tokenizers[1])
-    prepared = Prepared(tokenizers[0], format.tokenizer, format, {}, {})
-    return Job(resolved, path, prepared, parallel.make_mesh(config.mesh))
+    return job_as_they_are(pretrained.resolve(config), config, path)
 
 
 class Maker:
@@ -158,7 +167,7 @@ def open_ingested(path: pathlib.Path, run: str | None, index: str | os.PathLike 
             raise ConfigError(f"{folder}: was made without a generator; run rag_jax.ingest again "
                               "with the same config.model.generator.pretrained")
         check_tokens(opened, job.prepared)
-    params = pretrained.load(job, named)
+    params = pretrained.load(job, named, answers=True)
     rag = Rag(job, run, unstack_layers(params), opened)
     if "document_encoder" in named:
         check_vectors(rag)

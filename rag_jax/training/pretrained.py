@@ -247,7 +247,7 @@ def load(job: Job, towers: Sequence[str], answers: bool = False) -> dict[str, An
     if job.model.retriever.learn_scale and "query_encoder" in params:
         one = jax.device_put(jnp.zeros(()), parallel.replicated(job.mesh))
         params["query_encoder"] = {rag.SCALE: one, **params["query_encoder"]}
-    if answers:
+    if answers and "generator" in params:
         params["generator"] = in_dtype(
             params["generator"], job.config.model.generator.param_dtype)
     return params
