@@ -192,8 +192,8 @@ def test_embeddings_and_words_are_joined_in_one_prior(uninterrupted, tmp_path):
                                rtol=1e-3, atol=1e-3)
     chosen = rag.choose_weight([0.0, 0.3, 1.0])
     assert chosen["bm25_weight"] == rag.config.retrieval.bm25_weight == rag.index.fusion.weight
-    recalls = [value for name, value in chosen.items() if name.startswith("dev_answer_recall@")]
-    assert max(recalls) == chosen[f"dev_answer_recall@2, weight {chosen['bm25_weight']:g}"]
+    scores = [value for name, value in chosen.items() if name.startswith("dev_mrr@")]
+    assert max(scores) == chosen[f"dev_mrr@2, weight {chosen['bm25_weight']:g}"]
     rag.edit([Passage("new", "Zyzzogeton", "A zyzzogeton is a leafhopper.")], [found[0].id])
     assert rag.index.fusion.weight == chosen["bm25_weight"]
     rag.choose_weight([1.0])

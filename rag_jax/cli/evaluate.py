@@ -28,8 +28,8 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--choose-k", metavar="K,K,...", type=flags.counts, default=(),
                         help="choose the number of passages by the score on dev, and answer so")
     parser.add_argument("--choose-weight", metavar="W,W,...", type=_weights, default=(),
-                        help="hybrid: choose the weight of words by the answer recall on dev, and "
-                        "retrieve so")
+                        help="hybrid: choose the weight of words by the ranks of answers on dev, "
+                        "and retrieve so")
     parser.add_argument("--predictions", metavar="FILE", type=pathlib.Path,
                         help="score the answers of this file; needs --questions, no workdir")
     options, config = flags.parse_with_config(

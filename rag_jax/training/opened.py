@@ -283,9 +283,9 @@ class Rag:
         so from now on.
 
         Returns:
-          "bm25_weight", the one with the highest answer recall over the passages that are read, the
-          first of several by the mean reciprocal rank of the first with an answer; and
-          "dev_answer_recall@K, weight W" of each.
+          "bm25_weight", the one with the highest mean reciprocal rank of the first passage with an
+          answer among those that are read, which tells weights apart that find as many; and that,
+          in percent, of each weight, as "dev_mrr@K, weight W".
 
         Raises:
           ConfigError: the run does not retrieve by embeddings and words, in a convex combination.
@@ -300,13 +300,13 @@ class Rag:
             rows = search(index, queries, answerer.k)
             ranks = scoring.answer_ranks(dev.examples, [
                 [index.passages[int(row)] for row in each] for each in rows])
-            found[weight] = 100 * float(np.isfinite(ranks).mean()), float(np.mean(1 / (1 + ranks)))
+            found[weight] = 100 * float(np.mean(1 / (1 + ranks)))
         best = max(found, key=found.__getitem__)
         config = changed(self.config, {"retrieval.bm25_weight": best})
         self.job = dataclasses.replace(self.job, config=config)
         self.index = dataclasses.replace(self.index, fusion=Fusion("convex", best))
-        return {"bm25_weight": best, **{f"dev_answer_recall@{answerer.k}, weight {weight:g}": recall
-                                        for weight, (recall, _) in found.items()}}
+        return {"bm25_weight": best, **{f"dev_mrr@{answerer.k}, weight {weight:g}": score
+                                        for weight, score in found.items()}}
 
     def answerer(self, how: Mapping[str, Any] | None = None, **changes: Any) -> Answerer:
         """What answers batches of tokenized questions.

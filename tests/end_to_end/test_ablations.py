@@ -68,7 +68,7 @@ def test_a_run_trains_and_answers_with_embeddings_and_words(trained, tmp_path):
     metrics = json.loads((tmp_path / "report.json").read_text())["metrics"]["rag_token"]
     assert metrics["answer_recall@2"] > 20
     said = finish("evaluate", tmp_path, "--choose-weight=0,0.3,1")
-    assert "bm25_weight" in said and "dev_answer_recall@2, weight 0.3" in said
+    assert "bm25_weight" in said and "dev_mrr@2, weight 0.3" in said
     wrong = run("train", tmp_path, "--config.retrieval.retriever=hybrid",
                 "--config.retrieval.where=device")
     assert wrong.returncode == 1 and "words are searched on the host" in wrong.stderr
