@@ -7,7 +7,11 @@ import sys
 from rag_jax.api import load
 from tests.end_to_end.commands import ROOT, environment
 
+# So few steps teach to read only from a start with gold passages.
 REDUCED = [
+    "--config.retriever_warmup.pairs=gold",
+    "--config.retriever_warmup.hard_negatives=3",
+    "--config.data.world_cards=gold",
     "--config.runs=rag_token",
     "--config.data.fictional_countries=200",
     "--config.data.generator_vocab=1024",
