@@ -75,7 +75,9 @@ def test_scores_whose_difference_float32_sums_would_lose_are_ordered(monkeypatch
     found = ExactIndex(embeddings).search(query, 20)
     ids, scores = full_sort(query, embeddings, 20)
     np.testing.assert_array_equal(found.ids, ids)
-    np.testing.assert_array_equal(found.scores, scores)
+    # Parts a million times the sum: float64 sums in another order, as processors have them, are
+    # rounded to neighbouring float32 numbers one time in a thousand. float32 sums lose every digit.
+    np.testing.assert_array_max_ulp(found.scores, scores, maxulp=1)
 
 
 def test_a_row_scores_the_same_in_every_batch_and_position():
