@@ -68,6 +68,10 @@ def _run(config: Config, run: str) -> Iterator[str]:
     if null != "none" and not config.retrieval.k:
         yield (f"config.model.null_document={null}: without passages (config.retrieval.k=0) there "
                "is nothing that it could be chosen over; set none")
+    if config.train.document_encoder == "refresh" and (
+            config.retrieval.where != "device" or not config.retrieval.k):
+        yield ("config.train.document_encoder=refresh: the passages are embedded again on the "
+               "devices; set config.retrieval.where=device and config.retrieval.k above 0")
     yield from _objective(config, run)
     if train.collapse_guard == "freeze" and train.generator_rate is None:
         yield ("config.train.collapse_guard=freeze: with config.train.generator_rate=none nothing "
@@ -192,10 +196,6 @@ def _stages(config: Config) -> Iterator[str]:
     if retrieval.where == "device" and retrieval.staleness:
         yield (f"config.retrieval.staleness={retrieval.staleness}: with "
                "config.retrieval.where=device the step retrieves for itself; set 0")
-    if config.train.document_encoder == "refresh" and (
-            retrieval.where != "device" or not retrieval.k):
-        yield ("config.train.document_encoder=refresh: the passages are embedded again on the "
-               "devices; set config.retrieval.where=device and config.retrieval.k above 0")
     if config.retriever_warmup.optimizer.accumulate > 1:
         yield ("config.retriever_warmup.optimizer.accumulate: the passages of a batch are each "
                "other's negatives, so a batch cannot be split; set 1")

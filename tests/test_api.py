@@ -63,7 +63,7 @@ def path(tmp_path, monkeypatch):
         prepared = types.SimpleNamespace(memories={"now": None}, format=None)
         return Job(config, path, prepared, None)
 
-    monkeypatch.setattr(Job, "model", types.SimpleNamespace(lexical=False))
+    monkeypatch.setattr(Job, "model", types.SimpleNamespace(lexical=False, fusion=None))
     monkeypatch.setattr(api.training, "open_job", open_job)
     monkeypatch.setattr(pretrained, "load_params", lambda job, run, step: (
         f"parameters of {run}", {"encoder_fingerprint": "f"}))

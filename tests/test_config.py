@@ -58,7 +58,7 @@ def test_an_override_becomes_the_type_of_its_field(name, text, expected):
     ("train.optimizer.b1", "fast", "config.train.optimizer.b1='fast': expected float"),
     ("tensorboard", "yes", "config.tensorboard='yes': expected bool (true or false)"),
     ("retrieval.num_leaves", "auto", "config.retrieval.num_leaves='auto': expected int|none"),
-    ("retrieval.retriever", "bm-25", "expected dpr|bm25 (did you mean bm25?)"),
+    ("retrieval.retriever", "bm-25", "expected dpr|bm25|hybrid (did you mean bm25?)"),
     ("model.generator.dtype", "int8", "expected float32|bfloat16"),
 ])
 def test_text_of_another_type_is_refused_with_field_value_and_type(name, text, told):

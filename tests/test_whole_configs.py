@@ -27,7 +27,7 @@ def traced(name, kind):
     mesh = MeshConfig()
     config = dataclasses.replace(
         rules.validate(config_files.load_file(str(CONFIGS / name))), mesh=mesh)
-    for program in programs(config, parallel.make_mesh(mesh), kinds=[kind]):
+    for program in programs(config, parallel.make_mesh(mesh), passages=17_551, kinds=[kind]):
         jaxpr, shapes = jax.make_jaxpr(program.jitted, return_shape=True)(*program.arguments)
         yield config, program, jaxpr, shapes
 

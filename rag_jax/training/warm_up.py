@@ -27,12 +27,12 @@ def warm_up_retriever(job: Job) -> Any:
     tokenizer, lengths = job.prepared.retriever_tokenizer, (data.max_passage_length,
                                                             data.length_step)
     if config.pairs != "gold":
-        batcher = PairBatcher(store, tokenizer, config.pairs, data.max_question_length, *lengths,
-                              job.model.retriever)
         if config.steps and len(store) < 2:
             raise ConfigError(
                 f"config.retriever_warmup.pairs={config.pairs}: {job.trains_with} has one passage, "
                 "and two are needed to tell them apart; add passages, or set steps=0")
+        batcher = PairBatcher(store, tokenizer, config.pairs, data.max_question_length, *lengths,
+                              job.model.retriever)
     else:
         batcher = RetrieverBatcher(job.tokens("train"), store, *lengths, tokenizer.pad,
                                    config.hard_negatives)

@@ -81,7 +81,7 @@ def test_a_memory_of_a_file_is_indexed_as_the_run_searches(
                                    kept=lambda passage, question: passage, max_length=16)
     prepared = Prepared(None, None, tables, {"own": None}, {})
     job = Job(config, tmp_path / "w", prepared, None)
-    monkeypatch.setattr(Job, "model", types.SimpleNamespace(lexical=lexical))
+    monkeypatch.setattr(Job, "model", types.SimpleNamespace(lexical=lexical, fusion=None))
     monkeypatch.setattr("rag_jax.data.prepare.encoder_input", lambda _, a, *rest: [[1]] * len(a))
     monkeypatch.setattr(indexing, "restore_run", lambda *given: ("best", {}))
     monkeypatch.setattr(indexing, "index_words", lambda job: {
@@ -106,7 +106,8 @@ def test_a_memory_of_a_file_is_indexed_as_the_run_searches(
 def test_an_index_that_misses_the_recall_asked_for_says_so():
     """The manifest alone told it, which nobody reads."""
     recall = {"k": 10, "queries": 40, "source": "given", "recall": 0.97, "target": 0.99}
-    manifest = {"kind": "scann", "scann": {"leaves_to_search": 31, "parts": 2}, "recall": recall}
+    manifest = {"kind": "scann", "size": 200_000, "recall": recall,
+                "scann": {"leaves_to_search": 31, "parts": 2}}
     index = types.SimpleNamespace(size=200_000, manifest=manifest)
     assert indexing.describe(index) == (
         "200000 passages, scann, 31 of 411 leaves searched, recall@10 against exact search 0.9700 "
