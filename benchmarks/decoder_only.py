@@ -10,14 +10,13 @@ tokens are the same: all in float32; in bfloat16 roundings part them sooner or l
 """
 
 import argparse
-import statistics
-import time
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import torch
 import transformers
+from kept_passages import in_turns
 
 from rag_jax.config import BertConfig, CausalConfig
 from rag_jax.decoding.answer import decode
@@ -53,21 +52,12 @@ def main() -> None:
         branch[weight.path[-1]] = jnp.asarray(names.to_ours(value, weight.form), options.dtype)
     prompts = np.random.default_rng(0).integers(1, config.vocab_size, (PASSAGES, SOURCE))
     prompts[:, -1] = prompts[0, -1]  # as the end of a template
-    sides = {"theirs": lambda: by_hand(theirs, torch.from_numpy(prompts)),
+    sides = {"theirs": lambda: np.array(by_hand(theirs, torch.from_numpy(prompts))),
              "ours": ours(config, params, prompts)}
-    seconds: dict[str, list[float]] = {name: [] for name in sides}
-    found = {}
-    for turn in range(options.repeats + 1):  # the first one compiles
-        for name, answer in sides.items():
-            began = time.perf_counter()
-            found[name] = np.asarray(answer())
-            if turn:
-                seconds[name].append(time.perf_counter() - began)
-    for name, each in seconds.items():
-        print(f"{name}: {', '.join(f'{value:.2f}' for value in each)} s")
+    found, median = in_turns(sides, options.repeats)
     same = np.cumprod(found["theirs"] == found["ours"]).sum()
     print(f"theirs / ours, {options.dtype}, {options.layers} layers: "
-          f"{statistics.median(seconds['theirs']) / statistics.median(seconds['ours']):.2f}; "
+          f"{median['theirs'] / median['ours']:.2f}; "
           f"the first {same} of {TOKENS} tokens are the same")
 
 

@@ -13,6 +13,8 @@ import argparse
 import functools
 import statistics
 import time
+from collections.abc import Callable
+from typing import Any
 
 import jax
 import ml_dtypes
@@ -57,23 +59,29 @@ def main() -> None:
     kept = KeptPrefixes()
     sides = {"together": together, "new": lambda: in_two_parts(KeptPrefixes()),
              "kept": lambda: in_two_parts(kept)}
-    seconds: dict[str, list[float]] = {name: [] for name in sides}
-    found = {}
-    for turn in range(options.repeats + 1):  # the first one compiles
-        for name, first_token in sides.items():
-            began = time.perf_counter()
-            found[name] = jax.device_get(first_token())
-            if turn:
-                seconds[name].append(time.perf_counter() - began)
-    for name, each in seconds.items():
-        print(f"{name}: {', '.join(f'{value:.3f}' for value in each)} s")
+    found, median = in_turns(sides, options.repeats)
     same = jax.tree.map(np.array_equal, found["kept"], found["new"])
-    median = {name: statistics.median(each) for name, each in seconds.items()}
     print(f"{options.dtype}, {options.layers} layers: kept / together "
           f"{median['kept'] / median['together']:.2f}, kept / new "
           f"{median['kept'] / median['new']:.2f}, new / together "
           f"{median['new'] / median['together']:.2f}; kept and new give the same bits: "
           f"{all(jax.tree.leaves(same))}")
+
+
+def in_turns(sides: dict[str, Callable[[], Any]], repeats: int
+             ) -> tuple[dict[str, Any], dict[str, float]]:
+    """What each side gave last, on the host, and the median of its seconds; prints all of them."""
+    seconds: dict[str, list[float]] = {name: [] for name in sides}
+    found = {}
+    for turn in range(repeats + 1):  # the first one compiles
+        for name, side in sides.items():
+            began = time.perf_counter()
+            found[name] = jax.device_get(side())
+            if turn:
+                seconds[name].append(time.perf_counter() - began)
+    for name, each in seconds.items():
+        print(f"{name}: {', '.join(f'{value:.3f}' for value in each)} s")
+    return found, {name: statistics.median(each) for name, each in seconds.items()}
 
 
 def random_params(model: rag.RagModel) -> dict:

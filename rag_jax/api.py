@@ -27,7 +27,7 @@ from rag_jax.data.tasks import load_examples
 from rag_jax.documents import workdir as documents
 from rag_jax.models.layers import unstack_layers
 from rag_jax.models.rag import TOWERS
-from rag_jax.retrieval.bm25 import build_bm25
+from rag_jax.retrieval.bm25 import Bm25Settings, build_bm25
 from rag_jax.retrieval.protocol import Passage
 from rag_jax.retrieval.publish import publishing
 from rag_jax.training import indexing, pretrained
@@ -268,7 +268,7 @@ def _build(job: Job, trained: pathlib.Path | None, passages: str, out: pathlib.P
         if job.model.lexical:
             store = job.prepared.memories[out.name]
             return build_bm25(store, out, overwrite, indexing.all_hosts(),
-                              indexing.word_settings(job.config))
+                              Bm25Settings.of_config(job.config.retrieval))
         params = (pretrained.load(job, pretrained.ENCODERS) if trained is None
                   else pretrained.restore_run(trained, job.model, job.mesh)[0])
         return indexing.index_stores(job, params, out.parent, overwrite, asked)[out.name]

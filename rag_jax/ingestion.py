@@ -360,8 +360,7 @@ class _Words:
     embedded = 0
 
     def __init__(self, config: Config):
-        asked = config.retrieval
-        self._settings = Bm25Settings(asked.bm25_k1, asked.bm25_b, asked.bm25_language)
+        self._settings = Bm25Settings.of_config(config.retrieval)
 
     def write(self, path: pathlib.Path, passages: Iterator[Passage],
               source: Callable[[str], Citation]) -> PassageStore:

@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 
+from rag_jax.config import RetrievalConfig
 from rag_jax.retrieval.manifest import IndexFolder, open_folder
 from rag_jax.retrieval.passages import PassageStore
 from rag_jax.retrieval.protocol import (
@@ -75,6 +76,11 @@ class Bm25Settings:
     def fingerprint(self) -> str:
         """Names the settings, in place of an encoder."""
         return "bm25-" + hashlib.sha256(json.dumps(self.record).encode()).hexdigest()[:16]
+
+    @classmethod
+    def of_config(cls, retrieval: RetrievalConfig) -> "Bm25Settings":
+        """The settings of a configuration."""
+        return cls(retrieval.bm25_k1, retrieval.bm25_b, retrieval.bm25_language)
 
     @classmethod
     def of_manifest(cls, path: Path, manifest: dict[str, Any]) -> "Bm25Settings":

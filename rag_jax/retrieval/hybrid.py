@@ -49,11 +49,8 @@ class HybridIndex:
         if self.dense.division != "queries":
             raise RetrievalError(f"{self.path}: each process holds a share of its parts, and a "
                                  "hybrid index needs all; use fewer parts than processes.")
-        if self.to_words is None and not same_rows(self.dense, self.words):
+        if self.to_words is None:
             self.to_words = matching_rows(self.dense, self.words)
-            if self.to_words is None:
-                raise RetrievalError(f"{self.words.path}: its passages are not those of "
-                                     f"{self.dense.path}; count their words again.")
 
     @property
     def path(self):
@@ -125,22 +122,25 @@ class HybridIndex:
         return to_dense[found]
 
 
-def same_rows(dense: PassageIndex, words: Bm25Index) -> bool:
-    """Whether both were built from one passage store, and hold all of it."""
-    stores = [index.manifest["passages_fingerprint"] for index in (dense, words)]
-    return dense.valid is None and stores[0] == stores[1]
-
-
 def matching_rows(dense: PassageIndex, words: Bm25Index) -> np.ndarray | None:
-    """The rows int64[N] of `words` for those of `dense`, -1 for deleted ones; None where they hold
-    other passages."""
-    rows = np.arange(len(dense.passages)) if dense.valid is None else np.flatnonzero(dense.valid)
-    if len(rows) != words.size:
+    """The rows int64[N] of `words` for those of `dense`, -1 for deleted ones; None = the same, as
+    both were built from one passage store and hold all of it.
+
+    Raises:
+        RetrievalError: they hold other passages.
+    """
+    stores = [index.manifest["passages_fingerprint"] for index in (dense, words)]
+    if dense.valid is None and stores[0] == stores[1]:
         return None
+    rows = np.arange(len(dense.passages)) if dense.valid is None else np.flatnonzero(dense.valid)
+    others = RetrievalError(f"{words.path}: its passages are not those of {dense.path}; count "
+                            "their words again.")
+    if len(rows) != words.size:
+        raise others
     known = {passage: row for row, passage in enumerate(words.passages)}
     found = [known.get(dense.passages[int(row)]) for row in rows]
     if None in found:
-        return None
+        raise others
     matching = np.full(len(dense.passages), -1)
     matching[rows] = found
     return matching

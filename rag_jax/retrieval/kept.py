@@ -3,13 +3,12 @@
 import dataclasses
 import hashlib
 import itertools
-from typing import Any
 
 import numpy as np
 
 from rag_jax.retrieval.index import PassageIndex
-from rag_jax.retrieval.passages import PassageStore, TokenTable
-from rag_jax.retrieval.shards import PassageEmbedder
+from rag_jax.retrieval.passages import PassageStore
+from rag_jax.retrieval.shards import PassageEmbedder, embed_rows
 
 ROWS = 4096  # whose tokens are looked at together
 
@@ -42,8 +41,8 @@ class KeptEmbeddings:
         kept = dict(zip(self._keys(self._index.passages, embedder), itertools.count()))
         new = {key: row for row, key in enumerate(self._keys(store, embedder)) if key not in kept}
         self.embedded = len(new)
-        fresh = dict(zip(new, _embedded(embedder, store.tokens(embedder.token_table),
-                                        np.fromiter(new.values(), np.int64)), strict=True))
+        made = embed_rows(store, embedder, np.fromiter(new.values(), np.int64))
+        fresh = {key: made[row] for key, row in new.items()}
 
         def look_up(ids: np.ndarray, mask: np.ndarray) -> np.ndarray:
             keys = [_key(row[: count]) for row, count in zip(ids, mask.sum(axis=1), strict=True)]
@@ -65,17 +64,3 @@ class KeptEmbeddings:
 
 def _key(tokens: np.ndarray) -> bytes:
     return hashlib.blake2b(tokens.astype("<i4").tobytes(), digest_size=16).digest()
-
-
-def _embedded(embedder: PassageEmbedder, table: TokenTable, rows: np.ndarray) -> list[Any]:
-    """The embeddings float32[E] of rows int64[...], made in batches of rows of like length."""
-    lengths = np.minimum(table.lengths_of(rows), embedder.max_length)
-    order, vectors = np.argsort(-lengths, kind="stable"), [None] * len(rows)
-    for first in range(0, len(rows), embedder.batch_size):
-        batch = order[first : first + embedder.batch_size]
-        length = embedder.buckets[np.searchsorted(embedder.buckets, lengths[batch[0]])]
-        full = np.pad(rows[batch], (0, embedder.batch_size - len(batch)), mode="edge")
-        made = np.asarray(embedder.embed(*table.padded(full, length, embedder.pad_id)))
-        for place, vector in zip(batch, made, strict=False):
-            vectors[place] = vector
-    return vectors

@@ -88,6 +88,15 @@ def embed_all(store: PassageStore, embedder: PassageEmbedder, file: Path, hosts:
                 _write_shard(file, begin, shard)
 
 
+def embed_rows(store: PassageStore, embedder: PassageEmbedder, rows: np.ndarray
+               ) -> dict[int, np.ndarray]:
+    """The embeddings float32[E] of some rows int64[R], by row; in memory, and not checked."""
+    lengths = np.minimum(store.tokens(embedder.token_table).lengths_of(rows), embedder.max_length)
+    batches = ((rows[places], length) for places, length in _by_length(embedder, lengths))
+    return {int(row): vector for batch, result in _results(store, embedder, batches)
+            for row, vector in zip(batch, np.asarray(result), strict=False)}
+
+
 def join_shards(file: Path, size: int, shard_rows: int) -> None:
     """Checks that every shard is there, of one width, and ends the file after the last row."""
     marks = {begin: _read_mark(file, begin) for begin in range(0, size, shard_rows)}
@@ -121,10 +130,18 @@ def _batches(embedder: PassageEmbedder, lengths: np.ndarray, begins: Iterable[in
     fails at once.
     """
     for begin in begins:
-        rows = begin + np.argsort(-lengths[begin : begin + embedder.shard_rows], kind="stable")
-        for first in range(0, len(rows), embedder.batch_size):
-            batch = rows[first : first + embedder.batch_size]
-            yield batch, embedder.buckets[np.searchsorted(embedder.buckets, lengths[batch[0]])]
+        for places, length in _by_length(embedder, lengths[begin : begin + embedder.shard_rows]):
+            yield begin + places, length
+
+
+def _by_length(embedder: PassageEmbedder, lengths: np.ndarray
+               ) -> Iterator[tuple[np.ndarray, int]]:
+    """Yields places int64[n], n <= batch_size, among lengths int64[R], the longest first, and the
+    length to pad them to."""
+    order = np.argsort(-lengths, kind="stable")
+    for first in range(0, len(order), embedder.batch_size):
+        batch = order[first : first + embedder.batch_size]
+        yield batch, embedder.buckets[np.searchsorted(embedder.buckets, lengths[batch[0]])]
 
 
 def _results(store: PassageStore, embedder: PassageEmbedder,

@@ -25,7 +25,7 @@ from rag_jax.retrieval.bm25 import Bm25Index, Bm25Settings, build_bm25
 from rag_jax.retrieval.build import RecallSettings, build_index
 from rag_jax.retrieval.editing import edit_index, edit_words
 from rag_jax.retrieval.exact import RECALL_QUERIES
-from rag_jax.retrieval.hybrid import HybridIndex, matching_rows, same_rows
+from rag_jax.retrieval.hybrid import HybridIndex, matching_rows
 from rag_jax.retrieval.index import PassageIndex
 from rag_jax.retrieval.joined import copy_valid
 from rag_jax.retrieval.kept import KeptEmbeddings
@@ -202,14 +202,8 @@ def edit_passages(job: Job, out: pathlib.Path, embedder: PassageEmbedder | None,
 def index_words(job: Job) -> dict[str, Bm25Index]:
     """A BM25 index of every passage store, in WORKDIR/indexes_bm25."""
     return {name: build_bm25(store, job.workdir / WORD_INDEXES / name, hosts=all_hosts(),
-                             settings=word_settings(job.config))
+                             settings=Bm25Settings.of_config(job.config.retrieval))
             for name, store in job.prepared.memories.items()}
-
-
-def word_settings(config: Config) -> Bm25Settings:
-    """How BM25 counts words."""
-    retrieval = config.retrieval
-    return Bm25Settings(retrieval.bm25_k1, retrieval.bm25_b, retrieval.bm25_language)
 
 
 def with_words(job: Job, index: Index) -> Index:
@@ -218,26 +212,28 @@ def with_words(job: Job, index: Index) -> Index:
     fusion = job.model.fusion
     if fusion is None:
         return index
-    settings, folder = word_settings(job.config), pathlib.Path(index.path) / "words"
+    settings = Bm25Settings.of_config(job.config.retrieval)
+    folder = pathlib.Path(index.path) / "words"
 
-    def counted() -> Bm25Index:
+    def counted() -> tuple[Bm25Index, np.ndarray | None]:
+        """The index of words, and the rows of it for those of the other, where they are known."""
         if folder.is_dir():
-            with contextlib.suppress(RetrievalError):
+            with contextlib.suppress(RetrievalError):  # it is damaged, or of other passages
                 words = Bm25Index.open(folder)
-                if words.settings == settings and (
-                        same_rows(index, words) or matching_rows(index, words) is not None):
-                    return words
+                if words.settings == settings:
+                    return words, matching_rows(index, words)
         if index.valid is None:
-            return build_bm25(index.passages, folder, overwrite=True, settings=settings)
+            return build_bm25(index.passages, folder, overwrite=True, settings=settings), None
         with publishing(folder):
             staging = files.begin_folder(folder / "passages")
             try:
                 store = copy_valid(staging / "store", index.passages, index.valid)
-                return build_bm25(store, folder, overwrite=True, settings=settings)
+                return build_bm25(store, folder, overwrite=True, settings=settings), None
             finally:
                 files.discard_folder(staging)
 
-    return HybridIndex(index, hosts.first(counted), fusion)
+    words, rows = hosts.first(counted)
+    return HybridIndex(index, words, fusion, rows)
 
 
 def describe(index: Index) -> str:

@@ -18,7 +18,7 @@ from rag_jax.data.text import Tokenizer, encoder_input, train_bart_tokenizer
 from rag_jax.documents.chunks import Window
 from rag_jax.documents.workdir import INDEX
 from rag_jax.models.layers import unstack_layers
-from rag_jax.retrieval.bm25 import Bm25Index, build_bm25
+from rag_jax.retrieval.bm25 import Bm25Index, Bm25Settings, build_bm25
 from rag_jax.retrieval.build import RecallSettings
 from rag_jax.retrieval.editing import edit_index
 from rag_jax.retrieval.index import PassageIndex
@@ -125,7 +125,7 @@ class Maker:
         """Publishes the index of a store; embeddings that the one before has are taken from it."""
         if self._job.model.lexical:
             build_bm25(store, out, overwrite=True,
-                       settings=indexing.word_settings(self._job.config))
+                       settings=Bm25Settings.of_config(self._job.config.retrieval))
             return
         kept = None
         with contextlib.suppress(RetrievalError):
