@@ -1,7 +1,7 @@
 """Converts checkpoints: `python -m rag_jax.convert --from SOURCE --to DEST`.
 
-From a Hugging Face name or folder (BERT, DPR, BART, RAG) to a workdir that configs can name, or
-from a workdir to folders that `from_pretrained` of transformers opens.
+From a Hugging Face name or folder (encoders, generators, RAG; or Atlas's) to a workdir that configs
+can name, or from a workdir to folders that `from_pretrained` of transformers opens.
 """
 
 from rag_jax import flags

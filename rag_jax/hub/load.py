@@ -15,7 +15,7 @@ import numpy as np
 from rag_jax import parallel
 from rag_jax.config import BertConfig, GeneratorConfig, T5Config
 from rag_jax.data import tokenizer_file
-from rag_jax.hub import causal, families, names, sentence
+from rag_jax.hub import atlas, causal, families, names, sentence
 from rag_jax.hub.families import Architecture
 from rag_jax.hub.stored import HEADER_LIMIT, HubError, read_json
 from rag_jax.hub.tensors import Tensors, open_tensors
@@ -31,7 +31,6 @@ SMALL_FILES = ["config.json", "README.md", "generation_config.json", *TOKENIZER_
                *sentence.FILES,
                *(f"{folder}/*" for folder in TOKENIZER_FOLDERS.values())]
 SAFE_FILES = ["model.safetensors", "model.safetensors.index.json", "model-*.safetensors"]
-ATLAS = "model.pth.tar"
 TORCH_FILES = ["pytorch_model.bin", "pytorch_model.bin.index.json", "pytorch_model-*.bin"]
 
 
@@ -156,10 +155,8 @@ def load(source: str | os.PathLike, *, towers: Collection[str] | None = None,
 
 def _open(folder: pathlib.Path) -> tuple[Pretrained, Tensors, dict[str, names.Place]]:
     file, generation_file = folder / "config.json", folder / "generation_config.json"
-    if (folder / ATLAS).is_file() and not file.is_file():
-        raise HubError(f"{folder / ATLAS}: Atlas keeps its reader, its retriever and the options "
-                       "of its training in one pickle, which is not read; save the first two with "
-                       "transformers and name their folders (docs/weights.md, T5)")
+    if (folder / atlas.FILE).is_file() and not file.is_file():
+        return _open_atlas(folder)
     config = read_json(file)
     generation = read_json(generation_file) if generation_file.is_file() else {}
     tensors, vectors = open_tensors(folder), sentence.read(folder, config)
@@ -187,6 +184,15 @@ def _open(folder: pathlib.Path) -> tuple[Pretrained, Tensors, dict[str, names.Pl
     return checkpoint, tensors, family.places
 
 
+def _open_atlas(folder: pathlib.Path) -> tuple[Pretrained, Tensors, dict[str, names.Place]]:
+    tensors, family, parts = atlas.read(folder / atlas.FILE)
+    reads = {"kind": family.kind, "inputs": families.FID_INPUTS} if parts.generator else {}
+    return Pretrained(
+        parts.retriever, parts.generator, parts.ids, family=family.architecture,
+        towers=tuple(family.places), tokenizers=_tokenizers(folder, family), **reads
+        ), tensors, family.places
+
+
 def _sentence_encoder(parts: Architecture, fields: Mapping[str, Any], family: families.Family,
                       folder: pathlib.Path) -> Architecture:
     """With what modules.json says of the encoder around a plain BERT."""
@@ -205,8 +211,9 @@ def _inputs(folder: pathlib.Path, config: Mapping[str, Any], family: families.Fa
 
 
 def _tokenizers(folder: pathlib.Path, family: families.Family) -> dict[str, pathlib.Path]:
-    places = ({tower: folder / sub for tower, sub in TOKENIZER_FOLDERS.items()}
-              if family.model_type == "rag" else {tower: folder for tower in family.places})
+    places = dict.fromkeys(family.places, folder)
+    if family.model_type in ("rag", "atlas"):
+        places = {tower: folder / sub for tower, sub in TOKENIZER_FOLDERS.items()}
     return {tower: place for tower, place in places.items()
             if any((place / name).is_file() for name in tokenizer_file.VOCABULARIES)}
 

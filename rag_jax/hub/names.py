@@ -227,9 +227,10 @@ def check(tensors: Tensors, weights: Iterable[Weight], shapes: Mapping[Path, tup
         _listed("tensors that no parameter takes", surplus, missing),
     ]
     if any(faults):
-        raise HubError(f"{tensors.source} does not fit its config.json: "
+        raise HubError(f"{tensors.source} does not fit its configuration: "
                        + "; ".join(filter(None, faults))
-                       + ". Use the config.json that was saved with these weights")
+                       + ". Use the config.json that was saved with these weights, or download "
+                       "both again")
     if needed > tensors.file_bytes:
         raise HubError(f"{tensors.source}: {needed} bytes of parameters in files of "
                        f"{tensors.file_bytes}: several take the same bytes, which is not read; "

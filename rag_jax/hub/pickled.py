@@ -74,10 +74,14 @@ def _dictionary(pairs: Any = None) -> dict[str, Any]:
 
 
 def _put(dictionary: Any, key: Any, value: Any) -> None:
-    """Keys are texts alone: to hash nested tuples can take for ever."""
-    if type(dictionary) is not dict or type(key) is not str:
+    """Keys are texts and numbers alone: to hash nested tuples can take for ever."""
+    if type(dictionary) is not dict or type(key) not in (str, int):
         raise HubError(NOT_FLAT)
     dictionary[key] = value
+
+
+def _left_out(*_: Any) -> None:
+    """What a trainer's state has beside tensors: the name stands for nothing."""
 
 
 ALLOWED: dict[tuple[str, str], Any] = {
@@ -85,6 +89,8 @@ ALLOWED: dict[tuple[str, str], Any] = {
     ("torch._utils", "_rebuild_tensor"): _rebuild_tensor,
     ("torch._utils", "_rebuild_tensor_v2"): _rebuild_tensor,
     ("torch._utils", "_rebuild_parameter"): _rebuild_parameter,
+    ("argparse", "Namespace"): _left_out,
+    ("torch", "device"): _left_out,
     **{("torch", name): dtype for name, dtype in STORAGES.items()},
 }
 
@@ -160,7 +166,7 @@ class _Machine:
             stack.append(_named(*names))
         elif name == "BINPERSID":
             stack.append(_storage(pop()))
-        elif name == "REDUCE":
+        elif name in ("REDUCE", "NEWOBJ"):
             arguments = pop()
             if type(arguments) is not tuple or len(arguments) > 8:
                 raise HubError(NOT_FLAT)
@@ -198,8 +204,12 @@ class _Bounded(io.BufferedReader):
         return super().readline(HEADER_LIMIT)
 
 
-def read_torch(file: pathlib.Path) -> dict[str, Stored]:
+def read_torch(file: pathlib.Path, part: str | None = None) -> dict[str, Stored]:
     """The entries of one pytorch_model.bin.
+
+    Args:
+      file: as torch.save wrote it.
+      part: the entry of its dictionary that holds the tensors; None = it is that itself.
 
     Raises:
       HubError: the pickle asks for anything but tensors, or the file is damaged.
@@ -209,7 +219,7 @@ def read_torch(file: pathlib.Path) -> dict[str, Stored]:
             read = _read_zip if zipfile.is_zipfile(stream) else _read_old
             stream.seek(0)
             tensors, places = read(stream)
-            return _entries(file, tensors, places)
+            return _entries(file, tensors[part] if part else tensors, places)
     except HubError as error:
         raise HubError(f"{file}: {error}") from None
     except (zipfile.BadZipFile, struct.error, EOFError, LookupError, AttributeError, TypeError,
@@ -223,7 +233,8 @@ def read_torch(file: pathlib.Path) -> dict[str, Stored]:
 def _entries(file: pathlib.Path, tensors: Any, places: Callable[[str], tuple[int, int]]
              ) -> dict[str, Stored]:
     """places(key) -> first byte and number of bytes of a storage."""
-    if type(tensors) is not dict or not all(isinstance(v, Tensor) for v in tensors.values()):
+    if type(tensors) is not dict or not all(
+            type(name) is str and isinstance(v, Tensor) for name, v in tensors.items()):
         raise HubError(NOT_FLAT)
     end, entries = file.stat().st_size, {}
     for name, tensor in tensors.items():

@@ -1,5 +1,6 @@
 """The same comparison as test_goldens.py, live; needs torch (the [parity] extra)."""
 
+import argparse
 import dataclasses
 import functools
 import pathlib
@@ -28,6 +29,7 @@ from rag_jax.hub.load import load  # noqa: E402
 from rag_jax.hub.save import save  # noqa: E402
 from rag_jax.hub.tensors import open_tensors  # noqa: E402
 from rag_jax.models import rag  # noqa: E402
+from rag_jax.models.dpr import DprEncoder  # noqa: E402
 
 CASES = reference.CASES
 
@@ -229,6 +231,43 @@ def test_the_classification_head_is_barts(tmp_path):
         logits = tiny.jit(functools.partial(rag.class_logits, built))(
             {**found.params, "classifier": head}, batch)
     np.testing.assert_allclose(logits[:, 0], expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["t5/gated", "t5/plain"])
+def test_an_atlas_checkpoint_as_its_authors_save_it(name, tmp_path, monkeypatch):
+    """The whole state of a training run: the fused reader and Contriever's means are theirs."""
+    monkeypatch.setattr(reference, "START", 0)
+    case = dataclasses.replace(CASES[name], t5={
+        **CASES[name].t5, "relative_attention_max_distance": 128})
+    bert = reference.Case("BertModel", {"hidden_size": 128})
+    reader, contriever = reference.build(case, 5), reference.build(bert, 6)
+    x = reference.make_inputs(bert)
+    rows = {k: torch.from_numpy(v) for k, v in x.items()}
+    fused = reference._bart(reader, rows, True)["fused"]
+    states = contriever(rows["question_ids"], rows["question_mask"].long()).last_hidden_state
+    mask = rows["question_mask"][:, :, None]
+    means = (states * mask).sum(1) / mask.sum(1)
+    fused.sum().backward()
+    optimizer = torch.optim.AdamW(reader.parameters(), 0.0)
+    optimizer.step()
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0)
+    model = torch.nn.ModuleDict({
+        "reader": reader, "retriever": torch.nn.ModuleDict({"contriever": contriever})})
+    torch.save({"step": 1, "model": model.state_dict(), "optimizer": optimizer.state_dict(),
+                "retr_optimizer": None, "scheduler": scheduler.state_dict(),
+                "retr_scheduler": None, "opt": argparse.Namespace(
+                    device=torch.device("cuda", 0), passages=["p.jsonl"], lr=4e-5, main=True)},
+               tmp_path / "model.pth.tar")
+    found = load(tmp_path)
+    with jax.default_matmul_precision("highest"):
+        ours = tiny.jit(functools.partial(
+            parity.outputs, dataclasses.replace(found, retriever=None), x))(found.params)["fused"]
+        vectors = tiny.jit(DprEncoder(found.retriever).apply)(
+            {"params": found.params["bert"]}, x["question_ids"], x["question_mask"])
+    for value, expected in ((ours, fused), (vectors, means)):
+        expected = expected.detach().numpy()
+        np.testing.assert_allclose(value, expected, rtol=0,
+                                   atol=1e-5 * max(1.0, np.abs(expected).max()))
 
 
 BASE = {

@@ -384,13 +384,6 @@ def test_another_roberta_is_refused_by_field(changes, message, tmp_path):
         describe(tmp_path / "out")
 
 
-def test_an_atlas_checkpoint_is_refused_by_name(tmp_path):
-    """Without a word of it one would look for the config.json that its authors never wrote."""
-    (tmp_path / "model.pth.tar").write_bytes(b"PK")
-    with pytest.raises(HubError, match="model.pth.tar: Atlas keeps its reader, .* not read"):
-        describe(tmp_path)
-
-
 def test_a_missing_or_broken_config(tmp_path):
     folder, _ = written(tmp_path, QUESTION)
     (folder / "config.json").write_text("{")
