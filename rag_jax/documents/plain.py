@@ -96,7 +96,7 @@ def read_tsv(content: bytes) -> Document:
 
 
 def _rows(text: str, between: str) -> Iterator[tuple[int, list[tuple[str, str]]]]:
-    csv.field_size_limit(len(text) + 1)
+    limit = csv.field_size_limit(len(text) + 1)  # of all of the process
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=between)
     try:
         header = [name.strip() for name in next(reader, [])]
@@ -105,6 +105,8 @@ def _rows(text: str, between: str) -> Iterator[tuple[int, list[tuple[str, str]]]
             yield number, [(name, value.strip()) for name, value in zip(names, row, strict=False)]
     except csv.Error as error:
         raise Unreadable(f"line {reader.line_num}: {error}") from None
+    finally:
+        csv.field_size_limit(limit)
 
 
 def read_jsonl(content: bytes) -> Document:

@@ -1,6 +1,7 @@
 """What is read of each kind of file, and what is refused: files come from anywhere."""
 
 import codecs
+import csv
 import json
 import random
 import sys
@@ -99,8 +100,9 @@ def test_lines_of_jsonl_that_are_none_are_left_out_by_name():
 
 
 def test_a_huge_field_and_a_huge_line_are_read():
-    long = "x " * 200_000
+    long, limit = "x " * 200_000, csv.field_size_limit()
     assert of("a.csv", f"a\n{long}").text.strip() == f"a: {long.strip()}"
+    assert csv.field_size_limit() == limit, "which is that of the whole process"
     assert of("a.txt", long).text == long
 
 
