@@ -16,7 +16,7 @@ from jax.sharding import Mesh
 from rag_jax import parallel
 from rag_jax.answering import embed_program, jit_decode, jit_log_likelihood
 from rag_jax.config import Config, ConfigError
-from rag_jax.data.batches import assemble
+from rag_jax.data.batches import assemble, input_shape
 from rag_jax.data.prepared import Prepared, generator_format
 from rag_jax.models.layers import REMAT_POLICIES
 from rag_jax.overrides import replace
@@ -87,7 +87,7 @@ def undivided(config: Config, mesh: Mesh) -> list[str]:
 
 
 def programs(config: Config, mesh: Mesh, hosts: int = 1, passages: int = 0,
-             kinds: Sequence[str] = KINDS) -> Iterator[Program]:
+             kinds: Sequence[str] = KINDS, source_tokens: int = 0) -> Iterator[Program]:
     """The programs of `kinds`, those of training and answering for every one of config.runs.
 
     Args:
@@ -95,6 +95,10 @@ def programs(config: Config, mesh: Mesh, hosts: int = 1, passages: int = 0,
       mesh: its devices need not exist.
       hosts: on which they are.
       passages: how many the index has, where it lies on the devices.
+      source_tokens: tokens of a generator input in the mean over the inputs of that question of a
+        training batch which has most, of which one input at least is of the longest; the inputs are
+        packed as `RagBatcher` packs them. 0 = all inputs are of the longest, the most that
+        training can meet.
 
     Raises:
       ConfigError: what cannot be compiled.
@@ -114,7 +118,7 @@ def programs(config: Config, mesh: Mesh, hosts: int = 1, passages: int = 0,
     for run in config.runs:
         run_job = job.of_run(run)
         if "train" in kinds:
-            yield _train(run_job, run, tables)
+            yield _train(run_job, run, tables, source_tokens)
         answering = _answering(run_job, run) if {"evaluate", "decode"} & set(kinds) else ()
         yield from (program for program in answering if program.name.split()[0] in kinds)
 
@@ -136,12 +140,12 @@ def with_policies(config: Config, remat: str | None, *, kinds: Sequence[str], **
             yield program._replace(name=program.name + POLICY + policy)
 
 
-def _train(job: Job, run: str, tables: DeviceTables | None) -> Program:
+def _train(job: Job, run: str, tables: DeviceTables | None, source_tokens: int) -> Program:
     """The step of `fine_tuning.fine_tune`."""
     config, mesh = job.config, job.mesh
     size, k = config.train.batch_size, config.retrieval.k
     number = jax.ShapeDtypeStruct((), np.int32, sharding=parallel.replicated(mesh))
-    complete, given = None, _batch(job, size, k)
+    complete, given = None, _batch(job, size, k, source_tokens)
     if k and config.retrieval.where == "device":
         settings, _ = on_device.layout(config, job.prepared.format)
         refresh = config.train.document_encoder == "refresh"
@@ -196,13 +200,17 @@ def _rows(job: Job, dtype: Any, *shape: int) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(shape, dtype, sharding=parallel.batch_sharding(job.mesh))
 
 
-def _batch(job: Job, size: int, k: int) -> Batch:
+def _batch(job: Job, size: int, k: int, source_tokens: int = 0) -> Batch:
     """A batch as RagBatcher makes it; a closed book (k=0) is one empty passage."""
     data, model, passages = job.config.data, job.model, k or 1
     inputs = passages + (model.null_document != "none")
+    longest = data.max_source_length
+    tokens = max(longest, inputs * source_tokens) if source_tokens and model.packs else 0
+    length, packed = input_shape(longest, tokens, inputs, data.length_step, longest)
     embeddings = _rows(job, jnp.float32, size, passages, model.embedding_width)
     return assemble(
-        _questions(job, size), *_tokens(job, size, inputs, data.max_source_length),
+        _questions(job, size), *_tokens(job, size, inputs, length),
+        source_places=_rows(job, jnp.int32, size, packed) if packed else None,
         doc_mask=_rows(job, bool, size, passages),
         doc_embeddings=None if model.lexical else embeddings,
         doc_ids=_rows(job, jnp.int32, size, k) if k else None,

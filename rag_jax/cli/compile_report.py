@@ -27,6 +27,10 @@ def main(argv: list[str] | None = None) -> str | None:
     parser.add_argument("--remat", metavar="POLICY,...", help="compile training with each of "
                         "these, of none, dots, narrow, full, in place of the configuration's, and "
                         "say which is the fastest that fits")
+    parser.add_argument("--source_tokens", type=int, default=0, metavar="N",
+                        help="training: tokens of a generator input, in the mean over the passages "
+                        "of the question that has most; inputs are then packed (default: all are of "
+                        "config.data.max_source_length, the most that training can meet)")
     parser.add_argument("--memory_gib", type=float, metavar="GIB",
                         help="memory of a chip (default: that of the topology)")
     parser.add_argument("--json", metavar="FILE", help="write the figures there too")
@@ -50,7 +54,8 @@ def main(argv: list[str] | None = None) -> str | None:
         print(line, flush=True)
     needs = []
     for program in programs.with_policies(config, options.remat, mesh=mesh, hosts=hosts,
-                                          passages=options.passages, kinds=kinds):
+                                          passages=options.passages, kinds=kinds,
+                                          source_tokens=options.source_tokens):
         needs.append(report.measure(program, len(devices)))
         print(f"compiled {program.name} in {needs[-1].secs:.0f} s", flush=True)
     print("\n" + report.tables(needs, chip, memory))

@@ -40,6 +40,24 @@ class _Passages(NamedTuple):
     fields: dict[str, Any]  # of `Batch`
 
 
+def input_shape(longest: int, tokens: int, inputs: int, step: int, limit: int) -> tuple[int, int]:
+    """Padded length of generator inputs, and how many tokens a question has when its inputs are
+    packed; 0 = they are not.
+
+    Args:
+      longest: tokens of the longest input.
+      tokens: of all inputs of the question with most; 0 = inputs are not packed.
+      inputs: how many a question has.
+      step: `RagBatcher.length_step`.
+      limit: tokens that an input may have.
+    """
+    length = bucket(longest, step, limit)
+    padded = inputs * length
+    if not tokens or 4 * step > limit or bucket(tokens, inputs * step, padded) == padded:
+        return length, 0  # not a step of each is saved
+    return bucket(longest, 2 * step, limit), bucket(tokens, inputs * max(1, step // 2), padded)
+
+
 class RagBatcher:
     """Questions with retrieved passages as `Batch`es.
 
@@ -118,17 +136,10 @@ class RagBatcher:
                 [row[length:] for row, length in zip(inputs, lengths, strict=True)])
 
     def _shape(self, lengths: np.ndarray) -> tuple[int, int]:
-        """Padded length of the inputs of a batch, with so many tokens int64[B, K], and how many
-        tokens a question has when they are packed; 0 = they are not."""
-        step, longest, inputs = self.length_step, int(lengths.max()), lengths.shape[1]
-        limit = self.questions.format.max_length
-        length = bucket(longest, step, limit)
-        tokens, padded = int(lengths.sum(axis=1).max()), inputs * length
-        if (not self.packed or 4 * step > limit
-                or bucket(tokens, inputs * step, padded) == padded):  # not a step of each is saved
-            return length, 0
-        return (bucket(longest, 2 * step, limit),
-                bucket(tokens, inputs * max(1, step // 2), padded))
+        """`input_shape` of a batch with inputs of so many tokens int64[B, K]."""
+        return input_shape(
+            int(lengths.max()), int(lengths.sum(axis=1).max()) if self.packed else 0,
+            lengths.shape[1], self.length_step, self.questions.format.max_length)
 
     def lengths(self, rows: np.ndarray, retrieved: np.ndarray | None,
                 index: Searchable | None = None) -> np.ndarray:

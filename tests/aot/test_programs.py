@@ -33,13 +33,14 @@ def config(**changes):
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory):
-    """(questions with long inputs, an index of 40 passages)."""
+    """(questions with long inputs, an index of 40 passages, of which the last four are short)."""
     texts = [f"word{i % 7} other{i} and more of it" for i in range(40)]
     bart, bert = train_bart_tokenizer(texts, 350), train_bert_tokenizer(texts, 120)
     format = GeneratorFormat(bart, 24)
     examples = [Example(str(i), text * 4, (text,)) for i, text in enumerate(texts)]
     path = tmp_path_factory.mktemp("world")
-    store = write_store(path / "store", [Passage(str(i), "", t * 4) for i, t in enumerate(texts)], {
+    passages = [Passage(str(i), "", t * 4 if i < 36 else "it") for i, t in enumerate(texts)]
+    store = write_store(path / "store", passages, {
         PASSAGE_TABLE: lambda ps: format.passages([""] * len(ps), [p.text for p in ps]),
         ENCODER_TABLE: lambda ps: [[2, 5, 3]] * len(ps)})
     index = build_index(
@@ -53,9 +54,10 @@ def described(tree):
     return jax.tree.map(lambda x: (x.shape, x.dtype, x.sharding), tree)
 
 
-def abstract(mesh, **changes):
+def abstract(mesh, source_tokens=0, **changes):
     (program,) = programs.programs(
-        config(**{"runs": ("rag_token",), **changes}), mesh, passages=40, kinds=["train"])
+        config(**{"runs": ("rag_token",), **changes}), mesh, passages=40, kinds=["train"],
+        source_tokens=source_tokens)
     return program.arguments[1]
 
 
@@ -75,6 +77,21 @@ def test_batches_of_the_host_have_these_shapes(world):
     found = abstract(mesh, **{"retrieval.k": 0})
     alone = {"source_ids": None, "source_mask": None}  # a question without a passage is shorter
     assert described(found._replace(**alone)) == described(closed._replace(**alone))
+
+
+def test_packed_batches_of_the_host_have_these_shapes(world):
+    """One passage of each question is long, the others are short."""
+    questions, index = world
+    mesh, few = parallel.make_mesh(MeshConfig(4, 2)), {"data.length_buckets": 4}
+    rows, found = np.arange(8), np.array([[i, 36, 37] for i in range(8)], np.int32)
+    batcher = RagBatcher(questions, 4, 16, packed=True)
+    batch = batcher.batch(rows, found, index)
+    mean = -(-int(batch.source_mask.sum(axis=(1, 2)).max()) // 3)
+    assert batch.source_places.shape < (8, batch.source_mask[0].size)
+    assert described(abstract(mesh, mean, **few)) == described(parallel.put_rows(batch, mesh))
+    for longest in (0, 24):  # nothing is saved
+        assert described(abstract(mesh, longest, **few)) == described(abstract(mesh))
+    assert abstract(mesh, 1, **few, **{"retrieval.k": 1}).source_places is None
 
 
 @pytest.mark.parametrize("dtype,encoder", [
