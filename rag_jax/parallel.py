@@ -156,6 +156,27 @@ def constrain(x: jax.Array, *axes: str | None, name: str) -> jax.Array:
     return jax.lax.with_sharding_constraint(x, NamedSharding(mesh, wanted))
 
 
+def random_bits(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+    """uint32[shape] of random bits for a batch of shape[0] rows inside a jitted function.
+
+    Threefry's depend on nothing but the key. The compiler splits no other generator: every device
+    would draw the whole batch to take its own rows. So each draws these alone, by a key that its
+    place in the mesh makes another; devices that have the same rows draw the same.
+    """
+    mesh, axes = jax.typeof(key).sharding.mesh, RULES["batch"]
+    parts = shards(mesh, "batch")
+    threefry = str(jax.random.key_impl(key)) == "threefry2x32"
+    if threefry or parts == 1 or shape[0] % parts:
+        return jax.random.bits(key, shape)
+
+    def own(key: jax.Array) -> jax.Array:
+        place = jax.random.fold_in(key, jax.lax.axis_index(axes))
+        return jax.random.bits(place, (shape[0] // parts, *shape[1:]))
+
+    return jax.shard_map(own, mesh=mesh, in_specs=PartitionSpec(), out_specs=PartitionSpec(axes),
+                         check_vma=False)(key)
+
+
 def row_parts(x: jax.Array) -> int:
     """Over how many parts of its mesh a batch inside a jitted function can be split: 1 where there
     is no mesh of several devices, or one that does not divide the rows."""

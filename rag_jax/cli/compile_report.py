@@ -28,8 +28,8 @@ def main(argv: list[str] | None = None) -> str | None:
                         "these, of none, dots, narrow, full, in place of the configuration's, and "
                         "say which is the fastest that fits")
     parser.add_argument("--source_tokens", type=int, default=0, metavar="N",
-                        help="training: tokens of a generator input, in the mean over the passages "
-                        "of the question that has most; inputs are then packed (default: all are of "
+                        help="training: mean tokens of a generator input, of the question in a "
+                        "batch that has most; inputs are then packed (default: all are of "
                         "config.data.max_source_length, the most that training can meet)")
     parser.add_argument("--memory_gib", type=float, metavar="GIB",
                         help="memory of a chip (default: that of the topology)")

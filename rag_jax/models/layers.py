@@ -18,7 +18,7 @@ from jax.experimental.layout import Layout, with_layout_constraint
 from rag_jax.marginal import MASKED
 from rag_jax.models.fused_attention import fused_attention
 from rag_jax.models.packing import Packing
-from rag_jax.parallel import constrain
+from rag_jax.parallel import constrain, random_bits
 
 ATTENDED = "intermediates"  # collection of what `attended` gives, where a caller makes it mutable
 embedding_init = nn.initializers.normal(stddev=0.02)
@@ -256,7 +256,7 @@ class Dropout(nn.Module):
         """bool[shape], False for what is zeroed; None = nothing is."""
         if deterministic or not self.rate:
             return None
-        pairs = jax.random.bits(self.make_rng("dropout"), (*shape[:-1], -(-shape[-1] // 2)))
+        pairs = random_bits(self.make_rng("dropout"), (*shape[:-1], -(-shape[-1] // 2)))
         halves = jnp.concatenate([pairs & 0xFFFF, pairs >> 16], axis=-1)[..., : shape[-1]]
         return halves >= round(self.rate * 2**16)
 
