@@ -210,7 +210,7 @@ class CausalConfig(GeneratorConfig):
     """Decoder-only language models; the defaults are those of Qwen2.5-0.5B."""
 
     family: Family = field("causal", "architecture")
-    variant: Literal["llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3"] = field(
+    variant: Literal["llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3", "olmo2"] = field(
         "qwen2", "what its layers have beside what all have: VARIANTS in models/causal_lm.py")
     vocab_size: int = field(151936, "rows of the token table; 0 = the tokenizer's size", at_least=0)
     max_positions: int = field(32768, "longest prompt and answer together", at_least=1)

@@ -25,12 +25,14 @@ USUAL = {
                "final_logit_softcapping": 30.0},
     "gemma3_text": {**_GEMMA, "sliding_window_pattern": 6, "rope_theta": 1e6,
                     "rope_local_base_freq": 1e4},
+    "olmo2": _USUAL,
 }
 VARIANTS = {name: name.removesuffix("_text") for name in USUAL}
 CLASSES = {name: f"{variant.capitalize()}ForCausalLM" for name, variant in VARIANTS.items()}
 MODEL_TYPES = {variant: name for name, variant in VARIANTS.items()}
 
 NONE = ("attn_logit_softcapping", "final_logit_softcapping", "sliding_window")  # null: none
+UNLIMITED = ("llama", "olmo2")  # read no sliding_window
 LARGEST_HEAD = 4096
 OURS = ("variant", "window", "global_every")  # and rope_*: no names of theirs
 
@@ -100,7 +102,8 @@ def _rope(found: Json, file: pathlib.Path) -> dict[str, Any]:
 def _windows(found: Json, file: pathlib.Path) -> dict[str, Any]:
     types, window = found.get("layer_types"), found["sliding_window"]
     qwen = found["variant"].startswith("qwen")
-    if not window or found["variant"] == "llama" or qwen and not found.get("use_sliding_window"):
+    if not window or found["variant"] in UNLIMITED or (
+            qwen and not found.get("use_sliding_window")):
         return {"window": 0, "global_every": 0}
     every = found.get("sliding_window_pattern", 0)
     if types is not None:

@@ -108,8 +108,10 @@ def bart_weights(tower: str, config: BartConfig, place: Place) -> list[Weight]:
 def causal_weights(tower: str, config: CausalConfig, place: Place) -> list[Weight]:
     """The weights of a decoder-only model."""
     has = VARIANTS[config.variant]
-    models = ("causal", *["causal_biases"] * has.biases, *["causal_head_norms"] * has.head_norms,
-              "causal_gemma" if has.gemma else "causal_norms")
+    norms = {(True, False): "before", (True, True): "around", (False, True): "after"}
+    models = ("causal", *["causal_biases"] * has.biases,
+              *["causal_head_norms"] * (has.head_norms or has.wide_norms),
+              f"causal_norms_{norms[has.before, has.after]}")
     return _tables(tower, place, config.tied, ("embed_tokens",)) + [
         weight for model in models for weight in _listed_weights(
             model, (tower,), {"decoder": config.decoder_layers}, place.body)]

@@ -1,8 +1,8 @@
 """Decoder-only language models as generators: Llama, Qwen, Gemma and their kin, by one module.
 
-All have RMSNorm before each part, rotary positions, attention with fewer heads of keys and values
-than of queries, and a gated feed-forward, without biases; VARIANTS is what each has beside that,
-and `config.CausalConfig` has the numbers. A source is a prompt without its last token (see
+All have RMSNorm before or after each part, rotary positions, attention with fewer heads of keys and
+values than of queries, and a gated feed-forward, without biases; VARIANTS is what each has beside
+that, and `config.CausalConfig` has the numbers. A source is a prompt without its last token (see
 `generator`): it is read once, and what is kept of it are the keys, turned to their positions, and
 the values of every layer.
 
@@ -43,7 +43,10 @@ class Variant(NamedTuple):
 
     biases: bool = False  # of queries, keys and values
     head_norms: bool = False  # RMSNorm of queries and keys, head by head
-    gemma: bool = False  # norms scale by 1 + w, and follow each part too; embeddings by sqrt(width)
+    wide_norms: bool = False  # the same, of all heads together
+    before: bool = True  # RMSNorm of what each part reads
+    after: bool = False  # RMSNorm of what each part adds
+    gemma: bool = False  # norms scale by 1 + w, embeddings by sqrt(width)
 
 
 VARIANTS = {
@@ -51,8 +54,9 @@ VARIANTS = {
     "mistral": Variant(),
     "qwen2": Variant(biases=True),
     "qwen3": Variant(head_norms=True),
-    "gemma2": Variant(gemma=True),
-    "gemma3": Variant(gemma=True, head_norms=True),
+    "gemma2": Variant(gemma=True, after=True),
+    "gemma3": Variant(gemma=True, after=True, head_norms=True),
+    "olmo2": Variant(before=False, after=True, wide_norms=True),
 }
 
 
@@ -122,7 +126,7 @@ def grouped_attention(queries: jax.Array, parts: Sequence[Part], cap: float) -> 
 
 
 class Layer(nn.Module):
-    """x = x + attention(norm(x)); x = x + feed_forward(norm(x))."""
+    """x = x + attention(norm(x)); x = x + feed_forward(norm(x)). Norms by `Variant`."""
 
     config: CausalConfig
 
@@ -141,19 +145,22 @@ class Layer(nn.Module):
         self.gate = linear(c.mlp_width, ("embed", "mlp"))
         self.wi = linear(c.mlp_width, ("embed", "mlp"))
         self.wo = linear(c.width, ("mlp", "embed"))
-        self.attention_norm, self.mlp_norm = norm(), norm()
-        if has.head_norms:
+        if has.before:
+            self.attention_norm, self.mlp_norm = norm(), norm()
+        if has.head_norms or has.wide_norms:
             self.query_norm, self.key_norm = (norm(axes=(None, "heads")) for _ in range(2))
-        if has.gemma:
+        if has.after:
             self.attended_norm, self.fed_norm = norm(), norm()
 
     def project(self, x: jax.Array, angles: jax.Array) -> tuple[jax.Array, KeysValues]:
         """Scaled queries [R, H, N, C], and keys and values, of x [R, N, D] at its positions."""
         c, has = self.config, VARIANTS[self.config.variant]
-        x = self.attention_norm(x)
-        queries, keys, values = (
-            part(x).reshape(*x.shape[:2], -1, c.head_size)
-            for part in (self.query, self.key, self.value))
+        x = self.attention_norm(x) if has.before else x
+        queries, keys, values = self.query(x), self.key(x), self.value(x)
+        if has.wide_norms:
+            queries, keys = self.query_norm(queries), self.key_norm(keys)
+        queries, keys, values = (each.reshape(*x.shape[:2], -1, c.head_size)
+                                 for each in (queries, keys, values))
         if has.head_norms:
             queries, keys = self.query_norm(queries), self.key_norm(keys)
         queries, keys = turned(queries, angles), turned(keys, angles)
@@ -166,10 +173,10 @@ class Layer(nn.Module):
         c, has = self.config, VARIANTS[self.config.variant]
         context = grouped_attention(queries, parts, c.attention_cap)
         attended = self.out(checkpoint_name(context, "narrow"))
-        x = x + (self.attended_norm(attended) if has.gemma else attended)
-        between = self.mlp_norm(x)
+        x = x + (self.attended_norm(attended) if has.after else attended)
+        between = self.mlp_norm(x) if has.before else x
         fed = self.wo(ACTIVATIONS[c.activation](self.gate(between)) * self.wi(between))
-        return x + (self.fed_norm(fed) if has.gemma else fed)
+        return x + (self.fed_norm(fed) if has.after else fed)
 
     def __call__(self, x: jax.Array, angles: jax.Array, masks: jax.Array, kind: jax.Array | int,
                  *, deterministic: bool) -> jax.Array:

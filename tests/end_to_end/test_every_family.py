@@ -34,6 +34,7 @@ PAIRS = {
         "window": 24, "tied": False}),
     ("XLMRobertaModel", "Qwen2ForCausalLM"): ({"pooling": "cls", "type_vocab_size": 1}, {}),
     ("ModernBertModel", "Qwen3ForCausalLM"): ({"pooling": "cls", "global_every": 1}, {}),
+    ("BertModel", "Olmo2ForCausalLM"): ({"pooling": "mean"}, {"tied": False}),
     ("BertModel", "Gemma2ForCausalLM"): ({"pooling": "cls", "normalize": False}, GEMMA),
 }
 TYPES = {"BertModel": "bert", "RobertaModel": "roberta", "XLMRobertaModel": "xlm-roberta",

@@ -63,6 +63,7 @@ CAUSAL = {
         "head_dim": None, "hidden_size": 16, "tie_word_embeddings": True,
         "rope_parameters": rope("yarn", factor=4.0, original_max_position_embeddings=16)}),
     "qwen3": Case("Qwen3ForCausalLM", causal={"rope_parameters": rope("linear", factor=2.0)}),
+    "olmo2": Case("Olmo2ForCausalLM", causal={"head_dim": None, "rope_parameters": rope()}),
     "gemma2": Case("Gemma2ForCausalLM", causal={
         "sliding_window": 3, "query_pre_attn_scalar": 5, "attn_logit_softcapping": 1.5,
         "final_logit_softcapping": 3.0, "rope_parameters": rope()}),

@@ -297,7 +297,8 @@ def test_base_size(name, tmp_path):
 
 
 # One layer (of Gemma 3 one of each kind) of the real widths and positions: Llama 3.2 1B, Mistral
-# 7B (and Llama 3 8B), Qwen2.5 0.5B, Qwen3 0.6B, Gemma 2 2B, Gemma 3 1B.
+# 7B (and Llama 3 8B), Qwen2.5 0.5B, Qwen3 0.6B, OLMo 2 1B, Gemma 2 2B,
+# Gemma 3 1B.
 WIDTHS = {
     "llama": (2048, 8192, 32, 8, 64, {"rope_parameters": reference.rope(
         "llama3", 5e5, factor=32.0, low_freq_factor=1.0, high_freq_factor=4.0,
@@ -305,6 +306,7 @@ WIDTHS = {
     "mistral": (4096, 14336, 32, 8, 128, {"rope_parameters": reference.rope(theta=1e6)}),
     "qwen2": (896, 4864, 14, 2, 64, {"rope_parameters": reference.rope(theta=1e6)}),
     "qwen3": (1024, 3072, 16, 8, 128, {"rope_parameters": reference.rope(theta=1e6)}),
+    "olmo2": (2048, 8192, 16, 16, 128, {"rope_parameters": reference.rope(theta=5e5)}),
     "gemma2": (2304, 9216, 8, 4, 256, {
         "query_pre_attn_scalar": 256, "attn_logit_softcapping": 50.0,
         "final_logit_softcapping": 30.0, "rope_parameters": reference.rope(theta=1e4)}),
