@@ -12,7 +12,7 @@ from rag_jax import hosts, parallel
 from rag_jax.config import BartConfig, ConfigError
 from rag_jax.data.batches import PASSAGE_TABLE, RagBatcher, Searchable
 from rag_jax.data.questions import QuestionTokens
-from rag_jax.data.text import Cuts, bucket
+from rag_jax.data.text import Cuts, by_length
 from rag_jax.decoding.answer import decode
 from rag_jax.decoding.certificate import NEEDS, exact
 from rag_jax.decoding.prefixes import KeptPrefixes, Reader
@@ -140,10 +140,7 @@ class Answerer:
         parts, longest = [], ids.shape[1]
         # Few texts come in one shape, so that the next ones find it compiled.
         step = max(4, longest // 16) if self.settings.length_step < longest else longest
-        lengths = mask.sum(axis=1)
-        for rows in _parts(np.argsort(lengths, kind="stable"), self.batch_size):
-            filled = np.resize(rows, self.batch_size)
-            length = bucket(int(lengths[rows].max()), step, longest)
+        for rows, filled, length in by_length(mask.sum(axis=1), self.batch_size, step, longest):
             inputs = ids[filled, :length], mask[filled, :length]
             parts.append((rows, self._embed(encoder, *parallel.put_batch(inputs, self.mesh))))
         vectors = np.zeros((len(ids), self.model.embedding_width), np.float32)
@@ -161,17 +158,17 @@ class Answerer:
 
     def queries(self, params: Params, questions: QuestionTokens) -> np.ndarray:
         """What searches the index: query embeddings float32[Q, E], for BM25 texts object[Q], for a
-        hybrid index both."""
+        hybrid index or a reranker both."""
         if self.model.lexical:
             return questions.texts
         vectors = self.embed_questions(params, questions)
-        return vectors if self.model.fusion is None else asked(vectors, questions.texts)
+        return asked(vectors, questions.texts) if self.model.asks_with_texts else vectors
 
     def logits(self, queries: np.ndarray, rows: np.ndarray) -> np.ndarray:
         """The logits float32[Q, K] of p(z | x) of passages in rows int[Q, K]."""
         if self.model.lexical:
             return self.index.scores(queries, rows)
-        if self.model.fusion is not None:
+        if self.model.asks_with_texts:
             return self.index.logits(queries, rows)
         return np.einsum("BE,BKE->BK", queries, self.index.embeddings(rows))
 

@@ -102,6 +102,11 @@ class BertConfig(TransformerConfig):
         return 2 if self.model_type in ("roberta", "xlm-roberta") else 0
 
     @property
+    def second_type(self) -> int:
+        """The token type of the second of two texts that are read together."""
+        return int(self.model_type == "bert" and self.type_vocab_size > 1)
+
+    @property
     def logit_scale(self) -> float:
         """`scale`, or what none stands for."""
         usual = TRAINED_SCALE if self.normalize else 1.0
@@ -370,6 +375,17 @@ class EncoderSource:
 
 
 @dataclasses.dataclass(frozen=True)
+class RerankerSource:
+    """A cross-encoder, which stays as it is."""
+
+    pretrained: str = field(
+        "", "cross-encoder (BERT, RoBERTa or XLM-R with one label: Hugging Face name or checkpoint "
+        "folder) that reads each passage with its question: its logits are those of p(z|x), of "
+        "the first retrieval.reranked passages, and no encoder trains; empty = none")
+    dtype: Literal["float32", "bfloat16"] = field("float32", "type of matrix products")
+
+
+@dataclasses.dataclass(frozen=True)
 class ModelConfig:
     """The three towers; a section can be set to a preset: --config.model.generator=bart-base."""
 
@@ -378,6 +394,7 @@ class ModelConfig:
     rag: RagSource = section(RagSource)
     query_encoder: EncoderSource = section(EncoderSource)
     document_encoder: EncoderSource = section(EncoderSource)
+    reranker: RerankerSource = section(RerankerSource)
     head: Literal["none", "label_token", "classification"] = field(
         "none", "answers are the classes eval.labels. label_token: the generator says one token of "
         "a label, the first by which all differ (the paper's FEVER); classification: by BART's "
@@ -422,6 +439,9 @@ class RetrievalConfig:
         "english", "danish", "dutch", "french", "german", "italian", "norwegian", "portuguese",
         "russian", "spanish", "swedish", "turkish", "none"] = field(
         "english", "BM25: language of stems and stop words; none = all words as they are")
+    reranked: int = field(20, "model.reranker: how many passages it reads of what retriever finds, "
+                          "of which it chooses the best k; never fewer than k. Its time grows with "
+                          "them, and among hundreds it finds more that mislead it", at_least=1)
     where: Literal["host", "device"] = field(
         "host", "host = the index is searched beside the devices; device = embeddings and tokens "
         "of all passages lie on the devices, and retrieval is part of the jitted training step")

@@ -70,6 +70,9 @@ def convert(source: str, target: str, run: str | None = None, family: str | None
 
 
 def _import(source: str, out: pathlib.Path) -> str:
+    if families.RERANKER in pretrained.described(source).towers:
+        raise ConfigError(f"--from={source}: a cross-encoder is read where it is: name it as "
+                          "config.model.reranker.pretrained")
     checkpoint = hub.load(source)
     files.remove_leftovers(out.parent)
     with files.new_folder(out) as temporary:

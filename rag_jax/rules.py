@@ -10,13 +10,15 @@ from rag_jax.errors import near_matches
 from rag_jax.overrides import field_type, for_run, lexical
 
 
-def validate(config: Config, resolved: bool = False) -> Config:
+def validate(config: Config, resolved: bool = False, trains: bool = False) -> Config:
     """Returns `config`, or raises a ConfigError that lists everything that is wrong with it.
 
     resolved: the sizes of pretrained towers have been filled in, and are checked too.
+    trains: its runs are to be fine-tuned; others only answer.
     """
     problems = list(_values(config)) or list(itertools.chain(
-        _runs(config), _data(config), _towers(config, resolved), _stages(config)))
+        _runs(config), _data(config), _towers(config, resolved), _stages(config),
+        _reranked(config) if trains and config.train.steps else ()))
     if problems:
         raise ConfigError("\n".join(dict.fromkeys(problems)))  # several runs may share one
     return config
@@ -65,6 +67,10 @@ def _run(config: Config, run: str) -> Iterator[str]:
         if null in ("embedding", "mlp"):
             yield (f"config.model.null_document={null}: run {run!r} retrieves by BM25 and has no "
                    "query vector for it; set bias or none")
+    if null != "none" and config.model.reranker.pretrained:
+        yield (f"config.model.null_document={null}: its score is learned beside those of the "
+               "retriever, and config.model.reranker gives passages others; set none, or leave the "
+               "reranker out")
     if null != "none" and not config.retrieval.k:
         yield (f"config.model.null_document={null}: without passages (config.retrieval.k=0) there "
                "is nothing that it could be chosen over; set none")
@@ -76,6 +82,22 @@ def _run(config: Config, run: str) -> Iterator[str]:
     if train.collapse_guard == "freeze" and train.generator_rate is None:
         yield ("config.train.collapse_guard=freeze: with config.train.generator_rate=none nothing "
                "would be left to train; set rollback or stop")
+
+
+def _reranked(config: Config) -> Iterator[str]:
+    """What cannot train beside a reranker."""
+    for run in config.runs:
+        of_run = for_run(config, run)
+        if not of_run.model.reranker.pretrained or not of_run.retrieval.k:
+            continue
+        if of_run.train.query_encoder_rate is not None:
+            yield (f"config.model.reranker: run {run!r} has its p(z|x) from the reranker, so the "
+                   "query encoder has nothing to learn from; set config.train.query_encoder_rate="
+                   "none and config.train.retriever_objective=marginal, or name the run frozen, or "
+                   "leave the reranker to evaluate and generate")
+        if of_run.retrieval.where == "device":
+            yield ("config.retrieval.where=device: the training step retrieves for itself, and "
+                   "config.model.reranker reads passages outside of it; set host")
 
 
 def _objective(config: Config, run: str) -> Iterator[str]:

@@ -38,7 +38,8 @@ class Batch(NamedTuple):
     target_mask: Array | None  # bool[B, T]
     weight: Array  # float32[B]
     doc_ids: Array | None = None  # int32[B, K], rows of the index, -1 for padding
-    doc_scores: Array | None = None  # float32[B, K], BM25's, beside inner products or without any
+    # float32[B, K], BM25's, beside inner products or without any; or a reranker's logits of p(z|x).
+    doc_scores: Array | None = None
     # Of a document encoder that trains: scores are made afresh from these, with gradients.
     passage_ids: Array | None = None  # int32[B, K, L], for the document encoder
     passage_mask: Array | None = None  # bool[B, K, L]

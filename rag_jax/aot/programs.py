@@ -208,13 +208,14 @@ def _batch(job: Job, size: int, k: int, source_tokens: int = 0) -> Batch:
     tokens = max(longest, inputs * source_tokens) if source_tokens and model.packs else 0
     length, packed = input_shape(longest, tokens, inputs, data.length_step, longest)
     embeddings = _rows(job, jnp.float32, size, passages, model.embedding_width)
+    scored = model.lexical or model.fusion or model.reranked
     return assemble(
         _questions(job, size), *_tokens(job, size, inputs, length),
         source_places=_rows(job, jnp.int32, size, packed) if packed else None,
         doc_mask=_rows(job, bool, size, passages),
-        doc_embeddings=None if model.lexical else embeddings,
+        doc_embeddings=None if model.lexical or model.reranked else embeddings,
         doc_ids=_rows(job, jnp.int32, size, k) if k else None,
-        doc_scores=_rows(job, jnp.float32, size, k) if model.lexical or model.fusion else None)
+        doc_scores=_rows(job, jnp.float32, size, k) if scored else None)
 
 
 def _questions(job: Job, size: int) -> QuestionBatch:

@@ -10,9 +10,10 @@ from rag_jax.data.text import bucket, pad_rows
 from rag_jax.retrieval.bm25 import Bm25Index
 from rag_jax.retrieval.hybrid import HybridIndex
 from rag_jax.retrieval.index import PassageIndex
+from rag_jax.retrieval.reranked import RerankedIndex
 from rag_jax.types import Array, Batch, Prefixes, QuestionBatch
 
-Searchable = PassageIndex | Bm25Index | HybridIndex
+Searchable = PassageIndex | Bm25Index | HybridIndex | RerankedIndex
 PASSAGE_TABLE = "generator"  # token table of "title / text" in a passage store
 SHORTEST_REST = 16  # padded tokens of what follows a passage that is read by itself
 ENCODER_TABLE = "document_encoder"  # token table of [CLS] title [SEP] text [SEP]
@@ -172,11 +173,16 @@ class RagBatcher:
         tokens = [[*(table.rows(int(row)) for row in docs), *empty] for docs in safe[own]]
         doc_ids = retrieved[own].astype(np.int32)
         fields = {"doc_ids": doc_ids, "doc_mask": doc_ids >= 0, "doc_embeddings": None}
-        if isinstance(index, Bm25Index | HybridIndex):
-            fields["doc_scores"] = index.scores(self.questions.texts[rows[own]], safe[own])
-        if not isinstance(index, Bm25Index):
-            # All processes ask for the same, where they share the devices that answer.
-            embeddings = (index.embeddings(safe)[own] if index.division == "devices"
-                          else index.embeddings(safe[own]))
+
+        def asked(look: Callable[..., np.ndarray], *of_rows: np.ndarray) -> np.ndarray:
+            """All processes ask for the same, where they share the devices that answer."""
+            if index.division == "devices":
+                return look(*of_rows)[own]
+            return look(*(each[own] for each in of_rows))
+
+        if isinstance(index, Bm25Index | HybridIndex | RerankedIndex):
+            fields["doc_scores"] = asked(index.scores, self.questions.texts[rows], safe)
+        if not isinstance(index, Bm25Index | RerankedIndex):
+            embeddings = asked(index.embeddings, safe)
             fields["doc_embeddings"] = embeddings * fields["doc_mask"][..., None]
         return _Passages(tokens, fields)

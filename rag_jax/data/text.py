@@ -232,6 +232,24 @@ def bucket(length: int, step: int, longest: int) -> int:
     return min(longest, -(-max(length, 1) // step) * step)
 
 
+def by_length(lengths: np.ndarray, size: int, step: int, longest: int
+              ) -> Iterator[tuple[np.ndarray, np.ndarray, int]]:
+    """Rows in batches of about the same length, the shortest first.
+
+    Args:
+      lengths: int[R], of each row.
+      size: of a batch.
+      step, longest: as of `bucket`.
+
+    Yields:
+      The numbers of a batch's rows int64[at most size], these again filled up to int64[size], and
+      the length to pad them to.
+    """
+    order = np.argsort(lengths, kind="stable")
+    for rows in (order[first : first + size] for first in range(0, len(order), size)):
+        yield rows, np.resize(rows, size), bucket(int(lengths[rows].max()), step, longest)
+
+
 def halved(ids: np.ndarray, mask: np.ndarray, least: int) -> tuple[np.ndarray, np.ndarray]:
     """Padded rows [R, L] and their mask, cut to L / 2, L / 4, ... while all tokens fit in.
 

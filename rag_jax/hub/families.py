@@ -25,6 +25,8 @@ from rag_jax.hub.stored import HubError
 Tower = TypeVar("Tower", BertConfig, BartConfig, CausalConfig, T5Config)
 MOST_ENDS = 64  # of tokens that end an answer
 LARGEST = 2**31 - 1  # of numbers in a config.json; no table has more rows
+RERANKER = "reranker"  # the tower of a cross-encoder
+ONE_LABEL = {"id2label": {"0": "LABEL_0"}, "label2id": {"LABEL_0": 0}}  # of its config.json
 
 
 class Family(NamedTuple):
@@ -67,6 +69,9 @@ FAMILIES = {family.architecture: family for family in (
       for head in ("Model", "ForMaskedLM")),
     Family("ModernBertModel", "modernbert", {"bert": Place("", "")}),
     Family("ModernBertForMaskedLM", "modernbert", {"bert": Place("", "model.")}),
+    *(Family(f"{name}ForSequenceClassification", model_type, {RERANKER: Place("", body)})
+      for name, model_type, body in (("Bert", "bert", "bert."), ("Roberta", "roberta", "roberta."),
+                                     ("XLMRoberta", "xlm-roberta", "roberta."))),
 )}
 
 
@@ -277,13 +282,25 @@ def modern_bert_flat(config: Mapping[str, Any], file: pathlib.Path) -> dict[str,
     return flat
 
 
+def check_labels(config: Mapping[str, Any], file: pathlib.Path) -> None:
+    """Raises HubError where a classifier's config.json has not one label, a logit."""
+    listed = config.get("id2label")
+    count = config.get("num_labels", len(listed) if isinstance(listed, dict) else 2)  # as there
+    if count != 1:
+        raise HubError(f"{file}: a classifier of {reprlib.repr(count)} labels (id2label); a "
+                       "reranker has one, the logit of its passage")
+
+
 def encoder_family(config: BertConfig, tower: str) -> str:
     """The class that an encoder is written as: DPR's, or its own where DPR's computes less.
 
-    tower: "query_encoder", "document_encoder", or "bert" for one that is no retriever yet.
+    tower: "query_encoder", "document_encoder", "reranker", or "bert" for one that is no retriever
+      yet.
     """
     dpr = {"query_encoder": "DPRQuestionEncoder", "document_encoder": "DPRContextEncoder"}
     bare = BARE[config.model_type]
+    if tower == RERANKER:
+        return bare.replace("Model", "ForSequenceClassification")
     return bare if config.beyond_dpr or bare != "BertModel" else dpr.get(tower, bare)
 
 

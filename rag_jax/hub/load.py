@@ -13,12 +13,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from rag_jax import parallel
-from rag_jax.config import BertConfig, GeneratorConfig, T5Config
+from rag_jax.config import T5Config
 from rag_jax.data import tokenizer_file
 from rag_jax.hub import atlas, causal, families, names, sentence
 from rag_jax.hub.families import Architecture
 from rag_jax.hub.stored import HEADER_LIMIT, HubError, read_json
 from rag_jax.hub.tensors import Tensors, open_tensors
+from rag_jax.models.cross_encoder import CrossEncoder
 from rag_jax.models.dpr import DprEncoder
 from rag_jax.models.generator import MATRICES, build
 from rag_jax.types import Params
@@ -41,8 +42,8 @@ class Pretrained(Architecture):
     family: the class of transformers, such as "BartForConditionalGeneration".
     towers: those of the file, whichever of them were loaded.
     params: by tower, among "query_encoder", "document_encoder" and "generator" as in
-      `RagModel.init` (unboxed; float32, but for generator.param_dtype), and "bert": a plain BERT
-      in the form of either encoder.
+      `RagModel.init` (unboxed; float32, but for generator.param_dtype), "bert": a plain BERT in the
+      form of either encoder, and "reranker", a `CrossEncoder`.
     kind: "token" or "sequence" where a RAG checkpoint says so, "fid" where its authors' do.
     tokenizers: folders by tower ("query_encoder" and "generator" for RAG), where there are any.
     inputs: (data.source_format, data.question_text) that a generator was trained with, where
@@ -159,8 +160,13 @@ def _open(folder: pathlib.Path) -> tuple[Pretrained, Tensors, dict[str, names.Pl
         return _open_atlas(folder)
     config = read_json(file)
     generation = read_json(generation_file) if generation_file.is_file() else {}
-    tensors, vectors = open_tensors(folder), sentence.read(folder, config)
+    tensors = open_tensors(folder)
     family = families.detect(config, tensors, file)
+    if families.RERANKER in family.places:
+        families.check_labels(config, file)
+        vectors = sentence.Sentence(longest=sentence.longest_pair(folder))
+    else:
+        vectors = sentence.read(folder, config)
     parts = families.architecture(config, generation, family.model_type, file)
     if isinstance(parts.generator, T5Config) and not parts.generator.scale_output:
         tied = f"{family.places['generator'].head}lm_head.weight" not in tensors
@@ -234,23 +240,31 @@ def _origins(folder: pathlib.Path, family: families.Family, config: Mapping[str,
 
 def plan(places: Mapping[str, names.Place], architecture: Architecture) -> list[names.Weight]:
     """All weights of a checkpoint with these towers."""
-    return [weight for tower, place in places.items() for weight in (
-        names.GENERATOR_WEIGHTS[architecture.generator.family](
-            tower, architecture.generator, place) if tower == "generator"
-        else names.bert_weights(tower, architecture.retriever, place))]
+    def weights(tower: str, place: names.Place) -> list[names.Weight]:
+        if tower == "generator":
+            form = names.GENERATOR_WEIGHTS[architecture.generator.family]
+            return form(tower, architecture.generator, place)
+        form = names.reranker_weights if tower == families.RERANKER else names.bert_weights
+        return form(tower, architecture.retriever, place)
+
+    return [weight for tower, place in places.items() for weight in weights(tower, place)]
 
 
 def abstract(towers: Collection[str], architecture: Architecture) -> Params:
     """Shapes of the towers' parameters, boxed with their logical axis names; not to be changed."""
-    return {tower: _abstract(architecture.generator if tower == "generator"
-                             else architecture.retriever) for tower in towers}
+    def module(tower: str) -> nn.Module:
+        if tower == "generator":
+            return build(architecture.generator)
+        form = CrossEncoder if tower == families.RERANKER else DprEncoder
+        return form(architecture.retriever)
+
+    return {tower: _abstract(module(tower), tower == "generator") for tower in towers}
 
 
 @functools.lru_cache(maxsize=256)  # few are asked for, and tracing takes long
-def _abstract(config: BertConfig | GeneratorConfig) -> Params:
+def _abstract(module: nn.Module, decodes: bool) -> Params:
     ids, mask = np.zeros((1, 1), np.int32), np.ones((1, 1), bool)
-    module, *inputs = ((build(config), ids, mask, ids) if isinstance(config, GeneratorConfig)
-                       else (DprEncoder(config), ids, mask))
+    inputs = (ids, mask, ids) if decodes else (ids, mask)
     return jax.eval_shape(lambda: module.init(jax.random.key(0), *inputs)["params"])
 
 

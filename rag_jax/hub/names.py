@@ -96,6 +96,16 @@ def bert_weights(tower: str, config: BertConfig, place: Place) -> list[Weight]:
     return weights
 
 
+def reranker_weights(tower: str, config: BertConfig, place: Place) -> list[Weight]:
+    """The weights of a cross-encoder: a BERT, and the two layers that make a logit of [CLS]."""
+    bert = config.model_type == "bert"
+    layers = {"dense": f"{place.body}pooler.dense" if bert else f"{place.head}classifier.dense",
+              "out": f"{place.head}classifier" if bert else f"{place.head}classifier.out_proj"}
+    return bert_weights(tower, config, place) + [
+        weight for ours, theirs in layers.items()
+        for weight in _parts("linears", (tower, ours), theirs)]
+
+
 def bart_weights(tower: str, config: BartConfig, place: Place) -> list[Weight]:
     """The weights of BART; one table is the embedding of both sides and the output layer."""
     depths = {"encoder": config.encoder_layers, "decoder": config.decoder_layers}

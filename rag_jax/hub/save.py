@@ -38,8 +38,8 @@ def save(directory: str | os.PathLike, family: str, params: Params, architecture
     Args:
       directory: a new or empty folder.
       family: one of `WRITTEN`, a class of transformers.
-      params: {"query_encoder", "document_encoder", "generator", "bert"}, those that the family
-        has; for BertModel any one encoder; looped or scanned.
+      params: {"query_encoder", "document_encoder", "generator", "bert", "reranker"}, those that
+        the family has; for BertModel any one encoder; looped or scanned.
       architecture: the configurations of the family's towers; where it has no ids, the generator's
         tokenizer gives them, and without one they are facebook/bart's.
       tokenizers: by tower, as in `Pretrained`; none = no tokenizer files.
@@ -71,7 +71,8 @@ def save(directory: str | os.PathLike, family: str, params: Params, architecture
             place = TOKENIZER_FOLDERS[tower] if FAMILIES[family].model_type == "rag" else "."
             part = architecture.generator if tower == "generator" else architecture.retriever
             if tower in tokenizers:
-                save_tokenizer(folder / place, tokenizers[tower], part.max_positions)
+                save_tokenizer(folder / place, tokenizers[tower], part.max_positions,
+                               part.second_type if tower == families.RERANKER else 0)
         if _is_sentence_encoder(family, architecture):
             dense = leaves(nn.meta.unbox(params["bert"])).get(("projection", "bias"))
             sentence.write(folder, architecture.retriever, architecture.longest,
@@ -104,8 +105,8 @@ def _check_arguments(target: pathlib.Path, family: str, params: Params,
     if "bert" not in towers and fits and fits[0] in families.BARE.values():
         raise HubError(f"{family} is DPR's encoder, and this one is a {retriever.model_type} with "
                        f"{', '.join(retriever.beyond_dpr) or '[CLS] alone'}: save it as {fits[0]}")
-    if "bert" in towers and family != families.BARE[retriever.model_type]:
-        raise HubError(f"{family}: this encoder is a {families.BARE[retriever.model_type]}")
+    if {"bert", families.RERANKER} & set(towers) and family != fits[0]:
+        raise HubError(f"{family}: this encoder is a {fits[0]}")
     if family == "BartModel" and np.asarray(params["generator"]["final_logits_bias"]).any():
         raise HubError("BartModel has no final_logits_bias, and this one is not zero: save it as "
                        "BartForConditionalGeneration")
@@ -137,6 +138,7 @@ def _config(family: str, architecture: Architecture) -> dict[str, Any]:
         return families.GENERATORS[model_type].write(generator, architecture.ids)
     if model_type in ("dpr", *families.BARE):
         own = sentence.own_json(retriever) if _is_sentence_encoder(family, architecture) else {}
+        own |= families.ONE_LABEL if families.RERANKER in FAMILIES[family].places else {}
         return {**families.bert_json(retriever, model_type), **own}
     return {
         "model_type": "rag", "is_encoder_decoder": True,
@@ -185,11 +187,12 @@ def _write_weights(folder: pathlib.Path, family: str, params: Params, architectu
                           lambda name: read(shown[name]))
 
 
-def save_tokenizer(directory: pathlib.Path, tokenizer: Tokenizer, max_length: int) -> None:
+def save_tokenizer(directory: pathlib.Path, tokenizer: Tokenizer, max_length: int,
+                   second_type: int = 0) -> None:
     """Writes a tokenizer for AutoTokenizer: it then adds the special tokens of BERT or BART.
 
-    Ids of plain text are those of `tokenizer`. Pairs become [CLS] a [SEP] b [SEP] with all token
-    types 0, as in DPR here, or <s> a </s></s> b </s>.
+    Ids of plain text are those of `tokenizer`. Pairs become [CLS] a [SEP] b [SEP] or <s> a
+    </s></s> b </s>; a has token type 0, b `second_type`, which in DPR is 0.
     """
     import tokenizers
     from tokenizers import processors
@@ -209,7 +212,8 @@ def save_tokenizer(directory: pathlib.Path, tokenizer: Tokenizer, max_length: in
         begin = f"{start}:0 " if start else ""
         between = f"{end}:0 {end}:0" if end == "</s>" else f"{end}:0"
         backend.post_processor = processors.TemplateProcessing(
-            single=f"{begin}$A:0 {end}:0", pair=f"{begin}$A:0 {between} $B:0 {end}:0",
+            single=f"{begin}$A:0 {end}:0", pair=(
+                f"{begin}$A:0 {between} $B:{second_type} {end}:{second_type}"),
             special_tokens=[(start or end, tokenizer.start if start else tokenizer.end),
                             (end, tokenizer.end)])
         backend.save(str(file))

@@ -70,17 +70,45 @@ def read(folder: pathlib.Path, config: Mapping[str, Any]) -> Sentence:
     return Sentence(fields, _longest(folder), dense)
 
 
-def _modules(file: pathlib.Path) -> dict[str, str]:
-    """The folder of each module by its kind."""
+def longest_pair(folder: pathlib.Path) -> int:
+    """Tokens that a pair of texts may have, as the folder of a cross-encoder says; 0 = as many as
+    there are positions. Its last activation is not computed: what is read of it are logits.
+
+    Raises:
+      HubError: a module behind the transformer, or a prompt.
+    """
+    file, settings = folder / "modules.json", folder / "config_sentence_transformers.json"
+    if file.is_file() and (kinds := [_kind(module) for module in _listed(file)]) != ["Transformer"]:
+        raise HubError(f"{file}: its logits go through {', '.join(kinds)}; known here is "
+                       "Transformer alone")
+    prompts = read_json(settings).get("prompts") if settings.is_file() else None
+    if prompts:
+        raise HubError(f"{settings}: prompts = {reprlib.repr(prompts)}; a cross-encoder reads its "
+                       "pair alone here")
+    return _longest(folder, "sequence-classification")
+
+
+def _kind(module: Mapping[str, str]) -> str:
+    return module["type"].rpartition(".")[2][:80]
+
+
+def _listed(file: pathlib.Path) -> list[dict[str, str]]:
+    """The content of modules.json."""
     listed = read_json_value(file)
     if not isinstance(listed, list) or not all(
             isinstance(module, dict) and isinstance(module.get("type"), str)
             and isinstance(module.get("path"), str) for module in listed):
         raise HubError(f"{file}: no list of modules: download it again")
-    paths = {module["type"].rpartition(".")[2]: module["path"] for module in listed}
+    return listed
+
+
+def _modules(file: pathlib.Path) -> dict[str, str]:
+    """The folder of each module by its kind."""
+    listed = _listed(file)
+    paths = {_kind(module): module["path"] for module in listed}
     if [kind for kind in KINDS if kind in paths] != list(paths) or len(paths) < len(listed) or (
             not {"Transformer", "Pooling"} <= set(paths)):
-        names = ", ".join(module["type"].rpartition(".")[2][:80] for module in listed)
+        names = ", ".join(map(_kind, listed))
         raise HubError(f"{file}: its vectors go through {names}; known here are Transformer, "
                        "Pooling and, where there are any, Dense and Normalize, in this order")
     plain = {kind: path for kind, path in paths.items() if kind in ("Pooling", "Dense")}
@@ -143,17 +171,19 @@ def _dense(folder: pathlib.Path) -> tuple[dict[str, Any], dict[str, Stored]]:
     return fields, {name.replace("linear.", DENSE, 1): tensors[name] for name in tensors}
 
 
-def _longest(folder: pathlib.Path) -> int:
+def _longest(folder: pathlib.Path, task: str = "feature-extraction") -> int:
     """sentence_bert_config.json's max_seq_length, or in its place the tokenizer's.
+
+    task: what the transformer has to be for.
 
     Raises:
       HubError: it asks for lower case, and the tokenizer does not see to that.
     """
     file = folder / "sentence_bert_config.json"
     config = read_json(file) if file.is_file() else {}
-    if config.get("transformer_task", "feature-extraction") != "feature-extraction":
+    if config.get("transformer_task", task) != task:
         raise HubError(f"{file}: transformer_task = {config['transformer_task']!r} is not known "
-                       "here; only 'feature-extraction' is")
+                       f"here; only {task!r} is")
     if config.get("do_lower_case") and any((folder / name).is_file() for name in VOCABULARIES):
         upper, lower = Tokenizer.load(folder).encode(["The Two", "the two"])
         if upper != lower:

@@ -48,6 +48,7 @@ class RagModel:
     classes: how many a classifier tells apart, its answers being their numbers; 0 = answers are
       texts.
     fusion: how BM25's scores of the passages are joined to the inner products; None = they are not.
+    reranked: a cross-encoder, which is no part of it, gives the logits of p(z | x).
     """
 
     retriever: BertConfig
@@ -60,6 +61,12 @@ class RagModel:
     lexical: bool = False
     classes: int = 0
     fusion: Fusion | None = None
+    reranked: bool = False
+
+    @property
+    def asks_with_texts(self) -> bool:
+        """An index is asked with vectors and with the questions' texts."""
+        return not self.lexical and (self.fusion is not None or self.reranked)
 
     @property
     def towers(self) -> tuple[str, ...]:
@@ -237,6 +244,8 @@ def log_prior(model: RagModel, params: Params, batch: Batch,
 
     With a null document it is float32[B, K + 1], and that is the last.
     """
+    if model.reranked:
+        return marginal.log_prior(batch.doc_scores, batch.doc_mask)
     if model.lexical:
         queries_BE = jnp.zeros((len(batch.doc_scores), model.embedding_width))
         return _log_prior(model, params, batch, queries_BE, batch.doc_scores)
@@ -393,7 +402,7 @@ def log_likelihood(model: RagModel, params: Params, batch: Batch, label_smoothin
       most questions have no other passages where the retriever has much to learn.
     in_batch_negatives: the objective has p(z|x) over the passages of the whole batch
       (`marginal.log_share`); prior and posterior stay those over a question's own. Not where BM25
-      has a part in p(z|x): its scores of other questions' passages are not known.
+      or a reranker has a part in p(z|x): scores of other questions' passages are not known.
 
     Returns:
       log_p float32[B] = log p(y | x) in nats; prior float32[B, K] = p(z | x);
@@ -410,7 +419,7 @@ def log_likelihood(model: RagModel, params: Params, batch: Batch, label_smoothin
     """
     keys = (None, None) if dropout_key is None else jax.random.split(dropout_key)
     share_B = jnp.zeros(len(batch.doc_mask))
-    if in_batch_negatives and model.fusion is None:
+    if in_batch_negatives and model.fusion is None and not model.reranked:
         log_prior_BK, share_B = _log_prior_and_share(model, params, batch, keys[0])
     else:
         log_prior_BK = log_prior(model, params, batch, keys[0])

@@ -9,6 +9,7 @@ from rag_jax.data.text import Tokenizer, label_tokens
 from rag_jax.decoding.prefixes import KeptPrefixes
 from rag_jax.decoding.settings import Decoding
 from rag_jax.training.job import Index, Job
+from rag_jax.training.reranker import reranked
 
 
 def make_answerer(job: Job, index: Index | None, prefixes: KeptPrefixes | None = None,
@@ -33,7 +34,8 @@ def make_answerer(job: Job, index: Index | None, prefixes: KeptPrefixes | None =
         node_budget=config.eval.exact_nodes,
         prefix_mib=config.eval.prefix_mib,
     )
-    return Answerer(model, job.mesh, index, dataclasses.replace(settings, **changes), prefixes)
+    return Answerer(model, job.mesh, reranked(job, index),
+                    dataclasses.replace(settings, **changes), prefixes)
 
 
 def decoding_settings(config: Config, tokenizer: Tokenizer) -> Decoding:

@@ -97,7 +97,8 @@ def build_model(config: Config, prepared: Prepared) -> rag.RagModel:
                         tok.end if start < 0 else start,
                         tok.end, tok.pad, config.model.null_document,
                         config.retrieval.retriever == "bm25", config.head_classes,
-                        fusion_of(config))
+                        fusion_of(config),
+                        bool(config.model.reranker.pretrained and config.retrieval.k))
 
 
 def fusion_of(config: Config) -> Fusion | None:

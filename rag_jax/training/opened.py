@@ -29,7 +29,7 @@ from rag_jax.retrieval.device import DeviceIndex
 from rag_jax.retrieval.hybrid import HybridIndex
 from rag_jax.retrieval.index import PassageIndex
 from rag_jax.retrieval.protocol import Passage
-from rag_jax.training import indexing, on_device
+from rag_jax.training import indexing, on_device, pretrained
 from rag_jax.training import workdir as workdirs
 from rag_jax.training.answer_settings import make_answerer
 from rag_jax.training.job import Index, Job, fingerprint
@@ -75,6 +75,7 @@ class Rag:
 
         A single question is a batch of its own. What is no more than one batch is always padded to
         the longest input: the second call, whatever its lengths, runs what the first has compiled.
+        A reranker compiles for lengths of its own, eight at most.
 
         Args:
           questions: as they are asked; a string is one question.
@@ -121,7 +122,7 @@ class Rag:
         if not len(tokens):
             return []
         queries = answerer.queries(self.params, tokens)
-        rows = search(self.index, queries, answerer.k)
+        rows = search(answerer.index, queries, answerer.k)
         scores = answerer.logits(queries, rows)
         p_BK = np.exp(scores - scores.max(axis=1, keepdims=True))
         p_BK /= p_BK.sum(axis=1, keepdims=True)
@@ -365,6 +366,8 @@ def check_classes(config: Config, trained: tuple[str, ...], path: pathlib.Path) 
 
 def open_index(job: Job, run: str, named: str | None) -> Index:
     """The index that `load` names, before the parameters are read, which takes longer."""
+    if source := job.config.model.reranker.pretrained:
+        pretrained.reranker(source)
     folders = job.workdir / "indexes"
     if job.model.lexical:
         folders = job.workdir / indexing.WORD_INDEXES

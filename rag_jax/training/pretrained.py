@@ -63,14 +63,35 @@ def _architecture(source: str, tower: str) -> BertConfig | BartConfig:
     return getattr(found, section)
 
 
+def reranker(source: str) -> hub.Pretrained:
+    """What a cross-encoder is; reads headers only.
+
+    Raises:
+      ConfigError: the source is none.
+    """
+    named = f"config.model.reranker.pretrained={source!r}"
+    known = [name for name, family in families.FAMILIES.items()
+             if families.RERANKER in family.places]
+    if workdir.exists(source):
+        raise ConfigError(f"{named}: a workdir, which holds no cross-encoder; name a checkpoint "
+                          f"of Hugging Face, one of {', '.join(known)}")
+    found = described(source)
+    if families.RERANKER not in found.towers:
+        raise ConfigError(f"{named}: a {found.family}, which is no cross-encoder; these are "
+                          f"{', '.join(known)}")
+    return found
+
+
 def resolve(config: Config) -> Config:
     """The configuration with the architecture of pretrained towers filled in.
 
     Raises:
-      ConfigError: a source without the tower, encoders of different architectures, or lengths
-        beyond the positions of the model.
+      ConfigError: a source without the tower, a reranker that is none, encoders of different
+        architectures, or lengths beyond the positions of the model.
     """
     model, sources = config.model, config.model.sources
+    if model.reranker.pretrained:
+        reranker(model.reranker.pretrained)
     if overrides.lexical(config):  # a RAG checkpoint's question encoder is not read
         sources = {tower: source for tower, source in sources.items() if tower not in ENCODERS}
     found = {tower: _architecture(source, tower) for tower, source in sources.items()}

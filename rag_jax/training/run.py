@@ -168,7 +168,7 @@ def train(config: Config, path: pathlib.Path, profile: tuple[int, int] | None = 
       InUseError: another process writes into the workdir.
       ConfigError, TrainingError, CheckpointError, RetrievalError: each says what to do.
     """
-    rules.validate(config)
+    rules.validate(config, trains=True)
     for line in overrides.set_otherwise(config, overrides.not_default(config)):
         _say(f"{line}; the value of the configuration is for other runs")
     with locks.exclusive(path):

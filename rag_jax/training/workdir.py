@@ -25,8 +25,9 @@ from rag_jax.retrieval.verification import read_sealed, write_sealed
 CHANGEABLE = ("runs", "tensorboard", "data.data_dir", "data.length_buckets", "eval.", "mesh.",
               "train.log_every", "train.keep", "train.collapse_guard", "retriever_warmup.log_every",
               "generator_warmup.log_every", "model.generator.dtype", "model.retriever.dtype",
-              "model.generator.remat", "model.retriever.remat", "model.generator.fused_attention",
-              "model.retriever.fused_attention", "model.generator.logit_chunk")
+              "model.reranker.dtype", "model.generator.remat", "model.retriever.remat",
+              "model.generator.fused_attention", "model.retriever.fused_attention",
+              "model.generator.logit_chunk")
 
 # Of config.model: read by no run that retrieves by words, for which they are not resolved either.
 ENCODERS = ("retriever", "query_encoder", "document_encoder")

@@ -43,7 +43,8 @@ def main(*chosen: str) -> None:
     import sentences
 
     folder = HERE / "goldens"
-    (folder / "t5").mkdir(parents=True, exist_ok=True)
+    for group in ("t5", "rerankers"):
+        (folder / group).mkdir(parents=True, exist_ok=True)
     if asked := [name for name in sentences.CASES if not chosen or name in chosen]:
         write_sentences(folder / "sentences", asked)
     for name, case in reference.CASES.items():

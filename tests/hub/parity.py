@@ -18,6 +18,7 @@ from rag_jax.hub.families import FAMILIES
 from rag_jax.hub.load import Pretrained, leaves, load, plan
 from rag_jax.models import rag, vocabulary
 from rag_jax.models.bert import Bert
+from rag_jax.models.cross_encoder import CrossEncoder
 from rag_jax.models.dpr import DprEncoder
 from rag_jax.models.generator import Generator, build
 from rag_jax.models.modern_bert import ModernBert
@@ -71,6 +72,8 @@ def outputs(pretrained: Pretrained, x: dict[str, np.ndarray], params) -> dict[st
     if pretrained.generator is None:
         tower = params[next(iter(params))]
         encoder = [x["question_ids"], x["question_mask"], x["token_types"]]
+        if "reranker" in params:
+            return {"output": CrossEncoder(pretrained.retriever).apply({"params": tower}, *encoder)}
         if "bert" in FAMILIES[pretrained.family].places:
             states = body(pretrained.retriever).apply({"params": tower["bert"]}, *encoder)
             return {"output": states * x["question_mask"][:, :, None]}

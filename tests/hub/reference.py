@@ -95,6 +95,9 @@ CASES = {
     "rag_sequence": Case("RagSequenceForGeneration", {"num_hidden_layers": 1},
                          {"scale_embedding": True, "encoder_layers": 2, "decoder_layers": 1}),
     **CAUSAL,
+    "rerankers/bert": Case("BertForSequenceClassification", {"num_labels": 1}),
+    "rerankers/xlm_roberta": Case("XLMRobertaForSequenceClassification", {
+        "num_labels": 1, "type_vocab_size": 1, "num_hidden_layers": 1}),
     "t5/plain": Case("T5ForConditionalGeneration"),
     "t5/gated": Case("T5ForConditionalGeneration", t5={
         **UNTIED, "d_ff": 5, "num_layers": 1, "num_decoder_layers": 1}),
@@ -105,7 +108,7 @@ def build(case: Case, seed: int = 0, scale: float = 0.3) -> Any:
     """The model with every parameter and buffer away from its default, in evaluation mode."""
     bert, bart = {**BERT_SIZE, **case.bert}, {**BART_SIZE, **case.bart}
     if case.model.startswith(BARE):
-        name = case.model.removesuffix("Model").removesuffix("ForMaskedLM")
+        name = case.model.partition("Model")[0].partition("For")[0]
         config = getattr(transformers, f"{name}Config")(**bert)
     elif case.model.startswith("DPR"):
         config = transformers.DPRConfig(**bert)
@@ -170,6 +173,8 @@ def _encoder(model: Any, case: Case, x: dict[str, torch.Tensor]) -> torch.Tensor
         return model(**inputs).pooler_output
     if case.model.startswith("Modern"):
         del inputs["token_type_ids"]
+    if case.model.endswith("ForSequenceClassification"):
+        return model(**inputs).logits[:, 0]
     body = getattr(model, "bert", getattr(model, "roberta", model))
     states = body(**inputs).last_hidden_state
     return states * x["question_mask"][:, :, None]  # padded places mean nothing

@@ -18,8 +18,10 @@ from rag_jax.hub.load import load
 from rag_jax.hub.save import save
 
 GOLDENS = sorted((pathlib.Path(__file__).parent / "goldens").glob("*.npz"))
-T5 = sorted((pathlib.Path(__file__).parent / "goldens/t5").glob("*.npz"))
-NAMES = [path.stem for path in GOLDENS] + [f"t5/{path.stem}" for path in T5]
+T5, RERANKERS = (sorted((pathlib.Path(__file__).parent / "goldens" / group).glob("*.npz"))
+                 for group in ("t5", "rerankers"))
+NAMES = [path.stem for path in GOLDENS] + [
+    f"{path.parent.name}/{path.stem}" for path in (*T5, *RERANKERS)]
 SENTENCES = sorted((pathlib.Path(__file__).parent / "goldens/sentences").glob("*.npz"))
 
 
@@ -114,5 +116,7 @@ def test_the_goldens_are_small_and_cover_every_family():
     assert sum(path.stat().st_size for path in GOLDENS) < 450_000
     assert [path.stem for path in T5] == ["gated", "plain"]
     assert sum(path.stat().st_size for path in T5) < 60_000
+    assert [path.stem for path in RERANKERS] == ["bert", "xlm_roberta"]
+    assert sum(path.stat().st_size for path in RERANKERS) < 40_000
     assert len(SENTENCES) == 5
     assert sum(path.stat().st_size for path in SENTENCES) < 200_000

@@ -1,0 +1,81 @@
+"""An index that nominates passages, of which a reranker finds the best."""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rag_jax.retrieval.bm25 import Bm25Index
+from rag_jax.retrieval.hybrid import HybridIndex
+from rag_jax.retrieval.index import PassageIndex
+from rag_jax.retrieval.protocol import Division, Passage, SearchResult, check_k, merge, no_results
+
+KEPT = 2**18  # scores, those made last, that are not made again
+
+
+@dataclasses.dataclass
+class RerankedIndex:
+    """An index of any kind, whose passages a reranker scores together with the question.
+
+    It is asked as a hybrid index is, or, around an index of words, by texts.
+
+    Attributes:
+        index: nominates.
+        nominate: its search, by all processes: queries, n -> rows int32[B, n].
+        score: questions and passages, R of each -> logits float32[R]. All processes call it with
+            the same.
+        count: passages that are nominated, or k where that is more.
+    """
+
+    index: PassageIndex | Bm25Index | HybridIndex
+    nominate: Callable[[np.ndarray, int], np.ndarray]
+    score: Callable[[Sequence[str], Sequence[Passage]], np.ndarray]
+    count: int
+    division: Division = "devices"
+    _kept: dict[tuple[str, int], float] = dataclasses.field(default_factory=dict, repr=False)
+
+    @property
+    def path(self) -> Path:
+        return self.index.path
+
+    @property
+    def manifest(self) -> dict[str, Any]:
+        return self.index.manifest
+
+    @property
+    def passages(self) -> Any:
+        return self.index.passages
+
+    @property
+    def size(self) -> int:
+        """Passages that a search can find."""
+        return self.index.size
+
+    def search(self, queries: np.ndarray, k: int) -> SearchResult:
+        """The k passages with the highest logits among those that are nominated."""
+        check_k(k, self.size)
+        if not len(queries):
+            return no_results(k)
+        asked = queries
+        if queries.dtype.names and not isinstance(self.index, HybridIndex):
+            asked = queries["vector"]
+        ids = self.nominate(asked, min(self.size, max(self.count, k)))
+        return merge([SearchResult(ids, self.logits(queries, ids))], k)
+
+    def logits(self, queries: np.ndarray, ids: np.ndarray) -> np.ndarray:
+        """The reranker's logits float32[B, K] of rows integers[B, K]."""
+        return self.scores(queries["text"] if queries.dtype.names else queries, ids)
+
+    def scores(self, texts: np.ndarray, ids: np.ndarray) -> np.ndarray:
+        """`logits` for questions [B]."""
+        pairs = [(text, row) for text, rows in zip(texts, ids.tolist(), strict=True)
+                 for row in rows]
+        if new := [pair for pair in dict.fromkeys(pairs) if pair not in self._kept]:
+            made = self.score([text for text, _ in new], [self.passages[row] for _, row in new])
+            self._kept.update(zip(new, made.tolist(), strict=True))
+        found = np.array([self._kept[pair] for pair in pairs], np.float32).reshape(ids.shape)
+        for pair in list(self._kept)[: max(0, len(self._kept) - KEPT)]:
+            del self._kept[pair]
+        return found

@@ -1,0 +1,118 @@
+"""The cross-encoder that `config.model.reranker` names, and the index whose passages it scores."""
+
+import dataclasses
+import functools
+from collections.abc import Sequence
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from rag_jax import parallel
+from rag_jax.answering import search
+from rag_jax.config import BertConfig, ConfigError
+from rag_jax.data.text import Tokenizer, by_length, pad_rows
+from rag_jax.hub import families
+from rag_jax.hub import load as hub
+from rag_jax.models.cross_encoder import CrossEncoder
+from rag_jax.retrieval.protocol import Passage
+from rag_jax.retrieval.reranked import RerankedIndex
+from rag_jax.training import pretrained
+from rag_jax.training.job import Index, Job
+from rag_jax.types import Params
+
+SHORTEST, LONGEST = 16, 512  # tokens that a pair may have; cross-encoders are trained with 512
+PAIRS, STEP = 32, 64  # pairs in a batch, and tokens between the lengths of batches
+
+
+@dataclasses.dataclass(frozen=True)
+class Reranker:
+    """A cross-encoder with its tokenizer.
+
+    Attributes:
+      config: its architecture.
+      params: of a `CrossEncoder`, on the mesh.
+      tokenizer: its own.
+      longest: tokens of a pair, special tokens included.
+      mesh: batches are split over it.
+    """
+
+    config: BertConfig
+    params: Params
+    tokenizer: Tokenizer
+    longest: int
+    mesh: Mesh
+
+    def logits(self, questions: Sequence[str], passages: Sequence[Passage]) -> np.ndarray:
+        """The logits float32[R] of R questions, each with its passage; all processes ask for the
+        same."""
+        rows, firsts = self.pairs(questions, passages)
+        size = parallel.filled_up(min(PAIRS, len(rows)), self.mesh)
+        parts, logits = [], np.zeros(len(rows), np.float32)
+        for some, filled, length in by_length(
+                np.array([len(row) for row in rows]), size, STEP, self.longest):
+            ids, mask = pad_rows([rows[i] for i in filled], length, self.tokenizer.pad)
+            types = (np.arange(length) >= firsts[filled, None]) * np.int32(self.config.second_type)
+            inputs = parallel.put_batch((ids, mask, types), self.mesh)
+            parts.append((some, parallel.whole(_program(self.config)(self.params, *inputs))))
+        for some, part in parts:
+            logits[some] = np.asarray(part)[: len(some)]
+        return logits
+
+    def pairs(self, questions: Sequence[str], passages: Sequence[Passage]
+              ) -> tuple[list[list[int]], np.ndarray]:
+        """[CLS] question [SEP] title text [SEP], or as RoBERTa has it with </s></s> between them,
+        and how many tokens of each stand before the passage, int[R].
+
+        A question has half of the room at most, and its passage what it leaves.
+        """
+        tokenizer = self.tokenizer
+        between = [tokenizer.end] * (1 if self.config.model_type == "bert" else 2)
+        different = list(dict.fromkeys(questions))
+        room = self.longest // 2 - 1 - len(between)
+        asked = {question: [tokenizer.start, *ids[:room], *between] for question, ids in zip(
+            different, tokenizer.encode(different), strict=True)}
+        texts = tokenizer.encode([f"{p.title} {p.text}" if p.title else p.text for p in passages])
+        firsts = [asked[question] for question in questions]
+        rows = [[*first, *text[: self.longest - 1 - len(first)], tokenizer.end]
+                for first, text in zip(firsts, texts, strict=True)]
+        return rows, np.array([len(first) for first in firsts])
+
+
+@functools.cache
+def _program(config: BertConfig) -> jax.stages.Wrapped:
+    """(params, ids, mask, token types) -> logits."""
+    return jax.jit(lambda params, *inputs: CrossEncoder(config).apply({"params": params}, *inputs))
+
+
+@functools.lru_cache(maxsize=1)
+def open_reranker(source: str, dtype: str, mesh: Mesh) -> Reranker:
+    """A cross-encoder of Hugging Face on a mesh; the last one stays open.
+
+    Raises:
+      ConfigError: it is none, or has no tokenizer that fits it.
+      HubError: it is damaged, or its parts do not fit together.
+    """
+    found, named = pretrained.reranker(source), f"config.model.reranker.pretrained={source!r}"
+    if families.RERANKER not in found.tokenizers:
+        raise ConfigError(f"{named}: there is no tokenizer beside it")
+    tokenizer, config = Tokenizer.load(found.tokenizers[families.RERANKER]), found.retriever
+    if tokenizer.start is None or tokenizer.needed_rows > config.vocab_size:
+        raise ConfigError(f"{named}: the tokenizer beside it has {tokenizer.needed_rows} tokens, "
+                          f"and the model {config.vocab_size} rows; take those of one checkpoint")
+    longest = min(found.longest or LONGEST, config.max_positions, LONGEST)
+    if longest < SHORTEST:
+        raise ConfigError(f"{named}: it reads {longest} tokens; a question and a passage need "
+                          f"{SHORTEST} or more")
+    loaded = hub.load(source, mesh=mesh, retriever={"dtype": dtype})
+    return Reranker(loaded.retriever, loaded.params[families.RERANKER], tokenizer, longest, mesh)
+
+
+def reranked(job: Job, index: Index | None) -> Index | RerankedIndex | None:
+    """The index as the model is asked with it: where there is a reranker, around the given one."""
+    if index is None or not job.model.reranked:
+        return index
+    named = job.config.model.reranker
+    reranker = open_reranker(named.pretrained, named.dtype, job.mesh)
+    return RerankedIndex(index, functools.partial(search, index), reranker.logits,
+                         job.config.retrieval.reranked)
