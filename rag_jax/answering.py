@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -12,7 +13,7 @@ from rag_jax import hosts, parallel
 from rag_jax.config import BartConfig, ConfigError
 from rag_jax.data.batches import PASSAGE_TABLE, RagBatcher, Searchable
 from rag_jax.data.questions import QuestionTokens
-from rag_jax.data.text import Cuts, by_length
+from rag_jax.data.text import Cuts, bucket, by_length
 from rag_jax.decoding.answer import decode
 from rag_jax.decoding.certificate import NEEDS, exact
 from rag_jax.decoding.prefixes import KeptPrefixes, Reader
@@ -47,7 +48,7 @@ def _embed_program(model: rag.RagModel) -> Program:
 
 @functools.cache
 def jit_decode(model: rag.RagModel, settings: Decoding) -> Program:
-    """(params, batch, key or None) -> Decoded."""
+    """(params, batch, key or None, temperature or None) -> Decoded."""
     return jax.jit(functools.partial(decode, model, settings))
 
 
@@ -74,6 +75,22 @@ def search(index: Searchable, queries: np.ndarray, k: int) -> np.ndarray:
                       for ids, scores in found], k).ids
 
     return hosts.in_messages(everywhere, queries, k)
+
+
+class Draws(NamedTuple):
+    """How each of Q questions is sampled, whatever its place in the list."""
+
+    keys: jax.Array  # [Q]; `keys_of` makes those of a list
+    temperature: jax.Array | np.ndarray | None = None  # float32[Q]; None = that of the settings
+
+
+def keys_of(seeds: int | np.ndarray, numbers: np.ndarray) -> jax.Array:
+    """Keys [Q] of the questions at places int[Q] of a list that is sampled with a seed.
+
+    seeds: of all, or uint32[Q], for each question that of its own list.
+    """
+    roots = jax.random.key(seeds) if isinstance(seeds, int) else jax.vmap(jax.random.key)(seeds)
+    return jax.vmap(jax.random.fold_in, (0 if roots.ndim else None, 0))(roots, numbers)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -172,6 +189,16 @@ class Answerer:
             return self.index.logits(queries, rows)
         return np.einsum("BE,BKE->BK", queries, self.index.embeddings(rows))
 
+    def evidence(self, queries: np.ndarray, rows: np.ndarray) -> list[list[Evidence]]:
+        """The passages in rows int[Q, K], with p(z | x) over those K."""
+        scores = self.logits(queries, rows)
+        p_BK = np.exp(scores - scores.max(axis=1, keepdims=True))
+        p_BK /= p_BK.sum(axis=1, keepdims=True)
+        store = self.index.passages
+        return [[Evidence(*store[row], p, source=store.source(row))
+                 for row, p in zip(*pair, strict=True)]
+                for pair in zip(rows.tolist(), p_BK.tolist(), strict=True)]
+
     def retrieve(self, params: Params, questions: QuestionTokens) -> np.ndarray | None:
         """Rows int32[Q, K] of the best passages for every question; None for a closed book."""
         if self.index is None:
@@ -211,20 +238,40 @@ class Answerer:
                         batch = batch._replace(target_ids=None, target_mask=None)
                     yield alike[first : first + size], parallel.put_rows(batch, self.mesh)
 
-    def decode(self, params: Params, questions: QuestionTokens, retrieved: np.ndarray | None
-               ) -> list[Answer]:
-        """Answers all questions from the given passages."""
-        return list(self.decode_each(params, questions, retrieved))
+    def compile(self, params: Params, questions: QuestionTokens, draws: Draws | None = None
+                ) -> None:
+        """Answers a batch with inputs of every padded length, so that none is compiled later.
 
-    def decode_each(self, params: Params, questions: QuestionTokens, retrieved: np.ndarray | None
-                    ) -> Iterator[Answer]:
+        Args:
+          questions: one batch of them.
+          draws: as for `decode`.
+        """
+        limit, retrieved = questions.format.max_length, self.retrieve(params, questions)
+        (numbers, batch), = self.batches(questions, retrieved, answers=False)
+        for length in lengths(self.settings.length_step, limit):
+            shape = (*batch.source_ids.shape[:2], length)
+            source = parallel.put_batch(
+                (np.zeros(shape, np.int32), np.ones(shape, bool)), self.mesh)
+            self._decode_batch(params, batch._replace(
+                source_ids=source[0], source_mask=source[1]), numbers, draws)
+
+    def decode(self, params: Params, questions: QuestionTokens, retrieved: np.ndarray | None,
+               draws: Draws | None = None) -> list[Answer]:
+        """Answers all questions from the given passages.
+
+        draws: how each is sampled; None = as the settings say, by its place.
+        """
+        return list(self.decode_each(params, questions, retrieved, draws))
+
+    def decode_each(self, params: Params, questions: QuestionTokens, retrieved: np.ndarray | None,
+                    draws: Draws | None = None) -> Iterator[Answer]:
         """`decode`, with answers as soon as they, and those before them, are there."""
         done, waiting, read = 0, {}, None
         if budget := self.settings.prefix_mib:
             read = self.prefixes.reader(self.model, params, budget)
         params = self._in_dtype(params)
         for numbers, batch in self.batches(questions, retrieved, answers=False, read=read):
-            decoded, expanded = self._decode_batch(params, batch, numbers)
+            decoded, expanded = self._decode_batch(params, batch, numbers, draws)
             for row, fault in faults(decoded).items():
                 if row < len(numbers):
                     raise type(fault)(f"{_named(questions, numbers[row])}: {fault}")
@@ -241,18 +288,18 @@ class Answerer:
         those that are kept so."""
         return {**params, "generator": in_dtype(params["generator"], self.model.generator.dtype)}
 
-    def _decode_batch(self, params: Params, batch: Batch, numbers: np.ndarray
-                      ) -> tuple[Decoded, np.ndarray]:
+    def _decode_batch(self, params: Params, batch: Batch, numbers: np.ndarray,
+                      draws: Draws | None = None) -> tuple[Decoded, np.ndarray]:
         """Host arrays, and how many prefixes int[B] exact decoding has expanded.
 
         numbers: int[R], of the questions in the batch's first rows.
         """
-        keys = None
+        drawn = (None, None)
         if self.decoding.sample:
-            root = jax.random.key(self.settings.seed)
-            keys = jax.vmap(jax.random.fold_in, (None, 0))(
-                root, np.resize(numbers, self.batch_size))
-        decoded = parallel.fetch(self._decode(params, batch, keys))
+            places = np.resize(numbers, self.batch_size)
+            drawn = (keys_of(self.settings.seed, places), None) if draws is None else (
+                jax.tree.map(lambda each: each[places], tuple(draws)))
+        decoded = parallel.fetch(self._decode(params, batch, *drawn))
         budget = self.settings.node_budget
         if not budget:
             return decoded, np.zeros(self.batch_size, int)
@@ -358,6 +405,11 @@ class Answerer:
         tokens = row.tolist()
         end = self.model.end_id
         return tokens[: tokens.index(end) + 1] if end in tokens else tokens
+
+
+def lengths(step: int, limit: int) -> list[int]:
+    """The padded lengths of inputs of up to `limit` tokens."""
+    return sorted({bucket(length, step, limit) for length in range(1, limit + 1)})
 
 
 def _parts(rows: np.ndarray, size: int) -> list[np.ndarray]:

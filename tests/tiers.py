@@ -20,7 +20,8 @@ LONG = (
     "decoding", "retrieval/test_build.py", "retrieval/test_device.py", "retrieval/test_scann.py",
     "retrieval/test_bm25.py", "retrieval/test_verification.py", "reproduction/test_experiments.py",
     "reproduction/test_lab.py", "reproduction/test_hot_swap.py", "tpu_scripts",
-    "data/test_damaged_files.py", "data/test_prepare.py",
+    "data/test_damaged_files.py", "data/test_prepare.py", "serving/test_app.py",
+    "serving/test_clients.py",
 )
 TESTS = pathlib.Path(__file__).parent
 

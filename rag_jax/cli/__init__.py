@@ -16,6 +16,7 @@ COMMANDS = {
     "train": "train a model on the questions and passages of a configuration",
     "evaluate": "score a trained model, or a file of answers",
     "generate": "answer questions with a trained model",
+    "serve": "answer other programs, by OpenAI's API",
     "build_index": "index other passages for a trained model",
     "convert": "read and write checkpoints of Hugging Face",
     "reproduce": "work out the paper's tables and figures",

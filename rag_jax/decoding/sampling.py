@@ -29,8 +29,15 @@ class _State(NamedTuple):
 
 
 def decode(model: rag.RagModel, params: Params, documents: Documents, settings: Decoding,
-           keys: jax.Array) -> Decoded:
-    """num_return_sequences samples per question; keys [B], one per question."""
+           keys: jax.Array, temperature: jax.Array | None = None) -> Decoded:
+    """num_return_sequences samples per question.
+
+    Args:
+      keys: [B], one per question.
+      temperature: float32[B], of each question; None = that of the settings.
+    """
+    if temperature is not None:
+        temperature = temperature[:, None, None]
     questions, passages = documents.log_prior.shape
     count, length = settings.num_return_sequences, settings.max_length
     weigh = weights(model.kind, documents.log_prior)
@@ -49,7 +56,8 @@ def decode(model: rag.RagModel, params: Params, documents: Documents, settings: 
         doc_log_p_BKAV, past = step(model, params, documents, last, position, state.past)
         log_p_BAV = marginal.mixture(weigh(state.doc_log_p.sum(axis=2)), doc_log_p_BKAV)
         log_p_BAV = rule(state.tokens, position, log_p_BAV)
-        drawn = draw_all(keys, jnp.arange(count), position, truncate(log_p_BAV, settings))
+        drawn = draw_all(keys, jnp.arange(count), position,
+                         truncate(log_p_BAV, settings, temperature))
         drawn_log_p = jnp.take_along_axis(
             doc_log_p_BKAV, drawn[:, None, :, None], axis=3)[..., 0].swapaxes(1, 2)  # -> [B, A, K]
         drawn_log_p = jnp.where(state.ended[..., None], 0.0, drawn_log_p)
@@ -74,9 +82,13 @@ def decode(model: rag.RagModel, params: Params, documents: Documents, settings: 
                    jnp.full(questions, jnp.inf))
 
 
-def truncate(log_p: jax.Array, settings: Decoding) -> jax.Array:
-    """Logits [..., V] to sample from: temperature, then top_k, then top_p."""
-    logits = log_p / settings.temperature
+def truncate(log_p: jax.Array, settings: Decoding, temperature: jax.Array | None = None
+             ) -> jax.Array:
+    """Logits [..., V] to sample from: temperature, then top_k, then top_p.
+
+    temperature: float32[..., 1]; None = that of the settings.
+    """
+    logits = log_p / (settings.temperature if temperature is None else temperature)
     vocab = logits.shape[-1]
     if 0 < settings.top_k < vocab:
         least = jax.lax.top_k(logits, settings.top_k)[0][..., -1:]

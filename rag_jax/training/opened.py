@@ -122,14 +122,7 @@ class Rag:
         if not len(tokens):
             return []
         queries = answerer.queries(self.params, tokens)
-        rows = search(answerer.index, queries, answerer.k)
-        scores = answerer.logits(queries, rows)
-        p_BK = np.exp(scores - scores.max(axis=1, keepdims=True))
-        p_BK /= p_BK.sum(axis=1, keepdims=True)
-        store = self.index.passages
-        return [[Evidence(*store[row], p, source=store.source(row))
-                 for row, p in zip(*pair, strict=True)]
-                for pair in zip(rows.tolist(), p_BK.tolist(), strict=True)]
+        return answerer.evidence(queries, search(answerer.index, queries, answerer.k))
 
     def log_likelihood(self, questions: str | Sequence[str], answers: str | Sequence[str]
                        ) -> float | np.ndarray:
@@ -152,20 +145,26 @@ class Rag:
             self.params, tokens, answerer.retrieve(self.params, tokens))["log_p"]
         return float(values[0]) if isinstance(questions, str) else values
 
-    def embed_queries(self, questions: str | Sequence[str]) -> np.ndarray:
-        """The query encoder's vectors float32[Q, E], whose inner products search the index."""
+    def embed_queries(self, questions: str | Sequence[str], **changes: Any) -> np.ndarray:
+        """The query encoder's vectors float32[Q, E], whose inner products search the index.
+
+        changes: as for `answerer`.
+        """
         self._encoder("query_encoder")
         tokens = self._tokenize(checked_questions(questions))
-        return self.answerer().embed_questions(self.params, tokens)
+        return self.answerer(**changes).embed_questions(self.params, tokens)
 
-    def embed_passages(self, passages: Sequence[Passage | str]) -> np.ndarray:
-        """The document encoder's vectors float32[N, E] of passages, or of texts without a title."""
+    def embed_passages(self, passages: Sequence[Passage | str], **changes: Any) -> np.ndarray:
+        """The document encoder's vectors float32[N, E] of passages, or of texts without a title.
+
+        changes: as for `answerer`.
+        """
         encoder, data = self._encoder("document_encoder"), self.config.data
         given = [Passage("", "", p) if isinstance(p, str) else p for p in passages]
         tokenizer = self.job.prepared.retriever_tokenizer
         rows = encoder_input(tokenizer, [p.title for p in given], [p.text for p in given],
                              data.max_passage_length, encoder=self.config.model.retriever)
-        return self.answerer().embed(
+        return self.answerer(**changes).embed(
             encoder, *pad_rows(rows, data.max_passage_length, tokenizer.pad))
 
     def swap(self, index: Path) -> None:
@@ -364,20 +363,25 @@ def check_classes(config: Config, trained: tuple[str, ...], path: pathlib.Path) 
     return config
 
 
-def open_index(job: Job, run: str, named: str | None) -> Index:
-    """The index that `load` names, before the parameters are read, which takes longer."""
-    if source := job.config.model.reranker.pretrained:
-        pretrained.reranker(source)
+def named_indexes(job: Job, run: str) -> tuple[pathlib.Path, list[str]]:
+    """The folder of a run's indexes, and their names."""
     folders = job.workdir / "indexes"
     if job.model.lexical:
         folders = job.workdir / indexing.WORD_INDEXES
     elif job.config.train.document_encoder == "refresh":
         folders = job.workdir / run / "indexes"
+    return folders, sorted(f.name for f in folders.glob("[!.]*") if f.is_dir())
+
+
+def open_index(job: Job, run: str, named: str | None) -> Index:
+    """The index that `load` names, before the parameters are read, which takes longer."""
+    if source := job.config.model.reranker.pretrained:
+        pretrained.reranker(source)
+    folders, there = named_indexes(job, run)
     folder = folders / (named or job.trains_with)
     if named is not None and not folder.is_dir():
         folder = pathlib.Path(named)
         if not folder.is_dir():
-            there = sorted(f.name for f in folders.glob("[!.]*") if f.is_dir())
             raise ConfigError(f"--index={named}: no such folder, and {folders} has "
                               f"{', '.join(there) or 'none'}")
     opened = Bm25Index.open(folder) if job.model.lexical else PassageIndex.open(

@@ -1,0 +1,66 @@
+"""Serves a model to other programs: `python -m rag_jax.serve --workdir DIR`.
+
+OpenAI's API at http://HOST:PORT/v1, a plain one at /answer and /retrieve. Everything that answers
+is compiled at the start; /ready says when. How to decode is config.eval, as for generate. Who asks
+has to know RAG_JAX_TOKEN, and who changes what is answered from, at /memory, RAG_JAX_MEMORY_TOKEN,
+if the environment has them.
+"""
+
+import os
+
+from rag_jax import flags
+from rag_jax.config import ConfigError
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Entry point; `argv` without the program's name, None = the process's arguments."""
+    parser = flags.make_parser("serve", __doc__)
+    flags.add_workdir(parser)
+    parser.set_defaults(workdir=None)  # its help names the folder that stands for it
+    parser.add_argument("--host", default="127.0.0.1",
+                        help="address to listen at; 0.0.0.0 = all of this machine's (default: "
+                        "%(default)s, for this machine alone)")
+    parser.add_argument("--port", type=int, default=8000, help="default: %(default)s")
+    parser.add_argument("--open", default="", metavar="NAME,NAME", help="further indexes of the "
+                        "workdir that a request may name")
+    parser.add_argument("--batch_sizes", type=flags.counts, default=(1, 4, 16), metavar="N,N",
+                        help="questions that are answered at a time (default: 1,4,16)")
+    parser.add_argument("--timeout", type=float, default=60.0, metavar="SECONDS",
+                        help="that a request may take (default: %(default)s)")
+    options, config = flags.parse_with_config(parser, argv, flags.asked_config)
+    try:
+        import uvicorn
+
+        from rag_jax.serving.app import Server
+    except ModuleNotFoundError as error:
+        raise ConfigError(f"{error.name} is not installed: pip install 'rag_jax[serve]'") from None
+    flags.connect(options)
+
+    from rag_jax import api, hosts
+    from rag_jax.serving.indexes import Indexes
+    from rag_jax.serving.settings import Settings
+
+    if hosts.count() > 1:
+        raise ConfigError("a server is one process; start one on each host")
+    rag = api.load(options.workdir, options.run, step=options.step, index=options.index,
+                   config=config)
+    settings = Settings(
+        rag.run, options.host, os.environ.get("RAG_JAX_TOKEN", ""),
+        os.environ.get("RAG_JAX_MEMORY_TOKEN", ""), options.batch_sizes, timeout=options.timeout)
+    indexes = Indexes(rag, settings)
+    for name in filter(None, options.open.split(",")):
+        indexes.open_also(name)
+
+    def started(failure: Exception | None) -> None:
+        if failure is None:
+            print(f"ready: http://{options.host}:{options.port}", flush=True)
+        else:
+            web.should_exit = True
+
+    server = Server(indexes, settings, lambda what: print(f"compiled {what}", flush=True), started)
+    web = uvicorn.Server(uvicorn.Config(
+        server.app, options.host, options.port, log_level="warning", server_header=False,
+        timeout_graceful_shutdown=int(settings.grace), limit_concurrency=1024))
+    web.run()
+    if server.worker.failure is not None:
+        raise server.worker.failure

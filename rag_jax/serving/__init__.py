@@ -1,0 +1,8 @@
+"""A model that answers other programs: one process, HTTP, OpenAI's API and a plain one.
+
+    fields.py     a request's JSON, checked field by field
+    indexes.py    the indexes that are open, and what is computed with each
+    batching.py   one thread for the devices; what waits is joined into batches
+    results.py    answers as JSON: cut, cited, in pieces
+    app.py        routes, limits, errors
+"""

@@ -1,0 +1,337 @@
+"""Routes of the server: who may ask, how long, and what comes back where something is wrong."""
+
+import asyncio
+import contextlib
+import json
+import re
+import secrets
+import sys
+import time
+import traceback
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.trustedhost import TrustedHostMiddleware
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from rag_jax.errors import UserError
+from rag_jax.serving import asking, results
+from rag_jax.serving.batching import Worker
+from rag_jax.serving.fields import Fields, Refused, parse
+from rag_jax.serving.indexes import Indexes, OpenIndex
+from rag_jax.serving.metrics import Metrics
+from rag_jax.serving.settings import Settings
+from rag_jax.types import Evidence
+
+Handler = Callable[[Request], Awaitable[Response]]
+LEFT = 499  # a status for the metrics: the client is gone
+KINDS = {401: "authentication_error", 403: "permission_error", 404: "not_found_error",
+         429: "rate_limit_error"}
+PATH = re.compile(r"(?:/[^\s/:;,'\"]+)+/([^\s/:;,'\"]+)")
+
+
+class Server:
+    """The application: `app` is what an ASGI server runs.
+
+    Args:
+      indexes: open; the worker compiles what they answer with.
+      settings: of the server.
+      compiled, started: as `Worker` takes them.
+    """
+
+    def __init__(self, indexes: Indexes, settings: Settings,
+                 compiled: Callable[[str], None] = lambda what: None,
+                 started: Callable[[Exception | None], None] = lambda failure: None):
+        self.settings, self.indexes = settings, indexes
+        self.worker = Worker(indexes, settings.batch_sizes[-1], settings.max_waiting, compiled,
+                             started)
+        self.metrics = Metrics(settings.model, lambda: self.worker.running,
+                               lambda: self.worker.waiting)
+        self._created = int(time.time())
+        programs = indexes.current.programs
+        self._models: dict[str, str | None] = {settings.model: None} | {
+            f"{settings.model}-{tower.removesuffix('_encoder')}": tower
+            for tower in ("query_encoder", "document_encoder") if tower in programs}
+        get, post = ["GET"], ["POST"]
+        routes = [
+            Route("/v1/models", self._guarded(self._list_models), methods=get),
+            Route("/v1/chat/completions", self._guarded(self._chat), methods=post),
+            Route("/v1/embeddings", self._guarded(self._embed), methods=post),
+            *(Route(f"/{version}/rerank", self._guarded(self._rerank), methods=post)
+              for version in ("v1", "v2")),
+            Route("/answer", self._guarded(self._answer), methods=post),
+            Route("/retrieve", self._guarded(self._retrieve), methods=post),
+            Route("/passages/{index}/{id:path}", self._guarded(self._passage), methods=get),
+            Route("/memory", self._guarded(self._list_memory), methods=get),
+            Route("/memory", self._guarded(self._change_memory), methods=post),
+            Route("/metrics", self._guarded(self._metrics), methods=get),
+            Route("/health", self._health, methods=get),
+            Route("/ready", self._ready, methods=get),
+        ]
+        # Of a server for this machine, a page of another name that leads here is refused.
+        hosts = ["localhost", "127.0.0.1", "[::1]", settings.host] if settings.local else ["*"]
+        self.app = Starlette(
+            routes=routes, lifespan=self._life, exception_handlers={HTTPException: _plain},
+            middleware=[Middleware(TrustedHostMiddleware, allowed_hosts=hosts)])
+
+    @contextlib.asynccontextmanager
+    async def _life(self, app: Starlette) -> AsyncIterator[None]:
+        self.worker.start()
+        yield
+        await asyncio.to_thread(self.worker.close)
+        self.indexes.close()
+
+    # --- every request --------------------------------------------------------------------------
+
+    def _guarded(self, handler: Handler) -> Handler:
+        """With the token checked, a time limit, and every error as JSON."""
+        async def guarded(request: Request) -> Response:
+            try:
+                memory = request.url.path == "/memory" and request.method == "POST"
+                self._authenticate(request, memory)
+                async with asyncio.timeout(self.settings.timeout):
+                    response = await handler(request)
+            except (Refused, UserError) as error:
+                response = _error(_without_paths(str(error)), getattr(error, "status", 422),
+                                  getattr(error, "field", None))
+            except TimeoutError:
+                response = _error(f"no answer within {self.settings.timeout:g} seconds", 504)
+            except (ClientDisconnect, asyncio.CancelledError):
+                response = Response(status_code=LEFT)
+            except Exception:
+                traceback.print_exc(file=sys.stderr)
+                response = _error("a defect of the server, which its log describes", 500)
+            self.metrics.answered(response.status_code)
+            return response
+
+        return guarded
+
+    def _authenticate(self, request: Request, memory: bool) -> None:
+        token = (memory and self.settings.memory_token) or self.settings.token
+        if memory and not token:
+            raise Refused("/memory: changes need a token, and this server was given none: start it "
+                          "with RAG_JAX_MEMORY_TOKEN or RAG_JAX_TOKEN", 403)
+        kind, _, given = request.headers.get("authorization", "").partition(" ")
+        if token and not (kind.lower() == "bearer" and secrets.compare_digest(
+                given.strip().encode(), token.encode())):
+            raise Refused("a token is needed: Authorization: Bearer TOKEN", 401)
+
+    async def _body(self, request: Request) -> Fields:
+        """The object of a request of at most max_body bytes."""
+        if request.headers.get("content-type", "").partition(";")[0].strip() != "application/json":
+            raise Refused("expected Content-Type: application/json", 415)
+        body, most = bytearray(), self.settings.max_body
+        async for part in request.stream():
+            body += part
+            if len(body) > most:
+                raise Refused(f"request: of at most {most} bytes", 413)
+        return parse(bytes(body))
+
+    async def _computed(self, request: Request, index: OpenIndex, program: str,
+                        given: Sequence[Any]) -> list[Any]:
+        """Results of the worker; what a client that has left asked for is not computed."""
+        futures = self.worker.submit(index, program, given)
+        results = asyncio.gather(*map(asyncio.wrap_future, futures))
+        left = asyncio.ensure_future(_left(request))
+        try:
+            await asyncio.wait((results, left), return_when=asyncio.FIRST_COMPLETED)
+            if not results.done():
+                raise ClientDisconnect
+            return results.result()
+        finally:
+            left.cancel()
+            results.cancel()
+
+    # --- OpenAI's -------------------------------------------------------------------------------
+
+    async def _list_models(self, request: Request) -> Response:
+        return JSONResponse({"object": "list", "data": [
+            {"id": name, "object": "model", "created": self._created, "owned_by": "rag_jax"}
+            for name in self._models]})
+
+    async def _chat(self, request: Request) -> Response:
+        began, fields = time.perf_counter(), await self._body(request)
+        fields.only(asking.CHAT, asking.NEUTRAL)
+        if asking.known_model(fields, self._models) is not None:
+            raise Refused("request: \"model\" embeds texts: ask it at /v1/embeddings", 404, "model")
+        question = asking.chat_question(fields, self.settings)
+        logprobs, stream = fields.flag("logprobs"), fields.flag("stream")
+        usage = fields.has("stream_options") and (
+            options := Fields("request: stream_options", fields.fields["stream_options"])
+        ).flag("include_usage")
+        if fields.has("stream_options"):
+            options.only(("include_usage", "include_obfuscation"))
+        index, choices = await self._choices(request, fields, question, began)
+        tokenizer = index.rag.job.prepared.generator_tokenizer
+        prompt = len(tokenizer.encode([question])[0])
+        self.metrics.prompt.inc(prompt)
+        cited = [results.citations(choice.answer, str(request.base_url), index.name)
+                 for choice in choices]
+        completion = results.Completion(self.settings.model, index.version, prompt, logprobs)
+        if not stream:
+            return JSONResponse(completion.whole(choices, cited))
+        return StreamingResponse(
+            _events(completion.chunks(choices, cited, tokenizer, usage)),
+            media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
+
+    async def _choices(self, request: Request, fields: Fields, question: str, began: float
+                       ) -> tuple[OpenIndex, list[results.Choice]]:
+        """The answers to a question, all from one index."""
+        rag = self.indexes.current.rag
+        asked = asking.asked(fields, question, self.settings, rag.config.eval)
+        index = self.indexes.named(asked.memory)
+        answers = await self._computed(request, index, asked.program, asked.questions)
+        choices = results.choices(asked.ask, answers, rag.job.prepared.generator_tokenizer,
+                                  rag.config.kind)
+        seconds = time.perf_counter() - began
+        self.metrics.first_token.observe(seconds)
+        self.metrics.whole.observe(seconds)
+        for choice in choices:
+            self.metrics.generated.inc(len(choice.answer.token_ids))
+            self.metrics.ended(choice.reason)
+        return index, choices
+
+    async def _embed(self, request: Request) -> Response:
+        fields = await self._body(request)
+        fields.only(("model", "input", "encoding_format", "dimensions", "user"))
+        tower = asking.known_model(fields, self._models) or "query_encoder"
+        texts = fields.strings("input", self.settings.max_texts, self.settings.max_question)
+        index = self.indexes.current
+        if fields.has("dimensions"):
+            width = index.rag.config.model.retriever.width
+            fields.only(fields.fields, {"dimensions": (width,)})
+        encoding = fields.choice("encoding_format", "float", ("float", "base64"))
+        given = [asking.Passage("", "", text) if tower == "document_encoder" else text
+                 for text in texts]
+        vectors = await self._computed(request, index, tower, given)
+        return JSONResponse({
+            "object": "list", "model": fields.fields["model"],
+            "data": [{"object": "embedding", "index": number,
+                      "embedding": results.vector(vector, encoding)}
+                     for number, vector in enumerate(vectors)],
+            "usage": {"prompt_tokens": 0, "total_tokens": 0}})
+
+    async def _rerank(self, request: Request) -> Response:
+        """p(z | x) over the documents that are given, by the two encoders."""
+        fields, settings = await self._body(request), self.settings
+        fields.only(("model", "query", "documents", "top_n", "return_documents"))
+        asking.known_model(fields, self._models)
+        query = asking.question(fields, "query", settings)
+        documents = asking.documents(fields, settings.max_texts, settings.max_question)
+        top = fields.number("top_n", len(documents), 1, 2**31, whole=True)
+        told, index = fields.flag("return_documents"), self.indexes.current
+        (vector,), vectors = await asyncio.gather(
+            self._computed(request, index, "query_encoder", [query]),
+            self._computed(request, index, "document_encoder", documents))
+        p = results.softmax(np.stack(vectors) @ vector)
+        return JSONResponse({"id": uuid.uuid4().hex, "results": [
+            {"index": int(row), "relevance_score": float(p[row]),
+             **({"document": {"text": documents[row].text}} if told else {})}
+            for row in np.argsort(-p, kind="stable")[:top]]})
+
+    # --- ours -----------------------------------------------------------------------------------
+
+    async def _answer(self, request: Request) -> Response:
+        began, fields = time.perf_counter(), await self._body(request)
+        fields.only(("question", *asking.HOW))
+        question = asking.question(fields, "question", self.settings)
+        index, choices = await self._choices(request, fields, question, began)
+        first, *others = [{"answer": choice.answer.text, "finish_reason": choice.reason,
+                           **results.answer_record(choice.answer)} for choice in choices]
+        return JSONResponse({"memory": index.name, "version": index.version, **first,
+                             "alternatives": others})
+
+    async def _retrieve(self, request: Request) -> Response:
+        fields = await self._body(request)
+        fields.only(("question", "k", "memory"))
+        question = asking.question(fields, "question", self.settings)
+        index = self.indexes.named(fields.text("memory") if fields.has("memory") else None)
+        config = index.rag.config
+        k = fields.number("k", config.eval.k or config.retrieval.k, 1, index.most, whole=True)
+        found, = await self._computed(request, index, "retrieve", [question])
+        whole = sum(each.prior for each in found[:k])
+        return JSONResponse({"memory": index.name, "version": index.version, "passages": [
+            results.passage(each._replace(prior=each.prior / whole)) for each in found[:k]]})
+
+    async def _passage(self, request: Request) -> Response:
+        """What a citation's url leads to."""
+        name, named = request.path_params["index"], request.path_params["id"]
+        index = self.indexes.open.get(name)
+        store = index and index.rag.index and index.rag.index.passages
+        row = store and await asyncio.to_thread(store.find, named)
+        if row is None:
+            raise Refused(f"no passage {named[:60]!r} in an open memory {name[:60]!r}", 404)
+        return JSONResponse(results.passage(Evidence(
+            *store[row], None, source=store.source(row))))
+
+    async def _list_memory(self, request: Request) -> Response:
+        indexes = self.indexes
+        return JSONResponse({"current": indexes.current.name, "version": indexes.current.version,
+                             "open": sorted(indexes.open), "there": indexes.names})
+
+    async def _change_memory(self, request: Request) -> Response:
+        """Swaps the index, or edits it; what has begun runs to its end."""
+        fields, settings = await self._body(request), self.settings
+        fields.only(("swap", "add", "delete"))
+        if fields.has("swap") == (fields.has("add") or fields.has("delete")):
+            raise Refused("request: expected \"swap\", or one of \"add\" and \"delete\" or both")
+        if fields.has("swap"):
+            change = self.indexes.swap(fields.text("swap"))
+        else:
+            change = self.indexes.edit(
+                asking.passages(fields, "add", settings.max_texts, settings.max_body),
+                fields.strings("delete", settings.max_texts, settings.max_question)
+                if fields.has("delete") else ())
+        await asyncio.shield(asyncio.wrap_future(change))
+        return await self._list_memory(request)
+
+    async def _metrics(self, request: Request) -> Response:
+        return Response(self.metrics.text(), media_type="text/plain; version=0.0.4")
+
+    async def _health(self, request: Request) -> Response:
+        failed = self.worker.failure is not None
+        return JSONResponse({"status": "failed" if failed else "ok"}, 503 if failed else 200)
+
+    async def _ready(self, request: Request) -> Response:
+        ready = self.worker.ready
+        return JSONResponse({"ready": ready},
+                            200 if ready else 503)
+
+
+async def _left(request: Request) -> None:
+    """Returns once the client is gone."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _events(chunks: Iterable[dict[str, Any]]) -> AsyncIterator[str]:
+    """Server-sent events."""
+    for chunk in chunks:
+        yield f"data: {json.dumps(chunk, ensure_ascii=False)}\n\n"
+    yield "data: [DONE]\n\n"
+
+
+def _error(message: str, status: int, field: str | None = None) -> Response:
+    """An error in OpenAI's form."""
+    headers = {429: {"Retry-After": "1"}, 503: {"Retry-After": "5"},
+               401: {"WWW-Authenticate": "Bearer"}}.get(status)
+    kind = KINDS.get(status, "invalid_request_error" if status < 500 else "server_error")
+    return JSONResponse({"error": {"message": message, "type": kind, "param": field,
+                                   "code": None}}, status, headers)
+
+
+async def _plain(request: Request, error: HTTPException) -> Response:
+    """No such route, or not by this method."""
+    return _error(f"{request.method} {request.url.path:.100}: {error.detail}", error.status_code)
+
+
+def _without_paths(message: str) -> str:
+    """Without the folders of this machine that an error may name."""
+    return PATH.sub(r"\1", message)

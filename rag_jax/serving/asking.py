@@ -1,0 +1,124 @@
+"""What requests ask for, checked: questions of chats and of /answer, texts, passages."""
+
+import secrets
+from typing import Any, NamedTuple
+
+from rag_jax.config import EvalConfig
+from rag_jax.retrieval.protocol import Passage
+from rag_jax.serving.fields import Fields, Refused
+from rag_jax.serving.indexes import Question
+from rag_jax.serving.results import Ask
+from rag_jax.serving.settings import Settings
+
+HOW = ("n", "temperature", "max_tokens", "max_completion_tokens", "stop", "seed", "memory")
+CHAT = (*HOW, "model", "messages", "stream", "stream_options", "logprobs", "top_logprobs",
+        # Of what these say, nothing changes an answer.
+        "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key",
+        "parallel_tool_calls", "reasoning_effort", "verbosity")
+NEUTRAL = {"top_p": (1,), "frequency_penalty": (0,), "presence_penalty": (0,), "logit_bias": ({},),
+           "tools": ([],), "tool_choice": ("none", "auto"), "functions": ([],),
+           "response_format": ({"type": "text"},), "modalities": (["text"],), "top_logprobs": (0,)}
+ROLES = ("system", "developer", "user", "assistant")
+INT64 = 2**63
+
+
+class Asked(NamedTuple):
+    """A question as often as it is answered, by a program, from an index; and what is wanted."""
+
+    program: str  # "search" or "sample"
+    questions: list[Question]
+    ask: Ask
+    memory: str | None  # the index; None = the current one
+
+
+def asked(fields: Fields, text: str, settings: Settings, run: EvalConfig) -> Asked:
+    """What HOW says of an answer.
+
+    run: how the model searches; that gives as many answers as it has beams, or labels.
+    """
+    # Absent, the model's most probable answer: a server of facts draws where it is told to.
+    temperature = fields.number("temperature", 0, 0, 2)
+    n = fields.number("n", 1, 1, settings.max_choices, whole=True)
+    seed = fields.number("seed", secrets.randbits(32), -INT64, INT64 - 1, whole=True) % 2**32
+    longest = [fields.number(name, None, 1, 2**31, whole=True)
+               for name in ("max_completion_tokens", "max_tokens")]
+    stop = fields.strings("stop", 4, 100) if fields.has("stop") else ()
+    memory = fields.text("memory") if fields.has("memory") else None
+    beams = len(run.labels) or run.num_beams or 1
+    if not temperature and n > beams:
+        raise Refused(f"{fields.where}: \"n\" is {n}: the search gives {beams} at most: set a "
+                      "temperature above 0 to draw answers, or serve with "
+                      f"--config.eval.num_beams={n}", field="n")
+    places = range(n if temperature else 1)
+    return Asked("sample" if temperature else "search",
+                 [Question(text, float(temperature), seed, place) for place in places],
+                 Ask(n, next(filter(None, longest), None), stop), memory)
+
+
+def question(fields: Fields, key: str, settings: Settings) -> str:
+    """A text of at most `max_question` characters."""
+    text = fields.text(key)
+    if len(text) > settings.max_question:
+        raise fields.error(key, f"at most {settings.max_question} characters, and it has "
+                           f"{len(text)}")
+    return text
+
+
+def chat_question(fields: Fields, settings: Settings) -> str:
+    """The text of the last message, the user's: a question is answered by itself."""
+    messages = fields.objects("messages", 1000)
+    for message in messages:
+        message.choice("role", "", ROLES)
+    last = messages[-1]
+    if last.fields["role"] != "user":
+        raise last.error("role", "user, as the last message is the question")
+    if not isinstance(last.fields.get("content"), list):
+        return question(last, "content", settings)
+    parts = last.objects("content", 100)
+    for part in parts:
+        part.choice("type", "", ("text",))
+    joined = "\n".join(part.text("text") for part in parts)
+    return question(Fields(last.where, {"content": joined}), "content", settings)
+
+
+def documents(fields: Fields, most: int, longest: int) -> list[Passage]:
+    """Texts to be ranked: strings, or objects with a text and perhaps a title."""
+    value = fields.fields.get("documents")
+    if not isinstance(value, list) or not 1 <= len(value) <= most:
+        raise fields.error("documents", f"a list of 1 to {most} texts")
+    rows = [Fields(f"{fields.where}: documents[{number}]",
+                   {"text": each} if isinstance(each, str) else each)
+            for number, each in enumerate(value)]
+    return [_passage(row, longest, "") for row in rows]
+
+
+def passages(fields: Fields, key: str, most: int, longest: int) -> list[Passage]:
+    """Passages to be added: objects with id, title and text."""
+    if not fields.has(key):
+        return []
+    found = []
+    for row in fields.objects(key, most):
+        row.only(("id", "title", "text"))
+        found.append(_passage(row, longest, row.name("id")))
+    return found
+
+
+def _passage(row: Fields, longest: int, name: str) -> Passage:
+    title = row.text("title", blank=True) if row.has("title") else ""
+    text = row.text("text")
+    if len(name) + len(title) + len(text) > longest:
+        raise row.error("text", f"with id and title, at most {longest} characters")
+    return Passage(name, title, text)
+
+
+def known_model(fields: Fields, models: dict[str, Any]) -> Any:
+    """What a request's model stands for.
+
+    Raises:
+      Refused: 404, it is none of those that are served.
+    """
+    name = fields.text("model")
+    if name not in models:
+        raise Refused(f"request: \"model\" is {name[:60]!r}: expected one of {', '.join(models)}",
+                      404, "model")
+    return models[name]

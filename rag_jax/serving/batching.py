@@ -1,0 +1,146 @@
+"""One thread for the devices: what waits for one program and one index is joined into a batch."""
+
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from typing import Any, NamedTuple
+
+from rag_jax.serving.fields import Refused
+from rag_jax.serving.indexes import Indexes, OpenIndex
+
+
+class Place(NamedTuple):
+    """Something that waits for its result."""
+
+    index: OpenIndex
+    program: str
+    given: Any
+    future: Future
+
+
+class Worker:
+    """Runs what is submitted, as many of a kind at a time as wait when the devices are free.
+
+    Nobody waits for a batch to fill up: a first request runs alone, and those that come meanwhile
+    are the next batch.
+
+    Args:
+      indexes: whose programs are compiled first.
+      max_batch, max_waiting: as in `Settings`.
+      compiled: is told each program that has been compiled.
+      started: is told once all are, with None, or what has kept the thread from it.
+
+    Attributes:
+      ready: whether all programs are compiled.
+      running: how many places are in the batch that runs.
+      failure: what has ended the thread, if anything has.
+    """
+
+    def __init__(self, indexes: Indexes, max_batch: int, max_waiting: int,
+                 compiled: Callable[[str], None],
+                 started: Callable[[Exception | None], None]):
+        self._indexes, self._compiled, self._started = indexes, compiled, started
+        self._max_batch, self._max_waiting = max_batch, max_waiting
+        self._waiting: dict[Future, Place] = {}  # in the order in which they came
+        self._changed = threading.Condition()
+        self._closed, self.ready, self.running, self.failure = False, False, 0, None
+        self._thread = threading.Thread(target=self._work, name="devices", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    @property
+    def waiting(self) -> int:
+        return len(self._waiting)
+
+    def submit(self, index: OpenIndex, program: str, given: Sequence[Any]) -> list[Future]:
+        """Results that will come, one for each of `given`; one that is cancelled does not run.
+
+        Raises:
+          Refused: 429, too many wait; 503, not ready or about to end; 422, the model cannot.
+        """
+        if not self.ready or self._closed:
+            raise Refused("the server is ending" if self._closed else
+                          "programs are being compiled: /ready tells when they are", 503)
+        if program not in index.programs:
+            raise Refused(f"this model cannot {program.replace('_', ' ')}: it can "
+                          f"{', '.join(index.programs)}")
+        places = [Place(index, program, each, Future()) for each in given]
+        with self._changed:
+            if len(self._waiting) + len(places) > self._max_waiting:
+                raise Refused(f"{len(self._waiting)} questions wait, and {self._max_waiting} may: "
+                              "ask again in a moment", 429)
+            self._waiting |= {place.future: place for place in places}
+            self._changed.notify()
+        for place in places:
+            place.future.add_done_callback(self._forget)
+        return [place.future for place in places]
+
+    def close(self) -> None:
+        """Refuses what waits, and ends after the batch that runs."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify()
+        if self._thread.is_alive():
+            self._thread.join()
+        for future in list(self._waiting):
+            future.cancel()
+
+    def _forget(self, future: Future) -> None:
+        """Takes what was cancelled out of those that wait."""
+        with self._changed:
+            self._waiting.pop(future, None)
+
+    def _work(self) -> None:
+        try:
+            for index in self._indexes.open.values():
+                for what in index.compile():
+                    self._compiled(what)
+                    if self._closed:
+                        return
+        except Exception as error:
+            self.failure = error
+            return self._started(error)
+        self.ready = True
+        self._started(None)
+        while places := self._next():
+            self.running = len(places)
+            _run(places)
+            self.running = 0
+
+    def _next(self) -> list[Place]:
+        """The next batch: of the first that waits, and all that can run with it; [] = it is over.
+        """
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._waiting or self._closed)
+                if self._closed:
+                    return []
+                first, *_ = self._waiting.values()
+                alike = [place for place in self._waiting.values() if place[:2] == first[:2]]
+                taken = alike[:self._max_batch]
+                for place in taken:
+                    del self._waiting[place.future]
+            taken = [place for place in taken if place.future.set_running_or_notify_cancel()]
+            if taken:
+                return taken
+
+
+def _run(places: Sequence[Place]) -> None:
+    """Runs a batch; where it fails, each alone, as the fault may be one question's."""
+    run = places[0].index.programs[places[0].program]
+    try:
+        results = run([place.given for place in places])
+    except Exception as error:
+        if len(places) > 1:
+            for place in places:
+                _run([place])
+            return
+        if not isinstance(error, Refused):
+            traceback.print_exc(file=sys.stderr)
+        places[0].future.set_exception(error)
+        return
+    for place, result in zip(places, results, strict=True):
+        place.future.set_result(result)

@@ -1,0 +1,111 @@
+"""A request's JSON, checked field by field; every complaint names the field and what is allowed."""
+
+import json
+import re
+from collections.abc import Collection
+from typing import Any
+
+from rag_jax.data.records import Record
+from rag_jax.errors import UserError, near_matches
+
+
+class Refused(UserError):
+    """A request that is not answered.
+
+    Attributes:
+      status: of HTTP.
+      field: the one that is wrong, if it is one.
+    """
+
+    def __init__(self, message: str, status: int = 422, field: str | None = None):
+        super().__init__(message)
+        self.status, self.field = status, field
+
+
+class Fields(Record):
+    """One JSON object of a request; null counts as absent.
+
+    Raises (all methods):
+      Refused: a field is missing or wrong.
+    """
+
+    def __init__(self, where: str, value: Any):
+        if not isinstance(value, dict):
+            raise Refused(f"{where}: expected a JSON object", 422)
+        super().__init__(where, value)
+
+    def error(self, key: str, expected: str) -> Refused:
+        return Refused(str(super().error(key, expected)), field=key)
+
+    def only(self, known: Collection[str], neutral: dict[str, Collection[Any]] | None = None
+             ) -> None:
+        """Refuses fields that are not known, and values that would ask for what is not done.
+
+        neutral: fields of which these values alone are allowed, which change nothing.
+        """
+        for key in filter(self.has, self.fields):
+            if neutral and key in neutral:
+                if self.fields[key] not in neutral[key]:
+                    raise Refused(f"{self.where}: \"{key}\" is not supported: leave it out",
+                                  field=key)
+            elif key not in known:
+                raise Refused(f"{self.where}: no field {key[:60]!r}; {near_matches(key, known)}",
+                              field=key[:60])
+
+    def number(self, key: str, default: Any, least: float, most: float, whole: bool = False) -> Any:
+        """A number in these bounds; a whole one as an int."""
+        if not self.has(key):
+            return default
+        value = self.fields[key]
+        if (type(value) not in ((int,) if whole else (int, float))
+                or not least <= value <= most):
+            raise self.error(key, f"a {'whole ' * whole}number from {least} to {most}")
+        return value
+
+    def flag(self, key: str) -> bool:
+        """true or false; absent is false."""
+        if self.has(key) and not isinstance(self.fields[key], bool):
+            raise self.error(key, "true or false")
+        return bool(self.fields.get(key))
+
+    def strings(self, key: str, most: int, longest: int) -> tuple[str, ...]:
+        """A string, or a list of up to `most` of them, each with 1 to `longest` characters."""
+        value = self.fields.get(key)
+        texts = [value] if isinstance(value, str) else value
+        if (not isinstance(texts, list) or not 1 <= len(texts) <= most or not all(
+                isinstance(text, str) and 1 <= len(text) <= longest for text in texts)):
+            raise self.error(key, f"a string, or a list of 1 to {most} strings, of 1 to {longest} "
+                             "characters each")
+        return tuple(texts)
+
+    def choice(self, key: str, default: str, allowed: Collection[str]) -> str:
+        """One of some strings."""
+        value = self.fields[key] if self.has(key) else default
+        if value not in allowed if isinstance(value, str) else True:
+            raise self.error(key, f"one of {', '.join(sorted(allowed))}")
+        return value
+
+    def objects(self, key: str, most: int) -> list["Fields"]:
+        """A list of up to `most` objects."""
+        value = self.fields.get(key)
+        if not isinstance(value, list) or not 1 <= len(value) <= most:
+            raise self.error(key, f"a list of 1 to {most} objects")
+        return [Fields(f"{self.where}: {key}[{number}]", each) for number, each in enumerate(value)]
+
+
+def parse(body: bytes) -> Fields:
+    """The object of a request.
+
+    Raises:
+      Refused: 400, it is no JSON object of Unicode texts.
+    """
+    def no_number(name: str) -> Any:
+        raise ValueError(f"{name} is no number of JSON")
+
+    try:
+        value = json.loads(body.decode("utf-8"), parse_constant=no_number)
+        if re.search(rb"\\u[dD][89a-fA-F]", body):  # half of a pair is no text
+            json.dumps(value, ensure_ascii=False).encode("utf-8")
+    except (ValueError, RecursionError) as error:
+        raise Refused(f"request: not JSON in UTF-8 ({error!s:.100})", 400) from None
+    return Fields("request", value)

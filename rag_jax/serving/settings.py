@@ -1,0 +1,56 @@
+"""How a model is served."""
+
+import dataclasses
+import ipaddress
+
+from rag_jax.config import ConfigError
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """Limits and names of a server.
+
+    Attributes:
+      model: its name among /v1/models.
+      host: where it listens.
+      token: what clients have to know, "Authorization: Bearer TOKEN"; "" = nothing.
+      memory_token: the same for /memory, which changes what everybody is answered; "" = token, and
+        where there is none either, nobody can.
+      batch_sizes: questions at a time; as many as wait are filled up to the next of these.
+      max_waiting: questions, and texts to embed, that may wait; more are refused with 429.
+      max_question: characters of a question, 422.
+      max_texts: texts to embed or to rank in a request, passages to add and to retrieve, 422.
+      max_choices: answers to a question, 422.
+      max_body: bytes of a request, 413.
+      timeout: seconds that a request may take, 504.
+      grace: seconds that requests may still take once the server is to end.
+    """
+
+    model: str
+    host: str = "127.0.0.1"
+    token: str = ""
+    memory_token: str = ""
+    batch_sizes: tuple[int, ...] = (1, 4, 16)
+    max_waiting: int = 256
+    max_question: int = 4000
+    max_texts: int = 128
+    max_choices: int = 16
+    max_body: int = 2**20
+    timeout: float = 60.0
+    grace: float = 10.0
+
+    def __post_init__(self) -> None:
+        sizes = self.batch_sizes
+        if not sizes or min(sizes) < 1 or list(sizes) != sorted(set(sizes)):
+            raise ConfigError(f"batch_sizes={sizes}: must be whole numbers from 1, ascending")
+        if self.max_waiting < max(sizes):
+            raise ConfigError(f"max_waiting={self.max_waiting}: must be at least the largest of "
+                              f"batch_sizes={sizes}")
+
+    @property
+    def local(self) -> bool:
+        """Whether it listens to this machine alone."""
+        try:
+            return ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            return self.host == "localhost"

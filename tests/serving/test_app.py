@@ -1,0 +1,273 @@
+"""The routes: what OpenAI's clients send is answered with what the Python API answers."""
+
+import base64
+import json
+import random
+import threading
+
+import jax.monitoring
+import numpy as np
+import pytest
+
+import rag_jax
+from rag_jax import overrides
+from tests.serving.served import QUESTIONS, TOKEN, chat, client, events, malformed
+
+ASK = QUESTIONS[0]
+
+
+@pytest.fixture(scope="module")
+def rag(uninterrupted, one_device):
+    return rag_jax.load(uninterrupted, config={"eval.num_beams": 2})
+
+
+@pytest.fixture(scope="module")
+def compiled():
+    """A list that grows with every compilation."""
+    events = []
+    jax.monitoring.register_event_duration_secs_listener(
+        lambda event, secs, **_: events.append(event) if "backend_compile" in event else None)
+    return events
+
+
+@pytest.fixture(scope="module")
+def asking(rag, compiled):
+    with client(rag) as asking:
+        yield asking
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_compiled(asking, compiled, request):
+    """A program of a shape that the start has not met would stop all users for seconds."""
+    before = len(compiled)
+    yield
+    if request.node.get_closest_marker("asks_python") is None:
+        assert compiled[before:] == []
+
+
+asks_python = pytest.mark.asks_python  # the oracle compiles, too
+
+
+@asks_python
+def test_a_chat_is_answered_as_python_answers(asking, rag):
+    models = [each["id"] for each in asking.get("/v1/models").json()["data"]]
+    assert models == ["rag_token", "rag_token-query", "rag_token-document"]
+    done = asking.post("/v1/chat/completions", json=chat(ASK, logprobs=True, n=2)).json()
+    answer, = rag.ask([ASK], num_return_sequences=2)
+    assert [choice["message"]["content"] for choice in done["choices"]] == [
+        answer.text, answer.alternatives[0].text]
+    first, second = (choice["message"]["evidence"] for choice in done["choices"])
+    for evidence, oracle in ((first, answer), (second, answer.alternatives[0])):
+        np.testing.assert_allclose(evidence["log_prob"], oracle.log_prob, atol=1e-5)
+        np.testing.assert_allclose(evidence["token_posterior"], oracle.token_posterior, atol=1e-6)
+        np.testing.assert_allclose([p["posterior"] for p in evidence["passages"]],
+                                   oracle.posterior, atol=1e-6)
+    assert [(p["id"], p["title"], p["text"]) for p in first["passages"]] == [
+        p[:3] for p in answer.passages]
+    np.testing.assert_allclose([p["prior"] for p in first["passages"]], answer.prior, atol=1e-6)
+    tokens = done["choices"][0]["logprobs"]["content"]
+    np.testing.assert_allclose([each["logprob"] for each in tokens],
+                               answer.token_log_probs[:len(tokens)], atol=1e-5)
+    assert done["usage"]["completion_tokens"] == len(answer.token_ids) + len(
+        answer.alternatives[0].token_ids)
+    for citation, passage in zip(done["choices"][0]["message"]["annotations"], sorted(
+            answer.passages, key=lambda each: -each.posterior), strict=True):
+        cited = citation["url_citation"]
+        assert citation["type"] == "url_citation" and cited["title"] == passage.title
+        assert asking.get(cited["url"]).json()["text"] == passage.text
+
+
+@asks_python
+def test_samples_are_those_of_python_and_the_seed(asking, rag):
+    """Samples of one request that were all the same, or that others' requests changed."""
+    seeded = rag_jax.Rag(**{**vars(rag), "job": rag.job.__class__(**{
+        **vars(rag.job), "config": overrides.replace(rag.config, {"seed": 7})})})
+    oracle = seeded.ask([ASK] * 3, sample=True, temperature=0.7, batch_size=4)
+    for _ in range(2):
+        done = asking.post("/answer", json={
+            "question": ASK, "n": 3, "temperature": 0.7, "seed": 7}).json()
+        found = [done, *done["alternatives"]]
+        assert [each["answer"] for each in found] == [answer.text for answer in oracle]
+        np.testing.assert_allclose([each["log_prob"] for each in found],
+                                   [answer.log_prob for answer in oracle], atol=1e-5)
+    assert len({each["answer"] for each in found}) > 1
+
+
+def test_a_stream_gives_the_same_answer_in_pieces(asking):
+    body = chat(ASK, logprobs=True, n=2, temperature=1, seed=3)
+    whole = asking.post("/v1/chat/completions", json=body).json()
+    done = asking.post("/v1/chat/completions", json={
+        **body, "stream": True, "stream_options": {"include_usage": True}})
+    assert done.headers["content-type"].startswith("text/event-stream")
+    *chunks, usage = events(done.text)
+    assert usage["choices"] == [] and usage["usage"] == whole["usage"]
+    for choice in whole["choices"]:
+        own = [c for chunk in chunks for c in chunk["choices"] if c["index"] == choice["index"]]
+        assert "".join(c["delta"].get("content", "") for c in own) == choice["message"]["content"]
+        assert own[0]["delta"]["role"] == "assistant"
+        assert own[-1]["finish_reason"] == choice["finish_reason"]
+        for name in ("annotations", "evidence"):
+            assert own[-1]["delta"][name] == choice["message"][name]
+        tokens = [token for c in own for token in (c["logprobs"] or {"content": []})["content"]]
+        assert tokens == choice["logprobs"]["content"]
+    assert len({chunk["id"] for chunk in chunks}) == 1 and all(c["usage"] is None for c in chunks)
+
+
+def test_answers_that_are_joined_are_those_of_single_requests(asking, monkeypatch):
+    """A batch mixed up whose answer is whose, or its padding changed a probability."""
+    def ask(question, found):
+        found[question] = asking.post("/answer", json={"question": question}).json()
+
+    alone, joined, sizes = {}, {}, []
+    entered, gate = threading.Event(), threading.Event()
+    for question in QUESTIONS:
+        ask(question, alone)
+    worker, index = asking.server.worker, asking.server.indexes.current
+    search = index.search
+    monkeypatch.setattr(index, "search", lambda given: (
+        entered.set(), gate.wait(60), sizes.append(len(given)), search(given))[-1])
+    threads = [threading.Thread(target=ask, args=(question, joined)) for question in QUESTIONS]
+    threads[0].start()
+    assert entered.wait(60)
+    with worker._changed:  # submitting notifies, and the worker is busy with the first
+        for thread in threads[1:]:
+            thread.start()
+        assert worker._changed.wait_for(lambda: worker.waiting == 4, 60)
+    gate.set()
+    for thread in threads:
+        thread.join()
+    assert sizes == [1, 4]
+    for question in QUESTIONS:
+        assert joined[question]["answer"] == alone[question]["answer"]
+        np.testing.assert_allclose(joined[question]["log_prob"], alone[question]["log_prob"],
+                                   atol=1e-5)
+
+
+@asks_python
+def test_vectors_passages_and_ranks_are_those_of_python(asking, rag):
+    texts = QUESTIONS[:3]
+    plain, packed = (asking.post("/v1/embeddings", json={
+        "model": "rag_token-query", "input": texts, "encoding_format": form}).json()["data"]
+        for form in ("float", "base64"))
+    vectors = np.array([each["embedding"] for each in plain], np.float32)
+    np.testing.assert_array_equal(vectors, [
+        np.frombuffer(base64.b64decode(each["embedding"]), "<f4") for each in packed])
+    np.testing.assert_allclose(vectors, rag.embed_queries(texts), atol=1e-5)
+    documents = asking.post("/v1/embeddings", json={
+        "model": "rag_token-document", "input": texts}).json()["data"]
+    oracle = rag.embed_passages(texts)
+    np.testing.assert_allclose([each["embedding"] for each in documents], oracle, atol=1e-5)
+    for route in ("/v1/rerank", "/v2/rerank"):
+        ranked = asking.post(route, json={"model": "rag_token", "query": ASK, "top_n": 2,
+                                          "documents": texts}).json()["results"]
+        scores = rag.embed_queries(ASK)[0].astype(float) @ oracle.T
+        p = np.exp(scores - scores.max())
+        order = np.argsort(-p)[:2]
+        assert [each["index"] for each in ranked] == order.tolist()
+        np.testing.assert_allclose([each["relevance_score"] for each in ranked],
+                                   (p / p.sum())[order], atol=1e-5)
+    for k in (1, 3):
+        found = asking.post("/retrieve", json={"question": ASK, "k": k}).json()["passages"]
+        oracle, = rag.retrieve(ASK, k)
+        assert [each["id"] for each in found] == [each.id for each in oracle]
+        np.testing.assert_allclose([each["prior"] for each in found],
+                                   [each.prior for each in oracle], atol=1e-5)
+
+
+BAD = [  # of /answer: what is sent, and what is said of it
+    (b"{", 400, "not JSON"), (b'{"question": "\\ud800"}', 400, "surrogates"),
+    (b"[" * 100_000, 400, "recursion"), (b"\xff", 400, "utf-8"), (b"[]", 422, "JSON object"),
+    (b'{"question": NaN}', 400, "NaN"), ({}, 422, 'no "question"'),
+    ({"question": " "}, 422, '"question" is'), ({"question": "a" * 4001}, 422, "4000"),
+    ({"question": ASK, "n": 3}, 422, '"n" is 3'), ({"question": ASK, "n": True}, 422, '"n" is'),
+    ({"question": ASK, "n": 99, "temperature": 1}, 422, "from 1 to 16"),
+    (b'{"question": "Who?", "temperature": 1e999}', 422, '"temperature" is Infinity'),
+    ({"question": ASK, "temprature": 1}, 422, "did you mean temperature?"),
+    ({"question": ASK, "stop": [""]}, 422, '"stop" is'),
+    ({"question": ASK, "memory": "../2016"}, 422, "expected one of 2018"),
+]
+
+
+@pytest.mark.parametrize("body, status, told", BAD, ids=range(len(BAD)))
+def test_what_is_malformed_is_refused_with_a_reason(asking, body, status, told):
+    content = body if isinstance(body, bytes) else json.dumps(body).encode()
+    done = asking.post("/answer", content=content, headers={"Content-Type": "application/json"})
+    assert done.status_code == status and told in done.json()["error"]["message"], done.text
+
+
+def test_limits_methods_and_models(asking):
+    done = asking.post("/answer", content=b'{"question": "' + b"a" * 2**20 + b'"}',
+                       headers={"Content-Type": "application/json"})
+    assert done.status_code == 413
+    assert asking.post("/answer", content=b"{}").status_code == 415
+    assert asking.get("/answer").status_code == 405 and asking.get("/nosuch").status_code == 404
+    assert asking.get("/health", headers={"Host": "evil.example"}).status_code == 400
+    unknown = asking.post("/v1/chat/completions", json=chat(ASK) | {"model": "gpt"})
+    assert unknown.status_code == 404 and "rag_token" in unknown.json()["error"]["message"]
+    assert asking.post("/v1/chat/completions", json=chat(ASK, tools=[{}])).status_code == 422
+    assert asking.post("/v1/chat/completions", json=chat(ASK, top_p=1, user="me", tools=[])
+                       ).status_code == 200
+    text = asking.get("/metrics").text
+    for name in ("num_requests_running", "num_requests_waiting", "time_to_first_token_seconds_sum",
+                 "e2e_request_latency_seconds_count", "generation_tokens_total"):
+        assert f'vllm:{name}{{model_name="rag_token"' in text, name
+
+
+def test_random_requests_are_all_refused_with_a_reason(asking):
+    """A malformed request that is a defect (5xx) hides a hole."""
+    draw = random.Random(0)
+    for _ in range(100):
+        route, body = malformed(draw)
+        done = asking.post(route, content=body, headers={"Content-Type": "application/json"})
+        assert 400 <= done.status_code < 500 and done.json()["error"]["message"], (body, done.text)
+
+
+@asks_python
+def test_indexes_are_swapped_and_edited_by_who_knows_the_token(asking, rag):
+    assert asking.post("/memory", json={"swap": "2016"}).status_code == 401
+    assert asking.post("/memory", json={"swap": "../2016"}, headers=TOKEN).status_code == 422
+    there = asking.get("/memory").json()
+    assert there["there"] == ["2016", "2018"] and there["open"] == ["2018"]
+    assert asking.post("/memory", json={"swap": "2016"}, headers=TOKEN).json()["current"] == "2016"
+    found = asking.post("/answer", json={"question": ASK}).json()
+    assert found["memory"] == "2016" and all(
+        each["id"].startswith("2016/") for each in found["passages"])
+    named = asking.post("/answer", json={"question": ASK, "memory": "2018"}).json()
+    assert named["memory"] == "2018" and all(
+        each["id"].startswith("2018/") for each in named["passages"])
+    new = {"id": "new", "title": "<script>", "text": "A zyzzogeton is a leafhopper."}
+    done = asking.post("/memory", json={"add": [new]}, headers=TOKEN)
+    assert done.status_code == 200, done.text
+    again = asking.post("/memory", json={"add": [new]}, headers=TOKEN)
+    assert again.status_code == 422 and "/" not in again.json()["error"]["message"]
+    assert asking.get("/passages/2016/new").json()["title"] == "<script>"
+    assert asking.post("/memory", json={"delete": ["new"]}, headers=TOKEN).status_code == 200
+    assert asking.get("/passages/2016/new").status_code == 404
+    assert asking.post("/memory", json={"delete": ["new"]}, headers=TOKEN).status_code == 422
+    assert asking.post("/memory", json={"swap": "2018"}, headers=TOKEN).json()["current"] == "2018"
+
+
+def test_no_answer_mixes_two_indexes(asking):
+    """Passages of one index beside the probabilities of another's, or an answer that is lost."""
+    found, over = [], threading.Event()
+
+    def ask():
+        while not over.is_set():
+            found.append(asking.post("/answer", json={"question": ASK}))
+
+    threads = [threading.Thread(target=ask) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for name in ["2016", "2018"] * 3:
+        assert asking.post("/memory", json={"swap": name}, headers=TOKEN).status_code == 200
+    over.set()
+    for thread in threads:
+        thread.join()
+    assert {done.status_code for done in found} == {200}
+    seen = {}
+    for answer in (done.json() for done in found):
+        name = answer["memory"]
+        assert all(each["id"].startswith(f"{name}/") for each in answer["passages"])
+        first = seen.setdefault(name, answer)
+        np.testing.assert_allclose(answer["log_prob"], first["log_prob"], atol=1e-5)
+    assert set(seen) == {"2016", "2018"}

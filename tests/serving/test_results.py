@@ -1,0 +1,83 @@
+"""Answers as JSON: cut where the request says, with the probabilities of what is left."""
+
+import numpy as np
+import pytest
+
+from rag_jax.serving.results import Ask, choices, citations, pieces, vector
+from rag_jax.types import Alternative, Answer, Evidence
+
+WORDS = {1: "Mar", 2: "tín", 3: " Viz", 4: "car", 5: "ra", 9: ""}  # 9 is </s>
+
+
+class Tokenizer:
+    def decode(self, ids):
+        return "".join(WORDS[i] for i in ids).strip()
+
+    def piece(self, token):
+        return WORDS[token] or "</s>"
+
+
+def answer(kind="token"):
+    rows = np.array([[0.9, 0.1], [0.2, 0.8], [0.5, 0.5], [0.6, 0.4], [0.3, 0.7], [1.0, 0.0]])
+    last = rows.mean(axis=0) if kind == "token" else rows[-1]
+    evidence = [Evidence(name, "", "text", 0.5, p) for name, p in zip("ab", last, strict=True)]
+    logs = [-0.1, -0.2, -0.3, -0.4, -0.5, -0.6]
+    return Answer("Martín Vizcarra", [1, 2, 3, 4, 5, 9], sum(logs), evidence, logs, rows.tolist(),
+                  certified=True, tokens=["Mar", "tín", " Viz", "car", "ra", "</s>"],
+                  alternatives=[Alternative("Mar", [1, 9], -3.0, [0.4, 0.6], [-1.0, -2.0],
+                                            [[0.4, 0.6]] * 2)])
+
+
+@pytest.mark.parametrize("ask, text, reason, count", [
+    (Ask(), "Martín Vizcarra", "stop", 6), (Ask(max_tokens=6), "Martín Vizcarra", "stop", 6),
+    (Ask(max_tokens=5), "Martín Vizcarra", "stop", 6), (Ask(max_tokens=2), "Martín", "length", 2),
+    (Ask(stop=("zc", "rr")), "Martín Vi", "stop", 3), (Ask(stop=("M",)), "", "stop", 1),
+    (Ask(stop=("Lima",)), "Martín Vizcarra", "stop", 6),
+    (Ask(max_tokens=3, stop=("zc",)), "Martín Viz", "length", 3),
+])
+@pytest.mark.parametrize("kind", ["token", "sequence"])
+def test_an_answer_is_cut_with_its_probabilities(ask, text, reason, count, kind):
+    whole = answer(kind)
+    choice, = choices(ask, [whole], Tokenizer(), kind)
+    found = choice.answer
+    assert (found.text, choice.reason, len(found.token_ids)) == (text, reason, count)
+    assert len(found.tokens) == len(found.token_posterior) == count
+    np.testing.assert_allclose(found.log_prob, sum(whole.token_log_probs[:count]), rtol=1e-6)
+    rows = np.array(whole.token_posterior[:count])
+    np.testing.assert_allclose(found.posterior, rows.mean(axis=0) if kind == "token" else rows[-1])
+    assert found.certified == (count == 6)  # nothing is proved of a part
+    assert "".join(piece for piece, _ in pieces(choice, Tokenizer())) == text
+
+
+def test_alternatives_come_with_their_own_posteriors():
+    first, second = choices(Ask(n=2), [answer()], Tokenizer(), "token")
+    assert second.answer.text == "Mar" and second.answer.posterior == [0.4, 0.6]
+    assert second.answer.log_prob == -3.0 and not second.answer.certified and first.answer.certified
+    assert second.answer.tokens == ["Mar", "</s>"] and second.end == 1
+    assert len(choices(Ask(n=2), [answer()] * 3, Tokenizer(), "token")) == 2
+
+
+def test_a_letter_of_two_tokens_is_streamed_whole(monkeypatch):
+    """Half a letter was sent as U+FFFD, and could not be taken back."""
+    monkeypatch.setitem(WORDS, 2, "t")
+    whole = answer()._replace(text="Martín Vizcarra")
+    decode = Tokenizer.decode
+    monkeypatch.setattr(Tokenizer, "decode", lambda self, ids: {
+        2: "Mart\ufffd", 3: "Martín Viz"}.get(len(ids)) or decode(self, ids).replace("rt", "rtín"))
+    choice, = choices(Ask(), [whole], Tokenizer(), "token")
+    assert [piece for piece, _ in pieces(choice, Tokenizer())] == ["Mar", "tín Viz", "car", "ra"]
+
+
+def test_citations_name_passages_by_addresses_that_hold_anything():
+    odd = answer()._replace(passages=[Evidence("a/b?c#d é", "", "", 0.2, 0.1),
+                                      Evidence("", "", "", 0.5, 0.5),  # the null document
+                                      Evidence("x", "<b>", "", 0.3, 0.4)])
+    first, second = (each["url_citation"] for each in citations(odd, "http://h/", "20 18"))
+    assert first["title"] == "<b>" and first["end_index"] == len("Martín Vizcarra")
+    assert second["url"] == "http://h/passages/20%2018/a%2Fb%3Fc%23d%20%C3%A9"
+
+
+def test_vectors_are_little_endian_float32():
+    values = np.array([1.0, -2.5], np.float32)
+    assert vector(values, "float") == [1.0, -2.5]
+    assert vector(values, "base64") == "AACAPwAAIMA="
