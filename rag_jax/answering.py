@@ -179,7 +179,9 @@ class Answerer:
         if self.model.lexical:
             return questions.texts
         vectors = self.embed_questions(params, questions)
-        return asked(vectors, questions.texts) if self.model.asks_with_texts else vectors
+        if not self.model.asks_with_texts:
+            return vectors
+        return asked(vectors, questions.texts, rag.word_weight(self.model, params))
 
     def logits(self, queries: np.ndarray, rows: np.ndarray) -> np.ndarray:
         """The logits float32[Q, K] of p(z | x) of passages in rows int[Q, K]."""

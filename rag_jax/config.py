@@ -430,7 +430,8 @@ class RetrievalConfig:
         "convex", "hybrid: logits of p(z|x) are (1 - bm25_weight) inner product + bm25_weight BM25 "
         "score; or p(z|x) is as the sum of 1 / (60 + rank) of both, and no encoder trains")
     bm25_weight: float = field(0.5, "hybrid, convex: weight of words; evaluate --choose-weight "
-                               "says what dev asks for", at_least=0, at_most=1)
+                               "says what dev asks for, train.bm25_weight_rate learns it",
+                               at_least=0, at_most=1)
     bm25_k1: float = field(0.9, "BM25: how soon more occurrences of a word count no more",
                            at_least=0)
     bm25_b: float = field(0.4, "BM25: how much longer passages are discounted", at_least=0,
@@ -547,6 +548,11 @@ class TrainConfig:
         "by less, in proportion; and each question's gradient to p(z|x) is weighted with how well "
         "its answer is explained, p(y|x)^(1/tokens). What they say: KL(p(z|x,y) || p(z|x)) times "
         "that weight, averaged; 0 = all answers teach alike, as in the paper", at_least=0)
+    bm25_weight_rate: float | None = field(
+        None, "retriever=hybrid, fusion=convex: the weight of words is learned too, from "
+        "retrieval.bm25_weight on, and this is the learning rate of its logit relative to "
+        "optimizer.learning_rate, with which each step moves it by about their product; none = "
+        "fixed", at_least=0)
     generator_rate: float | None = field(
         1.0, "learning rate of the generator relative to optimizer.learning_rate; none = frozen",
         at_least=0)
@@ -669,7 +675,7 @@ class Run:
 
 
 _NO_RETRIEVER_TRAINS = {"train.query_encoder_rate": None, "train.document_encoder": "frozen",
-                        "train.retriever_objective": "marginal",
+                        "train.bm25_weight_rate": None, "train.retriever_objective": "marginal",
                         "train.in_batch_negatives": False}
 _BM25 = {**_NO_RETRIEVER_TRAINS, "retrieval.retriever": "bm25", "retrieval.where": "host"}
 RUNS = {

@@ -34,6 +34,7 @@ from rag_jax.models import rag
 from rag_jax.retrieval.verification import read_object, write_digests
 from rag_jax.training import pretrained, workdir
 from rag_jax.training.checkpoint import Checkpointer
+from rag_jax.training.job import fusion_of
 
 TOKENIZERS = {"query_encoder": "retriever_tokenizer", "document_encoder": "retriever_tokenizer",
               pretrained.PLAIN: "retriever_tokenizer", "generator": "generator_tokenizer"}
@@ -131,6 +132,10 @@ def _export(path: pathlib.Path, out: pathlib.Path, run: str | None, family: str 
     params, ids, kind, base = _params(path, config, run, model, parallel.make_mesh(config.mesh))
     written = ["without the classifier, for which there is no class"] * (rag.CLASSIFIER in params)
     params.pop(rag.CLASSIFIER, None)
+    if rag.FUSION in params:
+        written.append("without the learned weight of words; set config.retrieval.bm25_weight="
+                       f"{rag.word_weight(model, params):.4g}")
+        del params[rag.FUSION]
     retriever = _as_written(model.retriever, params.get("query_encoder", {}))
     architecture = Architecture(retriever, model.generator, ids, config.data.max_passage_length)
     base = {tower: source for tower, source in {**config.model.sources, **base}.items()
@@ -199,7 +204,7 @@ def _model(config: Config, tokenizers: dict[str, Tokenizer]) -> rag.RagModel:
         sizes[section] = dataclasses.replace(own, vocab_size=size, pretrained="")
     return rag.RagModel(sizes["retriever"], sizes["generator"], config.kind, 2, 2, 1,
                         lexical=config.retrieval.retriever == "bm25",
-                        classes=config.head_classes)
+                        classes=config.head_classes, fusion=fusion_of(config))
 
 
 def _params(path: pathlib.Path, config: Config, run: str | None, model: rag.RagModel, mesh: Mesh

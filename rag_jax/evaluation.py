@@ -15,6 +15,7 @@ from rag_jax.config import ConfigError, EvalConfig
 from rag_jax.data.question_files import Example
 from rag_jax.data.questions import QuestionTokens
 from rag_jax.metrics.retrieval import gold_metrics, retrieval_monitors
+from rag_jax.models.rag import FUSION, word_weight
 from rag_jax.types import Answer, Params
 
 
@@ -51,7 +52,8 @@ def evaluate(answerer: Answerer, params: Params, questions: QuestionTokens,
       questions name passages of the index), certified (percent, where the decoding can claim it),
       and the retrieval-collapse monitors. With a null document also retrieval_utility (mean nats by
       which the likelihood of the first reference exceeds that without a document), null_prior and
-      null_posterior (means of its probabilities).
+      null_posterior (means of its probabilities). Where the weight of words is learned,
+      hybrid_weight.
     """
     if retrieved is None:
         retrieved = answerer.retrieve(params, questions)
@@ -82,6 +84,8 @@ def evaluate(answerer: Answerer, params: Params, questions: QuestionTokens,
             metrics |= {f"null_{name}": p[:, -1].mean() for name, p in beliefs.items()}
             beliefs = {name: given_a_passage(p) for name, p in beliefs.items()}
         metrics |= retrieval_monitors(retrieved, **beliefs)
+        if FUSION in params:
+            metrics["hybrid_weight"] = word_weight(answerer.model, params)
     correct = [scoring.is_correct(text, example, how.nfd) if known else None
                for text, example in zip(texts, questions.examples, strict=True)]
     return Evaluation({name: float(value) for name, value in metrics.items()}, answers, correct,

@@ -24,19 +24,22 @@ class Fusion:
     Attributes:
         kind: see the module.
         weight: w, of words; read by "convex".
+        learned: w is a parameter, which begins there.
     """
 
     kind: Literal["convex", "reciprocal_rank"] = "convex"
     weight: float = 0.5
+    learned: bool = False
 
-    def logits(self, dense: Any, words: Any, xp: Any = np) -> Any:
+    def logits(self, dense: Any, words: Any, weight: Any, xp: Any = np) -> Any:
         """Logits float32[B, K] from scores float32[B, K] of both. By reciprocal ranks, equal scores
         rank in their order, and nothing has a gradient.
 
+        weight: w of now, a number or float32[B, 1].
         xp: numpy, or jax.numpy in a jitted program.
         """
         if self.kind == "convex":
-            return (1 - self.weight) * dense + self.weight * words
+            return (1 - weight) * dense + weight * words
         return xp.log(reciprocal_ranks(dense, xp) + reciprocal_ranks(words, xp))
 
 

@@ -78,6 +78,12 @@ def _run(config: Config, run: str) -> Iterator[str]:
             config.retrieval.where != "device" or not config.retrieval.k):
         yield ("config.train.document_encoder=refresh: the passages are embedded again on the "
                "devices; set config.retrieval.where=device and config.retrieval.k above 0")
+    if train.bm25_weight_rate is not None and (
+            config.retrieval.retriever != "hybrid" or config.retrieval.fusion != "convex"
+            or config.retrieval.bm25_weight in (0, 1)):
+        yield (f"config.train.bm25_weight_rate={train.bm25_weight_rate:g}: what is learned is w of "
+               "config.retrieval.retriever=hybrid and fusion=convex, from a bm25_weight above 0 "
+               "and below 1 on; set these, or none")
     yield from _objective(config, run)
     if train.collapse_guard == "freeze" and train.generator_rate is None:
         yield ("config.train.collapse_guard=freeze: with config.train.generator_rate=none nothing "
@@ -90,11 +96,11 @@ def _reranked(config: Config) -> Iterator[str]:
         of_run = for_run(config, run)
         if not of_run.model.reranker.pretrained or not of_run.retrieval.k:
             continue
-        if of_run.train.query_encoder_rate is not None:
+        if (of_run.train.query_encoder_rate, of_run.train.bm25_weight_rate) != (None, None):
             yield (f"config.model.reranker: run {run!r} has its p(z|x) from the reranker, so the "
-                   "query encoder has nothing to learn from; set config.train.query_encoder_rate="
-                   "none and config.train.retriever_objective=marginal, or name the run frozen, or "
-                   "leave the reranker to evaluate and generate")
+                   "retriever has nothing to learn from; set config.train.query_encoder_rate=none, "
+                   "bm25_weight_rate=none and retriever_objective=marginal, or name the run "
+                   "frozen, or leave the reranker to evaluate and generate")
         if of_run.retrieval.where == "device":
             yield ("config.retrieval.where=device: the training step retrieves for itself, and "
                    "config.model.reranker reads passages outside of it; set host")

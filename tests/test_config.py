@@ -195,6 +195,8 @@ def test_a_value_out_of_bounds_is_refused(name, text, told):
     {"runs": ("fid_joint", "frozen", "bm25"), "train.retriever_objective": "adist"},
     {"train.generator_rate": None, "train.retriever_objective": "pdist"},
     {"model.null_document": "mlp", "retrieval.k": 1, "train.retriever_objective": "loop"},
+    {"runs": ("rag_token", "frozen", "bm25", "closed_book"), "retrieval.retriever": "hybrid",
+     "train.bm25_weight_rate": 10.0},
     {"runs": ("bm25",), "retrieval.where": "device"},
     {"runs": ("fid",), "model.null_document": "bias"},
     {"model.head": "classification", "eval.labels": ("yes", "no")},
@@ -247,6 +249,12 @@ def test_the_ends_of_the_bounds_and_none_are_allowed(changes):
      "config.model.null_document=mlp: run 'bm25' retrieves by BM25 and has no query vector"),
     ({"model.null_document": "bias", "retrieval.k": 0, "runs": ("rag_token", "rag_sequence")},
      "config.model.null_document=bias: without passages"),
+    ({"train.bm25_weight_rate": 1.0}, "config.train.bm25_weight_rate=1: what is learned is w of "
+     "config.retrieval.retriever=hybrid and fusion=convex"),
+    ({"train.bm25_weight_rate": 1.0, "retrieval.retriever": "hybrid",
+      "retrieval.fusion": "reciprocal_rank"}, "config.train.bm25_weight_rate=1: what is learned"),
+    ({"train.bm25_weight_rate": 1.0, "retrieval.retriever": "hybrid", "retrieval.bm25_weight": 1.0},
+     "from a bm25_weight above 0 and below 1 on; set these, or none"),
     ({"train.collapse_guard": "freeze", "train.generator_rate": None},
      "config.train.collapse_guard=freeze: with config.train.generator_rate=none nothing"),
     ({"runs": ("fid_joint",)}, "config.train.retriever_objective=marginal: run 'fid_joint' sums no "

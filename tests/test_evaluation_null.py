@@ -52,7 +52,7 @@ QUESTIONS = types.SimpleNamespace(
 
 
 def test_utility_is_the_likelihood_with_minus_without_documents():
-    found = evaluate(Stub("bias"), None, QUESTIONS).metrics
+    found = evaluate(Stub("bias"), {}, QUESTIONS).metrics
     assert found["nll"] == pytest.approx((1 + 2 + 4) / 3)
     assert found["retrieval_utility"] == pytest.approx((2 - 1 + 0) / 3)
     assert found["null_prior"] == pytest.approx((0.2 + 0.8 + 1) / 3)
@@ -65,7 +65,7 @@ def entropy(*p):
 
 def test_the_monitors_are_of_the_passages_alone():
     """Nobody retrieves the null document: it must not look like a passage that all share."""
-    found = evaluate(Stub("bias"), None, QUESTIONS).metrics
+    found = evaluate(Stub("bias"), {}, QUESTIONS).metrics
     # The third question gives its passages nothing, so that they do not count.
     assert found["unique_passages"] == 3 and found["top_passage_share"] == pytest.approx(2 / 3)
     expected = (entropy(0.5 / 0.8, 0.3 / 0.8) + entropy(0.5, 0.5)) / 2
@@ -77,13 +77,13 @@ def test_the_monitors_are_of_the_passages_alone():
 def test_without_a_null_document_nothing_is_said_of_it():
     prior = np.full((3, 2), 0.5)
     stub = Stub("none", prior, prior, {"log_p": LOG_P["log_p"]})
-    found = evaluate(stub, None, QUESTIONS).metrics
+    found = evaluate(stub, {}, QUESTIONS).metrics
     assert not {"retrieval_utility", "null_prior", "null_posterior"} & set(found)
     assert found["prior_entropy"] == pytest.approx(np.log(2))
 
 
 def test_recall_is_told_at_the_depth_that_was_asked_for():
     """A curve over K (figure 3) needs recall@K for every K, not for the usual ones alone."""
-    found = evaluate(Stub("bias"), None, QUESTIONS).metrics
+    found = evaluate(Stub("bias"), {}, QUESTIONS).metrics
     recall = {name: value for name, value in found.items() if name.startswith("answer_recall")}
     assert recall == pytest.approx({"answer_recall@1": 100 / 3, "answer_recall@2": 200 / 3})

@@ -18,6 +18,8 @@ from rag_jax import parallel
 from rag_jax.config import CausalConfig, ConfigError, MeshConfig, OptimizerConfig
 from rag_jax.decoding.answer import decode
 from rag_jax.decoding.settings import Decoding
+from rag_jax.fusion import Fusion
+from rag_jax.models import rag
 from rag_jax.models.layers import Linear
 from rag_jax.training import optim, step
 from rag_jax.types import RetrieverBatch, Seq2SeqBatch
@@ -406,15 +408,20 @@ def test_eight_devices_compute_what_one_computes(on_one_device, sizes):
 
 def test_objectives_of_the_retriever_are_the_same_on_eight_devices():
     """Fusion-in-Decoder's further readings see the passages of their own questions alone; in-batch
-    negatives are the passages of all devices."""
+    negatives are the passages of all devices; the weight of words, a number, is on each of them."""
     cases = (("token", "loop", False), ("fid", "adist", False), ("fid", "loop", False),
              ("sequence", "marginal", True))
+    fused = dataclasses.replace(MODEL, classes=0, fusion=Fusion("convex", 0.3, learned=True))
     loss = sum_of_losses([
-        step.rag_loss(dataclasses.replace(MODEL, kind=kind, classes=0), 0.1, objective,
+        step.rag_loss(dataclasses.replace(
+            fused, kind=kind, fusion=fused.fusion if kind == "token" else None), 0.1, objective,
                       in_batch_negatives=in_batch) for kind, objective, in_batch in cases])
-    batches, towers = every_batch()[:1] * len(cases), ("query_encoder", "generator")
-    expected = one_step(MODEL, loss, batches, towers=towers)
-    assert_same_step(one_step(MODEL, loss, batches, (2, 2, 2), towers=towers), expected)
+    batch = every_batch()[0]
+    batch = batch._replace(doc_scores=np.random.default_rng(5).gamma(
+        2, 1, batch.doc_mask.shape).astype(np.float32))  # the sum of few that cancel
+    batches, towers = (batch,) * len(cases), ("query_encoder", "generator", rag.FUSION)
+    expected = one_step(fused, loss, batches, towers=towers)
+    assert_same_step(one_step(fused, loss, batches, (2, 2, 2), towers=towers), expected)
 
 
 def test_accumulation_scan_and_remat_compute_the_same_on_eight_devices():

@@ -1,9 +1,9 @@
 """The towers as one model, and pure functions over their parameters.
 
 Parameters are {"query_encoder", "document_encoder", "generator"} and, where there is one,
-"null_document" and "classifier"; every function takes the tree (or the part that it needs) first.
-Retrieval itself happens elsewhere: passages arrive as token rows and embeddings, or BM25 scores, in
-a `Batch`.
+"null_document", "classifier" and "fusion"; every function takes the tree (or the part that it
+needs) first. Retrieval itself happens elsewhere: passages arrive as token rows and embeddings, or
+BM25 scores, in a `Batch`.
 
 What a kind of model makes of K passages is what its decoder tells apart: RAG-Token and
 RAG-Sequence have K documents with p(z | x), and sum them out. Fusion-in-Decoder (Izacard & Grave
@@ -34,6 +34,7 @@ from rag_jax.types import Batch, Params
 TOWERS = ("query_encoder", "document_encoder", "generator")
 NULL = "null_document"
 CLASSIFIER = "classifier"
+FUSION = "fusion"
 SCALE = "scale"  # of the query encoder's parameters: log of what config.scale is multiplied by
 
 
@@ -73,7 +74,8 @@ class RagModel:
         """The towers of this model: parts of its parameters that train or not."""
         towers = ("generator",) if self.lexical else TOWERS
         towers += (NULL,) * (self.null_document != "none")
-        return towers + (CLASSIFIER,) * (self.classes > 0)
+        towers += (CLASSIFIER,) * (self.classes > 0)
+        return towers + (FUSION,) * (self.fusion is not None and self.fusion.learned)
 
     @property
     def fuses(self) -> bool:
@@ -113,6 +115,10 @@ class RagModel:
         }
         params = {}
         for tower in self.towers if towers is None else towers:
+            if tower == FUSION:  # w = sigmoid(logit)
+                logit = jax.scipy.special.logit(jnp.float32(self.fusion.weight))
+                params[FUSION] = {"logit": nn.LogicallyPartitioned(logit, ())}
+                continue
             module, *inputs = modules[tower]
             tower_key = jax.random.fold_in(key, list(modules).index(tower))
             params[tower] = module.init(tower_key, *inputs)["params"]
@@ -143,6 +149,14 @@ def query_scale(model: RagModel, query_encoder: Params) -> jax.Array | float:
     """What query vectors are multiplied by, so that their products are the logits of p(z | x)."""
     scale = model.retriever.logit_scale
     return scale * jnp.exp(query_encoder[SCALE]) if SCALE in query_encoder else scale
+
+
+def word_weight(model: RagModel, params: Params) -> jax.Array | float:
+    """w, the weight of words in a convex combination with inner products: learned, or fixed; 0
+    where there is none."""
+    if FUSION in params:
+        return jax.nn.sigmoid(params[FUSION]["logit"])
+    return 0.0 if model.fusion is None else model.fusion.weight
 
 
 def embed_queries(model: RagModel, query_encoder: Params, ids: jax.Array, mask: jax.Array,
@@ -259,7 +273,8 @@ def _log_prior(model: RagModel, params: Params, batch: Batch, queries_BE: jax.Ar
     """`log_prior` from the inner products float32[B, K], or BM25's scores."""
     doc_mask = batch.doc_mask
     if model.fusion is not None:
-        doc_scores_BK = model.fusion.logits(doc_scores_BK, batch.doc_scores, jnp)
+        doc_scores_BK = model.fusion.logits(
+            doc_scores_BK, batch.doc_scores, word_weight(model, params), jnp)
     if model.null_document != "none":
         null_B = NullDocument(model.null_document).apply({"params": params[NULL]}, queries_BE)
         doc_scores_BK = jnp.concatenate([doc_scores_BK, null_B[:, None]], axis=1)  # -> [B, K + 1]

@@ -1,6 +1,7 @@
 """A hybrid index: embeddings and words nominate passages, and both score all of these."""
 
 import dataclasses
+from typing import Any
 
 import numpy as np
 
@@ -17,13 +18,16 @@ from rag_jax.retrieval.protocol import (
     no_results,
 )
 
+WORDS = "words"  # folder in that of the embeddings' index
 NOMINATED = 100  # by each part, or 4 times as many as are asked for
 
 
-def asked(vectors: np.ndarray, texts: np.ndarray) -> np.ndarray:
-    """What a hybrid index is asked: records [B] of "vector" float32[E] and "text"."""
-    queries = np.empty(len(texts), [("vector", "<f4", vectors.shape[1:]), ("text", object)])
-    queries["vector"], queries["text"] = vectors, texts
+def asked(vectors: np.ndarray, texts: np.ndarray, weight: Any) -> np.ndarray:
+    """What a hybrid index is asked: records [B] of "vector" float32[E], "text", and "weight", that
+    of words, which may be learned and so comes with the query vectors of the same parameters."""
+    queries = np.empty(len(texts), [("vector", "<f4", vectors.shape[1:]), ("text", object),
+                                    ("weight", "<f4")])
+    queries["vector"], queries["text"], queries["weight"] = vectors, texts, weight
     return queries
 
 
@@ -34,7 +38,7 @@ class HybridIndex:
     Attributes:
         dense: the index whose rows these are.
         words: of the same passages, in whatever order.
-        fusion: how the scores are joined.
+        fusion: how the scores are joined; the weight of words is each query's own.
         to_words: int[N], the rows of `words` for those of `dense`, -1 for deleted ones; None = the
             same.
     """
@@ -102,14 +106,17 @@ class HybridIndex:
         for scores in (dense, words):
             scores[twice] = -np.inf  # ranks below all others
         with np.errstate(invalid="ignore"):
-            joined = self.fusion.logits(dense, words).astype(np.float32)
+            joined = self._joined(dense, words, queries)
         joined[twice] = -np.inf
         return merge([SearchResult(ids, joined)], k)
 
     def logits(self, queries: np.ndarray, ids: np.ndarray) -> np.ndarray:
         """Joined scores float32[B, K] of rows integers[B, K], which rank among themselves."""
         dense = self.dense.scores(queries["vector"], ids)
-        return self.fusion.logits(dense, self.scores(queries["text"], ids)).astype(np.float32)
+        return self._joined(dense, self.scores(queries["text"], ids), queries)
+
+    def _joined(self, dense: np.ndarray, words: np.ndarray, queries: np.ndarray) -> np.ndarray:
+        return self.fusion.logits(dense, words, queries["weight"][:, None]).astype(np.float32)
 
     def _by_words(self, texts: np.ndarray, count: int) -> np.ndarray:
         """Rows int32[B, count] of the dense index that words nominate."""

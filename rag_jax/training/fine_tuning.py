@@ -63,7 +63,8 @@ def rag_stage(job: Job, run: str, source: BatchSource | None, complete: step.Com
     """The stage that `fine_tune` runs; without a source its step can be compiled, not run."""
     train = job.config.train
     known = {"query_encoder": train.query_encoder_rate, "document_encoder": None,
-             "generator": train.generator_rate, rag.NULL: 1.0, rag.CLASSIFIER: 1.0}
+             "generator": train.generator_rate, rag.NULL: 1.0, rag.CLASSIFIER: 1.0,
+             rag.FUSION: train.bm25_weight_rate}
     if job.model.fusion is not None and job.model.fusion.kind != "convex":
         known["query_encoder"] = None  # ranks have no gradient
     if train.document_encoder == "refresh":
@@ -104,7 +105,7 @@ def _rag_source(job: Job, index: Index) -> tuple[
     ask = ask_by_words(questions) if model.lexical else ask_by_vector(
         jit_embed(model), questions, job.mesh, lengths)
     if model.asks_with_texts:
-        ask = ask_by_both(ask, questions, functools.partial(rag.query_scale, model))
+        ask = ask_by_both(ask, questions, model)
     retriever = Retriever(index, ask, functools.partial(search, index, k=k)) if k else None
     source = RagSource(batcher, retriever, batch_size, config.seed, config.retrieval.staleness,
                        job.mesh)

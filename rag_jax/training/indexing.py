@@ -25,7 +25,7 @@ from rag_jax.retrieval.bm25 import Bm25Index, Bm25Settings, build_bm25
 from rag_jax.retrieval.build import RecallSettings, build_index
 from rag_jax.retrieval.editing import edit_index, edit_words
 from rag_jax.retrieval.exact import RECALL_QUERIES
-from rag_jax.retrieval.hybrid import HybridIndex, matching_rows
+from rag_jax.retrieval.hybrid import WORDS, HybridIndex, matching_rows
 from rag_jax.retrieval.index import PassageIndex
 from rag_jax.retrieval.joined import copy_valid
 from rag_jax.retrieval.kept import KeptEmbeddings
@@ -208,12 +208,12 @@ def index_words(job: Job) -> dict[str, Bm25Index]:
 
 def with_words(job: Job, index: Index) -> Index:
     """The index as the model is asked with it: where it retrieves by embeddings and words, joined
-    with one of its words, in its folder "words", which is made where it is missing or of others."""
+    with one of its words, in its folder WORDS, which is made where it is missing or of others."""
     fusion = job.model.fusion
     if fusion is None:
         return index
     settings = Bm25Settings.of_config(job.config.retrieval)
-    folder = pathlib.Path(index.path) / "words"
+    folder = pathlib.Path(index.path) / WORDS
 
     def counted() -> tuple[Bm25Index, np.ndarray | None]:
         """The index of words, and the rows of it for those of the other, where they are known."""

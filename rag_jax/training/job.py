@@ -106,7 +106,8 @@ def fusion_of(config: Config) -> Fusion | None:
     retrieval = config.retrieval
     if retrieval.retriever != "hybrid" or not retrieval.k:
         return None
-    return Fusion(retrieval.fusion, retrieval.bm25_weight)
+    return Fusion(retrieval.fusion, retrieval.bm25_weight,
+                  config.train.bm25_weight_rate is not None)
 
 
 # In this order they are part of every fingerprint: another order would refuse all earlier indexes.

@@ -31,6 +31,7 @@ class MetricWriter:
         Fusion-in-Decoder has what its retriever learns from, or p(z | x).
       retriever_loss: the retriever's part of loss, where train.retriever_objective gives it one.
       retriever_information: what answers say of passages (config.train.full_information), in nats.
+      hybrid_weight: of words, where it is learned (config.train.bm25_weight_rate).
       staleness: steps since the passage embeddings were made, where they are refreshed.
       grad_norm, grad_norm/TOWER: norm of the gradient before it is clipped, of all towers that
         train and of one.

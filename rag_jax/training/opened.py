@@ -22,7 +22,7 @@ from rag_jax.data.text import encoder_input, pad_rows
 from rag_jax.decoding.prefixes import KeptPrefixes
 from rag_jax.errors import DataError
 from rag_jax.evaluation import Evaluation
-from rag_jax.fusion import Fusion
+from rag_jax.models.rag import FUSION
 from rag_jax.retrieval.bm25 import Bm25Index
 from rag_jax.retrieval.build import RecallSettings
 from rag_jax.retrieval.device import DeviceIndex
@@ -296,15 +296,16 @@ class Rag:
         answerer, dev = self.answerer(), self.job.tokens("dev")
         queries, found = answerer.queries(self.params, dev), {}
         for weight in weights:
-            index = dataclasses.replace(self.index, fusion=Fusion("convex", weight))
-            rows = search(index, queries, answerer.k)
+            queries["weight"] = weight
+            rows = search(self.index, queries, answerer.k)
             ranks = scoring.answer_ranks(dev.examples, [
-                [index.passages[int(row)] for row in each] for each in rows])
+                [self.index.passages[int(row)] for row in each] for each in rows])
             found[weight] = 100 * float(np.mean(1 / (1 + ranks)))
         best = max(found, key=found.__getitem__)
-        config = changed(self.config, {"retrieval.bm25_weight": best})
+        config = changed(self.config, {
+            "retrieval.bm25_weight": best, "train.bm25_weight_rate": None})
         self.job = dataclasses.replace(self.job, config=config)
-        self.index = dataclasses.replace(self.index, fusion=Fusion("convex", best))
+        self.params = {tower: p for tower, p in self.params.items() if tower != FUSION}
         return {"bm25_weight": best, **{f"dev_mrr@{answerer.k}, weight {weight:g}": score
                                         for weight, score in found.items()}}
 

@@ -13,6 +13,7 @@ from rag_jax.data import order
 from rag_jax.data.batches import RagBatcher
 from rag_jax.data.questions import QuestionTokens
 from rag_jax.data.text import halved
+from rag_jax.models import rag
 from rag_jax.retrieval.hybrid import asked
 from rag_jax.retrieval.retriever import Ask, Retriever
 
@@ -36,13 +37,12 @@ def ask_by_words(questions: QuestionTokens) -> Ask:
     return lambda params, rows: questions.texts[rows]
 
 
-def ask_by_both(by_vector: Ask, questions: QuestionTokens, scale: Callable[[Any], Any]) -> Ask:
-    """Queries are embeddings, of the length that makes inner products logits, with the questions.
-
-    scale: of the query encoder's parameters, what embeddings are multiplied by.
-    """
-    return lambda params, rows: _Both(by_vector(params, rows), scale(params["query_encoder"]),
-                                      questions.texts[rows])
+def ask_by_both(by_vector: Ask, questions: QuestionTokens, model: rag.RagModel) -> Ask:
+    """Queries are embeddings, of the length that makes inner products logits, with the questions
+    and the weight of their words."""
+    return lambda params, rows: _Both(
+        by_vector(params, rows), rag.query_scale(model, params["query_encoder"]),
+        questions.texts[rows], rag.word_weight(model, params))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,9 +53,11 @@ class _Both:
     vectors: Any
     scale: Any
     texts: np.ndarray
+    weight: Any
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
-        return asked(np.asarray(self.vectors) * np.float32(self.scale), self.texts)
+        return asked(np.asarray(self.vectors) * np.float32(self.scale), self.texts,
+                     self.weight)
 
 
 class RagSource:

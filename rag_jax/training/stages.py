@@ -7,10 +7,14 @@ import jax
 import jax.numpy as jnp
 
 from rag_jax.config import OptimizerConfig
-from rag_jax.training import pretrained, step
+from rag_jax.models.rag import FUSION
+from rag_jax.training import step
 from rag_jax.training.job import Job
 from rag_jax.training.loop import Stage
 from rag_jax.training.optim import make_optimizer
+from rag_jax.training.pretrained import ENCODERS
+
+RETRIEVER = (*ENCODERS, FUSION)  # towers that decide what is retrieved
 
 
 def build_stage(job: Job, name: str, rates: Mapping[str, float | None], loss: step.LossFunction,
@@ -29,8 +33,8 @@ def build_stage(job: Job, name: str, rates: Mapping[str, float | None], loss: st
       complete: as for `step.make_train_step`.
       settings: further fields of `Stage`.
 
-    Where the loss has the metric INFORMATION, the encoders move by less in proportion to it while
-    it is below config.train.full_information.
+    Where the loss has the metric INFORMATION, RETRIEVER moves by less in proportion to it while it
+    is below config.train.full_information.
     """
     model, guard, full = job.model, settings.get("guard"), job.config.train.full_information
     adamw = make_optimizer(optimizer, settings["steps"], rates, settings["log_every"])
@@ -39,7 +43,7 @@ def build_stage(job: Job, name: str, rates: Mapping[str, float | None], loss: st
         if not full or step.INFORMATION not in metrics:
             return {}
         scale = jnp.clip(metrics[step.INFORMATION] / full, 0.0, 1.0)  # rounding may be below 0
-        return {tower: scale for tower in pretrained.ENCODERS if tower in adamw.towers}
+        return {tower: scale for tower in RETRIEVER if tower in adamw.towers}
 
     adamw = adamw._replace(scales=scales)
     make, abstract, shardings = step.init_state(
@@ -61,7 +65,7 @@ def build_stage(job: Job, name: str, rates: Mapping[str, float | None], loss: st
             loss, adamw, shardings, optimizer.accumulate, dropout, complete, frozen, show)
 
     if "guard" in settings:  # off now, it may have kept these towers in earlier checkpoints
-        settings["guarded"] = tuple(t for t in pretrained.ENCODERS if t in adamw.towers)
+        settings["guarded"] = tuple(t for t in RETRIEVER if t in adamw.towers)
     if guard is not None and set(settings["guarded"]) != set(adamw.towers):
         settings["frozen_step"] = make_step(settings["guarded"])
     return Stage(name=name, directory=job.workdir / name, make_state=first_state,

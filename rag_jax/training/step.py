@@ -81,6 +81,8 @@ def rag_loss(model: rag.RagModel, label_smoothing: float = 0.0,
         }
         if "retriever_objective" in out:
             metrics["retriever_loss"] = total(out["retriever_objective"])
+        if rag.FUSION in params:
+            metrics["hybrid_weight"] = weight.sum() * rag.word_weight(model, params)
         if batch.passage_age is not None:
             found = jnp.maximum(batch.doc_mask.sum(axis=-1), 1)
             metrics["staleness"] = (weight * batch.passage_age.sum(axis=-1) / found).sum()

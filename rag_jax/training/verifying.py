@@ -7,6 +7,7 @@ from typing import NamedTuple
 from rag_jax.data import inputs
 from rag_jax.documents import workdir as documents
 from rag_jax.errors import UserError
+from rag_jax.retrieval.hybrid import WORDS
 from rag_jax.retrieval.manifest import open_folder
 from rag_jax.retrieval.passages import PassageStore
 from rag_jax.retrieval.verification import VerifiedFiles, open_digests
@@ -44,7 +45,7 @@ def verify(path: pathlib.Path) -> Iterator[Part]:
     elif (path / "config.json").is_file():
         yield from _workdir(path)
     elif _is_index(path):
-        yield _index(path)
+        yield from _index(path)
     elif (path / "meta.json").is_file():
         yield _store(path)
     else:
@@ -61,14 +62,18 @@ def _files(files: VerifiedFiles) -> tuple[str, list[str]]:
             [str(files.folder / name) for name in files.damaged()])
 
 
-def _index(path: pathlib.Path) -> Part:
+def _index(path: pathlib.Path) -> Iterator[Part]:
+    """An index, and that of the same passages' words in it, if there is one."""
     try:
-        _, _, passages, files, _ = open_folder(current(path))
+        folder, _, passages, files, _ = open_folder(current(path))
     except UserError as error:
-        return Part(str(path), "index", [str(error)])
+        yield Part(str(path), "index", [str(error)])
+        return
     (size, damage), of_passages = _files(files), [_files(store.files) for store in passages.stores]
-    return Part(str(path), f"index of {len(passages)} passages, {size}",
-                damage + [name for _, names in of_passages for name in names])
+    yield Part(str(path), f"index of {len(passages)} passages, {size}",
+               damage + [name for _, names in of_passages for name in names])
+    if (folder / WORDS).is_dir():
+        yield from _index(folder / WORDS)
 
 
 def _store(path: pathlib.Path) -> Part:
@@ -84,7 +89,7 @@ def _documents(path: pathlib.Path) -> Iterator[Part]:
     for name, read in (("config.json", workdir.read), (documents.RECORD, documents.read)):
         yield Part(str(path / name), "settings" if read is workdir.read else "list of documents",
                    _errors(lambda read=read: read(path)))
-    yield _index(path / documents.INDEX)
+    yield from _index(path / documents.INDEX)
     if workdir.exists(path / documents.TRAINED):
         yield from _workdir(path / documents.TRAINED)
 
@@ -117,7 +122,7 @@ def _workdir(path: pathlib.Path) -> Iterator[Part]:
     for folder in (path, *_folders(path)):
         for kind in _INDEXES:
             for index in _folders(folder / kind):
-                yield _index(index)
+                yield from _index(index)
     for folder in _folders(path):  # an index may have the name of a year
         if folder.name not in _INDEXES and any(step.name.isdigit() for step in _folders(folder)):
             yield from _checkpoints(folder)

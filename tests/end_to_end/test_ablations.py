@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+import rag_jax
 from tests.end_to_end.commands import begin, finish, module_to_its_end, run
 
 FEW = ("--config.train.steps=3", "--config.train.eval_every=3", "--config.eval.max_examples=2")
@@ -64,9 +65,25 @@ def test_a_memory_is_built_for_a_bm25_run(words, tmp_path):
 def test_a_run_trains_and_answers_with_embeddings_and_words(trained, tmp_path):
     begin(tmp_path, trained, "retriever", "generator", "indexes")
     finish("train", tmp_path, "--config.runs=rag_token", "--config.retrieval.retriever=hybrid",
-           "--config.retrieval.bm25_weight=0.3", *FEW)
+           "--config.retrieval.bm25_weight=0.3", "--config.train.bm25_weight_rate=100",
+           "--config.train.full_information=0", *FEW)
     metrics = json.loads((tmp_path / "report.json").read_text())["metrics"]["rag_token"]
     assert metrics["answer_recall@2"] > 20
+    seen = [json.loads(line).get("rag_token/hybrid_weight") for line in (
+        tmp_path / "rag_token" / "metrics.jsonl").read_text().splitlines()]
+    seen = [weight for weight in seen if weight is not None]
+    assert seen[0] == pytest.approx(0.3) and metrics["hybrid_weight"] != pytest.approx(0.3, rel=0.1)
+    rag = rag_jax.load(tmp_path)
+    answer, found = rag.ask("Who is the President of Peru?")[0], rag.retrieve(
+        "Who is the President of Peru?")[0]
+    assert [p.prior for p in found] == pytest.approx(answer.prior, rel=1e-3)
+    again = rag_jax.load(tmp_path)
+    again.choose_weight([metrics["hybrid_weight"]])  # a fixed one of the same value
+    assert again.ask("Who is the President of Peru?")[0].prior == pytest.approx(
+        answer.prior, rel=1e-4)
+    assert again.config.train.bm25_weight_rate is None
+    done = convert(tmp_path, tmp_path / "out")
+    assert f"set config.retrieval.bm25_weight={metrics['hybrid_weight']:.4g}" in done.stdout
     said = finish("evaluate", tmp_path, "--choose-weight=0,0.3,1")
     assert "bm25_weight" in said and "dev_mrr@2, weight 0.3" in said
     wrong = run("train", tmp_path, "--config.retrieval.retriever=hybrid",

@@ -81,14 +81,17 @@ def test_sigkill_at_random_moments_of_every_stage(trained, tmp_path):
 
 
 def test_sigkill_with_stale_retrieval_keeps_what_was_pending(trained, tmp_path):
-    stale = "--config.retrieval.staleness=1"
+    """Where the weight of words is learned, it is part of what a search is begun with."""
+    stale = ("--config.retrieval.staleness=1", "--config.retrieval.retriever=hybrid",
+             "--config.train.bm25_weight_rate=50", "--config.train.full_information=0")
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     for workdir in (whole, killed):
         begin(workdir, trained, *WARMED_UP)
-    finish("train", whole, stale)
-    interrupt(killed, "rag_token 5/10", signal.SIGKILL, stale)
-    finish("train", killed, stale)
+    finish("train", whole, *stale)
+    interrupt(killed, "rag_token 5/10", signal.SIGKILL, *stale)
+    finish("train", killed, *stale)
     assert_same(whole, killed)
+    assert abs(arrays(whole)["params['fusion']['logit']"]) > 0.01
 
 
 def test_a_finished_run_is_not_trained_again(uninterrupted):

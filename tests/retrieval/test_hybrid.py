@@ -19,7 +19,7 @@ from tests.retrieval.test_build import TABLE
 from tests.retrieval.test_editing import embedder
 
 VECTORS = np.random.default_rng(3).standard_normal((len(QUESTIONS), 16), np.float32)
-QUERIES = asked(VECTORS, np.array(QUESTIONS, object))
+TEXTS = np.array(QUESTIONS, object)
 FUSIONS = [Fusion("convex", weight) for weight in (0.0, 0.3, 1.0)] + [Fusion("reciprocal_rank")]
 
 
@@ -62,10 +62,11 @@ def test_logits_are_those_of_the_formula_on_the_host_and_in_a_program(fusion):
     dense, words = draw.standard_normal((2, 4, 9)).astype(np.float32)
     words[:, 3:5] = 0  # passages without a word of the question are equal
     expected = [naive(*pair, fusion) for pair in zip(dense, words, strict=True)]
-    np.testing.assert_allclose(fusion.logits(dense, words), expected, rtol=1e-5, atol=1e-6)
-    found = jax.jit(lambda a, b: fusion.logits(a, b, jnp))(dense, words)
+    np.testing.assert_allclose(fusion.logits(dense, words, fusion.weight), expected, rtol=1e-5,
+                               atol=1e-6)
+    found = jax.jit(lambda a, b, w: fusion.logits(a, b, w, jnp))(dense, words, fusion.weight)
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
-    gradient = jax.grad(lambda a: fusion.logits(a, words, jnp).sum())(dense)
+    gradient = jax.grad(lambda a: fusion.logits(a, words, fusion.weight, jnp).sum())(dense)
     np.testing.assert_allclose(
         gradient, np.full(dense.shape, 1 - fusion.weight if fusion.kind == "convex" else 0.0))
 
@@ -74,8 +75,8 @@ def test_logits_are_those_of_the_formula_on_the_host_and_in_a_program(fusion):
 @pytest.mark.parametrize("k", [1, 7, 60])
 def test_the_best_are_those_of_all_passages_where_all_are_nominated(parts, fusion, k):
     """Each passage once, also where both parts nominate it."""
-    index = HybridIndex(*parts, fusion)
-    found = index.search(QUERIES, k)
+    index, queries = HybridIndex(*parts, fusion), asked(VECTORS, TEXTS, fusion.weight)
+    found = index.search(queries, k)
     everyone = np.tile(np.arange(60), (len(QUESTIONS), 1))
     words = index.words.scores(QUESTIONS, everyone)
     dense = VECTORS @ np.asarray(index.dense.table).T
@@ -86,23 +87,26 @@ def test_the_best_are_those_of_all_passages_where_all_are_nominated(parts, fusio
     np.testing.assert_allclose(np.take_along_axis(expected, found.ids, axis=1), best, rtol=1e-4,
                                atol=1e-5)
     if fusion.kind == "convex":
-        np.testing.assert_allclose(index.logits(QUERIES, found.ids), best, rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(index.logits(queries, found.ids), best, rtol=1e-4, atol=1e-5)
 
 
 def test_few_nominations_are_scored_by_both_parts(parts, monkeypatch):
     """A passage that only words nominate has its inner product, and the other way round."""
     monkeypatch.setattr(hybrid, "NOMINATED", 3)
-    index = HybridIndex(*parts, Fusion("convex", 0.5))
-    found = index.search(QUERIES, 2)  # 8 of each part
+    index = HybridIndex(*parts, Fusion())
+    queries = asked(VECTORS, TEXTS, np.linspace(0.2, 0.8, len(TEXTS)))  # each has one of its own
+    found = index.search(queries, 2)  # 8 of each part
     nominated = [set(row) for row in np.concatenate(
         [index.dense.search(VECTORS, 8).ids, index.words.search(QUESTIONS, 8).ids], axis=1)]
     for query, rows in enumerate(found.ids.tolist()):
         some = np.array(sorted(nominated[query]))
-        scores = index.logits(QUERIES[query : query + 1], some[None])[0]
+        scores = (1 - queries["weight"][query]) * index.dense.scores(
+            VECTORS[query : query + 1], some[None])[0] + queries["weight"][query] * (
+                index.scores(TEXTS[query : query + 1], some[None])[0])
         assert set(rows) == set(some[np.argsort(-scores, kind="stable")[:2]].tolist())
-    assert index.search(QUERIES[:0], 2).ids.shape == (0, 2)
+    assert index.search(queries[:0], 2).ids.shape == (0, 2)
     with pytest.raises(RetrievalError, match="k=61: an index of 60"):
-        index.search(QUERIES, 61)
+        index.search(queries, 61)
 
 
 def test_rows_of_an_edited_index_are_matched_by_what_they_hold(parts, tmp_path):
@@ -116,14 +120,15 @@ def test_rows_of_an_edited_index_are_matched_by_what_they_hold(parts, tmp_path):
     store = copy_valid(tmp_path / "left", dense.passages, dense.valid)
     assert [p.id for p in store] == [str(i) for i in range(60) if i not in (4, 59)] + [
         "100", "101", "102"]
-    index = HybridIndex(dense, build_bm25(store, tmp_path / "words"), Fusion("convex", 0.4))
-    found = index.search(QUERIES, 61)
+    index = HybridIndex(dense, build_bm25(store, tmp_path / "words"), Fusion())
+    queries = asked(VECTORS, TEXTS, 0.4)
+    found = index.search(queries, 61)
     assert [sorted(row) for row in found.ids.tolist()] == [
         sorted({*range(63)} - {4, 59})] * len(QUESTIONS)
     plain = numbered(tmp_path / "plain", list(store))
     rebuilt = HybridIndex(
         build_index(plain, embed, tmp_path / "d", kind="exact", progress=False, **INPUTS),
-        build_bm25(plain, tmp_path / "w"), Fusion("convex", 0.4)).search(QUERIES, 61)
+        build_bm25(plain, tmp_path / "w"), Fusion()).search(queries, 61)
     np.testing.assert_allclose(found.scores, rebuilt.scores, rtol=1e-5, atol=1e-6)
 
 

@@ -11,7 +11,7 @@ from rag_jax.retrieval.protocol import Passage, RetrievalError
 from rag_jax.retrieval.reranked import RerankedIndex
 
 TEXTS = np.array(["Who?", "Where is it?", "When was it, and why?"], object)
-QUERIES = asked(np.zeros((3, 4), np.float32), TEXTS)
+QUERIES = asked(np.zeros((3, 4), np.float32), TEXTS, 0.0)
 PASSAGES = [Passage(str(row), "", "x" * row) for row in range(30)]
 
 

@@ -15,6 +15,8 @@ from rag_jax.data.prepared import open_prepared
 from rag_jax.data.tasks import load_examples
 from rag_jax.errors import UserError
 from rag_jax.overrides import replace
+from rag_jax.retrieval.bm25 import build_bm25
+from rag_jax.retrieval.passages import PassageStore
 from rag_jax.training import workdir
 from rag_jax.training.checkpoint import Checkpointer
 from tests.training import small_workdir
@@ -100,7 +102,8 @@ def test_an_index_of_a_year_is_no_checkpoint(made, tmp_path, capsys):
 
 
 def test_every_damaged_file_is_named(made, tmp_path, capsys):
-    """Also where one is damaged before the other, and where an array of a checkpoint is."""
+    """Also where one is damaged before the other, and where an array of a checkpoint is, or the
+    words that an index of embeddings is joined with."""
     path = shutil.copytree(made[1], tmp_path / "w")
     workdir.stop(path / "rag_token", 4, "nll is NaN", 3)
     arrays = max((path / "rag_token" / "3" / "params").rglob("d/*"), key=lambda f: f.stat().st_size)
@@ -113,6 +116,11 @@ def test_every_damaged_file_is_named(made, tmp_path, capsys):
         inside = next(path.glob("indexes/passages/**/embeddings.f32")).parent
         damaged[9:11] = [(inside / name).relative_to(path).as_posix()
                         for name in ("embeddings.f32", "passages/text.blob")]
+    inside = (path / damaged[9]).parent
+    build_bm25(PassageStore.open(inside / "passages"), inside / "words")
+    words = inside / "words"
+    damaged[:0] = [next(words.rglob(name)).relative_to(path).as_posix()
+                   for name in ("indices.csc.index.npy", "text.blob")]
     for name in damaged:
         data = bytearray((path / name).read_bytes())
         data[len(data) // 2] ^= 4
