@@ -14,6 +14,7 @@ _MARKS = ((codecs.BOM_UTF8, "utf-8"), (codecs.BOM_UTF32_LE, "utf-32-le"),
           (codecs.BOM_UTF32_BE, "utf-32-be"), (codecs.BOM_UTF16_LE, "utf-16-le"),
           (codecs.BOM_UTF16_BE, "utf-16-be"))
 GUESSED_FROM = 2**16  # bytes
+_LINE = re.compile(r"\r\n|\r|\n")  # no others: a string of JSON may hold those of Unicode
 _FRONT_MATTER = re.compile(r"---[ \t]*\r?\n.*?^(---|\.\.\.)[ \t]*\r?$", re.S | re.M)
 
 
@@ -123,7 +124,7 @@ def read_jsonl(content: bytes) -> Document:
 
 
 def _objects(text: str, bad: list[int]) -> Iterator[tuple[int, list[tuple[str, str]]]]:
-    for number, line in enumerate(text.split("\n"), 1):
+    for number, line in enumerate(_LINE.split(text), 1):
         if not line.strip():
             continue
         try:

@@ -99,6 +99,16 @@ def test_lines_of_jsonl_that_are_none_are_left_out_by_name():
         of("a.jsonl", "[1]")
 
 
+@pytest.mark.parametrize("end", ["\r", "\r\n"])
+@pytest.mark.parametrize("name, lines", [
+    ("a.jsonl", ['{"a": "1"}', '', '{"a": "2\u2028\x853"}']), ("a.csv", ["a", "1", "2\u2028\x853"]),
+    ("a.tsv", ["a", "1", "2\u2028\x853"]), ("a.md", ["# One", "text", "## Two"])])
+def test_lines_may_end_as_in_any_system(name, lines, end):
+    found = of(name, codecs.BOM_UTF8 + end.join(lines).encode())
+    assert not found.remarks and len(found.sections) == 2
+    assert name == "a.md" or found.text == "a: 1\n\na: 2\u2028\x853\n\n"
+
+
 def test_a_huge_field_and_a_huge_line_are_read():
     long, limit = "x " * 200_000, csv.field_size_limit()
     assert of("a.csv", f"a\n{long}").text.strip() == f"a: {long.strip()}"
