@@ -184,7 +184,7 @@ def test_a_generator_learns_from_reranked_passages(ingested, cross_encoder, tmp_
     argv = [str(documents), f"--workdir={tmp_path / 'run'}", "--config.train.steps=2",
             f"--train={tmp_path / 'asked.jsonl'}", f"--dev={tmp_path / 'asked.jsonl'}",
             "--config.train.batch_size=2", "--config.tensorboard=false"]
-    with pytest.raises(ConfigError, match="query encoder has nothing to learn from"):
+    with pytest.raises(ConfigError, match="retriever has nothing to learn from"):
         ingest.main(argv)
     ingest.main([*argv, "--config.train.query_encoder_rate=none"])
     rag, before = rag_jax.load(tmp_path / "run"), rag_jax.load(ingested)
