@@ -92,7 +92,7 @@ def _run(config: Config, run: str) -> Iterator[str]:
 
 def _reranked(config: Config) -> Iterator[str]:
     """What cannot train beside a reranker."""
-    for run in config.runs:
+    for run in (run for run in config.runs if run in RUNS):
         of_run = for_run(config, run)
         if not of_run.model.reranker.pretrained or not of_run.retrieval.k:
             continue

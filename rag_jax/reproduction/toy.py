@@ -40,13 +40,15 @@ SHORTER = {
     "train.steps": 200,
     "train.eval_every": 200,
     "train.batch_size": 32,
+    "train.retriever_objective": "marginal",
     "train.in_batch_negatives": False,
     "train.document_encoder": "frozen",
     "train.optimizer.learning_rate": 1e-3,
 }
 # How the quickstart's retriever learns from answers.
-LEARNED = {"retrieval.where": "device", "train.in_batch_negatives": True,
-           "train.document_encoder": "refresh", "train.batch_size": 64}
+LEARNED = {"retrieval.where": "device", "train.retriever_objective": "emdr2",
+           "train.in_batch_negatives": True, "train.document_encoder": "refresh",
+           "train.batch_size": 64}
 
 # What the retriever learns from: the runs with the objectives that they are compared by. The
 # generator reads already, from training with a sound retriever that is frozen; this one is not yet
