@@ -4,5 +4,6 @@
     indexes.py    the indexes that are open, and what is computed with each
     batching.py   one thread for the devices; what waits is joined into batches
     results.py    answers as JSON: cut, cited, in pieces
+    page.py       the page at /
     app.py        routes, limits, errors
 """

@@ -22,7 +22,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from rag_jax.errors import UserError
-from rag_jax.serving import asking, results
+from rag_jax.serving import asking, page, results
 from rag_jax.serving.batching import Worker
 from rag_jax.serving.fields import Fields, Refused, parse
 from rag_jax.serving.indexes import Indexes, OpenIndex
@@ -56,11 +56,14 @@ class Server:
                                lambda: self.worker.waiting)
         self._created = int(time.time())
         programs = indexes.current.programs
+        self._to_compile = len(settings.batch_sizes) * sum(
+            len(index.programs) for index in indexes.open.values())
         self._models: dict[str, str | None] = {settings.model: None} | {
             f"{settings.model}-{tower.removesuffix('_encoder')}": tower
             for tower in ("query_encoder", "document_encoder") if tower in programs}
         get, post = ["GET"], ["POST"]
         routes = [
+            *page.routes(),
             Route("/v1/models", self._guarded(self._list_models), methods=get),
             Route("/v1/chat/completions", self._guarded(self._chat), methods=post),
             Route("/v1/embeddings", self._guarded(self._embed), methods=post),
@@ -273,8 +276,11 @@ class Server:
 
     async def _list_memory(self, request: Request) -> Response:
         indexes = self.indexes
-        return JSONResponse({"current": indexes.current.name, "version": indexes.current.version,
-                             "open": sorted(indexes.open), "there": indexes.names})
+        current, config = indexes.current, indexes.config
+        most = min(asking.most_answers(config.eval), self.settings.max_choices)
+        return JSONResponse({
+            "current": current.name, "version": current.version, "open": sorted(indexes.open),
+            "there": indexes.names, "programs": list(current.programs), "answers": most})
 
     async def _change_memory(self, request: Request) -> Response:
         """Swaps the index, or edits it; what has begun runs to its end."""
@@ -301,8 +307,8 @@ class Server:
 
     async def _ready(self, request: Request) -> Response:
         ready = self.worker.ready
-        return JSONResponse({"ready": ready},
-                            200 if ready else 503)
+        return JSONResponse({"ready": ready, "compiled": self.worker.compiled,
+                             "programs": self._to_compile}, 200 if ready else 503)
 
 
 async def _left(request: Request) -> None:

@@ -34,7 +34,7 @@ class Asked(NamedTuple):
 def asked(fields: Fields, text: str, settings: Settings, run: EvalConfig) -> Asked:
     """What HOW says of an answer.
 
-    run: how the model searches; that gives as many answers as it has beams, or labels.
+    run: how the model searches.
     """
     # Absent, the model's most probable answer: a server of facts draws where it is told to.
     temperature = fields.number("temperature", 0, 0, 2)
@@ -44,15 +44,19 @@ def asked(fields: Fields, text: str, settings: Settings, run: EvalConfig) -> Ask
                for name in ("max_completion_tokens", "max_tokens")]
     stop = fields.strings("stop", 4, 100) if fields.has("stop") else ()
     memory = fields.text("memory") if fields.has("memory") else None
-    beams = len(run.labels) or run.num_beams or 1
-    if not temperature and n > beams:
-        raise Refused(f"{fields.where}: \"n\" is {n}: the search gives {beams} at most: set a "
+    if not temperature and n > (most := most_answers(run)):
+        raise Refused(f"{fields.where}: \"n\" is {n}: the search gives {most} at most: set a "
                       "temperature above 0 to draw answers, or serve with "
                       f"--config.eval.num_beams={n}", field="n")
     places = range(n if temperature else 1)
     return Asked("sample" if temperature else "search",
                  [Question(text, float(temperature), seed, place) for place in places],
                  Ask(n, next(filter(None, longest), None), stop), memory)
+
+
+def most_answers(run: EvalConfig) -> int:
+    """How many answers a search gives: as many as it has beams, or labels."""
+    return len(run.labels) or run.num_beams or 1
 
 
 def question(fields: Fields, key: str, settings: Settings) -> str:

@@ -33,7 +33,8 @@ class Worker:
       started: is told once all are, with None, or what has kept the thread from it.
 
     Attributes:
-      ready: whether all programs are compiled.
+      compiled: how many programs are compiled.
+      ready: whether all are.
       running: how many places are in the batch that runs.
       failure: what has ended the thread, if anything has.
     """
@@ -46,6 +47,7 @@ class Worker:
         self._waiting: dict[Future, Place] = {}  # in the order in which they came
         self._changed = threading.Condition()
         self._closed, self.ready, self.running, self.failure = False, False, 0, None
+        self.compiled = 0
         self._thread = threading.Thread(target=self._work, name="devices", daemon=True)
 
     def start(self) -> None:
@@ -97,6 +99,7 @@ class Worker:
         try:
             for index in self._indexes.open.values():
                 for what in index.compile():
+                    self.compiled += 1
                     self._compiled(what)
                     if self._closed:
                         return

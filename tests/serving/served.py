@@ -29,7 +29,9 @@ def client(rag: Rag, **settings) -> Iterator[TestClient]:
     with TestClient(server.app, base_url="http://localhost") as asking:
         assert asking.get("/health").status_code == 200
         started.wait(300)
-        assert server.worker.failure is None and asking.get("/ready").json() == {"ready": True}
+        ready = asking.get("/ready").json()
+        assert server.worker.failure is None and ready["ready"]
+        assert ready["compiled"] == ready["programs"] > 0
         asking.server = server
         yield asking
 

@@ -1,0 +1,271 @@
+// Asks the server that the page comes from. What the server sends becomes text, never HTML.
+
+const $ = id => document.getElementById(id);
+const percent = new Intl.NumberFormat("en", {style: "percent", maximumSignificantDigits: 3});
+const sentences = new Intl.Segmenter("en", {granularity: "sentence"});
+const KEPT = 100;  // answers in the history
+const NO_PASSAGE = "(no passage)";  // the null document
+const server = {programs: [], answers: 1};
+const shown = {result: null, place: 0};
+const earlier = [];
+let running = null;  // what stops the question that is being asked
+
+function make(tag, fields = {}, ...children) {
+  const node = Object.assign(document.createElement(tag), fields);
+  node.append(...children);
+  return node;
+}
+
+function tell(id, text) {
+  $(id).textContent = text;
+  $(id).hidden = !text;
+}
+
+// --- the server ----------------------------------------------------------------------------------
+
+async function send(path, body, signal) {
+  const headers = body ? {"Content-Type": "application/json"} : {};
+  if ($("token").value) headers.Authorization = `Bearer ${$("token").value}`;
+  let response;
+  try {
+    response = await fetch(path, {
+      headers, signal, method: body ? "POST" : "GET", body: body && JSON.stringify(body)});
+  } catch (error) {
+    if (error.name === "AbortError") throw error;
+    throw new Error("The server does not answer: it has ended, or the network is down.");
+  }
+  if (response.status === 401) $("tokens").hidden = false;
+  if (!response.ok && path !== "ready") {
+    const told = await response.json().catch(() => null);
+    throw Object.assign(new Error(
+      told?.error?.message ?? `The server answered with status ${response.status}.`),
+      {status: response.status});
+  }
+  return response;
+}
+
+async function* events(body) {
+  const reader = body.pipeThrough(new TextDecoderStream()).getReader();
+  for (let rest = ""; ;) {
+    const {done, value} = await reader.read().catch(error => {
+      if (error.name === "AbortError") throw error;
+      return {done: true};
+    });
+    if (done) throw new Error("The answer was cut off: the server has ended, or the network.");
+    const whole = (rest + value).split("\n\n");
+    rest = whole.pop();
+    for (const event of whole) {
+      if (event === "data: [DONE]") return;
+      yield JSON.parse(event.slice("data: ".length));
+    }
+  }
+}
+
+async function answered(question, memory, signal) {
+  const response = await send("v1/chat/completions", {
+    model: server.model, messages: [{role: "user", content: question}], stream: true,
+    n: server.answers, ...(memory && {memory})}, signal);
+  const choices = [];
+  let version;
+  for await (const chunk of events(response.body)) {
+    version = chunk.system_fingerprint;
+    for (const {index, delta, finish_reason} of chunk.choices) {
+      const choice = choices[index] ??= {text: ""};
+      choice.text += delta.content ?? "";
+      if (delta.evidence) Object.assign(choice, delta.evidence, {reason: finish_reason});
+      if (index === 0) $("answer").textContent = choice.text;
+    }
+  }
+  return {question, version, choices};
+}
+
+async function retrieved(question, memory, signal) {
+  const response = await send("retrieve", {question, ...(memory && {memory})}, signal);
+  const {version, passages} = await response.json();
+  return {question, version, choices: [{passages}]};
+}
+
+async function ask(question) {
+  running?.abort();
+  const own = running = new AbortController();
+  const memory = $("memory").value;
+  tell("problem", "");
+  clear(question);
+  $("answer").setAttribute("aria-busy", "true");
+  $("stop").hidden = false;
+  try {
+    const way = server.programs.includes("search") ? answered : retrieved;
+    const result = await way(question, memory, own.signal);
+    if (running !== own) return;
+    earlier.unshift(result);
+    earlier.length = Math.min(earlier.length, KEPT);
+    show(result);
+  } catch (error) {
+    if (running !== own) return;
+    tell("problem", error.name === "AbortError" ? "Stopped." : error.message);
+  }
+  running = null;
+  $("answer").removeAttribute("aria-busy");
+  $("stop").hidden = true;
+}
+
+// --- what is seen --------------------------------------------------------------------------------
+
+function clear(question) {
+  tell("asked", question);
+  $("result").hidden = false;
+  for (const id of ["answer", "facts", "alternatives", "passages", "map"]) $(id).replaceChildren();
+  for (const id of ["others", "cited", "heat"]) $(id).hidden = true;
+}
+
+function show(result, place = 0) {
+  clear(result.question);
+  Object.assign(shown, {result, place});
+  const choice = result.choices[place];
+  const traced = Boolean(choice.token_posterior?.length);
+  $("answer").textContent = choice.text === undefined ? "" : choice.text || "(empty answer)";
+  $("facts").textContent = facts(result, choice, traced);
+  $("alternatives").append(...result.choices.map(alternative));
+  $("others").hidden = result.choices.length < 2;
+  $("passages").append(...ranked(choice, traced).map(row => card(choice, row, traced)));
+  $("cited").hidden = !choice.passages.length;
+  $("heat").hidden = !traced || !choice.passages.length;
+  if ($("heat").open) drawMap();
+  $("history").replaceChildren(...earlier.map(each => make("li", {}, pressable(
+    each === result, () => show(each), each.question, each.choices[0].text ?? ""))));
+  document.querySelector("nav").hidden = false;
+}
+
+function facts(result, choice, traced) {
+  const told = [];
+  if (choice.log_prob !== undefined) {
+    told.push(`p(y|x) = ${percent.format(Math.exp(choice.log_prob))}`);
+  }
+  if (choice.certified) told.push("certified: no other answer is more probable under the model");
+  if (choice.reason === "length") told.push("cut at the length limit");
+  if (!choice.passages.length) told.push("from the parameters alone, no passage was read");
+  else if (choice.text !== undefined && !traced) {
+    told.push("the model does not say which passage the answer came from");
+  }
+  if (result.version && choice.passages.length) told.push(`memory ${result.version}`);
+  return told.join(" · ");
+}
+
+function pressable(pressed, act, ...texts) {
+  const button = make("button", {type: "button", onclick: act},
+                      ...texts.map(text => make("span", {textContent: text, dir: "auto"})));
+  button.setAttribute("aria-pressed", pressed);
+  return button;
+}
+
+function alternative(choice, place) {
+  const press = () => {
+    show(shown.result, place);
+    $("alternatives").children[place].firstChild.focus();
+  };
+  return make("li", {}, pressable(place === shown.place, press, choice.text || "(empty answer)",
+                                  percent.format(Math.exp(choice.log_prob))));
+}
+
+function ranked(choice, traced) {
+  const by = traced ? "posterior" : "prior";
+  return choice.passages.map((_, row) => row).sort(
+    (a, b) => choice.passages[b][by] - choice.passages[a][by]);
+}
+
+function name(passage) {
+  return passage.title || passage.source?.file || passage.id || NO_PASSAGE;
+}
+
+function place({id, source}) {
+  if (!source) return id;
+  const range = parts => parts.length > 1 ? `${parts[0]} to ${parts.at(-1)}` : `${parts[0]}`;
+  const pages = source.pages.length && `page${source.pages.length > 1 ? "s" : ""} ${
+    range(source.pages)}`;
+  return [source.file, pages, source.headings.length && range(source.headings)].filter(
+    Boolean).join(", ");
+}
+
+function card(choice, row, traced) {
+  const passage = choice.passages[row];
+  const shares = [["prior", passage.prior, "p(z|x), of the question alone"]];
+  if (traced) shares.push(["posterior", passage.posterior, "p(z|x,y), given the answer, too"]);
+  return make("li", {}, make("h4", {dir: "auto"}, name(passage)),
+              make("p", {className: "place", dir: "auto"}, place(passage)),
+              ...shares.map(([label, value, title]) => make(
+                "div", {className: "share", title}, make("span", {}, label),
+                make("meter", {value, ariaLabel: `${label}: ${title}`}),
+                make("output", {}, percent.format(value)))),
+              make("p", {dir: "auto"}, ...marked(passage.text, choice.text ?? "")));
+}
+
+// The text, with every sentence marked that the answer stands in.
+function marked(text, answer) {
+  const words = answer.split(/\s+/u).filter(Boolean).map(
+    word => word.replace(/[\\^$.*+?()[\]{}|/]/g, "\\$&"));
+  const stands = new RegExp(`(?<![\\p{L}\\p{N}])${words.join("\\s+")}(?![\\p{L}\\p{N}])`, "giu");
+  const spans = words.length ? [...text.matchAll(stands)].map(
+    found => [found.index, found.index + found[0].length]) : [];
+  return [...sentences.segment(text)].flatMap(({segment, index}) => {
+    const within = segment.trimEnd();
+    const hit = spans.some(([from, to]) => from < index + within.length && to > index);
+    return hit ? [make("mark", {}, within), segment.slice(within.length)] : [segment];
+  });
+}
+
+function drawMap() {
+  const choice = shown.result.choices[shown.place];
+  const head = make("tr", {}, make("td", {}), ...choice.tokens.map(
+    token => make("th", {scope: "col"}, token.trim() || "␣")));
+  const rows = ranked(choice, true).map(row => make(
+    "tr", {}, make("th", {scope: "row", dir: "auto"}, name(choice.passages[row]).slice(0, 40)),
+    ...choice.token_posterior.map(shares => {
+      const cell = make("td", {className: shares[row] > 0.5 ? "most" : ""},
+                        `${Math.round(100 * shares[row])}`);
+      cell.style.setProperty("--p", shares[row]);
+      return cell;
+    })));
+  $("map").replaceChildren(make(
+    "table", {}, make("caption", {}, "Percent of each token that each passage gave"),
+    make("thead", {}, head), make("tbody", {}, ...rows)));
+}
+
+// --- the start -----------------------------------------------------------------------------------
+
+async function begin() {
+  try {
+    const ready = await (await send("ready")).json();
+    if (!ready.ready) {
+      tell("state", `The model is being compiled: ${ready.compiled} of ${ready.programs} programs.`);
+      return setTimeout(begin, 1000);
+    }
+    const memory = await (await send("memory")).json();
+    Object.assign(server, memory, {model: (await (await send("v1/models")).json()).data[0].id});
+    $("model").textContent = server.model;
+    if (!server.programs.includes("search")) $("ask").textContent = "Find passages";
+    $("memory").replaceChildren(...server.there.map(each => make("option", {
+      value: each, disabled: !server.open.includes(each), selected: each === server.current},
+      server.open.includes(each) ? each : `${each} (not open)`)));
+    $("memories").hidden = !server.there.length;
+    $("ask").disabled = false;
+    tell("state", "");
+    tell("problem", "");
+  } catch (error) {
+    tell("state", "");
+    tell("problem", error.message);
+    if (error.status !== 401) setTimeout(begin, 5000);
+  }
+}
+
+$("form").onsubmit = event => {
+  event.preventDefault();
+  const question = $("question").value.trim();
+  if (question) ask(question);
+};
+$("stop").onclick = () => running?.abort();
+$("token").onchange = begin;
+$("heat").ontoggle = () => $("heat").open && drawMap();
+document.addEventListener("keydown", event => {
+  if (event.key === "Escape") running?.abort();
+});
+begin();

@@ -1,0 +1,36 @@
+"""The page at /: three files of the package, and what a browser lets them do."""
+
+import importlib.resources
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+FILES = {"": ("page.html", "text/html"), "page.css": ("page.css", "text/css"),
+         "page.js": ("page.js", "text/javascript")}
+# Scripts, styles and answers of this server alone; no script, style or handler within HTML; in no
+# frame of another page.
+HEADERS = {
+    "Content-Security-Policy":
+        "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
+        "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
+        "require-trusted-types-for 'script'; trusted-types 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cache-Control": "no-cache",
+}
+
+
+def routes() -> list[Route]:
+    """One for each file; nobody needs a token for them: they hold nothing but the program."""
+    return [_route(path, *file) for path, file in FILES.items()]
+
+
+def _route(path: str, name: str, kind: str) -> Route:
+    content = importlib.resources.files(__package__).joinpath(name).read_bytes()
+
+    async def give(request: Request) -> Response:
+        return Response(content, headers=HEADERS, media_type=kind)
+
+    return Route(f"/{path}", give, methods=["GET"])
