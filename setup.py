@@ -81,6 +81,8 @@ EXTRAS = {
     "clients": ["openai>=2", "langchain-openai>=1.7", "llama-index-core>=0.14",
                 "llama-index-llms-openai-like>=0.5", "llama-index-embeddings-openai>=0.5",
                 "cohere>=7"],
+    # Drives Chromium in tests/serving/test_page.py, which is skipped where either is missing.
+    "browser": ["playwright>=1.50"],
     # The oracles of tests/hub/test_live_parity.py, pinned: their numbers are the reference.
     "parity": ["torch==2.13.0", "sentence-transformers==6.2.0"],
     # What benchmarks/ compares with, never imported by the package: torch, onnxruntime, for which

@@ -127,7 +127,8 @@ function show(result, place = 0) {
   $("facts").textContent = facts(result, choice, traced);
   $("alternatives").append(...result.choices.map(alternative));
   $("others").hidden = result.choices.length < 2;
-  $("passages").append(...ranked(choice, traced).map(row => card(choice, row, traced)));
+  $("passages").append(...ranked(choice, traced).map(
+    (row, number) => card(choice, row, number + 1, traced)));
   $("cited").hidden = !choice.passages.length;
   $("heat").hidden = !traced || !choice.passages.length;
   if ($("heat").open) drawMap();
@@ -186,11 +187,11 @@ function place({id, source}) {
     Boolean).join(", ");
 }
 
-function card(choice, row, traced) {
+function card(choice, row, number, traced) {
   const passage = choice.passages[row];
   const shares = [["prior", passage.prior, "p(z|x), of the question alone"]];
   if (traced) shares.push(["posterior", passage.posterior, "p(z|x,y), given the answer, too"]);
-  return make("li", {}, make("h4", {dir: "auto"}, name(passage)),
+  return make("li", {}, make("h4", {dir: "auto"}, `${number}. ${name(passage)}`),
               make("p", {className: "place", dir: "auto"}, place(passage)),
               ...shares.map(([label, value, title]) => make(
                 "div", {className: "share", title}, make("span", {}, label),
@@ -217,8 +218,9 @@ function drawMap() {
   const choice = shown.result.choices[shown.place];
   const head = make("tr", {}, make("td", {}), ...choice.tokens.map(
     token => make("th", {scope: "col"}, token.trim() || "␣")));
-  const rows = ranked(choice, true).map(row => make(
-    "tr", {}, make("th", {scope: "row", dir: "auto"}, name(choice.passages[row]).slice(0, 40)),
+  const rows = ranked(choice, true).map((row, number) => make(
+    "tr", {}, make("th", {scope: "row", dir: "auto"},
+                   `${number + 1}. ${name(choice.passages[row]).slice(0, 40)}`),
     ...choice.token_posterior.map(shares => {
       const cell = make("td", {className: shares[row] > 0.5 ? "most" : ""},
                         `${Math.round(100 * shares[row])}`);

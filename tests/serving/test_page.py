@@ -1,0 +1,175 @@
+"""The page at /: what it may load, and what a reader sees of it in Chromium."""
+
+import contextlib
+import json
+import re
+import shutil
+import socket
+import threading
+
+import pytest
+import uvicorn
+from starlette.applications import Starlette
+from starlette.responses import JSONResponse, StreamingResponse
+from starlette.routing import Route
+from starlette.testclient import TestClient
+
+from rag_jax.citation import Citation
+from rag_jax.serving import page
+from rag_jax.serving.results import Choice, Completion
+from rag_jax.types import Answer, Evidence
+
+HOSTILE = "<img src=x onerror=\"document.title='owned'\">"
+TOKENS = ["Li", "ma", "</s>"]
+
+
+class Tokenizer:
+    def decode(self, ids):
+        return "".join(TOKENS[i] for i in ids if i < 2)
+
+
+def evidence():
+    text = f"Rice grows there. The capital is Lima. Rain is rare. {HOSTILE}"
+    return [Evidence("p/1", HOSTILE, text, 0.25, 0.9,
+                     source=Citation("my atlas.pdf", (0, 9), (3, 4), ("Peru", "Cities"))),
+            Evidence("p/2", "Chile", "Santiago lies inland.", 0.75, 0.1)]
+
+
+def choices():
+    rows = [[0.9, 0.1], [0.95, 0.05], [0.85, 0.15]]
+    best = Answer("Lima", [0, 1, 2], -0.1, evidence(), [-0.04, -0.03, -0.03], rows, certified=True,
+                  tokens=TOKENS, alternatives=[])
+    other = best._replace(text="Li", log_prob=-3.0, certified=False)
+    return [Choice(best, "stop", 2), Choice(other, "stop", 2)]
+
+
+def stub(asked):
+    """The server that the page asks, of one scripted model; notes what it was asked."""
+    async def chat(request):
+        body = await request.json()
+        asked.append((request.headers.get("authorization"), body))
+        if "?" not in body["messages"][0]["content"]:
+            return JSONResponse({"error": {"message": f"no question {HOSTILE}"}}, 422)
+        made = Completion("rag_token", "2018:1", 3, False)
+        lines = [*map(json.dumps, made.chunks(choices(), [[], []], Tokenizer(), False)), "[DONE]"]
+        return StreamingResponse((f"data: {line}\n\n" for line in lines),
+                                 media_type="text/event-stream")
+
+    def gives(value):
+        async def give(request):
+            return JSONResponse(value)
+        return give
+
+    return Starlette(routes=[
+        *page.routes(), Route("/ready", gives({"ready": True, "compiled": 2, "programs": 2})),
+        Route("/memory", gives({"current": "2018", "open": ["2016", "2018"], "answers": 2,
+                                "there": ["2014", "2016", "2018"], "programs": ["search"]})),
+        Route("/v1/models", gives({"data": [{"id": "rag_token"}]})),
+        Route("/v1/chat/completions", chat, methods=["POST"])])
+
+
+def files():
+    client = TestClient(stub([]))
+    return {name: client.get(f"/{path}") for path, (name, _) in page.FILES.items()}
+
+
+def test_a_browser_may_load_nothing_but_the_three_files():
+    for name, response in files().items():
+        assert response.status_code == 200
+        assert response.headers["content-type"].startswith(dict(page.FILES.values())[name])
+        policy = response.headers["content-security-policy"]
+        assert policy.startswith("default-src 'none'; script-src 'self';")
+        assert "unsafe" not in policy and "*" not in policy
+        assert response.headers["x-content-type-options"] == "nosniff"
+        assert not re.search(r"https?:|@import|url\(|[\"'(]//", response.text), name
+
+
+def test_nothing_that_is_sent_becomes_html():
+    texts = {name: response.text for name, response in files().items()}
+    script, html = texts["page.js"], texts["page.html"]
+    assert not re.search(r"innerHTML|outerHTML|insertAdjacent|document\.write|DOMParser|srcdoc|"
+                         r"\beval\b|\bFunction\(|setAttribute\([\"']on|\.href|\.src\b", script)
+    assert not re.search(r"<script>|\son\w+=|style=|javascript:", html)
+    named = set(re.findall(r'\$\("(\w+)"\)', script))
+    assert len(named) > 15 and named <= set(re.findall(r'\bid="(\w+)"', html))
+
+
+@contextlib.contextmanager
+def running(app):
+    """The address of an application that listens."""
+    listening = socket.create_server(("127.0.0.1", 0))
+    web = uvicorn.Server(uvicorn.Config(app, log_level="warning"))
+    thread = threading.Thread(target=web.run, kwargs={"sockets": [listening]})
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{listening.getsockname()[1]}/"
+    finally:
+        web.should_exit = True
+        thread.join()
+        listening.close()
+
+
+@pytest.fixture(scope="module")
+def chromium():
+    sync_api = pytest.importorskip("playwright.sync_api")
+    found = shutil.which("chromium") or shutil.which("chromium-browser")
+    if found is None:
+        pytest.skip("no Chromium is installed")
+    with sync_api.sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=found, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def asked():
+    return []
+
+
+@pytest.fixture
+def opened(chromium, asked):
+    """The page, of a phone's width; nothing may be said in its console but refused requests."""
+    said = []
+    with running(stub(asked)) as address:
+        tab = chromium.new_page(viewport={"width": 360, "height": 740})
+        tab.on("console", lambda told: said.append(told.text))
+        tab.on("pageerror", lambda error: said.append(str(error)))
+        tab.goto(address)
+        tab.wait_for_selector("#ask:enabled")
+        yield tab
+        tab.close()
+    assert [each for each in said if "status of 422" not in each] == []
+
+
+def test_a_question_is_asked_by_keyboard_and_its_evidence_shown_as_text(opened, asked):
+    opened.keyboard.type("Which capital?")  # the field has the focus
+    opened.keyboard.press("Enter")
+    opened.wait_for_selector("#passages li")
+    assert opened.text_content("#answer") == "Lima"
+    assert "certified" in opened.text_content("#facts")
+    first, second = opened.query_selector_all("#passages li")
+    assert f"1. {HOSTILE}" in first.text_content()
+    assert "my atlas.pdf, pages 3 to 4, Peru to Cities" in first.text_content()
+    assert opened.title() == "rag_jax" and opened.query_selector("img") is None
+    assert first.query_selector("mark").text_content() == "The capital is Lima."
+    assert [share.text_content() for share in second.query_selector_all("output")] == ["75%", "10%"]
+    opened.focus("summary")
+    opened.keyboard.press("Enter")
+    opened.wait_for_selector("#map td.most")
+    assert opened.text_content("#map tbody tr td") == "90"
+    opened.click("#alternatives li:nth-child(2) button")
+    assert opened.text_content("#answer") == "Li"
+    assert opened.evaluate("document.documentElement.scrollWidth") <= 360
+    (token, body), = asked
+    assert token is None and body["memory"] == "2018" and body["n"] == 2
+
+
+def test_an_index_is_chosen_and_a_refusal_shown_as_text(opened, asked):
+    assert [each.is_disabled() for each in opened.query_selector_all("option")] == [
+        True, False, False]
+    opened.select_option("#memory", "2016")
+    opened.fill("#question", "no mark")
+    opened.click("#ask")
+    opened.wait_for_selector("#problem:not([hidden])")
+    assert opened.text_content("#problem") == f"no question {HOSTILE}"
+    assert opened.title() == "rag_jax" and asked[0][1]["memory"] == "2016"
