@@ -60,8 +60,8 @@ LEARNING = {**LEARNED, "retriever_warmup.steps": 70, "retrieval.k": 4, "train.st
             "train.document_encoder_rate": 0.4}
 # What answers teach retrievers that have had so many steps of warm-up.
 STARTS = (35, 55, 70, 85, 100, 400)
-FROM_STARTS = {**LEARNED, "generator_warmup.steps": 900, "retrieval.k": 2, "train.steps": 150,
-               "train.eval_every": 50, "train.optimizer.learning_rate": 2e-3}
+FROM_STARTS = {**LEARNED, "generator_warmup.steps": 900, "retrieval.k": 2, "train.steps": 400,
+               "train.eval_every": 100, "train.optimizer.learning_rate": 2e-3}
 BACKWARD = 2  # passes over the passages that a backward pass is worth
 # Beginnings of capitals' names, of two countries that train and one that does not.
 BEGINNINGS = (
