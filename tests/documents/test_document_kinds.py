@@ -48,6 +48,8 @@ def test_what_is_no_text_is_refused(content, says):
 def test_a_page_is_read_in_the_encoding_that_it_says():
     said = '<meta http-equiv="content-type" content="text/html; charset=iso-8859-1"><p>“Ä”'
     assert of("a.html", said.encode("cp1252")).text.strip() == "“Ä”"
+    declared = '<?xml version="1.0" encoding="windows-1250"?><html><body><p>Łódź, ś'
+    assert of("a.xhtml", declared.encode("cp1250")).text.strip() == "Łódź, ś"
     for name in ("no-such-thing", "zip", "hex", "utf-16"):
         assert of("a.html", f'<meta charset="{name}"><p>{WORDS}').text.strip() == WORDS
 
