@@ -42,6 +42,7 @@ from rag_jax.training.opened import (
     check_classes,
     check_tokens,
     check_vectors,
+    check_weight,
     open_index,
     placed,
 )
@@ -84,7 +85,9 @@ def load(source: Path | None = None, run: str | None = None, *, step: int | None
     if not isinstance(config, Config):
         config = changed(workdirs.read_run(path, run), config or {})
     run = workdirs.run_of(path, config, run)
-    config = check_classes(overrides.for_run(config, run), workdirs.read(path).classes, path)
+    record = workdirs.read(path)
+    config = check_classes(overrides.for_run(config, run), record.classes, path)
+    check_weight(config, record.retrieval.bm25_weight, path)
     job = training.open_job(config, path)
     opened = open_index(job, run, None if index is None else str(index)) if (
         config.retrieval.k) else None

@@ -364,6 +364,16 @@ def check_classes(config: Config, trained: tuple[str, ...], path: pathlib.Path) 
     return config
 
 
+def check_weight(config: Config, began: float, path: pathlib.Path) -> None:
+    """Raises ConfigError for another weight of words where a run has learned it, from `began`."""
+    weight = config.retrieval.bm25_weight
+    if config.train.bm25_weight_rate is not None and weight != began:
+        raise ConfigError(f"config.retrieval.bm25_weight={weight:g}: {path} has learned its "
+                          f"weight, from {began:g} on; leave it as it is, and use "
+                          f"--choose-weight={weight:g} of evaluate, Rag.choose_weight in Python, "
+                          "for a fixed one")
+
+
 def named_indexes(job: Job, run: str) -> tuple[pathlib.Path, list[str]]:
     """The folder of a run's indexes, and their names."""
     folders = job.workdir / "indexes"

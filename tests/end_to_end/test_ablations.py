@@ -5,6 +5,7 @@ import json
 import pytest
 
 import rag_jax
+from rag_jax.config import ConfigError
 from tests.end_to_end.commands import begin, finish, module_to_its_end, run
 
 FEW = ("--config.train.steps=3", "--config.train.eval_every=3", "--config.eval.max_examples=2")
@@ -82,6 +83,8 @@ def test_a_run_trains_and_answers_with_embeddings_and_words(trained, tmp_path):
     assert again.ask("Who is the President of Peru?")[0].prior == pytest.approx(
         answer.prior, rel=1e-4)
     assert again.config.train.bm25_weight_rate is None
+    with pytest.raises(ConfigError, match="has learned its weight, from 0.3 on; leave it"):
+        rag_jax.load(tmp_path, config={"retrieval.bm25_weight": 0.5})
     done = convert(tmp_path, tmp_path / "out")
     assert f"set config.retrieval.bm25_weight={metrics['hybrid_weight']:.4g}" in done.stdout
     said = finish("evaluate", tmp_path, "--choose-weight=0,0.3,1")
