@@ -14,6 +14,9 @@ _MARKS = ((codecs.BOM_UTF8, "utf-8"), (codecs.BOM_UTF32_LE, "utf-32-le"),
           (codecs.BOM_UTF32_BE, "utf-32-be"), (codecs.BOM_UTF16_LE, "utf-16-le"),
           (codecs.BOM_UTF16_BE, "utf-16-be"))
 GUESSED_FROM = 2**16  # bytes
+# What Windows writes under these names, and browsers read.
+_SUPERSETS = {"Shift_JIS": "cp932", "EUC-KR": "cp949"}
+_CONTROL = re.compile(rb"[\0-\x08\x0e-\x1a\x1c-\x1f]")  # no text, in any encoding that is guessed
 _LINE = re.compile(r"\r\n|\r|\n")  # no others: a string of JSON may hold those of Unicode
 _FRONT_MATTER = re.compile(r"---[ \t]*\r?\n.*?^(---|\.\.\.)[ \t]*\r?$", re.S | re.M)
 
@@ -37,7 +40,10 @@ def decoded(content: bytes) -> tuple[str, tuple[str, ...]]:
         return content.decode(), ()
     except UnicodeDecodeError as error:
         begin = max(0, error.start - GUESSED_FROM // 2)
-        encoding = _guessed(content[begin : begin + GUESSED_FROM])
+        sample = content[begin : begin + GUESSED_FROM]
+        if len(_CONTROL.findall(sample)) > len(sample) / 100:
+            raise Unreadable("it is no text: it is full of control characters") from None
+        encoding = _guessed(sample)
         try:
             return content.decode(encoding), (f"read as {encoding}, by a guess: it is not UTF-8",)
         except UnicodeDecodeError:
@@ -47,12 +53,10 @@ def decoded(content: bytes) -> tuple[str, tuple[str, ...]]:
 
 def _guessed(sample: bytes) -> str:
     """The likely encoding of a text that is not UTF-8."""
-    import charset_normalizer
+    import chardetng_py
 
-    found = charset_normalizer.from_bytes(sample).best()
-    if found is None:
-        raise Unreadable("it is not UTF-8, and no other encoding is likely; convert it to UTF-8")
-    return found.encoding
+    found = chardetng_py.detect(sample)
+    return _SUPERSETS.get(found, found).lower()
 
 
 def read_text(content: bytes) -> Document:

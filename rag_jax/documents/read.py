@@ -22,7 +22,7 @@ READERS: dict[str, Callable[[bytes], Document]] = {
     ".txt": read_text, ".text": read_text, ".md": read_markdown, ".markdown": read_markdown,
     ".html": read_html, ".htm": read_html, ".xhtml": read_html, ".pdf": read_pdf,
     ".docx": read_docx, ".csv": read_csv, ".tsv": read_tsv, ".jsonl": read_jsonl}
-LIBRARIES = ("pypdfium2", "selectolax", "markdown-it-py", "charset-normalizer")
+LIBRARIES = ("pypdfium2", "selectolax", "markdown-it-py", "chardetng_py")
 _FORMAT = 1  # of the texts that the readers give; other ones are cited by other characters
 
 

@@ -30,15 +30,29 @@ def test_encodings_that_a_file_says_are_read(name, encoding):
     assert name[-3:] not in ("txt", ".md") or found.text == WORDS, "a span counts from the text"
 
 
-def test_an_encoding_that_is_guessed_is_named():
+@pytest.mark.parametrize("encoding, text", [
+    ("cp1252", "Die Straße über die Brücke führt nach München – wo Bäcker früh öffnen."),
+    ("cp1250", "Zażółć gęślą jaźń, powiedział Łukasz w środę rano."),
+    ("iso8859-2", "Zażółć gęślą jaźń, powiedział Łukasz w środę rano."),
+    ("cp1251", "Столица России находится на берегу реки Москвы."),
+    ("koi8-r", "Столица России находится на берегу реки Москвы."),
+    ("cp1253", "Η πρωτεύουσα της Ελλάδας είναι η Αθήνα."),
+    ("cp1254", "Türkiye'nin başkenti Ankara'dır, en kalabalık şehri İstanbul'dur."),
+    ("cp1255", "בירת ישראל היא ירושלים, עיר עתיקה."), ("cp1256", "عاصمة مصر هي القاهرة."),
+    ("cp874", "กรุงเทพมหานครเป็นเมืองหลวงของประเทศไทย"),
+    ("cp932", "日本の首都は東京であり、人口は約①千四百万人です。"),
+    ("cp949", "대한민국의 수도는 서울이며 인구는 약 천만 명이다. 똠방각하"),
+    ("gb18030", "中国的首都是北京，人口超过两千万。"),
+    ("big5", "臺灣的首都是臺北，人口約兩百五十萬。")])
+def test_an_encoding_is_guessed_from_one_sentence_and_named(encoding, text):
     """A guess may be wrong: who reads the list must be able to see it."""
-    german = "Die Äpfel fallen über Nacht, und früh am Morgen hört man große Vögel. " * 9
-    found = of("a.txt", german.encode("cp1252"))
-    assert found.text == german and "by a guess" in found.remarks[0]
+    found = of("a.txt", text.encode(encoding))
+    assert found.text == text and "by a guess" in found.remarks[0]
 
 
 @pytest.mark.parametrize("content, says", [
-    (b"PK\x03\x04\0\0\0", "zero bytes"), (codecs.BOM_UTF16_LE + b"\x00\xd8", "utf-16"),
+    (b"PK\x03\x04\0\0\0", "zero bytes"), (b"\xf0\x01 a\x02" * 99, "control"),
+    (codecs.BOM_UTF16_LE + b"\x00\xd8", "utf-16"),
     (codecs.BOM_UTF8 + b"a\xff", "byte 1"), (b"", "empty"), (b" \r\n\t", "empty")])
 def test_what_is_no_text_is_refused(content, says):
     with pytest.raises(Unreadable, match=says):
