@@ -243,4 +243,8 @@ class Indexes:
         self._show(name, rag)
 
     def _show(self, name: str, rag: Rag) -> None:
-        self.current = self.open[name] = OpenIndex(name, rag, self._settings)
+        """Answers from an index from now on, once all that this takes is compiled."""
+        index = OpenIndex(name, rag, self._settings)
+        for _ in index.compile():
+            pass
+        self.current = self.open[name] = index

@@ -1,13 +1,20 @@
 """The routes: what OpenAI's clients send is answered with what the Python API answers."""
 
+import asyncio
 import base64
+import concurrent.futures
+import contextlib
+import dataclasses
 import json
 import random
+import socket
 import threading
 
+import httpx2
 import jax.monitoring
 import numpy as np
 import pytest
+import uvicorn
 
 import rag_jax
 from rag_jax import overrides
@@ -46,6 +53,16 @@ def nothing_is_compiled(asking, compiled, request):
 
 
 asks_python = pytest.mark.asks_python  # the oracle compiles, too
+
+
+def held(asking, monkeypatch):
+    """Batches wait: an event that one has begun, one that lets them go, and their sizes."""
+    entered, gate, sizes = threading.Event(), threading.Event(), []
+    index = asking.server.indexes.current
+    search = index.search
+    monkeypatch.setattr(index, "search", lambda given: (
+        entered.set(), gate.wait(60), sizes.append(len(given)), search(given))[-1])
+    return entered, gate, sizes
 
 
 @asks_python
@@ -118,14 +135,10 @@ def test_answers_that_are_joined_are_those_of_single_requests(asking, monkeypatc
     def ask(question, found):
         found[question] = asking.post("/answer", json={"question": question}).json()
 
-    alone, joined, sizes = {}, {}, []
-    entered, gate = threading.Event(), threading.Event()
+    alone, joined = {}, {}
     for question in QUESTIONS:
         ask(question, alone)
-    worker, index = asking.server.worker, asking.server.indexes.current
-    search = index.search
-    monkeypatch.setattr(index, "search", lambda given: (
-        entered.set(), gate.wait(60), sizes.append(len(given)), search(given))[-1])
+    worker, (entered, gate, sizes) = asking.server.worker, held(asking, monkeypatch)
     threads = [threading.Thread(target=ask, args=(question, joined)) for question in QUESTIONS]
     threads[0].start()
     assert entered.wait(60)
@@ -172,6 +185,83 @@ def test_vectors_passages_and_ranks_are_those_of_python(asking, rag):
         assert [each["id"] for each in found] == [each.id for each in oracle]
         np.testing.assert_allclose([each["prior"] for each in found],
                                    [each.prior for each in oracle], atol=1e-5)
+
+
+@contextlib.contextmanager
+def one_that_runs(asking, monkeypatch):
+    """A request whose batch waits until it is let go; then it is answered, and nothing after it."""
+    entered, gate, sizes = held(asking, monkeypatch)
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        first = pool.submit(asking.post, "/answer", json={"question": ASK})
+        assert entered.wait(60)
+        try:
+            yield gate
+        finally:
+            gate.set()
+        assert first.result(60).status_code == 200
+    assert asking.server.worker.waiting == 0 and sizes == [1]
+
+
+def test_a_request_past_its_time_is_refused_and_costs_nothing(asking, monkeypatch):
+    with one_that_runs(asking, monkeypatch):
+        monkeypatch.setattr(asking.server, "settings", dataclasses.replace(
+            asking.server.settings, timeout=0.01))
+        done = asking.post("/answer", json={"question": "Late?"})
+        assert done.status_code == 504 and "0.01 seconds" in done.json()["error"]["message"]
+        assert asking.server.worker.waiting == 0
+
+
+def test_what_a_client_asked_for_that_has_left_is_not_computed(asking, monkeypatch):
+    waits, sent = threading.Event(), []
+    parts = iter([{"type": "http.request", "body": b'{"question": "Gone?"}'}])
+
+    async def receive():
+        for part in parts:
+            return part
+        assert await asyncio.to_thread(waits.wait, 60)
+        return {"type": "http.disconnect"}
+
+    async def send(message):
+        sent.append(message)
+
+    scope = {"type": "http", "method": "POST", "path": "/answer", "raw_path": b"/answer",
+             "query_string": b"", "root_path": "", "scheme": "http", "http_version": "1.1",
+             "headers": [(b"host", b"localhost"), (b"content-type", b"application/json")]}
+    with one_that_runs(asking, monkeypatch):
+        worker = asking.server.worker
+        submit = worker.submit
+        monkeypatch.setattr(worker, "submit", lambda *a: (submit(*a), waits.set())[0])
+        asking.portal.call(asking.server.app, scope, receive, send)
+        assert worker.waiting == 0
+    assert sent[0]["status"] == 499
+
+
+def test_a_server_that_ends_answers_what_it_has_begun(asking, monkeypatch):
+    """A stream that was cut where an answer looks whole."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    web = uvicorn.Server(uvicorn.Config(asking.server.app, port=port, lifespan="off",
+                                        log_level="critical", timeout_graceful_shutdown=60))
+    whole = asking.post("/v1/chat/completions", json=chat(ASK)).json()
+    entered, gate, _ = held(asking, monkeypatch)
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+        running = pool.submit(web.run)
+        while not web.started:
+            assert not running.done()
+        stream = pool.submit(httpx2.post, f"http://127.0.0.1:{port}/v1/chat/completions",
+                             json=chat(ASK, stream=True), timeout=60)
+        assert entered.wait(60)
+        web.should_exit = True
+        while web.servers and web.servers[0].is_serving():
+            assert not running.done()
+        with pytest.raises(httpx2.ConnectError):
+            httpx2.get(f"http://127.0.0.1:{port}/health")
+        gate.set()
+        chunks = events(stream.result(60).text)
+        running.result(60)
+    assert "".join(choice["delta"].get("content", "") for chunk in chunks
+                   for choice in chunk["choices"]) == whole["choices"][0]["message"]["content"]
 
 
 BAD = [  # of /answer: what is sent, and what is said of it
@@ -229,6 +319,7 @@ def test_indexes_are_swapped_and_edited_by_who_knows_the_token(asking, rag):
     there = asking.get("/memory").json()
     assert there["there"] == ["2016", "2018"] and there["open"] == ["2018"]
     assert asking.post("/memory", json={"swap": "2016"}, headers=TOKEN).json()["current"] == "2016"
+    assert asking.server.indexes.current._answerers, "compiled before anybody is answered from it"
     found = asking.post("/answer", json={"question": ASK}).json()
     assert found["memory"] == "2016" and all(
         each["id"].startswith("2016/") for each in found["passages"])
