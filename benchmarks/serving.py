@@ -42,27 +42,32 @@ from tests.serving.served import malformed  # noqa: E402
 
 TOKEN = "change"
 CLOSE = 1e-5  # of log p
+IDLE = 2  # seconds
 HEAD = b"POST /answer HTTP/1.1\r\nHost: localhost\r\n"
-BELOW_HTTP = (b"\r\n\r\n", b"GET\r\n\r\n", b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\r\n\r\n",
+BELOW_HTTP = (b"GET\r\n\r\n", b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\r\n\r\n",
               HEAD + b"Content-Length: -1\r\n\r\n",
               HEAD + b"Transfer-Encoding: chunked\r\n\r\nz\r\n",
-              b"GET / HTTP/9.9\r\nHost: localhost\r\n\r\n", b"GET /\x00 HTTP/1.1\r\n\r\n")
+              b"GET / HTTP\r\nHost: localhost\r\n\r\n", b"GET /\x00 HTTP/1.1\r\n\r\n")
 
 Expected = dict[str, dict[str, rag_jax.Answer]]  # of each memory, by question
 
 
 class Client:
-    """One connection, opened again where the server has closed it."""
+    """One connection, opened again before the server closes it for being idle."""
 
     def __init__(self, port: int):
-        self._connection = http.client.HTTPConnection("127.0.0.1", port, timeout=120)
+        self._connection, self._used = http.client.HTTPConnection("127.0.0.1", port, timeout=120), 0
 
     def request(self, method: str, path: str, body: bytes = b"", **headers: str
                 ) -> tuple[int, bytes]:
         headers = {"Content-Type": "application/json", **headers}
+        if time.monotonic() > self._used + IDLE:
+            self._connection.close()
         self._connection.request(method, path, body, headers)
         response = self._connection.getresponse()
-        return response.status, response.read()
+        read = response.read()
+        self._used = time.monotonic()
+        return response.status, read
 
     def answer(self, question: str) -> dict[str, Any]:
         status, body = self.request("POST", "/answer", json.dumps({"question": question}).encode())
@@ -78,7 +83,7 @@ class Client:
 
 
 class Server:
-    """The process of a server that is ready."""
+    """The process of a server that is ready; it ends with the block that it is used in."""
 
     def __init__(self, workdir: pathlib.Path, run: str):
         with socket.socket() as free:
@@ -107,10 +112,12 @@ class Server:
         _, text = Client(self.port).request("GET", "/metrics")
         return float(re.search(rf"^{name}(?:{{.*}})? (\S+)$", text.decode(), re.MULTILINE).group(1))
 
-    def close(self) -> int:
-        """Ends it, and gives its status."""
+    def __enter__(self) -> "Server":
+        return self
+
+    def __exit__(self, *error: object) -> None:
         self._process.terminate()
-        return self._process.wait(60)
+        self.ended_with = self._process.wait(60)
 
 
 def wrong(found: dict[str, Any], question: str, expected: Expected) -> str:
@@ -243,6 +250,30 @@ def fuzz(server: Server, requests: int, question: str) -> dict[str, Any]:
             "resident_mib": [memory[1], memory[len(memory) // 2], server.resident()]}
 
 
+def measured(server: Server, options: argparse.Namespace) -> dict[str, Any]:
+    """All figures."""
+    figures = {"cpu": cpu_name(), "cores": os.cpu_count(), "run": options.run,
+               "seconds until ready": server.seconds}
+    print(figures, flush=True)
+    there = json.loads(Client(server.port).request("GET", "/memory")[1])
+    rag = rag_jax.load(options.workdir, options.run)
+    questions = [each.question for each in rag.questions("test")[:options.questions]]
+    expected: Expected = {}
+    for name in there["there"]:
+        rag.swap(name)
+        expected[name] = dict(zip(questions, rag.ask(questions), strict=True))
+    rag.swap(there["current"])
+    for name, measure in {
+            "overhead": lambda: overhead(server.port, rag, questions, options.pairs),
+            "throughput": lambda: throughput(server.port, options.clients, questions,
+                                             options.throughput, options.rounds),
+            "load": lambda: load(server, options, questions, expected),
+            "malformed": lambda: fuzz(server, options.malformed, questions[0])}.items():
+        figures[name] = measure()
+        print(name, json.dumps(figures[name], indent=1), flush=True)
+    return figures
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--workdir", type=pathlib.Path, required=True)
@@ -258,26 +289,9 @@ def main() -> None:
     parser.add_argument("--json", type=pathlib.Path, help="write the figures there, too")
     options = parser.parse_args()
 
-    server = Server(options.workdir, options.run)
-    print(f"{cpu_name()}; {os.cpu_count()} cores; ready in {server.seconds:.1f} s", flush=True)
-    _, there = Client(server.port).request("GET", "/memory")
-    rag = rag_jax.load(options.workdir, options.run)
-    questions = [each.question for each in rag.questions("test")[:options.questions]]
-    expected: Expected = {}
-    for name in json.loads(there)["there"]:
-        rag.swap(name)
-        expected[name] = dict(zip(questions, rag.ask(questions), strict=True))
-    rag.swap(json.loads(there)["current"])
-    figures = {"cpu": cpu_name(), "run": options.run}
-    for name, measure in {
-            "overhead": lambda: overhead(server.port, rag, questions, options.pairs),
-            "throughput": lambda: throughput(server.port, options.clients, questions,
-                                             options.throughput, options.rounds),
-            "load": lambda: load(server, options, questions, expected),
-            "malformed": lambda: fuzz(server, options.malformed, questions[0])}.items():
-        figures[name] = measure()
-        print(name, json.dumps(figures[name], indent=1), flush=True)
-    figures["ended_with"] = server.close()
+    with Server(options.workdir, options.run) as server:
+        figures = measured(server, options)
+    figures["ended with"] = server.ended_with
     if options.json:
         files.write_text(options.json, json.dumps(figures, indent=1))
 
