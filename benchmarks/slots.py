@@ -12,11 +12,11 @@ median of --rounds turns of each, and whether the answers are the same.
 
 import argparse
 import functools
-import itertools
 import json
 import pathlib
 import statistics
 import time
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -27,6 +27,7 @@ from embedding import cpu_name
 import rag_jax
 from rag_jax import files
 from rag_jax.answering import jit_decode
+from rag_jax.data.question_files import Example
 from rag_jax.decoding import documents
 from rag_jax.decoding.settings import Decoding
 from rag_jax.models import rag as models
@@ -86,45 +87,47 @@ class Sides:
         self.model, self.length = rag.job.model, rag.config.data.max_target_length
         self.params = {**rag.params, "generator": in_dtype(
             rag.params["generator"], self.model.generator.dtype)}
-        questions = rag.job.tokens(split)
-        self.batches = {size: self._batches(questions, size) for size in {width, together}}
+        self.batches = {size: self._batches(rag.questions(split), size)
+                        for size in {width, together}}
         self._decode = jit_decode(self.model, Decoding(max_length=self.length))
         self._read = jax.jit(functools.partial(read, self.model, self.length))
         self._advance = jax.jit(functools.partial(advance, self.model), donate_argnums=1)
         self._placed = jax.jit(placed, donate_argnums=0)
 
-    def _batches(self, questions: Any, size: int) -> list[Batch]:
-        """In the questions' own order, each padded to the longest."""
-        answerer = self.rag.answerer({}, batch_size=size, length_step=WHOLE)
-        retrieved = answerer.retrieve(self.rag.params, questions)
-        kept = len(questions) // self.width * self.width
-        return [batch for begin in range(0, kept, size) for _, batch in answerer.batches(
-            questions[begin : begin + size], retrieved[begin : begin + size], answers=False)]
+    def _batches(self, examples: Sequence[Example], size: int
+                 ) -> list[tuple[np.ndarray, Batch]]:
+        """(numbers of its questions, batch), all padded to one length."""
+        answerer, batches = self.rag.answerer({}, batch_size=size, length_step=WHOLE), []
+        for begin in range(0, len(examples) // self.width * self.width, size):
+            questions = self.rag.job.tokenize(examples[begin : begin + size])
+            (rows, batch), = answerer.batches(
+                questions, answerer.retrieve(self.rag.params, questions), answers=False)
+            batches.append((begin + rows, batch))
+        return batches
 
     def joined(self) -> list[list[int]]:
         """Tokens of all answers, batch by batch."""
-        found = [np.asarray(self._decode(self.params, batch, None, None).ranked.tokens[:, 0])
-                 for batch in self.batches[self.width]]
-        return [self._ended(row) for row in np.concatenate(found)]
+        answers = {}
+        for numbers, batch in self.batches[self.width]:
+            found = np.asarray(self._decode(self.params, batch, None, None).ranked.tokens[:, 0])
+            answers |= zip(numbers, map(self._ended, found), strict=True)
+        return [answers[number] for number in range(len(answers))]
 
     def slots(self) -> list[list[int]]:
         """The same by slots."""
-        groups = self.batches[self.together]
-        numbers = itertools.count()
-        waiting = iter([(batch, [next(numbers) for _ in range(self.together)])
-                        for batch in groups])
-        # What any question was: nobody asks for it.
-        slots = self._read(self.params, self.batches[self.width][0])
+        waiting = iter(self.batches[self.together])
+        # Some questions that nobody asks: what the slots hold before they are filled.
+        slots = self._read(self.params, self.batches[self.width][0][1])
         asked = np.full(self.width, -1)
         answers: dict[int, list[int]] = {}
         more = True
         while more or (asked >= 0).any():
             while more and (asked < 0).sum() >= self.together:
-                batch, given = next(waiting, (None, None))
+                numbers, batch = next(waiting, (None, None))
                 if more := batch is not None:
                     free = np.flatnonzero(asked < 0)[:self.together]
                     slots = self._placed(slots, self._read(self.params, batch), free)
-                    asked[free] = given
+                    asked[free] = numbers
             slots, ended = self._advance(self.params, slots)
             done = np.flatnonzero(np.asarray(ended) & (asked >= 0))
             if len(done):
