@@ -55,7 +55,7 @@ def get_config() -> Config:
                                       end_fraction=0.1)),
         train=TrainConfig(
             steps=260, batch_size=64, eval_every=260, save_every=260, query_encoder_rate=0.2,
-            full_information=0.05, retriever_objective="emdr2",
+            retriever_objective="emdr2",
             document_encoder="refresh", document_encoder_rate=0.2, refresh_every=25,
             optimizer=OptimizerConfig(learning_rate=2e-3, schedule="cosine", warmup_steps=20,
                                       end_fraction=0.05)),

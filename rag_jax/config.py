@@ -544,10 +544,11 @@ class TrainConfig:
         0.1, "learning rate of the query encoder relative to optimizer.learning_rate; none = "
         "frozen. Batches of few questions need a small one", at_least=0)
     full_information: float = field(
-        0.1, "nats: where a batch's answers say less than this of its passages, the encoders move "
-        "by less, in proportion; and each question's gradient to p(z|x) is weighted with how well "
-        "its answer is explained, p(y|x)^(1/tokens). What they say: KL(p(z|x,y) || p(z|x)) times "
-        "that weight, averaged; 0 = all answers teach alike, as in the paper", at_least=0)
+        0.25, "where a batch's answers resolve less than this share of what the retriever leaves "
+        "open, the encoders move by less, in proportion; and each question's gradient to p(z|x) is "
+        "weighted with how well its answer is explained, p(y|x)^(1/tokens). What they resolve: "
+        "KL(p(z|x,y) || p(z|x)) times that weight, over the entropy of p(z|x); 0 = all answers "
+        "teach alike, as in the paper", at_least=0, at_most=1)
     bm25_weight_rate: float | None = field(
         None, "retriever=hybrid, fusion=convex: the weight of words is learned too, from "
         "retrieval.bm25_weight on, and this is the learning rate of its logit relative to "

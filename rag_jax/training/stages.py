@@ -34,7 +34,7 @@ def build_stage(job: Job, name: str, rates: Mapping[str, float | None], loss: st
       settings: further fields of `Stage`.
 
     Where the loss has the metric INFORMATION, RETRIEVER moves by less in proportion to it while it
-    is below config.train.full_information.
+    is below config.train.full_information times the entropy of p(z | x).
     """
     model, guard, full = job.model, settings.get("guard"), job.config.train.full_information
     adamw = make_optimizer(optimizer, settings["steps"], rates, settings["log_every"])
@@ -42,7 +42,8 @@ def build_stage(job: Job, name: str, rates: Mapping[str, float | None], loss: st
     def scales(metrics: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
         if not full or step.INFORMATION not in metrics:
             return {}
-        scale = jnp.clip(metrics[step.INFORMATION] / full, 0.0, 1.0)  # rounding may be below 0
+        enough = full * jnp.maximum(metrics["prior_entropy"], 1e-9)
+        scale = jnp.clip(metrics[step.INFORMATION] / enough, 0.0, 1.0)  # rounding may be below 0
         return {tower: scale for tower in RETRIEVER if tower in adamw.towers}
 
     adamw = adamw._replace(scales=scales)

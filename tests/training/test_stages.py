@@ -157,7 +157,8 @@ def test_a_stage_takes_the_step_that_its_configuration_says(job, monkeypatch, na
     if name != "retriever":
         others["accumulation"] = by_hand(losses[0], *given, **{**at, "pieces": 1})
     if name == "rag":
-        scale = min(1, metrics[step.INFORMATION] / settings.full_information)
+        scale = min(1, metrics[step.INFORMATION] / metrics["prior_entropy"]
+                    / settings.full_information)
         rate = optimizer.learning_rates(jnp.int32(3))["query_encoder"]
         np.testing.assert_allclose(metrics["learning_rate/query_encoder"], rate * scale, rtol=1e-5)
         assert 0 < scale < 1
