@@ -142,6 +142,7 @@ class Server:
         """Results of the worker; what a client that has left asked for is not computed."""
         futures = self.worker.submit(index, program, given)
         results = asyncio.gather(*map(asyncio.wrap_future, futures))
+        results.add_done_callback(lambda done: done.cancelled() or done.exception())  # logs none
         left = asyncio.ensure_future(_left(request))
         try:
             await asyncio.wait((results, left), return_when=asyncio.FIRST_COMPLETED)
@@ -150,7 +151,8 @@ class Server:
             return results.result()
         finally:
             left.cancel()
-            results.cancel()
+            for future in futures:  # now: by way of `results` they would wait for a turn
+                future.cancel()
 
     # --- OpenAI's -------------------------------------------------------------------------------
 

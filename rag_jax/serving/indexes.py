@@ -3,6 +3,7 @@
 import concurrent.futures
 import copy
 import dataclasses
+import functools
 import itertools
 import pathlib
 from collections.abc import Callable, Iterator, Sequence
@@ -61,7 +62,7 @@ class OpenIndex:
         self._step = max(data.length_step, -(-data.max_source_length // 4),
                          data.max_question_length // 2 + 1)
 
-    @property
+    @functools.cached_property
     def programs(self) -> dict[str, Callable[[Sequence[Any]], list[Any]]]:
         """What the model can do, by name."""
         rag, can = self.rag, {}
