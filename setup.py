@@ -60,7 +60,7 @@ PLOTS = ["matplotlib>=3.8"]
 # how Firefox guesses encodings: of single sentences it guesses 95 % right, charset-normalizer 60 %.
 # DOCX and tables take the standard library.
 DOCUMENTS = ["pypdfium2>=5", "selectolax>=1", "markdown-it-py>=3", "chardetng_py>=0.3.5"]
-# rag_jax.serve. Starlette routes requests and brings little besides anyio; uvicorn speaks HTTP, with
+# rag_jax.serve. Starlette routes requests and brings little besides anyio; uvicorn speaks HTTP, by
 # httptools, as h11 leaves a trace in the log for every malformed request; prometheus-client writes
 # the figures of /metrics, and orbax brings it anyway.
 SERVE = ["starlette>=1", "uvicorn>=0.40", "httptools>=0.6", "prometheus-client>=0.20"]
