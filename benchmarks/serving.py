@@ -42,6 +42,7 @@ from tests.serving.served import malformed  # noqa: E402
 
 TOKEN = "change"
 CLOSE = 1e-5  # of log p
+MIXED = ("version", "text", "passages")  # what `wrong` finds where an answer mixes two memories
 IDLE = 2  # seconds
 HEAD = b"POST /answer HTTP/1.1\r\nHost: localhost\r\n"
 BELOW_HTTP = (b"GET\r\n\r\n", b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\r\n\r\n",
@@ -195,7 +196,8 @@ def throughput(port: int, clients: int, questions: list[str], requests: int, rou
             "all_per_second": statistics.median(rates[clients]),
             "ratio": statistics.median(b / a for a, b in zip(*rates.values(), strict=True)),
             "other_answers": sum(one[q][0] != many[q][0] for q in questions),
-            "log_prob_difference": max(abs(one[q][1] - many[q][1]) for q in questions)}
+            "log_prob_difference": max(abs(one[q][1] - many[q][1]) for q in questions),
+            "of_log_prob": max(abs(one[q][1] / many[q][1] - 1) for q in questions)}
 
 
 def load(server: Server, options: argparse.Namespace, questions: list[str], expected: Expected
@@ -219,7 +221,8 @@ def load(server: Server, options: argparse.Namespace, questions: list[str], expe
     seconds = by_all(server.port, options.clients, options.requests, ask)
     return {"requests": len(kinds), "swaps": options.swaps, "seconds": seconds,
             "answered": answered, "lost": sum(kind.startswith("lost") for kind in kinds),
-            "mixed": sum(bool(kind) and not kind.startswith("lost") for kind in kinds),
+            "mixed": sum(kind in MIXED for kind in kinds),
+            "log_prob_apart": kinds.count("log_prob"),
             "of_these": sorted({kind for kind in kinds if kind})[:5],
             "compilations": server.metric("rag_jax:compilations_total") - before}
 

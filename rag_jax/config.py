@@ -517,8 +517,8 @@ class RetrieverWarmupConfig(WarmupConfig):
         "gold", "what finds which passage: gold = a training question those that it names; or, "
         "without a question or a label, cloze = a sentence the passage that it was taken out of "
         "(nine times in ten: Lee et al. 2019), crops = a span of a passage another of its spans "
-        "(Izacard et al. 2021), words = half of them as cloze, half a title and a few common words "
-        "of its passage")
+        "(Izacard et al. 2021), words = half of them as cloze, half a title, a few common words "
+        "of its passage and a few that no passage has")
     hard_negatives: int = field(1, "pairs=gold: hard negatives per question", at_least=0)
 
 

@@ -72,7 +72,8 @@ class PairBatcher:
                  encoder: BertConfig = BertConfig()):  # noqa: B008 (immutable)
         self.store, self.tokenizer, self.draw = store, tokenizer, PAIRS[pairs]
         if pairs == "words":
-            self.draw = functools.partial(words, common=common_words(store))
+            common = common_words(store)
+            self.draw = functools.partial(words, common=common, unknown=unknown_words(common))
         self.question_length, self.passage_length = question_length, passage_length
         self.length_step, self.encoder = length_step, encoder
 
@@ -110,21 +111,25 @@ def cloze(passage: Passage, rng: np.random.Generator) -> tuple[str, str]:
     return query, " ".join(parts) if rng.random() < REMOVED else passage.text
 
 
-def words(passage: Passage, rng: np.random.Generator, common: Set[str]) -> tuple[str, str]:
-    """The title after or before up to four common words of the text, and the text; one time in two
-    as `cloze`.
+def words(passage: Passage, rng: np.random.Generator, common: Set[str],
+          unknown: Sequence[str] = ()) -> tuple[str, str]:
+    """The title after or before up to four common words of the text and up to three unknown ones,
+    and the text; one time in two as `cloze`.
 
     A question names what it is about, as a title does, and what it asks for by words that many
-    passages have; rare ones are its answer. From cloze alone, a passage of one sentence teaches its
-    title, and nothing of what it says.
+    passages have, or none; rare ones are its answer. From cloze alone, a passage of one sentence
+    teaches its title, and nothing of what it says. Without unknown words, those of a question, "in
+    which part of the world", lead away from what it names.
     """
     if rng.random() < 0.5:
         return cloze(passage, rng)
     named = passage.title.split()
     asked = [word for word in _bare(passage.text) if word in common and word not in named]
     count = min(int(rng.integers(1, 5)), len(asked))
-    drawn = " ".join(asked[i] for i in np.sort(rng.permutation(len(asked))[:count]))
-    parts = (drawn, passage.title) if rng.random() < TITLE_LAST else (passage.title, drawn)
+    drawn = [asked[i] for i in np.sort(rng.permutation(len(asked))[:count])]
+    for _ in range(int(rng.integers(UNKNOWN + 1)) if unknown else 0):
+        drawn.insert(int(rng.integers(len(drawn) + 1)), unknown[int(rng.integers(len(unknown)))])
+    parts = (*drawn, passage.title) if rng.random() < TITLE_LAST else (passage.title, *drawn)
     return " ".join(filter(None, parts)), passage.text
 
 
@@ -133,6 +138,11 @@ def common_words(store: Sequence[Passage]) -> frozenset[str]:
     rows = np.unique(np.linspace(0, len(store) - 1, SAMPLE).astype(int))
     times = Counter(word for row in rows for word in set(_bare(store[int(row)].text)))
     return frozenset(word for word, count in times.items() if count > COMMON * len(rows))
+
+
+def unknown_words(common: Set[str]) -> list[str]:
+    """Words that say nothing of any passage: common ones backwards."""
+    return sorted({word[::-1] for word in common} - common)
 
 
 def _bare(text: str) -> list[str]:
@@ -152,7 +162,7 @@ def crops(passage: Passage, rng: np.random.Generator) -> tuple[str, str]:
 
 
 REMOVED, CROP = 0.9, (0.1, 0.5)  # as their authors' code has them
-TITLE_LAST, COMMON, SAMPLE = 0.7, 0.01, 10_000
+TITLE_LAST, COMMON, SAMPLE, UNKNOWN = 0.7, 0.01, 10_000, 3
 PAIRS = {"cloze": cloze, "crops": crops, "words": words}
 
 

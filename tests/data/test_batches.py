@@ -1,5 +1,7 @@
 """Batches: padding that is masked, answers and passages in the rows where they belong."""
 
+import itertools
+
 import jax
 import numpy as np
 import pytest
@@ -23,6 +25,7 @@ from rag_jax.data.warmup_batches import (
     cloze,
     common_words,
     crops,
+    unknown_words,
     words,
 )
 from rag_jax.retrieval.bm25 import build_bm25
@@ -565,6 +568,26 @@ def test_words_are_a_title_with_some_common_words_of_its_passage_or_a_cloze():
     lone = {words(Passage("", "", "one two"), rng, common)[0] for _ in range(50)}
     assert lone == {"one", "two", "one two"}, "a passage may have no title"
     assert {words(Passage("", "T", "rare"), rng, common)[0] for _ in range(9)} == {"T", "rare"}
+
+
+def test_words_that_no_passage_has_stand_among_those_of_a_query():
+    """A question's words that no passage has should not lead away from what it names."""
+    passage, rng, counts, places = Passage("", "A title", "one two"), np.random.default_rng(0), (
+        [0] * 4), set()
+    unknown = unknown_words({"one", "two", "level", "on", "no"})
+    assert unknown == ["eno", "owt"], "backwards, level is itself, and on is another common word"
+    for _ in range(2000):
+        query, rest = words(passage, rng, {"one", "two"}, unknown)
+        drawn = query.replace("A title", "").split()
+        if "A title" not in query:
+            assert drawn == ["one", "two"], "a cloze has no other words"
+            continue
+        assert rest == passage.text and "A title" in query
+        assert [word for word in drawn if word not in unknown] in (["one"], ["two"], ["one", "two"])
+        counts[sum(word in unknown for word in drawn)] += 1
+        places |= {(word, place) for place, word in enumerate(drawn)}
+    assert min(counts) > 0.8 * max(counts) and places >= set(itertools.product(unknown, range(3)))
+    assert unknown_words(set()) == []
 
 
 def test_common_words_are_those_of_a_hundredth_of_the_passages():
