@@ -50,6 +50,9 @@ class Batch(NamedTuple):
     # Where the tokens of a question's inputs stand among their K * S places, in order, and K * S
     # for the rest: the generator's encoder then computes these N alone, not the padding.
     source_places: Array | None = None  # int32[B, N]
+    # Likewise of targets, in G groups of B / G questions: where their tokens stand among the
+    # B / G * T places of each group. The decoder then computes these N for each passage.
+    target_places: Array | None = None  # int32[G, N]
     # Of a generator that keeps what it has read; the inputs above are what follows these.
     prefixes: Prefixes | None = None
 
@@ -67,6 +70,7 @@ class QuestionBatch(NamedTuple):
     weight: Array  # float32[B]
     decoder_ids: Array | None = None  # as in `Batch`
     decoder_mask: Array | None = None
+    target_places: Array | None = None
 
 
 class RetrieverBatch(NamedTuple):
@@ -90,6 +94,9 @@ class Seq2SeqBatch(NamedTuple):
     source_mask: Array  # bool[B, S]
     target_ids: Array  # int32[B, T]
     target_mask: Array  # bool[B, T]
+    # Where tokens are, in G groups of B / G rows; see `Batch.target_places`.
+    source_places: Array | None = None  # int32[G, N]
+    target_places: Array | None = None  # int32[G, N]
 
 
 class Alternative(NamedTuple):

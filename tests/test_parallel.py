@@ -16,6 +16,8 @@ from jax.sharding import PartitionSpec
 
 from rag_jax import parallel
 from rag_jax.config import CausalConfig, ConfigError, MeshConfig, OptimizerConfig
+from rag_jax.data import packed
+from rag_jax.data.packed import Groups
 from rag_jax.decoding.answer import decode
 from rag_jax.decoding.settings import Decoding
 from rag_jax.fusion import Fusion
@@ -225,7 +227,8 @@ def test_only_parameters_and_gradients_travel_between_questions(sizes, dtype):
     _, state, shardings = step.init_state(model, model.towers, optimizer, 0, mesh)
     batch, claims = jax.tree.map(
         lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=parallel.batch_sharding(mesh)),
-        (tiny.packed(tiny.rag_batch(**SIZES, model=model), 19),
+        (tiny.packed_targets(tiny.packed(tiny.rag_batch(**SIZES, model=model), 19),
+                             Groups(sizes[0] * sizes[1])),
          tiny.class_batch(CLASSES, claim=10, **SIZES, model=model)))
     train_step = step.make_train_step(
         sum_of_losses(every_kind(model)), optimizer, shardings)
@@ -431,6 +434,23 @@ def test_accumulation_scan_and_remat_compute_the_same_on_eight_devices():
     expected = one_step(model, loss, batch, towers=("generator",), ratios=True)
     found = one_step(model, loss, batch, (2, 2, 2), pieces=4, towers=("generator",), ratios=True)
     assert_same_step(found, expected)
+
+
+def test_packed_targets_and_texts_are_the_same_on_eight_devices_in_micro_batches():
+    """Against padded ones there; each micro-batch of a device is a group."""
+    model, groups = tiny.rag_model("sequence"), Groups(4, 2)
+    batch = tiny.rag_batch(questions=16, model=model)
+    texts = Seq2SeqBatch(batch.source_ids[:, 0], batch.source_mask[:, 0], batch.target_ids,
+                         batch.target_mask)
+    loss = sum_of_losses([step.rag_loss(model, 0.1), step.seq2seq_loss(model)])
+    longest = int(groups.rows(texts.source_mask).sum(axis=1).max())
+    same = (tiny.packed_targets(batch, groups),
+            tiny.packed_targets(texts, groups)._replace(
+                source_places=packed.places(texts.source_mask, groups, longest)))
+    assert same[1].source_places is not None
+    towers = "query_encoder", "generator"
+    expected = one_step(model, loss, (batch, texts), (2, 2, 2), pieces=2, towers=towers)
+    assert_same_step(one_step(model, loss, same, (2, 2, 2), pieces=2, towers=towers), expected)
 
 
 FAMILIES = {"t5": tiny.T5, "causal": CausalConfig(

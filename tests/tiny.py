@@ -9,6 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from rag_jax.config import BartConfig, BertConfig, GeneratorConfig, OptimizerConfig, T5Config
+from rag_jax.data.packed import Groups
+from rag_jax.data.packed import places as packed_places
 from rag_jax.models import rag
 from rag_jax.training import optim
 from rag_jax.types import Batch
@@ -110,6 +112,15 @@ def packed(batch, length):
     for row, mask in zip(places, masks, strict=True):
         row[: mask.sum()] = np.flatnonzero(mask)
     return batch._replace(source_places=places)
+
+
+def packed_targets(batch, groups=Groups(), spare=0):  # noqa: B008 (immutable)
+    """The batch with the places of its targets' tokens, as many as the longest group has or some
+    more."""
+    mask = np.asarray(batch.target_mask)
+    places = packed_places(mask, groups, int(groups.rows(mask).sum(axis=1).max()) + spare)
+    assert places is not None
+    return batch._replace(target_places=places)
 
 
 def class_batch(classes, seed=0, claim=6, **settings):

@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from rag_jax.data.packed import Groups
 from rag_jax.data.questions import QuestionTokens
 from rag_jax.data.text import bucket, pad_rows
 from rag_jax.retrieval.bm25 import Bm25Index
@@ -71,14 +72,16 @@ class RagBatcher:
         a multiple of half of length_step for each of K inputs, whose padded length, on which
         little depends then, is one of twice that step. Where length_step is more than a quarter of
         the longest, shapes are to be few, and inputs are not packed.
+      groups: as for `QuestionTokens.batch`.
       read: what reads passages by themselves, `decoding.prefixes.Reader`; the batch then has
         `Batch.prefixes`. None = they are read with their question.
     """
 
     def __init__(self, questions: QuestionTokens, length_step: int, embedding_width: int,
-                 null_document: bool = False, packed: bool = False,
+                 null_document: bool = False, packed: bool = False, groups: Groups | None = None,
                  read: Callable[..., tuple[np.ndarray, np.ndarray]] | None = None):
         self.questions, self.packed, self.read = questions, packed, read
+        self.groups = groups
         self.null_document = null_document
         self.length_step = length_step
         self.embedding_width = embedding_width
@@ -98,7 +101,8 @@ class RagBatcher:
             lengths and the draws are those of the whole batch.
         """
         questions = self.questions
-        asked = questions.batch(rows, rng, weight, own, self.length_step, suffixes=False)
+        asked = questions.batch(rows, rng, weight, own, self.length_step, suffixes=False,
+                                groups=self.groups)
         if retrieved is None:
             passages = self._closed_book(rows, own)
         else:

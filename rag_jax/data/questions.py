@@ -1,10 +1,13 @@
 """Questions and answers as token ids, made once, and their share of every batch."""
 
+import functools
 from collections.abc import Sequence
 
 import numpy as np
 
 from rag_jax.config import BertConfig
+from rag_jax.data import packed
+from rag_jax.data.packed import Groups
 from rag_jax.data.question_files import Example, check_labels
 from rag_jax.data.text import (
     Cuts,
@@ -93,7 +96,8 @@ class QuestionTokens:
     def batch(self, rows: np.ndarray, rng: np.random.Generator | None = None,
               weight: np.ndarray | None = None,
               own: np.ndarray | slice = slice(None),  # noqa: B008 (immutable)
-              length_step: int | None = None, suffixes: bool = True) -> QuestionBatch:
+              length_step: int | None = None, suffixes: bool = True,
+              groups: Groups | None = None) -> QuestionBatch:
         """The batch of question `rows`, without passages.
 
         Args:
@@ -107,6 +111,7 @@ class QuestionTokens:
             quarter: shapes are few where these two, which cost less, seldom change. None = padded
             to the longest.
           suffixes: whether the batch has them.
+          groups: in which targets are packed; None = they are not.
         """
         targets = self.targets(rows, rng)
         asked = [(ids[rows], mask[rows]) for ids, mask in self._asked]
@@ -117,4 +122,15 @@ class QuestionTokens:
         after = pad_rows([self.suffixes[row] for row in rows], self.longest_suffix,
                          self.format.tokenizer.pad) if suffixes else (None, None)
         batch = QuestionBatch(*asked[0], *after, *targets, weight, *sum(asked[1:], ()))
-        return QuestionBatch(*(None if array is None else array[own] for array in batch))
+        batch = QuestionBatch(*(None if array is None else array[own] for array in batch))
+        if groups is not None:
+            places = packed.places(targets[1], groups, self._room(len(rows) // groups.count))
+            if places is not None:
+                batch = batch._replace(target_places=groups.own(places, own, len(rows)))
+        return batch
+
+    @functools.cache  # noqa: B019 (as long as the questions are there)
+    def _room(self, count: int) -> int:
+        """Tokens for which so many targets have room."""
+        rows = np.unique(np.linspace(0, len(self) - 1, packed.SAMPLE).astype(int))
+        return packed.room(self.targets(rows, None)[1].sum(axis=1), count)

@@ -7,8 +7,9 @@ from collections.abc import Sequence, Set
 import numpy as np
 
 from rag_jax.config import BertConfig
-from rag_jax.data import noise, order
+from rag_jax.data import noise, order, packed
 from rag_jax.data.batches import ENCODER_TABLE
+from rag_jax.data.packed import Groups
 from rag_jax.data.questions import QuestionTokens
 from rag_jax.data.text import Tokenizer, begin, bucket, encoder_input, halved, pad_rows
 from rag_jax.retrieval.passages import PassageStore
@@ -175,18 +176,39 @@ class DenoisingBatcher:
     """BART denoising batches over a list of texts.
 
     Texts are cut to `length` - 2 tokens; the source is noised, the target the text and </s>.
-    Both are padded to a multiple of `length_step`.
+    Both are padded to a multiple of `length_step`, and packed in `groups`, if there are any.
     """
 
     def __init__(self, texts: Sequence[str], tokenizer: Tokenizer, length: int, length_step: int,
-                 mask_ratio: float, span_length: float, permute: float):
+                 mask_ratio: float, span_length: float, permute: float,
+                 groups: Groups | None = None):
         self.texts, self.tokenizer = list(texts), tokenizer
-        self.length, self.length_step = length, length_step
+        self.length, self.length_step, self.groups = length, length_step, groups
         self.mask_ratio, self.span_length, self.permute = mask_ratio, span_length, permute
 
     def batch(self, step: int, batch_size: int, seed: int) -> Seq2SeqBatch:
         rng = order.generator(seed, 3, step)
         rows = order.batch_indices(len(self.texts), batch_size, seed, step)
+        tok, (sources, targets) = self.tokenizer, self._pairs(rows, rng)
+        longest = bucket(max(map(len, sources + targets)), self.length_step, self.length)
+        read, written = (pad_rows(of, longest, tok.pad) for of in (sources, targets))
+        places = {}
+        if self.groups is not None:
+            rooms = self._rooms(batch_size // self.groups.count)
+            places = {name: packed.places(mask, self.groups, room) for name, (_, mask), room in zip(
+                ("source_places", "target_places"), (read, written), rooms, strict=True)}
+        return Seq2SeqBatch(*read, *written, **places)
+
+    @functools.cache  # noqa: B019 (as long as the texts are there)
+    def _rooms(self, count: int) -> tuple[int, int]:
+        """Tokens for which so many sources, and targets, have room."""
+        rows = np.unique(np.linspace(0, len(self.texts) - 1, packed.SAMPLE).astype(int))
+        pairs = self._pairs(rows, np.random.default_rng(0))
+        return tuple(packed.room([len(row) for row in of], count) for of in pairs)
+
+    def _pairs(self, rows: np.ndarray, rng: np.random.Generator
+               ) -> tuple[list[list[int]], list[list[int]]]:
+        """Sources and targets of texts."""
         tok, room = self.tokenizer, self.length - 2
         kept = [ids[:room] for ids in tok.encode([self.texts[r] for r in rows])]
         # Sentences are permuted after the cut: source and target then hold the same words.
@@ -198,6 +220,4 @@ class DenoisingBatcher:
                                  self.span_length, rng)
             sources.append([*begin(tok), *noisy[:room], tok.end])
             targets.append([*ids, tok.end])
-        longest = bucket(max(map(len, sources + targets)), self.length_step, self.length)
-        return Seq2SeqBatch(*pad_rows(sources, longest, tok.pad),
-                            *pad_rows(targets, longest, tok.pad))
+        return sources, targets

@@ -96,6 +96,17 @@ class ClassificationHead(nn.Module):
         return Linear(self.classes, ("mlp", "classes"), init_std=c.init_std, name="out")(x)
 
 
+def _first(table: jax.Array, length: int) -> jax.Array:
+    """Rows [length, D] of a position table, of the first positions."""
+    return table[POSITION_OFFSET : POSITION_OFFSET + length]
+
+
+def _at(table: jax.Array, positions: jax.Array) -> jax.Array:
+    """Rows [B, N, D] of a position table, of positions int32[B, N]."""
+    whole = constrain(table, "positions", name="position table")
+    return constrain(whole[positions + POSITION_OFFSET], "batch", name="positions")
+
+
 class Bart(encoder_decoder.EncoderDecoder):
     """Encoder and decoder with one embedding table."""
 
@@ -136,18 +147,20 @@ class Bart(encoder_decoder.EncoderDecoder):
 
     def encode(self, ids: jax.Array, mask: jax.Array, deterministic: bool = True,
                packing: Packing | None = None) -> jax.Array:
-        places = self.encoder_positions[POSITION_OFFSET : POSITION_OFFSET + ids.shape[1]]
-        if packing is not None:
-            whole = constrain(places, "positions", name="position table")
-            ids, places = packing.ids(ids), constrain(
-                whole[packing.places % ids.shape[1]], "batch", name="positions")
+        if packing is None:
+            places = _first(self.encoder_positions, ids.shape[1])
+        else:
+            places = _at(self.encoder_positions, packing.places % ids.shape[1])
+            ids = packing.ids(ids)
         x = self.embed(ids, places, self.encoder_embedding_norm, deterministic)
         return self.encoder(x, mask[:, None, None, :], packing, deterministic=deterministic)
 
     def embed_targets(self, ids: jax.Array, position: jax.Array | None = None,
                       deterministic: bool = True) -> jax.Array:
         if position is None:
-            places = self.decoder_positions[POSITION_OFFSET : POSITION_OFFSET + ids.shape[1]]
+            places = _first(self.decoder_positions, ids.shape[1])
+        elif position.ndim:
+            places = _at(self.decoder_positions, position)
         else:
             places = jax.lax.dynamic_slice_in_dim(
                 self.decoder_positions, position + POSITION_OFFSET, 1)

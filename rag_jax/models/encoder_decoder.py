@@ -21,32 +21,33 @@ class DecoderLayer(nn.Module):
       before(norm, x) -> what a part reads; after(norm, x, its result) -> what the next one gets.
     """
 
-    def cached(self, x: jax.Array) -> KeysValues:
-        """Keys and values by which later tokens attend to x [R, T, D]."""
-        return self.self_attention.keys_values(self.before(self.self_norm, x))
+    def cached(self, x: jax.Array, packing: Packing | None = None) -> KeysValues:
+        """Keys and values by which later tokens attend to x [R, T, D], or packed [B, N, D]."""
+        return self.self_attention.keys_values(self.before(self.self_norm, x), packing)
 
     def attend(self, x: jax.Array, past: KeysValues, mask: jax.Array, bias: jax.Array | None,
-               deterministic: bool) -> jax.Array:
-        """The result of self-attention, from x [R, T, D] over `past`."""
+               deterministic: bool, packing: Packing | None = None) -> jax.Array:
+        """The result of self-attention, from x [R, T, D], or packed, over `past`."""
         return self.self_attention.attend(
-            self.before(self.self_norm, x), *past, mask, deterministic, bias)
+            self.before(self.self_norm, x), *past, mask, deterministic, bias, packing)
 
     def after_self(self, x: jax.Array, attended: jax.Array, source: KeysValues,
-                   source_mask: jax.Array, deterministic: bool) -> jax.Array:
-        """All that follows self-attention, whose result is `attended` [R, T, D]."""
+                   source_mask: jax.Array, deterministic: bool, packing: Packing | None = None
+                   ) -> jax.Array:
+        """All that follows self-attention, whose result is `attended` [R, T, D], or packed."""
         x = self.after(self.self_norm, x, self.drop(attended, deterministic=deterministic))
         crossed = self.cross_attention.attend(
-            self.before(self.cross_norm, x), *source, source_mask, deterministic)
+            self.before(self.cross_norm, x), *source, source_mask, deterministic, packing=packing)
         x = self.after(self.cross_norm, x, self.drop(crossed, deterministic=deterministic))
         fed = self.mlp(self.before(self.mlp_norm, x), deterministic)
         return self.after(self.mlp_norm, x, self.drop(fed, deterministic=deterministic))
 
     def __call__(self, x: jax.Array, encoded: jax.Array, source_mask: jax.Array, causal: jax.Array,
-                 bias: jax.Array | None, packing: Packing | None = None, *,
-                 deterministic: bool) -> jax.Array:
-        attended = self.attend(x, self.cached(x), causal, bias, deterministic)
-        source = self.cross_attention.keys_values(encoded, packing)
-        return self.after_self(x, attended, source, source_mask, deterministic)
+                 bias: jax.Array | None, sources: Packing | None = None,
+                 targets: Packing | None = None, *, deterministic: bool) -> jax.Array:
+        attended = self.attend(x, self.cached(x, targets), causal, bias, deterministic, targets)
+        source = self.cross_attention.keys_values(encoded, sources)
+        return self.after_self(x, attended, source, source_mask, deterministic, targets)
 
 
 class EncoderDecoder(nn.Module):
@@ -55,7 +56,7 @@ class EncoderDecoder(nn.Module):
       encode(ids int32[R, S], mask bool[R, S], deterministic) -> dtype[R, S, D]; where it `packs`,
         also with a `Packing` of them -> dtype[B, N, D]
       embed_targets(ids int32[R, T], position, deterministic) -> dtype[R, T, D], the decoder's input
-        at that position int32[], or at 0, 1, ... where it is None
+        at that position int32[], at those of int32[R, T], or at 0, 1, ... where it is None
       logits(states dtype[..., D]) -> float32[..., V]
 
     and, where there is more than that, `self_bias` and `finish`.
@@ -79,13 +80,18 @@ class EncoderDecoder(nn.Module):
         return x
 
     def decode(self, encoded: jax.Array, mask: jax.Array, inputs: jax.Array,
-               deterministic: bool = True, packing: Packing | None = None) -> jax.Array:
-        """Teacher-forced states dtype[R, T, D] from the encoder's and inputs [R, T]."""
-        x = self.embed_targets(inputs, None, deterministic)
-        if packing is not None:  # a row may have many inputs
-            packing = packing._replace(tokens=packing.tokens.reshape(mask.shape))
-        x = self.decoder(x, encoded, mask[:, None, None, :], *self._causal(inputs.shape[1]),
-                         packing, deterministic=deterministic)
+               deterministic: bool = True, sources: Packing | None = None,
+               targets: Packing | None = None) -> jax.Array:
+        """Teacher-forced states dtype[R, T, D] from the encoder's and inputs [R, T]; of packed
+        targets dtype[B, N, D]."""
+        length, positions = inputs.shape[1], None
+        if targets is not None:
+            inputs, positions = targets.ids(inputs), targets.places % length
+        x = self.embed_targets(inputs, positions, deterministic)
+        if sources is not None:  # a row may have many inputs
+            sources = sources._replace(tokens=sources.tokens.reshape(mask.shape))
+        x = self.decoder(x, encoded, mask[:, None, None, :], *self._causal(length), sources,
+                         targets, deterministic=deterministic)
         return self.finish(x, deterministic)
 
     def _encode_documents(self, ids: jax.Array, mask: jax.Array, deterministic: bool
@@ -96,15 +102,18 @@ class EncoderDecoder(nn.Module):
         return states.reshape(len(ids), -1, states.shape[-1]), mask.reshape(len(ids), -1)
 
     def states(self, ids: jax.Array, mask: jax.Array, inputs: jax.Array,
-               deterministic: bool = True, places: jax.Array | None = None) -> jax.Array:
+               deterministic: bool = True, places: jax.Array | None = None,
+               target_places: jax.Array | None = None) -> jax.Array:
+        targets = None if target_places is None else Packing.of(target_places, *inputs.shape)
         if places is None or not self.packs:
             encoded, mask = self._encode_documents(ids, mask, deterministic)
-            return self.decode(encoded, mask, inputs, deterministic)
+            return self.decode(encoded, mask, inputs, deterministic, None, targets)
         by_input = (ids.shape[0] * ids.shape[1], ids.shape[2])
-        packing = Packing.of(places, *by_input)
+        sources = Packing.of(places, *by_input)
         encoded = self.encode(
-            ids.reshape(by_input), mask.reshape(by_input), deterministic, packing)
-        return self.decode(encoded, mask.reshape(len(ids), -1), inputs, deterministic, packing)
+            ids.reshape(by_input), mask.reshape(by_input), deterministic, sources)
+        return self.decode(
+            encoded, mask.reshape(len(ids), -1), inputs, deterministic, sources, targets)
 
     def read(self, ids: jax.Array, mask: jax.Array) -> Source:
         encoded, mask = self._encode_documents(ids, mask, True)

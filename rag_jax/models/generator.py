@@ -52,12 +52,14 @@ class Generator(Protocol):
     config: GeneratorConfig
 
     def states(self, ids: jax.Array, mask: jax.Array, inputs: jax.Array,
-               deterministic: bool = True, places: jax.Array | None = None) -> jax.Array:
+               deterministic: bool = True, places: jax.Array | None = None,
+               target_places: jax.Array | None = None) -> jax.Array:
         """Training: states dtype[R, T, D] where inputs int32[R, T] are forced, about passages
         int32[R, P, S], each read by itself, whose tokens are where mask bool[R, P, S] is True.
 
-        places: `Batch.source_places`, by which a family that `packs` computes no padding; given to
-          no other.
+        Both of these are given to a family that `packs` alone, which then computes no padding:
+        places: int32[B, N], `Packing.places` of the sources.
+        target_places: int32[G, N], those of the targets; the states are dtype[G, N, D] then.
         """
 
     def read(self, ids: jax.Array, mask: jax.Array, before: Source | None = None) -> Source:

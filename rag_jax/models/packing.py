@@ -1,4 +1,4 @@
-"""The tokens of a question's inputs side by side in one row, without the padding between them.
+"""The tokens of many inputs, or targets, side by side in one row, without the padding between them.
 
 Products, norms and dropout compute tokens one by one, so they run on packed rows; attention alone,
 a fifth of an encoder layer's work at most, reads padded inputs.
@@ -23,7 +23,7 @@ class Packing(NamedTuple):
 
     @classmethod
     def of(cls, places: jax.Array, inputs: int, length: int) -> "Packing":
-        """From `Batch.source_places` int32[B, N], which ascend, of so many inputs of S tokens."""
+        """From places int32[B, N], which ascend, of so many inputs of S tokens."""
         count, at = places.shape[1], jnp.arange(inputs * length // len(places))
         tokens = jax.vmap(lambda row: jnp.searchsorted(row, at))(places).astype(jnp.int32)
         there = jnp.take_along_axis(places, tokens, axis=1, mode="clip") == at[None]
@@ -40,6 +40,11 @@ class Packing(NamedTuple):
     def pack(self, x: jax.Array) -> jax.Array:
         """[R, S, D] of heads side by side -> [B, N, D]; 0 where there is no token."""
         return _take(x.reshape(*self._tokens.shape, x.shape[-1]), self.places, self._tokens)
+
+    def padded(self, values: jax.Array) -> jax.Array:
+        """[B, N], one number a token, -> [R, S]; 0 where there is padding."""
+        return jnp.take_along_axis(
+            values, self._tokens, axis=1, mode="fill", fill_value=0).reshape(self.tokens.shape)
 
     def pad(self, x: jax.Array) -> jax.Array:
         """[B, N, D] -> [R, S, D]; 0 where there is padding."""

@@ -29,6 +29,7 @@ from rag_jax.models.dpr import DprEncoder
 from rag_jax.models.generator import Generator, build
 from rag_jax.models.layers import ATTENDED
 from rag_jax.models.null_document import NullDocument
+from rag_jax.models.packing import Packing
 from rag_jax.types import Batch, Params
 
 TOWERS = ("query_encoder", "document_encoder", "generator")
@@ -176,7 +177,7 @@ def shift_right(target_ids: jax.Array, start_id: int) -> jax.Array:
 
 
 def score_targets(params: Params, states: jax.Array, targets: jax.Array, config: GeneratorConfig,
-                  label_smoothing: float = 0.0) -> tuple[jax.Array, jax.Array]:
+                  label_smoothing: float = 0.0, together: int = 1) -> tuple[jax.Array, jax.Array]:
     """log p of the target tokens from decoder states, without keeping logits over V.
 
     Works on `config.logit_chunk` target positions at a time and, where there are more, recomputes
@@ -186,6 +187,7 @@ def score_targets(params: Params, states: jax.Array, targets: jax.Array, config:
       params: the generator's.
       states: dtype[R, T, D];  targets: int32[R, T].
       config: the generator's.
+      together: how many targets a row has, side by side: it may have so many times the positions.
 
     Returns:
       log p and what trains in its place under label smoothing, float32[R, T] each.
@@ -196,7 +198,8 @@ def score_targets(params: Params, states: jax.Array, targets: jax.Array, config:
             label_smoothing, length > chunk, config.logit_cap, config.end_tokens)
         return tuple(each.reshape(targets.shape) for each in found)
 
-    length, chunk = targets.shape[1], config.logit_chunk
+    length = targets.shape[1]
+    chunk = -(-length // -(-length // (config.logit_chunk * together)))  # of about the same size
     pieces = [score(states[:, t : t + chunk], targets[:, t : t + chunk])
               for t in range(0, length, chunk)]
     log_p, smoothed = (jnp.concatenate(of, axis=1) for of in zip(*pieces, strict=True))
@@ -222,13 +225,31 @@ def _decoder_states(model: RagModel, params: Params, ids: jax.Array, mask: jax.A
         rngs=_rngs(dropout_key), mutable=mutable, method="states", **packed)
 
 
+def _target_log_probs(model: RagModel, params: Params, ids: jax.Array, mask: jax.Array,
+                      targets: jax.Array, dropout_key: jax.Array | None,
+                      label_smoothing: float = 0.0, **packed: jax.Array | None
+                      ) -> tuple[jax.Array, jax.Array]:
+    """log p of targets int32[R, T] about sources [R, P, S], and what trains in its place under
+    label smoothing, float32[R, T]; of packed targets, 0 where there is padding."""
+    packed = {name: places for name, places in packed.items() if places is not None}
+    states = _decoder_states(model, params, ids, mask, targets, dropout_key, **packed)
+    if "target_places" not in packed:
+        return score_targets(params, states, targets, model.generator, label_smoothing)
+    packing = Packing.of(packed["target_places"], *targets.shape)
+    found = score_targets(params, states, packing.ids(targets), model.generator, label_smoothing,
+                          len(targets) // len(states))
+    return tuple(map(packing.padded, found))
+
+
 def seq2seq_log_probs(model: RagModel, params: Params, source_ids: jax.Array,
                       source_mask: jax.Array, target_ids: jax.Array,
-                      dropout_key: jax.Array | None = None) -> jax.Array:
-    """log p(y_t | source, y_<t) of one generator, float32[R, T]."""
-    states_RTD = _decoder_states(model, params, source_ids[:, None], source_mask[:, None],
-                                 target_ids, dropout_key)
-    return score_targets(params, states_RTD, target_ids, model.generator)[0]
+                      dropout_key: jax.Array | None = None, **packed: jax.Array | None) -> jax.Array:
+    """log p(y_t | source, y_<t) of one generator, float32[R, T].
+
+    packed: `places` of the sources and `target_places`, as for `Generator.states`, or None.
+    """
+    return _target_log_probs(model, params, source_ids[:, None], source_mask[:, None], target_ids,
+                             dropout_key, **packed)[0]
 
 
 def as_documents(model: RagModel, batch: Batch) -> tuple[jax.Array, jax.Array]:
@@ -312,16 +333,13 @@ def _vectors(model: RagModel, params: Params, batch: Batch,
     return queries_BE, passages_BKE
 
 
-def _states(model: RagModel, params: Params, batch: Batch, targets: jax.Array,
-            dropout_key: jax.Array | None) -> jax.Array:
-    """Decoder states dtype[B, K, T, D] where targets int32[B, T] are forced, about each document;
-    K = 1 for Fusion-in-Decoder."""
-    documents = 1 if model.fuses else batch.source_ids.shape[1]
-    packed = {} if batch.source_places is None else {"places": batch.source_places}
-    states_RTD = _decoder_states(
-        model, params["generator"], *as_documents(model, batch),
-        jnp.repeat(targets, documents, axis=0), dropout_key, **packed)
-    return states_RTD.reshape(targets.shape[0], documents, *states_RTD.shape[1:])
+def _of_documents(places: jax.Array, targets: int, length: int, documents: int) -> jax.Array:
+    """Places int32[G, N * K] of the targets of K documents a question, question-major, from those
+    int32[G, N] of so many targets in each group, of T tokens."""
+    target, token = places[..., None] // length, places[..., None] % length
+    every = (target * documents + jnp.arange(documents)[None, None]) * length + token  # -> [G, N, K]
+    none = targets * documents * length
+    return jnp.sort(jnp.minimum(every, none).reshape(len(places), -1), axis=1)
 
 
 def class_logits(model: RagModel, params: Params, batch: Batch,
@@ -331,7 +349,12 @@ def class_logits(model: RagModel, params: Params, batch: Batch,
     As BART classifies sentences: the decoder reads </s> <s> question, and the head its last state.
     The encoder has read the passage with the question, as for an answer (appendix E).
     """
-    states_BKTD = _states(model, params, batch, batch.decoder_ids, dropout_key)
+    documents = 1 if model.fuses else batch.source_ids.shape[1]
+    packed = {} if batch.source_places is None else {"places": batch.source_places}
+    states_RTD = _decoder_states(
+        model, params["generator"], *as_documents(model, batch),
+        jnp.repeat(batch.decoder_ids, documents, axis=0), dropout_key, **packed)
+    states_BKTD = states_RTD.reshape(-1, documents, *states_RTD.shape[1:])
     last_BT = batch.decoder_mask & ~jnp.pad(batch.decoder_mask[:, 1:], ((0, 0), (0, 1)))
     # A sum, not a look-up: it communicates nothing where the questions are split over devices.
     state_BKD = jnp.einsum("BKTD,BT->BKD", states_BKTD, last_BT.astype(states_BKTD.dtype))
@@ -351,12 +374,15 @@ def token_log_probs(model: RagModel, params: Params, batch: Batch, label_smoothi
         logits_BKTY = class_logits(model, params, batch, dropout_key)[:, :, None]  # T = 1
         classes = jnp.broadcast_to(batch.target_ids[:, None], logits_BKTY.shape[:3])
         return _with_smoothed(logits_BKTY, classes, label_smoothing)
-    states_BKTD = _states(model, params, batch, batch.target_ids, dropout_key)
-    shape = states_BKTD.shape[:3]
-    log_p_RT, smoothed_RT = score_targets(
-        params["generator"], states_BKTD.reshape(-1, *states_BKTD.shape[2:]),
-        jnp.repeat(batch.target_ids, shape[1], axis=0), model.generator, label_smoothing)
-    return log_p_RT.reshape(shape), smoothed_RT.reshape(shape)  # -> [B, K, T]
+    count, length = batch.target_ids.shape
+    documents, places = 1 if model.fuses else batch.source_ids.shape[1], batch.target_places
+    if places is not None:
+        places = _of_documents(places, count // len(places), length, documents)
+    found = _target_log_probs(
+        model, params["generator"], *as_documents(model, batch),
+        jnp.repeat(batch.target_ids, documents, axis=0), dropout_key, label_smoothing,
+        places=batch.source_places, target_places=places)
+    return tuple(each.reshape(count, documents, length) for each in found)  # -> [B, K, T]
 
 
 def attention_shares(model: RagModel, params: Params, batch: Batch) -> jax.Array:

@@ -14,7 +14,7 @@ from rag_jax.retrieval.retriever import Retriever
 from rag_jax.training import on_device, step
 from rag_jax.training.answer_settings import make_answerer
 from rag_jax.training.collapse import CollapseGuard
-from rag_jax.training.job import Index, Job
+from rag_jax.training.job import Index, Job, groups_of
 from rag_jax.training.loop import BatchSource, Stage, run_stage
 from rag_jax.training.reranker import reranked
 from rag_jax.training.sources import RagSource, ask_by_both, ask_by_vector, ask_by_words
@@ -101,7 +101,8 @@ def _rag_source(job: Job, index: Index) -> tuple[
     index = reranked(job, index)
     model, lengths = job.model, config.data.length_step
     batcher = RagBatcher(questions, lengths, model.embedding_width, model.null_document != "none",
-                         packed=model.packs)
+                         packed=model.packs,
+                         groups=groups_of(model, job.mesh, config.train.optimizer.accumulate))
     ask = ask_by_words(questions) if model.lexical else ask_by_vector(
         jit_embed(model), questions, job.mesh, lengths)
     if model.asks_with_texts:

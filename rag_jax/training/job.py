@@ -12,6 +12,7 @@ from jax.sharding import Mesh
 
 from rag_jax import overrides, parallel
 from rag_jax.config import Config, ConfigError
+from rag_jax.data.packed import Groups
 from rag_jax.data.prepared import Prepared
 from rag_jax.data.question_files import Example
 from rag_jax.data.questions import QuestionTokens
@@ -99,6 +100,14 @@ def build_model(config: Config, prepared: Prepared) -> rag.RagModel:
                         config.retrieval.retriever == "bm25", config.head_classes,
                         fusion_of(config),
                         bool(config.model.reranker.pretrained and config.retrieval.k))
+
+
+def groups_of(model: rag.RagModel, mesh: Mesh, pieces: int) -> Groups | None:
+    """How training packs what the generator reads and writes, in so many micro-batches; None where
+    it does not."""
+    if not model.packs or model.classes:
+        return None
+    return Groups(parallel.batch_shards(mesh), pieces)
 
 
 def fusion_of(config: Config) -> Fusion | None:

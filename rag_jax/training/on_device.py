@@ -17,6 +17,7 @@ from rag_jax.config import Config
 from rag_jax.data import order
 from rag_jax.data.batches import ENCODER_TABLE, PASSAGE_TABLE, assemble
 from rag_jax.data.compose import compose
+from rag_jax.data.packed import Groups
 from rag_jax.data.prepared import Prepared
 from rag_jax.data.questions import QuestionTokens
 from rag_jax.data.text import GeneratorFormat
@@ -26,6 +27,7 @@ from rag_jax.retrieval.device import DeviceIndex, TokenSpec
 from rag_jax.retrieval.device_search import DeviceSettings, DeviceTables
 from rag_jax.retrieval.exact import measure_recall
 from rag_jax.retrieval.index import PassageIndex
+from rag_jax.training.job import groups_of
 from rag_jax.training.step import Completion
 from rag_jax.types import Batch, Params, QuestionBatch
 
@@ -140,6 +142,7 @@ class QuestionSource:
 
     lookahead = 0
     length_step: int | None = None  # as in QuestionTokens.batch; the passages have one length
+    groups: Groups | None = None  # as there
 
     def __init__(self, questions: QuestionTokens, index: DeviceIndex, batch_size: int, seed: int,
                  refresher: Refresher | None = None, every: int = 1, passages: int = 0,
@@ -161,7 +164,7 @@ class QuestionSource:
     def finish(self, step: int) -> Given:
         rows = order.batch_indices(len(self._questions), self._batch_size, self._seed, step)
         batch = self._questions.batch(rows, order.generator(self._seed, 4, step),
-                                      length_step=self.length_step)
+                                      length_step=self.length_step, groups=self.groups)
         mesh = self._index.mesh
         return (parallel.put_batch(batch, mesh), self._index.tables,
                 parallel.put_number(step, parallel.replicated(mesh)))
@@ -187,6 +190,7 @@ def training(model: rag.RagModel, config: Config, prepared: Prepared, questions:
     source = QuestionSource(questions, index, train.batch_size, config.seed, refresher,
                             train.refresh_every, train.refresh_passages, whole)
     source.length_step = config.data.length_step
+    source.groups = groups_of(model, index.mesh, train.optimizer.accumulate)
     complete = completion(model, prepared.format, config.retrieval.k, index.mesh, index.settings,
                           pad_id)
     return source, complete, refresher

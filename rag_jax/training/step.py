@@ -123,6 +123,8 @@ def seq2seq_loss(model: rag.RagModel) -> LossFunction:
             batch.source_mask,
             batch.target_ids,
             dropout_key=key,
+            places=batch.source_places,
+            target_places=batch.target_places,
         )
         nll = -jnp.where(batch.target_mask, log_p, 0.0).sum()
         return nll, batch.target_mask.sum().astype(jnp.float32), {"nll": nll}
@@ -267,9 +269,9 @@ def _batch_metrics(batch: Any) -> dict[str, jax.Array]:
     if not masks:
         return {}
     tokens = sum(jnp.sum(mask, dtype=jnp.int32) for mask in masks.values()).astype(jnp.float32)
-    if (packed := fields.get("source_places")) is not None:
-        masks["source_mask"] = packed
-    places = sum(mask.size for mask in masks.values())
+    computed = {name.removesuffix("_places") + "_mask": places for name, places in fields.items()
+                if name.endswith("_places") and places is not None}
+    places = sum(mask.size for mask in {**masks, **computed}.values())
     metrics = {"tokens": tokens, "padding_share": 1 - tokens / places}
     if "doc_mask" in fields:
         empty = (batch.weight > 0) & ~batch.doc_mask.any(axis=-1)

@@ -8,7 +8,7 @@ from rag_jax import parallel
 from rag_jax.config import ConfigError, WarmupConfig
 from rag_jax.data.warmup_batches import DenoisingBatcher, PairBatcher, RetrieverBatcher
 from rag_jax.training import pretrained, step
-from rag_jax.training.job import Job
+from rag_jax.training.job import Job, groups_of
 from rag_jax.training.loop import PureSource, run_stage
 from rag_jax.training.pretrained import ENCODERS
 from rag_jax.training.stages import build_stage
@@ -52,7 +52,8 @@ def warm_up_generator(job: Job) -> Any:
         return pretrained.load(job, ("generator",))
     batcher = DenoisingBatcher(
         job.prepared.warmup_texts, job.prepared.generator_tokenizer, data.max_source_length,
-        data.length_step, config.mask_ratio, config.span_length, config.permute_sentences)
+        data.length_step, config.mask_ratio, config.span_length, config.permute_sentences,
+        groups_of(job.model, job.mesh, config.optimizer.accumulate))
     return _train(job, "generator", ("generator",), step.seq2seq_loss(job.model), config, batcher)
 
 

@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 
 from rag_jax.config import BertConfig, DataConfig
-from rag_jax.data import batches, order
+from rag_jax.data import batches, order, packed
 from rag_jax.data.batches import ENCODER_TABLE, PASSAGE_TABLE, RagBatcher
+from rag_jax.data.packed import Groups
 from rag_jax.data.question_files import Example
 from rag_jax.data.questions import QuestionTokens
 from rag_jax.data.text import (
@@ -76,6 +77,21 @@ def test_a_host_makes_its_rows_of_the_batch_that_all_agree_on(made, division, pa
                 assert np.array_equal(one, array[own])
             if retrieved is not None:
                 assert index.asked[-1] == (len(rows) if division == "devices" else len(own))
+
+
+def test_a_host_gets_the_places_of_its_own_devices(made):
+    """Of targets that all have packed alike; of devices that hold several groups each."""
+    questions = QuestionTokens([EXAMPLES[4]] * 40 + [EXAMPLES[3]], made[3], made[0].format, 10,
+                               TARGET)
+    rows, groups = np.arange(32), Groups(2, 4)
+    batch = questions.batch(rows, groups=groups)
+    assert batch.target_places.shape == (8, 16) and batch.target_mask[:4].size == 24
+    for device in range(2):
+        own = np.arange(16 * device, 16 * (device + 1))
+        part = questions.batch(rows, own=own, groups=groups)
+        assert (part.target_places == batch.target_places[4 * device : 4 * device + 4]).all()
+    longer = np.array([40] * 32)
+    assert questions.batch(longer, groups=groups).target_places is None, "it does not fit"
 
 
 @pytest.fixture(scope="module")
@@ -382,7 +398,7 @@ def test_same_passage_marks_every_other_place_of_a_positive(made):
 def test_a_retriever_batch_is_a_pure_function_of_seed_and_step(made):
     first, again, other = (retriever_batch(made, step, seed=seed)[1]
                            for step, seed in ((3, 0), (3, 0), (4, 0)))
-    assert all((a == b).all() for a, b in zip(first, again, strict=True))
+    assert all((a == b).all() for a, b in zip(*map(jax.tree.leaves, (first, again)), strict=True))
     assert any((a != b).any() for a, b in zip(first, other, strict=True))
 
 
@@ -437,6 +453,32 @@ def test_a_denoising_batch_is_padded_to_the_next_step_of_its_longest_row(made):
     assert len(shapes) > 1
 
 
+def test_texts_are_packed_where_their_tokens_are(made):
+    """The same texts and noise; a batch that is longer than usual is left as it is."""
+    texts = [*(f"word number {i} of some" for i in range(60)), "word " * 20, "word " * 20]
+    bart, usual = made[2], np.arange(8)
+    packs, plain = (DenoisingBatcher(texts, bart, 32, 32, 0.3, 3.0, 0.0, groups)
+                    for groups in (Groups(2, 2), None))
+    for step in range(4):
+        one, other = (batcher.batch(step, 16, 0) for batcher in (packs, plain))
+        for name in ("source", "target"):
+            mask, places = getattr(one, f"{name}_mask"), getattr(one, f"{name}_places")
+            assert (getattr(one, f"{name}_ids") == getattr(other, f"{name}_ids")).all()
+            assert getattr(other, f"{name}_places") is None
+            assert len(places) == 4 and places.shape[1] < mask[:4].size
+            for device in range(2):
+                for piece in range(2):
+                    rows = mask[8 * device + piece : 8 * (device + 1) : 2]
+                    found = places[2 * device + piece]
+                    assert found[: rows.sum()].tolist() == np.flatnonzero(rows).tolist()
+                    assert (found[rows.sum():] == rows.size).all()
+    groups, room = packed.Groups(), packed.room(np.full(8, 5), len(usual))
+    mask = np.arange(32)[None] < np.full((8, 1), 5)
+    assert packed.places(mask, groups, room).shape == (1, 48) == (1, room)
+    assert packed.places(np.arange(32)[None] < np.full((8, 1), 7), groups, room) is None
+    assert packed.places(mask[:, :6], groups, room) is None, "nothing would be saved"
+
+
 def test_a_long_text_is_cut_before_its_sentences_are_permuted(made):
     """Cut afterwards, the source would show other sentences than the target asks for."""
     text = " ".join(f"{letter}." for letter in "abcdefghijklmnopqrstuvwxyz" * 3)
@@ -467,9 +509,9 @@ def test_the_share_of_permuted_texts_is_as_configured(made):
 
 
 def test_a_denoising_batch_is_a_pure_function_of_seed_and_step(made):
-    first, again = (denoising(made).batch(5, 3, 1) for _ in range(2))
+    first, again, other = (jax.tree.leaves(denoising(made).batch(5, 3, seed))
+                           for seed in (1, 1, 2))
     assert all((a == b).all() for a, b in zip(first, again, strict=True))
-    other = denoising(made).batch(5, 3, 2)
     assert any((a != b).any() for a, b in zip(first, other, strict=True))
 
 

@@ -12,8 +12,10 @@ import tiny
 
 from rag_jax import parallel
 from rag_jax.config import MeshConfig
+from rag_jax.data import packed
 from rag_jax.models import rag
-from rag_jax.training.step import rag_loss
+from rag_jax.training.step import rag_loss, seq2seq_loss
+from rag_jax.types import Seq2SeqBatch
 
 KINDS = ["token", "sequence"]
 SMOOTHING = 0.1
@@ -258,10 +260,32 @@ def test_packed_tokens_give_the_loss_and_gradient_of_padded_inputs(kind, family,
 
     params = tiny.rag_params(model)
     loss, grads = run(params, batch)
-    for length in (longest, longest + 2):
-        packed_loss, packed_grads = run(params, tiny.packed(batch, length))
+    for same in (tiny.packed(batch, longest), tiny.packed(batch, longest + 2),
+                 tiny.packed_targets(batch),
+                 tiny.packed_targets(tiny.packed(batch, longest), spare=2)):
+        packed_loss, packed_grads = run(params, same)
         np.testing.assert_allclose(packed_loss, loss, rtol=1e-6)
         tiny.assert_trees_close(packed_grads, grads, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("chunk", [2, 64])
+def test_packed_texts_give_the_loss_and_gradient_of_padded_ones(chunk):
+    """Denoising, whose sources of several texts share a row; with logits in chunks and at once."""
+    model = tiny.rag_model(generator={"logit_chunk": chunk})
+    batch = Seq2SeqBatch(BATCH.source_ids[:, 0], BATCH.source_mask[:, 0], BATCH.target_ids,
+                         BATCH.target_mask)
+    params = {"generator": tiny.rag_params(model)["generator"]}
+
+    @tiny.jit
+    def run(params, batch):
+        return jax.value_and_grad(lambda p: seq2seq_loss(model)(p, batch, None)[0])(params)
+
+    places = [packed.places(mask, packed.Groups(), int(mask.sum()) + 1)
+              for mask in (batch.source_mask, batch.target_mask)]
+    found, expected = run(params, batch._replace(
+        source_places=places[0], target_places=places[1])), run(params, batch)
+    np.testing.assert_allclose(found[0], expected[0], rtol=1e-6)
+    tiny.assert_trees_close(found[1], expected[1], rtol=1e-4, atol=1e-5)
 
 
 def test_appended_padding_documents_change_nothing(params):

@@ -1,0 +1,58 @@
+"""Where the tokens of a batch are, for a generator that computes no padding (`models/packing.py`).
+
+Shapes are to be few, so the tokens of many rows share one room, which is that of rows of usual
+lengths and a little more; a batch that does not fit is left as it is.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from rag_jax.data.text import pad_rows
+
+SAMPLE = 1024  # rows from which usual lengths are known
+SPARE = 4.0  # standard deviations that are kept free: about one batch in 30,000 does not fit
+UNIT = 16  # rooms are multiples
+
+
+class Groups(NamedTuple):
+    """How a batch's rows are divided: what a device computes at a time is packed by itself."""
+
+    devices: int = 1  # of which each has rows that follow one another
+    pieces: int = 1  # micro-batches: of a device's rows, piece p has p, p + pieces, ...
+
+    @property
+    def count(self) -> int:
+        return self.devices * self.pieces
+
+    def rows(self, mask: np.ndarray) -> np.ndarray:
+        """bool[B, T] as [G, B / G * T]."""
+        by_device = mask.reshape(self.devices, -1, self.pieces, mask.shape[1])
+        return by_device.swapaxes(1, 2).reshape(self.count, -1)
+
+    def own(self, places: np.ndarray, own: np.ndarray | slice, size: int) -> np.ndarray:
+        """Those of places [G, N] that belong to the rows `own` of a batch of this size."""
+        devices = np.unique(np.arange(size)[own] * self.devices // size)
+        return places.reshape(self.devices, self.pieces, -1)[devices].reshape(
+            -1, places.shape[1])
+
+
+def room(lengths: Sequence[int] | np.ndarray, rows: int) -> int:
+    """Tokens for which a group of so many rows has room, from lengths of a sample of rows."""
+    usual = np.asarray(lengths, np.float64)
+    needed = usual.mean() * rows + SPARE * usual.std() * rows**0.5
+    return -(-int(np.ceil(needed)) // UNIT) * UNIT
+
+
+def places(mask: np.ndarray, groups: Groups, room: int) -> np.ndarray | None:
+    """Where the tokens of each group are among its places, int32[G, room], and their number for
+    the rest; None where they do not fit, or would save nothing.
+
+    mask: bool[B, T], True where there is a token; groups divide B.
+    """
+    rows = groups.rows(mask)
+    size = rows.shape[1]
+    if room >= size or rows.sum(axis=1).max() > room:
+        return None
+    return pad_rows([np.flatnonzero(row) for row in rows], room, size)[0]
