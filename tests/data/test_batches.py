@@ -81,11 +81,11 @@ def test_a_host_makes_its_rows_of_the_batch_that_all_agree_on(made, division, pa
 
 def test_a_host_gets_the_places_of_its_own_devices(made):
     """Of targets that all have packed alike; of devices that hold several groups each."""
-    questions = QuestionTokens([EXAMPLES[4]] * 40 + [EXAMPLES[3]], made[3], made[0].format, 10,
-                               TARGET)
+    questions = QuestionTokens([EXAMPLES[4]] * 40 + [EXAMPLES[3]], made[3], made[0].format, 10, 12)
     rows, groups = np.arange(32), Groups(2, 4)
     batch = questions.batch(rows, groups=groups)
-    assert batch.target_places.shape == (8, 16) and batch.target_mask[:4].size == 24
+    assert len(batch.target_places) == 8
+    assert batch.target_places.shape[1] < batch.target_mask[:4].size == 48
     for device in range(2):
         own = np.arange(16 * device, 16 * (device + 1))
         part = questions.batch(rows, own=own, groups=groups)
