@@ -4,17 +4,13 @@ One passage covers one topic of one country; which of the phrasings in `phrasing
 pure function of the country, the topic and the edition.
 """
 
-import importlib.resources
 import random
-import tomllib
 from collections.abc import Iterable, Iterator
 
-from rag_jax.countries.facts import Country
+from rag_jax.countries.facts import PHRASINGS, Country
 from rag_jax.data.question_files import Example
 from rag_jax.retrieval.protocol import Passage
 
-PHRASINGS = tomllib.loads(
-    importlib.resources.files(__package__).joinpath("phrasings.toml").read_text("utf-8"))
 RELATIONS = PHRASINGS["relations"]
 
 

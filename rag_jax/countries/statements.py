@@ -8,9 +8,8 @@ Claims: a statement is supported or refuted by the passages, or they do not say 
 import random
 from collections.abc import Iterator, Sequence
 
-from rag_jax.countries.facts import Country
+from rag_jax.countries.facts import PHRASINGS, Country
 from rag_jax.countries.prose import (
-    PHRASINGS,
     RELATIONS,
     examples,
     questions,
