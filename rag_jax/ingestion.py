@@ -358,8 +358,6 @@ def _digests(found: list[Found]) -> tuple[dict[str, str], FileRecords]:
     digests, closed = {}, {}
     for one in found:
         try:
-            if one.reason:
-                raise Unreadable(one.reason)
             digests[one.name] = content_of(one)[1]
         except Unreadable as error:
             closed[one.name] = {"sha256": "", "reason": str(error)}

@@ -16,6 +16,7 @@ from tokenizers.normalizers import BertNormalizer
 from rag_jax.countries.facts import EDITIONS, PHRASINGS, Country, Office
 
 FORMS = PHRASINGS["fiction"]
+LONGEST = 12  # letters of a word that is drawn
 _uncased = BertNormalizer(lowercase=True)
 
 
@@ -30,13 +31,12 @@ class NameMaker:
     Args:
       examples: words.
       order: letters that the next one depends on; 1 gives stranger words than 2.
-      shortest, longest: letters of a drawn word.
+      shortest: letters that a drawn word has at least; it has at most LONGEST.
     """
 
-    def __init__(self, examples: Iterable[str], order: int = 2, shortest: int = 3,
-                 longest: int = 12):
+    def __init__(self, examples: Iterable[str], order: int = 2, shortest: int = 3):
         self.known = {example.lower() for example in examples}
-        self.order, self.shortest, self.longest = order, shortest, longest
+        self.order, self.shortest = order, shortest
         self.following: dict[str, list[str]] = defaultdict(list)
         for word in sorted(self.known):
             padded = "^" * order + word + "$"
@@ -47,10 +47,10 @@ class NameMaker:
         """A new word, capitalised."""
         while True:
             word = "^" * self.order
-            while not word.endswith("$") and len(word) <= self.longest + self.order:
+            while not word.endswith("$") and len(word) <= LONGEST + self.order:
                 word += rng.choice(self.following[word[-self.order:]])
             name = word[self.order:].rstrip("$")
-            fits = word.endswith("$") and self.shortest <= len(name) <= self.longest
+            fits = word.endswith("$") and self.shortest <= len(name) <= LONGEST
             if fits and name not in self.known:
                 return name[0].upper() + name[1:]
 

@@ -111,12 +111,13 @@ def _part(name: str, value: Any) -> Iterator[str]:
         yield " "
 
 
+LOOKS_IN_PASSAGES = {"retrieved": answers_found, "matches": best_matches}
+
+
 def training_examples(trains_on: str, examples: Sequence[Example], retrieve: Retrieve
                       ) -> list[Example]:
     """The training examples of a task, by `Task.trains_on`."""
-    examples = tqdm(examples, "Looking for answers in passages", disable=None)
-    if trains_on == "retrieved":
-        return list(answers_found(examples, retrieve))
-    if trains_on == "matches":
-        return list(best_matches(examples, retrieve))
-    return list(examples)
+    rule = LOOKS_IN_PASSAGES.get(trains_on)
+    if rule is None:
+        return list(examples)
+    return list(rule(tqdm(examples, "Looking for answers in passages", disable=None), retrieve))

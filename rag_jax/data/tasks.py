@@ -33,6 +33,7 @@ _TSV_SUFFIXES = (".tsv", ".tsv.gz", ".csv", ".csv.gz")
 _TFDS_READ_SIZE = 1024  # examples per batched read: ten times faster than single reads
 # Old-layout builders are unknown to `tfds.builder` until their module has been imported.
 _TFDS_MODULES = {"web_questions": "tensorflow_datasets.question_answering.web_questions"}
+_CLASS_KEYS = ("pythonClassName", "python_class_name", "type")  # in a features.json
 _TFDS_FEATURE = re.compile(r"tensorflow_datasets\.core\.features(\.\w+)+")
 _TFDS_DIRECTORY = re.compile(r"(?P<directory>.+?)(?::(?P<split>[A-Za-z]\w*(?:\[[^\]]*\])?))?")
 _TRIVIA_QA_URL = "http://nlp.cs.washington.edu/triviaqa/data/triviaqa-{}.tar.gz"
@@ -207,19 +208,16 @@ def _load_tfds_directory(source: str) -> list[Example]:
 
 def _check_features(file: Path) -> None:
     """TFDS imports whatever module a features.json names: code that came with the data, say."""
-    def check(value: dict[str, Any]) -> None:
-        for key in ("pythonClassName", "python_class_name", "type"):
-            name = value.get(key)
-            if isinstance(name, str) and "." in name and not _TFDS_FEATURE.fullmatch(name):
-                raise DataError(f"{file}: names the class {name!r:.80}, which is none of "
-                                "tensorflow_datasets.core.features: it is not read")
-
+    named: list[Any] = []
     try:
-        json.loads(file.read_text("utf-8"), object_hook=check)
-    except DataError:
-        raise
+        json.loads(file.read_text("utf-8"),
+                   object_hook=lambda value: named.extend(map(value.get, _CLASS_KEYS)))
     except (OSError, ValueError, RecursionError) as error:
         raise DataError(f"{file}: damaged ({error}): prepare the data set again") from None
+    for name in named:
+        if isinstance(name, str) and "." in name and not _TFDS_FEATURE.fullmatch(name):
+            raise DataError(f"{file}: names the class {name!r:.80}, which is none of "
+                            "tensorflow_datasets.core.features: it is not read")
 
 
 def _read_tfds(source: str, builder: Any, split: str) -> list[Example]:

@@ -1,6 +1,7 @@
 """Batches: padding that is masked, answers and passages in the rows where they belong."""
 
 import itertools
+from collections.abc import Sequence
 
 import jax
 import numpy as np
@@ -464,6 +465,24 @@ def test_the_share_of_permuted_texts_is_as_configured(made):
     assert moved(0.0) == 0
     assert 0.4 < moved(1.0) < 0.6  # half of the orders of two sentences
     assert 0.15 < moved(0.5) < 0.35
+
+
+def test_texts_are_read_when_a_batch_has_them(made):
+    """Those of millions of passages were all in memory."""
+    class Texts(Sequence):
+        read = []
+
+        def __len__(self):
+            return 100
+
+        def __getitem__(self, row):
+            self.read.append(int(row))
+            return TEXTS[0]
+
+    batcher = DenoisingBatcher(Texts(), made[2], 24, 24, 0.3, 3.0, 1.0)
+    assert not Texts.read
+    batcher.batch(0, 3, 0)
+    assert Texts.read == order.batch_indices(100, 3, 0, 0).tolist()
 
 
 def test_a_denoising_batch_is_a_pure_function_of_seed_and_step(made):

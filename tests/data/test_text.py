@@ -151,10 +151,10 @@ def test_an_input_of_fusion_in_decoder_is_the_tokens_of_its_text():
     assert layout.alone(["Lima"], 9)[0] == [*t5.encode(["Lima"])[0], 1]
 
 
-def test_the_separators_can_be_set(bart):
-    layout = GeneratorFormat(bart, 100, title_separator=" : ", question_separator=" ? ")
+def test_title_text_and_question_are_separated(bart):
+    layout = GeneratorFormat(bart, 100)
     row = layout.join(layout.passages(["Peru"], ["Lima"])[0], layout.questions(["who"])[0])
-    assert bart.decode(row) == "Peru : Lima ? who"
+    assert bart.decode(row) == "Peru / Lima // who"
 
 
 def hugging_face_string(title, text, question):
