@@ -69,7 +69,7 @@ class Ingested:
 def base_config(workdir: Path) -> Config:
     """The configuration that an `ingest` changes: the one of before, if there is one."""
     path = pathlib.Path(workdir).absolute()
-    return workdirs.read(path) if record_files.exists(path) else Config(
+    return workdirs.read(path) if workdirs.exists(path) else Config(
         train=dataclasses.replace(Config().train, steps=0))
 
 
@@ -97,7 +97,7 @@ def ingest(folder: Path, workdir: Path, *, chunking: Chunking | None = None,
         raise UserError(f"{folder}: there is no such folder; name one with documents in it")
     if path.resolve() == source.resolve():
         raise ConfigError(f"--workdir={workdir}: is the folder of the documents; name another")
-    if workdirs.exists(path) and not record_files.exists(path):
+    if workdirs.exists(path) and not (record_files.exists(path) or (path / INDEX).exists()):
         raise ConfigError(f"--workdir={workdir}: is a workdir of rag_jax.train; name another")
     with locks.own(path):
         earlier = record_files.read(path) if record_files.exists(path) else None

@@ -83,12 +83,8 @@ def expansions(pattern: str) -> list[str]:
 
 def _sequence(tree: Iterable[tuple[Any, Any]]) -> Iterator[str]:
     """Every way to write the parts of a tree one after the other."""
-    parts = [_bounded(_part(str(name), value)) for name, value in tree]
+    parts = [itertools.islice(_part(str(name), value), MOST_EXPANSIONS) for name, value in tree]
     return map("".join, itertools.product(*parts))
-
-
-def _bounded(texts: Iterable[str]) -> list[str]:
-    return list(itertools.islice(texts, MOST_EXPANSIONS))
 
 
 def _part(name: str, value: Any) -> Iterator[str]:

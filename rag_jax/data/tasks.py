@@ -23,7 +23,7 @@ import numpy as np
 
 from rag_jax import files
 from rag_jax.data.download import DownloadError
-from rag_jax.data.question_files import Example, collect, read_jsonl, read_tsv
+from rag_jax.data.question_files import LISTS, Example, collect, read_jsonl, read_tsv
 from rag_jax.data.task_files import read_kilt
 from rag_jax.data.task_sources import read_task
 from rag_jax.errors import DataError
@@ -38,7 +38,6 @@ _TFDS_FEATURE = re.compile(r"tensorflow_datasets\.core\.features(\.\w+)+")
 _TFDS_DIRECTORY = re.compile(r"(?P<directory>.+?)(?::(?P<split>[A-Za-z]\w*(?:\[[^\]]*\])?))?")
 _TRIVIA_QA_URL = "http://nlp.cs.washington.edu/triviaqa/data/triviaqa-{}.tar.gz"
 _MARK = "rag_jax_fingerprint.json"  # in what `prepare_dataset` wrote
-_LISTS = ("positive_ids", "negative_ids", "targets", "titles", "evidence")
 
 
 def load_examples(source: str, *, data_dir: str = "", hidden: bool = False) -> list[Example]:
@@ -260,7 +259,7 @@ def _tfds_example(where: str, position: int, row: Mapping[str, Any]) -> Example:
         question=_text(row["question"]),
         answers=tuple(map(_text, answers)),
         regex=bool(row.get("regex", False)),
-        **{name: tuple(map(_text, row.get(name, ()))) for name in _LISTS},
+        **{name: tuple(map(_text, row.get(name, ()))) for name in LISTS},
     )
 
 
