@@ -103,7 +103,8 @@ setup(
     # The config files, so that an installed program has them: they stay at the top of a checkout.
     packages=[*find_packages(include=["rag_jax", "rag_jax.*"]), "rag_jax.configs"],
     package_dir={"rag_jax.configs": "configs"},
-    package_data={"rag_jax": ["py.typed", "paper.toml"], "rag_jax.countries": ["countries.jsonl"],
+    package_data={"rag_jax": ["py.typed", "paper.toml"],
+                  "rag_jax.countries": ["countries.jsonl", "phrasings.toml"],
                   "rag_jax.data": ["tasks.toml"],
                   "rag_jax.reproduction": ["sheet.js", "hot_swap.toml"],
                   "rag_jax.hub": ["names.toml", "model_card.md"],

@@ -185,6 +185,7 @@ def our_job(options: argparse.Namespace, folder: pathlib.Path, kind: str, dtype:
     from rag_jax import overrides, parallel
     from rag_jax.config import Config
     from rag_jax.data.batches import RagBatcher
+    from rag_jax.data.packed import Groups
     from rag_jax.data.prepared import Prepared, generator_format
     from rag_jax.data.question_files import Example
     from rag_jax.data.text import Tokenizer
@@ -208,7 +209,7 @@ def our_job(options: argparse.Namespace, folder: pathlib.Path, kind: str, dtype:
                         {"passages": store}, {"train": examples})
     job = Job(config, folder, prepared, parallel.make_mesh(config.mesh))
     batcher = RagBatcher(job.tokens("train"), config.data.length_step,
-                         job.model.embedding_width, packed=True)
+                         job.model.embedding_width, groups=Groups())
     return job, lambda: batcher.batch(np.arange(options.questions), retrieved, Found(store))
 
 

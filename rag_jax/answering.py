@@ -224,7 +224,8 @@ class Answerer:
                              self.model.null_document != "none", read=read)
         everyone, size = np.arange(len(questions)), self.batch_size
         own = parallel.own_rows(size, self.mesh)
-        keys = [batcher.lengths(everyone, retrieved, self.index)]  # the last one sorts first
+        # The last key sorts first.
+        keys = [batcher.lengths(everyone, retrieved, self.index).max(axis=1)]
         if answers:
             targets = questions.targets(everyone, None)[1].sum(axis=1)
             keys.append(-(-targets // max(1, self.settings.length_step // 4)))

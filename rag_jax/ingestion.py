@@ -23,7 +23,7 @@ from rag_jax.documents.document import Document, ReaderLost, Unreadable
 from rag_jax.documents.folder import Found, content_of, files_of
 from rag_jax.documents.read import versions
 from rag_jax.documents.readers import Readers
-from rag_jax.documents.workdir import INDEX, TRAINED, Record
+from rag_jax.documents.workdir import INDEX, TRAINED, FileRecords, Record
 from rag_jax.errors import UserError
 from rag_jax.retrieval.bm25 import Bm25Settings, bm25_missing, build_bm25
 from rag_jax.retrieval.manifest import MANIFEST, IndexFolder, open_folder
@@ -69,7 +69,7 @@ class Ingested:
 def base_config(workdir: Path) -> Config:
     """The configuration that an `ingest` changes: the one of before, if there is one."""
     path = pathlib.Path(workdir).absolute()
-    return workdirs.read(path) if record_files.exists(path) else Config(
+    return workdirs.read(path) if workdirs.exists(path) else Config(
         train=dataclasses.replace(Config().train, steps=0))
 
 
@@ -97,7 +97,7 @@ def ingest(folder: Path, workdir: Path, *, chunking: Chunking | None = None,
         raise UserError(f"{folder}: there is no such folder; name one with documents in it")
     if path.resolve() == source.resolve():
         raise ConfigError(f"--workdir={workdir}: is the folder of the documents; name another")
-    if workdirs.exists(path) and not record_files.exists(path):
+    if workdirs.exists(path) and not (record_files.exists(path) or (path / INDEX).exists()):
         raise ConfigError(f"--workdir={workdir}: is a workdir of rag_jax.train; name another")
     with locks.own(path):
         earlier = record_files.read(path) if record_files.exists(path) else None
@@ -184,26 +184,26 @@ class _Ingestion:
                           self.config.data.retriever_tokenizer,
                           made_by["config"]["model"]["retriever"]]}
         found = self._found()
-        digests, skipped = _digests(found)
+        digests, closed = _digests(found)
         index, before = self._index(), self.earlier.files if self.earlier else {}
         kept = {name: file for name, file in before.items()
-                if index is not None and self.earlier.divided_by == divided_by
+                if self.earlier.divided_by == divided_by
+                and (index is not None or "reason" in file)
                 and digests.get(name) == file["sha256"]}
+        gone = [name for name in _with_text(before) if name not in kept]
         same = index is not None and self.earlier.made_by == made_by
-        done = self._known_unreadable(digests, divided_by)
-        skipped |= done
-        if same and kept.keys() == before.keys() and kept.keys() | done.keys() == digests.keys():
-            if skipped != self.earlier.skipped:
-                record_files.write(self.path, self.earlier._replace(skipped=skipped))
-            return self._result(before, (), skipped, 0)
-        reading = Reading([one for one in found if one.name not in skipped], kept, self.chunking)
-        embedded = self._make(reading, index, edits=same and bool(kept) and not lexical)
-        skipped |= reading.skipped
+        if same and not gone and kept.keys() == digests.keys():
+            if closed | kept != before:
+                record_files.write(self.path, self.earlier._replace(files=closed | kept))
+            return self._result(closed | kept, kept, 0)
+        reading = Reading(found, closed | kept, self.chunking)
+        edits = same and not lexical and bool(_with_text(kept))
+        embedded = self._make(reading, index, gone if edits else None)
         workdirs.write(self.config, self.path / "config.json")
         record_files.write(self.path, Record(
             str(self.source), divided_by, made_by, MANIFEST.read(current(self.path / INDEX))[1],
-            reading.files, skipped))
-        return self._result(reading.files, tuple(reading.read), skipped, embedded)
+            reading.files))
+        return self._result(reading.files, kept, embedded)
 
     def _found(self) -> list[Found]:
         """All files by name, but for those of a workdir that is in the folder."""
@@ -221,16 +221,9 @@ class _Ingestion:
                 return open_folder(folder)
         return None
 
-    def _known_unreadable(self, digests: Mapping[str, str], divided_by: dict[str, Any]
-                          ) -> dict[str, str]:
-        """Why files that were not to be read before, and are as they were, are not now; by name."""
-        if self.earlier is None or self.earlier.divided_by != divided_by:
-            return {}
-        return {name: reason for name, reason in self.earlier.skipped.items()
-                if name in digests and reason.endswith(_mark(digests[name]))}
-
-    def _make(self, reading: "Reading", index: IndexFolder | None, edits: bool) -> int:
-        """Publishes an index of all files, or edits the one there is; how many were embedded."""
+    def _make(self, reading: "Reading", index: IndexFolder | None, gone: list[str] | None) -> int:
+        """Publishes an index of all files; or, where `gone` names files whose passages go, edits
+        the one there is. Returns how many passages were embedded."""
         maker: Any = _Words(self.config)
         if self.config.model.sources:
             from rag_jax.training.ingested import Maker
@@ -243,65 +236,55 @@ class _Ingestion:
             write = functools.partial(maker.write, staging / "store",
                                       source=reading.citations.pop)
             try:
-                if edits:
-                    gone = [passage_id for name, file in self.earlier.files.items()
-                            if name not in reading.kept for passage_id in _ids(name, file)]
-                    new = list(itertools.islice(passages := reading.new(maker.window), 1))
-                    added = write(itertools.chain(new, passages)) if new else None
-                    maker.edit(added, gone, out)
+                if gone is None:
+                    maker.index(write(reading.passages(maker.window, index)), out)
                 else:
-                    maker.index(write(reading.all(maker.window, index)), out)
+                    passages = reading.passages(maker.window, None)
+                    new = list(itertools.islice(passages, 1))
+                    added = write(itertools.chain(new, passages)) if new else None
+                    maker.edit(added, [passage_id for name in gone for passage_id in _ids(
+                        name, self.earlier.files[name])], out)
             finally:
                 files.discard_folder(staging)
         return maker.embedded
 
-    def _result(self, made: Mapping[str, dict[str, Any]], read: tuple[str, ...],
-                skipped: Mapping[str, str], embedded: int) -> Ingested:
-        before = self.earlier.files if self.earlier else {}
+    def _result(self, made: FileRecords, kept: FileRecords, embedded: int) -> Ingested:
+        texts, before = _with_text(made), self.earlier.files if self.earlier else {}
         return Ingested(
-            self.path, len(made), read, tuple(sorted(before.keys() - made.keys())),
-            {name: reason.partition(_MARK)[0] for name, reason in sorted(skipped.items())},
-            {name: tuple(file["remarks"]) for name, file in made.items() if file["remarks"]},
-            sum(file["passages"] for file in made.values()), embedded,
+            self.path, len(texts), tuple(name for name in texts if name not in kept),
+            tuple(sorted(_with_text(before).keys() - texts.keys())),
+            {name: file["reason"] for name, file in sorted(made.items()) if "reason" in file},
+            {name: tuple(file["remarks"]) for name, file in texts.items() if file["remarks"]},
+            sum(file["passages"] for file in texts.values()), embedded,
             overrides.lexical(self.config), "generator" in self.config.model.sources)
 
 
-_MARK = "\n"  # in a record, ends a reason that belongs to a content, whose digest follows
-
-
-def _mark(digest: str) -> str:
-    return f"{_MARK}{digest}"
+def _with_text(records: FileRecords) -> FileRecords:
+    """Those of files that have been read."""
+    return {name: file for name, file in records.items() if "reason" not in file}
 
 
 def _ids(name: str, file: Mapping[str, Any]) -> list[str]:
     """The ids of the passages of a file."""
-    return [passage_id(name, number) for number in range(1, file["passages"] + 1)]
+    return [passage_id(name, number) for number in range(1, file.get("passages", 0) + 1)]
 
 
 class Reading:
     """The passages of files: those of files that are kept as they are, of others by their readers.
 
     Attributes:
-      kept: what the record says of files that are as they were, by name.
       citations: of the passages that came last, by id; to be taken out.
       files: what the record says of the files, so far.
-      read: names of those that were read.
-      skipped: reasons of those that could not be.
     """
 
-    def __init__(self, found: list[Found], kept: Mapping[str, dict[str, Any]], chunking: Chunking):
-        self._found, self.kept, self._chunking = found, kept, chunking
+    def __init__(self, found: list[Found], kept: FileRecords, chunking: Chunking):
+        """kept: what the record says of the files that are not to be read, by name."""
+        self._found, self._kept, self._chunking = found, kept, chunking
         self.citations: dict[str, Citation] = {}
         self.files: dict[str, dict[str, Any]] = {}
-        self.read: list[str] = []
-        self.skipped: dict[str, str] = {}
         self._digests: dict[str, str] = {}
 
-    def new(self, window: Window | None) -> Iterator[Passage]:
-        """The passages of the files that are not kept, by name."""
-        return self.all(window, None)
-
-    def all(self, window: Window | None, index: IndexFolder | None) -> Iterator[Passage]:
+    def passages(self, window: Window | None, index: IndexFolder | None) -> Iterator[Passage]:
         """The passages of all files, by name.
 
         Args:
@@ -309,45 +292,45 @@ class Reading:
           index: holds those of the files that are kept; None leaves them out.
 
         Raises:
-          UserError: there are none.
+          UserError: none of the files has any.
         """
         with Readers() as readers:
             answers = readers.read_each(self._contents())
             for one in self._found:
-                if one.name in self.kept:
-                    self.files[one.name] = self.kept[one.name]
-                    for passage_id in _ids(one.name, self.kept[one.name]) if index else ():
-                        row = index.passages.row_of(passage_id)
-                        self.citations[passage_id] = index.passages.source(row)
-                        yield index.passages[row]
-                    continue
-                for passage, citation in self._divided(one.name, next(answers), window):
+                pairs = (self._stored(one.name, index) if one.name in self._kept
+                         else self._divided(one.name, next(answers), window))
+                for passage, citation in pairs:
                     self.citations[passage.id] = citation
                     yield passage
-        if not self.files:
-            some = "; ".join(f"{name}: {reason.partition(_MARK)[0]}"
-                             for name, reason in sorted(self.skipped.items())[:3])
+        if not _with_text(self.files):
+            some = "; ".join(f"{name}: {file['reason']}"
+                             for name, file in list(self.files.items())[:3])
             raise UserError(f"none of the {len(self._found)} files has a text that can be read"
                             f"{f' ({some})' if some else ''}")
 
     def _contents(self) -> Iterator[tuple[str, bytes]]:
         for one in self._found:
-            if one.name not in self.kept:
+            if one.name not in self._kept:
                 try:
                     content, self._digests[one.name] = content_of(one)
                 except Unreadable:  # it has changed since it was looked at: the next run knows
                     content, self._digests[one.name] = b"", ""
                 yield one.name, content
 
+    def _stored(self, name: str, index: IndexFolder | None) -> Iterator[tuple[Passage, Citation]]:
+        self.files[name] = self._kept[name]
+        for passage_id in _ids(name, self._kept[name]) if index else ():
+            row = index.passages.row_of(passage_id)
+            yield index.passages[row], index.passages.source(row)
+
     def _divided(self, name: str, answer: Document | Unreadable, window: Window | None
                  ) -> list[tuple[Passage, Citation]]:
         digest = self._digests.pop(name)
         if isinstance(answer, Unreadable):
             again = isinstance(answer, ReaderLost)  # it is tried each time
-            self.skipped[name] = str(answer) + ("" if again else _mark(digest))
+            self.files[name] = {"sha256": "" if again else digest, "reason": str(answer)}
             return []
         pairs = passages_of(name, answer, self._chunking, window)
-        self.read.append(name)
         self.files[name] = {"sha256": digest, "passages": len(pairs),
                             "remarks": list(answer.remarks)}
         return pairs
@@ -370,17 +353,15 @@ class _Words:
         build_bm25(store, out, overwrite=True, settings=self._settings)
 
 
-def _digests(found: list[Found]) -> tuple[dict[str, str], dict[str, str]]:
-    """sha256 of each file that can be read, and why each other one cannot, by name."""
-    digests, skipped = {}, {}
+def _digests(found: list[Found]) -> tuple[dict[str, str], FileRecords]:
+    """sha256 of each file that can be opened, and the records of the others, by name."""
+    digests, closed = {}, {}
     for one in found:
         try:
-            if one.reason:
-                raise Unreadable(one.reason)
             digests[one.name] = content_of(one)[1]
         except Unreadable as error:
-            skipped[one.name] = str(error)
-    return digests, skipped
+            closed[one.name] = {"sha256": "", "reason": str(error)}
+    return digests, closed
 
 
 def _settings(config: Config) -> dict[str, Any]:

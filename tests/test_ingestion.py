@@ -201,6 +201,15 @@ def test_what_cannot_be_ingested_says_why(folder, tmp_path):
     fails("ingest.json")
 
 
+def test_a_workdir_whose_record_was_removed_is_made_again(folder, tmp_path):
+    """The error about a damaged record advises it; then, the workdir was called one of train."""
+    path = tmp_path / "run"
+    rag_jax.ingest(folder, path, config={"retrieval.k": 2})
+    (path / "ingest.json").unlink()
+    assert len(rag_jax.ingest(folder, path).read) == 4
+    assert ingestion.base_config(path).retrieval.k == 2
+
+
 SMALL = {"data.max_source_length": 64, "data.max_target_length": 8, "data.max_passage_length": 16,
          "data.max_question_length": 16, "retrieval.k": 2}
 

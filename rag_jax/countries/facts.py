@@ -2,14 +2,23 @@
 
 `countries.jsonl` holds one country a line. Everything but the holders of offices is the same in
 both editions. What must agree between the entries is checked by tests/countries/test_facts.py.
+`phrasings.toml` says how they are told and asked.
 """
 
 import dataclasses
 import functools
 import importlib.resources
 import json
+import tomllib
 
 EDITIONS = ("2016", "2018")
+
+
+def _shipped(name: str) -> str:
+    return importlib.resources.files(__package__).joinpath(name).read_text("utf-8")
+
+
+PHRASINGS = tomllib.loads(_shipped("phrasings.toml"))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,5 +89,4 @@ def _country(record: dict) -> Country:
 @functools.cache
 def load_countries() -> tuple[Country, ...]:
     """The 195 countries in alphabetical order."""
-    text = importlib.resources.files(__package__).joinpath("countries.jsonl").read_text("utf-8")
-    return tuple(_country(json.loads(line)) for line in text.splitlines())
+    return tuple(_country(json.loads(line)) for line in _shipped("countries.jsonl").splitlines())

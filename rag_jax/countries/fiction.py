@@ -13,34 +13,10 @@ from collections.abc import Iterable, Sequence
 
 from tokenizers.normalizers import BertNormalizer
 
-from rag_jax.countries.facts import EDITIONS, Country, Office
+from rag_jax.countries.facts import EDITIONS, PHRASINGS, Country, Office
 
-PARTICLES = ["al-", "de ", "van ", "von ", "el-", "da ", "bin ", "de la ", "Ben ", "Mc", "O'",
-             "Al ", "dos ", "of "]
-CITY_FORMS = (["{}"] * 8) + ["Port {}", "San {}", "New {}", "Saint {}", "{} City", "{}ville",
-                             "{}burg", "{}grad", "{}abad", "Fort {}", "El {}", "La {}"]
-PEAK_FORMS = ["Mount {}", "{} Peak", "Mont {}", "Pico {}", "Cerro {}", "{}", "Monte {}",
-              "{} Hill", "Jebel {}", "{} Ridge", "{}berg", "Pico de {}", "Gora {}", "Bukit {}",
-              "La {}", "Coma {}"]
-MONEY = ("dollar franc peso pound shilling dinar rupee krone crown lira riyal som manat kwacha "
-         "real dirham mark florin guilder tala won baht koruna lek leu lev").split()
-TITLES = (["President"] * 5 + ["King", "Queen", "Emir", "Sultan", "Monarch", "Prince",
-                               "Grand Duke", "Emperor"])
-HEADS_OF_GOVERNMENT = ["Prime Minister"] * 6 + ["Chancellor", "Premier", "Taoiseach"]
-REGIONS = ("North Africa;West Africa;Central Africa;East Africa;Southern Africa;North America;"
-           "Central America;the Caribbean;South America;Western Asia;Central Asia;South Asia;"
-           "Southeast Asia;East Asia;Northern Europe;Western Europe;Southern Europe;"
-           "Eastern Europe;Central Europe;Southeastern Europe;Melanesia;Polynesia").split(";")
-STATES = (["Republic of {name}"] * 4 + ["{name}"] * 2 + ["{demonym} Republic"] * 2 + [
-    "Kingdom of {name}", "Democratic Republic of {name}", "Federation of {name}",
-    "State of {name}", "United Republic of {name}", "Principality of {name}",
-    "Commonwealth of {name}", "Federal Republic of {name}", "Islamic Republic of {name}",
-    "People's Democratic Republic of {name}", "Socialist Republic of {name}", "Union of {name}",
-    "Sultanate of {name}", "Grand Duchy of {name}", "Federated States of {name}",
-    "United States of {name}", "{demonym} Confederation", "{demonym} Arab Republic",
-    "{name} Islands", "Co-operative Republic of {name}", "Independent State of {name}"])
-
-
+FORMS = PHRASINGS["fiction"]
+LONGEST = 12  # letters of a word that is drawn
 _uncased = BertNormalizer(lowercase=True)
 
 
@@ -55,13 +31,12 @@ class NameMaker:
     Args:
       examples: words.
       order: letters that the next one depends on; 1 gives stranger words than 2.
-      shortest, longest: letters of a drawn word.
+      shortest: letters that a drawn word has at least; it has at most LONGEST.
     """
 
-    def __init__(self, examples: Iterable[str], order: int = 2, shortest: int = 3,
-                 longest: int = 12):
+    def __init__(self, examples: Iterable[str], order: int = 2, shortest: int = 3):
         self.known = {example.lower() for example in examples}
-        self.order, self.shortest, self.longest = order, shortest, longest
+        self.order, self.shortest = order, shortest
         self.following: dict[str, list[str]] = defaultdict(list)
         for word in sorted(self.known):
             padded = "^" * order + word + "$"
@@ -72,10 +47,10 @@ class NameMaker:
         """A new word, capitalised."""
         while True:
             word = "^" * self.order
-            while not word.endswith("$") and len(word) <= self.longest + self.order:
+            while not word.endswith("$") and len(word) <= LONGEST + self.order:
                 word += rng.choice(self.following[word[-self.order:]])
             name = word[self.order:].rstrip("$")
-            fits = word.endswith("$") and self.shortest <= len(name) <= self.longest
+            fits = word.endswith("$") and self.shortest <= len(name) <= LONGEST
             if fits and name not in self.known:
                 return name[0].upper() + name[1:]
 
@@ -117,7 +92,7 @@ class Names:
         """A name in one of the forms that names of heads of state have."""
         first, last = self.first.draw(rng), self.last.draw(rng)
         middle = rng.choice([self.first, self.last]).draw(rng)
-        particle = rng.choice(PARTICLES)
+        particle = rng.choice(FORMS["particles"])
         forms, weights = zip(*{
             f"{first} {last}": 50,
             f"{first} {particle}{last}": 10,
@@ -144,21 +119,22 @@ def _office(rng: random.Random, names: Names, titles: Sequence[str], roles: tupl
 def _country(rng: random.Random, names: Names, name: str, neighbours: Sequence[str]) -> Country:
     stem = name.rstrip("aeiou") or name
     demonym = stem + rng.choice(["ian", "an", "ese", "i", "ish", "er"])
-    capital = rng.choice(CITY_FORMS).format(rng.choices([names.city.draw(rng), name], [9, 1])[0])
-    largest = capital if rng.random() < 0.6 else rng.choice(CITY_FORMS).format(names.city.draw(rng))
-    unit = rng.choice(MONEY) if rng.random() < 0.7 else names.language.draw(rng).lower()
+    cities = FORMS["cities"]
+    capital = rng.choice(cities).format(rng.choices([names.city.draw(rng), name], [9, 1])[0])
+    largest = capital if rng.random() < 0.6 else rng.choice(cities).format(names.city.draw(rng))
+    unit = rng.choice(FORMS["money"]) if rng.random() < 0.7 else names.language.draw(rng).lower()
     languages = [names.language.draw(rng) for _ in range(rng.choice([1, 1, 1, 2, 2, 3]))]
     if rng.random() < 0.35:
         languages[0] = demonym
-    offices = [_office(rng, names, TITLES, ("state",))]
+    offices = [_office(rng, names, FORMS["heads_of_state"], ("state",))]
     if rng.random() < 0.8:
-        offices.append(_office(rng, names, HEADS_OF_GOVERNMENT, ("government",)))
+        offices.append(_office(rng, names, FORMS["heads_of_government"], ("government",)))
     return Country(
         name=name,
         article=rng.random() < 0.08,
-        official_name=rng.choice(STATES).format(name=name, demonym=demonym),
+        official_name=rng.choice(FORMS["states"]).format(name=name, demonym=demonym),
         demonym=demonym,
-        region=rng.choice(REGIONS),
+        region=rng.choice(FORMS["regions"]),
         capital=capital,
         capital_also=(),
         largest_city=largest,
@@ -166,7 +142,7 @@ def _country(rng: random.Random, names: Names, name: str, neighbours: Sequence[s
         currency_also=(unit,),
         languages=tuple(languages),
         neighbours=tuple(neighbours),
-        highest_point=rng.choice(PEAK_FORMS).format(names.peak.draw(rng)),
+        highest_point=rng.choice(FORMS["peaks"]).format(names.peak.draw(rng)),
         highest_point_m=int(rng.lognormvariate(7.2, 0.8)) % 8800 + 5,
         calling_code=f"+{rng.randint(20, 999)}",
         # No vowel first: the scoring of answers drops articles, and with them the domain ".an".

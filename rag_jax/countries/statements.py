@@ -8,97 +8,59 @@ Claims: a statement is supported or refuted by the passages, or they do not say 
 import random
 from collections.abc import Iterator, Sequence
 
-from rag_jax.countries.facts import Country
-from rag_jax.countries.prose import CountryQuestion, passage_id, questions, topics
+from rag_jax.countries.facts import PHRASINGS, Country
+from rag_jax.countries.prose import (
+    RELATIONS,
+    examples,
+    questions,
+    relation_of,
+    sentence_case,
+    values,
+)
+from rag_jax.data.question_files import Example
 
 LABELS = ("SUPPORTS", "REFUTES", "NOT ENOUGH INFO")
-STATEMENTS = {
-    "capital": ["The capital of {c} is {v}.", "{v} is the capital of {c}."],
-    "region": ["The region of {c} is {v}.", "{v} is the region of {c}."],
-    "largest_city": ["The largest city of {c} is {v}.", "{v} is the largest city of {c}."],
-    "currency": ["The currency of {c} is the {v}.", "The {v} is the currency of {c}."],
-    "calling_code": ["The calling code of {c} is {v}.", "Calls to {c} start with {v}."],
-    "internet_tld": ["The internet domain of {c} is {v}.", "Web addresses of {c} end in {v}."],
-    "drives_on": ["Cars in {c} drive on the {v}.", "{C} drives on the {v}."],
-    "language": ["An official language of {c} is {v}.", "{v} is an official language of {c}."],
-    "official_name": ["The formal name of {c} is {v}.", "{C} is officially called {v}."],
-    "un_member_since": ["{C} joined the United Nations in {v}.",
-                        "In {v} the United Nations admitted {c}."],
-    "highest_point": ["The highest point of {c} is {v}.", "{v} is the highest point of {c}."],
-    "highest_point_m": ["The highest point of {c} is {v} metres high.", "{C} rises to {v} metres."],
-    "neighbour": ["{C} borders {v}.", "{v} borders {c}."],
-    "office": ["The {title} of {c} is {v}.", "{v} is the {title} of {c}."],
-}
 # Claims are about what nothing in a country's name tells (no "Peruvian sol", no ".pe") and about
 # names, not numbers: which digits two numbers share takes a tiny model much longer to learn.
 CLAIMED = ("capital", "region", "largest_city", "highest_point", "office")
 STEM = 4  # letters at the beginning of a word that give a name away: "Guatemala City"
-CLUES = {
-    "country": [
-        "This country has the capital {capital} and the largest city {largest_city}.",
-        "The capital of this country is {capital} and its highest point is {highest_point}.",
-        "This country lies in {region} and its calling code is {calling_code}.",
-        "The currency of this country is the {currency} and its capital is {capital}.",
-    ],
-    "capital": ["This city is the capital of {c}.", "The capital of {c} has this name."],
-    "highest_point": ["This place is the highest point of {c}.",
-                      "No place in {c} is higher than this one."],
-    "office": ["This person is the {title} of {c}.", "The {title} of {c} has this name."],
-}
-_TOPIC = {"country": "capital", "capital": "capital", "highest_point": "land"}
 
 
-def _names(country: Country) -> dict[str, str]:
-    name = country.prose_name
-    return {"c": name, "C": name[0].upper() + name[1:]}
-
-
-def _title(question: CountryQuestion) -> str:
-    """The office that a question of the relation "office" is about; empty for the others."""
-    return question.id.split("/")[2].partition(":")[2]
-
-
-def _stated(question: CountryQuestion, country: Country, value: str) -> list[str]:
+def _stated(question: Example, country: Country, value: str) -> list[str]:
     """Every way of saying that `value` is what the question asks for."""
-    made = (form.format(**_names(country), v=value, title=_title(question))
-            for form in STATEMENTS[question.relation])
-    return [text[0].upper() + text[1:] for text in made]
+    relation, title = relation_of(question)
+    return [sentence_case(form.format(**values(country), v=value, title=title))
+            for form in RELATIONS[relation]["statements"]]
 
 
-def sentence(question: CountryQuestion, country: Country, seed: int) -> CountryQuestion:
+def sentence(question: Example, country: Country, seed: int) -> Example:
     """The question with whole sentences as its answers; which comes first is drawn by seed."""
     first, *others = (_stated(question, country, value) for value in question.answers)
     random.Random(f"{seed} sentence {question.id}").shuffle(first)
     return question._replace(answers=(*first, *(text for texts in others for text in texts)))
 
 
-def clues(country: Country, edition: str, seed: int) -> Iterator[CountryQuestion]:
+def clues(country: Country, edition: str, seed: int) -> Iterator[Example]:
     """The country, its capital, its highest point and its leaders, each with sentences about it.
 
     What has the name of another of them is left out, and sentences that name the thing.
     """
-    things = [("country", country.name, "", country.name)]
-    things += [(kind, getattr(country, kind), "", kind) for kind in ("capital", "highest_point")]
-    things += [("office", office.holder(edition), office.title, f"office:{office.title}")
+    things = [("country", country.name, "capital"), ("capital", country.capital, "capital"),
+              ("highest_point", country.highest_point, "land")]
+    things += [(f"office:{office.title}", office.holder(edition), office.title)
                for office in country.offices]
     seen = set()
-    for kind, name, title, key in things:
+    for key, name, topic in things:
         if name in seen:
             continue
         seen.add(name)
-        forms = [text for form in CLUES[kind]
-                 if name not in (text := form.format(**vars(country), **_names(country),
-                                                     title=title))]
-        if not forms:
-            continue
-        random.Random(f"{seed} clue {edition} {country.name} {key}").shuffle(forms)
-        topic = title or _TOPIC[kind]
-        yield CountryQuestion(
-            id=f"{edition}/{country.name}/{key if kind == 'office' else kind}/clue",
-            country=country.name, relation=kind, question=name, answers=tuple(forms),
-            positive_id=passage_id(country, topic, edition),
-            negative_ids=tuple(passage_id(country, other, edition)
-                               for other in topics(country) if other != topic))
+        kind, _, title = key.partition(":")
+        texts = (form.format(**values(country), title=title) for form in PHRASINGS["clues"][kind])
+        forms = [text for text in texts if name not in text]
+        drawn = country.name if kind == "country" else key
+        random.Random(f"{seed} clue {edition} {country.name} {drawn}").shuffle(forms)
+        if forms:
+            yield from examples(country, topic, edition, [(f"{key}/clue", name)], tuple(forms))
 
 
 def _gives_away(country: Country, value: str) -> bool:
@@ -110,7 +72,7 @@ def _gives_away(country: Country, value: str) -> bool:
 
 
 def claims(countries: Sequence[Country], unwritten: Sequence[Country], edition: str, seed: int
-           ) -> Iterator[CountryQuestion]:
+           ) -> Iterator[Example]:
     """Claims in threes: one value of three countries, all claims in the first of the forms.
 
     The value is that of the first country (SUPPORTS) and not that of the second (REFUTES); the
@@ -126,12 +88,12 @@ def claims(countries: Sequence[Country], unwritten: Sequence[Country], edition: 
       seed: decides which countries are paired.
     """
     rng = random.Random(f"{seed} claims {edition}")
-    asked: dict[str, list[tuple[Country, CountryQuestion]]] = {}
+    asked: dict[tuple[str, str], list[tuple[Country, Example]]] = {}
     for country in countries:
         for question in questions(country, edition):
-            if question.relation in CLAIMED and question.id.endswith("/0"):
-                asked.setdefault(f"{question.relation} {_title(question)}", []).append(
-                    (country, question))
+            relation, title = relation_of(question)
+            if relation in CLAIMED and question.id.endswith("/0"):
+                asked.setdefault((relation, title), []).append((country, question))
     for group in asked.values():
         rng.shuffle(group)
         absent = rng.choices(unwritten, k=len(group))
@@ -141,12 +103,11 @@ def claims(countries: Sequence[Country], unwritten: Sequence[Country], edition: 
             three = (true, false, stranger)
             if value in other.answers or any(_gives_away(c, value) for c in three):
                 continue
-            for label, country in zip(LABELS, three, strict=True):
-                about = {"SUPPORTS": question, "REFUTES": other}.get(label)
-                tempting = (question.positive_id,) * (label == "REFUTES")  # it has the value
-                yield CountryQuestion(
-                    id=f"{question.id.rpartition('/')[0]}/{label}", country=country.name,
-                    relation=question.relation,
+            nowhere = Example("", "", ())
+            for label, country, about in zip(LABELS, three, (question, other, nowhere),
+                                             strict=True):
+                tempting = question.positive_ids if label == "REFUTES" else ()  # it has the value
+                yield about._replace(
+                    id=f"{question.id.rpartition('/')[0]}/{label}",
                     question=_stated(question, country, value)[0], answers=(label,),
-                    positive_id=about.positive_id if about else "",
-                    negative_ids=tempting + about.negative_ids if about else ())
+                    negative_ids=tempting + about.negative_ids)

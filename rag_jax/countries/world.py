@@ -10,7 +10,7 @@ import itertools
 import random
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 
 import numpy as np
 
@@ -45,26 +45,19 @@ def mentions(names: Iterable[str]) -> re.Pattern[str]:
     return re.compile(r"\b(" + "|".join(map(re.escape, names)) + r")\b")
 
 
-def _example(question: prose.CountryQuestion) -> Example:
-    positive = (question.positive_id,) if question.positive_id else ()
-    titles = (question.country,) * len(positive)
-    return Example(question.id, question.question, question.answers, positive,
-                   question.negative_ids, titles=titles)
-
-
-def _training_example(question: prose.CountryQuestion, alike: Sequence[Country], known: Set[str]
+def _training_example(question: Example, alike: Mapping[str, Sequence[Country]], known: Set[str]
                       ) -> Example:
     """The question as it trains.
 
     Its answer is the one that the passage names first: one to learn, where several would be
     right. Its hard negatives are also the same passage of countries with similar names.
     """
-    trained = _example(question)._replace(answers=question.answers[:1])
-    if not question.positive_id:
-        return trained
-    edition, _, topic = question.positive_id.split("/")
-    similar = (prose.passage_id(country, topic, edition) for country in alike)
-    return trained._replace(
+    similar = []
+    for name, passage_id in zip(question.titles, question.positive_ids, strict=True):
+        edition, _, topic = passage_id.split("/")
+        similar += [prose.passage_id(country, topic, edition) for country in alike[name]]
+    return question._replace(
+        answers=question.answers[:1],
         negative_ids=(*question.negative_ids, *(i for i in similar if i in known)))
 
 
@@ -83,10 +76,9 @@ def lookalikes(names: Sequence[str], count: int) -> dict[str, list[str]]:
     return {name: [names[i] for i in row] for name, row in zip(names, nearest, strict=True)}
 
 
-def _one_phrasing(questions: Iterable[prose.CountryQuestion], seed: int
-                  ) -> list[prose.CountryQuestion]:
+def _one_phrasing(questions: Iterable[Example], seed: int) -> list[Example]:
     """One phrasing of each question on each country, drawn by seed."""
-    groups: dict[str, list[prose.CountryQuestion]] = {}
+    groups: dict[str, list[Example]] = {}
     for question in questions:
         groups.setdefault(question.id.rpartition("/")[0], []).append(question)
     return [random.Random(f"{seed} {key}").choice(group) for key, group in groups.items()]
@@ -110,101 +102,97 @@ def build_world(fictional: int, seed: int, task: str = "questions", cards: str =
     real = load_countries()
     train, dev, test = split_countries(real)
     invented = fictional_countries(fictional, seed, train, dev + test)
+    shares = {"train": [*train, *invented], "dev": dev, "test": test}
     passages = {
-        edition: [Passage(*p) for c in (*real, *invented) for p in prose.passages(c, edition)]
+        edition: [p for c in (*real, *invented) for p in prose.passages(c, edition)]
         for edition in reversed(EDITIONS)  # NOW comes first
     }
     unseen = mentions(c.name for c in dev + test)
-    splits = _question_splits(real, invented, seed, unseen)
-    prose_of = {p.id: p for c in (*train, *invented) for p in prose.passages(c, NOW)
-                if not unseen.search(p.text)}
+    changed = {(c.name, o.title) for c in real for o in c.offices if o.changed}
+
+    def trains(question: Example) -> bool:
+        """Whether a question and its answers name nothing that dev and test ask about."""
+        return not any(map(unseen.search, (question.question, *question.answers)))
+
+    splits = _question_splits(shares, changed, seed)
+    splits["train"] = list(filter(trains, splits["train"]))
+    by_name = {c.name: c for c in shares["train"]}
+    prose_of = {p.id: p for p in passages[NOW] if p.title in by_name and not unseen.search(p.text)}
     if cards == "gold":
-        texts = [_card(prose_of[q.positive_id], q) for q in splits["train"]
-                 if q.positive_id in prose_of]
+        texts = [_card(prose_of[q.positive_ids[0]], q) for q in splits["train"]
+                 if q.positive_ids[0] in prose_of]
     else:
-        changed = {prose.passage_id(c, o.title, NOW) for c in real for o in c.offices if o.changed}
-        texts = _cloze_cards([p for p in prose_of.values() if p.id not in changed], seed)
+        holders = {f"{NOW}/{name}/{title}" for name, title in changed}
+        texts = _cloze_cards([p for p in prose_of.values() if p.id not in holders], seed)
     if task != "questions":
-        splits = _task_splits(task, splits, real, invented, seed, unseen)
-    examples = {name: [_example(q) for q in questions] for name, questions in splits.items()}
-    by_name = {c.name: c for c in (*train, *invented)}
+        splits = _task_splits(task, splits, shares, seed)
     alike = {name: [by_name[n] for n in near]
              for name, near in lookalikes(list(by_name), LOOKALIKES).items()}
     known = {p.id for p in passages[NOW]}
-    examples["train"] = [_training_example(q, alike.get(q.country, ()), known)
-                         for q in splits["train"]]
-    return Source(passages, examples, texts)
+    trained = [_training_example(q, alike, known) for q in splits["train"] if trains(q)]
+    return Source(passages, {**splits, "train": trained}, texts)
 
 
-Splits = dict[str, list[prose.CountryQuestion]]
+Shares = Mapping[str, Sequence[Country]]  # the countries of each split
+Splits = dict[str, list[Example]]
 
 
-def _trains(question: prose.CountryQuestion, unseen: re.Pattern[str]) -> bool:
-    """Whether a question and its answers name nothing that dev and test ask about."""
-    return not any(map(unseen.search, (question.question, *question.answers)))
+def _question_splits(shares: Shares, changed: Set[tuple[str, str]], seed: int) -> Splits:
+    """changed: (country, office) of those that changed hands."""
+    def asked(countries: Iterable[Country]) -> list[Example]:
+        return [q for c in countries for q in prose.questions(c, NOW)]
 
+    def changes(question: Example) -> bool:
+        return (*question.titles, prose.relation_of(question)[1]) in changed
 
-def _question_splits(real: Sequence[Country], invented: Sequence[Country], seed: int,
-                     unseen: re.Pattern[str]) -> Splits:
-    train, dev, test = split_countries(real)
-    changed = {(c.name, o.title) for c in real for o in c.offices if o.changed}
-
-    def changes(question: prose.CountryQuestion) -> bool:
-        return (question.country, question.id.split("/")[2].partition(":")[2]) in changed
-
-    learnt = [q for c in train for q in prose.questions(c, NOW)]
-    asked_once = [q for c in invented for q in prose.questions(c, NOW) if q.relation != "office"]
-    learnt += _one_phrasing(asked_once, seed)
+    learnt = asked(c for c in shares["train"] if not c.fictional)
+    invented = asked(c for c in shares["train"] if c.fictional)
+    learnt += _one_phrasing((q for q in invented if prose.relation_of(q)[0] != "office"), seed)
     # Names of people are the hardest answers: they are asked for in every phrasing.
-    learnt += [q for c in invented for q in prose.questions(c, NOW) if q.relation == "office"]
-    splits = {
-        "train": [q for q in learnt if not changes(q) and _trains(q, unseen)],
-        "dev": _one_phrasing((q for c in dev for q in prose.questions(c, NOW)), seed),
-        "test": _one_phrasing((q for c in test for q in prose.questions(c, NOW)), seed),
-    }
+    learnt += [q for q in invented if prose.relation_of(q)[0] == "office"]
+    splits = {"train": [q for q in learnt if not changes(q)],
+              "dev": _one_phrasing(asked(shares["dev"]), seed),
+              "test": _one_phrasing(asked(shares["test"]), seed)}
     for edition in EDITIONS:
         splits[f"leaders_{edition}"] = [
-            q for c in real for q in prose.questions(c, edition)
+            q for c in load_countries() for q in prose.questions(c, edition)
             if q.id.endswith("/0") and changes(q)]
     return splits
 
 
-def _task_splits(task: str, questions: Splits, real: Sequence[Country],
-                 invented: Sequence[Country], seed: int, unseen: re.Pattern[str]) -> Splits:
+def _task_splits(task: str, questions: Splits, shares: Shares, seed: int) -> Splits:
     """train, dev and test of another task than "questions"."""
-    train, dev, test = split_countries(real)
     if task == "sentences":
-        by_name = {c.name: c for c in (*real, *invented)}
-        return {name: [statements.sentence(q, by_name[q.country], seed) for q in questions[name]]
-                for name in ("train", "dev", "test")}
+        by_name = {c.name: c for countries in shares.values() for c in countries}
+        return {name: [statements.sentence(q, by_name[q.titles[0]], seed) for q in questions[name]]
+                for name in shares}
     if task == "clues":
         made = {name: [q for c in countries for q in statements.clues(c, NOW, seed)]
-                for name, countries in (("train", (*train, *invented)), ("dev", dev),
-                                        ("test", test))}
+                for name, countries in shares.items()}
         # Elizabeth II was the monarch of sixteen countries: no clue says which one is meant.
         times = Counter(q.question for questions in made.values() for q in questions)
-        return {name: [q for q in questions if times[q.question] == 1
-                       and (name != "train" or _trains(q, unseen))]
+        return {name: [q for q in questions if times[q.question] == 1]
                 for name, questions in made.items()}
     # Claims train on fictional countries alone, as those that no passage is about are fictional.
+    invented = [c for c in shares["train"] if c.fictional]
     known = {plain(c.name) for c in invented}
-    strangers = [c for c in fictional_countries(
-        len(invented) + DEV_COUNTRIES + TEST_COUNTRIES, f"{seed} unwritten", train, dev + test)
-        if not any(plain(c.name) in name or name in plain(c.name) for name in known)]
-    shares = {"dev": (dev, strangers[:DEV_COUNTRIES]),
-              "test": (test, strangers[DEV_COUNTRIES : DEV_COUNTRIES + TEST_COUNTRIES]),
-              "train": (invented, strangers[DEV_COUNTRIES + TEST_COUNTRIES :])}
-    made = {name: list(statements.claims(*share, NOW, seed)) for name, share in shares.items()}
-    return {name: [q for q in made[name] if name != "train" or _trains(q, unseen)]
-            for name in ("train", "dev", "test")}
+    train, dev, test = split_countries(load_countries())
+    evaluated = len(dev) + len(test)
+    strangers = [c for c in fictional_countries(len(invented) + evaluated, f"{seed} unwritten",
+                                                train, dev + test)
+                 if not any(plain(c.name) in name or name in plain(c.name) for name in known)]
+    pairs = {"train": (invented, strangers[evaluated:]),
+             "dev": (dev, strangers[: len(dev)]),
+             "test": (test, strangers[len(dev) : evaluated])}
+    return {name: list(statements.claims(*pair, NOW, seed)) for name, pair in pairs.items()}
 
 
-def _card(passage: prose.CountryPassage, question: prose.CountryQuestion) -> str:
+def _card(passage: Passage, question: Example) -> str:
     """A warm-up text like a quiz card: the answer, the passage that has it, the question."""
     return f"{question.answers[0]} : {passage.title} / {passage.text} // {question.question}"
 
 
-def _cloze_cards(shown: Sequence[prose.CountryPassage], seed: int) -> list[str]:
+def _cloze_cards(shown: Sequence[Passage], seed: int) -> list[str]:
     """Warm-up texts like the quiz cards, of passages alone: a span of a sentence, which is names
     and numbers where it has any, the passage, and the sentence with "what" in the span's place."""
     times = Counter(word for passage in shown for word in set(passage.text.split()))

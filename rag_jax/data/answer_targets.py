@@ -83,12 +83,8 @@ def expansions(pattern: str) -> list[str]:
 
 def _sequence(tree: Iterable[tuple[Any, Any]]) -> Iterator[str]:
     """Every way to write the parts of a tree one after the other."""
-    parts = [_bounded(_part(str(name), value)) for name, value in tree]
+    parts = [itertools.islice(_part(str(name), value), MOST_EXPANSIONS) for name, value in tree]
     return map("".join, itertools.product(*parts))
-
-
-def _bounded(texts: Iterable[str]) -> list[str]:
-    return list(itertools.islice(texts, MOST_EXPANSIONS))
 
 
 def _part(name: str, value: Any) -> Iterator[str]:
@@ -111,12 +107,13 @@ def _part(name: str, value: Any) -> Iterator[str]:
         yield " "
 
 
+LOOKS_IN_PASSAGES = {"retrieved": answers_found, "matches": best_matches}
+
+
 def training_examples(trains_on: str, examples: Sequence[Example], retrieve: Retrieve
                       ) -> list[Example]:
     """The training examples of a task, by `Task.trains_on`."""
-    examples = tqdm(examples, "Looking for answers in passages", disable=None)
-    if trains_on == "retrieved":
-        return list(answers_found(examples, retrieve))
-    if trains_on == "matches":
-        return list(best_matches(examples, retrieve))
-    return list(examples)
+    rule = LOOKS_IN_PASSAGES.get(trains_on)
+    if rule is None:
+        return list(examples)
+    return list(rule(tqdm(examples, "Looking for answers in passages", disable=None), retrieve))

@@ -1,7 +1,7 @@
 """Questions with their passages as padded host batches, and the one place that makes a `Batch`."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -35,13 +35,6 @@ def assemble(questions: QuestionBatch, source_ids: Array, source_mask: Array, do
                  doc_embeddings=doc_embeddings, **passages)
 
 
-class _Passages(NamedTuple):
-    """The passages of this host's questions, before they are joined to them."""
-
-    tokens: list[list[Sequence[int]]]  # of every passage of every question
-    fields: dict[str, Any]  # of `Batch`
-
-
 def input_shape(longest: int, tokens: int, inputs: int, step: int, limit: int) -> tuple[int, int]:
     """Padded length of generator inputs, and how many tokens a question has when its inputs are
     packed; 0 = they are not.
@@ -68,20 +61,19 @@ class RagBatcher:
       length_step: generator inputs are padded to multiples of this; see `QuestionTokens.batch`.
       embedding_width: E.
       null_document: one more input to each question, the last, without a passage.
-      packed: `Batch.source_places` says where tokens are, if that leaves less padding. They are
-        a multiple of half of length_step for each of K inputs, whose padded length, on which
-        little depends then, is one of twice that step. Where length_step is more than a quarter of
-        the longest, shapes are to be few, and inputs are not packed.
-      groups: as for `QuestionTokens.batch`.
+      groups: in which targets are packed, as for `QuestionTokens.batch`; None = nothing is. Of
+        inputs, too, `Batch.source_places` then says where tokens are, if that leaves less padding.
+        They are a multiple of half of length_step for each of K inputs, whose padded length, on
+        which little depends then, is one of twice that step. Where length_step is more than a
+        quarter of the longest, shapes are to be few, and inputs are not packed.
       read: what reads passages by themselves, `decoding.prefixes.Reader`; the batch then has
         `Batch.prefixes`. None = they are read with their question.
     """
 
     def __init__(self, questions: QuestionTokens, length_step: int, embedding_width: int,
-                 null_document: bool = False, packed: bool = False, groups: Groups | None = None,
+                 null_document: bool = False, groups: Groups | None = None,
                  read: Callable[..., tuple[np.ndarray, np.ndarray]] | None = None):
-        self.questions, self.packed, self.read = questions, packed, read
-        self.groups = groups
+        self.questions, self.groups, self.read = questions, groups, read
         self.null_document = null_document
         self.length_step = length_step
         self.embedding_width = embedding_width
@@ -100,60 +92,48 @@ class RagBatcher:
           own: places in `rows` whose passages are looked up and which come back; the padded
             lengths and the draws are those of the whole batch.
         """
-        questions = self.questions
+        questions, format = self.questions, self.questions.format
         asked = questions.batch(rows, rng, weight, own, self.length_step, suffixes=False,
                                 groups=self.groups)
-        if retrieved is None:
-            passages = self._closed_book(rows, own)
-        else:
-            passages = self._retrieved(rows, retrieved, index, own)
-        length, packed = self._shape(self._lengths(rows, retrieved, index))
-        inputs = [questions.format.join(passage, questions.suffixes[row])
-                  for row, tokens in zip(rows[own], passages.tokens, strict=True)
-                  for passage in tokens]
+        lengths = self.lengths(rows, retrieved, index)
+        tokens = int(lengths.sum(axis=1).max()) if self.groups is not None else 0
+        length, packed = input_shape(int(lengths.max()), tokens, lengths.shape[1],
+                                     self.length_step, format.max_length)
+        passages, fields = (self._closed_book(rows[own]) if retrieved is None
+                            else self._retrieved(rows, retrieved, index, own))
+        suffixes = [questions.suffixes[row] for row in np.repeat(rows[own], lengths.shape[1])]
+        inputs = list(map(format.join, passages, suffixes))
         if self.read is not None:
-            passages.fields["prefixes"], inputs = self._in_two(passages.tokens, rows[own], inputs)
+            fields["prefixes"], inputs = self._in_two(passages, suffixes, inputs, lengths.shape[1])
             length = max(SHORTEST_REST, 1 << (max(map(len, inputs)) - 1).bit_length())
-        shape = (len(passages.tokens), -1, length)
-        ids, mask = pad_rows(inputs, length, questions.format.tokenizer.pad)
+        shape = (-1, lengths.shape[1], length)
+        ids, mask = pad_rows(inputs, length, format.tokenizer.pad)
         if packed:
-            of_questions = mask.reshape(shape[0], -1)
-            passages.fields["source_places"] = pad_rows(
+            of_questions = mask.reshape(-1, lengths.shape[1] * length)
+            fields["source_places"] = pad_rows(
                 [np.flatnonzero(row) for row in of_questions], packed, of_questions.shape[1])[0]
-        return assemble(asked, ids.reshape(shape), mask.reshape(shape), **passages.fields)
+        return assemble(asked, ids.reshape(shape), mask.reshape(shape), **fields)
 
-    def _in_two(self, passages: list[list[Sequence[int]]], rows: np.ndarray,
-                inputs: list[list[int]]) -> tuple[Prefixes, list[list[int]]]:
-        """What is kept of the passages of questions, and what follows them in their inputs.
+    def _in_two(self, passages: list[Sequence[int]], suffixes: list[list[int]],
+                inputs: list[list[int]], count: int) -> tuple[Prefixes, list[list[int]]]:
+        """What is kept of passages, and what follows them in their inputs, `count` a question.
 
         A passage is read as it is without any question: one that a question cuts is as long.
         """
-        format, shape = self.questions.format, (len(rows), -1)
-        after = [len(self.questions.suffixes[row]) + len(format.foot)
-                 for row, tokens in zip(rows, passages, strict=True) for _ in tokens]
-        lengths = [len(row) - rest for row, rest in zip(inputs, after, strict=True)]
-        whole = [[*format.begin, *passage[: format.room]] for tokens in passages
-                 for passage in tokens]
+        format = self.questions.format
+        lengths = [len(row) - len(suffix) - len(format.foot)
+                   for row, suffix in zip(inputs, suffixes, strict=True)]
+        whole = [[*format.begin, *passage[: format.room]] for passage in passages]
         kept = self.read(whole, [bucket(len(row), self.length_step, format.max_length)
                                  for row in whole])
-        keys, values = (each.reshape(*shape, *each.shape[1:]) for each in kept)
-        return (Prefixes(keys, values, np.array(lengths, np.int32).reshape(shape)),
+        keys, values = (each.reshape(-1, count, *each.shape[1:]) for each in kept)
+        return (Prefixes(keys, values, np.array(lengths, np.int32).reshape(-1, count)),
                 [row[length:] for row, length in zip(inputs, lengths, strict=True)])
-
-    def _shape(self, lengths: np.ndarray) -> tuple[int, int]:
-        """`input_shape` of a batch with inputs of so many tokens int64[B, K]."""
-        return input_shape(
-            int(lengths.max()), int(lengths.sum(axis=1).max()) if self.packed else 0,
-            lengths.shape[1], self.length_step, self.questions.format.max_length)
 
     def lengths(self, rows: np.ndarray, retrieved: np.ndarray | None,
                 index: Searchable | None = None) -> np.ndarray:
-        """Tokens of the longest generator input of each question, int64[B]; as in `batch`."""
-        return self._lengths(rows, retrieved, index).max(axis=1)
-
-    def _lengths(self, rows: np.ndarray, retrieved: np.ndarray | None,
-                 index: Searchable | None) -> np.ndarray:
-        """Tokens of every generator input, int64[B, K], with a null document [B, K + 1]."""
+        """Tokens of every generator input, int64[B, K], with a null document [B, K + 1]; as in
+        `batch`."""
         suffixes = np.array([[len(self.questions.suffixes[row])] for row in rows], np.int64)
         passages = np.zeros((len(rows), 1), np.int64)
         if retrieved is not None:
@@ -162,19 +142,19 @@ class RagBatcher:
             passages = np.pad(passages, ((0, 0), (0, int(self.null_document))))
         return self.questions.format.joined_length(passages, suffixes)
 
-    def _closed_book(self, rows: np.ndarray, own: np.ndarray | slice) -> _Passages:
-        """One empty passage with prior 1 for each question."""
-        count = len(rows[own])
-        return _Passages([[[]]] * count, {
-            "doc_embeddings": np.zeros((count, 1, self.embedding_width), np.float32),
-            "doc_mask": np.ones((count, 1), bool)})
+    def _closed_book(self, rows: np.ndarray) -> tuple[list[Sequence[int]], dict[str, Any]]:
+        """One empty passage with prior 1 for each question: its tokens, and fields of `Batch`."""
+        return [()] * len(rows), {
+            "doc_embeddings": np.zeros((len(rows), 1, self.embedding_width), np.float32),
+            "doc_mask": np.ones((len(rows), 1), bool)}
 
-    def _retrieved(self, rows: np.ndarray, retrieved: np.ndarray,
-                   index: Searchable, own: np.ndarray | slice) -> _Passages:
-        """The passages in rows int[B, K] of an index."""
+    def _retrieved(self, rows: np.ndarray, retrieved: np.ndarray, index: Searchable,
+                   own: np.ndarray | slice) -> tuple[list[Sequence[int]], dict[str, Any]]:
+        """The passages in rows int[B, K] of an index: their tokens, and fields of `Batch`."""
         safe, table = np.maximum(retrieved, 0), index.passages.tokens(PASSAGE_TABLE)
-        empty = [[]] * self.null_document
-        tokens = [[*(table.rows(int(row)) for row in docs), *empty] for docs in safe[own]]
+        empty = [()] * self.null_document
+        tokens = [passage for docs in safe[own]
+                  for passage in (*(table.rows(int(row)) for row in docs), *empty)]
         doc_ids = retrieved[own].astype(np.int32)
         fields = {"doc_ids": doc_ids, "doc_mask": doc_ids >= 0, "doc_embeddings": None}
 
@@ -189,4 +169,4 @@ class RagBatcher:
         if not isinstance(index, Bm25Index | RerankedIndex):
             embeddings = asked(index.embeddings, safe)
             fields["doc_embeddings"] = embeddings * fields["doc_mask"][..., None]
-        return _Passages(tokens, fields)
+        return tokens, fields

@@ -44,21 +44,18 @@ def download(url: str, path: pathlib.Path, size: int | None = None,
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(path.name + ".part")
     version = part.with_name(part.name + ".version")
-    try:
-        for attempt in range(1, _ATTEMPTS + 1):
-            had = _size(part)
-            try:
-                total = _fetch(url, part, version, size)
-                break
-            except (OSError, http.client.HTTPException) as error:
-                refused = isinstance(error, urllib.error.URLError) or _size(part) <= had
-                if refused or attempt == _ATTEMPTS:
-                    raise
-    except (OSError, http.client.HTTPException) as error:
-        raise DownloadError(
-            f"{url} could not be downloaded to {path} ({error}). Run the same command again to go "
-            "on; or fetch the file where there is a network and put it there"
-        ) from error
+    for attempt in range(1, _ATTEMPTS + 1):
+        had = _size(part)
+        try:
+            total = _fetch(url, part, version, size)
+            break
+        except (OSError, http.client.HTTPException) as error:
+            refused = isinstance(error, urllib.error.URLError) or _size(part) <= had
+            if refused or attempt == _ATTEMPTS:
+                raise DownloadError(
+                    f"{url} could not be downloaded to {path} ({error}). Run the same command "
+                    "again to go on; or fetch the file where there is a network and put it there"
+                ) from error
     _verify(url, part, total if size is None else size, sha256)
     files.move(part, path)
     version.unlink(missing_ok=True)

@@ -57,18 +57,15 @@ def describe(config: Config, tokenizers: Mapping[str, str | os.PathLike | None],
         fields["data.world_seed"] = world_seed(config)
         if data.world_cards != "gold":  # earlier records do not have it
             fields["data.world_cards"] = data.world_cards
-    known = earlier["inputs"] if earlier else {}
-    return {"fields": fields, "inputs": {
-        name: _describe(name, source, data.data_dir, known.get(name, {}))
-        for name, source in sources.items() if source}}
-
-
-def _describe(name: str, source: str, data_dir: str, known: Mapping[str, Any]) -> dict[str, Any]:
-    entries = known.get("files", {})
-    files = {key: _entry(path, entries.get(key))
-             for key, path in _files(name, source, data_dir).items()}
-    named = source.startswith(("task:", "tfds:")) or not files
-    return {"source": source if named else "", "files": files}
+    known, found = earlier["inputs"] if earlier else {}, {}
+    for name, source in sources.items():
+        if source:
+            entries = known.get(name, _ABSENT)["files"]
+            files = {key: _entry(path, entries.get(key))
+                     for key, path in _files(name, source, data.data_dir).items()}
+            named = source.startswith(("task:", "tfds:")) or not files
+            found[name] = {"source": source if named else "", "files": files}
+    return {"fields": fields, "inputs": found}
 
 
 def _files(name: str, source: str, data_dir: str) -> dict[str, pathlib.Path]:

@@ -25,10 +25,11 @@ class JsonDocument:
     """A cursor in a JSON document.
 
     Attributes:
-        number: the record being read, counted from 1 by `array`; 0 = outside of an array.
+        number: the record being read, counted from 1 by `json_array`; 0 = outside of its array.
 
     Raises (all methods):
-        DataError: names file, line and record: not JSON, not UTF-8, cut short, damaged .gz.
+        DataError: names file, line and record: not JSON, not UTF-8, cut short, damaged .gz; of an
+            object that is read piece by piece, also a key that it has twice.
     """
 
     def __init__(self, path: str):
@@ -67,23 +68,14 @@ class JsonDocument:
     def skip(self) -> None:
         """Passes the value at the cursor; the elements of an array or object one by one."""
         kind = {"[": "[]", "{": "{}"}.get(self._peek())
-        for _ in self._items(kind) if kind else [None]:
+        for _ in self.items(kind) if kind else [None]:
             self.value()
 
-    def array(self, numbered: bool = False) -> Iterator[tuple[str, Any]]:
-        """Yields (where, value) of the elements of the array at the cursor."""
-        for _ in self._items("[]"):
-            self.number += numbered
-            self._peek()
-            yield self.where, self.value()
-
-    def members(self) -> Iterator[str]:
-        """Yields the keys of the object at the cursor; the caller reads or skips each value."""
-        return self._items("{}")
-
-    def _items(self, kind: str) -> Iterator[str | None]:
-        """Yields the key, in an array None, of each value; the caller passes the value itself."""
+    def items(self, kind: str) -> Iterator[str | None]:
+        """Comes to each value of the array ("[]") or object ("{}") at the cursor, and yields its
+        key, in an array None; the caller reads or skips the value."""
         start, end = kind
+        seen: set[str] = set()
         self._take(start)
         if self._peek() == end:
             self._take(end)
@@ -94,7 +86,11 @@ class JsonDocument:
                 key = self.value()
                 if not isinstance(key, str):
                     raise self._error(f"a key {key!r:.40}")
+                if key in seen:
+                    raise DataError(f'{self.where}: "{key}" occurs a second time')
+                seen.add(key)
                 self._take(":")
+            self._peek()
             yield key
             if self._take("," + end) == end:
                 return
@@ -146,14 +142,15 @@ def json_array(path: str, key: str | None = None) -> Iterator[tuple[int, Record]
     """
     with contextlib.closing(JsonDocument(path)) as document:
         is_there = key is None
-        for name in [None] if key is None else document.members():
-            if name == key:
-                is_there = True
-                for where, value in document.array(numbered=True):
-                    yield document.number, Record(where, value)
-                document.number = 0
-            else:
+        for name in [None] if key is None else document.items("{}"):
+            if name != key:
                 document.skip()
+                continue
+            is_there = True
+            for _ in document.items("[]"):
+                document.number += 1
+                yield document.number, Record(document.where, document.value())
+            document.number = 0
         if not is_there:
             raise DataError(f'{document.where}: no "{key}" in it: expected {{"{key}": [...]}}')
         document.end()
@@ -167,18 +164,11 @@ def json_columns(path: str, columns: tuple[str, ...]) -> dict[str, dict[str, Any
     """
     table: dict[str, dict[str, Any]] = {}
     with contextlib.closing(JsonDocument(path)) as document:
-        for column in document.members():
-            if column not in columns:
-                document.skip()
-            elif column in table:
-                raise DataError(f'{document.where}: "{column}" occurs a second time')
+        for column in document.items("{}"):
+            if column in columns:
+                table[column] = {row: document.value() for row in document.items("{}")}
             else:
-                table[column] = rows = {}
-                for row in document.members():
-                    if row in rows:
-                        raise DataError(f'{document.where}: record {row} of "{column}" occurs a '
-                                         "second time")
-                    rows[row] = document.value()
+                document.skip()
         document.end()
         for column in columns:
             if column not in table:

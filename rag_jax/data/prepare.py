@@ -12,7 +12,7 @@ from rag_jax import files
 from rag_jax.citation import Citation
 from rag_jax.config import Config, ConfigError
 from rag_jax.data import inputs
-from rag_jax.data.answer_targets import DEPTH, training_examples
+from rag_jax.data.answer_targets import DEPTH, LOOKS_IN_PASSAGES, training_examples
 from rag_jax.data.batches import ENCODER_TABLE, PASSAGE_TABLE
 from rag_jax.data.corpora import read_corpus
 from rag_jax.data.prepared import (
@@ -39,11 +39,7 @@ from rag_jax.data.text import (
 from rag_jax.retrieval.bm25 import build_bm25
 from rag_jax.retrieval.passages import PassageStore, write_store
 from rag_jax.retrieval.protocol import Passage, RetrievalError
-from rag_jax.retrieval.verification import (
-    DIGESTS,
-    write_digests,
-    write_sealed,
-)
+from rag_jax.retrieval.verification import DIGESTS, write_digests, write_sealed
 
 TokenizerSource = str | pathlib.Path | None
 
@@ -242,13 +238,13 @@ def write_passages(path: pathlib.Path, passages: Iterable[Passage], config: Conf
         read.count(lengths, layout.kept(lengths, np.zeros_like(lengths)))
         return rows
 
-    encoders = {
-        PASSAGE_TABLE: layout and generator_input,
-        ENCODER_TABLE: retriever and (lambda ps: encoder_input(
-            retriever, [p.title for p in ps], [p.text for p in ps], longest, embedded,
-            config.model.retriever)),
-    }
-    encoders = {name: encode for name, encode in encoders.items() if encode}
+    def encoders_input(ps: Sequence[Passage]) -> list[list[int]]:
+        return encoder_input(retriever, [p.title for p in ps], [p.text for p in ps], longest,
+                             embedded, config.model.retriever)
+
+    encoders = {PASSAGE_TABLE: generator_input} if layout else {}
+    if retriever:
+        encoders[ENCODER_TABLE] = encoders_input
     with tqdm(desc=f"passages of {path.name}", unit=" passages", disable=None) as bar:
         store = write_store(path, passages, encoders, bar.update, source)
     lexical = config.retrieval.retriever == "bm25"
@@ -267,7 +263,7 @@ def _training_examples(train: str, examples: list[Example], store: PassageStore,
     scratch: folder for the BM25 index, which is removed in the end.
     """
     rule = trains_on(train)
-    if rule not in ("retrieved", "matches"):
+    if rule not in LOOKS_IN_PASSAGES:
         return examples
     index = build_bm25(store, scratch)
 

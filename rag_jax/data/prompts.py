@@ -59,6 +59,8 @@ class PromptFormat(GeneratorFormat):
     A long input loses the end of its passage, never its question, unless that takes half of it.
     """
 
+    title_separator = "\n"
+
     def __init__(self, tokenizer: Tokenizer, max_length: int, parts: Parts,
                  uncased_questions: bool = False):
         after = tokenizer.encode_written(parts.after.rstrip(" "))
@@ -66,7 +68,7 @@ class PromptFormat(GeneratorFormat):
         space = "" if tokenizer.begins_words else " "  # which Llama 2's writes itself
         gap = "" if parts.after[-1:] == "\n" else space
         super().__init__(tokenizer.answering(ending[0] if ending else tokenizer.end, gap),
-                         max_length, "\n", uncased_questions=uncased_questions)
+                         max_length, uncased_questions=uncased_questions)
         self.begin, self.foot = tokenizer.encode_written(parts.before, first=True), []
         self.room = max_length - len(self.begin)
         between = parts.between.removesuffix(" ")

@@ -45,6 +45,9 @@ class Example(NamedTuple):
     evidence: tuple[str, ...] = ()
 
 
+LISTS = ("positive_ids", "negative_ids", "targets", "titles", "evidence")  # may be empty
+
+
 def collect(source: str, rows: Iterable[tuple[str, Example]], hidden: bool = False
             ) -> list[Example]:
     """Checks rows and returns their examples.
@@ -91,7 +94,7 @@ def _check(where: str, example: Example, hidden: bool) -> None:
     named = [("id", example.id), ("question", example.question)]
     if not isinstance(example.regex, bool):
         raise DataError(f"{where}: regex is {example.regex!r}: expected true or false")
-    for field in ("answers", "positive_ids", "negative_ids", "targets", "titles", "evidence"):
+    for field in ("answers", *LISTS):
         named += [(f"{field}[{i}]", text) for i, text in enumerate(getattr(example, field))]
     for field, text in named:
         if not isinstance(text, str):

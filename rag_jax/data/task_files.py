@@ -1,13 +1,13 @@
 """Readers of the official files of the paper's tasks, one a format.
 
 Each yields (place of an example for errors, example), unchecked, in the file's order, and reads
-piece by piece. `tasks.toml` says which file has which format.
+piece by piece. `tasks.toml` says which file has which format; those of files without answers take
+`hidden`.
 
 Raises (all readers):
     DataError: names the file, the line or record, and the field that is missing or wrong.
 """
 
-import functools
 import html
 import itertools
 import json
@@ -21,6 +21,7 @@ from collections.abc import Iterable, Iterator
 from rag_jax.data.json_document import json_array, json_columns
 from rag_jax.data.question_files import Example, read_jsonl, read_tsv
 from rag_jax.data.records import Record, json_lines
+from rag_jax.data.wikitext import TAG
 from rag_jax.errors import DataError
 
 Rows = Iterator[tuple[str, Example]]
@@ -31,7 +32,6 @@ _PTB = {"-LRB-": "(", "-RRB-": ")", "-LSB-": "[", "-RSB-": "]", "-LCB-": "{", "-
 _DESCRIPTION = r'\(description (?:"((?:[^"\\]|\\.)+)"|([^()"]+))\)'
 _TARGETS = re.compile(rf"\(list(?: {_DESCRIPTION})+\)")
 _FEWEST_SNIPPETS = 41
-_TAG = re.compile(r"</?[a-zA-Z][^<>]*>")
 
 
 def _unique(texts: Iterable[str]) -> tuple[str, ...]:
@@ -160,7 +160,7 @@ def _members(path: str) -> Iterator[tuple[str, bytes]]:
 
 
 def _plain(text: str) -> str:
-    text = " ".join(html.unescape(_TAG.sub("", text)).split())
+    text = " ".join(html.unescape(TAG.sub("", text)).split())
     enclosed = len(text) > 1 and text[0] == text[-1] == "'"
     return text[1:-1].strip() if enclosed else text
 
@@ -233,9 +233,6 @@ def read_kilt(path: str) -> Rows:
 READERS = {
     "jsonl": read_jsonl, "tsv": read_tsv, "regex_jsonl": read_regex_jsonl,
     "dpr_json": read_dpr_json, "web_questions": read_web_questions,
-    "trivia_qa": read_trivia_qa,
-    "trivia_qa_questions": functools.partial(read_trivia_qa, hidden=True),
-    "ms_marco": read_ms_marco,
-    "ms_marco_questions": functools.partial(read_ms_marco, hidden=True),
-    "search_qa": read_search_qa, "fever": read_fever, "fever2": read_fever2,
+    "trivia_qa": read_trivia_qa, "ms_marco": read_ms_marco, "search_qa": read_search_qa,
+    "fever": read_fever, "fever2": read_fever2,
 }

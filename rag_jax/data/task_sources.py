@@ -133,8 +133,8 @@ def read_task(source: str, data_dir: str, hidden: bool = False) -> Rows:
                          f"{task.homepage} says who scores it")
     folder = _folder(name, data_dir)
     count = 0
-    read = READERS[split.read]
-    for where, example in read(str(locate(folder, split.file, task.homepage))):
+    read, path = READERS[split.read], str(locate(folder, split.file, task.homepage))
+    for where, example in read(path, hidden=True) if split.hidden else read(path):
         if split.half and held_out(example.question) != (split.half == "dev"):
             continue
         count += 1

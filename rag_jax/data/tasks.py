@@ -7,7 +7,6 @@ reads back. TensorFlow is never imported: TFDS data sets are read as random-acce
 import contextlib
 import difflib
 import functools
-import hashlib
 import importlib
 import io
 import json
@@ -24,7 +23,7 @@ import numpy as np
 
 from rag_jax import files
 from rag_jax.data.download import DownloadError
-from rag_jax.data.question_files import Example, collect, read_jsonl, read_tsv
+from rag_jax.data.question_files import LISTS, Example, collect, read_jsonl, read_tsv
 from rag_jax.data.task_files import read_kilt
 from rag_jax.data.task_sources import read_task
 from rag_jax.errors import DataError
@@ -34,11 +33,11 @@ _TSV_SUFFIXES = (".tsv", ".tsv.gz", ".csv", ".csv.gz")
 _TFDS_READ_SIZE = 1024  # examples per batched read: ten times faster than single reads
 # Old-layout builders are unknown to `tfds.builder` until their module has been imported.
 _TFDS_MODULES = {"web_questions": "tensorflow_datasets.question_answering.web_questions"}
+_CLASS_KEYS = ("pythonClassName", "python_class_name", "type")  # in a features.json
 _TFDS_FEATURE = re.compile(r"tensorflow_datasets\.core\.features(\.\w+)+")
 _TFDS_DIRECTORY = re.compile(r"(?P<directory>.+?)(?::(?P<split>[A-Za-z]\w*(?:\[[^\]]*\])?))?")
 _TRIVIA_QA_URL = "http://nlp.cs.washington.edu/triviaqa/data/triviaqa-{}.tar.gz"
-_FINGERPRINT_FILE = "rag_jax_fingerprint.json"
-_LISTS = ("positive_ids", "negative_ids", "targets", "titles", "evidence")
+_MARK = "rag_jax_fingerprint.json"  # in what `prepare_dataset` wrote
 
 
 def load_examples(source: str, *, data_dir: str = "", hidden: bool = False) -> list[Example]:
@@ -98,8 +97,7 @@ def prepare_dataset(
     """Writes examples as a TFDS data set (array_record, in the given order), atomically.
 
     It is prepared beside `directory` and renamed at the end, so that `directory` never holds half
-    a data set. Returns at once if `directory` already holds the same content; replaces it if it
-    holds other content written by this function. Read it with
+    a data set. One that this function wrote before is replaced. Read it with
     `load_examples("tfds-dir:DIRECTORY:SPLIT")` or `tfds.builder_from_directory(DIRECTORY)`.
 
     Args:
@@ -122,84 +120,42 @@ def prepare_dataset(
         where = f"{name}:{split}"
         rows = ((f"{where} example {i}", Example(*row)) for i, row in enumerate(examples))
         checked[split] = collect(where, rows)
-    fingerprint = _fingerprint(name, checked)
-    if directory.exists():
-        stored = _stored_fingerprint(directory)
-        if stored == fingerprint:
-            return
-        if stored is None and (not directory.is_dir() or any(directory.iterdir())):
-            raise DataError(
-                f"{directory} exists and is not a data set written by rag_jax: name another "
-                "directory, or remove it first"
-            )
-    try:
-        with files.new_folder(directory, replace=directory.exists()) as content:
-            _fill(content, name, checked, fingerprint)
-    except files.FolderError:
-        # Another process may have put the same data set there in the meantime.
-        if _stored_fingerprint(directory) != fingerprint:
-            raise
+    ours = (directory / _MARK).is_file()
+    if directory.exists() and not ours and (not directory.is_dir() or any(directory.iterdir())):
+        raise DataError(f"{directory} exists and is not a data set written by rag_jax: name "
+                        "another directory, or remove it first")
+    with files.new_folder(directory, replace=ours) as content:
+        _fill(content, name, checked)
 
 
-def _fill(folder: Path, name: str, splits: Mapping[str, list[Example]], fingerprint: str) -> None:
-    """Writes a data set, and what names its content, into an empty folder."""
+def _fill(folder: Path, name: str, splits: Mapping[str, list[Example]]) -> None:
+    """Writes a data set, and the mark that it is ours, into an empty folder."""
     workplace = folder.with_name("tfds")  # beside it: TFDS wants folders of its own
     builder = _question_builder(name, splits, workplace)
     _download_and_prepare(builder, messages=io.StringIO())  # about temporary paths: discarded
     for file in Path(builder.data_dir).iterdir():
         files.move(file, folder / file.name)
-    record = {"sha256": fingerprint, "examples": {k: len(v) for k, v in splits.items()}}
-    files.write_json(folder / _FINGERPRINT_FILE, record)
-
-
-def _fingerprint(name: str, splits: Mapping[str, list[Example]]) -> str:
-    """SHA-256 (hex) of everything that `prepare_dataset` writes."""
-    digest = hashlib.sha256(json.dumps(["questions 1", name]).encode())
-    for split, examples in splits.items():
-        for row in [(split, len(examples)), *examples]:
-            digest.update(json.dumps(row).encode() + b"\n")
-    return digest.hexdigest()
-
-
-def _stored_fingerprint(directory: Path) -> str | None:
-    """The fingerprint of the data set in a directory; None if there is none of ours."""
-    try:
-        record = json.loads((directory / _FINGERPRINT_FILE).read_text(encoding="utf-8"))
-        return record["sha256"]
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
+    files.write_json(folder / _MARK, {"examples": {k: len(v) for k, v in splits.items()}})
 
 
 def _question_builder(name: str, splits: Mapping[str, list[Example]], data_dir: Path) -> Any:
-    """Returns an unprepared TFDS builder of these examples."""
+    """Returns an unprepared TFDS builder of these examples, in their order."""
     tfds = _import_tfds()
+    from tensorflow_datasets.core.dataset_builders import adhoc_builder
 
-    class JsonlQuestions(tfds.core.GeneratorBasedBuilder, skip_registration=True):
-        """Questions, answers and passage ids, in the order given."""
+    class Questions(adhoc_builder.AdhocBuilder, skip_registration=True):
+        def _split_generators(self, dl_manager):  # the class's own asks TensorFlow for its types
+            return {split: ((position, example._asdict()) for position, example
+                            in enumerate(examples)) for split, examples in splits.items()}
 
-        VERSION = tfds.core.Version("1.0.0")
-
-        def _info(self):
-            texts = tfds.features.Sequence(tfds.features.Text())
-            features = dict.fromkeys(Example._fields, texts)
-            features |= dict.fromkeys(("id", "question"), tfds.features.Text())
-            features["regex"] = tfds.features.Scalar(np.bool_)
-            return tfds.core.DatasetInfo(
-                builder=self,
-                description=self.__doc__,
-                features=tfds.features.FeaturesDict(features),
-                disable_shuffling=True,
-            )
-
-        def _split_generators(self, dl_manager):
-            return {split: self._generate_examples(split) for split in splits}
-
-        def _generate_examples(self, split):
-            for position, example in enumerate(splits[split]):
-                yield position, example._asdict()
-
-    JsonlQuestions.name = name
-    return JsonlQuestions(data_dir=data_dir, file_format="array_record")
+    texts = tfds.features.Sequence(tfds.features.Text())
+    features = dict.fromkeys(Example._fields, texts)
+    features |= dict.fromkeys(("id", "question"), tfds.features.Text())
+    features["regex"] = tfds.features.Scalar(np.bool_)
+    return Questions(name=name, version="1.0.0", features=tfds.features.FeaturesDict(features),
+                     description="Questions, answers and passage ids, in the order given.",
+                     split_datasets={}, data_dir=data_dir, file_format="array_record",
+                     disable_shuffling=True)
 
 
 def _import_tfds() -> types.ModuleType:
@@ -251,19 +207,16 @@ def _load_tfds_directory(source: str) -> list[Example]:
 
 def _check_features(file: Path) -> None:
     """TFDS imports whatever module a features.json names: code that came with the data, say."""
-    def check(value: dict[str, Any]) -> None:
-        for key in ("pythonClassName", "python_class_name", "type"):
-            name = value.get(key)
-            if isinstance(name, str) and "." in name and not _TFDS_FEATURE.fullmatch(name):
-                raise DataError(f"{file}: names the class {name!r:.80}, which is none of "
-                                "tensorflow_datasets.core.features: it is not read")
-
+    named: list[Any] = []
     try:
-        json.loads(file.read_text("utf-8"), object_hook=check)
-    except DataError:
-        raise
+        json.loads(file.read_text("utf-8"),
+                   object_hook=lambda value: named.extend(map(value.get, _CLASS_KEYS)))
     except (OSError, ValueError, RecursionError) as error:
         raise DataError(f"{file}: damaged ({error}): prepare the data set again") from None
+    for name in named:
+        if isinstance(name, str) and "." in name and not _TFDS_FEATURE.fullmatch(name):
+            raise DataError(f"{file}: names the class {name!r:.80}, which is none of "
+                            "tensorflow_datasets.core.features: it is not read")
 
 
 def _read_tfds(source: str, builder: Any, split: str) -> list[Example]:
@@ -306,7 +259,7 @@ def _tfds_example(where: str, position: int, row: Mapping[str, Any]) -> Example:
         question=_text(row["question"]),
         answers=tuple(map(_text, answers)),
         regex=bool(row.get("regex", False)),
-        **{name: tuple(map(_text, row.get(name, ()))) for name in _LISTS},
+        **{name: tuple(map(_text, row.get(name, ()))) for name in LISTS},
     )
 
 

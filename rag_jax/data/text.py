@@ -338,13 +338,11 @@ class GeneratorFormat:
     and cut, as in Hugging Face's RAG.
     """
 
-    def __init__(self, tokenizer: Tokenizer, max_length: int, title_separator: str = " / ",
-                 question_separator: str = " // ", like_hugging_face: bool = False,
+    title_separator, question_separator = " / ", " // "
+
+    def __init__(self, tokenizer: Tokenizer, max_length: int, like_hugging_face: bool = False,
                  question_first: bool = False, uncased_questions: bool = False):
-        self.tokenizer = tokenizer
-        self.max_length = max_length
-        self.title_separator = title_separator
-        self.question_separator = question_separator
+        self.tokenizer, self.max_length = tokenizer, max_length
         self.like_hugging_face = like_hugging_face
         self.question_first, self.uncased_questions = question_first, uncased_questions
         self.begin, self.foot = begin(tokenizer), [tokenizer.end]  # around every input
@@ -382,9 +380,8 @@ class GeneratorFormat:
     def alone(self, texts: Sequence[str], max_length: int) -> list[list[int]]:
         """<s> text </s>, as a classifier's decoder reads a question; cut before </s>."""
         rows = self.tokenizer.encode([" ".join(text.split()) for text in texts])
-        tokenizer = self.tokenizer
         room = max_length - len(self.begin) - 1
-        return [[*self.begin, *row[:room], tokenizer.end] for row in rows]
+        return [[*self.begin, *row[:room], self.tokenizer.end] for row in rows]
 
     def joined_length(self, passage: np.ndarray, question: np.ndarray) -> np.ndarray:
         """Length of a joined input, from the lengths of its passage and its question."""

@@ -182,7 +182,7 @@ class DenoisingBatcher:
     def __init__(self, texts: Sequence[str], tokenizer: Tokenizer, length: int, length_step: int,
                  mask_ratio: float, span_length: float, permute: float,
                  groups: Groups | None = None):
-        self.texts, self.tokenizer = list(texts), tokenizer
+        self.texts, self.tokenizer = texts, tokenizer
         self.length, self.length_step, self.groups = length, length_step, groups
         self.mask_ratio, self.span_length, self.permute = mask_ratio, span_length, permute
 

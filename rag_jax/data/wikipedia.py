@@ -1,10 +1,11 @@
 """Articles of a Wikipedia dump, as published (XML) or as wikiextractor writes it (JSON)."""
 
+import functools
 import os
 import pathlib
 import re
-import xml.parsers.expat
 from collections.abc import Iterator
+from xml.etree import ElementTree
 
 from rag_jax.data.records import json_lines
 from rag_jax.data.wikitext import is_disambiguation, plain_text
@@ -12,11 +13,10 @@ from rag_jax.errors import DataError
 from rag_jax.lines import damage_named, open_packed
 from rag_jax.retrieval.protocol import Passage
 
-_CHUNK = 1 << 16  # bytes
-_FORMS = {"title": re.compile(r"[^\0]*\S[^\0]*"), "ns": re.compile(r"-?\d+"),
-          "id": re.compile(r"\d+"), "text": re.compile(r"[^\0]*")}
-_TEXTS = {("page", "title"): "title", ("page", "ns"): "ns", ("page", "id"): "id",
-          ("revision", "text"): "text"}
+_LONGEST_PIECE = 1 << 16  # bytes, of a line
+# Elements of a page, and what has to be found in them.
+_FIELDS = {"title": ("{*}title", r"\S"), "ns": ("{*}ns", r"\A-?\d+\Z"), "id": ("{*}id", r"\A\d+\Z"),
+           "text": ("{*}revision/{*}text", "")}
 
 
 def read_dump(path: str) -> Iterator[tuple[str, Passage]]:
@@ -29,90 +29,50 @@ def read_dump(path: str) -> Iterator[tuple[str, Passage]]:
         DataError: names file and line: not XML, cut short, damaged .bz2, or a page without title,
             namespace, id or text.
     """
-    pages = _Pages(path)
-    with open_packed(path) as file:
-        while True:
-            with damage_named(lambda: pages.where):
-                data = file.read(_CHUNK)
-            pages.feed(data)
-            for where, page in pages.taken():
-                article = _article(page)
-                if article is not None:
-                    yield where, article
-            if not data:
-                return
+    root = None
+    for where, event, element in _events(path):
+        name = element.tag.rpartition("}")[2]
+        if root is None:
+            root = element
+            if name != "mediawiki":
+                raise DataError(f"{where}: <{name}> where <mediawiki> was expected: a dump named "
+                                "...-pages-articles.xml.bz2 is meant")
+        if event == "end" and name == "page":
+            article = _article(where, element)
+            root.clear()
+            if article is not None:
+                yield where, article
 
 
-def _article(page: dict[str, str]) -> Passage | None:
-    redirect = "redirect" in page or page["text"].lstrip()[:9].upper() == "#REDIRECT"
-    if page["ns"] != "0" or redirect or is_disambiguation(page["title"], page["text"]):
-        return None
-    text = plain_text(page["text"])
-    return Passage(page["id"], page["title"], text) if text else None
-
-
-class _Pages:
-    """The pages of an XML stream, collected by expat's callbacks."""
-
-    def __init__(self, path: str):
-        self._path = path
-        self._parser = xml.parsers.expat.ParserCreate("utf-8")
-        self._parser.buffer_text = True
-        self._parser.StartElementHandler = self._start
-        self._parser.EndElementHandler = self._end
-        self._parser.CharacterDataHandler = self._characters
-        self._open: list[str] = []
-        self._page: dict[str, str] | None = None
-        self._field: str | None = None
-        self._done: list[tuple[str, dict[str, str]]] = []
-
-    @property
-    def where(self) -> str:
-        return f"{self._path}:{self._parser.CurrentLineNumber}"
-
-    def feed(self, data: bytes) -> None:
-        """Takes in the next bytes; none = the end."""
+def _events(path: str) -> Iterator[tuple[str, str, ElementTree.Element]]:
+    """Yields (place for errors, "start" or "end", element) as they come."""
+    parser, line = ElementTree.XMLPullParser(("start", "end")), 1
+    with open_packed(path) as file, damage_named(lambda: f"{path}:{line}"):
         try:
-            self._parser.Parse(data, not data)
-        except xml.parsers.expat.ExpatError as error:
-            raise DataError(f"{self._path}:{error.lineno}: not the XML of a Wikipedia dump "
-                             f"({error}): fetch the file again") from None
+            for piece in iter(functools.partial(file.readline, _LONGEST_PIECE), b""):
+                parser.feed(piece)
+                for event, element in parser.read_events():
+                    yield f"{path}:{line}", event, element
+                line += piece.endswith(b"\n")
+            parser.close()
+        except ElementTree.ParseError as error:
+            raise DataError(f"{path}:{error.position[0]}: not the XML of a Wikipedia dump "
+                            f"({error}): fetch the file again") from None
 
-    def taken(self) -> list[tuple[str, dict[str, str]]]:
-        """The pages that have become whole since the last call."""
-        done, self._done = self._done, []
-        return done
 
-    def _start(self, name: str, attributes: dict[str, str]) -> None:
-        if not self._open and name != "mediawiki":
-            raise DataError(f"{self.where}: <{name}> where <mediawiki> was expected: a dump named "
-                             "...-pages-articles.xml.bz2 is meant")
-        parent = self._open[-1] if self._open else ""
-        self._open.append(name)
-        if name == "page":
-            self._page = {}
-        elif self._page is not None:
-            self._field = _TEXTS.get((parent, name))
-            if self._field is not None:
-                self._page[self._field] = ""
-            elif (parent, name) == ("page", "redirect"):
-                self._page["redirect"] = attributes.get("title", "")
-
-    def _characters(self, text: str) -> None:
-        if self._field is not None:
-            self._page[self._field] += text
-
-    def _end(self, name: str) -> None:
-        self._open.pop()
-        self._field = None
-        if name == "page":
-            for field, form in _FORMS.items():
-                if not form.fullmatch(self._page.get(field, "\0")):
-                    raise DataError(
-                        f"{self.where}: page {self._page.get('title', '')!r:.60}: <{field}> is "
-                        f"{self._page.get(field, 'missing')!r:.60}: fetch the file again")
-            self._done.append((self.where, self._page))
-            self._page = None
+def _article(where: str, page: ElementTree.Element) -> Passage | None:
+    found = {field: page.findtext(place) for field, (place, _) in _FIELDS.items()}
+    for field, (_, form) in _FIELDS.items():
+        if found[field] is None or not re.search(form, found[field]):
+            value = "missing" if found[field] is None else found[field]
+            raise DataError(f"{where}: page {found['title'] or ''!r:.60}: <{field}> is "
+                            f"{value!r:.60}: fetch the file again")
+    title, text = found["title"], found["text"]
+    redirect = page.find("{*}redirect") is not None or text.lstrip()[:9].upper() == "#REDIRECT"
+    if found["ns"] != "0" or redirect or is_disambiguation(title, text):
+        return None
+    prose = plain_text(text)
+    return Passage(found["id"], title, prose) if prose else None
 
 
 def extracted_files(folder: str) -> list[str]:

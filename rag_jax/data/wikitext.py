@@ -13,7 +13,7 @@ _COMMENT = re.compile(r"<!--.*?-->", re.DOTALL)
 _DROPPED = re.compile(
     r"<(ref|math|chem|gallery|timeline|score|syntaxhighlight|source|imagemap|table|nowiki|pre)\b"
     r"(?:[^<>]*/>|[^<>]*>.*?</\1\s*>)", re.DOTALL | re.IGNORECASE)
-_TAG = re.compile(r"</?[a-zA-Z][^<>]*>")
+TAG = re.compile(r"</?[a-zA-Z][^<>]*>")
 # One that has no other inside; lone braces may be.
 _TEMPLATE = re.compile(r"\{\{(?!\{)(?:[^{}]|\{(?!\{)|\}(?!\})|\}(?=\}\}(?!\})))*\}\}")
 _TABLE = re.compile(r"^[ :]*\{\|(?:(?!^[ :]*\{\|).)*?^[ :]*\|\}", re.DOTALL | re.MULTILINE)
@@ -44,7 +44,7 @@ def plain_text(markup: str) -> str:
     text = _inside_out(_LINK, lambda match: _link_text(match[1]), text)
     text = _URL.sub(r"\1", text)
     text = _BLOCK.sub("", _MAGIC.sub("", _QUOTES.sub("", text)))
-    text = html.unescape(_TAG.sub("", text))
+    text = html.unescape(TAG.sub("", text))
     return " ".join(_BRACKETS.sub("", text).split()).replace(" ,", ",")
 
 

@@ -73,8 +73,10 @@ def content_of(found: Found) -> tuple[bytes, str]:
     """The content of a file, and its sha256.
 
     Raises:
-      Unreadable: it has gone, become something else, or may not be read.
+      Unreadable: it is not to be read, has gone, become something else, or may not be read.
     """
+    if found.reason:
+        raise Unreadable(found.reason)
     flags = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
     try:
         with open(os.open(found.path, flags | getattr(os, "O_BINARY", 0)), "rb") as file:

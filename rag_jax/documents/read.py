@@ -9,13 +9,7 @@ from rag_jax.documents.document import Document, Unreadable
 from rag_jax.documents.docx import read_docx
 from rag_jax.documents.html import read_html
 from rag_jax.documents.pdf import read_pdf
-from rag_jax.documents.plain import (
-    read_csv,
-    read_jsonl,
-    read_markdown,
-    read_text,
-    read_tsv,
-)
+from rag_jax.documents.plain import read_csv, read_jsonl, read_markdown, read_text, read_tsv
 
 LARGEST_FILE = 2**28  # bytes
 READERS: dict[str, Callable[[bytes], Document]] = {

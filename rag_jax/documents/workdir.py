@@ -1,7 +1,7 @@
 """A workdir of rag_jax.ingest: what it was made from.
 
     config.json    the configuration, as of rag_jax.train: which encoder and generator
-    ingest.json    the folder, and of each file digest, passages, or the reason why it is not read
+    ingest.json    the folder, and of each file digest, passages, or why it is not read
     index/         the index of all passages (retrieval/versions.py)
     trained/       where questions were trained on: a workdir of rag_jax.train, which answers then
 """
@@ -20,8 +20,8 @@ NO_GENERATOR = ("Passages are shown, and no answers: no generator is named. For 
                 "rag_jax.ingest again with --config.model.generator.pretrained=NAME, such as "
                 "google/flan-t5-base.")
 RECORD, INDEX, TRAINED = "ingest.json", "index", "trained"
-_FIELDS = {"folder": str, "divided_by": dict, "made_by": dict, "index": str, "files": dict,
-           "skipped": dict}
+_FIELDS = {"folder": str, "divided_by": dict, "made_by": dict, "index": str, "files": dict}
+FileRecords = dict[str, dict[str, Any]]
 
 
 class Record(NamedTuple):
@@ -32,16 +32,15 @@ class Record(NamedTuple):
       divided_by: all that decides the passages of a file, beside its content.
       made_by: all that decides what is made of the passages.
       index: digest of the manifest of the version of the index that this is the record of.
-      files: {"sha256", "passages", "remarks"} by name, of files that were read.
-      skipped: why each other file was not, by name.
+      files: by name, {"sha256", "passages", "remarks"} of files that were read, {"sha256",
+        "reason"} of others; a digest "" = it is looked at again each time.
     """
 
     folder: str
     divided_by: dict[str, Any]
     made_by: dict[str, Any]
     index: str
-    files: dict[str, dict[str, Any]]
-    skipped: dict[str, str]
+    files: FileRecords
 
 
 def exists(workdir: pathlib.Path) -> bool:
@@ -71,7 +70,8 @@ def read(workdir: pathlib.Path) -> Record:
     sound = content.keys() == _FIELDS.keys() and all(
         isinstance(content[name], kind) for name, kind in _FIELDS.items()) and all(
         isinstance(file, dict) and isinstance(file.get("sha256"), str)
-        and type(file.get("passages")) is int for file in content["files"].values())
+        and (type(file.get("passages")) is int or isinstance(file.get("reason"), str))
+        for file in content["files"].values())
     if not sound:
         raise UserError(f"{workdir / RECORD}: is damaged; remove it, and run rag_jax.ingest again")
     return Record(**content)

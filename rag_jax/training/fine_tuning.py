@@ -101,8 +101,7 @@ def _rag_source(job: Job, index: Index) -> tuple[
     index = reranked(job, index)
     model, lengths = job.model, config.data.length_step
     batcher = RagBatcher(questions, lengths, model.embedding_width, model.null_document != "none",
-                         packed=model.packs,
-                         groups=groups_of(model, job.mesh, config.train.optimizer.accumulate))
+                         groups_of(model, job.mesh, config.train.optimizer.accumulate))
     ask = ask_by_words(questions) if model.lexical else ask_by_vector(
         jit_embed(model), questions, job.mesh, lengths)
     if model.asks_with_texts:

@@ -9,6 +9,7 @@ from rag_jax import parallel
 from rag_jax.aot import programs
 from rag_jax.config import Config, ConfigError, MeshConfig
 from rag_jax.data.batches import ENCODER_TABLE, PASSAGE_TABLE, RagBatcher
+from rag_jax.data.packed import Groups
 from rag_jax.data.question_files import Example
 from rag_jax.data.questions import QuestionTokens
 from rag_jax.data.text import GeneratorFormat, train_bart_tokenizer, train_bert_tokenizer
@@ -84,7 +85,7 @@ def test_packed_batches_of_the_host_have_these_shapes(world):
     questions, index = world
     mesh, few = parallel.make_mesh(MeshConfig(4, 2)), {"data.length_buckets": 4}
     rows, found = np.arange(8), np.array([[i, 36, 37] for i in range(8)], np.int32)
-    batcher = RagBatcher(questions, 4, 16, packed=True)
+    batcher = RagBatcher(questions, 4, 16, groups=Groups())
     batch = batcher.batch(rows, found, index)
     mean = -(-int(batch.source_mask.sum(axis=(1, 2)).max()) // 3)
     assert batch.source_places.shape < (8, batch.source_mask[0].size)

@@ -7,7 +7,8 @@ from collections import Counter, defaultdict
 import pytest
 
 from rag_jax.countries.facts import load_countries
-from rag_jax.countries.statements import CLAIMED, LABELS, STATEMENTS
+from rag_jax.countries.prose import RELATIONS
+from rag_jax.countries.statements import CLAIMED, LABELS
 from rag_jax.countries.world import NOW, TASKS, build_world, mentions, split_countries
 from rag_jax.metrics.answers import normalize_answer
 
@@ -37,7 +38,7 @@ def said(value, normalized):
 def parsed(claim):
     """(relation, form, country, value) of a claim, read back from its text."""
     relation = claim.id.split("/")[2].partition(":")[0]
-    for form in STATEMENTS[relation]:
+    for form in RELATIONS[relation]["statements"]:
         pattern = re.escape(form[0].upper() + form[1:]).replace(r"\{C\}", r"(?P<c>.+)")
         for name in ("c", "v", "title"):
             pattern = pattern.replace(rf"\{{{name}\}}", f"(?P<{name}>.+)")

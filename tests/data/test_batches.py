@@ -1,6 +1,7 @@
 """Batches: padding that is masked, answers and passages in the rows where they belong."""
 
 import itertools
+from collections.abc import Sequence
 
 import jax
 import numpy as np
@@ -66,7 +67,8 @@ def test_a_host_makes_its_rows_of_the_batch_that_all_agree_on(made, division, pa
     An index on devices that they share is asked for the same by all.
     """
     questions, store, _, _ = made
-    batcher, index = RagBatcher(questions, 4, WIDTH, packed=packed), Index(store, division)
+    batcher = RagBatcher(questions, 4, WIDTH, groups=Groups() if packed else None)
+    index = Index(store, division)
     rows = np.array([4, 0, 3, 1])
     for retrieved in (None, np.array([[0, -1], [1, 0], [2, 1], [5, 4]])):
         whole = batcher.batch(rows, retrieved, index, order.generator(0, 4, 1))
@@ -231,7 +233,7 @@ def test_padding_passages_are_masked_and_have_zero_embeddings(made, rag):
 def test_packed_places_are_those_of_the_tokens_where_that_saves_padding(made, null_document):
     """One that is missing is a token that nobody reads."""
     questions, store, _, _ = made
-    batcher, index = RagBatcher(questions, 4, WIDTH, null_document, packed=True), Index(store)
+    batcher, index = RagBatcher(questions, 4, WIDTH, null_document, Groups()), Index(store)
     batch = batcher.batch(np.array([0, 3, 4]), np.array([[0, 1, 5], [0, 5, 1], [1, 0, 2]]), index)
     inputs = 3 + null_document
     assert batch.source_mask.shape[1] == inputs and batch.source_mask.shape[2] % 8 == 0
@@ -246,7 +248,7 @@ def test_packed_places_are_those_of_the_tokens_where_that_saves_padding(made, nu
     assert (plain.source_ids[plain.source_mask] == batch.source_ids[batch.source_mask]).all()
     same = batcher.batch(np.array([0]), np.array([[5, 5]]), index)
     assert null_document or same.source_places is None, "equal lengths have nothing to leave out"
-    few = RagBatcher(questions, 13, WIDTH, null_document, packed=True).batch(
+    few = RagBatcher(questions, 13, WIDTH, null_document, Groups()).batch(
         np.array([0, 3, 4]), np.array([[0, 1, 5], [0, 5, 1], [1, 0, 2]]), index)
     assert few.source_places is None, "who wants few lengths wants few shapes"
     assert batcher.batch(np.array([0, 3]), None).source_places is None
@@ -506,6 +508,24 @@ def test_the_share_of_permuted_texts_is_as_configured(made):
     assert moved(0.0) == 0
     assert 0.4 < moved(1.0) < 0.6  # half of the orders of two sentences
     assert 0.15 < moved(0.5) < 0.35
+
+
+def test_texts_are_read_when_a_batch_has_them(made):
+    """Those of millions of passages were all in memory."""
+    class Texts(Sequence):
+        read = []
+
+        def __len__(self):
+            return 100
+
+        def __getitem__(self, row):
+            self.read.append(int(row))
+            return TEXTS[0]
+
+    batcher = DenoisingBatcher(Texts(), made[2], 24, 24, 0.3, 3.0, 1.0)
+    assert not Texts.read
+    batcher.batch(0, 3, 0)
+    assert Texts.read == order.batch_indices(100, 3, 0, 0).tolist()
 
 
 def test_a_denoising_batch_is_a_pure_function_of_seed_and_step(made):

@@ -45,22 +45,13 @@ def test_round_trip_through_tfds(tmp_path):
     assert os.listdir(directory.parent) == ["world"]  # nothing temporary is left
 
 
-def test_prepared_dataset_is_kept_while_its_content_is_the_same(tmp_path):
+def test_a_dataset_is_replaced_by_the_one_of_other_content(tmp_path):
     directory = tmp_path / "world"
-    inode = {}
-    for name, splits in [
-        ("first", {"train": EXAMPLES}),
-        ("same", {"train": list(EXAMPLES)}),
-        ("shorter", {"train": EXAMPLES[:2]}),
-        ("reordered", {"train": EXAMPLES[1::-1]}),
-        ("renamed split", {"dev": EXAMPLES[1::-1]}),
-    ]:
+    for splits in ({"train": EXAMPLES}, {"train": EXAMPLES[:2]}, {"train": EXAMPLES[1::-1]},
+                   {"dev": EXAMPLES[1::-1]}):
         prepare_dataset("world", splits, directory)
-        inode[name] = directory.stat().st_ino, directory.stat().st_mtime_ns
         ((split, examples),) = splits.items()
         assert load_examples(f"tfds-dir:{directory}:{split}") == examples
-    assert inode["first"] == inode["same"]
-    assert len(set(inode.values())) == 4
 
 
 def test_failed_preparation_leaves_the_old_dataset_and_no_rubbish(tmp_path, monkeypatch):
