@@ -12,7 +12,6 @@ from jax.sharding import Mesh
 from rag_jax.retrieval import device_search
 from rag_jax.retrieval.device_search import DeviceSettings, DeviceTables, row_sharding
 from rag_jax.retrieval.index import PassageIndex
-from rag_jax.retrieval.joined import JoinedPassages
 from rag_jax.retrieval.manifest import EMBEDDINGS
 from rag_jax.retrieval.protocol import (
     Division,
@@ -37,11 +36,11 @@ class TokenSpec(NamedTuple):
 
 
 class DeviceIndex(Index):
-    """The passages of index directories on all devices of a mesh. Used as a PassageIndex is.
+    """The passages of an index directory on all devices of a mesh. Used as a PassageIndex is.
 
-    Row numbers are stable: `add` appends, `delete` leaves a hole, `update` does what was done to
-    the index directory since, `swap` begins anew. None of them changes a shape, so that no program
-    that searches is compiled again.
+    `update` does what was done to the directory since: row numbers stay, added rows follow, deleted
+    ones leave holes. `swap` begins anew. Neither changes a shape, so that no program that searches
+    is compiled again.
 
     Args:
         index: what to load.
@@ -51,7 +50,7 @@ class DeviceIndex(Index):
 
     Attributes:
         tables: what lies on the devices, an argument for jitted programs; changes replace it.
-        manifest: of the first index.
+        manifest: of the index.
     """
 
     division: Division = "devices"
@@ -69,14 +68,14 @@ class DeviceIndex(Index):
         Raises:
             RetrievalError: they do not fit, or another encoder embedded them.
         """
-        self._check(index, 0)
-        self._take(index)
+        self._check(index)
         self.tables = None  # frees the old tables before there are new ones
-        self.tables = self._load(index)._replace(valid=self._placed_mask())
+        self.tables = self._load(index)
+        self._take(index)
 
     def reload(self) -> None:
-        """Loads the first index again, as its directory holds it."""
-        self.swap(self._indexes[0])
+        """Loads the index again, as its directory holds it."""
+        self.swap(self._index)
 
     def update(self, index: PassageIndex) -> None:
         """Takes over a later version of the index directory; only rows that were added are loaded,
@@ -85,49 +84,28 @@ class DeviceIndex(Index):
         Raises:
             RetrievalError: as `swap`; nothing is changed then.
         """
-        files = [one.manifest["files"] for one in (self._indexes[0], index)]
-        if len(self._indexes) > 1 or files[0][EMBEDDINGS] != files[1][EMBEDDINGS]:
+        files = [one.manifest["files"] for one in (self._index, index)]
+        if files[0][EMBEDDINGS] != files[1][EMBEDDINGS]:
             return self.swap(index)
-        self._check(index, 0)
-        self._write_rows(index, range(index.manifest["size"], len(index.passages)), 0)
-        self._take(index)
-        self.tables = self.tables._replace(valid=self._placed_mask())
-
-    def _take(self, index: PassageIndex) -> None:
-        """Knows an index, and no other, as the one whose rows are on the devices."""
-        rows = len(index.passages)
-        self.manifest, self.path, self._indexes = index.manifest, index.path, [index]
-        self._valid = np.arange(self.capacity) < rows
-        if index.valid is not None:
-            self._valid[:rows] = index.valid
-        self.passages = JoinedPassages(index.passages.stores, self._valid)
-
-    def add(self, index: PassageIndex) -> range:
-        """Appends the passages of another index; returns their rows."""
-        begin, rows = len(self.passages), len(index.passages)
-        self._check(index, begin)
-        self._write_rows(index, range(rows), begin)
-        for store in index.passages.stores:
-            self.passages.append(store)
-        self._indexes.append(index)
-        self._valid[begin : begin + rows] = True if index.valid is None else index.valid
-        self.tables = self.tables._replace(valid=self._placed_mask())
-        return range(begin, begin + rows)
-
-    def _write_rows(self, index: PassageIndex, rows: range, begin: int) -> None:
-        """Writes rows of an index to those on the devices that are `begin` further."""
+        self._check(index)
+        rows = range(index.manifest["size"], len(index.passages))
         for first in rows[::WRITTEN]:
             some = np.arange(first, min(first + WRITTEN, rows.stop))
             padded = np.pad(some, (0, WRITTEN - len(some)), mode="edge")
-            ids = np.where(np.arange(WRITTEN) < len(some), padded + begin, -1).astype(np.int32)
+            ids = np.where(np.arange(WRITTEN) < len(some), padded, -1).astype(np.int32)
             self.write(ids, self._values(index, padded))
+        self._take(index)
 
-    def delete(self, rows: np.ndarray) -> None:
-        """Takes rows out; no search finds them any more."""
-        rows = np.asarray(rows)
-        check_rows(rows, len(self.passages), "delete")
-        self._valid[rows] = False
-        self.tables = self.tables._replace(valid=self._placed_mask())
+    def _take(self, index: PassageIndex) -> None:
+        """Knows an index as the one whose rows are on the devices, and its deleted rows as such."""
+        rows = len(index.passages)
+        self._index, self.size = index, index.size
+        self.manifest, self.path, self.passages = index.manifest, index.path, index.passages
+        valid = np.arange(self.capacity) < rows
+        if index.valid is not None:
+            valid[:rows] = index.valid
+        self.tables = self.tables._replace(valid=jax.make_array_from_callback(
+            (self.capacity,), row_sharding(self.mesh), lambda rows: valid[rows]))
 
     def write(self, ids: np.ndarray | jax.Array, values: DeviceTables) -> None:
         """Replaces what is kept of rows int32[R] by values [R, ...]; -1 = no row.
@@ -138,11 +116,6 @@ class DeviceIndex(Index):
         if not values.tokens:
             tables, kept["tokens"] = tables._replace(tokens={}), tables.tokens
         self.tables = _write(self.mesh)(tables, ids, values)._replace(**kept)
-
-    @property
-    def size(self) -> int:
-        """Passages that a search can find."""
-        return int(self._valid.sum())
 
     def _search(self, queries: np.ndarray, k: int) -> SearchResult:
         run = jit_search(self.mesh, k, self.settings)
@@ -167,8 +140,8 @@ class DeviceIndex(Index):
         check_rows(ids, len(self.passages), f"{self.path}: embeddings")
         return np.asarray(_lookup(self.mesh)(self.tables.embeddings, ids.astype(np.int32)))
 
-    def _check(self, index: PassageIndex, begin: int) -> None:
-        needed = begin + len(index.passages)
+    def _check(self, index: PassageIndex) -> None:
+        needed = len(index.passages)
         if needed > self.capacity:
             raise RetrievalError(
                 f"{index.path}: {needed} passages do not fit into the {self.capacity} "
@@ -219,11 +192,6 @@ class DeviceIndex(Index):
                                   self._values(index, rows))
             share = jax.block_until_ready(_place(share, values, np.int32(begin)))
         return share
-
-    def _placed_mask(self) -> jax.Array:
-        valid = self._valid.copy()  # jax may keep a view of what it is given
-        return jax.make_array_from_callback(
-            (self.capacity,), row_sharding(self.mesh), lambda rows: valid[rows])
 
 
 def table_rows(passages: int, mesh: Mesh) -> int:

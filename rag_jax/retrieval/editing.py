@@ -16,7 +16,7 @@ from rag_jax import files
 from rag_jax.retrieval.bm25 import Bm25Settings, index_words
 from rag_jax.retrieval.build import RecallSettings, build_parts, manifest_of, measure
 from rag_jax.retrieval.index import Embeddings
-from rag_jax.retrieval.joined import copy_rows
+from rag_jax.retrieval.joined import copy_rows, kept_rows
 from rag_jax.retrieval.manifest import (
     ADDED,
     DELETED,
@@ -51,13 +51,8 @@ class Edit(NamedTuple):
     @property
     def parts(self) -> list[tuple[PassageStore, np.ndarray]]:
         """Passage stores with their rows int64[R] that stay: built, added before, new."""
-        stores, first, parts = self.base.passages.stores, 0, []
-        for store in stores:
-            parts.append((store, np.flatnonzero(self.kept[first : first + len(store)])))
-            first += len(store)
-        if self.added is not None:
-            parts.append((self.added, np.arange(len(self.added))))
-        return parts
+        parts = kept_rows(self.base.passages, self.kept)
+        return parts if self.added is None else [*parts, (self.added, np.arange(len(self.added)))]
 
     @property
     def rows(self) -> int:

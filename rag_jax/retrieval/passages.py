@@ -130,6 +130,9 @@ class TokenTable:
         self._name = f"token table {name!r}"
         self._rows = Ragged(files, (f"tokens.{name}.ids", f"tokens.{name}.offsets"), dtype)
 
+    def __len__(self) -> int:
+        return len(self._rows)
+
     @property
     def lengths(self) -> np.ndarray:
         """int64[N]: tokens per row."""

@@ -4,7 +4,8 @@ import abc
 import dataclasses
 import operator
 from collections.abc import Callable, Sequence
-from typing import Literal, NamedTuple
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -92,6 +93,54 @@ class Index(abc.ABC):
     @abc.abstractmethod
     def _search(self, queries: np.ndarray, k: int) -> SearchResult:
         """`search` for checked queries float32[B, E], at least one."""
+
+
+class Around(abc.ABC):
+    """An index around another one, whose passages it finds in a way of its own.
+
+    Attributes:
+        index: the other one.
+    """
+
+    index: Any
+
+    @property
+    def path(self) -> Path:
+        return self.index.path
+
+    @property
+    def manifest(self) -> dict[str, Any]:
+        return self.index.manifest
+
+    @property
+    def passages(self) -> Any:
+        return self.index.passages
+
+    @property
+    def size(self) -> int:
+        """Passages that a search can find."""
+        return self.index.size
+
+    def check_encoder(self, fingerprint: str) -> None:
+        """Raises a RetrievalError where another encoder than this one has built the index."""
+        self.index.check_encoder(fingerprint)
+
+    def embeddings(self, ids: np.ndarray) -> np.ndarray:
+        """The embeddings float32[..., E] of rows integers[...]."""
+        return self.index.embeddings(ids)
+
+    def search(self, queries: np.ndarray, k: int) -> SearchResult:
+        """Finds the k best passages for queries of `hybrid.asked`, or texts, [B]; B may be 0.
+
+        Raises:
+            RetrievalError: k or the queries do not fit the index.
+        """
+        check_k(k, self.size)
+        return self._search(queries, k) if len(queries) else no_results(k)
+
+    @abc.abstractmethod
+    def _search(self, queries: np.ndarray, k: int) -> SearchResult:
+        """`search` for at least one query."""
 
 
 def check_k(k: int, size: int) -> None:
