@@ -25,9 +25,7 @@ from rag_jax.config import RetrievalConfig
 from rag_jax.retrieval.manifest import IndexFolder, open_folder
 from rag_jax.retrieval.passages import PassageStore
 from rag_jax.retrieval.protocol import (
-    ALONE,
     Division,
-    Hosts,
     RetrievalError,
     SearchResult,
     check_k,
@@ -222,7 +220,6 @@ class Bm25Index:
 
 
 def build_bm25(store: PassageStore, out: str | os.PathLike, overwrite: bool = False,
-               hosts: Hosts = ALONE,
                settings: Bm25Settings = Bm25Settings()) -> Bm25Index:  # noqa: B008 (frozen)
     """Indexes the words of a passage store and publishes an index directory.
 
@@ -230,7 +227,6 @@ def build_bm25(store: PassageStore, out: str | os.PathLike, overwrite: bool = Fa
         store: the passages.
         out: the directory to publish; an index of the same passages that is there is opened.
         overwrite: replace another index that is at out.
-        hosts: the processes that make the same call; the first one builds.
         settings: how words are counted.
 
     Raises:
@@ -241,20 +237,17 @@ def build_bm25(store: PassageStore, out: str | os.PathLike, overwrite: bool = Fa
         raise RetrievalError(f"{out}: BM25 needs {missing}.")
     inputs = {"kind": "bm25", "encoder_fingerprint": settings.fingerprint,
               "passages_fingerprint": store.fingerprint}
-    index = None
-    if hosts.leads:
-        with claimed(out, inputs, overwrite, Bm25Index.open) as index:
-            if index is None:
-                content = begun(out, inputs)
-                copy_store(store, content)
-                index_words(store, content / "bm25", settings)
-                versions = {name: importlib.metadata.version(name)
-                            for name in ("bm25s", "PyStemmer")}
-                publish_index(content, out, {
-                    **inputs, "inputs": inputs, "size": len(store), "settings": settings.record,
-                    "versions": versions})
-    hosts.wait()
-    return Bm25Index.open(out) if index is None else index
+    with claimed(out, inputs, overwrite, Bm25Index.open) as index:
+        if index is not None:
+            return index
+        content = begun(out, inputs)
+        copy_store(store, content)
+        index_words(store, content / "bm25", settings)
+        versions = {name: importlib.metadata.version(name) for name in ("bm25s", "PyStemmer")}
+        publish_index(content, out, {
+            **inputs, "inputs": inputs, "size": len(store), "settings": settings.record,
+            "versions": versions})
+    return Bm25Index.open(out)
 
 
 def index_words(store: PassageStore, folder: Path, settings: Bm25Settings) -> None:

@@ -201,9 +201,10 @@ def edit_passages(job: Job, out: pathlib.Path, embedder: PassageEmbedder | None,
 
 def index_words(job: Job) -> dict[str, Bm25Index]:
     """A BM25 index of every passage store, in WORKDIR/indexes_bm25."""
-    return {name: build_bm25(store, job.workdir / WORD_INDEXES / name, hosts=all_hosts(),
-                             settings=Bm25Settings.of_config(job.config.retrieval))
-            for name, store in job.prepared.memories.items()}
+    settings = Bm25Settings.of_config(job.config.retrieval)
+    return hosts.first(lambda: {
+        name: build_bm25(store, job.workdir / WORD_INDEXES / name, settings=settings)
+        for name, store in job.prepared.memories.items()})
 
 
 def with_words(job: Job, index: Index) -> Index:
