@@ -24,13 +24,7 @@ import numpy as np
 from rag_jax.config import RetrievalConfig
 from rag_jax.retrieval.manifest import IndexFolder, open_folder
 from rag_jax.retrieval.passages import PassageStore
-from rag_jax.retrieval.protocol import (
-    Division,
-    RetrievalError,
-    SearchResult,
-    check_k,
-    no_results,
-)
+from rag_jax.retrieval.protocol import Index, RetrievalError, SearchResult
 from rag_jax.retrieval.publish import begun, claimed, copy_store, publish_index
 from rag_jax.retrieval.versions import AGAIN, opened
 
@@ -124,7 +118,7 @@ def _words(texts: Iterable[str], settings: Bm25Settings, progress: bool = False
                                stemmer=stemmer, show_progress=progress)
 
 
-class Bm25Index:
+class Bm25Index(Index):
     """A BM25 index directory, opened. It is asked by texts; a PassageIndex is asked by vectors.
 
     Attributes:
@@ -132,11 +126,7 @@ class Bm25Index:
         manifest: what it says about itself.
         passages: the PassageStore with the text and tokens of every row.
         settings: how words are counted.
-        size: N, passages.
-        division: how several processes search: see protocol.Division.
     """
-
-    division: Division = "queries"
 
     def __init__(self, folder: IndexFolder):
         self.path, self.manifest, self.passages, files, _ = folder
@@ -183,14 +173,8 @@ class Bm25Index:
             store.files.verify()
         return index
 
-    def search(self, texts: Sequence[str], k: int) -> SearchResult:
-        """Finds the k passages with the highest BM25 scores, best first, ties by ascending row.
-
-        A passage that shares no word with the question scores 0.
-        """
-        check_k(k, self.size)
-        if not len(texts):
-            return no_results(k)
+    def _search(self, texts: Sequence[str], k: int) -> SearchResult:
+        """A passage that shares no word with the question scores 0."""
         results = []
         for words in self._columns(texts):
             scores = self._bm25.get_scores_from_ids(words)

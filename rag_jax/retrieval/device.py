@@ -13,14 +13,7 @@ from rag_jax.retrieval import device_search
 from rag_jax.retrieval.device_search import DeviceSettings, DeviceTables, row_sharding
 from rag_jax.retrieval.index import PassageIndex
 from rag_jax.retrieval.manifest import EMBEDDINGS
-from rag_jax.retrieval.protocol import (
-    Division,
-    Index,
-    RetrievalError,
-    SearchResult,
-    check_rows,
-    stack,
-)
+from rag_jax.retrieval.protocol import Index, RetrievalError, SearchResult, check_rows, stack
 
 ROUND = 1024, 65536  # rows per device are a multiple: of few rows, of many, for even blocks
 QUERIES = 256  # searched at a time; fewer are padded to a power of two
@@ -53,7 +46,7 @@ class DeviceIndex(Index):
         manifest: of the index.
     """
 
-    division: Division = "devices"
+    division = "devices"
 
     def __init__(self, index: PassageIndex, mesh: Mesh, settings: DeviceSettings,
                  token_specs: Mapping[str, TokenSpec] = {}):  # noqa: B006 (never changed)

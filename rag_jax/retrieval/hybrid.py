@@ -8,14 +8,7 @@ import numpy as np
 from rag_jax.fusion import Fusion
 from rag_jax.retrieval.bm25 import Bm25Index
 from rag_jax.retrieval.index import PassageIndex
-from rag_jax.retrieval.protocol import (
-    Around,
-    Division,
-    RetrievalError,
-    SearchResult,
-    check_queries,
-    merge,
-)
+from rag_jax.retrieval.protocol import Around, RetrievalError, SearchResult, check_queries, merge
 
 WORDS = "words"  # folder in that of the embeddings' index
 NOMINATED = 100  # by each part, or 4 times as many as are asked for
@@ -46,7 +39,6 @@ class HybridIndex(Around):
     words: Bm25Index
     fusion: Fusion
     to_words: np.ndarray | None = None
-    division: Division = "queries"
 
     def __post_init__(self):
         if self.index.division != "queries":
@@ -61,7 +53,7 @@ class HybridIndex(Around):
 
     def _search(self, queries: np.ndarray, k: int) -> SearchResult:
         """The k passages with the highest joined scores among those that either part nominates."""
-        vectors = check_queries(queries["vector"], k, self.size, self.index.width)
+        vectors = check_queries(queries["vector"], self.index.width)
         count = min(self.size, max(NOMINATED, 4 * k))
         ids = np.concatenate([self.index.search(vectors, count).ids, self._by_words(
             queries["text"], count)], axis=1)

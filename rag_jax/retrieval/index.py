@@ -70,7 +70,7 @@ class PassageIndex(Index):
         folder: the version that is open.
         embeddings: of all its passages.
         parts: consecutive parts of the passages, each with its first row; see `division`.
-        division: how several processes search: see Division.
+        division: how several processes search.
 
     Attributes:
         path: the directory; later versions in it do not change what is open.

@@ -8,7 +8,7 @@ import numpy as np
 from rag_jax.retrieval.bm25 import Bm25Index
 from rag_jax.retrieval.hybrid import HybridIndex
 from rag_jax.retrieval.index import PassageIndex
-from rag_jax.retrieval.protocol import Around, Division, Passage, SearchResult, merge
+from rag_jax.retrieval.protocol import Around, Passage, SearchResult, merge
 
 KEPT = 2**18  # scores, those made last, that are not made again
 
@@ -31,8 +31,9 @@ class RerankedIndex(Around):
     nominate: Callable[[np.ndarray, int], np.ndarray]
     score: Callable[[Sequence[str], Sequence[Passage]], np.ndarray]
     count: int
-    division: Division = "devices"
     _kept: dict[tuple[str, int], float] = dataclasses.field(default_factory=dict, repr=False)
+
+    division = "devices"
 
     def _search(self, queries: np.ndarray, k: int) -> SearchResult:
         """The k passages with the highest logits among those that are nominated."""

@@ -174,9 +174,6 @@ class _File:
 
     def pending_of(self, begins: Any, ends: Any) -> set[int]:
         """The pending blocks that hold bytes from begins to ends, ints or int64[...] each."""
-        if isinstance(begins, int):
-            blocks = range(begins // self.block_bytes, (ends - 1) // self.block_bytes + 1)
-            return self.pending.intersection(blocks)
         count = len(self.digests) + 1
         firsts = np.ravel(begins) // self.block_bytes
         ends = (np.ravel(ends) - 1) // self.block_bytes + 1
