@@ -39,13 +39,17 @@ def answer_rank(texts: Sequence[str], answers: Sequence[str], regex: bool = Fals
     """
     if isinstance(texts, str):
         raise TypeError(f"passages of a question are the string {texts!r}: expected a list")
-    if regex:
-        hits = (i for i, text in enumerate(texts)
-                if pattern_match(text, answers, "search", nfd=True))
-    else:
-        joined = _joined_answers(answers)
-        hits = (i for i, text in enumerate(texts) if _contains(_joined_tokens(text), joined))
-    return next(hits, float("inf"))
+    if isinstance(answers, str):
+        raise TypeError(f"answers is the string {answers!r}: expected a list of strings")
+    wanted = [joined for joined in map(_joined_tokens, answers) if joined.strip()]
+
+    def holds(text: str) -> bool:
+        if regex:
+            return pattern_match(text, answers, "search", nfd=True)
+        tokens = _joined_tokens(text)
+        return any(answer in tokens for answer in wanted)
+
+    return next((i for i, text in enumerate(texts) if holds(text)), float("inf"))
 
 
 def recall_at(ranks: Sequence[float], ks: Iterable[int]) -> dict[int, float]:
@@ -170,17 +174,6 @@ def _joined_tokens(text: str) -> str:
     else:
         tokens = _TOKEN.findall(unicodedata.normalize("NFD", text))
     return f" {' '.join(tokens)} ".lower()
-
-
-def _joined_answers(answers: Iterable[str]) -> list[str]:
-    if isinstance(answers, str):
-        raise TypeError(f"answers is the string {answers!r}: expected a list of strings")
-    joined = [_joined_tokens(answer) for answer in answers]
-    return [answer for answer in joined if answer.strip()]
-
-
-def _contains(joined_text: str, joined_answers: list[str]) -> bool:
-    return any(answer in joined_text for answer in joined_answers)
 
 
 # --- entropies ----------------------------------------------------------------------------------

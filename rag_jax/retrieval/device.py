@@ -108,7 +108,7 @@ class DeviceIndex(Index):
         tables, kept = self.tables._replace(valid=None), {"valid": self.tables.valid}
         if not values.tokens:
             tables, kept["tokens"] = tables._replace(tokens={}), tables.tokens
-        self.tables = _write(self.mesh)(tables, ids, values)._replace(**kept)
+        self.tables = _write(tables, ids, values, mesh=self.mesh)._replace(**kept)
 
     def _search(self, queries: np.ndarray, k: int) -> SearchResult:
         run = jit_search(self.mesh, k, self.settings)
@@ -131,7 +131,7 @@ class DeviceIndex(Index):
         """
         ids = np.asarray(ids)
         check_rows(ids, len(self.passages), f"{self.path}: embeddings")
-        return np.asarray(_lookup(self.mesh)(self.tables.embeddings, ids.astype(np.int32)))
+        return np.asarray(_lookup(self.tables.embeddings, ids.astype(np.int32), mesh=self.mesh))
 
     def _check(self, index: PassageIndex) -> None:
         needed = len(index.passages)
@@ -225,13 +225,5 @@ def _place(share: DeviceTables, values: DeviceTables, begin: jax.Array) -> Devic
         share, values)
 
 
-@functools.cache
-def _lookup(mesh: Mesh) -> Callable:
-    return jax.jit(lambda table, ids: device_search.lookup(table, ids, mesh))
-
-
-@functools.cache
-def _write(mesh: Mesh) -> Callable:
-    return jax.jit(
-        lambda tables, ids, values: device_search.write(tables, ids, values, mesh),
-        donate_argnums=0)
+_lookup = jax.jit(device_search.lookup, static_argnames="mesh")
+_write = jax.jit(device_search.write, static_argnames="mesh", donate_argnames="tables")

@@ -203,20 +203,16 @@ def _write_rows(edit: Edit, new: np.ndarray, parts: slice, folder: Path) -> Pass
 def _with_segment(edit: Edit, new: np.ndarray, content: Path) -> tuple[dict, dict]:
     """The version with a segment of added passages: its manifest, and the known entries in it."""
     base, built = edit.base, edit.base.manifest["size"]
-    before = base.manifest.get("edited", {"added": 0, "passages_fingerprint": None})
-    same = edit.added is None and edit.kept[built:].all()
     known = {name: entry for name, entry in base.manifest["files"].items()
-             if name != DELETED and (same or not name.startswith(f"{ADDED}/"))}
+             if name != DELETED and not name.startswith(f"{ADDED}/")}
     for name in known:
         files.take_over(base.path / name, content / name)
     gone = np.flatnonzero(~edit.kept[:built])
     if len(gone):
         files.write_bytes(content / DELETED, gone.astype("<i8").tobytes())
-    edited = {**before, "deleted": len(gone)}
-    if not same:
-        edited |= {"added": sum(len(rows) for _, rows in edit.parts[1:]),
-                   "passages_fingerprint": None}
-    if not same and edited["added"]:
+    edited = {"added": sum(len(rows) for _, rows in edit.parts[1:]), "deleted": len(gone),
+              "passages_fingerprint": None}
+    if edited["added"]:
         (content / ADDED).mkdir()
         store = _write_rows(edit, new, slice(1, None), content / ADDED)
         edited["passages_fingerprint"] = store.fingerprint

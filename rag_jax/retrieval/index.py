@@ -143,8 +143,6 @@ class PassageIndex(Index):
             self._embeddings.check_all([_ADDED])
         results = [(first, part._search(queries, min(k, part.size)))
                    for first, part in self._parts if part.size]
-        if len(results) == 1 and not results[0][0]:
-            return results[0][1]
         return merge([SearchResult(ids + first, scores) for first, (ids, scores) in results], k)
 
     def scores(self, queries: np.ndarray, ids: np.ndarray) -> np.ndarray:

@@ -15,7 +15,7 @@ from rag_jax.retrieval import device, device_search
 from rag_jax.retrieval.device import DeviceIndex, TokenSpec
 from rag_jax.retrieval.device_search import DeviceSettings, DeviceTables
 from rag_jax.retrieval.editing import edit_index
-from rag_jax.retrieval.exact import measure_recall
+from rag_jax.retrieval.exact import RecallSample
 from rag_jax.retrieval.index import PassageIndex
 from rag_jax.retrieval.passages import write_store
 from rag_jax.retrieval.protocol import Passage, RetrievalError
@@ -264,7 +264,7 @@ def test_it_is_loaded_a_few_rows_at_a_time(folders, monkeypatch, count, blocks):
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_its_recall_can_be_measured(folders, dtype):
     index = folders["large"]
-    recall = measure_recall(opened(index, dtype=dtype), index.table, None, 10, 0)["recall"]
+    recall = RecallSample(index.table, None, 10, 0).measure(opened(index, dtype=dtype))["recall"]
     assert recall > 0.97
 
 
