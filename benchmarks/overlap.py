@@ -37,13 +37,12 @@ from rag_jax.retrieval.build import build_index
 from rag_jax.retrieval.index import PassageIndex
 from rag_jax.retrieval.passages import write_store
 from rag_jax.retrieval.protocol import Passage
-from rag_jax.retrieval.retriever import Retriever
 from rag_jax.retrieval.shards import PassageEmbedder
 from rag_jax.training.fine_tuning import rag_stage
 from rag_jax.training.job import Job
 from rag_jax.training.log import print_table
 from rag_jax.training.loop import run_stage
-from rag_jax.training.sources import RagSource, ask_by_vector
+from rag_jax.training.sources import RagSource, Retriever, ask_by_vector
 
 SKIPPED = 5  # steps
 SEARCH, STEP = "search", "step"
@@ -154,7 +153,8 @@ def timed_training(job: Job, index: PassageIndex, staleness: int, trace: pathlib
     find = clock.search(functools.partial(search, index, k=config.retrieval.k))
     questions = job.tokens("train")
     retriever = Retriever(index, ask_by_vector(
-        jit_embed(job.model), questions, job.mesh, config.data.max_source_length), find)
+        jit_embed(job.model), questions, job.mesh, config.data.max_source_length),
+        lambda queries: find(np.asarray(queries)))
     batcher = RagBatcher(questions, config.data.max_source_length, job.model.embedding_width)
     source = RagSource(batcher, retriever, config.train.batch_size, config.seed, staleness,
                        job.mesh)

@@ -16,7 +16,7 @@ from device_index import open_vectors
 
 from rag_jax import flags, process
 from rag_jax.api import load
-from rag_jax.metrics.retrieval import answer_recall
+from rag_jax.metrics.retrieval import answer_rank, recall_at
 from rag_jax.retrieval.bm25 import build_bm25
 from rag_jax.retrieval.build import RecallSettings
 from rag_jax.retrieval.exact import ExactIndex
@@ -46,8 +46,9 @@ def main() -> None:
         }
         answers = [e.answers for e in questions.examples]
         for name, ids in found.items():
-            texts = [[store[int(i)].text for i in row] for row in ids]
-            recall = answer_recall(texts, answers, (1, 5, 20))
+            ranks = [answer_rank([store[int(i)].text for i in row], accepted)
+                     for row, accepted in zip(ids, answers, strict=True)]
+            recall = recall_at(ranks, (1, 5, 20))
             shown = ", ".join(f"@{k} {value:.1f}" for k, value in recall.items())
             print(f"{name:6s} answer recall {shown}")
         print(f"ScaNN: {describe(scann)}")

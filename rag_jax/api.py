@@ -270,8 +270,8 @@ def _build(job: Job, trained: pathlib.Path | None, passages: str, out: pathlib.P
         job = indexing.job_of_file(job, out.name, passages, job.config.data.chunk_words, staging)
         if job.model.lexical:
             store = job.prepared.memories[out.name]
-            return build_bm25(store, out, overwrite, indexing.all_hosts(),
-                              Bm25Settings.of_config(job.config.retrieval))
+            settings = Bm25Settings.of_config(job.config.retrieval)
+            return hosts.first(lambda: build_bm25(store, out, overwrite, settings))
         params = (pretrained.load(job, pretrained.ENCODERS) if trained is None
                   else pretrained.restore_run(trained, job.model, job.mesh)[0])
         return indexing.index_stores(job, params, out.parent, overwrite, asked)[out.name]

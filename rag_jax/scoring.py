@@ -192,7 +192,7 @@ def _ms_marco(predictions: Texts, examples: Sequence[Example], retrieved: Retrie
     references = [examples[i].answers for i in answerable]
     scored = [(tokens[i], list(map(spacy_tokens, texts)))
               for i, texts in zip(answerable, references, strict=True)]
-    words = (_without_spaces(*pair) for pair in scored)
+    words = (without_spaces(*pair) for pair in scored)
     return Scores([rouge_l(*pair) for pair in scored], {
         "bleu_1": 100.0 * corpus_bleu(*zip(*words, strict=True))[0],
         "sacre_bleu": corpus_sacre_bleu([predictions[i] for i in answerable], references),
@@ -201,8 +201,8 @@ def _ms_marco(predictions: Texts, examples: Sequence[Example], retrieved: Retrie
     })
 
 
-def _without_spaces(prediction: list[str], references: list[list[str]]
-                    ) -> tuple[list[str], list[list[str]]]:
+def without_spaces(prediction: list[str], references: list[list[str]]
+                   ) -> tuple[list[str], list[list[str]]]:
     """Without the empty tokens of extra spaces, which ROUGE-L's side of the scorer alone sees."""
     return list(filter(None, prediction)), [list(filter(None, each)) for each in references]
 

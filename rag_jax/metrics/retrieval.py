@@ -39,54 +39,21 @@ def answer_rank(texts: Sequence[str], answers: Sequence[str], regex: bool = Fals
     """
     if isinstance(texts, str):
         raise TypeError(f"passages of a question are the string {texts!r}: expected a list")
-    if regex:
-        hits = (i for i, text in enumerate(texts)
-                if pattern_match(text, answers, "search", nfd=True))
-    else:
-        joined = _joined_answers(answers)
-        hits = (i for i, text in enumerate(texts) if _contains(_joined_tokens(text), joined))
-    return next(hits, float("inf"))
+    if isinstance(answers, str):
+        raise TypeError(f"answers is the string {answers!r}: expected a list of strings")
+    wanted = [joined for joined in map(_joined_tokens, answers) if joined.strip()]
 
+    def holds(text: str) -> bool:
+        if regex:
+            return pattern_match(text, answers, "search", nfd=True)
+        tokens = _joined_tokens(text)
+        return any(answer in tokens for answer in wanted)
 
-def answer_recall(
-    retrieved_texts: Sequence[Sequence[str]], answers: Sequence[Sequence[str]], ks: Iterable[int]
-) -> dict[int, float]:
-    """Percentage of questions with an answer in one of their first k passages, for each k.
-
-    Args:
-        retrieved_texts: per question its passages' texts, best first; DPR counts the body alone,
-            without the title. A question may have fewer passages than others.
-        answers: per question its accepted answers.
-        ks: depths, from 1 to the largest number of passages that any question has.
-
-    Returns:
-        From k to percent.
-
-    Raises:
-        ValueError: no questions, different numbers of questions, or a k out of range.
-        TypeError: the passages or the answers of a question are one string.
-    """
-    ks = list(ks)
-    if len(retrieved_texts) != len(answers):
-        raise ValueError(
-            f"retrieved passages of {len(retrieved_texts)} questions but answers of "
-            f"{len(answers)}: expected the same questions in the same order"
-        )
-    if len(answers) == 0:
-        raise ValueError("no questions: recall over no questions is undefined")
-    deepest = max(map(len, retrieved_texts))
-    for k in ks:
-        if not 1 <= k <= deepest:
-            raise ValueError(
-                f"k={k}: allowed are 1 to {deepest}, the most passages that a question has: "
-                "retrieve more, or leave this k out"
-            )
-    return recall_at(
-        [answer_rank(*pair) for pair in zip(retrieved_texts, answers, strict=True)], ks)
+    return next((i for i, text in enumerate(texts) if holds(text)), float("inf"))
 
 
 def recall_at(ranks: Sequence[float], ks: Iterable[int]) -> dict[int, float]:
-    """Percentage of the ranks, from 0, that are among the first k, for each k."""
+    """Percentage of questions whose `answer_rank` is among the first k, for each k."""
     return {k: 100.0 * float(np.mean(np.asarray(ranks) < k)) for k in ks}
 
 
@@ -207,17 +174,6 @@ def _joined_tokens(text: str) -> str:
     else:
         tokens = _TOKEN.findall(unicodedata.normalize("NFD", text))
     return f" {' '.join(tokens)} ".lower()
-
-
-def _joined_answers(answers: Iterable[str]) -> list[str]:
-    if isinstance(answers, str):
-        raise TypeError(f"answers is the string {answers!r}: expected a list of strings")
-    joined = [_joined_tokens(answer) for answer in answers]
-    return [answer for answer in joined if answer.strip()]
-
-
-def _contains(joined_text: str, joined_answers: list[str]) -> bool:
-    return any(answer in joined_text for answer in joined_answers)
 
 
 # --- entropies ----------------------------------------------------------------------------------

@@ -53,62 +53,45 @@ class Measured(NamedTuple):
     predictions: list[dict[str, Any]]
 
 
-class Explained(NamedTuple):
-    """An answer with p(passage | token): [T][K]."""
-
-    question: str
-    answer: str
-    tokens: list[str]
-    passages: list[str]
-    texts: list[str]
-    posterior: list[list[float]]
-
-
-class Explanation(NamedTuple):
-    """Asks a cell for its answer to a question, with the share of each passage in each token."""
-
-    question: str
-
-    name, result = "explained", Explained
-
-    @property
-    def key(self) -> str:
-        """Its place among the results of this kind."""
-        return self.question
-
-
-class Completed(NamedTuple):
-    """An answer from its given beginning, with p(token | those before, input) of what follows."""
-
-    answer: str
-    tokens: list[str]
-    p: list[float]
-
-
-class Beginning(NamedTuple):
-    """Asks a cell to go on from the beginning of an answer, and to complete the title in it.
+class Question(NamedTuple):
+    """Asks a cell for its answer to one question, token by token.
 
     Attributes:
       subject: the input.
-      text: what the answer begins with; ends with the title's first words.
+      beginning: what the answer is given to begin with, which ends with a title's first words.
       title: what is looked for in the answer.
       about: a remark on the title, for the report.
     """
 
     subject: str
-    text: str
-    title: str
-    about: str
+    beginning: str = ""
+    title: str = ""
+    about: str = ""
 
-    name, result = "completed", Completed
+    @property
+    def name(self) -> str:
+        """The file with the results of this kind."""
+        return "completed" if self.beginning else "explained"
 
     @property
     def key(self) -> str:
-        """Its place among the results of this kind."""
-        return f"{self.subject}: {self.text}"
+        """Its place among them."""
+        return f"{self.subject}: {self.beginning}" if self.beginning else self.subject
 
 
-Asked = Measurement | Explanation | Beginning
+class Told(NamedTuple):
+    """An answer, and of its T tokens, but for a given beginning: their texts, p(token | those
+    before, input), and p(passage | token) [T][K] of the passages read, which are named."""
+
+    answer: str
+    tokens: list[str]
+    p: list[float]
+    passages: list[str]
+    texts: list[str]
+    posterior: list[list[float]]
+
+
+Asked = Measurement | Question
 
 
 @dataclasses.dataclass(frozen=True)
@@ -212,7 +195,7 @@ class Scale(Protocol):
     ks: tuple[int, ...]  # passages per question along figure 3's axis
     subject: str  # of figure 2's example
     starts: tuple[int, ...]  # steps of warm-up of the retrievers that learn from answers
-    beginnings: tuple[Beginning, ...]  # for section 4.2's partial decoding
+    beginnings: tuple[Question, ...]  # for section 4.2's partial decoding
 
     def cells(self, task: str, run: str) -> list[Cell]:
         """One cell for every seed; empty where this scale has none.

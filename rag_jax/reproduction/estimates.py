@@ -17,6 +17,7 @@ from rag_jax.metrics.q_bleu import bleu_1, q_bleu_1
 from rag_jax.metrics.rouge import rouge_l
 from rag_jax.metrics.tokens import spacy_tokens
 from rag_jax.reproduction.cells import Measured
+from rag_jax.scoring import without_spaces
 
 Record = dict[str, Any]  # of one question: a line of predictions.jsonl
 
@@ -54,12 +55,6 @@ def _tokens(record: Record) -> tuple[list[str], list[list[str]]]:
     return spacy_tokens(record["answer"]), [spacy_tokens(text) for text in record["references"]]
 
 
-def _bleu_counts(record: Record) -> Sequence[float]:
-    answer, references = _tokens(record)
-    words = [list(filter(None, tokens)) for tokens in (answer, *references)]
-    return bleu_counts(words[0], words[1:], 1)
-
-
 def _mean(score: Callable[[str, Sequence[str]], float]) -> Metric:
     return Metric(lambda record: (score(record["answer"], record["references"]), 1), _percent)
 
@@ -69,7 +64,8 @@ METRICS = {
     "em": _right,
     "accuracy": _right,
     "rouge_l": Metric(lambda record: (rouge_l(*_tokens(record)), 1), _percent),
-    "bleu1": Metric(_bleu_counts, lambda sums: 100 * bleu(sums)[..., 0]),
+    "bleu1": Metric(lambda record: bleu_counts(*without_spaces(*_tokens(record)), 1),
+                    lambda sums: 100 * bleu(sums)[..., 0]),
     "sentence_bleu1": _mean(bleu_1),
     "qbleu1": _mean(q_bleu_1),
 }

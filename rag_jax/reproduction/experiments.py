@@ -12,7 +12,7 @@ from rag_jax import files, paper
 from rag_jax.paper import COLUMNS, OURS
 from rag_jax.reproduction import pairwise as pairs
 from rag_jax.reproduction import plots
-from rag_jax.reproduction.cells import Cell, Explanation, Measured, Measurement
+from rag_jax.reproduction.cells import Cell, Measured, Measurement, Question
 from rag_jax.reproduction.estimates import (
     Estimate,
     distinct_trigrams,
@@ -51,16 +51,12 @@ LEARNT_FROM = ("marginal", "emdr2", "pdist", "adist", "loop")
 EXPERIMENTS: dict[str, Callable[[Lab], Section]] = {}  # by the names of the commands
 
 
-def _experiment(title: str, notes: str = "") -> Callable:
-    """Registers the function that makes a section's parts; the paper's notes come after them.
-
-    Args:
-      title: the section's heading.
-      notes: name of the notes where it is not the function's.
-    """
+def _experiment(title: str) -> Callable:
+    """Registers the function that makes the parts of a section with this heading; the paper's notes
+    on it, which have the function's name, come after them."""
     def register(parts: Callable[[Lab], Sequence[Part]]) -> Callable:
         def section(lab: Lab) -> Section:
-            about = paper.NOTES.get(notes or parts.__name__, ())
+            about = paper.NOTES.get(parts.__name__, ())
             return Section(title, [*parts(lab), *(f"On the paper: {note}" for note in about)])
 
         EXPERIMENTS[parts.__name__] = section
@@ -185,7 +181,7 @@ def _marked(record: Mapping) -> str:
     return record["answer"] if record["exact_match"] else f"≠ {record['answer']}"
 
 
-@_experiment("Table 4: human evaluation", notes="table4")
+@_experiment("Table 4: human evaluation")
 def pairwise(lab: Lab) -> list[Part]:
     """Sheets for human judges, and their tally."""
     folder = lab.root / "pairwise"
@@ -274,11 +270,11 @@ def figure2(lab: Lab) -> list[Part]:
     maps = {'paper, "Hemingway" (relative)': (
         paper.FIGURE2_TOKENS, [f"Doc {i}" for i in range(1, 6)], published)}
     cells = lab.scale.cells("jeopardy", "rag_token")[:1]
-    one = next((lab.result(cell, Explanation(lab.scale.subject)) for cell in cells), None)
+    one = next((lab.result(cell, Question(lab.scale.subject)) for cell in cells), None)
     parts: list[Part] = [f"Ours: {NOT_RUN}."]
     if one is not None:
-        maps = {f'ours, "{one.question}"': (one.tokens, one.passages, one.posterior), **maps}
-        parts = [f"Input: {one.question}. Output: {one.answer}",
+        maps = {f'ours, "{lab.scale.subject}"': (one.tokens, one.passages, one.posterior), **maps}
+        parts = [f"Input: {lab.scale.subject}. Output: {one.answer}",
                  Table(["passage", "text"], list(zip(one.passages, one.texts, strict=True)))]
     return [*parts, Plot("figure2", "p(passage | token) of RAG-Token, ours and the paper's.",
                          plots.heat_maps(maps))]
@@ -295,9 +291,9 @@ def partial_decoding(lab: Lab) -> list[Part]:
         if one is not None:
             answer, completed = one.answer, "yes" if given.title in one.answer else "no"
             if one.tokens:
-                maps[f'ours, "{given.subject}": {given.text}'] = (
+                maps[f'ours, "{given.subject}": {given.beginning}'] = (
                     one.tokens, ["p(token | those before)"], [[p] for p in one.p])
-        rows.append([given.subject, given.text, answer, given.title, given.about, completed])
+        rows.append([given.subject, given.beginning, answer, given.title, given.about, completed])
     header = ["input", "given", "completed by BART, closed book"]
     sure = [Plot("partial_decoding", "How sure the generator alone is of each token that it adds.",
                  plots.heat_maps(maps))] if maps else []

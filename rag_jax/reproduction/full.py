@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 
 from rag_jax import config_files, overrides, paper, rules
 from rag_jax.data.task_sources import DATA_DIR
-from rag_jax.reproduction.cells import Asked, Beginning, Cell, File, exported
+from rag_jax.reproduction.cells import Asked, Cell, File, Question, exported
 
 FIRST = "nq"  # its passages and indexes serve all tasks
 HOT_SWAP = "hot_swap"  # folder of --data_dir with the files that only the hot-swap needs
@@ -31,7 +31,7 @@ class Full:
     subject = "Hemingway"
     starts = ()
     beginnings = tuple(
-        Beginning(subject, text, title, "the paper's")
+        Question(subject, text, title, "the paper's")
         for (subject, text, _), title in zip(
             paper.PARTIAL_DECODING, ("The Sun Also Rises", "A Farewell to Arms"), strict=True))
 

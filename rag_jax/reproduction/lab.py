@@ -19,11 +19,10 @@ from rag_jax.evaluation import Evaluation, write_evaluation
 from rag_jax.reproduction.cells import (
     Asked,
     Cell,
-    Completed,
-    Explained,
     Measured,
     Measurement,
     Scale,
+    Told,
 )
 from rag_jax.reproduction.provenance import made_by, stale
 
@@ -35,8 +34,7 @@ def folder_of(root: pathlib.Path, cell: Cell) -> pathlib.Path:
     return root / cell.folder / cell.run / "measured"
 
 
-def keep(root: pathlib.Path, cell: Cell, what: Asked, result: Evaluation | Explained | Completed
-         ) -> None:
+def keep(root: pathlib.Path, cell: Cell, what: Asked, result: Evaluation | Told) -> None:
     """Writes a result, with the record of what made it."""
     folder, made = folder_of(root, cell), made_by(cell, root, what)
     if isinstance(what, Measurement):
@@ -64,7 +62,8 @@ def _kept(root: pathlib.Path, cell: Cell, what: Asked
             _json(folder / "metrics.json"),
             [record.fields for _, record in json_lines(folder / "predictions.jsonl")])
     fields = _json(folder / f"{what.name}.json", {}).get(what.key)
-    return fields and (fields.pop("made", None), lambda: what.result(**fields))
+    return fields and (fields.get("made"), lambda: Told(*(
+        fields.get(name, []) for name in Told._fields)))
 
 
 def _json(file: pathlib.Path, default: Any = None) -> Any:
@@ -93,7 +92,7 @@ class Lab:
         self.refused: dict[str, str] = {}
 
     def result(self, cell: Cell, what: Asked) -> Any:
-        """What the cell answered (`Measured`, `Explained` or `Completed`); None if not there."""
+        """What the cell answered (`Measured` or `Told`); None if not there."""
         name = f"{cell.folder}/{cell.run}/{what.name}"
         if kept := _kept(self.root, cell, what):
             made, read = kept

@@ -4,7 +4,7 @@ import pathlib
 
 from rag_jax import config_files, flags, overrides, paper, rules
 from rag_jax.countries.statements import LABELS
-from rag_jax.reproduction.cells import Beginning, Cell, exported
+from rag_jax.reproduction.cells import Cell, Question, exported
 from rag_jax.retrieval.bm25 import bm25_missing
 
 # The paper's task -> ours of the same form.
@@ -65,12 +65,12 @@ FROM_STARTS = {**LEARNED, "generator_warmup.steps": 900, "retrieval.k": 2, "trai
 BACKWARD = 2  # passes over the passages that a backward pass is worth
 # Beginnings of capitals' names, of two countries that train and one that does not.
 BEGINNINGS = (
-    Beginning("Argentina", "The currency of this country is the Argentine peso and its capital is "
-              "Buenos", "Buenos Aires", "in the training set"),
-    Beginning("Malaysia", "This country has the capital Kuala", "Kuala Lumpur",
-              "in the training set"),
-    Beginning("Cambodia", "This country has the capital Phnom", "Phnom Penh",
-              "in the passages alone"),
+    Question("Argentina", "The currency of this country is the Argentine peso and its capital is "
+             "Buenos", "Buenos Aires", "in the training set"),
+    Question("Malaysia", "This country has the capital Kuala", "Kuala Lumpur",
+             "in the training set"),
+    Question("Cambodia", "This country has the capital Phnom", "Phnom Penh",
+             "in the passages alone"),
 )
 # As a test of the commands: fewer models, nothing is learnt, and the shapes of all tasks are the
 # same, so that most programs compile once.
@@ -119,7 +119,7 @@ class Toy:
     def __init__(self, root: pathlib.Path, seeds: int = 3, reduced: bool = False):
         self.root, self.seeds = root, seeds
         self.ks = (1, 2) if reduced else (1, 2, 3, 5, 10, 20)
-        self.beginnings = (Beginning("Peru", "This", "Lima", "too short"),) if reduced else (
+        self.beginnings = (Question("Peru", "This", "Lima", "too short"),) if reduced else (
             BEGINNINGS)
         self.starts = STARTS[:1] if reduced else STARTS
         self._last = REDUCED if reduced else {}

@@ -12,15 +12,7 @@ from rag_jax.config import ConfigError
 from rag_jax.conversion import convert
 from rag_jax.data.tasks import load_examples
 from rag_jax.evaluation import Evaluation
-from rag_jax.reproduction.cells import (
-    Asked,
-    Beginning,
-    Cell,
-    Completed,
-    Explained,
-    Measurement,
-    exported,
-)
+from rag_jax.reproduction.cells import Asked, Cell, Measurement, Question, Told, exported
 from rag_jax.reproduction.lab import keep
 from rag_jax.reproduction.provenance import digest
 from rag_jax.training import pretrained
@@ -54,13 +46,8 @@ class Worker:
         with contextlib.ExitStack() as stack:
             for folder in dict.fromkeys(folders):
                 stack.enter_context(locks.exclusive(self.root / folder))
-            if isinstance(what, Measurement):
-                result = self._measure(cell, what)
-            elif isinstance(what, Beginning):
-                result = self._complete(cell, what)
-            else:
-                result = self._explain(cell, what.question)
-            keep(self.root, cell, what, result)
+            work = self._measure if isinstance(what, Measurement) else self._tell
+            keep(self.root, cell, what, work(cell, what))
 
     def _measure(self, cell: Cell, what: Measurement) -> Evaluation:
         rag = self._rag(cell, what)
@@ -80,18 +67,14 @@ class Worker:
         return rag.evaluate(examples, order=order, likelihood=False,
                             **({"k": what.k} if what.k else {}))
 
-    def _explain(self, cell: Cell, question: str) -> Explained:
-        answer, = self._rag(cell).ask(question)
-        return Explained(question, answer.text, answer.tokens, answer.passage_ids,
-                         [passage.text for passage in answer.passages], answer.token_posterior)
-
-    def _complete(self, cell: Cell, beginning: Beginning) -> Completed:
-        """Lets the generator go on: what was given is no part of the tokens."""
-        rag, how = self._rag(cell), {"prefix": beginning.text}
+    def _tell(self, cell: Cell, what: Question) -> Told:
+        """Lets the model answer; a given beginning is no part of the tokens."""
+        rag, how = self._rag(cell), {"prefix": what.beginning}
         given = rag.answerer(how).decoding.prefix_length
-        answer, = rag.ask(beginning.subject, **how)
-        return Completed(answer.text, answer.tokens[given:],
-                         np.exp(answer.token_log_probs[given:]).tolist())
+        answer, = rag.ask(what.subject, **how)
+        return Told(answer.text, answer.tokens[given:],
+                    np.exp(answer.token_log_probs[given:]).tolist(), answer.passage_ids,
+                    [passage.text for passage in answer.passages], answer.token_posterior[given:])
 
     def _rag(self, cell: Cell, what: Measurement | None = None) -> api.Rag:
         """The cell's model with the index that is asked for, None = the one that trained."""

@@ -24,15 +24,7 @@ import numpy as np
 from rag_jax.config import RetrievalConfig
 from rag_jax.retrieval.manifest import IndexFolder, open_folder
 from rag_jax.retrieval.passages import PassageStore
-from rag_jax.retrieval.protocol import (
-    ALONE,
-    Division,
-    Hosts,
-    RetrievalError,
-    SearchResult,
-    check_k,
-    no_results,
-)
+from rag_jax.retrieval.protocol import Index, RetrievalError, SearchResult
 from rag_jax.retrieval.publish import begun, claimed, copy_store, publish_index
 from rag_jax.retrieval.versions import AGAIN, opened
 
@@ -126,7 +118,7 @@ def _words(texts: Iterable[str], settings: Bm25Settings, progress: bool = False
                                stemmer=stemmer, show_progress=progress)
 
 
-class Bm25Index:
+class Bm25Index(Index):
     """A BM25 index directory, opened. It is asked by texts; a PassageIndex is asked by vectors.
 
     Attributes:
@@ -134,11 +126,7 @@ class Bm25Index:
         manifest: what it says about itself.
         passages: the PassageStore with the text and tokens of every row.
         settings: how words are counted.
-        size: N, passages.
-        division: how several processes search: see protocol.Division.
     """
-
-    division: Division = "queries"
 
     def __init__(self, folder: IndexFolder):
         self.path, self.manifest, self.passages, files, _ = folder
@@ -185,14 +173,8 @@ class Bm25Index:
             store.files.verify()
         return index
 
-    def search(self, texts: Sequence[str], k: int) -> SearchResult:
-        """Finds the k passages with the highest BM25 scores, best first, ties by ascending row.
-
-        A passage that shares no word with the question scores 0.
-        """
-        check_k(k, self.size)
-        if not len(texts):
-            return no_results(k)
+    def _search(self, texts: Sequence[str], k: int) -> SearchResult:
+        """A passage that shares no word with the question scores 0."""
         results = []
         for words in self._columns(texts):
             scores = self._bm25.get_scores_from_ids(words)
@@ -222,7 +204,6 @@ class Bm25Index:
 
 
 def build_bm25(store: PassageStore, out: str | os.PathLike, overwrite: bool = False,
-               hosts: Hosts = ALONE,
                settings: Bm25Settings = Bm25Settings()) -> Bm25Index:  # noqa: B008 (frozen)
     """Indexes the words of a passage store and publishes an index directory.
 
@@ -230,7 +211,6 @@ def build_bm25(store: PassageStore, out: str | os.PathLike, overwrite: bool = Fa
         store: the passages.
         out: the directory to publish; an index of the same passages that is there is opened.
         overwrite: replace another index that is at out.
-        hosts: the processes that make the same call; the first one builds.
         settings: how words are counted.
 
     Raises:
@@ -241,20 +221,17 @@ def build_bm25(store: PassageStore, out: str | os.PathLike, overwrite: bool = Fa
         raise RetrievalError(f"{out}: BM25 needs {missing}.")
     inputs = {"kind": "bm25", "encoder_fingerprint": settings.fingerprint,
               "passages_fingerprint": store.fingerprint}
-    index = None
-    if hosts.leads:
-        with claimed(out, inputs, overwrite, Bm25Index.open) as index:
-            if index is None:
-                content = begun(out, inputs)
-                copy_store(store, content)
-                index_words(store, content / "bm25", settings)
-                versions = {name: importlib.metadata.version(name)
-                            for name in ("bm25s", "PyStemmer")}
-                publish_index(content, out, {
-                    **inputs, "inputs": inputs, "size": len(store), "settings": settings.record,
-                    "versions": versions})
-    hosts.wait()
-    return Bm25Index.open(out) if index is None else index
+    with claimed(out, inputs, overwrite, Bm25Index.open) as index:
+        if index is not None:
+            return index
+        content = begun(out, inputs)
+        copy_store(store, content)
+        index_words(store, content / "bm25", settings)
+        versions = {name: importlib.metadata.version(name) for name in ("bm25s", "PyStemmer")}
+        publish_index(content, out, {
+            **inputs, "inputs": inputs, "size": len(store), "settings": settings.record,
+            "versions": versions})
+    return Bm25Index.open(out)
 
 
 def index_words(store: PassageStore, folder: Path, settings: Bm25Settings) -> None:

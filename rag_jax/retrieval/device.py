@@ -12,16 +12,8 @@ from jax.sharding import Mesh
 from rag_jax.retrieval import device_search
 from rag_jax.retrieval.device_search import DeviceSettings, DeviceTables, row_sharding
 from rag_jax.retrieval.index import PassageIndex
-from rag_jax.retrieval.joined import JoinedPassages
 from rag_jax.retrieval.manifest import EMBEDDINGS
-from rag_jax.retrieval.protocol import (
-    Division,
-    Index,
-    RetrievalError,
-    SearchResult,
-    check_rows,
-    stack,
-)
+from rag_jax.retrieval.protocol import Index, RetrievalError, SearchResult, check_rows, stack
 
 ROUND = 1024, 65536  # rows per device are a multiple: of few rows, of many, for even blocks
 QUERIES = 256  # searched at a time; fewer are padded to a power of two
@@ -37,11 +29,11 @@ class TokenSpec(NamedTuple):
 
 
 class DeviceIndex(Index):
-    """The passages of index directories on all devices of a mesh. Used as a PassageIndex is.
+    """The passages of an index directory on all devices of a mesh. Used as a PassageIndex is.
 
-    Row numbers are stable: `add` appends, `delete` leaves a hole, `update` does what was done to
-    the index directory since, `swap` begins anew. None of them changes a shape, so that no program
-    that searches is compiled again.
+    `update` does what was done to the directory since: row numbers stay, added rows follow, deleted
+    ones leave holes. `swap` begins anew. Neither changes a shape, so that no program that searches
+    is compiled again.
 
     Args:
         index: what to load.
@@ -51,10 +43,10 @@ class DeviceIndex(Index):
 
     Attributes:
         tables: what lies on the devices, an argument for jitted programs; changes replace it.
-        manifest: of the first index.
+        manifest: of the index.
     """
 
-    division: Division = "devices"
+    division = "devices"
 
     def __init__(self, index: PassageIndex, mesh: Mesh, settings: DeviceSettings,
                  token_specs: Mapping[str, TokenSpec] = {}):  # noqa: B006 (never changed)
@@ -69,14 +61,14 @@ class DeviceIndex(Index):
         Raises:
             RetrievalError: they do not fit, or another encoder embedded them.
         """
-        self._check(index, 0)
-        self._take(index)
+        self._check(index)
         self.tables = None  # frees the old tables before there are new ones
-        self.tables = self._load(index)._replace(valid=self._placed_mask())
+        self.tables = self._load(index)
+        self._take(index)
 
     def reload(self) -> None:
-        """Loads the first index again, as its directory holds it."""
-        self.swap(self._indexes[0])
+        """Loads the index again, as its directory holds it."""
+        self.swap(self._index)
 
     def update(self, index: PassageIndex) -> None:
         """Takes over a later version of the index directory; only rows that were added are loaded,
@@ -85,49 +77,28 @@ class DeviceIndex(Index):
         Raises:
             RetrievalError: as `swap`; nothing is changed then.
         """
-        files = [one.manifest["files"] for one in (self._indexes[0], index)]
-        if len(self._indexes) > 1 or files[0][EMBEDDINGS] != files[1][EMBEDDINGS]:
+        files = [one.manifest["files"] for one in (self._index, index)]
+        if files[0][EMBEDDINGS] != files[1][EMBEDDINGS]:
             return self.swap(index)
-        self._check(index, 0)
-        self._write_rows(index, range(index.manifest["size"], len(index.passages)), 0)
-        self._take(index)
-        self.tables = self.tables._replace(valid=self._placed_mask())
-
-    def _take(self, index: PassageIndex) -> None:
-        """Knows an index, and no other, as the one whose rows are on the devices."""
-        rows = len(index.passages)
-        self.manifest, self.path, self._indexes = index.manifest, index.path, [index]
-        self._valid = np.arange(self.capacity) < rows
-        if index.valid is not None:
-            self._valid[:rows] = index.valid
-        self.passages = JoinedPassages(index.passages.stores, self._valid)
-
-    def add(self, index: PassageIndex) -> range:
-        """Appends the passages of another index; returns their rows."""
-        begin, rows = len(self.passages), len(index.passages)
-        self._check(index, begin)
-        self._write_rows(index, range(rows), begin)
-        for store in index.passages.stores:
-            self.passages.append(store)
-        self._indexes.append(index)
-        self._valid[begin : begin + rows] = True if index.valid is None else index.valid
-        self.tables = self.tables._replace(valid=self._placed_mask())
-        return range(begin, begin + rows)
-
-    def _write_rows(self, index: PassageIndex, rows: range, begin: int) -> None:
-        """Writes rows of an index to those on the devices that are `begin` further."""
+        self._check(index)
+        rows = range(index.manifest["size"], len(index.passages))
         for first in rows[::WRITTEN]:
             some = np.arange(first, min(first + WRITTEN, rows.stop))
             padded = np.pad(some, (0, WRITTEN - len(some)), mode="edge")
-            ids = np.where(np.arange(WRITTEN) < len(some), padded + begin, -1).astype(np.int32)
+            ids = np.where(np.arange(WRITTEN) < len(some), padded, -1).astype(np.int32)
             self.write(ids, self._values(index, padded))
+        self._take(index)
 
-    def delete(self, rows: np.ndarray) -> None:
-        """Takes rows out; no search finds them any more."""
-        rows = np.asarray(rows)
-        check_rows(rows, len(self.passages), "delete")
-        self._valid[rows] = False
-        self.tables = self.tables._replace(valid=self._placed_mask())
+    def _take(self, index: PassageIndex) -> None:
+        """Knows an index as the one whose rows are on the devices, and its deleted rows as such."""
+        rows = len(index.passages)
+        self._index, self.size = index, index.size
+        self.manifest, self.path, self.passages = index.manifest, index.path, index.passages
+        valid = np.arange(self.capacity) < rows
+        if index.valid is not None:
+            valid[:rows] = index.valid
+        self.tables = self.tables._replace(valid=jax.make_array_from_callback(
+            (self.capacity,), row_sharding(self.mesh), lambda rows: valid[rows]))
 
     def write(self, ids: np.ndarray | jax.Array, values: DeviceTables) -> None:
         """Replaces what is kept of rows int32[R] by values [R, ...]; -1 = no row.
@@ -137,12 +108,7 @@ class DeviceIndex(Index):
         tables, kept = self.tables._replace(valid=None), {"valid": self.tables.valid}
         if not values.tokens:
             tables, kept["tokens"] = tables._replace(tokens={}), tables.tokens
-        self.tables = _write(self.mesh)(tables, ids, values)._replace(**kept)
-
-    @property
-    def size(self) -> int:
-        """Passages that a search can find."""
-        return int(self._valid.sum())
+        self.tables = _write(tables, ids, values, mesh=self.mesh)._replace(**kept)
 
     def _search(self, queries: np.ndarray, k: int) -> SearchResult:
         run = jit_search(self.mesh, k, self.settings)
@@ -165,10 +131,10 @@ class DeviceIndex(Index):
         """
         ids = np.asarray(ids)
         check_rows(ids, len(self.passages), f"{self.path}: embeddings")
-        return np.asarray(_lookup(self.mesh)(self.tables.embeddings, ids.astype(np.int32)))
+        return np.asarray(_lookup(self.tables.embeddings, ids.astype(np.int32), mesh=self.mesh))
 
-    def _check(self, index: PassageIndex, begin: int) -> None:
-        needed = begin + len(index.passages)
+    def _check(self, index: PassageIndex) -> None:
+        needed = len(index.passages)
         if needed > self.capacity:
             raise RetrievalError(
                 f"{index.path}: {needed} passages do not fit into the {self.capacity} "
@@ -220,11 +186,6 @@ class DeviceIndex(Index):
             share = jax.block_until_ready(_place(share, values, np.int32(begin)))
         return share
 
-    def _placed_mask(self) -> jax.Array:
-        valid = self._valid.copy()  # jax may keep a view of what it is given
-        return jax.make_array_from_callback(
-            (self.capacity,), row_sharding(self.mesh), lambda rows: valid[rows])
-
 
 def table_rows(passages: int, mesh: Mesh) -> int:
     """Rows of the tables for so many passages."""
@@ -264,13 +225,5 @@ def _place(share: DeviceTables, values: DeviceTables, begin: jax.Array) -> Devic
         share, values)
 
 
-@functools.cache
-def _lookup(mesh: Mesh) -> Callable:
-    return jax.jit(lambda table, ids: device_search.lookup(table, ids, mesh))
-
-
-@functools.cache
-def _write(mesh: Mesh) -> Callable:
-    return jax.jit(
-        lambda tables, ids, values: device_search.write(tables, ids, values, mesh),
-        donate_argnums=0)
+_lookup = jax.jit(device_search.lookup, static_argnames="mesh")
+_write = jax.jit(device_search.write, static_argnames="mesh", donate_argnames="tables")

@@ -5,7 +5,6 @@ spare rows and a validity mask, so that passages come, go and are replaced witho
 """
 
 import dataclasses
-import math
 from typing import Any, NamedTuple
 
 import jax
@@ -187,32 +186,20 @@ def lookup(tables: Any, ids: jax.Array, mesh: Mesh) -> Any:
         The same tree of [..., ...]: numbers as float32, token ids as int32.
     """
 
-    leaves, structure = jax.tree.flatten(tables)
-
-    def on_device(leaves: list[jax.Array], ids: jax.Array) -> jax.Array:
+    def on_device(tables: Any, ids: jax.Array) -> Any:
         def one(table: jax.Array) -> jax.Array:
             place, local = _places(ids, table.shape[0], mesh)
             rows = table[jnp.where(local, place, 0)]
-            rows = rows.reshape(*ids.shape, math.prod(table.shape[1:]))
-            if jnp.issubdtype(table.dtype, jnp.floating):
-                rows = lax.bitcast_convert_type(rows.astype(jnp.float32), jnp.int32)
-            return jnp.where(local[..., None], rows.astype(jnp.int32), 0)
+            floating = jnp.issubdtype(table.dtype, jnp.floating)
+            local = jnp.expand_dims(local, range(ids.ndim, rows.ndim))
+            return jnp.where(local, rows.astype(jnp.float32 if floating else jnp.int32), 0)
 
-        # As integers, so that one collective carries all; one device has each row, others zeros.
-        return lax.psum(jnp.concatenate([one(leaf) for leaf in leaves], axis=-1), mesh.axis_names)
+        # One device has each row, and all others add zeros.
+        return lax.psum(jax.tree.map(one, tables), mesh.axis_names)
 
-    bits = jax.shard_map(
+    return jax.shard_map(
         on_device, mesh=mesh, in_specs=(PartitionSpec(mesh.axis_names), PartitionSpec()),
-        out_specs=PartitionSpec())(leaves, ids)
-    columns, begin = [], 0
-    for leaf in leaves:
-        end = begin + math.prod(leaf.shape[1:])
-        rows = bits[..., begin:end].reshape(*ids.shape, *leaf.shape[1:])
-        if jnp.issubdtype(leaf.dtype, jnp.floating):
-            rows = lax.bitcast_convert_type(rows, jnp.float32)
-        columns.append(rows)
-        begin = end
-    return structure.unflatten(columns)
+        out_specs=PartitionSpec())(tables, ids)
 
 
 def write(tables: Any, ids: jax.Array, values: Any, mesh: Mesh) -> Any:

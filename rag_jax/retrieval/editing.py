@@ -16,7 +16,7 @@ from rag_jax import files
 from rag_jax.retrieval.bm25 import Bm25Settings, index_words
 from rag_jax.retrieval.build import RecallSettings, build_parts, manifest_of, measure
 from rag_jax.retrieval.index import Embeddings
-from rag_jax.retrieval.joined import copy_rows
+from rag_jax.retrieval.joined import copy_rows, kept_rows
 from rag_jax.retrieval.manifest import (
     ADDED,
     DELETED,
@@ -51,13 +51,8 @@ class Edit(NamedTuple):
     @property
     def parts(self) -> list[tuple[PassageStore, np.ndarray]]:
         """Passage stores with their rows int64[R] that stay: built, added before, new."""
-        stores, first, parts = self.base.passages.stores, 0, []
-        for store in stores:
-            parts.append((store, np.flatnonzero(self.kept[first : first + len(store)])))
-            first += len(store)
-        if self.added is not None:
-            parts.append((self.added, np.arange(len(self.added))))
-        return parts
+        parts = kept_rows(self.base.passages, self.kept)
+        return parts if self.added is None else [*parts, (self.added, np.arange(len(self.added)))]
 
     @property
     def rows(self) -> int:
@@ -208,20 +203,16 @@ def _write_rows(edit: Edit, new: np.ndarray, parts: slice, folder: Path) -> Pass
 def _with_segment(edit: Edit, new: np.ndarray, content: Path) -> tuple[dict, dict]:
     """The version with a segment of added passages: its manifest, and the known entries in it."""
     base, built = edit.base, edit.base.manifest["size"]
-    before = base.manifest.get("edited", {"added": 0, "passages_fingerprint": None})
-    same = edit.added is None and edit.kept[built:].all()
     known = {name: entry for name, entry in base.manifest["files"].items()
-             if name != DELETED and (same or not name.startswith(f"{ADDED}/"))}
+             if name != DELETED and not name.startswith(f"{ADDED}/")}
     for name in known:
         files.take_over(base.path / name, content / name)
     gone = np.flatnonzero(~edit.kept[:built])
     if len(gone):
         files.write_bytes(content / DELETED, gone.astype("<i8").tobytes())
-    edited = {**before, "deleted": len(gone)}
-    if not same:
-        edited |= {"added": sum(len(rows) for _, rows in edit.parts[1:]),
-                   "passages_fingerprint": None}
-    if not same and edited["added"]:
+    edited = {"added": sum(len(rows) for _, rows in edit.parts[1:]), "deleted": len(gone),
+              "passages_fingerprint": None}
+    if edited["added"]:
         (content / ADDED).mkdir()
         store = _write_rows(edit, new, slice(1, None), content / ADDED)
         edited["passages_fingerprint"] = store.fingerprint

@@ -157,9 +157,3 @@ class RecallSample:
         ids, _ = index.search(self._queries, k)
         scores = row_scores(self._queries, self._embeddings, ids)
         return {**self._of, "recall": float((scores >= self._worst).mean())}
-
-
-def measure_recall(index: Index, embeddings: np.ndarray | JoinedRows, queries: np.ndarray | None,
-                   k: int, seed: int, valid: np.ndarray | None = None) -> dict[str, Any]:
-    """Measures an index against exact search; see RecallSample."""
-    return RecallSample(embeddings, queries, k, seed, valid).measure(index)

@@ -8,15 +8,7 @@ import numpy as np
 from rag_jax.fusion import Fusion
 from rag_jax.retrieval.bm25 import Bm25Index
 from rag_jax.retrieval.index import PassageIndex
-from rag_jax.retrieval.protocol import (
-    Division,
-    RetrievalError,
-    SearchResult,
-    check_k,
-    check_queries,
-    merge,
-    no_results,
-)
+from rag_jax.retrieval.protocol import Around, RetrievalError, SearchResult, check_queries, merge
 
 WORDS = "words"  # folder in that of the embeddings' index
 NOMINATED = 100  # by each part, or 4 times as many as are asked for
@@ -32,76 +24,42 @@ def asked(vectors: np.ndarray, texts: np.ndarray, weight: Any) -> np.ndarray:
 
 
 @dataclasses.dataclass
-class HybridIndex:
+class HybridIndex(Around):
     """An index of embeddings and one of the words of the same passages, searched as one.
 
     Attributes:
-        dense: the index whose rows these are.
-        words: of the same passages, in whatever order.
+        index: that of embeddings, whose rows these are.
+        words: of the same passages, in the same order.
         fusion: how the scores are joined; the weight of words is each query's own.
-        to_words: int[N], the rows of `words` for those of `dense`, -1 for deleted ones; None = the
+        to_words: int[N], the rows of `words` for those of `index`, -1 for deleted ones; None = the
             same.
     """
 
-    dense: PassageIndex
+    index: PassageIndex
     words: Bm25Index
     fusion: Fusion
     to_words: np.ndarray | None = None
-    division: Division = "queries"
 
     def __post_init__(self):
-        if self.dense.division != "queries":
+        if self.index.division != "queries":
             raise RetrievalError(f"{self.path}: each process holds a share of its parts, and a "
                                  "hybrid index needs all; use fewer parts than processes.")
         if self.to_words is None:
-            self.to_words = matching_rows(self.dense, self.words)
-
-    @property
-    def path(self):
-        return self.dense.path
-
-    @property
-    def manifest(self):
-        return self.dense.manifest
-
-    @property
-    def passages(self):
-        return self.dense.passages
-
-    @property
-    def size(self) -> int:
-        """Passages that a search can find."""
-        return self.dense.size
-
-    def check_encoder(self, fingerprint: str) -> None:
-        """Raises a RetrievalError where another encoder than this one has built the index."""
-        self.dense.check_encoder(fingerprint)
-
-    def embeddings(self, ids: np.ndarray) -> np.ndarray:
-        """The embeddings float32[..., E] of rows integers[...]."""
-        return self.dense.embeddings(ids)
+            self.to_words = matching_rows(self.index, self.words)
 
     def scores(self, texts: np.ndarray, ids: np.ndarray) -> np.ndarray:
         """BM25 scores float32[B, K] of rows integers[B, K]."""
         return self.words.scores(texts, ids if self.to_words is None else self.to_words[ids])
 
-    def search(self, queries: np.ndarray, k: int) -> SearchResult:
-        """The k passages with the highest joined scores among those that either part nominates.
-
-        Args:
-            queries: of `asked`, [B].
-            k: passages per query.
-        """
-        check_k(k, self.size)
-        if not len(queries):
-            return no_results(k)
-        vectors = check_queries(queries["vector"], k, self.size, self.dense.width)
+    def _search(self, queries: np.ndarray, k: int) -> SearchResult:
+        """The k passages with the highest joined scores among those that either part nominates."""
+        vectors = check_queries(queries["vector"], self.index.width)
         count = min(self.size, max(NOMINATED, 4 * k))
-        ids = np.concatenate([self.dense.search(vectors, count).ids, self._by_words(
+        ids = np.concatenate([self.index.search(vectors, count).ids, self._by_words(
             queries["text"], count)], axis=1)
         ids.sort(axis=1)
         twice = np.pad(ids[:, 1:] == ids[:, :-1], ((0, 0), (1, 0)))
-        dense = self.dense.scores(vectors, ids)
+        dense = self.index.scores(vectors, ids)
         words = self.scores(queries["text"], ids)
         for scores in (dense, words):
             scores[twice] = -np.inf  # ranks below all others
@@ -112,7 +70,7 @@ class HybridIndex:
 
     def logits(self, queries: np.ndarray, ids: np.ndarray) -> np.ndarray:
         """Joined scores float32[B, K] of rows integers[B, K], which rank among themselves."""
-        dense = self.dense.scores(queries["vector"], ids)
+        dense = self.index.scores(queries["vector"], ids)
         return self._joined(dense, self.scores(queries["text"], ids), queries)
 
     def _joined(self, dense: np.ndarray, words: np.ndarray, queries: np.ndarray) -> np.ndarray:
@@ -123,10 +81,7 @@ class HybridIndex:
         found = self.words.search(texts, count).ids
         if self.to_words is None:
             return found
-        to_dense = np.zeros(self.words.size, np.int32)
-        rows = np.flatnonzero(self.to_words >= 0)
-        to_dense[self.to_words[rows]] = rows
-        return to_dense[found]
+        return np.flatnonzero(self.to_words >= 0).astype(np.int32)[found]
 
 
 def matching_rows(dense: PassageIndex, words: Bm25Index) -> np.ndarray | None:
@@ -134,20 +89,16 @@ def matching_rows(dense: PassageIndex, words: Bm25Index) -> np.ndarray | None:
     both were built from one passage store and hold all of it.
 
     Raises:
-        RetrievalError: they hold other passages.
+        RetrievalError: they hold other passages, or in another order.
     """
     stores = [index.manifest["passages_fingerprint"] for index in (dense, words)]
     if dense.valid is None and stores[0] == stores[1]:
         return None
     rows = np.arange(len(dense.passages)) if dense.valid is None else np.flatnonzero(dense.valid)
-    others = RetrievalError(f"{words.path}: its passages are not those of {dense.path}; count "
-                            "their words again.")
-    if len(rows) != words.size:
-        raise others
-    known = {passage: row for row, passage in enumerate(words.passages)}
-    found = [known.get(dense.passages[int(row)]) for row in rows]
-    if None in found:
-        raise others
+    if len(rows) != words.size or any(dense.passages[int(row)] != words.passages[place]
+                                      for place, row in enumerate(rows)):
+        raise RetrievalError(f"{words.path}: its passages are not those of {dense.path}; count "
+                             "their words again.")
     matching = np.full(len(dense.passages), -1)
-    matching[rows] = found
+    matching[rows] = np.arange(words.size)
     return matching

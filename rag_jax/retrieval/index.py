@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from rag_jax.retrieval.exact import ExactIndex, row_scores
-from rag_jax.retrieval.joined import JoinedRows
+from rag_jax.retrieval.joined import JoinedRows, split
 from rag_jax.retrieval.manifest import ADDED, EMBEDDINGS, IndexFolder, check_encoder, open_folder
 from rag_jax.retrieval.protocol import (
     ALONE,
@@ -50,15 +50,12 @@ class Embeddings:
         Raises:
             RetrievalError: they, or any file of the index seen before, are damaged.
         """
-        if self._files is not None:
-            first = 0
-            for name, array in self.arrays.items():
-                row_bytes, own = array.strides[0], rows
-                if len(self.arrays) > 1:
-                    own = rows[(rows >= first) & (rows < first + len(array))] - first
-                begins = own.astype(np.int64) * row_bytes
-                self._files.check(name, begins, begins + row_bytes)
-                first += len(array)
+        if self._files is None:
+            return
+        for name, (array, _, there) in zip(
+                self.arrays, split(self.arrays.values(), rows), strict=True):
+            begins = there.astype(np.int64) * array.strides[0]
+            self._files.check(name, begins, begins + array.strides[0])
 
     def check_all(self, names: Iterable[str] | None = None) -> None:
         """Verifies all rows, or those of some files; raises as `check`."""
@@ -73,7 +70,7 @@ class PassageIndex(Index):
         folder: the version that is open.
         embeddings: of all its passages.
         parts: consecutive parts of the passages, each with its first row; see `division`.
-        division: how several processes search: see Division.
+        division: how several processes search.
 
     Attributes:
         path: the directory; later versions in it do not change what is open.
@@ -146,8 +143,6 @@ class PassageIndex(Index):
             self._embeddings.check_all([_ADDED])
         results = [(first, part._search(queries, min(k, part.size)))
                    for first, part in self._parts if part.size]
-        if len(results) == 1 and not results[0][0]:
-            return results[0][1]
         return merge([SearchResult(ids + first, scores) for first, (ids, scores) in results], k)
 
     def scores(self, queries: np.ndarray, ids: np.ndarray) -> np.ndarray:

@@ -4,14 +4,33 @@ An index that was edited has the rows that it was built from, and after them the
 """
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 
 from rag_jax.citation import Citation
 from rag_jax.retrieval.passages import PassageStore, TokenTable, unknown_id, write_store
-from rag_jax.retrieval.protocol import Passage, RetrievalError
+from rag_jax.retrieval.protocol import Passage, RetrievalError, check_rows
+
+Part = TypeVar("Part", bound=Collection)
+
+
+def split(parts: Collection[Part], rows: np.ndarray
+          ) -> Iterator[tuple[Part, np.ndarray, np.ndarray]]:
+    """Each of some parts that lie one after another; which of rows integers[...] are in it,
+    bool[...]; and what these are there, integers[R].
+
+    Raises:
+        RetrievalError: a row is in none.
+    """
+    check_rows(rows, sum(map(len, parts)), "joined rows")
+    first = 0
+    for part in parts:
+        own = (rows >= first) & (rows < first + len(part))
+        yield part, own, rows[own] - first
+        first += len(part)
 
 
 class JoinedRows:
@@ -29,17 +48,16 @@ class JoinedRows:
 
     def __getitem__(self, rows: slice | np.ndarray) -> np.ndarray:
         """Rows as a slice without step, [R, E], or integers[...] from 0 on, [..., E]."""
-        parts = zip(self._firsts, self._arrays, strict=True)
         if isinstance(rows, slice):
             begin, end, _ = rows.indices(len(self))
-            some = [array[max(begin - first, 0) : max(end - first, 0)] for first, array in parts]
+            some = [array[max(begin - first, 0) : max(end - first, 0)]
+                    for first, array in zip(self._firsts, self._arrays, strict=True)]
             some = [rows for rows in some if len(rows)]
             return some[0] if len(some) == 1 else np.concatenate(some or [self._arrays[0][:0]])
         rows = np.asarray(rows)
         result = np.empty((*rows.shape, self.shape[1]), self.dtype)
-        for first, array in parts:
-            own = (rows >= first) & (rows < first + len(array))
-            result[own] = array[rows[own] - first]
+        for array, own, there in split(self._arrays, rows):
+            result[own] = array[there]
         return result
 
 
@@ -48,15 +66,11 @@ class JoinedPassages:
 
     Args:
         stores: at least one.
-        valid: bool[N] or longer: the rows that count. Others can be read, but have no id any more.
+        valid: bool[N], the rows that count. Others can be read, but have no id any more.
     """
 
     def __init__(self, stores: Sequence[PassageStore], valid: np.ndarray):
         self.stores, self._valid = tuple(stores), valid
-
-    def append(self, store: PassageStore) -> None:
-        """Adds the rows of a further store."""
-        self.stores += (store,)
 
     @property
     def path(self) -> Path:
@@ -72,24 +86,17 @@ class JoinedPassages:
         return sum(map(len, self.stores))
 
     def __getitem__(self, row: int) -> Passage:
-        store, own = self._place(row)
+        store, own = _place(self.stores, row)
         return store[own]
 
     def source(self, row: int) -> Citation | None:
         """Where a passage stands in a document; see PassageStore.source."""
-        store, own = self._place(row)
+        store, own = _place(self.stores, row)
         return store.source(own)
-
-    def _place(self, row: int) -> tuple[PassageStore, int]:
-        """The store that has a row, and its row there."""
-        for first, store in self._parts():
-            if first <= row < first + len(store):
-                return store, row - first
-        raise IndexError(f"row {row} is outside 0..{len(self) - 1}.")
 
     def find(self, passage_id: str) -> int | None:
         """The row that counts of a passage id, or None; see PassageStore.find."""
-        for first, store in self._parts():
+        for first, store in zip(_firsts(self.stores), self.stores, strict=True):
             row = store.find(passage_id)
             if row is not None and self._valid[first + row]:
                 return first + row
@@ -103,39 +110,36 @@ class JoinedPassages:
         """
         row = self.find(passage_id)
         if row is None:
-            size = int(np.count_nonzero(self._valid[: len(self)]))
+            size = int(np.count_nonzero(self._valid))
             raise unknown_id(self.path, passage_id, size, self.ids())
         return row
 
     def ids(self) -> Iterator[str]:
         """The ids of the rows that count."""
         ids = itertools.chain.from_iterable(store.ids() for store in self.stores)
-        return (one for one, counts in zip(ids, self._valid, strict=False) if counts)
+        return itertools.compress(ids, self._valid)
 
     def tokens(self, name: str) -> "JoinedTokens":
         """The token tables of that name, one after another."""
-        return JoinedTokens([(store.tokens(name), first) for first, store in self._parts()])
-
-    def _parts(self) -> Iterator[tuple[int, PassageStore]]:
-        return zip(_firsts(self.stores), self.stores, strict=True)
+        return JoinedTokens([store.tokens(name) for store in self.stores])
 
 
 class JoinedTokens:
-    """Token tables one after another, each with its first row."""
+    """Token tables one after another."""
 
-    def __init__(self, parts: list[tuple[TokenTable, int]]):
-        self._parts = parts
+    def __init__(self, tables: Sequence[TokenTable]):
+        self._tables = tables
 
     def rows(self, row: int) -> np.ndarray:
         """The token ids of one row."""
-        table, first = next(part for part in reversed(self._parts) if part[1] <= row)
-        return table.rows(row - first)
+        table, own = _place(self._tables, row)
+        return table.rows(own)
 
     def lengths_of(self, row_ids: np.ndarray) -> np.ndarray:
         """int64[...]: tokens of some rows."""
         lengths = np.zeros(row_ids.shape, np.int64)
-        for table, first, own in self._own(row_ids):
-            lengths[own] = table.lengths_of(row_ids[own] - first)
+        for table, own, rows in split(self._tables, row_ids):
+            lengths[own] = table.lengths_of(rows)
         return lengths
 
     def padded(self, row_ids: np.ndarray, length: int, pad_id: int
@@ -144,15 +148,16 @@ class JoinedTokens:
         row_ids = np.asarray(row_ids)
         tokens = np.full((*row_ids.shape, length), pad_id, np.int32)
         mask = np.zeros(tokens.shape, bool)
-        for table, first, own in self._own(row_ids):
-            tokens[own], mask[own] = table.padded(row_ids[own] - first, length, pad_id)
+        for table, own, rows in split(self._tables, row_ids):
+            tokens[own], mask[own] = table.padded(rows, length, pad_id)
         return tokens, mask
 
-    def _own(self, row_ids: np.ndarray) -> Iterator[tuple[TokenTable, int, np.ndarray]]:
-        """Each table with its first row, and which of some rows bool[...] are in it."""
-        part_of = np.searchsorted([first for _, first in self._parts], row_ids, side="right") - 1
-        for number, (table, first) in enumerate(self._parts):
-            yield table, first, part_of == number
+
+def kept_rows(passages: PassageStore | JoinedPassages, kept: np.ndarray
+              ) -> list[tuple[PassageStore, np.ndarray]]:
+    """Each store of the passages with its rows int64[R] that are kept, of bool[N]."""
+    rows = map(np.flatnonzero, np.split(kept, _firsts(passages.stores)[1:]))
+    return list(zip(passages.stores, rows, strict=True))
 
 
 def copy_rows(path: Path, parts: Sequence[tuple[PassageStore, np.ndarray]]) -> PassageStore:
@@ -180,13 +185,15 @@ def copy_rows(path: Path, parts: Sequence[tuple[PassageStore, np.ndarray]]) -> P
                        source=(lambda passage_id: next(sources)) if cited else None)
 
 
-def copy_valid(path: Path, passages: JoinedPassages, valid: np.ndarray) -> PassageStore:
-    """`copy_rows` of the rows bool[N] that count."""
-    ends = [*_firsts(passages.stores)[1:], len(passages)]
-    rows = map(np.flatnonzero, np.split(valid, ends[:-1]))
-    return copy_rows(path, list(zip(passages.stores, rows, strict=True)))
-
-
 def _firsts(parts: Sequence) -> list[int]:
     """The first row of each part."""
     return [0, *itertools.accumulate(map(len, parts[:-1]))]
+
+
+def _place(parts: Sequence[Part], row: int) -> tuple[Part, int]:
+    """The part that has a row, and the row there; what none has is left to one to refuse."""
+    for part in parts[:-1]:
+        if row < len(part):
+            return part, row
+        row -= len(part)
+    return parts[-1], row

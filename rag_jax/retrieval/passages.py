@@ -44,7 +44,7 @@ from rag_jax.retrieval.verification import (
 )
 
 # A store without citations is written in format 1, as it always was.
-META = Record("meta.json", "store", "fingerprint", "copy or write the store again", 2, oldest=1)
+META = Record("meta.json", "store", "fingerprint", "copy or write the store again", 2)
 CITATIONS = ("citations.blob", "citations.offsets")
 _TABLE_NAME = r"[A-Za-z0-9_-]+"
 _FIELDS = len(Passage._fields)
@@ -129,6 +129,9 @@ class TokenTable:
     def __init__(self, files: VerifiedFiles, name: str, dtype: str):
         self._name = f"token table {name!r}"
         self._rows = Ragged(files, (f"tokens.{name}.ids", f"tokens.{name}.offsets"), dtype)
+
+    def __len__(self) -> int:
+        return len(self._rows)
 
     @property
     def lengths(self) -> np.ndarray:
@@ -321,13 +324,7 @@ def _read_meta(path: Path) -> tuple[dict[str, Any], str]:
         raise RetrievalError(
             f"{path}: not a passage store, or half written: it has no meta.json; write it again.")
     meta, fingerprint = META.read(path)
-    _check_meta(path, meta)
-    return meta, fingerprint
-
-
-def _check_meta(path: Path, meta: Mapping[str, Any]) -> None:
-    """Refuses what `write_store` never writes."""
-    need = functools.partial(META.need, path)
+    need = functools.partial(META.need, path)  # all that follows is as `write_store` writes it
     size, tokens = meta.get("passages"), meta.get("tokens")
     need(is_count(size, 1), f"passages is {size!r:.80}, must be a number from 1 on")
     need(isinstance(tokens, dict), f"tokens is {tokens!r:.80}, must name the token tables")
@@ -346,6 +343,7 @@ def _check_meta(path: Path, meta: Mapping[str, Any]) -> None:
         need(entry["bytes"] % widths.get(name, 8) == 0
              and entry["bytes"] == exact.get(name, entry["bytes"]),
              f"{name} of {entry['bytes']} bytes does not fit {size} passages")
+    return meta, fingerprint
 
 
 class _RaggedWriter(contextlib.AbstractContextManager):

@@ -4,7 +4,8 @@ import abc
 import dataclasses
 import operator
 from collections.abc import Callable, Sequence
-from typing import Literal, NamedTuple
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -70,28 +71,73 @@ ALONE = Hosts()
 
 
 class Index(abc.ABC):
-    """Anything that finds the passages with the largest inner product. Threads may share one.
+    """Anything that finds the best passages. Threads may share one.
 
     Attributes:
-        size: N, passages.
-        width: E, of queries and passage embeddings.
+        size: N, passages that a search can find.
+        width: E, of queries and passage embeddings; None = it is not asked by vectors alone.
+        division: how several processes search.
     """
 
     size: int
-    width: int
+    width: int | None = None
+    division: Division = "queries"
 
-    def search(self, queries: np.ndarray, k: int) -> SearchResult:
-        """Finds the k best passages for queries float[B, E]; B may be 0.
+    def search(self, queries: np.ndarray | Sequence[str], k: int) -> SearchResult:
+        """Finds the k best passages for B queries, of which there may be none.
+
+        Args:
+            queries: float[B, E], whose inner products are the scores; without `width` texts [B], or
+                what `hybrid.asked` returns.
+            k: passages per query.
 
         Raises:
             RetrievalError: k or the queries do not fit the index.
         """
-        queries = check_queries(queries, k, self.size, self.width)
-        return self._search(queries, k) if len(queries) else no_results(k)
+        check_k(k, self.size)
+        if self.width is not None:
+            queries = check_queries(queries, self.width)
+        if not len(queries):
+            return SearchResult(np.zeros((0, k), np.int32), np.zeros((0, k), np.float32))
+        return self._search(queries, k)
 
     @abc.abstractmethod
     def _search(self, queries: np.ndarray, k: int) -> SearchResult:
-        """`search` for checked queries float32[B, E], at least one."""
+        """`search` for checked queries, at least one; vectors are float32[B, E]."""
+
+
+class Around(Index):
+    """An index around another one, whose passages it finds in a way of its own.
+
+    Attributes:
+        index: the other one.
+    """
+
+    index: Any
+
+    @property
+    def path(self) -> Path:
+        return self.index.path
+
+    @property
+    def manifest(self) -> dict[str, Any]:
+        return self.index.manifest
+
+    @property
+    def passages(self) -> Any:
+        return self.index.passages
+
+    @property
+    def size(self) -> int:
+        return self.index.size
+
+    def check_encoder(self, fingerprint: str) -> None:
+        """Raises a RetrievalError where another encoder than this one has built the index."""
+        self.index.check_encoder(fingerprint)
+
+    def embeddings(self, ids: np.ndarray) -> np.ndarray:
+        """The embeddings float32[..., E] of rows integers[...]."""
+        return self.index.embeddings(ids)
 
 
 def check_k(k: int, size: int) -> None:
@@ -105,12 +151,11 @@ def check_k(k: int, size: int) -> None:
             f"k={k}: an index of {size} passages allows 1 to {size}; lower k, or index more.")
 
 
-def check_queries(queries: np.ndarray, k: int, size: int, width: int) -> np.ndarray:
-    """Returns the queries as contiguous float32[B, E], or says what is wrong with them or with k.
+def check_queries(queries: np.ndarray, width: int) -> np.ndarray:
+    """Returns the queries as contiguous float32[B, E], or says what is wrong with them.
 
     An empty batch is allowed as [0, E].
     """
-    check_k(k, size)
     queries = np.asarray(queries)
     if queries.ndim != 2 or queries.shape[1] != width:
         raise RetrievalError(
@@ -147,11 +192,6 @@ def check_rows(rows: np.ndarray, size: int, what: str) -> None:
         raise RetrievalError(
             f"{what}: row {rows.min() if rows.min() < 0 else rows.max()} is outside 0..{size - 1}; "
             "mask padding documents before looking them up.")
-
-
-def no_results(k: int) -> SearchResult:
-    """The answer to an empty batch: shapes [0, K]."""
-    return SearchResult(np.zeros((0, k), np.int32), np.zeros((0, k), np.float32))
 
 
 def merge(results: Sequence[SearchResult], k: int) -> SearchResult:

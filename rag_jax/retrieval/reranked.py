@@ -2,21 +2,19 @@
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from rag_jax.retrieval.bm25 import Bm25Index
 from rag_jax.retrieval.hybrid import HybridIndex
 from rag_jax.retrieval.index import PassageIndex
-from rag_jax.retrieval.protocol import Division, Passage, SearchResult, check_k, merge, no_results
+from rag_jax.retrieval.protocol import Around, Passage, SearchResult, merge
 
 KEPT = 2**18  # scores, those made last, that are not made again
 
 
 @dataclasses.dataclass
-class RerankedIndex:
+class RerankedIndex(Around):
     """An index of any kind, whose passages a reranker scores together with the question.
 
     It is asked as a hybrid index is, or, around an index of words, by texts.
@@ -33,31 +31,12 @@ class RerankedIndex:
     nominate: Callable[[np.ndarray, int], np.ndarray]
     score: Callable[[Sequence[str], Sequence[Passage]], np.ndarray]
     count: int
-    division: Division = "devices"
     _kept: dict[tuple[str, int], float] = dataclasses.field(default_factory=dict, repr=False)
 
-    @property
-    def path(self) -> Path:
-        return self.index.path
+    division = "devices"
 
-    @property
-    def manifest(self) -> dict[str, Any]:
-        return self.index.manifest
-
-    @property
-    def passages(self) -> Any:
-        return self.index.passages
-
-    @property
-    def size(self) -> int:
-        """Passages that a search can find."""
-        return self.index.size
-
-    def search(self, queries: np.ndarray, k: int) -> SearchResult:
+    def _search(self, queries: np.ndarray, k: int) -> SearchResult:
         """The k passages with the highest logits among those that are nominated."""
-        check_k(k, self.size)
-        if not len(queries):
-            return no_results(k)
         asked = queries
         if queries.dtype.names and not isinstance(self.index, HybridIndex):
             asked = queries["vector"]

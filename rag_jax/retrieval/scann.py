@@ -234,24 +234,18 @@ def _build_here(embeddings: np.ndarray, settings: ScannSettings, directory: str)
 def _load(directory: Path) -> Any:
     from scann import scann_ops_pybind
 
-    _refuse_foreign(directory)
+    _check_assets(directory / "scann_assets.pbtxt")
     searcher = scann_ops_pybind.load_searcher(str(directory), assets_backcompat_shim=False)
     searcher.set_num_threads(_threads())
     return searcher
 
 
-def _refuse_foreign(directory: Path) -> None:
-    """Refuses files that ScaNN did not write for us, links, and names of files elsewhere.
+def _check_assets(assets: Path) -> None:
+    """Refuses names of files elsewhere, which ScaNN's loader would read.
 
-    ScaNN's loader runs the code in a scann_docids.pkl, and reads what scann_assets.pbtxt names.
+    manifest.py sees to it that no other files are beside it: the loader also runs the code in a
+    scann_docids.pkl.
     """
-    with os.scandir(directory) as entries:
-        for entry in entries:
-            if entry.name not in SCANN_FILES or not entry.is_file(follow_symlinks=False):
-                raise RetrievalError(
-                    f"{directory}: {entry.name} is none of the files that an index has there, or "
-                    "not a regular file; remove it, or build the index again.")
-    assets = directory / "scann_assets.pbtxt"
     if not assets.is_file():
         raise RetrievalError(f"{assets}: missing; build the index again.")
     text = assets.read_text("utf-8", "replace")

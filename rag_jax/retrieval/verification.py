@@ -174,9 +174,6 @@ class _File:
 
     def pending_of(self, begins: Any, ends: Any) -> set[int]:
         """The pending blocks that hold bytes from begins to ends, ints or int64[...] each."""
-        if isinstance(begins, int):
-            blocks = range(begins // self.block_bytes, (ends - 1) // self.block_bytes + 1)
-            return self.pending.intersection(blocks)
         count = len(self.digests) + 1
         firsts = np.ravel(begins) // self.block_bytes
         ends = (np.ravel(ends) - 1) // self.block_bytes + 1
@@ -345,8 +342,7 @@ class Record:
         of: what the folder is, in words.
         digest: the field with the sha256 of all other fields.
         again: what to do where the file is damaged.
-        format: the newest that is read, and the one that is written unless the content names one.
-        oldest: the first that is still read; 0 = `format`.
+        format: the newest; all from 1 on are read. It is written unless the content names another.
     """
 
     name: str
@@ -354,7 +350,6 @@ class Record:
     digest: str
     again: str
     format: int = 1
-    oldest: int = 0
 
     def read(self, folder: Path) -> tuple[dict[str, Any], str]:
         """The fields, and their digest.
@@ -368,8 +363,7 @@ class Record:
             raise RetrievalError(
                 f"{folder}: {self.of} format {format_}, this version of rag_jax reads up to "
                 f"{self.format}; upgrade rag_jax or {self.again}.")
-        readable = range(self.oldest or self.format, self.format + 1)
-        if format_ not in readable or digest != digest_of(content):
+        if format_ not in range(1, self.format + 1) or digest != digest_of(content):
             raise RetrievalError(f"{folder}: {self.name} does not agree with its own "
                                  f"{self.digest}, so it is damaged; {self.again}.")
         check_table(content.get("files"), folder / self.name)

@@ -1,8 +1,9 @@
 """RAG fine-tuning of one run: its stage, its batches, its guard against collapse."""
 
-import functools
 from collections.abc import Mapping
 from typing import Any
+
+import numpy as np
 
 from rag_jax.answering import jit_embed, search
 from rag_jax.config import Config, ConfigError
@@ -10,14 +11,19 @@ from rag_jax.data.batches import RagBatcher
 from rag_jax.evaluation import evaluate
 from rag_jax.models import rag
 from rag_jax.models.layers import unstack_layers
-from rag_jax.retrieval.retriever import Retriever
 from rag_jax.training import on_device, step
 from rag_jax.training.answer_settings import make_answerer
 from rag_jax.training.collapse import CollapseGuard
 from rag_jax.training.job import Index, Job, groups_of
 from rag_jax.training.loop import BatchSource, Stage, run_stage
 from rag_jax.training.reranker import reranked
-from rag_jax.training.sources import RagSource, ask_by_both, ask_by_vector, ask_by_words
+from rag_jax.training.sources import (
+    RagSource,
+    Retriever,
+    ask_by_both,
+    ask_by_vector,
+    ask_by_words,
+)
 from rag_jax.training.stages import build_stage
 
 
@@ -106,7 +112,8 @@ def _rag_source(job: Job, index: Index) -> tuple[
         jit_embed(model), questions, job.mesh, lengths)
     if model.asks_with_texts:
         ask = ask_by_both(ask, questions, model)
-    retriever = Retriever(index, ask, functools.partial(search, index, k=k)) if k else None
+    retriever = Retriever(
+        index, ask, lambda queries: search(index, np.asarray(queries), k)) if k else None
     source = RagSource(batcher, retriever, batch_size, config.seed, config.retrieval.staleness,
                        job.mesh)
     return source, None, None

@@ -27,7 +27,7 @@ from rag_jax.retrieval.editing import edit_index, edit_words
 from rag_jax.retrieval.exact import RECALL_QUERIES
 from rag_jax.retrieval.hybrid import WORDS, HybridIndex, matching_rows
 from rag_jax.retrieval.index import PassageIndex
-from rag_jax.retrieval.joined import copy_valid
+from rag_jax.retrieval.joined import copy_rows, kept_rows
 from rag_jax.retrieval.kept import KeptEmbeddings
 from rag_jax.retrieval.manifest import open_folder
 from rag_jax.retrieval.passages import PassageStore
@@ -201,9 +201,10 @@ def edit_passages(job: Job, out: pathlib.Path, embedder: PassageEmbedder | None,
 
 def index_words(job: Job) -> dict[str, Bm25Index]:
     """A BM25 index of every passage store, in WORKDIR/indexes_bm25."""
-    return {name: build_bm25(store, job.workdir / WORD_INDEXES / name, hosts=all_hosts(),
-                             settings=Bm25Settings.of_config(job.config.retrieval))
-            for name, store in job.prepared.memories.items()}
+    settings = Bm25Settings.of_config(job.config.retrieval)
+    return hosts.first(lambda: {
+        name: build_bm25(store, job.workdir / WORD_INDEXES / name, settings=settings)
+        for name, store in job.prepared.memories.items()})
 
 
 def with_words(job: Job, index: Index) -> Index:
@@ -227,7 +228,7 @@ def with_words(job: Job, index: Index) -> Index:
         with publishing(folder):
             staging = files.begin_folder(folder / "passages")
             try:
-                store = copy_valid(staging / "store", index.passages, index.valid)
+                store = copy_rows(staging / "store", kept_rows(index.passages, index.valid))
                 return build_bm25(store, folder, overwrite=True, settings=settings), None
             finally:
                 files.discard_folder(staging)

@@ -25,7 +25,7 @@ from rag_jax.models import rag
 from rag_jax.retrieval import device_search
 from rag_jax.retrieval.device import DeviceIndex, TokenSpec
 from rag_jax.retrieval.device_search import DeviceSettings, DeviceTables
-from rag_jax.retrieval.exact import measure_recall
+from rag_jax.retrieval.exact import RecallSample
 from rag_jax.retrieval.index import PassageIndex
 from rag_jax.training.job import groups_of
 from rag_jax.training.step import Completion
@@ -63,8 +63,8 @@ def updated(placed: DeviceIndex, index: PassageIndex, queries: np.ndarray | None
 def measure(placed: DeviceIndex, index: PassageIndex, queries: np.ndarray | None, config: Config
             ) -> None:
     """Measures what was loaded of an index; the manifest on the devices then says so."""
-    recall = measure_recall(placed, index.table, queries, index.manifest["recall"]["k"],
-                            config.seed, index.valid)
+    recall = RecallSample(index.table, queries, index.manifest["recall"]["k"], config.seed,
+                          index.valid).measure(placed)
     kind = f"device ({config.retrieval.device_dtype})"
     placed.manifest = {**index.manifest, "kind": kind, "recall": recall}
 

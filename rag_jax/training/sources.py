@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -10,12 +10,27 @@ from jax.sharding import Mesh
 
 from rag_jax import parallel
 from rag_jax.data import order
-from rag_jax.data.batches import RagBatcher
+from rag_jax.data.batches import RagBatcher, Searchable
 from rag_jax.data.questions import QuestionTokens
 from rag_jax.data.text import halved
 from rag_jax.models import rag
 from rag_jax.retrieval.hybrid import asked
-from rag_jax.retrieval.retriever import Ask, Retriever
+
+Ask = Callable[[Any, np.ndarray], Any]  # (params, rows of questions) -> queries
+
+
+class Retriever(NamedTuple):
+    """From questions to passages.
+
+    Attributes:
+      index: what is searched.
+      ask: starts to make the queries, on the device, and does not wait.
+      search: waits for them; the rows int32[B, K] of the best passages, best first.
+    """
+
+    index: Searchable
+    ask: Ask
+    search: Callable[[Any], np.ndarray]
 
 
 def ask_by_vector(embed: Callable[[Any, Any, Any], Any], questions: QuestionTokens, mesh: Mesh,
@@ -90,8 +105,8 @@ class RagSource:
     def begin(self, step: int, params: Any) -> None:
         if self._retriever is None:
             return
-        queries = self._retriever.begin(params, self._rows(step))
-        self._begun[step] = lambda: self._retriever.finish(queries)
+        queries = self._retriever.ask(params, self._rows(step))
+        self._begun[step] = lambda: self._retriever.search(queries)
 
     def finish(self, step: int) -> jax.Array:
         retrieved = self._begun.pop(step)() if self._retriever is not None else None

@@ -9,7 +9,7 @@ from rag_jax import overrides, paper
 from rag_jax.cli import reproduce
 from rag_jax.config import Config
 from rag_jax.reproduction import run
-from rag_jax.reproduction.cells import Beginning, Cell, Completed, Explanation, Measurement
+from rag_jax.reproduction.cells import Cell, Measurement, Question, Told
 from rag_jax.reproduction.experiments import EXPERIMENTS, _while_training
 from rag_jax.reproduction.full import Full
 from rag_jax.reproduction.lab import Lab, folder_of
@@ -25,8 +25,8 @@ class OnDisk:
     """A scale of two seeds, whose cells are never trained here."""
 
     name, about, ks, subject, starts = "toy", "made up", (1, 5), "Peru", (35, 400)
-    beginnings = (Beginning("Peru", "This country has the capital Li", "Lima", "known"),
-                  Beginning("Chad", "This country has the capital N'", "N'Djamena", "not known"))
+    beginnings = (Question("Peru", "This country has the capital Li", "Lima", "known"),
+                  Question("Chad", "This country has the capital N'", "N'Djamena", "not known"))
 
     def __init__(self, **changes):
         self.changes = changes
@@ -275,7 +275,7 @@ def test_completed_titles_are_told_from_those_that_are_not(lab):
     file.parent.mkdir(parents=True)
     file.write_text(json.dumps({beginning.key: {
         "made": made_by(jeopardy, lab.root),
-        **Completed(beginning.text + rest, [rest], [0.5])._asdict()}
+        **Told(beginning.beginning + rest, [rest], [0.5], [], [], [])._asdict()}
         for beginning, rest in ((known, "ma."), (unknown, "ova."))}))
     section = EXPERIMENTS["partial_decoding"](lab)
     ours, published = tables(section)
@@ -300,7 +300,7 @@ def test_the_report_names_models_and_commit_and_is_written_whole(lab):
         ["table1", "table6", "figure2"], lab.root, lab.scale)[0]]
     assert ("nq-0", "rag_sequence", Measurement()) in wanted
     assert ("nq-0", "rag_token", Measurement()) not in wanted
-    assert ("jeopardy-0", "rag_token", Explanation("Peru")) in wanted
+    assert ("jeopardy-0", "rag_token", Question("Peru")) in wanted
     completed = run.lacking(["partial_decoding"], lab.root, lab.scale)[0]
     assert [(c.folder, c.run, what) for c, what in completed] == [
         ("jeopardy-0", "closed_book", beginning) for beginning in lab.scale.beginnings]

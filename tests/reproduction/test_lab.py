@@ -7,7 +7,7 @@ import pytest
 
 from rag_jax import config_files, overrides
 from rag_jax.config import ConfigError
-from rag_jax.reproduction.cells import Beginning, Cell, Explanation, Measurement, exported
+from rag_jax.reproduction.cells import Cell, Measurement, Question, exported
 from rag_jax.reproduction.lab import Lab
 from rag_jax.reproduction.worker import Worker
 
@@ -59,17 +59,17 @@ def test_a_lab_notes_what_is_there_and_what_is_not(trained):
     lab = Lab(worker.root, None)
     assert lab.result(later, Measurement("dev")) and not lab.missing
     assert lab.result(later, Measurement("test")) is None
-    assert lab.result(later, Explanation("Chile")) is None
-    assert lab.missing == [(later, Measurement("test")), (later, Explanation("Chile"))]
+    assert lab.result(later, Question("Chile")) is None
+    assert lab.missing == [(later, Measurement("test")), (later, Question("Chile"))]
     assert list(lab.used) == [("later", "rag_token")]
 
 
 def test_an_answer_is_explained_and_kept(trained):
     worker, _, later = trained
     for question in ("Peru", "Fiji"):
-        worker.work_out(later, Explanation(question))
-    one, other = (Lab(worker.root, None).result(later, Explanation(q)) for q in ("Peru", "Fiji"))
-    assert (one.question, other.question) == ("Peru", "Fiji")
+        worker.work_out(later, Question(question))
+    one, other = (Lab(worker.root, None).result(later, Question(q)) for q in ("Peru", "Fiji"))
+    assert one != other, "each has its own answer, or its own probabilities"
     assert len(one.posterior) == len(one.tokens) and len(one.passages) == len(one.texts) == 2
     for row in one.posterior:
         assert sum(row) == pytest.approx(1, abs=1e-4)
@@ -78,14 +78,14 @@ def test_an_answer_is_explained_and_kept(trained):
 def test_a_beginning_is_completed_and_kept(trained):
     """What was given must not be shown as what the generator knows."""
     worker, _, later = trained
-    beginnings = [Beginning("Peru", text, "Lima", "") for text in ("The capital", "A")]
+    beginnings = [Question("Peru", text, "Lima", "") for text in ("The capital", "A")]
     for beginning in beginnings:
         worker.work_out(later, beginning)
     for beginning in beginnings:
         found = Lab(worker.root, None).result(later, beginning)
-        assert found.answer.strip().startswith(beginning.text)
+        assert found.answer.strip().startswith(beginning.beginning)
         assert len(found.tokens) == len(found.p) > 0 and all(0 < p <= 1 for p in found.p)
-        assert "".join(found.tokens[:2]) not in beginning.text
+        assert "".join(found.tokens[:2]) not in beginning.beginning
     lab = Lab(worker.root, None)
     other = beginnings[0]._replace(subject="Chile")
     assert lab.result(later, other) is None and lab.missing == [(later, other)]

@@ -7,21 +7,26 @@ import pathlib
 import re
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import Stemmer
 from bm25s.stopwords import STOPWORDS_EN
 
+from rag_jax import hosts
+from rag_jax.config import Config
 from rag_jax.data.corpora import read_corpus
-from rag_jax.metrics.retrieval import answer_recall
+from rag_jax.errors import UserError
+from rag_jax.metrics.retrieval import answer_rank, recall_at
 from rag_jax.retrieval import bm25
 from rag_jax.retrieval.bm25 import Bm25Index, Bm25Settings, build_bm25
 from rag_jax.retrieval.index import PassageIndex
 from rag_jax.retrieval.manifest import MANIFEST
 from rag_jax.retrieval.passages import write_store
-from rag_jax.retrieval.protocol import Hosts, Passage, RetrievalError
+from rag_jax.retrieval.protocol import Passage, RetrievalError
 from rag_jax.retrieval.versions import current, point
+from rag_jax.training import indexing
 from tests.retrieval.indexing import build_index
 
 WORDS = ["river", "rivers", "capital", "running", "runs", "Lima", "the", "a", "of", "x",
@@ -157,13 +162,15 @@ def test_an_interrupted_build_leaves_nothing_at_its_name(store, tmp_path, monkey
     assert [p.name for p in tmp_path.iterdir()] == ["index"]
 
 
-def test_only_the_first_process_builds(store, tmp_path):
-    order = []
-    build_bm25(store, tmp_path / "i", hosts=Hosts(
-        wait=lambda: order.append((tmp_path / "i").is_dir())))
-    assert order == [True]
-    with pytest.raises(RetrievalError, match="no index here"):
-        build_bm25(store, tmp_path / "j", hosts=Hosts(1, 2))
+def test_the_first_process_builds_and_its_failure_ends_the_others(store, tmp_path, monkeypatch):
+    """They would wait for it for ever, or build at the same time."""
+    job = SimpleNamespace(config=Config(), workdir=tmp_path,
+                          prepared=SimpleNamespace(memories={"here": store}))
+    monkeypatch.setattr(hosts, "leads", lambda: False)
+    monkeypatch.setattr(hosts, "exchange", lambda value: ["process 0: OSError: full", value])
+    with pytest.raises(UserError, match="process 0: OSError: full"):
+        indexing.index_words(job)
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_damaged_or_foreign_index_is_refused(store, tmp_path, monkeypatch):
@@ -267,8 +274,8 @@ def test_the_reference_ranking_and_its_recall(tmp_path):
     expected = {line["id"]: line["top20"] for line in lines("bm25.test.jsonl")}
     assert [[passages[i].id for i in row] for row in found] == [
         expected[q["id"]] for q in questions]
-    recall = answer_recall([[passages[i].text for i in row] for row in found],
-                           [q["answers"] for q in questions], (1, 5, 20))
+    recall = recall_at([answer_rank([passages[i].text for i in row], q["answers"])
+                        for row, q in zip(found, questions, strict=True)], (1, 5, 20))
     assert {k: round(value, 1) for k, value in recall.items()} == {1: 78.5, 5: 92.4, 20: 97.9}
 
 

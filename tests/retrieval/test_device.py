@@ -15,7 +15,7 @@ from rag_jax.retrieval import device, device_search
 from rag_jax.retrieval.device import DeviceIndex, TokenSpec
 from rag_jax.retrieval.device_search import DeviceSettings, DeviceTables
 from rag_jax.retrieval.editing import edit_index
-from rag_jax.retrieval.exact import measure_recall
+from rag_jax.retrieval.exact import RecallSample
 from rag_jax.retrieval.index import PassageIndex
 from rag_jax.retrieval.passages import write_store
 from rag_jax.retrieval.protocol import Passage, RetrievalError
@@ -264,48 +264,29 @@ def test_it_is_loaded_a_few_rows_at_a_time(folders, monkeypatch, count, blocks):
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_its_recall_can_be_measured(folders, dtype):
     index = folders["large"]
-    recall = measure_recall(opened(index, dtype=dtype), index.table, None, 10, 0)["recall"]
+    recall = RecallSample(index.table, None, 10, 0).measure(opened(index, dtype=dtype))["recall"]
     assert recall > 0.97
 
 
-def test_add_delete_and_swap_find_what_is_there_and_compile_nothing(
-        folders, compilations, monkeypatch):
-    monkeypatch.setattr(device, "WRITTEN", 32)  # adding 90 takes three pieces
+def test_swap_finds_what_is_there_and_compiles_nothing(folders, compilations):
     placed = opened(folders["small"], capacity=1000, dtype="int8")
     queries = normal(6, 8, seed=3)
     placed.search(queries, 4)
-    placed.add(folders["small"])
     placed.swap(folders["small"])
     assert compilations, "the listener must see the first ones"
     compilations.clear()
-    assert placed.add(folders["large"]) == range(50, 140)
-    gone = placed.search(queries, 4).ids[:, 0]
-    placed.delete(gone)
-    both = np.concatenate([folders["small"].table, folders["large"].table])
-    rows = both.astype(ml_dtypes.bfloat16)
-    memory = DeviceTables(rows, None, None, ~np.isin(np.arange(140), gone), None, {})
-    found = placed.search(queries, 4).ids
-    np.testing.assert_array_equal(found, brute_force(memory, queries, 4)[0])
-    assert not np.isin(found, gone).any() and placed.size == 140 - len(set(gone.tolist()))
-    assert placed.passages[50] == folders["large"].passages[0]
-    assert [placed.passages.row_of(i) for i in ("s0p7", "s1p7")] == [7, 57]
-    with pytest.raises(RetrievalError, match="has the id 's2p7'"):
-        placed.passages.row_of("s2p7")
-    words = folders["large"].passages.tokens("words")
-    np.testing.assert_array_equal(placed.passages.tokens("words").rows(59), words.rows(9))
-    joined = placed.passages.tokens("words")
-    assert joined.lengths_of(np.array([[59, 0]])).tolist() == [
-        [len(joined.rows(59)), len(joined.rows(0))]]
-    assert np.asarray(placed.tables.tokens["words"][1])[59] == min(5, len(words.rows(9)))
-    placed.swap(folders["large"])
-    assert placed.size == 90 and placed.passages[0].id == "s1p0"
-    found = placed.search(queries, 4).ids
-    memory = DeviceTables(rows[50:], None, None, True, None, {})
-    np.testing.assert_array_equal(found, brute_force(memory, queries, 4)[0])
+    for name, seed in (("large", 1), ("small", 0)):
+        placed.swap(folders[name])
+        rows = folders[name].table.astype(ml_dtypes.bfloat16)
+        memory = DeviceTables(rows, None, None, True, None, {})
+        found = placed.search(queries, 4).ids
+        np.testing.assert_array_equal(found, brute_force(memory, queries, 4)[0])
+        assert placed.size == len(rows) and placed.passages[0].id == f"s{seed}p0"
+        words = folders[name].passages.tokens("words")
+        assert np.asarray(placed.tables.tokens["words"][1])[9] == min(5, len(words.rows(9)))
     assert compilations == []
-    placed.add(folders["small"])
-    np.testing.assert_array_equal(placed.embeddings(np.array([89, 90])),
-                                  np.stack([rows[139], rows[0]]).astype(np.float32))
+    np.testing.assert_array_equal(placed.embeddings(np.array([49, 0])),
+                                  np.stack([rows[49], rows[0]]).astype(np.float32))
 
 
 def test_an_edited_index_is_taken_over_by_its_new_rows_alone(
@@ -333,6 +314,7 @@ def test_an_edited_index_is_taken_over_by_its_new_rows_alone(
     values = DeviceIndex._values
     monkeypatch.setattr(DeviceIndex, "_values", lambda self, index, rows: (
         read.append(rows.tolist()) or values(self, index, rows)))
+    monkeypatch.setattr(device, "WRITTEN", 4)  # adding 8 takes two pieces
     placed.update(edit(range(3), ["s0p3"]))
     for k in (1, 7):
         placed.search(queries, k)
@@ -344,12 +326,23 @@ def test_an_edited_index_is_taken_over_by_its_new_rows_alone(
     check(placed, edited)
     check(opened(edited), edited)
     assert compilations == []
-    both = opened(edited)
-    assert both.add(edited) == range(58, 116) and both.size == 2 * edited.size
+    assert [placed.passages.row_of(i) for i in ("s0p7", "a3")] == [7, 52]
+    with pytest.raises(RetrievalError, match="none of its 56 passages has the id 's2p7'"):
+        placed.passages.row_of("s2p7")
+    words, added = placed.passages.tokens("words"), edited.passages.stores[1].tokens("words")
+    np.testing.assert_array_equal(words.rows(52), added.rows(2))
+    assert words.lengths_of(np.array([[52, 0]])).tolist() == [
+        [len(words.rows(52)), len(words.rows(0))]]
+    assert np.asarray(placed.tables.tokens["words"][1])[52] == min(5, len(words.rows(52)))
     edited = edit((), ["a5"], compact=True)
     placed.update(edited)
     check(placed, edited)
     assert edited.manifest["size"] == len(placed.passages) == 55
+    placed.update(edit((), [f"s0p{i}" for i in range(50) if i not in (3, 9, 48, 49)] + [
+        f"a{i}" for i in (0, 2, 3, 4, 6, 7, 8)], compact=False))
+    with pytest.raises(RetrievalError, match="1 to 2"):
+        placed.search(normal(2, 8), 3)
+    assert sorted(placed.search(normal(1, 8), 2).ids[0].tolist()) == [46, 47]
 
 
 def test_what_does_not_fit_is_refused_with_the_remedy(folders):
@@ -360,15 +353,11 @@ def test_what_does_not_fit_is_refused_with_the_remedy(folders):
     placed = opened(folders["small"], capacity=8)
     assert placed.capacity == 8192, "rounded up to whole blocks on every device"
     assert opened(folders["small"], 1, capacity=140_000, dtype="int8").capacity == 3 * 65536
-    placed.capacity = 139
-    with pytest.raises(RetrievalError, match="140 passages .* 139 .*retrieval.capacity to 140"):
-        placed.add(folders["large"])
+    placed.capacity = 89
+    with pytest.raises(RetrievalError, match="90 passages .* 89 .*retrieval.capacity to 90"):
+        placed.swap(folders["large"])
     placed = opened(folders["small"])
     with pytest.raises(RetrievalError, match="built by the encoder another"):
         placed.swap(folders["foreign"])
-    with pytest.raises(RetrievalError, match="delete: row 50 is outside 0..49"):
-        placed.delete(np.array([50]))
-    placed.delete(np.arange(48))
-    with pytest.raises(RetrievalError, match="1 to 2"):
-        placed.search(normal(2, 8), 3)
-    assert placed.search(normal(2, 8), 2).ids.min() == 48
+    with pytest.raises(RetrievalError, match="embeddings: row 50 is outside 0..49"):
+        placed.embeddings(np.array([50]))

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from rag_jax.retrieval import exact
-from rag_jax.retrieval.exact import ExactIndex, inner_products, measure_recall
+from rag_jax.retrieval.exact import ExactIndex, RecallSample, inner_products
 from rag_jax.retrieval.joined import JoinedRows
 from rag_jax.retrieval.protocol import RetrievalError
 
@@ -49,7 +49,7 @@ def test_rows_that_are_not_valid_are_never_found(monkeypatch, k, block_rows):
     np.testing.assert_array_equal(found.ids, np.flatnonzero(valid)[ids])
     np.testing.assert_array_equal(found.scores, scores)
     assert index.size == 500
-    recall = measure_recall(index, embeddings, None, 10, 0, valid)
+    recall = RecallSample(embeddings, None, 10, 0, valid).measure(index)
     assert recall["recall"] == 1.0
     with pytest.raises(RetrievalError, match="allows 1 to 500"):
         index.search(queries, 501)
@@ -153,13 +153,13 @@ def test_recall_counts_ties_as_found_and_misses_as_missed():
             return type(found)(found.ids[:, 1:], found.scores[:, 1:])
 
     embeddings = normal(100, 8)
-    assert measure_recall(ExactIndex(embeddings), embeddings, None, 5, 0)["recall"] == 1.0
-    missed = measure_recall(Shifted(embeddings), embeddings, normal(20, 8), 5, 0)
+    assert RecallSample(embeddings, None, 5, 0).measure(ExactIndex(embeddings))["recall"] == 1.0
+    missed = RecallSample(embeddings, normal(20, 8), 5, 0).measure(Shifted(embeddings))
     assert missed == {"k": 5, "queries": 20, "source": "given", "recall": pytest.approx(0.8)}
     copies = np.repeat(embeddings[:1], 100, axis=0)
-    assert measure_recall(Shifted(copies), copies, None, 5, 0)["recall"] == 1.0
+    assert RecallSample(copies, None, 5, 0).measure(Shifted(copies))["recall"] == 1.0
     with pytest.raises(RetrievalError, match="no queries"):
-        measure_recall(ExactIndex(embeddings), embeddings, np.zeros((0, 8)), 5, 0)
+        RecallSample(embeddings, np.zeros((0, 8)), 5, 0).measure(ExactIndex(embeddings))
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, 3e38])

@@ -11,7 +11,7 @@ from rag_jax.retrieval.bm25 import Bm25Index, build_bm25
 from rag_jax.retrieval.editing import edit_index
 from rag_jax.retrieval.hybrid import HybridIndex, asked
 from rag_jax.retrieval.index import PassageIndex
-from rag_jax.retrieval.joined import copy_valid
+from rag_jax.retrieval.joined import copy_rows, kept_rows
 from rag_jax.retrieval.protocol import RetrievalError
 from tests.retrieval.indexing import build_index
 from tests.retrieval.test_bm25 import QUESTIONS, random_passages, write
@@ -79,7 +79,7 @@ def test_the_best_are_those_of_all_passages_where_all_are_nominated(parts, fusio
     found = index.search(queries, k)
     everyone = np.tile(np.arange(60), (len(QUESTIONS), 1))
     words = index.words.scores(QUESTIONS, everyone)
-    dense = VECTORS @ np.asarray(index.dense.table).T
+    dense = VECTORS @ np.asarray(index.index.table).T
     expected = np.array([naive(*pair, fusion) for pair in zip(dense, words, strict=True)])
     best = -np.sort(-expected, axis=1)[:, :k]
     np.testing.assert_allclose(found.scores, best, rtol=1e-4, atol=1e-5)
@@ -97,10 +97,10 @@ def test_few_nominations_are_scored_by_both_parts(parts, monkeypatch):
     queries = asked(VECTORS, TEXTS, np.linspace(0.2, 0.8, len(TEXTS)))  # each has one of its own
     found = index.search(queries, 2)  # 8 of each part
     nominated = [set(row) for row in np.concatenate(
-        [index.dense.search(VECTORS, 8).ids, index.words.search(QUESTIONS, 8).ids], axis=1)]
+        [index.index.search(VECTORS, 8).ids, index.words.search(QUESTIONS, 8).ids], axis=1)]
     for query, rows in enumerate(found.ids.tolist()):
         some = np.array(sorted(nominated[query]))
-        scores = (1 - queries["weight"][query]) * index.dense.scores(
+        scores = (1 - queries["weight"][query]) * index.index.scores(
             VECTORS[query : query + 1], some[None])[0] + queries["weight"][query] * (
                 index.scores(TEXTS[query : query + 1], some[None])[0])
         assert set(rows) == set(some[np.argsort(-scores, kind="stable")[:2]].tolist())
@@ -117,7 +117,7 @@ def test_rows_of_an_edited_index_are_matched_by_what_they_hold(parts, tmp_path):
     dense = PassageIndex.open(out)
     with pytest.raises(RetrievalError, match="its passages are not those of"):
         HybridIndex(dense, parts[1], Fusion())
-    store = copy_valid(tmp_path / "left", dense.passages, dense.valid)
+    store = copy_rows(tmp_path / "left", kept_rows(dense.passages, dense.valid))
     assert [p.id for p in store] == [str(i) for i in range(60) if i not in (4, 59)] + [
         "100", "101", "102"]
     index = HybridIndex(dense, build_bm25(store, tmp_path / "words"), Fusion())

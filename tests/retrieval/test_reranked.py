@@ -38,7 +38,7 @@ class Nominating:
                 texts, passages, strict=True)], np.float32)
 
         inner = object.__new__(HybridIndex) if kind is HybridIndex else kind()
-        inner.__dict__.update(words=None, dense=SimpleNamespace(passages=PASSAGES, size=30))
+        inner.__dict__.update(words=None, index=SimpleNamespace(passages=PASSAGES, size=30))
         if kind is SimpleNamespace:
             inner.passages, inner.size = PASSAGES, 30
         self.index = RerankedIndex(inner, nominate, score, count)

@@ -11,7 +11,7 @@ import pytest
 
 from rag_jax.retrieval import build as building
 from rag_jax.retrieval import scann
-from rag_jax.retrieval.exact import ExactIndex, RecallSample, inner_products, measure_recall
+from rag_jax.retrieval.exact import ExactIndex, RecallSample, inner_products
 from rag_jax.retrieval.index import PassageIndex
 from rag_jax.retrieval.manifest import IndexFolder
 from rag_jax.retrieval.protocol import RetrievalError
@@ -47,9 +47,9 @@ def index(built, embeddings):
 
 
 def test_recall_on_clusters_and_exact_scores_in_order(index, built, embeddings):
-    assert measure_recall(index, embeddings, None, 10, 0)["recall"] >= 0.97
+    assert RecallSample(embeddings, None, 10, 0).measure(index)["recall"] >= 0.97
     few = ScannIndex(built, embeddings, ScannSettings(leaves_to_search=20), trusted=True)
-    assert measure_recall(few, embeddings, None, 10, 0)["recall"] >= 0.9
+    assert RecallSample(embeddings, None, 10, 0).measure(few)["recall"] >= 0.9
     queries = embeddings[:70] + 0.5
     found = index.search(queries, 10)
     np.testing.assert_array_equal(
@@ -180,7 +180,7 @@ def test_small_and_narrow_sets_work(tmp_path, size, width, parts):
     embeddings = clustered(size, width)
     settings = ScannSettings(num_leaves=parts)
     index = ScannIndex(build(tmp_path, embeddings, settings), embeddings, settings)
-    assert measure_recall(index, embeddings, None, 5, 0)["recall"] > 0.8
+    assert RecallSample(embeddings, None, 5, 0).measure(index)["recall"] > 0.8
 
 
 def test_identical_and_zero_vectors_work(tmp_path):

@@ -43,10 +43,10 @@ class Retriever:
     def __init__(self):
         self.searches = 0
 
-    def begin(self, params, rows):
+    def ask(self, params, rows):
         return params["query_encoder"], Questions.ids[rows]
 
-    def finish(self, queries):
+    def search(self, queries):
         self.searches += 1
         params, ids = queries
         return np.stack([np.full(len(ids), params), ids[:, 0]], axis=1).astype(np.int32)
