@@ -95,25 +95,20 @@ def config_of(checkpoint: hub.Pretrained) -> Config:
     """A configuration with the checkpoint's architecture and lengths that it has positions for."""
     retriever = checkpoint.retriever or BertConfig()
     generator = checkpoint.generator or BartConfig()
-    lengths = {"max_question_length": retriever, "max_passage_length": retriever,
-               "max_source_length": generator, "max_target_length": generator}
-    data = DataConfig()
-    data = dataclasses.replace(
-        data, max_passage_length=checkpoint.longest or data.max_passage_length)
-    data = dataclasses.replace(data, **{
-        name: min(getattr(data, name), tower.max_positions) for name, tower in lengths.items()})
-    if checkpoint.inputs:
-        data = dataclasses.replace(data, source_format=checkpoint.inputs[0],
-                                   question_text=checkpoint.inputs[1])
-    answers = pretrained.answers(checkpoint)
-    if "max_length" in answers:
-        data = dataclasses.replace(data, max_target_length=min(
-            answers.pop("max_length"), generator.max_positions))
+    usual, answers = DataConfig(), pretrained.answers(checkpoint)
+    wanted = {"max_question_length": (usual.max_question_length, retriever),
+              "max_passage_length": (checkpoint.longest or usual.max_passage_length, retriever),
+              "max_source_length": (usual.max_source_length, generator),
+              "max_target_length": (
+                  answers.pop("max_length", usual.max_target_length), generator)}
+    data = {name: min(length, tower.max_positions) for name, (length, tower) in wanted.items()}
     if generator.family == "causal":  # the answer continues the prompt
-        data = dataclasses.replace(data, max_source_length=min(
-            data.max_source_length, generator.max_positions - data.max_target_length))
+        data["max_source_length"] = min(
+            data["max_source_length"], generator.max_positions - data["max_target_length"])
+    if checkpoint.inputs:
+        data["source_format"], data["question_text"] = checkpoint.inputs
     run = "fid" if checkpoint.kind == "fid" else f"rag_{checkpoint.kind or 'token'}"
-    return Config(runs=(run,), data=data,
+    return Config(runs=(run,), data=DataConfig(**data),
                   model=ModelConfig(retriever, generator), eval=EvalConfig(**answers),
                   train=TrainConfig(steps=0))  # it answers as it is
 

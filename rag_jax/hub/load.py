@@ -62,17 +62,12 @@ class Pretrained(Architecture):
     search: Mapping[str, int | float] = dataclasses.field(default_factory=dict)
 
 
-def locate(source: str | os.PathLike, offline: bool = False, revision: str | None = None
-           ) -> pathlib.Path:
+def locate(source: str | os.PathLike) -> pathlib.Path:
     """The folder of a checkpoint: a folder as it is, or a name of the hub, downloaded once.
 
     Downloads show their progress and land in the cache of huggingface_hub (HF_HOME); weights are
     taken as safetensors, as pytorch_model.bin where there are none, and never in another form.
-
-    Args:
-      source: folder, or name on huggingface.co.
-      offline: use the cache only; HF_HUB_OFFLINE=1 does the same.
-      revision: branch, tag or commit of a name.
+    HF_HUB_OFFLINE=1 uses the cache alone.
 
     Raises:
       HubError: neither, or not to be reached.
@@ -84,7 +79,7 @@ def locate(source: str | os.PathLike, offline: bool = False, revision: str | Non
 
     def fetch(patterns: list[str]) -> pathlib.Path:
         return pathlib.Path(huggingface_hub.snapshot_download(
-            str(source), revision=revision, local_files_only=offline, allow_patterns=patterns))
+            str(source), allow_patterns=patterns))
 
     try:
         folder = fetch(SMALL_FILES + SAFE_FILES)
@@ -106,19 +101,17 @@ def locate(source: str | os.PathLike, offline: bool = False, revision: str | Non
     raise HubError(f"no checkpoint {str(source)!r}: {reason}") from None
 
 
-def describe(source: str | os.PathLike, *, offline: bool = False, revision: str | None = None
-             ) -> Pretrained:
+def describe(source: str | os.PathLike) -> Pretrained:
     """What a checkpoint is, without its parameters (`params` is empty); reads headers only.
 
-    Arguments and errors as in `load`.
+    Errors as in `load`.
     """
-    return _open(locate(source, offline, revision))[0]
+    return _open(locate(source))[0]
 
 
 def load(source: str | os.PathLike, *, towers: Collection[str] | None = None,
          mesh: jax.sharding.Mesh | None = None, retriever: Mapping[str, Any] | None = None,
-         generator: Mapping[str, Any] | None = None, offline: bool = False,
-         revision: str | None = None) -> Pretrained:
+         generator: Mapping[str, Any] | None = None) -> Pretrained:
     """Reads a checkpoint, tensor by tensor, straight onto its devices.
 
     In host memory there is one tensor at a time (one per stack with `scan_layers`).
@@ -130,12 +123,11 @@ def load(source: str | os.PathLike, *, towers: Collection[str] | None = None,
       retriever: fields of BertConfig to set: how to compute (dtype, remat, scan_layers,
         dropout), not what.
       generator: the same of the generator's configuration.
-      offline, revision: as in `locate`.
 
     Raises:
       HubError: damaged, unknown or incomplete; the message names the file and the remedy.
     """
-    checkpoint, tensors, places = _open(locate(source, offline, revision))
+    checkpoint, tensors, places = _open(locate(source))
     for name, asked in (("retriever", retriever), ("generator", generator)):
         if config := getattr(checkpoint, name):
             checkpoint = dataclasses.replace(
