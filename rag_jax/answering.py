@@ -377,14 +377,16 @@ class Answerer:
         asked = len(self.decoding.labels) or self.decoding.num_return_sequences
         explained = reads and not self.model.fuses
         for n, valid in enumerate(ranked.valid[row]):
-            tokens = self._until_end(ranked.tokens[row, n])
+            tokens = ranked.tokens[row, n].tolist()
+            if self.model.end_id in tokens:
+                tokens = tokens[: tokens.index(self.model.end_id) + 1]
             known = not self.decoding.sample and any(a.token_ids == tokens for a in best_first)
             if n and (known or not valid):
                 continue
             posterior = ranked.posterior[row, n] if explained else decoded.prior[row]
             token_posterior = ranked.token_posterior[row, n, :, : len(tokens)].T  # -> [T, K]
             best_first.append(Alternative(
-                text=self._text(questions, tokens),
+                text=self._labels.get(tuple(tokens)) or questions.format.tokenizer.decode(tokens),
                 token_ids=tokens,
                 log_prob=float(ranked.log_p[row, n]),
                 posterior=posterior.tolist() if reads else [],
@@ -393,15 +395,6 @@ class Answerer:
                 finished=bool(ranked.finished[row, n]),
             ))
         return best_first[:asked]
-
-    def _text(self, questions: QuestionTokens, tokens: list[int]) -> str:
-        label = self._labels.get(tuple(tokens))
-        return questions.format.tokenizer.decode(tokens) if label is None else label
-
-    def _until_end(self, row: np.ndarray) -> list[int]:
-        tokens = row.tolist()
-        end = self.model.end_id
-        return tokens[: tokens.index(end) + 1] if end in tokens else tokens
 
 
 def lengths(step: int, limit: int) -> list[int]:

@@ -188,4 +188,4 @@ def answers(pretrained: Pretrained, x: dict[str, np.ndarray], beams: int, length
         decode, dataclasses.replace(rag_model(model), lexical=forced),
         Decoding(num_beams=beams, max_length=length, forced_eos=forced))
     with jax.default_matmul_precision("highest"):
-        return np.asarray(tiny.jit(run)(pretrained.params, rows).tokens)
+        return np.asarray(tiny.jit(run)(pretrained.params, rows).best.tokens)
