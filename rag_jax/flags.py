@@ -58,7 +58,7 @@ def _field_help(config: Config) -> str:
     lines = ["configuration fields (--config.NAME=VALUE), with the defaults of this config:"]
     for name, field in overrides.fields(config).items():
         given = overrides.shown(overrides.value(config, name))
-        lines += [f"  --config.{name}={given}  ({overrides.field_type(field.type).name})",
+        lines += [f"  --config.{name}={given}  ({overrides.type_name(field.type)})",
                   f"      {field.metadata['doc']}"]
     for section in ("model.retriever", "model.generator", "eval"):
         chosen = overrides.value(config, section)

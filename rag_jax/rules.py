@@ -7,7 +7,7 @@ from typing import Any
 
 from rag_jax.config import RUNS, Config, ConfigError
 from rag_jax.errors import near_matches
-from rag_jax.overrides import field_type, for_run, lexical
+from rag_jax.overrides import accepts, for_run, lexical, type_name
 
 
 def validate(config: Config, resolved: bool = False, trains: bool = False) -> Config:
@@ -33,8 +33,8 @@ def _values(config: Any, path: str = "config") -> Iterator[str]:
                 yield from _values(value, where)
             else:
                 yield f"{where}: a {type(value).__name__}; expected {f.type.__name__}(...)"
-        elif not field_type(f.type).accepts(value):
-            yield f"{where}={value!r}: expected {field_type(f.type).name}"
+        elif not accepts(f.type, value):
+            yield f"{where}={value!r}: expected {type_name(f.type)}"
         elif value is not None:
             least, most = f.metadata["at_least"], f.metadata["at_most"]
             if least is not None and not value >= least:

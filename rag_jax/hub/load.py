@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import os
 import pathlib
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import flax.linen as nn
@@ -170,7 +170,7 @@ def _open(folder: pathlib.Path) -> tuple[Pretrained, Tensors, dict[str, names.Pl
     checkpoint = Pretrained(
         parts.retriever, parts.generator, parts.ids, vectors.longest, family=family.architecture,
         towers=tuple(family.places), kind=family.kind, tokenizers=_tokenizers(folder, family),
-        inputs=_inputs(folder, config, family), origins=_origins(folder, family, config),
+        inputs=families.inputs(config, family, folder), origins=_origins(folder, family, config),
         search=families.search(config, generation, generation_file if generation else file)
         if parts.generator and family.model_type not in causal.USUAL else {})
     depths = [getattr(tower, name, 0) for tower in (checkpoint.retriever, checkpoint.generator)
@@ -200,14 +200,6 @@ def _sentence_encoder(parts: Architecture, fields: Mapping[str, Any], family: fa
     return dataclasses.replace(parts, retriever=dataclasses.replace(parts.retriever, **fields))
 
 
-def _inputs(folder: pathlib.Path, config: Mapping[str, Any], family: families.Family
-            ) -> tuple[str, str] | None:
-    if family.model_type not in causal.USUAL:
-        return families.inputs(config, family)
-    chats = "chat_template" in tokenizer_file.settings(folder)
-    return "chat" if chats else "prompt", families.OUR_INPUTS[1]
-
-
 def _tokenizers(folder: pathlib.Path, family: families.Family) -> dict[str, pathlib.Path]:
     places = dict.fromkeys(family.places, folder)
     if family.model_type in ("rag", "atlas"):
@@ -230,27 +222,27 @@ def _origins(folder: pathlib.Path, family: families.Family, config: Mapping[str,
     return {tower: origin for tower, origin in origins.items() if origin}
 
 
+def _forms(tower: str, architecture: Architecture) -> tuple[nn.Module, Callable]:
+    """The module of a tower, and the function of `names` that lists its weights."""
+    if tower == "generator":
+        form = names.GENERATOR_WEIGHTS[architecture.generator.family]
+        return build(architecture.generator), form
+    if tower == families.RERANKER:
+        return CrossEncoder(architecture.retriever), names.reranker_weights
+    return DprEncoder(architecture.retriever), names.bert_weights
+
+
 def plan(places: Mapping[str, names.Place], architecture: Architecture) -> list[names.Weight]:
     """All weights of a checkpoint with these towers."""
-    def weights(tower: str, place: names.Place) -> list[names.Weight]:
-        if tower == "generator":
-            form = names.GENERATOR_WEIGHTS[architecture.generator.family]
-            return form(tower, architecture.generator, place)
-        form = names.reranker_weights if tower == families.RERANKER else names.bert_weights
-        return form(tower, architecture.retriever, place)
-
-    return [weight for tower, place in places.items() for weight in weights(tower, place)]
+    forms = {tower: _forms(tower, architecture) for tower in places}
+    return [weight for tower, (module, weights) in forms.items()
+            for weight in weights(tower, module.config, places[tower])]
 
 
 def abstract(towers: Collection[str], architecture: Architecture) -> Params:
     """Shapes of the towers' parameters, boxed with their logical axis names; not to be changed."""
-    def module(tower: str) -> nn.Module:
-        if tower == "generator":
-            return build(architecture.generator)
-        form = CrossEncoder if tower == families.RERANKER else DprEncoder
-        return form(architecture.retriever)
-
-    return {tower: _abstract(module(tower), tower == "generator") for tower in towers}
+    return {tower: _abstract(_forms(tower, architecture)[0], tower == "generator")
+            for tower in towers}
 
 
 @functools.lru_cache(maxsize=256)  # few are asked for, and tracing takes long
