@@ -11,6 +11,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax.traverse_util import flatten_dict, unflatten_dict
 
 from rag_jax import parallel
 from rag_jax.config import T5Config
@@ -136,7 +137,7 @@ def load(source: str | os.PathLike, *, towers: Collection[str] | None = None,
     boxed = abstract(places, checkpoint)
     kinds = [*([checkpoint.retriever.model_type] if checkpoint.retriever else ()),
              *([checkpoint.generator.family] if checkpoint.generator else ())]
-    names.check(tensors, weights, names.shapes(weights, leaves(nn.meta.unbox(boxed))), kinds)
+    names.check(tensors, weights, names.shapes(weights, flatten_dict(nn.meta.unbox(boxed))), kinds)
     wanted = [tower for tower in places if towers is None or tower in towers]
     if not wanted:
         raise HubError(f"{tensors.source}: holds {', '.join(places)}, not {', '.join(towers)}")
@@ -252,22 +253,16 @@ def _abstract(module: nn.Module, decodes: bool) -> Params:
     return jax.eval_shape(lambda: module.init(jax.random.key(0), *inputs)["params"])
 
 
-def leaves(tree: Params) -> dict[names.Path, Any]:
-    """The leaves of a tree of unboxed parameters (or their shapes) by path."""
-    return {tuple(key.key for key in path): leaf
-            for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
-
-
 def _place(tensors: Tensors, weights: list[names.Weight], boxed: Params,
            mesh: jax.sharding.Mesh | None, kept: str) -> Params:
     """The parameters, each put on its devices as soon as it is read; a generator's matrices in the
     dtype in which they are kept."""
-    shapes = leaves(nn.meta.unbox(boxed))
-    shardings = leaves(parallel.param_shardings(boxed, mesh)) if mesh else {}
+    shapes = flatten_dict(nn.meta.unbox(boxed))
+    shardings = flatten_dict(parallel.param_shardings(boxed, mesh)) if mesh else {}
     sources: dict[names.Path, list[names.Weight]] = {}
     for weight in weights:
         sources.setdefault(names.slot(weight.path, shapes)[0], []).append(weight)
-    params: Params = {}
+    placed = {}
     for path, parts in sources.items():
         if path == parts[0].path:
             value = names.read(tensors, parts[0], shapes[path].shape)
@@ -276,10 +271,7 @@ def _place(tensors: Tensors, weights: list[names.Weight], boxed: Params,
             for part in parts:
                 row = names.slot(part.path, shapes)[1]
                 value[row] = names.read(tensors, part, value.shape[1:])
-        branch = params
-        for key in path[:-1]:
-            branch = branch.setdefault(key, {})
         if path[0] == "generator" and path[-1] in MATRICES:
             value = value.astype(jnp.dtype(kept), copy=False)
-        branch[path[-1]] = jax.device_put(np.ascontiguousarray(value), shardings.get(path))
-    return params
+        placed[path] = jax.device_put(np.ascontiguousarray(value), shardings.get(path))
+    return unflatten_dict(placed)
