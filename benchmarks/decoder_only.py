@@ -85,7 +85,7 @@ def ours(config: CausalConfig, params: dict, prompts: np.ndarray):
                   None, None, np.ones(1, np.float32),
                   doc_scores=np.zeros((1, PASSAGES), np.float32))
     settings = Decoding(max_length=TOKENS, min_length=TOKENS)
-    run = jax.jit(lambda params, batch: decode(model, settings, params, batch).tokens[0])
+    run = jax.jit(lambda params, batch: decode(model, settings, params, batch).best.tokens[0])
     return lambda: run(params, batch)
 
 

@@ -213,7 +213,7 @@ def ours(folder: pathlib.Path, dtype: str, length: int):
             settings = Decoding(strategy="thorough", num_beams=beams, max_length=TOKENS,
                                 min_length=TOKENS)
             compiled[case] = jax.jit(
-                lambda params, batch: decode(model, settings, params, batch).tokens)
+                lambda params, batch: decode(model, settings, params, batch).best.tokens)
         ids, mask = np.ones((questions, 8), np.int32), np.ones((questions, 8), bool)
         batch = Batch(
             ids, mask, x["source"].astype(np.int32), np.ones(x["source"].shape, bool),

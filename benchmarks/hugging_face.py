@@ -138,7 +138,7 @@ def ours(folder: pathlib.Path, small: bool) -> dict[str, float]:
         x["target"], np.ones_like(x["target"], bool), np.ones(1, np.float32))
     likelihood = jax.jit(lambda params, batch: rag.log_likelihood(model, params, batch)["log_p"])
     run = jax.jit(lambda params, batch: decode(
-        model, Decoding(max_length=LENGTH), params, batch).tokens)
+        model, Decoding(max_length=LENGTH), params, batch).best.tokens)
     queries = rag.embed(model, found.params["query_encoder"], batch.question_ids,
                         batch.question_mask)
     jax.block_until_ready(run(found.params, batch))  # compiled before it is timed

@@ -10,7 +10,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from rag_jax import hosts, parallel
-from rag_jax.config import BartConfig, ConfigError
+from rag_jax.config import ConfigError
 from rag_jax.data.batches import PASSAGE_TABLE, RagBatcher, Searchable
 from rag_jax.data.questions import QuestionTokens
 from rag_jax.data.text import Cuts, bucket, by_length
@@ -20,6 +20,7 @@ from rag_jax.decoding.prefixes import KeptPrefixes, Reader
 from rag_jax.decoding.results import NOT_FINITE, Decoded, ScoreError, faults
 from rag_jax.decoding.settings import Decoding
 from rag_jax.models import rag
+from rag_jax.models.dpr import DprEncoder
 from rag_jax.models.generator import in_dtype
 from rag_jax.retrieval.hybrid import asked
 from rag_jax.retrieval.protocol import Passage, SearchResult, merge
@@ -31,19 +32,14 @@ SORTED, ALIKE = 64, 4  # batches sorted by length at a time, and batches in a ro
 
 def jit_embed(model: rag.RagModel) -> Callable[..., Array]:
     """(encoder params, ids, mask) -> embeddings that this process can read."""
-    embed = embed_program(model)
+    embed = embed_program(model.encoder_module)
     return lambda *arguments: parallel.whole(embed(*arguments))
 
 
-def embed_program(model: rag.RagModel) -> Program:
-    """The jitted part of `jit_embed`; one per encoder, whatever the generator."""
-    return _embed_program(dataclasses.replace(model, generator=BartConfig(), kind="token",
-                                              null_document="none", classes=0))
-
-
 @functools.cache
-def _embed_program(model: rag.RagModel) -> Program:
-    return jax.jit(functools.partial(rag.embed, model))
+def embed_program(encoder: DprEncoder) -> Program:
+    """The jitted part of `jit_embed`."""
+    return jax.jit(lambda params, *texts: encoder.apply({"params": params}, *texts))
 
 
 @functools.cache
@@ -274,13 +270,13 @@ class Answerer:
             read = self.prefixes.reader(self.model, params, budget)
         params = self._in_dtype(params)
         for numbers, batch in self.batches(questions, retrieved, answers=False, read=read):
-            decoded, expanded = self._decode_batch(params, batch, numbers, draws)
+            decoded = self._decode_batch(params, batch, numbers, draws)
             for row, fault in faults(decoded).items():
                 if row < len(numbers):
                     raise type(fault)(f"{_named(questions, numbers[row])}: {fault}")
             for row, number in enumerate(numbers):
                 ids = None if retrieved is None else retrieved[number]
-                waiting[number] = self._answer(questions, decoded, row, ids, int(expanded[row]))
+                waiting[number] = self._answer(questions, decoded, row, ids)
             while done in waiting:
                 yield waiting.pop(done)
                 done += 1
@@ -292,8 +288,8 @@ class Answerer:
         return {**params, "generator": in_dtype(params["generator"], self.model.generator.dtype)}
 
     def _decode_batch(self, params: Params, batch: Batch, numbers: np.ndarray,
-                      draws: Draws | None = None) -> tuple[Decoded, np.ndarray]:
-        """Host arrays, and how many prefixes int[B] exact decoding has expanded.
+                      draws: Draws | None = None) -> Decoded:
+        """Host arrays.
 
         numbers: int[R], of the questions in the batch's first rows.
         """
@@ -303,14 +299,13 @@ class Answerer:
             drawn = (keys_of(self.settings.seed, places), None) if draws is None else (
                 jax.tree.map(lambda each: each[places], tuple(draws)))
         decoded = parallel.fetch(self._decode(params, batch, *drawn))
-        budget = self.settings.node_budget
-        if not budget:
-            return decoded, np.zeros(self.batch_size, int)
-        proved = exact(self.model, self.decoding, params, batch, budget, start=decoded)
-        ranked = jax.tree.map(lambda best, others: np.concatenate([best, others], axis=1),
-                              proved.ranked, decoded.ranked)
-        return decoded._replace(ranked=ranked, certified=proved.certified,
-                                bound=proved.bound), proved.expanded
+        if not self.settings.node_budget:
+            return decoded
+        proved = exact(self.model, self.decoding, params, batch, self.settings.node_budget,
+                       start=decoded)
+        return proved._replace(ranked=jax.tree.map(
+            lambda best, others: np.concatenate([best, others], axis=1),
+            proved.ranked, decoded.ranked))
 
     def reads(self, questions: QuestionTokens, retrieved: np.ndarray
               ) -> tuple[list[list[Passage]], Cuts]:
@@ -355,7 +350,7 @@ class Answerer:
         return found
 
     def _answer(self, questions: QuestionTokens, decoded: Decoded, row: int,
-                ids: np.ndarray | None, expanded: int) -> Answer:
+                ids: np.ndarray | None) -> Answer:
         rows = [] if ids is None else ids.tolist()
         passages = [(self.index.passages[i], self.index.passages.source(i)) for i in rows]
         if self.model.null_document != "none":
@@ -369,7 +364,7 @@ class Answerer:
             best.token_log_probs, best.token_posterior, best.finished,
             certified=bool(decoded.certified[row]),
             alternatives=others,
-            expanded=expanded,
+            expanded=0 if decoded.expanded is None else int(decoded.expanded[row]),
             tokens=[questions.format.tokenizer.piece(i) for i in best.token_ids],
         )
 
@@ -383,14 +378,16 @@ class Answerer:
         asked = len(self.decoding.labels) or self.decoding.num_return_sequences
         explained = reads and not self.model.fuses
         for n, valid in enumerate(ranked.valid[row]):
-            tokens = self._until_end(ranked.tokens[row, n])
+            tokens = ranked.tokens[row, n].tolist()
+            if self.model.end_id in tokens:
+                tokens = tokens[: tokens.index(self.model.end_id) + 1]
             known = not self.decoding.sample and any(a.token_ids == tokens for a in best_first)
             if n and (known or not valid):
                 continue
             posterior = ranked.posterior[row, n] if explained else decoded.prior[row]
             token_posterior = ranked.token_posterior[row, n, :, : len(tokens)].T  # -> [T, K]
             best_first.append(Alternative(
-                text=self._text(questions, tokens),
+                text=self._labels.get(tuple(tokens)) or questions.format.tokenizer.decode(tokens),
                 token_ids=tokens,
                 log_prob=float(ranked.log_p[row, n]),
                 posterior=posterior.tolist() if reads else [],
@@ -399,15 +396,6 @@ class Answerer:
                 finished=bool(ranked.finished[row, n]),
             ))
         return best_first[:asked]
-
-    def _text(self, questions: QuestionTokens, tokens: list[int]) -> str:
-        label = self._labels.get(tuple(tokens))
-        return questions.format.tokenizer.decode(tokens) if label is None else label
-
-    def _until_end(self, row: np.ndarray) -> list[int]:
-        tokens = row.tolist()
-        end = self.model.end_id
-        return tokens[: tokens.index(end) + 1] if end in tokens else tokens
 
 
 def lengths(step: int, limit: int) -> list[int]:

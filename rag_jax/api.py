@@ -13,15 +13,7 @@ import pathlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from rag_jax import (
-    config_files,
-    conversion,
-    files,
-    hosts,
-    overrides,
-    process,
-    rules,
-)
+from rag_jax import config_files, conversion, files, hosts, overrides, process, rules
 from rag_jax.config import Config, ConfigError
 from rag_jax.data.tasks import load_examples
 from rag_jax.documents import workdir as documents

@@ -95,25 +95,20 @@ def config_of(checkpoint: hub.Pretrained) -> Config:
     """A configuration with the checkpoint's architecture and lengths that it has positions for."""
     retriever = checkpoint.retriever or BertConfig()
     generator = checkpoint.generator or BartConfig()
-    lengths = {"max_question_length": retriever, "max_passage_length": retriever,
-               "max_source_length": generator, "max_target_length": generator}
-    data = DataConfig()
-    data = dataclasses.replace(
-        data, max_passage_length=checkpoint.longest or data.max_passage_length)
-    data = dataclasses.replace(data, **{
-        name: min(getattr(data, name), tower.max_positions) for name, tower in lengths.items()})
-    if checkpoint.inputs:
-        data = dataclasses.replace(data, source_format=checkpoint.inputs[0],
-                                   question_text=checkpoint.inputs[1])
-    answers = pretrained.answers(checkpoint)
-    if "max_length" in answers:
-        data = dataclasses.replace(data, max_target_length=min(
-            answers.pop("max_length"), generator.max_positions))
+    usual, answers = DataConfig(), pretrained.answers(checkpoint)
+    wanted = {"max_question_length": (usual.max_question_length, retriever),
+              "max_passage_length": (checkpoint.longest or usual.max_passage_length, retriever),
+              "max_source_length": (usual.max_source_length, generator),
+              "max_target_length": (
+                  answers.pop("max_length", usual.max_target_length), generator)}
+    data = {name: min(length, tower.max_positions) for name, (length, tower) in wanted.items()}
     if generator.family == "causal":  # the answer continues the prompt
-        data = dataclasses.replace(data, max_source_length=min(
-            data.max_source_length, generator.max_positions - data.max_target_length))
+        data["max_source_length"] = min(
+            data["max_source_length"], generator.max_positions - data["max_target_length"])
+    if checkpoint.inputs:
+        data["source_format"], data["question_text"] = checkpoint.inputs
     run = "fid" if checkpoint.kind == "fid" else f"rag_{checkpoint.kind or 'token'}"
-    return Config(runs=(run,), data=data,
+    return Config(runs=(run,), data=DataConfig(**data),
                   model=ModelConfig(retriever, generator), eval=EvalConfig(**answers),
                   train=TrainConfig(steps=0))  # it answers as it is
 
@@ -142,16 +137,6 @@ def _export(path: pathlib.Path, out: pathlib.Path, run: str | None, family: str 
             if tower in params}
     provenance = _provenance(path, config, run, base)
 
-    def export(folder: pathlib.Path, family: str, tower: str,
-               fields: dict[str, Any] | None = None) -> None:
-        alone = pretrained.PLAIN in getattr(families.FAMILIES.get(family), "places", ())
-        given, texts = ({pretrained.PLAIN: of[tower]} if alone and tower in of else of
-                        for of in (params, tokenizers))
-        parts = families.FAMILIES.get(family)
-        card = model_card(family, parts.model_type, provenance) if parts else ""
-        save(folder, family, given, architecture, tokenizers=texts, fields=fields, card=card)
-        written.append(f"{family} in {folder}")
-
     def family_of(tower: str) -> str:
         return families.class_of(model.generator) if tower == "generator" else (
             families.encoder_family(retriever, tower))
@@ -160,16 +145,25 @@ def _export(path: pathlib.Path, out: pathlib.Path, run: str | None, family: str 
     together = {"query_encoder", "generator"} <= set(params) and bool(
         family or kind in RAG_FAMILY and fits) and (
             family_of("generator") == "BartForConditionalGeneration")
-    first = next(iter(params))
-    main = family or (RAG_FAMILY[kind] if together else family_of(first))
-    pieces = {"document_encoder": out / "document_encoder"} if together else {
-        tower: out / tower for tower in params}
-    if together or len(params) == 1:
-        inputs = families.inputs_json(config.data.source_format, config.data.question_text)
-        export(out, main, first, inputs if together else None)
-    for tower, folder in pieces.items():
-        if tower in params and len(params) > 1:
-            export(folder, family_of(tower), tower)
+    alone = [tower for tower in params if not together or tower == "document_encoder"]
+    folders = [(out / tower, family_of(tower), tower) for tower in alone]
+    if together:
+        folders.insert(0, (out, family or RAG_FAMILY[kind], "query_encoder"))
+    elif len(params) == 1:
+        folders = [(out, family or family_of(*alone), *alone)]
+    elif family:
+        raise ConfigError(f"--family={family}: the towers of {path} do not go into one folder, and "
+                          "each is written as its own class; leave --family out")
+    for folder, name, tower in folders:
+        parts = families.FAMILIES.get(name)
+        plain = parts is not None and pretrained.PLAIN in parts.places
+        given, texts = ({pretrained.PLAIN: of[tower]} if plain and tower in of else of
+                        for of in (params, tokenizers))
+        fields = families.inputs_json(config.data.source_format, config.data.question_text) if (
+            together and folder == out) else None
+        card = model_card(name, parts.model_type, provenance) if parts else ""
+        save(folder, name, given, architecture, tokenizers=texts, fields=fields, card=card)
+        written.append(f"{name} in {folder}")
     return "; ".join(written)
 
 

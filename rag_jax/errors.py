@@ -16,6 +16,10 @@ class NotFiniteError(UserError):
     """What the model computed is NaN, infinite, or too large to go on with."""
 
 
+class Preempted(Exception):
+    """A signal asked the process to stop; what is done is saved, and the same command goes on."""
+
+
 def near_matches(word: str, words: Iterable[str], cutoff: float = 0.5) -> str:
     """The advice for a name that does not exist: the likely ones, or all that there are."""
     words = list(words)

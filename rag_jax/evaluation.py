@@ -232,4 +232,4 @@ def write_evaluation(folder: pathlib.Path, result: Evaluation) -> None:
                          for p in answer.passages],
         }, ensure_ascii=False))
     files.write_text(folder / "predictions.jsonl", "\n".join(lines) + "\n")
-    files.write_text(folder / "metrics.json", json.dumps(result.metrics, indent=1) + "\n")
+    files.write_json(folder / "metrics.json", result.metrics)

@@ -58,7 +58,7 @@ def _field_help(config: Config) -> str:
     lines = ["configuration fields (--config.NAME=VALUE), with the defaults of this config:"]
     for name, field in overrides.fields(config).items():
         given = overrides.shown(overrides.value(config, name))
-        lines += [f"  --config.{name}={given}  ({overrides.field_type(field.type).name})",
+        lines += [f"  --config.{name}={given}  ({overrides.type_name(field.type)})",
                   f"      {field.metadata['doc']}"]
     for section in ("model.retriever", "model.generator", "eval"):
         chosen = overrides.value(config, section)
@@ -184,7 +184,7 @@ def connect(options: argparse.Namespace) -> None:
 
 def add_workdir(parser: argparse.ArgumentParser) -> None:
     """The options that name a trained model: --workdir, --run, --step, --index."""
-    parser.add_argument("--workdir", default=DEFAULT_WORKDIR, type=local_folder,
+    parser.add_argument("--workdir", type=local_folder,
                         help=f"workdir of rag_jax.train (default: {DEFAULT_WORKDIR})")
     parser.add_argument("--run", help="which of the workdir's runs (default: the first "
                         "that began)")
@@ -198,6 +198,7 @@ def workdir_config(options: argparse.Namespace) -> Config:
     from rag_jax.documents.workdir import answering
     from rag_jax.training import workdir
 
+    options.workdir = options.workdir or DEFAULT_WORKDIR
     return workdir.read_run(answering(pathlib.Path(options.workdir)), options.run)
 
 
@@ -207,5 +208,4 @@ def asked_config(options: argparse.Namespace) -> Config:
             name.startswith("model.") and name.endswith(".pretrained")
             for name in options.changed_fields):
         return Config(runs=(options.run or "rag_token",))
-    options.workdir = options.workdir or DEFAULT_WORKDIR
     return workdir_config(options)

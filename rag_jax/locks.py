@@ -63,7 +63,9 @@ def own(folder: pathlib.Path) -> Iterator[None]:
     if key in _held:
         yield
         return
-    lock, holder = _lock(folder), folder / ".lock.json"
+    # A lock that is a file's mere existence would outlive its process.
+    lock = filelock.FileLock(folder / ".lock", fallback_to_soft=False)
+    holder = folder / ".lock.json"
     try:
         lock.acquire(timeout=_PATIENCE_SECS)
     except filelock.Timeout:
@@ -84,11 +86,6 @@ def own(folder: pathlib.Path) -> Iterator[None]:
         del _held[key]
         holder.unlink(missing_ok=True)
         lock.release()
-
-
-def _lock(folder: pathlib.Path) -> filelock.BaseFileLock:
-    # A lock that is a file's mere existence would outlive its process.
-    return filelock.FileLock(folder / ".lock", fallback_to_soft=False)
 
 
 def _describe(holder: pathlib.Path) -> str:

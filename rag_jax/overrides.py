@@ -9,7 +9,7 @@ import dataclasses
 import functools
 import types
 import typing
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, Literal
 
 from rag_jax.config import GENERATORS, PRESETS, RUNS, Config, ConfigError, GeneratorConfig
@@ -26,63 +26,49 @@ REMOVED = {
 }
 
 
-@dataclasses.dataclass(frozen=True)
-class FieldType:
-    """How the values of a field are written and recognised.
-
-    Attributes:
-      name: as `--help` and errors write it.
-      parse: text of the command line -> value; a ValueError where it is none.
-      accepts: whether a Python value is one.
-    """
-
-    name: str
-    parse: Callable[[str], Any]
-    accepts: Callable[[Any], bool]
+# The types of fields: a plain one, one of some words, several values, or one of these or None.
 
 
-def _one_of(words: tuple[str, ...], text: str) -> str:
-    if text not in words:
-        raise ValueError(near_matches(text, words))
-    return text
-
-
-def _true_or_false(text: str) -> bool:
-    if text.lower() not in ("true", "false", "1", "0"):
-        raise ValueError("true or false")
-    return text.lower() in ("true", "1")
-
-
-def _is(value: Any, *kinds: type) -> bool:
-    """isinstance, but for True and False, which Python has for integers."""
-    return isinstance(value, kinds) and (bool in kinds or not isinstance(value, bool))
-
-
-_PLAIN = {
-    str: FieldType("str", str, lambda value: _is(value, str)),
-    bool: FieldType("bool", _true_or_false, lambda value: _is(value, bool)),
-    int: FieldType("int", int, lambda value: _is(value, int)),
-    float: FieldType("float", float, lambda value: _is(value, int, float)),
-}
-
-
-@functools.cache
-def field_type(hint: Any) -> FieldType:
-    """A plain type, one of some words, several values, or one of these or None."""
-    arguments = typing.get_args(hint)
+def type_name(hint: Any) -> str:
+    """How `--help` and errors write a type."""
+    kinds = typing.get_args(hint)
     if typing.get_origin(hint) is Literal:
-        return FieldType("|".join(arguments), functools.partial(_one_of, arguments),
-                         lambda value: value in arguments)
-    if hint in _PLAIN:
-        return _PLAIN[hint]
-    one = field_type(arguments[0])
+        return "|".join(kinds)
     if isinstance(hint, types.UnionType):
-        return FieldType(f"{one.name}|none",
-                         lambda text: None if text.lower() == "none" else one.parse(text),
-                         lambda value: value is None or one.accepts(value))
-    return FieldType(f"{one.name},...",
-                     lambda text: tuple(one.parse(part) for part in text.split(",") if part),
-                     lambda value: isinstance(value, tuple) and all(map(one.accepts, value)))
+        return f"{type_name(kinds[0])}|none"
+    return f"{type_name(kinds[0])},..." if kinds else hint.__name__
+
+
+def accepts(hint: Any, given: Any) -> bool:
+    """Whether a Python value is one of a type. True and False are no integers here."""
+    kinds = typing.get_args(hint)
+    if typing.get_origin(hint) is Literal:
+        return given in kinds
+    if isinstance(hint, types.UnionType):
+        return given is None or accepts(kinds[0], given)
+    if kinds:
+        return isinstance(given, tuple) and all(accepts(kinds[0], part) for part in given)
+    if isinstance(given, bool):
+        return hint is bool
+    return isinstance(given, int | float if hint is float else hint)
+
+
+def _parse(hint: Any, text: str) -> Any:
+    """A text of the command line as a value of a type; a ValueError where it is none."""
+    kinds = typing.get_args(hint)
+    if typing.get_origin(hint) is Literal:
+        if text not in kinds:
+            raise ValueError(near_matches(text, kinds))
+        return text
+    if isinstance(hint, types.UnionType):
+        return None if text.lower() == "none" else _parse(kinds[0], text)
+    if kinds:
+        return tuple(_parse(kinds[0], part) for part in text.split(",") if part)
+    if hint is bool:
+        if text.lower() not in ("true", "false", "1", "0"):
+            raise ValueError("true or false")
+        return text.lower() in ("true", "1")
+    return hint(text)
 
 
 def fields(config: Any = DEFAULT, prefix: str = "") -> dict[str, dataclasses.Field]:
@@ -170,13 +156,12 @@ def _preset(section: type, name: str, where: str) -> Any:
 
 def _parsed(hint: Any, given: Any, where: str) -> Any:
     """A value that the command line gives as text; what is no text is left to `validate`."""
-    wanted = field_type(hint)
-    if not isinstance(given, str) or wanted.accepts(given):
+    if not isinstance(given, str) or accepts(hint, given):
         return given
     try:
-        return wanted.parse(given)
+        return _parse(hint, given)
     except ValueError as error:
-        raise ConfigError(f"{where}={given!r}: expected {wanted.name} ({error})") from None
+        raise ConfigError(f"{where}={given!r}: expected {type_name(hint)} ({error})") from None
 
 
 def lexical(config: Config) -> bool:

@@ -79,11 +79,6 @@ def shards(mesh: Mesh | AbstractMesh, axis: str) -> int:
     return _shards(mesh, RULES[axis]) if mesh.size > 1 else 1
 
 
-def batch_shards(mesh: Mesh) -> int:
-    """Into how many parts a batch is split."""
-    return _shards(mesh, RULES["batch"])
-
-
 def platform(x: jax.Array) -> str:
     """"cpu", "gpu" or "tpu": that of the devices of a value inside a jitted function, which need
     not exist; of this process's where it has no mesh."""
@@ -93,7 +88,7 @@ def platform(x: jax.Array) -> str:
 
 def filled_up(size: int, mesh: Mesh) -> int:
     """`size` rows, rounded up to what can be split over the mesh as a batch."""
-    parts = batch_shards(mesh)
+    parts = shards(mesh, "batch")
     return -(-size // parts) * parts
 
 
@@ -180,13 +175,8 @@ def random_bits(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
 def row_parts(x: jax.Array) -> int:
     """Over how many parts of its mesh a batch inside a jitted function can be split: 1 where there
     is no mesh of several devices, or one that does not divide the rows."""
-    parts = _parts(x)
+    parts = shards(jax.typeof(x).sharding.mesh, "batch")
     return 1 if x.shape[0] % parts else parts
-
-
-def _parts(x: jax.Array) -> int:
-    mesh = jax.typeof(x).sharding.mesh
-    return batch_shards(mesh) if mesh.size > 1 else 1
 
 
 def gathered(params: Any, boxed: Any) -> Any:
@@ -220,7 +210,7 @@ def batch_sharding(mesh: Mesh) -> NamedSharding:
 
 def check_splits(size: int, mesh: Mesh) -> None:
     """Raises a ConfigError where a batch of `size` is not a multiple of the number of its parts."""
-    parts = batch_shards(mesh)
+    parts = shards(mesh, "batch")
     if size % parts:
         raise ConfigError(f"a batch of {size} rows cannot be split over {parts} devices: make "
                           "batch_size a multiple of config.mesh's data x fsdp")
@@ -308,7 +298,7 @@ def micro_batches(batch: Any, pieces: int) -> Any:
     """
 
     def split(x: jax.Array) -> jax.Array:
-        parts = _parts(x)
+        parts = shards(jax.typeof(x).sharding.mesh, "batch")
         if x.shape[0] % (pieces * parts):
             raise ConfigError(f"a batch of {x.shape[0]} rows cannot be split into {pieces} "
                               f"micro-batches over {parts} devices each: make batch_size a "

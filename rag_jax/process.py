@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import rag_jax
 from rag_jax import hosts
-from rag_jax.errors import UserError
+from rag_jax.errors import Preempted, UserError
 from rag_jax.visible import visible_lines
 
 UNFINISHED = 75  # status of a run that a signal stopped: EX_TEMPFAIL, run the same command again
@@ -33,6 +33,9 @@ def _outcome(main: Callable[[], int | None]) -> int | str | None:
         return main()
     except (UserError, OSError) as error:
         return f"error: {visible_lines(str(error))}"
+    except Preempted as reason:
+        print(f"{reason}; the same command goes on from there", flush=True)
+        return UNFINISHED
     except KeyboardInterrupt:
         return 130
     except Exception as error:

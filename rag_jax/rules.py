@@ -7,7 +7,7 @@ from typing import Any
 
 from rag_jax.config import RUNS, Config, ConfigError
 from rag_jax.errors import near_matches
-from rag_jax.overrides import field_type, for_run, lexical
+from rag_jax.overrides import accepts, for_run, lexical, type_name
 
 
 def validate(config: Config, resolved: bool = False, trains: bool = False) -> Config:
@@ -17,8 +17,8 @@ def validate(config: Config, resolved: bool = False, trains: bool = False) -> Co
     trains: its runs are to be fine-tuned; others only answer.
     """
     problems = list(_values(config)) or list(itertools.chain(
-        _runs(config), _data(config), _towers(config, resolved), _stages(config),
-        _reranked(config) if trains and config.train.steps else ()))
+        _runs(config, trains and config.train.steps > 0), _data(config), _towers(config, resolved),
+        _stages(config)))
     if problems:
         raise ConfigError("\n".join(dict.fromkeys(problems)))  # several runs may share one
     return config
@@ -33,8 +33,8 @@ def _values(config: Any, path: str = "config") -> Iterator[str]:
                 yield from _values(value, where)
             else:
                 yield f"{where}: a {type(value).__name__}; expected {f.type.__name__}(...)"
-        elif not field_type(f.type).accepts(value):
-            yield f"{where}={value!r}: expected {field_type(f.type).name}"
+        elif not accepts(f.type, value):
+            yield f"{where}={value!r}: expected {type_name(f.type)}"
         elif value is not None:
             least, most = f.metadata["at_least"], f.metadata["at_most"]
             if least is not None and not value >= least:
@@ -43,10 +43,11 @@ def _values(config: Any, path: str = "config") -> Iterator[str]:
                 yield f"{where}={value!r}: must be at most {most}"
 
 
-def _runs(config: Config) -> Iterator[str]:
+def _runs(config: Config, trains: bool) -> Iterator[str]:
     for run in config.runs:
         if run in RUNS:
             yield from _run(for_run(config, run), run)
+            yield from _reranked(for_run(config, run), run) if trains else ()
         else:
             yield f"config.runs: no run {run!r}; {near_matches(run, RUNS)}"
     if not config.runs or len(set(config.runs)) < len(config.runs):
@@ -90,20 +91,18 @@ def _run(config: Config, run: str) -> Iterator[str]:
                "would be left to train; set rollback or stop")
 
 
-def _reranked(config: Config) -> Iterator[str]:
+def _reranked(config: Config, run: str) -> Iterator[str]:
     """What cannot train beside a reranker."""
-    for run in (run for run in config.runs if run in RUNS):
-        of_run = for_run(config, run)
-        if not of_run.model.reranker.pretrained or not of_run.retrieval.k:
-            continue
-        if (of_run.train.query_encoder_rate, of_run.train.bm25_weight_rate) != (None, None):
-            yield (f"config.model.reranker: run {run!r} has its p(z|x) from the reranker, so the "
-                   "retriever has nothing to learn from; set config.train.query_encoder_rate=none, "
-                   "bm25_weight_rate=none and retriever_objective=marginal, or name the run "
-                   "frozen, or leave the reranker to evaluate and generate")
-        if of_run.retrieval.where == "device":
-            yield ("config.retrieval.where=device: the training step retrieves for itself, and "
-                   "config.model.reranker reads passages outside of it; set host")
+    if not config.model.reranker.pretrained or not config.retrieval.k:
+        return
+    if (config.train.query_encoder_rate, config.train.bm25_weight_rate) != (None, None):
+        yield (f"config.model.reranker: run {run!r} has its p(z|x) from the reranker, so the "
+               "retriever has nothing to learn from; set config.train.query_encoder_rate=none, "
+               "bm25_weight_rate=none and retriever_objective=marginal, or name the run frozen, or "
+               "leave the reranker to evaluate and generate")
+    if config.retrieval.where == "device":
+        yield ("config.retrieval.where=device: the training step retrieves for itself, and "
+               "config.model.reranker reads passages outside of it; set host")
 
 
 def _objective(config: Config, run: str) -> Iterator[str]:

@@ -288,7 +288,7 @@ def test_everything_that_is_wrong_is_told_at_once():
 
 def test_no_field_lacks_help_or_has_a_default_of_another_type():
     for name, field in overrides.fields().items():
-        assert field.metadata["doc"] and overrides.field_type(field.type).name, name
+        assert field.metadata["doc"] and overrides.type_name(field.type), name
         assert replace(Config(), {name: field.default}) is not None
     validate(Config())
 

@@ -10,6 +10,7 @@ import tiny
 from rag_jax import conversion, overrides
 from rag_jax.config import Config, ConfigError
 from rag_jax.data.text import train_bart_tokenizer, train_bert_tokenizer
+from rag_jax.hub import families
 from rag_jax.hub import load as hub
 from rag_jax.hub.card import Provenance, model_card
 from rag_jax.hub.families import Architecture
@@ -109,6 +110,16 @@ def test_another_class_can_be_asked_for(folders, tmp_path):
                        family="RagTokenForGeneration")
     config = json.loads((tmp_path / "back" / "config.json").read_text())
     assert config["architectures"] == ["RagTokenForGeneration"]
+
+
+def test_a_class_for_towers_that_share_no_folder_is_refused(folders, tmp_path, monkeypatch):
+    """Or each would be written as its own class, and --family would be for nothing."""
+    conversion.convert(str(folders / "rag"), str(tmp_path / "workdir"))
+    monkeypatch.setattr(families, "class_of", lambda generator: "T5ForConditionalGeneration")
+    with pytest.raises(ConfigError, match="written as its own class; leave --family out"):
+        conversion.convert(str(tmp_path / "workdir"), str(tmp_path / "back"),
+                           family="RagTokenForGeneration")
+    assert not (tmp_path / "back").exists()
 
 
 def test_a_folder_with_something_in_it_is_left_alone(folders, tmp_path):

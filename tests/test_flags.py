@@ -8,10 +8,10 @@ import sys
 
 import pytest
 
-from rag_jax import cli, config_files, flags, overrides
+from rag_jax import cli, config_files, flags, overrides, process
 from rag_jax import config as configs
 from rag_jax.cli import reproduce, train
-from rag_jax.training.loop import Preempted
+from rag_jax.errors import Preempted
 
 ROOT = pathlib.Path(__file__).parent.parent
 ENTRY_POINTS = ("train", "evaluate", "generate", "build_index")
@@ -177,7 +177,9 @@ def test_what_a_signal_stops_ends_with_status_75(monkeypatch, capsys, tmp_path, 
         raise Preempted("generator: stopped at step 3")
 
     monkeypatch.setattr(called, stopped)
-    assert module.main([*argv, f"--workdir={tmp_path}"]) == 75
+    with pytest.raises(SystemExit) as ended:
+        process.run(lambda: module.main([*argv, f"--workdir={tmp_path}"]))
+    assert ended.value.code == 75
     assert "stopped at step 3; the same command goes on" in capsys.readouterr().out
     monkeypatch.setattr(called, lambda *_, **__: None)
     assert not module.main([*argv, f"--workdir={tmp_path}"])

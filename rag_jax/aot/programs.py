@@ -177,7 +177,7 @@ def _embed(job: Job, hosts: int) -> Program:
         params = jax.tree.map(
             lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=whole), params)
     size = parallel.filled_up(config.retrieval.embed_batch_size * hosts, mesh)
-    return Program("embed passages", embed_program(job.model),
+    return Program("embed passages", embed_program(job.model.encoder_module),
                    (params, *_tokens(job, size, config.data.max_passage_length)))
 
 

@@ -6,7 +6,6 @@ run and no parameter made; architectures are those of config.model, pretrained w
 looked at. Ends with status 1 where something does not fit.
 """
 
-import json
 import pathlib
 
 from rag_jax import files, flags
@@ -64,7 +63,7 @@ def main(argv: list[str] | None = None) -> str | None:
         print(f"\nthe fastest that fits: {one.name}")
     if options.json:
         record = report.as_json(needs, options.topology, len(devices), chip, memory)
-        files.write_text(pathlib.Path(options.json), json.dumps(record, indent=1) + "\n")
+        files.write_json(pathlib.Path(options.json), record)
     too_big = [one.name for one in needs
                if not one.fits(memory) and report.task(one.name) not in chosen]
     return f"does not fit: {', '.join(too_big)}" if too_big else None

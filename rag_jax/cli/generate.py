@@ -25,7 +25,6 @@ def main(argv: list[str] | None = None) -> None:
     """Entry point; `argv` without the program's name, None = the process's arguments."""
     parser = flags.make_parser("generate", __doc__)
     flags.add_workdir(parser)
-    parser.set_defaults(workdir=None)  # its help names the folder that stands for it
     parser.add_argument("question", nargs="*", help="questions to answer")
     parser.add_argument("--interactive", action="store_true", help="ask for questions")
     parser.add_argument("--questions", metavar="FILE",

@@ -10,7 +10,7 @@ one, passages are shown). The same command again reads what has changed in the f
 import argparse
 from collections import Counter
 
-from rag_jax import flags, process
+from rag_jax import flags
 from rag_jax.config import Config
 from rag_jax.documents.workdir import NO_ENCODER, NO_GENERATOR
 from rag_jax.visible import visible
@@ -18,7 +18,7 @@ from rag_jax.visible import visible
 SHOWN = 20  # files listed by name for each reason, at most
 
 
-def main(argv: list[str] | None = None) -> int | None:
+def main(argv: list[str] | None = None) -> None:
     """Entry point; `argv` without the program's name, None = the process's arguments."""
     parser = flags.make_parser("ingest", __doc__)
     parser.add_argument("folder", type=flags.local_folder, help="of documents; or a single file")
@@ -46,20 +46,9 @@ def main(argv: list[str] | None = None) -> int | None:
                             chunking=Chunking(**given) if given else None)
     for line in _lines(options, done):
         print(line, flush=True)
-    return _train(options, config) if options.train else None
-
-
-def _train(options: argparse.Namespace, config: Config) -> int | None:
-    from rag_jax import ingestion
-    from rag_jax.training.loop import Preempted
-
-    steps = {"steps": config.train.steps} if "train.steps" in options.changed_fields else {}
-    try:
+    if options.train:
+        steps = {"steps": config.train.steps} if "train.steps" in options.changed_fields else {}
         ingestion.fine_tune(options.workdir, options.train, options.dev, config=config, **steps)
-    except Preempted as reason:
-        print(f"{reason}; the same command goes on from there", flush=True)
-        return process.UNFINISHED
-    return None
 
 
 def _base(options: argparse.Namespace) -> Config:

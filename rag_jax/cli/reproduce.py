@@ -11,14 +11,14 @@ have our numbers beside the paper's. --scale toy is the world of countries, in m
 
 import pathlib
 
-from rag_jax import flags, process
+from rag_jax import flags
 
 NAMES = ("table1", "table2", "table3", "pairwise", "table5", "table6", "figure2", "figure3",
          "partial_decoding", "hot_swap", "fever_overlap")
 BEYOND = ("objectives", "learned_retrieval")  # experiments that are none of the paper's
 
 
-def main(argv: list[str] | None = None) -> int | None:
+def main(argv: list[str] | None = None) -> None:
     """Entry point; `argv` without the program's name, None = the process's arguments."""
     parser = flags.make_parser("reproduce", __doc__)
     parser.add_argument("name", choices=[*NAMES, *BEYOND, "all"],
@@ -56,7 +56,6 @@ def main(argv: list[str] | None = None) -> int | None:
     from rag_jax.reproduction import pairwise, run
     from rag_jax.reproduction.full import Full
     from rag_jax.reproduction.toy import Toy
-    from rag_jax.training.loop import Preempted
 
     root = pathlib.Path(options.workdir or f"runs/reproduce-{options.scale}"
                         f"{'-reduced' * options.reduced}").absolute()
@@ -66,9 +65,4 @@ def main(argv: list[str] | None = None) -> int | None:
         pairwise.write_tally(root / "pairwise", options.tally)
     if not toy:
         print(scale.recipe(*run.lacking(names, root, scale)))
-    try:
-        run.reproduce(names, root, scale, work=toy or options.execute)
-    except Preempted as reason:
-        print(f"{reason}; the same command goes on from there", flush=True)
-        return process.UNFINISHED
-    return None
+    run.reproduce(names, root, scale, work=toy or options.execute)

@@ -16,7 +16,6 @@ def main(argv: list[str] | None = None) -> None:
     """Entry point; `argv` without the program's name, None = the process's arguments."""
     parser = flags.make_parser("serve", __doc__)
     flags.add_workdir(parser)
-    parser.set_defaults(workdir=None)  # its help names the folder that stands for it
     parser.add_argument("--host", default="127.0.0.1",
                         help="address to listen at; 0.0.0.0 = all of this machine's (default: "
                         "%(default)s, for this machine alone)")

@@ -7,10 +7,10 @@ one that SIGTERM or Ctrl-C stopped between two steps has saved first, and ends w
 
 import argparse
 
-from rag_jax import flags, process
+from rag_jax import flags
 
 
-def main(argv: list[str] | None = None) -> int | None:
+def main(argv: list[str] | None = None) -> None:
     """Entry point; `argv` without the program's name, None = the process's arguments."""
     parser = flags.make_parser("train", __doc__)
     parser.add_argument("--workdir", default=flags.DEFAULT_WORKDIR, type=flags.local_folder,
@@ -23,14 +23,8 @@ def main(argv: list[str] | None = None) -> int | None:
     flags.connect(options)
 
     from rag_jax import api
-    from rag_jax.training.loop import Preempted
 
-    try:
-        api.train(config, options.workdir, options.profile)
-    except Preempted as reason:
-        print(f"{reason}; the same command goes on from there", flush=True)
-        return process.UNFINISHED
-    return None
+    api.train(config, options.workdir, options.profile)
 
 
 def _steps(text: str) -> tuple[int, int]:

@@ -11,7 +11,7 @@ import dataclasses
 import functools
 import heapq
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -35,16 +35,6 @@ NEEDS = ("exact decoding needs length_penalty=0, forced_eos=False, sample=False:
          "the answer's probability decide; and towers of dtype=float32, whose sums prove it")
 
 
-class Exact(NamedTuple):
-    """Host arrays."""
-
-    ranked: Ranked  # one answer to each question
-    prior: np.ndarray  # float32[B, K]
-    certified: np.ndarray  # bool[B], no answer of max_length tokens is more probable
-    bound: np.ndarray  # float32[B], as in `Decoded`, of what neither search has found
-    expanded: np.ndarray  # int[B], prefixes that the best-first search has expanded
-
-
 @functools.cache
 def _program(jit: Any, function: Callable, *static: Any, **settings: Any) -> Any:
     """A function compiled for these arguments, which come first and are the same in every call."""
@@ -53,7 +43,7 @@ def _program(jit: Any, function: Callable, *static: Any, **settings: Any) -> Any
 
 def exact(model: rag.RagModel, settings: Decoding, params: Params, batch: Batch,
           node_budget: int = 1000, width: int = 16, start: Decoded | None = None,
-          jit: Any = jax.jit) -> Exact:
+          jit: Any = jax.jit) -> Decoded:
     """The most probable ended answer of at most max_length tokens to every question.
 
     Args:
@@ -66,7 +56,8 @@ def exact(model: rag.RagModel, settings: Decoding, params: Params, batch: Batch,
       jit: jax.jit or the like.
 
     Returns:
-      The answers; where the budget was spent first, the best one found so far, not certified.
+      Host arrays: one answer to each question; where the budget was spent first, the best one found
+      so far, not certified. The bound is of what neither search has found.
 
     Raises:
       ValueError: settings under which probability does not decide.
@@ -91,7 +82,7 @@ def exact(model: rag.RagModel, settings: Decoding, params: Params, batch: Batch,
             leaf[row] = value
         certified[question], expanded[question] = search.proved, search.expanded
         bound[question] = min(bound[question], search.bound)
-    return Exact(best, start.prior, certified, bound, expanded)
+    return Decoded(best, start.prior, certified, bound, expanded)
 
 
 def _search_one(model: rag.RagModel, settings: Decoding, params: Params, batch: Batch,

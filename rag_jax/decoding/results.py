@@ -42,7 +42,7 @@ class Ranked(NamedTuple):
 
 
 class Decoded(NamedTuple):
-    """Answers to a batch of questions; the properties are those of the best answer."""
+    """Answers to a batch of questions."""
 
     ranked: Ranked
     prior: jax.Array  # float32[B, K], p(z | x)
@@ -52,30 +52,13 @@ class Decoded(NamedTuple):
     # float32[B], no ended answer that the search has not found is more probable; inf = unknown.
     # Found are all answers that ended in a beam, also those that `ranked` has no room for.
     bound: jax.Array
+    # int[B], prefixes that a best-first search has expanded; None = there was no such search.
+    expanded: np.ndarray | None = None
 
     @property
-    def tokens(self) -> jax.Array:
-        return self.ranked.tokens[:, 0]
-
-    @property
-    def log_p(self) -> jax.Array:
-        return self.ranked.log_p[:, 0]
-
-    @property
-    def token_log_p(self) -> jax.Array:
-        return self.ranked.token_log_p[:, 0]
-
-    @property
-    def posterior(self) -> jax.Array:
-        return self.ranked.posterior[:, 0]
-
-    @property
-    def token_posterior(self) -> jax.Array:
-        return self.ranked.token_posterior[:, 0]
-
-    @property
-    def finished(self) -> jax.Array:
-        return self.ranked.finished[:, 0]
+    def best(self) -> Ranked:
+        """The best answer to each question: arrays without the axis A."""
+        return jax.tree.map(lambda x: x[:, 0], self.ranked)
 
 
 def faults(decoded: Decoded) -> dict[int, DecodingError]:

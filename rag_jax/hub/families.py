@@ -18,6 +18,7 @@ from rag_jax.config import (
     GeneratorConfig,
     T5Config,
 )
+from rag_jax.data import tokenizer_file
 from rag_jax.hub import causal
 from rag_jax.hub.names import TABLE, Place
 from rag_jax.hub.stored import HubError
@@ -475,11 +476,15 @@ FID_INPUTS = ("question_first", "raw")  # Fusion-in-Decoder's on T5, whose own t
 OWN = "rag_jax"  # the section of config.json for what only this package reads
 
 
-def inputs(config: Mapping[str, Any], family: Family) -> tuple[str, str] | None:
+def inputs(config: Mapping[str, Any], family: Family, folder: pathlib.Path
+           ) -> tuple[str, str] | None:
     """(data.source_format, data.question_text) of a RAG checkpoint, of which those that we wrote
-    say it, and of a T5."""
+    say it, of a T5, and of a decoder-only model, whose tokenizer in `folder` may know chats."""
     if family.model_type in ("t5", "mt5"):
         return FID_INPUTS
+    if family.model_type in causal.USUAL:
+        chats = "chat_template" in tokenizer_file.settings(folder)
+        return "chat" if chats else "prompt", OUR_INPUTS[1]
     if family.model_type != "rag":
         return None
     own = config.get(OWN)

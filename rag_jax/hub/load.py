@@ -4,13 +4,14 @@ import dataclasses
 import functools
 import os
 import pathlib
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax.traverse_util import flatten_dict, unflatten_dict
 
 from rag_jax import parallel
 from rag_jax.config import T5Config
@@ -62,17 +63,12 @@ class Pretrained(Architecture):
     search: Mapping[str, int | float] = dataclasses.field(default_factory=dict)
 
 
-def locate(source: str | os.PathLike, offline: bool = False, revision: str | None = None
-           ) -> pathlib.Path:
+def locate(source: str | os.PathLike) -> pathlib.Path:
     """The folder of a checkpoint: a folder as it is, or a name of the hub, downloaded once.
 
     Downloads show their progress and land in the cache of huggingface_hub (HF_HOME); weights are
     taken as safetensors, as pytorch_model.bin where there are none, and never in another form.
-
-    Args:
-      source: folder, or name on huggingface.co.
-      offline: use the cache only; HF_HUB_OFFLINE=1 does the same.
-      revision: branch, tag or commit of a name.
+    HF_HUB_OFFLINE=1 uses the cache alone.
 
     Raises:
       HubError: neither, or not to be reached.
@@ -84,7 +80,7 @@ def locate(source: str | os.PathLike, offline: bool = False, revision: str | Non
 
     def fetch(patterns: list[str]) -> pathlib.Path:
         return pathlib.Path(huggingface_hub.snapshot_download(
-            str(source), revision=revision, local_files_only=offline, allow_patterns=patterns))
+            str(source), allow_patterns=patterns))
 
     try:
         folder = fetch(SMALL_FILES + SAFE_FILES)
@@ -106,19 +102,17 @@ def locate(source: str | os.PathLike, offline: bool = False, revision: str | Non
     raise HubError(f"no checkpoint {str(source)!r}: {reason}") from None
 
 
-def describe(source: str | os.PathLike, *, offline: bool = False, revision: str | None = None
-             ) -> Pretrained:
+def describe(source: str | os.PathLike) -> Pretrained:
     """What a checkpoint is, without its parameters (`params` is empty); reads headers only.
 
-    Arguments and errors as in `load`.
+    Errors as in `load`.
     """
-    return _open(locate(source, offline, revision))[0]
+    return _open(locate(source))[0]
 
 
 def load(source: str | os.PathLike, *, towers: Collection[str] | None = None,
          mesh: jax.sharding.Mesh | None = None, retriever: Mapping[str, Any] | None = None,
-         generator: Mapping[str, Any] | None = None, offline: bool = False,
-         revision: str | None = None) -> Pretrained:
+         generator: Mapping[str, Any] | None = None) -> Pretrained:
     """Reads a checkpoint, tensor by tensor, straight onto its devices.
 
     In host memory there is one tensor at a time (one per stack with `scan_layers`).
@@ -130,12 +124,11 @@ def load(source: str | os.PathLike, *, towers: Collection[str] | None = None,
       retriever: fields of BertConfig to set: how to compute (dtype, remat, scan_layers,
         dropout), not what.
       generator: the same of the generator's configuration.
-      offline, revision: as in `locate`.
 
     Raises:
       HubError: damaged, unknown or incomplete; the message names the file and the remedy.
     """
-    checkpoint, tensors, places = _open(locate(source, offline, revision))
+    checkpoint, tensors, places = _open(locate(source))
     for name, asked in (("retriever", retriever), ("generator", generator)):
         if config := getattr(checkpoint, name):
             checkpoint = dataclasses.replace(
@@ -144,7 +137,7 @@ def load(source: str | os.PathLike, *, towers: Collection[str] | None = None,
     boxed = abstract(places, checkpoint)
     kinds = [*([checkpoint.retriever.model_type] if checkpoint.retriever else ()),
              *([checkpoint.generator.family] if checkpoint.generator else ())]
-    names.check(tensors, weights, names.shapes(weights, leaves(nn.meta.unbox(boxed))), kinds)
+    names.check(tensors, weights, names.shapes(weights, flatten_dict(nn.meta.unbox(boxed))), kinds)
     wanted = [tower for tower in places if towers is None or tower in towers]
     if not wanted:
         raise HubError(f"{tensors.source}: holds {', '.join(places)}, not {', '.join(towers)}")
@@ -178,7 +171,7 @@ def _open(folder: pathlib.Path) -> tuple[Pretrained, Tensors, dict[str, names.Pl
     checkpoint = Pretrained(
         parts.retriever, parts.generator, parts.ids, vectors.longest, family=family.architecture,
         towers=tuple(family.places), kind=family.kind, tokenizers=_tokenizers(folder, family),
-        inputs=_inputs(folder, config, family), origins=_origins(folder, family, config),
+        inputs=families.inputs(config, family, folder), origins=_origins(folder, family, config),
         search=families.search(config, generation, generation_file if generation else file)
         if parts.generator and family.model_type not in causal.USUAL else {})
     depths = [getattr(tower, name, 0) for tower in (checkpoint.retriever, checkpoint.generator)
@@ -208,14 +201,6 @@ def _sentence_encoder(parts: Architecture, fields: Mapping[str, Any], family: fa
     return dataclasses.replace(parts, retriever=dataclasses.replace(parts.retriever, **fields))
 
 
-def _inputs(folder: pathlib.Path, config: Mapping[str, Any], family: families.Family
-            ) -> tuple[str, str] | None:
-    if family.model_type not in causal.USUAL:
-        return families.inputs(config, family)
-    chats = "chat_template" in tokenizer_file.settings(folder)
-    return "chat" if chats else "prompt", families.OUR_INPUTS[1]
-
-
 def _tokenizers(folder: pathlib.Path, family: families.Family) -> dict[str, pathlib.Path]:
     places = dict.fromkeys(family.places, folder)
     if family.model_type in ("rag", "atlas"):
@@ -238,27 +223,27 @@ def _origins(folder: pathlib.Path, family: families.Family, config: Mapping[str,
     return {tower: origin for tower, origin in origins.items() if origin}
 
 
+def _forms(tower: str, architecture: Architecture) -> tuple[nn.Module, Callable]:
+    """The module of a tower, and the function of `names` that lists its weights."""
+    if tower == "generator":
+        form = names.GENERATOR_WEIGHTS[architecture.generator.family]
+        return build(architecture.generator), form
+    if tower == families.RERANKER:
+        return CrossEncoder(architecture.retriever), names.reranker_weights
+    return DprEncoder(architecture.retriever), names.bert_weights
+
+
 def plan(places: Mapping[str, names.Place], architecture: Architecture) -> list[names.Weight]:
     """All weights of a checkpoint with these towers."""
-    def weights(tower: str, place: names.Place) -> list[names.Weight]:
-        if tower == "generator":
-            form = names.GENERATOR_WEIGHTS[architecture.generator.family]
-            return form(tower, architecture.generator, place)
-        form = names.reranker_weights if tower == families.RERANKER else names.bert_weights
-        return form(tower, architecture.retriever, place)
-
-    return [weight for tower, place in places.items() for weight in weights(tower, place)]
+    forms = {tower: _forms(tower, architecture) for tower in places}
+    return [weight for tower, (module, weights) in forms.items()
+            for weight in weights(tower, module.config, places[tower])]
 
 
 def abstract(towers: Collection[str], architecture: Architecture) -> Params:
     """Shapes of the towers' parameters, boxed with their logical axis names; not to be changed."""
-    def module(tower: str) -> nn.Module:
-        if tower == "generator":
-            return build(architecture.generator)
-        form = CrossEncoder if tower == families.RERANKER else DprEncoder
-        return form(architecture.retriever)
-
-    return {tower: _abstract(module(tower), tower == "generator") for tower in towers}
+    return {tower: _abstract(_forms(tower, architecture)[0], tower == "generator")
+            for tower in towers}
 
 
 @functools.lru_cache(maxsize=256)  # few are asked for, and tracing takes long
@@ -268,22 +253,16 @@ def _abstract(module: nn.Module, decodes: bool) -> Params:
     return jax.eval_shape(lambda: module.init(jax.random.key(0), *inputs)["params"])
 
 
-def leaves(tree: Params) -> dict[names.Path, Any]:
-    """The leaves of a tree of unboxed parameters (or their shapes) by path."""
-    return {tuple(key.key for key in path): leaf
-            for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
-
-
 def _place(tensors: Tensors, weights: list[names.Weight], boxed: Params,
            mesh: jax.sharding.Mesh | None, kept: str) -> Params:
     """The parameters, each put on its devices as soon as it is read; a generator's matrices in the
     dtype in which they are kept."""
-    shapes = leaves(nn.meta.unbox(boxed))
-    shardings = leaves(parallel.param_shardings(boxed, mesh)) if mesh else {}
+    shapes = flatten_dict(nn.meta.unbox(boxed))
+    shardings = flatten_dict(parallel.param_shardings(boxed, mesh)) if mesh else {}
     sources: dict[names.Path, list[names.Weight]] = {}
     for weight in weights:
         sources.setdefault(names.slot(weight.path, shapes)[0], []).append(weight)
-    params: Params = {}
+    placed = {}
     for path, parts in sources.items():
         if path == parts[0].path:
             value = names.read(tensors, parts[0], shapes[path].shape)
@@ -292,10 +271,7 @@ def _place(tensors: Tensors, weights: list[names.Weight], boxed: Params,
             for part in parts:
                 row = names.slot(part.path, shapes)[1]
                 value[row] = names.read(tensors, part, value.shape[1:])
-        branch = params
-        for key in path[:-1]:
-            branch = branch.setdefault(key, {})
         if path[0] == "generator" and path[-1] in MATRICES:
             value = value.astype(jnp.dtype(kept), copy=False)
-        branch[path[-1]] = jax.device_put(np.ascontiguousarray(value), shardings.get(path))
-    return params
+        placed[path] = jax.device_put(np.ascontiguousarray(value), shardings.get(path))
+    return unflatten_dict(placed)

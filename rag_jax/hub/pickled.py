@@ -57,10 +57,6 @@ def _rebuild_tensor(storage: Any, offset: Any, shape: Any, strides: Any, *_: Any
     return Tensor(storage, offset, shape, strides)
 
 
-def _rebuild_parameter(tensor: Any, *_: Any) -> Any:
-    return tensor
-
-
 def _dictionary(pairs: Any = None) -> dict[str, Any]:
     """Uses up its list of pairs: many dictionaries of one list would outgrow the file."""
     made: dict[str, Any] = {}
@@ -80,17 +76,13 @@ def _put(dictionary: Any, key: Any, value: Any) -> None:
     dictionary[key] = value
 
 
-def _left_out(*_: Any) -> None:
-    """What a trainer's state has beside tensors: the name stands for nothing."""
-
-
 ALLOWED: dict[tuple[str, str], Any] = {
     ("collections", "OrderedDict"): _dictionary,
     ("torch._utils", "_rebuild_tensor"): _rebuild_tensor,
     ("torch._utils", "_rebuild_tensor_v2"): _rebuild_tensor,
-    ("torch._utils", "_rebuild_parameter"): _rebuild_parameter,
-    ("argparse", "Namespace"): _left_out,
-    ("torch", "device"): _left_out,
+    ("torch._utils", "_rebuild_parameter"): lambda tensor, *_: tensor,
+    # What a trainer's state has beside tensors: these stand for nothing.
+    **dict.fromkeys((("argparse", "Namespace"), ("torch", "device")), lambda *_: None),
     **{("torch", name): dtype for name, dtype in STORAGES.items()},
 }
 

@@ -9,13 +9,14 @@ from typing import Any
 
 import flax.linen as nn
 import numpy as np
+from flax.traverse_util import flatten_dict
 
 from rag_jax import files
 from rag_jax.config import GeneratorConfig, T5Config
 from rag_jax.data.text import Tokenizer
 from rag_jax.hub import families, names, sentence
 from rag_jax.hub.families import FAMILIES, Architecture, SpecialIds
-from rag_jax.hub.load import TOKENIZER_FOLDERS, abstract, leaves, plan
+from rag_jax.hub.load import TOKENIZER_FOLDERS, abstract, plan
 from rag_jax.hub.stored import HubError
 from rag_jax.hub.tensors import write_safetensors
 from rag_jax.types import Params
@@ -74,7 +75,7 @@ def save(directory: str | os.PathLike, family: str, params: Params, architecture
                 save_tokenizer(folder / place, tokenizers[tower], part.max_positions,
                                part.second_type if tower == families.RERANKER else 0)
         if _is_sentence_encoder(family, architecture):
-            dense = leaves(nn.meta.unbox(params["bert"])).get(("projection", "bias"))
+            dense = flatten_dict(nn.meta.unbox(params["bert"])).get(("projection", "bias"))
             sentence.write(folder, architecture.retriever, architecture.longest,
                            bool(np.any(dense)))
 
@@ -151,9 +152,9 @@ def _config(family: str, architecture: Architecture) -> dict[str, Any]:
 def _write_weights(folder: pathlib.Path, family: str, params: Params, architecture: Architecture,
                    shard_bytes: int) -> None:
     places = FAMILIES[family].places
-    tree = leaves(nn.meta.unbox({tower: params[tower] for tower in places}))
+    tree = flatten_dict(nn.meta.unbox({tower: params[tower] for tower in places}))
     weights = plan(places, architecture)
-    asked = leaves(nn.meta.unbox(abstract(places, architecture)))
+    asked = flatten_dict(nn.meta.unbox(abstract(places, architecture)))
     expected, actual = names.shapes(weights, asked), names.shapes(weights, tree)
     by_name, shapes = {}, {}
     for weight in weights:

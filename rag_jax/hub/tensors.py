@@ -4,12 +4,13 @@ Every format comes down to the same thing: a tensor is a dtype, a shape and stri
 bytes of a file. Opening reads headers only; `Tensors.read` reads the bytes of one tensor.
 """
 
+import collections
 import json
 import math
 import os
 import pathlib
 import struct
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import ml_dtypes
@@ -25,26 +26,17 @@ FLOATS = {"F32": np.dtype(np.float32), "F16": np.dtype(np.float16),
           "BF16": np.dtype(ml_dtypes.bfloat16)}
 
 
-class Tensors(Mapping[str, Stored]):
+class Tensors(collections.UserDict[str, Stored]):
     """Names and places of a checkpoint's tensors; `read` brings one of them into memory."""
 
     def __init__(self, entries: Mapping[str, Stored], source: pathlib.Path):
-        self._entries = dict(entries)
+        super().__init__(entries)
         self.source = source  # the file to name in messages: the weights, or their index
-
-    def __getitem__(self, name: str) -> Stored:
-        return self._entries[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._entries)
-
-    def __len__(self) -> int:
-        return len(self._entries)
 
     @property
     def file_bytes(self) -> int:
         """Bytes of all files together."""
-        return sum(file.stat().st_size for file in {s.file for s in self._entries.values()})
+        return sum(file.stat().st_size for file in {s.file for s in self.values()})
 
     def read(self, name: str) -> np.ndarray:
         """The tensor as a contiguous array: float32, float16 or (ml_dtypes) bfloat16.
@@ -64,11 +56,6 @@ class Tensors(Mapping[str, Stored]):
         strides = [dtype.itemsize * s for s in stored.strides]
         view = np.lib.stride_tricks.as_strided(values, stored.shape, strides, writeable=False)
         return np.ascontiguousarray(view).reshape(stored.shape)
-
-
-def contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Strides, in elements, of a row-major tensor."""
-    return tuple(math.prod(shape[i + 1 :]) for i in range(len(shape)))
 
 
 def open_tensors(directory: str | os.PathLike) -> Tensors:
@@ -152,8 +139,8 @@ def _entry(file: pathlib.Path, data_start: int, value: Mapping[str, Any]) -> Sto
     shape = tuple(value["shape"])
     if len(shape) > 8:
         raise ValueError(f"a tensor of {len(shape)} dimensions")
-    return Stored(file, value["dtype"], shape, contiguous(shape),
-                  data_start + value["data_offsets"][0])
+    strides = tuple(math.prod(shape[i + 1 :]) for i in range(len(shape)))  # it is row-major
+    return Stored(file, value["dtype"], shape, strides, data_start + value["data_offsets"][0])
 
 
 def write_safetensors(directory: str | os.PathLike, shapes: Mapping[str, tuple[int, ...]],
@@ -170,25 +157,17 @@ def write_safetensors(directory: str | os.PathLike, shapes: Mapping[str, tuple[i
       read: gives the tensor of a name.
       shard_bytes: a file holds at most so many bytes (and at least one tensor).
     """
-    shards: list[list[str]] = [[]]
-    room = shard_bytes
-    for name, shape in shapes.items():
-        size = 4 * math.prod(shape)
-        if shards[-1] and size > room:
-            shards.append([])
-            room = shard_bytes
-        shards[-1].append(name)
-        room -= size
-    folder, weight_map = pathlib.Path(directory), {}
-    for number, names in enumerate(shards, 1):
-        file = SAFETENSORS if len(shards) == 1 else (
-            f"model-{number:05d}-of-{len(shards):05d}.safetensors")
+    import huggingface_hub
+
+    folder = pathlib.Path(directory)
+    split = huggingface_hub.split_state_dict_into_shards_factory(
+        shapes, get_storage_size=lambda shape: 4 * math.prod(shape),
+        filename_pattern="model{suffix}.safetensors", max_shard_size=shard_bytes)
+    for file, names in split.filename_to_tensors.items():
         _write_file(folder / file, {name: shapes[name] for name in names}, read)
-        weight_map.update(dict.fromkeys(names, file))
-    if len(shards) > 1:
-        total = sum(4 * math.prod(shape) for shape in shapes.values())
-        files.write_json(folder / f"{SAFETENSORS}.index.json",
-                         {"metadata": {"total_size": total}, "weight_map": weight_map})
+    if split.is_sharded:
+        files.write_json(folder / f"{SAFETENSORS}.index.json", {
+            "metadata": split.metadata, "weight_map": split.tensor_to_filename})
 
 
 def _write_file(file: pathlib.Path, shapes: Mapping[str, tuple[int, ...]],

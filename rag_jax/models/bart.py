@@ -10,6 +10,7 @@ import jax.numpy as jnp
 
 from rag_jax.config import BartConfig
 from rag_jax.models import encoder_decoder, vocabulary
+from rag_jax.models.bert import EncoderLayer
 from rag_jax.models.layers import (
     POSITION_INITS,
     Attention,
@@ -25,32 +26,6 @@ from rag_jax.models.packing import Packing
 from rag_jax.parallel import constrain
 
 POSITION_OFFSET = 2  # row p + 2 of the table belongs to position p
-
-
-class EncoderLayer(nn.Module):
-    """x = LN(x + attention(x)); x = LN(x + feed_forward(x))."""
-
-    config: BartConfig
-
-    @nn.compact
-    def __call__(self, x: jax.Array, mask: jax.Array, packing: Packing | None = None, *,
-                 deterministic: bool) -> jax.Array:
-        c, dtype = self.config, jnp.dtype(self.config.dtype)
-        drop = Dropout(c.dropout)
-        attended = Attention(
-            c.heads, c.width, c.attention_dropout, dtype, c.init_std, c.fused_attention,
-            name="attention",
-        )(x, x, mask, deterministic, packing=packing)
-        x = LayerNorm(c.layer_norm_eps, dtype, name="attention_norm")(
-            x + drop(attended, deterministic=deterministic)
-        )
-        fed = FeedForward(
-            c.mlp_width, c.width, c.activation, c.activation_dropout, dtype, c.init_std,
-            name="mlp",
-        )(x, deterministic)
-        return LayerNorm(c.layer_norm_eps, dtype, name="mlp_norm")(
-            x + drop(fed, deterministic=deterministic)
-        )
 
 
 class DecoderLayer(encoder_decoder.DecoderLayer):
@@ -116,25 +91,17 @@ class Bart(encoder_decoder.EncoderDecoder):
     def setup(self) -> None:
         c, dtype = self.config, jnp.dtype(self.config.dtype)
         self.embedding = embedding_table(self, "embedding", c.vocab_size, c.width, "vocab")
-        self.logits_bias = self.param(
-            "final_logits_bias",
-            nn.with_logical_partitioning(nn.initializers.zeros, ("vocab",)),
-            (c.vocab_size,),
-            jnp.float32,
-        )
-        rows, init = c.max_positions + POSITION_OFFSET, POSITION_INITS[c.position_init]
-        self.encoder_positions = embedding_table(
-            self, "encoder_positions", rows, c.width, "positions", init
-        )
-        self.decoder_positions = embedding_table(
-            self, "decoder_positions", rows, c.width, "positions", init
-        )
+        zeros = nn.with_logical_partitioning(nn.initializers.zeros, ("vocab",))
+        self.logits_bias = self.param("final_logits_bias", zeros, (c.vocab_size,), jnp.float32)
+        self.encoder_positions, self.decoder_positions = (
+            embedding_table(self, name, c.max_positions + POSITION_OFFSET, c.width, "positions",
+                            POSITION_INITS[c.position_init])
+            for name in ("encoder_positions", "decoder_positions"))
         self.encoder_embedding_norm = LayerNorm(c.layer_norm_eps, dtype)
         self.decoder_embedding_norm = LayerNorm(c.layer_norm_eps, dtype)
         self.drop = Dropout(c.dropout)
-        self.encoder = Stack(
-            functools.partial(EncoderLayer, c), c.encoder_layers, c.remat, c.scan_layers
-        )
+        encoder_layer = functools.partial(EncoderLayer, c, c.activation_dropout)
+        self.encoder = Stack(encoder_layer, c.encoder_layers, c.remat, c.scan_layers)
         decoder_layer = functools.partial(DecoderLayer, c)
         self.decoder = Stack(decoder_layer, c.decoder_layers, c.remat, c.scan_layers)
 

@@ -10,7 +10,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from rag_jax.config import BertConfig
+from rag_jax.config import BartConfig, BertConfig
 from rag_jax.models.layers import (
     POSITION_INITS,
     Attention,
@@ -21,29 +21,34 @@ from rag_jax.models.layers import (
     embedding_table,
     look_up,
 )
+from rag_jax.models.packing import Packing
 from rag_jax.parallel import constrain
 
 
-class BertLayer(nn.Module):
-    """x = LN(x + attention(x)); x = LN(x + feed_forward(x)), of the first `rows` positions."""
+class EncoderLayer(nn.Module):
+    """x = LN(x + attention(x)); x = LN(x + feed_forward(x)), of the first `rows` positions: BERT's,
+    and BART's encoder's."""
 
-    config: BertConfig
+    config: BertConfig | BartConfig
+    activation_dropout: float = 0.0
 
     @nn.compact
-    def __call__(self, x: jax.Array, mask: jax.Array, *, deterministic: bool,
-                 rows: int | None = None) -> jax.Array:
+    def __call__(self, x: jax.Array, mask: jax.Array, packing: Packing | None = None, *,
+                 deterministic: bool, rows: int | None = None) -> jax.Array:
         c, dtype = self.config, jnp.dtype(self.config.dtype)
         drop = Dropout(c.dropout)
-        asked = constrain(x[:, :rows], "batch", name="asked positions")
+        asked = x if rows is None else constrain(x[:, :rows], "batch", name="asked positions")
         attended = Attention(
             c.heads, c.width, c.attention_dropout, dtype, c.init_std, c.fused_attention,
             name="attention",
-        )(asked, x, mask, deterministic)
+        )(asked, x, mask, deterministic, packing=packing)
         x = LayerNorm(c.layer_norm_eps, dtype, name="attention_norm")(
             asked + drop(attended, deterministic=deterministic)
         )
-        fed = FeedForward(c.mlp_width, c.width, c.activation, 0.0, dtype, c.init_std,
-                          name="mlp")(x, deterministic)
+        fed = FeedForward(
+            c.mlp_width, c.width, c.activation, self.activation_dropout, dtype, c.init_std,
+            name="mlp",
+        )(x, deterministic)
         return LayerNorm(c.layer_norm_eps, dtype, name="mlp_norm")(
             x + drop(fed, deterministic=deterministic)
         )
@@ -77,6 +82,6 @@ class Bert(nn.Module):
         x = LayerNorm(c.layer_norm_eps, dtype, name="embedding_norm")(x)
         x = Dropout(c.dropout)(x, deterministic=deterministic)
         stack = Stack(
-            functools.partial(BertLayer, c), c.layers, c.remat, c.scan_layers, name="encoder"
+            functools.partial(EncoderLayer, c), c.layers, c.remat, c.scan_layers, name="encoder"
         )
         return stack(x, mask[:, None, None, :], deterministic=deterministic, rows=rows)

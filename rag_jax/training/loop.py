@@ -18,7 +18,7 @@ import numpy as np
 from jax.sharding import NamedSharding
 
 from rag_jax import hosts, parallel
-from rag_jax.errors import NotFiniteError, UserError
+from rag_jax.errors import NotFiniteError, Preempted, UserError
 from rag_jax.training import tree_record, workdir
 from rag_jax.training.checkpoint import BEST_METRIC, Checkpointer
 from rag_jax.training.collapse import CollapseGuard
@@ -31,10 +31,6 @@ from rag_jax.types import Params
 
 class TrainingError(UserError, RuntimeError):
     """Training cannot go on; the message says from which step it can be taken up."""
-
-
-class Preempted(Exception):
-    """A signal asked the process to stop; a checkpoint of this very step has been saved."""
 
 
 class BatchSource(Protocol):

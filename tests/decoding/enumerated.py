@@ -126,7 +126,7 @@ def cut(row):
 
 
 def answers(decoded):
-    return [cut(row) for row in decoded.tokens]
+    return [cut(row) for row in decoded.best.tokens]
 
 
 def ranked(decoded, question):

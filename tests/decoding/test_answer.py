@@ -76,9 +76,9 @@ def test_full_width_finds_the_enumerated_argmax(kind, strategy):
     for question, y in enumerate(answers(found)):
         best = max(ENDED, key=lambda y, q=question: world().log_p(q, y, kind))
         assert y == best
-        np.testing.assert_allclose(found.log_p[question], world().log_p(question, best, kind),
+        np.testing.assert_allclose(found.best.log_p[question], world().log_p(question, best, kind),
                                    rtol=1e-5)
-    assert (found.certified == (strategy != "fast")).all() and found.finished.all()
+    assert (found.certified == (strategy != "fast")).all() and found.best.finished.all()
 
 
 @pytest.mark.parametrize("kind, strategy", [*WAYS, ("token", "sample"), ("sequence", "sample")])
@@ -93,7 +93,7 @@ def test_answers_of_one_token(kind, strategy):
     one_token = [(t, END) for t in range(VOCAB) if t != END]
     for question in range(QUESTIONS):
         best = max(one_token, key=lambda y, q=question: world().log_p(q, y, kind))
-        assert strategy == "sample" or cut(found.tokens[question][:2]) == best
+        assert strategy == "sample" or cut(found.best.tokens[question][:2]) == best
         shown = ranked(found, question)
         assert strategy == "sample" or set(one_token) <= set(shown)
         for place, y in enumerate(shown):
@@ -111,7 +111,7 @@ def test_beams_match_the_naive_decoder_in_order_and_score(kind, strategy, width)
         assert ranked(found, question) == [y for *_, y in expected]
         np.testing.assert_allclose(found.ranked.log_p[question][: len(expected)],
                                    [score for _, score, _ in expected], rtol=1e-5)
-        assert found.finished[question] == expected[0][0]
+        assert found.best.finished[question] == expected[0][0]
     assert len(set(answers(found))) >= 3, "answers that are all alike prove little"
 
 
@@ -161,7 +161,7 @@ def test_fast_gives_no_share_to_documents_whose_beam_lacks_the_answer():
         for z in np.flatnonzero(BATCH.doc_mask[question]):
             of = lambda p, z=z, q=question: world().table[p][q, z]  # noqa: E731
             greedy = plain.beam_search(of, Decoding(num_beams=1, max_length=LONGEST), END)[0][1]
-            assert (found.posterior[question, z] == 0) == (greedy != y)
+            assert (found.best.posterior[question, z] == 0) == (greedy != y)
             without += greedy != y
     assert without
 
@@ -171,11 +171,11 @@ def test_end_first_and_never(kind, strategy):
     """The empty answer is an answer; one that never ends is cut at the length limit."""
     empty = run(with_end_bias(params(), 60.0), BATCH, kind, 3, strategy=strategy)
     assert answers(empty) == [(END,)] * QUESTIONS
-    np.testing.assert_allclose(empty.log_p, 0, atol=1e-4)
+    np.testing.assert_allclose(empty.best.log_p, 0, atol=1e-4)
     endless = run(with_end_bias(params(), -60.0), BATCH, kind, 3, strategy=strategy)
     assert all(END not in y and len(y) == LONGEST for y in answers(endless))
-    assert np.isfinite(endless.log_p).all()
-    assert not endless.finished.any() and not endless.certified.any()
+    assert np.isfinite(endless.best.log_p).all()
+    assert not endless.best.finished.any() and not endless.certified.any()
 
 
 @pytest.mark.parametrize("kind, strategy", WAYS)
@@ -187,10 +187,10 @@ def test_padding_documents_and_targets_are_not_read(kind, strategy):
         doc_embeddings=np.where(padding[..., None], np.float32(99), BATCH.doc_embeddings),
         target_ids=(BATCH.target_ids + 1) % VOCAB)
     found = run(params(), junk, kind, 3, strategy=strategy)
-    np.testing.assert_array_equal(found.tokens, expected.tokens)
-    np.testing.assert_allclose(found.log_p, expected.log_p, rtol=1e-6)
+    np.testing.assert_array_equal(found.best.tokens, expected.best.tokens)
+    np.testing.assert_allclose(found.best.log_p, expected.best.log_p, rtol=1e-6)
     np.testing.assert_array_equal(found.certified, expected.certified)
-    assert not found.posterior[padding].any()
+    assert not found.best.posterior[padding].any()
 
 
 @pytest.mark.parametrize("strategy", ["thorough", "fast"])
@@ -216,14 +216,14 @@ def test_an_answer_does_not_depend_on_the_rest_of_the_batch(kind, strategy):
     order = np.array([2, 5, 0, 3, 4, 1])
     moved = run(params(), jax.tree.map(lambda leaf: leaf[order], BATCH), kind, 3,
                 strategy=strategy)
-    np.testing.assert_array_equal(moved.tokens, expected.tokens[order])
-    np.testing.assert_allclose(moved.log_p, expected.log_p[order], rtol=1e-6)
+    np.testing.assert_array_equal(moved.best.tokens, expected.best.tokens[order])
+    np.testing.assert_allclose(moved.best.log_p, expected.best.log_p[order], rtol=1e-6)
     other = BATCH._replace(doc_mask=BATCH.doc_mask & (np.arange(QUESTIONS) != 1)[:, None])
     found = run(params(), other, kind, 3, strategy=strategy)
     assert not any(np.isnan(leaf).any() for leaf in jax.tree.leaves(found))
     assert not found.certified[1]
     kept = np.array([0, 2, 3, 4, 5])
-    np.testing.assert_array_equal(found.tokens[kept], expected.tokens[kept])
+    np.testing.assert_array_equal(found.best.tokens[kept], expected.best.tokens[kept])
 
 
 @pytest.mark.parametrize("kind, strategy", [*WAYS, ("token", "sample"), ("sequence", "sample")])
@@ -329,7 +329,7 @@ def test_what_is_not_scored_could_not_have_been_an_answer(monkeypatch, beams, an
 
     for every, few in zip(answer(lambda lower, upper, distinct, *_: distinct), answer(noted),
                           strict=True):
-        np.testing.assert_array_equal(few.tokens, every.tokens)
+        np.testing.assert_array_equal(few.best.tokens, every.best.tokens)
         np.testing.assert_array_equal(few.ranked.valid, every.ranked.valid)
         np.testing.assert_array_equal(few.ranked.tokens, every.ranked.tokens)
         np.testing.assert_allclose(few.ranked.log_p, every.ranked.log_p, atol=1e-5)
@@ -349,9 +349,9 @@ def test_equal_documents_and_one_document_make_all_ways_equal(strategy):
     token = run(params(), alone, "token", 3)
     for batch in (alike, alone):
         found = run(params(), batch, "sequence", 3, strategy=strategy)
-        np.testing.assert_array_equal(found.tokens, token.tokens)
-        np.testing.assert_allclose(found.log_p, token.log_p, rtol=1e-5)
-        np.testing.assert_allclose(found.posterior, found.prior, rtol=1e-4)
+        np.testing.assert_array_equal(found.best.tokens, token.best.tokens)
+        np.testing.assert_allclose(found.best.log_p, token.best.log_p, rtol=1e-5)
+        np.testing.assert_allclose(found.best.posterior, found.prior, rtol=1e-4)
 
 
 def test_settings_reach_both_models():
@@ -361,7 +361,7 @@ def test_settings_reach_both_models():
                     prefix=(4,), forced_eos=True, length_penalty=1.0)
         for question, y in enumerate(answers(found)):
             assert y[0] == 4 and 3 not in y and y[-1] == END and len(y) >= 2
-            np.testing.assert_allclose(found.log_p[question], world().log_p(question, y, kind),
+            np.testing.assert_allclose(found.best.log_p[question], world().log_p(question, y, kind),
                                        rtol=1e-5)
         # Forced </s> and a length penalty: nothing is claimed.
         assert np.isinf(found.bound).all() and not found.certified.any()
@@ -438,17 +438,17 @@ def test_given_answers_are_scored_as_training_does(kind):
     mask = np.zeros((QUESTIONS, LONGEST), bool)
     for row, y in enumerate(answers(found)):
         mask[row, : len(y)] = True
-    batch = BATCH._replace(target_ids=found.tokens, target_mask=mask)
+    batch = BATCH._replace(target_ids=found.best.tokens, target_mask=mask)
     forced = tiny.jit(functools.partial(rag.log_likelihood, small(kind)))(params(), batch)
-    long = np.pad(found.tokens, ((0, 0), (0, LONGEST)), constant_values=PAD)
+    long = np.pad(found.best.tokens, ((0, 0), (0, LONGEST)), constant_values=PAD)
     read = tiny.jit(functools.partial(documents.read, small(kind)))(params(), BATCH)
     scorer = tiny.jit(functools.partial(score, small(kind)))
     # With room for six tokens only the first three are computed: none of these answers is longer.
-    for scored in (scorer(params(), read, found.tokens[:, None]),
+    for scored in (scorer(params(), read, found.best.tokens[:, None]),
                    scorer(params(), read, long[:, None], mask=np.pad(
                        mask, ((0, 0), (0, LONGEST)))[:, None])):
         for name in ("log_p", "posterior"):
-            for ours in (getattr(found, name), getattr(scored, name)[:, 0]):
+            for ours in (getattr(found.best, name), getattr(scored, name)[:, 0]):
                 np.testing.assert_allclose(ours, forced[name], rtol=1e-5, atol=1e-6)
 
 

@@ -94,7 +94,7 @@ def test_a_spent_budget_certifies_nothing_more_and_keeps_the_guess():
     guess = run(params(), BATCH, "token", 1)
     assert not guess.certified.all()
     found = find("token", budget=0)
-    np.testing.assert_array_equal(found.ranked.tokens[:, 0], guess.tokens)
+    np.testing.assert_array_equal(found.ranked.tokens[:, 0], guess.best.tokens)
     np.testing.assert_array_equal(found.certified, guess.certified)
     assert not found.expanded.any()
     partly = find("token", budget=2)
@@ -108,18 +108,18 @@ def test_a_certified_start_is_not_searched_again():
     start = run(params(), BATCH, "token", 85)
     found = exact(model("token"), Decoding(max_length=LONGEST), params(), BATCH, start=start)
     assert found.certified.all() and not found.expanded.any()
-    np.testing.assert_array_equal(found.ranked.tokens[:, 0], start.tokens)
+    np.testing.assert_array_equal(found.ranked.tokens[:, 0], start.best.tokens)
 
 
 def test_where_nothing_likely_ends_the_search_still_finds_the_best_that_does():
     """The greedy guess is cut at the limit: there is no incumbent to prune with."""
     weights = with_end_bias(params(), -8.0)
     guess = run(weights, BATCH, "token", 1)
-    assert not guess.finished.all()
+    assert not guess.best.finished.all()
     found = find("token", weights=weights)
     assert found.certified.all() and found.ranked.finished.all()
     full = run(weights, BATCH, "token", 85)
-    np.testing.assert_array_equal(found.ranked.tokens[:, 0], full.tokens)
+    np.testing.assert_array_equal(found.ranked.tokens[:, 0], full.best.tokens)
 
 
 def test_questions_without_documents_are_left_alone():
@@ -187,7 +187,8 @@ def test_after_fast_decoding_the_exact_probability_is_told(prefix):
                                                    if prefix is None or a[:1] == prefix])
         log_p = world().log_p(question, y, "sequence")
         np.testing.assert_allclose(found.ranked.log_p[question, 0], log_p, rtol=1e-5)
-        stayed += y == cut(start.tokens[question]) and start.log_p[question] < log_p - 1e-3
+        guess = start.best
+        stayed += y == cut(guess.tokens[question]) and guess.log_p[question] < log_p - 1e-3
     assert stayed
 
 
@@ -211,7 +212,7 @@ def test_nothing_is_proved_of_bfloat16(tower):
         tower: dataclasses.replace(getattr(rounded, tower), dtype="bfloat16")})
     settings = Decoding(max_length=LONGEST, num_beams=85)
     found = tiny.jit(functools.partial(decode, rounded, settings))(params(), BATCH)
-    assert found.finished.all() and not found.certified.any() and np.isinf(found.bound).all()
+    assert found.best.finished.all() and not found.certified.any() and np.isinf(found.bound).all()
     with pytest.raises(ValueError, match="dtype=float32"):
         exact(rounded, settings, params(), BATCH)
 
@@ -285,7 +286,7 @@ def test_thorough_certifies_no_other_than_the_argmax_of_hundreds_of_random_model
         held = {y for z in range(documents) for _, y in valid(beams[0], documents * row + z)}
         missed = max((s for y, s in scores.items() if y not in held), default=-np.inf)
         assert missed <= found.bound[row] + 1e-5
-        right = table_cut(found.tokens[row]) == max(ended, key=scores.get)
+        right = table_cut(found.best.tokens[row]) == max(ended, key=scores.get)
         assert right or not found.certified[row]
         wrong += not right
     assert found.certified.sum() > rows / 4 and (wrong or width > 1)

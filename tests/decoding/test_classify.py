@@ -116,7 +116,7 @@ def test_a_head_ranks_its_classes_as_training_scores_them(kind):
                                   np.broadcast_to(np.arange(3), log_p.shape))
     np.testing.assert_allclose(np.exp(found.ranked.log_p).sum(axis=1), 1, rtol=1e-5)
     np.testing.assert_allclose(found.prior, expected["prior"], rtol=1e-6)
-    assert found.certified.all() and found.finished.all()
+    assert found.certified.all() and found.best.finished.all()
     assert (np.argsort(-log_p, axis=1) != np.arange(3)[None]).any(), "the given order is no ranking"
 
 

@@ -67,7 +67,7 @@ def test_greedy_and_beams_are_those_of_the_naive_decoder(width, rules):
         np.testing.assert_allclose(found.ranked.log_p[question, : len(expected)],
                                    [log_p(question, y) for y in expected], rtol=1e-5)
         steps = [table()[y[:t]][question, y[t]] for y in expected[:1] for t in range(len(y))]
-        np.testing.assert_allclose(found.token_log_p[question, : len(steps)], steps, rtol=1e-4,
+        np.testing.assert_allclose(found.best.token_log_p[question, : len(steps)], steps, rtol=1e-4,
                                    atol=1e-6)
     assert rules or len(set(answers(found))) >= 3, "answers that are all alike prove little"
     np.testing.assert_allclose(found.prior, np.exp(world().prior), rtol=1e-5)
@@ -116,8 +116,8 @@ def test_missing_passages_are_not_read_and_the_order_does_not_matter():
     moved = junk._replace(**{name: getattr(junk, name)[:, [1, 2, 0]] for name in parts})
     for batch in (junk, moved):
         found = run(params(), batch, "fid", 3)
-        np.testing.assert_array_equal(found.tokens, expected.tokens)
-        np.testing.assert_allclose(found.log_p, expected.log_p, rtol=1e-5)
+        np.testing.assert_array_equal(found.best.tokens, expected.best.tokens)
+        np.testing.assert_allclose(found.best.log_p, expected.best.log_p, rtol=1e-5)
 
 
 def test_a_question_without_passages_gets_no_certified_answer_and_disturbs_no_other():
@@ -127,7 +127,7 @@ def test_a_question_without_passages_gets_no_certified_answer_and_disturbs_no_ot
     assert not any(np.isnan(leaf).any() for leaf in jax.tree.leaves(found))
     assert not found.certified[1] and not found.ranked.valid[1].any()
     kept = np.arange(QUESTIONS) != 1
-    np.testing.assert_array_equal(found.tokens[kept], expected.tokens[kept])
+    np.testing.assert_array_equal(found.best.tokens[kept], expected.best.tokens[kept])
 
 
 def test_the_memory_budget_changes_no_result(monkeypatch):
@@ -144,4 +144,4 @@ def test_one_passage_is_rag_with_one_passage():
     alone = BATCH._replace(doc_mask=np.arange(DOCS)[None] == np.zeros((QUESTIONS, 1), int))
     found, expected = run(params(), alone, "fid", 3), run(params(), alone, "token", 3)
     np.testing.assert_array_equal(found.ranked.tokens, expected.ranked.tokens)
-    np.testing.assert_allclose(found.log_p, expected.log_p, rtol=1e-5)
+    np.testing.assert_allclose(found.best.log_p, expected.best.log_p, rtol=1e-5)

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import tiny
+from flax.traverse_util import flatten_dict
 
 from rag_jax.config import BertConfig
 from rag_jax.data.text import Tokenizer, encoder_input, pad_rows
@@ -15,7 +16,7 @@ from rag_jax.decoding.answer import decode
 from rag_jax.decoding.settings import Decoding
 from rag_jax.hub import names
 from rag_jax.hub.families import FAMILIES
-from rag_jax.hub.load import Pretrained, leaves, load, plan
+from rag_jax.hub.load import Pretrained, load, plan
 from rag_jax.models import rag, vocabulary
 from rag_jax.models.bert import Bert
 from rag_jax.models.cross_encoder import CrossEncoder
@@ -159,7 +160,7 @@ def assert_same_gradients(record, pretrained: Pretrained, gradients, tolerance: 
     not itself a rounding error: the gradient of keys' biases is 0)."""
     expected = {k.removeprefix("gradients/"): v for k, v in record.items()
                 if k.startswith("gradients/")}
-    tree, compared = leaves(gradients), set()
+    tree, compared = flatten_dict(gradients), set()
     floor = 3e-7 * max(np.abs(value).max() for value in expected.values())
     for weight in plan(FAMILIES[pretrained.family].places, pretrained):
         name = weight.names[0]
@@ -188,4 +189,4 @@ def answers(pretrained: Pretrained, x: dict[str, np.ndarray], beams: int, length
         decode, dataclasses.replace(rag_model(model), lexical=forced),
         Decoding(num_beams=beams, max_length=length, forced_eos=forced))
     with jax.default_matmul_precision("highest"):
-        return np.asarray(tiny.jit(run)(pretrained.params, rows).tokens)
+        return np.asarray(tiny.jit(run)(pretrained.params, rows).best.tokens)

@@ -9,6 +9,7 @@ import jax
 import numpy as np
 import pytest
 from checkpoints import BERT, assert_equal
+from flax.traverse_util import flatten_dict
 from test_tensors import _Evil, _global, _Rebuilt, _Storage, fake_torch, write_zip  # noqa: F401
 
 from rag_jax.config import T5Config
@@ -16,7 +17,7 @@ from rag_jax.conversion import convert
 from rag_jax.data.text import train_bert_tokenizer
 from rag_jax.hub import atlas, names
 from rag_jax.hub.families import Architecture, SpecialIds
-from rag_jax.hub.load import abstract, describe, leaves, load, plan
+from rag_jax.hub.load import abstract, describe, load, plan
 from rag_jax.hub.save import save_tokenizer
 from rag_jax.hub.stored import HubError
 from rag_jax.training import workdir
@@ -36,7 +37,7 @@ def made(towers=TIED, reader=READER):
     params = jax.tree.map(lambda x: rng.normal(size=x.shape).astype(np.float32),
                           nn.meta.unbox(abstract(towers, parts)))
     places = {tower: names.Place(BODIES[tower], BODIES[tower]) for tower in towers}
-    values = leaves(params)
+    values = flatten_dict(params)
     return params, {name: names.to_theirs(values[weight.path], weight.form)
                     for weight in plan(places, parts) for name in weight.names
                     if "encoder.encoder" not in name and "gamma" not in name

@@ -180,7 +180,7 @@ def test_options_of_generation(beams, forced, tmp_path):
     run = tiny.jit(functools.partial(decode, parity.rag_model(found), settings))
     with jax.default_matmul_precision("highest"):
         ours = run(found.params, parity.batch(inputs))
-    for mine, theirs in zip(np.asarray(ours.tokens).tolist(), expected, strict=True):
+    for mine, theirs in zip(np.asarray(ours.best.tokens).tolist(), expected, strict=True):
         assert mine[: len(theirs)] == theirs
         assert set(mine[len(theirs) :]) <= {reference.PAD}
     assert "forced_bos" not in forced or {row[0] for row in expected} == {forced["forced_bos"]}
@@ -204,7 +204,7 @@ def test_fewer_documents_than_configured(tmp_path):
     settings = Decoding(strategy="thorough", num_beams=2, max_length=4)
     one = tiny.jit(functools.partial(decode, parity.rag_model(found), settings))(
         found.params, batch)
-    np.testing.assert_allclose(one.posterior, 1, rtol=1e-6)
+    np.testing.assert_allclose(one.best.posterior, 1, rtol=1e-6)
 
 
 def test_the_classification_head_is_barts(tmp_path):

@@ -455,8 +455,9 @@ def test_a_source_that_can_be_no_name_of_the_hub(source):
 
 def test_a_name_that_is_not_in_the_cache_offline(tmp_path, monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     with pytest.raises(HubError, match="'facebook/none'.*not in the cache"):
-        locate("facebook/none", offline=True)
+        locate("facebook/none")
 
 
 @pytest.mark.parametrize("file,calls", [("model.safetensors", 1), ("pytorch_model.bin", 2)])
@@ -464,7 +465,7 @@ def test_safetensors_are_preferred_and_other_formats_never_asked_for(
         file, calls, tmp_path, monkeypatch):
     asked = []
 
-    def download(name, revision, local_files_only, allow_patterns):
+    def download(name, allow_patterns):
         asked.append(allow_patterns)
         if any(pathlib.PurePath(file).match(pattern) for pattern in allow_patterns):
             (tmp_path / file).touch()

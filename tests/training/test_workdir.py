@@ -27,7 +27,7 @@ def test_the_same_configuration_goes_on(tmp_path):
 
 def changed_value(name):
     field = overrides.fields()[name]
-    default, kind = field.default, overrides.field_type(field.type).name
+    default, kind = field.default, overrides.type_name(field.type)
     if "bool" in kind:
         return not default
     if isinstance(default, str) and kind != "str":
