@@ -102,7 +102,7 @@ class Maker:
     def _window(self) -> Window:
         data, encoder = self._job.config.data, self._job.config.model.retriever
         source = self._config.model.sources["document_encoder"]
-        known = 0 if workdir.exists(source) else pretrained.described(source).longest
+        known = pretrained.described(source).longest
         tokenizer = self._job.prepared.retriever_tokenizer
 
         def measure(titles: Sequence[str], texts: Sequence[str]) -> list[int]:
