@@ -43,7 +43,7 @@ from rag_jax.training.fine_tuning import rag_stage
 from rag_jax.training.job import Job
 from rag_jax.training.log import print_table
 from rag_jax.training.loop import run_stage
-from rag_jax.training.sources import RagSource, ask_by_vector
+from rag_jax.training.sources import RagSource, asker
 
 SKIPPED = 5  # steps
 SEARCH, STEP = "search", "step"
@@ -153,8 +153,8 @@ def timed_training(job: Job, index: PassageIndex, staleness: int, trace: pathlib
     clock, config = Clock(), job.config
     find = clock.search(functools.partial(search, index, k=config.retrieval.k))
     questions = job.tokens("train")
-    retriever = Retriever(index, ask_by_vector(
-        jit_embed(job.model), questions, job.mesh, config.data.max_source_length), find)
+    retriever = Retriever(index, asker(
+        job.model, jit_embed(job.model), questions, job.mesh, config.data.max_source_length), find)
     batcher = RagBatcher(questions, config.data.max_source_length, job.model.embedding_width)
     source = RagSource(batcher, retriever, config.train.batch_size, config.seed, staleness,
                        job.mesh)

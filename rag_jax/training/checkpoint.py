@@ -52,7 +52,7 @@ class CheckpointMismatch(CheckpointError):
     """A sound checkpoint does not fit the model or optimiser that asks for it."""
 
 
-class Checkpointer:
+class Checkpointer(contextlib.AbstractContextManager):
     """Saves and restores (params, opt_state, meta) by step, keeping the latest and the best.
 
     Every method is called by all processes alike; the directory is shared between them.
@@ -92,9 +92,6 @@ class Checkpointer:
             self.directory.mkdir(parents=True, exist_ok=True)
             self._remove(self.directory.glob("*.orbax-checkpoint-tmp*"))
         self._survey()
-
-    def __enter__(self) -> "Checkpointer":
-        return self
 
     def __exit__(self, *exc_info) -> None:
         self.close()
@@ -342,23 +339,13 @@ class Checkpointer:
         Raises:
           CheckpointError: the step is absent or damaged.
         """
-        content = self._read_content(step)
-
-        device = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
-
-        def read() -> None:
-            stored = self._orbax.metadata(self._folder(step)).item_metadata
-            for item, kind in _KINDS.items():  # one after the other, to hold one at a time
-                target = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(
-                    leaf.shape, leaf.dtype, sharding=device), stored[item])
-                tree_record.verify(kind, content[item], self._read(step, {item: target})[item])
-
-        self._report_damage(step, read)
-
-    def _read(self, step: int, targets: dict[str, PyTree]) -> Any:
-        """The arrays of some items of a step, onto trees of jax.ShapeDtypeStruct."""
-        return self._orbax.restore(self._folder(step), args=self._args.Composite(
-            **{item: self._args.StandardRestore(target) for item, target in targets.items()}))
+        self._read_content(step)
+        stored = self._report_damage(
+            step, lambda: self._orbax.metadata(self._folder(step)).item_metadata)
+        for item in _KINDS:  # one after the other, to hold one at a time
+            tree = jax.tree.map(
+                lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), stored[item])
+            self._restore(step, {item: tree}, compare_dtypes=True)
 
     def _restore(self, step: int, trees: dict[str, PyTree], compare_dtypes: bool
                 ) -> tuple[dict[str, PyTree], dict[str, Any]]:
@@ -377,14 +364,15 @@ class Checkpointer:
                 f"Checkpoint step {step} in {self.directory} was saved by another configuration:\n"
                 + "\n".join("  " + line for line in differences)
             )
-        targets = {item: tree_record.restore_targets(content[item], tree)
-                   for item, tree in trees.items()}
-        restored = self._report_damage(step, lambda: self._read(step, targets))
+        targets = {item: self._args.StandardRestore(tree_record.restore_targets(
+            content[item], tree)) for item, tree in trees.items()}
+        restored = self._report_damage(step, lambda: self._orbax.restore(
+            self._folder(step), args=self._args.Composite(**targets)))
 
         def verify() -> None:
             for item in trees:
                 tree_record.verify(_KINDS[item], content[item], restored[item])
-            if bad := tree_record.non_finite(restored["params"]):
+            if bad := tree_record.non_finite(restored.get("params")):
                 more = f" and {len(bad) - 1} more" if len(bad) > 1 else ""
                 raise ValueError(f"parameter {bad[0]}{more} holds NaN or infinite values")
 

@@ -17,7 +17,7 @@ from rag_jax.training.collapse import CollapseGuard
 from rag_jax.training.job import Index, Job
 from rag_jax.training.loop import BatchSource, Stage, run_stage
 from rag_jax.training.reranker import reranked
-from rag_jax.training.sources import RagSource, ask_by_both, ask_by_vector, ask_by_words
+from rag_jax.training.sources import RagSource, asker
 from rag_jax.training.stages import build_stage
 
 
@@ -102,10 +102,7 @@ def _rag_source(job: Job, index: Index) -> tuple[
     model, lengths = job.model, config.data.length_step
     batcher = RagBatcher(questions, lengths, model.embedding_width, model.null_document != "none",
                          packed=model.packs)
-    ask = ask_by_words(questions) if model.lexical else ask_by_vector(
-        jit_embed(model), questions, job.mesh, lengths)
-    if model.asks_with_texts:
-        ask = ask_by_both(ask, questions, model)
+    ask = asker(model, jit_embed(model), questions, job.mesh, lengths)
     retriever = Retriever(index, ask, functools.partial(search, index, k=k)) if k else None
     source = RagSource(batcher, retriever, batch_size, config.seed, config.retrieval.staleness,
                        job.mesh)

@@ -16,33 +16,30 @@ from rag_jax.data.text import halved
 from rag_jax.models import rag
 from rag_jax.retrieval.hybrid import asked
 from rag_jax.retrieval.retriever import Ask, Retriever
+from rag_jax.training.loop import BatchSource
 
 
-def ask_by_vector(embed: Callable[[Any, Any, Any], Any], questions: QuestionTokens, mesh: Mesh,
-                  length_step: int) -> Ask:
-    """Queries are embeddings by the query encoder, on the devices.
+def asker(model: rag.RagModel, embed: Callable[[Any, Any, Any], Any], questions: QuestionTokens,
+          mesh: Mesh, length_step: int) -> Ask:
+    """What makes the queries of an index: the questions as they were asked, for one of words; else
+    their embeddings, on the devices; or both, with the weight of their words.
 
-    Questions are padded as in the batch that they are for, see `QuestionTokens.batch`.
+    Questions are padded as in the batch that they are for, see `QuestionTokens.batch`. Embeddings
+    that come with texts have the length that makes inner products logits.
     """
-
     def ask(params: Any, rows: np.ndarray) -> Any:
-        asked = halved(questions.ids[rows], questions.mask[rows], length_step)
-        return embed(params["query_encoder"], *parallel.put_batch(asked, mesh))
+        texts = questions.texts[rows]
+        if model.lexical:
+            return texts
+        inputs = halved(questions.ids[rows], questions.mask[rows], length_step)
+        encoder = params["query_encoder"]
+        vectors = embed(encoder, *parallel.put_batch(inputs, mesh))
+        if not model.asks_with_texts:
+            return vectors
+        return _Both(vectors, rag.query_scale(model, encoder), texts,
+                     rag.word_weight(model, params))
 
     return ask
-
-
-def ask_by_words(questions: QuestionTokens) -> Ask:
-    """Queries are the questions as they were asked."""
-    return lambda params, rows: questions.texts[rows]
-
-
-def ask_by_both(by_vector: Ask, questions: QuestionTokens, model: rag.RagModel) -> Ask:
-    """Queries are embeddings, of the length that makes inner products logits, with the questions
-    and the weight of their words."""
-    return lambda params, rows: _Both(
-        by_vector(params, rows), rag.query_scale(model, params["query_encoder"]),
-        questions.texts[rows], rag.word_weight(model, params))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,8 +57,8 @@ class _Both:
                      self.weight)
 
 
-class RagSource:
-    """A `BatchSource`: the batch of step t, its passages retrieved at step t - staleness.
+class RagSource(BatchSource):
+    """The batch of step t, its passages retrieved at step t - staleness.
 
     With staleness 0 the passages of every batch are retrieved with the parameters that train on
     it, and the device waits for the search. With staleness s, `begin` embeds the questions of

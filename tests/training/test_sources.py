@@ -1,5 +1,7 @@
 """RAG batches: whose parameters retrieved them, and that an interruption does not change them."""
 
+import types
+
 import jax
 import numpy as np
 import pytest
@@ -7,7 +9,7 @@ import pytest
 from rag_jax import parallel
 from rag_jax.config import ConfigError, MeshConfig
 from rag_jax.data import order
-from rag_jax.training.sources import RagSource, ask_by_vector, ask_by_words
+from rag_jax.training.sources import RagSource, asker
 
 QUESTIONS, BATCH, SEED = 20, 8, 5
 
@@ -162,8 +164,12 @@ def test_a_query_encoder_is_asked_by_tokens_on_the_devices_and_bm25_by_words():
         return params, np.asarray(ids), np.asarray(mask)
 
     rows = np.array([3, 0, 7, 7, 1, 2, 5, 4])
-    asked = ask_by_vector(embed, Questions(), parallel.make_mesh(MeshConfig()), 8)(
-        params(9), rows)
+    def ask(lexical):
+        model = types.SimpleNamespace(lexical=lexical, asks_with_texts=False)
+        return asker(model, embed, Questions(), parallel.make_mesh(MeshConfig()), 8)(
+            params(9), rows)
+
+    asked = ask(lexical=False)
     assert asked[0] == 9
     assert (asked[1] == Questions.ids[rows]).all() and (asked[2] == Questions.mask[rows]).all()
-    assert ask_by_words(Questions())(None, rows).tolist() == [f"question {row}" for row in rows]
+    assert ask(lexical=True).tolist() == [f"question {row}" for row in rows]
