@@ -37,13 +37,12 @@ from rag_jax.retrieval.build import build_index
 from rag_jax.retrieval.index import PassageIndex
 from rag_jax.retrieval.passages import write_store
 from rag_jax.retrieval.protocol import Passage
-from rag_jax.retrieval.retriever import Retriever
 from rag_jax.retrieval.shards import PassageEmbedder
 from rag_jax.training.fine_tuning import rag_stage
 from rag_jax.training.job import Job
 from rag_jax.training.log import print_table
 from rag_jax.training.loop import run_stage
-from rag_jax.training.sources import RagSource, asker
+from rag_jax.training.sources import RagSource, finder
 
 SKIPPED = 5  # steps
 SEARCH, STEP = "search", "step"
@@ -153,10 +152,10 @@ def timed_training(job: Job, index: PassageIndex, staleness: int, trace: pathlib
     clock, config = Clock(), job.config
     find = clock.search(functools.partial(search, index, k=config.retrieval.k))
     questions = job.tokens("train")
-    retriever = Retriever(index, asker(
-        job.model, jit_embed(job.model), questions, job.mesh, config.data.max_source_length), find)
+    begin = finder(job.model, jit_embed(job.model), find, questions, job.mesh,
+                   config.data.max_source_length)
     batcher = RagBatcher(questions, config.data.max_source_length, job.model.embedding_width)
-    source = RagSource(batcher, retriever, config.train.batch_size, config.seed, staleness,
+    source = RagSource(batcher, index, begin, config.train.batch_size, config.seed, staleness,
                        job.mesh)
     stage = rag_stage(job, f"staleness_{staleness}", source, None, meta={})
     options = jax.profiler.ProfileOptions()

@@ -10,14 +10,13 @@ from rag_jax.data.batches import RagBatcher
 from rag_jax.evaluation import evaluate
 from rag_jax.models import rag
 from rag_jax.models.layers import unstack_layers
-from rag_jax.retrieval.retriever import Retriever
 from rag_jax.training import on_device, step
 from rag_jax.training.answer_settings import make_answerer
 from rag_jax.training.collapse import CollapseGuard
 from rag_jax.training.job import Index, Job
 from rag_jax.training.loop import BatchSource, Stage, run_stage
 from rag_jax.training.reranker import reranked
-from rag_jax.training.sources import RagSource, asker
+from rag_jax.training.sources import RagSource, finder
 from rag_jax.training.stages import build_stage
 
 
@@ -102,8 +101,8 @@ def _rag_source(job: Job, index: Index) -> tuple[
     model, lengths = job.model, config.data.length_step
     batcher = RagBatcher(questions, lengths, model.embedding_width, model.null_document != "none",
                          packed=model.packs)
-    ask = asker(model, jit_embed(model), questions, job.mesh, lengths)
-    retriever = Retriever(index, ask, functools.partial(search, index, k=k)) if k else None
-    source = RagSource(batcher, retriever, batch_size, config.seed, config.retrieval.staleness,
-                       job.mesh)
+    find = finder(model, jit_embed(model), functools.partial(search, index, k=k), questions,
+                  job.mesh, lengths)
+    source = RagSource(batcher, index if k else None, find, batch_size, config.seed,
+                       config.retrieval.staleness, job.mesh)
     return source, None, None

@@ -1,6 +1,5 @@
 """Batches for RAG fine-tuning: questions, retrieved with the current query encoder."""
 
-import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -10,51 +9,40 @@ from jax.sharding import Mesh
 
 from rag_jax import parallel
 from rag_jax.data import order
-from rag_jax.data.batches import RagBatcher
+from rag_jax.data.batches import RagBatcher, Searchable
 from rag_jax.data.questions import QuestionTokens
 from rag_jax.data.text import halved
 from rag_jax.models import rag
 from rag_jax.retrieval.hybrid import asked
-from rag_jax.retrieval.retriever import Ask, Retriever
 from rag_jax.training.loop import BatchSource
 
+Search = Callable[[np.ndarray], np.ndarray]  # queries -> rows int32[B, K] of an index
+# (parameters, rows of questions) -> what waits for their queries, searches, and gives its rows.
+Find = Callable[[Any, np.ndarray], Callable[[], np.ndarray]]
 
-def asker(model: rag.RagModel, embed: Callable[[Any, Any, Any], Any], questions: QuestionTokens,
-          mesh: Mesh, length_step: int) -> Ask:
-    """What makes the queries of an index: the questions as they were asked, for one of words; else
-    their embeddings, on the devices; or both, with the weight of their words.
 
-    Questions are padded as in the batch that they are for, see `QuestionTokens.batch`. Embeddings
-    that come with texts have the length that makes inner products logits.
+def finder(model: rag.RagModel, embed: Callable[[Any, Any, Any], Any], search: Search,
+           questions: QuestionTokens, mesh: Mesh, length_step: int) -> Find:
+    """What finds passages of questions: the query encoder begins at once, on the devices.
+
+    An index of words is asked with the questions as they are; one that asks for both, with
+    embeddings of the length that makes inner products logits, the questions, and the weight of
+    their words. Questions are padded as in the batch that they are for, see
+    `QuestionTokens.batch`.
     """
-    def ask(params: Any, rows: np.ndarray) -> Any:
+    def find(params: Any, rows: np.ndarray) -> Callable[[], np.ndarray]:
         texts = questions.texts[rows]
         if model.lexical:
-            return texts
+            return lambda: search(texts)
         inputs = halved(questions.ids[rows], questions.mask[rows], length_step)
         encoder = params["query_encoder"]
         vectors = embed(encoder, *parallel.put_batch(inputs, mesh))
         if not model.asks_with_texts:
-            return vectors
-        return _Both(vectors, rag.query_scale(model, encoder), texts,
-                     rag.word_weight(model, params))
+            return lambda: search(np.asarray(vectors))
+        scale, weight = rag.query_scale(model, encoder), rag.word_weight(model, params)
+        return lambda: search(asked(np.asarray(vectors) * np.float32(scale), texts, weight))
 
-    return ask
-
-
-@dataclasses.dataclass(frozen=True)
-class _Both:
-    """Queries of a hybrid index that become an array, `hybrid.asked`, when they are searched for:
-    the embeddings may still be on their way."""
-
-    vectors: Any
-    scale: Any
-    texts: np.ndarray
-    weight: Any
-
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
-        return asked(np.asarray(self.vectors) * np.float32(self.scale), self.texts,
-                     self.weight)
+    return find
 
 
 class RagSource(BatchSource):
@@ -68,16 +56,17 @@ class RagSource(BatchSource):
 
     Args:
       batcher: assembles batches.
-      retriever: None = closed book.
+      index: what is searched; None = closed book.
+      find: searches it.
       batch_size, seed: of the batch order.
       staleness: s.
       mesh: where batches go.
     """
 
-    def __init__(self, batcher: RagBatcher, retriever: Retriever | None, batch_size: int,
+    def __init__(self, batcher: RagBatcher, index: Searchable | None, find: Find, batch_size: int,
                  seed: int, staleness: int, mesh: Mesh):
-        self.lookahead = staleness if retriever is not None else 0
-        self._batcher, self._retriever = batcher, retriever
+        self.lookahead = staleness if index is not None else 0
+        self._batcher, self._index, self._find = batcher, index, find
         self._batch_size, self._seed, self._mesh = batch_size, seed, mesh
         self._begun: dict[int, Callable[[], np.ndarray]] = {}
 
@@ -85,18 +74,15 @@ class RagSource(BatchSource):
         return order.batch_indices(len(self._batcher.questions), self._batch_size, self._seed, step)
 
     def begin(self, step: int, params: Any) -> None:
-        if self._retriever is None:
-            return
-        queries = self._retriever.begin(params, self._rows(step))
-        self._begun[step] = lambda: self._retriever.finish(queries)
+        if self._index is not None:
+            self._begun[step] = self._find(params, self._rows(step))
 
     def finish(self, step: int) -> jax.Array:
-        retrieved = self._begun.pop(step)() if self._retriever is not None else None
-        index = self._retriever.index if self._retriever is not None else None
+        retrieved = self._begun.pop(step)() if self._index is not None else None
         rng = order.generator(self._seed, 4, step)
         rows = self._rows(step)
         own = parallel.own_rows(len(rows), self._mesh)
-        return parallel.put_rows(self._batcher.batch(rows, retrieved, index, rng, own=own),
+        return parallel.put_rows(self._batcher.batch(rows, retrieved, self._index, rng, own=own),
                                  self._mesh)
 
     def pending(self) -> dict:
