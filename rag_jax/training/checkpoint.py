@@ -106,7 +106,7 @@ class Checkpointer(contextlib.AbstractContextManager):
     # Saving.
 
     def save(self, step: int, params: PyTree, opt_state: PyTree, meta: Mapping[str, Any],
-             metrics: Mapping[str, float] | None = None, wait: bool = False) -> None:
+             metrics: Mapping[str, float] | None = None) -> None:
         """Saves one step; returns once the arrays are copied, and writes in the background.
 
         Args:
@@ -116,7 +116,6 @@ class Checkpointer(contextlib.AbstractContextManager):
           meta: what else the run needs to go on; must survive JSON.
           metrics: scores of this step; must contain one of `best_metric` when any is set and
             scores are given. NaN is never the best.
-          wait: block until the checkpoint is complete on disk.
 
         Raises:
           CheckpointError: when the previous save failed in the background, or the step exists.
@@ -140,8 +139,6 @@ class Checkpointer(contextlib.AbstractContextManager):
                 meta=args.JsonSave({"crc32": _crc32(content), "content": content}),
             ))
         self._saving = True
-        if wait:
-            self.wait()
 
     def wait(self) -> None:
         """Blocks until no save is under way; raises CheckpointError if one has failed."""

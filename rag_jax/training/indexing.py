@@ -161,9 +161,8 @@ def recall_questions(job: Job) -> list[Example]:
 
 
 def edit_passages(job: Job, out: pathlib.Path, embedder: PassageEmbedder | None,
-                  add: Iterable[Passage] = (), delete: Sequence[str] = (),
-                  recall: RecallSettings = RecallSettings(),  # noqa: B008 (frozen)
-                  compact: bool | None = None) -> Index:
+                  add: Iterable[Passage], delete: Sequence[str], recall: RecallSettings,
+                  compact: bool | None) -> Index:
     """Adds passages to an index and deletes others from it; opens what is published.
 
     Args:

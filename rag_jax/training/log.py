@@ -53,14 +53,9 @@ class MetricWriter(contextlib.AbstractContextManager):
       workdir: local directory, created when absent.
       tensorboard: also write event files below `<workdir>/tensorboard`.
       active: False on every process but one, so that all of them can make the same calls.
-
-    Raises:
-      ValueError: when workdir is a bucket address; object stores cannot append.
     """
 
     def __init__(self, workdir: str | os.PathLike, *, tensorboard: bool = True, active=True):
-        if "://" in os.fspath(workdir):
-            raise ValueError(f"Metrics are appended to local files; {workdir} is no local path.")
         self._workdir = pathlib.Path(workdir)
         self._active = active
         self._tensorboard = tensorboard

@@ -1,5 +1,6 @@
 """The table at the end of a run, and report.json."""
 
+import contextlib
 import dataclasses
 import json
 import pathlib
@@ -191,10 +192,8 @@ def _versions() -> dict[str, str]:
 
     found = {"rag_jax": rag_jax.__version__, "python": platform.python_version()}
     for name in LIBRARIES:
-        try:
+        with contextlib.suppress(ModuleNotFoundError):  # scann has no wheel everywhere
             found[name] = version(name)
-        except ModuleNotFoundError:  # PackageNotFoundError: scann has no wheel everywhere
-            continue
     return found
 
 

@@ -90,7 +90,7 @@ def test_stateless_optimiser_and_special_values_round_trip(tmp_path):
     params = {"w": jnp.asarray(bits[[0, 4]].view(np.float32))}  # the others are refused
     state = (special, optax.sgd(0.1).init(params))
     with Checkpointer(tmp_path) as checkpointer:
-        checkpointer.save(1, params, state, {}, wait=True)
+        checkpointer.save(1, params, state, {})
     got_params, got_state, _ = restore(tmp_path, 1, (params, state))
     assert_same_bits(got_params, params)
     assert_same_bits(got_state, state)

@@ -215,7 +215,7 @@ def test_parameters_that_are_not_finite_are_refused_by_name(tmp_path, bad):
     """A NaN made every answer empty, and of probability 1."""
     params = {"generator": {"layer": {"bias": jnp.zeros(3), "kernel": jnp.array([0.0, bad])}}}
     with Checkpointer(tmp_path) as checkpointer:
-        checkpointer.save(1, params, {"count": jnp.zeros(())}, {}, wait=True)
+        checkpointer.save(1, params, {"count": jnp.zeros(())}, {})
         for call in (checkpointer.restore_best, lambda tree: checkpointer.restore_params(1, tree)):
             with pytest.raises(CheckpointDamaged, match="step 1 .*r/layer/kernel holds NaN"):
                 call(abstract(params))
