@@ -42,7 +42,7 @@ from rag_jax.training.fine_tuning import rag_stage
 from rag_jax.training.job import Job
 from rag_jax.training.log import print_table
 from rag_jax.training.loop import run_stage
-from rag_jax.training.sources import RagSource, Retriever, ask_by_vector
+from rag_jax.training.sources import RagSource, finder
 
 SKIPPED = 5  # steps
 SEARCH, STEP = "search", "step"
@@ -152,11 +152,10 @@ def timed_training(job: Job, index: PassageIndex, staleness: int, trace: pathlib
     clock, config = Clock(), job.config
     find = clock.search(functools.partial(search, index, k=config.retrieval.k))
     questions = job.tokens("train")
-    retriever = Retriever(index, ask_by_vector(
-        jit_embed(job.model), questions, job.mesh, config.data.max_source_length),
-        lambda queries: find(np.asarray(queries)))
+    begin = finder(job.model, jit_embed(job.model), find, questions, job.mesh,
+                   config.data.max_source_length)
     batcher = RagBatcher(questions, config.data.max_source_length, job.model.embedding_width)
-    source = RagSource(batcher, retriever, config.train.batch_size, config.seed, staleness,
+    source = RagSource(batcher, index, begin, config.train.batch_size, config.seed, staleness,
                        job.mesh)
     stage = rag_stage(job, f"staleness_{staleness}", source, None, meta={})
     options = jax.profiler.ProfileOptions()

@@ -8,7 +8,6 @@ What a run is decides its configuration: that is settled here, and nowhere else.
 """
 
 import contextlib
-import dataclasses
 import pathlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -17,23 +16,19 @@ from rag_jax import config_files, conversion, files, hosts, overrides, process, 
 from rag_jax.config import Config, ConfigError
 from rag_jax.data.tasks import load_examples
 from rag_jax.documents import workdir as documents
-from rag_jax.models.layers import unstack_layers
 from rag_jax.models.rag import TOWERS
-from rag_jax.retrieval.bm25 import Bm25Settings, build_bm25
 from rag_jax.retrieval.protocol import Passage
 from rag_jax.retrieval.publish import publishing
 from rag_jax.training import indexing, pretrained
 from rag_jax.training import run as training
 from rag_jax.training import workdir as workdirs
-from rag_jax.training.ingested import job_as_they_are, open_ingested
+from rag_jax.training.ingested import as_they_are, job_as_they_are, open_ingested
 from rag_jax.training.job import Index, Job, fingerprint
 from rag_jax.training.opened import (
     Path,
     Rag,
     changed,
     check_classes,
-    check_tokens,
-    check_vectors,
     check_weight,
     open_index,
     placed,
@@ -157,13 +152,7 @@ def _as_they_are(config: Config, named: Config, path: pathlib.Path, index: Path,
       towers: of model.TOWERS.
     """
     job = job_as_they_are(config, named, path)
-    opened = open_index(job, config.runs[0], str(index))
-    check_tokens(opened, job.prepared)
-    params = pretrained.load(dataclasses.replace(job, config=named), towers, answers=True)
-    rag = Rag(job, config.runs[0], unstack_layers(params), opened)
-    if "document_encoder" in towers:
-        check_vectors(rag)
-    return dataclasses.replace(rag, index=placed(job, opened))
+    return as_they_are(job, named, towers, open_index(job, config.runs[0], str(index)))
 
 
 def train(config: Config | str, workdir: Path,
@@ -262,8 +251,7 @@ def _build(job: Job, trained: pathlib.Path | None, passages: str, out: pathlib.P
         job = indexing.job_of_file(job, out.name, passages, job.config.data.chunk_words, staging)
         if job.model.lexical:
             store = job.prepared.memories[out.name]
-            settings = Bm25Settings.of_config(job.config.retrieval)
-            return hosts.first(lambda: build_bm25(store, out, overwrite, settings))
+            return indexing.index_store_words(job, store, out, overwrite)
         params = (pretrained.load(job, pretrained.ENCODERS) if trained is None
                   else pretrained.restore_run(trained, job.model, job.mesh)[0])
         return indexing.index_stores(job, params, out.parent, overwrite, asked)[out.name]

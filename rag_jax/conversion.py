@@ -82,7 +82,7 @@ def _import(source: str, out: pathlib.Path) -> str:
         for tower, params in checkpoint.params.items():
             stored = "query_encoder" if tower == pretrained.PLAIN else tower
             with Checkpointer(temporary / tower) as checkpointer:
-                checkpointer.save(0, {stored: params}, NO_OPTIMISER, meta, wait=True)
+                checkpointer.save(0, {stored: params}, NO_OPTIMISER, meta)
         for tower, folder in checkpoint.tokenizers.items():
             Tokenizer.load(folder).save(temporary / "data" / TOKENIZERS[tower])
         if checkpoint.tokenizers:

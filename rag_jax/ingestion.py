@@ -319,8 +319,8 @@ class Reading:
 
     def _stored(self, name: str, index: IndexFolder | None) -> Iterator[tuple[Passage, Citation]]:
         self.files[name] = self._kept[name]
-        for passage_id in _ids(name, self._kept[name]) if index else ():
-            row = index.passages.row_of(passage_id)
+        for known in _ids(name, self._kept[name]) if index else ():
+            row = index.passages.row_of(known)
             yield index.passages[row], index.passages.source(row)
 
     def _divided(self, name: str, answer: Document | Unreadable, window: Window | None

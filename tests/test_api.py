@@ -21,6 +21,7 @@ from rag_jax.retrieval.index import PassageIndex
 from rag_jax.retrieval.protocol import Passage, RetrievalError
 from rag_jax.training import opened, pretrained, workdir
 from rag_jax.training.job import Job
+from rag_jax.training.opened import check_tokens
 
 QUESTIONS = ["Who is the President of Peru?", "What is the capital of Japan?"]
 IMPORTS = """
@@ -67,7 +68,8 @@ def path(tmp_path, monkeypatch):
     monkeypatch.setattr(api.training, "open_job", open_job)
     monkeypatch.setattr(pretrained, "load_params", lambda job, run, step: (
         f"parameters of {run}", {"encoder_fingerprint": "f"}))
-    monkeypatch.setattr(opened.PassageIndex, "open", lambda folder, *_, **__: Opened(folder.name))
+    monkeypatch.setattr(opened.indexing.PassageIndex, "open",
+                        lambda folder, *_, **__: Opened(folder.name))
     monkeypatch.setattr(opened.on_device, "open_index", lambda *given: given[-1])
     return tmp_path
 
@@ -315,4 +317,4 @@ def test_a_checkpoint_of_hugging_face_answers_without_a_workdir(rag, uninterrupt
         rag_jax.load(folder / "document_encoder", index=index)
     with pytest.raises(ConfigError, match="not in the tokens of this generator"):
         opened.job.prepared.format.tokenizer = opened.job.prepared.retriever_tokenizer
-        api.check_tokens(opened.index, opened.job.prepared)
+        check_tokens(opened.index, opened.job.prepared)

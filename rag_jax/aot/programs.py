@@ -87,7 +87,8 @@ def undivided(config: Config, mesh: Mesh) -> list[str]:
 
 
 def programs(config: Config, mesh: Mesh, hosts: int = 1, passages: int = 0,
-             kinds: Sequence[str] = KINDS, source_tokens: int = 0) -> Iterator[Program]:
+             kinds: Sequence[str] = KINDS, source_tokens: int = 0,
+             policies: Sequence[str] = ()) -> Iterator[Program]:
     """The programs of `kinds`, those of training and answering for every one of config.runs.
 
     Args:
@@ -99,10 +100,17 @@ def programs(config: Config, mesh: Mesh, hosts: int = 1, passages: int = 0,
         training batch which has most, of which one input at least is of the longest; the inputs are
         packed as `RagBatcher` packs them. 0 = all inputs are of the longest, the most that
         training can meet.
+      policies: of recomputation, with each of which training is compiled; the name of the program
+        ends with it. () = the configuration's.
 
     Raises:
       ConfigError: what cannot be compiled.
     """
+    if unknown := set(policies) - {"none", *REMAT_POLICIES}:
+        raise ConfigError(f"--remat={','.join(policies)}: no {', '.join(sorted(unknown))}; there "
+                          "are none, dots, narrow, full")
+    changes = {POLICY + policy: {"model.retriever.remat": policy, "model.generator.remat": policy}
+               for policy in policies} or {"": {}}
     job, tables = job_of(config, mesh), None
     on_devices = config.retrieval.where == "device"
     passages = passages or (config.retrieval.capacity if on_devices else 0)
@@ -118,26 +126,12 @@ def programs(config: Config, mesh: Mesh, hosts: int = 1, passages: int = 0,
     for run in config.runs:
         run_job = job.of_run(run)
         if "train" in kinds:
-            yield _train(run_job, run, tables, source_tokens)
+            for suffix, changed in changes.items():
+                changed_job = dataclasses.replace(run_job, config=replace(run_job.config, changed))
+                program = _train(changed_job, run, tables, source_tokens)
+                yield program._replace(name=program.name + suffix)
         answering = _answering(run_job, run) if {"evaluate", "decode"} & set(kinds) else ()
         yield from (program for program in answering if program.name.split()[0] in kinds)
-
-
-def with_policies(config: Config, remat: str | None, *, kinds: Sequence[str], **settings: Any
-                  ) -> Iterator[Program]:
-    """`programs`, but training with each policy of a list such as "none,dots", where there is one;
-    their names end with it."""
-    policies = remat.split(",") if remat else ()
-    if unknown := set(policies) - {"none", *REMAT_POLICIES}:
-        raise ConfigError(f"--remat={remat}: no {', '.join(sorted(unknown))}; there are none, "
-                          "dots, narrow, full")
-    once = [kind for kind in kinds if kind != "train" or not policies]
-    yield from programs(config, kinds=once, **settings)
-    for policy in policies if "train" in kinds else ():
-        changed = replace(config, {f"model.{tower}.remat": policy
-                                   for tower in ("retriever", "generator")})
-        for program in programs(changed, kinds=["train"], **settings):
-            yield program._replace(name=program.name + POLICY + policy)
 
 
 def _train(job: Job, run: str, tables: DeviceTables | None, source_tokens: int) -> Program:

@@ -52,9 +52,9 @@ def main(argv: list[str] | None = None) -> str | None:
     for line in programs.undivided(config, mesh):
         print(line, flush=True)
     needs = []
-    for program in programs.with_policies(config, options.remat, mesh=mesh, hosts=hosts,
-                                          passages=options.passages, kinds=kinds,
-                                          source_tokens=options.source_tokens):
+    for program in programs.programs(
+            config, mesh, hosts, options.passages, kinds, options.source_tokens,
+            options.remat.split(",") if options.remat else ()):
         needs.append(report.measure(program, len(devices)))
         print(f"compiled {program.name} in {needs[-1].secs:.0f} s", flush=True)
     print("\n" + report.tables(needs, chip, memory))

@@ -243,7 +243,8 @@ def _target_log_probs(model: RagModel, params: Params, ids: jax.Array, mask: jax
 
 def seq2seq_log_probs(model: RagModel, params: Params, source_ids: jax.Array,
                       source_mask: jax.Array, target_ids: jax.Array,
-                      dropout_key: jax.Array | None = None, **packed: jax.Array | None) -> jax.Array:
+                      dropout_key: jax.Array | None = None, **packed: jax.Array | None
+                      ) -> jax.Array:
     """log p(y_t | source, y_<t) of one generator, float32[R, T].
 
     packed: `places` of the sources and `target_places`, as for `Generator.states`, or None.
@@ -337,8 +338,8 @@ def _of_documents(places: jax.Array, targets: int, length: int, documents: int) 
     """Places int32[G, N * K] of the targets of K documents a question, question-major, from those
     int32[G, N] of so many targets in each group, of T tokens."""
     target, token = places[..., None] // length, places[..., None] % length
-    every = (target * documents + jnp.arange(documents)[None, None]) * length + token  # -> [G, N, K]
-    none = targets * documents * length
+    document = target * documents + jnp.arange(documents)[None, None]  # -> [G, N, K]
+    every, none = document * length + token, targets * documents * length
     return jnp.sort(jnp.minimum(every, none).reshape(len(places), -1), axis=1)
 
 

@@ -14,12 +14,13 @@ Random keys are not stored: every key in this project is a function of (seed, st
 """
 
 import contextlib
+import glob
 import json
 import os
 import pathlib
 import sys
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -51,15 +52,18 @@ class CheckpointMismatch(CheckpointError):
     """A sound checkpoint does not fit the model or optimiser that asks for it."""
 
 
-class Checkpointer:
+class Checkpointer(contextlib.AbstractContextManager):
     """Saves and restores (params, opt_state, meta) by step, keeping the latest and the best.
 
     Every method is called by all processes alike; the directory is shared between them.
 
+    Orbax's CheckpointManager is not used: damage to one step keeps it from opening any, and it
+    counts an empty directory with a high number as the latest step.
+
     Args:
-      directory: where the steps lie, a local path (made absolute) or `gs://...`.
+      directory: where the steps lie.
       keep: how many of the latest steps stay on disk, at least 1. The best step by `best_metric`
-        stays besides.
+        stays besides. Older ones go when a later one is complete.
       best_metric: names of the metric, higher is better, by which the best step is chosen: of
         each step's scores, the first that is there. () keeps the latest steps only.
       read_only: for readers of a directory in which a training run may be writing: creates
@@ -72,54 +76,37 @@ class Checkpointer:
     def __init__(self, directory: str | os.PathLike, *, keep: int = 2,
                  best_metric: Sequence[str] = (), read_only: bool = False):
         import orbax.checkpoint as ocp
-        from etils import epath
 
         if keep < 1:
             raise ValueError(f"keep={keep} would leave no checkpoint; use keep=1 or more.")
-        directory = os.fspath(directory)
-        if "://" not in directory:
-            directory = os.path.abspath(directory)  # Orbax refuses relative paths, when it saves
-        self.directory = epath.Path(directory)
-        self._local = None if "://" in directory else pathlib.Path(directory)
-        self._read_only = read_only
-        self._ranking = Ranking(keep, best_metric, self._is_complete)
-        options = ocp.CheckpointManagerOptions(
-            preservation_policy=self._ranking,
-            cleanup_tmp_directories=not read_only,
-            create=not read_only,
-            # By a rename: half a checkpoint would read as a damaged one.
-            todelete_subdir=".dropped.rag_jax-work/content" if self._local else None,
-        )
-        self._ocp = ocp
-        self._manager = (
-            ocp.CheckpointManager(directory, item_names=_ITEMS, options=options)
-            if self.directory.exists() or not read_only
-            else None  # a reader came before the first save
-        )
+        self.directory = pathlib.Path(directory).absolute()  # Orbax refuses relative paths
+        self._keep, self._read_only = keep, read_only
+        self._ranking = Ranking(best_metric)
+        self._args = ocp.args
+        self._orbax = ocp.AsyncCheckpointer(ocp.CompositeCheckpointHandler(
+            params=ocp.StandardCheckpointHandler(), opt_state=ocp.StandardCheckpointHandler(),
+            meta=ocp.JsonCheckpointHandler()))
+        self._saving = False  # and nobody has waited for it yet
         self._damage: dict[int, CheckpointDamaged] = {}  # of a reader; a writer sets them aside
-        self._remove_dropped()
+        if not read_only:
+            self.directory.mkdir(parents=True, exist_ok=True)
+            self._remove(self.directory.glob("*.orbax-checkpoint-tmp*"))
         self._survey()
-
-    def __enter__(self) -> "Checkpointer":
-        return self
 
     def __exit__(self, *exc_info) -> None:
         self.close()
 
     def close(self) -> None:
         """Waits for the save under way and releases the background threads."""
-        if self._manager is None:
-            return
         try:
             self.wait()
-            self._remove_dropped(closing=True)
         finally:
-            self._manager.close()
+            self._orbax.close()
 
     # Saving.
 
     def save(self, step: int, params: PyTree, opt_state: PyTree, meta: Mapping[str, Any],
-             metrics: Mapping[str, float] | None = None, wait: bool = False) -> None:
+             metrics: Mapping[str, float] | None = None) -> None:
         """Saves one step; returns once the arrays are copied, and writes in the background.
 
         Args:
@@ -129,78 +116,56 @@ class Checkpointer:
           meta: what else the run needs to go on; must survive JSON.
           metrics: scores of this step; must contain one of `best_metric` when any is set and
             scores are given. NaN is never the best.
-          wait: block until the checkpoint is complete on disk.
 
         Raises:
           CheckpointError: when the previous save failed in the background, or the step exists.
           ValueError: when `meta` is no JSON, a leaf is no array, or `best_metric` is absent.
         """
-        self._require_writable()
-        content = _content(step, params, opt_state, meta, metrics)
-        self._ranking.note(step, content["metrics"])
-        self.wait()
-        self._remove_dropped()
-        if step in self._manager.all_steps():
-            if not self._is_empty(step):
-                raise CheckpointError(
-                    f"Checkpoint step {step} exists already in {self.directory}. To go on from an "
-                    "earlier step, drop the later ones first (discard_after)."
-                )
-            self._manager.delete(step)  # an empty directory of that name
-        save = self._ocp.args
-        with self._report_failed_save(OSError):
-            self._manager.save(
-                step,
-                args=save.Composite(
-                    params=save.StandardSave(params),
-                    opt_state=save.StandardSave(opt_state),
-                    meta=save.JsonSave({"crc32": _crc32(content), "content": content}),
-                ),
-                force=True,  # else a step below the highest there is is skipped without a word
-            )
-        if wait:
-            self.wait()
-
-    def wait(self) -> None:
-        """Blocks until no save is under way; raises CheckpointError if one has failed."""
-        if self._manager is not None:
-            with self._report_failed_save(Exception):
-                self._manager.wait_until_finished()
-                self._manager.check_for_errors()
-
-    def discard_after(self, step: int) -> None:
-        """Deletes every checkpoint beyond `step`: a run resumed from there writes them anew."""
-        self._require_writable()
-        self.wait()
-        for later in list(self._manager.all_steps()):
-            if later > step:
-                self._manager.delete(later)
-                self._ranking.scores.pop(later, None)
-        self._remove_dropped()
-
-    def _remove_dropped(self, closing: bool = False) -> None:
-        """Removes the steps that have given way to later ones, and makes room for the next."""
-        if not self._read_only and self._local is not None and hosts.leads():
-            files.discard_folder(files.begin_folder(self._local / "dropped", "dropped"))
-            if not closing:
-                files.begin_folder(self._local / "dropped", "dropped")
-
-    def _set_aside(self, step: int, damage: CheckpointDamaged) -> None:
-        """Renames a damaged step to damaged-STEP, where it is no step any more, and says so."""
-        if self._local is None:
-            raise damage
-        if hosts.leads():
-            kept = files.set_aside(self._local / str(step), "damaged")
-            _warn(f"{damage} It is kept as {kept}.")
-        hosts.wait()
-        self._ranking.scores.pop(step, None)
-        self._manager.reload()
-
-    def _require_writable(self) -> None:
         if self._read_only:
             raise CheckpointError(
                 f"{self.directory} was opened read-only; nothing can change there."
             )
+        content = _content(step, params, opt_state, meta, metrics)
+        self._ranking.note(step, content["metrics"])
+        self.wait()
+        if step in self._numbered():
+            raise CheckpointError(f"Checkpoint step {step} exists already in {self.directory}.")
+        self._remove([self._folder(step)])  # an empty directory of that name
+        args = self._args
+        with self._report_failed_save(OSError):
+            self._orbax.save(self._folder(step), args=args.Composite(
+                params=args.StandardSave(params),
+                opt_state=args.StandardSave(opt_state),
+                meta=args.JsonSave({"crc32": _crc32(content), "content": content}),
+            ))
+        self._saving = True
+
+    def wait(self) -> None:
+        """Blocks until no save is under way; raises CheckpointError if one has failed."""
+        saved, self._saving = self._saving, False
+        with self._report_failed_save(Exception):
+            self._orbax.wait_until_finished()
+        if saved:
+            steps = self.all_steps()
+            kept = {*steps[-self._keep :], self._ranking.best(steps)}
+            self._remove(self._folder(step) for step in steps if step not in kept)
+
+    def _remove(self, paths: Iterable[pathlib.Path]) -> None:
+        """Removes what is there, each as a whole: half a step would read as a damaged one.
+
+        The other processes do not wait: all take from process 0 which steps there are.
+        """
+        if hosts.leads():
+            for path in paths:
+                files.remove_folder(path)
+
+    def _set_aside(self, step: int, damage: CheckpointDamaged) -> None:
+        """Renames a damaged step to damaged-STEP, where it is no step any more, and says so."""
+        if hosts.leads():
+            kept = files.set_aside(self._folder(step), "damaged")
+            _warn(f"{damage} It is kept as {kept}.")
+        hosts.wait()
+        self._ranking.scores.pop(step, None)
 
     @contextlib.contextmanager
     def _report_failed_save(self, kind: type[Exception]) -> Iterator[None]:
@@ -216,11 +181,8 @@ class Checkpointer:
 
     def all_steps(self) -> list[int]:
         """Steps that are complete on disk, ascending; waits for a save under way."""
-        if self._manager is None:
-            return []
         self.wait()
-        self._manager.reload()
-        return sorted(step for step in self._manager.all_steps() if self._is_complete(step))
+        return [step for step in self._steps() if self._is_complete(step)]
 
     def latest_step(self) -> int | None:
         """The last complete step, or None."""
@@ -244,25 +206,27 @@ class Checkpointer:
                 elif self._is_there(step):
                     self._damage[step] = error
 
+    def _folder(self, step: int) -> pathlib.Path:
+        return self.directory / str(step)
+
+    def _steps(self) -> list[int]:
+        """Steps with anything in them, ascending, damaged ones too."""
+        # Not pathlib's glob, which raises where a step goes while it looks.
+        folders = {name.split(os.sep)[0] for name in glob.glob("*/*", root_dir=self.directory)}
+        return sorted(int(name) for name in folders if name.isdigit())
+
+    def _numbered(self) -> list[int]:
+        """`_steps`, the same for all processes."""
+        self.wait()
+        return hosts.exchange(self._steps())[0]
+
     def _is_there(self, step: int) -> bool:
         """Whether a step is there still, beside a training run that drops what it needs no more."""
         self.wait()
-        return hosts.exchange((self.directory / str(step)).exists())[0]
-
-    def _numbered(self) -> list[int]:
-        """Steps with anything in them, ascending, damaged ones too; the same for all processes."""
-        if self._manager is None:
-            return []
-        self.wait()
-        self._manager.reload()
-        there = [step for step in self._manager.all_steps() if not self._is_empty(step)]
-        return hosts.exchange(sorted(there))[0]
-
-    def _is_empty(self, step: int) -> bool:
-        return not any((self.directory / str(step)).iterdir())
+        return hosts.exchange(self._folder(step).exists())[0]
 
     def _is_complete(self, step: int, items: Sequence[str] = _ITEMS) -> bool:
-        return all((self.directory / str(step) / item).exists() for item in items)
+        return all((self._folder(step) / item).exists() for item in items)
 
     # Restoring.
 
@@ -372,28 +336,17 @@ class Checkpointer:
         Raises:
           CheckpointError: the step is absent or damaged.
         """
-        content = self._read_content(step)
-
-        device = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
-
-        def read() -> None:
-            stored = self._manager.item_metadata(step)
-            for item, kind in _KINDS.items():  # one after the other, to hold one at a time
-                target = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(
-                    leaf.shape, leaf.dtype, sharding=device), stored[item])
-                tree_record.verify(kind, content[item], self._read(step, {item: target})[item])
-
-        self._report_damage(step, read)
-
-    def _read(self, step: int, targets: dict[str, PyTree]) -> Any:
-        """The arrays of some items of a step, onto trees of jax.ShapeDtypeStruct."""
-        args = self._ocp.args
-        return self._manager.restore(step, args=args.Composite(
-            **{item: args.StandardRestore(target) for item, target in targets.items()}))
+        self._read_content(step)
+        stored = self._report_damage(
+            step, lambda: self._orbax.metadata(self._folder(step)).item_metadata)
+        for item in _KINDS:  # one after the other, to hold one at a time
+            tree = jax.tree.map(
+                lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), stored[item])
+            self._restore(step, {item: tree}, compare_dtypes=True)
 
     def _restore(self, step: int, trees: dict[str, PyTree], compare_dtypes: bool
                 ) -> tuple[dict[str, PyTree], dict[str, Any]]:
-        if self._manager is None or not self._is_there(step):
+        if not self._is_there(step):
             raise CheckpointError(
                 f"There is no checkpoint of step {step} in {self.directory}; {self._advice(step)}."
             )
@@ -408,14 +361,15 @@ class Checkpointer:
                 f"Checkpoint step {step} in {self.directory} was saved by another configuration:\n"
                 + "\n".join("  " + line for line in differences)
             )
-        targets = {item: tree_record.restore_targets(content[item], tree)
-                   for item, tree in trees.items()}
-        restored = self._report_damage(step, lambda: self._read(step, targets))
+        targets = {item: self._args.StandardRestore(tree_record.restore_targets(
+            content[item], tree)) for item, tree in trees.items()}
+        restored = self._report_damage(step, lambda: self._orbax.restore(
+            self._folder(step), args=self._args.Composite(**targets)))
 
         def verify() -> None:
             for item in trees:
                 tree_record.verify(_KINDS[item], content[item], restored[item])
-            if bad := tree_record.non_finite(restored["params"]):
+            if bad := tree_record.non_finite(restored.get("params")):
                 more = f" and {len(bad) - 1} more" if len(bad) > 1 else ""
                 raise ValueError(f"parameter {bad[0]}{more} holds NaN or infinite values")
 
@@ -429,10 +383,9 @@ class Checkpointer:
         def read() -> dict[str, Any]:
             if not self._is_complete(step, items):
                 raise FileNotFoundError(f"one of {', '.join(items)} is missing")
-            if "://" not in os.fspath(self.directory):
-                refuse_links(pathlib.Path(self.directory) / str(step))
-            args = self._ocp.args
-            stored = self._manager.restore(step, args=args.Composite(meta=args.JsonRestore())).meta
+            refuse_links(self._folder(step))
+            stored = self._orbax.restore(self._folder(step), args=self._args.Composite(
+                meta=self._args.JsonRestore())).meta
             if stored["crc32"] != _crc32(stored["content"]):
                 raise ValueError("the bytes of its meta item have changed")
             return stored["content"]

@@ -1,9 +1,8 @@
 """RAG fine-tuning of one run: its stage, its batches, its guard against collapse."""
 
+import functools
 from collections.abc import Mapping
 from typing import Any
-
-import numpy as np
 
 from rag_jax.answering import jit_embed, search
 from rag_jax.config import Config, ConfigError
@@ -17,13 +16,7 @@ from rag_jax.training.collapse import CollapseGuard
 from rag_jax.training.job import Index, Job, groups_of
 from rag_jax.training.loop import BatchSource, Stage, run_stage
 from rag_jax.training.reranker import reranked
-from rag_jax.training.sources import (
-    RagSource,
-    Retriever,
-    ask_by_both,
-    ask_by_vector,
-    ask_by_words,
-)
+from rag_jax.training.sources import RagSource, finder
 from rag_jax.training.stages import build_stage
 
 
@@ -108,12 +101,8 @@ def _rag_source(job: Job, index: Index) -> tuple[
     model, lengths = job.model, config.data.length_step
     batcher = RagBatcher(questions, lengths, model.embedding_width, model.null_document != "none",
                          groups_of(model, job.mesh, config.train.optimizer.accumulate))
-    ask = ask_by_words(questions) if model.lexical else ask_by_vector(
-        jit_embed(model), questions, job.mesh, lengths)
-    if model.asks_with_texts:
-        ask = ask_by_both(ask, questions, model)
-    retriever = Retriever(
-        index, ask, lambda queries: search(index, np.asarray(queries), k)) if k else None
-    source = RagSource(batcher, retriever, batch_size, config.seed, config.retrieval.staleness,
-                       job.mesh)
+    find = finder(model, jit_embed(model), functools.partial(search, index, k=k), questions,
+                  job.mesh, lengths)
+    source = RagSource(batcher, index if k else None, find, batch_size, config.seed,
+                       config.retrieval.staleness, job.mesh)
     return source, None, None

@@ -5,7 +5,7 @@ import dataclasses
 import functools
 import itertools
 import pathlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -161,9 +161,8 @@ def recall_questions(job: Job) -> list[Example]:
 
 
 def edit_passages(job: Job, out: pathlib.Path, embedder: PassageEmbedder | None,
-                  add: Iterable[Passage] = (), delete: Sequence[str] = (),
-                  recall: RecallSettings = RecallSettings(),  # noqa: B008 (frozen)
-                  compact: bool | None = None) -> Index:
+                  add: Iterable[Passage], delete: Sequence[str], recall: RecallSettings,
+                  compact: bool | None) -> Index:
     """Adds passages to an index and deletes others from it; opens what is published.
 
     Args:
@@ -177,34 +176,50 @@ def edit_passages(job: Job, out: pathlib.Path, embedder: PassageEmbedder | None,
 
     def edited() -> Index:
         if hosts.leads():
-            with publishing(out):
-                staging = files.begin_folder(out / "added")
-                try:
-                    passages, store = iter(add), None
-                    some = list(itertools.islice(passages, 1))
-                    if some:
-                        store = write_passages(
-                            staging / "added", itertools.chain(some, passages), job.config,
-                            prepared.retriever_tokenizer if ENCODER_TABLE in tables else None,
-                            prepared.format if PASSAGE_TABLE in tables else None)
-                    if embedder is None:
-                        edit_words(out, store, delete)
-                    else:
-                        edit_index(out, embedder, store, delete, recall, compact)
-                finally:
-                    files.discard_folder(staging)
-        return Bm25Index.open(out) if embedder is None else PassageIndex.open(
-            out, hosts=all_hosts())
+            with _staging(out) as staging:
+                passages, store = iter(add), None
+                some = list(itertools.islice(passages, 1))
+                if some:
+                    store = write_passages(
+                        staging / "added", itertools.chain(some, passages), job.config,
+                        prepared.retriever_tokenizer if ENCODER_TABLE in tables else None,
+                        prepared.format if PASSAGE_TABLE in tables else None)
+                if embedder is None:
+                    edit_words(out, store, delete)
+                else:
+                    edit_index(out, embedder, store, delete, recall, compact)
+        return open_host_index(out, embedder is None)
 
     return hosts.first(edited)
 
 
+@contextlib.contextmanager
+def _staging(out: pathlib.Path) -> Iterator[pathlib.Path]:
+    """A folder for what goes into an index; meanwhile no other process builds there."""
+    with publishing(out):
+        staging = files.begin_folder(out / "staged")
+        try:
+            yield staging
+        finally:
+            files.discard_folder(staging)
+
+
+def open_host_index(folder: pathlib.Path, words: bool) -> PassageIndex | Bm25Index:
+    """Opens an index of embeddings, or of words, for all processes."""
+    return Bm25Index.open(folder) if words else PassageIndex.open(folder, hosts=all_hosts())
+
+
+def index_store_words(job: Job, store: PassageStore, out: pathlib.Path, overwrite: bool = False
+                      ) -> Bm25Index:
+    """Publishes the BM25 index of a passage store at `out`."""
+    settings = Bm25Settings.of_config(job.config.retrieval)
+    return hosts.first(lambda: build_bm25(store, out, overwrite, settings))
+
+
 def index_words(job: Job) -> dict[str, Bm25Index]:
     """A BM25 index of every passage store, in WORKDIR/indexes_bm25."""
-    settings = Bm25Settings.of_config(job.config.retrieval)
-    return hosts.first(lambda: {
-        name: build_bm25(store, job.workdir / WORD_INDEXES / name, settings=settings)
-        for name, store in job.prepared.memories.items()})
+    return {name: index_store_words(job, store, job.workdir / WORD_INDEXES / name)
+            for name, store in job.prepared.memories.items()}
 
 
 def with_words(job: Job, index: Index) -> Index:
@@ -223,15 +238,11 @@ def with_words(job: Job, index: Index) -> Index:
                 words = Bm25Index.open(folder)
                 if words.settings == settings:
                     return words, matching_rows(index, words)
-        if index.valid is None:
-            return build_bm25(index.passages, folder, overwrite=True, settings=settings), None
-        with publishing(folder):
-            staging = files.begin_folder(folder / "passages")
-            try:
-                store = copy_rows(staging / "store", kept_rows(index.passages, index.valid))
-                return build_bm25(store, folder, overwrite=True, settings=settings), None
-            finally:
-                files.discard_folder(staging)
+        with _staging(folder) as staging:
+            store = index.passages
+            if index.valid is not None:
+                store = copy_rows(staging / "store", kept_rows(store, index.valid))
+            return build_bm25(store, folder, overwrite=True, settings=settings), None
 
     words, rows = hosts.first(counted)
     return HybridIndex(index, words, fusion, rows)

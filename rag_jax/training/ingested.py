@@ -18,7 +18,6 @@ from rag_jax.data.text import Tokenizer, encoder_input, train_bart_tokenizer
 from rag_jax.documents.chunks import Window
 from rag_jax.documents.workdir import INDEX
 from rag_jax.models.layers import unstack_layers
-from rag_jax.retrieval.bm25 import Bm25Index, Bm25Settings, build_bm25
 from rag_jax.retrieval.build import RecallSettings
 from rag_jax.retrieval.editing import edit_index
 from rag_jax.retrieval.index import PassageIndex
@@ -26,7 +25,7 @@ from rag_jax.retrieval.kept import KeptEmbeddings
 from rag_jax.retrieval.passages import PassageStore
 from rag_jax.retrieval.protocol import Passage, RetrievalError
 from rag_jax.training import indexing, pretrained, workdir
-from rag_jax.training.job import Job, fingerprint
+from rag_jax.training.job import Index, Job, fingerprint
 from rag_jax.training.opened import (
     Rag,
     changed,
@@ -84,6 +83,23 @@ def job_of(config: Config, path: pathlib.Path) -> Job:
     return job_as_they_are(pretrained.resolve(config), config, path)
 
 
+def as_they_are(job: Job, named: Config, names: Sequence[str], index: Index) -> Rag:
+    """Opens towers as their sources have them.
+
+    Args:
+      job, named: as for `job_as_they_are`.
+      names: of the towers.
+      index: what is read, on the host.
+    """
+    if "generator" in names:
+        check_tokens(index, job.prepared)
+    params = pretrained.load(dataclasses.replace(job, config=named), names, answers=True)
+    rag = Rag(job, job.config.runs[0], unstack_layers(params), index)
+    if "document_encoder" in names:
+        check_vectors(rag)
+    return dataclasses.replace(rag, index=placed(job, index))
+
+
 class Maker:
     """Writes and indexes passages for the towers that a configuration names.
 
@@ -102,7 +118,7 @@ class Maker:
     def _window(self) -> Window:
         data, encoder = self._job.config.data, self._job.config.model.retriever
         source = self._config.model.sources["document_encoder"]
-        known = 0 if workdir.exists(source) else pretrained.described(source).longest
+        known = pretrained.described(source).longest
         tokenizer = self._job.prepared.retriever_tokenizer
 
         def measure(titles: Sequence[str], texts: Sequence[str]) -> list[int]:
@@ -124,8 +140,7 @@ class Maker:
     def index(self, store: PassageStore, out: pathlib.Path) -> None:
         """Publishes the index of a store; embeddings that the one before has are taken from it."""
         if self._job.model.lexical:
-            build_bm25(store, out, overwrite=True,
-                       settings=Bm25Settings.of_config(self._job.config.retrieval))
+            indexing.index_store_words(self._job, store, out, overwrite=True)
             return
         kept = None
         with contextlib.suppress(RetrievalError):
@@ -156,8 +171,7 @@ def open_ingested(path: pathlib.Path, run: str | None, index: str | os.PathLike 
     run = workdir.run_of(path, config, run)
     config = overrides.for_run(config, run)
     folder = path / INDEX if index is None else pathlib.Path(index)
-    opened = (Bm25Index.open(folder) if overrides.lexical(config)
-              else PassageIndex.open(folder, hosts=indexing.all_hosts()))
+    opened = indexing.open_host_index(folder, overrides.lexical(config))
     if not config.eval.k:  # of a folder of few passages, all are read
         config = overrides.replace(config, {"retrieval.k": min(config.retrieval.k, opened.size)})
     check_k(config, opened, folder)
@@ -166,9 +180,4 @@ def open_ingested(path: pathlib.Path, run: str | None, index: str | os.PathLike 
         if PASSAGE_TABLE not in opened.passages.token_tables:
             raise ConfigError(f"{folder}: was made without a generator; run rag_jax.ingest again "
                               "with the same config.model.generator.pretrained")
-        check_tokens(opened, job.prepared)
-    params = pretrained.load(job, named, answers=True)
-    rag = Rag(job, run, unstack_layers(params), opened)
-    if "document_encoder" in named:
-        check_vectors(rag)
-    return dataclasses.replace(rag, index=placed(job, indexing.with_words(job, opened)))
+    return as_they_are(job, config, named, indexing.with_words(job, opened))

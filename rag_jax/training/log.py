@@ -1,5 +1,6 @@
 """Where a run's figures go: metrics.jsonl, TensorBoard, the progress bar and the final table."""
 
+import contextlib
 import json
 import math
 import os
@@ -14,7 +15,7 @@ from rag_jax import files
 _LINE_SECS = 10.0  # longest silence of the plain progress log while steps are being made
 
 
-class MetricWriter:
+class MetricWriter(contextlib.AbstractContextManager):
     """Appends metrics to `<workdir>/metrics.jsonl` and, if wanted, to TensorBoard event files.
 
     Each write is one line, such as `{"step": 20, "train/nll": 3.1}`, handed to the system in one
@@ -52,14 +53,9 @@ class MetricWriter:
       workdir: local directory, created when absent.
       tensorboard: also write event files below `<workdir>/tensorboard`.
       active: False on every process but one, so that all of them can make the same calls.
-
-    Raises:
-      ValueError: when workdir is a bucket address; object stores cannot append.
     """
 
     def __init__(self, workdir: str | os.PathLike, *, tensorboard: bool = True, active=True):
-        if "://" in os.fspath(workdir):
-            raise ValueError(f"Metrics are appended to local files; {workdir} is no local path.")
         self._workdir = pathlib.Path(workdir)
         self._active = active
         self._tensorboard = tensorboard
@@ -71,9 +67,6 @@ class MetricWriter:
     def path(self) -> pathlib.Path:
         """The metrics.jsonl file."""
         return self._workdir / "metrics.jsonl"
-
-    def __enter__(self) -> "MetricWriter":
-        return self
 
     def __exit__(self, *exc_info) -> None:
         self.close()
@@ -104,7 +97,9 @@ class MetricWriter:
         if "step" in metrics:
             raise ValueError("'step' is the line's own field; give the metric another name.")
         values = {name: float(value) for name, value in metrics.items()}
-        record = {"step": int(step)} | {name: _finite(value) for name, value in values.items()}
+        record = {"step": int(step), **{
+            name: value if math.isfinite(value) else json.dumps(value)
+            for name, value in values.items()}}
         if self._lines is None:
             self._lines = self._open_lines()
         line = json.dumps(record, ensure_ascii=False, allow_nan=False)
@@ -142,7 +137,7 @@ class MetricWriter:
         )
 
 
-class Progress:
+class Progress(contextlib.AbstractContextManager):
     """How far a long loop is: tqdm's bar with rate and ETA on a terminal, else plain log lines.
 
     tqdm would redraw its bar in a log file with carriage returns; these lines can be searched.
@@ -185,9 +180,6 @@ class Progress:
                 file=self._stream,
                 dynamic_ncols=True,
             )
-
-    def __enter__(self) -> "Progress":
-        return self
 
     def __exit__(self, *exc_info) -> None:
         self.close()
@@ -285,12 +277,6 @@ def _step_of(line: bytes) -> int | None:
         return None
     step = record.get("step") if isinstance(record, dict) else None
     return step if isinstance(step, int) else None
-
-
-def _finite(value: float) -> float | str:
-    if math.isfinite(value):
-        return value
-    return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
 
 
 def _duration(secs: float) -> str:

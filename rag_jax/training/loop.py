@@ -10,7 +10,7 @@ import math
 import pathlib
 import time
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Protocol
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -23,7 +23,7 @@ from rag_jax.training import tree_record, workdir
 from rag_jax.training.checkpoint import BEST_METRIC, Checkpointer
 from rag_jax.training.collapse import CollapseGuard
 from rag_jax.training.log import MetricWriter, Progress
-from rag_jax.training.preemption import PreemptionGuard
+from rag_jax.training.preemption import preemption_noticed
 from rag_jax.training.profiling import Profiler
 from rag_jax.training.step import TrainState
 from rag_jax.types import Params
@@ -33,43 +33,38 @@ class TrainingError(UserError, RuntimeError):
     """Training cannot go on; the message says from which step it can be taken up."""
 
 
-class BatchSource(Protocol):
-    """Device batches by step. Warm-up stages ignore `params`; RAG retrieves with them."""
+class BatchSource:
+    """Device batches by step. Those of warm-up stages need no `params`; RAG retrieves with them.
 
-    lookahead: int  # how many steps before its use a batch is begun (retrieval staleness)
+    Attributes:
+      lookahead: how many steps before its use a batch is begun (retrieval staleness).
+    """
+
+    lookahead = 0
 
     def begin(self, step: int, params: Any) -> None:
         """Starts on the batch of `step` with the current parameters; returns without waiting."""
 
     def finish(self, step: int) -> Any:
         """The batch of `step`, placed on the mesh."""
+        raise NotImplementedError
 
     def pending(self) -> dict:
         """What was begun and not yet used, as JSON: it belongs to a checkpoint."""
+        return {}
 
     def restore(self, pending: dict) -> None:
         """The inverse of `pending`."""
 
 
-class PureSource:
+class PureSource(BatchSource):
     """A source whose batches are a function of the step alone."""
-
-    lookahead = 0
 
     def __init__(self, make: Callable[[int], Any]):
         self._make = make
 
-    def begin(self, step: int, params: Any) -> None:
-        pass
-
     def finish(self, step: int) -> Any:
         return self._make(step)
-
-    def pending(self) -> dict:
-        return {}
-
-    def restore(self, pending: dict) -> None:
-        pass
 
 
 @dataclasses.dataclass(frozen=True)
@@ -144,7 +139,7 @@ def run_stage(stage: Stage) -> TrainState:
         Checkpointer(stage.directory, keep=stage.keep, best_metric=best) as checkpointer,
         MetricWriter(
             stage.directory, tensorboard=stage.tensorboard, active=hosts.leads()) as writer,
-        PreemptionGuard() as signals,
+        preemption_noticed() as requested,
     ):
         loop = _Loop(stage, checkpointer, writer)
         state, start = loop.resume()
@@ -156,7 +151,7 @@ def run_stage(stage: Stage) -> TrainState:
               as progress, Profiler(stage.directory / "profile", stage.profile, start) as profiler):
             watch = loop.watch = _Watch(loop, start, progress)
             for step in range(start, stage.steps):
-                if any(hosts.exchange(signals.requested)):  # all stop at the same step
+                if any(hosts.exchange(requested())):  # all stop at the same step
                     watch.settle()
                     loop.save(step, state)
                     raise Preempted(f"{stage.name}: stopped at step {step}, checkpoint saved")
@@ -176,7 +171,7 @@ def run_stage(stage: Stage) -> TrainState:
                         state = loop.guarded(step + 1, state)
                     profiler.end(step, state)
                     loop.evaluate_and_save(step + 1, state)
-        if any(hosts.exchange(signals.requested)):
+        if any(hosts.exchange(requested())):
             raise Preempted(f"{stage.name}: stopped after its last step, checkpoint saved")
     return state
 
@@ -193,34 +188,30 @@ class _Loop:
     def resume(self) -> tuple[TrainState, int]:
         """The state to go on from, and the number of steps that it has taken."""
         stage = self.stage
-        restored = self._restored()
-        if restored is None:
-            self.writer.truncate_after(0)
-            state, start, pending = stage.make_state(), 0, {}
-        else:
-            start, params, opt_state, meta = restored
-            self.writer.truncate_after(start)
-            state, pending = TrainState(params, opt_state), meta["pending"]
-            if stage.guard is not None and "guard" in meta:  # not if it was off until now
-                stage.guard.restore(meta["guard"])
-        stage.source.restore(pending)
-        if not pending:
+        start, state, meta = self._restored() or (0, stage.make_state(), {"pending": {}})
+        self.writer.truncate_after(start)
+        if stage.guard is not None and "guard" in meta:  # not if it was off until now
+            stage.guard.restore(meta["guard"])
+        stage.source.restore(meta["pending"])
+        if not meta["pending"]:
             for step in range(start, min(start + stage.source.lookahead, stage.steps)):
                 stage.source.begin(step, state.params)
         return state, start
 
-    def _restored(self) -> tuple[int, Any, Any, Mapping[str, Any]] | None:
+    def _restored(self) -> tuple[int, TrainState, Mapping[str, Any]] | None:
         """The last checkpoint; the sound retriever that it may hold is kept for a rollback."""
         abstract, guard = self.stage.abstract_state, self.stage.guard
         guarded = {tower: abstract.params[tower] for tower in self.stage.guarded}
         forms = [{"state": abstract.opt_state, "sound": guarded}] if guarded else []
         found = self.checkpointer.restore_latest(abstract.params, *forms, abstract.opt_state)
-        if found is None or jax.tree.structure(found[2]) == jax.tree.structure(abstract.opt_state):
-            return found
+        if found is None:
+            return None
         step, params, opt_state, meta = found
-        if guard is not None and guard.action == "rollback":
-            self.sound = opt_state["sound"]
-        return step, params, opt_state["state"], meta
+        if jax.tree.structure(opt_state) != jax.tree.structure(abstract.opt_state):
+            if guard is not None and guard.action == "rollback":
+                self.sound = opt_state["sound"]
+            opt_state = opt_state["state"]
+        return step, TrainState(params, opt_state), meta
 
     def guarded(self, done: int, state: TrainState) -> TrainState:
         """The state after so many steps, its retriever that of the last sound window's end where
@@ -311,11 +302,8 @@ class _Loop:
         try:
             yield
         except NotFiniteError as error:
-            what = str(error)
-        else:
-            return
-        self.watch.settle()
-        raise self.diverged(step, what)
+            self.watch.settle()
+            raise self.diverged(step, str(error)) from None
 
 
 class _Watch:

@@ -23,11 +23,9 @@ from rag_jax.decoding.prefixes import KeptPrefixes
 from rag_jax.errors import DataError
 from rag_jax.evaluation import Evaluation
 from rag_jax.models.rag import FUSION
-from rag_jax.retrieval.bm25 import Bm25Index
 from rag_jax.retrieval.build import RecallSettings
 from rag_jax.retrieval.device import DeviceIndex
 from rag_jax.retrieval.hybrid import HybridIndex
-from rag_jax.retrieval.index import PassageIndex
 from rag_jax.retrieval.protocol import Passage
 from rag_jax.training import indexing, on_device, pretrained
 from rag_jax.training import workdir as workdirs
@@ -395,8 +393,7 @@ def open_index(job: Job, run: str, named: str | None) -> Index:
         if not folder.is_dir():
             raise ConfigError(f"--index={named}: no such folder, and {folders} has "
                               f"{', '.join(there) or 'none'}")
-    opened = Bm25Index.open(folder) if job.model.lexical else PassageIndex.open(
-        folder, hosts=indexing.all_hosts())
+    opened = indexing.open_host_index(folder, job.model.lexical)
     check_k(job.config, opened, folder)
     return indexing.with_words(job, opened)
 

@@ -41,10 +41,30 @@ def _runtime(tower: BertConfig | BartConfig) -> dict[str, Any]:
     return {name: getattr(tower, name) for name in RUNTIME if hasattr(tower, name)}
 
 
-@functools.cache
 def described(source: str) -> hub.Pretrained:
-    """What a checkpoint of Hugging Face is, read once."""
+    """What a source is, without its parameters: a workdir, or a checkpoint of Hugging Face."""
+    return _workdir(pathlib.Path(source)) if workdir.exists(source) else _checkpoint(source)
+
+
+@functools.cache
+def _checkpoint(source: str) -> hub.Pretrained:
     return hub.describe(source)
+
+
+def _workdir(path: pathlib.Path) -> hub.Pretrained:
+    saved, plain = workdir.read(path), (path / PLAIN).is_dir()
+    inputs = map(families.unless_auto, (saved.data.source_format, saved.data.question_text),
+                 families.OUR_INPUTS)
+    search = {name: getattr(saved.eval, name) for name in (*families.SEARCH, *FORCED)}
+    if saved.train.steps:  # it says how that training was evaluated
+        search = {}
+    else:
+        search["max_length"] = saved.data.max_target_length
+    return hub.Pretrained(
+        saved.model.retriever, saved.model.generator, family="workdir",
+        towers=(*rag.TOWERS, PLAIN) if plain else rag.TOWERS, inputs=tuple(inputs), search=search,
+        tokenizers={"query_encoder": path / "data" / "retriever_tokenizer",
+                    "generator": path / "data" / "generator_tokenizer"})
 
 
 def _architecture(source: str, tower: str) -> BertConfig | BartConfig:
@@ -53,14 +73,11 @@ def _architecture(source: str, tower: str) -> BertConfig | BartConfig:
     Raises:
       ConfigError: the source has no such tower.
     """
-    section = "generator" if tower == "generator" else "retriever"
-    if workdir.exists(source):
-        return getattr(workdir.read(pathlib.Path(source)).model, section)
     found = described(source)
     if tower not in found.towers and not (PLAIN in found.towers and tower in ENCODERS):
         raise ConfigError(f"config.model: {source!r} is a {found.family} with "
                           f"{', '.join(found.towers)}; it has no {tower}")
-    return getattr(found, section)
+    return found.generator if tower == "generator" else found.retriever
 
 
 def reranker(source: str) -> hub.Pretrained:
@@ -120,7 +137,8 @@ def resolve(config: Config) -> Config:
         if model.generator.start_token >= 0:
             generator = dataclasses.replace(generator, start_token=model.generator.start_token)
         model = dataclasses.replace(model, generator=generator)
-    source_format, question_text = _inputs(sources.get("generator"))
+    trained_with = "generator" in sources and described(sources["generator"]).inputs
+    source_format, question_text = trained_with or families.OUR_INPUTS
     data = dataclasses.replace(
         config.data,
         source_format=families.unless_auto(config.data.source_format, source_format),
@@ -134,7 +152,7 @@ def _as_it_is(config: Config, source: str | None) -> Config:
     """A checkpoint that is not trained further answers as it says, where nothing else is asked."""
     if config.train.steps or not source:
         return config
-    asked, said = config.eval, _says(source)
+    asked, said = config.eval, answers(described(source))
     longest, usual = config.data.max_target_length, DataConfig().max_target_length
     if "max_length" in said and longest == usual and not asked.labels:
         longest = min(said["max_length"], config.model.generator.max_positions)
@@ -151,33 +169,13 @@ def _as_it_is(config: Config, source: str | None) -> Config:
         eval=dataclasses.replace(asked, **taken))
 
 
-def _says(source: str) -> dict[str, Any]:
-    """Fields of config.eval, and max_length, as a source says that it answers."""
-    if not workdir.exists(source):
-        return answers(described(source))
-    saved = workdir.read(pathlib.Path(source))
-    if saved.train.steps:  # it says how that training was evaluated
-        return {}
-    return {name: getattr(saved.eval, name) for name in (*families.SEARCH, *FORCED)} | {
-        "max_length": saved.data.max_target_length}
-
-
 def answers(found: hub.Pretrained) -> dict[str, Any]:
     """Fields of config.eval, and max_length, as a checkpoint says that it answers."""
-    if not (ids := found.ids):
-        return {}
-    return {"forced_bos": ids.forced_bos is not None and ids.forced_bos == ids.bos,
-            "forced_eos": ids.forced_eos == ids.end, **found.search}
-
-
-def _inputs(source: str | None) -> tuple[str, str]:
-    """(data.source_format, data.question_text) that a generator was trained with."""
-    ours = families.OUR_INPUTS
-    if source and workdir.exists(source):
-        data = workdir.read(pathlib.Path(source)).data
-        return (families.unless_auto(data.source_format, ours[0]),
-                families.unless_auto(data.question_text, ours[1]))
-    return source and described(source).inputs or ours
+    forced, ids = {}, found.ids
+    if ids:
+        forced = {"forced_bos": ids.forced_bos is not None and ids.forced_bos == ids.bos,
+                  "forced_eos": ids.forced_eos == ids.end}
+    return {**forced, **found.search}
 
 
 def notes(asked: Config, resolved: Config) -> list[str]:
@@ -220,22 +218,22 @@ def tokenizer_folder(config: Config, tower: str) -> pathlib.Path | None:
     source = config.model.sources.get(tower)
     if not source:
         return None
-    if workdir.exists(source):
-        name = "generator_tokenizer" if tower == "generator" else "retriever_tokenizer"
-        digests = open_digests(pathlib.Path(source) / "data")
-        if digests is not None:
-            digests.check_all(file for file in digests.names if file.startswith(f"{name}/"))
-        return pathlib.Path(source) / "data" / name
     folders = described(source).tokenizers
-    return folders.get(tower, folders.get(PLAIN))
+    folder = folders.get(tower, folders.get(PLAIN))
+    digests = open_digests(folder.parent) if workdir.exists(source) else None
+    if digests is not None:
+        digests.check_all(file for file in digests.names if file.startswith(f"{folder.name}/"))
+    return folder
 
 
 def is_retriever(config: Config) -> bool:
     """Whether both encoders come from retrievers, so that no warm-up is needed."""
+    def ranks(source: str) -> bool:
+        found = described(source)
+        return PLAIN not in found.towers or found.retriever.pooling != "auto"
+
     sources = config.model.sources
-    return all(tower in sources and (
-        not _plain(sources[tower]) or _architecture(sources[tower], tower).pooling != "auto")
-        for tower in ENCODERS)
+    return all(tower in sources and ranks(sources[tower]) for tower in ENCODERS)
 
 
 def load(job: Job, towers: Sequence[str], answers: bool = False) -> dict[str, Any]:
@@ -251,10 +249,13 @@ def load(job: Job, towers: Sequence[str], answers: bool = False) -> dict[str, An
     for tower in towers:
         source = job.config.model.sources[tower]
         if workdir.exists(source):
-            stored = PLAIN if _plain(source) and tower in ENCODERS else tower
-            learns = _architecture(source, tower)
-            params[tower] = restore_tower(pathlib.Path(source), stored, _learning(
-                job.model, getattr(learns, "learn_scale", False)), job.mesh)[0]
+            found = described(source)
+            stored = PLAIN if PLAIN in found.towers and tower in ENCODERS else tower
+            encoder = dataclasses.replace(
+                job.model.retriever, learn_scale=found.retriever.learn_scale)
+            params[tower] = restore_tower(
+                pathlib.Path(source), stored,
+                dataclasses.replace(job.model, retriever=encoder), job.mesh)[0]
             continue
         if source not in loaded:
             model = job.config.model
@@ -272,19 +273,6 @@ def load(job: Job, towers: Sequence[str], answers: bool = False) -> dict[str, An
         params["generator"] = in_dtype(
             params["generator"], job.config.model.generator.param_dtype)
     return params
-
-
-def _learning(model: rag.RagModel, scale: bool) -> rag.RagModel:
-    """The model whose query encoder has a scale that it learns, or has none."""
-    return dataclasses.replace(model, retriever=dataclasses.replace(
-        model.retriever, learn_scale=scale))
-
-
-def _plain(source: str) -> bool:
-    """Whether a source holds a BERT that is no retriever yet."""
-    if workdir.exists(source):
-        return (pathlib.Path(source) / PLAIN).is_dir()
-    return PLAIN in described(source).towers
 
 
 def folder_of(path: pathlib.Path, tower: str) -> tuple[pathlib.Path, tuple[str, ...]]:
@@ -307,11 +295,7 @@ def restore_tower(path: pathlib.Path, tower: str, model: rag.RagModel, mesh: Mes
                   ) -> tuple[Any, dict[str, Any]]:
     """(parameters, meta) of one tower of a workdir, as it was before fine-tuning."""
     folder, towers = folder_of(path, tower)
-    with Checkpointer(folder, read_only=True) as checkpointer:
-        restored = checkpointer.restore_best(step.abstract_params(model, towers, mesh))
-        if restored is None:
-            raise ConfigError(f"{folder}: no complete checkpoint")
-        _, params, meta = restored
+    params, meta = restore_run(folder, model, mesh, towers=towers)
     return params[towers[0] if tower == PLAIN else tower], meta
 
 
@@ -325,14 +309,17 @@ def load_params(job: Job, run: str, step_number: int | None = None) -> tuple[Any
 
 
 def restore_run(directory: pathlib.Path, model: rag.RagModel, mesh: Mesh,
-                step_number: int | None = None) -> tuple[Any, dict]:
-    """(parameters of all towers, meta) of a run's best checkpoint, or of a given step.
+                step_number: int | None = None, towers: Sequence[str] | None = None
+                ) -> tuple[Any, dict]:
+    """(parameters, meta) of a run's best checkpoint, or of a given step.
+
+    towers: those in it; None = all of the model.
 
     Raises:
       ConfigError: the run has no checkpoint.
     """
+    abstract = step.abstract_params(model, model.towers if towers is None else towers, mesh)
     with Checkpointer(directory, best_metric=BEST_METRIC, read_only=True) as checkpointer:
-        abstract = step.abstract_params(model, model.towers, mesh)
         if step_number is not None:
             return checkpointer.restore_params(step_number, abstract)
         restored = checkpointer.restore_best(abstract)

@@ -1,5 +1,6 @@
 """A trace of a few steps by jax.profiler, for XProf, TensorBoard or Perfetto."""
 
+import contextlib
 import pathlib
 from typing import Any
 
@@ -8,7 +9,7 @@ import jax
 from rag_jax import hosts
 
 
-class Profiler:
+class Profiler(contextlib.AbstractContextManager):
     """Traces some steps of a loop; the trace is written even where the loop ends early.
 
     Args:
@@ -23,9 +24,6 @@ class Profiler:
         self._begin = first + window[0] if window else None
         self._end = self._begin + window[1] if window else None
         self._state = "waiting" if window else "off"
-
-    def __enter__(self) -> "Profiler":
-        return self
 
     def __exit__(self, *exc_info) -> None:
         if self._state == "tracing":

@@ -1,5 +1,6 @@
 """The table at the end of a run, and report.json."""
 
+import contextlib
 import dataclasses
 import json
 import pathlib
@@ -191,17 +192,13 @@ def _versions() -> dict[str, str]:
 
     found = {"rag_jax": rag_jax.__version__, "python": platform.python_version()}
     for name in LIBRARIES:
-        try:
+        with contextlib.suppress(ModuleNotFoundError):  # scann has no wheel everywhere
             found[name] = version(name)
-        except ModuleNotFoundError:  # PackageNotFoundError: scann has no wheel everywhere
-            continue
     return found
 
 
-def _with_interval(percent: float, metrics: Mapping[str, float] | None) -> str:
-    """A share of questions, with its 95 % interval where it is known of how many."""
-    if metrics is None:
-        return f"{percent:.1f}"
+def _with_interval(percent: float, metrics: Mapping[str, float]) -> str:
+    """A share of questions, with its 95 % interval."""
     count = int(metrics["count"])
     low, high = (metrics["em_ci_low"], metrics["em_ci_high"]) if "em" in metrics else (
         bootstrap.interval(100.0 * (np.arange(count) < round(count * percent / 100))))
@@ -210,27 +207,25 @@ def _with_interval(percent: float, metrics: Mapping[str, float] | None) -> str:
 
 def format_report(report: dict[str, Any]) -> str:
     """The final table: ours beside the paper's nearest figure, which says what it is of."""
-    metrics, split = report.get("metrics", {}), report["split"]
+    metrics, split, run = report["metrics"], report["split"], next(iter(report["em"]))
     counts = {name: int(of["count"]) for name, of in metrics.items()}
-    run = next(iter(report["em"]))
-    rows = [[f"EM, {name}", _with_interval(em, metrics.get(name)), paper.BESIDE_EM.get(name, "-")]
+    rows = [[f"EM, {name}", _with_interval(em, metrics[name]), paper.BESIDE_EM.get(name, "-")]
             for name, em in report["em"].items()]
     for name, value in report.get("recall_at_5", {}).items():
         rows.append([f"answer recall@5, {name} query encoder",
-                     _with_interval(value, {"count": counts[run]} if counts else None),
+                     _with_interval(value, {"count": counts[run]}),
                      paper.BESIDE_RECALL[name]])
     for name, value in report.get("hot_swap", {}).items():
         memory, leaders = name.replace("index", "").split("_leaders")
         rows.append([f"hot-swap, {memory} index, {leaders} leaders",
-                     _with_interval(value, metrics.get(name)), paper.BESIDE_HOT_SWAP[name]])
+                     _with_interval(value, metrics[name]), paper.BESIDE_HOT_SWAP[name]])
     for name, added in report.get("above_frozen", {}).items():
         points, low, high = (f"{added[key]:+.1f}" for key in ("points", "ci_low", "ci_high"))
         rows.append([name, f"{points} ({low} to {high})", paper.BESIDE_ADDED.get(name, "-")])
     table = print_table(rows, [f"{split} (percent)", "here", "the paper's, of what"])
-    if counts:
-        table += f"\nIn brackets: 95 % bootstrap intervals over the {counts[run]} {split} questions"
-        for name in list(report.get("hot_swap", {}))[:1]:
-            table += f", of the hot-swap over {counts[name]} leaders"
+    table += f"\nIn brackets: 95 % bootstrap intervals over the {counts[run]} {split} questions"
+    for name in list(report.get("hot_swap", {}))[:1]:
+        table += f", of the hot-swap over {counts[name]} leaders"
     stages_line = ", ".join(f"{name} {secs:.0f}" for name, secs in report["stage_secs"].items())
     return (f"\n{table}\n\nwall {report['wall_secs']:.0f} s (seconds: {stages_line}), peak memory "
             f"{report['peak_rss_gib']:.2f} GiB, seed {report['seed']}")

@@ -1,8 +1,7 @@
 """Batches for RAG fine-tuning: questions, retrieved with the current query encoder."""
 
-import dataclasses
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
@@ -15,68 +14,39 @@ from rag_jax.data.questions import QuestionTokens
 from rag_jax.data.text import halved
 from rag_jax.models import rag
 from rag_jax.retrieval.hybrid import asked
+from rag_jax.training.loop import BatchSource
 
-Ask = Callable[[Any, np.ndarray], Any]  # (params, rows of questions) -> queries
+Search = Callable[[np.ndarray], np.ndarray]  # queries -> rows int32[B, K] of an index
+# (parameters, rows of questions) -> what waits for their queries, searches, and gives its rows.
+Find = Callable[[Any, np.ndarray], Callable[[], np.ndarray]]
 
 
-class Retriever(NamedTuple):
-    """From questions to passages.
+def finder(model: rag.RagModel, embed: Callable[[Any, Any, Any], Any], search: Search,
+           questions: QuestionTokens, mesh: Mesh, length_step: int) -> Find:
+    """What finds passages of questions: the query encoder begins at once, on the devices.
 
-    Attributes:
-      index: what is searched.
-      ask: starts to make the queries, on the device, and does not wait.
-      search: waits for them; the rows int32[B, K] of the best passages, best first.
+    An index of words is asked with the questions as they are; one that asks for both, with
+    embeddings of the length that makes inner products logits, the questions, and the weight of
+    their words. Questions are padded as in the batch that they are for, see
+    `QuestionTokens.batch`.
     """
+    def find(params: Any, rows: np.ndarray) -> Callable[[], np.ndarray]:
+        texts = questions.texts[rows]
+        if model.lexical:
+            return lambda: search(texts)
+        inputs = halved(questions.ids[rows], questions.mask[rows], length_step)
+        encoder = params["query_encoder"]
+        vectors = embed(encoder, *parallel.put_batch(inputs, mesh))
+        if not model.asks_with_texts:
+            return lambda: search(np.asarray(vectors))
+        scale, weight = rag.query_scale(model, encoder), rag.word_weight(model, params)
+        return lambda: search(asked(np.asarray(vectors) * np.float32(scale), texts, weight))
 
-    index: Searchable
-    ask: Ask
-    search: Callable[[Any], np.ndarray]
-
-
-def ask_by_vector(embed: Callable[[Any, Any, Any], Any], questions: QuestionTokens, mesh: Mesh,
-                  length_step: int) -> Ask:
-    """Queries are embeddings by the query encoder, on the devices.
-
-    Questions are padded as in the batch that they are for, see `QuestionTokens.batch`.
-    """
-
-    def ask(params: Any, rows: np.ndarray) -> Any:
-        asked = halved(questions.ids[rows], questions.mask[rows], length_step)
-        return embed(params["query_encoder"], *parallel.put_batch(asked, mesh))
-
-    return ask
+    return find
 
 
-def ask_by_words(questions: QuestionTokens) -> Ask:
-    """Queries are the questions as they were asked."""
-    return lambda params, rows: questions.texts[rows]
-
-
-def ask_by_both(by_vector: Ask, questions: QuestionTokens, model: rag.RagModel) -> Ask:
-    """Queries are embeddings, of the length that makes inner products logits, with the questions
-    and the weight of their words."""
-    return lambda params, rows: _Both(
-        by_vector(params, rows), rag.query_scale(model, params["query_encoder"]),
-        questions.texts[rows], rag.word_weight(model, params))
-
-
-@dataclasses.dataclass(frozen=True)
-class _Both:
-    """Queries of a hybrid index that become an array, `hybrid.asked`, when they are searched for:
-    the embeddings may still be on their way."""
-
-    vectors: Any
-    scale: Any
-    texts: np.ndarray
-    weight: Any
-
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
-        return asked(np.asarray(self.vectors) * np.float32(self.scale), self.texts,
-                     self.weight)
-
-
-class RagSource:
-    """A `BatchSource`: the batch of step t, its passages retrieved at step t - staleness.
+class RagSource(BatchSource):
+    """The batch of step t, its passages retrieved at step t - staleness.
 
     With staleness 0 the passages of every batch are retrieved with the parameters that train on
     it, and the device waits for the search. With staleness s, `begin` embeds the questions of
@@ -86,16 +56,17 @@ class RagSource:
 
     Args:
       batcher: assembles batches.
-      retriever: None = closed book.
+      index: what is searched; None = closed book.
+      find: searches it.
       batch_size, seed: of the batch order.
       staleness: s.
       mesh: where batches go.
     """
 
-    def __init__(self, batcher: RagBatcher, retriever: Retriever | None, batch_size: int,
+    def __init__(self, batcher: RagBatcher, index: Searchable | None, find: Find, batch_size: int,
                  seed: int, staleness: int, mesh: Mesh):
-        self.lookahead = staleness if retriever is not None else 0
-        self._batcher, self._retriever = batcher, retriever
+        self.lookahead = staleness if index is not None else 0
+        self._batcher, self._index, self._find = batcher, index, find
         self._batch_size, self._seed, self._mesh = batch_size, seed, mesh
         self._begun: dict[int, Callable[[], np.ndarray]] = {}
 
@@ -103,18 +74,15 @@ class RagSource:
         return order.batch_indices(len(self._batcher.questions), self._batch_size, self._seed, step)
 
     def begin(self, step: int, params: Any) -> None:
-        if self._retriever is None:
-            return
-        queries = self._retriever.ask(params, self._rows(step))
-        self._begun[step] = lambda: self._retriever.search(queries)
+        if self._index is not None:
+            self._begun[step] = self._find(params, self._rows(step))
 
     def finish(self, step: int) -> jax.Array:
-        retrieved = self._begun.pop(step)() if self._retriever is not None else None
-        index = self._retriever.index if self._retriever is not None else None
+        retrieved = self._begun.pop(step)() if self._index is not None else None
         rng = order.generator(self._seed, 4, step)
         rows = self._rows(step)
         own = parallel.own_rows(len(rows), self._mesh)
-        return parallel.put_rows(self._batcher.batch(rows, retrieved, index, rng, own=own),
+        return parallel.put_rows(self._batcher.batch(rows, retrieved, self._index, rng, own=own),
                                  self._mesh)
 
     def pending(self) -> dict:

@@ -1,8 +1,8 @@
 """All of a folder compared with its digests, and what in it is damaged, by name."""
 
 import pathlib
-from collections.abc import Iterator
-from typing import NamedTuple
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
 
 from rag_jax.data import inputs
 from rag_jax.documents import workdir as documents
@@ -86,37 +86,27 @@ def _store(path: pathlib.Path) -> Part:
 
 
 def _documents(path: pathlib.Path) -> Iterator[Part]:
-    for name, read in (("config.json", workdir.read), (documents.RECORD, documents.read)):
-        yield Part(str(path / name), "settings" if read is workdir.read else "list of documents",
-                   _errors(lambda read=read: read(path)))
+    yield _record(path / "config.json", "settings", _settings)
+    yield _record(path / documents.RECORD, "list of documents", lambda _: documents.read(path))
     yield from _index(path / documents.INDEX)
     if workdir.exists(path / documents.TRAINED):
         yield from _workdir(path / documents.TRAINED)
 
 
 def _workdir(path: pathlib.Path) -> Iterator[Part]:
-    for name, read in (("config.json", workdir.read), ("seconds.json", Clock)):
-        if (path / name).exists():
-            yield Part(str(path / name), "settings" if read is workdir.read else "times",
-                       _errors(lambda read=read: read(path)))
-    for file in sorted(path.glob("*/eval.json")):
-        yield Part(str(file), "settings",
-                   _errors(lambda file=file: workdir.eval_of(path, file.parent.name)))
-    for file in sorted(path.glob("*/stopped.json")):
-        yield Part(str(file), "note of a stop",
-                   _errors(lambda file=file: workdir.has_stopped(file.parent)))
+    for pattern, what, read in _RECORDS:
+        for file in sorted(path.glob(pattern)):
+            yield _record(file, what, read)
     data = path / "data"
-    if (data / inputs.RECORD).exists():
-        yield Part(str(data / inputs.RECORD), "what the data were made from",
-                   _errors(lambda: inputs.read(data / inputs.RECORD)))
-    found: list[VerifiedFiles | None] = []
-    damage = _errors(lambda: found.append(open_digests(data)))
-    if found and found[0] is not None:
-        yield Part(str(data), *_files(found[0]))
-    elif damage:
-        yield Part(str(data), "list of digests", damage)
-    elif data.is_dir():
-        yield Part(str(data), "but without digests: made by an earlier version", [])
+    try:
+        digests = open_digests(data)
+    except UserError as error:
+        yield Part(str(data), "list of digests", [str(error)])
+    else:
+        if digests is not None:
+            yield Part(str(data), *_files(digests))
+        elif data.is_dir():
+            yield Part(str(data), "but without digests: made by an earlier version", [])
     for store in _folders(data / "memories"):
         yield _store(store)
     for folder in (path, *_folders(path)):
@@ -128,22 +118,37 @@ def _workdir(path: pathlib.Path) -> Iterator[Part]:
             yield from _checkpoints(folder)
 
 
+def _settings(file: pathlib.Path) -> Any:
+    return workdir.read(file.parent)
+
+
+# (pattern in a workdir, what such a file is, what reads it)
+_RECORDS = (
+    ("config.json", "settings", _settings),
+    ("seconds.json", "times", lambda file: Clock(file.parent)),
+    ("*/eval.json", "settings", lambda file: workdir.eval_of(file.parents[1], file.parent.name)),
+    ("*/stopped.json", "note of a stop", lambda file: workdir.has_stopped(file.parent)),
+    (f"data/{inputs.RECORD}", "what the data were made from", inputs.read),
+)
+
+
+def _record(path: pathlib.Path, what: str, read: Callable[[pathlib.Path], Any]) -> Part:
+    """What can be told of a file or folder by reading it alone."""
+    try:
+        read(path)
+    except UserError as error:
+        return Part(str(path), what, [str(error)])
+    return Part(str(path), what, [])
+
+
 def _checkpoints(folder: pathlib.Path) -> Iterator[Part]:
     with Checkpointer(folder, read_only=True) as checkpointer:
         for step in sorted(int(f.name) for f in _folders(folder) if f.name.isdigit()):
-            yield Part(str(folder / str(step)), "checkpoint",
-                       _errors(lambda step=step: checkpointer.verify(step)))
+            yield _record(folder / str(step), "checkpoint",
+                          lambda path: checkpointer.verify(int(path.name)))
 
 
 def _folders(path: pathlib.Path) -> list[pathlib.Path]:
     """The folders in a folder, without working folders; [] where there is none."""
     return sorted(f for f in (path.iterdir() if path.is_dir() else ())
                   if f.is_dir() and not f.name.startswith("."))
-
-
-def _errors(read) -> list[str]:
-    try:
-        read()
-    except UserError as error:
-        return [str(error)]
-    return []

@@ -37,6 +37,5 @@ def make(folder):
                 kind="exact", recall_k=2)
     workdir.begin_run(path, "rag_token", config.eval)
     with Checkpointer(path / "rag_token") as checkpointer:
-        checkpointer.save(3, {"a": {"b": jnp.arange(500.0)}}, {"m": (jnp.ones(7),)}, {"x": 1},
-                          wait=True)
+        checkpointer.save(3, {"a": {"b": jnp.arange(500.0)}}, {"m": (jnp.ones(7),)}, {"x": 1})
     return config, path

@@ -90,7 +90,7 @@ def test_stateless_optimiser_and_special_values_round_trip(tmp_path):
     params = {"w": jnp.asarray(bits[[0, 4]].view(np.float32))}  # the others are refused
     state = (special, optax.sgd(0.1).init(params))
     with Checkpointer(tmp_path) as checkpointer:
-        checkpointer.save(1, params, state, {}, wait=True)
+        checkpointer.save(1, params, state, {})
     got_params, got_state, _ = restore(tmp_path, 1, (params, state))
     assert_same_bits(got_params, params)
     assert_same_bits(got_state, state)
@@ -256,15 +256,23 @@ def test_stray_numbered_directory_is_no_checkpoint(tmp_path):
         assert checkpointer.all_steps() == [2, 9]
 
 
-def test_resuming_from_an_earlier_step_drops_the_later_ones(tmp_path):
+def test_a_step_is_saved_once(tmp_path):
+    """A second save would replace what a reader has open."""
     with Checkpointer(tmp_path, keep=5, best_metric=("em",)) as checkpointer:
-        save_scored(checkpointer, {1: 1.0, 2: 2.0, 3: 3.0, 4: 4.0})
+        save_scored(checkpointer, {1: 1.0, 2: 2.0, 3: 3.0})
         with pytest.raises(CheckpointError, match="step 3 exists already"):
             save_scored(checkpointer, {3: 0.0})
-        checkpointer.discard_after(2)
-        assert checkpointer.all_steps() == [1, 2] and checkpointer.best_step() == 2
-        save_scored(checkpointer, {3: 0.0})
-        assert checkpointer.all_steps() == [1, 2, 3] and checkpointer.best_step() == 2
+        assert checkpointer.all_steps() == [1, 2, 3]
+
+
+def test_opening_drops_no_step(tmp_path):
+    """Where the last one turns out to be damaged, training goes on from an earlier one."""
+    with Checkpointer(tmp_path, keep=3) as checkpointer:
+        save_scored(checkpointer, {1: None, 2: None, 3: None})
+    with Checkpointer(tmp_path, keep=1) as checkpointer:
+        assert checkpointer.all_steps() == [1, 2, 3]
+        save_scored(checkpointer, {4: None})
+        assert checkpointer.all_steps() == [4]
 
 
 def test_reader_neither_creates_nor_clears_anything_nor_saves(tmp_path):
@@ -275,8 +283,6 @@ def test_reader_neither_creates_nor_clears_anything_nor_saves(tmp_path):
             reader.restore_params(1, {})
         with pytest.raises(CheckpointError, match="read-only"):
             save_small(reader, 1)
-        with pytest.raises(CheckpointError, match="read-only"):
-            reader.discard_after(0)
     assert os.listdir(tmp_path) == []
     save_steps(tmp_path, [1])
     unfinished = tmp_path / "2.orbax-checkpoint-tmp"
@@ -285,7 +291,7 @@ def test_reader_neither_creates_nor_clears_anything_nor_saves(tmp_path):
         assert reader.all_steps() == [1]
     assert unfinished.exists()
     with Checkpointer(tmp_path) as writer:
-        save_small(writer, 3)  # clearing is done before the first save
+        save_small(writer, 3)
     assert not unfinished.exists()
 
 

@@ -25,6 +25,7 @@ from test_checkpoint import (
     save_steps,
 )
 
+from rag_jax import files
 from rag_jax.training import orbax_noise
 from rag_jax.training.checkpoint import (
     CheckpointDamaged,
@@ -214,7 +215,7 @@ def test_parameters_that_are_not_finite_are_refused_by_name(tmp_path, bad):
     """A NaN made every answer empty, and of probability 1."""
     params = {"generator": {"layer": {"bias": jnp.zeros(3), "kernel": jnp.array([0.0, bad])}}}
     with Checkpointer(tmp_path) as checkpointer:
-        checkpointer.save(1, params, {"count": jnp.zeros(())}, {}, wait=True)
+        checkpointer.save(1, params, {"count": jnp.zeros(())}, {})
         for call in (checkpointer.restore_best, lambda tree: checkpointer.restore_params(1, tree)):
             with pytest.raises(CheckpointDamaged, match="step 1 .*r/layer/kernel holds NaN"):
                 call(abstract(params))
@@ -234,16 +235,19 @@ def test_a_step_that_gives_way_while_it_is_read_is_not_damaged(tmp_path, monkeyp
     assert restore_best(tmp_path)[0] == 3 and capsys.readouterr().err == ""
 
 
-def test_a_step_goes_as_a_whole(tmp_path):
+def test_a_step_goes_as_a_whole(tmp_path, monkeypatch):
     """Half a checkpoint, after a kill, would read as a damaged one, perhaps the best."""
+    remove, seen = shutil.rmtree, []
+
+    def watched(path):
+        seen.append([name for name in sorted(os.listdir(tmp_path)) if name.isdigit()])
+        assert set(os.listdir(path / "removed")) >= {"params", "opt_state", "meta"}
+        remove(path)
+
+    monkeypatch.setattr(files.shutil, "rmtree", watched)
     with Checkpointer(tmp_path, keep=1) as checkpointer:
-        save_scored(checkpointer, {1: 1.0, 2: 2.0})
-        checkpointer.wait()
-        room = tmp_path / ".dropped.rag_jax-work"
-        assert os.listdir(room / "content") == ["1"] and len(os.listdir(room)) == 2
-        save_scored(checkpointer, {3: 3.0})
-        checkpointer.wait()
-        assert os.listdir(room / "content") == ["2"]
+        save_scored(checkpointer, {1: 1.0, 2: 2.0, 3: 3.0})
+    assert seen == [["2"], ["3"]], "its name is gone before anything in it"
     assert os.listdir(tmp_path) == ["3"]
 
 

@@ -127,9 +127,7 @@ def test_inactive_writer_touches_nothing(tmp_path):
     assert os.listdir(tmp_path) == []
 
 
-def test_bucket_and_reserved_name_are_refused(tmp_path):
-    with pytest.raises(ValueError, match="gs://bucket/run"):
-        MetricWriter("gs://bucket/run")
+def test_a_reserved_name_is_refused(tmp_path):
     with pytest.raises(ValueError, match="step"):
         MetricWriter(tmp_path).write(1, {"step": 2.0})
 

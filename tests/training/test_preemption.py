@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from rag_jax.training.preemption import PreemptionGuard
+from rag_jax.training.preemption import preemption_noticed
 
 
 def send(number):
@@ -15,19 +15,19 @@ def send(number):
 
 
 def test_sigterm_sets_the_flag_and_the_process_lives_on():
-    with PreemptionGuard() as guard:
-        assert not guard.requested
+    with preemption_noticed() as requested:
+        assert not requested()
         os.kill(os.getpid(), signal.SIGTERM)
-        assert guard.requested
+        assert requested()
 
 
 def test_first_interrupt_sets_the_flag_and_the_second_interrupts():
     # A job in the background of a shell starts with SIGINT ignored.
     outer = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
-        with PreemptionGuard() as guard:
+        with preemption_noticed() as requested:
             send(signal.SIGINT)
-            assert guard.requested
+            assert requested()
             with pytest.raises(KeyboardInterrupt):
                 send(signal.SIGINT)
     finally:
@@ -41,10 +41,10 @@ def test_handlers_are_restored_also_after_an_error():
         for number in (signal.SIGTERM, signal.SIGINT)
     }
     try:
-        with pytest.raises(ZeroDivisionError), PreemptionGuard() as guard:
+        with pytest.raises(ZeroDivisionError), preemption_noticed() as requested:
             send(signal.SIGINT)
             raise ZeroDivisionError
-        assert guard.requested and seen == []
+        assert requested() and seen == []
         send(signal.SIGTERM)
         send(signal.SIGINT)
         assert seen == [signal.SIGTERM, signal.SIGINT]
@@ -57,8 +57,8 @@ def test_guard_is_inert_outside_the_main_thread():
     results = []
 
     def enter():
-        with PreemptionGuard() as guard:
-            results.append(guard.requested)
+        with preemption_noticed() as requested:
+            results.append(requested())
 
     before = signal.getsignal(signal.SIGTERM)
     thread = threading.Thread(target=enter)

@@ -48,7 +48,9 @@ def test_every_question_reads_another_ones_passages_and_all_are_read(count):
 
 def test_every_number_of_the_paper_says_what_it_is_of():
     """T5's beside our BART, and development beside test sets, were read as comparable."""
+    of = {"em": 50.0, "em_ci_low": 45.0, "em_ci_high": 55.0, "count": 100}
     results = {"em": dict.fromkeys((*RUNS, "shuffled"), 50.0), "split": "test",
+               "metrics": dict.fromkeys((*RUNS, "shuffled", *paper.HOT_SWAP), of),
                "recall_at_5": {"trained": 80.0, "frozen": 70.0},
                "hot_swap": dict.fromkeys(paper.HOT_SWAP, 60.0), "wall_secs": 1.0,
                "stage_secs": {"train": 1.0}, "peak_rss_gib": 1.0, "seed": 0}
@@ -96,7 +98,10 @@ def test_what_training_adds_is_told_question_by_question():
     em, recall = added.values()
     assert em["points"] == 10 and recall["points"] == 40
     assert 3 < em["ci_low"] < 6 and 14 < em["ci_high"] < 17, "both are right or wrong on 90 of 100"
+    metrics = {name: {"em": 50.0, "em_ci_low": 40.0, "em_ci_high": 60.0, "count": 100}
+               for name in ("rag_token", "frozen")}
     text = format_report({"em": {"rag_token": 60.0, "frozen": 50.0}, "split": "test",
+                          "metrics": metrics,
                           "above_frozen": added, "wall_secs": 1.0, "stage_secs": {"train": 1.0},
                           "peak_rss_gib": 1.0, "seed": 0})
     row = next(line for line in text.splitlines() if line.startswith("EM, rag_token above frozen"))

@@ -1,5 +1,7 @@
 """RAG batches: whose parameters retrieved them, and that an interruption does not change them."""
 
+import types
+
 import jax
 import numpy as np
 import pytest
@@ -7,7 +9,7 @@ import pytest
 from rag_jax import parallel
 from rag_jax.config import ConfigError, MeshConfig
 from rag_jax.data import order
-from rag_jax.training.sources import RagSource, ask_by_vector, ask_by_words
+from rag_jax.training.sources import RagSource, finder
 
 QUESTIONS, BATCH, SEED = 20, 8, 5
 
@@ -22,7 +24,7 @@ class Questions:
 
 
 class Batcher:
-    """Hands back what it was given, as arrays; `index` must be the retriever's."""
+    """Hands back what it was given, as arrays; with passages there must be an index."""
 
     questions = Questions()
 
@@ -35,27 +37,25 @@ class Batcher:
         return {"rows": rows, "retrieved": np.asarray(retrieved), "draw": draw}
 
 
-class Retriever:
+class Finder:
     """Finds the passages "parameter" and "first token of the question"; counts its searches."""
-
-    index = "the index"
 
     def __init__(self):
         self.searches = 0
 
-    def ask(self, params, rows):
-        return params["query_encoder"], Questions.ids[rows]
+    def __call__(self, params, rows):
+        value, ids = params["query_encoder"], Questions.ids[rows]
 
-    def search(self, queries):
-        self.searches += 1
-        params, ids = queries
-        return np.stack([np.full(len(ids), params), ids[:, 0]], axis=1).astype(np.int32)
+        def search():
+            self.searches += 1
+            return np.stack([np.full(len(ids), value), ids[:, 0]], axis=1).astype(np.int32)
+
+        return search
 
 
-def source(staleness, retriever=True, batch_size=BATCH):
-    found = Retriever() if retriever else None
-    mesh = parallel.make_mesh(MeshConfig())
-    return RagSource(Batcher(), found, batch_size, SEED, staleness, mesh), found
+def source(staleness, index="the index", batch_size=BATCH):
+    find, mesh = Finder(), parallel.make_mesh(MeshConfig())
+    return RagSource(Batcher(), index, find, batch_size, SEED, staleness, mesh), find
 
 
 def params(value):
@@ -122,19 +122,19 @@ def test_pending_and_restore_give_the_same_batches(staleness):
 
 
 def test_looking_at_what_is_pending_changes_nothing_and_searches_once():
-    made, retriever = source(1)
+    made, find = source(1)
     straight = drive(source(1)[0], 4)
     made.begin(0, params(0))
     made.begin(1, params(0))
     first = host(made.finish(0))
     assert made.pending() == made.pending() and list(made.pending()) == ["1"]
-    assert retriever.searches == 2
+    assert find.searches == 2
     assert equal(first, straight[0]) and equal(host(made.finish(1)), straight[1])
-    assert retriever.searches == 2 and made.pending() == {}
+    assert find.searches == 2 and made.pending() == {}
 
 
 def test_a_closed_book_source_retrieves_nothing_and_never_looks_ahead():
-    made, _ = source(1, retriever=False)
+    made, _ = source(1, index=None)
     assert made.lookahead == 0
     batches = drive(made, 3)
     assert all((b["retrieved"] == -7).all() for b in batches)
@@ -159,11 +159,16 @@ def test_a_batch_that_the_devices_cannot_share_is_refused():
 def test_a_query_encoder_is_asked_by_tokens_on_the_devices_and_bm25_by_words():
     def embed(params, ids, mask):
         assert isinstance(ids, jax.Array) and len(ids.sharding.device_set) == 8
-        return params, np.asarray(ids), np.asarray(mask)
+        return np.stack([np.full(ids.shape, params), ids, mask])
 
     rows = np.array([3, 0, 7, 7, 1, 2, 5, 4])
-    asked = ask_by_vector(embed, Questions(), parallel.make_mesh(MeshConfig()), 8)(
-        params(9), rows)
-    assert asked[0] == 9
+    def ask(lexical):
+        model = types.SimpleNamespace(lexical=lexical, asks_with_texts=False)
+        find = finder(model, embed, lambda queries: queries, Questions(),
+                      parallel.make_mesh(MeshConfig()), 8)
+        return find(params(9), rows)()
+
+    asked = ask(lexical=False)
+    assert (asked[0] == 9).all()
     assert (asked[1] == Questions.ids[rows]).all() and (asked[2] == Questions.mask[rows]).all()
-    assert ask_by_words(Questions())(None, rows).tolist() == [f"question {row}" for row in rows]
+    assert ask(lexical=True).tolist() == [f"question {row}" for row in rows]
