@@ -18,6 +18,16 @@ def test_seeds_are_of_fine_tuning_from_one_warm_up_and_on_the_same_data(tmp_path
     assert {c.config.data.world_seed for c in (first, *others)} == {0}
 
 
+def test_cells_are_measured_on_all_questions(tmp_path):
+    """The quickstart evaluates on some dev questions while it trains; a table of so many test
+    questions would say that it is of all."""
+    scale = Toy(tmp_path, seeds=1)
+    cells = [scale.cells(*of)[0] for of in (
+        ("nq", "rag_token"), ("fever3", "closed_book"), ("start_70", "rag_token"),
+        ("objective_marginal", "frozen"))]
+    assert {cell.config.eval.max_examples for cell in cells} == {0}
+
+
 def test_tasks_are_of_their_form_and_ablations_are_on_the_questions_with_one_seed(tmp_path):
     scale = Toy(tmp_path, seeds=3)
     for task, world_task in TASKS.items():
