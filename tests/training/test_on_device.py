@@ -1,6 +1,7 @@
 """The step that retrieves for itself against the host's path: batches, losses, gradients."""
 
 import dataclasses
+import shutil
 
 import jax
 import jax.numpy as jnp
@@ -18,8 +19,11 @@ from rag_jax.data.text import GeneratorFormat, train_bart_tokenizer, train_bert_
 from rag_jax.models import rag
 from rag_jax.overrides import replace
 from rag_jax.retrieval.device import DeviceIndex
+from rag_jax.retrieval.editing import edit_index
+from rag_jax.retrieval.index import PassageIndex
 from rag_jax.retrieval.passages import write_store
 from rag_jax.retrieval.protocol import Passage
+from rag_jax.retrieval.shards import PassageEmbedder
 from rag_jax.training import on_device, step
 from tests.retrieval.indexing import build_index
 
@@ -131,10 +135,22 @@ def test_what_a_classifiers_decoder_reads_stays_with_its_question(world):
     np.testing.assert_array_equal(batch.decoder_mask, ids % 4 < 3)
 
 
-def test_fewer_passages_than_k_are_padded_as_on_the_host(world):
+def edited(folder, deleted, added=None):
+    """A later version of an index in a folder, without some rows and with a store of passages."""
+    rng = np.random.default_rng(1)
+    embedder = PassageEmbedder(
+        lambda ids, mask: rng.standard_normal((len(ids), 16)).astype(np.float32),
+        token_table=PASSAGE_TABLE, encoder_fingerprint="random", max_length=8, batch_size=8,
+        length_buckets=(8,), progress=False)
+    edit_index(folder, embedder, added, [str(row) for row in deleted], compact=False)
+    return PassageIndex.open(folder)
+
+
+def test_fewer_passages_than_k_are_padded_as_on_the_host(world, tmp_path):
     params = tiny.rag_params(world[0])
     index = placed(world, mesh_of(8))
-    index.delete(np.setdiff1d(np.arange(40), [7, 31]))
+    folder = shutil.copytree(world[2].path, tmp_path / "index")
+    index.update(edited(folder, np.setdiff1d(np.arange(40), [7, 31])))
     batch = completed(world, index, params)
     rows = np.asarray(retrieved_by_two(world, params))
     expected = on_host(world, rows)
@@ -192,7 +208,7 @@ def test_loss_gradients_and_update_are_those_of_the_host_path(world, sizes):
     tiny.assert_trees_close(found[1], expected[1], rtol=1e-5, atol=1e-5)
 
 
-def test_passages_come_and_go_and_the_step_is_compiled_once(world, compilations):
+def test_passages_come_and_go_and_the_step_is_compiled_once(world, compilations, tmp_path):
     """Encode, search, gather, loss and update; every time it reads what is there then."""
     model, questions, index = world
     device = placed(world, mesh_of(4))
@@ -200,9 +216,13 @@ def test_passages_come_and_go_and_the_step_is_compiled_once(world, compilations)
     source = on_device.QuestionSource(questions, device, B, SEED)
     run, state = made_step(world, tiny.rag_params(model), device.mesh, complete,
                            lambda batch: {"doc_ids": batch.doc_ids})
-    deleted = np.arange(0, 40, 2)
-    changes = [lambda: None, lambda: device.delete(deleted), lambda: device.add(index),
-               lambda: device.swap(index)]
+    new = [passage._replace(id=f"new {passage.id}") for passage in map(
+        index.passages.__getitem__, range(40))]
+    added = write_store(tmp_path / "new", new, {PASSAGE_TABLE: lambda ps: questions.format.passages(
+        [p.title for p in ps], [p.text for p in ps])})
+    folder = shutil.copytree(index.path, tmp_path / "index")
+    changes = [lambda: None, lambda: device.update(edited(folder, range(0, 40, 2))),
+               lambda: device.update(edited(folder, (), added)), lambda: device.swap(index)]
     allowed = [range(40), range(1, 40, 2), [*range(1, 40, 2), *range(40, 80)], range(40)]
     for number, (change, rows) in enumerate(zip(changes, allowed, strict=True)):
         change()
