@@ -105,7 +105,7 @@ def build_model(config: Config, prepared: Prepared) -> rag.RagModel:
 def groups_of(model: rag.RagModel, mesh: Mesh, pieces: int) -> Groups | None:
     """How training packs what the generator reads and writes, in so many micro-batches; None where
     it does not."""
-    return Groups(parallel.batch_shards(mesh), pieces) if model.packs else None
+    return Groups(parallel.shards(mesh, "batch"), pieces) if model.packs else None
 
 
 def fusion_of(config: Config) -> Fusion | None:

@@ -215,8 +215,9 @@ def test_an_export_says_how_its_inputs_are_written(tmp_path):
     rag = families.FAMILIES["RagTokenForGeneration"]
     for asked, expected in ((("auto", "auto"), ("question_kept", "raw")),
                             (("hugging_face", "raw"), ("hugging_face", "raw"))):
-        assert families.inputs(families.inputs_json(*asked), rag) == expected
-    assert families.inputs({families.OWN: {"source_format": [1]}}, rag) == families.RELEASED_INPUTS
+        assert families.inputs(families.inputs_json(*asked), rag, tmp_path) == expected
+    assert families.inputs({families.OWN: {"source_format": [1]}}, rag, tmp_path) == (
+        families.RELEASED_INPUTS)
 
 
 @pytest.mark.parametrize("source", ["rag", "converted"])
