@@ -352,9 +352,12 @@ class Answerer:
         decoded, growing = self._begin(params, batch, *drawn, np.int32(until))
         decoded = parallel.fetch(decoded)
         while until < longest and not decoded.ranked.finished.all() and not faults(decoded):
-            tokens = [self._until_end(row[:until]) for row in decoded.tokens]
-            if not watch.tell({int(number): Beginning(ids, log_p[: len(ids)].tolist())
-                               for number, ids, log_p in zip(numbers, tokens, decoded.token_log_p)}):
+            begun = {}
+            for row, number in enumerate(numbers.tolist()):
+                tokens = self._until_end(decoded.tokens[row, :until])
+                log_p = decoded.token_log_p[row, : len(tokens)]
+                begun[number] = Beginning(tokens, log_p.tolist())
+            if not watch.tell(begun):
                 break
             until = min(until + watch.tokens, longest)
             decoded, growing = self._go_on(params, growing, np.int32(until))

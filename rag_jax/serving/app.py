@@ -65,20 +65,20 @@ class Server:
             for tower in ("query_encoder", "document_encoder") if tower in programs}
         get, post = ["GET"], ["POST"]
         routes = [
-            *page.routes(),
-            Route("/v1/models", self._guarded(self._list_models), methods=get),
             Route("/v1/chat/completions", self._guarded(self._chat), methods=post),
+            Route("/answer", self._guarded(self._answer), methods=post),
             Route("/v1/embeddings", self._guarded(self._embed), methods=post),
             *(Route(f"/{version}/rerank", self._guarded(self._rerank), methods=post)
               for version in ("v1", "v2")),
-            Route("/answer", self._guarded(self._answer), methods=post),
             Route("/retrieve", self._guarded(self._retrieve), methods=post),
             Route("/passages/{index}/{id:path}", self._guarded(self._passage), methods=get),
+            Route("/v1/models", self._guarded(self._list_models), methods=get),
             Route("/memory", self._guarded(self._list_memory), methods=get),
             Route("/memory", self._guarded(self._change_memory), methods=post),
             Route("/metrics", self._guarded(self._metrics), methods=get),
             Route("/health", self._health, methods=get),
             Route("/ready", self._ready, methods=get),
+            *page.routes(),
         ]
         # Of a server for this machine, a page of another name that leads here is refused.
         hosts = ["localhost", "127.0.0.1", "[::1]", settings.host] if settings.local else ["*"]
@@ -99,8 +99,7 @@ class Server:
         """With the token checked, a time limit, and every error as JSON."""
         async def guarded(request: Request) -> Response:
             try:
-                memory = request.url.path == "/memory" and request.method == "POST"
-                self._authenticate(request, memory)
+                self._authenticate(request, handler == self._change_memory)
                 async with asyncio.timeout(self.settings.timeout):
                     response = await handler(request)
             except (ClientDisconnect, asyncio.CancelledError):
@@ -185,13 +184,15 @@ class Server:
         completion = results.Completion(
             self.settings.model, index.version, prompt, logprobs, tokenizer,
             lambda answer: results.citations(answer, str(request.base_url), index.name))
-        self.metrics.prompt.inc(prompt)
         if stream:
             chunks = self._chunks(request, index, asked, began,
                                   results.Chunks(completion, asked.ask, usage))
-            return _Events(await anext(chunks), chunks, self._failure)
-        answers = await self._computed(request, index, asked.program, asked.questions)
-        return JSONResponse(completion.whole(self._choices(index, asked, answers, began)))
+            response = _Events(await anext(chunks), chunks, self._failure)
+        else:
+            answers = await self._computed(request, index, asked.program, asked.questions)
+            response = JSONResponse(completion.whole(self._choices(index, asked, answers, began)))
+        self.metrics.prompt.inc(prompt)
+        return response
 
     def _asked(self, fields: Fields, question: str) -> tuple[asking.Asked, OpenIndex]:
         """What is to be answered, and from which index."""

@@ -125,9 +125,13 @@ class OpenIndex:
 
     def _decode(self, program: str, questions: Sequence[Question], draws: Draws | None = None
                 ) -> list[Answer]:
-        tokens, params = self._filled([question.text for question in questions]), self.rag.params
-        retrieved = self._answerer("retrieve", len(tokens)).retrieve(params, tokens)
-        answerer = self._answerer(program, len(tokens))
+        count, size, params = len(questions), self._size(questions), self.rag.params
+        tokens, retrieved = self._tokens([question.text for question in questions]), None
+        if self.rag.index is not None:
+            searcher = self._answerer("retrieve", size)
+            queries = searcher.queries(params, tokens)[np.arange(size) % count]
+            retrieved = search(searcher.index, queries, searcher.k)[:count]
+        answerer = self._answerer(program, size)
         listening = [each.listener for each in questions if each.listener]
 
         def tell(begun: dict[int, Beginning]) -> bool:
@@ -137,7 +141,7 @@ class OpenIndex:
             return len(listening) < len(questions) or not all(each.left for each in listening)
 
         watch = Watch(1 if listening else answerer.decoding.max_length, tell)
-        return answerer.decode(params, tokens, retrieved, draws, watch)[:len(questions)]
+        return answerer.decode(params, tokens, retrieved, draws, watch)
 
     def _answerer(self, program: str, size: int) -> Answerer:
         """What answers `size` questions at a time; it is made once."""
@@ -157,8 +161,11 @@ class OpenIndex:
 
     def _filled(self, texts: Sequence[str]) -> QuestionTokens:
         """Tokens of one whole batch."""
-        return self.rag.job.tokenize([Example(str(number), text, ()) for number, text in
-                                      enumerate(_fill(texts, self._size(texts)))])
+        return self._tokens(_fill(texts, self._size(texts)))
+
+    def _tokens(self, texts: Sequence[str]) -> QuestionTokens:
+        return self.rag.job.tokenize(
+            [Example(str(number), text, ()) for number, text in enumerate(texts)])
 
     def _size(self, given: Sequence[Any]) -> int:
         return next(size for size in self._sizes if size >= len(given))

@@ -1,5 +1,7 @@
 """Answers as JSON: cut where the request says, with the probabilities of what is left."""
 
+import itertools
+
 import numpy as np
 import pytest
 
@@ -51,8 +53,8 @@ def test_an_answer_is_cut_with_its_probabilities(ask, text, reason, count, kind)
     assert found.certified == (count == 6)  # nothing is proved of a part
     for told in (0, 3, 5):  # of its tokens, before the answer is whole
         growing = Pieces(ask, Tokenizer())
-        given = [*(piece for n in range(1, told + 1) for piece in growing.more(whole.token_ids[:n])),
-                 *growing.rest(choice)]
+        begun = (growing.more(whole.token_ids[:n]) for n in range(1, told + 1))
+        given = [*itertools.chain(*begun), *growing.rest(choice)]
         assert "".join(piece for piece, _ in given) == text
         assert [n for _, tokens in given for n in range(choice.end)[tokens]] == list(
             range(choice.end))
