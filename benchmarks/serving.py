@@ -4,8 +4,10 @@
 
 Needs the extras serve and test, and a workdir with two indexes, as the quickstart's is. A server of
 `python -m rag_jax.serve`, a process of its own, answers clients that ask one question after the
-other, each by a connection that stays open; it shares the machine's cores with them. What it should
-answer from each memory is what the Python API gave in this process. In turn:
+other, each by a connection that stays open; it shares the machine's cores with them. Where many
+ask, they write requests that were made before and keep the bytes of the replies, which are looked
+at when the time has been taken: other clients run on other machines. What the server should answer
+from each memory is what the Python API gave in this process. In turn:
 
 - overhead: one client; each question is asked by the Python API and by HTTP, one after the other.
 - throughput: rounds of one client and of all.
@@ -14,6 +16,7 @@ answer from each memory is what the Python API gave in this process. In turn:
 """
 
 import argparse
+import asyncio
 import http.client
 import itertools
 import json
@@ -27,7 +30,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -76,11 +79,13 @@ class Client:
             raise ConnectionError(f"{status}: {body[:200]!r}")
         return json.loads(body)
 
-    def swap(self, memory: str) -> None:
-        status, body = self.request("POST", "/memory", json.dumps({"swap": memory}).encode(),
-                                    Authorization=f"Bearer {TOKEN}")
-        if status != 200:
-            raise ConnectionError(f"swap: {status}: {body[:200]!r}")
+
+def request(path: str, body: dict[str, Any]) -> bytes:
+    """A whole request of HTTP."""
+    content = json.dumps(body).encode()
+    return (f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+            f"Authorization: Bearer {TOKEN}\r\nContent-Length: {len(content)}\r\n\r\n"
+            ).encode() + content
 
 
 class Server:
@@ -133,31 +138,32 @@ def wrong(found: dict[str, Any], question: str, expected: Expected) -> str:
     return "" if abs(found["log_prob"] - answer.log_prob) <= CLOSE else "log_prob"
 
 
-def by_all(port: int, clients: int, requests: int, do: Callable[[Client, int], None]) -> float:
-    """Seconds in which so many clients do the requests 0, 1, ..., as they come."""
-    numbers, lock, failed = iter(range(requests)), threading.Lock(), []
+def by_all(port: int, clients: int, requests: Sequence[bytes]) -> tuple[float, list[bytes]]:
+    """Seconds in which so many clients make the requests, each the next that none has begun, and
+    the bodies of the replies; of what was lost, the reason as b"lost: ..."."""
+    replies, numbers = [b""] * len(requests), iter(range(len(requests)))
 
-    def work() -> None:
-        client = Client(port)
-        try:
-            while True:
-                with lock:
-                    number = next(numbers, None)
-                if number is None:
-                    return
-                do(client, number)
-        except BaseException as error:
-            failed.append(error)
+    async def work() -> None:
+        reader = writer = None
+        for number in numbers:
+            try:
+                if writer is None:
+                    reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=2**20)
+                writer.write(requests[number])
+                head = await reader.readuntil(b"\r\n\r\n")
+                size = re.search(rb"(?i)content-length: (\d+)", head).group(1)
+                body = await reader.readexactly(int(size))
+                replies[number] = body if b" 200 " in head[:16] else b"lost: " + body
+            except (OSError, EOFError) as error:
+                replies[number], writer = f"lost: {error!r}".encode(), None
+        writer.close()
 
-    threads = [threading.Thread(target=work) for _ in range(clients)]
-    began = time.perf_counter()
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if failed:
-        raise failed[0]
-    return time.perf_counter() - began
+    async def all_of_them() -> float:
+        began = time.perf_counter()
+        await asyncio.gather(*(work() for _ in range(clients)))
+        return time.perf_counter() - began
+
+    return asyncio.run(all_of_them()), replies
 
 
 def overhead(port: int, rag: rag_jax.Rag, questions: list[str], pairs: int) -> dict[str, Any]:
@@ -180,17 +186,16 @@ def throughput(port: int, clients: int, questions: list[str], requests: int, rou
                ) -> dict[str, Any]:
     """Answers a second of one client and of all, and how far their answers are apart."""
     rates, given = {1: [], clients: []}, {1: {}, clients: {}}
-
-    def ask(client: Client, number: int, into: dict) -> None:
-        question = questions[number % len(questions)]
-        found = client.answer(question)
-        into[question] = (found["answer"], found["log_prob"])
-
+    prepared = [request("/answer", {"question": question}) for question in questions]
     for _ in range(rounds):
         for count, into in given.items():
             done = max(len(questions), requests * count // clients)
-            rates[count].append(done / by_all(
-                port, count, done, lambda client, number, into=into: ask(client, number, into)))
+            seconds, replies = by_all(port, count, [
+                prepared[number % len(prepared)] for number in range(done)])
+            rates[count].append(done / seconds)
+            for question, reply in zip(itertools.cycle(questions), replies):
+                found = json.loads(reply)
+                into[question] = (found["answer"], found["log_prob"])
     one, many = given.values()
     return {"one_per_second": statistics.median(rates[1]),
             "all_per_second": statistics.median(rates[clients]),
@@ -205,20 +210,21 @@ def load(server: Server, options: argparse.Namespace, questions: list[str], expe
     """Requests of all clients with swaps among them."""
     names, kinds, before = sorted(expected), [], server.metric("rag_jax:compilations_total")
     every, answered = options.requests // options.swaps, dict.fromkeys(expected, 0)
-
-    def ask(client: Client, number: int) -> None:
+    asked: list[tuple[str, bytes]] = []  # the question, "" of a swap, and its request
+    for number in range(options.requests):
         swap, rest = divmod(number, every)
         if rest == every // 2 and swap < options.swaps:
-            client.swap(names[swap % len(names)])
+            asked.append(("", request("/memory", {"swap": names[swap % len(names)]})))
         question = questions[number % len(questions)]
-        try:
-            found = client.answer(question)
+        asked.append((question, request("/answer", {"question": question})))
+    seconds, replies = by_all(server.port, options.clients, [each for _, each in asked])
+    for (question, _), reply in zip(asked, replies, strict=True):
+        if reply.startswith(b"lost"):
+            kinds.append(reply[:200].decode(errors="replace"))
+        elif question:
+            found = json.loads(reply)
             answered[found["memory"]] += 1
             kinds.append(wrong(found, question, expected))
-        except (OSError, http.client.HTTPException) as error:
-            kinds.append(f"lost: {error}")
-
-    seconds = by_all(server.port, options.clients, options.requests, ask)
     return {"requests": len(kinds), "swaps": options.swaps, "seconds": seconds,
             "answered": answered, "lost": sum(kind.startswith("lost") for kind in kinds),
             "mixed": sum(kind in MIXED for kind in kinds),

@@ -14,7 +14,7 @@ from rag_jax.config import ConfigError
 from rag_jax.data.batches import PASSAGE_TABLE, RagBatcher, Searchable
 from rag_jax.data.questions import QuestionTokens
 from rag_jax.data.text import Cuts, bucket, by_length
-from rag_jax.decoding.answer import decode
+from rag_jax.decoding.answer import begin, decode, go_on, grows
 from rag_jax.decoding.certificate import NEEDS, exact
 from rag_jax.decoding.prefixes import KeptPrefixes, Reader
 from rag_jax.decoding.results import NOT_FINITE, Decoded, ScoreError, faults
@@ -46,6 +46,14 @@ def embed_program(encoder: DprEncoder) -> Program:
 def jit_decode(model: rag.RagModel, settings: Decoding) -> Program:
     """(params, batch, key or None, temperature or None) -> Decoded."""
     return jax.jit(functools.partial(decode, model, settings))
+
+
+@functools.cache
+def jit_growing(model: rag.RagModel, settings: Decoding) -> tuple[Program, Program]:
+    """(params, batch, key or None, temperature or None, until) -> Decoded and Growing, and (params,
+    Growing, until) -> the same, further; a Growing that has gone on is used up."""
+    return (jax.jit(functools.partial(begin, model, settings)),
+            jax.jit(functools.partial(go_on, model, settings), donate_argnums=1))
 
 
 @functools.cache
@@ -87,6 +95,22 @@ def keys_of(seeds: int | np.ndarray, numbers: np.ndarray) -> jax.Array:
     """
     roots = jax.random.key(seeds) if isinstance(seeds, int) else jax.vmap(jax.random.key)(seeds)
     return jax.vmap(jax.random.fold_in, (0 if roots.ndim else None, 0))(roots, numbers)
+
+
+class Beginning(NamedTuple):
+    """The first tokens of an answer; those that follow change none of them."""
+
+    token_ids: list[int]
+    token_log_probs: list[float]
+
+
+class Watch(NamedTuple):
+    """How answers are watched while they grow, where they do (`decoding.answer.grows`)."""
+
+    tokens: int  # that every answer of a batch grows by, from one look to the next
+    # Is given what there is of a batch's answers, by the numbers of their questions, and says
+    # whether anybody waits for the rest. The last tokens come with the answers themselves.
+    tell: Callable[[dict[int, Beginning]], bool]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -145,6 +169,7 @@ class Answerer:
         self.batch_size = parallel.filled_up(settings.batch_size, mesh)
         self._embed = jit_embed(model)
         self._decode = jit_decode(model, self.decoding)
+        self._begin, self._go_on = jit_growing(model, self.decoding)
         self._log_likelihood = jit_log_likelihood(model)
         self._labels = dict(zip(self.decoding.labels, settings.labels, strict=True))
 
@@ -239,7 +264,8 @@ class Answerer:
 
     def compile(self, params: Params, questions: QuestionTokens, draws: Draws | None = None
                 ) -> None:
-        """Answers a batch with inputs of every padded length, so that none is compiled later.
+        """Answers a batch with inputs of every padded length, so that none is compiled later for
+        `decode` with a `Watch`.
 
         Args:
           questions: one batch of them.
@@ -251,26 +277,39 @@ class Answerer:
             shape = (*batch.source_ids.shape[:2], length)
             source = parallel.put_batch(
                 (np.zeros(shape, np.int32), np.ones(shape, bool)), self.mesh)
-            self._decode_batch(params, batch._replace(
-                source_ids=source[0], source_mask=source[1]), numbers, draws)
+            padded = batch._replace(source_ids=source[0], source_mask=source[1])
+            drawn = self._drawn(numbers, draws)
+            if not self._grows(padded):
+                self._decode_batch(params, padded, drawn)
+                continue
+            _, growing = self._begin(params, padded, *drawn, np.int32(1))
+            for until in (2, 3):  # on several devices, what goes on may lie otherwise than it began
+                _, growing = self._go_on(params, growing, np.int32(until))
 
     def decode(self, params: Params, questions: QuestionTokens, retrieved: np.ndarray | None,
-               draws: Draws | None = None) -> list[Answer]:
+               draws: Draws | None = None, watch: Watch | None = None) -> list[Answer]:
         """Answers all questions from the given passages.
 
-        draws: how each is sampled; None = as the settings say, by its place.
+        Args:
+          draws: how each is sampled; None = as the settings say, by its place.
+          watch: who looks at the answers while they grow; None = nobody. Where nobody waits any
+            more, answers end where they are.
         """
-        return list(self.decode_each(params, questions, retrieved, draws))
+        return list(self.decode_each(params, questions, retrieved, draws, watch))
 
     def decode_each(self, params: Params, questions: QuestionTokens, retrieved: np.ndarray | None,
-                    draws: Draws | None = None) -> Iterator[Answer]:
+                    draws: Draws | None = None, watch: Watch | None = None) -> Iterator[Answer]:
         """`decode`, with answers as soon as they, and those before them, are there."""
         done, waiting, read = 0, {}, None
         if budget := self.settings.prefix_mib:
             read = self.prefixes.reader(self.model, params, budget)
         params = self._in_dtype(params)
         for numbers, batch in self.batches(questions, retrieved, answers=False, read=read):
-            decoded = self._decode_batch(params, batch, numbers, draws)
+            drawn = self._drawn(numbers, draws)
+            if watch is not None and self._grows(batch):
+                decoded = self._watched(params, batch, drawn, numbers, watch)
+            else:
+                decoded = self._decode_batch(params, batch, drawn)
             for row, fault in faults(decoded).items():
                 if row < len(numbers):
                     raise type(fault)(f"{_named(questions, numbers[row])}: {fault}")
@@ -287,17 +326,46 @@ class Answerer:
         those that are kept so."""
         return {**params, "generator": in_dtype(params["generator"], self.model.generator.dtype)}
 
-    def _decode_batch(self, params: Params, batch: Batch, numbers: np.ndarray,
-                      draws: Draws | None = None) -> Decoded:
+    def _drawn(self, numbers: np.ndarray, draws: Draws | None) -> tuple[Array | None, Array | None]:
+        """Keys and temperatures of a batch with these questions in its first rows, for `decode`."""
+        if not self.decoding.sample:
+            return None, None
+        places = np.resize(numbers, self.batch_size)
+        if draws is None:
+            return keys_of(self.settings.seed, places), None
+        return jax.tree.map(lambda each: each[places], tuple(draws))
+
+    def _grows(self, batch: Batch) -> bool:
+        """Whether a batch can be watched."""
+        return not self.settings.node_budget and grows(self.model, self.decoding, batch)
+
+    def _watched(self, params: Params, batch: Batch, drawn: tuple[Array | None, Array | None],
+                 numbers: np.ndarray, watch: Watch) -> Decoded:
+        """The same answers on the host, told while they grow; no more of them is decoded than
+        somebody waits for."""
+        longest = self.decoding.max_length
+        until = min(watch.tokens, longest)
+        decoded, growing = self._begin(params, batch, *drawn, np.int32(until))
+        decoded = parallel.fetch(decoded)
+        while until < longest and not decoded.ranked.finished.all() and not faults(decoded):
+            begun, best = {}, decoded.best
+            for row, number in enumerate(numbers.tolist()):
+                tokens = self._until_end(best.tokens[row, :until])
+                log_p = best.token_log_p[row, : len(tokens)]
+                begun[number] = Beginning(tokens, log_p.tolist())
+            if not watch.tell(begun):
+                break
+            until = min(until + watch.tokens, longest)
+            decoded, growing = self._go_on(params, growing, np.int32(until))
+            decoded = parallel.fetch(decoded)
+        return decoded
+
+    def _decode_batch(self, params: Params, batch: Batch,
+                      drawn: tuple[Array | None, Array | None]) -> Decoded:
         """Host arrays.
 
-        numbers: int[R], of the questions in the batch's first rows.
+        drawn: keys and temperatures.
         """
-        drawn = (None, None)
-        if self.decoding.sample:
-            places = np.resize(numbers, self.batch_size)
-            drawn = (keys_of(self.settings.seed, places), None) if draws is None else (
-                jax.tree.map(lambda each: each[places], tuple(draws)))
         decoded = parallel.fetch(self._decode(params, batch, *drawn))
         if not self.settings.node_budget:
             return decoded

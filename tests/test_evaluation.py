@@ -196,14 +196,15 @@ def opened(monkeypatch):
     return calls
 
 
-def test_metrics_are_printed_even_where_they_cannot_be_written(opened, monkeypatch, capsys):
+def test_metrics_are_printed_even_where_they_cannot_be_written(opened, monkeypatch, capsys,
+                                                               tmp_path):
     """A full or read-only disk: hours of answering must not end without a number."""
     def full(*_):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(evaluation, "write_evaluation", full)
     with pytest.raises(OSError, match="No space"):
-        evaluate_command.main([])
+        evaluate_command.main([f"--workdir={tmp_path}"])
     assert "37.5" in capsys.readouterr().out
 
 

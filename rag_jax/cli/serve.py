@@ -6,6 +6,7 @@ has to know RAG_JAX_TOKEN, and who changes what is answered from, at /memory, RA
 if the environment has them.
 """
 
+import gc
 import os
 
 from rag_jax import flags
@@ -22,8 +23,9 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--port", type=int, default=8000, help="default: %(default)s")
     parser.add_argument("--open", default="", metavar="NAME,NAME", help="further indexes of the "
                         "workdir that a request may name")
-    parser.add_argument("--batch_sizes", type=flags.counts, default=(1, 4, 16), metavar="N,N",
-                        help="questions that are answered at a time (default: 1,4,16)")
+    parser.add_argument("--batch_sizes", type=flags.counts, default=(1, 4, 8, 16),
+                        metavar="N,N",
+                        help="questions that are answered at a time (default: 1,4,8,16)")
     parser.add_argument("--timeout", type=float, default=60.0, metavar="SECONDS",
                         help="that a request may take (default: %(default)s)")
     options, config = flags.parse_with_config(parser, argv, flags.asked_config)
@@ -52,6 +54,7 @@ def main(argv: list[str] | None = None) -> None:
 
     def started(failure: Exception | None) -> None:
         if failure is None:
+            gc.freeze()  # what the start has made stays: no collection looks through it again
             print(f"ready: http://{options.host}:{options.port}", flush=True)
         else:
             web.should_exit = True

@@ -54,6 +54,8 @@ class Tokenizer:
             )
         self.end, self.pad, self.mask = map(backend.token_to_id, names[1:])
         self.start = backend.token_to_id(names[0]) if begins else None
+        # Where bytes are tokens, one that is in no letter: a run of bytes with it has no letters.
+        self._stray = backend.token_to_id("<0xFF>")
 
     @classmethod
     def load(cls, source: str | pathlib.Path) -> "Tokenizer":
@@ -138,6 +140,12 @@ class Tokenizer:
     def decode(self, ids: Iterable[int]) -> str:
         """Text of ids; special tokens are left out and outer spaces stripped."""
         return self._backend.decode([int(i) for i in ids], skip_special_tokens=True).strip()
+
+    def decode_settled(self, ids: Sequence[int]) -> str:
+        """What the text of ids begins with whatever follows them: letters without their last bytes,
+        and bytes that more of them could make others, are left out."""
+        text = self.decode(ids if self._stray is None else [*ids, self._stray])
+        return text.rstrip("\ufffd").rstrip()
 
     def piece(self, token_id: int) -> str:
         """Text of one token, special or not; bytes that are no whole letter come as "�"."""

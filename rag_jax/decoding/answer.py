@@ -1,10 +1,18 @@
-"""From a batch of questions with passages to answers, by every way of decoding."""
+"""From a batch of questions with passages to answers, by every way of decoding.
+
+`decode` gives answers as a whole. Where no token is ever taken back (`grows`), `begin` and `go_on`
+give the same ones as they grow.
+"""
+
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from rag_jax import parallel
 from rag_jax.decoding import classify, documents, mixture, sampling, sequence
+from rag_jax.decoding.beam import BeamState
+from rag_jax.decoding.documents import Documents
 from rag_jax.decoding.memory import questions_at_once
 from rag_jax.decoding.results import Decoded
 from rag_jax.decoding.settings import Decoding
@@ -29,18 +37,9 @@ def decode(model: rag.RagModel, settings: Decoding, params: Params, batch: Batch
     Raises:
       ValueError: settings that the model does not allow; a key is missing or not needed.
     """
-    settings.check(model)
-    if settings.sample != (key is not None):
-        raise ValueError("sample=True needs a key, and nothing else takes one")
-    questions, passages, source = batch.source_ids.shape
-    if batch.prefixes is not None:
-        source += batch.prefixes.keys.shape[-1]
-    if key is not None and key.ndim == 0:
-        key = jax.vmap(jax.random.fold_in, (None, 0))(key, jnp.arange(questions))
-
-    generator = parallel.gathered(in_dtype(params["generator"], model.generator.dtype),
-                                  model.shapes(("generator",))["generator"])
-    params = {**params, "generator": generator}
+    params, key = _checked(model, settings, params, batch, key)
+    questions = len(batch.source_ids)
+    at_once = _at_once(model, settings, batch)
 
     def run(rows: tuple[Batch, jax.Array | None, jax.Array | None]) -> Decoded:
         batch, keys, temperature = rows
@@ -55,8 +54,6 @@ def decode(model: rag.RagModel, settings: Decoding, params: Params, batch: Batch
             return sequence.decode(model, params, read, settings)
         return mixture.decode(model, params, read, settings)
 
-    parts = parallel.row_parts(batch.source_ids)
-    at_once = parts * questions_at_once(model, settings, questions // parts, passages, source)
     if at_once == questions:
         return run((batch, key, temperature))
     # Each group takes questions from all over the batch: where the batch is split over devices,
@@ -66,3 +63,71 @@ def decode(model: rag.RagModel, settings: Decoding, params: Params, batch: Batch
     decoded = jax.lax.map(run, groups)
     return jax.tree.map(
         lambda x: x.swapaxes(0, 1).reshape(questions, *x.shape[2:]), decoded)
+
+
+class Growing(NamedTuple):
+    """A batch's answers between two of their tokens."""
+
+    documents: Documents
+    state: BeamState | sampling.State
+
+
+def grows(model: rag.RagModel, settings: Decoding, batch: Batch) -> bool:
+    """Whether a batch's answers grow from left to right, all at once: samples and those of greedy
+    searches. Several beams, or one for each document, change their mind, and labels are ranked."""
+    if model.classes or settings.labels or _at_once(model, settings, batch) < len(batch.source_ids):
+        return False
+    one_search = model.kind != "sequence" or settings.strategy == "marginal"
+    return settings.sample or (settings.num_beams == 1 and one_search)
+
+
+def begin(model: rag.RagModel, settings: Decoding, params: Params, batch: Batch,
+          key: jax.Array | None, temperature: jax.Array | None, until: jax.Array
+          ) -> tuple[Decoded, Growing]:
+    """The first `until` int32[] tokens of the answers of `decode`, which are described as answers
+    are; from settings.max_length on, they are whole."""
+    params, key = _checked(model, settings, params, batch, key)
+    read = documents.read(model, params, batch)
+    state = sampling.begin(model, read, settings, key, temperature) if settings.sample else (
+        mixture.begin(model, params, read, settings))
+    return _until(model, settings, params, Growing(read, state), until)
+
+
+def go_on(model: rag.RagModel, settings: Decoding, params: Params, growing: Growing,
+          until: jax.Array) -> tuple[Decoded, Growing]:
+    """The same answers with more tokens."""
+    return _until(model, settings, _whole(model, params), growing, until)
+
+
+def _until(model: rag.RagModel, settings: Decoding, params: Params, growing: Growing,
+           until: jax.Array) -> tuple[Decoded, Growing]:
+    way, read = sampling if settings.sample else mixture, growing.documents
+    state = way.advance(model, params, read, settings, growing.state, until)
+    return way.answers(model, read, settings, state), Growing(read, state)
+
+
+def _checked(model: rag.RagModel, settings: Decoding, params: Params, batch: Batch,
+             key: jax.Array | None) -> tuple[Params, jax.Array | None]:
+    """The parameters as loops read them, and a key for each question."""
+    settings.check(model)
+    if settings.sample != (key is not None):
+        raise ValueError("sample=True needs a key, and nothing else takes one")
+    if key is not None and key.ndim == 0:
+        key = jax.vmap(jax.random.fold_in, (None, 0))(key, jnp.arange(len(batch.source_ids)))
+    return _whole(model, params), key
+
+
+def _whole(model: rag.RagModel, params: Params) -> Params:
+    """With the generator's parameters gathered once, before its loops."""
+    generator = parallel.gathered(in_dtype(params["generator"], model.generator.dtype),
+                                  model.shapes(("generator",))["generator"])
+    return {**params, "generator": generator}
+
+
+def _at_once(model: rag.RagModel, settings: Decoding, batch: Batch) -> int:
+    """How many questions of the batch fit the memory budget."""
+    questions, passages, source = batch.source_ids.shape
+    if batch.prefixes is not None:
+        source += batch.prefixes.keys.shape[-1]
+    parts = parallel.row_parts(batch.source_ids)
+    return parts * questions_at_once(model, settings, questions // parts, passages, source)

@@ -143,17 +143,26 @@ def beam_search(recursion: Recursion, settings: Decoding, ids: TokenIds) -> Beam
       settings: num_beams M, max_length T, length_penalty, prefix.
       ids: the model's special tokens.
     """
-    beams, length = settings.num_beams, settings.max_length
+    return best_beams(advance(recursion, settings, ids, first_state(recursion, settings, ids.pad),
+                              settings.max_length))
 
+
+def advance(recursion: Recursion, settings: Decoding, ids: TokenIds, state: BeamState,
+            until: jax.Array | int) -> BeamState:
+    """The search from this state on, to its end or until hypotheses have so many tokens."""
     def running(state: BeamState) -> jax.Array:
-        return (state.position < length) & ~state.stopped.all()
+        return (state.position < until) & ~state.stopped.all()
 
-    def advance(state: BeamState) -> BeamState:
+    def grow(state: BeamState) -> BeamState:
         return _keep_best(state, _candidates(recursion, settings, ids, state), settings,
                           recursion.reorder, ids.end)
 
-    end = jax.lax.while_loop(running, advance, _first_state(recursion, settings, ids.pad))
-    both = _join(end.finished, end.live)
+    return jax.lax.while_loop(running, grow, state)
+
+
+def best_beams(end: BeamState) -> Beams:
+    """What a search has found, or has got so far."""
+    both, beams = _join(end.finished, end.live), end.live.scores.shape[1]
     # Both halves are sorted: ended, live, and places that were never filled.
     order = jnp.where(both.scores > MASKED / 2, (jnp.arange(2 * beams) >= beams)[None], 2)
     picked = jnp.argsort(order, axis=1, stable=True)[:, :beams]
@@ -164,7 +173,7 @@ def beam_search(recursion: Recursion, settings: Decoding, ids: TokenIds) -> Beam
                  end.bound)
 
 
-def _first_state(recursion: Recursion, settings: Decoding, pad_id: int) -> BeamState:
+def first_state(recursion: Recursion, settings: Decoding, pad_id: int) -> BeamState:
     """One live hypothesis without tokens in each search."""
     searches, beams, length = recursion.searches, settings.num_beams, settings.max_length
     shape = (searches, beams)

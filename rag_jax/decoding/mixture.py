@@ -13,7 +13,8 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from rag_jax.decoding.beam import Beams, Recursion, TokenIds, beam_search, gather_beams
+from rag_jax.decoding import beam
+from rag_jax.decoding.beam import Beams, BeamState, Recursion, TokenIds, gather_beams
 from rag_jax.decoding.constraints import make_rule
 from rag_jax.decoding.documents import Documents, Past, empty_past, step
 from rag_jax.decoding.results import Decoded, certify, explain, until_end
@@ -35,23 +36,59 @@ def weights(kind: str, log_prior: jax.Array) -> Callable[[jax.Array], jax.Array]
 def search(model: rag.RagModel, params: Params, documents: Documents, settings: Decoding,
            searches: int, weigh: Callable[[jax.Array], jax.Array]) -> Beams:
     """Beam search over groups of R/searches documents each."""
+    recursion = _recursion(model, params, documents, settings, searches, weigh)
+    return beam.beam_search(recursion, settings, _ids(model))
+
+
+def _recursion(model: rag.RagModel, params: Params, documents: Documents, settings: Decoding,
+               searches: int, weigh: Callable[[jax.Array], jax.Array]) -> Recursion:
     past = empty_past(documents, searches, settings.num_beams, settings.max_length)
 
     def reorder(past: Past, beams: jax.Array) -> Past:
         return past._replace(lineage=gather_beams(past.lineage, beams))
 
-    recursion = Recursion(
+    return Recursion(
         functools.partial(step, model, params, documents), past, reorder, weigh,
         make_rule(settings, model.end_id), searches, documents.mask.shape[0] // searches)
-    return beam_search(recursion, settings, TokenIds(model.start_id, model.end_id, model.pad_id))
+
+
+def _ids(model: rag.RagModel) -> TokenIds:
+    return TokenIds(model.start_id, model.end_id, model.pad_id)
+
+
+def _marginal(model: rag.RagModel, params: Params, documents: Documents, settings: Decoding
+              ) -> Recursion:
+    """One search for each question, with its documents summed out."""
+    return _recursion(model, params, documents, settings, documents.log_prior.shape[0],
+                      weights(model.kind, documents.log_prior))
 
 
 def decode(model: rag.RagModel, params: Params, documents: Documents, settings: Decoding
            ) -> Decoded:
     """RAG-Token, Fusion-in-Decoder, or RAG-Sequence by one beam over its recursion."""
-    questions = documents.log_prior.shape[0]
-    beams = search(model, params, documents, settings, questions,
-                   weights(model.kind, documents.log_prior))
+    state = begin(model, params, documents, settings)
+    return answers(model, documents, settings, advance(
+        model, params, documents, settings, state, settings.max_length))
+
+
+def begin(model: rag.RagModel, params: Params, documents: Documents, settings: Decoding
+          ) -> BeamState:
+    """The search before its first token."""
+    return beam.first_state(
+        _marginal(model, params, documents, settings), settings, model.pad_id)
+
+
+def advance(model: rag.RagModel, params: Params, documents: Documents, settings: Decoding,
+            state: BeamState, until: jax.Array | int) -> BeamState:
+    """As `beam.advance`."""
+    return beam.advance(
+        _marginal(model, params, documents, settings), settings, _ids(model), state, until)
+
+
+def answers(model: rag.RagModel, documents: Documents, settings: Decoding, state: BeamState
+            ) -> Decoded:
+    """What the search has found, or has got so far."""
+    beams = beam.best_beams(state)
     best, count = beams.hypotheses, settings.num_return_sequences
     certified, bound = certify(model, settings, best.scores[:, 0], beams.finished[:, 0],
                                beams.bound)

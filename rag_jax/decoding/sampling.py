@@ -20,26 +20,48 @@ from rag_jax.models import rag
 from rag_jax.types import Params
 
 
-class _State(NamedTuple):
+class State(NamedTuple):
+    """B questions with A samples each."""
+
     position: jax.Array  # int32[]
     tokens: jax.Array  # int32[B, A, T]
     doc_log_p: jax.Array  # float32[B, A, T, K]
     ended: jax.Array  # bool[B, A]
     past: Past
+    keys: jax.Array  # [B], one per question
+    temperature: jax.Array | None  # float32[B], of each question; None = that of the settings
 
 
 def decode(model: rag.RagModel, params: Params, documents: Documents, settings: Decoding,
            keys: jax.Array, temperature: jax.Array | None = None) -> Decoded:
     """num_return_sequences samples per question.
 
-    Args:
-      keys: [B], one per question.
-      temperature: float32[B], of each question; None = that of the settings.
+    keys, temperature: as in `State`.
     """
-    if temperature is not None:
-        temperature = temperature[:, None, None]
+    state = begin(model, documents, settings, keys, temperature)
+    return answers(model, documents, settings, advance(
+        model, params, documents, settings, state, settings.max_length))
+
+
+def begin(model: rag.RagModel, documents: Documents, settings: Decoding, keys: jax.Array,
+          temperature: jax.Array | None = None) -> State:
+    """Samples before their first token."""
     questions, passages = documents.log_prior.shape
     count, length = settings.num_return_sequences, settings.max_length
+    return State(jnp.zeros((), jnp.int32),
+                 jnp.full((questions, count, length), model.pad_id, jnp.int32),
+                 jnp.zeros((questions, count, length, passages), jnp.float32),
+                 jnp.zeros((questions, count), bool),
+                 empty_past(documents, questions, count, length), keys, temperature)
+
+
+def advance(model: rag.RagModel, params: Params, documents: Documents, settings: Decoding,
+            state: State, until: jax.Array | int) -> State:
+    """Draws until all samples have ended or have so many tokens."""
+    keys, temperature = state.keys, state.temperature
+    if temperature is not None:
+        temperature = temperature[:, None, None]
+    count = settings.num_return_sequences
     weigh = weights(model.kind, documents.log_prior)
     rule = make_rule(settings, model.end_id)
 
@@ -49,7 +71,7 @@ def decode(model: rag.RagModel, params: Params, documents: Documents, settings: 
 
     draw_all = jax.vmap(jax.vmap(draw, (None, 0, None, 0)), (0, None, None, 0))
 
-    def advance(state: _State) -> _State:
+    def grow(state: State) -> State:
         position = state.position
         last = jnp.where(position == 0, model.start_id,
                          state.tokens[:, :, jnp.maximum(position - 1, 0)])
@@ -62,17 +84,19 @@ def decode(model: rag.RagModel, params: Params, documents: Documents, settings: 
             doc_log_p_BKAV, drawn[:, None, :, None], axis=3)[..., 0].swapaxes(1, 2)  # -> [B, A, K]
         drawn_log_p = jnp.where(state.ended[..., None], 0.0, drawn_log_p)
         drawn = jnp.where(state.ended, model.pad_id, drawn)
-        return _State(position + 1, state.tokens.at[:, :, position].set(drawn),
-                      state.doc_log_p.at[:, :, position].set(drawn_log_p),
-                      state.ended | (drawn == model.end_id), past)
+        return state._replace(
+            position=position + 1, tokens=state.tokens.at[:, :, position].set(drawn),
+            doc_log_p=state.doc_log_p.at[:, :, position].set(drawn_log_p),
+            ended=state.ended | (drawn == model.end_id), past=past)
 
-    state = jax.lax.while_loop(
-        lambda state: (state.position < length) & ~state.ended.all(), advance,
-        _State(jnp.zeros((), jnp.int32),
-               jnp.full((questions, count, length), model.pad_id, jnp.int32),
-               jnp.zeros((questions, count, length, passages), jnp.float32),
-               jnp.zeros((questions, count), bool),
-               empty_past(documents, questions, count, length)))
+    return jax.lax.while_loop(
+        lambda state: (state.position < until) & ~state.ended.all(), grow, state)
+
+
+def answers(model: rag.RagModel, documents: Documents, settings: Decoding, state: State
+            ) -> Decoded:
+    """The samples, or what has been drawn of them."""
+    questions, count = state.ended.shape
     valid = jnp.broadcast_to((documents.log_prior > MASKED / 2).any(axis=1, keepdims=True),
                              (questions, count))
     mask = until_end(state.tokens, model.end_id)

@@ -101,7 +101,9 @@ def in_dtype(params: Params, dtype: str) -> Params:
     """A generator's matrices in the dtype in which they are multiplied, converted once instead of
     every step."""
     def convert(path: Any, leaf: jax.Array) -> jax.Array:
-        return leaf.astype(jnp.dtype(dtype)) if path[-1].key in MATRICES else leaf
+        if path[-1].key not in MATRICES or leaf.dtype == dtype:
+            return leaf
+        return leaf.astype(jnp.dtype(dtype))
 
     return jax.tree_util.tree_map_with_path(convert, params)
 

@@ -9,7 +9,7 @@ import sys
 import time
 import traceback
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,15 +20,17 @@ from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
 
 from rag_jax.errors import UserError
 from rag_jax.serving import asking, page, results
 from rag_jax.serving.batching import Worker
 from rag_jax.serving.fields import Fields, Refused, parse
 from rag_jax.serving.indexes import Indexes, OpenIndex
+from rag_jax.serving.listening import Listener
 from rag_jax.serving.metrics import Metrics
 from rag_jax.serving.settings import Settings
-from rag_jax.types import Evidence
+from rag_jax.types import Answer, Evidence
 
 Handler = Callable[[Request], Awaitable[Response]]
 LEFT = 499  # a status for the metrics: the client is gone
@@ -63,20 +65,20 @@ class Server:
             for tower in ("query_encoder", "document_encoder") if tower in programs}
         get, post = ["GET"], ["POST"]
         routes = [
-            *page.routes(),
-            Route("/v1/models", self._guarded(self._list_models), methods=get),
             Route("/v1/chat/completions", self._guarded(self._chat), methods=post),
+            Route("/answer", self._guarded(self._answer), methods=post),
             Route("/v1/embeddings", self._guarded(self._embed), methods=post),
             *(Route(f"/{version}/rerank", self._guarded(self._rerank), methods=post)
               for version in ("v1", "v2")),
-            Route("/answer", self._guarded(self._answer), methods=post),
             Route("/retrieve", self._guarded(self._retrieve), methods=post),
             Route("/passages/{index}/{id:path}", self._guarded(self._passage), methods=get),
+            Route("/v1/models", self._guarded(self._list_models), methods=get),
             Route("/memory", self._guarded(self._list_memory), methods=get),
             Route("/memory", self._guarded(self._change_memory), methods=post),
             Route("/metrics", self._guarded(self._metrics), methods=get),
             Route("/health", self._health, methods=get),
             Route("/ready", self._ready, methods=get),
+            *page.routes(),
         ]
         # Of a server for this machine, a page of another name that leads here is refused.
         hosts = ["localhost", "127.0.0.1", "[::1]", settings.host] if settings.local else ["*"]
@@ -97,24 +99,27 @@ class Server:
         """With the token checked, a time limit, and every error as JSON."""
         async def guarded(request: Request) -> Response:
             try:
-                memory = request.url.path == "/memory" and request.method == "POST"
-                self._authenticate(request, memory)
+                self._authenticate(request, handler == self._change_memory)
                 async with asyncio.timeout(self.settings.timeout):
                     response = await handler(request)
-            except (Refused, UserError) as error:
-                response = _error(_without_paths(str(error)), getattr(error, "status", 422),
-                                  getattr(error, "field", None))
-            except TimeoutError:
-                response = _error(f"no answer within {self.settings.timeout:g} seconds", 504)
             except (ClientDisconnect, asyncio.CancelledError):
                 response = Response(status_code=LEFT)
-            except Exception:
-                traceback.print_exc(file=sys.stderr)
-                response = _error("a defect of the server, which its log describes", 500)
+            except Exception as error:
+                response = self._failure(error)
             self.metrics.answered(response.status_code)
             return response
 
         return guarded
+
+    def _failure(self, error: Exception) -> Response:
+        """What is said of it."""
+        if isinstance(error, UserError):
+            return _error(_without_paths(str(error)), getattr(error, "status", 422),
+                          getattr(error, "field", None))
+        if isinstance(error, TimeoutError):
+            return _error(f"no answer within {self.settings.timeout:g} seconds", 504)
+        traceback.print_exception(error, file=sys.stderr)
+        return _error("a defect of the server, which its log describes", 500)
 
     def _authenticate(self, request: Request, memory: bool) -> None:
         token = (memory and self.settings.memory_token) or self.settings.token
@@ -173,35 +178,62 @@ class Server:
         ).flag("include_usage")
         if fields.has("stream_options"):
             options.only(("include_usage", "include_obfuscation"))
-        index, choices = await self._choices(request, fields, question, began)
+        asked, index = self._asked(fields, question)
         tokenizer = index.rag.job.prepared.generator_tokenizer
         prompt = len(tokenizer.encode([question])[0])
+        completion = results.Completion(
+            self.settings.model, index.version, prompt, logprobs, tokenizer,
+            lambda answer: results.citations(answer, str(request.base_url), index.name))
+        if stream:
+            chunks = self._chunks(request, index, asked, began,
+                                  results.Chunks(completion, asked.ask, usage))
+            response = _Events(await anext(chunks), chunks, self._failure)
+        else:
+            answers = await self._computed(request, index, asked.program, asked.questions)
+            response = JSONResponse(completion.whole(self._choices(index, asked, answers, began)))
         self.metrics.prompt.inc(prompt)
-        cited = [results.citations(choice.answer, str(request.base_url), index.name)
-                 for choice in choices]
-        completion = results.Completion(self.settings.model, index.version, prompt, logprobs)
-        if not stream:
-            return JSONResponse(completion.whole(choices, cited))
-        return StreamingResponse(
-            _events(completion.chunks(choices, cited, tokenizer, usage)),
-            media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
+        return response
 
-    async def _choices(self, request: Request, fields: Fields, question: str, began: float
-                       ) -> tuple[OpenIndex, list[results.Choice]]:
-        """The answers to a question, all from one index."""
-        rag = self.indexes.current.rag
-        asked = asking.asked(fields, question, self.settings, rag.config.eval)
-        index = self.indexes.named(asked.memory)
-        answers = await self._computed(request, index, asked.program, asked.questions)
+    def _asked(self, fields: Fields, question: str) -> tuple[asking.Asked, OpenIndex]:
+        """What is to be answered, and from which index."""
+        asked = asking.asked(fields, question, self.settings, self.indexes.config.eval)
+        return asked, self.indexes.named(asked.memory)
+
+    def _choices(self, index: OpenIndex, asked: asking.Asked, answers: Sequence[Answer],
+                 began: float, first: float | None = None) -> list[results.Choice]:
+        """The answers as they were asked for, counted.
+
+        began, first: when the request came, and when the first token was sent; None = now.
+        """
+        rag, now = index.rag, time.perf_counter()
         choices = results.choices(asked.ask, answers, rag.job.prepared.generator_tokenizer,
                                   rag.config.kind)
-        seconds = time.perf_counter() - began
-        self.metrics.first_token.observe(seconds)
-        self.metrics.whole.observe(seconds)
+        self.metrics.first_token.observe((first or now) - began)
+        self.metrics.whole.observe(now - began)
         for choice in choices:
             self.metrics.generated.inc(len(choice.answer.token_ids))
             self.metrics.ended(choice.reason)
-        return index, choices
+        return choices
+
+    async def _chunks(self, request: Request, index: OpenIndex, asked: asking.Asked, began: float,
+                      chunks: results.Chunks) -> AsyncIterator[dict[str, Any]]:
+        """Chunks of a completion, as its answers grow."""
+        loop, first = asyncio.get_running_loop(), None
+        listener = Listener(loop.time() + self.settings.timeout)
+        questions = [question._replace(listener=listener) for question in asked.questions]
+        computed = asyncio.ensure_future(self._computed(request, index, asked.program, questions))
+        computed.add_done_callback(lambda done: (
+            listener.end(), done.cancelled() or done.exception()))  # logs none
+        try:
+            async for place, begun in listener:
+                for chunk in chunks.more(place, begun):
+                    first = first or time.perf_counter()
+                    yield chunk
+            for chunk in chunks.rest(self._choices(index, asked, await computed, began, first)):
+                yield chunk
+        finally:
+            listener.left = True
+            computed.cancel()
 
     async def _embed(self, request: Request) -> Response:
         fields = await self._body(request)
@@ -247,7 +279,9 @@ class Server:
         began, fields = time.perf_counter(), await self._body(request)
         fields.only(("question", *asking.HOW))
         question = asking.question(fields, "question", self.settings)
-        index, choices = await self._choices(request, fields, question, began)
+        asked, index = self._asked(fields, question)
+        choices = self._choices(index, asked, await self._computed(
+            request, index, asked.program, asked.questions), began)
         first, *others = [{"answer": choice.answer.text, "finish_reason": choice.reason,
                            **results.answer_record(choice.answer)} for choice in choices]
         return JSONResponse({"memory": index.name, "version": index.version, **first,
@@ -319,11 +353,39 @@ async def _left(request: Request) -> None:
         pass
 
 
-async def _events(chunks: Iterable[dict[str, Any]]) -> AsyncIterator[str]:
-    """Server-sent events."""
-    for chunk in chunks:
-        yield f"data: {json.dumps(chunk, ensure_ascii=False)}\n\n"
-    yield "data: [DONE]\n\n"
+class _Events(StreamingResponse):
+    """Chunks as server-sent events; one that says what has failed is the last.
+
+    Args:
+      first, chunks: the first of the chunks, and the generator of the others.
+      failure: what is said of an error.
+    """
+
+    def __init__(self, first: dict[str, Any], chunks: AsyncGenerator[dict[str, Any]],
+                 failure: Callable[[Exception], Response]):
+        super().__init__(self._events(), media_type="text/event-stream",
+                         headers={"Cache-Control": "no-cache"})
+        self._first, self._chunks, self._failure = first, chunks, failure
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async with contextlib.aclosing(self._chunks):  # at once, where the client has left
+            await super().__call__(scope, receive, send)
+
+    async def _events(self) -> AsyncIterator[str]:
+        yield _event(json.dumps(self._first, ensure_ascii=False))
+        try:
+            async for chunk in self._chunks:
+                yield _event(json.dumps(chunk, ensure_ascii=False))
+        except ClientDisconnect:
+            return
+        except Exception as error:
+            yield _event(self._failure(error).body.decode())
+        else:
+            yield _event("[DONE]")
+
+
+def _event(data: str) -> str:
+    return f"data: {data}\n\n"
 
 
 def _error(message: str, status: int, field: str | None = None) -> Response:

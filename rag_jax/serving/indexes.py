@@ -11,13 +11,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from rag_jax.answering import Answerer, Draws, keys_of, search
+from rag_jax.answering import Answerer, Beginning, Draws, Watch, keys_of, search
 from rag_jax.config import Config, ConfigError
 from rag_jax.data.question_files import Example
 from rag_jax.data.questions import QuestionTokens
 from rag_jax.models.generator import in_dtype
 from rag_jax.retrieval.protocol import Passage
 from rag_jax.serving.fields import Refused
+from rag_jax.serving.listening import Listener
 from rag_jax.serving.settings import Settings
 from rag_jax.training.opened import Rag, named_indexes, open_index, placed
 from rag_jax.types import Answer, Evidence
@@ -36,6 +37,7 @@ class Question(NamedTuple):
     temperature: float = 1.0
     seed: int = 0  # uint32
     place: int = 0
+    listener: Listener | None = None  # to be told of the answer while it grows
 
 
 class OpenIndex:
@@ -123,10 +125,23 @@ class OpenIndex:
 
     def _decode(self, program: str, questions: Sequence[Question], draws: Draws | None = None
                 ) -> list[Answer]:
-        tokens, params = self._filled([question.text for question in questions]), self.rag.params
-        retrieved = self._answerer("retrieve", len(tokens)).retrieve(params, tokens)
-        return self._answerer(program, len(tokens)).decode(
-            params, tokens, retrieved, draws)[:len(questions)]
+        count, size, params = len(questions), self._size(questions), self.rag.params
+        tokens, retrieved = self._tokens([question.text for question in questions]), None
+        if self.rag.index is not None:
+            searcher = self._answerer("retrieve", size)
+            queries = searcher.queries(params, tokens)[np.arange(size) % count]
+            retrieved = search(searcher.index, queries, searcher.k)[:count]
+        answerer = self._answerer(program, size)
+        listening = [each.listener for each in questions if each.listener]
+
+        def tell(begun: dict[int, Beginning]) -> bool:
+            for number, each in enumerate(questions):
+                if each.listener:
+                    each.listener.tell(each.place, begun[number])
+            return len(listening) < len(questions) or not all(each.left for each in listening)
+
+        watch = Watch(1 if listening else answerer.decoding.max_length, tell)
+        return answerer.decode(params, tokens, retrieved, draws, watch)
 
     def _answerer(self, program: str, size: int) -> Answerer:
         """What answers `size` questions at a time; it is made once."""
@@ -146,8 +161,11 @@ class OpenIndex:
 
     def _filled(self, texts: Sequence[str]) -> QuestionTokens:
         """Tokens of one whole batch."""
-        return self.rag.job.tokenize([Example(str(number), text, ()) for number, text in
-                                      enumerate(_fill(texts, self._size(texts)))])
+        return self._tokens(_fill(texts, self._size(texts)))
+
+    def _tokens(self, texts: Sequence[str]) -> QuestionTokens:
+        return self.rag.job.tokenize(
+            [Example(str(number), text, ()) for number, text in enumerate(texts)])
 
     def _size(self, given: Sequence[Any]) -> int:
         return next(size for size in self._sizes if size >= len(given))

@@ -56,7 +56,9 @@ async function* events(body) {
     rest = whole.pop();
     for (const event of whole) {
       if (event === "data: [DONE]") return;
-      yield JSON.parse(event.slice("data: ".length));
+      const told = JSON.parse(event.slice("data: ".length));
+      if (told.error) throw new Error(told.error.message);
+      yield told;
     }
   }
 }

@@ -3,12 +3,13 @@
 import base64
 import time
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
 import numpy as np
 
+from rag_jax.answering import Beginning
 from rag_jax.data.text import Tokenizer
 from rag_jax.types import Alternative, Answer, Evidence
 
@@ -102,15 +103,52 @@ def citations(answer: Answer, base: str, index: str) -> list[dict[str, Any]]:
         for each in ranked if each.id]
 
 
-def pieces(choice: Choice, tokenizer: Tokenizer) -> Iterator[tuple[str, slice]]:
-    """The text token by token, and which tokens they are; one that ends inside a character comes
-    with the next."""
-    text, shown, first = choice.answer.text, "", 0
-    for count in range(1, choice.end + 1):
-        now = text if count == choice.end else tokenizer.decode(choice.answer.token_ids[:count])
-        if text.startswith(now) and (len(now) > len(shown) or count == choice.end):
-            yield now[len(shown):], slice(first, count)
-            shown, first = now, count
+class Pieces:
+    """An answer's text token by token, while it grows, and which tokens each piece is of.
+
+    Nothing that is given out is taken back: what may be the beginning of a letter, or of a text to
+    stop at, waits for what follows.
+
+    Args:
+      ask: where the answer is cut.
+    """
+
+    def __init__(self, ask: Ask, tokenizer: Tokenizer):
+        self._ask, self._tokenizer = ask, tokenizer
+        self._lengths: list[int] = []  # of the text of the first 1, 2, ... tokens
+        self._text, self._count = "", 0  # given out; of so many tokens
+
+    def more(self, ids: Sequence[int], whole: str | None = None) -> Iterator[tuple[str, slice]]:
+        """What these first tokens of the answer add.
+
+        whole: its text, if it is known, of which no piece may differ: that of a class, whose token
+          is a part of it.
+        """
+        for count in range(len(self._lengths) + 1, len(ids[:self._ask.max_tokens]) + 1):
+            text = self._tokenizer.decode_settled(ids[:count])
+            self._lengths.append(len(text))
+            text = text[:_before(self._ask.stop, text)]
+            if len(text) > len(self._text) and (whole is None or whole.startswith(text)):
+                yield self._to(text, 1 + next(
+                    n for n, length in enumerate(self._lengths) if length >= len(text)))
+
+    def rest(self, choice: Choice) -> Iterator[tuple[str, slice]]:
+        """What the whole answer, cut as it is, adds."""
+        text = choice.answer.text
+        yield from self.more(choice.answer.token_ids[:choice.end], text)
+        if text != self._text or choice.end > self._count:
+            yield self._to(text, choice.end)
+
+    def _to(self, text: str, count: int) -> tuple[str, slice]:
+        piece = text[len(self._text):], slice(self._count, count)
+        self._text, self._count = text, count
+        return piece
+
+
+def _before(stops: Sequence[str], text: str) -> int:
+    """Where the first of the stops begins, or may begin, in a text that grows."""
+    return next((begin for begin in range(len(text)) if any(
+        stop.startswith(text[begin : begin + len(stop)]) for stop in stops)), len(text))
 
 
 class Completion:
@@ -121,56 +159,87 @@ class Completion:
       version: of the index, as "system_fingerprint".
       prompt: tokens of the question.
       logprobs: whether they were asked for.
+      tokenizer: the generator's.
+      cite: the annotations of an answer.
     """
 
-    def __init__(self, model: str, version: str, prompt: int, logprobs: bool):
-        self._logprobs, self._prompt = logprobs, prompt
+    def __init__(self, model: str, version: str, prompt: int, logprobs: bool,
+                 tokenizer: Tokenizer, cite: Callable[[Answer], list[dict[str, Any]]]):
+        self._logprobs, self._prompt, self._cite = logprobs, prompt, cite
+        self.tokenizer = tokenizer
         self._head = {"id": f"chatcmpl-{uuid.uuid4().hex}", "created": int(time.time()),
                       "model": model, "system_fingerprint": version}
 
-    def whole(self, answers: Sequence[Choice], cited: Sequence[list]) -> dict[str, Any]:
+    def whole(self, answers: Sequence[Choice]) -> dict[str, Any]:
         """The answer in one object."""
-        return {**self._head, "object": "chat.completion", "usage": self._usage(answers),
+        return {**self._head, "object": "chat.completion", "usage": self.usage(answers),
                 "choices": [{"index": number, "finish_reason": choice.reason,
-                             "logprobs": self._log_probs(choice, slice(choice.end)),
+                             "logprobs": self.log_probs(choice.answer, slice(choice.end)),
                              "message": {"role": "assistant", "content": choice.answer.text,
-                                         "refusal": None, "annotations": each,
-                                         "evidence": answer_record(choice.answer)}}
-                            for number, (choice, each) in enumerate(
-                                zip(answers, cited, strict=True))]}
+                                         "refusal": None, **self.evidence(choice)}}
+                            for number, choice in enumerate(answers)]}
 
-    def chunks(self, answers: Sequence[Choice], cited: Sequence[list], tokenizer: Tokenizer,
-               usage: bool) -> Iterator[dict[str, Any]]:
-        """The same in chunks; citations and evidence are in each choice's last."""
-        def chunk(number: int, delta: dict[str, Any], **fields: Any) -> dict[str, Any]:
-            return {**self._head, "object": "chat.completion.chunk", "choices": [
-                {"index": number, "delta": delta, "finish_reason": None, "logprobs": None,
-                 **fields}], **({"usage": None} if usage else {})}
+    def chunk(self, choices: list[dict[str, Any]], **fields: Any) -> dict[str, Any]:
+        """A piece of the same."""
+        return {**self._head, "object": "chat.completion.chunk", "choices": choices, **fields}
 
-        for number, choice in enumerate(answers):
-            yield chunk(number, {"role": "assistant", "content": ""})
-            for piece, tokens in pieces(choice, tokenizer):
-                yield chunk(number, {"content": piece}, logprobs=self._log_probs(choice, tokens))
-            yield chunk(number, {"annotations": cited[number],
-                                 "evidence": answer_record(choice.answer)},
-                        finish_reason=choice.reason)
-        if usage:
-            yield {**self._head, "object": "chat.completion.chunk", "choices": [],
-                   "usage": self._usage(answers)}
+    def evidence(self, choice: Choice) -> dict[str, Any]:
+        return {"annotations": self._cite(choice.answer), "evidence": answer_record(choice.answer)}
 
-    def _usage(self, answers: Sequence[Choice]) -> dict[str, int]:
+    def usage(self, answers: Sequence[Choice]) -> dict[str, int]:
         spent = sum(len(choice.answer.token_ids) for choice in answers)
         return {"prompt_tokens": self._prompt, "completion_tokens": spent,
                 "total_tokens": self._prompt + spent}
 
-    def _log_probs(self, choice: Choice, tokens: slice) -> dict[str, Any] | None:
+    def log_probs(self, answer: Answer | Beginning, tokens: slice) -> dict[str, Any] | None:
         if not self._logprobs:
             return None
-        answer = choice.answer
+        pieces = map(self.tokenizer.piece, answer.token_ids[tokens])
         return {"refusal": None, "content": [
-            {"token": token, "logprob": log_p, "bytes": list(token.encode()), "top_logprobs": []}
-            for token, log_p in zip(
-                answer.tokens[tokens], answer.token_log_probs[tokens], strict=True)]}
+            {"token": piece, "logprob": log_p, "bytes": list(piece.encode()), "top_logprobs": []}
+            for piece, log_p in zip(pieces, answer.token_log_probs[tokens], strict=True)]}
+
+
+class Chunks:
+    """A completion in chunks, while its answers grow; citations and evidence are in the last of
+    each choice.
+
+    Args:
+      ask: where answers are cut.
+      usage: whether one chunk more tells it.
+    """
+
+    def __init__(self, completion: Completion, ask: Ask, usage: bool):
+        self._completion, self._usage = completion, usage
+        self._pieces = [Pieces(ask, completion.tokenizer) for _ in range(ask.n)]
+        self._begun: set[int] = set()
+
+    def more(self, number: int, begun: Beginning) -> Iterator[dict[str, Any]]:
+        """What choice `number` adds by these first tokens."""
+        yield from self._of(number, begun, self._pieces[number].more(begun.token_ids))
+
+    def rest(self, choices: Sequence[Choice]) -> Iterator[dict[str, Any]]:
+        """What all choices, which are whole, add."""
+        for number, choice in enumerate(choices):
+            yield from self._of(number, choice.answer, self._pieces[number].rest(choice))
+            yield self._chunk(number, self._completion.evidence(choice),
+                              finish_reason=choice.reason)
+        if self._usage:
+            yield self._completion.chunk([], usage=self._completion.usage(choices))
+
+    def _of(self, number: int, answer: Answer | Beginning, pieces: Iterator[tuple[str, slice]]
+            ) -> Iterator[dict[str, Any]]:
+        if number not in self._begun:
+            self._begun.add(number)
+            yield self._chunk(number, {"role": "assistant", "content": ""})
+        for piece, tokens in pieces:
+            yield self._chunk(number, {"content": piece},
+                              logprobs=self._completion.log_probs(answer, tokens))
+
+    def _chunk(self, number: int, delta: dict[str, Any], **fields: Any) -> dict[str, Any]:
+        choice = {"index": number, "delta": delta, "finish_reason": None, "logprobs": None,
+                  **fields}
+        return self._completion.chunk([choice], **({"usage": None} if self._usage else {}))
 
 
 def softmax(scores: np.ndarray) -> np.ndarray:

@@ -94,6 +94,40 @@ def contains(row, part):
     return any(row[i : i + len(part)] == part for i in range(len(row) - len(part) + 1))
 
 
+@pytest.fixture(scope="module")
+def of_bytes():
+    """A tokenizer of single letters, with bytes for those that it does not know."""
+    import tokenizers
+    from tokenizers import decoders, models, normalizers
+
+    names = ["<s>", "</s>", "<pad>", "<mask>", "<unk>", "▁", "a", "b",
+             *(f"<0x{byte:02X}>" for byte in range(256))]
+    backend = tokenizers.Tokenizer(models.BPE(
+        {name: i for i, name in enumerate(names)}, [], unk_token="<unk>", byte_fallback=True))
+    backend.normalizer = normalizers.Replace(" ", "▁")
+    backend.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(),
+                                         decoders.Fuse()])
+    backend.add_special_tokens(names[:4])
+    return Tokenizer(backend)
+
+
+@pytest.mark.parametrize("name", ["bart", "bert", "of_bytes"])
+def test_what_is_settled_of_a_text_stays_whatever_follows(name, request):
+    """A stream that gave out half a letter, or a letter that a later byte made nonsense."""
+    tokenizer = request.getfixturevalue(name)
+    rng = random.Random(4)
+    texts = ["ab aé\n b", " Đặng 😀 é", "a  b", "\ufffd a \ufffd"]
+    rows = [*tokenizer.encode(texts), *(
+        [rng.randrange(tokenizer.vocab_size) for _ in range(12)] for _ in range(300))]
+    for row in rows:
+        settled = [tokenizer.decode_settled(row[:n]) for n in range(len(row) + 1)]
+        for before, after in zip(settled, [*settled[1:], tokenizer.decode(row)], strict=True):
+            assert after.startswith(before), (row, settled)
+    if name != "bert":  # nothing waits longer than for the next letter
+        row = tokenizer.encode(["ab é a"])[0]
+        assert tokenizer.decode_settled([*row, *tokenizer.encode([" b"])[0]]) == "ab é a b"
+
+
 def test_an_answer_has_the_ids_of_the_same_words_inside_the_passage(bart):
     """The generator copies; without the space in front, "Lima" would be other tokens than " Lima".
     """

@@ -16,7 +16,7 @@ from starlette.testclient import TestClient
 
 from rag_jax.citation import Citation
 from rag_jax.serving import page
-from rag_jax.serving.results import Choice, Completion
+from rag_jax.serving.results import Ask, Choice, Chunks, Completion
 from rag_jax.types import Answer, Evidence
 
 HOSTILE = "<img src=x onerror=\"document.title='owned'\">"
@@ -26,6 +26,8 @@ TOKENS = ["Li", "ma", "</s>"]
 class Tokenizer:
     def decode(self, ids):
         return "".join(TOKENS[i] for i in ids if i < 2)
+
+    decode_settled = decode
 
 
 def evidence():
@@ -50,8 +52,10 @@ def stub(asked):
         asked.append((request.headers.get("authorization"), body))
         if "?" not in body["messages"][0]["content"]:
             return JSONResponse({"error": {"message": f"no question {HOSTILE}"}}, 422)
-        made = Completion("rag_token", "2018:1", 3, False)
-        lines = [*map(json.dumps, made.chunks(choices(), [[], []], Tokenizer(), False)), "[DONE]"]
+        made = Completion("rag_token", "2018:1", 3, False, Tokenizer(), lambda answer: [])
+        lines = [*map(json.dumps, Chunks(made, Ask(n=2), False).rest(choices())), "[DONE]"]
+        if "fails?" in body["messages"][0]["content"]:
+            lines = [lines[0], json.dumps({"error": {"message": f"too late {HOSTILE}"}})]
         return StreamingResponse((f"data: {line}\n\n" for line in lines),
                                  media_type="text/event-stream")
 
@@ -173,3 +177,7 @@ def test_an_index_is_chosen_and_a_refusal_shown_as_text(opened, asked):
     opened.wait_for_selector("#problem:not([hidden])")
     assert opened.text_content("#problem") == f"no question {HOSTILE}"
     assert opened.title() == "rag_jax" and asked[0][1]["memory"] == "2016"
+    opened.fill("#question", "What fails?")  # in the middle of a stream
+    opened.click("#ask")
+    opened.wait_for_selector("#problem:not([hidden])")
+    assert opened.text_content("#problem") == f"too late {HOSTILE}"

@@ -1,9 +1,11 @@
 """Answers as JSON: cut where the request says, with the probabilities of what is left."""
 
+import itertools
+
 import numpy as np
 import pytest
 
-from rag_jax.serving.results import Ask, choices, citations, pieces, vector
+from rag_jax.serving.results import Ask, Choice, Pieces, choices, citations, vector
 from rag_jax.types import Alternative, Answer, Evidence
 
 WORDS = {1: "Mar", 2: "tín", 3: " Viz", 4: "car", 5: "ra", 9: ""}  # 9 is </s>
@@ -12,6 +14,9 @@ WORDS = {1: "Mar", 2: "tín", 3: " Viz", 4: "car", 5: "ra", 9: ""}  # 9 is </s>
 class Tokenizer:
     def decode(self, ids):
         return "".join(WORDS[i] for i in ids).strip()
+
+    def decode_settled(self, ids):
+        return self.decode(ids).rstrip("\ufffd").rstrip()
 
     def piece(self, token):
         return WORDS[token] or "</s>"
@@ -46,7 +51,13 @@ def test_an_answer_is_cut_with_its_probabilities(ask, text, reason, count, kind)
     rows = np.array(whole.token_posterior[:count])
     np.testing.assert_allclose(found.posterior, rows.mean(axis=0) if kind == "token" else rows[-1])
     assert found.certified == (count == 6)  # nothing is proved of a part
-    assert "".join(piece for piece, _ in pieces(choice, Tokenizer())) == text
+    for told in (0, 3, 5):  # of its tokens, before the answer is whole
+        growing = Pieces(ask, Tokenizer())
+        begun = (growing.more(whole.token_ids[:n]) for n in range(1, told + 1))
+        given = [*itertools.chain(*begun), *growing.rest(choice)]
+        assert "".join(piece for piece, _ in given) == text
+        assert [n for _, tokens in given for n in range(choice.end)[tokens]] == list(
+            range(choice.end))
 
 
 def test_alternatives_come_with_their_own_posteriors():
@@ -65,7 +76,25 @@ def test_a_letter_of_two_tokens_is_streamed_whole(monkeypatch):
     monkeypatch.setattr(Tokenizer, "decode", lambda self, ids: {
         2: "Mart\ufffd", 3: "Martín Viz"}.get(len(ids)) or decode(self, ids).replace("rt", "rtín"))
     choice, = choices(Ask(), [whole], Tokenizer(), "token")
-    assert [piece for piece, _ in pieces(choice, Tokenizer())] == ["Mar", "tín Viz", "car", "ra"]
+    told, growing = Pieces(Ask(), Tokenizer()), Pieces(Ask(), Tokenizer())
+    for given in (list(told.rest(choice)), [piece for n in range(6) for piece in growing.more(
+            whole.token_ids[:n])]):
+        assert given == [("Mar", slice(0, 1)), ("t", slice(1, 2)), ("ín Viz", slice(2, 3)),
+                         ("car", slice(3, 4)), ("ra", slice(4, 5))]
+
+
+def test_what_may_be_the_beginning_of_a_stop_waits():
+    """The first letters of a stop text were sent, as those that make it one had not come."""
+    for stop, given in ((("zc",), ["Mar", "tín", " Vi"]), (("zq",), ["Mar", "tín", " Vi", "zcar"]),
+                        (("rtínX", "tín Vizca"), ["Ma", "r"])):
+        growing = Pieces(Ask(stop=stop), Tokenizer())
+        assert [piece for n in range(1, 5) for piece, _ in growing.more([1, 2, 3, 4][:n])] == given
+
+
+def test_a_class_whose_token_is_a_part_of_its_name_is_given_whole():
+    label = answer()._replace(text="REFUTES", token_ids=[1], token_log_probs=[-0.1])
+    growing = Pieces(Ask(), Tokenizer())
+    assert list(growing.rest(Choice(label, "stop", 1))) == [("REFUTES", slice(0, 1))]
 
 
 def test_citations_name_passages_by_addresses_that_hold_anything():
