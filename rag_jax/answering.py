@@ -446,9 +446,7 @@ class Answerer:
         asked = len(self.decoding.labels) or self.decoding.num_return_sequences
         explained = reads and not self.model.fuses
         for n, valid in enumerate(ranked.valid[row]):
-            tokens = ranked.tokens[row, n].tolist()
-            if self.model.end_id in tokens:
-                tokens = tokens[: tokens.index(self.model.end_id) + 1]
+            tokens = self._until_end(ranked.tokens[row, n])
             known = not self.decoding.sample and any(a.token_ids == tokens for a in best_first)
             if n and (known or not valid):
                 continue
@@ -464,6 +462,10 @@ class Answerer:
                 finished=bool(ranked.finished[row, n]),
             ))
         return best_first[:asked]
+
+    def _until_end(self, row: np.ndarray) -> list[int]:
+        tokens, end = row.tolist(), self.model.end_id
+        return tokens[: tokens.index(end) + 1] if end in tokens else tokens
 
 
 def lengths(step: int, limit: int) -> list[int]:
