@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from rag_jax.data.packed import Groups
+from rag_jax.data.packed import Groups, token_places
 from rag_jax.data.questions import QuestionTokens
 from rag_jax.data.text import bucket, pad_rows
 from rag_jax.retrieval.bm25 import Bm25Index
@@ -109,9 +109,8 @@ class RagBatcher:
         shape = (-1, lengths.shape[1], length)
         ids, mask = pad_rows(inputs, length, format.tokenizer.pad)
         if packed:
-            of_questions = mask.reshape(-1, lengths.shape[1] * length)
-            fields["source_places"] = pad_rows(
-                [np.flatnonzero(row) for row in of_questions], packed, of_questions.shape[1])[0]
+            fields["source_places"] = token_places(
+                mask.reshape(-1, lengths.shape[1] * length), packed)
         return assemble(asked, ids.reshape(shape), mask.reshape(shape), **fields)
 
     def _in_two(self, passages: list[Sequence[int]], suffixes: list[list[int]],

@@ -38,11 +38,21 @@ class Groups(NamedTuple):
             -1, places.shape[1])
 
 
+def sample(size: int) -> np.ndarray:
+    """Rows int[at most SAMPLE], at equal distances among so many."""
+    return np.unique(np.linspace(0, size - 1, SAMPLE).astype(int))
+
+
 def room(lengths: Sequence[int] | np.ndarray, rows: int) -> int:
     """Tokens for which a group of so many rows has room, from lengths of a sample of rows."""
     usual = np.asarray(lengths, np.float64)
     needed = usual.mean() * rows + SPARE * usual.std() * rows**0.5
     return -(-int(np.ceil(needed)) // UNIT) * UNIT
+
+
+def token_places(rows: np.ndarray, room: int) -> np.ndarray:
+    """Where rows bool[G, P] have tokens, int32[G, room], and P for the rest."""
+    return pad_rows([np.flatnonzero(row) for row in rows], room, rows.shape[1])[0]
 
 
 def places(mask: np.ndarray, groups: Groups, room: int) -> np.ndarray | None:
@@ -52,7 +62,6 @@ def places(mask: np.ndarray, groups: Groups, room: int) -> np.ndarray | None:
     mask: bool[B, T], True where there is a token; groups divide B.
     """
     rows = groups.rows(mask)
-    size = rows.shape[1]
-    if room >= size or rows.sum(axis=1).max() > room:
+    if room >= rows.shape[1] or rows.sum(axis=1).max() > room:
         return None
-    return pad_rows([np.flatnonzero(row) for row in rows], room, size)[0]
+    return token_places(rows, room)

@@ -124,13 +124,13 @@ class QuestionTokens:
         batch = QuestionBatch(*asked[0], *after, *targets, weight, *sum(asked[1:], ()))
         batch = QuestionBatch(*(None if array is None else array[own] for array in batch))
         if groups is not None:
-            places = packed.places(targets[1], groups, self._room(len(rows) // groups.count))
+            room = packed.room(self._usual, len(rows) // groups.count)
+            places = packed.places(targets[1], groups, room)
             if places is not None:
                 batch = batch._replace(target_places=groups.own(places, own, len(rows)))
         return batch
 
-    @functools.cache  # noqa: B019 (as long as the questions are there)
-    def _room(self, count: int) -> int:
-        """Tokens for which so many targets have room."""
-        rows = np.unique(np.linspace(0, len(self) - 1, packed.SAMPLE).astype(int))
-        return packed.room(self.targets(rows, None)[1].sum(axis=1), count)
+    @functools.cached_property
+    def _usual(self) -> np.ndarray:
+        """Tokens of the targets of a sample of questions."""
+        return self.targets(packed.sample(len(self)), None)[1].sum(axis=1)

@@ -194,17 +194,16 @@ class DenoisingBatcher:
         read, written = (pad_rows(of, longest, tok.pad) for of in (sources, targets))
         places = {}
         if self.groups is not None:
-            rooms = self._rooms(batch_size // self.groups.count)
+            rooms = (packed.room(usual, batch_size // self.groups.count) for usual in self._usual)
             places = {name: packed.places(mask, self.groups, room) for name, (_, mask), room in zip(
                 ("source_places", "target_places"), (read, written), rooms, strict=True)}
         return Seq2SeqBatch(*read, *written, **places)
 
-    @functools.cache  # noqa: B019 (as long as the texts are there)
-    def _rooms(self, count: int) -> tuple[int, int]:
-        """Tokens for which so many sources, and targets, have room."""
-        rows = np.unique(np.linspace(0, len(self.texts) - 1, packed.SAMPLE).astype(int))
-        pairs = self._pairs(rows, np.random.default_rng(0))
-        return tuple(packed.room([len(row) for row in of], count) for of in pairs)
+    @functools.cached_property
+    def _usual(self) -> tuple[list[int], list[int]]:
+        """Tokens of the sources, and of the targets, of a sample of texts."""
+        pairs = self._pairs(packed.sample(len(self.texts)), np.random.default_rng(0))
+        return tuple([len(row) for row in of] for of in pairs)
 
     def _pairs(self, rows: np.ndarray, rng: np.random.Generator
                ) -> tuple[list[list[int]], list[list[int]]]:

@@ -216,10 +216,13 @@ def _with_smoothed(logits: jax.Array, targets: jax.Array, label_smoothing: float
 
 def _decoder_states(model: RagModel, params: Params, ids: jax.Array, mask: jax.Array,
                     targets: jax.Array, dropout_key: jax.Array | None,
-                    mutable: str | bool = False, **packed: jax.Array) -> Any:
+                    mutable: str | bool = False, **packed: jax.Array | None) -> Any:
     """Decoder states dtype[R, T, D] where targets int32[R, T] are forced, about sources [R, P, S];
     with the variables of a collection that is `mutable`.
+
+    packed: places as for `Generator.states`, of which not every family knows; None = not packed.
     """
+    packed = {name: places for name, places in packed.items() if places is not None}
     return model.generator_module.apply(
         {"params": params}, ids, mask, shift_right(targets, model.start_id), dropout_key is None,
         rngs=_rngs(dropout_key), mutable=mutable, method="states", **packed)
@@ -231,9 +234,8 @@ def _target_log_probs(model: RagModel, params: Params, ids: jax.Array, mask: jax
                       ) -> tuple[jax.Array, jax.Array]:
     """log p of targets int32[R, T] about sources [R, P, S], and what trains in its place under
     label smoothing, float32[R, T]; of packed targets, 0 where there is padding."""
-    packed = {name: places for name, places in packed.items() if places is not None}
     states = _decoder_states(model, params, ids, mask, targets, dropout_key, **packed)
-    if "target_places" not in packed:
+    if packed.get("target_places") is None:
         return score_targets(params, states, targets, model.generator, label_smoothing)
     packing = Packing.of(packed["target_places"], *targets.shape)
     found = score_targets(params, states, packing.ids(targets), model.generator, label_smoothing,
@@ -334,6 +336,11 @@ def _vectors(model: RagModel, params: Params, batch: Batch,
     return queries_BE, passages_BKE
 
 
+def _documents(model: RagModel, batch: Batch) -> int:
+    """How many documents of a question the decoder tells apart: K; 1 for Fusion-in-Decoder."""
+    return 1 if model.fuses else batch.source_ids.shape[1]
+
+
 def _of_documents(places: jax.Array, targets: int, length: int, documents: int) -> jax.Array:
     """Places int32[G, N * K] of the targets of K documents a question, question-major, from those
     int32[G, N] of so many targets in each group, of T tokens."""
@@ -350,11 +357,11 @@ def class_logits(model: RagModel, params: Params, batch: Batch,
     As BART classifies sentences: the decoder reads </s> <s> question, and the head its last state.
     The encoder has read the passage with the question, as for an answer (appendix E).
     """
-    documents = 1 if model.fuses else batch.source_ids.shape[1]
-    packed = {} if batch.source_places is None else {"places": batch.source_places}
+    documents = _documents(model, batch)
     states_RTD = _decoder_states(
         model, params["generator"], *as_documents(model, batch),
-        jnp.repeat(batch.decoder_ids, documents, axis=0), dropout_key, **packed)
+        jnp.repeat(batch.decoder_ids, documents, axis=0), dropout_key,
+        places=batch.source_places)
     states_BKTD = states_RTD.reshape(-1, documents, *states_RTD.shape[1:])
     last_BT = batch.decoder_mask & ~jnp.pad(batch.decoder_mask[:, 1:], ((0, 0), (0, 1)))
     # A sum, not a look-up: it communicates nothing where the questions are split over devices.
@@ -376,7 +383,7 @@ def token_log_probs(model: RagModel, params: Params, batch: Batch, label_smoothi
         classes = jnp.broadcast_to(batch.target_ids[:, None], logits_BKTY.shape[:3])
         return _with_smoothed(logits_BKTY, classes, label_smoothing)
     count, length = batch.target_ids.shape
-    documents, places = 1 if model.fuses else batch.source_ids.shape[1], batch.target_places
+    documents, places = _documents(model, batch), batch.target_places
     if places is not None:
         places = _of_documents(places, count // len(places), length, documents)
     found = _target_log_probs(

@@ -4,6 +4,7 @@ The order within a step is fixed: what is saved is the state before any step bey
 the batch of a step depends on (seed, step) and, for RAG, on the parameters at that step alone.
 """
 
+import abc
 import contextlib
 import dataclasses
 import math
@@ -33,7 +34,7 @@ class TrainingError(UserError, RuntimeError):
     """Training cannot go on; the message says from which step it can be taken up."""
 
 
-class BatchSource:
+class BatchSource(abc.ABC):
     """Device batches by step. Those of warm-up stages need no `params`; RAG retrieves with them.
 
     Attributes:
@@ -42,18 +43,18 @@ class BatchSource:
 
     lookahead = 0
 
-    def begin(self, step: int, params: Any) -> None:
+    def begin(self, step: int, params: Any) -> None:  # noqa: B027 (some have nothing to begin)
         """Starts on the batch of `step` with the current parameters; returns without waiting."""
 
+    @abc.abstractmethod
     def finish(self, step: int) -> Any:
         """The batch of `step`, placed on the mesh."""
-        raise NotImplementedError
 
     def pending(self) -> dict:
         """What was begun and not yet used, as JSON: it belongs to a checkpoint."""
         return {}
 
-    def restore(self, pending: dict) -> None:
+    def restore(self, pending: dict) -> None:  # noqa: B027 (nor to restore)
         """The inverse of `pending`."""
 
 

@@ -28,6 +28,7 @@ from rag_jax.retrieval.device_search import DeviceSettings, DeviceTables
 from rag_jax.retrieval.exact import RecallSample
 from rag_jax.retrieval.index import PassageIndex
 from rag_jax.training.job import groups_of
+from rag_jax.training.loop import BatchSource
 from rag_jax.training.step import Completion
 from rag_jax.types import Batch, Params, QuestionBatch
 
@@ -127,8 +128,8 @@ def encoder_inputs(rows: jax.Array, lengths: jax.Array, pad_id: int
     return jnp.where(mask, rows, pad_id), mask
 
 
-class QuestionSource:
-    """A `BatchSource` of `Given`, in the order, and with the answers, of `RagSource`.
+class QuestionSource(BatchSource):
+    """Batches of `Given`, in the order, and with the answers, of `RagSource`.
 
     Args:
       questions: the tokenized questions.
@@ -140,7 +141,6 @@ class QuestionSource:
         a run that was interrupted then goes on from its checkpoint as it would have without.
     """
 
-    lookahead = 0
     length_step: int | None = None  # as in QuestionTokens.batch; the passages have one length
     groups: Groups | None = None  # as there
 
@@ -168,9 +168,6 @@ class QuestionSource:
         mesh = self._index.mesh
         return (parallel.put_batch(batch, mesh), self._index.tables,
                 parallel.put_number(step, parallel.replicated(mesh)))
-
-    def pending(self) -> dict:
-        return {}
 
     def restore(self, pending: dict) -> None:
         self._fresh = False
