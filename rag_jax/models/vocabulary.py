@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from rag_jax.marginal import MASKED
-from rag_jax.models.layers import capped, product, transposed
+from rag_jax.models.layers import by_rows, capped, product, transposed
 from rag_jax.types import Params
 
 
@@ -28,8 +28,12 @@ def head(params: Params) -> tuple[jax.Array, jax.Array | None]:
 def logits(table: jax.Array, bias: jax.Array | None, states: jax.Array, cap: float = 0.0
            ) -> jax.Array:
     """float32[..., V] = states [..., D] times the table, plus the bias."""
-    found = jnp.einsum("...D,VD->...V", states, table.astype(states.dtype),
-                       preferred_element_type=jnp.float32)
+    def multiply(rows: jax.Array) -> jax.Array:
+        return jnp.einsum("RD,VD->RV", rows, table.astype(rows.dtype),
+                          preferred_element_type=jnp.float32)
+
+    # Of one matrix of all rows: XLA's CPU backend takes a third longer for arrays of more axes.
+    found = by_rows(multiply, states.reshape(-1, states.shape[-1])).reshape(*states.shape[:-1], -1)
     if bias is not None:
         found += jnp.expand_dims(bias, range(found.ndim - 1))
     return capped(found, cap)

@@ -14,6 +14,7 @@ from rag_jax.models.layers import (
     RmsNorm,
     Stack,
     attention,
+    by_rows,
     gelu,
     layer_norm,
     linear,
@@ -51,6 +52,21 @@ def test_a_product_without_a_bias_is_that_with_zeros():
     gradients = [jax.grad(lambda x, kernel, bias=bias: jnp.sin(linear(x, kernel, bias)).sum(),
                           (0, 1))(x, kernel) for bias in (None, zeros)]
     tiny.assert_trees_close(*gradients, rtol=0)
+
+
+@pytest.mark.parametrize("dtype,computed", [("bfloat16", 2), ("float32", 1)])
+def test_one_row_in_bfloat16_is_computed_as_two(dtype, computed):
+    """XLA's CPU backend is slow for one such row; it is also rounded as among others then."""
+    rng, rows = np.random.default_rng(4), []
+    x, y = (jnp.asarray(rng.normal(size=size), dtype) for size in ((3, 1, 8), (8, 5)))
+
+    def multiply(x):
+        rows.append(x.shape[-2])
+        return x.astype(jnp.float32) @ y.astype(jnp.float32)
+
+    found = tiny.jit(lambda x: by_rows(multiply, x))(x)
+    assert rows == [computed]
+    np.testing.assert_allclose(found, np.float64(x) @ np.float64(y), rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("offset", [0.0, 1.0])
