@@ -104,7 +104,8 @@ class Tokenizer:
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         """Ids of each text, without special tokens."""
-        return [e.ids for e in self._backend.encode_batch(list(texts), add_special_tokens=False)]
+        batch = self._backend.encode_batch_fast(list(texts), add_special_tokens=False)
+        return [encoding.ids for encoding in batch]
 
     @property
     def begins_words(self) -> bool:
