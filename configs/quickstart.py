@@ -2,7 +2,7 @@
 
     python -m rag_jax.train                      # this file, workdir runs/quickstart
 
-Hardware: 2 CPU cores, 4 GB of memory. Time: 7 to 15 minutes, by the cores. The report at the end
+Hardware: 2 CPU cores, 4 GB of memory. Time: 6 to 15 minutes, by the cores. The report at the end
 compares RAG-Token, RAG-Sequence, a frozen retriever, a closed-book generator and shuffled passages
 on 40 countries that training never saw, and swaps the 2018 index for the 2016 one.
 """
