@@ -38,9 +38,9 @@ class Groups(NamedTuple):
             -1, places.shape[1])
 
 
-def sample(size: int) -> np.ndarray:
-    """Rows int[at most SAMPLE], at equal distances among so many."""
-    return np.unique(np.linspace(0, size - 1, SAMPLE).astype(int))
+def sample(size: int, count: int = SAMPLE) -> np.ndarray:
+    """Rows int[at most count], at equal distances among so many."""
+    return np.unique(np.linspace(0, size - 1, count).astype(int))
 
 
 def room(lengths: Sequence[int] | np.ndarray, rows: int) -> int:

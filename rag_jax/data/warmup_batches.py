@@ -136,7 +136,7 @@ def words(passage: Passage, rng: np.random.Generator, common: Set[str],
 
 def common_words(store: Sequence[Passage]) -> frozenset[str]:
     """Words that more than a hundredth of the passages have, of a sample of them."""
-    rows = np.unique(np.linspace(0, len(store) - 1, SAMPLE).astype(int))
+    rows = packed.sample(len(store), SAMPLE)
     times = Counter(word for row in rows for word in set(_bare(store[int(row)].text)))
     return frozenset(word for word, count in times.items() if count > COMMON * len(rows))
 

@@ -32,7 +32,8 @@ def logits(table: jax.Array, bias: jax.Array | None, states: jax.Array, cap: flo
         return jnp.einsum("RD,VD->RV", rows, table.astype(rows.dtype),
                           preferred_element_type=jnp.float32)
 
-    # Of one matrix of all rows: XLA's CPU backend takes a third longer for arrays of more axes.
+    # Of one matrix of all rows: XLA's CPU backend takes a third longer for arrays of more axes, and
+    # longer still for `product` with the table transposed.
     found = by_rows(multiply, states.reshape(-1, states.shape[-1])).reshape(*states.shape[:-1], -1)
     if bias is not None:
         found += jnp.expand_dims(bias, range(found.ndim - 1))
