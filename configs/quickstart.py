@@ -45,7 +45,7 @@ def get_config() -> Config:
                 BART_PRESETS["tiny"], width=256, heads=8, mlp_width=512, encoder_layers=1,
                 decoder_layers=1, init_std=0.0625, logit_chunk=64, **no_dropout),
         ),
-        retrieval=RetrievalConfig(k=2, where="device"),
+        retrieval=RetrievalConfig(k=2, where="device", embed_batch_size=256),
         retriever_warmup=RetrieverWarmupConfig(
             pairs="words", steps=1000, save_every=1000, batch_size=128,
             optimizer=OptimizerConfig(learning_rate=1e-3, schedule="cosine", warmup_steps=50)),

@@ -47,11 +47,12 @@ class Batch(NamedTuple):
     # Of a classifier, whose target is one number, that of the class: what its decoder reads.
     decoder_ids: Array | None = None  # int32[B, Q], <s> question </s>
     decoder_mask: Array | None = None  # bool[B, Q]
-    # Where the tokens of a question's inputs stand among their K * S places, in order, and K * S
-    # for the rest: the generator's encoder then computes these N alone, not the padding.
-    source_places: Array | None = None  # int32[B, N]
-    # Likewise of targets, in G groups of B / G questions: where their tokens stand among the
-    # B / G * T places of each group. The decoder then computes these N for each passage.
+    # Where the tokens of the inputs of G groups of B / G questions (or of one each, G = B) stand
+    # among their B / G * K * S places, in order, and that number for the rest: the generator's
+    # encoder then computes these N alone, not the padding.
+    source_places: Array | None = None  # int32[G, N]
+    # Likewise of targets: where their tokens stand among the B / G * T places of each group. The
+    # decoder then computes these N for each passage.
     target_places: Array | None = None  # int32[G, N]
     # Of a generator that keeps what it has read; the inputs above are what follows these.
     prefixes: Prefixes | None = None

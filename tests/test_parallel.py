@@ -22,7 +22,7 @@ from rag_jax.decoding.answer import decode
 from rag_jax.decoding.settings import Decoding
 from rag_jax.fusion import Fusion
 from rag_jax.models import rag
-from rag_jax.models.layers import Linear
+from rag_jax.models.products import Linear
 from rag_jax.training import optim, step
 from rag_jax.types import RetrieverBatch, Seq2SeqBatch
 

@@ -18,7 +18,7 @@ from rag_jax.answering import embed_program, jit_decode, jit_log_likelihood
 from rag_jax.config import Config, ConfigError
 from rag_jax.data.batches import assemble, input_shape
 from rag_jax.data.prepared import Prepared, generator_format
-from rag_jax.models.layers import REMAT_POLICIES
+from rag_jax.models.stack import REMAT_POLICIES
 from rag_jax.overrides import replace
 from rag_jax.retrieval.device import abstract_tables, jit_search
 from rag_jax.retrieval.device_search import DeviceTables

@@ -18,8 +18,8 @@ import jax.numpy as jnp
 from rag_jax import parallel
 from rag_jax.decoding.memory import documents_at_once
 from rag_jax.models import rag, vocabulary
+from rag_jax.models.attention import KeysValues, Source
 from rag_jax.models.generator import Generator
-from rag_jax.models.layers import KeysValues, Source
 from rag_jax.types import Batch, Params
 
 

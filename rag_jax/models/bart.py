@@ -10,19 +10,19 @@ import jax.numpy as jnp
 
 from rag_jax.config import BartConfig
 from rag_jax.models import encoder_decoder, vocabulary
+from rag_jax.models.attention import Attention
 from rag_jax.models.bert import EncoderLayer
 from rag_jax.models.layers import (
     POSITION_INITS,
-    Attention,
     Dropout,
     FeedForward,
     LayerNorm,
-    Linear,
-    Stack,
     embedding_table,
     look_up,
 )
 from rag_jax.models.packing import Packing
+from rag_jax.models.products import Linear
+from rag_jax.models.stack import Stack
 from rag_jax.parallel import constrain
 
 POSITION_OFFSET = 2  # row p + 2 of the table belongs to position p

@@ -11,17 +11,17 @@ import jax
 import jax.numpy as jnp
 
 from rag_jax.config import BartConfig, BertConfig
+from rag_jax.models.attention import Attention
 from rag_jax.models.layers import (
     POSITION_INITS,
-    Attention,
     Dropout,
     FeedForward,
     LayerNorm,
-    Stack,
     embedding_table,
     look_up,
 )
 from rag_jax.models.packing import Packing
+from rag_jax.models.stack import Stack
 from rag_jax.parallel import constrain
 
 

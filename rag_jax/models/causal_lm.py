@@ -24,18 +24,10 @@ from jax.ad_checkpoint import checkpoint_name
 from rag_jax.config import CausalConfig
 from rag_jax.marginal import MASKED
 from rag_jax.models import vocabulary
-from rag_jax.models.layers import (
-    ACTIVATIONS,
-    KeysValues,
-    Linear,
-    RmsNorm,
-    Source,
-    Stack,
-    capped,
-    embedding_table,
-    look_up,
-    product,
-)
+from rag_jax.models.attention import KeysValues, Source
+from rag_jax.models.layers import ACTIVATIONS, RmsNorm, capped, embedding_table, look_up
+from rag_jax.models.products import Linear, product
+from rag_jax.models.stack import Stack
 
 
 class Variant(NamedTuple):

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from rag_jax.config import BertConfig
 from rag_jax.models.bert import Bert
-from rag_jax.models.layers import Linear
+from rag_jax.models.products import Linear
 
 
 class CrossEncoder(nn.Module):

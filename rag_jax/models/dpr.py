@@ -10,8 +10,8 @@ import jax.numpy as jnp
 
 from rag_jax.config import BertConfig
 from rag_jax.models.bert import Bert
-from rag_jax.models.layers import Linear
 from rag_jax.models.modern_bert import ModernBert
+from rag_jax.models.products import Linear
 
 
 class DprEncoder(nn.Module):

@@ -9,7 +9,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from rag_jax.models.layers import KeysValues, Source
+from rag_jax.models.attention import KeysValues, Source
 from rag_jax.models.packing import Packing
 
 

@@ -21,7 +21,7 @@ and values (`rag_jax.decoding.documents`).
 A family is: a configuration (`config.GENERATORS`), a module (`FAMILIES` below), and its names in
 checkpoints (`rag_jax/hub/names.toml`, `hub.names`, `hub.families`). Its parameters have the table
 of the output layer as "output", or "embedding" where that is the same, and a bias as
-"final_logits_bias", if any (`vocabulary.head`); a stack of layers is a `layers.Stack`; every
+"final_logits_bias", if any (`vocabulary.head`); a stack of layers is a `stack.Stack`; every
 parameter has logical axes that `parallel.RULES` knows. States are as the output layer reads them:
 after the last norm, and scaled if the family does so.
 
@@ -36,9 +36,9 @@ import jax
 import jax.numpy as jnp
 
 from rag_jax.config import GeneratorConfig
+from rag_jax.models.attention import KeysValues, Source
 from rag_jax.models.bart import Bart
 from rag_jax.models.causal_lm import CausalLM
-from rag_jax.models.layers import KeysValues, Source
 from rag_jax.models.t5 import T5
 from rag_jax.types import Params
 

@@ -7,17 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from rag_jax.config import BertConfig
+from rag_jax.models.attention import attention
 from rag_jax.models.causal_lm import turned
-from rag_jax.models.layers import (
-    ACTIVATIONS,
-    REMAT_POLICIES,
-    Dropout,
-    Linear,
-    attention,
-    embedding_table,
-    layer_norm,
-    look_up,
-)
+from rag_jax.models.layers import ACTIVATIONS, Dropout, embedding_table, layer_norm, look_up
+from rag_jax.models.products import Linear
+from rag_jax.models.stack import REMAT_POLICIES
 
 
 class ScaleNorm(nn.Module):

@@ -4,7 +4,8 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from rag_jax.models.layers import Linear, embedding_init
+from rag_jax.models.layers import embedding_init
+from rag_jax.models.products import Linear
 
 
 class NullDocument(nn.Module):

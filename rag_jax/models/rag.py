@@ -24,10 +24,10 @@ from rag_jax.config import BertConfig, GeneratorConfig
 from rag_jax.fusion import Fusion
 from rag_jax.marginal import MASKED
 from rag_jax.models import vocabulary
+from rag_jax.models.attention import ATTENDED
 from rag_jax.models.bart import ClassificationHead
 from rag_jax.models.dpr import DprEncoder
 from rag_jax.models.generator import Generator, build
-from rag_jax.models.layers import ATTENDED
 from rag_jax.models.null_document import NullDocument
 from rag_jax.models.packing import Packing
 from rag_jax.types import Batch, Params
@@ -396,7 +396,7 @@ def token_log_probs(model: RagModel, params: Params, batch: Batch, label_smoothi
 def attention_shares(model: RagModel, params: Params, batch: Batch) -> jax.Array:
     """Share of each passage in what Fusion-in-Decoder's decoder attends to, float32[B, K].
 
-    Of weight times norm of the value (`layers.attended`), over all layers, heads, tokens of the
+    Of weight times norm of the value (`attention.attended`), over all layers, heads, tokens of the
     answer and tokens of the passage, the question's among them. Without dropout and gradient.
     """
     ids, mask = ((batch.decoder_ids, batch.decoder_mask) if model.classes

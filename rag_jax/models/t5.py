@@ -11,16 +11,10 @@ import numpy as np
 
 from rag_jax.config import T5Config
 from rag_jax.models import encoder_decoder, vocabulary
-from rag_jax.models.layers import (
-    Attention,
-    Dropout,
-    FeedForward,
-    RmsNorm,
-    Stack,
-    embedding_table,
-    look_up,
-)
+from rag_jax.models.attention import Attention
+from rag_jax.models.layers import Dropout, FeedForward, RmsNorm, embedding_table, look_up
 from rag_jax.models.packing import Packing
+from rag_jax.models.stack import Stack
 
 
 @functools.cache

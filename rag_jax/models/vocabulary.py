@@ -14,7 +14,8 @@ import jax
 import jax.numpy as jnp
 
 from rag_jax.marginal import MASKED
-from rag_jax.models.layers import by_rows, capped, product, transposed
+from rag_jax.models.layers import capped
+from rag_jax.models.products import by_rows, product, transposed
 from rag_jax.types import Params
 
 

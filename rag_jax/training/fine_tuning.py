@@ -9,7 +9,7 @@ from rag_jax.config import Config, ConfigError
 from rag_jax.data.batches import RagBatcher
 from rag_jax.evaluation import evaluate
 from rag_jax.models import rag
-from rag_jax.models.layers import unstack_layers
+from rag_jax.models.stack import unstack_layers
 from rag_jax.training import on_device, step
 from rag_jax.training.answer_settings import make_answerer
 from rag_jax.training.collapse import CollapseGuard

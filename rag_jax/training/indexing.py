@@ -19,8 +19,8 @@ from rag_jax.data.batches import ENCODER_TABLE, PASSAGE_TABLE
 from rag_jax.data.corpora import read_corpus
 from rag_jax.data.prepare import chunked, write_passages
 from rag_jax.data.question_files import Example
-from rag_jax.models.layers import unstack_layers
 from rag_jax.models.rag import RagModel
+from rag_jax.models.stack import unstack_layers
 from rag_jax.retrieval.bm25 import Bm25Index, Bm25Settings, build_bm25
 from rag_jax.retrieval.build import RecallSettings, build_index
 from rag_jax.retrieval.editing import edit_index, edit_words

@@ -17,7 +17,7 @@ from rag_jax.data.prepared import Prepared, generator_format
 from rag_jax.data.text import Tokenizer, encoder_input, train_bart_tokenizer
 from rag_jax.documents.chunks import Window
 from rag_jax.documents.workdir import INDEX
-from rag_jax.models.layers import unstack_layers
+from rag_jax.models.stack import unstack_layers
 from rag_jax.retrieval.build import RecallSettings
 from rag_jax.retrieval.editing import edit_index
 from rag_jax.retrieval.index import PassageIndex

@@ -18,7 +18,7 @@ from rag_jax.data.question_files import Example
 from rag_jax.data.questions import QuestionTokens
 from rag_jax.fusion import Fusion
 from rag_jax.models import rag
-from rag_jax.models.layers import unstack_layers
+from rag_jax.models.stack import unstack_layers
 from rag_jax.retrieval.bm25 import Bm25Index
 from rag_jax.retrieval.hybrid import HybridIndex
 from rag_jax.retrieval.index import PassageIndex

@@ -1,7 +1,8 @@
 """Retrieval on the devices: encode, search, gather and compose inside the jitted step.
 
-With a document encoder that trains, the passages found are embedded again by it inside the step,
-and what the index holds of all passages on a schedule (`Refresher`).
+On CPUs they are a program of their own, so that the step computes no padding (`packing`). With a
+document encoder that trains, the passages found are embedded again by it inside the step, and what
+the index holds of all passages on a schedule (`Refresher`).
 """
 
 from collections.abc import Callable
@@ -14,7 +15,7 @@ from jax.sharding import Mesh
 
 from rag_jax import parallel
 from rag_jax.config import Config
-from rag_jax.data import order
+from rag_jax.data import order, packed
 from rag_jax.data.batches import ENCODER_TABLE, PASSAGE_TABLE, assemble
 from rag_jax.data.compose import compose
 from rag_jax.data.packed import Groups
@@ -190,7 +191,39 @@ def training(model: rag.RagModel, config: Config, prepared: Prepared, questions:
     source.groups = groups_of(model, index.mesh, train.optimizer.accumulate)
     complete = completion(model, prepared.format, config.retrieval.k, index.mesh, index.settings,
                           pad_id)
+    # Accelerators would wait for the host in every step, and processes for each other.
+    near = index.mesh.devices.flat[0].platform == "cpu" and jax.process_count() == 1
+    if source.groups is not None and near:
+        complete = complete._replace(packed=packing(
+            questions, index, source.groups, train.batch_size, config.retrieval.k,
+            model.null_document != "none"))
     return source, complete, refresher
+
+
+def packing(questions: QuestionTokens, index: DeviceIndex, groups: Groups, batch_size: int, k: int,
+            null_document: bool) -> Callable[[Batch], Batch]:
+    """`Completion.packed`: says where the tokens of the inputs are, in room for usual ones.
+
+    What is usual is known from questions and passages at equal distances, and a sixteenth is kept
+    free besides, as passages that are found are longer than others; a batch that needs more room is
+    left as it is.
+    """
+    asked = packed.sample(len(questions))
+    suffixes = np.array([[len(questions.suffixes[row])] for row in asked], np.int64)
+    table = index.passages.tokens(PASSAGE_TABLE)
+    passages = np.resize(table.lengths_of(packed.sample(len(index.passages))), (len(asked), k))
+    passages = np.pad(passages, ((0, 0), (0, int(null_document))))
+    usual = questions.format.joined_length(passages, suffixes).sum(axis=1) * 17 / 16
+    room = packed.room(usual, batch_size // groups.count)
+
+    def pack(batch: Batch) -> Batch:
+        mask = np.asarray(batch.source_mask)
+        places = packed.places(mask.reshape(len(mask), -1), groups, room)
+        if places is None:
+            return batch
+        return batch._replace(source_places=parallel.put_batch(places, index.mesh))
+
+    return pack
 
 
 def completion(model: rag.RagModel, format: GeneratorFormat, k: int, mesh: Mesh,

@@ -20,7 +20,7 @@ from rag_jax.hub import families
 from rag_jax.hub import load as hub
 from rag_jax.models import rag
 from rag_jax.models.generator import in_dtype
-from rag_jax.models.layers import unstack_layers
+from rag_jax.models.stack import unstack_layers
 from rag_jax.retrieval.verification import open_digests
 from rag_jax.training import step, workdir
 from rag_jax.training.checkpoint import BEST_METRIC, Checkpointer

@@ -18,7 +18,7 @@ from rag_jax import files, hosts, paper, scoring
 from rag_jax.data import order
 from rag_jax.evaluation import Evaluation, retrieval_metrics, write_evaluation
 from rag_jax.metrics import bootstrap
-from rag_jax.models.layers import unstack_layers
+from rag_jax.models.stack import unstack_layers
 from rag_jax.retrieval.index import PassageIndex
 from rag_jax.training import indexing, pretrained, workdir
 from rag_jax.training.job import Index, Job

@@ -31,6 +31,9 @@ class Completion(NamedTuple):
 
     batch: Callable[[Params, Any], Any]  # (params, given batch) -> the loss's batch
     shardings: Any  # of the given batch
+    # loss's batch -> the same without some of its padding, by what the host reads of it: it is made
+    # by a program of its own then; None = inside the step.
+    packed: Callable[[Any], Any] | None = None
 
 
 class DropoutKeys(NamedTuple):
@@ -191,6 +194,7 @@ def make_train_step(loss: LossFunction, optimizer: Optimizer, shardings: TrainSt
     training = tuple(t for t in optimizer.towers if t not in frozen)
     mesh = jax.tree.leaves(shardings)[0].mesh
     whole, rows = parallel.replicated(mesh), parallel.batch_sharding(mesh)
+    inside = complete if complete is not None and complete.packed is None else None
 
     def step(state: TrainState, batch: Any, number: jax.Array):
         trained = {t: state.params[t] for t in training}
@@ -201,8 +205,8 @@ def make_train_step(loss: LossFunction, optimizer: Optimizer, shardings: TrainSt
             else jax.random.fold_in(jax.random.key(dropout.seed, impl=dropout.implementation),
                                     number)
         )
-        if complete is not None:
-            batch = complete.batch(state.params, batch)
+        if inside is not None:
+            batch = inside.batch(state.params, batch)
         grads, metrics = accumulated_gradients(loss, trained, constant, batch, key, pieces)
         kept = {t: state.params[t] for t in frozen}
         all_grads = {**grads, **jax.tree.map(jnp.zeros_like, kept)}
@@ -222,13 +226,17 @@ def make_train_step(loss: LossFunction, optimizer: Optimizer, shardings: TrainSt
             metrics |= jax.lax.with_sharding_constraint(show(batch), rows)
         return TrainState({**state.params, **moved}, opt_state), metrics
 
-    given = complete.shardings if complete is not None else rows
-    return jax.jit(
+    jitted = jax.jit(
         step,
         donate_argnums=0,
         out_shardings=(shardings, None),  # the metrics' are above
-        in_shardings=(shardings, given, whole),
+        in_shardings=(shardings, rows if inside is None else inside.shardings, whole),
     )
+    if inside is complete:
+        return jitted
+    find = jax.jit(complete.batch, in_shardings=(shardings.params, complete.shardings))
+    return lambda state, given, number: jitted(
+        state, complete.packed(find(state.params, given)), number)
 
 
 def _gradient_norms(grads: Params) -> dict[str, jax.Array]:

@@ -20,8 +20,8 @@ from rag_jax.hub.families import Architecture, causal_json
 from rag_jax.hub.load import describe, load, locate
 from rag_jax.hub.save import save
 from rag_jax.hub.stored import HubError
-from rag_jax.models.layers import unstack_layers
 from rag_jax.models.rag import RagModel
+from rag_jax.models.stack import unstack_layers
 
 QUESTION, BART_CG, TOKEN = (
     "DPRQuestionEncoder", "BartForConditionalGeneration", "RagTokenForGeneration")

@@ -12,7 +12,7 @@ import tiny
 
 from rag_jax.config import BART_PRESETS
 from rag_jax.models.bart import Bart
-from rag_jax.models.layers import unstack_layers
+from rag_jax.models.stack import unstack_layers
 
 ROWS, SOURCE, TARGET = 3, 6, 5
 RNG = np.random.default_rng(0)

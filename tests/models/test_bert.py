@@ -14,8 +14,8 @@ import tiny
 from rag_jax.aot.costs import flops
 from rag_jax.config import BERT_PRESETS
 from rag_jax.models.bert import Bert
-from rag_jax.models.layers import unstack_layers
 from rag_jax.models.modern_bert import ModernBert
+from rag_jax.models.stack import unstack_layers
 
 ROWS, LENGTH = 3, 7
 RNG = np.random.default_rng(0)

@@ -14,8 +14,8 @@ import pytest
 import tiny
 
 from rag_jax.config import CausalConfig
+from rag_jax.models.attention import KeysValues
 from rag_jax.models.causal_lm import CausalLM, frequencies
-from rag_jax.models.layers import KeysValues
 
 SIZE = {"vocab_size": 38, "max_positions": 64, "width": 12, "decoder_layers": 3, "heads": 4,
         "kv_heads": 2, "head_size": 4, "mlp_width": 10, "init_std": 0.3, "rope_theta": 100.0}

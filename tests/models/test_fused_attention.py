@@ -13,7 +13,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from rag_jax import parallel
 from rag_jax.config import MeshConfig
-from rag_jax.models import fused_attention, layers
+from rag_jax.models import attention, fused_attention
 
 R, T, S, H, C = 8, 16, 32, 4, 64
 MASKS = {"keys": np.arange(S) < np.array([32, 20, 1, 7, 0, 31, 16, 5])[:, None],
@@ -44,7 +44,7 @@ def run(mask, mesh=None, **settings):
     rng = np.random.default_rng(0)
     x, source = (jnp.asarray(rng.normal(size=(R, n, H * C)), jnp.bfloat16)
                  for n in (T, mask.shape[-1]))
-    module = layers.Attention(H, H * C, dtype=jnp.bfloat16, init_std=0.1, **settings)
+    module = attention.Attention(H, H * C, dtype=jnp.bfloat16, init_std=0.1, **settings)
     mask = mask[:, None, None] if mask.shape[0] == R else mask[None, None]
     params = nn.meta.unbox(
         module.clone(fused=False).init(jax.random.key(0), x, source, mask, True))

@@ -9,17 +9,10 @@ import numpy as np
 import pytest
 import tiny
 
-from rag_jax.models.layers import (
-    Dropout,
-    RmsNorm,
-    Stack,
-    attention,
-    by_rows,
-    gelu,
-    layer_norm,
-    linear,
-    look_up,
-)
+from rag_jax.models.attention import attention
+from rag_jax.models.layers import Dropout, RmsNorm, gelu, layer_norm, look_up
+from rag_jax.models.products import by_rows, linear
+from rag_jax.models.stack import Stack
 
 
 @pytest.mark.parametrize("dtype,tolerance", [("float32", 1e-5), ("bfloat16", 2e-2)])

@@ -12,7 +12,7 @@ import tiny
 
 from rag_jax.config import CausalConfig
 from rag_jax.models import rag
-from rag_jax.models.layers import unstack_layers
+from rag_jax.models.stack import unstack_layers
 from rag_jax.training import step
 
 SMOOTHING = 0.1

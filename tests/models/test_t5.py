@@ -9,7 +9,7 @@ import pytest
 import tiny
 
 from rag_jax.models import rag
-from rag_jax.models.layers import unstack_layers
+from rag_jax.models.stack import unstack_layers
 from rag_jax.models.t5 import T5, bucket_starts, relative_bias
 
 RNG = np.random.default_rng(0)

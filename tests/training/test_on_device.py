@@ -2,6 +2,7 @@
 
 import dataclasses
 import shutil
+import types
 
 import jax
 import jax.numpy as jnp
@@ -11,8 +12,9 @@ import tiny
 
 from rag_jax import parallel
 from rag_jax.config import Config, MeshConfig
-from rag_jax.data import order
+from rag_jax.data import order, packed
 from rag_jax.data.batches import PASSAGE_TABLE, RagBatcher
+from rag_jax.data.packed import Groups
 from rag_jax.data.question_files import Example
 from rag_jax.data.questions import QuestionTokens
 from rag_jax.data.text import GeneratorFormat, train_bart_tokenizer, train_bert_tokenizer
@@ -206,6 +208,48 @@ def test_loss_gradients_and_update_are_those_of_the_host_path(world, sizes):
     tiny.assert_trees_close(found[0], expected[0], rtol=1e-5, atol=1e-6)
     tiny.assert_trees_close(found[2], expected[2], rtol=1e-6)
     tiny.assert_trees_close(found[1], expected[1], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("devices", [1, 4])
+def test_what_is_found_first_is_packed_and_trains_as_what_the_step_finds(
+        world, devices, monkeypatch):
+    """Two micro-batches on each device; a batch that does not fit is left as it is."""
+    model, questions, _ = world
+    params, mesh = tiny.rag_params(model), mesh_of(devices)
+    index, groups = placed(world, mesh), Groups(devices, 2)
+    complete = on_device.completion(model, questions.format, K, mesh, index.settings)
+    given = on_device.QuestionSource(questions, index, B, SEED).finish(0)
+    expected = one_step(world, params, given, mesh, complete)
+    for fits in (True, False):
+        if not fits:
+            monkeypatch.setattr(packed, "room", lambda *usual: 16)
+        pack = on_device.packing(questions, index, groups, B, K, False)
+        batch = pack(jax.jit(complete.batch)(params, given))
+        assert (batch.source_places is not None) == fits
+        if fits:
+            assert batch.source_places.shape[0] == groups.count
+            assert batch.source_places.size < batch.source_mask.size
+            assert (np.asarray(batch.source_places) < batch.source_mask.size / groups.count).sum(
+                ) == np.asarray(batch.source_mask).sum(), "every token has its place"
+        run, state = made_step(world, params, mesh, complete._replace(packed=pack))
+        after, metrics = jax.device_get(run(state, given, np.int32(0)))
+        assert metrics.pop("padding_share") < expected[2]["padding_share"] or not fits
+        tiny.assert_trees_close(after.opt_state, expected[0], rtol=1e-5, atol=1e-6)
+        tiny.assert_trees_close(after.params, expected[1], rtol=1e-5, atol=1e-5)
+        tiny.assert_trees_close(
+            metrics, {name: expected[2][name] for name in metrics}, rtol=1e-5, atol=1e-6)
+
+
+def test_on_cpus_a_family_that_packs_finds_its_passages_first(world):
+    model, questions, _ = world
+    index = placed(world, mesh_of(1))
+    for family, finds_first in ((model, True), (dataclasses.replace(
+            model, generator=dataclasses.replace(model.generator, family="causal")), False)):
+        assert family.packs == finds_first
+        _, complete, _ = on_device.training(
+            family, replace(Config(), {"retrieval.k": K, "train.batch_size": B}),
+            types.SimpleNamespace(format=questions.format), questions, index)
+        assert (complete.packed is not None) == finds_first
 
 
 def test_passages_come_and_go_and_the_step_is_compiled_once(world, compilations, tmp_path):
