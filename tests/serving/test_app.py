@@ -99,10 +99,12 @@ def test_samples_are_those_of_python_and_the_seed(asking, rag):
     """Samples of one request that were all the same, or that others' requests changed."""
     seeded = rag_jax.Rag(**{**vars(rag), "job": rag.job.__class__(**{
         **vars(rag.job), "config": overrides.replace(rag.config, {"seed": 7})})})
-    oracle = seeded.ask([ASK] * 3, sample=True, temperature=0.7, batch_size=4)
+    oracle, warmer = (seeded.ask([ASK] * 3, sample=True, temperature=temperature, batch_size=4)
+                      for temperature in (0.4, 1.0))
+    assert [answer.text for answer in oracle] != [answer.text for answer in warmer]
     for _ in range(2):
         done = asking.post("/answer", json={
-            "question": ASK, "n": 3, "temperature": 0.7, "seed": 7}).json()
+            "question": ASK, "n": 3, "temperature": 0.4, "seed": 7}).json()
         found = [done, *done["alternatives"]]
         assert [each["answer"] for each in found] == [answer.text for answer in oracle]
         np.testing.assert_allclose([each["log_prob"] for each in found],
