@@ -23,7 +23,13 @@ class _Parser(argparse.ArgumentParser):
     """Options anywhere between the other arguments, written in full; misspelt ones get advice."""
 
     def parse_known_args(self, args=None, namespace=None):
-        options, rest = super().parse_known_args(args, namespace)
+        return self._without_unknown(*super().parse_known_args(args, namespace))
+
+    def parse_known_intermixed_args(self, args=None, namespace=None):
+        return self._without_unknown(*super().parse_known_intermixed_args(args, namespace))
+
+    def _without_unknown(self, options: argparse.Namespace, rest: list[str]
+                         ) -> tuple[argparse.Namespace, list[str]]:
         for argument in rest:
             if argument.startswith("--"):
                 self.error(f"unrecognized arguments: {argument}; {self._near(argument)}")
