@@ -470,8 +470,9 @@ class RetrievalConfig:
     scann_parts: int = field(
         1, "ScaNN: consecutive parts of the passages with an index each; with at least as many as "
         "processes, each process holds and searches its share of them alone", at_least=1)
-    embed_batch_size: int = field(64, "passages embedded at a time; a CPU takes at most 8",
-                                  at_least=1)
+    embed_batch_size: int = field(
+        64, "passages embedded at a time; a CPU takes at most 8, but all of them where "
+        "train.document_encoder=refresh embeds the index again", at_least=1)
     staleness: int = field(
         0, "0 = batch t is retrieved with the parameters of step t; 1 = with those of step t-1, so "
         "that the host's search for the next batch overlaps the device's work", at_least=0)

@@ -26,6 +26,7 @@ class _Parser(argparse.ArgumentParser):
         return self._without_unknown(*super().parse_known_args(args, namespace))
 
     def parse_known_intermixed_args(self, args=None, namespace=None):
+        # Python 3.13's does not go through the above.
         return self._without_unknown(*super().parse_known_intermixed_args(args, namespace))
 
     def _without_unknown(self, options: argparse.Namespace, rest: list[str]

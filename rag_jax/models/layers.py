@@ -111,9 +111,8 @@ def _norm_forward(x: jax.Array, scale: jax.Array, bias: jax.Array, epsilon: floa
 def _norm_backward(epsilon: float, kept: tuple[jax.Array, jax.Array], grad: jax.Array
                    ) -> tuple[jax.Array, ...]:
     x, scale = jax.lax.optimization_barrier(kept)  # keeps nothing else of the forward pass
-    shape, grad = x.shape, grad.reshape(-1, grad.shape[-1])
     # XLA's CPU backend divides a reduction over cores by its first axis alone: a matrix has rows.
-    x = x.reshape(grad.shape)
+    shape, x, grad = x.shape, *(each.reshape(-1, x.shape[-1]) for each in (x, grad))
     normed, inverse = _normed(x, epsilon)
     scaled = grad * scale[None]
     along = jnp.mean(scaled * normed, axis=-1, keepdims=True)
@@ -181,8 +180,7 @@ class Dropout(nn.Module):
     rate: float
 
     def __call__(self, x: jax.Array, deterministic: bool) -> jax.Array:
-        kept = self.kept(x.shape, deterministic)
-        return x if kept is None else dropped(x, kept, self.rate)
+        return dropped(x, self.kept(x.shape, deterministic), self.rate)
 
     def kept(self, shape: tuple[int, ...], deterministic: bool) -> jax.Array | None:
         """bool[shape], False for what is zeroed; None = nothing is."""
@@ -194,6 +192,7 @@ class Dropout(nn.Module):
 
 
 def dropped(x: jax.Array, kept: jax.Array | None, rate: float) -> jax.Array:
+    """x divided by 1 - rate where it is `kept`, `Dropout.kept`, and 0 elsewhere; None = x."""
     if kept is None:
         return x
     return jnp.where(kept, x / (1 - rate), 0) if rate < 1 else jnp.zeros_like(x)

@@ -13,10 +13,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from rag_jax import parallel
+from rag_jax import hosts, parallel
 from rag_jax.config import Config
 from rag_jax.data import order, packed
-from rag_jax.data.batches import ENCODER_TABLE, PASSAGE_TABLE, assemble
+from rag_jax.data.batches import ENCODER_TABLE, PASSAGE_TABLE, RagBatcher, assemble
 from rag_jax.data.compose import compose
 from rag_jax.data.packed import Groups
 from rag_jax.data.prepared import Prepared
@@ -192,33 +192,33 @@ def training(model: rag.RagModel, config: Config, prepared: Prepared, questions:
     complete = completion(model, prepared.format, config.retrieval.k, index.mesh, index.settings,
                           pad_id)
     # Accelerators would wait for the host in every step, and processes for each other.
-    near = index.mesh.devices.flat[0].platform == "cpu" and jax.process_count() == 1
+    near = index.mesh.devices.flat[0].platform == "cpu" and hosts.count() == 1
     if source.groups is not None and near:
-        complete = complete._replace(packed=packing(
-            questions, index, source.groups, train.batch_size, config.retrieval.k,
-            model.null_document != "none"))
+        batcher = RagBatcher(questions, source.length_step, model.embedding_width,
+                             model.null_document != "none", source.groups)
+        complete = complete._replace(
+            packed=packing(batcher, index, train.batch_size, config.retrieval.k))
     return source, complete, refresher
 
 
-def packing(questions: QuestionTokens, index: DeviceIndex, groups: Groups, batch_size: int, k: int,
-            null_document: bool) -> Callable[[Batch], Batch]:
+def packing(batcher: RagBatcher, index: DeviceIndex, batch_size: int, k: int
+            ) -> Callable[[Batch], Batch]:
     """`Completion.packed`: says where the tokens of the inputs are, in room for usual ones.
 
     What is usual is known from questions and passages at equal distances, and a sixteenth is kept
     free besides, as passages that are found are longer than others; a batch that needs more room is
     left as it is.
+
+    batcher: makes the same inputs on the host, in groups that are packed.
     """
-    asked = packed.sample(len(questions))
-    suffixes = np.array([[len(questions.suffixes[row])] for row in asked], np.int64)
-    table = index.passages.tokens(PASSAGE_TABLE)
-    passages = np.resize(table.lengths_of(packed.sample(len(index.passages))), (len(asked), k))
-    passages = np.pad(passages, ((0, 0), (0, int(null_document))))
-    usual = questions.format.joined_length(passages, suffixes).sum(axis=1) * 17 / 16
-    room = packed.room(usual, batch_size // groups.count)
+    questions = packed.sample(len(batcher.questions))
+    passages = np.resize(packed.sample(len(index.passages)), (len(questions), k))
+    usual = batcher.lengths(questions, passages, index).sum(axis=1) * 17 / 16
+    room = packed.room(usual, batch_size // batcher.groups.count)
 
     def pack(batch: Batch) -> Batch:
         mask = np.asarray(batch.source_mask)
-        places = packed.places(mask.reshape(len(mask), -1), groups, room)
+        places = packed.places(mask.reshape(len(mask), -1), batcher.groups, room)
         if places is None:
             return batch
         return batch._replace(source_places=parallel.put_batch(places, index.mesh))

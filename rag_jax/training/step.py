@@ -175,7 +175,7 @@ def make_train_step(loss: LossFunction, optimizer: Optimizer, shardings: TrainSt
                     pieces: int = 1, dropout: DropoutKeys | None = None,
                     complete: Completion | None = None, frozen: tuple[str, ...] = (),
                     show: Callable[[Any], dict[str, jax.Array]] | None = None) -> Callable:
-    """The jitted step (state, batch, step) -> (state, metrics); the state is donated.
+    """The step (state, batch, step) -> (state, metrics), jitted; the state is donated.
 
     Args:
       loss: what is minimised, summed over a batch.
@@ -183,7 +183,8 @@ def make_train_step(loss: LossFunction, optimizer: Optimizer, shardings: TrainSt
       shardings: where each part of the state lies; the batch is split over the same mesh.
       pieces: micro-batches per step.
       dropout: how its masks are drawn; None = no dropout anywhere.
-      complete: makes the loss's batch from the given one, with the parameters of the step.
+      complete: makes the loss's batch from the given one, with the parameters of the step; where
+        it packs, by a jitted program of its own before that of the step.
       frozen: towers of the optimiser that this step leaves as they are; the state keeps its form,
         and the others train as if these were constants.
       show: from the loss's batch what else comes back among the metrics, split as the batch is.

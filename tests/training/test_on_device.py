@@ -223,7 +223,8 @@ def test_what_is_found_first_is_packed_and_trains_as_what_the_step_finds(
     for fits in (True, False):
         if not fits:
             monkeypatch.setattr(packed, "room", lambda *usual: 16)
-        pack = on_device.packing(questions, index, groups, B, K, False)
+        pack = on_device.packing(RagBatcher(questions, LENGTH, model.embedding_width,
+                                            groups=groups), index, B, K)
         batch = pack(jax.jit(complete.batch)(params, given))
         assert (batch.source_places is not None) == fits
         if fits:
