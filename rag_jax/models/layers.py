@@ -89,42 +89,56 @@ def look_up(table: jax.Array, ids: jax.Array) -> jax.Array:
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(3,))
-def layer_norm(x: jax.Array, scale: jax.Array, bias: jax.Array, epsilon: float) -> jax.Array:
-    """LayerNorm of [..., D] in float32; the backward pass keeps x in its own dtype alone."""
-    rows = range(x.ndim - 1)
-    return _normed(x, epsilon)[0] * jnp.expand_dims(scale, rows) + jnp.expand_dims(bias, rows)
+def norm(x: jax.Array, scale: jax.Array, bias: jax.Array | None, epsilon: float) -> jax.Array:
+    """LayerNorm of [..., D] with scale and bias [D], in float32; without a bias RMSNorm, which
+    leaves the mean as it is. The backward pass keeps x in its own dtype alone."""
+    return _scaled(_normed(x, epsilon, bias is not None)[0], scale, bias)
 
 
-def _normed(x: jax.Array, epsilon: float) -> tuple[jax.Array, jax.Array]:
-    """x with mean 0 and variance 1, and by what it was divided, inverted; float32."""
-    centred = x.astype(jnp.float32)
-    centred = centred - centred.mean(axis=-1, keepdims=True)
-    inverse = jax.lax.rsqrt(jnp.mean(centred * centred, axis=-1, keepdims=True) + epsilon)
-    return centred * inverse, inverse
+def _scaled(x: jax.Array, scale: jax.Array, bias: jax.Array | None = None) -> jax.Array:
+    first = range(x.ndim - 1)
+    x = x * jnp.expand_dims(scale, first)
+    return x if bias is None else x + jnp.expand_dims(bias, first)
 
 
-def _norm_forward(x: jax.Array, scale: jax.Array, bias: jax.Array, epsilon: float
+def _normed(x: jax.Array, epsilon: float, centred: bool) -> tuple[jax.Array, jax.Array]:
+    """x, where it is `centred` with mean 0, with mean square 1, and by what it was divided,
+    inverted; float32."""
+    x = x.astype(jnp.float32)
+    if centred:
+        x = x - x.mean(axis=-1, keepdims=True)
+    inverse = jax.lax.rsqrt(jnp.mean(x * x, axis=-1, keepdims=True) + epsilon)
+    return x * inverse, inverse
+
+
+def _norm_forward(x: jax.Array, scale: jax.Array, bias: jax.Array | None, epsilon: float
                   ) -> tuple[jax.Array, tuple]:
-    return layer_norm(x, scale, bias, epsilon), (x, scale)
+    return norm(x, scale, bias, epsilon), (x, scale, bias)
 
 
-def _norm_backward(epsilon: float, kept: tuple[jax.Array, jax.Array], grad: jax.Array
-                   ) -> tuple[jax.Array, ...]:
-    x, scale = jax.lax.optimization_barrier(kept)  # keeps nothing else of the forward pass
+def _norm_backward(epsilon: float, kept: tuple[jax.Array | None, ...], grad: jax.Array
+                   ) -> tuple[jax.Array | None, ...]:
+    x, scale, bias = jax.lax.optimization_barrier(kept)  # keeps nothing else of the forward pass
+    centred, shape = bias is not None, x.shape
     # XLA's CPU backend divides a reduction over cores by its first axis alone: a matrix has rows.
-    shape, x, grad = x.shape, *(each.reshape(-1, x.shape[-1]) for each in (x, grad))
-    normed, inverse = _normed(x, epsilon)
-    scaled = grad * scale[None]
+    # Heads, which may be split over devices, stay an axis.
+    x, grad = (each.reshape(-1, *shape[min(2, len(shape) - 1):]) for each in (x, grad))
+    rows = tuple(range(x.ndim - 1))
+    normed, inverse = _normed(x, epsilon, centred)
+    scaled = _scaled(grad, scale)
     along = jnp.mean(scaled * normed, axis=-1, keepdims=True)
-    x_grad = inverse * (scaled - scaled.mean(axis=-1, keepdims=True) - normed * along)
+    if centred:
+        scaled = scaled - scaled.mean(axis=-1, keepdims=True)
+    x_grad = (inverse * (scaled - normed * along)).astype(x.dtype).reshape(shape)
     # From 4,096 rows on it takes two to six times as long for both gradients from one `normed`.
-    if platform(x) == "cpu" and len(x) >= 4096:
-        normed, _ = _normed(jax.lax.optimization_barrier(x), epsilon)
-    return (x_grad.astype(x.dtype).reshape(shape), jnp.sum(grad * normed, axis=0),
-            jnp.sum(grad, axis=0))
+    if platform(x) == "cpu" and inverse.size >= 4096:
+        normed, _ = _normed(jax.lax.optimization_barrier(x), epsilon, centred)
+    scale_grad = jnp.sum(grad * normed, axis=rows).astype(scale.dtype)
+    bias_grad = jnp.sum(grad, axis=rows).astype(bias.dtype) if centred else None
+    return x_grad, scale_grad, bias_grad
 
 
-layer_norm.defvjp(_norm_forward, _norm_backward)
+norm.defvjp(_norm_forward, _norm_backward)
 
 
 class _NormParameters(nn.Module):
@@ -146,7 +160,7 @@ class LayerNorm(nn.Module):
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
         scale, bias = _NormParameters(name="norm")(x.shape[-1])
-        normed = layer_norm(x, scale, bias, self.epsilon).astype(self.dtype)
+        normed = norm(x, scale, bias, self.epsilon).astype(self.dtype)
         return constrain(normed, "batch", name="/".join(self.path))
 
 
@@ -163,11 +177,8 @@ class RmsNorm(nn.Module):
         init = nn.with_logical_partitioning(
             nn.initializers.constant(1 - self.offset), ("norm",))
         scale = self.param("scale", init, x.shape[-1:], jnp.float32) + self.offset
-        wide = x.astype(jnp.float32)
-        inverse = jax.lax.rsqrt(jnp.mean(wide * wide, axis=-1, keepdims=True) + self.epsilon)
-        normed = wide * inverse * jnp.expand_dims(scale, range(x.ndim - 1))
-        return constrain(
-            normed.astype(self.dtype), "batch", *self.axes, name="/".join(self.path))
+        normed = norm(x, scale, None, self.epsilon).astype(self.dtype)
+        return constrain(normed, "batch", *self.axes, name="/".join(self.path))
 
 
 class Dropout(nn.Module):

@@ -10,7 +10,7 @@ import pytest
 import tiny
 
 from rag_jax.models.attention import attention
-from rag_jax.models.layers import Dropout, RmsNorm, gelu, layer_norm, look_up
+from rag_jax.models.layers import Dropout, RmsNorm, gelu, look_up, norm
 from rag_jax.models.products import by_rows, linear
 from rag_jax.models.stack import Stack
 
@@ -67,10 +67,10 @@ def test_rms_norm_is_the_formula(offset):
     """Gemma's scale is 1 + w: read as w, a trained norm would be almost nothing."""
     rng = np.random.default_rng(3)
     x, w = np.float32(rng.normal(size=(2, 5, 8))), np.float32(rng.normal(size=8))
-    norm = RmsNorm(0.1, offset=offset)
+    rms_norm = RmsNorm(0.1, offset=offset)
     expected = x / np.sqrt((np.float64(x) ** 2).mean(axis=-1, keepdims=True) + 0.1) * (w + offset)
-    np.testing.assert_allclose(norm.apply({"params": {"scale": w}}, x), expected, rtol=1e-5)
-    first = nn.meta.unbox(norm.init(jax.random.key(0), x)["params"])["scale"]
+    np.testing.assert_allclose(rms_norm.apply({"params": {"scale": w}}, x), expected, rtol=1e-5)
+    first = nn.meta.unbox(rms_norm.init(jax.random.key(0), x)["params"])["scale"]
     np.testing.assert_array_equal(first + offset, 1.0)
 
 
@@ -109,21 +109,23 @@ def compare_with_plain(ours, plain, arrays, dtype, tolerance):
 
 
 @pytest.mark.parametrize("dtype,tolerance", [("float32", 2e-5), ("bfloat16", 4e-2)])
-@pytest.mark.parametrize("shape", [(20, 24), (2, 2050, 24)])  # many rows go another way on CPUs
-def test_layer_norm_and_its_gradients_are_those_of_the_formula(shape, dtype, tolerance):
-    """Its backward pass is written by hand: a mean forgotten there would still train, badly."""
+@pytest.mark.parametrize("centred", [True, False])
+@pytest.mark.parametrize("shape", [  # many rows go another way on CPUs; one is of heads
+    (20, 24), (2, 2050, 24), (2, 3, 4, 24), (2, 1025, 2, 24)])
+def test_norms_and_their_gradients_are_those_of_the_formula(shape, centred, dtype, tolerance):
+    """Their backward pass is written by hand: a mean forgotten there would still train, badly."""
     rng = np.random.default_rng(1)
     x, scale, bias = (jnp.float32(rng.normal(size=size)) for size in (shape, (24,), (24,)))
     rows = range(len(shape) - 1)
 
-    def plain(x, scale, bias):
-        centred = x - x.mean(axis=-1, keepdims=True)
-        variance = (centred**2).mean(axis=-1, keepdims=True)
-        normed = centred / jnp.sqrt(variance + 0.1)
-        return normed * jnp.expand_dims(scale, rows) + jnp.expand_dims(bias, rows)
+    def plain(x, scale, bias=None):
+        if bias is not None:
+            x = x - x.mean(axis=-1, keepdims=True)
+        x = x / jnp.sqrt((x**2).mean(axis=-1, keepdims=True) + 0.1) * jnp.expand_dims(scale, rows)
+        return x if bias is None else x + jnp.expand_dims(bias, rows)
 
-    compare_with_plain(lambda *a: layer_norm(*a, 0.1), plain, (3 * x + 1, scale, bias), dtype,
-                       tolerance)
+    compare_with_plain(lambda x, scale, bias=None: norm(x, scale, bias, 0.1), plain,
+                       (3 * x + 1, scale, bias)[:2 + centred], dtype, tolerance)
 
 
 @pytest.mark.parametrize("dtype,tolerance", [("float32", 2e-5), ("bfloat16", 4e-2)])
