@@ -27,6 +27,7 @@ class State(NamedTuple):
     tokens: jax.Array  # int32[B, A, T]
     doc_log_p: jax.Array  # float32[B, A, T, K]
     ended: jax.Array  # bool[B, A]
+    valid: jax.Array  # bool[B, A], False without passages, or once the rules left no token
     past: Past
     keys: jax.Array  # [B], one per question
     temperature: jax.Array | None  # float32[B], of each question; None = that of the settings
@@ -48,10 +49,12 @@ def begin(model: rag.RagModel, documents: Documents, settings: Decoding, keys: j
     """Samples before their first token."""
     questions, passages = documents.log_prior.shape
     count, length = settings.num_return_sequences, settings.max_length
+    any_passage = (documents.log_prior > MASKED / 2).any(axis=1, keepdims=True)
     return State(jnp.zeros((), jnp.int32),
                  jnp.full((questions, count, length), model.pad_id, jnp.int32),
                  jnp.zeros((questions, count, length, passages), jnp.float32),
                  jnp.zeros((questions, count), bool),
+                 jnp.broadcast_to(any_passage, (questions, count)),
                  empty_past(documents, questions, count, length), keys, temperature)
 
 
@@ -78,6 +81,7 @@ def advance(model: rag.RagModel, params: Params, documents: Documents, settings:
         doc_log_p_BKAV, past = step(model, params, documents, last, position, state.past)
         log_p_BAV = marginal.mixture(weigh(state.doc_log_p.sum(axis=2)), doc_log_p_BKAV)
         log_p_BAV = rule(state.tokens, position, log_p_BAV)
+        possible = log_p_BAV.max(axis=-1) > MASKED / 2
         drawn = draw_all(keys, jnp.arange(count), position,
                          truncate(log_p_BAV, settings, temperature))
         drawn_log_p = jnp.take_along_axis(
@@ -87,7 +91,8 @@ def advance(model: rag.RagModel, params: Params, documents: Documents, settings:
         return state._replace(
             position=position + 1, tokens=state.tokens.at[:, :, position].set(drawn),
             doc_log_p=state.doc_log_p.at[:, :, position].set(drawn_log_p),
-            ended=state.ended | (drawn == model.end_id), past=past)
+            ended=state.ended | (drawn == model.end_id),
+            valid=state.valid & (state.ended | possible), past=past)
 
     return jax.lax.while_loop(
         lambda state: (state.position < until) & ~state.ended.all(), grow, state)
@@ -96,12 +101,10 @@ def advance(model: rag.RagModel, params: Params, documents: Documents, settings:
 def answers(model: rag.RagModel, documents: Documents, settings: Decoding, state: State
             ) -> Decoded:
     """The samples, or what has been drawn of them."""
-    questions, count = state.ended.shape
-    valid = jnp.broadcast_to((documents.log_prior > MASKED / 2).any(axis=1, keepdims=True),
-                             (questions, count))
+    questions = len(state.ended)
     mask = until_end(state.tokens, model.end_id)
-    ranked = explain(model.kind, documents.log_prior, state.tokens, mask, state.doc_log_p, valid,
-                     model.end_id)
+    ranked = explain(model.kind, documents.log_prior, state.tokens, mask, state.doc_log_p,
+                     state.valid, model.end_id)
     return Decoded(ranked, documents.prior, jnp.zeros(questions, bool),
                    jnp.full(questions, jnp.inf))
 
@@ -112,7 +115,10 @@ def truncate(log_p: jax.Array, settings: Decoding, temperature: jax.Array | None
 
     temperature: float32[..., 1]; None = that of the settings.
     """
-    logits = log_p / (settings.temperature if temperature is None else temperature)
+    temperature = settings.temperature if temperature is None else temperature
+    # Below the best, tokens are at most -1e23 apart at any temperature, and MASKED lower.
+    logits = (log_p - log_p.max(axis=-1, keepdims=True)) / jnp.maximum(temperature, 1e-20)
+    logits = jnp.where(log_p > MASKED / 2, logits, MASKED)
     vocab = logits.shape[-1]
     if 0 < settings.top_k < vocab:
         least = jax.lax.top_k(logits, settings.top_k)[0][..., -1:]

@@ -6,11 +6,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from enumerated import ANSWERS, BATCH, QUESTIONS, cut, params, run, world
+from enumerated import ANSWERS, BATCH, END, QUESTIONS, VOCAB, cut, params, run, world
 from scipy import stats
 
 from rag_jax.decoding.sampling import truncate
 from rag_jax.decoding.settings import Decoding
+from rag_jax.marginal import MASKED
 
 KINDS = ["token", "sequence"]
 DRAWS = 2000
@@ -79,11 +80,26 @@ def test_temperature_top_k_and_top_p_shape_each_next_token(kind):
 
 def test_truncation_leaves_the_distribution_alone_by_default():
     log_p = jax.nn.log_softmax(jnp.array([[2.0, 1.0, 0.5, -3.0]]))
-    np.testing.assert_array_equal(truncate(log_p, Decoding(sample=True)), log_p)
+    logits = truncate(log_p, Decoding(sample=True))
+    np.testing.assert_allclose(jax.nn.log_softmax(logits), log_p, rtol=1e-6)
     for settings, kept in (({"top_k": 1}, 1), ({"top_k": 9}, 4), ({"top_p": 1e-6}, 1),
                            ({"top_p": 0.7}, 2), ({"top_k": 3, "top_p": 0.999}, 3)):
         logits = truncate(log_p, Decoding(sample=True, **settings))
         assert (np.asarray(logits) > -1e20).sum() == kept, settings
+
+
+@pytest.mark.parametrize("kept", [{}, {"top_k": 1}, {"top_p": 0.5}])
+@pytest.mark.parametrize("temperature", [1e-8, 1e-31, 1e-40])
+def test_tiny_temperatures_leave_the_most_probable_token_alone(temperature, kept):
+    """Logits that overflow, or fall below those of what the rules forbid, drew token 0."""
+    log_p = jnp.array([[MASKED, -6.0, -4.0, -3.6, MASKED]])
+    p = jax.nn.softmax(truncate(log_p, Decoding(sample=True, temperature=temperature, **kept)))
+    np.testing.assert_allclose(p, [[0, 0, 0, 1, 0]], atol=1e-7)
+
+
+def test_what_the_rules_forbid_is_never_drawn_at_any_temperature():
+    logits = truncate(jnp.array([[MASKED, -1.0, -2.0]]), Decoding(sample=True, temperature=1e32))
+    np.testing.assert_allclose(jax.nn.softmax(logits), [[0, 0.5, 0.5]])
 
 
 def test_samples_follow_the_key_and_not_the_place_in_the_batch():
@@ -101,4 +117,12 @@ def test_rules_hold_for_samples():
     for row in found.ranked.tokens.reshape(-1, 3):
         y = cut(row)
         assert y[0] == 4 and 3 not in y
-    assert not found.certified.any()
+    assert found.ranked.valid.all() and not found.certified.any()
+
+
+@pytest.mark.parametrize("prefix", [(), (3,)])
+def test_samples_for_which_the_rules_leave_no_token_are_no_answers(prefix):
+    """Whatever is drawn there is forbidden; in a beam such a question has no answer, too."""
+    no_next = tuple((*prefix, token) for token in range(VOCAB) if token != END)
+    found = samples("token", 3, min_length=3, bad_words=no_next, prefix=prefix)
+    assert not found.ranked.valid.any()
