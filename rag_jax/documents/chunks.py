@@ -7,14 +7,15 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from rag_jax.citation import Citation
 from rag_jax.documents.document import Document
 from rag_jax.errors import UserError
+from rag_jax.retrieval.bm25 import CJK
 from rag_jax.retrieval.protocol import Passage
 
 # Titles and texts of some passages -> the tokens of each as the encoder reads it.
 Measure = Callable[[Sequence[str], Sequence[str]], Sequence[int]]
 LEAST_TOKENS = 32
 LONGEST_WORD = 40  # characters; what is longer counts as several words, and may be cut
-_CJK = "\u3005-\u30ff\u3400-\u9fff\uf900-\ufaff"  # no spaces there: each counts as a word
-_WORD = re.compile(rf"[{_CJK}]|[^\s{_CJK}]{{1,{LONGEST_WORD}}}")
+# There are no spaces in Chinese and Japanese: each character counts as a word.
+_WORD = re.compile(rf"[{CJK}]|[^\s{CJK}]{{1,{LONGEST_WORD}}}")
 # A full stop with what closes around it, the same of Chinese and Japanese, an empty line.
 _END = re.compile(r"""[.!?\u2026]["'\u201d\u2019\u00bb)\]]*(?=\s)"""
                   r"|[\u3002\uff01\uff1f][\u300d\u300f\u201d]?"

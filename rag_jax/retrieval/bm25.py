@@ -1,7 +1,8 @@
 """BM25, the lexical retriever of the paper's ablation (table 6), by the bm25s library.
 
 Lucene's BM25 (k1 0.9, b 0.4, as DPR's baseline) over title and text, by Snowball's stems, stop
-words left out. An index says how it counts words, and counts those of questions so.
+words left out; Chinese and Japanese by characters and by pairs of them, as Lucene's CJK analyzers.
+An index says how it counts words, and counts those of questions so.
 Its directory is as manifest.py says, with bm25s's files in bm25/.
 """
 
@@ -9,10 +10,12 @@ import dataclasses
 import hashlib
 import importlib.metadata
 import importlib.util
+import itertools
 import json
 import logging
 import math
 import os
+import re
 import sys
 import types
 from collections.abc import Iterable, Sequence
@@ -31,6 +34,9 @@ from rag_jax.retrieval.versions import AGAIN, opened
 METHOD = "lucene"
 LANGUAGES = ("english", "danish", "dutch", "french", "german", "italian", "norwegian", "portuguese",
              "russian", "spanish", "swedish", "turkish")  # that have stems and stop words
+CJK = "\u3005-\u30ff\u3400-\u9fff\uf900-\ufaff"  # Chinese and Japanese: no spaces between words
+_CJK_CHARACTER = rf"(?!\W)[{CJK}]"  # and no mark
+_CJK_RUN = re.compile(f"(?:{_CJK_CHARACTER})+")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,11 +48,14 @@ class Bm25Settings:
         b: how much longer passages are discounted, 0 to 1.
         language: of Snowball's stems and the stop words, one of LANGUAGES; or "none": words as they
             are, and all of them.
+        parts_cjk: Chinese and Japanese count by characters and pairs of them; in an index from
+            before, all between two spaces or marks is one word.
     """
 
     k1: float = 0.9
     b: float = 0.4
     language: str = "english"
+    parts_cjk: bool = True
 
     def __post_init__(self):
         numbers = all(isinstance(x, int | float) and math.isfinite(x) for x in (self.k1, self.b))
@@ -83,7 +92,8 @@ class Bm25Settings:
         """
         record = manifest.get("settings")
         try:
-            settings = cls(record["k1"], record["b"], record["stemmer"] or "none")
+            settings = cls(record["k1"], record["b"], record["stemmer"] or "none",
+                           manifest.get("parts_cjk") is True)
             same = settings.record == record
         except (TypeError, KeyError) as error:
             raise RetrievalError(f"{path}: manifest.json has the settings {record!r:.80}, which "
@@ -114,8 +124,17 @@ def _words(texts: Iterable[str], settings: Bm25Settings, progress: bool = False
 
     record = settings.record
     stemmer = Stemmer.Stemmer(record["stemmer"]) if record["stemmer"] else None
-    return _library().tokenize(texts, stopwords=record["stopwords"], return_ids=False,
-                               stemmer=stemmer, show_progress=progress)
+    pattern = r"(?u)\b\w\w+\b"
+    if settings.parts_cjk:
+        pattern = f"{pattern}|{_CJK_CHARACTER}"
+        texts = (_CJK_RUN.sub(_parts, text) for text in texts)
+    return _library().tokenize(texts, token_pattern=pattern, stopwords=record["stopwords"],
+                               return_ids=False, stemmer=stemmer, show_progress=progress)
+
+
+def _parts(run: re.Match) -> str:
+    characters = run[0]
+    return " ".join(["", *characters, *map("".join, itertools.pairwise(characters)), ""])
 
 
 class Bm25Index(Index):
@@ -230,7 +249,7 @@ def build_bm25(store: PassageStore, out: str | os.PathLike, overwrite: bool = Fa
         versions = {name: importlib.metadata.version(name) for name in ("bm25s", "PyStemmer")}
         publish_index(content, out, {
             **inputs, "inputs": inputs, "size": len(store), "settings": settings.record,
-            "versions": versions})
+            "parts_cjk": settings.parts_cjk, "versions": versions})
     return Bm25Index.open(out)
 
 

@@ -113,6 +113,31 @@ def test_the_title_counts(tmp_path):
     assert build_bm25(store, tmp_path / "i").search(["zebras"], 1).ids.tolist() == [[1]]
 
 
+def test_chinese_and_japanese_words_are_found_inside_their_sentences(tmp_path):
+    """Written without spaces, a whole clause was one word, which only the same clause found."""
+    texts = "東京は日本の首都です。「猫」が好きです。", "北京是中国的首都。", "the capital of Peru"
+    store = write(tmp_path / "s", [Passage(str(i), "", text) for i, text in enumerate(texts)])
+    index = build_bm25(store, tmp_path / "index")
+    for question, best in (("東京", 0), ("猫", 0), ("東京tower", 0), ("中国", 1), ("capital", 2)):
+        found = index.search([question], 3)
+        assert found.ids[0, 0] == best and found.scores[0, 0] > found.scores[0, 1], question
+    assert not index.search(["「」。"], 3).scores.any()
+
+
+def test_an_index_from_before_that_counts_questions_as_it_counted_passages(tmp_path):
+    texts = "東京は日本の首都です。", "Lima"
+    store = write(tmp_path / "s", [Passage(text, "", text) for text in texts])
+    earlier = tmp_path / "index"
+    version = current(build_bm25(store, earlier, settings=Bm25Settings(parts_cjk=False)).path)
+    manifest, _ = MANIFEST.read(version)
+    del manifest["parts_cjk"]
+    MANIFEST.write(version, manifest)
+    point(earlier, version)
+    index = Bm25Index.open(earlier)
+    assert index.search(["東京は日本の首都です"], 1).scores[0, 0] > 0
+    assert not index.search(["東京"], 1).scores.any()
+
+
 def test_every_process_finds_and_scores_the_same(index, tmp_path):
     """Whatever the order of its hash tables."""
     code = ("import sys; from rag_jax.retrieval.bm25 import *; from rag_jax.retrieval.passages "
