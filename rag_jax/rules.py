@@ -47,7 +47,7 @@ def _runs(config: Config, trains: bool) -> Iterator[str]:
     for run in config.runs:
         if run in RUNS:
             yield from _run(for_run(config, run), run)
-            yield from _reranked(for_run(config, run), run) if trains else ()
+            yield from _trained(for_run(config, run), run) if trains else ()
         else:
             yield f"config.runs: no run {run!r}; {near_matches(run, RUNS)}"
     if not config.runs or len(set(config.runs)) < len(config.runs):
@@ -75,10 +75,6 @@ def _run(config: Config, run: str) -> Iterator[str]:
     if null != "none" and not config.retrieval.k:
         yield (f"config.model.null_document={null}: without passages (config.retrieval.k=0) there "
                "is nothing that it could be chosen over; set none")
-    if config.train.document_encoder == "refresh" and (
-            config.retrieval.where != "device" or not config.retrieval.k):
-        yield ("config.train.document_encoder=refresh: the passages are embedded again on the "
-               "devices; set config.retrieval.where=device and config.retrieval.k above 0")
     if train.bm25_weight_rate is not None and (
             config.retrieval.retriever != "hybrid" or config.retrieval.fusion != "convex"
             or config.retrieval.bm25_weight in (0, 1)):
@@ -91,8 +87,13 @@ def _run(config: Config, run: str) -> Iterator[str]:
                "would be left to train; set rollback or stop")
 
 
-def _reranked(config: Config, run: str) -> Iterator[str]:
-    """What cannot train beside a reranker."""
+def _trained(config: Config, run: str) -> Iterator[str]:
+    """What is wrong with a run that trains, and may well be asked."""
+    if config.train.document_encoder == "refresh" and (
+            config.retrieval.where != "device" or not config.retrieval.k):
+        yield ("config.train.document_encoder=refresh: the passages are embedded again on the "
+               "devices; set config.retrieval.where=device and config.retrieval.k above 0, or "
+               "document_encoder=frozen")
     if not config.model.reranker.pretrained or not config.retrieval.k:
         return
     if (config.train.query_encoder_rate, config.train.bm25_weight_rate) != (None, None):

@@ -224,10 +224,6 @@ def test_the_ends_of_the_bounds_and_none_are_allowed(changes):
      "config.data.max_target_length=32: the model has 20 positions"),
     ({"retrieval.where": "device", "retrieval.staleness": 1},
      "config.retrieval.staleness=1: with config.retrieval.where=device the step retrieves"),
-    ({"train.document_encoder": "refresh"},
-     "config.train.document_encoder=refresh: the passages are embedded again on the devices"),
-    ({"train.document_encoder": "refresh", "retrieval.where": "device", "retrieval.k": 0},
-     "set config.retrieval.where=device and config.retrieval.k above 0"),
     ({"model.head": "classification", "eval.labels": ("yes",)},
      "config.eval.labels: config.model.head=classification chooses among them; name the classes"),
     ({"model.head": "label_token"}, "config.eval.labels: config.model.head=label_token chooses"),
@@ -278,6 +274,19 @@ def test_fields_that_contradict_each_other_are_refused(changes, told):
     with pytest.raises(ConfigError) as error:
         validate(replace(Config(), changes))
     assert told in str(error.value) and "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("changes", [
+    {}, {"retrieval.where": "device", "retrieval.k": 0},
+    {"retrieval.retriever": "hybrid"}])
+def test_a_document_encoder_trains_on_the_devices_and_answers_anywhere(changes):
+    """A run that was trained so could be searched by words only with one of its own settings
+    changed, which its own checkpoint refuses."""
+    config = replace(Config(), {"train.document_encoder": "refresh", **changes})
+    assert validate(config) == config
+    with pytest.raises(ConfigError, match="the passages are embedded again on the devices; set "
+                       "config.retrieval.where=device and config.retrieval.k above 0, or "):
+        validate(config, trains=True)
 
 
 def test_everything_that_is_wrong_is_told_at_once():

@@ -326,9 +326,10 @@ def test_the_commands_show_passages_where_nothing_answers(folder, tmp_path, caps
     printed = capsys.readouterr().out
     assert "not read, it is damaged" in printed and "bad \\x1b[31m.pdf" in printed
     assert "model.generator.pretrained" in printed and "model.retriever.pretrained" in printed
-    generate.main([f"--workdir={tmp_path / 'run'}", "What is the capital of Peru?"])
+    generate.main([f"--workdir={tmp_path / 'run'}", "What is the capital of Peru?", "zzz"])
     printed = capsys.readouterr().out
     assert "peru.md, Peru to Peru > Lima  # Peru Peru has" in printed
+    assert "zzz\n  (no passage has a word of this question)" in printed, "no passage is likelier"
     assert "no generator is named" in printed
     with pytest.raises(ConfigError, match="--out, --heatmap and --exact are of answers"):
         generate.main([f"--workdir={tmp_path / 'run'}", "What?", f"--out={tmp_path / 'a.jsonl'}"])

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator
 
 from rag_jax import heatmap
 from rag_jax.documents.workdir import NO_GENERATOR
+from rag_jax.retrieval.bm25 import Bm25Index
 from rag_jax.training.opened import Rag
 from rag_jax.types import Answer, Evidence
 from rag_jax.visible import visible
@@ -29,8 +30,12 @@ def show_passages(rag: Rag, *questions: Iterable[str]) -> None:
     """Prints what is retrieved for questions, where nothing answers them."""
     for question in itertools.chain(*questions):
         passages, = rag.retrieve(question)
-        lines = [f"\n{visible(question)}", "  p(z|x)  passage"]
-        lines += [f"  {passage.prior:6.3f}  {_shown(passage)}" for passage in passages]
+        lines = [f"\n{visible(question)}"]
+        if isinstance(rag.index, Bm25Index) and not rag.index.knows(question):
+            lines.append("  (no passage has a word of this question)")
+        else:
+            lines.append("  p(z|x)  passage")
+            lines += [f"  {passage.prior:6.3f}  {_shown(passage)}" for passage in passages]
         print("\n".join(lines), flush=True)
     print(f"\n{NO_GENERATOR}")
 

@@ -104,6 +104,7 @@ def test_scores_of_given_passages_are_bitwise_those_of_a_search(index):
 def test_a_question_without_a_known_word_scores_zero_everywhere(index):
     found = index.search(["the of a x", "unheard", ""], 3)
     assert (found.ids == [0, 1, 2]).all() and not found.scores.any()
+    assert not any(map(index.knows, ["the of a x", "unheard", ""])) and index.knows("a river")
     assert index.search([], 3).ids.shape == (0, 3)
 
 
