@@ -6,6 +6,9 @@ import threading
 from collections.abc import Callable, Iterator
 from types import FrameType
 
+from rag_jax import hosts
+from rag_jax.errors import Preempted
+
 
 @contextlib.contextmanager
 def preemption_noticed() -> Iterator[Callable[[], bool]]:
@@ -39,3 +42,34 @@ def preemption_noticed() -> Iterator[Callable[[], bool]]:
     finally:
         for number in list(former):
             restore(number)
+
+
+@contextlib.contextmanager
+def stopped_at_once() -> Iterator[None]:
+    """SIGTERM and Ctrl-C end what runs here, as Preempted, unless `preemption_noticed` takes them:
+    between the stages nothing is trained that could be lost.
+
+    One of several processes would leave the others waiting, so there signals do what they did.
+
+    Raises:
+      Preempted: whatever error the signal became on its way through other libraries.
+    """
+    stopped: list[int] = []
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        stopped.append(number)
+        raise KeyboardInterrupt
+
+    if threading.current_thread() is not threading.main_thread() or hosts.count() > 1:
+        yield
+        return
+    former = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    except BaseException as error:
+        if stopped and not isinstance(error, Preempted):
+            raise Preempted("stopped; all that was finished is kept") from error
+        raise
+    finally:
+        for number, handler in former.items():
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)

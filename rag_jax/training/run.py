@@ -34,6 +34,7 @@ from rag_jax.training.answer_settings import decoding_settings
 from rag_jax.training.checkpoint import Checkpointer
 from rag_jax.training.fine_tuning import fine_tune
 from rag_jax.training.job import Job
+from rag_jax.training.preemption import stopped_at_once
 from rag_jax.training.report import evaluate_runs, write_report
 from rag_jax.training.warm_up import warm_up_generator, warm_up_retriever
 
@@ -171,7 +172,7 @@ def train(config: Config, path: pathlib.Path, profile: tuple[int, int] | None = 
     rules.validate(config, trains=True)
     for line in overrides.set_otherwise(config, overrides.not_default(config)):
         _say(f"{line}; the value of the configuration is for other runs")
-    with locks.exclusive(path):
+    with stopped_at_once(), locks.exclusive(path):
         runs = dict.fromkeys((*hosts.exchange(_trained(path))[0], *config.runs))
         warm = warm_up(dataclasses.replace(config, runs=tuple(runs)), path)
         for run in config.runs:

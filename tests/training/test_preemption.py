@@ -6,7 +6,8 @@ import threading
 
 import pytest
 
-from rag_jax.training.preemption import preemption_noticed
+from rag_jax.errors import Preempted, UserError
+from rag_jax.training.preemption import preemption_noticed, stopped_at_once
 
 
 def send(number):
@@ -66,3 +67,25 @@ def test_guard_is_inert_outside_the_main_thread():
     thread.join()
     assert results == [False]
     assert signal.getsignal(signal.SIGTERM) is before
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("becomes", [KeyboardInterrupt, RuntimeError])
+def test_a_signal_between_stages_ends_the_command_as_one_that_goes_on(number, becomes):
+    """Its status was that of a killed process, and a script that repeats the command gave up; once
+    the compiler made an error of it that was called a defect."""
+    before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
+    with pytest.raises(Preempted, match="stopped"), stopped_at_once():
+        try:
+            send(number)
+        except KeyboardInterrupt as interrupt:
+            raise becomes from interrupt
+    assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)] == before
+
+
+def test_within_a_stage_a_signal_is_noticed_and_no_other_error_is_changed():
+    with pytest.raises(UserError, match="wrong"), stopped_at_once():
+        with preemption_noticed() as requested:
+            send(signal.SIGTERM)
+            assert requested()
+        raise UserError("wrong")
