@@ -21,6 +21,7 @@ MEANT = {**dict.fromkeys(("iso-8859-1", "iso8859-1", "latin1", "ascii", "us-asci
 _SPACE = re.compile(r"\s+")
 _CHARSET = re.compile(rb"""<meta[^>]{0,200}?charset\s*=\s*["']?\s*([A-Za-z0-9_:.-]{1,40})""", re.I)
 _LEVEL = re.compile("h([1-6])")
+_UNSEEN = re.compile(r"display\s*:\s*none|visibility\s*:\s*hidden", re.I)
 
 
 def read_html(content: bytes) -> Document:
@@ -51,16 +52,26 @@ def _write(body: Any, writer: Writer) -> None:
     node, done = body, False
     while True:
         tag = node.tag
+        hidden = not done and _is_hidden(node)
         if tag == "-text":
             writer.text(_SPACE.sub(" ", node.text(deep=False)))
         elif not tag.startswith("-") and tag not in INLINE:
             writer.text("\n" if tag in LINES else "\n\n")
-            if not done and (level := _LEVEL.fullmatch(tag)):
+            if not (done or hidden) and (level := _LEVEL.fullmatch(tag)):
                 writer.heading(int(level[1]), node.text())
-        if not done and node.first_child is not None and tag not in HIDDEN:
+        if not (done or hidden) and node.first_child is not None:
             node = node.first_child
         elif node.mem_id == body.mem_id:
             return
         else:
             done = node.next is None
             node = node.next or node.parent
+
+
+def _is_hidden(node: Any) -> bool:
+    """Whether the page itself, without sheets of styles, says that an element is not shown."""
+    if node.tag.startswith("-"):
+        return False
+    attributes = node.attributes
+    return (node.tag in HIDDEN or attributes.get("hidden", "until-found") != "until-found"
+            or bool(_UNSEEN.search(attributes.get("style") or "")))

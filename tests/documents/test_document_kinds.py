@@ -68,6 +68,14 @@ def test_a_page_is_read_in_the_encoding_that_it_says():
         assert of("a.html", f'<meta charset="{name}"><p>{WORDS}').text.strip() == WORDS
 
 
+def test_what_a_page_hides_is_no_text_of_it():
+    """It was found by its words, and cited where no reader sees it."""
+    found = of("a.html", """<p hidden>one</p><div style="color: red; DISPLAY : none"><h2>two</h2>
+        three</div><h2 hidden="">four</h2><p style="visibility:hidden">five</p>
+        <p hidden="until-found">six <b style="display:block">seven</b><i hidden>eight</i>""")
+    assert found.text.split() == ["six", "seven"] and not found.sections
+
+
 def test_html_is_what_a_browser_shows():
     found = of("a.html", """<title> The &amp;
         title</title><style>p {x}</style><body><h1>One <b>big</b></h1>zero<p>first<br>line
