@@ -116,9 +116,8 @@ def truncate(log_p: jax.Array, settings: Decoding, temperature: jax.Array | None
     temperature: float32[..., 1]; None = that of the settings.
     """
     temperature = settings.temperature if temperature is None else temperature
-    # Below the best, tokens are at most -1e23 apart at any temperature, and MASKED lower.
-    logits = (log_p - log_p.max(axis=-1, keepdims=True)) / jnp.maximum(temperature, 1e-20)
-    logits = jnp.where(log_p > MASKED / 2, logits, MASKED)
+    # What the rules forbid stays below all else at any temperature.
+    logits = jnp.where(log_p > MASKED / 2, log_p / jnp.maximum(temperature, 1e-20), MASKED)
     vocab = logits.shape[-1]
     if 0 < settings.top_k < vocab:
         least = jax.lax.top_k(logits, settings.top_k)[0][..., -1:]

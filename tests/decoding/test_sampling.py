@@ -80,8 +80,7 @@ def test_temperature_top_k_and_top_p_shape_each_next_token(kind):
 
 def test_truncation_leaves_the_distribution_alone_by_default():
     log_p = jax.nn.log_softmax(jnp.array([[2.0, 1.0, 0.5, -3.0]]))
-    logits = truncate(log_p, Decoding(sample=True))
-    np.testing.assert_allclose(jax.nn.log_softmax(logits), log_p, rtol=1e-6)
+    np.testing.assert_array_equal(truncate(log_p, Decoding(sample=True)), log_p)
     for settings, kept in (({"top_k": 1}, 1), ({"top_k": 9}, 4), ({"top_p": 1e-6}, 1),
                            ({"top_p": 0.7}, 2), ({"top_k": 3, "top_p": 0.999}, 3)):
         logits = truncate(log_p, Decoding(sample=True, **settings))
@@ -126,3 +125,8 @@ def test_samples_for_which_the_rules_leave_no_token_are_no_answers(prefix):
     no_next = tuple((*prefix, token) for token in range(VOCAB) if token != END)
     found = samples("token", 3, min_length=3, bad_words=no_next, prefix=prefix)
     assert not found.ranked.valid.any()
+
+
+def test_a_sample_that_has_ended_needs_no_next_token():
+    found = samples("token", 50, bad_words=tuple((END, token) for token in range(VOCAB)))
+    assert (found.ranked.tokens[..., 0] == END).any() and found.ranked.valid.all()
