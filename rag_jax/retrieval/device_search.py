@@ -71,7 +71,8 @@ def search(tables: DeviceTables, queries: jax.Array, k: int, mesh: Mesh, setting
     again in float32, always in one order of additions; the best of all devices are the result. So
     neither ids nor scores depend on the number of devices. With recall_target 1.0 the result is
     exact over the table's rows unless more than MARGIN of them (int8: 3 k + MARGIN) lie within the
-    product's rounding error of the k-th best, and identical rows are in order of their ids.
+    product's rounding error of the k-th best, and identical rows are in order of their ids. Of int8
+    this error is that of the rows' quantisation: a 254th of the largest entry of each, per entry.
 
     Args:
         tables: what is searched.
