@@ -43,7 +43,7 @@ def test_what_would_write_is_refused(held):
     assert not (work / "config.json").exists()
     (work / "data" / "names.txt").unlink()
     with refused:
-        open_job(config, work)
+        open_job(config, work, check=True)
 
 
 def test_a_field_that_the_runs_have_otherwise_is_said(tmp_path, monkeypatch, capsys):
