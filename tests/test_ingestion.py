@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import rag_jax
-from rag_jax import ingestion
+from rag_jax import conversion, ingestion
 from rag_jax.cli import generate, ingest, verify
 from rag_jax.config import BartConfig, BertConfig, ConfigError
 from rag_jax.data.text import train_bart_tokenizer, train_bert_tokenizer
@@ -277,6 +277,18 @@ def test_an_encoder_finds_a_generator_answers_and_nothing_is_embedded_twice(
     with pytest.raises(ConfigError, match="the runs rag_token, rag_sequence"):
         rag_jax.load(tmp_path / "run", "bm25")
     assert rag_jax.load(tmp_path / "run", "rag_sequence").job.model.kind == "sequence"
+
+
+def test_towers_may_come_from_workdirs(folder, tmp_path, towers):
+    """`ingest` took them, and what it had made could not be opened."""
+    named = {}
+    for name, source in towers.items():
+        named[name] = str(tmp_path / name)
+        conversion.convert(source, named[name])
+    rag_jax.ingest(folder, tmp_path / "run", config={**SMALL, **named})
+    answer, = rag_jax.load(tmp_path / "run").ask("Oslo?")
+    rag_jax.ingest(folder, tmp_path / "other", config={**SMALL, **towers})
+    assert answer == rag_jax.load(tmp_path / "other").ask("Oslo?")[0]
 
 
 def test_words_find_for_a_generator(folder, tmp_path, towers, capsys):
