@@ -60,3 +60,11 @@ def test_a_field_that_the_runs_have_otherwise_is_said(tmp_path, monkeypatch, cap
             "config.retrieval.k=7: run 'closed_book' sets config.retrieval.k=0; the value") == told
     with pytest.raises(ConfigError, match="no run 'rag_tokn'; did you mean rag_token"):
         train(overrides.replace(own_config(tmp_path), {"runs": ("rag_tokn",)}), tmp_path / "work")
+
+
+def test_a_mesh_that_does_not_fit_is_refused_before_anything_is_written(tmp_path):
+    """It was after the tokenizers, and left a workdir of that mesh."""
+    config = overrides.replace(own_config(tmp_path), {"mesh.data": 3})
+    with pytest.raises(ConfigError, match="config.mesh: data=3 .* does not fit 8 devices"):
+        train(config, tmp_path / "work")
+    assert not (tmp_path / "work").exists()
