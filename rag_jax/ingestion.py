@@ -99,6 +99,7 @@ def ingest(folder: Path, workdir: Path, *, chunking: Chunking | None = None,
         raise ConfigError(f"--workdir={workdir}: is the folder of the documents; name another")
     if workdirs.exists(path) and not (record_files.exists(path) or (path / INDEX).exists()):
         raise ConfigError(f"--workdir={workdir}: is a workdir of rag_jax.train; name another")
+    workdirs.check_place(path)
     with locks.own(path):
         earlier = record_files.read(path) if record_files.exists(path) else None
         if earlier and earlier.folder != str(source):

@@ -179,7 +179,8 @@ def train(config: Config, path: pathlib.Path, profile: tuple[int, int] | None = 
     rules.validate(config, trains=True)
     for line in overrides.set_otherwise(config, overrides.not_default(config)):
         _say(f"{line}; the value of the configuration is for other runs")
-    parallel.make_mesh(config.mesh)  # complains before anything is written
+    parallel.make_mesh(config.mesh)  # both complain before anything is written
+    workdir.check_place(path)
     with locks.exclusive(path):
         runs = dict.fromkeys((*hosts.exchange(_trained(path))[0], *config.runs))
         warm = warm_up(dataclasses.replace(config, runs=tuple(runs)), path)

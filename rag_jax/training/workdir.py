@@ -31,6 +31,7 @@ CHANGEABLE = ("runs", "tensorboard", "data.data_dir", "data.length_buckets", "ev
 
 # Of config.model: read by no run that retrieves by words, for which they are not resolved either.
 ENCODERS = ("retriever", "query_encoder", "document_encoder")
+BEGUN = ("data", "index")  # folders that a command makes before it has written config.json
 # By prefix of a field, the folder of the stage that is the first to read it; None = those of runs.
 FIRST_READ_BY = {"retriever_warmup.": "retriever", "generator_warmup.": "generator",
                  "train.": None, "retrieval.k": None, "retrieval.staleness": None}
@@ -73,6 +74,24 @@ def start(config: Config, workdir: pathlib.Path) -> pathlib.Path:
 def write(config: Config, file: pathlib.Path) -> None:
     """Writes the configuration of a workdir, with the digest of its content."""
     write_sealed(file, dataclasses.asdict(config))
+
+
+def check_place(workdir: pathlib.Path) -> None:
+    """Refuses a folder of others before anything is written into it.
+
+    Raises:
+      ConfigError: there are files in it, and none of a workdir; or its config.json is damaged.
+    """
+    _check_folder(workdir)
+    if (workdir / "config.json").is_file():
+        read(workdir)
+    elif workdir.is_dir():
+        others = sorted(path.name for path in workdir.iterdir()
+                        if path.name not in BEGUN and not path.name.startswith("."))
+        if others:
+            more = f" and {len(others) - 3} more" if len(others) > 3 else ""
+            raise ConfigError(f"--workdir={workdir}: is no workdir of rag_jax, and has "
+                              f"{', '.join(others[:3])}{more}; name a new or an empty folder")
 
 
 def _check_folder(workdir: pathlib.Path) -> None:

@@ -5,6 +5,7 @@ import sys
 
 import pytest
 
+import rag_jax
 from rag_jax import locks, overrides
 from rag_jax.config import ConfigError
 from rag_jax.data.prepare import prepare
@@ -68,3 +69,17 @@ def test_a_mesh_that_does_not_fit_is_refused_before_anything_is_written(tmp_path
     with pytest.raises(ConfigError, match="config.mesh: data=3 .* does not fit 8 devices"):
         train(config, tmp_path / "work")
     assert not (tmp_path / "work").exists()
+
+
+def test_a_folder_of_others_is_no_workdir(tmp_path):
+    """Somebody's documents got tokenizers, checkpoints and a lock between them."""
+    config, work = own_config(tmp_path), tmp_path / "work"
+    (work / "notes").mkdir(parents=True)
+    (work / "thesis.tex").write_text("years")
+    for use in (lambda: train(config, work), lambda: rag_jax.ingest(tmp_path, work)):
+        with pytest.raises(ConfigError, match="has notes, thesis.tex; name a new or an empty"):
+            use()
+    (work / "config.json").write_text('{"a": 1}')
+    with pytest.raises(ConfigError, match="config.json is damaged, or not of this version"):
+        train(config, work)
+    assert sorted(path.name for path in work.iterdir()) == ["config.json", "notes", "thesis.tex"]
