@@ -17,6 +17,7 @@ import pathlib
 
 from rag_jax import config_files, hosts, locks, overrides
 from rag_jax.config import Config, ConfigError, EvalConfig
+from rag_jax.data.inputs import RECORD
 from rag_jax.overrides import value
 from rag_jax.retrieval.protocol import RetrievalError
 from rag_jax.retrieval.verification import read_sealed, write_sealed
@@ -31,7 +32,6 @@ CHANGEABLE = ("runs", "tensorboard", "data.data_dir", "data.length_buckets", "ev
 
 # Of config.model: read by no run that retrieves by words, for which they are not resolved either.
 ENCODERS = ("retriever", "query_encoder", "document_encoder")
-BEGUN = ("data", "index")  # folders that a command makes before it has written config.json
 # By prefix of a field, the folder of the stage that is the first to read it; None = those of runs.
 FIRST_READ_BY = {"retriever_warmup.": "retriever", "generator_warmup.": "generator",
                  "train.": None, "retrieval.k": None, "retrieval.staleness": None}
@@ -85,9 +85,10 @@ def check_place(workdir: pathlib.Path) -> None:
     _check_folder(workdir)
     if (workdir / "config.json").is_file():
         read(workdir)
-    elif workdir.is_dir():
+    elif workdir.is_dir() and not (workdir / "data" / RECORD).is_file():
+        # rag_jax.ingest makes its index before it writes config.json.
         others = sorted(path.name for path in workdir.iterdir()
-                        if path.name not in BEGUN and not path.name.startswith("."))
+                        if path.name != "index" and not path.name.startswith("."))
         if others:
             more = f" and {len(others) - 3} more" if len(others) > 3 else ""
             raise ConfigError(f"--workdir={workdir}: is no workdir of rag_jax, and has "
