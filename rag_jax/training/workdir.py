@@ -15,12 +15,13 @@ import dataclasses
 import json
 import pathlib
 
-from rag_jax import config_files, hosts, locks, overrides
+from rag_jax import config_files, files, hosts, locks, overrides
 from rag_jax.config import Config, ConfigError, EvalConfig
 from rag_jax.data.inputs import RECORD
 from rag_jax.overrides import value
 from rag_jax.retrieval.protocol import RetrievalError
 from rag_jax.retrieval.verification import read_sealed, write_sealed
+from rag_jax.retrieval.versions import POINTER
 
 # What may differ from the configuration of an earlier command on the same workdir.
 CHANGEABLE = ("runs", "tensorboard", "data.data_dir", "data.length_buckets", "eval.", "mesh.",
@@ -80,19 +81,14 @@ def check_place(workdir: pathlib.Path) -> None:
     """Refuses a folder of others before anything is written into it.
 
     Raises:
-      ConfigError: there are files in it, and none of a workdir; or its config.json is damaged.
+      FolderError: there are files in it, and none of a workdir.
+      ConfigError: its config.json is damaged.
     """
     _check_folder(workdir)
     if (workdir / "config.json").is_file():
         read(workdir)
-    elif workdir.is_dir() and not (workdir / "data" / RECORD).is_file():
-        # rag_jax.ingest makes its index before it writes config.json.
-        others = sorted(path.name for path in workdir.iterdir()
-                        if path.name != "index" and not path.name.startswith("."))
-        if others:
-            more = f" and {len(others) - 3} more" if len(others) > 3 else ""
-            raise ConfigError(f"--workdir={workdir}: is no workdir of rag_jax, and has "
-                              f"{', '.join(others[:3])}{more}; name a new or an empty folder")
+    else:  # data may be copied first, and rag_jax.ingest begins with its index
+        files.check_own(workdir, (f"data/{RECORD}", f"index/{POINTER}"))
 
 
 def _check_folder(workdir: pathlib.Path) -> None:
