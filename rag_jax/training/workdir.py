@@ -170,13 +170,19 @@ def read(workdir: pathlib.Path) -> Config:
     """The configuration of a trained workdir.
 
     Raises:
-      ConfigError: there is none, or it is damaged.
+      ConfigError: there is none, it is of Hugging Face, or it is damaged.
     """
     _check_folder(workdir)
     file = workdir / "config.json"
     if not file.is_file():
         raise ConfigError(f"{workdir}: no config.json; name a workdir of rag_jax.train "
                           f"(python -m rag_jax.train --workdir={workdir})")
+    if not exists(workdir) and b'"architectures"' in file.read_bytes():
+        raise ConfigError(
+            f"{workdir}: is a checkpoint of Hugging Face, and no workdir. Without --workdir, "
+            f"name it as config.model.rag.pretrained={workdir} (or .retriever.pretrained, "
+            ".generator.pretrained), the encoder of passages, and --index; in Python "
+            f"rag_jax.load({str(workdir)!r}, index=...)")
     return _read(file)
 
 
