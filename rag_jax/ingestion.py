@@ -306,8 +306,10 @@ class Reading:
         if not _with_text(self.files):
             some = "; ".join(f"{name}: {file['reason']}"
                              for name, file in list(self.files.items())[:3])
+            kept = ("; the index is as it was, with the passages of before: put documents into the "
+                    "folder, or remove the workdir if they are to be found no more")
             raise UserError(f"none of the {len(self._found)} files has a text that can be read"
-                            f"{f' ({some})' if some else ''}")
+                            f"{f' ({some})' if some else ''}{kept if index else ''}")
 
     def _contents(self) -> Iterator[tuple[str, bytes]]:
         for one in self._found:

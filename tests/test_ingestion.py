@@ -201,6 +201,19 @@ def test_what_cannot_be_ingested_says_why(folder, tmp_path):
     fails("ingest.json")
 
 
+def test_of_a_folder_without_any_text_the_index_stays_and_that_is_said(folder, tmp_path):
+    """It went on with what was gone, and said that none of 0 files can be read."""
+    rag_jax.ingest(folder, tmp_path / "run")
+    before = stored(tmp_path / "run")
+    shutil.rmtree(folder)
+    folder.mkdir()
+    for text in ("none of the 0 files", "none of the 1 files"):
+        with pytest.raises(UserError, match=f"{text} .*the index is as it was.* or remove the wor"):
+            rag_jax.ingest(folder, tmp_path / "run")
+        (folder / "empty.txt").write_text("")
+    assert stored(tmp_path / "run") == before
+
+
 def test_a_workdir_whose_record_was_removed_is_made_again(folder, tmp_path):
     """The error about a damaged record advises it; then, the workdir was called one of train."""
     path = tmp_path / "run"
