@@ -4,12 +4,12 @@ import hashlib
 import json
 import pathlib
 import re
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from rag_jax import files, scoring
+from rag_jax import files, overrides, scoring
 from rag_jax.answering import Answerer
 from rag_jax.config import ConfigError, EvalConfig
 from rag_jax.data.question_files import Example
@@ -17,6 +17,8 @@ from rag_jax.data.questions import QuestionTokens
 from rag_jax.metrics.retrieval import gold_metrics, retrieval_monitors
 from rag_jax.models.rag import FUSION, word_weight
 from rag_jax.types import Answer, Params
+
+SAME_SCORES = ("data.data_dir", "mesh.", "eval.batch_size")  # fields that no score depends on
 
 
 class Evaluation(NamedTuple):
@@ -178,35 +180,45 @@ def retrieval_metrics(answerer: Answerer, questions: QuestionTokens, retrieved: 
 
 
 def folder_name(split: str, questions: str | None = None, index: str | None = None,
-                step: int | None = None) -> str:
-    """Of an evaluation: a split's own is that of its run's index and best checkpoint alone.
+                step: int | None = None, settings: Mapping[str, Any] | None = None) -> str:
+    """Of an evaluation: a split's own is that of its run's index and best checkpoint alone, as its
+    run answers.
 
     Args:
       split: of the workdir.
       questions: file or other source that is answered in its place.
       index, step: another index or checkpoint than those.
+      settings: values of fields that differ from the run's.
     """
     parts = [f"questions-{_named(questions)}" if questions else split]
     if index is not None:
         parts.append(f"index-{_named(index)}")
     if step is not None:
         parts.append(f"step-{step}")
+    if given := {name: value for name, value in (settings or {}).items()
+                 if not name.startswith(SAME_SCORES)}:
+        whole = ",".join(f"{name.rpartition('.')[2]}={overrides.shown(value)}"
+                         for name, value in given.items())
+        parts.append(_digested(whole[:60], repr(given)))
     return "-".join(parts)
 
 
 def _named(source: str) -> str:
     """A file, folder or other source as part of a folder's name, which no other one has."""
     path = pathlib.Path(source)
-    stem = re.sub(r"[^\w.-]+", "_", path.stem)
-    whole = str(path.resolve()) if path.exists() else source
+    return _digested(path.stem, str(path.resolve()) if path.exists() else source)
+
+
+def _digested(stem: str, whole: str) -> str:
+    stem = re.sub(r"[^\w.-]+", "_", stem)
     return f"{stem}-{hashlib.sha256(whole.encode()).hexdigest()[:8]}"
 
 
-def write_evaluation(folder: pathlib.Path, result: Evaluation) -> None:
+def write_evaluation(folder: pathlib.Path, result: Evaluation, aside: bool = False) -> None:
     """Writes FOLDER/metrics.json and FOLDER/predictions.jsonl.
 
     A prediction is a line: answer, log-probability, and the passages with prior and posterior; all
-    but the posterior of each token, which `generate --out` writes.
+    but the posterior of each token, which `generate --out` writes. aside: as of `files.replaced`.
     """
     folder.mkdir(parents=True, exist_ok=True)
     files.remove_leftovers(folder)
@@ -231,5 +243,7 @@ def write_evaluation(folder: pathlib.Path, result: Evaluation) -> None:
             "passages": [{"id": p.id, "prior": p.prior, "posterior": p.posterior}
                          for p in answer.passages],
         }, ensure_ascii=False))
-    files.write_text(folder / "predictions.jsonl", "\n".join(lines) + "\n")
-    files.write_json(folder / "metrics.json", result.metrics)
+    for name, text in (("predictions.jsonl", "\n".join(lines)),
+                       ("metrics.json", json.dumps(result.metrics, indent=1))):
+        with files.replaced(folder / name, aside=aside) as file:
+            file.write(text + "\n")

@@ -10,6 +10,7 @@ and all of it is on the disk before it is renamed.
 """
 
 import contextlib
+import filecmp
 import json
 import os
 import pathlib
@@ -21,7 +22,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import IO, Any
 
 from rag_jax.errors import UserError
@@ -38,11 +39,15 @@ class FolderError(UserError, OSError):
 
 
 @contextlib.contextmanager
-def replaced(path: pathlib.Path, mode: str = "w", keep: bool = False) -> Iterator[IO]:
+def replaced(path: pathlib.Path, mode: str = "w", keep: bool = False, aside: bool = False
+             ) -> Iterator[IO]:
     """A file to write ("w" = UTF-8, "wb" = bytes); it takes the name `path` when the body ends
     without an error, and is on the disk then.
 
-    keep: where the body ends with an error or a signal, what is written stays, as unfinished-NAME.
+    Args:
+      keep: where the body ends with an error or a signal, what is written stays, as
+        unfinished-NAME.
+      aside: what was there stays, as earlier-NAME, unless it says the same.
     """
     temporary = _own_name(path)
     try:
@@ -51,6 +56,8 @@ def replaced(path: pathlib.Path, mode: str = "w", keep: bool = False) -> Iterato
             yield file
             file.flush()
             os.fsync(file.fileno())
+        if aside and path.is_file() and not filecmp.cmp(path, temporary, shallow=False):
+            print(f"{path}: there was another, which is {set_aside(path, 'earlier')} now")
         os.replace(temporary, path)
         sync_folder(path.parent)
     except BaseException:
@@ -275,6 +282,23 @@ def check_place(path: pathlib.Path, make_parents: bool = False, source: str | No
         raise FolderError(f"{path}: is no regular file, and would be replaced by one; name another")
     if source is not None and path.exists() and os.path.exists(source) and path.samefile(source):
         raise FolderError(f"{path}: would take the place of {source}, which is read; name another")
+
+
+def check_own(folder: pathlib.Path, own: Sequence[str]) -> None:
+    """Looks before the work whether a folder is new, empty or one of ours.
+
+    Args:
+      folder: hidden files in it do not count.
+      own: the files of which one at least is in ours.
+
+    Raises:
+      FolderError: it is one of others.
+    """
+    names = sorted(path.name for path in folder.glob("[!.]*"))
+    if names and not any((folder / name).is_file() for name in own):
+        more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+        raise FolderError(f"{folder}: has {', '.join(names[:3])}{more}, and nothing of rag_jax's "
+                          "that may be written to; name a new or an empty folder")
 
 
 def _free_name(path: pathlib.Path, why: str) -> pathlib.Path:

@@ -99,7 +99,8 @@ def parse_with_config(parser: argparse.ArgumentParser, argv: Sequence[str] | Non
       parser: with the options of the entry point.
       argv: arguments; None = those of the process.
       load: options -> the configuration that `--config.NAME` flags change, which are
-        options.changed_fields; None adds an option --config FILE, by default the quickstart's.
+        options.changed_fields, with options.settings for what is another value then; None adds an
+        option --config FILE, by default the quickstart's.
 
     Raises:
       ConfigError: a config file or field that cannot be used.
@@ -130,6 +131,8 @@ def parse_with_config(parser: argparse.ArgumentParser, argv: Sequence[str] | Non
         raise ConfigError(f"--config.runs={changes['runs']}: --run names the one of the workdir's "
                           "runs to open")
     config = rules.validate(overrides.replace(base, changes))
+    options.settings = {name: overrides.value(config, name)
+                        for name in overrides.differences(base, config)}
     # What a file sets is for the runs that it names.
     own = [] if load or "runs" in changes else overrides.not_default(config)
     overrides.check_runs_allow(config, [*changes, *own])

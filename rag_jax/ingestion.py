@@ -99,6 +99,7 @@ def ingest(folder: Path, workdir: Path, *, chunking: Chunking | None = None,
         raise ConfigError(f"--workdir={workdir}: is the folder of the documents; name another")
     if workdirs.exists(path) and not (record_files.exists(path) or (path / INDEX).exists()):
         raise ConfigError(f"--workdir={workdir}: is a workdir of rag_jax.train; name another")
+    workdirs.check_place(path)
     with locks.own(path):
         earlier = record_files.read(path) if record_files.exists(path) else None
         if earlier and earlier.folder != str(source):
@@ -305,8 +306,10 @@ class Reading:
         if not _with_text(self.files):
             some = "; ".join(f"{name}: {file['reason']}"
                              for name, file in list(self.files.items())[:3])
+            kept = ("; the index is as it was, with the passages of before: put documents into the "
+                    "folder, or remove the workdir if they are to be found no more")
             raise UserError(f"none of the {len(self._found)} files has a text that can be read"
-                            f"{f' ({some})' if some else ''}")
+                            f"{f' ({some})' if some else ''}{kept if index else ''}")
 
     def _contents(self) -> Iterator[tuple[str, bytes]]:
         for one in self._found:

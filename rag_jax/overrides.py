@@ -96,7 +96,7 @@ def value(config: Any, dotted: str) -> Any:
 def shown(given: Any) -> str:
     """A value as the command line writes it."""
     if isinstance(given, tuple):
-        return ",".join(given)
+        return ",".join(map(str, given))
     return str(given).lower() if given is None or isinstance(given, bool) else str(given)
 
 

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import tiny
 
+import rag_jax
 from rag_jax import conversion, overrides
 from rag_jax.config import Config, ConfigError
 from rag_jax.data.text import train_bart_tokenizer, train_bert_tokenizer
@@ -62,6 +63,18 @@ def test_there_and_back_gives_the_same_files(folders, tmp_path, name):
     assert "license: unknown" in card and f"`{name}`" in card, "it says what it started from"
     assert found.keys() == expected.keys()
     assert [n for n in found if found[n] != expected[n]] == []
+
+
+def test_a_converted_workdir_is_opened_by_nobody_and_stays_as_it_is(folders, tmp_path):
+    """To ask it put tokenizers of the countries in the place of its own, for good."""
+    path = tmp_path / "workdir"
+    conversion.convert(str(folders / "rag"), str(path))
+    before = files(path)
+    with pytest.raises(ConfigError, match="checkpoints alone: name it as config.model.rag"):
+        rag_jax.load(path)
+    with pytest.raises(ConfigError, match="checkpoints alone"):
+        rag_jax.build_index(tmp_path / "p.tsv", tmp_path / "index", path)
+    assert files(path) == before and not (tmp_path / "index").exists()
 
 
 def test_a_workdir_of_all_towers_becomes_rag_and_a_document_encoder(folders, tmp_path):

@@ -162,22 +162,47 @@ def test_an_evaluation_on_other_questions_has_a_folder_of_its_own(tmp_path, monk
 
 
 def test_another_index_or_step_has_a_folder_of_its_own(opened, tmp_path, monkeypatch):
-    """`--step=20` and `--index=2016` took the place of the evaluation on `test`."""
+    """`--step=20`, `--index=2016` and other settings took the place of the evaluation on `test`."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(evaluation, "write_evaluation", lambda folder, *_: folders.append(folder))
     folders = []
     for argv in ([], ["--step=20"], ["--index=2016"], ["--index=a/2016", "--step=0"],
-                 ["--questions=q.jsonl", "--step=20"], ["--out=mine", "--step=20"]):
+                 ["--questions=q.jsonl", "--step=20"], ["--config.eval.metrics=kilt"],
+                 ["--config.eval.num_beams=4"], ["--out=mine", "--step=20"]):
         (tmp_path / "q.jsonl").write_text('{"question": "Who?", "answers": ["Ann"]}\n')
         evaluate_command.main(["--workdir=w", *argv])
     *within, mine = (folder.as_posix() for folder in folders)
-    assert mine == "mine" and len(set(within)) == 5
-    kept, step, index, both, questions = (
+    assert mine == "mine" and len(set(within)) == 7
+    kept, step, index, both, questions, metrics, beams = (
         name.removeprefix("w/rag_token/evaluation/") for name in within)
     assert (kept, step) == ("test", "test-step-20")
     assert index.startswith("test-index-2016-") and both.startswith("test-index-2016-")
     assert both.endswith("-step-0")
     assert questions.startswith("questions-q-") and questions.endswith("-step-20")
+    assert metrics.startswith("test-metrics_kilt-") and beams.startswith("test-num_beams_4-")
+    folders.clear()
+    for same in ("eval.batch_size=7", "eval.k=0", "mesh.data=1"):
+        evaluate_command.main(["--workdir=w", f"--config.{same}"])
+    assert {folder.name for folder in folders} == {"test"}, "as the run answers, the same scores"
+
+
+def test_an_evaluation_takes_no_other_ones_place(opened, tmp_path):
+    """`--out` of an earlier one, and a folder of documents, were written over and into."""
+    out = tmp_path / "out"
+    for earlier in ('{"em": 12.5}', None):
+        if earlier:
+            out.mkdir()
+            (out / "metrics.json").write_text(earlier)
+        evaluate_command.main(["--workdir=w", f"--out={out}"])
+        assert json.loads((out / "metrics.json").read_text()) == {"em": 37.5}
+        assert sorted(path.name for path in out.iterdir()) == [
+            "earlier-metrics.json", "metrics.json", "predictions.jsonl"], "the same is written once"
+    assert (out / "earlier-metrics.json").read_text() == '{"em": 12.5}'
+    (tmp_path / "documents").mkdir()
+    (tmp_path / "documents" / "thesis.tex").write_text("years")
+    with pytest.raises(UserError, match="has thesis.tex, .* name a new or an empty folder"):
+        evaluate_command.main(["--workdir=w", f"--out={tmp_path / 'documents'}"])
+    assert len(opened) == 2
 
 
 @pytest.fixture
@@ -189,7 +214,9 @@ def opened(monkeypatch):
     def load(*_, **__):
         calls.append(1)
         return SimpleNamespace(run="rag_token", job=SimpleNamespace(prepared=prepared),
-                               evaluate=lambda _: Evaluation({"em": 37.5}, [], [True]))
+                               evaluate=lambda _: Evaluation(
+                                   {"em": 37.5}, [Answer("Ann", [5], -1, [])], [True],
+                                   [Example("1", "Who?", ("Ann",))]))
 
     monkeypatch.setattr(flags, "workdir_config", lambda options: Config())
     monkeypatch.setattr(api, "load", load)

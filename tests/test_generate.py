@@ -103,6 +103,11 @@ def test_answers_are_scored_as_predictions(asked, tmp_path, capsys):
     generate.main([f"--questions={questions}", f"--out={out}"])
     evaluate.main([f"--predictions={out}", f"--questions={questions}"])
     assert re.search(r"em +50\n", capsys.readouterr().out)
+    first = out.read_text()
+    for argv in ([f"--questions={questions}"], ["Who?"]):  # it was written over
+        generate.main([*argv, f"--out={out}"])
+    assert (tmp_path / "earlier-answers.jsonl").read_text() == first != out.read_text()
+    assert not (tmp_path / "earlier-answers.jsonl-2").exists(), "the same answers are no others"
 
 
 def test_what_data_holds_cannot_steer_the_terminal(capsys):

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import rag_jax
-from rag_jax import ingestion
+from rag_jax import conversion, ingestion
 from rag_jax.cli import generate, ingest, verify
 from rag_jax.config import BartConfig, BertConfig, ConfigError
 from rag_jax.data.text import train_bart_tokenizer, train_bert_tokenizer
@@ -201,6 +201,19 @@ def test_what_cannot_be_ingested_says_why(folder, tmp_path):
     fails("ingest.json")
 
 
+def test_of_a_folder_without_any_text_the_index_stays_and_that_is_said(folder, tmp_path):
+    """It went on with what was gone, and said that none of 0 files can be read."""
+    rag_jax.ingest(folder, tmp_path / "run")
+    before = stored(tmp_path / "run")
+    shutil.rmtree(folder)
+    folder.mkdir()
+    for text in ("none of the 0 files", "none of the 1 files"):
+        with pytest.raises(UserError, match=f"{text} .*the index is as it was.* or remove the wor"):
+            rag_jax.ingest(folder, tmp_path / "run")
+        (folder / "empty.txt").write_text("")
+    assert stored(tmp_path / "run") == before
+
+
 def test_a_workdir_whose_record_was_removed_is_made_again(folder, tmp_path):
     """The error about a damaged record advises it; then, the workdir was called one of train."""
     path = tmp_path / "run"
@@ -277,6 +290,18 @@ def test_an_encoder_finds_a_generator_answers_and_nothing_is_embedded_twice(
     with pytest.raises(ConfigError, match="the runs rag_token, rag_sequence"):
         rag_jax.load(tmp_path / "run", "bm25")
     assert rag_jax.load(tmp_path / "run", "rag_sequence").job.model.kind == "sequence"
+
+
+def test_towers_may_come_from_workdirs(folder, tmp_path, towers):
+    """`ingest` took them, and what it had made could not be opened."""
+    named = {}
+    for name, source in towers.items():
+        named[name] = str(tmp_path / name)
+        conversion.convert(source, named[name])
+    rag_jax.ingest(folder, tmp_path / "run", config={**SMALL, **named})
+    answer, = rag_jax.load(tmp_path / "run").ask("Oslo?")
+    rag_jax.ingest(folder, tmp_path / "other", config={**SMALL, **towers})
+    assert answer == rag_jax.load(tmp_path / "other").ask("Oslo?")[0]
 
 
 def test_words_find_for_a_generator(folder, tmp_path, towers, capsys):

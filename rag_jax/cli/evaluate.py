@@ -1,9 +1,9 @@
 """Evaluates a trained model: `python -m rag_jax.evaluate --workdir DIR [--split test]`.
 
-Prints EM with its confidence interval, what config.eval.metrics names, answer recall, marginal
-NLL and the retrieval monitors, and writes metrics.json and predictions.jsonl to
-WORKDIR/RUN/evaluation/SPLIT/ (with --questions: questions-NAME-DIGEST/; with --index and --step
-followed by -index-NAME-DIGEST and -step-STEP), or to --out.
+Prints EM with its confidence interval, what config.eval.metrics names, answer recall, marginal NLL
+and the retrieval monitors, and writes metrics.json and predictions.jsonl to --out, where others
+become earlier-NAME, or to WORKDIR/RUN/evaluation/SPLIT/ (or questions-NAME-DIGEST/, followed by
+-index-NAME-DIGEST, -step-STEP and, for other settings than the run's, -FIELD_VALUE-DIGEST).
 
 `--predictions FILE --questions FILE` scores answers from anywhere, without a model: JSONL lines
 with "id" and "answer", as predictions.jsonl has them.
@@ -32,9 +32,8 @@ def main(argv: list[str] | None = None) -> None:
                         "and retrieve so")
     parser.add_argument("--predictions", metavar="FILE", type=pathlib.Path,
                         help="score the answers of this file; needs --questions, no workdir")
-    options, config = flags.parse_with_config(
-        parser, argv,
-        lambda options: Config() if options.predictions else flags.workdir_config(options))
+    options, config = flags.parse_with_config(parser, argv, lambda options: (
+        Config() if options.predictions else flags.workdir_config(options)))
     if options.predictions:
         _score_file(options, config)
     else:
@@ -61,6 +60,7 @@ def _score_file(options: argparse.Namespace, config: Config) -> None:
 def _evaluate(options: argparse.Namespace, config: Config) -> None:
     if options.out:
         files.check_place(options.out / "metrics.json", make_parents=True)
+        files.check_own(options.out, ("metrics.json", "predictions.jsonl"))
     flags.connect(options)
 
     from rag_jax import api, evaluation, hosts
@@ -82,15 +82,15 @@ def _evaluate(options: argparse.Namespace, config: Config) -> None:
     chosen |= rag.choose_k(options.choose_k) if options.choose_k else {}
     result = rag.evaluate(examples, **({"k": chosen["k"]} if options.choose_k else {}))
     result.metrics.update(chosen)
-    name = evaluation.folder_name(split, options.questions, options.index, options.step)
+    given = options.settings | {n: chosen[n] for n in ("k", "bm25_weight") if n in chosen}
+    name = evaluation.folder_name(split, options.questions, options.index, options.step, given)
     folder = options.out or pathlib.Path(options.workdir) / rag.run / "evaluation" / name
     if not hosts.leads():
         return
     _show(f"{rag.run} on {options.questions or split}", result.metrics)
-    evaluation.write_evaluation(folder, result)
-    print(f"\n{folder}: metrics.json, predictions.jsonl")
-    for remark in evaluation.remarks(result, config.data.max_source_length):
-        print(remark)
+    evaluation.write_evaluation(folder, result, bool(options.out))
+    print(f"\n{folder}: metrics.json, predictions.jsonl",
+          *evaluation.remarks(result, config.data.max_source_length), sep="\n")
 
 
 def _show(title: str, metrics: dict[str, float]) -> None:

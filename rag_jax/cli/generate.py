@@ -79,7 +79,7 @@ def _answer(options: argparse.Namespace, config: Config, asked: list[tuple[str, 
     if not hosts.leads():
         list(answers)  # they are computed together
     elif options.out:
-        with files.replaced(options.out, keep=True) as file:
+        with files.replaced(options.out, keep=True, aside=True) as file:
             for (name, question), answer in zip(asked, answers, strict=True):
                 record = {"id": name, "question": question, "answer": answer.text,
                           **answer.record()}

@@ -1,6 +1,7 @@
 """Checkpoints of Hugging Face, by name or folder, to configurations and parameters."""
 
 import dataclasses
+import difflib
 import functools
 import os
 import pathlib
@@ -99,7 +100,11 @@ def locate(source: str | os.PathLike) -> pathlib.Path:
                   "pass its folder")
     except (OSError, errors.HfHubHTTPError) as error:
         reason = f"there is no such folder, and the download failed: {error}"
-    raise HubError(f"no checkpoint {str(source)!r}: {reason}") from None
+    path = pathlib.Path(source).absolute()
+    near = difflib.get_close_matches(path.name, [p.name for p in path.parent.glob("*/")])
+    meant = f"; did you mean {' or '.join(str(path.with_name(name)) for name in near)}?"
+    raise HubError(f"no workdir and no checkpoint {str(source)!r}: {reason}{meant * bool(near)}"
+                   ) from None
 
 
 def describe(source: str | os.PathLike) -> Pretrained:

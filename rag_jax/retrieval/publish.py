@@ -35,20 +35,39 @@ _LOCKS = {".lock", ".lock.json"}
 
 @contextlib.contextmanager
 def publishing(out: Path) -> Iterator[None]:
-    """Keeps other processes from building in an index folder, which is made where it is missing.
+    """Keeps other processes from building in an index folder, which is made where it is missing,
+    and goes again where no version was begun in it: it would pass for a half built one.
 
     Raises:
         RetrievalError: something is there that is no index.
         InUseError: another process builds there; it is named.
     """
     check_ours(out)
-    with locks.own(out):
-        if not (out / POINTER).exists() and not (out / "manifest.json").exists():
-            point(out, None)
-        versions_of(out).mkdir(exist_ok=True)
-        files.remove_leftovers(out)
-        _publish_killed(out)
-        yield
+    try:
+        with locks.own(out):
+            if not (out / POINTER).exists() and not (out / "manifest.json").exists():
+                point(out, None)
+            versions_of(out).mkdir(exist_ok=True)
+            files.remove_leftovers(out)
+            _publish_killed(out)
+            try:
+                yield
+            finally:
+                _remove_unbegun(out)
+    finally:
+        with contextlib.suppress(OSError):  # as a rule it is not empty
+            out.rmdir()
+
+
+def _remove_unbegun(out: Path) -> None:
+    """Empties an index folder into which nothing but `publishing` has written."""
+    names = {path.name for path in out.iterdir()} - _LOCKS
+    with contextlib.suppress(RetrievalError):  # a pointer that is damaged stays to be seen
+        if names == {POINTER, "versions"} and read_pointer(out) == "" and not any(
+                versions_of(out).iterdir()):
+            for name in (POINTER, ".lock"):  # who waits for the lock sees that it is gone
+                (out / name).unlink(missing_ok=True)
+            versions_of(out).rmdir()
 
 
 def check_ours(out: Path) -> None:

@@ -180,4 +180,4 @@ def open_ingested(path: pathlib.Path, run: str | None, index: str | os.PathLike 
         if PASSAGE_TABLE not in opened.passages.token_tables:
             raise ConfigError(f"{folder}: was made without a generator; run rag_jax.ingest again "
                               "with the same config.model.generator.pretrained")
-    return as_they_are(job, config, named, indexing.with_words(job, opened))
+    return as_they_are(job, job.config, named, indexing.with_words(job, opened))

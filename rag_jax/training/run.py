@@ -46,21 +46,29 @@ def be_quiet() -> None:
 
 
 def open_job(config: Config, path: pathlib.Path, check: bool = False) -> Job:
-    """The workdir's data, made where they are missing, and the mesh; nothing is trained.
+    """The workdir's data and the mesh; nothing is trained.
 
     Args:
       config: of the workdir.
       path: the workdir.
-      check: also compare the data with what they were made from, as `prepare` does.
+      check: first make what is missing, and compare the data with what they were made from, as
+        `prepare` does; else nothing is written.
 
     Raises:
-      InUseError: data are missing, or to be checked, and another process holds the workdir.
+      InUseError: data are to be checked, and another process holds the workdir.
+      ConfigError: data are missing, and not to be made.
     """
-    if not check and hosts.exchange(is_prepared(path))[0]:
-        prepared = open_prepared(config, path)
-    else:
+    if check:
         with locks.exclusive(path):
             prepared = _prepare(config, path)
+    elif hosts.exchange(is_prepared(path))[0]:
+        prepared = open_prepared(config, path)
+    else:
+        raise ConfigError(
+            f"{path} has no passages and no questions to open. If rag_jax.convert wrote it, it "
+            "holds checkpoints alone: name it as config.model.rag.pretrained, "
+            "config.model.retriever.pretrained or config.model.generator.pretrained. If its "
+            f"training has not come so far, go on with python -m rag_jax.train --workdir={path}")
     decoding_settings(config, prepared.generator_tokenizer)  # complains before training
     return Job(config, path, prepared, parallel.make_mesh(config.mesh))
 
@@ -172,6 +180,8 @@ def train(config: Config, path: pathlib.Path, profile: tuple[int, int] | None = 
     rules.validate(config, trains=True)
     for line in overrides.set_otherwise(config, overrides.not_default(config)):
         _say(f"{line}; the value of the configuration is for other runs")
+    parallel.make_mesh(config.mesh)  # both complain before anything is written
+    workdir.check_place(path)
     with stopped_at_once(), locks.exclusive(path):
         runs = dict.fromkeys((*hosts.exchange(_trained(path))[0], *config.runs))
         warm = warm_up(dataclasses.replace(config, runs=tuple(runs)), path)

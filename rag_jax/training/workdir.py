@@ -15,11 +15,13 @@ import dataclasses
 import json
 import pathlib
 
-from rag_jax import config_files, hosts, locks, overrides
+from rag_jax import config_files, files, hosts, locks, overrides
 from rag_jax.config import Config, ConfigError, EvalConfig
+from rag_jax.data.inputs import RECORD
 from rag_jax.overrides import value
 from rag_jax.retrieval.protocol import RetrievalError
 from rag_jax.retrieval.verification import read_sealed, write_sealed
+from rag_jax.retrieval.versions import POINTER
 
 # What may differ from the configuration of an earlier command on the same workdir.
 CHANGEABLE = ("runs", "tensorboard", "data.data_dir", "data.length_buckets", "eval.", "mesh.",
@@ -73,6 +75,20 @@ def start(config: Config, workdir: pathlib.Path) -> pathlib.Path:
 def write(config: Config, file: pathlib.Path) -> None:
     """Writes the configuration of a workdir, with the digest of its content."""
     write_sealed(file, dataclasses.asdict(config))
+
+
+def check_place(workdir: pathlib.Path) -> None:
+    """Refuses a folder of others before anything is written into it.
+
+    Raises:
+      FolderError: there are files in it, and none of a workdir.
+      ConfigError: its config.json is damaged.
+    """
+    _check_folder(workdir)
+    if (workdir / "config.json").is_file():
+        read(workdir)
+    else:  # data may be copied first, and rag_jax.ingest begins with its index
+        files.check_own(workdir, (f"data/{RECORD}", f"index/{POINTER}"))
 
 
 def _check_folder(workdir: pathlib.Path) -> None:
@@ -154,13 +170,19 @@ def read(workdir: pathlib.Path) -> Config:
     """The configuration of a trained workdir.
 
     Raises:
-      ConfigError: there is none, or it is damaged.
+      ConfigError: there is none, it is of Hugging Face, or it is damaged.
     """
     _check_folder(workdir)
     file = workdir / "config.json"
     if not file.is_file():
         raise ConfigError(f"{workdir}: no config.json; name a workdir of rag_jax.train "
                           f"(python -m rag_jax.train --workdir={workdir})")
+    if not exists(workdir) and b'"architectures"' in file.read_bytes():
+        raise ConfigError(
+            f"{workdir}: is a checkpoint of Hugging Face, and no workdir. Without --workdir, "
+            f"name it as config.model.rag.pretrained={workdir} (or .retriever.pretrained, "
+            ".generator.pretrained), the encoder of passages, and --index; in Python "
+            f"rag_jax.load({str(workdir)!r}, index=...)")
     return _read(file)
 
 

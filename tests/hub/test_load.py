@@ -458,6 +458,10 @@ def test_a_name_that_is_not_in_the_cache_offline(tmp_path, monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     with pytest.raises(HubError, match="'facebook/none'.*not in the cache"):
         locate("facebook/none")
+    (tmp_path / "quickstart").mkdir()
+    (tmp_path / "quickstar.txt").write_text("no folder")
+    with pytest.raises(HubError, match="no workdir and .*did you mean .*/quickstart[?]$"):
+        locate(tmp_path / "quickstrat")  # only the hub was spoken of
 
 
 @pytest.mark.parametrize("file,calls", [("model.safetensors", 1), ("pytorch_model.bin", 2)])

@@ -138,6 +138,17 @@ def test_nothing_of_others_is_read_renamed_or_removed(store, tmp_path):
     assert {name.split("/")[0] for name in after.keys() - before.keys()} == {"index", "s"}
 
 
+def test_a_folder_in_which_no_version_was_begun_goes_again(store, out, tmp_path):
+    """It passed for a half built index, which the same build would never finish."""
+    for folder in (tmp_path / "new", out):
+        with pytest.raises(RetrievalError, match="no passages"), publishing(folder):
+            raise RetrievalError("no passages")
+    assert not (tmp_path / "new").exists() and PassageIndex.open(out).size == 10
+    with pytest.raises(ZeroDivisionError):
+        build_index(store, Embedder(change=lambda x: 1 / 0), tmp_path / "new", **INPUTS)
+    assert (tmp_path / "new" / POINTER).exists(), "what was begun can be finished"
+
+
 def test_what_only_resembles_an_index_is_not_replaced(store, out, tmp_path):
     """A manifest.json is the file of many programs."""
     other = tmp_path / "extension"

@@ -171,10 +171,11 @@ def test_the_start_token_is_the_models(sources, tmp_path):
     asked = config(sources, (24, 32, 64, 8), rag="rag", document_encoder="context")
     for token, expected in ((-1, PIECES.end), (PIECES.start, PIECES.start)):
         chosen = overrides.replace(asked, {"model.generator.start_token": token})
-        job = open_job(with_files(pretrained.resolve(chosen), tmp_path), tmp_path / "work")
+        job = open_job(with_files(pretrained.resolve(chosen), tmp_path), tmp_path / "work",
+                       check=True)
         assert job.model.start_id == expected
     chosen = overrides.replace(asked, {"model.generator.start_token": 10**6})
-    job = open_job(with_files(pretrained.resolve(chosen), tmp_path), tmp_path / "work")
+    job = open_job(with_files(pretrained.resolve(chosen), tmp_path), tmp_path / "work", check=True)
     with pytest.raises(ConfigError, match="start_token=1000000: must be below"):
         job.model  # noqa: B018
 
@@ -224,7 +225,7 @@ def test_an_export_says_how_its_inputs_are_written(tmp_path):
 def test_every_tower_gets_the_weights_of_its_source(sources, params, source, tmp_path):
     resolved = pretrained.resolve(config(sources, rag=source, document_encoder="context"))
     assert pretrained.is_retriever(resolved)
-    job = open_job(with_files(resolved, tmp_path), tmp_path / "work")
+    job = open_job(with_files(resolved, tmp_path), tmp_path / "work", check=True)
     loaded = pretrained.load(job, ("query_encoder", "document_encoder", "generator"))
     for tower, tree in loaded.items():
         for a, b in zip(jax.tree.leaves(tree), jax.tree.leaves(params[tower]), strict=True):
@@ -245,7 +246,7 @@ def test_a_plain_bert_starts_both_encoders_and_is_no_retriever(sources, params, 
     """It has to be warmed up: its [CLS] ranks nothing."""
     resolved = pretrained.resolve(config(sources, retriever="bert", generator="rag"))
     assert not pretrained.is_retriever(resolved)
-    job = open_job(with_files(resolved, tmp_path), tmp_path / "work")
+    job = open_job(with_files(resolved, tmp_path), tmp_path / "work", check=True)
     loaded = pretrained.load(job, pretrained.ENCODERS)
     for tower in pretrained.ENCODERS:
         for a, b in zip(jax.tree.leaves(loaded[tower]), jax.tree.leaves(params["bert"]),
@@ -260,7 +261,7 @@ def test_bm25_takes_the_generator_of_a_rag_checkpoint_alone(sources, params, tmp
                                   max_question_length=24, max_passage_length=32))
     asked = rules.validate(overrides.replace(base, {"model.rag.pretrained": sources["rag"]}))
     resolved = with_files(pretrained.resolve(asked), tmp_path)
-    job = open_job(resolved, tmp_path / "work").of_run("bm25")
+    job = open_job(resolved, tmp_path / "work", check=True).of_run("bm25")
     assert set(job.model.towers) == {"generator"}
     loaded = pretrained.load(job, job.model.towers)
     for a, b in zip(jax.tree.leaves(loaded["generator"]), jax.tree.leaves(params["generator"]),
@@ -273,7 +274,7 @@ def test_weights_land_where_the_rules_table_says(sources, tmp_path):
     resolved = overrides.replace(
         pretrained.resolve(config(sources, rag="rag", document_encoder="context")),
         {"mesh.model": 2, "eval.batch_size": 8})
-    job = open_job(with_files(resolved, tmp_path), tmp_path / "work")
+    job = open_job(with_files(resolved, tmp_path), tmp_path / "work", check=True)
     kernel = pretrained.load(job, ("generator",))["generator"]["encoder"]["layer_0"]["mlp"]["wi"][
         "kernel"]
     assert {shard.data.shape for shard in kernel.addressable_shards} == {(16, 16)}
@@ -283,7 +284,7 @@ def test_weights_land_where_the_rules_table_says(sources, tmp_path):
 def test_scanned_layers_hold_the_same_weights(sources, params, tmp_path):
     scanned = overrides.replace(config(sources, rag="rag", document_encoder="context"),
                                 {"model.retriever.scan_layers": True})
-    job = open_job(with_files(pretrained.resolve(scanned), tmp_path), tmp_path / "work")
+    job = open_job(with_files(pretrained.resolve(scanned), tmp_path), tmp_path / "work", check=True)
     tree = pretrained.load(job, ("query_encoder",))["query_encoder"]["bert"]["encoder"]["layers"]
     for number in range(2):
         expected = params["query_encoder"]["bert"]["encoder"][f"layer_{number}"]

@@ -5,9 +5,11 @@ import sys
 
 import pytest
 
+import rag_jax
 from rag_jax import locks, overrides
 from rag_jax.config import ConfigError
 from rag_jax.data.prepare import prepare
+from rag_jax.errors import UserError
 from rag_jax.training import run
 from rag_jax.training.run import open_job, train
 from tests.data.test_prepare import own_config
@@ -43,7 +45,7 @@ def test_what_would_write_is_refused(held):
     assert not (work / "config.json").exists()
     (work / "data" / "names.txt").unlink()
     with refused:
-        open_job(config, work)
+        open_job(config, work, check=True)
 
 
 def test_a_field_that_the_runs_have_otherwise_is_said(tmp_path, monkeypatch, capsys):
@@ -60,3 +62,25 @@ def test_a_field_that_the_runs_have_otherwise_is_said(tmp_path, monkeypatch, cap
             "config.retrieval.k=7: run 'closed_book' sets config.retrieval.k=0; the value") == told
     with pytest.raises(ConfigError, match="no run 'rag_tokn'; did you mean rag_token"):
         train(overrides.replace(own_config(tmp_path), {"runs": ("rag_tokn",)}), tmp_path / "work")
+
+
+def test_a_mesh_that_does_not_fit_is_refused_before_anything_is_written(tmp_path):
+    """It was after the tokenizers, and left a workdir of that mesh."""
+    config = overrides.replace(own_config(tmp_path), {"mesh.data": 3})
+    with pytest.raises(ConfigError, match="config.mesh: data=3 .* does not fit 8 devices"):
+        train(config, tmp_path / "work")
+    assert not (tmp_path / "work").exists()
+
+
+def test_a_folder_of_others_is_no_workdir(tmp_path):
+    """Somebody's documents got tokenizers, checkpoints and a lock between them."""
+    config, work = own_config(tmp_path), tmp_path / "work"
+    (work / "notes").mkdir(parents=True)
+    (work / "thesis.tex").write_text("years")
+    for use in (lambda: train(config, work), lambda: rag_jax.ingest(tmp_path, work)):
+        with pytest.raises(UserError, match="has notes, thesis.tex, .* name a new or an empty"):
+            use()
+    (work / "config.json").write_text('{"a": 1}')
+    with pytest.raises(ConfigError, match="config.json is damaged, or not of this version"):
+        train(config, work)
+    assert sorted(path.name for path in work.iterdir()) == ["config.json", "notes", "thesis.tex"]

@@ -80,7 +80,7 @@ def job(tmp_path_factory):
     config = replace(smallest.get_config(), {
         "generator_warmup.optimizer.accumulate": 2, "train.optimizer.accumulate": 2,
         "train.label_smoothing": 0.2, "seed": 3})
-    job = open_job(config, tmp_path_factory.mktemp("job"))
+    job = open_job(config, tmp_path_factory.mktemp("job"), check=True)
     return dataclasses.replace(job, mesh=parallel.make_mesh(MeshConfig(), jax.devices()[:1]))
 
 

@@ -139,6 +139,9 @@ def test_every_changed_field_is_told(tmp_path):
 def test_a_folder_that_is_no_workdir_is_named(tmp_path):
     with pytest.raises(ConfigError, match="no config.json; name a workdir of rag_jax.train"):
         workdir.read(tmp_path)
+    (tmp_path / "config.json").write_text('{"architectures": ["RagTokenForGeneration"]}')
+    with pytest.raises(ConfigError, match="of Hugging Face, and no workdir.*model.rag.pretrained"):
+        workdir.read(tmp_path)  # it was called damaged
 
 
 @pytest.mark.parametrize("field, value, stage", [
