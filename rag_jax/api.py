@@ -216,7 +216,7 @@ def build_index(passages: Path, out: Path, workdir: Path | None = None, *, run: 
 
 
 def update_index(index: Path, workdir: Path | None = None, *,
-                 add: Path | Iterable[Passage] = (), delete: Iterable[str] = (),
+                 add: Path | Iterable[Passage] = (), delete: str | Iterable[str] = (),
                  run: str | None = None, queries: str | None = None, compact: bool | None = None,
                  config: Config | Mapping[str, Any] | None = None) -> Index:
     """Adds passages to an index and deletes others from it; see `Rag.edit`.

@@ -139,6 +139,7 @@ def test_an_index_is_built_for_a_run_as_it_is(path, monkeypatch):
 
 @pytest.mark.parametrize("where", ["host", "device"])
 def test_passages_are_added_deleted_and_replaced(uninterrupted, tmp_path, where):
+    """Of delete="17", the passages 1 and 7 went."""
     index = shutil.copytree(uninterrupted / "indexes" / "2018", tmp_path / "index")
     reader = PassageIndex.open(index)
     rag = rag_jax.load(uninterrupted, index=index, config={
@@ -149,7 +150,7 @@ def test_passages_are_added_deleted_and_replaced(uninterrupted, tmp_path, where)
            for i in range(3)]
     rag.add(new)
     rag.delete(["new 1", first.id])
-    rag.edit([first._replace(text="Sunk.")], ["new 2"])
+    rag.edit([first._replace(text="Sunk.")], "new 2")
     count = reader.size + 1
     found = rag.retrieve(QUESTIONS[0], count)[0]
     there = {passage.id: passage.text for passage in found}

@@ -5,7 +5,7 @@ import json
 import os
 import re
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from rag_jax.data.records import Record, json_lines, unquoted
@@ -173,19 +173,25 @@ def read_asked(path: str) -> list[tuple[str, str]]:
     return [(example.id, example.question) for example in examples]
 
 
-def checked_questions(questions: str | Sequence[str]) -> list[str]:
-    """The questions as a list; a string is one question.
+def checked_texts(given: str | Iterable[str], what: str = "question") -> list[str]:
+    """The texts as a list; a string is one of them.
+
+    Args:
+        given: the texts.
+        what: each of them is, for errors.
 
     Raises:
-        DataError: one is blank, no string, or holds half of a surrogate pair.
+        DataError: no strings, or one is blank or holds half of a surrogate pair.
     """
-    asked = [questions] if isinstance(questions, str) else list(questions)
-    for number, question in enumerate(asked, 1):
-        if not isinstance(question, str) or not question.strip():
-            raise DataError(f"question {number} is {question!r:.60}: expected a text")
-        if re.search("[\ud800-\udfff]", question):
-            raise DataError(f"question {number}, {question!r:.60}, is not UTF-8: write it so")
-    return asked
+    if isinstance(given, bytes) or not isinstance(given, Iterable):
+        raise DataError(f"{what}s: {given!r:.60} is no text: expected a string, or a list of them")
+    texts = [given] if isinstance(given, str) else list(given)
+    for number, text in enumerate(texts, 1):
+        if not isinstance(text, str) or not text.strip():
+            raise DataError(f"{what} {number} is {text!r:.60}: expected a text")
+        if re.search("[\ud800-\udfff]", text):
+            raise DataError(f"{what} {number}, {text!r:.60}, is not UTF-8: write it so")
+    return texts
 
 
 def _id(record: Record, number: int) -> str:

@@ -15,7 +15,7 @@ from rag_jax.data.batches import PASSAGE_TABLE
 from rag_jax.data.corpora import read_corpus
 from rag_jax.data.prepare import chunked
 from rag_jax.data.prepared import Prepared
-from rag_jax.data.question_files import Example, checked_questions
+from rag_jax.data.question_files import Example, checked_texts
 from rag_jax.data.questions import QuestionTokens
 from rag_jax.data.tasks import load_examples
 from rag_jax.data.text import encoder_input, pad_rows
@@ -87,7 +87,7 @@ class Rag:
 
     def ask_each(self, questions: str | Sequence[str], **how: Any) -> Iterator[Answer]:
         """`ask`, which gives answers as soon as they, and those before them, are there."""
-        questions = checked_questions(questions)
+        questions = checked_texts(questions)
         if not questions:
             return
         if not self.answers:
@@ -116,7 +116,7 @@ class Rag:
         if self.index is None:
             raise ConfigError(f"run {self.run!r} reads no passages: there is nothing to retrieve")
         answerer = self.answerer({} if k is None else {"k": k})
-        tokens = self._tokenize(checked_questions(questions))
+        tokens = self._tokenize(checked_texts(questions))
         if not len(tokens):
             return []
         queries = answerer.queries(self.params, tokens)
@@ -132,7 +132,7 @@ class Rag:
         Returns:
           A float for texts, float32[Q] for lists.
         """
-        asked, given = checked_questions(questions), checked_questions(answers)
+        asked, given = checked_texts(questions), checked_texts(answers)
         if len(asked) != len(given):
             raise ConfigError(f"{len(asked)} questions and {len(given)} answers: give as many of "
                               "one as of the other")
@@ -149,7 +149,7 @@ class Rag:
         changes: as for `answerer`.
         """
         self._encoder("query_encoder")
-        tokens = self._tokenize(checked_questions(questions))
+        tokens = self._tokenize(checked_texts(questions))
         return self.answerer(**changes).embed_questions(self.params, tokens)
 
     def embed_passages(self, passages: Sequence[Passage | str], **changes: Any) -> np.ndarray:
@@ -186,11 +186,11 @@ class Rag:
         """Adds passages to the index, as `edit` does."""
         self.edit(passages, compact=compact)
 
-    def delete(self, ids: Iterable[str], *, compact: bool | None = None) -> None:
+    def delete(self, ids: str | Iterable[str], *, compact: bool | None = None) -> None:
         """Deletes passages from the index by their ids, as `edit` does."""
         self.edit(delete=ids, compact=compact)
 
-    def edit(self, add: Path | Iterable[Passage] = (), delete: Iterable[str] = (), *,
+    def edit(self, add: Path | Iterable[Passage] = (), delete: str | Iterable[str] = (), *,
              queries: Sequence[Example] | None = None, compact: bool | None = None) -> None:
         """Publishes a further version of the index, without some of its passages and with others,
         and reads that from now on. Only what is added is embedded; nothing is compiled again.
@@ -200,7 +200,7 @@ class Rag:
 
         Args:
           add: passages, each an id, a title and a text; or a file, as for `build_index`.
-          delete: ids. One that is deleted and added is replaced.
+          delete: ids; a string is one of them. One that is deleted and added is replaced.
           queries: questions on which recall is measured; None = the dev questions, and where there
             are none, passages with noise.
           compact: build the index anew of its passages; None = where edits have made its search
@@ -214,6 +214,7 @@ class Rag:
         """
         if self.index is None:
             raise ConfigError(f"run {self.run!r} reads no passages: it has no index to edit")
+        gone = checked_texts(delete, "id")
         job, embedder, vectors = self.job, None, None
         if PASSAGE_TABLE in self.index.passages.token_tables:
             check_tokens(self.index, job.prepared)
@@ -230,7 +231,7 @@ class Rag:
         path = pathlib.Path(self.index.path).absolute()
         with workdirs.writing(path):
             index = indexing.with_words(job, indexing.edit_passages(
-                job, path, embedder, _passages(add, self.config), list(delete),
+                job, path, embedder, _passages(add, self.config), gone,
                 RecallSettings(vectors, seed=self.config.seed), compact))
         if isinstance(self.index, DeviceIndex):
             index = on_device.updated(self.index, index, vectors, job.config, job.prepared.format)
