@@ -17,7 +17,6 @@ from rag_jax.config import Config, ConfigError
 from rag_jax.data.tasks import load_examples
 from rag_jax.documents import workdir as documents
 from rag_jax.models.rag import TOWERS
-from rag_jax.retrieval.protocol import Passage
 from rag_jax.retrieval.publish import publishing
 from rag_jax.training import indexing, pretrained
 from rag_jax.training import run as training
@@ -25,6 +24,7 @@ from rag_jax.training import workdir as workdirs
 from rag_jax.training.ingested import as_they_are, job_as_they_are, open_ingested
 from rag_jax.training.job import Index, Job, fingerprint
 from rag_jax.training.opened import (
+    Given,
     Path,
     Rag,
     changed,
@@ -216,7 +216,7 @@ def build_index(passages: Path, out: Path, workdir: Path | None = None, *, run: 
 
 
 def update_index(index: Path, workdir: Path | None = None, *,
-                 add: Path | Iterable[Passage] = (), delete: str | Iterable[str] = (),
+                 add: Path | Given = (), delete: str | Iterable[str] = (),
                  run: str | None = None, queries: str | None = None, compact: bool | None = None,
                  config: Config | Mapping[str, Any] | None = None) -> Index:
     """Adds passages to an index and deletes others from it; see `Rag.edit`.

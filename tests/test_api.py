@@ -139,7 +139,7 @@ def test_an_index_is_built_for_a_run_as_it_is(path, monkeypatch):
 
 @pytest.mark.parametrize("where", ["host", "device"])
 def test_passages_are_added_deleted_and_replaced(uninterrupted, tmp_path, where):
-    """Of delete="17", the passages 1 and 7 went."""
+    """Of delete="17", the passages 1 and 7 went, and dictionaries were added by their keys."""
     index = shutil.copytree(uninterrupted / "indexes" / "2018", tmp_path / "index")
     reader = PassageIndex.open(index)
     rag = rag_jax.load(uninterrupted, index=index, config={
@@ -148,7 +148,7 @@ def test_passages_are_added_deleted_and_replaced(uninterrupted, tmp_path, where)
     first = rag.index.passages[0]
     new = [Passage(f"new {i}", "Atlantis", f"The capital of Atlantis is town {i}.")
            for i in range(3)]
-    rag.add(new)
+    rag.add([new[0]._asdict(), *new[1:]])
     rag.delete(["new 1", first.id])
     rag.edit([first._replace(text="Sunk.")], "new 2")
     count = reader.size + 1
@@ -170,9 +170,13 @@ def test_passages_are_added_deleted_and_replaced(uninterrupted, tmp_path, where)
     np.testing.assert_array_equal(published.search(queries, 9).ids,
                                   rag.index.search(queries, 9).ids)
     assert reader.size == len(before) and published.size == count
-    for wrong, error in ((("a", "b"), "passage 0 is"), (("a", "b", 3), "passage 0 is")):
+    for wrong, error in (
+            ([("a", "b")], "passage 0 is"), ([("a", "b", 3)], "passage 0 is"),
+            ([new[1], "abc"], "passage 1 is 'abc'"), ([5], "passage 0 is 5"),
+            ([{"id": "a", "txt": "b"}], "passage 0: unknown or missing: text, txt"),
+            (5, "passages: 5 is none"), (b"abc", "passages: b'abc' is none")):
         with pytest.raises(DataError, match=error):
-            rag.add([wrong])
+            rag.add(wrong)
     with pytest.raises(RetrievalError, match="has the id 'nosuch'"):
         rag.delete(["nosuch"])
     with pytest.raises(RetrievalError, match="has a passage 'new 0'"):
@@ -264,9 +268,11 @@ def test_what_is_retrieved_is_what_the_answers_read(rag):
 
 
 def test_vectors_are_those_of_the_index(rag):
+    """Of a string, every letter was a passage."""
     rows = np.arange(3)
     vectors = rag.embed_passages([rag.index.passages[int(row)] for row in rows])
     np.testing.assert_allclose(vectors, rag.index.embeddings(rows), rtol=1e-4, atol=1e-5)
+    assert len(rag.embed_passages("A town.")) == len(rag.embed_queries("A town?")) == 1
     untitled, titled = rag.embed_passages(["A town.", Passage("", "Lima", "A town.")])
     assert untitled.shape == titled.shape == vectors[0].shape and (untitled != titled).any()
     queries = rag.embed_queries(QUESTIONS)
@@ -291,6 +297,7 @@ def test_a_swapped_index_is_read_from_then_on(uninterrupted):
     (lambda rag: rag.ask(["Who?", " "]), DataError, "question 2 is ' '"),
     (lambda rag: rag.log_likelihood(QUESTIONS, ["Lima"]), ConfigError, "2 questions and 1 answers"),
     (lambda rag: rag.evaluate("nowhere.jsonl"), FileNotFoundError, "nowhere.jsonl"),
+    (lambda rag: rag.embed_passages([("t", "x")]), DataError, "passage 0 is"),
 ])
 def test_mistakes_are_named(rag, ask, error, text):
     with pytest.raises(error, match=text):

@@ -34,6 +34,7 @@ from rag_jax.training.job import Index, Job, fingerprint
 from rag_jax.types import Answer, Evidence, Params
 
 Path = str | os.PathLike[str]
+Given = Passage | Mapping[str, str] | Iterable[Passage | Mapping[str, str]]  # passages
 SAME_VECTOR = 0.02  # relative distance of two vectors of a text by one encoder, at most
 
 
@@ -152,13 +153,15 @@ class Rag:
         tokens = self._tokenize(checked_texts(questions))
         return self.answerer(**changes).embed_questions(self.params, tokens)
 
-    def embed_passages(self, passages: Sequence[Passage | str], **changes: Any) -> np.ndarray:
+    def embed_passages(self, passages: Given | str | Iterable[str], **changes: Any) -> np.ndarray:
         """The document encoder's vectors float32[N, E] of passages, or of texts without a title.
 
-        changes: as for `answerer`.
+        Args:
+          passages: as for `edit`, or texts; a string is one text.
+          **changes: as for `answerer`.
         """
         encoder, data = self._encoder("document_encoder"), self.config.data
-        given = [Passage("", "", p) if isinstance(p, str) else p for p in passages]
+        given = list(_checked(passages, untitled=True))
         tokenizer = self.job.prepared.retriever_tokenizer
         rows = encoder_input(tokenizer, [p.title for p in given], [p.text for p in given],
                              data.max_passage_length, encoder=self.config.model.retriever)
@@ -182,7 +185,7 @@ class Rag:
             opened.check_encoder(self.index.manifest["encoder_fingerprint"])
         self.index = placed(self.job, opened)
 
-    def add(self, passages: Path | Iterable[Passage], *, compact: bool | None = None) -> None:
+    def add(self, passages: Path | Given, *, compact: bool | None = None) -> None:
         """Adds passages to the index, as `edit` does."""
         self.edit(passages, compact=compact)
 
@@ -190,7 +193,7 @@ class Rag:
         """Deletes passages from the index by their ids, as `edit` does."""
         self.edit(delete=ids, compact=compact)
 
-    def edit(self, add: Path | Iterable[Passage] = (), delete: str | Iterable[str] = (), *,
+    def edit(self, add: Path | Given = (), delete: str | Iterable[str] = (), *,
              queries: Sequence[Example] | None = None, compact: bool | None = None) -> None:
         """Publishes a further version of the index, without some of its passages and with others,
         and reads that from now on. Only what is added is embedded; nothing is compiled again.
@@ -199,7 +202,8 @@ class Rag:
         one open keeps it. A killed edit leaves the version that was.
 
         Args:
-          add: passages, each an id, a title and a text; or a file, as for `build_index`.
+          add: passages, each an id, a title and a text, or a dictionary of them; or a file, as for
+            `build_index`.
           delete: ids; a string is one of them. One that is deleted and added is replaced.
           queries: questions on which recall is measured; None = the dev questions, and where there
             are none, passages with noise.
@@ -337,16 +341,37 @@ class Rag:
         return self.params[tower]
 
 
-def _passages(given: Path | Iterable[Passage], config: Config) -> Iterator[Passage]:
+def _passages(given: Path | Given, config: Config) -> Iterator[Passage]:
     """The passages of a file, split as `config.data.chunk_words` says, or those given, checked."""
     if isinstance(given, str | os.PathLike):
-        yield from chunked(read_corpus(given), config.data.chunk_words)
-        return
-    for number, passage in enumerate(given):
-        if len(passage) != 3 or not all(isinstance(field, str) for field in passage):
+        return chunked(read_corpus(given), config.data.chunk_words)
+    return _checked(given)
+
+
+def _checked(given: Given, untitled: bool = False) -> Iterator[Passage]:
+    """The passages given, or the one.
+
+    untitled: a string is the text of a passage.
+    """
+    if isinstance(given, bytes) or not isinstance(given, Iterable):
+        raise DataError(f"passages: {given!r:.60} is none: expected a list of them")
+    alone = isinstance(given, str | Passage | Mapping)
+    for number, passage in enumerate([given] if alone else given):
+        fields = passage
+        if untitled and isinstance(passage, str):
+            fields = "", "", passage
+        elif isinstance(passage, Mapping):
+            named = {"title": "", **passage}
+            if wrong := named.keys() ^ set(Passage._fields):
+                raise DataError(f"passage {number}: unknown or missing: "
+                                f"{', '.join(sorted(map(str, wrong)))}; its fields are id, title "
+                                "and text")
+            fields = tuple(named[field] for field in Passage._fields)
+        if (not isinstance(fields, tuple | list) or len(fields) != 3
+                or not all(isinstance(field, str) for field in fields)):
             raise DataError(f"passage {number} is {passage!r:.80}: give its id, its title and its "
                             "text, all strings")
-        yield Passage(*passage)
+        yield Passage(*fields)
 
 
 def changed(config: Config, changes: Mapping[str, Any]) -> Config:
