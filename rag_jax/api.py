@@ -8,6 +8,7 @@ What a run is decides its configuration: that is settled here, and nowhere else.
 """
 
 import contextlib
+import os
 import pathlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -59,7 +60,7 @@ def load(source: Path | None = None, run: str | None = None, *, step: int | None
     training.be_quiet()
     if source is None:
         return _open_towers(run, step, index, config)
-    path = pathlib.Path(source).absolute()
+    path = _path("source", source).absolute()
     if (trained := documents.answering(path)) != path:
         return load(trained, run, step=step, index=index or path / documents.INDEX, config=config)
     if documents.exists(path):
@@ -84,6 +85,13 @@ def load(source: Path | None = None, run: str | None = None, *, step: int | None
                              if config.train.document_encoder == "refresh"
                              else meta["encoder_fingerprint"])
     return Rag(job, run, params, placed(job, opened))
+
+
+def _path(name: str, given: Path) -> pathlib.Path:
+    """A folder that an argument names."""
+    if not isinstance(given, str | os.PathLike) or not os.fspath(given):
+        raise ConfigError(f"{name}={given!r:.60}: expected the name of a folder")
+    return pathlib.Path(given)
 
 
 def _open_checkpoint(source: str, run: str | None, step: int | None, index: Path | None,
@@ -125,7 +133,7 @@ def _config_of_towers(run: str | None, config: Config | Mapping[str, Any] | None
       ConfigError: a tower without a source, or a run of other parts.
     """
     if not isinstance(config, Config):
-        config = overrides.replace(Config(), dict(config or {}))
+        config = overrides.replace(Config(), config or {})
     asked = {"train.steps": 0, **({"runs": (run,)} if run else {})}
     config = rules.validate(overrides.replace(config, asked))
     config = overrides.for_run(config, config.runs[0])
@@ -176,7 +184,10 @@ def train(config: Config | str, workdir: Path,
     process.keep_memory()  # as in a command: it is the process's, and training is most of its work
     if isinstance(config, str):
         config = config_files.load_file(config)
-    return training.train(config, pathlib.Path(workdir), profile)
+    if not isinstance(config, Config):
+        raise ConfigError(f"config: {config!r:.60} is neither a Config nor the name of a config "
+                          "file, such as 'configs/quickstart.py'")
+    return training.train(config, _path("workdir", workdir), profile)
 
 
 def build_index(passages: Path, out: Path, workdir: Path | None = None, *, run: str | None = None,
@@ -201,13 +212,13 @@ def build_index(passages: Path, out: Path, workdir: Path | None = None, *, run: 
       InUseError: another process builds at `out`, or writes into the workdir that `out` is in.
     """
     training.be_quiet()
-    target = pathlib.Path(out).absolute()
+    target = _path("out", out).absolute()
     with workdirs.writing(target):
         if workdir is None:
             config, trained = pretrained.resolve(_config_of_towers(run, config)), None
             job = job_as_they_are(config, config, target)
         else:
-            path = pathlib.Path(workdir).absolute()
+            path = _path("workdir", workdir).absolute()
             if not isinstance(config, Config):
                 config = changed(workdirs.read_run(path, run), config or {})
             trained = path / workdirs.run_of(path, config, run)

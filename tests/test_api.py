@@ -253,7 +253,7 @@ def test_scores_are_those_of_the_command_line(rag, uninterrupted, tmp_path):
         log_p[0], rel=1e-5)
     file = tmp_path / "one.jsonl"
     file.write_text(json.dumps({"question": QUESTIONS[0], "answers": ["Lima"]}) + "\n")
-    assert rag.evaluate(str(file), num_beams=2).metrics["count"] == 1
+    assert rag.evaluate(file, num_beams=2).metrics["count"] == 1
 
 
 def test_what_is_retrieved_is_what_the_answers_read(rag):
@@ -298,8 +298,18 @@ def test_a_swapped_index_is_read_from_then_on(uninterrupted):
     (lambda rag: rag.log_likelihood(QUESTIONS, ["Lima"]), ConfigError, "2 questions and 1 answers"),
     (lambda rag: rag.evaluate("nowhere.jsonl"), FileNotFoundError, "nowhere.jsonl"),
     (lambda rag: rag.embed_passages([("t", "x")]), DataError, "passage 0 is"),
+    (lambda rag: rag.ask(5), DataError, "questions: 5 is no text"),
+    (lambda rag: rag.ask(b"abc"), DataError, "questions: b'abc' is no text"),
+    (lambda rag: rag.retrieve(None), DataError, "questions: None is no text"),
+    (lambda rag: rag.delete([5]), DataError, "id 1 is 5"),
+    (lambda rag: rag.evaluate(5), DataError, "questions: 5; give a split"),
+    (lambda rag: rag.evaluate(QUESTIONS), DataError, "questions: .*; give a split"),
+    (lambda rag: rag_jax.load(5), ConfigError, "source=5: expected the name of a folder"),
+    (lambda rag: rag_jax.load(rag.job.workdir, config=5), ConfigError, "5 is no configuration"),
+    (lambda rag: rag_jax.train(5, "x"), ConfigError, "5 is neither a Config"),
 ])
 def test_mistakes_are_named(rag, ask, error, text):
+    """A wrong type was a TypeError from somewhere inside."""
     with pytest.raises(error, match=text):
         ask(rag)
 

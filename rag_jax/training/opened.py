@@ -241,7 +241,7 @@ class Rag:
             index = on_device.updated(self.index, index, vectors, job.config, job.prepared.format)
         self.index = index
 
-    def questions(self, source: str | Sequence[Example] | None = None) -> Sequence[Example]:
+    def questions(self, source: Path | Sequence[Example] | None = None) -> Sequence[Example]:
         """Questions with their answers.
 
         Args:
@@ -251,13 +251,19 @@ class Rag:
         splits = self.job.prepared.splits
         if source is None:
             source = "test" if "test" in splits else "dev"
+        if isinstance(source, os.PathLike):
+            source = os.fspath(source)
         if not isinstance(source, str):
+            if not isinstance(source, Sequence) or not all(
+                    isinstance(each, Example) for each in source):
+                raise DataError(f"questions: {source!r:.60}; give a split, a file, or a list of "
+                                "Example, which have their answers")
             return source
         if source in splits:
             return splits[source]
         return load_examples(source, data_dir=self.config.data.data_dir, hidden=True)
 
-    def evaluate(self, questions: str | Sequence[Example] | None = None, *,
+    def evaluate(self, questions: Path | Sequence[Example] | None = None, *,
                  order: np.ndarray | None = None, likelihood: bool = True, overlap: bool = True,
                  **how: Any) -> Evaluation:
         """Answers questions and scores the answers by `config.eval.metrics`.
@@ -376,7 +382,7 @@ def _checked(given: Given, untitled: bool = False) -> Iterator[Passage]:
 
 def changed(config: Config, changes: Mapping[str, Any]) -> Config:
     """The configuration with dotted fields set otherwise, checked."""
-    return rules.validate(overrides.replace(config, dict(changes)), resolved=True)
+    return rules.validate(overrides.replace(config, changes), resolved=True)
 
 
 def check_classes(config: Config, trained: tuple[str, ...], path: pathlib.Path) -> Config:
