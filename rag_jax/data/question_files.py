@@ -163,7 +163,7 @@ def read_asked(path: str) -> list[tuple[str, str]]:
                 for number, record in json_lines(path)]
     else:
         table = suffix in (".tsv", ".csv")
-        fields = ((where, number, _fields(line)[0] if table else line.strip())
+        fields = ((where, number, _fields(where, line)[0] if table else line.strip())
                   for where, number, line in numbered_lines(path))
         rows = [(where, str(number), text) for where, number, text in fields
                 if not (table and number == 1 and text.lower() == "question")]
@@ -220,7 +220,7 @@ def _ids(record: Record, key: str) -> tuple[str, ...]:
 def read_tsv(path: str) -> Iterator[tuple[str, Example]]:
     """Yields ("FILE:LINE", example), unchecked, of a TSV file as `load_examples` describes."""
     for where, number, line in numbered_lines(path):
-        question, *fields = _fields(line)
+        question, *fields = _fields(where, line)
         if number == 1 and (question.lower(), *map(str.lower, fields)) == ("question", "answers"):
             continue
         if not fields:
@@ -233,8 +233,13 @@ def read_tsv(path: str) -> Iterator[tuple[str, Example]]:
         yield where, Example(id=str(number), question=question, answers=answers)
 
 
-def _fields(line: str) -> list[str]:
-    return [unquoted(field.strip()).strip() for field in line.split("\t")]
+def _fields(where: str, line: str) -> list[str]:
+    """Of a line of questions, which the header of a passages file is not."""
+    fields = [unquoted(field.strip()).strip() for field in line.split("\t")]
+    if {"id", "text", "title"} <= set(fields):
+        raise DataError(f"{where}: the header of a file of passages: expected questions, with "
+                        "their answers after a tab where they are known")
+    return fields
 
 
 def _listed(field: str) -> bool:
