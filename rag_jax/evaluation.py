@@ -178,19 +178,23 @@ def retrieval_metrics(answerer: Answerer, questions: QuestionTokens, retrieved: 
 
 
 def folder_name(split: str, questions: str | None = None, index: str | None = None,
-                step: int | None = None) -> str:
-    """Of an evaluation: a split's own is that of its run's index and best checkpoint alone.
+                step: int | None = None, first: int = 0) -> str:
+    """Of an evaluation: a split's own is that of all its questions with its run's index and best
+    checkpoint.
 
     Args:
       split: of the workdir.
       questions: file or other source that is answered in its place.
       index, step: another index or checkpoint than those.
+      first: of how many questions alone; 0 = of all.
     """
     parts = [f"questions-{_named(questions)}" if questions else split]
     if index is not None:
         parts.append(f"index-{_named(index)}")
     if step is not None:
         parts.append(f"step-{step}")
+    if first:
+        parts.append(f"first-{first}")
     return "-".join(parts)
 
 

@@ -244,6 +244,7 @@ def test_answers_are_those_of_the_command_line(rag, uninterrupted, tmp_path):
 def test_scores_are_those_of_the_command_line(rag, uninterrupted, tmp_path):
     evaluate.main([f"--workdir={uninterrupted}", "--split=dev", f"--out={tmp_path}"])
     found = rag.evaluate("dev")
+    assert 0 < rag.config.eval.max_examples < len(rag.questions("dev")), "of training"
     assert found.metrics == json.loads((tmp_path / "metrics.json").read_text())
     examples = rag.questions("dev")
     assert found.examples == list(examples)
@@ -253,6 +254,8 @@ def test_scores_are_those_of_the_command_line(rag, uninterrupted, tmp_path):
         log_p[0], rel=1e-5)
     file = tmp_path / "one.jsonl"
     file.write_text(json.dumps({"question": QUESTIONS[0], "answers": ["Lima"]}) + "\n")
+    few = rag.evaluate("dev", max_examples=3, likelihood=False)
+    assert few.metrics["count"] == len(few.answers) == 3 and few.examples == found.examples[:3]
     assert rag.evaluate(file, num_beams=2).metrics["count"] == 1
 
 

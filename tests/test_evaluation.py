@@ -20,6 +20,7 @@ from rag_jax.evaluation import (
     retrieval_metrics,
     write_evaluation,
 )
+from rag_jax.overrides import replace
 from rag_jax.retrieval.protocol import Passage
 from rag_jax.scoring import score
 from rag_jax.types import Answer, Evidence
@@ -180,6 +181,20 @@ def test_another_index_or_step_has_a_folder_of_its_own(opened, tmp_path, monkeyp
     assert questions.startswith("questions-q-") and questions.endswith("-step-20")
 
 
+def test_the_first_questions_are_evaluated_where_the_command_says_so(
+        opened, tmp_path, monkeypatch, capsys):
+    """--config.eval.max_examples=5 was ignored. That of the workdir is of its training."""
+    monkeypatch.setattr(flags, "workdir_config", lambda options: replace(
+        Config(), {"eval.max_examples": 7}))
+    monkeypatch.setattr(evaluation, "write_evaluation", lambda *_: None)
+    evaluate_command.main([f"--workdir={tmp_path}"])
+    assert "max_examples" not in capsys.readouterr().out
+    evaluate_command.main([f"--workdir={tmp_path}", "--config.eval.max_examples=5"])
+    told = capsys.readouterr().out
+    assert "on the first 5 of test" in told and "test-first-5:" in told
+    assert ["max_examples", "5"] in [line.split() for line in told.splitlines()]
+
+
 @pytest.fixture
 def opened(monkeypatch):
     """A trained run that is a stub, and how often it was opened."""
@@ -189,7 +204,8 @@ def opened(monkeypatch):
     def load(*_, **__):
         calls.append(1)
         return SimpleNamespace(run="rag_token", job=SimpleNamespace(prepared=prepared),
-                               evaluate=lambda _: Evaluation({"em": 37.5}, [], [True]))
+                               evaluate=lambda _, **how: Evaluation(
+                                   {"em": 37.5, **how}, [], [True]))
 
     monkeypatch.setattr(flags, "workdir_config", lambda options: Config())
     monkeypatch.setattr(api, "load", load)

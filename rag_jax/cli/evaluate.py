@@ -3,7 +3,8 @@
 Prints EM with its confidence interval, what config.eval.metrics names, answer recall, marginal
 NLL and the retrieval monitors, and writes metrics.json and predictions.jsonl to
 WORKDIR/RUN/evaluation/SPLIT/ (with --questions: questions-NAME-DIGEST/; with --index and --step
-followed by -index-NAME-DIGEST and -step-STEP), or to --out.
+followed by -index-NAME-DIGEST and -step-STEP; with --config.eval.max_examples=N, of the first N
+questions, by -first-N), or to --out.
 
 `--predictions FILE --questions FILE` scores answers from anywhere, without a model: JSONL lines
 with "id" and "answer", as predictions.jsonl has them.
@@ -80,13 +81,19 @@ def _evaluate(options: argparse.Namespace, config: Config) -> None:
                               options.choose_k or options.choose_weight))
     chosen = rag.choose_weight(options.choose_weight) if options.choose_weight else {}
     chosen |= rag.choose_k(options.choose_k) if options.choose_k else {}
-    result = rag.evaluate(examples, **({"k": chosen["k"]} if options.choose_k else {}))
+    how = {"k": chosen["k"]} if options.choose_k else {}
+    # Of those of the workdir, training alone evaluates on so few.
+    first = config.eval.max_examples if "eval.max_examples" in options.changed_fields else 0
+    if first:
+        how["max_examples"] = first
+    result = rag.evaluate(examples, **how)
     result.metrics.update(chosen)
-    name = evaluation.folder_name(split, options.questions, options.index, options.step)
+    name = evaluation.folder_name(split, options.questions, options.index, options.step, first)
     folder = options.out or pathlib.Path(options.workdir) / rag.run / "evaluation" / name
     if not hosts.leads():
         return
-    _show(f"{rag.run} on {options.questions or split}", result.metrics)
+    _show(f"{rag.run} on {f'the first {first} of ' * bool(first)}{options.questions or split}",
+          result.metrics)
     evaluation.write_evaluation(folder, result)
     print(f"\n{folder}: metrics.json, predictions.jsonl")
     for remark in evaluation.remarks(result, config.data.max_source_length):

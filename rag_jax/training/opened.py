@@ -273,14 +273,17 @@ class Rag:
           order: int[Q], for every question the one whose passages it reads; None = itself.
           likelihood: also that of the first reference answer, which takes a pass of its own.
           overlap: also the scores over the questions and the answers that training has shown.
-          **how: fields of `config.eval` to set otherwise.
+          **how: fields of `config.eval` to set otherwise; max_examples, of the first so many alone.
         """
-        answerer, tokens = self.answerer(how), self.job.tokenize(self.questions(questions))
+        asked, config = self.questions(questions), self._as_asked(how).eval
+        if "max_examples" in how:  # that of the run is of its training
+            asked = asked[: config.max_examples or len(asked)]
+        answerer, tokens = self.answerer(how), self.job.tokenize(asked)
         rows = answerer.retrieve(self.params, tokens)
         train = self.job.prepared.splits.get("train", ()) if overlap else ()
         return evaluation.evaluate(
             answerer, self.params, tokens, rows if order is None else rows[order],
-            likelihood=likelihood, how=self._as_asked(how).eval, train=train)
+            likelihood=likelihood, how=config, train=train)
 
     def choose_k(self, ks: Sequence[int]) -> dict[str, float]:
         """The number of passages that answers the dev questions best, as `evaluation.choose_k`."""
