@@ -242,6 +242,7 @@ def test_answers_are_those_of_the_command_line(rag, uninterrupted, tmp_path):
 
 
 def test_scores_are_those_of_the_command_line(rag, uninterrupted, tmp_path):
+    """max_examples was ignored, and of an answer that is too long nobody was told."""
     evaluate.main([f"--workdir={uninterrupted}", "--split=dev", f"--out={tmp_path}"])
     found = rag.evaluate("dev")
     assert 0 < rag.config.eval.max_examples < len(rag.questions("dev")), "of training"
@@ -252,6 +253,8 @@ def test_scores_are_those_of_the_command_line(rag, uninterrupted, tmp_path):
     assert -log_p.mean() == pytest.approx(found.metrics["nll"], rel=1e-5)
     assert rag.log_likelihood(examples[0].question, examples[0].answers[0]) == pytest.approx(
         log_p[0], rel=1e-5)
+    with pytest.warns(UserWarning, match=r"answer 2 has .* tokens: the first .*max_target_length="):
+        rag.log_likelihood(QUESTIONS, ["Lima", "x " * 99])
     file = tmp_path / "one.jsonl"
     file.write_text(json.dumps({"question": QUESTIONS[0], "answers": ["Lima"]}) + "\n")
     few = rag.evaluate("dev", max_examples=3, likelihood=False)
@@ -301,6 +304,7 @@ def test_a_swapped_index_is_read_from_then_on(uninterrupted):
     (lambda rag: rag.log_likelihood(QUESTIONS, ["Lima"]), ConfigError, "2 questions and 1 answers"),
     (lambda rag: rag.evaluate("nowhere.jsonl"), FileNotFoundError, "nowhere.jsonl"),
     (lambda rag: rag.embed_passages([("t", "x")]), DataError, "passage 0 is"),
+    (lambda rag: rag.log_likelihood(QUESTIONS[0], ""), DataError, "answer 1 is ''"),
     (lambda rag: rag.ask(5), DataError, "questions: 5 is no text"),
     (lambda rag: rag.ask(b"abc"), DataError, "questions: b'abc' is no text"),
     (lambda rag: rag.retrieve(None), DataError, "questions: None is no text"),

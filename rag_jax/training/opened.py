@@ -3,6 +3,7 @@
 import dataclasses
 import os
 import pathlib
+import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -91,10 +92,7 @@ class Rag:
         questions = checked_texts(questions)
         if not questions:
             return
-        if not self.answers:
-            raise ConfigError(f"{self.job.workdir}: no generator is named, so there is no answer; "
-                              "`retrieve` gives passages. Run rag_jax.ingest again, with "
-                              "config.model.generator.pretrained")
+        self._check_answers()
         shape = {"batch_size": 1} if len(questions) == 1 else {}
         if len(questions) <= how.get("batch_size", self.config.eval.batch_size):
             shape["length_step"] = self.config.data.max_source_length
@@ -128,15 +126,23 @@ class Rag:
         """log p(answer | question) in nats, marginalised over the passages retrieved.
 
         Args:
-          questions, answers: a text each, or as many of one as of the other.
+          questions, answers: a text each, or as many of one as of the other. Of an answer that is
+            longer than `config.data.max_target_length`, its beginning is scored, with a warning.
 
         Returns:
           A float for texts, float32[Q] for lists.
+
+        Raises:
+          DataError: a question or an answer is blank, or no string.
+          ConfigError: there is no generator.
         """
-        asked, given = checked_texts(questions), checked_texts(answers)
+        asked, given = checked_texts(questions), checked_texts(answers, "answer")
+        self._check_answers()
         if len(asked) != len(given):
             raise ConfigError(f"{len(asked)} questions and {len(given)} answers: give as many of "
                               "one as of the other")
+        if not self.config.classes:
+            self._warn_of_cuts(given)
         tokens, answerer = self._tokenize(asked, given), self.answerer()
         if not asked:
             return np.zeros(0, np.float32)
@@ -275,6 +281,7 @@ class Rag:
           overlap: also the scores over the questions and the answers that training has shown.
           **how: fields of `config.eval` to set otherwise; max_examples, of the first so many alone.
         """
+        self._check_answers()
         asked, config = self.questions(questions), self._as_asked(how).eval
         if "max_examples" in how:  # that of the run is of its training
             asked = asked[: config.max_examples or len(asked)]
@@ -336,6 +343,24 @@ class Rag:
     def _as_asked(self, how: Mapping[str, Any]) -> Config:
         config = changed(self.config, {f"eval.{name}": value for name, value in how.items()})
         return check_classes(config, self.config.classes, self.job.workdir)
+
+    def _check_answers(self) -> None:
+        """Raises ConfigError where there is no generator."""
+        if not self.answers:
+            raise ConfigError(f"{self.job.workdir}: no generator is named, so there is no answer; "
+                              "`retrieve` gives passages. Run rag_jax.ingest again, with "
+                              "config.model.generator.pretrained")
+
+    def _warn_of_cuts(self, answers: Sequence[str]) -> None:
+        """Says which answer is scored in part."""
+        longest = self.config.data.max_target_length
+        for number, ids in enumerate(
+                self.job.prepared.generator_tokenizer.encode_answers(answers), 1):
+            if len(ids) >= longest:
+                warnings.warn(f"answer {number} has {len(ids)} tokens: the first {longest - 1} and "
+                              f"</s> are scored (config.data.max_target_length={longest})",
+                              stacklevel=3)
+                break
 
     def _tokenize(self, questions: Sequence[str], answers: Sequence[str] | None = None
                   ) -> QuestionTokens:
