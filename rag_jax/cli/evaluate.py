@@ -28,7 +28,7 @@ def main(argv: list[str] | None = None) -> None:
                         help="where to write (default: in WORKDIR/RUN/evaluation)")
     parser.add_argument("--choose-k", metavar="K,K,...", type=flags.counts, default=(),
                         help="choose the number of passages by the score on dev, and answer so")
-    parser.add_argument("--choose-weight", metavar="W,W,...", type=_weights, default=(),
+    parser.add_argument("--choose-weight", metavar="W,W,...", type=flags.numbers, default=(),
                         help="hybrid: choose the weight of words by the ranks of answers on dev, "
                         "and retrieve so")
     parser.add_argument("--predictions", metavar="FILE", type=pathlib.Path,
@@ -36,14 +36,7 @@ def main(argv: list[str] | None = None) -> None:
     options, config = flags.parse_with_config(
         parser, argv,
         lambda options: Config() if options.predictions else flags.workdir_config(options))
-    if options.predictions:
-        _score_file(options, config)
-    else:
-        _evaluate(options, config)
-
-
-def _weights(text: str) -> tuple[float, ...]:
-    return tuple(map(float, text.split(",")))
+    (_score_file if options.predictions else _evaluate)(options, config)
 
 
 def _score_file(options: argparse.Namespace, config: Config) -> None:
@@ -81,19 +74,16 @@ def _evaluate(options: argparse.Namespace, config: Config) -> None:
                               options.choose_k or options.choose_weight))
     chosen = rag.choose_weight(options.choose_weight) if options.choose_weight else {}
     chosen |= rag.choose_k(options.choose_k) if options.choose_k else {}
-    how = {"k": chosen["k"]} if options.choose_k else {}
-    # Of those of the workdir, training alone evaluates on so few.
+    # The workdir's own number is of its training.
     first = config.eval.max_examples if "eval.max_examples" in options.changed_fields else 0
-    if first:
-        how["max_examples"] = first
-    result = rag.evaluate(examples, **how)
+    result = rag.evaluate(examples, max_examples=first,
+                          **({"k": chosen["k"]} if options.choose_k else {}))
     result.metrics.update(chosen)
     name = evaluation.folder_name(split, options.questions, options.index, options.step, first)
     folder = options.out or pathlib.Path(options.workdir) / rag.run / "evaluation" / name
     if not hosts.leads():
         return
-    _show(f"{rag.run} on {f'the first {first} of ' * bool(first)}{options.questions or split}",
-          result.metrics)
+    _show(f"{rag.run} on {name}", result.metrics)
     evaluation.write_evaluation(folder, result)
     print(f"\n{folder}: metrics.json, predictions.jsonl")
     for remark in evaluation.remarks(result, config.data.max_source_length):
