@@ -62,7 +62,9 @@ def load(source: Path | None = None, run: str | None = None, *, step: int | None
         return _open_towers(run, step, index, config)
     path = _path("source", source).absolute()
     if (trained := documents.answering(path)) != path:
-        return load(trained, run, step=step, index=index or path / documents.INDEX, config=config)
+        if index is None and workdirs.read_run(trained, run).retrieval.k:
+            index = path / documents.INDEX
+        return load(trained, run, step=step, index=index, config=config)
     if documents.exists(path):
         if step is not None:
             raise ConfigError(f"step={step}: {source} has documents, and nothing was trained there")
@@ -76,6 +78,8 @@ def load(source: Path | None = None, run: str | None = None, *, step: int | None
     record = workdirs.read(path)
     config = check_classes(overrides.for_run(config, run), record.classes, path)
     check_weight(config, record.retrieval.bm25_weight, path)
+    if index is not None and not config.retrieval.k:
+        raise ConfigError(f"index {str(index)!r}: run {run!r} reads no passages; leave it out")
     job = training.open_job(config, path)
     opened = open_index(job, run, None if index is None else str(index)) if (
         config.retrieval.k) else None

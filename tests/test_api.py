@@ -101,7 +101,8 @@ def test_a_run_answers_as_it_was_trained_to_unless_other_settings_are_given(path
 
 @pytest.mark.parametrize("k, index, told", [
     (71, None, r"config.eval.k=71: .*now has 70 passages"),
-    (5, "nosuch", r"--index=nosuch: no such folder, and .*indexes has older")])
+    (5, "nosuch", r"^index 'nosuch': no such folder, and .*indexes has older"),
+    (5, "", "^index '': no such folder")])
 def test_a_wrong_index_fails_before_the_model_is_read(path, monkeypatch, k, index, told):
     """k above the number of passages, and a misspelt --index, were told after the checkpoint."""
     monkeypatch.setattr(pretrained, "load_params", lambda *_: pytest.fail("the model is read"))
@@ -215,8 +216,11 @@ def test_embeddings_and_words_are_joined_in_one_prior(uninterrupted, tmp_path):
 
 
 def test_a_run_without_passages_has_nothing_to_edit(path):
+    """An index that a closed-book run was given was ignored, even one that is not there."""
     with pytest.raises(ConfigError, match="reads no passages"):
         api.load(path, "closed_book").delete(["a"])
+    with pytest.raises(ConfigError, match="index 'nosuch': run 'closed_book' reads no passages"):
+        api.load(path, "closed_book", index="nosuch")
 
 
 @pytest.fixture(scope="module")
@@ -293,7 +297,7 @@ def test_a_swapped_index_is_read_from_then_on(uninterrupted):
     answer, = rag.ask(QUESTIONS[0])
     assert all(name.startswith("2016/") for name in answer.passage_ids)
     assert answer == rag_jax.load(uninterrupted, index="2016").ask(QUESTIONS[0])[0]
-    with pytest.raises(ConfigError, match="nowhere: no such folder, and .*indexes has 2016, 2018"):
+    with pytest.raises(ConfigError, match="nowhere': no such folder, and .*indexes has 2016, 2018"):
         rag.swap("nowhere")
 
 

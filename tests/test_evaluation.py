@@ -195,6 +195,13 @@ def test_the_first_questions_are_evaluated_where_the_command_says_so(
     assert ["max_examples", "5"] in [line.split() for line in told.splitlines()]
 
 
+def test_questions_and_a_split_exclude_each_other(opened):
+    """--split was ignored."""
+    with pytest.raises(ConfigError, match="--questions and --split: give one of them"):
+        evaluate_command.main(["--questions=q.jsonl", "--split=test"])
+    assert not opened
+
+
 @pytest.fixture
 def opened(monkeypatch):
     """A trained run that is a stub, and how often it was opened."""

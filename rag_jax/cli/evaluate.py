@@ -36,6 +36,8 @@ def main(argv: list[str] | None = None) -> None:
     options, config = flags.parse_with_config(
         parser, argv,
         lambda options: Config() if options.predictions else flags.workdir_config(options))
+    if options.questions and options.split:
+        raise ConfigError("--questions and --split: give one of them")
     (_score_file if options.predictions else _evaluate)(options, config)
 
 

@@ -447,12 +447,13 @@ def open_index(job: Job, run: str, named: str | None) -> Index:
     if source := job.config.model.reranker.pretrained:
         pretrained.reranker(source)
     folders, there = named_indexes(job, run)
-    folder = folders / (named or job.trains_with)
-    if named is not None and not folder.is_dir():
-        folder = pathlib.Path(named)
-        if not folder.is_dir():
-            raise ConfigError(f"--index={named}: no such folder, and {folders} has "
+    folder = folders / job.trains_with
+    if named is not None:
+        found = [f for f in (folders / named, pathlib.Path(named)) if named and f.is_dir()]
+        if not found:
+            raise ConfigError(f"index {named!r}: no such folder, and {folders} has "
                               f"{', '.join(there) or 'none'}")
+        folder = found[0]
     opened = indexing.open_host_index(folder, job.model.lexical)
     check_k(job.config, opened, folder)
     return indexing.with_words(job, opened)
