@@ -100,7 +100,7 @@ def test_a_run_answers_as_it_was_trained_to_unless_other_settings_are_given(path
 
 
 @pytest.mark.parametrize("k, index, told", [
-    (71, None, r"config.eval.k=71: .*now has 70 passages"),
+    (71, None, r"config.eval.k=71: .*now has 70 passages; .*load\(config={'eval.k': 70}"),
     (5, "nosuch", r"^index 'nosuch': no such folder, and .*indexes has older"),
     (5, "", "^index '': no such folder")])
 def test_a_wrong_index_fails_before_the_model_is_read(path, monkeypatch, k, index, told):

@@ -13,7 +13,7 @@ import pytest
 
 import rag_jax
 from rag_jax import ingestion
-from rag_jax.cli import generate, ingest, verify
+from rag_jax.cli import evaluate, generate, ingest, verify
 from rag_jax.config import BartConfig, BertConfig, ConfigError
 from rag_jax.data.question_files import Example
 from rag_jax.data.text import train_bart_tokenizer, train_bert_tokenizer
@@ -71,6 +71,10 @@ def test_a_folder_is_found_by_its_words_and_cited(folder, tmp_path):
                     lambda: rag.evaluate([Example("1", "What?", ("Oslo",))])):
         with pytest.raises(ConfigError, match="no generator is named"):
             answers()
+    with pytest.raises(ConfigError, match="no query encoder: it has no encoder at all"):
+        rag.embed_queries("What is it?")
+    with pytest.raises(ConfigError, match="--split=dev: the workdir has no questions; name a file"):
+        evaluate.main([f"--workdir={tmp_path / 'run'}"])
 
 
 @pytest.fixture

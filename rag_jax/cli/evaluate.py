@@ -71,7 +71,8 @@ def _evaluate(options: argparse.Namespace, config: Config) -> None:
     elif split in splits and not ((options.choose_k or options.choose_weight) and split == "dev"):
         examples = splits[split]
     else:
-        raise ConfigError(f"--split={split}: the workdir has {', '.join(splits)}"
+        raise ConfigError(f"--split={split}: the workdir has "
+                          + (", ".join(splits) or "no questions; name a file by --questions")
                           + ", and what is chosen is chosen on dev for another" * bool(
                               options.choose_k or options.choose_weight))
     chosen = rag.choose_weight(options.choose_weight) if options.choose_weight else {}

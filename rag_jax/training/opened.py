@@ -371,7 +371,7 @@ class Rag:
     def _encoder(self, tower: str) -> Params:
         if tower not in self.params:
             raise ConfigError(f"run {self.run!r} has no {tower.replace('_', ' ')}: it has "
-                              f"{', '.join(self.params)}")
+                              f"{', '.join(self.params) or 'no encoder at all'}")
         return self.params[tower]
 
 
@@ -459,12 +459,13 @@ def open_index(job: Job, run: str, named: str | None) -> Index:
     return indexing.with_words(job, opened)
 
 
-def check_k(config: Config, index: Index, folder: pathlib.Path | str = "the index") -> None:
+def check_k(config: Config, index: Index, folder: pathlib.Path | None = None) -> None:
     """Raises ConfigError where more passages would be read than there are."""
-    k = config.eval.k or config.retrieval.k
-    if k > index.size:
-        raise ConfigError(f"config.eval.k={k}: {folder} has {index.size} passages; set "
-                          f"config.eval.k={index.size} or less")
+    k, most = config.eval.k or config.retrieval.k, index.size
+    if k > most:
+        raise ConfigError(f"config.eval.k={k}: {folder or 'the index'} has {most} passages; set "
+                          f"config.eval.k={most} or less"
+                          + f", in Python by load(config={{'eval.k': {most}}})" * bool(folder))
 
 
 def placed(job: Job, index: Index | None) -> Index | None:
