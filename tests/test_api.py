@@ -266,6 +266,16 @@ def test_scores_are_those_of_the_command_line(rag, uninterrupted, tmp_path):
     assert rag.evaluate(file, num_beams=2).metrics["count"] == 1
 
 
+def test_samples_are_drawn_by_a_seed(rag):
+    """Every call drew the same answer."""
+    def drawn(seed):
+        return [answer.token_ids for answer in rag.ask(
+            QUESTIONS, sample=True, temperature=9.0, seed=seed)]
+
+    assert drawn(7) == drawn(7) and drawn(rag.config.seed) == drawn(None)
+    assert len({str(drawn(seed)) for seed in (None, 7, 8)}) == 3
+
+
 def test_what_is_retrieved_is_what_the_answers_read(rag):
     for answer, passages in zip(rag.ask(QUESTIONS), rag.retrieve(QUESTIONS, k=2), strict=True):
         assert [p.id for p in passages] == answer.passage_ids
@@ -309,6 +319,7 @@ def test_a_swapped_index_is_read_from_then_on(uninterrupted):
     (lambda rag: rag.evaluate("nowhere.jsonl"), FileNotFoundError, "nowhere.jsonl"),
     (lambda rag: rag.embed_passages([("t", "x")]), DataError, "passage 0 is"),
     (lambda rag: rag.log_likelihood(QUESTIONS[0], ""), DataError, "answer 1 is ''"),
+    (lambda rag: rag.ask("Who?", sample=True, seed=-1), ConfigError, "config.seed=-1"),
     (lambda rag: rag.ask(5), DataError, "questions: 5 is no text"),
     (lambda rag: rag.ask(b"abc"), DataError, "questions: b'abc' is no text"),
     (lambda rag: rag.retrieve(None), DataError, "questions: None is no text"),

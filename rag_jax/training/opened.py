@@ -70,7 +70,8 @@ class Rag:
         """Whether there is a generator: of documents, there may be an index alone."""
         return "generator" in self.params
 
-    def ask(self, questions: str | Sequence[str], **how: Any) -> list[Answer]:
+    def ask(self, questions: str | Sequence[str], *, seed: int | None = None, **how: Any
+            ) -> list[Answer]:
         """Answers questions, each with the passages that its answer came from.
 
         A single question is a batch of its own. What is no more than one batch is always padded to
@@ -79,15 +80,18 @@ class Rag:
 
         Args:
           questions: as they are asked; a string is one question.
+          seed: of the draws of sample=True, which depend on it and on the question's place alone;
+            None = config.seed.
           **how: fields of `config.eval` to set otherwise: num_beams=4, strategy="marginal", ...
 
         Raises:
           DataError: a question is blank, or no string.
           ConfigError: no such field, a value that it cannot have, or one that rules out another.
         """
-        return list(self.ask_each(questions, **how))
+        return list(self.ask_each(questions, seed=seed, **how))
 
-    def ask_each(self, questions: str | Sequence[str], **how: Any) -> Iterator[Answer]:
+    def ask_each(self, questions: str | Sequence[str], *, seed: int | None = None, **how: Any
+                 ) -> Iterator[Answer]:
         """`ask`, which gives answers as soon as they, and those before them, are there."""
         questions = checked_texts(questions)
         if not questions:
@@ -96,6 +100,8 @@ class Rag:
         shape = {"batch_size": 1} if len(questions) == 1 else {}
         if len(questions) <= how.get("batch_size", self.config.eval.batch_size):
             shape["length_step"] = self.config.data.max_source_length
+        if seed is not None:
+            shape["seed"] = changed(self.config, {"seed": seed}).seed
         answerer = self.answerer(how, **shape)
         tokens = self._tokenize(questions)
         yield from answerer.decode_each(
