@@ -453,8 +453,9 @@ def open_index(job: Job, run: str, named: str | None) -> Index:
     if source := job.config.model.reranker.pretrained:
         pretrained.reranker(source)
     folders, there = named_indexes(job, run)
-    folder = folders / job.trains_with
-    if named is not None:
+    if named is None:
+        folder = folders / job.trains_with
+    else:
         found = [f for f in (folders / named, pathlib.Path(named)) if named and f.is_dir()]
         if not found:
             raise ConfigError(f"index {named!r}: no such folder, and {folders} has "
@@ -467,11 +468,11 @@ def open_index(job: Job, run: str, named: str | None) -> Index:
 
 def check_k(config: Config, index: Index, folder: pathlib.Path | None = None) -> None:
     """Raises ConfigError where more passages would be read than there are."""
-    k, most = config.eval.k or config.retrieval.k, index.size
-    if k > most:
-        raise ConfigError(f"config.eval.k={k}: {folder or 'the index'} has {most} passages; set "
-                          f"config.eval.k={most} or less"
-                          + f", in Python by load(config={{'eval.k': {most}}})" * bool(folder))
+    k = config.eval.k or config.retrieval.k
+    if k > index.size:
+        opened = f", in Python by load(config={{'eval.k': {index.size}}})" if folder else ""
+        raise ConfigError(f"config.eval.k={k}: {folder or 'the index'} has {index.size} passages; "
+                          f"set config.eval.k={index.size} or less{opened}")
 
 
 def placed(job: Job, index: Index | None) -> Index | None:
