@@ -8,6 +8,7 @@ What a run is decides its configuration: that is settled here, and nowhere else.
 """
 
 import contextlib
+import os
 import pathlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -17,7 +18,6 @@ from rag_jax.config import Config, ConfigError
 from rag_jax.data.tasks import load_examples
 from rag_jax.documents import workdir as documents
 from rag_jax.models.rag import TOWERS
-from rag_jax.retrieval.protocol import Passage
 from rag_jax.retrieval.publish import publishing
 from rag_jax.training import indexing, pretrained
 from rag_jax.training import run as training
@@ -25,6 +25,7 @@ from rag_jax.training import workdir as workdirs
 from rag_jax.training.ingested import as_they_are, job_as_they_are, open_ingested
 from rag_jax.training.job import Index, Job, fingerprint
 from rag_jax.training.opened import (
+    Given,
     Path,
     Rag,
     changed,
@@ -59,9 +60,11 @@ def load(source: Path | None = None, run: str | None = None, *, step: int | None
     training.be_quiet()
     if source is None:
         return _open_towers(run, step, index, config)
-    path = pathlib.Path(source).absolute()
+    path = _path("source", source).absolute()
     if (trained := documents.answering(path)) != path:
-        return load(trained, run, step=step, index=index or path / documents.INDEX, config=config)
+        if index is None and workdirs.read_run(trained, run).retrieval.k:
+            index = path / documents.INDEX
+        return load(trained, run, step=step, index=index, config=config)
     if documents.exists(path):
         if step is not None:
             raise ConfigError(f"step={step}: {source} has documents, and nothing was trained there")
@@ -75,6 +78,8 @@ def load(source: Path | None = None, run: str | None = None, *, step: int | None
     record = workdirs.read(path)
     config = check_classes(overrides.for_run(config, run), record.classes, path)
     check_weight(config, record.retrieval.bm25_weight, path)
+    if index is not None and not config.retrieval.k:
+        raise ConfigError(f"index {str(index)!r}: run {run!r} reads no passages; leave it out")
     job = training.open_job(config, path)
     opened = open_index(job, run, None if index is None else str(index)) if (
         config.retrieval.k) else None
@@ -84,6 +89,13 @@ def load(source: Path | None = None, run: str | None = None, *, step: int | None
                              if config.train.document_encoder == "refresh"
                              else meta["encoder_fingerprint"])
     return Rag(job, run, params, placed(job, opened))
+
+
+def _path(name: str, given: Path) -> pathlib.Path:
+    """A folder that an argument names."""
+    if not isinstance(given, str | os.PathLike) or not os.fspath(given):
+        raise ConfigError(f"{name}={given!r:.60}: expected the name of a folder")
+    return pathlib.Path(given)
 
 
 def _open_checkpoint(source: str, run: str | None, step: int | None, index: Path | None,
@@ -125,7 +137,7 @@ def _config_of_towers(run: str | None, config: Config | Mapping[str, Any] | None
       ConfigError: a tower without a source, or a run of other parts.
     """
     if not isinstance(config, Config):
-        config = overrides.replace(Config(), dict(config or {}))
+        config = overrides.replace(Config(), config or {})
     asked = {"train.steps": 0, **({"runs": (run,)} if run else {})}
     config = rules.validate(overrides.replace(config, asked))
     config = overrides.for_run(config, config.runs[0])
@@ -176,7 +188,10 @@ def train(config: Config | str, workdir: Path,
     process.keep_memory()  # as in a command: it is the process's, and training is most of its work
     if isinstance(config, str):
         config = config_files.load_file(config)
-    return training.train(config, pathlib.Path(workdir), profile)
+    if not isinstance(config, Config):
+        raise ConfigError(f"config: {config!r:.60} is neither a Config nor the name of a config "
+                          "file, such as 'configs/quickstart.py'")
+    return training.train(config, _path("workdir", workdir), profile)
 
 
 def build_index(passages: Path, out: Path, workdir: Path | None = None, *, run: str | None = None,
@@ -201,13 +216,13 @@ def build_index(passages: Path, out: Path, workdir: Path | None = None, *, run: 
       InUseError: another process builds at `out`, or writes into the workdir that `out` is in.
     """
     training.be_quiet()
-    target = pathlib.Path(out).absolute()
+    target = _path("out", out).absolute()
     with workdirs.writing(target):
         if workdir is None:
             config, trained = pretrained.resolve(_config_of_towers(run, config)), None
             job = job_as_they_are(config, config, target)
         else:
-            path = pathlib.Path(workdir).absolute()
+            path = _path("workdir", workdir).absolute()
             if not isinstance(config, Config):
                 config = changed(workdirs.read_run(path, run), config or {})
             trained = path / workdirs.run_of(path, config, run)
@@ -216,7 +231,7 @@ def build_index(passages: Path, out: Path, workdir: Path | None = None, *, run: 
 
 
 def update_index(index: Path, workdir: Path | None = None, *,
-                 add: Path | Iterable[Passage] = (), delete: Iterable[str] = (),
+                 add: Path | Given = (), delete: str | Iterable[str] = (),
                  run: str | None = None, queries: str | None = None, compact: bool | None = None,
                  config: Config | Mapping[str, Any] | None = None) -> Index:
     """Adds passages to an index and deletes others from it; see `Rag.edit`.

@@ -601,7 +601,7 @@ class EvalConfig:
     k: int = field(0, "passages per question; 0 = retrieval.k", at_least=0)
     batch_size: int = field(32, "questions at a time", at_least=1)
     max_examples: int = field(0, "while training, evaluate on the first so many dev questions; "
-                              "0 = all", at_least=0)
+                              "0 = all; evaluate takes it where it is given anew", at_least=0)
     metrics: tuple[MetricFamily, ...] = field(
         ("qa",), "families of metrics, each that of a task: qa, regex (answers are regular "
         "expressions), ms_marco, jeopardy, fever, kilt; the first one's headline (EM, EM, "

@@ -174,6 +174,11 @@ def counts(text: str) -> tuple[int, ...]:
     return tuple(sorted(set(map(int, words))))
 
 
+def numbers(text: str) -> tuple[float, ...]:
+    """The type of a flag that lists numbers, such as 0,0.3,1."""
+    return tuple(map(float, text.split(",")))
+
+
 def _add_hosts(parser: argparse.ArgumentParser) -> None:
     """The options of a job of several processes; Slurm and TPU slices need none of them."""
     group = parser.add_argument_group("several hosts, each with its own process")

@@ -106,7 +106,7 @@ def ingest(folder: Path, workdir: Path, *, chunking: Chunking | None = None,
             raise ConfigError(f"--workdir={workdir}: was made from {earlier.folder}; name that "
                               "folder, or another --workdir")
         if not isinstance(config, Config):
-            config = overrides.replace(base_config(path), dict(config or {}))
+            config = overrides.replace(base_config(path), config or {})
         if chunking is None:
             chunking = Chunking(**earlier.divided_by["chunking"]) if earlier else Chunking()
         return _Ingestion(source, path, _with_runs(config), chunking, earlier).run()
@@ -134,7 +134,7 @@ def fine_tune(workdir: Path, train: str, dev: str, *, steps: int = 1000,
     path = pathlib.Path(workdir).absolute()
     record_files.read(path)
     if not isinstance(config, Config):
-        config = overrides.replace(base_config(path), dict(config or {}))
+        config = overrides.replace(base_config(path), config or {})
     config = _with_runs(config)
     if "generator" not in config.model.sources:
         raise ConfigError("--train: there is no generator that could learn to answer; name "

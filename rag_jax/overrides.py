@@ -9,7 +9,7 @@ import dataclasses
 import functools
 import types
 import typing
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Literal
 
 from rag_jax.config import GENERATORS, PRESETS, RUNS, Config, ConfigError, GeneratorConfig
@@ -105,7 +105,7 @@ def not_default(config: Config) -> list[str]:
     return differences(config, DEFAULT)
 
 
-def replace(config: Any, changes: dict[str, Any], path: str = "config") -> Any:
+def replace(config: Any, changes: Mapping[str, Any], path: str = "config") -> Any:
     """A copy of `config` with dotted fields replaced; strings are parsed to the field's type.
 
     A section can be given as a dictionary of its fields; one of the model, and eval, also as the
@@ -114,6 +114,9 @@ def replace(config: Any, changes: dict[str, Any], path: str = "config") -> Any:
     Raises:
       ConfigError: an unknown field or a value of another type, with near matches.
     """
+    if not isinstance(changes, Mapping):
+        raise ConfigError(f"{path}: {changes!r:.60} is no configuration; give a Config, or a "
+                          "dictionary of its fields, such as {'eval.num_beams': 4}")
     for dotted, new in changes.items():
         name, _, rest = dotted.partition(".")
         hints = {f.name: f.type for f in dataclasses.fields(config)}

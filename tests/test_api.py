@@ -100,8 +100,9 @@ def test_a_run_answers_as_it_was_trained_to_unless_other_settings_are_given(path
 
 
 @pytest.mark.parametrize("k, index, told", [
-    (71, None, r"config.eval.k=71: .*now has 70 passages"),
-    (5, "nosuch", r"--index=nosuch: no such folder, and .*indexes has older")])
+    (71, None, r"config.eval.k=71: .*now has 70 passages; .*load\(config={'eval.k': 70}"),
+    (5, "nosuch", r"^index 'nosuch': no such folder, and .*indexes has older"),
+    (5, "", "^index '': no such folder")])
 def test_a_wrong_index_fails_before_the_model_is_read(path, monkeypatch, k, index, told):
     """k above the number of passages, and a misspelt --index, were told after the checkpoint."""
     monkeypatch.setattr(pretrained, "load_params", lambda *_: pytest.fail("the model is read"))
@@ -139,6 +140,7 @@ def test_an_index_is_built_for_a_run_as_it_is(path, monkeypatch):
 
 @pytest.mark.parametrize("where", ["host", "device"])
 def test_passages_are_added_deleted_and_replaced(uninterrupted, tmp_path, where):
+    """Of delete="17", the passages 1 and 7 went, and dictionaries were added by their keys."""
     index = shutil.copytree(uninterrupted / "indexes" / "2018", tmp_path / "index")
     reader = PassageIndex.open(index)
     rag = rag_jax.load(uninterrupted, index=index, config={
@@ -147,9 +149,9 @@ def test_passages_are_added_deleted_and_replaced(uninterrupted, tmp_path, where)
     first = rag.index.passages[0]
     new = [Passage(f"new {i}", "Atlantis", f"The capital of Atlantis is town {i}.")
            for i in range(3)]
-    rag.add(new)
+    rag.add([new[0]._asdict(), *new[1:]])
     rag.delete(["new 1", first.id])
-    rag.edit([first._replace(text="Sunk.")], ["new 2"])
+    rag.edit([first._replace(text="Sunk.")], "new 2")
     count = reader.size + 1
     found = rag.retrieve(QUESTIONS[0], count)[0]
     there = {passage.id: passage.text for passage in found}
@@ -169,9 +171,13 @@ def test_passages_are_added_deleted_and_replaced(uninterrupted, tmp_path, where)
     np.testing.assert_array_equal(published.search(queries, 9).ids,
                                   rag.index.search(queries, 9).ids)
     assert reader.size == len(before) and published.size == count
-    for wrong, error in ((("a", "b"), "passage 0 is"), (("a", "b", 3), "passage 0 is")):
+    for wrong, error in (
+            ([("a", "b")], "passage 0 is"), ([("a", "b", 3)], "passage 0 is"),
+            ([new[1], "abc"], "passage 1 is 'abc'"), ([5], "passage 0 is 5"),
+            ([{"id": "a", "txt": "b"}], "passage 0: unknown or missing: text, txt"),
+            (5, "passages: 5 is none"), (b"abc", "passages: b'abc' is none")):
         with pytest.raises(DataError, match=error):
-            rag.add([wrong])
+            rag.add(wrong)
     with pytest.raises(RetrievalError, match="has the id 'nosuch'"):
         rag.delete(["nosuch"])
     with pytest.raises(RetrievalError, match="has a passage 'new 0'"):
@@ -210,8 +216,11 @@ def test_embeddings_and_words_are_joined_in_one_prior(uninterrupted, tmp_path):
 
 
 def test_a_run_without_passages_has_nothing_to_edit(path):
+    """An index that a closed-book run was given was ignored, even one that is not there."""
     with pytest.raises(ConfigError, match="reads no passages"):
         api.load(path, "closed_book").delete(["a"])
+    with pytest.raises(ConfigError, match="index 'nosuch': run 'closed_book' reads no passages"):
+        api.load(path, "closed_book", index="nosuch")
 
 
 @pytest.fixture(scope="module")
@@ -237,8 +246,10 @@ def test_answers_are_those_of_the_command_line(rag, uninterrupted, tmp_path):
 
 
 def test_scores_are_those_of_the_command_line(rag, uninterrupted, tmp_path):
+    """max_examples was ignored, and of an answer that is too long nobody was told."""
     evaluate.main([f"--workdir={uninterrupted}", "--split=dev", f"--out={tmp_path}"])
     found = rag.evaluate("dev")
+    assert 0 < rag.config.eval.max_examples < len(rag.questions("dev")), "of training"
     assert found.metrics == json.loads((tmp_path / "metrics.json").read_text())
     examples = rag.questions("dev")
     assert found.examples == list(examples)
@@ -246,9 +257,23 @@ def test_scores_are_those_of_the_command_line(rag, uninterrupted, tmp_path):
     assert -log_p.mean() == pytest.approx(found.metrics["nll"], rel=1e-5)
     assert rag.log_likelihood(examples[0].question, examples[0].answers[0]) == pytest.approx(
         log_p[0], rel=1e-5)
+    with pytest.warns(UserWarning, match=r"answer 2 has .* tokens: the first .*max_target_length="):
+        rag.log_likelihood(QUESTIONS, ["Lima", "x " * 99])
     file = tmp_path / "one.jsonl"
     file.write_text(json.dumps({"question": QUESTIONS[0], "answers": ["Lima"]}) + "\n")
-    assert rag.evaluate(str(file), num_beams=2).metrics["count"] == 1
+    few = rag.evaluate("dev", max_examples=3, likelihood=False)
+    assert few.metrics["count"] == len(few.answers) == 3 and few.examples == found.examples[:3]
+    assert rag.evaluate(file, num_beams=2).metrics["count"] == 1
+
+
+def test_samples_are_drawn_by_a_seed(rag):
+    """Every call drew the same answer."""
+    def drawn(seed):
+        return [answer.token_ids for answer in rag.ask(
+            QUESTIONS, sample=True, temperature=9.0, seed=seed)]
+
+    assert drawn(7) == drawn(7) and drawn(rag.config.seed) == drawn(None)
+    assert len({str(drawn(seed)) for seed in (None, 7, 8)}) == 3
 
 
 def test_what_is_retrieved_is_what_the_answers_read(rag):
@@ -263,9 +288,11 @@ def test_what_is_retrieved_is_what_the_answers_read(rag):
 
 
 def test_vectors_are_those_of_the_index(rag):
+    """Of a string, every letter was a passage."""
     rows = np.arange(3)
     vectors = rag.embed_passages([rag.index.passages[int(row)] for row in rows])
     np.testing.assert_allclose(vectors, rag.index.embeddings(rows), rtol=1e-4, atol=1e-5)
+    assert len(rag.embed_passages("A town.")) == len(rag.embed_queries("A town?")) == 1
     untitled, titled = rag.embed_passages(["A town.", Passage("", "Lima", "A town.")])
     assert untitled.shape == titled.shape == vectors[0].shape and (untitled != titled).any()
     queries = rag.embed_queries(QUESTIONS)
@@ -280,7 +307,7 @@ def test_a_swapped_index_is_read_from_then_on(uninterrupted):
     answer, = rag.ask(QUESTIONS[0])
     assert all(name.startswith("2016/") for name in answer.passage_ids)
     assert answer == rag_jax.load(uninterrupted, index="2016").ask(QUESTIONS[0])[0]
-    with pytest.raises(ConfigError, match="nowhere: no such folder, and .*indexes has 2016, 2018"):
+    with pytest.raises(ConfigError, match="nowhere': no such folder, and .*indexes has 2016, 2018"):
         rag.swap("nowhere")
 
 
@@ -290,8 +317,21 @@ def test_a_swapped_index_is_read_from_then_on(uninterrupted):
     (lambda rag: rag.ask(["Who?", " "]), DataError, "question 2 is ' '"),
     (lambda rag: rag.log_likelihood(QUESTIONS, ["Lima"]), ConfigError, "2 questions and 1 answers"),
     (lambda rag: rag.evaluate("nowhere.jsonl"), FileNotFoundError, "nowhere.jsonl"),
+    (lambda rag: rag.embed_passages([("t", "x")]), DataError, "passage 0 is"),
+    (lambda rag: rag.log_likelihood(QUESTIONS[0], ""), DataError, "answer 1 is ''"),
+    (lambda rag: rag.ask("Who?", sample=True, seed=-1), ConfigError, "config.seed=-1"),
+    (lambda rag: rag.ask(5), DataError, "questions: 5 is no text"),
+    (lambda rag: rag.ask(b"abc"), DataError, "questions: b'abc' is no text"),
+    (lambda rag: rag.retrieve(None), DataError, "questions: None is no text"),
+    (lambda rag: rag.delete([5]), DataError, "id 1 is 5"),
+    (lambda rag: rag.evaluate(5), DataError, "questions: 5; give a split"),
+    (lambda rag: rag.evaluate(QUESTIONS), DataError, "questions: .*; give a split"),
+    (lambda rag: rag_jax.load(5), ConfigError, "source=5: expected the name of a folder"),
+    (lambda rag: rag_jax.load(rag.job.workdir, config=5), ConfigError, "5 is no configuration"),
+    (lambda rag: rag_jax.train(5, "x"), ConfigError, "5 is neither a Config"),
 ])
 def test_mistakes_are_named(rag, ask, error, text):
+    """A wrong type was a TypeError from somewhere inside."""
     with pytest.raises(error, match=text):
         ask(rag)
 

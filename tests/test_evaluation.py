@@ -20,6 +20,7 @@ from rag_jax.evaluation import (
     retrieval_metrics,
     write_evaluation,
 )
+from rag_jax.overrides import replace
 from rag_jax.retrieval.protocol import Passage
 from rag_jax.scoring import score
 from rag_jax.types import Answer, Evidence
@@ -194,7 +195,7 @@ def test_an_evaluation_takes_no_other_ones_place(opened, tmp_path):
             out.mkdir()
             (out / "metrics.json").write_text(earlier)
         evaluate_command.main(["--workdir=w", f"--out={out}"])
-        assert json.loads((out / "metrics.json").read_text()) == {"em": 37.5}
+        assert json.loads((out / "metrics.json").read_text())["em"] == 37.5
         assert sorted(path.name for path in out.iterdir()) == [
             "earlier-metrics.json", "metrics.json", "predictions.jsonl"], "the same is written once"
     assert (out / "earlier-metrics.json").read_text() == '{"em": 12.5}'
@@ -203,6 +204,29 @@ def test_an_evaluation_takes_no_other_ones_place(opened, tmp_path):
     with pytest.raises(UserError, match="has thesis.tex, .* name a new or an empty folder"):
         evaluate_command.main(["--workdir=w", f"--out={tmp_path / 'documents'}"])
     assert len(opened) == 2
+
+
+def test_the_first_questions_are_evaluated_where_the_command_says_so(
+        opened, tmp_path, monkeypatch, capsys):
+    """--config.eval.max_examples=5 was ignored. That of the workdir is of its training."""
+    monkeypatch.setattr(flags, "workdir_config", lambda options: replace(
+        Config(), {"eval.max_examples": 7}))
+    monkeypatch.setattr(evaluation, "write_evaluation", lambda *_: None)
+    evaluate_command.main([f"--workdir={tmp_path}"])
+    assert ["max_examples", "0"] in [line.split() for line in capsys.readouterr().out.splitlines()]
+    evaluate_command.main([f"--workdir={tmp_path}", "--config.eval.max_examples=7"])
+    assert "on test-max_examples_7-" in capsys.readouterr().out, "not where all are evaluated"
+    evaluate_command.main([f"--workdir={tmp_path}", "--config.eval.max_examples=5"])
+    told = capsys.readouterr().out
+    assert "on test-max_examples_5-" in told and "/test-max_examples_5-" in told
+    assert ["max_examples", "5"] in [line.split() for line in told.splitlines()]
+
+
+def test_questions_and_a_split_exclude_each_other(opened):
+    """--split was ignored."""
+    with pytest.raises(ConfigError, match="--questions and --split: give one of them"):
+        evaluate_command.main(["--questions=q.jsonl", "--split=test"])
+    assert not opened
 
 
 @pytest.fixture
@@ -214,8 +238,8 @@ def opened(monkeypatch):
     def load(*_, **__):
         calls.append(1)
         return SimpleNamespace(run="rag_token", job=SimpleNamespace(prepared=prepared),
-                               evaluate=lambda _: Evaluation(
-                                   {"em": 37.5}, [Answer("Ann", [5], -1, [])], [True],
+                               evaluate=lambda _, **how: Evaluation(
+                                   {"em": 37.5, **how}, [Answer("Ann", [5], -1, [])], [True],
                                    [Example("1", "Who?", ("Ann",))]))
 
     monkeypatch.setattr(flags, "workdir_config", lambda options: Config())

@@ -13,8 +13,9 @@ import pytest
 
 import rag_jax
 from rag_jax import conversion, ingestion
-from rag_jax.cli import generate, ingest, verify
+from rag_jax.cli import evaluate, generate, ingest, verify
 from rag_jax.config import BartConfig, BertConfig, ConfigError
+from rag_jax.data.question_files import Example
 from rag_jax.data.text import train_bart_tokenizer, train_bert_tokenizer
 from rag_jax.documents import workdir as record_files
 from rag_jax.documents.chunks import Chunking
@@ -66,8 +67,14 @@ def test_a_folder_is_found_by_its_words_and_cited(folder, tmp_path):
     peru = next(p for p in (best, *others) if p.source.file == "peru.md")
     assert peru.source.headings == ("Peru", "Peru > Lima")
     assert TEXTS["peru.md"][slice(*peru.source.span)] == TEXTS["peru.md"]
-    with pytest.raises(ConfigError, match="no generator is named"):
-        rag.ask("What is the capital of Norway?")
+    for answers in (lambda: rag.ask("What is it?"), lambda: rag.log_likelihood("What?", "Oslo"),
+                    lambda: rag.evaluate([Example("1", "What?", ("Oslo",))])):
+        with pytest.raises(ConfigError, match="no generator is named"):
+            answers()
+    with pytest.raises(ConfigError, match="no query encoder: it has no encoder at all"):
+        rag.embed_queries("What is it?")
+    with pytest.raises(ConfigError, match="--split=dev: the workdir has no questions; name a file"):
+        evaluate.main([f"--workdir={tmp_path / 'run'}"])
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import gzip
 import pytest
 
 from rag_jax.data.corpora import read_corpus
-from rag_jax.data.question_files import checked_questions, read_asked, read_jsonl
+from rag_jax.data.question_files import checked_texts, read_asked, read_jsonl
 from rag_jax.errors import DataError
 from rag_jax.lines import numbered_lines
 from rag_jax.retrieval.protocol import RetrievalError
@@ -83,12 +83,12 @@ def test_questions_without_answers_are_read_by_their_ids(tmp_path):
 
 def test_a_string_is_one_question_and_every_question_a_text():
     """`answer("Who is ...?")` answered thirty questions of a letter each."""
-    assert checked_questions("Who is it?") == ["Who is it?"]
-    assert checked_questions(["Who?", "Where?"]) == ["Who?", "Where?"]
-    assert checked_questions([]) == []
+    assert checked_texts("Who is it?") == ["Who is it?"]
+    assert checked_texts(["Who?", "Where?"]) == ["Who?", "Where?"]
+    assert checked_texts([]) == []
     for bad in ("", ["Who?", None], ["Who?", "\t"], [5], ["\ud800"]):
         with pytest.raises(DataError, match="question [12]"):
-            checked_questions(bad)
+            checked_texts(bad)
 
 
 @pytest.mark.parametrize("content, told", [

@@ -27,21 +27,16 @@ def main(argv: list[str] | None = None) -> None:
                         help="where to write (default: in WORKDIR/RUN/evaluation)")
     parser.add_argument("--choose-k", metavar="K,K,...", type=flags.counts, default=(),
                         help="choose the number of passages by the score on dev, and answer so")
-    parser.add_argument("--choose-weight", metavar="W,W,...", type=_weights, default=(),
+    parser.add_argument("--choose-weight", metavar="W,W,...", type=flags.numbers, default=(),
                         help="hybrid: choose the weight of words by the ranks of answers on dev, "
                         "and retrieve so")
     parser.add_argument("--predictions", metavar="FILE", type=pathlib.Path,
                         help="score the answers of this file; needs --questions, no workdir")
     options, config = flags.parse_with_config(parser, argv, lambda options: (
         Config() if options.predictions else flags.workdir_config(options)))
-    if options.predictions:
-        _score_file(options, config)
-    else:
-        _evaluate(options, config)
-
-
-def _weights(text: str) -> tuple[float, ...]:
-    return tuple(map(float, text.split(",")))
+    if options.questions and options.split:
+        raise ConfigError("--questions and --split: give one of them")
+    (_score_file if options.predictions else _evaluate)(options, config)
 
 
 def _score_file(options: argparse.Namespace, config: Config) -> None:
@@ -75,19 +70,24 @@ def _evaluate(options: argparse.Namespace, config: Config) -> None:
     elif split in splits and not ((options.choose_k or options.choose_weight) and split == "dev"):
         examples = splits[split]
     else:
-        raise ConfigError(f"--split={split}: the workdir has {', '.join(splits)}"
+        raise ConfigError(f"--split={split}: the workdir has "
+                          + (", ".join(splits) or "no questions; name a file by --questions")
                           + ", and what is chosen is chosen on dev for another" * bool(
                               options.choose_k or options.choose_weight))
     chosen = rag.choose_weight(options.choose_weight) if options.choose_weight else {}
     chosen |= rag.choose_k(options.choose_k) if options.choose_k else {}
-    result = rag.evaluate(examples, **({"k": chosen["k"]} if options.choose_k else {}))
+    # The workdir's own number is of its training.
+    first = config.eval.max_examples if "eval.max_examples" in options.changed_fields else 0
+    result = rag.evaluate(examples, max_examples=first,
+                          **({"k": chosen["k"]} if options.choose_k else {}))
     result.metrics.update(chosen)
     given = options.settings | {n: chosen[n] for n in ("k", "bm25_weight") if n in chosen}
+    given |= {"eval.max_examples": first} if first else {}
     name = evaluation.folder_name(split, options.questions, options.index, options.step, given)
     folder = options.out or pathlib.Path(options.workdir) / rag.run / "evaluation" / name
     if not hosts.leads():
         return
-    _show(f"{rag.run} on {options.questions or split}", result.metrics)
+    _show(f"{rag.run} on {name}", result.metrics)
     evaluation.write_evaluation(folder, result, bool(options.out))
     print(f"\n{folder}: metrics.json, predictions.jsonl",
           *evaluation.remarks(result, config.data.max_source_length), sep="\n")

@@ -15,7 +15,7 @@ import pathlib
 
 from rag_jax import files, flags, heatmap, overrides
 from rag_jax.config import Config, ConfigError
-from rag_jax.data.question_files import checked_questions, read_asked
+from rag_jax.data.question_files import checked_texts, read_asked
 from rag_jax.documents.workdir import NO_GENERATOR
 
 EXACT_NODES = 10_000
@@ -50,7 +50,7 @@ def main(argv: list[str] | None = None) -> None:
     if options.out:
         files.check_place(options.out, source=options.questions)
     asked = [(f"asked-{number}", text) for number, text in enumerate(
-        checked_questions(options.question), 1)]
+        checked_texts(options.question), 1)]
     for _, text in asked:
         if options.heatmap and text.endswith((".html", ".png")):
             parser.error(f"{text!r} stands for a question; for a file write --heatmap={text}")

@@ -8,6 +8,7 @@ if the environment has them.
 
 import gc
 import os
+import socket
 
 from rag_jax import flags
 from rag_jax.config import ConfigError
@@ -35,6 +36,7 @@ def main(argv: list[str] | None = None) -> None:
         from rag_jax.serving.app import Server
     except ModuleNotFoundError as error:
         raise ConfigError(f"{error.name} is not installed: pip install 'rag_jax[serve]'") from None
+    _check_address(options.host, options.port)
     flags.connect(options)
 
     from rag_jax import api, hosts
@@ -66,3 +68,15 @@ def main(argv: list[str] | None = None) -> None:
     web.run()
     if server.worker.failure is not None:
         raise server.worker.failure
+
+
+def _check_address(host: str, port: int) -> None:
+    """Raises ConfigError, before anything is read and compiled, where nothing can listen there."""
+    try:
+        for family, kind, _, _, address in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
+            with socket.socket(family, kind) as trial:
+                trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                trial.bind(address)
+    except (OSError, OverflowError) as error:
+        raise ConfigError(f"--host={host} --port={port}: nothing can listen there ({error}); name "
+                          "a free port of this machine") from None

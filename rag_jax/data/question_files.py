@@ -5,7 +5,7 @@ import json
 import os
 import re
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from rag_jax.data.records import Record, json_lines, unquoted
@@ -163,7 +163,7 @@ def read_asked(path: str) -> list[tuple[str, str]]:
                 for number, record in json_lines(path)]
     else:
         table = suffix in (".tsv", ".csv")
-        fields = ((where, number, _fields(line)[0] if table else line.strip())
+        fields = ((where, number, _fields(where, line)[0] if table else line.strip())
                   for where, number, line in numbered_lines(path))
         rows = [(where, str(number), text) for where, number, text in fields
                 if not (table and number == 1 and text.lower() == "question")]
@@ -173,19 +173,25 @@ def read_asked(path: str) -> list[tuple[str, str]]:
     return [(example.id, example.question) for example in examples]
 
 
-def checked_questions(questions: str | Sequence[str]) -> list[str]:
-    """The questions as a list; a string is one question.
+def checked_texts(given: str | Iterable[str], what: str = "question") -> list[str]:
+    """The texts as a list; a string is one of them.
+
+    Args:
+        given: the texts.
+        what: each of them is, for errors.
 
     Raises:
-        DataError: one is blank, no string, or holds half of a surrogate pair.
+        DataError: no strings, or one is blank or holds half of a surrogate pair.
     """
-    asked = [questions] if isinstance(questions, str) else list(questions)
-    for number, question in enumerate(asked, 1):
-        if not isinstance(question, str) or not question.strip():
-            raise DataError(f"question {number} is {question!r:.60}: expected a text")
-        if re.search("[\ud800-\udfff]", question):
-            raise DataError(f"question {number}, {question!r:.60}, is not UTF-8: write it so")
-    return asked
+    if isinstance(given, bytes) or not isinstance(given, Iterable):
+        raise DataError(f"{what}s: {given!r:.60} is no text: expected a string, or a list of them")
+    texts = [given] if isinstance(given, str) else list(given)
+    for number, text in enumerate(texts, 1):
+        if not isinstance(text, str) or not text.strip():
+            raise DataError(f"{what} {number} is {text!r:.60}: expected a text")
+        if re.search("[\ud800-\udfff]", text):
+            raise DataError(f"{what} {number}, {text!r:.60}, is not UTF-8: write it so")
+    return texts
 
 
 def _id(record: Record, number: int) -> str:
@@ -214,7 +220,7 @@ def _ids(record: Record, key: str) -> tuple[str, ...]:
 def read_tsv(path: str) -> Iterator[tuple[str, Example]]:
     """Yields ("FILE:LINE", example), unchecked, of a TSV file as `load_examples` describes."""
     for where, number, line in numbered_lines(path):
-        question, *fields = _fields(line)
+        question, *fields = _fields(where, line)
         if number == 1 and (question.lower(), *map(str.lower, fields)) == ("question", "answers"):
             continue
         if not fields:
@@ -227,8 +233,13 @@ def read_tsv(path: str) -> Iterator[tuple[str, Example]]:
         yield where, Example(id=str(number), question=question, answers=answers)
 
 
-def _fields(line: str) -> list[str]:
-    return [unquoted(field.strip()).strip() for field in line.split("\t")]
+def _fields(where: str, line: str) -> list[str]:
+    """Of a line of questions, which the header of a passages file is not."""
+    fields = [unquoted(field.strip()).strip() for field in line.split("\t")]
+    if {"id", "text", "title"} <= set(fields):
+        raise DataError(f"{where}: the header of a file of passages: expected questions, with "
+                        "their answers after a tab where they are known")
+    return fields
 
 
 def _listed(field: str) -> bool:

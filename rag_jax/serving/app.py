@@ -36,7 +36,8 @@ Handler = Callable[[Request], Awaitable[Response]]
 LEFT = 499  # a status for the metrics: the client is gone
 KINDS = {401: "authentication_error", 403: "permission_error", 404: "not_found_error",
          429: "rate_limit_error"}
-PATH = re.compile(r"(?:/[^\s/:;,'\"]+)+/([^\s/:;,'\"]+)")
+# What an id or a URL has before its first slash, no absolute path has.
+PATH = re.compile(r"(?<![\w./-])(?:/[^\s/:;,'\"]+)+/([^\s/:;,'\"]+)")
 
 
 class Server:
@@ -114,8 +115,9 @@ class Server:
     def _failure(self, error: Exception) -> Response:
         """What is said of it."""
         if isinstance(error, UserError):
-            return _error(_without_paths(str(error)), getattr(error, "status", 422),
-                          getattr(error, "field", None))
+            if isinstance(error, Refused):  # which names what the client has sent, and no folder
+                return _error(str(error), error.status, error.field)
+            return _error(_without_paths(str(error)), 422)
         if isinstance(error, TimeoutError):
             return _error(f"no answer within {self.settings.timeout:g} seconds", 504)
         traceback.print_exception(error, file=sys.stderr)

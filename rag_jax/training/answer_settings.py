@@ -48,7 +48,12 @@ def decoding_settings(config: Config, tokenizer: Tokenizer) -> Decoding:
         return tuple(tokenizer.encode_answers([text])[0])
 
     labels = tuple((*ids(label), tokenizer.end) for label in config.eval.labels)
+    equal = [text for text, row in zip(config.eval.labels, labels, strict=True)
+             if labels.count(row) > 1]
     try:
+        if equal:
+            raise ValueError(f"labels: {', '.join(map(repr, equal))} are equal as tokens; name "
+                             "every class once")
         if config.model.head == "label_token":
             labels = tuple((token,) for token in label_tokens(tokenizer, config.classes))
         longest = max(map(len, labels)) if config.classes else config.data.max_target_length

@@ -3,6 +3,7 @@
 import dataclasses
 import os
 import pathlib
+import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -15,7 +16,7 @@ from rag_jax.data.batches import PASSAGE_TABLE
 from rag_jax.data.corpora import read_corpus
 from rag_jax.data.prepare import chunked
 from rag_jax.data.prepared import Prepared
-from rag_jax.data.question_files import Example, checked_questions
+from rag_jax.data.question_files import Example, checked_texts
 from rag_jax.data.questions import QuestionTokens
 from rag_jax.data.tasks import load_examples
 from rag_jax.data.text import encoder_input, pad_rows
@@ -34,6 +35,7 @@ from rag_jax.training.job import Index, Job, fingerprint
 from rag_jax.types import Answer, Evidence, Params
 
 Path = str | os.PathLike[str]
+Given = Passage | Mapping[str, str] | Iterable[Passage | Mapping[str, str]]  # passages
 SAME_VECTOR = 0.02  # relative distance of two vectors of a text by one encoder, at most
 
 
@@ -68,7 +70,8 @@ class Rag:
         """Whether there is a generator: of documents, there may be an index alone."""
         return "generator" in self.params
 
-    def ask(self, questions: str | Sequence[str], **how: Any) -> list[Answer]:
+    def ask(self, questions: str | Sequence[str], *, seed: int | None = None, **how: Any
+            ) -> list[Answer]:
         """Answers questions, each with the passages that its answer came from.
 
         A single question is a batch of its own. What is no more than one batch is always padded to
@@ -77,26 +80,28 @@ class Rag:
 
         Args:
           questions: as they are asked; a string is one question.
+          seed: of the draws of sample=True, which depend on it and on the question's place alone;
+            None = config.seed.
           **how: fields of `config.eval` to set otherwise: num_beams=4, strategy="marginal", ...
 
         Raises:
           DataError: a question is blank, or no string.
           ConfigError: no such field, a value that it cannot have, or one that rules out another.
         """
-        return list(self.ask_each(questions, **how))
+        return list(self.ask_each(questions, seed=seed, **how))
 
-    def ask_each(self, questions: str | Sequence[str], **how: Any) -> Iterator[Answer]:
+    def ask_each(self, questions: str | Sequence[str], *, seed: int | None = None, **how: Any
+                 ) -> Iterator[Answer]:
         """`ask`, which gives answers as soon as they, and those before them, are there."""
-        questions = checked_questions(questions)
+        questions = checked_texts(questions)
         if not questions:
             return
-        if not self.answers:
-            raise ConfigError(f"{self.job.workdir}: no generator is named, so there is no answer; "
-                              "`retrieve` gives passages. Run rag_jax.ingest again, with "
-                              "config.model.generator.pretrained")
+        self._check_answers()
         shape = {"batch_size": 1} if len(questions) == 1 else {}
         if len(questions) <= how.get("batch_size", self.config.eval.batch_size):
             shape["length_step"] = self.config.data.max_source_length
+        if seed is not None:
+            shape["seed"] = changed(self.config, {"seed": seed}).seed
         answerer = self.answerer(how, **shape)
         tokens = self._tokenize(questions)
         yield from answerer.decode_each(
@@ -116,7 +121,7 @@ class Rag:
         if self.index is None:
             raise ConfigError(f"run {self.run!r} reads no passages: there is nothing to retrieve")
         answerer = self.answerer({} if k is None else {"k": k})
-        tokens = self._tokenize(checked_questions(questions))
+        tokens = self._tokenize(checked_texts(questions))
         if not len(tokens):
             return []
         queries = answerer.queries(self.params, tokens)
@@ -127,15 +132,23 @@ class Rag:
         """log p(answer | question) in nats, marginalised over the passages retrieved.
 
         Args:
-          questions, answers: a text each, or as many of one as of the other.
+          questions, answers: a text each, or as many of one as of the other. Of an answer that is
+            longer than `config.data.max_target_length`, its beginning is scored, with a warning.
 
         Returns:
           A float for texts, float32[Q] for lists.
+
+        Raises:
+          DataError: a question or an answer is blank, or no string.
+          ConfigError: there is no generator.
         """
-        asked, given = checked_questions(questions), checked_questions(answers)
+        asked, given = checked_texts(questions), checked_texts(answers, "answer")
+        self._check_answers()
         if len(asked) != len(given):
             raise ConfigError(f"{len(asked)} questions and {len(given)} answers: give as many of "
                               "one as of the other")
+        if not self.config.classes:
+            self._warn_of_cuts(given)
         tokens, answerer = self._tokenize(asked, given), self.answerer()
         if not asked:
             return np.zeros(0, np.float32)
@@ -149,16 +162,18 @@ class Rag:
         changes: as for `answerer`.
         """
         self._encoder("query_encoder")
-        tokens = self._tokenize(checked_questions(questions))
+        tokens = self._tokenize(checked_texts(questions))
         return self.answerer(**changes).embed_questions(self.params, tokens)
 
-    def embed_passages(self, passages: Sequence[Passage | str], **changes: Any) -> np.ndarray:
+    def embed_passages(self, passages: Given | str | Iterable[str], **changes: Any) -> np.ndarray:
         """The document encoder's vectors float32[N, E] of passages, or of texts without a title.
 
-        changes: as for `answerer`.
+        Args:
+          passages: as for `edit`, or texts; a string is one text.
+          **changes: as for `answerer`.
         """
         encoder, data = self._encoder("document_encoder"), self.config.data
-        given = [Passage("", "", p) if isinstance(p, str) else p for p in passages]
+        given = list(_checked(passages, untitled=True))
         tokenizer = self.job.prepared.retriever_tokenizer
         rows = encoder_input(tokenizer, [p.title for p in given], [p.text for p in given],
                              data.max_passage_length, encoder=self.config.model.retriever)
@@ -182,15 +197,15 @@ class Rag:
             opened.check_encoder(self.index.manifest["encoder_fingerprint"])
         self.index = placed(self.job, opened)
 
-    def add(self, passages: Path | Iterable[Passage], *, compact: bool | None = None) -> None:
+    def add(self, passages: Path | Given, *, compact: bool | None = None) -> None:
         """Adds passages to the index, as `edit` does."""
         self.edit(passages, compact=compact)
 
-    def delete(self, ids: Iterable[str], *, compact: bool | None = None) -> None:
+    def delete(self, ids: str | Iterable[str], *, compact: bool | None = None) -> None:
         """Deletes passages from the index by their ids, as `edit` does."""
         self.edit(delete=ids, compact=compact)
 
-    def edit(self, add: Path | Iterable[Passage] = (), delete: Iterable[str] = (), *,
+    def edit(self, add: Path | Given = (), delete: str | Iterable[str] = (), *,
              queries: Sequence[Example] | None = None, compact: bool | None = None) -> None:
         """Publishes a further version of the index, without some of its passages and with others,
         and reads that from now on. Only what is added is embedded; nothing is compiled again.
@@ -199,8 +214,9 @@ class Rag:
         one open keeps it. A killed edit leaves the version that was.
 
         Args:
-          add: passages, each an id, a title and a text; or a file, as for `build_index`.
-          delete: ids. One that is deleted and added is replaced.
+          add: passages, each an id, a title and a text, or a dictionary of them; or a file, as for
+            `build_index`.
+          delete: ids; a string is one of them. One that is deleted and added is replaced.
           queries: questions on which recall is measured; None = the dev questions, and where there
             are none, passages with noise.
           compact: build the index anew of its passages; None = where edits have made its search
@@ -214,6 +230,7 @@ class Rag:
         """
         if self.index is None:
             raise ConfigError(f"run {self.run!r} reads no passages: it has no index to edit")
+        gone = checked_texts(delete, "id")
         job, embedder, vectors = self.job, None, None
         if PASSAGE_TABLE in self.index.passages.token_tables:
             check_tokens(self.index, job.prepared)
@@ -230,13 +247,13 @@ class Rag:
         path = pathlib.Path(self.index.path).absolute()
         with workdirs.writing(path):
             index = indexing.with_words(job, indexing.edit_passages(
-                job, path, embedder, _passages(add, self.config), list(delete),
+                job, path, embedder, _passages(add, self.config), gone,
                 RecallSettings(vectors, seed=self.config.seed), compact))
         if isinstance(self.index, DeviceIndex):
             index = on_device.updated(self.index, index, vectors, job.config, job.prepared.format)
         self.index = index
 
-    def questions(self, source: str | Sequence[Example] | None = None) -> Sequence[Example]:
+    def questions(self, source: Path | Sequence[Example] | None = None) -> Sequence[Example]:
         """Questions with their answers.
 
         Args:
@@ -246,13 +263,19 @@ class Rag:
         splits = self.job.prepared.splits
         if source is None:
             source = "test" if "test" in splits else "dev"
+        if isinstance(source, os.PathLike):
+            source = os.fspath(source)
         if not isinstance(source, str):
+            if not isinstance(source, Sequence) or not all(
+                    isinstance(each, Example) for each in source):
+                raise DataError(f"questions: {source!r:.60}; give a split, a file, or a list of "
+                                "Example, which have their answers")
             return source
         if source in splits:
             return splits[source]
         return load_examples(source, data_dir=self.config.data.data_dir, hidden=True)
 
-    def evaluate(self, questions: str | Sequence[Example] | None = None, *,
+    def evaluate(self, questions: Path | Sequence[Example] | None = None, *,
                  order: np.ndarray | None = None, likelihood: bool = True, overlap: bool = True,
                  **how: Any) -> Evaluation:
         """Answers questions and scores the answers by `config.eval.metrics`.
@@ -262,14 +285,18 @@ class Rag:
           order: int[Q], for every question the one whose passages it reads; None = itself.
           likelihood: also that of the first reference answer, which takes a pass of its own.
           overlap: also the scores over the questions and the answers that training has shown.
-          **how: fields of `config.eval` to set otherwise.
+          **how: fields of `config.eval` to set otherwise; max_examples, of the first so many alone.
         """
-        answerer, tokens = self.answerer(how), self.job.tokenize(self.questions(questions))
+        self._check_answers()
+        asked, config = self.questions(questions), self._as_asked(how).eval
+        if "max_examples" in how:  # that of the run is of its training
+            asked = asked[: config.max_examples or len(asked)]
+        answerer, tokens = self.answerer(how), self.job.tokenize(asked)
         rows = answerer.retrieve(self.params, tokens)
         train = self.job.prepared.splits.get("train", ()) if overlap else ()
         return evaluation.evaluate(
             answerer, self.params, tokens, rows if order is None else rows[order],
-            likelihood=likelihood, how=self._as_asked(how).eval, train=train)
+            likelihood=likelihood, how=config, train=train)
 
     def choose_k(self, ks: Sequence[int]) -> dict[str, float]:
         """The number of passages that answers the dev questions best, as `evaluation.choose_k`."""
@@ -323,6 +350,24 @@ class Rag:
         config = changed(self.config, {f"eval.{name}": value for name, value in how.items()})
         return check_classes(config, self.config.classes, self.job.workdir)
 
+    def _check_answers(self) -> None:
+        """Raises ConfigError where there is no generator."""
+        if not self.answers:
+            raise ConfigError(f"{self.job.workdir}: no generator is named, so there is no answer; "
+                              "`retrieve` gives passages. Run rag_jax.ingest again, with "
+                              "config.model.generator.pretrained")
+
+    def _warn_of_cuts(self, answers: Sequence[str]) -> None:
+        """Says which answer is scored in part."""
+        longest = self.config.data.max_target_length
+        for number, ids in enumerate(
+                self.job.prepared.generator_tokenizer.encode_answers(answers), 1):
+            if len(ids) >= longest:
+                warnings.warn(f"answer {number} has {len(ids)} tokens: the first {longest - 1} and "
+                              f"</s> are scored (config.data.max_target_length={longest})",
+                              stacklevel=3)
+                break
+
     def _tokenize(self, questions: Sequence[str], answers: Sequence[str] | None = None
                   ) -> QuestionTokens:
         given = [()] * len(questions) if answers is None else [(answer,) for answer in answers]
@@ -332,25 +377,46 @@ class Rag:
     def _encoder(self, tower: str) -> Params:
         if tower not in self.params:
             raise ConfigError(f"run {self.run!r} has no {tower.replace('_', ' ')}: it has "
-                              f"{', '.join(self.params)}")
+                              f"{', '.join(self.params) or 'no encoder at all'}")
         return self.params[tower]
 
 
-def _passages(given: Path | Iterable[Passage], config: Config) -> Iterator[Passage]:
+def _passages(given: Path | Given, config: Config) -> Iterator[Passage]:
     """The passages of a file, split as `config.data.chunk_words` says, or those given, checked."""
     if isinstance(given, str | os.PathLike):
-        yield from chunked(read_corpus(given), config.data.chunk_words)
-        return
-    for number, passage in enumerate(given):
-        if len(passage) != 3 or not all(isinstance(field, str) for field in passage):
+        return chunked(read_corpus(given), config.data.chunk_words)
+    return _checked(given)
+
+
+def _checked(given: Given, untitled: bool = False) -> Iterator[Passage]:
+    """The passages given, or the one.
+
+    untitled: a string is the text of a passage.
+    """
+    if isinstance(given, bytes) or not isinstance(given, Iterable):
+        raise DataError(f"passages: {given!r:.60} is none: expected a list of them")
+    alone = isinstance(given, str | Passage | Mapping)
+    for number, passage in enumerate([given] if alone else given):
+        fields = passage
+        if untitled and isinstance(passage, str):
+            fields = "", "", passage
+        elif isinstance(passage, Mapping):
+            named = {"title": "", **passage}
+            if wrong := named.keys() ^ set(Passage._fields):
+                raise DataError(f"passage {number}: unknown or missing: "
+                                f"{', '.join(sorted(map(str, wrong)))}; its fields are id, title "
+                                "and text")
+            fields = tuple(named[field] for field in Passage._fields)
+        if (not isinstance(fields, tuple | list) or len(fields) != 3
+                or not all(isinstance(field, str) for field in fields)):
             raise DataError(f"passage {number} is {passage!r:.80}: give its id, its title and its "
                             "text, all strings")
-        yield Passage(*passage)
+        yield Passage(*fields)
 
 
 def changed(config: Config, changes: Mapping[str, Any]) -> Config:
     """The configuration with dotted fields set otherwise, checked."""
-    return rules.validate(overrides.replace(config, dict(changes)), resolved=True)
+    return rules.validate(overrides.replace(config, changes), resolved=True)
 
 
 def check_classes(config: Config, trained: tuple[str, ...], path: pathlib.Path) -> Config:
@@ -387,23 +453,26 @@ def open_index(job: Job, run: str, named: str | None) -> Index:
     if source := job.config.model.reranker.pretrained:
         pretrained.reranker(source)
     folders, there = named_indexes(job, run)
-    folder = folders / (named or job.trains_with)
-    if named is not None and not folder.is_dir():
-        folder = pathlib.Path(named)
-        if not folder.is_dir():
-            raise ConfigError(f"--index={named}: no such folder, and {folders} has "
+    if named is None:
+        folder = folders / job.trains_with
+    else:
+        found = [f for f in (folders / named, pathlib.Path(named)) if named and f.is_dir()]
+        if not found:
+            raise ConfigError(f"index {named!r}: no such folder, and {folders} has "
                               f"{', '.join(there) or 'none'}")
+        folder = found[0]
     opened = indexing.open_host_index(folder, job.model.lexical)
     check_k(job.config, opened, folder)
     return indexing.with_words(job, opened)
 
 
-def check_k(config: Config, index: Index, folder: pathlib.Path | str = "the index") -> None:
+def check_k(config: Config, index: Index, folder: pathlib.Path | None = None) -> None:
     """Raises ConfigError where more passages would be read than there are."""
     k = config.eval.k or config.retrieval.k
     if k > index.size:
-        raise ConfigError(f"config.eval.k={k}: {folder} has {index.size} passages; set "
-                          f"config.eval.k={index.size} or less")
+        opened = f", in Python by load(config={{'eval.k': {index.size}}})" if folder else ""
+        raise ConfigError(f"config.eval.k={k}: {folder or 'the index'} has {index.size} passages; "
+                          f"set config.eval.k={index.size} or less{opened}")
 
 
 def placed(job: Job, index: Index | None) -> Index | None:

@@ -7,7 +7,9 @@ import re
 
 import pytest
 
+from rag_jax.data.question_files import read_asked
 from rag_jax.data.tasks import Example, load_examples
+from rag_jax.errors import DataError
 
 
 def write(path, text):
@@ -162,6 +164,14 @@ def test_tsv_errors_name_file_line_and_field(tmp_path, line, message):
     error = message_of(path)
     assert error.startswith(f"{path}:2: ")
     assert re.search(message, error)
+
+
+@pytest.mark.parametrize("read", [load_examples, read_asked])
+def test_a_file_of_passages_is_no_file_of_questions(tmp_path, read):
+    """A run trained to its end, and was evaluated on the "questions" id, 1 and 7."""
+    path = write(tmp_path / "p.tsv", "id\ttext\ttitle\n1\tLima is the capital.\tPeru\n")
+    with pytest.raises(DataError, match=r"p\.tsv:1: the header of a file of passages"):
+        read(path)
 
 
 def damaged_jsonl(rng):

@@ -286,7 +286,7 @@ def test_the_same_inputs_return_the_index_that_is_there(store, out):
 def test_other_inputs_need_overwrite_and_then_swap(store, out):
     inputs = {**INPUTS, "encoder_fingerprint": "two"}
     before = content(out)
-    with pytest.raises(RetrievalError, match="encoder_fingerprint differ.*overwrite=True"):
+    with pytest.raises(RetrievalError, match="fingerprint differ.*--overwrite .*overwrite=True"):
         build_index(store, Embedder(), out, **inputs)
     assert content(out) == before
     reader = PassageIndex.open(out)  # goes on reading the files that it opened

@@ -17,7 +17,9 @@ import pytest
 import uvicorn
 
 import rag_jax
-from rag_jax import overrides
+from rag_jax import flags, overrides
+from rag_jax.cli import serve
+from rag_jax.config import Config, ConfigError
 from tests.serving.served import QUESTIONS, TOKEN, chat, client, events, malformed
 
 ASK = QUESTIONS[0]
@@ -238,6 +240,16 @@ def test_what_a_client_asked_for_that_has_left_is_not_computed(asking, monkeypat
     assert sent[0]["status"] == 499 and not caplog.records
 
 
+def test_a_port_that_is_taken_is_told_before_anything_is_read(monkeypatch):
+    """uvicorn said so, in its own form, after all was compiled."""
+    monkeypatch.setattr(flags, "asked_config", lambda options: Config())
+    monkeypatch.setattr(rag_jax.api, "load", lambda *_, **__: pytest.fail("the model is read"))
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(ConfigError, match=f"--port={port}: nothing can listen there"):
+            serve.main([f"--port={port}"])
+
+
 def test_a_server_that_ends_answers_what_it_has_begun(asking, monkeypatch):
     """A stream that was cut where an answer looks whole."""
     with socket.socket() as free:
@@ -316,8 +328,10 @@ def test_random_requests_are_all_refused_with_a_reason(asking):
 
 @asks_python
 def test_indexes_are_swapped_and_edited_by_who_knows_the_token(asking, rag):
+    """What hides the server's folders left of an id its last part, '2018capital'."""
     assert asking.post("/memory", json={"swap": "2016"}).status_code == 401
-    assert asking.post("/memory", json={"swap": "../2016"}, headers=TOKEN).status_code == 422
+    refused = asking.post("/memory", json={"swap": "../../x/2016"}, headers=TOKEN)
+    assert refused.status_code == 422 and "'../../x/2016'" in refused.json()["error"]["message"]
     there = asking.get("/memory").json()
     assert there["there"] == ["2016", "2018"] and there["open"] == ["2018"]
     assert asking.post("/memory", json={"swap": "2016"}, headers=TOKEN).json()["current"] == "2016"
@@ -336,7 +350,11 @@ def test_indexes_are_swapped_and_edited_by_who_knows_the_token(asking, rag):
     assert asking.get("/passages/2016/new").json()["title"] == "<script>"
     assert asking.post("/memory", json={"delete": ["new"]}, headers=TOKEN).status_code == 200
     assert asking.get("/passages/2016/new").status_code == 404
-    assert asking.post("/memory", json={"delete": ["new"]}, headers=TOKEN).status_code == 422
+    known = rag.index.passages[0].id.replace("2018/", "2016/")
+    refused = asking.post("/memory", json={"delete": [f"{known}y"]}, headers=TOKEN)
+    told = refused.json()["error"]["message"]
+    assert refused.status_code == 422 and f"'{known}y'" in told and f"'{known}'" in told
+    assert str(rag.job.workdir) not in told and told.startswith("passages: none of its ")
     assert asking.post("/memory", json={"swap": "2018"}, headers=TOKEN).json()["current"] == "2018"
 
 
