@@ -194,7 +194,7 @@ class Bm25Index(Index):
 
     def knows(self, text: str) -> bool:
         """Whether any passage has a word of the text; else all of them score 0."""
-        return any(self._columns([text])[0])
+        return bool(self._columns([text])[0])
 
     def _search(self, texts: Sequence[str], k: int) -> SearchResult:
         """A passage that shares no word with the question scores 0."""

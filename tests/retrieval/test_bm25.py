@@ -104,7 +104,8 @@ def test_scores_of_given_passages_are_bitwise_those_of_a_search(index):
 def test_a_question_without_a_known_word_scores_zero_everywhere(index):
     found = index.search(["the of a x", "unheard", ""], 3)
     assert (found.ids == [0, 1, 2]).all() and not found.scores.any()
-    assert not any(map(index.knows, ["the of a x", "unheard", ""])) and index.knows("a river")
+    assert not any(map(index.knows, ["the of a x", "unheard", ""]))
+    assert all(map(index.knows, ["a river", "capital", "running", "Lima", "president", "2016"]))
     assert index.search([], 3).ids.shape == (0, 3)
 
 
@@ -286,7 +287,11 @@ def test_passages_without_a_word_are_refused(tmp_path):
 
 
 def test_the_reference_ranking_and_its_recall(tmp_path):
-    """The same 20 passages in the same order for 576 questions; answer recall 78.5, 92.4, 97.9."""
+    """The same 20 passages in the same order for 576 questions; answer recall 78.5, 92.4, 97.9.
+
+    Eighteen of the passages have Chinese or Japanese names; by their parts one question of 576 has
+    its answer in the first passage no more.
+    """
     folder = pathlib.Path(os.environ.get("RAG_JAX_TEST_DATA", "")) / "squad_open_small"
     if not folder.is_dir():
         pytest.skip("RAG_JAX_TEST_DATA names no folder with squad_open_small")
@@ -295,14 +300,17 @@ def test_the_reference_ranking_and_its_recall(tmp_path):
         return [json.loads(line) for line in (folder / name).read_text("utf-8").splitlines()]
 
     passages, questions = list(read_corpus(folder / "passages.tsv")), lines("test.jsonl")
-    index = build_bm25(write(tmp_path / "s", passages), tmp_path / "i")
-    found = index.search([q["question"] for q in questions], 20).ids
     expected = {line["id"]: line["top20"] for line in lines("bm25.test.jsonl")}
-    assert [[passages[i].id for i in row] for row in found] == [
-        expected[q["id"]] for q in questions]
-    recall = recall_at([answer_rank([passages[i].text for i in row], q["answers"])
-                        for row, q in zip(found, questions, strict=True)], (1, 5, 20))
-    assert {k: round(value, 1) for k, value in recall.items()} == {1: 78.5, 5: 92.4, 20: 97.9}
+    store = write(tmp_path / "s", passages)
+    for parts_cjk, at_1 in ((False, 78.5), (True, 78.3)):  # the reference has the library's words
+        index = build_bm25(store, tmp_path / f"{parts_cjk}", settings=Bm25Settings(
+            parts_cjk=parts_cjk))
+        found = index.search([q["question"] for q in questions], 20).ids
+        assert parts_cjk or [[passages[i].id for i in row] for row in found] == [
+            expected[q["id"]] for q in questions]
+        recall = recall_at([answer_rank([passages[i].text for i in row], q["answers"])
+                            for row, q in zip(found, questions, strict=True)], (1, 5, 20))
+        assert {k: round(value, 1) for k, value in recall.items()} == {1: at_1, 5: 92.4, 20: 97.9}
 
 
 def test_the_library_prints_no_debug_lines(index, caplog):
