@@ -15,6 +15,7 @@ from typing import Any
 
 from rag_jax import config_files, conversion, files, hosts, overrides, process, rules
 from rag_jax.config import Config, ConfigError
+from rag_jax.data.corpora import Passages
 from rag_jax.data.tasks import load_examples
 from rag_jax.documents import workdir as documents
 from rag_jax.models.rag import TOWERS
@@ -25,7 +26,6 @@ from rag_jax.training import workdir as workdirs
 from rag_jax.training.ingested import as_they_are, job_as_they_are, open_ingested
 from rag_jax.training.job import Index, Job, fingerprint
 from rag_jax.training.opened import (
-    Given,
     Path,
     Rag,
     changed,
@@ -231,7 +231,7 @@ def build_index(passages: Path, out: Path, workdir: Path | None = None, *, run: 
 
 
 def update_index(index: Path, workdir: Path | None = None, *,
-                 add: Path | Given = (), delete: str | Iterable[str] = (),
+                 add: Path | Passages = (), delete: str | Iterable[str] = (),
                  run: str | None = None, queries: str | None = None, compact: bool | None = None,
                  config: Config | Mapping[str, Any] | None = None) -> Index:
     """Adds passages to an index and deletes others from it; see `Rag.edit`.

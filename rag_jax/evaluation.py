@@ -243,7 +243,5 @@ def write_evaluation(folder: pathlib.Path, result: Evaluation, aside: bool = Fal
             "passages": [{"id": p.id, "prior": p.prior, "posterior": p.posterior}
                          for p in answer.passages],
         }, ensure_ascii=False))
-    for name, text in (("predictions.jsonl", "\n".join(lines)),
-                       ("metrics.json", json.dumps(result.metrics, indent=1))):
-        with files.replaced(folder / name, aside=aside) as file:
-            file.write(text + "\n")
+    files.write_text(folder / "predictions.jsonl", "\n".join(lines) + "\n", aside)
+    files.write_json(folder / "metrics.json", result.metrics, aside)

@@ -86,9 +86,9 @@ def _sigterm_as_ctrl_c() -> Iterator[None]:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
-def write_text(path: pathlib.Path, text: str) -> None:
-    """Replaces `path` by `text` as a whole."""
-    with replaced(path) as file:
+def write_text(path: pathlib.Path, text: str, aside: bool = False) -> None:
+    """Replaces `path` by `text` as a whole. aside: as of `replaced`."""
+    with replaced(path, aside=aside) as file:
         file.write(text)
 
 
@@ -98,9 +98,9 @@ def write_bytes(path: pathlib.Path, content: bytes) -> None:
         file.write(content)
 
 
-def write_json(path: pathlib.Path, content: Any) -> None:
-    """Replaces `path` by `content` as indented JSON."""
-    write_text(path, json.dumps(content, indent=1) + "\n")
+def write_json(path: pathlib.Path, content: Any, aside: bool = False) -> None:
+    """Replaces `path` by `content` as indented JSON. aside: as of `replaced`."""
+    write_text(path, json.dumps(content, indent=1) + "\n", aside)
 
 
 def begin_folder(path: pathlib.Path, key: str | None = None) -> pathlib.Path:

@@ -1,8 +1,9 @@
-"""Passages from whatever file or folder holds them; a large one is never in memory as a whole."""
+"""Passages from whatever file, folder or caller holds them; a large file is never in memory as a
+whole."""
 
 import os
 import pathlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from rag_jax.data import wikipedia
@@ -16,6 +17,8 @@ _DUMPS = (".xml", ".xml.bz2", ".xml.gz")
 _TABLES = (".parquet", ".arrow")
 _COLUMNS = ["id", "title", "text"]
 _ROWS = 1024  # read at a time
+# As callers give them.
+Passages = Passage | Mapping[str, str] | Iterable[Passage | Mapping[str, str]]
 
 
 def read_corpus(path: str | os.PathLike) -> Iterator[Passage]:
@@ -51,6 +54,38 @@ def read_corpus(path: str | os.PathLike) -> Iterator[Passage]:
         raise RetrievalError(f"{name}: cannot be read ({error}); check the path.") from None
     if not count:
         raise RetrievalError(f"{name}: no passages in it; it needs at least one.")
+
+
+def checked_passages(given: Passages | str | Iterable[str], untitled: bool = False
+                     ) -> Iterator[Passage]:
+    """The passages that a caller gives, or the one, each an id, a title and a text or a dictionary.
+
+    Args:
+        given: the passages.
+        untitled: a string is the text of a passage.
+
+    Raises:
+        DataError: one is none; it is numbered.
+    """
+    if isinstance(given, bytes) or not isinstance(given, Iterable):
+        raise DataError(f"passages: {given!r:.60} is none: expected a list of them")
+    alone = isinstance(given, str | Passage | Mapping)
+    for number, passage in enumerate([given] if alone else given):
+        fields = passage
+        if untitled and isinstance(passage, str):
+            fields = "", "", passage
+        elif isinstance(passage, Mapping):
+            named = {"title": "", **passage}
+            if wrong := named.keys() ^ set(Passage._fields):
+                raise DataError(f"passage {number}: unknown or missing: "
+                                f"{', '.join(sorted(map(str, wrong)))}; its fields are id, title "
+                                "and text")
+            fields = tuple(named[field] for field in Passage._fields)
+        if (not isinstance(fields, tuple | list) or len(fields) != 3
+                or not all(isinstance(field, str) for field in fields)):
+            raise DataError(f"passage {number} is {passage!r:.80}: give its id, its title and its "
+                            "text, all strings")
+        yield Passage(*fields)
 
 
 def corpus_files(path: str | os.PathLike) -> list[str]:

@@ -13,7 +13,7 @@ from rag_jax import evaluation, overrides, rules, scoring
 from rag_jax.answering import Answerer, search
 from rag_jax.config import Config, ConfigError
 from rag_jax.data.batches import PASSAGE_TABLE
-from rag_jax.data.corpora import read_corpus
+from rag_jax.data.corpora import Passages, checked_passages, read_corpus
 from rag_jax.data.prepare import chunked
 from rag_jax.data.prepared import Prepared
 from rag_jax.data.question_files import Example, checked_texts
@@ -35,7 +35,6 @@ from rag_jax.training.job import Index, Job, fingerprint
 from rag_jax.types import Answer, Evidence, Params
 
 Path = str | os.PathLike[str]
-Given = Passage | Mapping[str, str] | Iterable[Passage | Mapping[str, str]]  # passages
 SAME_VECTOR = 0.02  # relative distance of two vectors of a text by one encoder, at most
 
 
@@ -165,7 +164,8 @@ class Rag:
         tokens = self._tokenize(checked_texts(questions))
         return self.answerer(**changes).embed_questions(self.params, tokens)
 
-    def embed_passages(self, passages: Given | str | Iterable[str], **changes: Any) -> np.ndarray:
+    def embed_passages(self, passages: Passages | str | Iterable[str], **changes: Any
+                       ) -> np.ndarray:
         """The document encoder's vectors float32[N, E] of passages, or of texts without a title.
 
         Args:
@@ -173,7 +173,7 @@ class Rag:
           **changes: as for `answerer`.
         """
         encoder, data = self._encoder("document_encoder"), self.config.data
-        given = list(_checked(passages, untitled=True))
+        given = list(checked_passages(passages, untitled=True))
         tokenizer = self.job.prepared.retriever_tokenizer
         rows = encoder_input(tokenizer, [p.title for p in given], [p.text for p in given],
                              data.max_passage_length, encoder=self.config.model.retriever)
@@ -197,7 +197,7 @@ class Rag:
             opened.check_encoder(self.index.manifest["encoder_fingerprint"])
         self.index = placed(self.job, opened)
 
-    def add(self, passages: Path | Given, *, compact: bool | None = None) -> None:
+    def add(self, passages: Path | Passages, *, compact: bool | None = None) -> None:
         """Adds passages to the index, as `edit` does."""
         self.edit(passages, compact=compact)
 
@@ -205,7 +205,7 @@ class Rag:
         """Deletes passages from the index by their ids, as `edit` does."""
         self.edit(delete=ids, compact=compact)
 
-    def edit(self, add: Path | Given = (), delete: str | Iterable[str] = (), *,
+    def edit(self, add: Path | Passages = (), delete: str | Iterable[str] = (), *,
              queries: Sequence[Example] | None = None, compact: bool | None = None) -> None:
         """Publishes a further version of the index, without some of its passages and with others,
         and reads that from now on. Only what is added is embedded; nothing is compiled again.
@@ -381,37 +381,11 @@ class Rag:
         return self.params[tower]
 
 
-def _passages(given: Path | Given, config: Config) -> Iterator[Passage]:
+def _passages(given: Path | Passages, config: Config) -> Iterator[Passage]:
     """The passages of a file, split as `config.data.chunk_words` says, or those given, checked."""
     if isinstance(given, str | os.PathLike):
         return chunked(read_corpus(given), config.data.chunk_words)
-    return _checked(given)
-
-
-def _checked(given: Given, untitled: bool = False) -> Iterator[Passage]:
-    """The passages given, or the one.
-
-    untitled: a string is the text of a passage.
-    """
-    if isinstance(given, bytes) or not isinstance(given, Iterable):
-        raise DataError(f"passages: {given!r:.60} is none: expected a list of them")
-    alone = isinstance(given, str | Passage | Mapping)
-    for number, passage in enumerate([given] if alone else given):
-        fields = passage
-        if untitled and isinstance(passage, str):
-            fields = "", "", passage
-        elif isinstance(passage, Mapping):
-            named = {"title": "", **passage}
-            if wrong := named.keys() ^ set(Passage._fields):
-                raise DataError(f"passage {number}: unknown or missing: "
-                                f"{', '.join(sorted(map(str, wrong)))}; its fields are id, title "
-                                "and text")
-            fields = tuple(named[field] for field in Passage._fields)
-        if (not isinstance(fields, tuple | list) or len(fields) != 3
-                or not all(isinstance(field, str) for field in fields)):
-            raise DataError(f"passage {number} is {passage!r:.80}: give its id, its title and its "
-                            "text, all strings")
-        yield Passage(*fields)
+    return checked_passages(given)
 
 
 def changed(config: Config, changes: Mapping[str, Any]) -> Config:

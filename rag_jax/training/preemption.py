@@ -30,9 +30,7 @@ def preemption_noticed() -> Iterator[Callable[[], bool]]:
             restore(number)
 
     def restore(number: int) -> None:
-        handler = former.pop(number)
-        # None stands for a handler that was not installed from Python and cannot be put back.
-        signal.signal(number, signal.SIG_DFL if handler is None else handler)
+        _put_back(number, former.pop(number))
 
     if threading.current_thread() is threading.main_thread():
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -72,4 +70,9 @@ def stopped_at_once() -> Iterator[None]:
         raise
     finally:
         for number, handler in former.items():
-            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+            _put_back(number, handler)
+
+
+def _put_back(number: int, handler: Callable | int | None) -> None:
+    # None stands for a handler that was not installed from Python and cannot be put back.
+    signal.signal(number, signal.SIG_DFL if handler is None else handler)
