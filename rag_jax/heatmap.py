@@ -71,14 +71,15 @@ def page(title: str, tokens: Sequence[str], passages: Sequence[str],
 
 def write(path: pathlib.Path, title: str, tokens: Sequence[str], passages: Sequence[str],
           posterior: Sequence[Sequence[float]]) -> None:
-    """Writes .html, or .png by matplotlib (the [plots] extra).
+    """Writes .html, or .png by matplotlib (the [plots] extra); another file that was there is put
+    aside.
 
     Raises:
       UserError: as `check`.
     """
     check(path)
     if path.suffix == ".html":
-        files.write_text(path, page(title, tokens, passages, posterior))
+        files.write_text(path, page(title, tokens, passages, posterior), aside=True)
     else:
         _write_png(path, title, tokens, passages, posterior)
 
@@ -109,7 +110,7 @@ def _write_png(path: pathlib.Path, title: str, tokens: Sequence[str], passages: 
     figure = Figure(figsize=(2 + 0.6 * len(tokens), 1.5 + 0.4 * len(passages)),
                     layout="constrained")
     draw(figure.add_subplot(), title, tokens, passages, posterior)
-    with files.replaced(path, "wb") as file:
+    with files.replaced(path, "wb", aside=True) as file:
         figure.savefig(file, format="png", dpi=150)
 
 

@@ -41,6 +41,8 @@ def _values(config: Any, path: str = "config") -> Iterator[str]:
                 yield f"{where}={value!r}: must be at least {least}"
             elif most is not None and not value <= most:
                 yield f"{where}={value!r}: must be at most {most}"
+            elif isinstance(value, int) and abs(value) >= 2**63:
+                yield f"{where}={value!r}: must be below 2**63"
 
 
 def _runs(config: Config, trains: bool) -> Iterator[str]:

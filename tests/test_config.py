@@ -171,6 +171,7 @@ def test_the_section_of_another_is_refused(config, told):
 
 @pytest.mark.parametrize("name, text, told", [
     ("seed", "-1", "config.seed=-1: must be at least 0"),
+    ("seed", str(2**63), "config.seed=9223372036854775808: must be below 2**63"),
     ("mesh.model", "-2", "config.mesh.model=-2: must be at least -1"),
     ("train.batch_size", "0", "config.train.batch_size=0: must be at least 1"),
     ("retrieval.recall_target", "0", "config.retrieval.recall_target=0.0: must be at least 0.01"),

@@ -42,6 +42,15 @@ def test_png_is_written_where_matplotlib_is(tmp_path):
     assert (tmp_path / "map.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.parametrize("suffix", ["html", "png"])
+def test_another_map_of_that_name_is_put_aside(tmp_path, suffix, capsys):
+    path = tmp_path / f"map.{suffix}"
+    path.write_text("mine")
+    heatmap.write(path, "Who?", TOKENS, PASSAGES, POSTERIOR)
+    assert (tmp_path / f"earlier-map.{suffix}").read_text() == "mine" != path.read_bytes()
+    assert "earlier" in capsys.readouterr().out
+
+
 def test_another_suffix_is_refused(tmp_path):
     with pytest.raises(UserError, match=r"must end in .html or .png"):
         heatmap.write(tmp_path / "map.pdf", "Who?", TOKENS, PASSAGES, POSTERIOR)
