@@ -318,12 +318,12 @@ class DataConfig:
         "joined and cut as Hugging Face's RAG does, where it loses the question; or question: ... "
         "title: ... context: ... as Fusion-in-Decoder's (question_first); or config.data.prompt, "
         "as it is (prompt) or in the tokenizer's chat template (chat); auto = as the "
-        "generator's RAG checkpoint was trained (hugging_face, unless it says otherwise), "
-        "question_first for T5, chat or prompt for decoder-only models, "
-        "else question_kept")
+        "generator's checkpoint says or, where it does not, hugging_face for RAG, question_first "
+        "for T5, chat or prompt for decoder-only models, else question_kept")
     prompt: str = field("", "source_format=prompt or chat: a text with {passage}, then {question}, "
                         "then words that the answer continues; empty = {passage} Question: "
-                        "{question} Answer:, each in a line of its own")
+                        "{question} Answer:, each in a line of its own, or what the generator's "
+                        "checkpoint says")
     question_text: Literal["auto", "raw", "uncased_roundtrip"] = field(
         "auto", "the question as the generator reads it: as written, or through the retriever's "
         "tokenizer and back (lower case) as Hugging Face's released RAG was trained; auto = as "

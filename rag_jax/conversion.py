@@ -105,8 +105,7 @@ def config_of(checkpoint: hub.Pretrained) -> Config:
     if generator.family == "causal":  # the answer continues the prompt
         data["max_source_length"] = min(
             data["max_source_length"], generator.max_positions - data["max_target_length"])
-    if checkpoint.inputs:
-        data["source_format"], data["question_text"] = checkpoint.inputs
+    data |= checkpoint.inputs
     run = "fid" if checkpoint.kind == "fid" else f"rag_{checkpoint.kind or 'token'}"
     return Config(runs=(run,), data=DataConfig(**data),
                   model=ModelConfig(retriever, generator), eval=EvalConfig(**answers),
@@ -159,8 +158,8 @@ def _export(path: pathlib.Path, out: pathlib.Path, run: str | None, family: str 
         plain = parts is not None and pretrained.PLAIN in parts.places
         given, texts = ({pretrained.PLAIN: of[tower]} if plain and tower in of else of
                         for of in (params, tokenizers))
-        fields = families.inputs_json(config.data.source_format, config.data.question_text) if (
-            together and folder == out) else None
+        fields = parts and families.inputs_json(
+            config.data, parts, path / "data" / TOKENIZERS["generator"])
         card = model_card(name, parts.model_type, provenance) if parts else ""
         save(folder, name, given, architecture, tokenizers=texts, fields=fields, card=card)
         written.append(f"{name} in {folder}")

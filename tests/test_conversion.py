@@ -10,6 +10,7 @@ import tiny
 import rag_jax
 from rag_jax import conversion, overrides
 from rag_jax.config import Config, ConfigError
+from rag_jax.config_files import load_file as load_config
 from rag_jax.data.text import train_bart_tokenizer, train_bert_tokenizer
 from rag_jax.hub import families
 from rag_jax.hub import load as hub
@@ -18,6 +19,7 @@ from rag_jax.hub.families import Architecture
 from rag_jax.hub.save import save
 from rag_jax.hub.stored import HubError
 from rag_jax.training import workdir
+from tests.end_to_end.commands import SMALLEST
 
 TEXTS = ["What is the capital of Peru?", "Lima is the capital of Peru, and Paris of France."]
 
@@ -75,6 +77,34 @@ def test_a_converted_workdir_is_opened_by_nobody_and_stays_as_it_is(folders, tmp
     with pytest.raises(ConfigError, match="checkpoints alone"):
         rag_jax.build_index(tmp_path / "p.tsv", tmp_path / "index", path)
     assert files(path) == before and not (tmp_path / "index").exists()
+
+
+@pytest.mark.parametrize("family", [
+    {"family": "t5", "relative_buckets": 8},
+    {"family": "causal", "kv_heads": 1, "head_size": 8, "decoder_layers": 1, "max_positions": 128}])
+@pytest.mark.usefixtures("compiled_with_less_effort")
+def test_from_random_weights_an_export_answers_as_what_was_trained(family, tmp_path):
+    """Its first token, its form of inputs, its prompt and its tokenizer were those of its family."""
+    asked = {**{f"model.generator.{name}": value for name, value in family.items()},
+             "runs": ("rag_sequence",), "train.steps": 0, "generator_warmup.steps": 0,
+             "retriever_warmup.steps": 0, "model.generator.init_std": 0.3}
+    if family["family"] == "causal":
+        asked |= {"data.source_format": "prompt", "data.prompt": "{passage} Q {question} A:"}
+    config = overrides.replace(load_config(str(SMALLEST)), asked)
+    rag_jax.train(config, tmp_path / "trained")
+    trained = rag_jax.load(tmp_path / "trained")
+    question, answer = "What is the capital of Peru?", "Lima"
+    conversion.convert(str(tmp_path / "trained"), str(tmp_path / "out"))
+    changes = {f"model.{tower}.pretrained": str(tmp_path / "out" / tower)
+               for tower in ("query_encoder", "document_encoder", "generator")}
+    changes |= {f"data.{name}": getattr(config.data, name) for name in (
+        "max_question_length", "max_passage_length", "max_source_length", "max_target_length",
+        "length_buckets")}
+    index = next(path for path in (tmp_path / "trained" / "indexes").iterdir() if path.is_dir())
+    back = rag_jax.load(index=index, run="rag_sequence", config={
+        **changes, "retrieval.k": 2, "model.retriever.dropout": config.model.retriever.dropout})
+    assert back.log_likelihood(question, answer) == pytest.approx(
+        trained.log_likelihood(question, answer), abs=1e-4)
 
 
 def test_a_workdir_of_all_towers_becomes_rag_and_a_document_encoder(folders, tmp_path):

@@ -14,6 +14,7 @@ from rag_jax.config import (
     BartConfig,
     BertConfig,
     CausalConfig,
+    DataConfig,
     EvalConfig,
     GeneratorConfig,
     T5Config,
@@ -469,41 +470,60 @@ def search(config: Mapping[str, Any], generation: Mapping[str, Any], file: pathl
     return fields
 
 
-# (data.source_format, data.question_text) of Hugging Face's own training, and what auto means of
-# other generators.
-RELEASED_INPUTS, OUR_INPUTS = ("hugging_face", "uncased_roundtrip"), ("question_kept", "raw")
-FID_INPUTS = ("question_first", "raw")  # Fusion-in-Decoder's on T5, whose own tasks are like it
+# Fields of config.data that say how a generator's input is written: of Hugging Face's own RAG, of
+# Fusion-in-Decoder on T5, whose own tasks are like it, and what auto means of other generators.
+RELEASED_INPUTS = {"source_format": "hugging_face", "question_text": "uncased_roundtrip"}
+FID_INPUTS = {"source_format": "question_first", "question_text": "raw"}
+OUR_INPUTS = {"source_format": "question_kept", "question_text": "raw"}
 OWN = "rag_jax"  # the section of config.json for what only this package reads
 
 
-def inputs(config: Mapping[str, Any], family: Family, folder: pathlib.Path
-           ) -> tuple[str, str] | None:
-    """(data.source_format, data.question_text) of a RAG checkpoint, of which those that we wrote
-    say it, of a T5, and of a decoder-only model, whose tokenizer in `folder` may know chats."""
+def inputs(config: Mapping[str, Any], family: Family, folder: pathlib.Path) -> dict[str, str]:
+    """Fields of config.data that say how the generator of a checkpoint was trained to read.
+
+    Those that we wrote say it; others are known by their family, of decoder-only models by the
+    tokenizer in `folder`, which may know chats. Empty where nothing is known.
+    """
+    if "generator" not in family.places:
+        return {}
+    own, hints = config.get(OWN), get_type_hints(DataConfig)
+    said = {name: own[name] for name in OUR_INPUTS
+            if isinstance(own, dict) and own.get(name) in get_args(hints[name])}
+    if said and isinstance(own.get("prompt"), str):
+        said["prompt"] = own["prompt"]
+    return {**_usual_inputs(family, folder), **said}
+
+
+def _usual_inputs(family: Family, folder: pathlib.Path) -> dict[str, str]:
+    if family.model_type == "rag":
+        return RELEASED_INPUTS
     if family.model_type in ("t5", "mt5"):
         return FID_INPUTS
     if family.model_type in causal.USUAL:
         chats = "chat_template" in tokenizer_file.settings(folder)
-        return "chat" if chats else "prompt", OUR_INPUTS[1]
-    if family.model_type != "rag":
-        return None
-    own = config.get(OWN)
-    own = own if isinstance(own, dict) else {}
-    source, question = own.get("source_format"), own.get("question_text")
-    return (source if source in ("question_kept", "hugging_face") else RELEASED_INPUTS[0],
-            question if question in ("raw", "uncased_roundtrip") else RELEASED_INPUTS[1])
+        return {**OUR_INPUTS, "source_format": "chat" if chats else "prompt"}
+    return {}
 
 
-def inputs_json(source_format: str, question_text: str) -> dict[str, Any]:
-    """The section of config.json that `inputs` reads; none where Hugging Face's is meant."""
-    used = unless_auto(source_format, OUR_INPUTS[0]), unless_auto(question_text, OUR_INPUTS[1])
-    if used == RELEASED_INPUTS:
+def inputs_json(data: DataConfig, family: Family, folder: pathlib.Path) -> dict[str, Any]:
+    """The section of config.json that `inputs` reads; none where it says the same without.
+
+    Args:
+      data: of the configuration that the generator was trained with.
+      family: what it is written as.
+      folder: of its tokenizer.
+    """
+    used = read_as(data)
+    if "generator" not in family.places or used == {**OUR_INPUTS, **_usual_inputs(family, folder)}:
         return {}
-    return {OWN: dict(zip(("source_format", "question_text"), used, strict=True))}
+    return {OWN: used}
 
 
-def unless_auto(value: str, otherwise: str) -> str:
-    return otherwise if value == "auto" else value
+def read_as(data: DataConfig) -> dict[str, str]:
+    """What `inputs` is of a generator that is trained with a configuration."""
+    used = {name: usual if getattr(data, name) == "auto" else getattr(data, name)
+            for name, usual in OUR_INPUTS.items()}
+    return {**used, "prompt": data.prompt} if data.prompt else used
 
 
 def origin(text: str, tower: str | None = None) -> str | None:

@@ -48,8 +48,8 @@ class Pretrained(Architecture):
       form of either encoder, and "reranker", a `CrossEncoder`.
     kind: "token" or "sequence" where a RAG checkpoint says so, "fid" where its authors' do.
     tokenizers: folders by tower ("query_encoder" and "generator" for RAG), where there are any.
-    inputs: (data.source_format, data.question_text) that a generator was trained with, where
-      RAG's checkpoint or T5's family says it, or that a decoder-only one reads, or None.
+    inputs: fields of config.data that say how a generator was trained to read, as
+      `families.inputs`; empty where nothing is known.
     origins: what the encoders were trained on, by tower, where name or model card tell it.
     search: how its answers are searched, as `families.search`; empty without a generator.
     """
@@ -59,7 +59,7 @@ class Pretrained(Architecture):
     params: Params = dataclasses.field(default_factory=dict)
     kind: str | None = None
     tokenizers: Mapping[str, pathlib.Path] = dataclasses.field(default_factory=dict)
-    inputs: tuple[str, str] | None = None
+    inputs: Mapping[str, str] = dataclasses.field(default_factory=dict)
     origins: Mapping[str, str] = dataclasses.field(default_factory=dict)
     search: Mapping[str, int | float] = dataclasses.field(default_factory=dict)
 

@@ -12,7 +12,7 @@ import numpy as np
 from flax.traverse_util import flatten_dict
 
 from rag_jax import files
-from rag_jax.config import GeneratorConfig, T5Config
+from rag_jax.config import CausalConfig, GeneratorConfig, T5Config
 from rag_jax.data.text import Tokenizer
 from rag_jax.hub import families, names, sentence
 from rag_jax.hub.families import FAMILIES, Architecture, SpecialIds
@@ -73,7 +73,8 @@ def save(directory: str | os.PathLike, family: str, params: Params, architecture
             part = architecture.generator if tower == "generator" else architecture.retriever
             if tower in tokenizers:
                 save_tokenizer(folder / place, tokenizers[tower], part.max_positions,
-                               part.second_type if tower == families.RERANKER else 0)
+                               part.second_type if tower == families.RERANKER else 0,
+                               prompts=isinstance(part, CausalConfig))
         if _is_sentence_encoder(family, architecture):
             dense = flatten_dict(nn.meta.unbox(params["bert"])).get(("projection", "bias"))
             sentence.write(folder, architecture.retriever, architecture.longest,
@@ -116,7 +117,7 @@ def _check_arguments(target: pathlib.Path, family: str, params: Params,
 def _ids_of(tokenizer: Tokenizer | None, generator: GeneratorConfig | None) -> SpecialIds:
     if isinstance(generator, T5Config):
         ids = SpecialIds(0, 1, 0, None) if tokenizer is None else SpecialIds(
-            tokenizer.pad, tokenizer.end, tokenizer.pad, None)
+            tokenizer.end, tokenizer.end, tokenizer.pad, None)
     else:
         ids = SpecialIds(forced_eos=2) if tokenizer is None else SpecialIds(
             tokenizer.end, tokenizer.end, tokenizer.pad, tokenizer.start, None, tokenizer.end)
@@ -189,8 +190,9 @@ def _write_weights(folder: pathlib.Path, family: str, params: Params, architectu
 
 
 def save_tokenizer(directory: pathlib.Path, tokenizer: Tokenizer, max_length: int,
-                   second_type: int = 0) -> None:
-    """Writes a tokenizer for AutoTokenizer: it then adds the special tokens of BERT or BART.
+                   second_type: int = 0, prompts: bool = False) -> None:
+    """Writes a tokenizer for AutoTokenizer: it then adds the special tokens of BERT or BART, unless
+    its texts are `prompts`, which an answer continues.
 
     Ids of plain text are those of `tokenizer`. Pairs become [CLS] a [SEP] b [SEP] or <s> a
     </s></s> b </s>; a has token type 0, b `second_type`, which in DPR is 0.
@@ -209,7 +211,7 @@ def save_tokenizer(directory: pathlib.Path, tokenizer: Tokenizer, max_length: in
     end, pad, mask = map(
         backend.id_to_token, (tokenizer.end, tokenizer.pad, tokenizer.mask))
     start = None if tokenizer.start is None else backend.id_to_token(tokenizer.start)
-    if backend.post_processor is None:
+    if backend.post_processor is None and not prompts:
         begin = f"{start}:0 " if start else ""
         between = f"{end}:0 {end}:0" if end == "</s>" else f"{end}:0"
         backend.post_processor = processors.TemplateProcessing(

@@ -53,8 +53,6 @@ def _checkpoint(source: str) -> hub.Pretrained:
 
 def _workdir(path: pathlib.Path) -> hub.Pretrained:
     saved, plain = workdir.read(path), (path / PLAIN).is_dir()
-    inputs = map(families.unless_auto, (saved.data.source_format, saved.data.question_text),
-                 families.OUR_INPUTS)
     search = {name: getattr(saved.eval, name) for name in (*families.SEARCH, *FORCED)}
     if saved.train.steps:  # it says how that training was evaluated
         search = {}
@@ -62,7 +60,7 @@ def _workdir(path: pathlib.Path) -> hub.Pretrained:
         search["max_length"] = saved.data.max_target_length
     return hub.Pretrained(
         saved.model.retriever, saved.model.generator, family="workdir",
-        towers=(*rag.TOWERS, PLAIN) if plain else rag.TOWERS, inputs=tuple(inputs), search=search,
+        towers=(*rag.TOWERS, PLAIN) if plain else rag.TOWERS, inputs=families.read_as(saved.data), search=search,
         tokenizers={"query_encoder": path / "data" / "retriever_tokenizer",
                     "generator": path / "data" / "generator_tokenizer"})
 
@@ -137,12 +135,13 @@ def resolve(config: Config) -> Config:
         if model.generator.start_token >= 0:
             generator = dataclasses.replace(generator, start_token=model.generator.start_token)
         model = dataclasses.replace(model, generator=generator)
-    trained_with = "generator" in sources and described(sources["generator"]).inputs
-    source_format, question_text = trained_with or families.OUR_INPUTS
-    data = dataclasses.replace(
-        config.data,
-        source_format=families.unless_auto(config.data.source_format, source_format),
-        question_text=families.unless_auto(config.data.question_text, question_text))
+    inputs = {**families.OUR_INPUTS,
+              **(described(sources["generator"]).inputs if "generator" in sources else {})}
+    if config.data.source_format not in ("auto", inputs["source_format"]):
+        inputs.pop("prompt", None)  # it is of another form
+    left_open = {name: value for name, value in inputs.items()
+                 if getattr(config.data, name) in ("auto", "")}
+    data = dataclasses.replace(config.data, **left_open)
     found = _as_it_is(dataclasses.replace(config, data=data, model=model),
                       sources.get("generator"))
     return rules.validate(found, resolved=True)
@@ -183,9 +182,9 @@ def notes(asked: Config, resolved: Config) -> list[str]:
     lines = []
     sources = asked.model.sources
     changed = [f"config.data.{name}={getattr(resolved.data, name)}"
-               for name, usual in zip(("source_format", "question_text"), families.OUR_INPUTS,
-                                      strict=True)
-               if getattr(asked.data, name) == "auto" and getattr(resolved.data, name) != usual]
+               for name, usual in {**families.OUR_INPUTS, "prompt": ""}.items()
+               if getattr(asked.data, name) in ("auto", "")
+               and getattr(resolved.data, name) != usual]
     if changed:
         lines.append(f"{sources['generator']}: {' and '.join(changed)}, as it was trained; set "
                      "them yourself for another form")

@@ -16,7 +16,7 @@ from rag_jax.config import T5Config
 from rag_jax.conversion import convert
 from rag_jax.data.text import train_bert_tokenizer
 from rag_jax.hub import atlas, names
-from rag_jax.hub.families import Architecture, SpecialIds
+from rag_jax.hub.families import FID_INPUTS, Architecture, SpecialIds
 from rag_jax.hub.load import abstract, describe, load, plan
 from rag_jax.hub.save import save_tokenizer
 from rag_jax.hub.stored import HubError
@@ -78,7 +78,7 @@ def test_reader_and_retriever_are_known_by_their_tensors(towers, wrapped, tmp_pa
     if "generator" in towers:
         assert found.generator == dataclasses.replace(READER, start_token=0)
         assert (found.ids, found.kind) == (SpecialIds(0, 1, 0, None), "fid")
-        assert found.inputs == ("question_first", "raw")
+        assert found.inputs == FID_INPUTS
     if len(towers) > 1:
         assert found.retriever == dataclasses.replace(
             CONTRIEVER, pooling="mean", normalize=False, titles="joined", scale=100 / 8**0.5)

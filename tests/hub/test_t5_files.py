@@ -10,7 +10,7 @@ import safetensors.numpy
 from checkpoints import assert_equal, edit_config, edit_weights
 from test_goldens import golden
 
-from rag_jax.hub.families import Architecture, SpecialIds
+from rag_jax.hub.families import FID_INPUTS, Architecture, SpecialIds
 from rag_jax.hub.load import describe, load
 from rag_jax.hub.save import save
 from rag_jax.hub.stored import HubError
@@ -40,7 +40,7 @@ def test_fusion_in_decoder_as_its_authors_save_it(folder):
     found = load(folder)
     assert_equal(found.params, expected.params)
     assert (found.generator, found.kind, found.inputs) == (
-        expected.generator, "fid", ("question_first", "raw"))
+        expected.generator, "fid", FID_INPUTS)
     edit_weights(folder, lambda tensors: {
         k: v for k, v in tensors.items() if "block.0.module.layer.1.DenseReluDense.wo" not in k})
     with pytest.raises(HubError, match=r"1 missing tensors: encoder.block.0.layer.1.DenseReluDens"):

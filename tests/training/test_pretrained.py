@@ -211,14 +211,27 @@ def test_encoders_of_different_origins_are_said(sources, tmp_path):
         assert ("single-nq" in lines and "multiset" in lines) == warns, towers
 
 
-def test_an_export_says_how_its_inputs_are_written(tmp_path):
-    """Ours, imported again, is not taken for one that was trained on Hugging Face's string."""
-    rag = families.FAMILIES["RagTokenForGeneration"]
-    for asked, expected in ((("auto", "auto"), ("question_kept", "raw")),
-                            (("hugging_face", "raw"), ("hugging_face", "raw"))):
-        assert families.inputs(families.inputs_json(*asked), rag, tmp_path) == expected
-    assert families.inputs({families.OWN: {"source_format": [1]}}, rag, tmp_path) == (
-        families.RELEASED_INPUTS)
+OWN_PROMPT = {"source_format": "prompt", "prompt": "{passage} Q: {question} A:"}
+
+
+@pytest.mark.parametrize("family", ["RagTokenForGeneration", "BartForConditionalGeneration",
+                                    "T5ForConditionalGeneration", "LlamaForCausalLM"])
+@pytest.mark.parametrize("asked", [
+    {}, {"source_format": "hugging_face"}, families.RELEASED_INPUTS, families.FID_INPUTS,
+    OWN_PROMPT], ids=str)
+def test_an_export_says_how_its_inputs_are_written(tmp_path, family, asked):
+    """Ours, imported again, is not taken for one that was trained as its family usually is."""
+    written = families.FAMILIES[family]
+    said = families.inputs_json(DataConfig(**asked), written, tmp_path)
+    found = {**families.OUR_INPUTS, **families.inputs(said, written, tmp_path)}
+    assert found == {**families.OUR_INPUTS, **asked}
+
+
+def test_what_a_config_json_says_of_inputs_is_not_taken_on_trust(tmp_path):
+    rag, encoder = (families.FAMILIES[name] for name in ("RagModel", "DPRQuestionEncoder"))
+    for own in ({"source_format": [1]}, {"source_format": "x"}, {"prompt": 3}, [], "question_kept"):
+        assert families.inputs({families.OWN: own}, rag, tmp_path) == families.RELEASED_INPUTS
+        assert not families.inputs({families.OWN: own}, encoder, tmp_path)
 
 
 @pytest.mark.parametrize("source", ["rag", "converted"])
