@@ -528,7 +528,8 @@ class GeneratorWarmupConfig(WarmupConfig):
     """BART's denoising: the generator learns to write the passages out of masked ones."""
 
     mask_ratio: float = field(0.3, "share of tokens in masked spans", at_least=0, at_most=1)
-    span_length: float = field(3.0, "mean span length (Poisson)", at_least=0)
+    span_length: float = field(3.0, "mean span length (Poisson)", at_least=0,
+                               at_most=1e6)
     permute_sentences: float = field(1.0, "share of texts with sentences permuted",
                                      at_least=0, at_most=1)
 
@@ -565,8 +566,9 @@ class TrainConfig:
         "from its own likelihood")
     in_batch_negatives: bool = field(
         True, "p(z|x) is learned over the passages that were retrieved for all questions of the "
-        "batch, not for one alone: far quicker where the retriever has much to learn. Answers and "
-        "their probabilities stay of a question's own")
+        "batch, or of each of optimizer.accumulate's parts of it, not for one alone: far quicker "
+        "where the retriever has much to learn. Answers and their probabilities stay of a "
+        "question's own; hybrid retrieval and rerankers learn over those, too")
     document_encoder: Literal["frozen", "refresh"] = field(
         "frozen", "as in the paper; or refresh = train it too: the passages found are embedded "
         "again inside the step, and all of them on a schedule (needs retrieval.where=device)")
@@ -612,7 +614,7 @@ class EvalConfig:
         "the same without that pass")
     num_beams: int | None = field(
         None, "beam width; 1 = greedy; none = what a checkpoint says that answers as it is "
-        "(train.steps=0), else 1", at_least=1)
+        "(train.steps=0), else 1", at_least=1, at_most=10_000)
     min_length: int | None = field(
         None, "tokens of the shortest answer, </s> included; none = as num_beams, else 0",
         at_least=0)

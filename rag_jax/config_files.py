@@ -94,7 +94,7 @@ def _mistakes_named(path: str, file: pathlib.Path) -> Iterator[None]:
     except SyntaxError as error:
         raise ConfigError(f"--config={path}: {error.filename or file}:{error.lineno}: "
                           f"{error.msg}: {(error.text or '').strip()}") from None
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         folder = str(file.absolute().parent)
         frames = [f"{f.filename}:{f.lineno}: {f.line}"
                   for f in traceback.extract_tb(error.__traceback__)

@@ -211,7 +211,7 @@ class _Ingestion:
         own = self.path.resolve()
         return sorted((one for one in files_of(self.source)
                        if not own.is_relative_to(self.source.resolve())
-                       or not one.path.absolute().is_relative_to(self.path)),
+                       or not (one.path.parent.resolve() / one.path.name).is_relative_to(own)),
                       key=lambda one: one.name)
 
     def _index(self) -> IndexFolder | None:

@@ -91,7 +91,7 @@ def rag_token(log_prior_BK: jax.Array, log_p_BKT: jax.Array, target_mask: jax.Ar
 
 
 def log_share(doc_scores_BK: jax.Array, batch_scores_BP: jax.Array, doc_mask: jax.Array,
-              doc_ids: jax.Array) -> jax.Array:
+              doc_ids: jax.Array, null_scores_B: jax.Array | None = None) -> jax.Array:
     """log of the share that a question's own passages have in p(z | x), where z is any passage that
     was retrieved for a question of the batch, float32[B]; 0 without own passages.
 
@@ -105,12 +105,16 @@ def log_share(doc_scores_BK: jax.Array, batch_scores_BP: jax.Array, doc_mask: ja
       doc_mask: bool[B, K], as for `log_prior`.
       doc_ids: int32[B, K], the passages' rows of the index: one that was retrieved for several
         questions counts once.
+      null_scores_B: float32[B], the score of the null document, which is every question's own.
     """
     ids_P, mask_P = doc_ids.reshape(-1), doc_mask.reshape(-1)
     times_P = ((ids_P[:, None] == ids_P[None]) & mask_P[None]).sum(axis=-1)
     once_BP = batch_scores_BP - jnp.log(jnp.maximum(times_P, 1))[None]
     all_BP = jnp.where(mask_P[None], once_BP, MASKED)
     own_BK = jnp.where(doc_mask, doc_scores_BK, MASKED)
+    if null_scores_B is not None:
+        own_BK, all_BP = (jnp.concatenate([scores, null_scores_B[:, None]], axis=1)
+                          for scores in (own_BK, all_BP))
     share_B = jax.nn.logsumexp(own_BK, axis=-1) - jax.nn.logsumexp(all_BP, axis=-1)
     return jnp.where(doc_mask.any(axis=-1), share_B, 0.0)
 

@@ -140,7 +140,7 @@ def replace(config: Any, changes: Mapping[str, Any], path: str = "config") -> An
 
 def in_family(section: Any, family: str | None) -> Any:
     """The section, in the class of this family of generators, which keeps what was set."""
-    cls = GENERATORS.get(family)
+    cls = GENERATORS.get(family) if isinstance(family, str) else None
     if not isinstance(section, GeneratorConfig) or cls in (None, type(section)):
         return section
     names = {f.name for f in dataclasses.fields(cls)} - {"family"}

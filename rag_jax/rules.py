@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -41,8 +42,10 @@ def _values(config: Any, path: str = "config") -> Iterator[str]:
                 yield f"{where}={value!r}: must be at least {least}"
             elif most is not None and not value <= most:
                 yield f"{where}={value!r}: must be at most {most}"
-            elif isinstance(value, int) and abs(value) >= 2**63:
-                yield f"{where}={value!r}: must be below 2**63"
+            elif isinstance(value, int) and abs(value) >= 2**32:
+                yield f"{where}={value!r}: must be below 2**32"
+            elif isinstance(value, float) and not math.isfinite(value):
+                yield f"{where}={value!r}: must be a finite number"
 
 
 def _runs(config: Config, trains: bool) -> Iterator[str]:

@@ -146,6 +146,8 @@ def test_a_section_set_to_something_else_is_refused(name, text, told):
     ({"runs": (1,)}, "config.runs=(1,): expected str,..."),
     ({"retrieval.num_leaves": 0.5}, "config.retrieval.num_leaves=0.5: expected int|none"),
     ({"data.passages": None}, "config.data.passages=None: expected str"),
+    ({"model.generator.family": ["x"]},
+     "config.model.generator.family=['x']: expected bart|t5|causal"),
 ])
 def test_a_python_value_of_another_type_is_refused(changes, told):
     """Config files are python: what they set does not pass through the parser."""
@@ -171,7 +173,10 @@ def test_the_section_of_another_is_refused(config, told):
 
 @pytest.mark.parametrize("name, text, told", [
     ("seed", "-1", "config.seed=-1: must be at least 0"),
-    ("seed", str(2**63), "config.seed=9223372036854775808: must be below 2**63"),
+    ("seed", str(2**32), "config.seed=4294967296: must be below 2**32"),
+    ("eval.length_penalty", "nan", "config.eval.length_penalty=nan: must be a finite number"),
+    ("model.retriever.scale", "inf", "config.model.retriever.scale=inf: must be a finite number"),
+    ("eval.num_beams", "99999999999", "config.eval.num_beams=99999999999: must be at most 10000"),
     ("mesh.model", "-2", "config.mesh.model=-2: must be at least -1"),
     ("train.batch_size", "0", "config.train.batch_size=0: must be at least 1"),
     ("retrieval.recall_target", "0", "config.retrieval.recall_target=0.0: must be at least 0.01"),

@@ -272,6 +272,7 @@ def test_run_picks_one_of_the_workdirs_runs(tmp_path):
     ("import beside\ndef get_config():\n    return beside.get()\n",
      "beside.py:2: return 1 / 0: ZeroDivisionError"),
     ("x = 1\0\n", "mine.py"),
+    ("import sys\nsys.exit(0)\n", "mine.py:2: sys.exit(0): SystemExit: 0"),
     ("get_config = 3\n", "the file defines no get_config()"),
 ])
 def test_what_a_config_file_raises_names_its_line(content, told, tmp_path):

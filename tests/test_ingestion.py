@@ -172,10 +172,12 @@ def test_a_run_that_was_killed_before_its_record_is_made_good(folder, tmp_path, 
     assert stored(tmp_path / "run") == stored(tmp_path / "fresh")
 
 
-def test_the_workdir_may_lie_in_the_folder(folder):
-    rag_jax.ingest(folder, folder / "run")
+@pytest.mark.parametrize("named", ["documents", "link"])
+def test_the_workdir_may_lie_in_the_folder(folder, named):
+    (folder.parent / "link").symlink_to(folder)
+    rag_jax.ingest(folder.parent / named, folder / "run")
     (folder / "run" / "notes.md").write_text("none of the documents")
-    assert rag_jax.ingest(folder, folder / "run").read == ()
+    assert rag_jax.ingest(folder.parent / named, folder / "run").read == ()
 
 
 def test_what_cannot_be_ingested_says_why(folder, tmp_path):

@@ -79,7 +79,7 @@ def _form(kind: str, size: str) -> dict[str, Any]:
 
 
 def _cpus(topology: str, size: str) -> list[Any]:
-    if not size.isdigit() or int(size) < 1:
+    if not re.fullmatch(r"[1-9][0-9]{0,3}", size):
         raise ConfigError(f"--topology={topology}: expected cpu:COUNT, such as cpu:8")
     try:
         jax.config.update("jax_num_cpu_devices", int(size))

@@ -6,6 +6,7 @@ run and no parameter made; architectures are those of config.model, pretrained w
 looked at. Ends with status 1 where something does not fit.
 """
 
+import argparse
 import pathlib
 
 from rag_jax import files, flags
@@ -38,13 +39,16 @@ def main(argv: list[str] | None = None) -> str | None:
     from rag_jax import parallel
     from rag_jax.aot import chips, programs, report
 
+    _check_values(options)
     kinds = options.programs.split(",") if options.programs else programs.KINDS
     if unknown := set(kinds) - set(programs.KINDS):
         raise ConfigError(f"--programs={options.programs}: no {', '.join(sorted(unknown))}; there "
                           f"are {', '.join(programs.KINDS)}")
     devices = chips.devices_of(options.topology)
     chip = chips.CHIPS.get(devices[0].device_kind)
-    memory = options.memory_gib * chips.GIB if options.memory_gib else chip and chip.memory
+    memory = chip and chip.memory
+    if options.memory_gib is not None:
+        memory = options.memory_gib * chips.GIB
     mesh, hosts = parallel.make_mesh(config.mesh, devices), chips.hosts_of(devices)
     shape = " x ".join(f"{name} {size}" for name, size in mesh.shape.items())
     print(f"{options.topology}: {len(devices)} x {devices[0].device_kind} on {hosts} host(s), "
@@ -67,3 +71,12 @@ def main(argv: list[str] | None = None) -> str | None:
     too_big = [one.name for one in needs
                if not one.fits(memory) and report.task(one.name) not in chosen]
     return f"does not fit: {', '.join(too_big)}" if too_big else None
+
+
+def _check_values(options: argparse.Namespace) -> None:
+    for name, most in (("passages", 2**31 - 1), ("source_tokens", 2**31 - 1),
+                       ("memory_gib", 2**20)):
+        if not 0 <= (getattr(options, name) or 0) <= most:
+            raise ConfigError(f"--{name}={getattr(options, name)}: must be from 0 to {most}")
+    if options.json:
+        files.check_place(pathlib.Path(options.json))

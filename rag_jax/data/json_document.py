@@ -64,6 +64,8 @@ class JsonDocument:
                     raise self._error(error.msg) from None
             except RecursionError:
                 raise self._error("nested too deeply") from None
+            except ValueError as error:  # a number of more digits than Python reads
+                raise self._error(str(error)) from None
 
     def skip(self) -> None:
         """Passes the value at the cursor; the elements of an array or object one by one."""

@@ -11,6 +11,7 @@ Raises (all readers):
 import html
 import itertools
 import json
+import lzma
 import re
 import struct
 import unicodedata
@@ -32,6 +33,7 @@ _PTB = {"-LRB-": "(", "-RRB-": ")", "-LSB-": "[", "-RSB-": "]", "-LCB-": "{", "-
 _DESCRIPTION = r'\(description (?:"((?:[^"\\]|\\.)+)"|([^()"]+))\)'
 _TARGETS = re.compile(rf"\(list(?: {_DESCRIPTION})+\)")
 _FEWEST_SNIPPETS = 41
+LARGEST_MEMBER = 2**26  # bytes of a clue in SearchQA's zip files
 
 
 def _unique(texts: Iterable[str]) -> tuple[str, ...]:
@@ -134,7 +136,7 @@ def read_search_qa(path: str) -> Rows:
         where = f"{path}: record {number} ({name})"
         try:
             record = Record(where, json.loads(data))
-        except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
+        except (ValueError, RecursionError) as error:
             raise DataError(f"{where}: not JSON ({error}): fetch the file again") from None
         clue, answer = _plain(record.text("question")), _plain(record.text("answer"))
         if len(record.records("search_results")) >= _FEWEST_SNIPPETS:
@@ -150,10 +152,15 @@ def _members(path: str) -> Iterator[tuple[str, bytes]]:
             files = [f for f in archive.namelist() if not f.startswith("__MACOSX")]
             for name in sorted(f for f in files if not f.endswith("/")):
                 number += 1
-                yield name, archive.read(name)
-    except FileNotFoundError:
+                with archive.open(name) as file:
+                    content = file.read(LARGEST_MEMBER + 1)
+                if len(content) > LARGEST_MEMBER:
+                    raise DataError(f"{path}: record {number} ({name}): unpacks to more than "
+                                    f"{LARGEST_MEMBER} bytes, as zip bombs do")
+                yield name, content
+    except (FileNotFoundError, DataError):
         raise
-    except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError, OSError,
+    except (zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, NotImplementedError, RuntimeError, OSError,
             ValueError, OverflowError, struct.error) as error:
         raise DataError(f"{path}: record {number} ({name}): damaged zip file ({error}): fetch it "
                          "again") from None
@@ -219,7 +226,8 @@ def read_kilt(path: str) -> Rows:
                 raise DataError(f"{output.where}: keys {', '.join(output.fields) or 'none'}: "
                                  "expected answer, provenance, meta")
         sets = [o.records("provenance") for o in outputs if o.has("provenance")]
-        pages = [[(p.name("wikipedia_id"), p.text("title", blank=True)) for p in s] for s in sets]
+        pages = [[(p.name("wikipedia_id"), " ".join(p.text("title", blank=True).split()))
+                  for p in s] for s in sets]
         yield record.where, Example(
             id=record.name("id"),
             question=record.text("input"),

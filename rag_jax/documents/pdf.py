@@ -1,5 +1,6 @@
 """PDF by PDFium, the reader in Chrome."""
 
+import contextlib
 import re
 
 from rag_jax.documents.document import Document, Unreadable, Writer
@@ -44,5 +45,7 @@ def read_pdf(content: bytes) -> Document:
     remarks = [f"{len(pages)} of {len(pdf)} pages {what}, the first is {pages[0]}"
                for pages, what in ((empty, "have no text (scanned?)"), (damaged, "are damaged"))
                if pages]
-    title = pdf.get_metadata_dict().get("Title", "")
+    title = ""
+    with contextlib.suppress(UnicodeError):  # half of a surrogate pair, in any of its metadata
+        title = pdf.get_metadata_value("Title")
     return writer.document(title, tuple(remarks))

@@ -300,10 +300,15 @@ def _log_prior(model: RagModel, params: Params, batch: Batch, queries_BE: jax.Ar
         doc_scores_BK = model.fusion.logits(
             doc_scores_BK, batch.doc_scores, word_weight(model, params), jnp)
     if model.null_document != "none":
-        null_B = NullDocument(model.null_document).apply({"params": params[NULL]}, queries_BE)
+        null_B = _null_scores(model, params, queries_BE)
         doc_scores_BK = jnp.concatenate([doc_scores_BK, null_B[:, None]], axis=1)  # -> [B, K + 1]
         doc_mask = jnp.pad(doc_mask, ((0, 0), (0, 1)), constant_values=True)
     return marginal.log_prior(doc_scores_BK, doc_mask)
+
+
+def _null_scores(model: RagModel, params: Params, queries_BE: jax.Array) -> jax.Array:
+    """float32[B], the null document's score beside the inner products of passages."""
+    return NullDocument(model.null_document).apply({"params": params[NULL]}, queries_BE)
 
 
 def _log_prior_and_share(model: RagModel, params: Params, batch: Batch,
@@ -312,7 +317,9 @@ def _log_prior_and_share(model: RagModel, params: Params, batch: Batch,
     queries_BE, passages_BKE = _vectors(model, params, batch, dropout_key)
     doc_scores_BK = jnp.einsum("BE,BKE->BK", queries_BE, passages_BKE)
     batch_scores_BP = queries_BE @ passages_BKE.reshape(-1, passages_BKE.shape[-1]).T
-    share_B = marginal.log_share(doc_scores_BK, batch_scores_BP, batch.doc_mask, batch.doc_ids)
+    null_B = None if model.null_document == "none" else _null_scores(model, params, queries_BE)
+    share_B = marginal.log_share(
+        doc_scores_BK, batch_scores_BP, batch.doc_mask, batch.doc_ids, null_B)
     return _log_prior(model, params, batch, queries_BE, doc_scores_BK), share_B
 
 

@@ -107,9 +107,18 @@ class Tally(NamedTuple):
 
 
 def read_tally(folder: pathlib.Path) -> Tally | None:
-    """tally.json of a folder, None where nothing was tallied."""
+    """tally.json of a folder, None where nothing was tallied.
+
+    Raises:
+      DataError: it is damaged.
+    """
     file = folder / "tally.json"
-    return Tally(**json.loads(file.read_text("utf-8"))) if file.is_file() else None
+    if not file.is_file():
+        return None
+    try:
+        return Tally(**json.loads(file.read_text("utf-8")))
+    except (TypeError, ValueError) as error:
+        raise DataError(f"{file}: damaged ({error}); tally the sheets again") from None
 
 
 def write_tally(folder: pathlib.Path, sheets: Sequence[pathlib.Path]) -> Tally:
@@ -123,14 +132,20 @@ def read_key(folder: pathlib.Path) -> dict[str, dict]:
     """key.json of a folder.
 
     Raises:
-      DataError: there is none.
+      DataError: there is none, or it is damaged.
     """
     file = folder / "key.json"
     if not file.is_file():
         raise DataError(f"{file}: no such file; make the sheets first, or name their --workdir")
     try:
-        return json.loads(file.read_text("utf-8"))
-    except ValueError as error:
+        key = json.loads(file.read_text("utf-8"))
+        for item, sides in key.items() if isinstance(key, dict) else [("", key)]:
+            if not (isinstance(sides, dict) and sides.keys() == {"A", "B", "control"}
+                    and {sides["A"], sides["B"]} == {"first", "second"}
+                    and isinstance(sides["control"], bool)):
+                raise ValueError(f"item {item!r} is {sides!r:.60}")
+        return key
+    except (TypeError, ValueError) as error:
         raise DataError(f"{file}: damaged ({error}); the sheets cannot be told apart without it, "
                         "restore it") from None
 

@@ -1,6 +1,7 @@
 """Decoding and retrieval as a configuration sets them."""
 
 import dataclasses
+import re
 from typing import Any
 
 from rag_jax.answering import Answerer, Settings
@@ -45,12 +46,14 @@ def decoding_settings(config: Config, tokenizer: Tokenizer) -> Decoding:
             if values.get(f.name) is not None}
 
     def ids(text: str) -> tuple[int, ...]:
+        if re.search("[\ud800-\udfff]", text):
+            raise ValueError(f"{text!r:.60} is not UTF-8: write it so")
         return tuple(tokenizer.encode_answers([text])[0])
 
-    labels = tuple((*ids(label), tokenizer.end) for label in config.eval.labels)
-    equal = [text for text, row in zip(config.eval.labels, labels, strict=True)
-             if labels.count(row) > 1]
     try:
+        labels = tuple((*ids(label), tokenizer.end) for label in config.eval.labels)
+        equal = [text for text, row in zip(config.eval.labels, labels, strict=True)
+                 if labels.count(row) > 1]
         if equal:
             raise ValueError(f"labels: {', '.join(map(repr, equal))} are equal as tokens; name "
                              "every class once")

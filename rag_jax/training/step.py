@@ -1,7 +1,8 @@
 """The jitted programs of the three training stages: loss, gradient, update.
 
 A loss function returns sums over its batch, (sum of losses, sum of weights, sums of metrics), so
-that gradient accumulation adds micro-batches up exactly.
+that gradient accumulation adds micro-batches up exactly; but in-batch negatives are those of a
+micro-batch.
 """
 
 from collections.abc import Callable, Sequence

@@ -15,6 +15,7 @@ from rag_jax.aot import costs, programs
 from rag_jax.aot.report import Needs, measure, tables
 from rag_jax.cli import compile_report
 from rag_jax.config import ConfigError
+from rag_jax.errors import UserError
 from rag_jax.flags import make_parser, parse_with_config
 
 PAPER = "--config=configs/paper_scale.py"
@@ -185,10 +186,17 @@ def test_mistakes_are_errors_that_say_what_to_do(monkeypatch):
             (["--topology=cpu:8", "--remat=all"], "no all; there are none, dots, narrow, full"),
             (["--topology=cpu:8", "--programs=train,serve"], "no serve; there are train, evaluate"),
             (["--topology=cpu:some"], "expected cpu:COUNT"),
+            (["--topology=cpu:99999999999999999999"], "expected cpu:COUNT"),
+            (["--topology=cpu:8", "--passages=-5"], "--passages=-5: must be from 0 to"),
+            (["--topology=cpu:8", f"--passages={2**31}"], "must be from 0 to"),
+            (["--topology=cpu:8", "--source_tokens=-5"], "--source_tokens=-5: must be from 0"),
+            (["--topology=cpu:8", "--memory_gib=nan"], "--memory_gib=nan: must be from 0"),
             (["--topology=cpu:99"], "this process has 8 CPU devices"),
             (["--topology=cpu:8", "--config.mesh.data=3"], "does not fit 8 devices")]:
         with pytest.raises(ConfigError, match=message):
             compile_report.main([*SMALL, *argv])
+    with pytest.raises(UserError, match="nowhere"):  # before anything is compiled
+        compile_report.main([*SMALL, "--topology=cpu:8", "--json=/nowhere/x.json"])
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"pip install --no-deps 'libtpu==0\.0\.\d+\.\*'"):
         compile_report.main([*SMALL, "--topology=v5e:2x4"])

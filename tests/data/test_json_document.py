@@ -63,6 +63,7 @@ def test_the_largest_piece_in_memory_is_a_value(tmp_path, monkeypatch):
     ('[{"a": 1}]\n[]', ":2: not JSON .*text after the end"),
     ('{"a": 1}', r":1: not JSON \('\{' where '\[' was expected"),
     ("", r":1: not JSON \(it ends where '\[' was expected"),
+    (f'[{"9" * 5000}]', ":1: record 1: not JSON .*Exceeds the limit"),
     ("[" * 100_000, ":1: record 1: not JSON .*nested too deeply"),
     ('[{"a": "\x01"}]', ":1: record 1: not JSON .*Invalid control character"),
 ])

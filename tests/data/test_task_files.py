@@ -1,5 +1,8 @@
 """What the readers of official files refuse, by name; what they read is in test_damaged_files."""
 
+import io
+import zipfile
+
 import pytest
 
 from rag_jax.data import task_files
@@ -22,6 +25,20 @@ NO_EVIDENCE, EVIDENCE = FEVER[2]["evidence"], FEVER[1]["evidence"]
 def one_trivia(**answer):
     record = TRIVIA["Data"][0]
     return {"Data": [{**record, "Answer": {**record["Answer"], **answer}}]}
+
+
+def zipped_text(text, how=zipfile.ZIP_DEFLATED):
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w", how) as archive:
+        archive.writestr("train/000001.json", text)
+    return out.getvalue()
+
+
+def damaged_lzma(text):
+    content = bytearray(zipped_text(text, zipfile.ZIP_LZMA))
+    place = content.index(b"train/000001.json") + len("train/000001.json") + 4
+    content[place:place + 9] = b"\xff" * 9  # what LZMA is told, and the beginning of its data
+    return bytes(content)
 
 
 @pytest.mark.parametrize("read, write, content, message", [
@@ -49,6 +66,11 @@ def one_trivia(**answer):
     ("trivia_qa", document, one_trivia(HumanAnswers=[1]), '"HumanAnswers" is'),
     ("search_qa", zipped, {**CLUES, "000009.json": {**clue("q", "a", 50), "answer": 5}},
      r": record 4 \(train/000009.json\): .answer. is 5"),
+    ("search_qa", lambda digits: zipped_text(f'{{"answer": {digits}}}'), "9" * 5000,
+     r": record 1 \(train/000001.json\): not JSON \(Exceeds the limit"),
+    ("search_qa", damaged_lzma, "x" * 900, ": record 1 .*: damaged zip file"),
+    ("search_qa", zipped_text, " " * (task_files.LARGEST_MEMBER + 1), ": record 1 .*zip bombs"),
+    ("dpr_json", str.encode, '[{"question": ' + "9" * 5000, ":1: record 1: not JSON .*Exceeds"),
 ])
 def test_what_is_wrong_is_named_with_its_place(tmp_path, read, write, content, message):
     path = tmp_path / "file"

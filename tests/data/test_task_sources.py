@@ -77,12 +77,12 @@ def test_pages_of_one_output_of_kilt_are_one_evidence_set(tmp_path):
     """Pages that support an answer together must not count one by one."""
     path = tmp_path / "hotpot-dev-kilt.jsonl"
     pages = [{"wikipedia_id": "7", "title": "Lima"}, {"wikipedia_id": "9", "title": "Peru"},
-             {"wikipedia_id": "7", "title": "Lima"}]
+             {"wikipedia_id": "7", "title": "\tLi\nma"}, {"wikipedia_id": "7", "title": "Li ma"}]
     path.write_bytes(lines([{"id": "1", "input": "q", "output": [
         {"answer": "a", "provenance": pages}, {"provenance": pages[1:2]}]}]))
     example, = load_examples(f"kilt:{path}")
-    assert example.evidence == ("7\tLima\n9\tPeru", "9\tPeru")
-    assert example.titles == ("Lima", "Peru")
+    assert example.evidence == ("7\tLima\n9\tPeru\n7\tLi ma", "9\tPeru")
+    assert example.titles == ("Lima", "Peru", "Li ma")
 
 
 def test_kilt_is_read_from_a_file(tmp_path):

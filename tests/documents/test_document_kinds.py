@@ -148,6 +148,11 @@ def test_a_pdf_has_pages_and_its_title():
     assert found.pages_of(place, place + 10) == (2, 3) and found.pages_of(0, 5) == (1,)
 
 
+def test_a_pdf_is_read_whose_title_is_damaged():
+    found = of("a.pdf", pdf(["all of the text is here"], "\\376\\377\\330\\000\\000A"))
+    assert (found.text, found.title) == ("all of the text is here\n", "")
+
+
 @pytest.mark.parametrize("content, says", [
     (pdf(["x"], encrypted=True), "encrypted"), (pdf(["", ""]), "none of its 2 pages has text"),
     (b"%PDF-1.7 and nothing more", "damaged"), (b"", "damaged"),

@@ -165,7 +165,18 @@ def test_a_sheet_that_is_no_csv_is_named(content, folder, tmp_path):
         tally(read_key(folder), [tmp_path / "bad.csv"])
 
 
-def test_a_damaged_key_is_named(folder):
-    (folder / "key.json").write_text("{")
+@pytest.mark.parametrize("content", ["{", "null", '{"1": 3}', '{"1": {"A": "first"}}', '{"1": {'
+                                     '"A": "first", "B": "zzz", "control": false}}', '{"1": {'
+                                     '"A": [], "B": "first", "control": false}}'])
+def test_a_damaged_key_is_named(folder, content):
+    """A side that is none lost its votes."""
+    (folder / "key.json").write_text(content)
     with pytest.raises(DataError, match=r"key.json: damaged"):
         read_key(folder)
+
+
+@pytest.mark.parametrize("content", ["x", "[]", '{"shares": 1}', "3"])
+def test_a_damaged_tally_is_named(tmp_path, content):
+    (tmp_path / "tally.json").write_text(content)
+    with pytest.raises(DataError, match=r"tally.json: damaged"):
+        read_tally(tmp_path)

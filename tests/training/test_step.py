@@ -1,5 +1,6 @@
 """The training step: losses against naive loops, accumulation, frozen towers, dropout keys."""
 
+import dataclasses
 import functools
 
 import jax
@@ -106,20 +107,27 @@ def test_a_question_teaches_the_retriever_as_far_as_its_answer_is_explained(para
     tiny.assert_trees_close(grads["query_encoder"], scaled, rtol=1e-4, atol=1e-8)
 
 
-@pytest.mark.parametrize("kind", ["token", "sequence", "fid"])
-def test_in_batch_negatives_add_the_share_of_a_questions_own_passages(params, kind):
+@pytest.mark.parametrize("kind, null", [
+    ("token", "none"), ("sequence", "none"), ("fid", "none"), ("sequence", "mlp")])
+def test_in_batch_negatives_add_the_share_of_a_questions_own_passages(params, kind, null):
     """Added to the likelihood, or once a token, it would train the generator or count long answers
-    for more; and it moves the encoders alone."""
+    for more; and it moves the encoders alone. The null document is every question's own."""
+    model = dataclasses.replace(tiny.rag_model(kind), null_document=null)
+    params = {**tiny.rag_params(model), **params}
     batch = batch_of()
     ids = np.arange(batch.doc_mask.size, dtype=np.int32).reshape(batch.doc_mask.shape)
     vectors = np.array(batch.doc_embeddings)
     ids[1, 0], vectors[1, 0] = ids[0, 0], vectors[0, 0]
     batch = batch._replace(doc_ids=np.where(batch.doc_mask, ids, -1), doc_embeddings=vectors)
+    if null != "none":  # its input is the last
+        batch = batch._replace(
+            source_ids=np.concatenate([batch.source_ids, batch.source_ids[:, :1]], axis=1),
+            source_mask=np.concatenate([batch.source_mask, batch.source_mask[:, :1]], axis=1))
 
     @tiny.jit
     def measured(params):
         def value(params, **settings):
-            out = rag.log_likelihood(tiny.rag_model(kind), params, batch, **settings)
+            out = rag.log_likelihood(model, params, batch, **settings)
             return out["objective"].sum(), out
         return [jax.grad(functools.partial(value, **settings), has_aux=True)(params)
                 for settings in ({}, {"in_batch_negatives": True},
@@ -135,6 +143,10 @@ def test_in_batch_negatives_add_the_share_of_a_questions_own_passages(params, ki
             if batch.doc_mask[at]:
                 scores.setdefault(int(batch.doc_ids[at]), np.exp(query @ batch.doc_embeddings[at]))
         mine = [scores[int(i)] for i in batch.doc_ids[b] if i >= 0]
+        if null != "none":
+            prior = np.float64(without["prior"][b])  # which has it as its last
+            scores["null"] = sum(mine) * prior[-1] / prior[:-1].sum()
+            mine.append(scores["null"])
         share.append(np.log(sum(mine) / sum(scores.values())) if mine else 0.0)
     added = np.float64(out["objective"]) - np.float64(without["objective"])
     np.testing.assert_allclose(added, share, rtol=1e-4, atol=1e-5)
