@@ -84,7 +84,7 @@ def test_a_converted_workdir_is_opened_by_nobody_and_stays_as_it_is(folders, tmp
     {"family": "causal", "kv_heads": 1, "head_size": 8, "decoder_layers": 1, "max_positions": 128}])
 @pytest.mark.usefixtures("compiled_with_less_effort")
 def test_from_random_weights_an_export_answers_as_what_was_trained(family, tmp_path):
-    """Its first token, its form of inputs, its prompt and its tokenizer were those of its family."""
+    """Its first token, form of inputs, prompt and tokenizer were those of its family."""
     asked = {**{f"model.generator.{name}": value for name, value in family.items()},
              "runs": ("rag_sequence",), "train.steps": 0, "generator_warmup.steps": 0,
              "retriever_warmup.steps": 0, "model.generator.init_std": 0.3}

@@ -239,7 +239,8 @@ def opened(monkeypatch):
         calls.append(1)
         return SimpleNamespace(run="rag_token", job=SimpleNamespace(prepared=prepared),
                                evaluate=lambda _, **how: Evaluation(
-                                   {"em": 37.5, "count": 12345, **how}, [Answer("Ann", [5], -1, [])], [True],
+                                   {"em": 37.5, "count": 12345, **how},
+                                   [Answer("Ann", [5], -1, [])], [True],
                                    [Example("1", "Who?", ("Ann",))]))
 
     monkeypatch.setattr(flags, "workdir_config", lambda options: Config())

@@ -160,8 +160,8 @@ def _members(path: str) -> Iterator[tuple[str, bytes]]:
                 yield name, content
     except (FileNotFoundError, DataError):
         raise
-    except (zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, NotImplementedError, RuntimeError, OSError,
-            ValueError, OverflowError, struct.error) as error:
+    except (zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, NotImplementedError,
+            RuntimeError, OSError, ValueError, OverflowError, struct.error) as error:
         raise DataError(f"{path}: record {number} ({name}): damaged zip file ({error}): fetch it "
                          "again") from None
 

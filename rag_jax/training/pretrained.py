@@ -60,7 +60,8 @@ def _workdir(path: pathlib.Path) -> hub.Pretrained:
         search["max_length"] = saved.data.max_target_length
     return hub.Pretrained(
         saved.model.retriever, saved.model.generator, family="workdir",
-        towers=(*rag.TOWERS, PLAIN) if plain else rag.TOWERS, inputs=families.read_as(saved.data), search=search,
+        towers=(*rag.TOWERS, PLAIN) if plain else rag.TOWERS, inputs=families.read_as(saved.data),
+        search=search,
         tokenizers={"query_encoder": path / "data" / "retriever_tokenizer",
                     "generator": path / "data" / "generator_tokenizer"})
 
