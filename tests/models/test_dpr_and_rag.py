@@ -260,9 +260,11 @@ def test_packed_tokens_give_the_loss_and_gradient_of_padded_inputs(kind, family,
 
     params = tiny.rag_params(model)
     loss, grads = run(params, batch)
-    for same in (tiny.packed(batch, longest), tiny.packed(batch, longest + 2),
-                 tiny.packed_targets(batch),
-                 tiny.packed_targets(tiny.packed(batch, longest), spare=2)):
+    forms = [tiny.packed(batch, longest + 2),
+             tiny.packed_targets(tiny.packed(batch, longest), spare=2)]
+    if (kind, family) == ("token", tiny.BART):  # each of the two alone, with no place to spare
+        forms += [tiny.packed(batch, longest), tiny.packed_targets(batch)]
+    for same in forms:
         packed_loss, packed_grads = run(params, same)
         np.testing.assert_allclose(packed_loss, loss, rtol=1e-6)
         tiny.assert_trees_close(packed_grads, grads, rtol=1e-4, atol=1e-5)
