@@ -63,7 +63,7 @@ def _parse(hint: Any, text: str) -> Any:
     if isinstance(hint, types.UnionType):
         return None if text.lower() == "none" else _parse(kinds[0], text)
     if kinds:
-        return tuple(_parse(kinds[0], part) for part in text.split(",") if part)
+        return tuple(_parse(kinds[0], part.strip()) for part in text.split(",") if part.strip())
     if hint is bool:
         if text.lower() not in ("true", "false", "1", "0"):
             raise ValueError("true or false")

@@ -94,6 +94,9 @@ def _run(config: Config, run: str) -> Iterator[str]:
 
 def _trained(config: Config, run: str) -> Iterator[str]:
     """What is wrong with a run that trains, and may well be asked."""
+    if not config.retrieval.k and run != "closed_book":
+        yield (f"config.retrieval.k=0: run {run!r} reads passages; set 1 or more, or name the run "
+               "closed_book")
     if config.train.document_encoder == "refresh" and (
             config.retrieval.where != "device" or not config.retrieval.k):
         yield ("config.train.document_encoder=refresh: the passages are embedded again on the "

@@ -42,6 +42,7 @@ OWN_DATA = {"data.passages": "p.tsv", "data.train": "t.jsonl", "data.dev": "d.js
     ("model.retriever.remat", "none", "none"),  # a choice, not a missing value
     ("runs", "rag_token,frozen", ("rag_token", "frozen")),
     ("runs", "frozen", ("frozen",)),
+    ("eval.labels", "Ulm, Bern ,", ("Ulm", "Bern")),
     ("runs", "", ()),
     ("data.passages", "none", "none"),  # a path may be called so
     ("data.passages", "", ""),
@@ -293,6 +294,13 @@ def test_a_document_encoder_trains_on_the_devices_and_answers_anywhere(changes):
     with pytest.raises(ConfigError, match="the passages are embedded again on the devices; set "
                        "config.retrieval.where=device and config.retrieval.k above 0, or "):
         validate(config, trains=True)
+
+
+def test_without_passages_a_closed_book_trains_alone():
+    """Others were warmed up, and then ended in an error of ours."""
+    validate(replace(Config(), {"runs": ("closed_book",), "retrieval.k": 0}), trains=True)
+    with pytest.raises(ConfigError, match="config.retrieval.k=0: run 'frozen' reads passages"):
+        validate(replace(Config(), {"runs": ("frozen",), "retrieval.k": 0}), trains=True)
 
 
 def test_everything_that_is_wrong_is_told_at_once():

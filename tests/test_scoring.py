@@ -194,8 +194,9 @@ def test_predictions_in_a_file_are_scored_without_a_model(tmp_path, capsys):
     evaluate.main([*flags, "--config.eval.metrics=jeopardy"])
     shown = capsys.readouterr().out.split()
     assert "q_bleu_1" in shown and "f1" not in shown
-    with pytest.raises(ConfigError, match="--questions"):
-        evaluate.main(flags[:1])
+    for wrong in (flags[:1], [*flags, "--out=x"], [*flags, "--workdir=w"]):  # nothing was written
+        with pytest.raises(ConfigError, match="prints a table, for the answers to --questions"):
+            evaluate.main(wrong)
 
     def failing(*changed):
         predictions.write_text("\n".join(changed))

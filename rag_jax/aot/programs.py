@@ -116,6 +116,8 @@ def programs(config: Config, mesh: Mesh, hosts: int = 1, passages: int = 0,
     passages = passages or (config.retrieval.capacity if on_devices else 0)
     if on_devices and not passages and {"train", "search"} & set(kinds):
         raise ConfigError("config.retrieval.where=device: how many passages? give --passages")
+    if set(kinds) == {"search"} and not passages:
+        raise ConfigError("--programs=search: of how many passages? give --passages")
     if passages:
         tables = abstract_tables(passages, job.model.embedding_width, mesh,
                                  *on_device.layout(config, job.prepared.format))

@@ -28,8 +28,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--choose-k", metavar="K,K,...", type=flags.counts, default=(),
                         help="choose the number of passages by the score on dev, and answer so")
     parser.add_argument("--choose-weight", metavar="W,W,...", type=flags.numbers, default=(),
-                        help="hybrid: choose the weight of words by the ranks of answers on dev, "
-                        "and retrieve so")
+                        help="hybrid: likewise the weight of words, by the ranks of answers")
     parser.add_argument("--predictions", metavar="FILE", type=pathlib.Path,
                         help="score the answers of this file; needs --questions, no workdir")
     options, config = flags.parse_with_config(parser, argv, lambda options: (
@@ -43,9 +42,10 @@ def _score_file(options: argparse.Namespace, config: Config) -> None:
     from rag_jax import scoring
     from rag_jax.data.tasks import load_examples
 
-    if not options.questions or options.choose_k or options.choose_weight:
-        raise ConfigError("--predictions takes --questions, those they answer, and no --choose-k "
-                          "or --choose-weight")
+    if not options.questions or any(getattr(options, name) for name in (
+            "choose_k", "choose_weight", "workdir", "run", "step", "index", "split", "out")):
+        raise ConfigError("--predictions prints a table, for the answers to --questions: name "
+                          "those, and no model or folder")
     examples = load_examples(options.questions, data_dir=config.data.data_dir)
     predictions = scoring.read_predictions(options.predictions, examples)
     _show(f"{options.predictions} on {options.questions}",

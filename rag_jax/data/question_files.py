@@ -166,7 +166,7 @@ def read_asked(path: str) -> list[tuple[str, str]]:
         fields = ((where, number, _fields(where, line)[0] if table else line.strip())
                   for where, number, line in numbered_lines(path))
         rows = [(where, str(number), text) for where, number, text in fields
-                if not (table and number == 1 and text.lower() == "question")]
+                if not (table and number == 1 and text.lower() in ("question", "questions"))]
     if not rows:
         raise DataError(f"{path}: no question in it")
     examples = collect(path, ((where, Example(name, text, ())) for where, name, text in rows), True)
@@ -221,7 +221,7 @@ def read_tsv(path: str) -> Iterator[tuple[str, Example]]:
     """Yields ("FILE:LINE", example), unchecked, of a TSV file as `load_examples` describes."""
     for where, number, line in numbered_lines(path):
         question, *fields = _fields(where, line)
-        if number == 1 and (question.lower(), *map(str.lower, fields)) == ("question", "answers"):
+        if number == 1 and question.lower() in ("question", "questions"):  # a header
             continue
         if not fields:
             raise DataError(

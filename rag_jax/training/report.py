@@ -16,6 +16,7 @@ import numpy as np
 
 from rag_jax import files, hosts, paper, scoring
 from rag_jax.data import order
+from rag_jax.documents import workdir as ingested
 from rag_jax.evaluation import Evaluation, retrieval_metrics, write_evaluation
 from rag_jax.metrics import bootstrap
 from rag_jax.models.stack import unstack_layers
@@ -139,8 +140,10 @@ def next_command(job: Job) -> str:
 
     here, splits = pathlib.Path.cwd(), job.prepared.splits
     asked = next(splits[name][0] for name in ("leaders_2018", "test", "dev") if name in splits)
-    words = [shown(pathlib.Path(sys.executable)), "-m", "rag_jax.generate", "--workdir",
-             shown(job.workdir), "--run", job.config.runs[0], asked.question]
+    which = ["--workdir", shown(job.workdir), "--run", job.config.runs[0]]
+    if job.workdir.name == ingested.TRAINED and ingested.exists(job.workdir.parent):
+        which = ["--workdir", shown(job.workdir.parent)]  # which has the documents as they are now
+    words = [shown(pathlib.Path(sys.executable)), "-m", "rag_jax.generate", *which, asked.question]
     return f"Next, ask it:\n  {shlex.join(words)}"
 
 

@@ -28,6 +28,7 @@ from rag_jax.data.prepare import prepare
 from rag_jax.data.prepared import Prepared, is_prepared, open_prepared
 from rag_jax.retrieval.bm25 import bm25_missing
 from rag_jax.retrieval.index import PassageIndex
+from rag_jax.retrieval.scann import scann_missing
 from rag_jax.retrieval.verification import read_sealed, write_sealed
 from rag_jax.training import indexing, pretrained, workdir
 from rag_jax.training.answer_settings import decoding_settings
@@ -120,6 +121,8 @@ def warm_up(config: Config, path: pathlib.Path) -> Warm:
     retrievers = {overrides.for_run(config, run).retrieval.retriever for run in config.runs}
     if retrievers - {"dpr"} and (missing := bm25_missing()):
         raise ConfigError(f"config.retrieval.retriever: BM25 needs {missing}")
+    if config.retrieval.index == "scann" and retrievers - {"bm25"} and (missing := scann_missing()):
+        raise ConfigError(f"config.retrieval.index=scann: {missing}")
     path = workdir.start(config, path)
     clock = Clock(path)
     with clock.time("data"):

@@ -190,6 +190,7 @@ def test_mistakes_are_errors_that_say_what_to_do(monkeypatch):
             (["--topology=cpu:8", "--passages=-5"], "--passages=-5: must be from 0 to"),
             (["--topology=cpu:8", f"--passages={2**31}"], "must be from 0 to"),
             (["--topology=cpu:8", "--source_tokens=-5"], "--source_tokens=-5: must be from 0"),
+            (["--topology=cpu:8", "--programs=search"], "of how many passages.*--passages"),
             (["--topology=cpu:8", "--memory_gib=nan"], "--memory_gib=nan: must be from 0"),
             (["--topology=cpu:99"], "this process has 8 CPU devices"),
             (["--topology=cpu:8", "--config.mesh.data=3"], "does not fit 8 devices")]:

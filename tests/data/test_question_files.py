@@ -139,6 +139,10 @@ def test_tsv_forms(tmp_path):
         assert load_examples(write(tmp_path / name, text)) == expected
     packed = gzip.compress(text.encode())
     assert load_examples(write(tmp_path / "nq.tsv.gz", packed)) == expected
+    for header in ("question\tanswers", "Question\tAnswer", "question\tanswer 1\tanswer 2"):
+        path = write(tmp_path / "headed.tsv", f"{header}\nwho\tLima\n")
+        assert load_examples(path) == [Example("2", "who", ("Lima",))]
+        assert read_asked(path) == [("2", "who")]
 
 
 @pytest.mark.parametrize(

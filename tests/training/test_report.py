@@ -1,5 +1,6 @@
 """What the report measures with which index, parameters and questions."""
 
+import dataclasses
 import re
 import shlex
 import types
@@ -118,3 +119,8 @@ def test_the_report_ends_with_a_command_that_asks_the_run(tmp_path, monkeypatch)
     line = report.next_command(job).splitlines()[-1]
     assert shlex.split(line)[1:] == ["-m", "rag_jax.generate", "--workdir", "runs/a b", "--run",
                                      "fid", "Who is test's?"]
+    documents = tmp_path / "mine"  # asked there, what is trained answers from them as they are now
+    documents.mkdir()
+    (documents / "ingest.json").touch()
+    line = report.next_command(dataclasses.replace(job, workdir=documents / "trained"))
+    assert shlex.split(line.splitlines()[-1])[3:] == ["--workdir", "mine", "Who is test's?"]

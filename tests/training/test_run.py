@@ -48,6 +48,14 @@ def test_what_would_write_is_refused(held):
         open_job(config, work, check=True)
 
 
+def test_an_index_that_cannot_be_made_is_met_before_anything_is_trained(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "scann", None)
+    config = overrides.replace(own_config(tmp_path), {"retrieval.index": "scann"})
+    with pytest.raises(ConfigError, match="config.retrieval.index=scann: ScaNN cannot be imported"):
+        train(config, tmp_path / "work")
+    assert not (tmp_path / "work" / "data").exists()
+
+
 def test_a_field_that_the_runs_have_otherwise_is_said(tmp_path, monkeypatch, capsys):
     """A Config built in Python trained a closed book, and said nothing of its five passages."""
     def stop(config, path):
