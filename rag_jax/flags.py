@@ -224,7 +224,8 @@ def workdir_config(options: argparse.Namespace) -> Config:
     for name in options.changed_fields:
         if name.startswith(TRAINED_WITH):
             raise ConfigError(f"--config.{name}: {options.workdir} is trained, and this would "
-                              "change nothing; --questions names other questions, --index other passages")
+                              "change nothing; --questions names other questions, --index other "
+                              "passages")
     return workdir.read_run(answering(pathlib.Path(options.workdir)), options.run)
 
 
