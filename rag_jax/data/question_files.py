@@ -189,9 +189,14 @@ def checked_texts(given: str | Iterable[str], what: str = "question") -> list[st
     for number, text in enumerate(texts, 1):
         if not isinstance(text, str) or not text.strip():
             raise DataError(f"{what} {number} is {text!r:.60}: expected a text")
-        if re.search("[\ud800-\udfff]", text):
+        if not is_utf8(text):
             raise DataError(f"{what} {number}, {text!r:.60}, is not UTF-8: write it so")
     return texts
+
+
+def is_utf8(text: str) -> bool:
+    """Whether a text can be written as UTF-8: it holds no half of a surrogate pair."""
+    return not re.search("[\ud800-\udfff]", text)
 
 
 def _id(record: Record, number: int) -> str:

@@ -286,28 +286,31 @@ def log_prior(model: RagModel, params: Params, batch: Batch,
         return marginal.log_prior(batch.doc_scores, batch.doc_mask)
     if model.lexical:
         queries_BE = jnp.zeros((len(batch.doc_scores), model.embedding_width))
-        return _log_prior(model, params, batch, queries_BE, batch.doc_scores)
+        return _log_prior(model, params, batch, batch.doc_scores,
+                          _null_scores(model, params, queries_BE))
     queries_BE, passages_BKE = _vectors(model, params, batch, dropout_key)
-    return _log_prior(model, params, batch, queries_BE,
-                      jnp.einsum("BE,BKE->BK", queries_BE, passages_BKE))
+    return _log_prior(model, params, batch, jnp.einsum("BE,BKE->BK", queries_BE, passages_BKE),
+                      _null_scores(model, params, queries_BE))
 
 
-def _log_prior(model: RagModel, params: Params, batch: Batch, queries_BE: jax.Array,
-               doc_scores_BK: jax.Array) -> jax.Array:
-    """`log_prior` from the inner products float32[B, K], or BM25's scores."""
+def _log_prior(model: RagModel, params: Params, batch: Batch, doc_scores_BK: jax.Array,
+               null_B: jax.Array | None) -> jax.Array:
+    """`log_prior` from the inner products float32[B, K], or BM25's scores, and `_null_scores`."""
     doc_mask = batch.doc_mask
     if model.fusion is not None:
         doc_scores_BK = model.fusion.logits(
             doc_scores_BK, batch.doc_scores, word_weight(model, params), jnp)
-    if model.null_document != "none":
-        null_B = _null_scores(model, params, queries_BE)
+    if null_B is not None:
         doc_scores_BK = jnp.concatenate([doc_scores_BK, null_B[:, None]], axis=1)  # -> [B, K + 1]
         doc_mask = jnp.pad(doc_mask, ((0, 0), (0, 1)), constant_values=True)
     return marginal.log_prior(doc_scores_BK, doc_mask)
 
 
-def _null_scores(model: RagModel, params: Params, queries_BE: jax.Array) -> jax.Array:
-    """float32[B], the null document's score beside the inner products of passages."""
+def _null_scores(model: RagModel, params: Params, queries_BE: jax.Array) -> jax.Array | None:
+    """float32[B], the null document's score beside the inner products of passages, if there is
+    one."""
+    if model.null_document == "none":
+        return None
     return NullDocument(model.null_document).apply({"params": params[NULL]}, queries_BE)
 
 
@@ -317,10 +320,10 @@ def _log_prior_and_share(model: RagModel, params: Params, batch: Batch,
     queries_BE, passages_BKE = _vectors(model, params, batch, dropout_key)
     doc_scores_BK = jnp.einsum("BE,BKE->BK", queries_BE, passages_BKE)
     batch_scores_BP = queries_BE @ passages_BKE.reshape(-1, passages_BKE.shape[-1]).T
-    null_B = None if model.null_document == "none" else _null_scores(model, params, queries_BE)
+    null_B = _null_scores(model, params, queries_BE)
     share_B = marginal.log_share(
         doc_scores_BK, batch_scores_BP, batch.doc_mask, batch.doc_ids, null_B)
-    return _log_prior(model, params, batch, queries_BE, doc_scores_BK), share_B
+    return _log_prior(model, params, batch, doc_scores_BK, null_B), share_B
 
 
 def _vectors(model: RagModel, params: Params, batch: Batch,

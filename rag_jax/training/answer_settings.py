@@ -1,11 +1,11 @@
 """Decoding and retrieval as a configuration sets them."""
 
 import dataclasses
-import re
 from typing import Any
 
 from rag_jax.answering import Answerer, Settings
 from rag_jax.config import Config, ConfigError
+from rag_jax.data.question_files import is_utf8
 from rag_jax.data.text import Tokenizer, label_tokens
 from rag_jax.decoding.prefixes import KeptPrefixes
 from rag_jax.decoding.settings import Decoding
@@ -46,7 +46,7 @@ def decoding_settings(config: Config, tokenizer: Tokenizer) -> Decoding:
             if values.get(f.name) is not None}
 
     def ids(text: str) -> tuple[int, ...]:
-        if re.search("[\ud800-\udfff]", text):
+        if not is_utf8(text):
             raise ValueError(f"{text!r:.60} is not UTF-8: write it so")
         return tuple(tokenizer.encode_answers([text])[0])
 
