@@ -72,12 +72,7 @@ def load(source: Path | None = None, run: str | None = None, *, step: int | None
     local = workdirs.exists(path) or path.is_dir() and not (path / "config.json").is_file()
     if not local:
         return _open_checkpoint(str(source), run, step, index, config)
-    if not isinstance(config, Config):
-        config = changed(workdirs.read_run(path, run), config or {})
-    run = workdirs.run_of(path, config, run)
-    record = workdirs.read(path)
-    config = check_classes(overrides.for_run(config, run), record.classes, path)
-    check_weight(config, record.retrieval.bm25_weight, path)
+    run, config = _run_config(path, run, config)
     if index is not None and not config.retrieval.k:
         raise ConfigError(f"index {str(index)!r}: run {run!r} reads no passages; leave it out")
     job = training.open_job(config, path)
@@ -89,6 +84,22 @@ def load(source: Path | None = None, run: str | None = None, *, step: int | None
                              if config.train.document_encoder == "refresh"
                              else meta["encoder_fingerprint"])
     return Rag(job, run, params, placed(job, opened))
+
+
+def _run_config(path: pathlib.Path, run: str | None, config: Config | Mapping[str, Any] | None
+                ) -> tuple[str, Config]:
+    """The name of a workdir's run, and its configuration with fields set otherwise.
+
+    Raises:
+      ConfigError: the workdir has no such run, or was trained with another value of a field.
+    """
+    if not isinstance(config, Config):
+        config = changed(workdirs.read_run(path, run), config or {})
+    run = workdirs.run_of(path, config, run)
+    config, record = overrides.for_run(config, run), workdirs.read(path)
+    workdirs.check_trained_with(config, overrides.for_run(record, run), path)
+    check_weight(config, record.retrieval.bm25_weight, path)
+    return run, check_classes(config, record.classes, path)
 
 
 def _path(name: str, given: Path) -> pathlib.Path:
@@ -223,10 +234,9 @@ def build_index(passages: Path, out: Path, workdir: Path | None = None, *, run: 
             job = job_as_they_are(config, config, target)
         else:
             path = _path("workdir", workdir).absolute()
-            if not isinstance(config, Config):
-                config = changed(workdirs.read_run(path, run), config or {})
-            trained = path / workdirs.run_of(path, config, run)
-            job = training.open_job(overrides.for_run(config, trained.name), path)
+            run, config = _run_config(path, run, config)
+            trained = path / run
+            job = training.open_job(config, path)
         return _build(job, trained, str(passages), target, queries, overwrite)
 
 

@@ -17,9 +17,6 @@ from rag_jax.errors import near_matches
 
 QUICKSTART = config_files.CONFIGS / "quickstart.py"
 DEFAULT_WORKDIR = "runs/quickstart"
-# What has been read when a workdir was trained: set otherwise, it would do nothing afterwards.
-TRAINED_WITH = ("data.passages", "data.train", "data.dev", "data.test", "data.generator_vocab",
-                "data.retriever_vocab", "retriever_warmup.", "generator_warmup.")
 
 
 class _Parser(argparse.ArgumentParser):
@@ -212,20 +209,11 @@ def add_workdir(parser: argparse.ArgumentParser) -> None:
 
 
 def workdir_config(options: argparse.Namespace) -> Config:
-    """The configuration of the run that the options name.
-
-    Raises:
-      ConfigError: there is none, or flags set what decided its training alone.
-    """
+    """The configuration of the run that the options name."""
     from rag_jax.documents.workdir import answering
     from rag_jax.training import workdir
 
     options.workdir = options.workdir or DEFAULT_WORKDIR
-    for name in options.changed_fields:
-        if name.startswith(TRAINED_WITH):
-            raise ConfigError(f"--config.{name}: {options.workdir} is trained, and this would "
-                              "change nothing; --questions names other questions, --index other "
-                              "passages")
     return workdir.read_run(answering(pathlib.Path(options.workdir)), options.run)
 
 

@@ -99,6 +99,21 @@ def test_a_run_answers_as_it_was_trained_to_unless_other_settings_are_given(path
         assert api.load(path, "rag_sequence", config=given).config.eval == given.eval
 
 
+@pytest.mark.parametrize("fields", [
+    {"data.passages": "p.tsv", "data.train": "t.tsv", "data.dev": "d.tsv"},
+    {"generator_warmup.steps": 3}])
+def test_what_a_workdir_was_trained_with_is_not_set_otherwise(path, fields):
+    """Its figures would be those of the former file."""
+    told = "config.({}): .*would change nothing".format(
+        "|".join(f"{name}={value}" for name, value in fields.items()))
+    with pytest.raises(ConfigError, match=told):
+        api.load(path, config=fields)
+    with pytest.raises(ConfigError, match=told):
+        api.build_index("p.tsv", path / "i", path, config=fields)
+    same = {name: overrides.value(workdir.read(path), name) for name in fields}
+    assert api.load(path, config=same).run == "rag_token"
+
+
 @pytest.mark.parametrize("k, index, told", [
     (71, None, r"config.eval.k=71: .*now has 70 passages; .*load\(config={'eval.k': 70}"),
     (5, "nosuch", r"^index 'nosuch': no such folder, and .*indexes has older"),

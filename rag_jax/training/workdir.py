@@ -4,10 +4,11 @@
     RUN/eval.json   `config.eval` of the last command that asked for the run
     STAGE/stopped.json  where a stage last stopped because its numbers were finite no more
 
-A later command may set some fields otherwise: those of CHANGEABLE at any time; the fields of a
-stage until its first checkpoint; of a stage that has stopped because its numbers were finite no
-more, those of RATES until its next checkpoint; and ENCODERS where no run, or none of the command,
-has one: the others' are kept.
+Until its data are there, a later command may set any field otherwise: a mistyped path is no reason
+for another workdir. From then on, it may set those of CHANGEABLE; the fields of a stage until its
+first checkpoint; of a stage that has stopped because its numbers were finite no more, those of
+RATES until its next checkpoint; and ENCODERS where no run, or none of the command, has one: the
+others' are kept.
 """
 
 import contextlib
@@ -18,6 +19,7 @@ import pathlib
 from rag_jax import config_files, files, hosts, locks, overrides
 from rag_jax.config import Config, ConfigError, EvalConfig
 from rag_jax.data.inputs import RECORD
+from rag_jax.data.prepared import is_prepared
 from rag_jax.overrides import value
 from rag_jax.retrieval.protocol import RetrievalError
 from rag_jax.retrieval.verification import read_sealed, write_sealed
@@ -30,6 +32,10 @@ CHANGEABLE = ("runs", "tensorboard", "data.data_dir", "data.length_buckets", "ev
               "model.reranker.dtype", "model.generator.remat", "model.retriever.remat",
               "model.generator.fused_attention", "model.retriever.fused_attention",
               "model.generator.logit_chunk")
+
+# What was read when a workdir was trained: set otherwise afterwards, it would change nothing.
+TRAINED_WITH = ("data.passages", "data.train", "data.dev", "data.test", "data.generator_vocab",
+                "data.retriever_vocab", "retriever_warmup.", "generator_warmup.")
 
 # Of config.model: read by no run that retrieves by words, for which they are not resolved either.
 ENCODERS = ("retriever", "query_encoder", "document_encoder")
@@ -53,11 +59,12 @@ def start(config: Config, workdir: pathlib.Path) -> pathlib.Path:
     file = workdir / "config.json"
     if file.exists():
         earlier = read(workdir)
-        if overrides.lexical(config):
+        began = is_prepared(workdir) or any(map(_steps, workdir.iterdir()))
+        if overrides.lexical(config) and began:
             kept = {name: getattr(earlier.model, name) for name in ENCODERS}
             config = dataclasses.replace(config, model=dataclasses.replace(config.model, **kept))
         changed = [name for name in overrides.differences(earlier, config)
-                   if not _may_change(name, earlier, workdir)]
+                   if began and not _may_change(name, earlier, workdir)]
         if changed:
             shown = "\n".join(f"  config.{name}: {value(earlier, name)!r} there, "
                               f"{value(config, name)!r} now" for name in changed)
@@ -117,6 +124,17 @@ def _may_change(name: str, earlier: Config, workdir: pathlib.Path) -> bool:
             stopped = [folder for folder in folders if has_stopped(folder)]
             return not begun or bool(stopped) and set(unfinished) <= set(stopped)
     return False
+
+
+def check_trained_with(config: Config, trained: Config, workdir: pathlib.Path) -> None:
+    """Raises ConfigError where a field of TRAINED_WITH is not as a workdir was trained."""
+    for name in overrides.differences(trained, config):
+        if name.startswith(TRAINED_WITH):
+            raise ConfigError(
+                f"config.{name}={overrides.shown(value(config, name))}: {workdir} was trained with "
+                f"{overrides.shown(value(trained, name))}, and this would change nothing; other "
+                "questions are named with --questions, in Python evaluate(FILE), other passages "
+                "with --index")
 
 
 def _steps(folder: pathlib.Path) -> list[int]:

@@ -6,6 +6,7 @@ import pytest
 
 from rag_jax import overrides
 from rag_jax.config import Config, ConfigError
+from rag_jax.data.prepared import DONE
 from rag_jax.overrides import replace
 from rag_jax.retrieval.protocol import RetrievalError
 from rag_jax.training import workdir
@@ -23,6 +24,21 @@ def test_the_same_configuration_goes_on(tmp_path):
     workdir.start(Config(), tmp_path)
     assert workdir.start(Config(), tmp_path) == tmp_path
     assert workdir.read(tmp_path) == Config()
+
+
+def test_until_its_data_are_there_a_workdir_may_be_started_otherwise(tmp_path):
+    """A mistyped --config.data.passages left a workdir that refused the right one."""
+    def start(passages):
+        workdir.start(replace(Config(), {"data.passages": passages, "data.train": "train.tsv",
+                                         "data.dev": "dev.tsv"}), tmp_path)
+
+    start("nosuch.tsv")
+    start("passages.tsv")
+    assert workdir.read(tmp_path).data.passages == "passages.tsv"
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / DONE).touch()
+    with pytest.raises(ConfigError, match="config.data.passages: 'passages.tsv' there"):
+        start("other.tsv")
 
 
 def changed_value(name):
@@ -88,6 +104,8 @@ def test_encoders_come_with_the_first_run_that_has_them(tmp_path):
                                "model.query_encoder.pretrained": "a",
                                "model.document_encoder.pretrained": "b"})
     workdir.start(words, tmp_path)
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / DONE).touch()
     with pytest.raises(ConfigError, match="config.model.generator.layer_norm_eps"):
         workdir.start(replace(dense, {"model.generator.layer_norm_eps": 1.0}), tmp_path)
     workdir.start(dense, tmp_path)
