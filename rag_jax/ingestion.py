@@ -17,6 +17,7 @@ from typing import Any
 from rag_jax import files, locks, overrides, rules
 from rag_jax.citation import Citation
 from rag_jax.config import Config, ConfigError
+from rag_jax.data.inputs import is_prepared
 from rag_jax.documents import workdir as record_files
 from rag_jax.documents.chunks import Chunking, Window, passage_id, passages_of
 from rag_jax.documents.document import Document, ReaderLost, Unreadable
@@ -67,10 +68,14 @@ class Ingested:
 
 
 def base_config(workdir: Path) -> Config:
-    """The configuration that an `ingest` changes: the one of before, if there is one."""
+    """The configuration that an `ingest` changes: the one of before, if there is one, and of
+    `config.train` what trained there."""
     path = pathlib.Path(workdir).absolute()
-    return workdirs.read(path) if workdirs.exists(path) else Config(
+    config = workdirs.read(path) if workdirs.exists(path) else Config(
         train=dataclasses.replace(Config().train, steps=0))
+    trained = path / TRAINED
+    return dataclasses.replace(
+        config, train=workdirs.read(trained).train if workdirs.exists(trained) else config.train)
 
 
 def ingest(folder: Path, workdir: Path, *, chunking: Chunking | None = None,
@@ -107,12 +112,13 @@ def ingest(folder: Path, workdir: Path, *, chunking: Chunking | None = None,
                               "folder, or another --workdir")
         if not isinstance(config, Config):
             config = overrides.replace(base_config(path), config or {})
+        _check_trained(config, path)
         if chunking is None:
             chunking = Chunking(**earlier.divided_by["chunking"]) if earlier else Chunking()
         return _Ingestion(source, path, _with_runs(config), chunking, earlier).run()
 
 
-def fine_tune(workdir: Path, train: str, dev: str, *, steps: int = 1000,
+def fine_tune(workdir: Path, train: str, dev: str, *, steps: int | None = None,
               config: Config | Mapping[str, Any] | None = None) -> dict[str, Any]:
     """Trains the models of a workdir on questions about its documents; they answer from then on.
 
@@ -122,7 +128,7 @@ def fine_tune(workdir: Path, train: str, dev: str, *, steps: int = 1000,
     Args:
       workdir: of `ingest`, with a generator.
       train, dev: questions, as `config.data.train` and `config.data.dev`.
-      steps: of training.
+      steps: of training; None = config.train.steps, or 1000 where that is 0.
       config: fields to set, as for `ingest`, or a whole configuration.
 
     Returns:
@@ -135,6 +141,7 @@ def fine_tune(workdir: Path, train: str, dev: str, *, steps: int = 1000,
     record_files.read(path)
     if not isinstance(config, Config):
         config = overrides.replace(base_config(path), config or {})
+    steps = (config.train.steps or 1000) if steps is None else steps
     config = _with_runs(config)
     if "generator" not in config.model.sources:
         raise ConfigError("--train: there is no generator that could learn to answer; name "
@@ -151,6 +158,20 @@ def fine_tune(workdir: Path, train: str, dev: str, *, steps: int = 1000,
     return run.train(overrides.replace(config, {
         "runs": config.runs[:1], "train.steps": steps, "data.passages": str(passages),
         "data.train": train, "data.dev": dev}), path / TRAINED)
+
+
+def _check_trained(config: Config, path: pathlib.Path) -> None:
+    """Raises ConfigError for a field that what was trained in the workdir was not trained with."""
+    if not is_prepared(path / TRAINED):
+        return
+    before = workdirs.read(path)
+    for name in overrides.differences(before, config):
+        if name.startswith(("seed", "data.", "model.", "retrieval.")) and not name.startswith(
+                workdirs.CHANGEABLE):
+            raise ConfigError(
+                f"config.{name}: {path / TRAINED} was trained with "
+                f"{overrides.shown(overrides.value(before, name))}; leave it as it is, or name "
+                "another --workdir")
 
 
 def _with_runs(config: Config) -> Config:

@@ -2,7 +2,9 @@
 
 import ctypes
 import importlib.metadata
+import os
 import platform
+import signal
 import sys
 import traceback
 from collections.abc import Callable
@@ -31,6 +33,9 @@ def run(main: Callable[[], int | None]) -> None:
 def _outcome(main: Callable[[], int | None]) -> int | str | None:
     try:
         return main()
+    except BrokenPipeError:  # whoever read what is printed, `head` for one, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 128 + signal.SIGPIPE
     except (UserError, OSError) as error:
         return f"error: {visible_lines(str(error))}"
     except Preempted as reason:

@@ -350,6 +350,10 @@ def test_what_is_trained_on_questions_answers_from_the_documents(folder, tmp_pat
     capsys.readouterr()
     generate.main([f"--workdir={tmp_path / 'run'}", "Accra?"])
     assert "log p = " in capsys.readouterr().out
+    ingest.main(argv[:4])  # again, with the steps of before
+    assert ingestion.base_config(tmp_path / "run").train.steps == 2
+    with pytest.raises(ConfigError, match="max_passage_length: .*was trained with 16"):
+        ingest.main([*argv[:2], "--config.data.max_passage_length=31"])
     with pytest.raises(ConfigError, match="no generator that could learn"):
         ingestion.fine_tune(tmp_path / "run", "", "", config={"model.generator.pretrained": ""})
 

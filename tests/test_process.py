@@ -1,6 +1,7 @@
 """How a command ends: one message for a mistake, a report of a defect, its status."""
 
 import ctypes
+import subprocess
 import sys
 import types
 
@@ -65,6 +66,16 @@ def test_data_that_an_error_quotes_cannot_steer_the_terminal(capsys):
     with pytest.raises(SystemExit):
         process.run(defect)
     assert "ValueError: id \\x1b[2J\n" in capsys.readouterr().err
+
+
+def test_who_has_read_enough_gets_no_error():
+    """`python -m rag_jax.reproduce table1 --scale paper | head -1` ended in "Broken pipe"."""
+    program = "from rag_jax import process\nprocess.run(lambda: print('x\\n' * 100_000))"
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE,
+                          stderr=subprocess.PIPE) as running:
+        running.stdout.close()
+        assert running.stderr.read() == b""
+    assert running.returncode == 141
 
 
 def test_the_status_of_main_is_the_status_of_the_process():

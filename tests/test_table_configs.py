@@ -7,12 +7,13 @@ import dataclasses
 import functools
 import hashlib
 import json
+import shlex
 
 import jax
 import numpy as np
 import pytest
 
-from rag_jax import config_files, overrides, paper, parallel, rules
+from rag_jax import api, config_files, overrides, paper, parallel, rules
 from rag_jax.aot.chips import CHIPS
 from rag_jax.aot.costs import flops
 from rag_jax.cli import train
@@ -184,3 +185,17 @@ def test_cells_of_the_papers_scale(tmp_path):
     assert nq.indexes["2018"].path == nq.config.data.passages, "no second index of it is built"
     assert nq.indexes["2016"].path.endswith("/hot_swap/enwiki-20161220-pages-articles.xml.bz2")
     assert Full(tmp_path, "files").cells("wq", "rag_token")[0].config.data.data_dir == "files"
+
+
+@pytest.mark.parametrize("name", ["root", "of mine"])
+def test_a_recipe_trains_by_hand_what_the_report_reads(tmp_path, monkeypatch, name):
+    """It named runs/paper whatever --workdir, and no --data_dir."""
+    cell, = Full(tmp_path / name, "my files").cells("wq", "rag_token")
+    words = shlex.split(cell.recipe.split("\n\n")[1].replace("\\\n", ""))
+    trained, at = [], words.index("rag_jax.train")
+    monkeypatch.chdir(config_files.CONFIGS.parent)
+    monkeypatch.setattr(api, "train", lambda *given: trained.append(given))
+    train.main(words[at + 1:])
+    assert trained == [(cell.config, str(tmp_path / name / cell.folder), None)]
+    assert cell.config.model.rag.pretrained == words[words.index("rag_jax.convert") + 3
+                                                     ].removeprefix("--to=")

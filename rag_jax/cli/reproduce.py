@@ -1,11 +1,12 @@
 """The paper's tables and figures: `python -m rag_jax.reproduce NAME [--scale toy|paper]`.
 
 NAME is one of table1, table2, table3, pairwise (table 4), table5, table6, figure2, figure3,
-partial_decoding (section 4.2), hot_swap, fever_overlap, or all of these; or, beyond the paper and
-not among all, objectives (what the retriever learns from) and learned_retrieval (what answers
-teach retrievers that find little to nearly all). What is missing below --workdir is trained and
-measured, each model once, and goes on where it was interrupted; WORKDIR/report.md and report.html
-have our numbers beside the paper's. --scale toy is the world of countries, in minutes on two cores.
+partial_decoding (section 4.2), hot_swap, fever_overlap, or all of these; or, beyond the paper,
+not among all and at the toy scale alone, objectives (what the retriever learns from) and
+learned_retrieval (what answers teach retrievers that find little to nearly all). What is missing
+below --workdir is trained and measured, each model once, and goes on where it was interrupted;
+WORKDIR/report.md and report.html have our numbers beside the paper's. --scale toy is the world of
+countries, in minutes on two cores.
 --scale paper prints the recipe and reports what was measured; with --execute it runs it.
 """
 
@@ -26,8 +27,8 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--scale", choices=["toy", "paper"], default="toy",
                         help="of data and models (default: toy)")
     parser.add_argument("--workdir", type=flags.local_folder, metavar="DIR",
-                        help="folder of everything (default: runs/reproduce-SCALE, "
-                        "runs/reproduce-toy-reduced for --reduced)")
+                        help="folder of everything (default: runs/reproduce-toy, "
+                        "runs/reproduce-toy-reduced for --reduced, runs/paper for paper)")
     parser.add_argument("--seeds", type=int, default=3, metavar="N",
                         help="toy: seeds of fine-tuning on the questions (default: 3)")
     parser.add_argument("--reduced", action="store_true",
@@ -45,6 +46,7 @@ def main(argv: list[str] | None = None) -> None:
     for wrong, why in (
             (options.seeds < 1, f"--seeds={options.seeds}: must be at least 1"),
             (options.tally and options.name != "pairwise", "--tally belongs to pairwise"),
+            (options.name in BEYOND and not toy, f"{options.name} is of --scale toy"),
             (options.reduced and not toy, "--reduced belongs to --scale toy"),
             (options.execute and toy,
              "--execute belongs to --scale paper; the toy scale always runs"),
@@ -57,8 +59,8 @@ def main(argv: list[str] | None = None) -> None:
     from rag_jax.reproduction.full import Full
     from rag_jax.reproduction.toy import Toy
 
-    root = pathlib.Path(options.workdir or f"runs/reproduce-{options.scale}"
-                        f"{'-reduced' * options.reduced}").absolute()
+    default = f"runs/reproduce-toy{'-reduced' * options.reduced}" if toy else "runs/paper"
+    root = pathlib.Path(options.workdir or default).absolute()
     names = NAMES if options.name == "all" else (options.name,)
     scale = Toy(root, options.seeds, options.reduced) if toy else Full(root, options.data_dir)
     if options.tally:

@@ -18,6 +18,7 @@ from rag_jax.errors import UserError
 from rag_jax.retrieval.verification import read_sealed
 
 RECORD = "inputs.json"  # in the folder of the data; written first
+DONE = "names.txt"  # of passage stores and splits; written last
 QUESTIONS = ("train", "dev", "test")
 _SHAPE = ("chunk_words", "generator_vocab", "retriever_vocab", "source_format",
           "max_passage_length", "max_source_length")
@@ -27,6 +28,11 @@ _TOKENIZER_FILES = ("tokenizer.json", "vocab.txt", "vocab.json", "merges.txt",
                     "tokenizer_config.json", "chat_template.jinja", "special_tokens_map.json")
 _ABSENT = {"source": None, "files": {}}
 _SETTLED_NS = 2 * 10**9  # a file may change again within the tick of its file system's clock
+
+
+def is_prepared(workdir: pathlib.Path) -> bool:
+    """Whether a workdir has all its data."""
+    return (workdir / "data" / DONE).exists()
 
 
 def world_seed(config: Config) -> int:

@@ -15,14 +15,7 @@ from rag_jax.data import inputs
 from rag_jax.data.answer_targets import DEPTH, LOOKS_IN_PASSAGES, training_examples
 from rag_jax.data.batches import ENCODER_TABLE, PASSAGE_TABLE
 from rag_jax.data.corpora import read_corpus
-from rag_jax.data.prepared import (
-    DONE,
-    SEALED,
-    Prepared,
-    generator_format,
-    is_prepared,
-    open_prepared,
-)
+from rag_jax.data.prepared import SEALED, Prepared, generator_format, open_prepared
 from rag_jax.data.question_files import Example, check_labels
 from rag_jax.data.source import Source, World
 from rag_jax.data.task_sources import trains_on
@@ -109,7 +102,7 @@ def prepare(config: Config, workdir: pathlib.Path,
         or what has changed since something was trained.
     """
     folder = workdir / "data"
-    if is_prepared(workdir) and folder.is_symlink():  # the data of another workdir, checked there
+    if inputs.is_prepared(workdir) and folder.is_symlink():  # another workdir's, checked there
         return open_prepared(config, workdir)
     for parent in (folder, folder / "memories"):
         files.remove_leftovers(parent)
@@ -122,7 +115,7 @@ def prepare(config: Config, workdir: pathlib.Path,
     if changed:
         _make_again(workdir, changed)
     made = None
-    if not is_prepared(workdir):
+    if not inputs.is_prepared(workdir):
         if not earlier:
             _set_aside(folder)
         made = _make(config, folder, tokenizers, now, _read(config, world))
@@ -150,7 +143,7 @@ def _make_again(workdir: pathlib.Path, changed: Mapping[str, str]) -> None:
             "restore what has changed, or name another --workdir")
     print(f"{workdir}: data are made again, for these have changed:\n{what}", flush=True)
     folder = workdir / "data"
-    (folder / DONE).unlink(missing_ok=True)
+    (folder / inputs.DONE).unlink(missing_ok=True)
     if changed.keys() <= set(inputs.QUESTIONS):
         return  # `prepare_dataset` replaces them; all else is of the passages
     for path in _made_of_passages(folder):
@@ -216,7 +209,7 @@ def _make(config: Config, folder: pathlib.Path, tokenizers: Mapping[str, Tokeniz
         raise ConfigError("the data have changed while they were read; run the same command "
                           "again: " + "; ".join(changed.values()))
     names = [" ".join(source.passages), " ".join(source.splits)]
-    files.write_text(folder / DONE, "\n".join(names))
+    files.write_text(folder / inputs.DONE, "\n".join(names))
     return splits
 
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from rag_jax.config import Config, ConfigError
+from rag_jax.data.inputs import DONE
 from rag_jax.data.prompts import TEMPLATES, PromptFormat, parts_of
 from rag_jax.data.question_files import Example
 from rag_jax.data.questions import QuestionTokens
@@ -17,7 +18,6 @@ from rag_jax.retrieval.passages import PassageStore
 from rag_jax.retrieval.verification import DIGESTS, open_digests, refuse_links
 
 _log = logging.getLogger(__name__)
-DONE = "names.txt"  # of passage stores and splits; written last
 SEALED = (DONE, "questions", "warmup_texts.txt", "retriever_tokenizer", "generator_tokenizer")
 
 
@@ -79,11 +79,6 @@ class Prepared:
         if self.warmup_file is not None:
             return self.warmup_file.read_text("utf-8").split("\n")
         return StoreTexts(next(iter(self.memories.values())))
-
-
-def is_prepared(workdir: pathlib.Path) -> bool:
-    """Whether a workdir has all its data."""
-    return (workdir / "data" / DONE).exists()
 
 
 def open_prepared(config: Config, workdir: pathlib.Path) -> Prepared:

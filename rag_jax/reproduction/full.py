@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 
 from rag_jax import config_files, overrides, paper, rules
 from rag_jax.data.task_sources import DATA_DIR
+from rag_jax.overrides import value
 from rag_jax.reproduction.cells import Asked, Cell, File, Question, exported
 
 FIRST = "nq"  # its passages and indexes serve all tasks
@@ -47,7 +48,8 @@ class Full:
         if cell is None:
             return []
         file = f"{config_files.CONFIGS / 'paper.py'}:{cell}"
-        config = overrides.replace(config_files.load_file(file), {"data.data_dir": self.data_dir})
+        shipped = config_files.load_file(file)
+        config = overrides.replace(shipped, {"data.data_dir": self.data_dir})
         first = start = None
         folder = task
         if task != FIRST:
@@ -59,8 +61,19 @@ class Full:
             config = overrides.replace(config, {
                 f"model.{tower}.pretrained": str(self.root / exported(FIRST, run))})
         further = self._further(config.data.passages) if task == FIRST else {}
-        return [Cell(folder, rules.validate(config), run, first, start,
-                     config_files.about(file), **further)]
+        flags = "".join(
+            f" \\\n        --config.{name}={shlex.quote(overrides.shown(value(config, name)))}"
+            for name in overrides.differences(shipped, config))
+        recipe = config_files.about(file).replace(f".py:{cell} ", f".py:{cell}{flags} ")
+        return [Cell(folder, rules.validate(config), run, first, start, self._here(recipe),
+                     **further)]
+
+    def _here(self, recipe: str) -> str:
+        """A recipe for runs/paper, for the folder of everything."""
+        root = self.root
+        if root.is_relative_to(pathlib.Path.cwd()):
+            root = root.relative_to(pathlib.Path.cwd())
+        return recipe.replace("runs/paper", shlex.quote(str(root)))
 
     def _further(self, passages: str) -> dict[str, dict[str, File]]:
         """Questions and passages of the hot-swap, whose index of 2018 is the one that trains."""
@@ -89,10 +102,11 @@ class Full:
             parts = [f"{len(cells)} models are not measured. First, once: the passages "
                      "(tpu_scripts/natural_questions.sh downloads them) to runs/dpr. --execute "
                      "trains and measures all of the following on this machine; by hand:\n",
-                     *(cell.recipe for cell in cells)]
+                     *(f"{cell.recipe}\n" for cell in cells)]
         if unavailable:
             parts += ["Cannot be measured on these data:",
                       *(f"    {name}: {why}" for name, why in unavailable.items())]
         if unavailable or any(cell.files(what) for cell, what in missing):
-            parts.append(TEXTS["by_hand"].format(folder=shlex.quote(str(self.swap))))
+            parts.append(self._here(TEXTS["by_hand"]).replace(
+                "{folder}", shlex.quote(str(self.swap))))
         return "\n".join(parts) or "Everything has been measured."

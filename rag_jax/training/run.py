@@ -24,8 +24,9 @@ from typing import Any
 from rag_jax import files, hosts, locks, overrides, parallel, rules
 from rag_jax.config import Config, ConfigError
 from rag_jax.countries.world import build_world
+from rag_jax.data.inputs import is_prepared
 from rag_jax.data.prepare import prepare
-from rag_jax.data.prepared import Prepared, is_prepared, open_prepared
+from rag_jax.data.prepared import Prepared, open_prepared
 from rag_jax.retrieval.bm25 import bm25_missing
 from rag_jax.retrieval.index import PassageIndex
 from rag_jax.retrieval.scann import scann_missing

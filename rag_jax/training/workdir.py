@@ -18,8 +18,7 @@ import pathlib
 
 from rag_jax import config_files, files, hosts, locks, overrides
 from rag_jax.config import Config, ConfigError, EvalConfig
-from rag_jax.data.inputs import RECORD
-from rag_jax.data.prepared import is_prepared
+from rag_jax.data.inputs import RECORD, is_prepared
 from rag_jax.overrides import value
 from rag_jax.retrieval.protocol import RetrievalError
 from rag_jax.retrieval.verification import read_sealed, write_sealed

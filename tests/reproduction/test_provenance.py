@@ -110,7 +110,7 @@ def test_large_files_are_told_apart_by_their_ends_and_size(tmp_path, place, seen
 
 @pytest.mark.parametrize(("flags", "folder"), [
     (["--reduced"], "reproduce-toy-reduced"), ([], "reproduce-toy"),
-    (["--scale=paper"], "reproduce-paper"), (["--workdir=mine", "--reduced"], "mine")])
+    (["--scale=paper"], "paper"), (["--workdir=mine", "--reduced"], "mine")])
 def test_the_reduced_form_has_a_folder_of_its_own(tmp_path, monkeypatch, flags, folder):
     asked = []
     monkeypatch.chdir(tmp_path)

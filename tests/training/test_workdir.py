@@ -6,7 +6,7 @@ import pytest
 
 from rag_jax import overrides
 from rag_jax.config import Config, ConfigError
-from rag_jax.data.prepared import DONE
+from rag_jax.data.inputs import DONE
 from rag_jax.overrides import replace
 from rag_jax.retrieval.protocol import RetrievalError
 from rag_jax.training import workdir
