@@ -79,6 +79,8 @@ def connect(coordinator: str | None, num_processes: int | None, process_id: int 
         if not 0 <= process_id < num_processes:
             raise ConfigError(f"--process_id={process_id}: must be 0 to {num_processes - 1}, below "
                               f"--num_processes={num_processes}")
+        print(f"process {process_id} of {num_processes}: waits for the others at {coordinator}",
+              flush=True)
     elif is_slurm(os.environ):
         local = _local_devices(os.environ)
     elif not has_tpus(os.environ):

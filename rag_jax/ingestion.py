@@ -218,7 +218,7 @@ class _Ingestion:
             if closed | kept != before:
                 record_files.write(self.path, self.earlier._replace(files=closed | kept))
             return self._result(closed | kept, kept, 0)
-        reading = Reading(found, closed | kept, self.chunking)
+        reading = Reading(found, closed | kept, self.chunking, self.source)
         edits = same and not lexical and bool(_with_text(kept))
         embedded = self._make(reading, index, gone if edits else None)
         workdirs.write(self.config, self.path / "config.json")
@@ -299,9 +299,16 @@ class Reading:
       files: what the record says of the files, so far.
     """
 
-    def __init__(self, found: list[Found], kept: FileRecords, chunking: Chunking):
-        """kept: what the record says of the files that are not to be read, by name."""
-        self._found, self._kept, self._chunking = found, kept, chunking
+    def __init__(self, found: list[Found], kept: FileRecords, chunking: Chunking,
+                 folder: pathlib.Path):
+        """
+        Args:
+          found: the files of a folder.
+          kept: what the record says of the files that are not to be read, by name.
+          chunking: how documents are divided.
+          folder: the name of it.
+        """
+        self._found, self._kept, self._chunking, self._folder = found, kept, chunking, folder
         self.citations: dict[str, Citation] = {}
         self.files: dict[str, dict[str, Any]] = {}
         self._digests: dict[str, str] = {}
@@ -329,8 +336,8 @@ class Reading:
                              for name, file in list(self.files.items())[:3])
             kept = ("; the index is as it was, with the passages of before: put documents into the "
                     "folder, or remove the workdir if they are to be found no more")
-            raise UserError(f"none of the {len(self._found)} files has a text that can be read"
-                            f"{f' ({some})' if some else ''}{kept if index else ''}")
+            raise UserError(f"{self._folder}: none of its {len(self._found)} files has a text that "
+                            f"can be read{f' ({some})' if some else ''}{kept if index else ''}")
 
     def _contents(self) -> Iterator[tuple[str, bytes]]:
         for one in self._found:

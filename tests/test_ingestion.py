@@ -188,9 +188,9 @@ def test_what_cannot_be_ingested_says_why(folder, tmp_path):
     fails("no such folder", tmp_path / "nothing")
     fails("is the folder of the documents", workdir=folder)
     (tmp_path / "photos").mkdir()
-    fails("none of the 0 files", tmp_path / "photos")
+    fails("photos: none of its 0 files", tmp_path / "photos")
     (tmp_path / "photos" / "a.pdf").write_bytes(b"x")
-    fails("none of the 1 files has a text that can be read .a.pdf: it is damaged",
+    fails("photos: none of its 1 files has a text that can be read .a.pdf: it is damaged",
           tmp_path / "photos")
     fails("of which encoder", chunking=Chunking(tokens=64))
     rag_jax.ingest(folder, tmp_path / "run")
@@ -216,7 +216,7 @@ def test_of_a_folder_without_any_text_the_index_stays_and_that_is_said(folder, t
     before = stored(tmp_path / "run")
     shutil.rmtree(folder)
     folder.mkdir()
-    for text in ("none of the 0 files", "none of the 1 files"):
+    for text in ("none of its 0 files", "none of its 1 files"):
         with pytest.raises(UserError, match=f"{text} .*the index is as it was.* or remove the wor"):
             rag_jax.ingest(folder, tmp_path / "run")
         (folder / "empty.txt").write_text("")

@@ -59,8 +59,9 @@ def _base(options: argparse.Namespace) -> Config:
 
 def _lines(options: argparse.Namespace, done) -> list[str]:
     """What was done, and what was not, for people."""
-    lines = [f"{options.workdir}: {done.passages} passages of {done.files} files; {len(done.read)} "
-             f"files read, {len(done.removed)} removed, {done.embedded} passages embedded"]
+    lines = [f"{options.workdir}: {_count(done.passages, 'passage')} of "
+             f"{_count(done.files, 'file')}; {_count(len(done.read), 'file')} read, "
+             f"{len(done.removed)} removed, {_count(done.embedded, 'passage')} embedded"]
     for name, remarks in sorted(done.remarks.items()):
         if name in done.read:
             lines += [f"  {visible(name)}: {visible(remark)}" for remark in remarks]
@@ -72,3 +73,7 @@ def _lines(options: argparse.Namespace, done) -> list[str]:
                   f"  {', '.join(visible(name) for name in names[:SHOWN])}{more}"]
     return [*lines, *[NO_ENCODER] * done.lexical, *[NO_GENERATOR] * (not done.answers),
             f'Ask: python -m rag_jax.generate --workdir {options.workdir} "..."']
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'s' * (number != 1)}"

@@ -65,6 +65,10 @@ class RagModel:
     fusion: Fusion | None = None
     reranked: bool = False
 
+    def __post_init__(self):
+        if self.kind not in marginal.MARGINALS:
+            raise ValueError(f"kind={self.kind!r}: one of {', '.join(marginal.MARGINALS)}")
+
     @property
     def asks_with_texts(self) -> bool:
         """An index is asked with vectors and with the questions' texts."""

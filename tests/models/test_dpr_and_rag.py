@@ -105,6 +105,11 @@ def test_one_device_equals_eight_for_sentence_encoders(model_type):
     tiny.assert_trees_close(split, alone, rtol=1e-4, atol=1e-5)
 
 
+def test_a_kind_of_model_that_does_not_exist_is_told_the_others():
+    with pytest.raises(ValueError, match="kind='tokens': one of sequence, token, fid"):
+        tiny.rag_model("tokens")
+
+
 def test_the_scale_multiplies_the_logits_and_learns(params):
     """Five cosines have a nearly flat softmax; its gradient is that of finite differences."""
     plain = tiny.rag_model(retriever={"normalize": True, "scale": 1.0})
