@@ -19,6 +19,7 @@ from rag_jax.data.corpora import Passages
 from rag_jax.data.tasks import load_examples
 from rag_jax.documents import workdir as documents
 from rag_jax.models.rag import TOWERS
+from rag_jax.retrieval.manifest import check_encoder
 from rag_jax.retrieval.publish import publishing
 from rag_jax.training import indexing, pretrained
 from rag_jax.training import run as training
@@ -80,9 +81,10 @@ def load(source: Path | None = None, run: str | None = None, *, step: int | None
         config.retrieval.k) else None
     params, meta = pretrained.load_params(job, run, step)
     if opened is not None and not job.model.lexical:
-        opened.check_encoder(fingerprint(job.model, params["document_encoder"])
-                             if config.train.document_encoder == "refresh"
-                             else meta["encoder_fingerprint"])
+        check_encoder(opened.path, opened.manifest,
+                      fingerprint(job.model, params["document_encoder"])
+                      if config.train.document_encoder == "refresh"
+                      else meta["encoder_fingerprint"])
     return Rag(job, run, params, placed(job, opened))
 
 

@@ -151,10 +151,10 @@ def fine_tune(workdir: Path, train: str, dev: str, *, steps: int | None = None,
 
     passages = path / "passages.jsonl"
     if not passages.exists():  # training goes on with those that it began with
-        store = PassageStore.open(current(path / INDEX) / "passages")
+        there = open_folder(current(path / INDEX)).passages
         with locks.own(path), files.replaced(passages) as file:
-            for row in range(len(store)):
-                file.write(json.dumps(store[row]._asdict()) + "\n")
+            for known in there.ids():
+                file.write(json.dumps(there[there.row_of(known)]._asdict()) + "\n")
     return run.train(overrides.replace(config, {
         "runs": config.runs[:1], "train.steps": steps, "data.passages": str(passages),
         "data.train": train, "data.dev": dev}), path / TRAINED)

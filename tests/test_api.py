@@ -49,9 +49,7 @@ class Opened(str):
     """An index of 70 passages, by its name."""
 
     size = 70
-
-    def check_encoder(self, fingerprint):
-        assert fingerprint == "f"
+    path, manifest = pathlib.Path("i"), {"encoder_fingerprint": "f"}
 
 
 @pytest.fixture
@@ -197,6 +195,10 @@ def test_passages_are_added_deleted_and_replaced(uninterrupted, tmp_path, where)
         rag.delete(["nosuch"])
     with pytest.raises(RetrievalError, match="has a passage 'new 0'"):
         rag.add(new[:1])
+    rag.params = {**rag.params, "document_encoder": jax.tree.map(
+        lambda x: 1 - x, rag.params["document_encoder"])}
+    with pytest.raises(RetrievalError, match="built by the encoder"):
+        rag.add([("late", "", "Nothing.")])
     assert PassageIndex.open(index).size == count and not list(index.glob(".added*"))
 
 

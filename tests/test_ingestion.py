@@ -336,7 +336,13 @@ def test_what_is_trained_on_questions_answers_from_the_documents(folder, tmp_pat
             f"--train={tmp_path / 'train.jsonl'}", "--config.train.steps=2",
             "--config.train.batch_size=2", "--config.tensorboard=false",
             *(f"--config.{name}={value}" for name, value in {**SMALL, **towers}.items())]
+    written(folder, {"gone.txt": "Gone is in Nowhere."})
+    rag_jax.ingest(folder, tmp_path / "run", config={**SMALL, **towers})
+    (folder / "gone.txt").unlink()
+    written(folder, {"late.txt": "Rabat is in Morocco."})
     ingest.main(argv)
+    texts = (tmp_path / "run" / "passages.jsonl").read_text()
+    assert "Rabat" in texts and "Oslo" in texts and "Gone" not in texts
     untrained = rag_jax.ingest(folder, tmp_path / "other", config={**SMALL, **towers})
     written(folder, {"added.txt": "Accra is in Ghana."})
     assert rag_jax.ingest(folder, tmp_path / "run").embedded == 1

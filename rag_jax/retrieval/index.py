@@ -9,7 +9,7 @@ import numpy as np
 
 from rag_jax.retrieval.exact import ExactIndex, row_scores
 from rag_jax.retrieval.joined import JoinedRows, split
-from rag_jax.retrieval.manifest import ADDED, EMBEDDINGS, IndexFolder, check_encoder, open_folder
+from rag_jax.retrieval.manifest import ADDED, EMBEDDINGS, IndexFolder, open_folder
 from rag_jax.retrieval.protocol import (
     ALONE,
     Division,
@@ -123,10 +123,6 @@ class PassageIndex(Index):
             return index
 
         return opened(Path(path), make)
-
-    def check_encoder(self, fingerprint: str) -> None:
-        """Raises a RetrievalError where another encoder than this one has built the index."""
-        check_encoder(self.path, self.manifest, fingerprint)
 
     def search_as(self, settings: ScannSettings) -> None:
         """Searches ScaNN's parts with other settings, which the manifest then names."""

@@ -131,10 +131,6 @@ class Around(Index):
     def size(self) -> int:
         return self.index.size
 
-    def check_encoder(self, fingerprint: str) -> None:
-        """Raises a RetrievalError where another encoder than this one has built the index."""
-        self.index.check_encoder(fingerprint)
-
     def embeddings(self, ids: np.ndarray) -> np.ndarray:
         """The embeddings float32[..., E] of rows integers[...]."""
         return self.index.embeddings(ids)

@@ -27,6 +27,7 @@ from rag_jax.models.rag import FUSION
 from rag_jax.retrieval.build import RecallSettings
 from rag_jax.retrieval.device import DeviceIndex
 from rag_jax.retrieval.hybrid import HybridIndex
+from rag_jax.retrieval.manifest import check_encoder
 from rag_jax.retrieval.protocol import Passage
 from rag_jax.training import indexing, on_device, pretrained
 from rag_jax.training import workdir as workdirs
@@ -194,7 +195,8 @@ class Rag:
             raise ConfigError(f"run {self.run!r} reads no passages: it has no index to swap")
         opened = open_index(self.job, self.run, str(index))
         if not self.job.model.lexical:
-            opened.check_encoder(self.index.manifest["encoder_fingerprint"])
+            check_encoder(opened.path, opened.manifest,
+                          self.index.manifest["encoder_fingerprint"])
         self.index = placed(self.job, opened)
 
     def add(self, passages: Path | Passages, *, compact: bool | None = None) -> None:
@@ -465,7 +467,8 @@ def check_vectors(rag: Rag) -> None:
     own, there = rag.embed_passages([rag.index.passages[0]])[0], rag.index.embeddings([0])[0]
     if own.shape != there.shape or (
             np.linalg.norm(own - there) > SAME_VECTOR * np.linalg.norm(there)):
-        rag.index.check_encoder(fingerprint(rag.job.model, rag.params["document_encoder"]))
+        check_encoder(rag.index.path, rag.index.manifest,
+                      fingerprint(rag.job.model, rag.params["document_encoder"]))
 
 
 def check_tokens(index: Index, prepared: Prepared) -> None:
