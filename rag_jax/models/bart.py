@@ -10,47 +10,15 @@ import jax.numpy as jnp
 
 from rag_jax.config import BartConfig
 from rag_jax.models import encoder_decoder, vocabulary
-from rag_jax.models.attention import Attention
-from rag_jax.models.bert import EncoderLayer
-from rag_jax.models.layers import (
-    POSITION_INITS,
-    Dropout,
-    FeedForward,
-    LayerNorm,
-    embedding_table,
-    look_up,
-)
+from rag_jax.models.bert import parts
+from rag_jax.models.blocks import DecoderLayer, EncoderLayer
+from rag_jax.models.layers import POSITION_INITS, Dropout, LayerNorm, embedding_table, look_up
 from rag_jax.models.packing import Packing
 from rag_jax.models.products import Linear
 from rag_jax.models.stack import Stack
 from rag_jax.parallel import constrain
 
 POSITION_OFFSET = 2  # row p + 2 of the table belongs to position p
-
-
-class DecoderLayer(encoder_decoder.DecoderLayer):
-    """Causal self-attention, cross-attention and feed-forward, each followed by LN(x + ...)."""
-
-    config: BartConfig
-
-    def setup(self) -> None:
-        c, dtype = self.config, jnp.dtype(self.config.dtype)
-        heads, mlp_width = c.of_decoder
-        attention = (heads, c.width, c.attention_dropout, dtype, c.init_std, c.fused_attention)
-        self.self_attention = Attention(*attention)
-        self.self_norm = LayerNorm(c.layer_norm_eps, dtype)
-        self.cross_attention = Attention(*attention)
-        self.cross_norm = LayerNorm(c.layer_norm_eps, dtype)
-        self.mlp = FeedForward(
-            mlp_width, c.width, c.activation, c.activation_dropout, dtype, c.init_std)
-        self.mlp_norm = LayerNorm(c.layer_norm_eps, dtype)
-        self.drop = Dropout(c.dropout)
-
-    def before(self, norm: nn.Module, x: jax.Array) -> jax.Array:
-        return x
-
-    def after(self, norm: nn.Module, x: jax.Array, result: jax.Array) -> jax.Array:
-        return norm(x + result)
 
 
 class ClassificationHead(nn.Module):
@@ -100,10 +68,12 @@ class Bart(encoder_decoder.EncoderDecoder):
         self.encoder_embedding_norm = LayerNorm(c.layer_norm_eps, dtype)
         self.decoder_embedding_norm = LayerNorm(c.layer_norm_eps, dtype)
         self.drop = Dropout(c.dropout)
-        encoder_layer = functools.partial(EncoderLayer, c, c.activation_dropout)
-        self.encoder = Stack(encoder_layer, c.encoder_layers, c.remat, c.scan_layers)
-        decoder_layer = functools.partial(DecoderLayer, c)
-        self.decoder = Stack(decoder_layer, c.decoder_layers, c.remat, c.scan_layers)
+        self.encoder = Stack(functools.partial(
+            EncoderLayer, parts(c, c.heads, c.mlp_width, c.activation_dropout)),
+            c.encoder_layers, c.remat, c.scan_layers)
+        self.decoder = Stack(functools.partial(
+            DecoderLayer, parts(c, *c.of_decoder, c.activation_dropout)),
+            c.decoder_layers, c.remat, c.scan_layers)
 
     def embed(self, ids: jax.Array, positions: jax.Array, norm: nn.Module, deterministic: bool
                ) -> jax.Array:
@@ -120,7 +90,7 @@ class Bart(encoder_decoder.EncoderDecoder):
             places = _at(self.encoder_positions, packing.places % ids.shape[1])
             ids = packing.ids(ids)
         x = self.embed(ids, places, self.encoder_embedding_norm, deterministic)
-        return self.encoder(x, mask[:, None, None, :], packing, deterministic=deterministic)
+        return self.encoder(x, mask[:, None, None, :], None, packing, deterministic=deterministic)
 
     def embed_targets(self, ids: jax.Array, position: jax.Array | None = None,
                       deterministic: bool = True) -> jax.Array:

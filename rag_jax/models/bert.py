@@ -12,6 +12,7 @@ import jax.numpy as jnp
 
 from rag_jax.config import BartConfig, BertConfig
 from rag_jax.models.attention import Attention
+from rag_jax.models.blocks import EncoderLayer, Parts
 from rag_jax.models.layers import (
     POSITION_INITS,
     Dropout,
@@ -20,38 +21,18 @@ from rag_jax.models.layers import (
     embedding_table,
     look_up,
 )
-from rag_jax.models.packing import Packing
 from rag_jax.models.stack import Stack
-from rag_jax.parallel import constrain
 
 
-class EncoderLayer(nn.Module):
-    """x = LN(x + attention(x)); x = LN(x + feed_forward(x)), of the first `rows` positions: BERT's,
-    and BART's encoder's."""
-
-    config: BertConfig | BartConfig
-    activation_dropout: float = 0.0
-
-    @nn.compact
-    def __call__(self, x: jax.Array, mask: jax.Array, packing: Packing | None = None, *,
-                 deterministic: bool, rows: int | None = None) -> jax.Array:
-        c, dtype = self.config, jnp.dtype(self.config.dtype)
-        drop = Dropout(c.dropout)
-        asked = x if rows is None else constrain(x[:, :rows], "batch", name="asked positions")
-        attended = Attention(
-            c.heads, c.width, c.attention_dropout, dtype, c.init_std, c.fused_attention,
-            name="attention",
-        )(asked, x, mask, deterministic, packing=packing)
-        x = LayerNorm(c.layer_norm_eps, dtype, name="attention_norm")(
-            asked + drop(attended, deterministic=deterministic)
-        )
-        fed = FeedForward(
-            c.mlp_width, c.width, c.activation, self.activation_dropout, dtype, c.init_std,
-            name="mlp",
-        )(x, deterministic)
-        return LayerNorm(c.layer_norm_eps, dtype, name="mlp_norm")(
-            x + drop(fed, deterministic=deterministic)
-        )
+def parts(config: BertConfig | BartConfig, heads: int, mlp_width: int,
+          activation_dropout: float = 0.0) -> Parts:
+    """Those of BERT, and of BART's encoder and decoder."""
+    c, dtype = config, jnp.dtype(config.dtype)
+    return Parts(functools.partial(Attention, heads, c.width, c.attention_dropout, dtype,
+                                   c.init_std, c.fused_attention),
+                 functools.partial(FeedForward, mlp_width, c.width, c.activation,
+                                   activation_dropout, dtype, c.init_std),
+                 functools.partial(LayerNorm, c.layer_norm_eps, dtype), c.dropout, before=False)
 
 
 class Bert(nn.Module):
@@ -81,7 +62,6 @@ class Bert(nn.Module):
         x = look_up(words, ids) + places + jnp.broadcast_to(type_rows, (*ids.shape, c.width))
         x = LayerNorm(c.layer_norm_eps, dtype, name="embedding_norm")(x)
         x = Dropout(c.dropout)(x, deterministic=deterministic)
-        stack = Stack(
-            functools.partial(EncoderLayer, c), c.layers, c.remat, c.scan_layers, name="encoder"
-        )
+        layer = functools.partial(EncoderLayer, parts(c, c.heads, c.mlp_width))
+        stack = Stack(layer, c.layers, c.remat, c.scan_layers, name="encoder")
         return stack(x, mask[:, None, None, :], deterministic=deterministic, rows=rows)

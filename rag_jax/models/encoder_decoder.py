@@ -13,43 +13,6 @@ from rag_jax.models.attention import KeysValues, Source
 from rag_jax.models.packing import Packing
 
 
-class DecoderLayer(nn.Module):
-    """Causal self-attention, cross-attention and feed-forward.
-
-    A family's layer sets up self_attention, cross_attention, mlp, a norm for each (self_norm,
-    cross_norm, mlp_norm) and drop, and says where its norms stand:
-      before(norm, x) -> what a part reads; after(norm, x, its result) -> what the next one gets.
-    """
-
-    def cached(self, x: jax.Array, packing: Packing | None = None) -> KeysValues:
-        """Keys and values by which later tokens attend to x [R, T, D], or packed [B, N, D]."""
-        return self.self_attention.keys_values(self.before(self.self_norm, x), packing)
-
-    def attend(self, x: jax.Array, past: KeysValues, mask: jax.Array, bias: jax.Array | None,
-               deterministic: bool, packing: Packing | None = None) -> jax.Array:
-        """The result of self-attention, from x [R, T, D], or packed, over `past`."""
-        return self.self_attention.attend(
-            self.before(self.self_norm, x), *past, mask, deterministic, bias, packing)
-
-    def after_self(self, x: jax.Array, attended: jax.Array, source: KeysValues,
-                   source_mask: jax.Array, deterministic: bool, packing: Packing | None = None
-                   ) -> jax.Array:
-        """All that follows self-attention, whose result is `attended` [R, T, D], or packed."""
-        x = self.after(self.self_norm, x, self.drop(attended, deterministic=deterministic))
-        crossed = self.cross_attention.attend(
-            self.before(self.cross_norm, x), *source, source_mask, deterministic, packing=packing)
-        x = self.after(self.cross_norm, x, self.drop(crossed, deterministic=deterministic))
-        fed = self.mlp(self.before(self.mlp_norm, x), deterministic)
-        return self.after(self.mlp_norm, x, self.drop(fed, deterministic=deterministic))
-
-    def __call__(self, x: jax.Array, encoded: jax.Array, source_mask: jax.Array, causal: jax.Array,
-                 bias: jax.Array | None, sources: Packing | None = None,
-                 targets: Packing | None = None, *, deterministic: bool) -> jax.Array:
-        attended = self.attend(x, self.cached(x, targets), causal, bias, deterministic, targets)
-        source = self.cross_attention.keys_values(encoded, sources)
-        return self.after_self(x, attended, source, source_mask, deterministic, targets)
-
-
 class EncoderDecoder(nn.Module):
     """A family's module sets up `decoder`, a stack of its `DecoderLayer`, and has
 

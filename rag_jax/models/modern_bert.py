@@ -1,6 +1,8 @@
 """ModernBERT (Warner et al. 2024, arXiv 2412.13663): BERT with rotary positions, local and global
 layers, norms before each part, gated feed-forwards, and no biases."""
 
+import functools
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -11,7 +13,7 @@ from rag_jax.models.attention import attention
 from rag_jax.models.causal_lm import turned
 from rag_jax.models.layers import ACTIVATIONS, Dropout, embedding_table, look_up, norm
 from rag_jax.models.products import Linear
-from rag_jax.models.stack import REMAT_POLICIES
+from rag_jax.models.stack import Stack
 
 
 class ScaleNorm(nn.Module):
@@ -37,8 +39,8 @@ class ModernBertLayer(nn.Module):
     number: int
 
     @nn.compact
-    def __call__(self, x: jax.Array, mask: jax.Array, deterministic: bool, rows: int | None
-                 ) -> jax.Array:
+    def __call__(self, x: jax.Array, mask: jax.Array, *, deterministic: bool,
+                 rows: int | None = None) -> jax.Array:
         c, dtype = self.config, jnp.dtype(self.config.dtype)
         places, size = np.arange(x.shape[1]), c.width // c.heads
         theta = c.rope_theta
@@ -71,23 +73,6 @@ class ModernBertLayer(nn.Module):
         return x + linear("wo", c.width, ("mlp", "embed"))(fed)
 
 
-class _Layers(nn.Module):
-    """All layers, one after the other; the last one of the first `rows` positions alone."""
-
-    config: BertConfig
-
-    @nn.compact
-    def __call__(self, x: jax.Array, mask: jax.Array, deterministic: bool, rows: int | None
-                 ) -> jax.Array:
-        c, layer = self.config, ModernBertLayer
-        if c.remat != "none":
-            layer = nn.remat(layer, policy=REMAT_POLICIES[c.remat], static_argnums=(3, 4))
-        for i in range(c.layers):
-            x = layer(c, i, name=f"layer_{i}")(
-                x, mask, deterministic, rows if i == c.layers - 1 else None)
-        return x
-
-
 class ModernBert(nn.Module):
     """Token ids to hidden states, as `bert.Bert`; it has no token types."""
 
@@ -100,5 +85,7 @@ class ModernBert(nn.Module):
         c = self.config
         words = embedding_table(self, "token_embedding", c.vocab_size, c.width, "vocab")
         x = ScaleNorm(c, name="embedding_norm")(look_up(words, ids))
-        x = _Layers(c, name="encoder")(x, mask[:, None, None, :], deterministic, rows)
+        layer = functools.partial(ModernBertLayer, c)
+        x = Stack(layer, c.layers, c.remat, numbered=True, name="encoder")(
+            x, mask[:, None, None, :], deterministic=deterministic, rows=rows)
         return ScaleNorm(c, name="final_norm")(x)

@@ -21,7 +21,7 @@ class Stack(nn.Module):
     """`depth` copies of `block`, as a python loop or as one `nn.scan` over stacked parameters.
 
     `block()(x, *arguments, deterministic) -> x`; the arguments are the same for every layer, but
-    for the last one where there is `each`.
+    for the last one where there is `each`. `numbered`: it is block(0), block(1), ..., in a loop.
     Parameters are named `layer_0 ...` in the loop, and `layers` with a leading layer axis
     (logical name "layers") in the scan; `unstack_layers` turns the second form into the first.
     """
@@ -30,12 +30,13 @@ class Stack(nn.Module):
     depth: int
     remat: str = "none"
     scan: bool = False
+    numbered: bool = False
 
     def setup(self) -> None:
         if self.scan:
             self.layers = self.block()
         else:
-            self.layer = [self.block() for _ in range(self.depth)]
+            self.layer = [self.block(*[i] * self.numbered) for i in range(self.depth)]
 
     def loop(self) -> list[nn.Module]:
         """The layers one by one; only the looped form has them."""

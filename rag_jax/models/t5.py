@@ -12,6 +12,7 @@ import numpy as np
 from rag_jax.config import T5Config
 from rag_jax.models import encoder_decoder, vocabulary
 from rag_jax.models.attention import Attention
+from rag_jax.models.blocks import DecoderLayer, EncoderLayer, Parts
 from rag_jax.models.layers import Dropout, FeedForward, RmsNorm, embedding_table, look_up
 from rag_jax.models.packing import Packing
 from rag_jax.models.stack import Stack
@@ -49,49 +50,16 @@ def relative_bias(table: jax.Array, queries: jax.Array, keys: jax.Array, distanc
     return table[bucket_QS].transpose(2, 0, 1)[None]
 
 
-def _parts(config: T5Config) -> tuple[functools.partial, functools.partial, functools.partial]:
-    """What makes an attention, a feed-forward and a norm."""
+def _parts(config: T5Config) -> Parts:
+    """Those of encoder and decoder."""
     c, dtype = config, jnp.dtype(config.dtype)
-    return (functools.partial(Attention, c.heads, c.width, c.attention_dropout, dtype, c.init_std,
-                              c.fused_attention, c.head_size, biased=False, scaled=False),
-            functools.partial(FeedForward, c.mlp_width, c.width, c.activation,
-                              c.activation_dropout, dtype, c.init_std, biased=False,
-                              gated=c.gated),
-            functools.partial(RmsNorm, c.layer_norm_eps, dtype))
-
-
-class EncoderLayer(nn.Module):
-    """x = x + attention(norm(x)); x = x + feed_forward(norm(x))."""
-
-    config: T5Config
-
-    @nn.compact
-    def __call__(self, x: jax.Array, mask: jax.Array, bias: jax.Array, packing: Packing | None,
-                 *, deterministic: bool) -> jax.Array:
-        (attention, feed_forward, norm), drop = _parts(self.config), Dropout(self.config.dropout)
-        y = norm(name="attention_norm")(x)
-        attended = attention(name="attention")(y, y, mask, deterministic, bias, packing)
-        x = x + drop(attended, deterministic=deterministic)
-        fed = feed_forward(name="mlp")(norm(name="mlp_norm")(x), deterministic)
-        return x + drop(fed, deterministic=deterministic)
-
-
-class DecoderLayer(encoder_decoder.DecoderLayer):
-    """Causal self-attention, cross-attention and feed-forward, each as x + part(norm(x))."""
-
-    config: T5Config
-
-    def setup(self) -> None:
-        attention, feed_forward, norm = _parts(self.config)
-        self.self_attention, self.cross_attention = attention(), attention()
-        self.self_norm, self.cross_norm, self.mlp_norm = norm(), norm(), norm()
-        self.mlp, self.drop = feed_forward(), Dropout(self.config.dropout)
-
-    def before(self, norm: nn.Module, x: jax.Array) -> jax.Array:
-        return norm(x)
-
-    def after(self, norm: nn.Module, x: jax.Array, result: jax.Array) -> jax.Array:
-        return x + result
+    return Parts(functools.partial(Attention, c.heads, c.width, c.attention_dropout, dtype,
+                                   c.init_std, c.fused_attention, c.head_size, biased=False,
+                                   scaled=False),
+                 functools.partial(FeedForward, c.mlp_width, c.width, c.activation,
+                                   c.activation_dropout, dtype, c.init_std, biased=False,
+                                   gated=c.gated),
+                 functools.partial(RmsNorm, c.layer_norm_eps, dtype), c.dropout, before=True)
 
 
 class T5(encoder_decoder.EncoderDecoder):
@@ -102,7 +70,7 @@ class T5(encoder_decoder.EncoderDecoder):
     config: T5Config
 
     def setup(self) -> None:
-        c = self.config
+        c, parts = self.config, _parts(self.config)
         self.embedding = embedding_table(self, "embedding", c.vocab_size, c.width, "vocab")
         if not c.tied:
             self.output = embedding_table(self, "output", c.vocab_size, c.width, "vocab")
@@ -112,10 +80,10 @@ class T5(encoder_decoder.EncoderDecoder):
         self.encoder_bias = self.param("encoder_bias", axes, shape, jnp.float32)
         self.decoder_bias = self.param("decoder_bias", axes, shape, jnp.float32)
         self.encoder = Stack(
-            functools.partial(EncoderLayer, c), c.encoder_layers, c.remat, c.scan_layers)
+            functools.partial(EncoderLayer, parts), c.encoder_layers, c.remat, c.scan_layers)
         self.decoder = Stack(
-            functools.partial(DecoderLayer, c), c.decoder_layers, c.remat, c.scan_layers)
-        self.encoder_norm, self.decoder_norm = (_parts(c)[2]() for _ in range(2))
+            functools.partial(DecoderLayer, parts), c.decoder_layers, c.remat, c.scan_layers)
+        self.encoder_norm, self.decoder_norm = parts.norm(), parts.norm()
         self.drop = Dropout(c.dropout)
 
     def encode(self, ids: jax.Array, mask: jax.Array, deterministic: bool = True,
