@@ -10,6 +10,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from rag_jax import hosts, parallel
+from rag_jax.citation import Citation
 from rag_jax.config import ConfigError
 from rag_jax.data.batches import PASSAGE_TABLE, RagBatcher, Searchable
 from rag_jax.data.questions import QuestionTokens
@@ -24,7 +25,7 @@ from rag_jax.models.dpr import DprEncoder
 from rag_jax.models.generator import in_dtype
 from rag_jax.retrieval.hybrid import asked
 from rag_jax.retrieval.protocol import Passage, SearchResult, merge
-from rag_jax.types import Alternative, Answer, Array, Batch, Evidence, Params
+from rag_jax.types import Answer, Array, Batch, Evidence, Params
 
 Program = jax.stages.Wrapped  # a jitted function
 SORTED, ALIKE = 64, 4  # batches sorted by length at a time, and batches in a row of one shape
@@ -423,43 +424,38 @@ class Answerer:
         passages = [(self.index.passages[i], self.index.passages.source(i)) for i in rows]
         if self.model.null_document != "none":
             passages.append((Passage("", "", ""), None))
-        best, *others = self._ranked(questions, decoded, row, bool(passages))
-        prior = decoded.prior[row].tolist() if passages else []
-        return Answer(
-            best.text, best.token_ids, best.log_prob,
-            [Evidence(*passage, *p, source) for (passage, source), *p in zip(
-                passages, prior, best.posterior, strict=True)],
-            best.token_log_probs, best.token_posterior, best.finished,
-            certified=bool(decoded.certified[row]),
-            alternatives=others,
-            expanded=0 if decoded.expanded is None else int(decoded.expanded[row]),
-            tokens=[questions.format.tokenizer.piece(i) for i in best.token_ids],
-        )
+        best, *others = self._ranked(questions, decoded, row, passages)
+        return best._replace(
+            certified=bool(decoded.certified[row]), alternatives=others,
+            expanded=0 if decoded.expanded is None else int(decoded.expanded[row]))
 
-    def _ranked(self, questions: QuestionTokens, decoded: Decoded, row: int, reads: bool
-                ) -> list[Alternative]:
+    def _ranked(self, questions: QuestionTokens, decoded: Decoded, row: int,
+                passages: list[tuple[Passage, Citation | None]]) -> list[Answer]:
         """The answers to return, best first; one that exact decoding has put first comes once.
 
-        reads: whether there are passages, or a null document, that they may have come from.
+        passages: those read, and the null document, if there is one, with their sources.
         """
-        ranked, best_first = decoded.ranked, []
+        ranked, best_first, tokenizer = decoded.ranked, [], questions.format.tokenizer
         asked = len(self.decoding.labels) or self.decoding.num_return_sequences
-        explained = reads and not self.model.fuses
+        explained = passages and not self.model.fuses
+        prior = decoded.prior[row, : len(passages)]
         for n, valid in enumerate(ranked.valid[row]):
             tokens = self._until_end(ranked.tokens[row, n])
             known = not self.decoding.sample and any(a.token_ids == tokens for a in best_first)
             if n and (known or not valid):
                 continue
-            posterior = ranked.posterior[row, n] if explained else decoded.prior[row]
+            posterior = ranked.posterior[row, n] if explained else prior
             token_posterior = ranked.token_posterior[row, n, :, : len(tokens)].T  # -> [T, K]
-            best_first.append(Alternative(
-                text=self._labels.get(tuple(tokens)) or questions.format.tokenizer.decode(tokens),
+            best_first.append(Answer(
+                text=self._labels.get(tuple(tokens)) or tokenizer.decode(tokens),
                 token_ids=tokens,
                 log_prob=float(ranked.log_p[row, n]),
-                posterior=posterior.tolist() if reads else [],
+                passages=[Evidence(*passage, *p, source) for (passage, source), *p in zip(
+                    passages, prior.tolist(), posterior.tolist(), strict=True)],
                 token_log_probs=ranked.token_log_p[row, n, : len(tokens)].tolist(),
                 token_posterior=token_posterior.tolist() if explained else [],
                 finished=bool(ranked.finished[row, n]),
+                tokens=[tokenizer.piece(i) for i in tokens],
             ))
         return best_first[:asked]
 

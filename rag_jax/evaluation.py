@@ -238,7 +238,7 @@ def write_evaluation(folder: pathlib.Path, result: Evaluation, aside: bool = Fal
             "certified": answer.certified,
             "expanded": answer.expanded,
             "alternatives": [
-                {name: value for name, value in other._asdict().items()
+                {name: value for name, value in other.alternative().items()
                  if name != "token_posterior"} for other in answer.alternatives],
             "passages": [{"id": p.id, "prior": p.prior, "posterior": p.posterior}
                          for p in answer.passages],

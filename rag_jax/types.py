@@ -100,18 +100,6 @@ class Seq2SeqBatch(NamedTuple):
     target_places: Array | None = None  # int32[G, N]
 
 
-class Alternative(NamedTuple):
-    """Another answer to a question, or another sample; fields as in `Answer`."""
-
-    text: str
-    token_ids: list[int]
-    log_prob: float
-    posterior: list[float] = []
-    token_log_probs: list[float] = []
-    token_posterior: list[list[float]] = []
-    finished: bool = True
-
-
 class Evidence(NamedTuple):
     """A passage that was retrieved for a question; the null document has no id, title and text."""
 
@@ -138,7 +126,7 @@ class Answer(NamedTuple):
     token_posterior: list[list[float]] = []
     finished: bool = True  # ended with </s>; False = cut at the length limit
     certified: bool = False  # no other answer within the length limit is more probable
-    alternatives: list[Alternative] = []  # the other returned answers, best first
+    alternatives: list["Answer"] = []  # the other returned answers or samples, best first
     # Prefixes that exact decoding has expanded for this question; where it is not certified then,
     # the node budget was spent first.
     expanded: int = 0
@@ -166,4 +154,10 @@ class Answer(NamedTuple):
         others = {name: value for name, value in self._asdict().items()
                   if name not in (*first, "passages", "tokens")}
         return {**first, **passages, **others,
-                "alternatives": [other._asdict() for other in self.alternatives]}
+                "alternatives": [other.alternative() for other in self.alternatives]}
+
+    def alternative(self) -> dict[str, Any]:
+        """As JSON has it among the alternatives to another answer."""
+        return {name: getattr(self, name) for name in (
+            "text", "token_ids", "log_prob", "posterior", "token_log_probs", "token_posterior",
+            "finished")}

@@ -10,7 +10,7 @@ from rag_jax import api, flags
 from rag_jax.cli import display, evaluate, generate
 from rag_jax.config import Config
 from rag_jax.errors import UserError
-from rag_jax.types import Alternative, Answer, Evidence
+from rag_jax.types import Answer, Evidence
 
 QUESTIONS = ["Who?", "Where?", "When?"]
 
@@ -25,7 +25,7 @@ def asked(monkeypatch):
         return [Answer(f"answer {QUESTIONS.index(q)}", [5, 2], -0.5,
                        [Evidence("", "", "", 1.0, 1.0)],
                        [-0.25, -0.25], [[1.0], [1.0]], certified=q == "Who?", expanded=7,
-                       alternatives=[Alternative("other", [6, 2], -2.0)], tokens=["5", "2"])
+                       alternatives=[Answer("other", [6, 2], -2.0, [])], tokens=["5", "2"])
                 for q in questions]
 
     def load(*_, config, **__):
@@ -114,7 +114,7 @@ def test_what_data_holds_cannot_steer_the_terminal(capsys):
     """An escape sequence in a passage or an id cleared the screen, or hid what stood there."""
     evil = "\x1b[2J\u202etxt\x9b"
     answer = Answer(evil, [5], -0.5, [Evidence(evil, "", evil, 1.0, 1.0)], [-0.5], [[1.0]],
-                    alternatives=[Alternative(evil, [6], -2.0)], tokens=[evil])
+                    alternatives=[Answer(evil, [6], -2.0, [])], tokens=[evil])
     display.show(evil, answer, "terminal")
     printed = capsys.readouterr().out
     assert not set(printed) & set("\x1b\u202e\x9b")

@@ -11,7 +11,7 @@ import numpy as np
 
 from rag_jax.answering import Beginning
 from rag_jax.data.text import Tokenizer
-from rag_jax.types import Alternative, Answer, Evidence
+from rag_jax.types import Answer, Evidence
 
 
 class Choice(NamedTuple):
@@ -37,16 +37,8 @@ def choices(ask: Ask, answers: Sequence[Answer], tokenizer: Tokenizer, kind: str
     """
     best = answers[0]
     if len(answers) == 1:
-        answers = [best, *(_in_place_of(best, other, tokenizer) for other in best.alternatives)]
+        answers = [best, *best.alternatives]
     return [_cut(answer, ask, tokenizer, kind) for answer in answers[:ask.n]]
-
-
-def _in_place_of(best: Answer, other: Alternative, tokenizer: Tokenizer) -> Answer:
-    passages = [passage._replace(posterior=p) for passage, p in zip(
-        best.passages, other.posterior, strict=True)]
-    fields = {name: value for name, value in other._asdict().items() if name != "posterior"}
-    return best._replace(**fields, passages=passages, certified=False,
-                         tokens=[tokenizer.piece(i) for i in other.token_ids])
 
 
 def _cut(answer: Answer, ask: Ask, tokenizer: Tokenizer, kind: str) -> Choice:

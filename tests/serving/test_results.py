@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from rag_jax.serving.results import Ask, Choice, Pieces, choices, citations, vector
-from rag_jax.types import Alternative, Answer, Evidence
+from rag_jax.types import Answer, Evidence
 
 WORDS = {1: "Mar", 2: "tín", 3: " Viz", 4: "car", 5: "ra", 9: ""}  # 9 is </s>
 
@@ -29,8 +29,10 @@ def answer(kind="token"):
     logs = [-0.1, -0.2, -0.3, -0.4, -0.5, -0.6]
     return Answer("Martín Vizcarra", [1, 2, 3, 4, 5, 9], sum(logs), evidence, logs, rows.tolist(),
                   certified=True, tokens=["Mar", "tín", " Viz", "car", "ra", "</s>"],
-                  alternatives=[Alternative("Mar", [1, 9], -3.0, [0.4, 0.6], [-1.0, -2.0],
-                                            [[0.4, 0.6]] * 2)])
+                  alternatives=[Answer("Mar", [1, 9], -3.0, [
+                      Evidence(name, "", "text", 0.5, p) for name, p in zip(
+                          "ab", [0.4, 0.6], strict=True)], [-1.0, -2.0], [[0.4, 0.6]] * 2,
+                      tokens=["Mar", "</s>"])])
 
 
 @pytest.mark.parametrize("ask, text, reason, count", [
