@@ -1,7 +1,7 @@
 """What the user can mend is a UserError; any other error is a defect of this package."""
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 
 class UserError(Exception):
@@ -18,6 +18,12 @@ class NotFiniteError(UserError):
 
 class Preempted(Exception):
     """A signal asked the process to stop; what is done is saved, and the same command goes on."""
+
+
+def first_of(names: Sequence[str], most: int) -> str:
+    """The first so many names of a list, and how many more there are."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
 
 
 def near_matches(word: str, words: Iterable[str], cutoff: float = 0.5) -> str:

@@ -25,7 +25,7 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import IO, Any
 
-from rag_jax.errors import UserError
+from rag_jax.errors import UserError, first_of
 
 MARK = "rag_jax-working.json"
 _HOST = re.sub(r"[^A-Za-z0-9]", "", socket.gethostname()) or "host"
@@ -296,8 +296,7 @@ def check_own(folder: pathlib.Path, own: Sequence[str]) -> None:
     """
     names = sorted(path.name for path in folder.glob("[!.]*"))
     if names and not any((folder / name).is_file() for name in own):
-        more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-        raise FolderError(f"{folder}: has {', '.join(names[:3])}{more}, and nothing of rag_jax's "
+        raise FolderError(f"{folder}: has {first_of(names, 3)}, and nothing of rag_jax's "
                           "that may be written to; name a new or an empty folder")
 
 

@@ -128,6 +128,12 @@ def leads() -> bool:
     return index() == 0
 
 
+def say(text: str) -> None:
+    """Prints what all processes would say, once."""
+    if leads():
+        print(text, flush=True)
+
+
 def wait() -> None:
     """Returns once every process has called it."""
     exchange(None)

@@ -52,5 +52,4 @@ def main(argv: list[str] | None = None) -> None:
     else:
         index = api.build_index(options.passages, options.out, options.workdir, run=options.run,
                                 queries=options.queries, overwrite=options.overwrite, config=config)
-    if hosts.leads():
-        print(f"{options.out}: {describe(index)}")
+    hosts.say(f"{options.out}: {describe(index)}")

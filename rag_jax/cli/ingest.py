@@ -13,6 +13,7 @@ from collections import Counter
 from rag_jax import flags
 from rag_jax.config import Config
 from rag_jax.documents.workdir import NO_ENCODER, NO_GENERATOR
+from rag_jax.errors import first_of
 from rag_jax.visible import visible
 
 SHOWN = 20  # files listed by name for each reason, at most
@@ -66,11 +67,9 @@ def _lines(options: argparse.Namespace, done) -> list[str]:
         if name in done.read:
             lines += [f"  {visible(name)}: {visible(remark)}" for remark in remarks]
     reasons = Counter(done.skipped.values())
-    for reason, count in reasons.most_common():
+    for reason, _ in reasons.most_common():
         names = [name for name, own in done.skipped.items() if own == reason]
-        more = f" and {count - SHOWN} more" if count > SHOWN else ""
-        lines += [f"not read, {visible(reason)}:",
-                  f"  {', '.join(visible(name) for name in names[:SHOWN])}{more}"]
+        lines += [f"not read, {visible(reason)}:", f"  {visible(first_of(names, SHOWN))}"]
     return [*lines, *[NO_ENCODER] * done.lexical, *[NO_GENERATOR] * (not done.answers),
             f'Ask: python -m rag_jax.generate --workdir {options.workdir} "..."']
 

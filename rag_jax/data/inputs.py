@@ -14,7 +14,7 @@ from typing import Any
 from rag_jax.config import Config
 from rag_jax.data.corpora import corpus_files
 from rag_jax.data.task_sources import task_files_of
-from rag_jax.errors import UserError
+from rag_jax.errors import UserError, first_of
 from rag_jax.retrieval.verification import read_sealed
 
 RECORD = "inputs.json"  # in the folder of the data; written first
@@ -121,8 +121,7 @@ def differences(earlier: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str,
         other = _other_files(then["files"], new["files"])
         gone = then["files"] and not new["files"] and new is not _ABSENT
         if other:
-            more = f" and {len(other) - 3} more" if len(other) > 3 else ""
-            changed[name] = f"{name}: {', '.join(other[:3])}{more}"
+            changed[name] = f"{name}: {first_of(other, 3)}"
         elif then["source"] != new["source"] and not gone:
             changed[name] = f"{name}: {_shown(then)} then, {_shown(new)} now"
     return changed

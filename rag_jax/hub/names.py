@@ -14,6 +14,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from rag_jax.config import BartConfig, BertConfig, CausalConfig, T5Config
+from rag_jax.errors import first_of
 from rag_jax.hub.stored import HubError
 from rag_jax.hub.tensors import Tensors
 from rag_jax.models.causal_lm import VARIANTS
@@ -251,9 +252,8 @@ def check(tensors: Tensors, weights: Iterable[Weight], shapes: Mapping[Path, tup
 
 def _listed(title: str, names: list[str], others: Sequence[str] = (), limit: int = 10) -> str:
     """The first names, each with the most similar of the others."""
-    more = f" and {len(names) - limit} more" if len(names) > limit else ""
-    shown = [name[:200] + _near(name, others) for name in names[:limit]]
-    return f"{len(names)} {title}: {', '.join(shown)}{more}" if names else ""
+    shown = [name[:200] + _near(name, others) for name in names[:limit]] + names[limit:]
+    return f"{len(names)} {title}: {first_of(shown, limit)}" if names else ""
 
 
 def _near(name: str, others: Sequence[str]) -> str:

@@ -98,8 +98,7 @@ class Worker:
         if self._opened is None or self._opened[0] != key:
             self._opened = None  # two models at a time would double the RAM
             warm.fine_tune(cell.run)
-            config = dataclasses.replace(warm.job.config, eval=cell.config.eval)
-            job = dataclasses.replace(warm.job, config=config).of_run(cell.run)
+            job = warm.job.of_run(cell.run, cell.config.eval)
             params, _ = pretrained.load_params(job, cell.run)
             self._opened = key, api.Rag(job, cell.run, params, None)
         return self._opened[1]

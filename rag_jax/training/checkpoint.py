@@ -26,7 +26,7 @@ from typing import Any
 import jax
 
 from rag_jax import files, hosts
-from rag_jax.errors import UserError
+from rag_jax.errors import UserError, first_of
 from rag_jax.retrieval.verification import refuse_links
 from rag_jax.training import orbax_noise, tree_record
 from rag_jax.training.ranking import Ranking
@@ -370,8 +370,7 @@ class Checkpointer(contextlib.AbstractContextManager):
             for item in trees:
                 tree_record.verify(_KINDS[item], content[item], restored[item])
             if bad := tree_record.non_finite(restored.get("params")):
-                more = f" and {len(bad) - 1} more" if len(bad) > 1 else ""
-                raise ValueError(f"parameter {bad[0]}{more} holds NaN or infinite values")
+                raise ValueError(f"parameter {first_of(bad, 1)} holds NaN or infinite values")
 
         self._report_damage(step, verify)  # all processes at once, after each has read its part
         return {item: restored[item] for item in trees}, content["meta"]

@@ -154,9 +154,9 @@ def recall_questions(job: Job) -> list[Example]:
     """The dev questions that recall is measured with, or some of them where there are many."""
     dev = job.prepared.splits["dev"]
     drawn = np.random.default_rng(job.config.seed).permutation(len(dev))[:RECALL_QUERIES]
-    if len(drawn) < len(dev) and hosts.leads():
-        print(f"recall is measured with {len(drawn)} of the {len(dev)} dev questions, drawn by "
-              f"config.seed={job.config.seed}", flush=True)
+    if len(drawn) < len(dev):
+        hosts.say(f"recall is measured with {len(drawn)} of the {len(dev)} dev questions, drawn by "
+                  f"config.seed={job.config.seed}")
     return [dev[row] for row in sorted(drawn)]
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from rag_jax import overrides, parallel
-from rag_jax.config import Config, ConfigError
+from rag_jax.config import Config, ConfigError, EvalConfig
 from rag_jax.data.packed import Groups
 from rag_jax.data.prepared import Prepared
 from rag_jax.data.question_files import Example
@@ -45,9 +45,12 @@ class Job:
         """Name of the passages that runs train with, and of their index; others can be asked."""
         return next(iter(self.prepared.memories))
 
-    def of_run(self, run: str) -> "Job":
-        """With the configuration of one of config.runs."""
-        return dataclasses.replace(self, config=overrides.for_run(self.config, run))
+    def of_run(self, run: str, how: EvalConfig | None = None) -> "Job":
+        """With the configuration of one of config.runs, and how it is evaluated; None = as there.
+        """
+        config = overrides.for_run(self.config, run)
+        return dataclasses.replace(self, config=dataclasses.replace(
+            config, eval=how or config.eval))
 
     def tokens(self, split: str) -> QuestionTokens:
         """The questions of a split, tokenized once for all runs that read them alike."""

@@ -250,9 +250,8 @@ class _Loop:
     def end_early(self, done: int, state: TrainState) -> None:
         """Ends the stage after so many steps: those that are left would change nothing."""
         stage = self.stage
-        if hosts.leads():
-            print(f"{stage.name}: nothing but the retriever trains, so training ends at step "
-                  f"{done} of {stage.steps}", flush=True)
+        hosts.say(f"{stage.name}: nothing but the retriever trains, so training ends at step "
+                  f"{done} of {stage.steps}")
         self.evaluate_and_save(stage.steps, state)
 
     def evaluate_and_save(self, done: int, state: TrainState) -> None:
@@ -362,8 +361,8 @@ class _Watch:
         action = guard.action
         if action == "rollback" and self.loop.sound is None:
             action = "freeze"  # the guard was another one when the last sound window ended
-        if guard.collapsed_at != before and action in _ACTIONS and hosts.leads():
-            print(f"{name}: {guard}; {_ACTIONS[action]}", flush=True)
+        if guard.collapsed_at != before and action in _ACTIONS:
+            hosts.say(f"{name}: {guard}; {_ACTIONS[action]}")
 
     def _read(self) -> None:
         """Takes the metrics of all unread steps into the window; stops where one is not finite."""

@@ -28,8 +28,8 @@ class Profiler(contextlib.AbstractContextManager):
     def __exit__(self, *exc_info) -> None:
         if self._state == "tracing":
             self._stop()
-        elif self._state == "waiting" and hosts.leads():
-            print(f"no step was profiled: training ended within {self.window[0]} steps", flush=True)
+        elif self._state == "waiting":
+            hosts.say(f"no step was profiled: training ended within {self.window[0]} steps")
 
     def begin(self, step: int) -> None:
         """To be called before every step."""
@@ -48,5 +48,4 @@ class Profiler(contextlib.AbstractContextManager):
     def _stop(self) -> None:
         jax.profiler.stop_trace()
         self._state = "off"
-        if hosts.leads():
-            print(f"the profile of steps from {self._begin} on is in {self.folder}", flush=True)
+        hosts.say(f"the profile of steps from {self._begin} on is in {self.folder}")

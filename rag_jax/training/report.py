@@ -47,9 +47,7 @@ class _Reporter:
         """
         if self._opened is None or self._opened.run != run:
             self._opened = None
-            config = dataclasses.replace(self.job.of_run(run).config,
-                                         eval=workdir.eval_of(self.job.workdir, run))
-            job = dataclasses.replace(self.job, config=config)
+            job = self.job.of_run(run, workdir.eval_of(self.job.workdir, run))
             self._indexes = indexing.indexes_of(self.job, run, self.indexes)
             self._opened = Rag(job, run, pretrained.load_params(self.job, run)[0], None)
         if not self._opened.config.retrieval.k:

@@ -118,7 +118,7 @@ def warm_up(config: Config, path: pathlib.Path) -> Warm:
     be_quiet()
     asked, config = config, pretrained.resolve(config)
     for line in pretrained.notes(asked, config):
-        _say(line)
+        hosts.say(line)
     retrievers = {overrides.for_run(config, run).retrieval.retriever for run in config.runs}
     if retrievers - {"dpr"} and (missing := bm25_missing()):
         raise ConfigError(f"config.retrieval.retriever: BM25 needs {missing}")
@@ -131,7 +131,7 @@ def warm_up(config: Config, path: pathlib.Path) -> Warm:
             _remove_leftovers(path)
         job = open_job(config, path, check=True)
         check_k(job)
-        _say(f"{path}: {len(job.prepared.splits['train'])} training questions, "
+        hosts.say(f"{path}: {len(job.prepared.splits['train'])} training questions, "
              f"{len(job.prepared.memories[job.trains_with])} passages")
     warm: dict[str, Any] = {}
     if retrievers - {"bm25"}:  # which has nothing to learn
@@ -145,7 +145,7 @@ def warm_up(config: Config, path: pathlib.Path) -> Warm:
             indexes = indexing.index_stores(job, warm, path / "indexes")
         words = indexing.index_words(job) if "bm25" in retrievers else {}
     for name, index in [*indexes.items(), *words.items()]:
-        _say(f"index {name}: {indexing.describe(index)}")
+        hosts.say(f"index {name}: {indexing.describe(index)}")
     return Warm(job, warm, indexes, clock)
 
 
@@ -183,7 +183,7 @@ def train(config: Config, path: pathlib.Path, profile: tuple[int, int] | None = 
     """
     rules.validate(config, trains=True)
     for line in overrides.set_otherwise(config, overrides.not_default(config)):
-        _say(f"{line}; the value of the configuration is for other runs")
+        hosts.say(f"{line}; the value of the configuration is for other runs")
     parallel.make_mesh(config.mesh)  # both complain before anything is written
     workdir.check_place(path)
     with stopped_at_once(), locks.exclusive(path):
@@ -222,7 +222,7 @@ class Clock:
     @contextlib.contextmanager
     def time(self, name: str) -> Iterator[None]:
         """Adds the time of its body to stage `name`, also when the body is interrupted."""
-        _say(f"== {name}")
+        hosts.say(f"== {name}")
         began, before = time.monotonic(), self.secs.get(name, 0.0)
         try:
             yield
@@ -230,8 +230,3 @@ class Clock:
             self.secs[name] = before + time.monotonic() - began
             if hosts.leads():
                 write_sealed(self._file, self.secs)
-
-
-def _say(text: str) -> None:
-    if hosts.leads():
-        print(text, flush=True)

@@ -12,6 +12,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from rag_jax.errors import first_of
+
 PyTree = Any
 Record = Mapping[str, Mapping[str, Any]]
 
@@ -50,8 +52,7 @@ def verify(kind: str, recorded: Record, tree: PyTree) -> None:
     found = record(tree)
     changed = [name for name, entry in recorded.items() if found.get(name) != entry]
     if changed:
-        more = f" and {len(changed) - 1} more" if len(changed) > 1 else ""
-        raise ValueError(f"the stored bytes of {kind} {changed[0]}{more} have changed")
+        raise ValueError(f"the stored bytes of {kind} {first_of(changed, 1)} have changed")
 
 
 def non_finite(tree: PyTree) -> list[str]:
