@@ -194,8 +194,8 @@ def pairwise(lab: Lab) -> list[Part]:
         items, controls = _pairs(*results)
         if not written:
             pairs.write(folder, items, controls, seed=0)
-            files.write_text(folder / "made.json", json.dumps(
-                [made_by(cell, lab.root) for cell in systems], indent=1))
+            files.write_json(
+                folder / "made.json", [made_by(cell, lab.root) for cell in systems])
         about = (f"Sheets for judges: {folder}/sheet.html and sheet.csv, {len(items)} pairs "
                  f"and {len(controls)} control items; key.json stays with you. "
                  "--tally FILE.csv ... counts the filled-in ones.")

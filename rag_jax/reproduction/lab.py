@@ -41,13 +41,13 @@ def keep(root: pathlib.Path, cell: Cell, what: Asked, result: Evaluation | Told)
         folder = folder / what.name
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "metrics.json").unlink(missing_ok=True)  # of another configuration
-        files.write_text(folder / "made.json", json.dumps(made, indent=1))
+        files.write_json(folder / "made.json", made)
         write_evaluation(folder, result)  # metrics.json last
     else:
         folder.mkdir(parents=True, exist_ok=True)
         file = folder / f"{what.name}.json"
-        files.write_text(file, json.dumps(
-            {**_json(file, {}), what.key: {"made": made, **result._asdict()}}, indent=1))
+        files.write_json(
+            file, {**_json(file, {}), what.key: {"made": made, **result._asdict()}})
 
 
 def _kept(root: pathlib.Path, cell: Cell, what: Asked

@@ -62,7 +62,7 @@ def write(folder: pathlib.Path, pairs: Sequence[Pair], controls: Sequence[Pair],
     folder.mkdir(parents=True, exist_ok=True)
     files.write_text(folder / "sheet.csv", _csv(rows))
     files.write_text(folder / "sheet.html", _page(rows))
-    files.write_text(folder / "key.json", json.dumps(key, indent=1) + "\n")
+    files.write_json(folder / "key.json", key)
 
 
 def _csv(rows: Sequence[Mapping[str, str]]) -> str:
@@ -124,7 +124,7 @@ def read_tally(folder: pathlib.Path) -> Tally | None:
 def write_tally(folder: pathlib.Path, sheets: Sequence[pathlib.Path]) -> Tally:
     """Tallies filled-in sheets with the folder's key, and keeps the result beside it."""
     counted = tally(read_key(folder), sheets)
-    files.write_text(folder / "tally.json", json.dumps(counted._asdict(), indent=1) + "\n")
+    files.write_json(folder / "tally.json", counted._asdict())
     return counted
 
 

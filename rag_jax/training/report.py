@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import json
 import pathlib
 import platform
 import resource
@@ -126,7 +125,7 @@ def write_report(job: Job, results: dict[str, Any], secs: dict[str, float]
         "versions": _versions(),
     }
     if hosts.leads():
-        files.write_text(job.workdir / "report.json", json.dumps(report, indent=1) + "\n")
+        files.write_json(job.workdir / "report.json", report)
         print(f"{format_report(report)}\n\n{next_command(job)}", flush=True)
     return report
 
