@@ -30,7 +30,8 @@ REQUIRES = [
     # brings it anyway.
     "regex>=2025.10.22",
     "tokenizers>=0.22",
-    # Chat templates, which transformers renders in jinja's sandbox without bringing jinja.
+    # Chat templates, which transformers renders in jinja's sandbox without bringing jinja; and the
+    # pages of reports.
     "jinja2>=3.1",
     # Checkpoints by Hugging Face name: download with progress, cache and offline mode.
     "huggingface_hub>=1",
@@ -103,10 +104,10 @@ setup(
     # The config files, so that an installed program has them: they stay at the top of a checkout.
     packages=[*find_packages(include=["rag_jax", "rag_jax.*"]), "rag_jax.configs"],
     package_dir={"rag_jax.configs": "configs"},
-    package_data={"rag_jax": ["py.typed", "paper.toml"],
+    package_data={"rag_jax": ["py.typed", "paper.toml", "templates/*.html"],
                   "rag_jax.countries": ["countries.jsonl", "phrasings.toml"],
                   "rag_jax.data": ["tasks.toml"],
-                  "rag_jax.reproduction": ["sheet.js", "hot_swap.toml"],
+                  "rag_jax.reproduction": ["hot_swap.toml"],
                   "rag_jax.hub": ["names.toml", "model_card.md"],
                   "rag_jax.serving": ["page.html", "page.css", "page.js"]},
     entry_points={"console_scripts": ["rag_jax = rag_jax.cli:main"]},

@@ -12,7 +12,7 @@ from typing import Any
 
 from rag_jax import files
 from rag_jax.errors import UserError
-from rag_jax.visible import html_page, html_text, visible
+from rag_jax.visible import html_page, visible
 
 SHADES = range(255, 231, -1)  # xterm's greys, white to black
 
@@ -54,19 +54,8 @@ def _shaded(text: str, value: float) -> str:
 def page(title: str, tokens: Sequence[str], passages: Sequence[str],
          posterior: Sequence[Sequence[float]]) -> str:
     """A self-contained HTML page; arguments as of `terminal`."""
-    head = "".join(f"<th>{html_text(_visible(token))}</th>" for token in tokens)
-    rows = []
-    for row, name in enumerate(passages):
-        cells = "".join(
-            f'<td style="background:rgba(20,60,140,{values[row]:.3f});'
-            f'color:{"#fff" if values[row] > 0.5 else "#000"}" '
-            f'title="{values[row]:.4f}">{100 * values[row]:.0f}</td>' for values in posterior)
-        rows.append(f"<tr><th class=passage>{html_text(visible(name))}</th>{cells}</tr>")
-    return html_page(
-        visible(title), "body{font:14px sans-serif}table{border-collapse:collapse}td,th{padding:"
-        "4px 8px;text-align:center}h1{font-size:18px}.passage{text-align:right;font-weight:normal}",
-        "<p>Share of each passage in each token of the answer, percent.</p>"
-        f"<table><tr><th></th>{head}</tr>{''.join(rows)}</table>")
+    return html_page("heatmap.html", title=visible(title), tokens=[*map(_visible, tokens)],
+                     passages=[*map(visible, passages)], posterior=posterior)
 
 
 def write(path: pathlib.Path, title: str, tokens: Sequence[str], passages: Sequence[str],

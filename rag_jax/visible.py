@@ -1,7 +1,7 @@
 """Text from data as it may be shown: nothing in it steers the terminal, sheet or page around it."""
 
-import html
 import re
+from typing import Any
 
 # Control characters, with those of the upper half of Latin-1; line and paragraph separators;
 # marks, embeddings, overrides and isolates of writing direction; invisible letters and tags; and
@@ -28,16 +28,15 @@ def csv_cell(text: str) -> str:
     return visible(f"'{text}" if _FORMULA.match(text) else text)
 
 
-def html_text(text: str) -> str:
-    """`visible_lines`, as text between tags or in an attribute of HTML."""
-    return html.escape(visible_lines(text))
+def html_page(template: str, **values: Any) -> str:
+    """A page that needs no other file: one of templates/, in which strings become
+    `visible_lines`, as text between tags or in an attribute."""
+    import jinja2  # where there is a page to write
 
-
-def html_page(title: str, style: str, *body: str) -> str:
-    """A page that needs no other file: the title is text, the style and the body are HTML."""
-    title = html_text(title)
-    return "\n".join(["<!doctype html><meta charset=utf-8>"
-                      f"<title>{title}</title><style>{style}</style><h1>{title}</h1>", *body, ""])
+    pages = jinja2.Environment(
+        loader=jinja2.PackageLoader("rag_jax"), autoescape=True, trim_blocks=True,
+        finalize=lambda value: visible_lines(value) if type(value) is str else value)
+    return pages.get_template(template).render(values)
 
 
 def markdown(text: str) -> str:

@@ -5,7 +5,6 @@ them control items whose right answer is known. The key stays with who asks.
 """
 
 import csv
-import importlib.resources
 import io
 import json
 import pathlib
@@ -16,7 +15,7 @@ from typing import NamedTuple
 
 from rag_jax import files
 from rag_jax.errors import DataError
-from rag_jax.visible import csv_cell, html_page, html_text, visible
+from rag_jax.visible import csv_cell, html_page
 
 QUESTIONS = {"factuality": "Which sentence is more factually true?",
              "specificity": "Which sentence is more specific?"}
@@ -26,8 +25,6 @@ CHOICES = {"factuality": {"A": "A is more true", "B": "B is more true", "both": 
                            "both": "Both are specific", "neither": "Neither is specific"}}
 FIELDS = ("annotator", "item", "subject", "sentence_a", "sentence_b", *QUESTIONS)
 OUTCOMES = ("first", "second", "both", "neither", "no_majority")
-STYLE = ("body{font:16px sans-serif;max-width:50em;margin:2em auto}fieldset{margin:1em 0}"
-         "label{margin-right:1em}")
 CONTROLS_RIGHT = 0.75  # share of its control items that an annotator must get right
 
 
@@ -75,26 +72,8 @@ def _csv(rows: Sequence[Mapping[str, str]]) -> str:
 
 def _page(rows: Sequence[Mapping[str, str]]) -> str:
     """A form that hands the filled-in CSV back as a download; nothing leaves the machine."""
-    parts = ["<p>Look up what you do not know: searching the internet is welcome.</p>"
-             "<p>Your name <input id=annotator></p><form>"]
-    for row in rows:
-        subject, a, b = (html_text(visible(row[name]))
-                         for name in ("subject", "sentence_a", "sentence_b"))
-        parts.append(f"<fieldset><legend>{row['item']}. {subject}</legend><p><b>A</b> {a}</p>"
-                     f"<p><b>B</b> {b}</p>")
-        for name, question in QUESTIONS.items():
-            choices = "".join(
-                f'<label><input type=radio name="{name}-{row["item"]}" value="{value}">'
-                f"{text}</label>" for value, text in CHOICES[name].items())
-            parts.append(f"<p>{question}<br>{choices}</p>")
-        parts.append("</fieldset>")
-    data = json.dumps(list(rows)).replace("<", "\\u003c")
-    script = importlib.resources.files(__package__).joinpath("sheet.js").read_text("utf-8")
-    return html_page("Two sentences about a subject", STYLE, *parts, f"""</form>
-<button id=done>Save my answers</button>
-<script>
-const rows = {data}, fields = {json.dumps(FIELDS)}, asked = {json.dumps(list(QUESTIONS))};
-{script}</script>""")
+    return html_page("sheet.html", title="Two sentences about a subject", rows=rows, fields=FIELDS,
+                     questions=QUESTIONS, choices=CHOICES)
 
 
 class Tally(NamedTuple):

@@ -6,7 +6,7 @@ import pathlib
 from collections.abc import Iterator, Sequence
 
 from rag_jax import files
-from rag_jax.visible import html_page, html_text, markdown
+from rag_jax.visible import html_page, markdown
 
 NOT_RUN = "not run"
 
@@ -46,9 +46,6 @@ class Section:
 
 
 PLOTS_MISSING = "(no picture: pip install 'rag_jax[plots]' and run the same command again)"
-STYLE = ("body{font:15px sans-serif;max-width:70em;margin:2em auto;padding:0 1em}"
-         "table{border-collapse:collapse;margin:1em 0}td,th{border:1px solid #bbb;"
-         "padding:3px 8px;text-align:left}img{max-width:100%}")
 
 
 def write(folder: pathlib.Path, title: str, sections: Sequence[Section]) -> None:
@@ -59,7 +56,9 @@ def write(folder: pathlib.Path, title: str, sections: Sequence[Section]) -> None
     for plot in plots:
         files.write_bytes(folder / "figures" / f"{plot.name}.png", plot.png)
     files.write_text(folder / "report.md", "\n".join(_markdown(title, sections)) + "\n")
-    files.write_text(folder / "report.html", html_page(title, STYLE, *_html(sections)))
+    files.write_text(folder / "report.html", html_page(
+        "report.html", title=title, sections=sections, missing=PLOTS_MISSING,
+        base64=lambda png: base64.b64encode(png).decode()))
 
 
 def _markdown(title: str, sections: Sequence[Section]) -> Iterator[str]:
@@ -78,25 +77,3 @@ def _markdown(title: str, sections: Sequence[Section]) -> Iterator[str]:
                 yield f"{shown}\n\n{caption}"
             else:
                 yield "\n".join(map(markdown, part.split("\n")))
-
-
-def _html(sections: Sequence[Section]) -> Iterator[str]:
-    for section in sections:
-        yield f"<h2>{html_text(section.title)}</h2>"
-        for part in section.parts:
-            if isinstance(part, Table):
-                yield "<table>" + _row("th", part.header)
-                yield from (_row("td", row) for row in part.rows)
-                yield "</table>"
-            elif isinstance(part, Plot):
-                caption = html_text(part.caption)
-                data = base64.b64encode(part.png or b"").decode()
-                shown = (f'<img alt="{caption}" src="data:image/png;base64,{data}">' if part.png
-                         else html_text(PLOTS_MISSING))
-                yield f"<p>{shown}</p><p>{caption}</p>"
-            else:
-                yield f"<p>{html_text(part)}</p>"
-
-
-def _row(tag: str, cells: Sequence[str]) -> str:
-    return "<tr>" + "".join(f"<{tag}>{html_text(cell)}</{tag}>" for cell in cells) + "</tr>"
