@@ -11,14 +11,12 @@ def label_name(text: str) -> str:
     return " ".join(text.replace("_", " ").upper().split())
 
 
-def accuracies(predictions: Sequence[str], labels: Sequence[str],
-               sources: Sequence[str] | None = None) -> dict[str, float]:
+def accuracies(predictions: Sequence[str], labels: Sequence[str]) -> dict[str, float]:
     """Accuracy in percent over all claims, over parts of them, and the size of each part.
 
     Args:
         predictions: the label given to each claim; any other text is wrong.
         labels: the true ones.
-        sources: where each claim comes from; in collections, the label often goes with it.
 
     Returns:
         accuracy, over all claims (FEVER 3-way).
@@ -26,7 +24,6 @@ def accuracies(predictions: Sequence[str], labels: Sequence[str],
             predicted NOT ENOUGH INFO is wrong (the paper's FEVER 2-way, for a model that knows
             two classes); where all claims are, it equals `accuracy`.
         accuracy_LABEL and count_LABEL of each true label, in lower case with "_".
-        accuracy_from_SOURCE and count_from_SOURCE of each source.
 
     Raises:
         ValueError: no claims, or lists of different lengths.
@@ -34,16 +31,13 @@ def accuracies(predictions: Sequence[str], labels: Sequence[str],
     if len(predictions) == 0:
         raise ValueError("no predictions: the accuracy over no claims is undefined")
     parts = defaultdict(list)
-    sources = [None] * len(labels) if sources is None else sources
-    for prediction, label, source in zip(predictions, labels, sources, strict=True):
+    for prediction, label in zip(predictions, labels, strict=True):
         label = label_name(label)
         correct = label_name(prediction) == label
         parts[""].append(correct)
         parts["_" + label.lower().replace(" ", "_")].append(correct)
         if label != NOT_ENOUGH_INFO:
             parts["_2way"].append(correct)
-        if source is not None:
-            parts[f"_from_{source}"].append(correct)
     scores = {}
     for part, correct in sorted(parts.items()):
         scores[f"accuracy{part}"] = 100.0 * sum(correct) / len(correct)
