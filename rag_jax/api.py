@@ -74,6 +74,8 @@ def load(source: Path | None = None, run: str | None = None, *, step: int | None
     if not local:
         return _open_checkpoint(str(source), run, step, index, config)
     run, config = _run_config(path, run, config)
+    if config.retrieval.retriever == "bm25":  # its index has the weights
+        workdirs.check_trained_with(config, workdirs.read(path), path, "retrieval.bm25_")
     if index is not None and not config.retrieval.k:
         raise ConfigError(f"index {str(index)!r}: run {run!r} reads no passages; leave it out")
     job = training.open_job(config, path)

@@ -85,7 +85,8 @@ def evaluate(answerer: Answerer, params: Params, questions: QuestionTokens,
         if answerer.model.null_document != "none":
             metrics |= {f"null_{name}": p[:, -1].mean() for name, p in beliefs.items()}
             beliefs = {name: given_a_passage(p) for name, p in beliefs.items()}
-        metrics |= retrieval_monitors(retrieved, **beliefs)
+        if beliefs["prior"].any():  # else every question has none but the null document
+            metrics |= retrieval_monitors(retrieved, **beliefs)
         if FUSION in params:
             metrics["hybrid_weight"] = word_weight(answerer.model, params)
     correct = [scoring.is_correct(text, example, how.nfd) if known else None

@@ -17,6 +17,8 @@ from rag_jax.errors import near_matches
 
 QUICKSTART = config_files.CONFIGS / "quickstart.py"
 DEFAULT_WORKDIR = "runs/quickstart"
+# Options in which the processes of one job may differ; --config is compared field by field.
+OWN = ("coordinator", "process_id", "heartbeat", "config", "changed_fields", "settings")
 
 
 class _Parser(argparse.ArgumentParser):
@@ -91,8 +93,8 @@ def _changes(argv: Sequence[str]) -> tuple[dict[str, str], list[str]]:
 
 
 def parse_with_config(parser: argparse.ArgumentParser, argv: Sequence[str] | None = None,
-                      load: Callable[[argparse.Namespace], Config] | None = None
-                      ) -> tuple[argparse.Namespace, Config]:
+                      load: Callable[[argparse.Namespace], Config] | None = None,
+                      several: bool = True) -> tuple[argparse.Namespace, Config]:
     """Options and the validated configuration.
 
     Args:
@@ -101,6 +103,7 @@ def parse_with_config(parser: argparse.ArgumentParser, argv: Sequence[str] | Non
       load: options -> the configuration that `--config.NAME` flags change, which are
         options.changed_fields, with options.settings for what is another value then; None adds an
         option --config FILE, by default the quickstart's.
+      several: the command works on several hosts, too.
 
     Raises:
       ConfigError: a config file or field that cannot be used.
@@ -111,7 +114,8 @@ def parse_with_config(parser: argparse.ArgumentParser, argv: Sequence[str] | Non
                             f"(default: configs/{QUICKSTART.name}); FILE:NAME where it takes a "
                             "name; with --help it says what it costs")
     parser.add_argument("--data_dir", metavar="DIR", help="short for --config.data.data_dir=DIR")
-    _add_hosts(parser)
+    if several:
+        _add_hosts(parser)
     changes, rest = _changes(sys.argv[1:] if argv is None else argv)
     asked = [argument for argument in rest if argument not in ("-h", "--help")]
     if asked != rest:
@@ -191,10 +195,16 @@ def _add_hosts(parser: argparse.ArgumentParser) -> None:
                        "(default: %(default)s)")
 
 
-def connect(options: argparse.Namespace) -> None:
-    """Joins the other processes, if there are any; before anything else asks for a device."""
+def connect(options: argparse.Namespace, config: Config) -> None:
+    """Joins the other processes, if there are any; before anything else asks for a device.
+
+    Raises:
+      ConfigError: they cannot be joined, or were started with another command.
+    """
     hosts.connect(options.coordinator, options.num_processes, options.process_id,
                   options.heartbeat)
+    hosts.check_same(overrides.texts(config) | {
+        f"--{name}": str(given) for name, given in vars(options).items() if name not in OWN})
 
 
 def add_workdir(parser: argparse.ArgumentParser) -> None:

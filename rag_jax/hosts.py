@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from rag_jax.config import ConfigError
-from rag_jax.errors import UserError
+from rag_jax.errors import UserError, first_of
 
 HEARTBEAT_SECS = 100
 _LONGEST_WAIT_MS = 7 * 24 * 3600 * 1000  # the heartbeat notices a dead process much earlier
@@ -153,6 +153,23 @@ def exchange(value: Any) -> list[Any]:
     if turn:  # all have this turn's values, so all have read the last one's
         client.key_value_delete(f"rag_jax/{turn - 1}/{me}")
     return found
+
+
+def check_same(values: Mapping[str, str]) -> None:
+    """Refuses processes that were started with different values, each by its name: they would wait
+    for each other for ever, or write what no single one of them computed.
+
+    Raises:
+      ConfigError: in all processes.
+    """
+    if not connected():
+        return
+    first, *others = exchange(dict(values))
+    names = sorted({name for other in others for name in {*first, *other}
+                    if first.get(name) != other.get(name)})
+    if names:
+        raise ConfigError("the processes were started with different values of "
+                          f"{first_of(names, 5)}; start all of them with the same command")
 
 
 def _key_value_store() -> Any:

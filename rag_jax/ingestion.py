@@ -150,7 +150,7 @@ def fine_tune(workdir: Path, train: str, dev: str, *, steps: int | None = None,
     from rag_jax.training import run
 
     passages = path / "passages.jsonl"
-    if not passages.exists():  # training goes on with those that it began with
+    if not passages.exists() or not is_prepared(path / TRAINED):  # else it goes on with its own
         there = open_folder(current(path / INDEX)).passages
         with locks.own(path), files.replaced(passages) as file:
             for known in there.ids():
@@ -215,17 +215,27 @@ class _Ingestion:
         gone = [name for name in _with_text(before) if name not in kept]
         same = index is not None and self.earlier.made_by == made_by
         if same and not gone and kept.keys() == digests.keys():
+            self._write_config()
             if closed | kept != before:
                 record_files.write(self.path, self.earlier._replace(files=closed | kept))
             return self._result(closed | kept, kept, 0)
         reading = Reading(found, closed | kept, self.chunking, self.source)
         edits = same and not lexical and bool(_with_text(kept))
         embedded = self._make(reading, index, gone if edits else None)
-        workdirs.write(self.config, self.path / "config.json")
+        self._write_config()
         record_files.write(self.path, Record(
             str(self.source), divided_by, made_by, MANIFEST.read(current(self.path / INDEX))[1],
             reading.files))
         return self._result(reading.files, kept, embedded)
+
+    def _write_config(self) -> None:
+        """Keeps what has changed of the configuration; what trained here answers as it says now."""
+        before = workdirs.read(self.path) if workdirs.exists(self.path) else None
+        if before is None or overrides.differences(before, self.config):
+            workdirs.write(self.config, self.path / "config.json")
+        if before and before.eval != self.config.eval:
+            for file in (self.path / TRAINED).glob("*/eval.json"):
+                workdirs.begin_run(self.path / TRAINED, file.parent.name, self.config.eval)
 
     def _found(self) -> list[Found]:
         """All files by name, but for those of a workdir that is in the folder."""

@@ -100,6 +100,11 @@ def shown(given: Any) -> str:
     return str(given).lower() if given is None or isinstance(given, bool) else str(given)
 
 
+def texts(config: Config) -> dict[str, str]:
+    """Every field as the command line writes it, by its option."""
+    return {f"--config.{name}": shown(value(config, name)) for name in fields(config)}
+
+
 def not_default(config: Config) -> list[str]:
     """The fields that have another value than their default."""
     return differences(config, DEFAULT)

@@ -16,7 +16,7 @@ import rag_jax
 from rag_jax import api, conversion, overrides
 from rag_jax.cli import evaluate, generate
 from rag_jax.config import Config, ConfigError
-from rag_jax.errors import DataError
+from rag_jax.errors import DataError, UserError
 from rag_jax.retrieval.index import PassageIndex
 from rag_jax.retrieval.protocol import Passage, RetrievalError
 from rag_jax.training import opened, pretrained, workdir
@@ -50,6 +50,7 @@ class Opened(str):
 
     size = 70
     path, manifest = pathlib.Path("i"), {"encoder_fingerprint": "f"}
+    passages = types.SimpleNamespace(token_tables=())
 
 
 @pytest.fixture
@@ -126,7 +127,8 @@ def test_a_wrong_index_fails_before_the_model_is_read(path, monkeypatch, k, inde
 
 
 def test_the_first_run_that_began_is_opened_where_none_is_named(path):
-    (path / "rag_sequence").mkdir()
+    (path / "rag_token" / "evaluation").mkdir(parents=True)  # of what did not train here
+    workdir.begin_run(path, "rag_sequence", Config().eval)
     assert api.load(path).run == "rag_sequence"
 
 
@@ -375,3 +377,22 @@ def test_a_checkpoint_of_hugging_face_answers_without_a_workdir(rag, uninterrupt
     with pytest.raises(ConfigError, match="not in the tokens of this generator"):
         opened.job.prepared.format.tokenizer = opened.job.prepared.retriever_tokenizer
         check_tokens(opened.index, opened.job.prepared)
+
+
+def test_arguments_that_ask_for_nothing_are_refused(uninterrupted):
+    rag = rag_jax.load(uninterrupted)
+    for wrong, told in ((lambda: rag.evaluate([]), "there are none"),
+                        (lambda: rag.choose_k([]), "numbers of passages"),
+                        (lambda: rag.retrieve("Who?", k=0), "k=0: one passage")):
+        with pytest.raises(UserError, match=told):
+            wrong()
+    with pytest.raises(ConfigError, match="config.eval.batch_size"):
+        rag.ask("Who?", batch_size="many")
+
+
+def test_words_are_counted_as_their_index_says(path):
+    """Other values of BM25 did nothing, and the evaluation had a name of their own."""
+    config = overrides.replace(workdir.read(path), {"runs": ("bm25",)})
+    workdir.start(config, path)
+    with pytest.raises(ConfigError, match="config.retrieval.bm25_k1=5.0: .*trained with 0.9"):
+        api.load(path, "bm25", config={"retrieval.bm25_k1": 5.0})

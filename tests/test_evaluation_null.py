@@ -87,3 +87,11 @@ def test_recall_is_told_at_the_depth_that_was_asked_for():
     found = evaluate(Stub("bias"), {}, QUESTIONS).metrics
     recall = {name: value for name, value in found.items() if name.startswith("answer_recall")}
     assert recall == pytest.approx({"answer_recall@1": 100 / 3, "answer_recall@2": 200 / 3})
+
+
+def test_of_questions_that_all_leave_it_to_the_null_document_no_passage_is_told():
+    """All was decoded, and then: no passages."""
+    null = np.array([[0.0, 0.0, 1.0]] * 3)
+    found = evaluate(Stub("bias", null, null), {}, QUESTIONS).metrics
+    assert found["null_prior"] == found["null_posterior"] == 1
+    assert "effective_passages" not in found and "em" in found

@@ -12,6 +12,7 @@ from rag_jax import cli, config_files, flags, overrides, process
 from rag_jax import config as configs
 from rag_jax.cli import reproduce, train
 from rag_jax.errors import Preempted
+from rag_jax.training import workdir
 
 ROOT = pathlib.Path(__file__).parent.parent
 ENTRY_POINTS = ("train", "evaluate", "generate", "build_index")
@@ -252,7 +253,8 @@ def test_run_picks_one_of_the_workdirs_runs(tmp_path):
 
     assert parsed().train.query_encoder_rate is None
     assert parsed("--run=rag_sequence").kind == "sequence"
-    (tmp_path / "rag_sequence").mkdir()  # the first one that began
+    (tmp_path / "rag_sequence").mkdir()
+    workdir.begin_run(tmp_path, "rag_sequence", both.eval)  # the first one that began
     assert parsed().kind == "sequence"
     with pytest.raises(configs.ConfigError, match="--config.runs=frozen: --run names the one of"):
         parsed("--config.runs=frozen")

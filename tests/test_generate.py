@@ -134,7 +134,7 @@ def test_a_file_of_answers_has_alternatives_as_objects(asked, tmp_path):
 
 def test_a_string_given_to_ask_is_one_question(monkeypatch):
     """`ask("Who is it?")` answered ten questions of a letter each."""
-    job = SimpleNamespace(config=Config(), tokenize=lambda examples: examples)
+    job = SimpleNamespace(config=Config(), workdir="w", tokenize=lambda examples: examples)
     answerer = SimpleNamespace(
         decode_each=lambda params, tokens, rows: [e.question for e in tokens],
         retrieve=lambda params, tokens: None)

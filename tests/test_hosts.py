@@ -171,6 +171,17 @@ def test_messages_stay_below_grpcs_limit_whatever_k_is(monkeypatch):
     assert max(said) < 4 * 2**20 < sum(said)
 
 
+def test_processes_of_another_command_are_refused_by_name(monkeypatch):
+    """They hung, or saved a checkpoint that nobody could read, and the disk was blamed."""
+    monkeypatch.setattr(hosts, "connected", lambda: True)
+    monkeypatch.setattr(hosts, "exchange",
+                        lambda mine: [mine, {**mine, "--config.seed": "4", "--run": "fid"}])
+    with pytest.raises(ConfigError, match="different values of --config.seed, --run; start all"):
+        hosts.check_same({"--config.seed": "3", "--workdir": "w"})
+    monkeypatch.setattr(hosts, "exchange", lambda mine: [mine, mine])
+    hosts.check_same({"--config.seed": "3"})
+
+
 def test_process_0_goes_first(monkeypatch):
     monkeypatch.setattr(jax, "process_count", lambda: 2)
     said = []

@@ -339,6 +339,9 @@ def test_what_is_trained_on_questions_answers_from_the_documents(folder, tmp_pat
     written(folder, {"gone.txt": "Gone is in Nowhere."})
     rag_jax.ingest(folder, tmp_path / "run", config={**SMALL, **towers})
     (folder / "gone.txt").unlink()
+    with pytest.raises(OSError, match="typo"):
+        ingestion.fine_tune(tmp_path / "run", "typo.jsonl", str(tmp_path / "dev.jsonl"), steps=2,
+                            config={"train.batch_size": 2})
     written(folder, {"late.txt": "Rabat is in Morocco."})
     ingest.main(argv)
     texts = (tmp_path / "run" / "passages.jsonl").read_text()
@@ -356,6 +359,9 @@ def test_what_is_trained_on_questions_answers_from_the_documents(folder, tmp_pat
     capsys.readouterr()
     generate.main([f"--workdir={tmp_path / 'run'}", "Accra?"])
     assert "log p = " in capsys.readouterr().out
+    ingest.main([*argv[:2], "--config.eval.k=1"])  # no document has changed
+    assert ingestion.base_config(tmp_path / "run").eval.k == 1
+    assert len(rag_jax.load(tmp_path / "run").ask("Accra?")[0].passages) == 1
     ingest.main(argv[:4])  # again, with the steps of before
     assert ingestion.base_config(tmp_path / "run").train.steps == 2
     with pytest.raises(ConfigError, match="max_passage_length: .*was trained with 16"):

@@ -12,6 +12,9 @@ source "$(dirname "$0")/lib.sh"
 
 parse_tpu_options "to=" "$@"
 ((${#ARGS[@]})) || die "which files? Give PATH..., for example runs/mine/report.json"
+for path in "${ARGS[@]}"; do
+  [[ $path != -* ]] || die "$path: options go before PATH"
+done
 to=${OPTIONS[to]-runs/${OPTIONS[tpu]}}
 
 run mkdir -p "$to/logs"

@@ -85,7 +85,7 @@ follow() {
 }
 
 log() {
-  cat "$log"
+  [[ ! -e $log ]] || cat "$log"
 }
 
 stop() {

@@ -19,7 +19,7 @@ from rag_jax.config import Config, ConfigError
 from rag_jax.data.batches import assemble, input_shape
 from rag_jax.data.prepared import Prepared, generator_format
 from rag_jax.models.stack import REMAT_POLICIES
-from rag_jax.overrides import replace
+from rag_jax.overrides import lexical, replace
 from rag_jax.retrieval.device import abstract_tables, jit_search
 from rag_jax.retrieval.device_search import DeviceTables
 from rag_jax.training import on_device, step
@@ -123,7 +123,7 @@ def programs(config: Config, mesh: Mesh, hosts: int = 1, passages: int = 0,
                                  *on_device.layout(config, job.prepared.format))
     if "search" in kinds and tables is not None:
         yield _search(job, tables)
-    if "embed" in kinds and not job.model.lexical:
+    if "embed" in kinds and not lexical(config):
         yield _embed(job, hosts)
     for run in config.runs:
         run_job = job.of_run(run)
@@ -217,7 +217,12 @@ def _batch(job: Job, size: int, k: int, source_tokens: int = 0) -> Batch:
 def _questions(job: Job, size: int) -> QuestionBatch:
     """A batch as QuestionTokens makes it, with a question of the longest form."""
     data = job.config.data
-    return QuestionBatch(
+    batch = QuestionBatch(
         *_tokens(job, size, data.max_question_length),
         *_tokens(job, size, data.max_source_length // 2),
-        *_tokens(job, size, data.max_target_length), _rows(job, jnp.float32, size))
+        *_tokens(job, size, 1 if job.config.classes else data.max_target_length),
+        _rows(job, jnp.float32, size))
+    if job.config.head_classes:
+        ids, mask = _tokens(job, size, data.max_question_length)
+        batch = batch._replace(decoder_ids=ids, decoder_mask=mask)
+    return batch

@@ -40,7 +40,7 @@ def main(argv: list[str] | None = None) -> None:
         parser.error(f"--{edits[0]} goes with --update" if edits else "name --passages, or say "
                      "--update")
 
-    flags.connect(options)
+    flags.connect(options, config)
 
     from rag_jax import api, hosts
     from rag_jax.training.indexing import describe

@@ -34,7 +34,7 @@ def main(argv: list[str] | None = None) -> str | None:
     parser.add_argument("--memory_gib", type=float, metavar="GIB",
                         help="memory of a chip (default: that of the topology)")
     parser.add_argument("--json", metavar="FILE", help="write the figures there too")
-    options, config = flags.parse_with_config(parser, argv)
+    options, config = flags.parse_with_config(parser, argv, several=False)
 
     from rag_jax import parallel
     from rag_jax.aot import chips, programs, report

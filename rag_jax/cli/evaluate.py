@@ -53,10 +53,11 @@ def _score_file(options: argparse.Namespace, config: Config) -> None:
 
 
 def _evaluate(options: argparse.Namespace, config: Config) -> None:
+    place = options.out or pathlib.Path(options.workdir)
+    files.check_place(place / "metrics.json", make_parents=True)
     if options.out:
-        files.check_place(options.out / "metrics.json", make_parents=True)
         files.check_own(options.out, ("metrics.json", "predictions.jsonl"))
-    flags.connect(options)
+    flags.connect(options, config)
 
     from rag_jax import api, evaluation, hosts
     from rag_jax.data.tasks import load_examples
@@ -84,7 +85,7 @@ def _evaluate(options: argparse.Namespace, config: Config) -> None:
     given = options.settings | {n: chosen[n] for n in ("k", "bm25_weight") if n in chosen}
     given |= {"eval.max_examples": first} if first else {}
     name = evaluation.folder_name(split, options.questions, options.index, options.step, given)
-    folder = options.out or pathlib.Path(options.workdir) / rag.run / "evaluation" / name
+    folder = options.out or place / rag.run / "evaluation" / name
     if not hosts.leads():
         return
     _show(f"{rag.run} on {name}", result.metrics)

@@ -60,7 +60,7 @@ def main(argv: list[str] | None = None) -> None:
 
 def _answer(options: argparse.Namespace, config: Config, asked: list[tuple[str, str]]) -> None:
     """Answers (id, question) each, and then what is typed."""
-    flags.connect(options)
+    flags.connect(options, config)
 
     from rag_jax import api, hosts
     from rag_jax.cli.display import show, show_passages, typed

@@ -8,6 +8,7 @@ one, passages are shown). The same command again reads what has changed in the f
 """
 
 import argparse
+import shlex
 from collections import Counter
 
 from rag_jax import flags
@@ -34,7 +35,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--train", metavar="FILE", help="then train on questions about the "
                         "documents, as config.data.train; needs --dev and a generator")
     parser.add_argument("--dev", metavar="FILE", help="questions that choose the best checkpoint")
-    options, config = flags.parse_with_config(parser, argv, _base)
+    options, config = flags.parse_with_config(parser, argv, _base, several=False)
     if bool(options.train) != bool(options.dev):
         parser.error("--train and --dev: name both, files of other questions each")
 
@@ -71,7 +72,7 @@ def _lines(options: argparse.Namespace, done) -> list[str]:
         names = [name for name, own in done.skipped.items() if own == reason]
         lines += [f"not read, {visible(reason)}:", f"  {visible(first_of(names, SHOWN))}"]
     return [*lines, *[NO_ENCODER] * done.lexical, *[NO_GENERATOR] * (not done.answers),
-            f'Ask: python -m rag_jax.generate --workdir {options.workdir} "..."']
+            f'Ask: python -m rag_jax.generate --workdir {shlex.quote(options.workdir)} "..."']
 
 
 def _count(number: int, noun: str) -> str:

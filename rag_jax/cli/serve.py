@@ -37,7 +37,7 @@ def main(argv: list[str] | None = None) -> None:
     except ModuleNotFoundError as error:
         raise ConfigError(f"{error.name} is not installed: pip install 'rag_jax[serve]'") from None
     _check_address(options.host, options.port)
-    flags.connect(options)
+    flags.connect(options, config)
 
     from rag_jax import api, hosts
     from rag_jax.serving.indexes import Indexes

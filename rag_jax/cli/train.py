@@ -20,7 +20,7 @@ def main(argv: list[str] | None = None) -> None:
                         "into WORKDIR/RUN/profile (open it with TensorBoard or XProf)")
     options, config = flags.parse_with_config(parser, argv)
 
-    flags.connect(options)
+    flags.connect(options, config)
 
     from rag_jax import api
 

@@ -26,7 +26,7 @@ def decode(model: rag.RagModel, params: Params, documents: Documents, settings: 
     tokens, mask = _tokens(model, settings, documents.log_prior.shape[0])
     given = score(model, params, documents, tokens, mask, settings.memory_mib)
     given = given._replace(log_p=jax.nn.log_softmax(given.log_p, axis=-1))
-    return _ranked(given, documents.prior)
+    return _ranked(given, documents.prior, settings.certifies(model))
 
 
 def decode_by_head(model: rag.RagModel, params: Params, batch: Batch, settings: Decoding
@@ -42,7 +42,7 @@ def decode_by_head(model: rag.RagModel, params: Params, batch: Batch, settings: 
     doc_log_p = jnp.where(first, log_p[:, :, None], 0.0)  # -> [B, A, T, K]
     given = explain("sequence", rag.document_prior(model, log_prior), tokens, mask, doc_log_p,
                     jnp.ones(tokens.shape[:2], bool), model.end_id)
-    return _ranked(given, jnp.exp(log_prior))
+    return _ranked(given, jnp.exp(log_prior), settings.certifies(model))
 
 
 def _tokens(model: rag.RagModel, settings: Decoding, questions: int
@@ -56,9 +56,9 @@ def _tokens(model: rag.RagModel, settings: Decoding, questions: int
             jnp.broadcast_to(jnp.array(real)[None], shape))
 
 
-def _ranked(given: Ranked, prior: jax.Array) -> Decoded:
+def _ranked(given: Ranked, prior: jax.Array, exact: bool) -> Decoded:
     questions = prior.shape[0]
     order = jnp.argsort(-given.log_p, axis=1)
     ranked = jax.tree.map(lambda x: x[jnp.arange(questions)[:, None], order], given)
-    everything = jnp.ones(questions, bool)  # no class is left out
-    return Decoded(ranked, prior, everything, jnp.full(questions, -jnp.inf))
+    certified = jnp.full(questions, exact)  # no class is left out
+    return Decoded(ranked, prior, certified, jnp.full(questions, -jnp.inf))

@@ -289,8 +289,11 @@ def log_prior(model: RagModel, params: Params, batch: Batch,
     if model.reranked:
         return marginal.log_prior(batch.doc_scores, batch.doc_mask)
     if model.lexical:
-        queries_BE = jnp.zeros((len(batch.doc_scores), model.embedding_width))
-        return _log_prior(model, params, batch, batch.doc_scores,
+        scores_BK = batch.doc_scores
+        if scores_BK is None:  # a closed book
+            scores_BK = jnp.zeros(batch.doc_mask.shape, jnp.float32)
+        queries_BE = jnp.zeros((len(scores_BK), model.embedding_width))
+        return _log_prior(model, params, batch, scores_BK,
                           _null_scores(model, params, queries_BE))
     queries_BE, passages_BKE = _vectors(model, params, batch, dropout_key)
     return _log_prior(model, params, batch, jnp.einsum("BE,BKE->BK", queries_BE, passages_BKE),
@@ -482,7 +485,7 @@ def log_likelihood(model: RagModel, params: Params, batch: Batch, label_smoothin
     """
     keys = (None, None) if dropout_key is None else jax.random.split(dropout_key)
     share_B = jnp.zeros(len(batch.doc_mask))
-    if in_batch_negatives and model.fusion is None and not model.reranked:
+    if in_batch_negatives and not (model.lexical or model.fusion or model.reranked):
         log_prior_BK, share_B = _log_prior_and_share(model, params, batch, keys[0])
     else:
         log_prior_BK = log_prior(model, params, batch, keys[0])

@@ -7,6 +7,7 @@ Its directory is as manifest.py says, with bm25s's files in bm25/.
 """
 
 import dataclasses
+import functools
 import hashlib
 import importlib.metadata
 import importlib.util
@@ -18,6 +19,7 @@ import os
 import re
 import sys
 import types
+import unicodedata
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -37,6 +39,7 @@ LANGUAGES = ("english", "danish", "dutch", "french", "german", "italian", "norwe
 CJK = "\u3005-\u30ff\u3400-\u9fff\uf900-\ufaff"  # Chinese and Japanese: no spaces between words
 _CJK_CHARACTER = rf"(?!\W)[{CJK}]"  # and no mark
 _CJK_RUN = re.compile(f"(?:{_CJK_CHARACTER})+")
+_WIDE = re.compile("[\uff01-\uff9f]+")  # letters as wide as Chinese ones, and katakana half as wide
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,12 +53,16 @@ class Bm25Settings:
             are, and all of them.
         parts_cjk: Chinese and Japanese count by characters and pairs of them; in an index from
             before, all between two spaces or marks is one word.
+        keeps_marks: a word keeps its combining marks, however they are encoded, wide and narrow
+            forms are the same, and Turkish is lower-cased as Turkish; in an index from before,
+            words end at their marks, and those of Hindi or Thai are hardly found.
     """
 
     k1: float = 0.9
     b: float = 0.4
     language: str = "english"
     parts_cjk: bool = True
+    keeps_marks: bool = True
 
     def __post_init__(self):
         numbers = all(isinstance(x, int | float) and math.isfinite(x) for x in (self.k1, self.b))
@@ -93,7 +100,8 @@ class Bm25Settings:
         record = manifest.get("settings")
         try:
             settings = cls(record["k1"], record["b"], record["stemmer"] or "none",
-                           manifest.get("parts_cjk") is True)
+                           manifest.get("parts_cjk") is True,
+                           manifest.get("keeps_marks") is True)
             same = settings.record == record
         except (TypeError, KeyError) as error:
             raise RetrievalError(f"{path}: manifest.json has the settings {record!r:.80}, which "
@@ -125,11 +133,27 @@ def _words(texts: Iterable[str], settings: Bm25Settings, progress: bool = False
     record = settings.record
     stemmer = Stemmer.Stemmer(record["stemmer"]) if record["stemmer"] else None
     pattern = r"(?u)\b\w\w+\b"
+    if settings.keeps_marks:
+        pattern = rf"\w[\w{_marks()}]+"
+        texts = (_WIDE.sub(_plain, unicodedata.normalize("NFC", text)) for text in texts)
+    if settings.keeps_marks and settings.language == "turkish":
+        texts = (text.translate({ord("İ"): "i", ord("I"): "ı"}) for text in texts)
     if settings.parts_cjk:
         pattern = f"{pattern}|{_CJK_CHARACTER}"
         texts = (_CJK_RUN.sub(_parts, text) for text in texts)
     return _library().tokenize(texts, token_pattern=pattern, stopwords=record["stopwords"],
                                return_ids=False, stemmer=stemmer, show_progress=progress)
+
+
+@functools.cache
+def _marks() -> str:
+    """Unicode's combining marks, of which Python's words have none."""
+    places = itertools.chain(range(0x300, 0x1F000), range(0xE0100, 0xE01F0))
+    return "".join(c for c in map(chr, places) if unicodedata.category(c)[0] == "M")
+
+
+def _plain(run: re.Match) -> str:
+    return unicodedata.normalize("NFKC", run[0])
 
 
 def _parts(run: re.Match) -> str:
@@ -253,7 +277,8 @@ def build_bm25(store: PassageStore, out: str | os.PathLike, overwrite: bool = Fa
         versions = {name: importlib.metadata.version(name) for name in ("bm25s", "PyStemmer")}
         publish_index(content, out, {
             **inputs, "inputs": inputs, "size": len(store), "settings": settings.record,
-            "parts_cjk": settings.parts_cjk, "versions": versions})
+            "parts_cjk": settings.parts_cjk, "keeps_marks": settings.keeps_marks,
+            "versions": versions})
     return Bm25Index.open(out)
 
 

@@ -29,7 +29,7 @@ from rag_jax.retrieval.hybrid import WORDS, HybridIndex, matching_rows
 from rag_jax.retrieval.index import PassageIndex
 from rag_jax.retrieval.joined import copy_rows, kept_rows
 from rag_jax.retrieval.kept import KeptEmbeddings
-from rag_jax.retrieval.manifest import open_folder
+from rag_jax.retrieval.manifest import open_folder, read_manifest
 from rag_jax.retrieval.passages import PassageStore
 from rag_jax.retrieval.protocol import Hosts, Passage, RetrievalError
 from rag_jax.retrieval.publish import publishing
@@ -278,7 +278,16 @@ def indexes_of(job: Job, run: str, indexes: Mapping[str, PassageIndex]) -> Mappi
     if job.config.train.document_encoder == "frozen":
         return {name: with_words(job, index) for name, index in indexes.items()}
     params, _ = restore_run(job.workdir / run, job.model, job.mesh)
-    return index_stores(job, params, job.workdir / run / "indexes", overwrite=True)
+    folder, name = job.workdir / run / "indexes", fingerprint(job.model, params["document_encoder"])
+
+    def same(index: pathlib.Path) -> bool:
+        with contextlib.suppress(RetrievalError):
+            return read_manifest(current(index))["encoder_fingerprint"] == name
+        return False
+
+    # One that was edited serves as it is; those of an earlier best checkpoint are replaced.
+    kept = hosts.exchange(all(same(folder / memory) for memory in job.prepared.memories))[0]
+    return index_stores(job, params, folder, overwrite=not kept)
 
 
 def job_of_file(job: Job, name: str, passages: str, words: int, folder: pathlib.Path) -> Job:

@@ -135,7 +135,7 @@ def fingerprint(model: rag.RagModel, params: Any) -> str:
 
     What it does beyond DPR is part of it, so that those of DPR's towers are as they always were.
     """
-    values = {**dataclasses.asdict(model.retriever), "dtype": ""}
+    values = {**dataclasses.asdict(model.retriever), "dtype": "", "remat": "none"}
     fields = ", ".join(f"{name}={values[name]!r}" for name in _ARCHITECTURE)
     digest = hashlib.sha256(f"BertConfig({fields})".encode())
     beyond = model.retriever.beyond_dpr

@@ -98,7 +98,7 @@ class Rag:
             return
         self._check_answers()
         shape = {"batch_size": 1} if len(questions) == 1 else {}
-        if len(questions) <= how.get("batch_size", self.config.eval.batch_size):
+        if len(questions) <= self._as_asked(how).eval.batch_size:
             shape["length_step"] = self.config.data.max_source_length
         if seed is not None:
             shape["seed"] = changed(self.config, {"seed": seed}).seed
@@ -116,10 +116,12 @@ class Rag:
           k: how many; None = as many as the run reads.
 
         Raises:
-          ConfigError: the run reads no passages, or the index has fewer than k.
+          ConfigError: the run reads no passages, or the index has fewer than k, or k is below 1.
         """
         if self.index is None:
             raise ConfigError(f"run {self.run!r} reads no passages: there is nothing to retrieve")
+        if k is not None and k < 1:
+            raise ConfigError(f"k={k}: one passage at least")
         answerer = self.answerer({} if k is None else {"k": k})
         tokens = self._tokenize(checked_texts(questions))
         if not len(tokens):
@@ -291,17 +293,22 @@ class Rag:
         """
         self._check_answers()
         asked, config = self.questions(questions), self._as_asked(how).eval
+        if not len(asked):
+            raise DataError("questions: there are none; an evaluation needs one at least")
         if "max_examples" in how:  # that of the run is of its training
             asked = asked[: config.max_examples or len(asked)]
         answerer, tokens = self.answerer(how), self.job.tokenize(asked)
         rows = answerer.retrieve(self.params, tokens)
         train = self.job.prepared.splits.get("train", ()) if overlap else ()
         return evaluation.evaluate(
-            answerer, self.params, tokens, rows if order is None else rows[order],
+            answerer, self.params, tokens,
+            rows if order is None or rows is None else rows[order],
             likelihood=likelihood, how=config, train=train)
 
     def choose_k(self, ks: Sequence[int]) -> dict[str, float]:
         """The number of passages that answers the dev questions best, as `evaluation.choose_k`."""
+        if not ks:
+            raise ConfigError("choose_k: name numbers of passages, such as [5, 10]")
         return evaluation.choose_k(lambda k: self.answerer(k=k), self.params,
                                    self.job.tokens("dev"), ks, self.config.eval)
 
@@ -320,6 +327,8 @@ class Rag:
         if not isinstance(self.index, HybridIndex) or self.index.fusion.kind != "convex":
             raise ConfigError("--choose-weight: for config.retrieval.retriever=hybrid and "
                               "config.retrieval.fusion=convex")
+        if not weights:
+            raise ConfigError("choose_weight: name weights, such as [0.0, 0.5]")
         answerer, dev = self.answerer(), self.job.tokens("dev")
         queries, found = answerer.queries(self.params, dev), {}
         for weight in weights:
@@ -439,6 +448,8 @@ def open_index(job: Job, run: str, named: str | None) -> Index:
         folder = found[0]
     opened = indexing.open_host_index(folder, job.model.lexical)
     check_k(job.config, opened, folder)
+    if PASSAGE_TABLE in opened.passages.token_tables:
+        check_tokens(opened, job.prepared)
     return indexing.with_words(job, opened)
 
 

@@ -251,6 +251,11 @@ def load(job: Job, towers: Sequence[str], answers: bool = False) -> dict[str, An
         if workdir.exists(source):
             found = described(source)
             stored = PLAIN if PLAIN in found.towers and tower in ENCODERS else tower
+            section = "retriever" if tower in ENCODERS else "generator"
+            scans = getattr(found, section).scan_layers
+            if getattr(job.config.model, section).scan_layers != scans:
+                raise ConfigError(f"{source}: its {section} was trained with scan_layers={scans}; "
+                                  f"set config.model.{section}.scan_layers={scans}")
             encoder = dataclasses.replace(
                 job.model.retriever, learn_scale=found.retriever.learn_scale)
             params[tower] = restore_tower(

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from rag_jax import files, hosts, paper, scoring
+from rag_jax import files, hosts, overrides, paper, scoring
 from rag_jax.data import order
 from rag_jax.documents import workdir as ingested
 from rag_jax.evaluation import Evaluation, retrieval_metrics, write_evaluation
@@ -93,12 +93,13 @@ def evaluate_runs(job: Job, indexes: dict[str, PassageIndex], warm: Any
         reporter.evaluate(run)
     report: dict[str, Any] = {"split": reporter.split, "metrics": reporter.metrics}
     rag_runs = [run for run in job.config.runs
-                if run in ("rag_token", "rag_sequence", "fid", "fid_joint")]
+                if run in ("rag_token", "rag_sequence", "fid", "fid_joint")
+                and overrides.for_run(job.config, run).retrieval.k]
     if rag_runs:
         if len(job.prepared.splits[reporter.split]) > 1:  # one question has nobody to swap with
             reporter.shuffle(rag_runs[0])
         if indexes:
-            report["recall_at_5"] = _recall(reporter, rag_runs[0], warm)
+            report |= _recall(reporter, rag_runs[0], warm)
     report["above_frozen"] = _above_frozen(reporter.shares)
     report["em"] = {name: metrics["em"] for name, metrics in reporter.metrics.items()}
     if rag_runs and {"2016", "2018"} <= set(job.prepared.memories):
@@ -165,10 +166,14 @@ def _above_frozen(shares: Mapping[str, Mapping[str, np.ndarray]]) -> dict[str, d
     return added
 
 
-def _recall(reporter: _Reporter, run: str, warm: Any) -> dict[str, float]:
+def _recall(reporter: _Reporter, run: str, warm: Any) -> dict[str, dict[str, float]]:
+    """recall_at_5, or the deepest below it that there is: by the query encoder trained, and not."""
     frozen = reporter.frozen_recall(run, warm)
-    name = "answer_recall@5" if "answer_recall@5" in frozen else max(frozen)
-    return {"trained": reporter.metrics[run][name], "frozen": frozen[name]}
+    depths = [int(name.partition("@")[2]) for name in frozen if name.startswith("answer_recall@")]
+    depth = 5 if 5 in depths else max(depths)
+    name = f"answer_recall@{depth}"
+    return {f"recall_at_{depth}": {
+        "trained": reporter.metrics[run][name], "frozen": frozen[name]}}
 
 
 def _hot_swap(reporter: _Reporter, run: str) -> dict[str, float]:
@@ -211,10 +216,12 @@ def format_report(report: dict[str, Any]) -> str:
     counts = {name: int(of["count"]) for name, of in metrics.items()}
     rows = [[f"EM, {name}", _with_interval(em, metrics[name]), paper.BESIDE_EM.get(name, "-")]
             for name, em in report["em"].items()]
-    for name, value in report.get("recall_at_5", {}).items():
-        rows.append([f"answer recall@5, {name} query encoder",
-                     _with_interval(value, {"count": counts[run]}),
-                     paper.BESIDE_RECALL[name]])
+    for key in [key for key in report if key.startswith("recall_at_")]:
+        depth = key.removeprefix("recall_at_")
+        rows += [[f"answer recall@{depth}, {name} query encoder",
+                  _with_interval(value, {"count": counts[run]}),
+                  paper.BESIDE_RECALL[name] if depth == "5" else "-"]
+                 for name, value in report[key].items()]
     for name, value in report.get("hot_swap", {}).items():
         memory, leaders = name.replace("index", "").split("_leaders")
         rows.append([f"hot-swap, {memory} index, {leaders} leaders",

@@ -184,7 +184,8 @@ def train(config: Config, path: pathlib.Path, profile: tuple[int, int] | None = 
     rules.validate(config, trains=True)
     for line in overrides.set_otherwise(config, overrides.not_default(config)):
         hosts.say(f"{line}; the value of the configuration is for other runs")
-    parallel.make_mesh(config.mesh)  # both complain before anything is written
+    hosts.check_same(overrides.texts(config))
+    parallel.make_mesh(config.mesh)  # all complain before anything is written
     workdir.check_place(path)
     with stopped_at_once(), locks.exclusive(path):
         runs = dict.fromkeys((*hosts.exchange(_trained(path))[0], *config.runs))

@@ -65,15 +65,15 @@ def _files(files: VerifiedFiles) -> tuple[str, list[str]]:
 def _index(path: pathlib.Path) -> Iterator[Part]:
     """An index, and that of the same passages' words in it, if there is one."""
     try:
-        folder, _, passages, files, _ = open_folder(current(path))
+        _, _, passages, files, _ = open_folder(current(path))
     except UserError as error:
         yield Part(str(path), "index", [str(error)])
         return
     (size, damage), of_passages = _files(files), [_files(store.files) for store in passages.stores]
     yield Part(str(path), f"index of {len(passages)} passages, {size}",
                damage + [name for _, names in of_passages for name in names])
-    if (folder / WORDS).is_dir():
-        yield from _index(folder / WORDS)
+    if (path / WORDS).is_dir():
+        yield from _index(path / WORDS)
 
 
 def _store(path: pathlib.Path) -> Part:

@@ -15,6 +15,8 @@ import contextlib
 import dataclasses
 import json
 import pathlib
+from collections.abc import Mapping
+from typing import Any
 
 from rag_jax import config_files, files, hosts, locks, overrides
 from rag_jax.config import Config, ConfigError, EvalConfig
@@ -125,10 +127,12 @@ def _may_change(name: str, earlier: Config, workdir: pathlib.Path) -> bool:
     return False
 
 
-def check_trained_with(config: Config, trained: Config, workdir: pathlib.Path) -> None:
-    """Raises ConfigError where a field of TRAINED_WITH is not as a workdir was trained."""
+def check_trained_with(config: Config, trained: Config, workdir: pathlib.Path,
+                       *further: str) -> None:
+    """Raises ConfigError where a field of TRAINED_WITH, or another one, is not as a workdir was
+    trained."""
     for name in overrides.differences(trained, config):
-        if name.startswith(TRAINED_WITH):
+        if name.startswith((*TRAINED_WITH, *further)):
             raise ConfigError(
                 f"config.{name}={overrides.shown(value(config, name))}: {workdir} was trained with "
                 f"{overrides.shown(value(trained, name))}, and this would change nothing; other "
@@ -203,9 +207,9 @@ def read(workdir: pathlib.Path) -> Config:
     return _read(file)
 
 
-def _read(file: pathlib.Path) -> Config:
+def _read(file: pathlib.Path, others: Mapping[str, Any] = {}) -> Config:  # noqa: B006 (not changed)
     try:
-        return config_files.from_json(json.dumps(read_sealed(file)))
+        return config_files.from_json(json.dumps({**others, **read_sealed(file)}))
     except (ConfigError, RetrievalError, ValueError, TypeError, AttributeError) as error:
         raise ConfigError(f"{file} is damaged, or not of this version ({error}); restore it, or "
                           "train in another --workdir") from None
@@ -218,7 +222,9 @@ def run_of(workdir: pathlib.Path, config: Config, named: str | None = None) -> s
       ConfigError: the workdir has no run of that name.
     """
     if named is None:
-        return next((run for run in config.runs if (workdir / run).is_dir()), config.runs[0])
+        began = (run for run in config.runs
+                 if (workdir / run / "eval.json").is_file() or _steps(workdir / run))
+        return next(began, config.runs[0])
     if named not in config.runs:
         raise ConfigError(f"--run={named}: {workdir} has the runs {', '.join(config.runs)}")
     return named
@@ -240,4 +246,7 @@ def begin_run(workdir: pathlib.Path, run: str, how: EvalConfig) -> None:
 def eval_of(workdir: pathlib.Path, run: str) -> EvalConfig:
     """How a run is evaluated, unless a command sets other values."""
     file = workdir / run / "eval.json"
-    return _read(file if file.exists() else workdir / "config.json").eval
+    if not file.exists():
+        return _read(workdir / "config.json").eval
+    # By itself: a family of generators that allows every field of it stands in for the run's own.
+    return _read(file, {"model": {"generator": {"family": "causal"}}}).eval

@@ -120,6 +120,15 @@ def test_a_head_ranks_its_classes_as_training_scores_them(kind):
     assert (np.argsort(-log_p, axis=1) != np.arange(3)[None]).any(), "the given order is no ranking"
 
 
+def test_no_label_is_certified_in_bfloat16():
+    """Their order may be that of the rounding."""
+    built, weights, settings, _ = head("token")
+    rounded = dataclasses.replace(built, generator=dataclasses.replace(
+        built.generator, dtype="bfloat16"))
+    found = tiny.jit(functools.partial(decode, rounded, settings))(weights, CLAIMS)
+    assert not found.certified.any()
+
+
 def test_a_heads_labels_must_be_its_classes():
     built, weights, settings, _ = head("token")
     with pytest.raises(ValueError, match="the classifier has 3 classes"):

@@ -147,3 +147,15 @@ def test_bm25_scores_are_the_logits_of_the_prior():
         found = rag.log_prior(model(null, lexical=True), weights, rows)
         np.testing.assert_allclose(np.exp(found), np.exp(naive.log_softmax(logits)), rtol=1e-5,
                                    atol=1e-7)
+
+
+def test_words_alone_have_no_vectors_and_a_closed_book_no_scores():
+    """Both were KeyErrors in the first step: of in-batch negatives, and without passages."""
+    built = model("none", lexical=True)
+    weights, rows = params("none", lexical=True), tiny.rag_batch(passages=3, model=model("none"))
+    rows = rows._replace(doc_scores=np.zeros(rows.doc_mask.shape), doc_embeddings=None)
+    one, other = (rag.log_likelihood(built, weights, rows, in_batch_negatives=negatives)["log_p"]
+                  for negatives in (False, True))
+    np.testing.assert_array_equal(one, other)
+    closed = rag.log_likelihood(built, weights, rows._replace(doc_scores=None))["log_p"]
+    np.testing.assert_array_equal(closed, one)

@@ -190,6 +190,7 @@ def test_wrong_options(cloud, script):
     ("status.sh", ["--lines=all"], "--lines=all: a number"),
     ("stop.sh", ["--patience=-1"], "--patience=-1: a number"),
     ("fetch.sh", [], "which files?"),
+    ("fetch.sh", ["runs/a", "--dry-run"], "--dry-run: options go before PATH"),
     ("run.sh", [], "the command is missing"),
     ("watch.sh", ["--accelerator=v4-8"], "the command is missing"),
     ("watch.sh", ["--poll=often", "x"], "--poll=often: a number"),

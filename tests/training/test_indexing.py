@@ -83,7 +83,8 @@ def test_a_memory_of_a_file_is_indexed_as_the_run_searches(
     job = Job(config, tmp_path / "w", prepared, None)
     monkeypatch.setattr(Job, "model", types.SimpleNamespace(lexical=lexical, fusion=None))
     monkeypatch.setattr("rag_jax.data.prepare.encoder_input", lambda _, a, *rest: [[1]] * len(a))
-    monkeypatch.setattr(indexing, "restore_run", lambda *given: ("best", {}))
+    monkeypatch.setattr(indexing, "restore_run", lambda *given: ({"document_encoder": "best"}, {}))
+    monkeypatch.setattr(indexing, "fingerprint", lambda model, encoder: encoder)
     monkeypatch.setattr(indexing, "index_words", lambda job: {
         name: (store, "words", None) for name, store in job.prepared.memories.items()})
     monkeypatch.setattr(indexing, "index_stores", lambda job, params, folder, overwrite=False: {
@@ -97,7 +98,8 @@ def test_a_memory_of_a_file_is_indexed_as_the_run_searches(
 
     store, how, params = memory()
     assert [store[row].text for row in range(len(store))] == ["one two", "three four", "five"]
-    assert (how, params) == (built, {"frozen": "warm", "refresh": "best"}[document_encoder]
+    assert (how, params) == (built, {"frozen": "warm", "refresh": {"document_encoder": "best"}}[
+                                 document_encoder]
                              if not lexical else None)
     file.unlink()
     assert memory()[0].fingerprint == store.fingerprint, "read once"

@@ -19,6 +19,8 @@ def test_the_fingerprint_of_an_encoder_does_not_depend_on_the_version():
     model = rag.RagModel(encoder, BartConfig(), "token", 2, 2, 1, "none", False, 0)
     params = {"embedding": np.arange(6, dtype=np.float32).reshape(2, 3)}
     assert job.fingerprint(model, params) == "3625c0ad0f23f7f4"
+    again = dataclasses.replace(model, retriever=dataclasses.replace(encoder, remat="full"))
+    assert job.fingerprint(again, params) == "3625c0ad0f23f7f4", "it may change"
     wider = dataclasses.replace(model, retriever=dataclasses.replace(encoder, mlp_width=8))
     assert job.fingerprint(wider, params) != job.fingerprint(model, params)
     how = {"fused_attention", "learn_scale"}  # is computed or trained, no part of what it gives

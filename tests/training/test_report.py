@@ -124,3 +124,13 @@ def test_the_report_ends_with_a_command_that_asks_the_run(tmp_path, monkeypatch)
     (documents / "ingest.json").touch()
     line = report.next_command(dataclasses.replace(job, workdir=documents / "trained"))
     assert shlex.split(line.splitlines()[-1])[3:] == ["--workdir", "mine", "Who is test's?"]
+
+
+def test_recall_is_of_as_many_passages_as_are_read():
+    """Of two passages it was printed as answer recall@5, beside the paper's."""
+    report = {"metrics": {"rag_token": {"count": 4, "em": 50.0, "em_ci_low": 1.0,
+                                        "em_ci_high": 99.0}},
+              "split": "test", "em": {"rag_token": 50.0}, "stage_secs": {}, "wall_secs": 1.0,
+              "peak_rss_gib": 1.0, "seed": 0, "recall_at_2": {"trained": 75.0, "frozen": 25.0}}
+    table = format_report(report)
+    assert "answer recall@2, trained query encoder" in table and "recall@5" not in table

@@ -117,8 +117,8 @@ def test_every_damaged_file_is_named(made, tmp_path, capsys):
         damaged[9:11] = [(inside / name).relative_to(path).as_posix()
                         for name in ("embeddings.f32", "passages/text.blob")]
     inside = (path / damaged[9]).parent
-    build_bm25(PassageStore.open(inside / "passages"), inside / "words")
-    words = inside / "words"
+    build_bm25(PassageStore.open(inside / "passages"), path / "indexes/passages/words")
+    words = path / "indexes/passages/words"
     damaged[:0] = [next(words.rglob(name)).relative_to(path).as_posix()
                    for name in ("indices.csc.index.npy", "text.blob")]
     for name in damaged:

@@ -222,3 +222,12 @@ def test_more_passages_than_there_are_is_met_before_any_training(field):
     check(9, ("closed_book",))
     with pytest.raises(ConfigError, match=f"config.{field}=9: 2018 has 8 passages"):
         check(9, ("closed_book", "rag_token"))
+
+
+def test_a_run_keeps_settings_that_its_own_generator_alone_allows(tmp_path):
+    """Its eval.json was read beside a BART's configuration, and called damaged."""
+    config = replace(Config(), {"model.generator.family": "causal", "eval.prefix_mib": 10,
+                                "runs": ("rag_token",)})
+    workdir.start(config, tmp_path)
+    workdir.begin_run(tmp_path, "rag_token", config.eval)
+    assert workdir.read_run(tmp_path).eval.prefix_mib == 10
