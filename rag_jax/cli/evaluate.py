@@ -85,9 +85,9 @@ def _evaluate(options: argparse.Namespace, config: Config) -> None:
     given = options.settings | {n: chosen[n] for n in ("k", "bm25_weight") if n in chosen}
     given |= {"eval.max_examples": first} if first else {}
     name = evaluation.folder_name(split, options.questions, options.index, options.step, given)
-    folder = options.out or place / rag.run / "evaluation" / name
     if not hosts.leads():
         return
+    folder = options.out or place / rag.run / "evaluation" / name
     _show(f"{rag.run} on {name}", result.metrics)
     evaluation.write_evaluation(folder, result, bool(options.out))
     print(f"\n{folder}: metrics.json, predictions.jsonl",
@@ -96,6 +96,5 @@ def _evaluate(options: argparse.Namespace, config: Config) -> None:
 
 def _show(title: str, metrics: dict[str, float]) -> None:
     from rag_jax.training.log import print_table
-
-    rows = [[name, f"{value:{'.4g' if value % 1 else '.0f'}}"] for name, value in metrics.items()]
-    print(print_table(rows, [title, "value"]))
+    print(print_table([[name, f"{value:{'.4g' if value % 1 else '.0f'}}"]
+                       for name, value in metrics.items()], [title, "value"]))

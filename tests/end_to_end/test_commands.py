@@ -75,7 +75,7 @@ def test_the_frozen_recall_is_that_of_the_encoder_before_fine_tuning(uninterrupt
         assert found["answer_recall@2"] == pytest.approx(recalls[-1])
     assert recalls[0] != recalls[1]
     report = json.loads((uninterrupted / "report.json").read_text())
-    assert report["recall_at_5"]["frozen"] == pytest.approx(recalls[0])
+    assert report["recall_at_2"]["frozen"] == pytest.approx(recalls[0])
 
 
 def test_generate_answers_one_many_and_typed_questions(uninterrupted, tmp_path):
