@@ -635,9 +635,10 @@ class EvalConfig:
     num_return_sequences: int = field(1, "answers per question, best first", at_least=1)
     sample: bool = field(False, "draw answers instead of searching")
     temperature: float = field(1.0, "of samples: log-probabilities are divided by it", at_least=0)
-    top_k: int = field(0, "of samples: the most probable tokens alone; 0 = all", at_least=0)
-    top_p: float = field(1.0, "of samples: the fewest tokens of this probability", at_least=0,
-                         at_most=1)
+    top_k: int = field(0, "of samples: the most probable tokens alone, and those as "
+                       "probable as the last of them; 0 = all", at_least=0)
+    top_p: float = field(1.0, "of samples: the fewest tokens of this probability, and those "
+                         "as probable as the last of them", at_least=0, at_most=1)
     exact_nodes: int = field(0, "prefixes that the search for the most probable answer may expand "
                              "per question; 0 = no such search", at_least=0)
     nfd: bool = field(False, "exact match after Unicode's canonical decomposition (NFD), as ORQA "

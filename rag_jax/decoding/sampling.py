@@ -111,7 +111,8 @@ def answers(model: rag.RagModel, documents: Documents, settings: Decoding, state
 
 def truncate(log_p: jax.Array, settings: Decoding, temperature: jax.Array | None = None
              ) -> jax.Array:
-    """Logits [..., V] to sample from: temperature, then top_k, then top_p.
+    """Logits [..., V] to sample from: temperature, then top_k, then top_p. Tokens as probable
+    as the last one that stays, stay too.
 
     temperature: float32[..., 1]; None = that of the settings.
     """
