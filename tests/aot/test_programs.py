@@ -113,6 +113,18 @@ def test_what_lies_on_the_devices_has_these_shapes(world, dtype, encoder):
     assert jax.tree.structure(expected) == jax.tree.structure(given)
 
 
+def test_a_classifier_has_a_question_for_its_decoder_and_a_class_for_its_target():
+    """It had no decoder_ids, and asked for compile_report ended in a TypeError."""
+    mesh = parallel.make_mesh(MeshConfig())
+    batch = abstract(mesh, **{"model.head": "classification", "eval.labels": ("a", "b")})
+    assert batch.target_ids.shape == (8, 1) and batch.decoder_ids.shape == batch.decoder_mask.shape
+
+
+def test_words_alone_embed_no_passages():
+    mesh = parallel.make_mesh(MeshConfig())
+    assert not list(programs.programs(config(runs=("bm25",)), mesh, kinds=["embed"]))
+
+
 def test_what_cannot_be_compiled_is_an_error_that_says_why():
     mesh = parallel.make_mesh(MeshConfig())
 

@@ -19,7 +19,7 @@ from rag_jax.hub import load as hub
 from rag_jax.hub.save import save
 from rag_jax.models.generator import in_dtype
 from rag_jax.retrieval.protocol import Passage
-from rag_jax.training import pretrained
+from rag_jax.training import pretrained, workdir
 from rag_jax.training.answer_settings import decoding_settings
 from rag_jax.training.run import open_job, train
 
@@ -292,6 +292,15 @@ def test_weights_land_where_the_rules_table_says(sources, tmp_path):
         "kernel"]
     assert {shard.data.shape for shard in kernel.addressable_shards} == {(16, 16)}
     assert kernel.sharding.spec == parallel.spec(("embed", "mlp"))
+
+
+def test_layers_that_a_workdir_keeps_in_the_other_form_are_named(uninterrupted):
+    """Every parameter was said to be missing."""
+    asked = overrides.replace(workdir.read(uninterrupted), {
+        "model.generator.pretrained": str(uninterrupted), "model.generator.scan_layers": True})
+    job = dataclasses.replace(open_job(workdir.read(uninterrupted), uninterrupted), config=asked)
+    with pytest.raises(ConfigError, match="set config.model.generator.scan_layers=False"):
+        pretrained.load(job, ("generator",))
 
 
 def test_scanned_layers_hold_the_same_weights(sources, params, tmp_path):
