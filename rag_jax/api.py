@@ -237,7 +237,7 @@ def build_index(passages: Path, out: Path, workdir: Path | None = None, *, run: 
             config, trained = pretrained.resolve(_config_of_towers(run, config)), None
             job = job_as_they_are(config, config, target)
         else:
-            path = _path("workdir", workdir).absolute()
+            path = documents.answering(_path("workdir", workdir).absolute())
             run, config = _run_config(path, run, config)
             trained = path / run
             job = training.open_job(config, path)

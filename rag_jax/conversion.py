@@ -172,7 +172,8 @@ def _as_written(retriever: BertConfig, query_encoder: dict[str, Any]) -> BertCon
     if rag.SCALE in query_encoder:
         learned = float(np.exp(np.float64(query_encoder.pop(rag.SCALE))))
         retriever = dataclasses.replace(retriever, scale=retriever.logit_scale * learned)
-    pooling = "cls" if retriever.beyond_dpr and retriever.pooling == "auto" else retriever.pooling
+    other = retriever.beyond_dpr or retriever.model_type != "bert"
+    pooling = "cls" if other and retriever.pooling == "auto" else retriever.pooling
     return dataclasses.replace(retriever, pooling=pooling, learn_scale=False)
 
 

@@ -203,7 +203,7 @@ class _Ingestion:
         divided_by = {"chunking": dataclasses.asdict(self.chunking), "readers": versions(),
                       "window": None if lexical else [
                           made_by["towers"]["query_encoder"], self.config.data.max_passage_length,
-                          self.config.data.retriever_tokenizer,
+                          made_by["towers"].get("retriever_tokenizer", ""),
                           made_by["config"]["model"]["retriever"]]}
         found = self._found()
         digests, closed = _digests(found)
@@ -412,17 +412,21 @@ def _settings(config: Config) -> dict[str, Any]:
 
 
 def stamps(config: Config) -> dict[str, list[str]]:
-    """Every tower's source, and what tells whether it has changed: of a folder, the names, sizes
-    and times of its files."""
-    return {tower: [source, _stamp(pathlib.Path(source))]
-            for tower, source in sorted(config.model.sources.items())}
+    """The source of every tower, and of tokenizers that are named beside, and what tells whether it
+    has changed: the names, sizes and times of its files."""
+    sources = dict(config.model.sources)
+    for name in ("retriever_tokenizer", "generator_tokenizer"):
+        if source := getattr(config.data, name):
+            sources[name] = source
+    return {name: [source, _stamp(pathlib.Path(source))]
+            for name, source in sorted(sources.items())}
 
 
 def _stamp(folder: pathlib.Path) -> str:
-    if not folder.is_dir():
+    if not folder.exists():
         return ""
     digest = hashlib.sha256()
-    for file in sorted(path for path in folder.rglob("*") if path.is_file()):
+    for file in sorted(path for path in (folder, *folder.rglob("*")) if path.is_file()):
         status = file.stat()
         digest.update(f"{file.relative_to(folder)}\0{status.st_size}\0{status.st_mtime_ns}\0"
                       .encode("utf-8", "surrogateescape"))

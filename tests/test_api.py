@@ -197,6 +197,8 @@ def test_passages_are_added_deleted_and_replaced(uninterrupted, tmp_path, where)
         rag.delete(["nosuch"])
     with pytest.raises(RetrievalError, match="has a passage 'new 0'"):
         rag.add(new[:1])
+    with pytest.raises(RetrievalError, match="1 passages would be left, and 2 are read"):
+        rag.delete([passage.id for passage in found[1:]])  # it was published, and could not be read
     rag.params = {**rag.params, "document_encoder": jax.tree.map(
         lambda x: 1 - x, rag.params["document_encoder"])}
     with pytest.raises(RetrievalError, match="built by the encoder"):

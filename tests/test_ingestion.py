@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import rag_jax
-from rag_jax import conversion, ingestion
+from rag_jax import config_files, conversion, ingestion
 from rag_jax.cli import evaluate, generate, ingest, verify
 from rag_jax.config import BartConfig, BertConfig, ConfigError
 from rag_jax.data.question_files import Example
@@ -409,3 +409,24 @@ def test_weights_that_have_changed_embed_again(folder, tmp_path, towers):
     again = rag_jax.ingest(folder, tmp_path / "run")
     assert again.embedded == again.passages
     rag_jax.load(tmp_path / "run").retrieve("Oslo?")
+
+
+def test_until_training_has_a_checkpoint_the_models_answer_as_they_are(folder, tmp_path):
+    """Killed before, it answered no more; and `train` there wrote over its configuration."""
+    rag_jax.ingest(folder, tmp_path / "run")
+    run = tmp_path / "run" / "trained" / "bm25"
+    run.mkdir(parents=True)
+    (run / "eval.json").write_text("{}")
+    assert record_files.answering(tmp_path / "run") == tmp_path / "run"
+    (run / "3").mkdir()
+    assert record_files.answering(tmp_path / "run") == tmp_path / "run" / "trained"
+    with pytest.raises(ConfigError, match="is a workdir of rag_jax.ingest"):
+        rag_jax.train(config_files.load_file(str(config_files.CONFIGS / "quickstart.py")), tmp_path / "run")
+
+
+def test_a_part_of_how_documents_are_divided_leaves_the_rest(folder, tmp_path):
+    """--overlap alone went back to 100 words."""
+    for given in ("--words=4", "--overlap=2"):
+        ingest.main([str(folder), f"--workdir={tmp_path / 'run'}", given])
+    assert record_files.read(tmp_path / "run").divided_by["chunking"] == {
+        "words": 4, "tokens": 0, "overlap": 2}

@@ -157,7 +157,7 @@ def read_asked(path: str) -> list[tuple[str, str]]:
         FileNotFoundError: no such file.
         DataError: a damaged line, an id that occurs twice, or no question at all.
     """
-    suffix = os.path.splitext(path.removesuffix(".gz"))[1]
+    suffix = os.path.splitext(path.lower().removesuffix(".gz").removesuffix(".bz2"))[1]
     if suffix == ".jsonl":
         rows = [(record.where, _id(record, number), record.text("question"))
                 for number, record in json_lines(path)]

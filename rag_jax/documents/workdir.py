@@ -51,7 +51,9 @@ def exists(workdir: pathlib.Path) -> bool:
 def answering(workdir: pathlib.Path) -> pathlib.Path:
     """The workdir of the models that answer: its own, or that of what was trained in it."""
     trained = workdir / TRAINED
-    done = exists(workdir) and any(trained.glob("*/eval.json"))
+    done = exists(workdir) and any(  # a checkpoint of a run: before it has one, it cannot answer
+        step.name.isdigit() for run in trained.glob("*/eval.json")
+        for step in run.parent.glob("[0-9]*"))
     return trained if done else workdir
 
 

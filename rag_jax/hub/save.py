@@ -229,9 +229,10 @@ def save_tokenizer(directory: pathlib.Path, tokenizer: Tokenizer, max_length: in
     if end == "</s>":
         special.update({"bos_token": start} if start else {}, eos_token=end)
     _write_json(directory / "special_tokens_map.json", special)
+    kept = {name: value for name, value in tokenizer.config.items() if name == "chat_template"}
     _write_json(directory / "tokenizer_config.json", {
-        **special, "tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": max_length,
-        "clean_up_tokenization_spaces": False})
+        **kept, **special, "tokenizer_class": "PreTrainedTokenizerFast",
+        "model_max_length": max_length, "clean_up_tokenization_spaces": False})
 
 
 def _write_json(file: pathlib.Path, value: Mapping[str, Any]) -> None:

@@ -78,7 +78,8 @@ class DeviceIndex(Index):
             RetrievalError: as `swap`; nothing is changed then.
         """
         files = [one.manifest["files"] for one in (self._index, index)]
-        if files[0][EMBEDDINGS] != files[1][EMBEDDINGS]:
+        if any(files[0].get(name) != files[1].get(name)
+               for name in (EMBEDDINGS, "passages/meta.json")):
             return self.swap(index)
         self._check(index)
         rows = range(index.manifest["size"], len(index.passages))

@@ -61,12 +61,12 @@ class Edit(NamedTuple):
 
 
 def planned(out: Path, kinds: tuple[str, ...], fingerprint: str | None, added: PassageStore | None,
-            deleted: Sequence[str]) -> Edit:
+            deleted: Sequence[str], least: int = 1) -> Edit:
     """The edit of the current version at `out`, checked before any work.
 
     Raises:
         RetrievalError: no index of these kinds and this encoder; a deleted id that it has not, an
-            added id that it has, or nothing would be left.
+            added id that it has, or fewer than `least` passages would be left.
     """
     base = open_folder(current(out), kinds, fingerprint)
     for store in base.passages.stores:
@@ -82,14 +82,16 @@ def planned(out: Path, kinds: tuple[str, ...], fingerprint: str | None, added: P
         raise RetrievalError(f"{out}: has the token tables {sorted(base.passages.token_tables)}, "
                              f"the new passages {sorted(added.token_tables)}.")
     edit = Edit(base, kept, added)
-    if not edit.rows:
-        raise RetrievalError(f"{out}: nothing would be left of its passages; an index needs one.")
+    if edit.rows < least:
+        left = f"{edit.rows} passages would be left" if edit.rows else (
+            "nothing would be left of its passages")
+        raise RetrievalError(f"{out}: {left}, and {least} are read.")
     return edit
 
 
 def edit_index(out: Path, embedder: PassageEmbedder, added: PassageStore | None = None,
                deleted: Sequence[str] = (), recall: RecallSettings = RecallSettings(),  # noqa: B008
-               compact: bool | None = None) -> None:
+               compact: bool | None = None, least: int = 1) -> None:
     """Adds passages to an index of vectors and deletes others from it, in one new version.
 
     A killed edit leaves the version that was; the same edit again goes on with its embeddings.
@@ -101,6 +103,7 @@ def edit_index(out: Path, embedder: PassageEmbedder, added: PassageStore | None 
         deleted: ids of passages. An id may be deleted and added: it is replaced.
         recall: how recall is measured afterwards. Its target is that of the build.
         compact: build the index anew from its rows; None = where `is_slow`.
+        least: how many passages have to be left.
 
     Raises:
         RetrievalError: as `planned`, or an embedding cannot be used.
@@ -108,7 +111,8 @@ def edit_index(out: Path, embedder: PassageEmbedder, added: PassageStore | None 
     """
     read_manifest(current(out))  # publishing would make an index where there is none
     with publishing(out):
-        edit = planned(out, ("exact", "scann"), embedder.encoder_fingerprint, added, deleted)
+        edit = planned(out, ("exact", "scann"), embedder.encoder_fingerprint, added, deleted,
+                       least)
         if added is None and not len(deleted) and not compact:
             return
         content = begun(out, _key(edit))
@@ -126,8 +130,8 @@ def edit_index(out: Path, embedder: PassageEmbedder, added: PassageStore | None 
         publish_index(content, out, folder.manifest, manifest["files"])
 
 
-def edit_words(out: Path, added: PassageStore | None = None, deleted: Sequence[str] = ()
-               ) -> None:
+def edit_words(out: Path, added: PassageStore | None = None, deleted: Sequence[str] = (),
+               least: int = 1) -> None:
     """`edit_index` for an index of words: they are counted anew, as each weight is of all passages.
 
     Raises:
@@ -136,7 +140,7 @@ def edit_words(out: Path, added: PassageStore | None = None, deleted: Sequence[s
     """
     read_manifest(current(out))
     with publishing(out):
-        edit = planned(out, ("bm25",), None, added, deleted)
+        edit = planned(out, ("bm25",), None, added, deleted, least)
         if added is None and not len(deleted):
             return
         content = begun(out, _key(edit))

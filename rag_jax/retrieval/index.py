@@ -139,6 +139,9 @@ class PassageIndex(Index):
             self._embeddings.check_all([_ADDED])
         results = [(first, part._search(queries, min(k, part.size)))
                    for first, part in self._parts if part.size]
+        if not results:  # all of its share was deleted
+            return SearchResult(np.zeros((len(queries), 0), np.int32),
+                                np.zeros((len(queries), 0), np.float32))
         return merge([SearchResult(ids + first, scores) for first, (ids, scores) in results], k)
 
     def scores(self, queries: np.ndarray, ids: np.ndarray) -> np.ndarray:

@@ -97,7 +97,7 @@ class Worker:
 
     def _work(self) -> None:
         try:
-            for index in self._indexes.open.values():
+            for index in list(self._indexes.open.values()):  # a swap may open another
                 for what in index.compile():
                     self.compiled += 1
                     self._compiled(what)

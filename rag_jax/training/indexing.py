@@ -162,14 +162,14 @@ def recall_questions(job: Job) -> list[Example]:
 
 def edit_passages(job: Job, out: pathlib.Path, embedder: PassageEmbedder | None,
                   add: Iterable[Passage], delete: Sequence[str], recall: RecallSettings,
-                  compact: bool | None) -> Index:
+                  compact: bool | None, least: int) -> Index:
     """Adds passages to an index and deletes others from it; opens what is published.
 
     Args:
       job: makes the tokens of passages.
       out: folder of the index.
       embedder: of the encoder that built it; None = an index of words.
-      add, delete, recall, compact: see `editing.edit_index`.
+      add, delete, recall, compact, least: see `editing.edit_index`.
     """
     tables = open_folder(current(out)).passages.token_tables  # no index is made where none is
     prepared = job.prepared
@@ -185,9 +185,9 @@ def edit_passages(job: Job, out: pathlib.Path, embedder: PassageEmbedder | None,
                         prepared.retriever_tokenizer if ENCODER_TABLE in tables else None,
                         prepared.format if PASSAGE_TABLE in tables else None)
                 if embedder is None:
-                    edit_words(out, store, delete)
+                    edit_words(out, store, delete, least)
                 else:
-                    edit_index(out, embedder, store, delete, recall, compact)
+                    edit_index(out, embedder, store, delete, recall, compact, least)
         return open_host_index(out, embedder is None)
 
     return hosts.first(edited)
@@ -236,7 +236,7 @@ def with_words(job: Job, index: Index) -> Index:
         if folder.is_dir():
             with contextlib.suppress(RetrievalError):  # it is damaged, or of other passages
                 words = Bm25Index.open(folder)
-                if words.settings == settings:
+                if words.settings.record == settings.record:  # else as it was built
                     return words, matching_rows(index, words)
         with _staging(folder) as staging:
             store = index.passages

@@ -228,7 +228,7 @@ class Rag:
 
         Raises:
           RetrievalError: an id that is not there, or is there already; an index of another encoder
-            or with the tokens of another generator; or nothing would be left.
+            or with the tokens of another generator; or fewer would be left than are read.
           InUseError: another process writes into the index or into the workdir that it is in.
           ConfigError: the run reads no passages, or has no document encoder.
         """
@@ -252,7 +252,8 @@ class Rag:
         with workdirs.writing(path):
             index = indexing.with_words(job, indexing.edit_passages(
                 job, path, embedder, _passages(add, self.config), gone,
-                RecallSettings(vectors, seed=self.config.seed), compact))
+                RecallSettings(vectors, seed=self.config.seed), compact,
+                self.config.eval.k or self.config.retrieval.k))
         if isinstance(self.index, DeviceIndex):
             index = on_device.updated(self.index, index, vectors, job.config, job.prepared.format)
         self.index = index

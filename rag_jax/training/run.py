@@ -27,6 +27,7 @@ from rag_jax.countries.world import build_world
 from rag_jax.data.inputs import is_prepared
 from rag_jax.data.prepare import prepare
 from rag_jax.data.prepared import Prepared, open_prepared
+from rag_jax.documents import workdir as documents
 from rag_jax.retrieval.bm25 import bm25_missing
 from rag_jax.retrieval.index import PassageIndex
 from rag_jax.retrieval.scann import scann_missing
@@ -187,6 +188,9 @@ def train(config: Config, path: pathlib.Path, profile: tuple[int, int] | None = 
     hosts.check_same(overrides.texts(config))
     parallel.make_mesh(config.mesh)  # all complain before anything is written
     workdir.check_place(path)
+    if documents.exists(path):
+        raise ConfigError(f"--workdir={path}: is a workdir of rag_jax.ingest; name another, "
+                          "or train it with rag_jax.ingest --train")
     with stopped_at_once(), locks.exclusive(path):
         runs = dict.fromkeys((*hosts.exchange(_trained(path))[0], *config.runs))
         warm = warm_up(dataclasses.replace(config, runs=tuple(runs)), path)

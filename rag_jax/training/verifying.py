@@ -65,12 +65,13 @@ def _files(files: VerifiedFiles) -> tuple[str, list[str]]:
 def _index(path: pathlib.Path) -> Iterator[Part]:
     """An index, and that of the same passages' words in it, if there is one."""
     try:
-        _, _, passages, files, _ = open_folder(current(path))
+        _, _, passages, files, valid = open_folder(current(path))
     except UserError as error:
         yield Part(str(path), "index", [str(error)])
         return
     (size, damage), of_passages = _files(files), [_files(store.files) for store in passages.stores]
-    yield Part(str(path), f"index of {len(passages)} passages, {size}",
+    count = len(passages) if valid is None else int(valid.sum())
+    yield Part(str(path), f"index of {count} passages, {size}",
                damage + [name for _, names in of_passages for name in names])
     if (path / WORDS).is_dir():
         yield from _index(path / WORDS)

@@ -1,5 +1,6 @@
 """JSONL and TSV files of questions: what is read, and that every damaged line is named."""
 
+import bz2
 import gzip
 import json
 import random
@@ -229,3 +230,12 @@ def test_every_damaged_line_is_named(tmp_path, name, good, damaged):
         lines[at] = damaged(rng)
         path = write(tmp_path / name, b"\n".join(lines))
         assert message_of(path).startswith(f"{path}:{at + 1}: "), lines[at]
+
+
+@pytest.mark.parametrize("name", ["q.JSONL", "q.jsonl.bz2", "q.jsonl.gz"])
+def test_questions_of_json_are_read_as_such_whatever_packs_them(tmp_path, name):
+    """Each line, braces and all, was asked as a question."""
+    content = b'{"id": "a", "question": "Who?"}\n'
+    pack = {"bz2": bz2.compress, "gz": gzip.compress}.get(name.rpartition(".")[2], bytes)
+    (tmp_path / name).write_bytes(pack(content))
+    assert read_asked(str(tmp_path / name)) == [("a", "Who?")]
