@@ -420,8 +420,9 @@ def test_until_training_has_a_checkpoint_the_models_answer_as_they_are(folder, t
     assert record_files.answering(tmp_path / "run") == tmp_path / "run"
     (run / "3").mkdir()
     assert record_files.answering(tmp_path / "run") == tmp_path / "run" / "trained"
+    quickstart = str(config_files.CONFIGS / "quickstart.py")
     with pytest.raises(ConfigError, match="is a workdir of rag_jax.ingest"):
-        rag_jax.train(config_files.load_file(str(config_files.CONFIGS / "quickstart.py")), tmp_path / "run")
+        rag_jax.train(quickstart, tmp_path / "run")
 
 
 def test_a_part_of_how_documents_are_divided_leaves_the_rest(folder, tmp_path):
