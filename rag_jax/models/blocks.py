@@ -48,8 +48,8 @@ class EncoderLayer(nn.Module):
         norm = parts.norm(name="attention_norm")
         asked = y = parts.read(norm, x)
         if rows is not None:
-            x, asked = (constrain(each[:, :rows], "batch", name="asked positions")
-                        for each in (x, y))
+            asked = constrain(y[:, :rows], "batch", name="asked positions")
+            x = x[:, :rows] if parts.before else asked
         attended = parts.attention(name="attention")(asked, y, mask, deterministic, bias, packing)
         x = parts.added(norm, x, drop(attended, deterministic=deterministic))
         norm = parts.norm(name="mlp_norm")
