@@ -62,10 +62,10 @@ def load(source: Path | None = None, run: str | None = None, *, step: int | None
     if source is None:
         return _open_towers(run, step, index, config)
     path = _path("source", source).absolute()
-    if (trained := documents.answering(path)) != path:
-        if index is None and workdirs.read_run(trained, run).retrieval.k:
+    if (answering := documents.answering(path)) != path:
+        if index is None and workdirs.read_run(answering, run).retrieval.k:
             index = path / documents.INDEX
-        return load(trained, run, step=step, index=index, config=config)
+        return load(answering, run, step=step, index=index, config=config)
     if documents.exists(path):
         if step is not None:
             raise ConfigError(f"step={step}: {source} has documents, and nothing was trained there")
@@ -73,9 +73,9 @@ def load(source: Path | None = None, run: str | None = None, *, step: int | None
     local = workdirs.exists(path) or path.is_dir() and not (path / "config.json").is_file()
     if not local:
         return _open_checkpoint(str(source), run, step, index, config)
-    run, config = _run_config(path, run, config)
+    run, config, trained = _run_config(path, run, config)
     if config.retrieval.retriever == "bm25":  # its index has the weights
-        workdirs.check_trained_with(config, workdirs.read(path), path, "retrieval.bm25_")
+        workdirs.check_trained_with(config, trained, path, "retrieval.bm25_")
     if index is not None and not config.retrieval.k:
         raise ConfigError(f"index {str(index)!r}: run {run!r} reads no passages; leave it out")
     job = training.open_job(config, path)
@@ -91,8 +91,8 @@ def load(source: Path | None = None, run: str | None = None, *, step: int | None
 
 
 def _run_config(path: pathlib.Path, run: str | None, config: Config | Mapping[str, Any] | None
-                ) -> tuple[str, Config]:
-    """The name of a workdir's run, and its configuration with fields set otherwise.
+                ) -> tuple[str, Config, Config]:
+    """The name of a workdir's run, its configuration with fields set otherwise, and as it trained.
 
     Raises:
       ConfigError: the workdir has no such run, or was trained with another value of a field.
@@ -101,9 +101,10 @@ def _run_config(path: pathlib.Path, run: str | None, config: Config | Mapping[st
         config = changed(workdirs.read_run(path, run), config or {})
     run = workdirs.run_of(path, config, run)
     config, record = overrides.for_run(config, run), workdirs.read(path)
-    workdirs.check_trained_with(config, overrides.for_run(record, run), path)
+    trained = overrides.for_run(record, run)
+    workdirs.check_trained_with(config, trained, path)
     check_weight(config, record.retrieval.bm25_weight, path)
-    return run, check_classes(config, record.classes, path)
+    return run, check_classes(config, record.classes, path), trained
 
 
 def _path(name: str, given: Path) -> pathlib.Path:
@@ -238,7 +239,7 @@ def build_index(passages: Path, out: Path, workdir: Path | None = None, *, run: 
             job = job_as_they_are(config, config, target)
         else:
             path = documents.answering(_path("workdir", workdir).absolute())
-            run, config = _run_config(path, run, config)
+            run, config, _ = _run_config(path, run, config)
             trained = path / run
             job = training.open_job(config, path)
         return _build(job, trained, str(passages), target, queries, overwrite)

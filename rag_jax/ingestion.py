@@ -78,7 +78,7 @@ def base_config(workdir: Path) -> Config:
         config, train=workdirs.read(trained).train if workdirs.exists(trained) else config.train)
 
 
-def ingest(folder: Path, workdir: Path, *, chunking: Chunking | None = None,
+def ingest(folder: Path, workdir: Path, *, chunking: Chunking | Mapping[str, int] | None = None,
            config: Config | Mapping[str, Any] | None = None) -> Ingested:
     """Makes an index of the documents of a folder, or brings the one that there is up to date.
 
@@ -87,7 +87,8 @@ def ingest(folder: Path, workdir: Path, *, chunking: Chunking | None = None,
     Args:
       folder: of documents, with all folders in it; or a single file.
       workdir: the folder of everything that is made.
-      chunking: how documents are divided; None = as before, or as `Chunking()` says.
+      chunking: how documents are divided, or fields of it to set, {"overlap": 2}; the others are as
+        before, or as `Chunking()` says.
       config: fields to set, {"model.retriever.pretrained": ...}, the others as they were before; or
         a whole configuration. It names the encoder and the generator; without an encoder the
         index is one of words, for BM25.
@@ -113,8 +114,11 @@ def ingest(folder: Path, workdir: Path, *, chunking: Chunking | None = None,
         if not isinstance(config, Config):
             config = overrides.replace(base_config(path), config or {})
         _check_trained(config, path)
-        if chunking is None:
-            chunking = Chunking(**earlier.divided_by["chunking"]) if earlier else Chunking()
+        if not isinstance(chunking, Chunking):
+            given = chunking or {}
+            words = {"tokens": 0} if "words" in given else {}  # in place of tokens
+            before = earlier.divided_by["chunking"] if earlier else {}
+            chunking = Chunking(**before | words | given)
         return _Ingestion(source, path, _with_runs(config), chunking, earlier).run()
 
 

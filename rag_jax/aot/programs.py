@@ -216,13 +216,9 @@ def _batch(job: Job, size: int, k: int, source_tokens: int = 0) -> Batch:
 
 def _questions(job: Job, size: int) -> QuestionBatch:
     """A batch as QuestionTokens makes it, with a question of the longest form."""
-    data = job.config.data
-    batch = QuestionBatch(
-        *_tokens(job, size, data.max_question_length),
-        *_tokens(job, size, data.max_source_length // 2),
-        *_tokens(job, size, 1 if job.config.classes else data.max_target_length),
-        _rows(job, jnp.float32, size))
-    if job.config.head_classes:
-        ids, mask = _tokens(job, size, data.max_question_length)
-        batch = batch._replace(decoder_ids=ids, decoder_mask=mask)
-    return batch
+    data, classes = job.config.data, job.config.classes
+    question = _tokens(job, size, data.max_question_length)
+    return QuestionBatch(
+        *question, *_tokens(job, size, data.max_source_length // 2),
+        *_tokens(job, size, 1 if classes else data.max_target_length),
+        _rows(job, jnp.float32, size), *(question if job.config.head_classes else ()))

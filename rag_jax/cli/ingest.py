@@ -8,7 +8,6 @@ one, passages are shown). The same command again reads what has changed in the f
 """
 
 import argparse
-import pathlib
 import shlex
 from collections import Counter
 
@@ -41,16 +40,10 @@ def main(argv: list[str] | None = None) -> None:
         parser.error("--train and --dev: name both, files of other questions each")
 
     from rag_jax import ingestion
-    from rag_jax.documents import workdir as record_files
-    from rag_jax.documents.chunks import Chunking
 
     given = {name: value for name in ("words", "tokens", "overlap")
              if (value := getattr(options, name)) is not None}
-    if given and record_files.exists(path := pathlib.Path(options.workdir)):
-        words = {"tokens": 0} if "words" in given and "tokens" not in given else {}
-        given = record_files.read(path).divided_by["chunking"] | given | words
-    done = ingestion.ingest(options.folder, options.workdir, config=config,
-                            chunking=Chunking(**given) if given else None)
+    done = ingestion.ingest(options.folder, options.workdir, config=config, chunking=given)
     for line in _lines(options, done):
         print(line, flush=True)
     if options.train:

@@ -53,7 +53,7 @@ def answering(workdir: pathlib.Path) -> pathlib.Path:
     trained = workdir / TRAINED
     done = exists(workdir) and any(  # a checkpoint of a run: before it has one, it cannot answer
         step.name.isdigit() for run in trained.glob("*/eval.json")
-        for step in run.parent.glob("[0-9]*"))
+        for step in run.parent.iterdir())
     return trained if done else workdir
 
 

@@ -82,10 +82,10 @@ def planned(out: Path, kinds: tuple[str, ...], fingerprint: str | None, added: P
         raise RetrievalError(f"{out}: has the token tables {sorted(base.passages.token_tables)}, "
                              f"the new passages {sorted(added.token_tables)}.")
     edit = Edit(base, kept, added)
+    if not edit.rows:
+        raise RetrievalError(f"{out}: nothing would be left of its passages; an index needs one.")
     if edit.rows < least:
-        left = f"{edit.rows} passages would be left" if edit.rows else (
-            "nothing would be left of its passages")
-        raise RetrievalError(f"{out}: {left}, and {least} are read.")
+        raise RetrievalError(f"{out}: {edit.rows} passages would be left, and {least} are read.")
     return edit
 
 

@@ -133,7 +133,7 @@ def warm_up(config: Config, path: pathlib.Path) -> Warm:
         job = open_job(config, path, check=True)
         check_k(job)
         hosts.say(f"{path}: {len(job.prepared.splits['train'])} training questions, "
-             f"{len(job.prepared.memories[job.trains_with])} passages")
+                  f"{len(job.prepared.memories[job.trains_with])} passages")
     warm: dict[str, Any] = {}
     if retrievers - {"bm25"}:  # which has nothing to learn
         with clock.time("retriever warm-up"):
