@@ -600,7 +600,8 @@ class TrainConfig:
 class EvalConfig:
     """Evaluation and answering; the longest answer is data.max_target_length."""
 
-    k: int = field(0, "passages per question; 0 = retrieval.k", at_least=0)
+    k: int = field(0, "passages per question; 0 = retrieval.k, or all of an index that "
+                   "has fewer", at_least=0)
     batch_size: int = field(32, "questions at a time", at_least=1)
     max_examples: int = field(0, "while training, evaluate on the first so many dev questions; "
                               "0 = all; evaluate takes it where it is given anew", at_least=0)

@@ -7,6 +7,7 @@ advice where `--config.` is left out, and 0.3 s more before the first line.
 
 import argparse
 import pathlib
+import re
 import sys
 import textwrap
 from collections.abc import Callable, Sequence
@@ -176,6 +177,17 @@ def counts(text: str) -> tuple[int, ...]:
     if not all(word.isdecimal() and int(word) for word in words):
         raise argparse.ArgumentTypeError(f"{text}: must be whole numbers from 1, such as 5,10,15")
     return tuple(sorted(set(map(int, words))))
+
+
+def seconds(text: str) -> float:
+    """The type of a flag that is a time.
+
+    Raises:
+      argparse.ArgumentTypeError: it is another text.
+    """
+    if not re.fullmatch(r"\d*\.?\d+", text) or not float(text):
+        raise argparse.ArgumentTypeError(f"{text}: must be seconds, above 0")
+    return float(text)
 
 
 def numbers(text: str) -> tuple[float, ...]:

@@ -159,7 +159,7 @@ def test_passages_are_added_deleted_and_replaced(uninterrupted, tmp_path, where)
     index = shutil.copytree(uninterrupted / "indexes" / "2018", tmp_path / "index")
     reader = PassageIndex.open(index)
     rag = rag_jax.load(uninterrupted, index=index, config={
-        "retrieval.where": where, "retrieval.device_dtype": "float32"})
+        "retrieval.where": where, "retrieval.device_dtype": "float32", "eval.k": 2})
     rag.ask(QUESTIONS)
     first = rag.index.passages[0]
     new = [Passage(f"new {i}", "Atlantis", f"The capital of Atlantis is town {i}.")

@@ -77,6 +77,22 @@ def test_a_folder_is_found_by_its_words_and_cited(folder, tmp_path):
         evaluate.main([f"--workdir={tmp_path / 'run'}"])
 
 
+def test_another_index_is_read_as_far_as_it_goes(folder, tmp_path):
+    """Of one that has grown, as many passages were read as the first had; and one that has shrunk
+    could not be opened."""
+    rag_jax.ingest(folder, tmp_path / "four")
+    written(folder, {f"{n}.txt": f"Town {n} has a capital of its own." for n in range(3)})
+    rag_jax.ingest(folder, tmp_path / "seven")
+    rag = rag_jax.load(tmp_path / "four")
+    for name, count in (("seven", 5), ("four", 4)):
+        rag.swap(tmp_path / name / "index")
+        assert len(rag.retrieve("What is the capital?")[0]) == count
+    rag.delete([passage.id for passage in rag.retrieve("What is the capital?")[0][1:]])
+    assert len(rag.retrieve("What is the capital?")[0]) == 1
+    with pytest.raises(ConfigError, match="config.eval.k=5: the index has 1 passages"):
+        rag.retrieve("What is the capital?", k=5)
+
+
 @pytest.fixture
 def reads(monkeypatch):
     """The names of the files that readers have been given."""
@@ -368,6 +384,12 @@ def test_what_is_trained_on_questions_answers_from_the_documents(folder, tmp_pat
         ingest.main([*argv[:2], "--config.data.max_passage_length=31"])
     with pytest.raises(ConfigError, match="no generator that could learn"):
         ingestion.fine_tune(tmp_path / "run", "", "", config={"model.generator.pretrained": ""})
+    written(folder, {"late.txt": "Rabat."})
+    for name in (*TEXTS, "added.txt"):
+        (folder / name).unlink()
+    rag_jax.ingest(folder, tmp_path / "run")
+    answer, = rag_jax.load(tmp_path / "run", config={"eval.k": 0}).ask("Rabat?")
+    assert len(answer.passages) == 1 < SMALL["retrieval.k"]
 
 
 def test_the_commands_show_passages_where_nothing_answers(folder, tmp_path, capsys):

@@ -27,7 +27,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--batch_sizes", type=flags.counts, default=(1, 4, 8, 16),
                         metavar="N,N",
                         help="questions that are answered at a time (default: 1,4,8,16)")
-    parser.add_argument("--timeout", type=float, default=60.0, metavar="SECONDS",
+    parser.add_argument("--timeout", type=flags.seconds, default=60.0, metavar="SECONDS",
                         help="that a request may take (default: %(default)s)")
     options, config = flags.parse_with_config(parser, argv, flags.asked_config)
     try:
@@ -51,13 +51,15 @@ def main(argv: list[str] | None = None) -> None:
         rag.run, options.host, os.environ.get("RAG_JAX_TOKEN", ""),
         os.environ.get("RAG_JAX_MEMORY_TOKEN", ""), options.batch_sizes, timeout=options.timeout)
     indexes = Indexes(rag, settings)
+    del rag  # an index that is no more the current one would stay open with it
     for name in filter(None, options.open.split(",")):
         indexes.open_also(name)
 
     def started(failure: Exception | None) -> None:
         if failure is None:
             gc.freeze()  # what the start has made stays: no collection looks through it again
-            print(f"ready: http://{options.host}:{options.port}", flush=True)
+            host = f"[{options.host}]" if ":" in options.host else options.host
+            print(f"ready: http://{host}:{options.port}", flush=True)
         else:
             web.should_exit = True
 

@@ -54,6 +54,7 @@ class Tokenizer:
             )
         self.end, self.pad, self.mask = map(backend.token_to_id, names[1:])
         self.start = backend.token_to_id(names[0]) if begins else None
+        self._letter = backend.encode("a", add_special_tokens=False).ids
         # Where bytes are tokens, one that is in no letter: a run of bytes with it has no letters.
         self._stray = backend.token_to_id("<0xFF>")
 
@@ -149,8 +150,12 @@ class Tokenizer:
         return text.rstrip("\ufffd").rstrip()
 
     def piece(self, token_id: int) -> str:
-        """Text of one token, special or not; bytes that are no whole letter come as "�"."""
-        return self._backend.decode([int(token_id)], skip_special_tokens=False)
+        """Text of one token, special or not, with the space before a word; bytes that are no whole
+        letter come as "�"."""
+        before = self._letter
+        text, known = (self._backend.decode(ids, skip_special_tokens=False)
+                       for ids in ([*before, int(token_id)], before))
+        return text.removeprefix(known)
 
 
 def begin(tokenizer: Tokenizer) -> list[int]:

@@ -201,7 +201,7 @@ def save_tokenizer(directory: pathlib.Path, tokenizer: Tokenizer, max_length: in
     from tokenizers import processors
 
     tokenizer.save(directory)
-    if tokenizer.piece(tokenizer.end) not in ("</s>", "[SEP]"):  # it has its own settings
+    if tokenizer.piece(tokenizer.end).strip() not in ("</s>", "[SEP]"):  # it has its own settings
         _write_json(directory / "tokenizer_config.json", {
             **tokenizer.config, "tokenizer_class": "PreTrainedTokenizerFast",
             "model_max_length": max_length, "clean_up_tokenization_spaces": False})

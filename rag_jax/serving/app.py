@@ -23,6 +23,7 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from rag_jax.errors import UserError
+from rag_jax.locks import InUseError
 from rag_jax.serving import asking, page, results
 from rag_jax.serving.batching import Worker
 from rag_jax.serving.fields import Fields, Refused, parse
@@ -34,6 +35,7 @@ from rag_jax.types import Answer, Evidence
 
 Handler = Callable[[Request], Awaitable[Response]]
 LEFT = 499  # a status for the metrics: the client is gone
+ENDING = "the server is ending: what it has not answered by now it does not answer"
 KINDS = {401: "authentication_error", 403: "permission_error", 404: "not_found_error",
          429: "rate_limit_error"}
 # What an id or a URL has before its first slash, no absolute path has.
@@ -100,20 +102,25 @@ class Server:
         """With the token checked, a time limit, and every error as JSON."""
         async def guarded(request: Request) -> Response:
             try:
-                self._authenticate(request, handler == self._change_memory)
-                async with asyncio.timeout(self.settings.timeout):
+                changes = handler == self._change_memory  # which go on whether or not one waits
+                self._authenticate(request, changes)
+                async with asyncio.timeout(None if changes else self.settings.timeout):
                     response = await handler(request)
-            except (ClientDisconnect, asyncio.CancelledError):
+            except ClientDisconnect:
                 response = Response(status_code=LEFT)
-            except Exception as error:
+            except (Exception, asyncio.CancelledError) as error:
                 response = self._failure(error)
             self.metrics.answered(response.status_code)
             return response
 
         return guarded
 
-    def _failure(self, error: Exception) -> Response:
+    def _failure(self, error: BaseException) -> Response:
         """What is said of it."""
+        if isinstance(error, asyncio.CancelledError):  # those who still ask when the grace is over
+            return _error(ENDING, 503)
+        if isinstance(error, InUseError):
+            return _error(_without_paths(str(error)), 503)
         if isinstance(error, UserError):
             if isinstance(error, Refused):  # which names what the client has sent, and no folder
                 return _error(str(error), error.status, error.field)
@@ -130,12 +137,13 @@ class Server:
                           "with RAG_JAX_MEMORY_TOKEN or RAG_JAX_TOKEN", 403)
         kind, _, given = request.headers.get("authorization", "").partition(" ")
         if token and not (kind.lower() == "bearer" and secrets.compare_digest(
-                given.strip().encode(), token.encode())):
+                given.strip().encode("latin-1"), token.encode())):  # its bytes, as they came
             raise Refused("a token is needed: Authorization: Bearer TOKEN", 401)
 
     async def _body(self, request: Request) -> Fields:
         """The object of a request of at most max_body bytes."""
-        if request.headers.get("content-type", "").partition(";")[0].strip() != "application/json":
+        kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+        if kind != "application/json":
             raise Refused("expected Content-Type: application/json", 415)
         body, most = bytearray(), self.settings.max_body
         async for part in request.stream():
@@ -244,7 +252,8 @@ class Server:
         texts = fields.strings("input", self.settings.max_texts, self.settings.max_question)
         index = self.indexes.current
         if fields.has("dimensions"):
-            width = index.rag.config.model.retriever.width
+            retriever = index.rag.config.model.retriever
+            width = retriever.projection or retriever.width
             fields.only(fields.fields, {"dimensions": (width,)})
         encoding = fields.choice("encoding_format", "float", ("float", "base64"))
         given = [asking.Passage("", "", text) if tower == "document_encoder" else text
@@ -294,12 +303,10 @@ class Server:
         fields.only(("question", "k", "memory"))
         question = asking.question(fields, "question", self.settings)
         index = self.indexes.named(fields.text("memory") if fields.has("memory") else None)
-        config = index.rag.config
-        k = fields.number("k", config.eval.k or config.retrieval.k, 1, index.most, whole=True)
-        found, = await self._computed(request, index, "retrieve", [question])
-        whole = sum(each.prior for each in found[:k])
-        return JSONResponse({"memory": index.name, "version": index.version, "passages": [
-            results.passage(each._replace(prior=each.prior / whole)) for each in found[:k]]})
+        k = fields.number("k", index.k, 1, index.most, whole=True)
+        found, = await self._computed(request, index, "retrieve", [(question, k)])
+        return JSONResponse({"memory": index.name, "version": index.version,
+                             "passages": list(map(results.passage, found))})
 
     async def _passage(self, request: Request) -> Response:
         """What a citation's url leads to."""
@@ -318,21 +325,23 @@ class Server:
         most = min(asking.most_answers(config.eval), self.settings.max_choices)
         return JSONResponse({
             "current": current.name, "version": current.version, "open": sorted(indexes.open),
-            "there": indexes.names, "programs": list(current.programs), "answers": most})
+            "there": list(indexes.paths), "programs": current.programs, "answers": most})
 
     async def _change_memory(self, request: Request) -> Response:
         """Swaps the index, or edits it; what has begun runs to its end."""
         fields, settings = await self._body(request), self.settings
-        fields.only(("swap", "add", "delete"))
-        if fields.has("swap") == (fields.has("add") or fields.has("delete")):
+        swap, edit = fields.has("swap"), fields.has("add") or fields.has("delete")
+        fields.only(("swap",) if swap else ("add", "delete", "memory", "swap"))
+        if swap == edit:
             raise Refused("request: expected \"swap\", or one of \"add\" and \"delete\" or both")
-        if fields.has("swap"):
+        if swap:
             change = self.indexes.swap(fields.text("swap"))
         else:
             change = self.indexes.edit(
                 asking.passages(fields, "add", settings.max_texts, settings.max_body),
-                fields.strings("delete", settings.max_texts, settings.max_question)
-                if fields.has("delete") else ())
+                fields.strings("delete", settings.max_texts, settings.max_body)
+                if fields.has("delete") else (),
+                fields.text("memory") if fields.has("memory") else None)
         await asyncio.shield(asyncio.wrap_future(change))
         return await self._list_memory(request)
 
@@ -364,7 +373,7 @@ class _Events(StreamingResponse):
     """
 
     def __init__(self, first: dict[str, Any], chunks: AsyncGenerator[dict[str, Any]],
-                 failure: Callable[[Exception], Response]):
+                 failure: Callable[[BaseException], Response]):
         super().__init__(self._events(), media_type="text/event-stream",
                          headers={"Cache-Control": "no-cache"})
         self._first, self._chunks, self._failure = first, chunks, failure
@@ -380,7 +389,7 @@ class _Events(StreamingResponse):
                 yield _event(json.dumps(chunk, ensure_ascii=False))
         except ClientDisconnect:
             return
-        except Exception as error:
+        except (Exception, asyncio.CancelledError) as error:
             yield _event(self._failure(error).body.decode())
         else:
             yield _event("[DONE]")

@@ -42,12 +42,13 @@ def asked(fields: Fields, text: str, settings: Settings, run: EvalConfig) -> Ask
     seed = fields.number("seed", secrets.randbits(32), -INT64, INT64 - 1, whole=True) % 2**32
     longest = [fields.number(name, None, 1, 2**31, whole=True)
                for name in ("max_completion_tokens", "max_tokens")]
-    stop = fields.strings("stop", 4, 100) if fields.has("stop") else ()
+    stop = fields.strings("stop", 4, 100) if fields.fields.get("stop") not in (None, []) else ()
     memory = fields.text("memory") if fields.has("memory") else None
     if not temperature and n > (most := most_answers(run)):
-        raise Refused(f"{fields.where}: \"n\" is {n}: the search gives {most} at most: set a "
-                      "temperature above 0 to draw answers, or serve with "
-                      f"--config.eval.num_beams={n}", field="n")
+        more = "" if run.labels else (": set a temperature above 0 to draw answers, or serve with "
+                                      f"--config.eval.num_beams={n}")
+        raise Refused(f"{fields.where}: \"n\" is {n}: the search gives {most} at most{more}",
+                      field="n")
     places = range(n if temperature else 1)
     return Asked("sample" if temperature else "search",
                  [Question(text, float(temperature), seed, place) for place in places],

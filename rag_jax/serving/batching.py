@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any, NamedTuple
 
+from rag_jax.errors import UserError
 from rag_jax.serving.fields import Refused
 from rag_jax.serving.indexes import Indexes, OpenIndex
 
@@ -97,53 +98,59 @@ class Worker:
 
     def _work(self) -> None:
         try:
-            for index in list(self._indexes.open.values()):  # a swap may open another
-                for what in index.compile():
-                    self.compiled += 1
-                    self._compiled(what)
-                    if self._closed:
-                        return
+            self._compile()
         except Exception as error:
             self.failure = error
             return self._started(error)
-        self.ready = True
-        self._started(None)
-        while places := self._next():
-            self.running = len(places)
-            _run(places)
-            self.running = 0
+        self.ready = not self._closed
+        if self.ready:
+            self._started(None)
+        while self._run_next():
+            pass
 
-    def _next(self) -> list[Place]:
-        """The next batch: of the first that waits, and all that can run with it; [] = it is over.
-        """
-        while True:
-            with self._changed:
-                self._changed.wait_for(lambda: self._waiting or self._closed)
+    def _compile(self) -> None:
+        for index in list(self._indexes.open.values()):  # a swap may open another
+            for what in index.compile():
+                self.compiled += 1
+                self._compiled(what)
                 if self._closed:
-                    return []
-                first, *_ = self._waiting.values()
-                alike = [place for place in self._waiting.values() if place[:2] == first[:2]]
-                taken = alike[:self._max_batch]
-                for place in taken:
-                    del self._waiting[place.future]
-            taken = [place for place in taken if place.future.set_running_or_notify_cancel()]
-            if taken:
-                return taken
+                    return
+
+    def _run_next(self) -> bool:
+        """Runs a batch once something waits: the first that waits, and all that can run with it.
+
+        False = it is over. Who waits here for the next batch holds no index of the last.
+        """
+        with self._changed:
+            self._changed.wait_for(lambda: self._waiting or self._closed)
+            if self._closed:
+                return False
+            first, *_ = self._waiting.values()
+            alike = [place for place in self._waiting.values() if place[:2] == first[:2]]
+            taken = alike[:self._max_batch]
+            for place in taken:
+                del self._waiting[place.future]
+        taken = [place for place in taken if place.future.set_running_or_notify_cancel()]
+        self.running = len(taken)
+        if taken:
+            _run(taken)
+        self.running = 0
+        return True
 
 
 def _run(places: Sequence[Place]) -> None:
     """Runs a batch; where it fails, each alone, as the fault may be one question's."""
-    run = places[0].index.programs[places[0].program]
+    first = places[0]
     try:
-        results = run([place.given for place in places])
+        results = first.index.run(first.program, [place.given for place in places])
     except Exception as error:
         if len(places) > 1:
             for place in places:
                 _run([place])
             return
-        if not isinstance(error, Refused):
+        if not isinstance(error, UserError):
             traceback.print_exc(file=sys.stderr)
-        places[0].future.set_exception(error)
+        first.future.set_exception(error)
         return
     for place, result in zip(places, results, strict=True):
         place.future.set_result(result)

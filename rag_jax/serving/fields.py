@@ -45,7 +45,8 @@ class Fields(Record):
         """
         for key in filter(self.has, self.fields):
             if neutral and key in neutral:
-                if self.fields[key] not in neutral[key]:
+                value = self.fields[key]  # true, which is 1 to Python, is none
+                if value not in neutral[key] or isinstance(value, bool):
                     raise Refused(f"{self.where}: \"{key}\" is not supported: leave it out",
                                   field=key)
             elif key not in known:

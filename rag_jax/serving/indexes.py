@@ -4,9 +4,11 @@ import concurrent.futures
 import copy
 import dataclasses
 import functools
+import hashlib
 import itertools
+import json
 import pathlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,10 +22,15 @@ from rag_jax.retrieval.protocol import Passage
 from rag_jax.serving.fields import Refused
 from rag_jax.serving.listening import Listener
 from rag_jax.serving.settings import Settings
+from rag_jax.training.answer_settings import passages_read
 from rag_jax.training.opened import Rag, named_indexes, open_index, placed
 from rag_jax.types import Answer, Evidence
 
 WHOLE = 1 << 30  # a length step above all lengths: texts to embed have one padded length
+# What a model can do, each a method that answers a list of these in one batch.
+PROGRAMS = {"search": "search", "sample": "sample", "retrieve": "retrieve",
+            "query_encoder": "embed_queries", "document_encoder": "embed_passages"}
+NO_DRAW = {"sample": False, "temperature": 1.0, "top_k": 0, "top_p": 1.0}
 
 
 class Question(NamedTuple):
@@ -43,42 +50,47 @@ class Question(NamedTuple):
 class OpenIndex:
     """An index, and what is computed with it, in batches of one of a few sizes.
 
-    Nothing in it changes: an edited index is another one. The methods that take a list answer it
-    in one batch; they are `PROGRAMS`.
+    Nothing in it changes: an edited index is another one. Nothing in it refers to it, so that it
+    and its files are let go with the last request that reads them.
 
     Args:
       name: of its folder.
       rag: the model, with this index or, closed book, without one.
       settings: batch sizes, and how many passages may be retrieved.
-    """
 
-    _versions = itertools.count(1)
+    Attributes:
+      version: tells this index from others, those of its folder included; the same in all processes
+        that serve it.
+      k: how many passages an answer reads.
+      most: how many may be retrieved.
+    """
 
     def __init__(self, name: str, rag: Rag, settings: Settings):
         self.name, self.rag, self._sizes = name, rag, settings.batch_sizes
-        self.version = f"{name}:{next(self._versions)}"
-        self.most = 0 if rag.index is None else min(settings.max_texts, rag.index.size)
-        data = rag.config.data
+        index, data = rag.index, rag.config.data
+        told = json.dumps(index and index.manifest, sort_keys=True)
+        self.version = f"{name}:{hashlib.sha256(told.encode()).hexdigest()[:12]}"
+        self.k = passages_read(rag.config, index)
+        self.most = 0 if index is None else min(max(settings.max_texts, self.k), index.size)
         self._answerers: dict[tuple[str, int], Answerer] = {}
         # Above half of a question's longest length, questions have one padded length.
         self._step = max(data.length_step, -(-data.max_source_length // 4),
                          data.max_question_length // 2 + 1)
 
     @functools.cached_property
-    def programs(self) -> dict[str, Callable[[Sequence[Any]], list[Any]]]:
-        """What the model can do, by name."""
-        rag, can = self.rag, {}
-        if rag.answers:
-            can["search"] = self.search
-            if not (rag.config.eval.labels or rag.config.classes):
-                can["sample"] = self.sample
-        if rag.index is not None:
-            can["retrieve"] = self.retrieve
-        for tower, program in (("query_encoder", self.embed_queries),
-                               ("document_encoder", self.embed_passages)):
-            if tower in rag.params and not rag.job.model.lexical:
-                can[tower] = program
-        return can
+    def programs(self) -> tuple[str, ...]:
+        """Those of `PROGRAMS` that the model has."""
+        rag = self.rag
+        classes = rag.config.eval.labels or rag.config.classes
+        has = {"search": rag.answers, "sample": rag.answers and not classes,
+               "retrieve": rag.index is not None} | {
+            tower: tower in rag.params and not rag.job.model.lexical
+            for tower in ("query_encoder", "document_encoder")}
+        return tuple(program for program in PROGRAMS if has[program])
+
+    def run(self, program: str, given: Sequence[Any]) -> list[Any]:
+        """What a program answers to each of these."""
+        return getattr(self, PROGRAMS[program])(given)
 
     def search(self, questions: Sequence[Question]) -> list[Answer]:
         """Answers, each with its alternatives, as `config.eval` says."""
@@ -88,13 +100,20 @@ class OpenIndex:
         """A sample of each question's answer."""
         return self._decode("sample", questions, self._draws(questions))
 
-    def retrieve(self, questions: Sequence[str]) -> list[list[Evidence]]:
-        """The best passages, `most` of them, with p(z | x) over these."""
-        tokens = self._filled(questions)
+    def retrieve(self, questions: Sequence[tuple[str, int]]) -> list[list[Evidence]]:
+        """The best k passages for each pair of a question and k, with p(z | x) over these k."""
+        tokens = self._filled([text for text, _ in questions])
         answerer = self._answerer("retrieve", len(tokens))
-        queries = answerer.queries(self.rag.params, tokens)
-        rows = search(answerer.index, queries, self.most)
-        return answerer.evidence(queries, rows)[:len(questions)]
+        queries, index = answerer.queries(self.rag.params, tokens), answerer.index
+        if index.division == "devices":  # what it runs is compiled, for whole batches and one k
+            most = answerer.evidence(queries, search(index, queries, self.most))
+            return [_over(found[:k]) for found, (_, k) in zip(most, questions, strict=False)]
+        asked, found = np.array([k for _, k in questions]), {}
+        for k in set(asked.tolist()):  # on which it depends what a hybrid index finds first
+            numbers = np.flatnonzero(asked == k)
+            rows = search(index, queries[numbers], k)
+            found |= zip(numbers.tolist(), answerer.evidence(queries[numbers], rows), strict=True)
+        return [found[number] for number in range(len(questions))]
 
     def embed_queries(self, texts: Sequence[str]) -> list[np.ndarray]:
         """Vectors float32[E] of the query encoder."""
@@ -111,12 +130,12 @@ class OpenIndex:
     def compile(self) -> Iterator[str]:
         """Runs every program in every shape; yields what has been compiled."""
         text = "What is it?"
-        asked, programs = Question(text), self.programs
-        given = {"search": asked, "sample": asked, "retrieve": text, "query_encoder": text,
-                 "document_encoder": Passage("", "", text)}
-        for size, (name, program) in itertools.product(self._sizes, programs.items()):
+        asked = Question(text)
+        given = {"search": asked, "sample": asked, "retrieve": (text, self.k),
+                 "query_encoder": text, "document_encoder": Passage("", "", text)}
+        for size, name in itertools.product(self._sizes, self.programs):
             questions = [given[name]] * size
-            program(questions)
+            self.run(name, questions)
             if name in ("search", "sample"):
                 self._answerer(name, size).compile(
                     self.rag.params, self._filled([text] * size),
@@ -146,8 +165,8 @@ class OpenIndex:
     def _answerer(self, program: str, size: int) -> Answerer:
         """What answers `size` questions at a time; it is made once."""
         if (program, size) not in self._answerers:
-            how = {"sample": {"sample": True, "num_return_sequences": 1},
-                   "search": {"num_return_sequences": self.rag.config.eval.num_beams or 1},
+            how = {"sample": {"sample": True, "num_return_sequences": 1}, "search": {
+                **NO_DRAW, "num_return_sequences": self.rag.config.eval.num_beams or 1}
                    }.get(program, {})
             self._answerers[program, size] = self.rag.answerer(
                 how, batch_size=size, length_step=self._step if how else WHOLE)
@@ -169,6 +188,12 @@ class OpenIndex:
 
     def _size(self, given: Sequence[Any]) -> int:
         return next(size for size in self._sizes if size >= len(given))
+
+
+def _over(passages: Sequence[Evidence]) -> list[Evidence]:
+    """With p(z | x) over these alone."""
+    whole = sum(each.prior for each in passages)
+    return [each._replace(prior=each.prior / whole) for each in passages]
 
 
 def _fill(given: Sequence[Any], size: int) -> list[Any]:
@@ -196,13 +221,10 @@ class Indexes:
         if rag.answers:
             rag = dataclasses.replace(rag, params={**rag.params, "generator": in_dtype(
                 rag.params["generator"], rag.job.model.generator.dtype)})
-        self._settings, self._paths = settings, {}
-        name = ""
+        self._settings, self._first = settings, None
         if rag.index is not None:
-            path = pathlib.Path(rag.index.path).absolute()
-            folder, names = named_indexes(rag.job, rag.run)
-            name, self._paths = path.name, {each: folder / each for each in names}
-            self._paths[name] = path
+            self._first = pathlib.Path(rag.index.path).absolute()
+        name = self._first.name if self._first else ""
         self.current = OpenIndex(name, rag, settings)
         self.open = {name: self.current}
         self._changes = concurrent.futures.ThreadPoolExecutor(1, "indexes")
@@ -212,9 +234,13 @@ class Indexes:
         return self.current.rag.config
 
     @property
-    def names(self) -> list[str]:
-        """Of all that there are, open or not."""
-        return sorted(self._paths)
+    def paths(self) -> dict[str, pathlib.Path]:
+        """The folders of all that there are by now, open or not, by name."""
+        if self._first is None:
+            return {}
+        folder, names = named_indexes(self.current.rag.job, self.current.rag.run)
+        return dict(sorted({**{each: folder / each for each in names},
+                            self._first.name: self._first}.items()))
 
     def named(self, name: str | None) -> OpenIndex:
         """An open index; None = the current one."""
@@ -227,43 +253,55 @@ class Indexes:
 
     def swap(self, name: str) -> concurrent.futures.Future:
         """Opens the newest version of an index, and answers from it from then on."""
-        if name not in self._paths:
-            raise Refused(f"\"swap\" is {name[:60]!r}: expected one of {', '.join(self.names)}",
+        if name not in self.paths:
+            raise Refused(f"\"swap\" is {name[:60]!r}: expected one of {', '.join(self.paths)}",
                           field="swap")
         return self._changes.submit(self._swap, name)
 
-    def edit(self, add: Sequence[Passage], delete: Sequence[str]) -> concurrent.futures.Future:
-        """Publishes a version of the current index with other passages, and answers from it."""
+    def edit(self, add: Sequence[Passage], delete: Sequence[str], name: str | None = None
+             ) -> concurrent.futures.Future:
+        """Publishes a version of an index with other passages, from which is answered then.
+
+        name: of an open one; None = of that which is the current one now.
+        """
         if self.current.rag.index is None:
             raise Refused("this model reads no passages")
-        return self._changes.submit(self._edit, add, delete)
+        return self._changes.submit(self._edit, self.named(name).name, add, delete)
 
     def open_also(self, name: str) -> None:
-        """Opens an index that may be named, before there are requests."""
-        first = self.current
-        self.swap(name).result()
-        self.current = first
+        """Opens an index that may be named, before the worker compiles."""
+        if name not in self.paths:
+            raise ConfigError(f"--open={name}: {self.current.rag.job.workdir} has "
+                              f"{', '.join(self.paths) or 'no index'}")
+        self.open[name] = OpenIndex(name, self._opened(name), self._settings)
 
     def close(self) -> None:
         self._changes.shutdown(cancel_futures=True)
 
-    def _swap(self, name: str) -> None:
+    def _opened(self, name: str) -> Rag:
         rag = copy.copy(self.current.rag)
-        rag.swap(self._paths[name])
-        self._show(name, rag)
+        rag.swap(self.paths[name])
+        return rag
 
-    def _edit(self, add: Sequence[Passage], delete: Sequence[str]) -> None:
-        name, rag = self.current.name, self.current.rag
+    def _swap(self, name: str) -> None:
+        self._show(name, self._opened(name))
+        self.current = self.open[name]
+
+    def _edit(self, name: str, add: Sequence[Passage], delete: Sequence[str]) -> None:
+        rag = self.current.rag
         # Edited on the host, as the devices' tables would change under those who read them.
-        index = open_index(rag.job, rag.run, str(self._paths[name]))
+        index = open_index(rag.job, rag.run, str(self.paths[name]))
         rag = dataclasses.replace(rag, index=index)
         rag.edit(add, delete)
         rag.index = placed(rag.job, rag.index)
         self._show(name, rag)
+        if name == self.current.name:
+            self.current = self.open[name]
 
     def _show(self, name: str, rag: Rag) -> None:
-        """Answers from an index from now on, once all that this takes is compiled."""
+        """Answers of an index that are asked for by its name come from this from now on, once all
+        that this takes is compiled."""
         index = OpenIndex(name, rag, self._settings)
         for _ in index.compile():
             pass
-        self.current = self.open[name] = index
+        self.open[name] = index

@@ -75,7 +75,7 @@ async function answered(question, memory, signal) {
       const choice = choices[index] ??= {text: ""};
       choice.text += delta.content ?? "";
       if (delta.evidence) Object.assign(choice, delta.evidence, {reason: finish_reason});
-      if (index === 0) $("answer").textContent = choice.text;
+      if (index === 0 && !shown.result) $("answer").textContent = choice.text;
     }
   }
   return {question, version, choices};
@@ -101,7 +101,8 @@ async function ask(question) {
     if (running !== own) return;
     earlier.unshift(result);
     earlier.length = Math.min(earlier.length, KEPT);
-    show(result);
+    if (shown.result) list();  // an earlier one, which is being read
+    else show(result);
   } catch (error) {
     if (running !== own) return;
     tell("problem", error.name === "AbortError" ? "Stopped." : error.message);
@@ -114,6 +115,7 @@ async function ask(question) {
 // --- what is seen --------------------------------------------------------------------------------
 
 function clear(question) {
+  shown.result = null;
   tell("asked", question);
   $("result").hidden = false;
   for (const id of ["answer", "facts", "alternatives", "passages", "map"]) $(id).replaceChildren();
@@ -134,9 +136,19 @@ function show(result, place = 0) {
   $("cited").hidden = !choice.passages.length;
   $("heat").hidden = !traced || !choice.passages.length;
   if ($("heat").open) drawMap();
+  list();
+}
+
+function list() {
   $("history").replaceChildren(...earlier.map(each => make("li", {}, pressable(
-    each === result, () => show(each), each.question, each.choices[0].text ?? ""))));
+    each === shown.result, () => again(each), each.question, each.choices[0].text ?? ""))));
   document.querySelector("nav").hidden = false;
+}
+
+function again(result) {
+  tell("problem", "");
+  show(result);
+  $("history").children[earlier.indexOf(result)].firstChild.focus();
 }
 
 function facts(result, choice, traced) {

@@ -51,7 +51,7 @@ def _cut(answer: Answer, ask: Ask, tokenizer: Tokenizer, kind: str) -> Choice:
     begins = [text.find(stop) for stop in ask.stop if stop in text]
     if begins:
         text, reason = text[:min(begins)], "stop"
-        count = next((n for n in range(1, count) if len(tokenizer.decode(ids[:n])) > len(text)),
+        count = next((n for n in range(1, count) if _goes_beyond(tokenizer.decode(ids[:n]), text)),
                      count)
     if count < len(ids):
         rows = np.array(answer.token_posterior[:count])
@@ -65,6 +65,10 @@ def _cut(answer: Answer, ask: Ask, tokenizer: Tokenizer, kind: str) -> Choice:
             token_posterior=answer.token_posterior[:count],
             log_prob=float(np.sum(answer.token_log_probs[:count], dtype=np.float32)))
     return Choice(answer._replace(text=text), reason, count - answer.finished)
+
+
+def _goes_beyond(begun: str, text: str) -> bool:
+    return begun.startswith(text) and len(begun) > len(text)
 
 
 def passage(evidence: Evidence) -> dict[str, Any]:
@@ -107,7 +111,7 @@ class Pieces:
 
     def __init__(self, ask: Ask, tokenizer: Tokenizer):
         self._ask, self._tokenizer = ask, tokenizer
-        self._lengths: list[int] = []  # of the text of the first 1, 2, ... tokens
+        self._begun: list[str] = []  # the text of the first 1, 2, ... tokens
         self._text, self._count = "", 0  # given out; of so many tokens
 
     def more(self, ids: Sequence[int], whole: str | None = None) -> Iterator[tuple[str, slice]]:
@@ -116,13 +120,13 @@ class Pieces:
         whole: its text, if it is known, of which no piece may differ: that of a class, whose token
           is a part of it.
         """
-        for count in range(len(self._lengths) + 1, len(ids[:self._ask.max_tokens]) + 1):
+        for count in range(len(self._begun) + 1, len(ids[:self._ask.max_tokens]) + 1):
             text = self._tokenizer.decode_settled(ids[:count])
-            self._lengths.append(len(text))
+            self._begun.append(text)
             text = text[:_before(self._ask.stop, text)]
             if len(text) > len(self._text) and (whole is None or whole.startswith(text)):
                 yield self._to(text, 1 + next(
-                    n for n, length in enumerate(self._lengths) if length >= len(text)))
+                    n for n, begun in enumerate(self._begun) if begun.startswith(text)))
 
     def rest(self, choice: Choice) -> Iterator[tuple[str, slice]]:
         """What the whole answer, cut as it is, adds."""
@@ -188,7 +192,8 @@ class Completion:
             return None
         pieces = map(self.tokenizer.piece, answer.token_ids[tokens])
         return {"refusal": None, "content": [
-            {"token": piece, "logprob": log_p, "bytes": list(piece.encode()), "top_logprobs": []}
+            {"token": piece, "logprob": log_p, "top_logprobs": [],  # no bytes of half a letter
+             "bytes": None if "\ufffd" in piece else list(piece.encode())}
             for piece, log_p in zip(pieces, answer.token_log_probs[tokens], strict=True)]}
 
 

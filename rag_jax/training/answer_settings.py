@@ -13,6 +13,12 @@ from rag_jax.training.job import Index, Job
 from rag_jax.training.reranker import reranked
 
 
+def passages_read(config: Config, index: Index | None) -> int:
+    """How many passages answer a question: of an index with fewer than config.retrieval.k, all."""
+    k = config.retrieval.k
+    return config.eval.k or (k if index is None else min(k, index.size))
+
+
 def make_answerer(job: Job, index: Index | None, prefixes: KeptPrefixes | None = None,
                   **changes: Any) -> Answerer:
     """Decoding and retrieval as `config.eval` and `config.retrieval` set them, with `changes`.
@@ -26,7 +32,7 @@ def make_answerer(job: Job, index: Index | None, prefixes: KeptPrefixes | None =
         generator=dataclasses.replace(job.model.generator, **looped),
         retriever=dataclasses.replace(job.model.retriever, **looped))
     settings = Settings(
-        k=config.eval.k or config.retrieval.k,
+        k=passages_read(config, index),
         batch_size=config.eval.batch_size,
         length_step=config.data.length_step,
         decoding=decoding_settings(config, job.prepared.generator_tokenizer),

@@ -172,8 +172,6 @@ def open_ingested(path: pathlib.Path, run: str | None, index: str | os.PathLike 
     config = overrides.for_run(config, run)
     folder = path / INDEX if index is None else pathlib.Path(index)
     opened = indexing.open_host_index(folder, overrides.lexical(config))
-    if not config.eval.k:  # of a folder of few passages, all are read
-        config = overrides.replace(config, {"retrieval.k": min(config.retrieval.k, opened.size)})
     check_k(config, opened, folder)
     job, named = job_of(config, path), towers(config)
     if "generator" in named:

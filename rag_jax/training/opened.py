@@ -253,7 +253,7 @@ class Rag:
             index = indexing.with_words(job, indexing.edit_passages(
                 job, path, embedder, _passages(add, self.config), gone,
                 RecallSettings(vectors, seed=self.config.seed), compact,
-                self.config.eval.k or self.config.retrieval.k))
+                self.config.eval.k or 1))
         if isinstance(self.index, DeviceIndex):
             index = on_device.updated(self.index, index, vectors, job.config, job.prepared.format)
         self.index = index
@@ -456,8 +456,8 @@ def open_index(job: Job, run: str, named: str | None) -> Index:
 
 def check_k(config: Config, index: Index, folder: pathlib.Path | None = None) -> None:
     """Raises ConfigError where more passages would be read than there are."""
-    k = config.eval.k or config.retrieval.k
-    if k > index.size:
+    k = config.eval.k
+    if k and k > index.size:
         opened = f", in Python by load(config={{'eval.k': {index.size}}})" if folder else ""
         raise ConfigError(f"config.eval.k={k}: {folder or 'the index'} has {index.size} passages; "
                           f"set config.eval.k={index.size} or less{opened}")

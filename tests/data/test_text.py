@@ -90,6 +90,15 @@ def test_decode_leaves_special_tokens_out(bart):
     assert bart.decode([]) == "" and bart.encode([""]) == [[]] and bart.encode([]) == []
 
 
+def test_pieces_of_an_answer_are_its_text_with_its_spaces(bart):
+    """Tokens of T5 came without the space that begins a word: "Limais" was what they joined to."""
+    unigrams = Tokenizer(tiny.t5_tokenizer(["Lima is", "the capital"]))
+    for tokenizer in (bart, unigrams):
+        ids = [*tokenizer.encode_answers(["Lima is the capital"])[0], tokenizer.end]
+        assert "".join(map(tokenizer.piece, ids)).strip() == "Lima is the capital</s>"
+    assert [unigrams.piece(i) for i in ids][1] == " is"
+
+
 def contains(row, part):
     return any(row[i : i + len(part)] == part for i in range(len(row) - len(part) + 1))
 

@@ -5,7 +5,10 @@ import base64
 import concurrent.futures
 import contextlib
 import dataclasses
+import gc
 import json
+import os
+import pathlib
 import random
 import socket
 import threading
@@ -20,6 +23,9 @@ import rag_jax
 from rag_jax import flags, overrides
 from rag_jax.cli import serve
 from rag_jax.config import Config, ConfigError
+from rag_jax.retrieval import hybrid
+from rag_jax.serving.indexes import OpenIndex, Question
+from rag_jax.serving.settings import Settings
 from tests.serving.served import QUESTIONS, TOKEN, chat, client, events, malformed
 
 ASK = QUESTIONS[0]
@@ -60,10 +66,10 @@ asks_python = pytest.mark.asks_python  # the oracle compiles, too
 def held(asking, monkeypatch):
     """Batches wait: an event that one has begun, one that lets them go, and their sizes."""
     entered, gate, sizes = threading.Event(), threading.Event(), []
-    programs = asking.server.indexes.current.programs
-    search = programs["search"]
-    monkeypatch.setitem(programs, "search", lambda given: (
-        entered.set(), gate.wait(60), sizes.append(len(given)), search(given))[-1])
+    index = asking.server.indexes.current
+    run = index.run
+    monkeypatch.setattr(index, "run", lambda program, given: (
+        entered.set(), gate.wait(60), sizes.append(len(given)), run(program, given))[-1])
     return entered, gate, sizes
 
 
@@ -191,6 +197,36 @@ def test_vectors_passages_and_ranks_are_those_of_python(asking, rag):
                                    [each.prior for each in oracle], atol=1e-5)
 
 
+@asks_python
+def test_a_search_draws_nothing_where_the_configuration_draws(uninterrupted, one_device):
+    """What was answered depended on which other questions were in the batch."""
+    drawing = rag_jax.load(uninterrupted, config={"eval.sample": True, "eval.temperature": 2.0})
+    searching = OpenIndex("2018", drawing, Settings("rag_token", batch_sizes=(4,)))
+    first, second = searching.search([Question(ASK)] * 2)
+    oracle, = rag_jax.load(uninterrupted).ask([ASK], num_beams=1)
+    assert first.text == second.text == oracle.text
+    np.testing.assert_allclose(first.log_prob, oracle.log_prob, atol=1e-5)
+
+
+@asks_python
+@pytest.mark.parametrize("where", ["host", "device"])
+def test_k_passages_are_those_that_python_finds_with_this_k(
+        uninterrupted, one_device, where, monkeypatch):
+    """What a hybrid index finds with k=3 was cut from what it finds with 128."""
+    monkeypatch.setattr(hybrid, "NOMINATED", 1)
+    fields = {"retrieval.where": where} if where == "device" else {
+        "retrieval.retriever": "hybrid", "retrieval.fusion": "reciprocal_rank"}
+    rag = rag_jax.load(uninterrupted, config={**fields, "eval.k": 0})
+    index = OpenIndex("2018", rag, Settings("rag_token", batch_sizes=(4,)))
+    for k in (1, 2, 5):
+        asked = list(zip(QUESTIONS, (k, 3, k, index.most), strict=False))
+        for (question, k), found in zip(asked, index.retrieve(asked), strict=True):
+            oracle, = rag.retrieve(question, k)
+            assert [each.id for each in found] == [each.id for each in oracle]
+            np.testing.assert_allclose([each.prior for each in found],
+                                       [each.prior for each in oracle], atol=1e-5)
+
+
 @contextlib.contextmanager
 def one_that_runs(asking, monkeypatch):
     """A request whose batch waits until it is let go; then it is answered, and nothing after it."""
@@ -238,6 +274,13 @@ def test_what_a_client_asked_for_that_has_left_is_not_computed(asking, monkeypat
         asking.portal.call(asking.server.app, scope, receive, send)
         assert worker.waiting == 0
     assert sent[0]["status"] == 499 and not caplog.records
+
+
+@pytest.mark.parametrize("given", ["0", "-1", "nan", "inf", "soon"])
+def test_a_time_limit_is_seconds_above_0(given, capsys):
+    with pytest.raises(SystemExit):
+        serve.main([f"--timeout={given}"])
+    assert "must be seconds, above 0" in capsys.readouterr().err
 
 
 def test_a_port_that_is_taken_is_told_before_anything_is_read(monkeypatch):
@@ -289,6 +332,7 @@ BAD = [  # of /answer: what is sent, and what is said of it
     ({"question": ASK, "temprature": 1}, 422, "did you mean temperature?"),
     ({"question": ASK, "stop": [""]}, 422, '"stop" is'),
     ({"question": ASK, "memory": "../2016"}, 422, "expected one of 2018"),
+    ({"question": ASK, "stop": [], "n": 3}, 422, '"n" is 3'),
 ]
 
 
@@ -308,7 +352,10 @@ def test_limits_methods_and_models(asking):
     assert asking.get("/health", headers={"Host": "evil.example"}).status_code == 400
     unknown = asking.post("/v1/chat/completions", json=chat(ASK) | {"model": "gpt"})
     assert unknown.status_code == 404 and "rag_token" in unknown.json()["error"]["message"]
-    assert asking.post("/v1/chat/completions", json=chat(ASK, tools=[{}])).status_code == 422
+    for field in ({"tools": [{}]}, {"top_p": True}, {"top_p": 0.5}):
+        assert asking.post("/v1/chat/completions", json=chat(ASK, **field)).status_code == 422
+    assert asking.post("/answer", content=json.dumps({"question": ASK}), headers={
+        "Content-Type": "Application/JSON; charset=utf-8"}).status_code == 200
     assert asking.post("/v1/chat/completions", json=chat(ASK, top_p=1, user="me", tools=[])
                        ).status_code == 200
     text = asking.get("/metrics").text
@@ -324,6 +371,36 @@ def test_random_requests_are_all_refused_with_a_reason(asking):
         route, body = malformed(draw)
         done = asking.post(route, content=body, headers={"Content-Type": "application/json"})
         assert 400 <= done.status_code < 500 and done.json()["error"]["message"], (body, done.text)
+
+
+def files_of(folder):
+    """How many files below a folder this process has open or mapped."""
+    opened = [os.readlink(f"/proc/self/fd/{each}") for each in os.listdir("/proc/self/fd")
+              if os.path.lexists(f"/proc/self/fd/{each}")]
+    mapped = pathlib.Path("/proc/self/maps").read_text().splitlines()
+    return sum(str(folder) in each for each in (*opened, *mapped))
+
+
+@asks_python
+@pytest.mark.skipif(not pathlib.Path("/proc/self/maps").exists(), reason="counted on Linux")
+def test_an_edited_index_is_let_go(asking, rag):
+    """Each version stayed open for ever, at 17 files, until no edit could open another one; and an
+    edit was made in the index that was current when its turn came."""
+    new, folder = {"id": "new", "title": "", "text": "A leafhopper."}, rag.job.workdir / "indexes"
+    gc.collect()
+    gc.disable()  # what refers to itself stays, as it does behind `gc.freeze`
+    try:
+        counts, versions = [], []
+        for change in [{"add": [new], "memory": "2018"}, {"delete": ["new"]}] * 3:
+            assert asking.post("/memory", json=change, headers=TOKEN).status_code == 200
+            versions.append(asking.post("/answer", json={"question": ASK}).json()["version"])
+            counts.append(files_of(folder))
+    finally:
+        gc.enable()
+    assert counts[2:4] == counts[4:], counts
+    assert len(set(versions)) > 1 and all(each.startswith("2018:") for each in versions)
+    other = asking.post("/memory", json={"add": [new], "memory": "2014"}, headers=TOKEN)
+    assert other.status_code == 422 and "expected one of 2018" in other.json()["error"]["message"]
 
 
 @asks_python

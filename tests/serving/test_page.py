@@ -45,8 +45,11 @@ def choices():
     return [Choice(best, "stop", 2), Choice(other, "stop", 2)]
 
 
-def stub(asked):
-    """The server that the page asks, of one scripted model; notes what it was asked."""
+def stub(asked, gates=()):
+    """The server that the page asks, of one scripted model; notes what it was asked.
+
+    gates: an event that a slow answer has begun, and one that lets it go on.
+    """
     async def chat(request):
         body = await request.json()
         asked.append((request.headers.get("authorization"), body))
@@ -54,10 +57,19 @@ def stub(asked):
             return JSONResponse({"error": {"message": f"no question {HOSTILE}"}}, 422)
         made = Completion("rag_token", "2018:1", 3, False, Tokenizer(), lambda answer: [])
         lines = [*map(json.dumps, Chunks(made, Ask(n=2), False).rest(choices())), "[DONE]"]
-        if "fails?" in body["messages"][0]["content"]:
+        question = body["messages"][0]["content"]
+        if "fails?" in question:
             lines = [lines[0], json.dumps({"error": {"message": f"too late {HOSTILE}"}})]
-        return StreamingResponse((f"data: {line}\n\n" for line in lines),
-                                 media_type="text/event-stream")
+
+        def sent():
+            for number, line in enumerate(lines):
+                if number == 2 and "Slow?" in question:
+                    begun, gate = gates
+                    begun.set()
+                    gate.wait(60)
+                yield f"data: {line}\n\n"
+
+        return StreamingResponse(sent(), media_type="text/event-stream")
 
     def gives(value):
         async def give(request):
@@ -131,10 +143,15 @@ def asked():
 
 
 @pytest.fixture
-def opened(chromium, asked):
+def gates():
+    return threading.Event(), threading.Event()
+
+
+@pytest.fixture
+def opened(chromium, asked, gates):
     """The page, of a phone's width; nothing may be said in its console but refused requests."""
     said = []
-    with running(stub(asked)) as address:
+    with running(stub(asked, gates)) as address:
         tab = chromium.new_page(viewport={"width": 360, "height": 740})
         tab.on("console", lambda told: said.append(told.text))
         tab.on("pageerror", lambda error: said.append(str(error)))
@@ -181,3 +198,25 @@ def test_an_index_is_chosen_and_a_refusal_shown_as_text(opened, asked):
     opened.click("#ask")
     opened.wait_for_selector("#problem:not([hidden])")
     assert opened.text_content("#problem") == f"too late {HOSTILE}"
+
+
+def test_an_earlier_answer_is_read_while_the_next_one_comes(opened, gates):
+    """The next one's text stood above the passages of the earlier, whose place it then took."""
+    opened.fill("#question", "First?")
+    opened.click("#ask")
+    opened.wait_for_selector("#history button[aria-pressed=true]")
+    opened.fill("#question", "no mark")
+    opened.click("#ask")
+    opened.wait_for_selector("#problem:not([hidden])")
+    opened.fill("#question", "Slow?")
+    opened.click("#ask")
+    begun, gate = gates
+    assert begun.wait(60)
+    opened.click("#history button")
+    assert opened.is_hidden("#problem") and opened.text_content("#asked") == "First?"
+    assert opened.evaluate("document.activeElement.closest('#history') !== null")
+    gate.set()
+    opened.wait_for_selector("#history li:nth-child(2)")
+    assert opened.text_content("#asked") == "First?" and opened.text_content("#answer") == "Lima"
+    opened.click("#history li:nth-child(1) button")
+    assert opened.text_content("#asked") == "Slow?"

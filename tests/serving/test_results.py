@@ -93,6 +93,15 @@ def test_what_may_be_the_beginning_of_a_stop_waits():
         assert [piece for n in range(1, 5) for piece, _ in growing.more([1, 2, 3, 4][:n])] == given
 
 
+def test_tokens_before_a_stop_are_counted_where_letters_have_several(monkeypatch):
+    """Halves of letters that are not text yet made up the length of the text before the stop."""
+    texts = {0: "", 1: "\ufffd", 2: "\ufffd\ufffd", 3: "東", 4: "東京", 5: "東京 X", 9: "東京 X"}
+    monkeypatch.setattr(Tokenizer, "decode", lambda self, ids: texts[ids[-1]] if ids else "")
+    whole = answer()._replace(text="東京 X")
+    choice, = choices(Ask(stop=("京",)), [whole], Tokenizer(), "token")
+    assert choice.answer.text == "東" and len(choice.answer.token_ids) == 4
+
+
 def test_a_class_whose_token_is_a_part_of_its_name_is_given_whole():
     label = answer()._replace(text="REFUTES", token_ids=[1], token_log_probs=[-0.1])
     growing = Pieces(Ask(), Tokenizer())

@@ -1,14 +1,18 @@
 """A stream shows an answer while it is decoded: the same one, for as long as somebody looks."""
 
+import concurrent.futures
 import dataclasses
 import functools
 import json
+import socket
 import threading
 import time
 
 import anyio
+import httpx2
 import numpy as np
 import pytest
+import uvicorn
 
 import rag_jax
 from tests.serving.served import QUESTIONS, TOKEN, chat, client, events
@@ -164,10 +168,10 @@ def test_streams_are_joined_with_what_is_asked_at_once(asking, monkeypatch):
     """One batch, and each gets its own."""
     alone = [asking.post("/v1/chat/completions", json=chat(question)).json()["choices"][0]
              for question in QUESTIONS[:4]]
-    programs, sizes, worker = asking.server.indexes.current.programs, [], asking.server.worker
-    search, gate, entered = programs["search"], threading.Event(), threading.Event()
-    monkeypatch.setitem(programs, "search", lambda given: (
-        entered.set(), gate.wait(60), sizes.append(len(given)), search(given))[-1])
+    index, sizes, worker = asking.server.indexes.current, [], asking.server.worker
+    run, gate, entered = index.run, threading.Event(), threading.Event()
+    monkeypatch.setattr(index, "run", lambda program, given: (
+        entered.set(), gate.wait(60), sizes.append(len(given)), run(program, given))[-1])
     busy = Stream(asking)
     assert entered.wait(60)
     found = {}
@@ -192,6 +196,42 @@ def test_streams_are_joined_with_what_is_asked_at_once(asking, monkeypatch):
         assert one["message"]["content"] == other["content"]
         np.testing.assert_allclose(one["message"]["evidence"]["log_prob"],
                                    other["evidence"]["log_prob"], atol=1e-5)
+
+
+def test_what_still_runs_when_the_grace_is_over_is_told(asking, steps):
+    """An empty answer with status 499, and a stream that was cut where an answer looks whole."""
+    async def app(scope, receive, send):
+        if scope["type"] != "lifespan":
+            return await asking.server.app(scope, receive, send)
+        for state in ("startup", "shutdown"):
+            await receive()
+            while state == "shutdown" and web.server_state.tasks:
+                await anyio.sleep(0.001)
+            await send({"type": f"lifespan.{state}.complete"})
+
+    gate, _ = steps
+    gate.clear()
+    listening = socket.create_server(("127.0.0.1", 0))
+    web = uvicorn.Server(uvicorn.Config(app, log_level="critical", timeout_graceful_shutdown=0))
+    running = threading.Thread(target=web.run, kwargs={"sockets": [listening]})
+    running.start()
+    url = f"http://127.0.0.1:{listening.getsockname()[1]}"
+    with httpx2.stream("POST", f"{url}/v1/chat/completions", timeout=60,
+                       json=chat(ASK, stream=True)) as stream:
+        lines = stream.iter_lines()
+        assert "chat.completion.chunk" in next(lines)
+        with concurrent.futures.ThreadPoolExecutor(1) as pool:
+            plain = pool.submit(httpx2.post, f"{url}/answer", json={"question": ASK}, timeout=60)
+            while not asking.server.worker.waiting:
+                time.sleep(0.001)
+            web.should_exit = True
+            told = plain.result(60)
+        *_, last = filter(None, lines)
+    running.join(60)
+    assert told.status_code == 503 and "is ending" in told.json()["error"]["message"]
+    assert "is ending" in json.loads(last.removeprefix("data: "))["error"]["message"]
+    gate.set()
+    idle(asking)
 
 
 def idle(asking):
