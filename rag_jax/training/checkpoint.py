@@ -18,6 +18,7 @@ import glob
 import json
 import os
 import pathlib
+import re
 import sys
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -132,6 +133,7 @@ class Checkpointer(contextlib.AbstractContextManager):
             raise CheckpointError(f"Checkpoint step {step} exists already in {self.directory}.")
         self._remove([self._folder(step)])  # an empty directory of that name
         args = self._args
+        orbax_noise.drop_orphans()
         with self._report_failed_save(OSError):
             self._orbax.save(self._folder(step), args=args.Composite(
                 params=args.StandardSave(params),
@@ -173,7 +175,7 @@ class Checkpointer(contextlib.AbstractContextManager):
             yield
         except kind as error:
             raise CheckpointError(
-                f"Saving a checkpoint to {self.directory} failed ({_first_line(error)}); check the "
+                f"Saving a checkpoint to {self.directory} failed ({_of_system(error)}); check the "
                 "free space and permissions there. Earlier checkpoints are untouched."
             ) from None
 
@@ -439,6 +441,12 @@ def _content(step, params, opt_state, meta, metrics) -> dict[str, Any]:
 
 def _crc32(content: dict[str, Any]) -> int:
     return zlib.crc32(json.dumps(content, sort_keys=True).encode())
+
+
+def _of_system(error: BaseException) -> str:
+    """What the operating system says, where it has refused something; else the first line."""
+    found = re.search(r"\[os_error_code='(\d+)'\]", str(error))
+    return os.strerror(int(found[1])) if found else _first_line(error)
 
 
 def _first_line(error: BaseException, limit: int = 200) -> str:

@@ -1,9 +1,9 @@
-"""Keeps off stderr what a failed Orbax read leaves behind, beside the error that it raises.
+"""Keeps off stderr what Orbax leaves behind where it fails, beside the error that it raises.
 
 Orbax reads many arrays at once. When one fails, the coroutines of the others are abandoned: each
 writes some fifty lines of TensorStore's specification when it is collected, and each thread of
-TensorStore that finishes too late writes a traceback. Both come at moments that nobody can wait
-for, so what drops them stays in place.
+TensorStore that finishes too late writes a traceback. Each thread of a failed save logs one, too.
+They come at moments that nobody can wait for, so what drops them stays in place.
 """
 
 import logging
@@ -25,10 +25,12 @@ class _WithoutOrphans:
 
 
 def drop_orphans() -> None:
-    """From now on drops the reports of abandoned Orbax reads; calling it again changes nothing."""
+    """From now on drops what Orbax says of a failure apart from the error that it raises; calling it
+    again changes nothing."""
     if not isinstance(sys.unraisablehook, _WithoutOrphans):
         sys.unraisablehook = _WithoutOrphans(sys.unraisablehook)
-    logging.getLogger("asyncio").addFilter(_keeps)
+    for name in ("asyncio", "absl"):
+        logging.getLogger(name).addFilter(_keeps)
 
 
 def _keeps(record: logging.LogRecord) -> bool:

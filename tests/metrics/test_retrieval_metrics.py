@@ -180,7 +180,7 @@ def test_monitors_refuse_what_is_no_distribution(ids, prior, posterior, message)
 def test_gold_metrics_by_hand():
     """Ranks count from 1; nDCG takes nothing for what there are no places for, or no gold."""
     found = gold_metrics([["a", "b", "c"], ["d", "e", "f"], ["g"]],
-                         [{"b", "c", "x"}, {"z"}, {"g", "y"}], [1, 2, 5])
+                         [{"b", "c", "x"}, {"z"}, ["g", "y", "g"]], [1, 2, 5])
     two, three = 1 / np.log2(3), 1 / np.log2(4)
     expected = {
         "gold_recall@1": [0, 0, 1 / 2], "gold_recall@2": [1 / 3, 0, 1 / 2],
