@@ -25,8 +25,8 @@ class _WithoutOrphans:
 
 
 def drop_orphans() -> None:
-    """From now on drops what Orbax says of a failure apart from the error that it raises; calling it
-    again changes nothing."""
+    """From now on drops what Orbax says of a failure beside the error; calling it again changes
+    nothing."""
     if not isinstance(sys.unraisablehook, _WithoutOrphans):
         sys.unraisablehook = _WithoutOrphans(sys.unraisablehook)
     for name in ("asyncio", "absl"):
