@@ -14,6 +14,7 @@ from rag_jax.models.bert import parts
 from rag_jax.models.blocks import DecoderLayer, EncoderLayer
 from rag_jax.models.layers import POSITION_INITS, Dropout, LayerNorm, embedding_table, look_up
 from rag_jax.models.packing import Packing
+from rag_jax.models.parameters import parameter
 from rag_jax.models.products import Linear
 from rag_jax.models.stack import Stack
 from rag_jax.parallel import constrain
@@ -59,8 +60,8 @@ class Bart(encoder_decoder.EncoderDecoder):
     def setup(self) -> None:
         c, dtype = self.config, jnp.dtype(self.config.dtype)
         self.embedding = embedding_table(self, "embedding", c.vocab_size, c.width, "vocab")
-        zeros = nn.with_logical_partitioning(nn.initializers.zeros, ("vocab",))
-        self.logits_bias = self.param("final_logits_bias", zeros, (c.vocab_size,), jnp.float32)
+        self.logits_bias = parameter(
+            self, "final_logits_bias", (c.vocab_size,), ("vocab",), nn.initializers.zeros)
         self.encoder_positions, self.decoder_positions = (
             embedding_table(self, name, c.max_positions + POSITION_OFFSET, c.width, "positions",
                             POSITION_INITS[c.position_init])

@@ -178,6 +178,10 @@ class Layer(nn.Module):
         return self.finish(x, queries, [Part(own, masks[kind])])
 
 
+# All layers are traced as one, but for those that the configuration makes others.
+_project, _finish = nn.jit(Layer.project), nn.jit(Layer.finish)
+
+
 class CausalLM(nn.Module):
     """`generator.Generator` of the decoder-only kind."""
 
@@ -250,11 +254,11 @@ class CausalLM(nn.Module):
         x = self.embed(ids.reshape(-1, length))
         for number, (layer, local) in enumerate(
                 zip(self.decoder.loop(), self.config.local_layers, strict=True)):
-            queries, own = layer.project(x, angles[local])
+            queries, own = _project(layer, x, angles[local])
             if before is not None:
                 own = KeysValues(*(_followed(*pair, before.begin, axis) for *pair, axis in zip(
                     before.layers[number], own, (3, 2), strict=True)))
-            x = layer.finish(x, queries, [Part(own, masks[local])])
+            x = _finish(layer, x, queries, [Part(own, masks[local])])
             kept.append(_side_by_side(own, passages))
         real = real.reshape(rows, passages, -1)
         return Source(tuple(kept), real.reshape(rows, -1), _begin(real))
@@ -298,9 +302,9 @@ class CausalLM(nn.Module):
         x = self.embed(tokens)
         for number, (layer, local, read) in enumerate(zip(
                 self.decoder.loop(), self.config.local_layers, source.layers, strict=True)):
-            queries, now = layer.project(x, angles[local])
+            queries, now = _project(layer, x, angles[local])
             kept.append(remember(number, now))
-            x = layer.finish(x, queries, [Part(read, masks[local]), Part(kept[-1], own[local])])
+            x = _finish(layer, x, queries, [Part(read, masks[local]), Part(kept[-1], own[local])])
         return self.norm(x), tuple(kept)
 
     def __call__(self, ids: jax.Array, mask: jax.Array, inputs: jax.Array,

@@ -13,6 +13,26 @@ from rag_jax.models.attention import KeysValues, Source
 from rag_jax.models.packing import Packing
 
 
+@nn.jit
+def _grow(layer: nn.Module, x: jax.Array, source: KeysValues, source_mask: jax.Array,
+          past: KeysValues, position: jax.Array, own: jax.Array, bias: jax.Array | None
+          ) -> tuple[jax.Array, KeysValues]:
+    """A layer's states of one more token, and its past with that; all layers are traced as one."""
+    past = past.with_tokens(layer.cached(x), position)
+    attended = layer.attend(x, past, own, bias, True)
+    return layer.after_self(x, attended, source, source_mask, True), past
+
+
+@nn.jit
+def _force(layer: nn.Module, x: jax.Array, source: KeysValues, source_mask: jax.Array,
+           causal: jax.Array, bias: jax.Array | None) -> jax.Array:
+    """A layer's states of several answers [R * A, T, D] to each of R sources."""
+    attended = layer.attend(x, layer.cached(x), causal, bias, True)
+    together = (len(source_mask), -1, x.shape[-1])
+    return layer.after_self(x.reshape(together), attended.reshape(together), source, source_mask,
+                            True).reshape(x.shape)
+
+
 class EncoderDecoder(nn.Module):
     """A family's module sets up `decoder`, a stack of its `DecoderLayer`, and has
 
@@ -91,22 +111,16 @@ class EncoderDecoder(nn.Module):
         bias = self.self_bias(position[None], places)
         mask, layers = source.mask[:, None, None, :], []
         for layer, cross, old in zip(self.decoder.loop(), source.layers, past, strict=True):
-            new = old.with_tokens(layer.cached(x), position)
-            attended = layer.attend(x, new, own, bias, True)
-            x = layer.after_self(x, attended, cross, mask, True)
+            x, new = _grow(layer, x, cross, mask, old, position, own, bias)
             layers.append(new)
         return self.finish(x), tuple(layers)
 
     def forced(self, source: Source, inputs: jax.Array) -> jax.Array:
         rows, count, length = inputs.shape
         x = self.embed_targets(inputs.reshape(rows * count, length))  # -> [R*A, T, D]
-        together = (rows, count * length, x.shape[-1])
         mask, (causal, bias) = source.mask[:, None, None, :], self._causal(length)
         for layer, cross in zip(self.decoder.loop(), source.layers, strict=True):
-            attended = layer.attend(x, layer.cached(x), causal, bias, True)
-            y = layer.after_self(x.reshape(together), attended.reshape(together), cross, mask,
-                                 True)
-            x = y.reshape(x.shape)
+            x = _force(layer, x, cross, mask, causal, bias)
         return self.finish(x)
 
     def __call__(self, ids: jax.Array, mask: jax.Array, inputs: jax.Array,

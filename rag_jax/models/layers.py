@@ -1,7 +1,6 @@
 """What Transformers are made of beside attention: embeddings, activations, norms, dropout and the
 feed-forward block.
 
-Every parameter carries logical axis names; `rag_jax.parallel` maps them to mesh axes.
 Statistics of norms are float32.
 """
 
@@ -14,6 +13,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from rag_jax.models.parameters import parameter
 from rag_jax.models.products import Linear
 from rag_jax.parallel import constrain, platform, random_bits
 
@@ -69,9 +69,7 @@ POSITION_INITS: dict[str, Callable] = {"normal": embedding_init, "sinusoidal": s
 def embedding_table(module: nn.Module, name: str, rows: int, width: int, rows_axis: str,
                     init: Callable = embedding_init) -> jax.Array:
     """A float32[rows, width] parameter of `module` with logical axes (rows_axis, "embed")."""
-    return module.param(
-        name, nn.with_logical_partitioning(init, (rows_axis, "embed")), (rows, width), jnp.float32
-    )
+    return parameter(module, name, (rows, width), (rows_axis, "embed"), init)
 
 
 def capped(logits: jax.Array, cap: float) -> jax.Array:
@@ -147,7 +145,7 @@ class _NormParameters(nn.Module):
     @nn.compact
     def __call__(self, width: int) -> tuple[jax.Array, jax.Array]:
         return tuple(
-            self.param(name, nn.with_logical_partitioning(init, ("norm",)), (width,), jnp.float32)
+            parameter(self, name, (width,), ("norm",), init)
             for name, init in (("scale", nn.initializers.ones), ("bias", nn.initializers.zeros)))
 
 
@@ -174,9 +172,8 @@ class RmsNorm(nn.Module):
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
-        init = nn.with_logical_partitioning(
-            nn.initializers.constant(1 - self.offset), ("norm",))
-        scale = self.param("scale", init, x.shape[-1:], jnp.float32) + self.offset
+        init = nn.initializers.constant(1 - self.offset)
+        scale = parameter(self, "scale", x.shape[-1:], ("norm",), init) + self.offset
         normed = norm(x, scale, None, self.epsilon).astype(self.dtype)
         return constrain(normed, "batch", *self.axes, name="/".join(self.path))
 

@@ -12,6 +12,7 @@ from rag_jax.config import BertConfig
 from rag_jax.models.attention import attention
 from rag_jax.models.causal_lm import turned
 from rag_jax.models.layers import ACTIVATIONS, Dropout, embedding_table, look_up, norm
+from rag_jax.models.parameters import parameter
 from rag_jax.models.products import Linear
 from rag_jax.models.stack import Stack
 
@@ -23,8 +24,7 @@ class ScaleNorm(nn.Module):
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
-        scale = self.param("scale", nn.with_logical_partitioning(nn.initializers.ones, ("norm",)),
-                           (x.shape[-1],), jnp.float32)
+        scale = parameter(self, "scale", x.shape[-1:], ("norm",), nn.initializers.ones)
         normed = norm(x, scale, jnp.zeros_like(scale), self.config.layer_norm_eps)
         return normed.astype(self.config.dtype)
 

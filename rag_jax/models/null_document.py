@@ -5,6 +5,7 @@ import jax
 import jax.numpy as jnp
 
 from rag_jax.models.layers import embedding_init
+from rag_jax.models.parameters import parameter
 from rag_jax.models.products import Linear
 
 
@@ -22,11 +23,10 @@ class NullDocument(nn.Module):
     def __call__(self, queries: jax.Array) -> jax.Array:
         width = queries.shape[-1]
         if self.kind == "embedding":
-            init = nn.with_logical_partitioning(embedding_init, ("retrieval",))
-            return queries @ self.param("embedding", init, (width,), jnp.float32)
+            return queries @ parameter(
+                self, "embedding", (width,), ("retrieval",), embedding_init)
         if self.kind == "bias":
-            init = nn.with_logical_partitioning(nn.initializers.zeros, ())
-            bias = self.param("bias", init, (), jnp.float32)
+            bias = parameter(self, "bias", (), (), nn.initializers.zeros)
             return jnp.broadcast_to(bias, queries.shape[:1])
         hidden = jnp.tanh(Linear(width, ("retrieval", "mlp"), name="hidden")(queries))
         return Linear(1, ("mlp", "retrieval"), name="score")(hidden)[:, 0]

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 from jax.experimental.layout import Layout, with_layout_constraint
 
+from rag_jax.models.parameters import parameter
 from rag_jax.parallel import constrain, platform
 
 
@@ -84,15 +85,10 @@ class Linear(nn.Module):
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
-        kernel = self.param(
-            "kernel", nn.with_logical_partitioning(
-                nn.initializers.normal(self.init_std), self.axes),
-            (x.shape[-1], self.features), jnp.float32,
-        )
-        bias = self.param(
-            "bias", nn.with_logical_partitioning(nn.initializers.zeros, self.axes[1:]),
-            (self.features,), jnp.float32,
-        ) if self.biased else None
+        kernel = parameter(self, "kernel", (x.shape[-1], self.features), self.axes,
+                           nn.initializers.normal(self.init_std))
+        bias = parameter(self, "bias", (self.features,), self.axes[1:],
+                         nn.initializers.zeros) if self.biased else None
         rows = x.reshape(-1, x.shape[-1]).astype(self.dtype)
         y = linear(rows, kernel, bias).reshape(*x.shape[:-1], self.features)
         # States keep their width whole: "embed" is how parameters are stored.

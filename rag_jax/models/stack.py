@@ -53,8 +53,9 @@ class Stack(nn.Module):
             def apply(block: nn.Module, x: jax.Array, *arguments: Any) -> tuple[jax.Array, None]:
                 return block(x, *arguments, deterministic=deterministic, **settings), None
 
-            if self.remat == "none":
-                return apply
+            if self.remat == "none":  # where nothing is drawn, all layers are traced as one
+                once = deterministic and not scanned and not self.is_initializing()
+                return nn.jit(apply) if once else apply
             return nn.remat(apply, policy=REMAT_POLICIES[self.remat], prevent_cse=not scanned)
 
         def scan(length: int) -> Callable:
@@ -73,8 +74,9 @@ class Stack(nn.Module):
 
         settings = {} if rows is None else {"rows": rows}  # the last layer computes no others
         if not self.scan:
+            apply = applied()
             for number, layer in enumerate(self.layer[:-1]):
-                x, _ = applied()(layer, x, *own(number))
+                x, _ = apply(layer, x, *own(number))
             return applied(**settings)(self.layer[-1], x, *own(-1))[0]
         if rows is None or self.is_initializing():
             return scan(self.depth)(self.layers, x, *own(slice(None)))[0][:, :rows]

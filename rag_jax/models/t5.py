@@ -15,6 +15,7 @@ from rag_jax.models.attention import Attention
 from rag_jax.models.blocks import DecoderLayer, EncoderLayer, Parts
 from rag_jax.models.layers import Dropout, FeedForward, RmsNorm, embedding_table, look_up
 from rag_jax.models.packing import Packing
+from rag_jax.models.parameters import parameter
 from rag_jax.models.stack import Stack
 
 
@@ -74,11 +75,10 @@ class T5(encoder_decoder.EncoderDecoder):
         self.embedding = embedding_table(self, "embedding", c.vocab_size, c.width, "vocab")
         if not c.tied:
             self.output = embedding_table(self, "output", c.vocab_size, c.width, "vocab")
-        axes = nn.with_logical_partitioning(
-            nn.initializers.normal(c.init_std), ("positions", "heads"))
-        shape = (c.relative_buckets, c.heads)
-        self.encoder_bias = self.param("encoder_bias", axes, shape, jnp.float32)
-        self.decoder_bias = self.param("decoder_bias", axes, shape, jnp.float32)
+        self.encoder_bias, self.decoder_bias = (
+            parameter(self, name, (c.relative_buckets, c.heads), ("positions", "heads"),
+                      nn.initializers.normal(c.init_std))
+            for name in ("encoder_bias", "decoder_bias"))
         self.encoder = Stack(
             functools.partial(EncoderLayer, parts), c.encoder_layers, c.remat, c.scan_layers)
         self.decoder = Stack(
