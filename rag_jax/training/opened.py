@@ -191,7 +191,7 @@ class Rag:
 
         Raises:
           RetrievalError: it was built by another document encoder, or is damaged.
-          ConfigError: no such folder, too few passages, or a run that reads none.
+          ConfigError: no such folder, fewer passages than config.eval.k, or a run that reads none.
         """
         if self.index is None:
             raise ConfigError(f"run {self.run!r} reads no passages: it has no index to swap")
@@ -228,7 +228,7 @@ class Rag:
 
         Raises:
           RetrievalError: an id that is not there, or is there already; an index of another encoder
-            or with the tokens of another generator; or fewer would be left than are read.
+            or with the tokens of another generator; or fewer would be left than config.eval.k, or none.
           InUseError: another process writes into the index or into the workdir that it is in.
           ConfigError: the run reads no passages, or has no document encoder.
         """
@@ -455,9 +455,9 @@ def open_index(job: Job, run: str, named: str | None) -> Index:
 
 
 def check_k(config: Config, index: Index, folder: pathlib.Path | None = None) -> None:
-    """Raises ConfigError where more passages would be read than there are."""
+    """Raises ConfigError where config.eval.k asks for more passages than there are."""
     k = config.eval.k
-    if k and k > index.size:
+    if k > index.size:
         opened = f", in Python by load(config={{'eval.k': {index.size}}})" if folder else ""
         raise ConfigError(f"config.eval.k={k}: {folder or 'the index'} has {index.size} passages; "
                           f"set config.eval.k={index.size} or less{opened}")
