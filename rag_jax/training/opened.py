@@ -228,7 +228,8 @@ class Rag:
 
         Raises:
           RetrievalError: an id that is not there, or is there already; an index of another encoder
-            or with the tokens of another generator; or fewer would be left than config.eval.k, or none.
+            or with the tokens of another generator; or none would be left, or fewer than
+            config.eval.k.
           InUseError: another process writes into the index or into the workdir that it is in.
           ConfigError: the run reads no passages, or has no document encoder.
         """
