@@ -491,9 +491,9 @@ class OptimizerConfig:
     warmup_steps: int = field(100, "steps of linear warm-up", at_least=0)
     weight_decay: float = field(0.01, "decoupled decay; not on biases and norms", at_least=0)
     clip_norm: float = field(1.0, "clipping by global norm; 0 = off", at_least=0)
-    b1: float = field(0.9, "Adam's first decay rate", at_least=0, at_most=1)
-    b2: float = field(0.98, "Adam's second decay rate", at_least=0, at_most=1)
-    eps: float = field(1e-8, "Adam's epsilon", at_least=0)
+    b1: float = field(0.9, "Adam's first decay rate", at_least=0, at_most=0.999999)
+    b2: float = field(0.98, "Adam's second decay rate", at_least=0, at_most=0.999999)
+    eps: float = field(1e-8, "Adam's epsilon", at_least=1e-30)
     accumulate: int = field(1, "gradient accumulation: micro-batches per step", at_least=1)
     update_ratios: bool = field(True, "measure how far each tower moves in logged steps, for the "
                                 "metrics; false = a step that compiles faster")

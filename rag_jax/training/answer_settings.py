@@ -56,7 +56,13 @@ def decoding_settings(config: Config, tokenizer: Tokenizer) -> Decoding:
             raise ValueError(f"{text!r:.60} is not UTF-8: write it so")
         return tuple(tokenizer.encode_answers([text])[0])
 
+    def inside(text: str) -> tuple[int, ...]:
+        """As a further word, where an answer's first one has no space before it (a chat's)."""
+        return ids(text) if tokenizer.begins_words else tuple(tokenizer.encode([f" {text}"])[0])
+
     try:
+        if config.eval.forced_bos and tokenizer.start is None:
+            raise ValueError("forced_bos: this tokenizer has no <s>; set false")
         labels = tuple((*ids(label), tokenizer.end) for label in config.eval.labels)
         equal = [text for text, row in zip(config.eval.labels, labels, strict=True)
                  if labels.count(row) > 1]
@@ -69,7 +75,8 @@ def decoding_settings(config: Config, tokenizer: Tokenizer) -> Decoding:
         return Decoding(**{
             **same,
             "max_length": longest,
-            "bad_words": tuple(map(ids, config.eval.bad_words)),
+            "bad_words": tuple(dict.fromkeys(
+                form(text) for text in config.eval.bad_words for form in (ids, inside))),
             "prefix": ids(config.eval.prefix) if config.eval.prefix else None,
             "labels": labels,
             "forced_bos": tokenizer.start if config.eval.forced_bos else None,

@@ -1,9 +1,10 @@
 """Settings of decoding from `config.eval`."""
 
 import pytest
+import tiny
 
 from rag_jax.config import EVAL_PRESETS, Config, ConfigError
-from rag_jax.data.text import train_bart_tokenizer
+from rag_jax.data.text import Tokenizer, train_bart_tokenizer
 from rag_jax.decoding.settings import Decoding
 from rag_jax.overrides import replace
 from rag_jax.training.answer_settings import decoding_settings
@@ -32,6 +33,31 @@ def test_texts_become_the_ids_that_they_have_inside_an_answer():
     assert told.max_length == 1
     forced = decoding_settings(replace(Config(), {"eval.forced_bos": True}), TOKENIZER)
     assert forced.forced_bos == TOKENIZER.start
+
+
+def test_a_bad_word_is_one_wherever_it_stands_in_an_answer_without_a_space_before_it():
+    """After a chat's prompt an answer's first word has no space, and its further ones do: forbidden
+    at the start alone, a word came later."""
+    import tokenizers
+    from tokenizers import decoders, models, pre_tokenizers, trainers
+
+    backend = tokenizers.Tokenizer(models.BPE())
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    backend.train_from_iterator(["Lima is Lima"] * 9, trainers.BpeTrainer(
+        special_tokens=["<s>", "</s>", "<pad>", "<mask>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet()))
+    chat = Tokenizer(backend)
+    chat = chat.answering(chat.end, "")
+    found = decoding_settings(replace(Config(), {"eval.bad_words": ("Lima",)}), chat)
+    assert [*map(chat.piece, found.bad_words[0])] == ["Lima"]
+    assert [*map(chat.piece, found.bad_words[1])] == [" Lima"] and len(found.bad_words) == 2
+
+
+def test_the_first_token_is_not_forced_where_there_is_none():
+    config = replace(Config(), {"eval.forced_bos": True})
+    with pytest.raises(ConfigError, match="config.eval: forced_bos: this tokenizer has no <s>"):
+        decoding_settings(config, Tokenizer(tiny.t5_tokenizer(["Lima"])))
 
 
 def test_the_presets_of_the_paper():
