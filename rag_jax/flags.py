@@ -6,8 +6,9 @@ advice where `--config.` is left out, and 0.3 s more before the first line.
 """
 
 import argparse
+import contextlib
+import math
 import pathlib
-import re
 import sys
 import textwrap
 from collections.abc import Callable, Sequence
@@ -185,9 +186,10 @@ def seconds(text: str) -> float:
     Raises:
       argparse.ArgumentTypeError: it is another text.
     """
-    if not re.fullmatch(r"\d*\.?\d+", text) or not float(text):
-        raise argparse.ArgumentTypeError(f"{text}: must be seconds, above 0")
-    return float(text)
+    with contextlib.suppress(ValueError):
+        if 0 < float(text) < math.inf:
+            return float(text)
+    raise argparse.ArgumentTypeError(f"{text}: must be seconds, above 0")
 
 
 def numbers(text: str) -> tuple[float, ...]:

@@ -119,12 +119,10 @@ class Server:
         """What is said of it."""
         if isinstance(error, asyncio.CancelledError):  # those who still ask when the grace is over
             return _error(ENDING, 503)
-        if isinstance(error, InUseError):
-            return _error(_without_paths(str(error)), 503)
         if isinstance(error, UserError):
             if isinstance(error, Refused):  # which names what the client has sent, and no folder
                 return _error(str(error), error.status, error.field)
-            return _error(_without_paths(str(error)), 422)
+            return _error(_without_paths(str(error)), 503 if isinstance(error, InUseError) else 422)
         if isinstance(error, TimeoutError):
             return _error(f"no answer within {self.settings.timeout:g} seconds", 504)
         traceback.print_exception(error, file=sys.stderr)
@@ -331,9 +329,10 @@ class Server:
         """Swaps the index, or edits it; what has begun runs to its end."""
         fields, settings = await self._body(request), self.settings
         swap, edit = fields.has("swap"), fields.has("add") or fields.has("delete")
-        fields.only(("swap",) if swap else ("add", "delete", "memory", "swap"))
-        if swap == edit:
-            raise Refused("request: expected \"swap\", or one of \"add\" and \"delete\" or both")
+        fields.only(("swap", "add", "delete", "memory"))
+        if swap == edit or swap and fields.has("memory"):
+            raise Refused("request: expected \"swap\" alone, or one of \"add\" and \"delete\" or "
+                          "both, perhaps with \"memory\"")
         if swap:
             change = self.indexes.swap(fields.text("swap"))
         else:

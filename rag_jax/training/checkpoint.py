@@ -37,8 +37,8 @@ PyTree = Any
 # What chooses the best checkpoint; of steps saved before there was a score, EM.
 BEST_METRIC = ("score", "em")
 _ITEMS = ("params", "opt_state", "meta")
-UNFINISHED = "*.orbax-checkpoint-tmp*"  # what Orbax calls a save until it is whole
 _PARAMS_ITEMS = ("params", "meta")  # all that answering reads
+_UNFINISHED = "*.orbax-checkpoint-tmp*"  # what Orbax calls a save until it is whole
 _KINDS = {"params": "parameter", "opt_state": "optimiser array"}
 
 
@@ -92,7 +92,7 @@ class Checkpointer(contextlib.AbstractContextManager):
         self._damage: dict[int, CheckpointDamaged] = {}  # of a reader; a writer sets them aside
         if not read_only:
             self.directory.mkdir(parents=True, exist_ok=True)
-            self._remove(self.directory.glob(UNFINISHED))
+            self._remove(self.directory.glob(_UNFINISHED))
         self._survey()
 
     def __exit__(self, *exc_info) -> None:
@@ -175,7 +175,7 @@ class Checkpointer(contextlib.AbstractContextManager):
         try:
             yield
         except kind as error:
-            self._remove(self.directory.glob(UNFINISHED))  # on a full disk, room for what is next
+            self._remove(self.directory.glob(_UNFINISHED))  # on a full disk, room for what is next
             raise CheckpointError(
                 f"Saving a checkpoint to {self.directory} failed ({_of_system(error)}); check the "
                 "free space and permissions there. Earlier checkpoints are untouched."
