@@ -629,7 +629,8 @@ class EvalConfig:
         None, "every answer begins with <s>; none = as num_beams, else false")
     forced_eos: bool | None = field(
         None, "the last token of a longest answer is </s>; none = as num_beams, else false")
-    bad_words: tuple[str, ...] = field((), "texts that no answer contains")
+    bad_words: tuple[str, ...] = field(
+        (), "texts whose tokens, at a word's start or within, no answer contains one after another")
     prefix: str = field("", "how every answer begins")
     labels: tuple[str, ...] = field((), "classification: the answers to choose from, with p(class) "
                                     "over them, as the generator says or model.head")

@@ -32,7 +32,8 @@ class Decoding:
       forced_eos: the last token at max_length is </s>; it costs nothing while searching, and its
         true probability is in the reported log p.
       bad_words: token sequences that no answer contains.
-      num_return_sequences: answers per question, best first; or independent samples.
+      num_return_sequences: answers per question, best first; or independent samples. Of labels,
+        all come back.
       prefix: the first tokens of every answer; they cost nothing while searching, the length
         penalty does not count them, and the reported log p does.
       sample: draw from p(y | x) instead of searching; RAG-Sequence by its marginal recursion.
@@ -84,13 +85,16 @@ class Decoding:
             yield f"top_p={self.top_p}: must be above 0 and at most 1"
         if not self.sample and (self.temperature, self.top_k, self.top_p) != (1.0, 0, 1.0):
             yield "temperature, top_k and top_p belong to sampling: set sample=True"
-        if not self.sample and self.num_return_sequences > self.num_beams:
+        if not (self.sample or self.labels) and self.num_return_sequences > self.num_beams:
             yield (f"num_return_sequences={self.num_return_sequences}: must be at most "
                    f"num_beams={self.num_beams}")
         if any(len(word) == 0 for word in self.bad_words):
             yield f"bad_words={self.bad_words}: a bad word needs at least one token"
         if self.labels and self.sample:
             yield "labels and sample: classes are ranked, not drawn"
+        for name in ("prefix", "bad_words"):
+            if self.labels and getattr(self, name):
+                yield f"labels and {name}: the labels are all the answers there are; leave one out"
         if not all(self.labels):
             yield f"labels={self.labels}: a label needs at least one token"
         if len(set(self.labels)) < len(self.labels):

@@ -129,6 +129,11 @@ def test_no_label_is_certified_in_bfloat16():
     assert not found.certified.any()
 
 
+def test_all_labels_come_back_however_many_answers_are_asked_for():
+    """Three of them were refused, as more than num_beams, which classes have nothing to do with."""
+    assert Decoding(labels=NAMES, max_length=4, num_return_sequences=3).num_beams == 1
+
+
 def test_a_heads_labels_must_be_its_classes():
     built, weights, settings, _ = head("token")
     with pytest.raises(ValueError, match="the classifier has 3 classes"):

@@ -74,6 +74,8 @@ def test_nothing_is_found_where_the_rules_allow_nothing():
     ({"prefix": (1,), "forced_bos": 2}, "prefix"),
     ({"prefix": (1, 2), "max_length": 2}, "prefix has 2 tokens"),
     ({"memory_mib": -1}, "memory_mib=-1"),
+    ({"labels": ((1,), (2,)), "prefix": (1,)}, "labels and prefix"),
+    ({"labels": ((1,), (2,)), "bad_words": ((1,),)}, "labels and bad_words"),
 ])
 def test_settings_that_cannot_be_met_are_refused_by_name(settings, word):
     with pytest.raises(ValueError, match=word):

@@ -181,8 +181,8 @@ def test_saved_by_fsdp_restored_by_one_device_and_by_a_mesh_of_all_axes(tmp_path
             assert kernel.addressable_shards[0].data.shape == part
 
 
-def test_digest_sees_every_bit_and_the_order_but_not_the_sharding():
-    digest = tree_record._digest
+@pytest.mark.parametrize("digest", [tree_record._digest, tree_record._digest_of_bytes])
+def test_digest_sees_every_bit_and_the_order_but_not_the_sharding(digest):
     values = np.arange(24, dtype=np.uint32).reshape(4, 6)
     base = int(digest(values))
     for bit in range(32):
@@ -196,6 +196,17 @@ def test_digest_sees_every_bit_and_the_order_but_not_the_sharding():
     mesh = jax.make_mesh((2,), ("data",), axis_types=(AxisType.Auto,), devices=jax.devices()[:2])
     spread = jax.device_put(values, NamedSharding(mesh, PartitionSpec(None, "data")))
     assert int(digest(spread)) == base
+
+
+@pytest.mark.parametrize("shape", [(), (3, 5), (tree_record._PIECE + 3, 2)])
+@pytest.mark.parametrize("dtype", ["bool", "int8", "float16", "bfloat16", "float32", "int32",
+                                   "float64", "int64"])
+def test_arrays_in_memory_and_on_devices_have_one_digest(dtype, shape):
+    """What one machine has saved, a TPU has to find sound."""
+    values = np.random.default_rng(0).normal(size=shape).astype(jnp.dtype(dtype))
+    with jax.enable_x64(True):
+        there = tree_record._digest(jnp.asarray(values))
+    assert tree_record._digest_of_bytes(values) == int(there)
 
 
 # Which steps stay.
