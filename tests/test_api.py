@@ -17,6 +17,7 @@ from rag_jax import api, conversion, overrides
 from rag_jax.cli import evaluate, generate
 from rag_jax.config import Config, ConfigError
 from rag_jax.errors import DataError, UserError
+from rag_jax.retrieval.hybrid import WORDS
 from rag_jax.retrieval.index import PassageIndex
 from rag_jax.retrieval.protocol import Passage, RetrievalError
 from rag_jax.training import opened, pretrained, workdir
@@ -232,6 +233,15 @@ def test_embeddings_and_words_are_joined_in_one_prior(uninterrupted, tmp_path):
     assert prior == sorted(prior, reverse=True) and prior[-1] > 0.4, "61 to 122 apart at most"
     with pytest.raises(ConfigError, match="--choose-weight: for config.retrieval.retriever=hybrid"):
         again.choose_weight([1.0])
+
+    def counted_after(**changed):
+        """When words were counted, by another load: again where it is of other settings."""
+        rag_jax.load(uninterrupted, index=index, config={
+            "retrieval.retriever": "hybrid", **changed})
+        return max(file.stat().st_mtime_ns for file in (index / WORDS).rglob("*"))
+
+    before = counted_after()
+    assert counted_after() == before and counted_after(**{"retrieval.bm25_k1": 1.5}) > before
     plain = rag_jax.load(uninterrupted, index=index)
     assert found[0].id not in {p.id for p in plain.retrieve(QUESTIONS[0], plain.index.size)[0]}
 

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import json
+import pathlib
 import re
 import secrets
 import sys
@@ -122,7 +123,10 @@ class Server:
         if isinstance(error, UserError):
             if isinstance(error, Refused):  # which names what the client has sent, and no folder
                 return _error(str(error), error.status, error.field)
-            return _error(_without_paths(str(error)), 503 if isinstance(error, InUseError) else 422)
+            indexes = self.indexes
+            known = [indexes.current.rag.job.workdir.absolute(), *indexes.paths.values()]
+            return _error(_without_paths(str(error), known),
+                          503 if isinstance(error, InUseError) else 422)
         if isinstance(error, TimeoutError):
             return _error(f"no answer within {self.settings.timeout:g} seconds", 504)
         traceback.print_exception(error, file=sys.stderr)
@@ -412,6 +416,9 @@ async def _plain(request: Request, error: HTTPException) -> Response:
     return _error(f"{request.method} {request.url.path:.100}: {error.detail}", error.status_code)
 
 
-def _without_paths(message: str) -> str:
-    """Without the folders of this machine that an error may name."""
+def _without_paths(message: str, known: Sequence[pathlib.Path]) -> str:
+    """Without the folders of this machine that an error may name; of those `known`, names may hold
+    spaces and what else ends a path."""
+    for path in sorted(map(str, known), key=len, reverse=True):
+        message = message.replace(path, re.sub(r"[\s:;,'\"]", "_", path))
     return PATH.sub(r"\1", message)

@@ -12,6 +12,7 @@ from rag_jax.data.prepared import generator_format
 from rag_jax.data.prompts import PromptFormat, parts_of
 from rag_jax.data.text import Tokenizer, train_bart_tokenizer
 from rag_jax.errors import DataError
+from rag_jax.hub.save import save_tokenizer
 from rag_jax.overrides import replace
 
 MARKS = ("<|im_start|>", "<|im_end|>", "<|endoftext|>")
@@ -49,6 +50,20 @@ def test_specials_are_those_of_the_settings_and_are_kept(folder, tmp_path):
     (folder / "plain" / "tokenizer.json").write_bytes((folder / "tokenizer.json").read_bytes())
     with pytest.raises(DataError, match="lacks"):
         Tokenizer.load(folder / "plain")
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_an_exported_tokenizer_still_knows_how_a_chat_is_written(folder, tmp_path, own):
+    """With the names of special tokens that are BART's, as Llama 2's are, and with its own."""
+    if not own:
+        train_bart_tokenizer(TEXTS, 320).save(tmp_path)
+        (tmp_path / "tokenizer_config.json").write_text(json.dumps({
+            "bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>", "chat_template": CHAT}))
+        folder = tmp_path
+    out = tmp_path / "exported"
+    out.mkdir()
+    save_tokenizer(out, Tokenizer.load(folder), 64, prompts=True)
+    assert Tokenizer.load(out).config["chat_template"] == CHAT
 
 
 @pytest.mark.parametrize("form,template,expected,start,end", [

@@ -345,6 +345,25 @@ def test_an_edited_index_is_taken_over_by_its_new_rows_alone(
     assert sorted(placed.search(normal(1, 8), 2).ids[0].tolist()) == [46, 47]
 
 
+def test_a_version_of_equal_embeddings_and_other_texts_is_loaded_with_its_texts(tmp_path):
+    """The generator read the passages of before."""
+    table = normal(200, 8)
+
+    def first_word(ids, mask):
+        return table[ids[:, 0]]
+
+    def index(name, last):
+        store = write_store(tmp_path / f"{name}-store", [Passage("a", "", f"7 {last}")], {
+            "words": lambda ps: [[int(word) for word in p.text.split()] for p in ps]})
+        return build_index(store, first_word, tmp_path / name, token_table="words",
+                           encoder_fingerprint="encoder", max_length=9, batch_size=16,
+                           length_buckets=(9,), kind="exact", progress=False)
+
+    placed, later = opened(index("before", 8), 1), index("after", 9)
+    placed.update(later)
+    assert np.asarray(placed.tables.tokens["words"][0])[0, :2].tolist() == [7, 9]
+
+
 def test_what_does_not_fit_is_refused_with_the_remedy(folders):
     with pytest.raises(RetrievalError, match="1 to 50"):
         opened(folders["small"]).search(normal(2, 8), 51)

@@ -24,6 +24,7 @@ from rag_jax import flags, overrides
 from rag_jax.cli import serve
 from rag_jax.config import Config, ConfigError
 from rag_jax.retrieval import hybrid
+from rag_jax.serving.app import _without_paths
 from rag_jax.serving.indexes import OpenIndex, Question
 from rag_jax.serving.settings import Settings
 from tests.serving.served import QUESTIONS, TOKEN, chat, client, events, malformed
@@ -433,6 +434,15 @@ def test_indexes_are_swapped_and_edited_by_who_knows_the_token(asking, rag):
     assert refused.status_code == 422 and f"'{known}y'" in told and f"'{known}'" in told
     assert str(rag.job.workdir) not in told and told.startswith("passages: none of its ")
     assert asking.post("/memory", json={"swap": "2018"}, headers=TOKEN).json()["current"] == "2018"
+
+
+def test_an_error_names_no_folder_whatever_it_is_called():
+    """Of a folder with a space, all from the space on was told."""
+    known = [pathlib.Path("/home/jane doe/runs"), pathlib.Path("/home/jane doe/runs/indexes/my 18")]
+    told = _without_paths(
+        "/home/jane doe/runs/indexes/my 18/passages/meta.json: damaged; build "
+        "/home/jane doe/runs/indexes/my 18 again, not '2018/capital' or /mnt/other/x.tsv", known)
+    assert told == "meta.json: damaged; build my_18 again, not '2018/capital' or x.tsv"
 
 
 def test_no_answer_mixes_two_indexes(asking):

@@ -196,13 +196,14 @@ def test_a_refresh_makes_what_building_an_index_makes(world, batch_size):
     """Of every row, and of spare rows nothing; a batch may go beyond the last passage."""
     model, _, built, params, pad = world
     index = opened(world)
-    other = tiny.rag_params(model, 7)
+    other, read = tiny.rag_params(model, 7), jax.device_get(index.tables.tokens)
     refresher = on_device.Refresher(model, index, pad, batch_size)
     refresher.refresh(other, 1)
     assert np.abs(index.embeddings(np.arange(8)) - built.table).max() > 0.1
     refresher.refresh(params, 2)
     np.testing.assert_allclose(index.embeddings(np.arange(8)), built.table, rtol=1e-4, atol=1e-5)
     assert not np.asarray(index.tables.embeddings)[8:].any() and index.size == 8
+    jax.tree.map(np.testing.assert_array_equal, jax.device_get(index.tables.tokens), read)
     refresher.refresh(other, 3)
     index.reload()
     np.testing.assert_array_equal(index.embeddings(np.arange(8)), built.table)
