@@ -1,105 +1,31 @@
-"""The tables in minutes on two cores: the world of countries, the quickstart's models."""
+"""The tables in minutes on two cores: the world of countries, the quickstart's models.
 
+`toy.toml` has the fields of their configurations.
+"""
+
+import importlib.resources
 import pathlib
+import tomllib
 
 from rag_jax import config_files, flags, overrides, paper, rules
-from rag_jax.countries.statements import LABELS
 from rag_jax.reproduction.cells import Cell, Question, exported
 from rag_jax.retrieval.bm25 import bm25_missing
 
+DATA = tomllib.loads(
+    importlib.resources.files(__package__).joinpath("toy.toml").read_text("utf-8"))
 # The paper's task -> ours of the same form.
 TASKS = {"nq": "questions", "jeopardy": "clues", "msmarco": "sentences", "fever3": "claims"}
 SYSTEMS = ("closed_book", "rag_token", "rag_sequence")
 RUNS = (*SYSTEMS, *(run for run in paper.TABLE6 if run not in SYSTEMS))
-SETTINGS = {
-    "questions": {},
-    "sentences": {"data.max_target_length": 40, "eval.metrics": ("ms_marco",)},
-    "clues": {"data.max_target_length": 48, "eval.metrics": ("jeopardy",)},
-    # To compare is harder to learn than to copy: it takes longer, at a lower rate, with the one
-    # passage that is nearly always right, and with labels of one token: to learn to spell them
-    # first would undo the warm-up. Until it is learnt, a label tells nothing of the passages: a
-    # query encoder that trained meanwhile would collapse.
-    "claims": {"data.max_question_length": 40, "data.max_source_length": 72,
-               "data.length_buckets": 36, "eval.labels": LABELS, "eval.metrics": ("fever",),
-               "model.head": "label_token", "train.steps": 1300, "train.eval_every": 1300,
-               "train.optimizer.learning_rate": 5e-4, "train.query_encoder_rate": None,
-               "retrieval.k": 1, "retriever_warmup.steps": 800},
-}
 # Inputs that are no questions: a tiny retriever of questions finds nothing for them.
 OTHER_INPUTS = ("claims", "clues")
-# As in the paper, the retriever starts from gold passages, and its document encoder is frozen. And
-# less than the quickstart does: many models are to fit in the time, and a retriever that is not yet
-# perfect shows what training it is worth.
-SHORTER = {
-    "data.world_cards": "gold",
-    "eval.max_examples": 0,  # of all questions is what the tables say
-    "retrieval.where": "host",
-    "retriever_warmup.pairs": "gold",
-    "retriever_warmup.hard_negatives": 3,
-    "retriever_warmup.steps": 200,
-    "generator_warmup.steps": 800,
-    "train.steps": 200,
-    "train.eval_every": 200,
-    "train.batch_size": 32,
-    "train.retriever_objective": "marginal",
-    "train.in_batch_negatives": False,
-    "train.document_encoder": "frozen",
-    "train.optimizer.learning_rate": 1e-3,
-}
-# How the quickstart's retriever learns from answers.
-LEARNED = {"retrieval.where": "device", "train.retriever_objective": "emdr2",
-           "train.in_batch_negatives": True, "train.document_encoder": "refresh",
-           "train.batch_size": 64}
-
-# What the retriever learns from: the runs with the objectives that they are compared by. The
-# generator reads already, from training with a sound retriever that is frozen; this one is not yet
-# sound, so that there is something to learn.
-OBJECTIVES = {"frozen": ("marginal",), "rag_token": ("marginal", "emdr2", "pdist", "loop"),
-              "fid": ("marginal",), "fid_joint": ("adist", "emdr2", "pdist", "loop")}
-LEARNING = {**LEARNED, "retriever_warmup.steps": 70, "retrieval.k": 4, "train.steps": 100,
-            "train.eval_every": 100, "train.query_encoder_rate": 0.4,
-            "train.document_encoder_rate": 0.4}
-# What answers teach retrievers that have had so many steps of warm-up.
-STARTS = (35, 55, 70, 85, 100, 400)
-FROM_STARTS = {**LEARNED, "generator_warmup.steps": 900, "retrieval.k": 2, "train.steps": 400,
-               "train.eval_every": 100, "train.optimizer.learning_rate": 2e-3}
+OBJECTIVES: dict[str, list[str]] = DATA["objectives"]  # by run
+STARTS = tuple(DATA["starts"])
 BACKWARD = 2  # passes over the passages that a backward pass is worth
-# Beginnings of capitals' names, of two countries that train and one that does not.
-BEGINNINGS = (
-    Question("Argentina", "The currency of this country is the Argentine peso and its capital is "
-             "Buenos", "Buenos Aires", "in the training set"),
-    Question("Malaysia", "This country has the capital Kuala", "Kuala Lumpur",
-             "in the training set"),
-    Question("Cambodia", "This country has the capital Phnom", "Phnom Penh",
-             "in the passages alone"),
-)
-# As a test of the commands: fewer models, nothing is learnt, and the shapes of all tasks are the
-# same, so that most programs compile once.
+BEGINNINGS = tuple(Question(**beginning) for beginning in DATA["beginnings"])
 REDUCED_CELLS = (("nq", "rag_token"), ("nq", "closed_book"), ("jeopardy", "rag_token"),
                  ("jeopardy", "closed_book"), ("fever3", "rag_token"))
 REDUCED_OBJECTIVES = {"frozen": ("marginal",), "fid_joint": ("adist",)}
-REDUCED = {
-    "data.fictional_countries": 30,
-    "data.generator_vocab": 400,
-    "data.retriever_vocab": 400,
-    "data.max_question_length": 40,
-    "data.max_target_length": 16,
-    "data.max_source_length": 64,
-    "data.length_buckets": 64,
-    "model.retriever.width": 32,
-    "model.retriever.mlp_width": 32,
-    "model.generator.width": 32,
-    "model.generator.mlp_width": 32,
-    "retriever_warmup.steps": 4,
-    "generator_warmup.steps": 4,
-    "retrieval.k": 2,
-    "train.steps": 4,
-    "train.eval_every": 4,
-    "train.batch_size": 4,
-    "eval.k": 2,
-    "eval.batch_size": 16,
-    "eval.max_examples": 16,
-}
 
 
 class Toy:
@@ -123,7 +49,7 @@ class Toy:
         self.beginnings = (Question("Peru", "This", "Lima", "too short"),) if reduced else (
             BEGINNINGS)
         self.starts = STARTS[:1] if reduced else STARTS
-        self._last = REDUCED if reduced else {}
+        self._last = DATA["reduced"] if reduced else {}
         self._objectives = REDUCED_OBJECTIVES if reduced else OBJECTIVES
         lexical = bm25_missing() is None and not reduced  # BM25 is an extra
         self._runs = tuple(run for run in RUNS if lexical or not run.startswith("bm25"))
@@ -131,7 +57,8 @@ class Toy:
         self._cells = REDUCED_CELLS if reduced else (
             *((task, run) for task in TASKS for run in SYSTEMS), *(("nq", r) for r in self._runs))
         self._base = overrides.replace(config_files.load_file(str(flags.QUICKSTART)), {
-            **SHORTER, **self._last, "runs": SYSTEMS, "tensorboard": False, "data.world_seed": 0})
+            **DATA["shorter"], **self._last, "runs": SYSTEMS, "tensorboard": False,
+            "data.world_seed": 0})
         self.about = (
             "questions, claims, sentences and clues on the countries of the world "
             f"({self._base.data.fictional_countries} fictional ones beside 195); tiny models from "
@@ -160,7 +87,7 @@ class Toy:
         """A run from a retriever warmed up for so many steps; the seed is of both. The generator
         has one warm-up for all."""
         config = overrides.replace(self._base, {
-            **FROM_STARTS, "seed": seed, "runs": ("frozen", "rag_token"),
+            **DATA["learned"], **DATA["from_starts"], "seed": seed, "runs": ("frozen", "rag_token"),
             "retriever_warmup.steps": steps, **self._last})
         folder, first = f"start-{steps}-{seed}", None
         if (steps, seed) != (self.starts[0], 0):
@@ -173,7 +100,8 @@ class Toy:
         """A run whose retriever learns from `objective`, from one warm-up, with as much compute as
         the others: Fusion-in-Decoder does fewer steps where it reads the passages once more, or,
         for `loop`, K times more."""
-        changes = {**LEARNING, "seed": seed, "train.retriever_objective": objective, **self._last}
+        changes = {**DATA["learned"], **DATA["learning"], "seed": seed,
+                   "train.retriever_objective": objective, **self._last}
         config = overrides.replace(self._base, changes)
         if run == "fid_joint":
             again = config.retrieval.k if objective == "loop" else 1
@@ -199,7 +127,7 @@ class Toy:
 
     def _cell(self, world_task: str, run: str, seed: int) -> Cell:
         changed = overrides.replace(self._base, {
-            "seed": seed, "data.world_task": world_task, **SETTINGS[world_task],
+            "seed": seed, "data.world_task": world_task, **DATA["settings"][world_task],
             **self._last})
         if (world_task, seed) == ("questions", 0):
             changed = overrides.replace(changed, {"runs": self._runs})
