@@ -108,7 +108,7 @@ setup(
                   "rag_jax.countries": ["countries.jsonl", "phrasings.toml"],
                   "rag_jax.data": ["tasks.toml"],
                   "rag_jax.reproduction": ["hot_swap.toml", "toy.toml"],
-                  "rag_jax.hub": ["names.toml", "model_card.md"],
+                  "rag_jax.hub": ["names.toml", "families.toml", "model_card.md"],
                   "rag_jax.serving": ["page.html", "page.css", "page.js"]},
     entry_points={"console_scripts": ["rag_jax = rag_jax.cli:main"]},
     install_requires=REQUIRES,

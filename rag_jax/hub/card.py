@@ -5,22 +5,8 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 import rag_jax
-from rag_jax.hub import causal
+from rag_jax.hub.families import DATA
 
-WHAT = {
-    "rag": "Retrieval-augmented generation (Lewis et al. 2020, arXiv 2005.11401): a query encoder "
-           "and a generator. They answer with passages from an index of document vectors, which "
-           "is not part of this folder: `rag_jax.load(FOLDER, index=INDEX).ask([QUESTION])`.",
-    "dpr": "One encoder of a dense passage retriever (Karpukhin et al. 2020, arXiv 2004.04906).",
-    "bart": "A sequence-to-sequence generator (BART, Lewis et al. 2019, arXiv 1910.13461).",
-    **dict.fromkeys(("t5", "mt5"), "A sequence-to-sequence generator (T5, Raffel et al. 2020, "
-                                   "arXiv 1910.10683)."),
-    **dict.fromkeys(causal.USUAL, "A decoder-only language model, as a generator."),
-    "bert": "A text encoder (BERT, Devlin et al. 2019, arXiv 1810.04805).",
-    "roberta": "A text encoder (RoBERTa, Liu et al. 2019, arXiv 1907.11692).",
-    "modernbert": "A text encoder (ModernBERT, Warner et al. 2024, arXiv 2412.13663).",
-    "xlm-roberta": "A text encoder (XLM-R, Conneau et al. 2019, arXiv 1911.02116).",
-}
 TEMPLATE = pathlib.Path(__file__).with_name("model_card.md")
 
 
@@ -46,7 +32,7 @@ def model_card(family: str, model_type: str, provenance: Provenance) -> str:
             for tower, source in provenance.base.items()]
     data = [f"- {name}: {_name(source)}" for name, source in provenance.data.items()]
     return TEMPLATE.read_text("utf-8").format(
-        family=family, what=WHAT[model_type], version=rag_jax.__version__,
+        family=family, what=DATA["about"][model_type], version=rag_jax.__version__,
         origin=f"the trained run `{provenance.run}`" if provenance.run else (
             "a workdir without a trained run"),
         base="\n".join(base) or "None: trained from scratch, or not known.",

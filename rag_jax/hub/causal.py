@@ -28,7 +28,6 @@ USUAL = {
     "olmo2": _USUAL,
 }
 VARIANTS = {name: name.removesuffix("_text") for name in USUAL}
-CLASSES = {name: f"{variant.capitalize()}ForCausalLM" for name, variant in VARIANTS.items()}
 MODEL_TYPES = {variant: name for name, variant in VARIANTS.items()}
 
 NONE = ("attn_logit_softcapping", "final_logit_softcapping", "sliding_window")  # null: none

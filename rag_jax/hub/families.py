@@ -1,4 +1,7 @@
-"""What kind of checkpoint a folder holds: config.json to our configurations and back."""
+"""What kind of checkpoint a folder holds: config.json to our configurations and back.
+
+`families.toml` lists the classes of transformers that are known.
+"""
 
 import dataclasses
 import functools
@@ -6,6 +9,7 @@ import math
 import pathlib
 import re
 import reprlib
+import tomllib
 import types
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple, TypeVar, get_args, get_type_hints
@@ -40,41 +44,11 @@ class Family(NamedTuple):
     kind: str | None = None  # "token", "sequence" or "fid"; None = its class does not say
 
 
-def _rag(architecture: str, root: str, kind: str | None) -> Family:
-    question = f"{root}question_encoder.question_encoder."
-    return Family(architecture, "rag", {
-        "query_encoder": Place(question, f"{question}bert_model."),
-        "generator": Place(f"{root}generator.", f"{root}generator.model."),
-    }, kind)
-
-
-FAMILIES = {family.architecture: family for family in (
-    Family("BertModel", "bert", {"bert": Place("", "")}),
-    Family("BertForMaskedLM", "bert", {"bert": Place("", "bert.")}),
-    Family("BertForPreTraining", "bert", {"bert": Place("", "bert.")}),
-    Family("DPRQuestionEncoder", "dpr", {
-        "query_encoder": Place("question_encoder.", "question_encoder.bert_model.")}),
-    Family("DPRContextEncoder", "dpr", {
-        "document_encoder": Place("ctx_encoder.", "ctx_encoder.bert_model.")}),
-    Family("BartModel", "bart", {"generator": Place("", "")}),
-    Family("BartForConditionalGeneration", "bart", {"generator": Place("", "model.")}),
-    Family("T5ForConditionalGeneration", "t5", {"generator": Place("", "")}),
-    Family("MT5ForConditionalGeneration", "mt5", {"generator": Place("", "")}),
-    Family("FiDT5", "t5", {"generator": Place("", "")}, "fid"),
-    *(Family(name, model_type, {"generator": Place("", "model.")})
-      for model_type, name in causal.CLASSES.items()),
-    _rag("RagModel", "", None),
-    _rag("RagTokenForGeneration", "rag.", "token"),
-    _rag("RagSequenceForGeneration", "rag.", "sequence"),
-    *(Family(f"{name}{head}", model_type, {"bert": Place("", "roberta." * bool(head[5:]))})
-      for name, model_type in (("Roberta", "roberta"), ("XLMRoberta", "xlm-roberta"))
-      for head in ("Model", "ForMaskedLM")),
-    Family("ModernBertModel", "modernbert", {"bert": Place("", "")}),
-    Family("ModernBertForMaskedLM", "modernbert", {"bert": Place("", "model.")}),
-    *(Family(f"{name}ForSequenceClassification", model_type, {RERANKER: Place("", body)})
-      for name, model_type, body in (("Bert", "bert", "bert."), ("Roberta", "roberta", "roberta."),
-                                     ("XLMRoberta", "xlm-roberta", "roberta."))),
-)}
+DATA = tomllib.loads(pathlib.Path(__file__).with_name("families.toml").read_text("utf-8"))
+FAMILIES = {name: Family(name, of["model_type"],
+                         {tower: Place(*place) for tower, place in of["places"].items()},
+                         of.get("kind"))
+            for name, of in DATA["classes"].items()}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -577,7 +551,8 @@ GENERATORS = {"bart": Form(bart_config, bart_json),
 def class_of(generator: GeneratorConfig) -> str:
     """The class of transformers that a generator is written as."""
     if isinstance(generator, CausalConfig):
-        return causal.CLASSES[causal.MODEL_TYPES[generator.variant]]
+        return next(name for name, family in FAMILIES.items()
+                    if family.model_type == causal.MODEL_TYPES[generator.variant])
     return "T5ForConditionalGeneration" if isinstance(generator, T5Config) else (
         "BartForConditionalGeneration")
 

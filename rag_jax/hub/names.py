@@ -20,25 +20,11 @@ from rag_jax.hub.tensors import Tensors
 from rag_jax.models.causal_lm import VARIANTS
 
 # By model: fields and parameters, ours and theirs; the file explains its sections.
-TABLE: dict[str, dict[str, dict[str, Any]]] = tomllib.loads(
+TABLE: dict[str, dict[str, Any]] = tomllib.loads(
     pathlib.Path(__file__).with_name("names.toml").read_text("utf-8"))
+HARMLESS: dict[str, list[str]] = TABLE["harmless"]  # patterns of tensors that are passed over
 Path = tuple[str, ...]
 Form = Literal["same", "transposed", "row"]
-
-# Buffers and heads that our models do not have, and that change nothing in what they compute; by
-# `BertConfig.model_type` and `GeneratorConfig.family`.
-_BERT = (r"(.*\.)?embeddings\.(position_ids|token_type_ids)",  # 0, 1, 2, ... and zeros
-         r"(.*\.)?pooler\.dense\.(weight|bias)")  # DPR and RAG take the [CLS] state itself
-_ROBERTA = (*_BERT, r"lm_head\.(dense|layer_norm|decoder|bias)(\..*)?")
-HARMLESS: dict[str, tuple[str, ...]] = {
-    "bert": (*_BERT, r"cls\.(predictions|seq_relationship)\..*"),  # its pretraining heads
-    "roberta": _ROBERTA,
-    "xlm-roberta": _ROBERTA,
-    "modernbert": (r"head\.(dense|norm)\.weight", r"decoder\.(weight|bias)"),
-    "bart": (r"(.*\.)?(encoder|decoder)\.version",),  # fairseq's mark in old files
-    "t5": (r"decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_attention_bias\.weight",),
-    "causal": (r"(.*\.)?rotary_emb\.inv_freq",),  # what follows from config.json, in old files
-}
 
 
 class Place(NamedTuple):
