@@ -107,6 +107,7 @@ setup(
     package_data={"rag_jax": ["py.typed", "paper.toml", "templates/*.html"],
                   "rag_jax.countries": ["countries.jsonl", "phrasings.toml"],
                   "rag_jax.data": ["tasks.toml"],
+                  "rag_jax.metrics": ["words.toml"],
                   "rag_jax.reproduction": ["hot_swap.toml", "toy.toml"],
                   "rag_jax.hub": ["names.toml", "families.toml", "model_card.md"],
                   "rag_jax.serving": ["page.html", "page.css", "page.js"]},

@@ -18,17 +18,9 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from rag_jax.metrics.bleu import sentence_bleu
-from rag_jax.metrics.tokens import ptb_tokens
+from rag_jax.metrics.tokens import WORDS, ptb_tokens
 
-QUESTION_WORDS = frozenset("what which why who whom whose where when how".split())
-STOP_WORDS = frozenset("""
-    a about above after again against all am an and any are as at be because been before being
-    below between both but by can did do does doing don down during each few for from further had
-    has have having he her here hers herself him himself his i if in into is it its itself just me
-    more most my myself no nor not now of off on once only or other our ours ourselves out over
-    own s same she should so some such t than that the their theirs them themselves then there
-    these they this those through to too under until up very was we were while will with you your
-    yours yourself yourselves""".split())
+QUESTION_WORDS, STOP_WORDS = (frozenset(WORDS[name].split()) for name in ("question", "stop"))
 
 
 class Weights(NamedTuple):

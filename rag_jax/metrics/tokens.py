@@ -2,9 +2,15 @@
 
 `spacy_tokens`: those of spaCy's rules for English, as MS-MARCO's scorer uses them.
 `ptb_tokens`: those of Stanford's PTBTokenizer, as Q-BLEU's and COCO captions' scorers use them.
+`words.toml` lists the words that they know.
 """
 
+import importlib.resources
 import re
+import tomllib
+
+WORDS = tomllib.loads(
+    importlib.resources.files(__package__).joinpath("words.toml").read_text("utf-8"))
 
 # --- spaCy --------------------------------------------------------------------------------------
 
@@ -26,27 +32,8 @@ _INFIX = re.compile(
     rf"\.\.+|…|{_SYMBOLS}|(?<=\d)[+*^-](?=[\d-])|(?<=[{_LOWER}{_QUOTES}])\.(?=[{_UPPER}{_QUOTES}])"
     rf"|(?<={_LETTER}),(?={_LETTER})|(?<=[^\W_])(?:---?|——|[–—~-])(?={_LETTER})"
     rf"|(?<=[^\W_])[:<>=/](?={_LETTER})")
-_CONTRACTIONS = [re.compile(pattern) for pattern in (
-    r"(i)(['’]?m)(a)?",
-    r"(i|you|he|she|it|we|they)(['’]?(?:ll|d))(['’]?ve)?",
-    r"(i|you|we|they)(['’]?ve)",
-    r"(you|we|they)(['’]?re)",
-    r"(he|she|it)(['’]?s)",
-    r"(who|what|when|where|why|how|there|that|this|these|those)(['’]?(?:s|ll|re|ve|d))(['’]?ve)?",
-    r"(ca|could|do|does|did|had|may|might|must|need|ought|sha|should|wo|would|ai|are|is|was|were"
-    r"|have|has|dare)(n['’]?t)(['’]ve)?",
-    r"(could|might|must|should|would)(['’]ve)",
-    r"(let)(['’]s)", r"(can)(not)", r"(gon)(na)", r"(got)(ta)", r"(y['’])(all)", r"(c['’]m)(on)",
-    r"(\d{1,2})([ap]\.?m\.?)",
-)]
-_WHOLE = frozenset("""
-    :) (: :( ): ;) (; =) (= 8) :-) :-( ;-) a.m. p.m. e.g. i.e. vs. v.s. and/or ma'am o'clock 'cause
-    ol' E.G. I.E. Adm. Bros. Co. Corp. D.C. Dr. Gen. Gov. Inc. Jr. Ltd. Md. Messrs. Mo. Mont. Mr.
-    Mrs. Ms. Mt. Ph.D. Prof. Rep. Rev. Sen. St. Jan. Feb. Mar. Apr. Jun. Jul. Aug. Sep. Sept. Oct.
-    Nov. Dec. Ala. Ariz. Ark. Calif. Colo. Conn. Del. Fla. Ga. Ia. Id. Ill. Ind. Kan. Kans. Ky. La.
-    Mass. Mich. Minn. Miss. N.C. N.D. N.H. N.J. N.M. N.Y. Neb. Nebr. Nev. Okla. Ore. Pa. S.C. Tenn.
-    Va. Wash. Wis.""".split())
-_NO_CONTRACTIONS = frozenset("its ill hell shell well shed were whore theses".split())
+_CONTRACTIONS = [re.compile(pattern) for pattern in WORDS["contractions"]]
+_WHOLE, _NO_CONTRACTIONS = (frozenset(WORDS[name].split()) for name in ("whole", "no_contractions"))
 _URL = re.compile(
     r"(?:https?|ftp)://\S+|\S+@[\w-]+(?:\.[\w-]+)+|(?:[\w-]+\.)+[a-z]{2,}(?::\d+)?(?:/\S*)?")
 
@@ -118,17 +105,8 @@ def _middle(word: str) -> list[str]:
 
 # --- Penn Treebank ------------------------------------------------------------------------------
 
-_ABBREVIATIONS = "|".join(r"""
-    mr mrs ms messrs mmes drs? prof rev hon gov sen reps? gen lt col cpt capt maj sgt adm cmdr sr
-    jr ph\.d bros? corp inc ltd cos? assn vs etc ave blvd rd ste? mt ft est dept jan feb mar apr
-    jun jul aug sept? oct nov dec tues? wed thurs? fri ala ariz ark calif colo conn del fla ga ill
-    ind kan ky la md mich minn mo mont neb nev okla ore pa penn tenn tex va vt wash wis wyo al
-    esq plc cf ca""".split())
-# After these a sentence begins, so that the period of a single letter before them ended another.
-_BEGINNINGS = "|".join("""
-    A About According Additionally After An As At But Earlier He Her Here However If In It Last
-    Many More Now Once One Other Our She Since So Some Such That The Their Then There These They
-    This We When While What Yet You""".split())
+_ABBREVIATIONS, _BEGINNINGS = (
+    "|".join(WORDS[name].split()) for name in ("abbreviations", "beginnings"))
 # Letters and digits; and the marks that the lexer takes for letters, such as decomposed accents,
 # which stay as they are.
 _CHARACTER = (r"(?:[^\W_½¼¾]|[\u0300-\u036f\u0483-\u0487\u0591-\u05bd\u05bf\u05c1\u05c2\u05c4\u05c5"
