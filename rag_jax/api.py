@@ -13,14 +13,14 @@ import pathlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from rag_jax import config_files, conversion, files, hosts, overrides, process, rules
+from rag_jax import config_files, conversion, hosts, overrides, process, rules
 from rag_jax.config import Config, ConfigError
 from rag_jax.data.corpora import Passages
 from rag_jax.data.tasks import load_examples
 from rag_jax.documents import workdir as documents
 from rag_jax.models.rag import TOWERS
 from rag_jax.retrieval.manifest import check_encoder
-from rag_jax.retrieval.publish import publishing
+from rag_jax.retrieval.publish import staged, staging
 from rag_jax.training import indexing, pretrained
 from rag_jax.training import run as training
 from rag_jax.training import workdir as workdirs
@@ -272,13 +272,11 @@ def _build(job: Job, trained: pathlib.Path | None, passages: str, out: pathlib.P
         def stage() -> pathlib.Path:
             """Made anew each time, as the file may have changed; the embedding is what resumes."""
             if hosts.leads():
-                claim.enter_context(publishing(out))
-                files.discard_folder(files.begin_folder(out / "passages", "store"))
-                claim.callback(files.discard_folder, files.begin_folder(out / "passages", "store"))
-            return files.begin_folder(out / "passages", "store")
+                return claim.enter_context(staging(out, "store"))
+            return staged(out, "store")
 
-        staging = hosts.first(stage) / "store"
-        job = indexing.job_of_file(job, out.name, passages, job.config.data.chunk_words, staging)
+        folder = hosts.first(stage) / "store"
+        job = indexing.job_of_file(job, out.name, passages, job.config.data.chunk_words, folder)
         if job.model.lexical:
             store = job.prepared.memories[out.name]
             return indexing.index_store_words(job, store, out, overwrite)

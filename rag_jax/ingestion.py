@@ -30,7 +30,7 @@ from rag_jax.retrieval.bm25 import Bm25Settings, bm25_missing, build_bm25
 from rag_jax.retrieval.manifest import MANIFEST, IndexFolder, open_folder
 from rag_jax.retrieval.passages import PassageStore, write_store
 from rag_jax.retrieval.protocol import Passage, RetrievalError
-from rag_jax.retrieval.publish import publishing
+from rag_jax.retrieval.publish import staging
 from rag_jax.retrieval.versions import current
 from rag_jax.training import workdir as workdirs
 
@@ -266,22 +266,16 @@ class _Ingestion:
 
             maker = Maker(self.config, self.path)
         out = self.path / INDEX
-        with publishing(out):
-            files.discard_folder(files.begin_folder(out / "passages", "store"))  # of a killed one
-            staging = files.begin_folder(out / "passages", "store")
-            write = functools.partial(maker.write, staging / "store",
-                                      source=reading.citations.pop)
-            try:
-                if gone is None:
-                    maker.index(write(reading.passages(maker.window, index)), out)
-                else:
-                    passages = reading.passages(maker.window, None)
-                    new = list(itertools.islice(passages, 1))
-                    added = write(itertools.chain(new, passages)) if new else None
-                    maker.edit(added, [passage_id for name in gone for passage_id in _ids(
-                        name, self.earlier.files[name])], out)
-            finally:
-                files.discard_folder(staging)
+        with staging(out) as folder:
+            write = functools.partial(maker.write, folder / "store", source=reading.citations.pop)
+            if gone is None:
+                maker.index(write(reading.passages(maker.window, index)), out)
+            else:
+                passages = reading.passages(maker.window, None)
+                new = list(itertools.islice(passages, 1))
+                added = write(itertools.chain(new, passages)) if new else None
+                maker.edit(added, [passage_id for name in gone for passage_id in _ids(
+                    name, self.earlier.files[name])], out)
         return maker.embedded
 
     def _result(self, made: FileRecords, kept: FileRecords, embedded: int) -> Ingested:

@@ -59,6 +59,26 @@ def publishing(out: Path) -> Iterator[None]:
             out.rmdir()
 
 
+@contextlib.contextmanager
+def staging(out: Path, key: str | None = None) -> Iterator[Path]:
+    """A folder for what goes into an index; meanwhile no other process builds there.
+
+    key: by which other processes have the same folder, as `staged`; None = they need it not.
+    """
+    with publishing(out):
+        files.discard_folder(staged(out, key))  # with what a killed process left in it
+        folder = staged(out, key)
+        try:
+            yield folder
+        finally:
+            files.discard_folder(folder)
+
+
+def staged(out: Path, key: str | None) -> Path:
+    """The folder of `staging`."""
+    return files.begin_folder(out / "passages", key)
+
+
 def _remove_unbegun(out: Path) -> None:
     """Empties an index folder into which nothing but `publishing` has written."""
     names = {path.name for path in out.iterdir()} - _LOCKS

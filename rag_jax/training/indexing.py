@@ -5,14 +5,14 @@ import dataclasses
 import functools
 import itertools
 import pathlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from rag_jax import files, hosts, parallel
+from rag_jax import hosts, parallel
 from rag_jax.answering import jit_embed
 from rag_jax.config import Config
 from rag_jax.data.batches import ENCODER_TABLE, PASSAGE_TABLE
@@ -32,7 +32,7 @@ from rag_jax.retrieval.kept import KeptEmbeddings
 from rag_jax.retrieval.manifest import open_folder, read_manifest
 from rag_jax.retrieval.passages import PassageStore
 from rag_jax.retrieval.protocol import Hosts, Passage, RetrievalError
-from rag_jax.retrieval.publish import publishing
+from rag_jax.retrieval.publish import staging
 from rag_jax.retrieval.scann import ScannSettings
 from rag_jax.retrieval.shards import PassageEmbedder
 from rag_jax.retrieval.versions import current
@@ -176,12 +176,12 @@ def edit_passages(job: Job, out: pathlib.Path, embedder: PassageEmbedder | None,
 
     def edited() -> Index:
         if hosts.leads():
-            with _staging(out) as staging:
+            with staging(out) as folder:
                 passages, store = iter(add), None
                 some = list(itertools.islice(passages, 1))
                 if some:
                     store = write_passages(
-                        staging / "added", itertools.chain(some, passages), job.config,
+                        folder / "added", itertools.chain(some, passages), job.config,
                         prepared.retriever_tokenizer if ENCODER_TABLE in tables else None,
                         prepared.format if PASSAGE_TABLE in tables else None)
                 if embedder is None:
@@ -191,17 +191,6 @@ def edit_passages(job: Job, out: pathlib.Path, embedder: PassageEmbedder | None,
         return open_host_index(out, embedder is None)
 
     return hosts.first(edited)
-
-
-@contextlib.contextmanager
-def _staging(out: pathlib.Path) -> Iterator[pathlib.Path]:
-    """A folder for what goes into an index; meanwhile no other process builds there."""
-    with publishing(out):
-        staging = files.begin_folder(out / "staged")
-        try:
-            yield staging
-        finally:
-            files.discard_folder(staging)
 
 
 def open_host_index(folder: pathlib.Path, words: bool) -> PassageIndex | Bm25Index:
@@ -238,10 +227,10 @@ def with_words(job: Job, index: Index) -> Index:
                 words = Bm25Index.open(folder)
                 if words.settings.record == settings.record:  # else as it was built
                     return words, matching_rows(index, words)
-        with _staging(folder) as staging:
+        with staging(folder) as made:
             store = index.passages
             if index.valid is not None:
-                store = copy_rows(staging / "store", kept_rows(store, index.valid))
+                store = copy_rows(made / "store", kept_rows(store, index.valid))
             return build_bm25(store, folder, overwrite=True, settings=settings), None
 
     words, rows = hosts.first(counted)
