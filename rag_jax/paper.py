@@ -3,8 +3,7 @@
 Tables are {row: {TASK.METRIC: percent}}; our rows have the names of `config.runs`.
 """
 
-import pathlib
-import tomllib
+from rag_jax import package_data
 
 
 def _table(text: str) -> dict[str, dict[str, float]]:
@@ -14,7 +13,7 @@ def _table(text: str) -> dict[str, dict[str, float]]:
                    if cell != "-"} for name, *cells in rows}
 
 
-_DATA = tomllib.loads(pathlib.Path(__file__).with_name("paper.toml").read_text("utf-8"))
+_DATA = package_data.table(__package__, "paper.toml")
 TABLE1, TABLE2, TABLE4, TABLE5, TABLE6 = (
     _table(_DATA[f"table{number}"]) for number in (1, 2, 4, 5, 6))
 TABLE3, TABLE4_PAIRS = _DATA["table3"], _DATA["table4_pairs"]

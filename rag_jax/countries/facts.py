@@ -7,18 +7,12 @@ both editions. What must agree between the entries is checked by tests/countries
 
 import dataclasses
 import functools
-import importlib.resources
 import json
-import tomllib
+
+from rag_jax import package_data
 
 EDITIONS = ("2016", "2018")
-
-
-def _shipped(name: str) -> str:
-    return importlib.resources.files(__package__).joinpath(name).read_text("utf-8")
-
-
-PHRASINGS = tomllib.loads(_shipped("phrasings.toml"))
+PHRASINGS = package_data.table(__package__, "phrasings.toml")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,4 +83,5 @@ def _country(record: dict) -> Country:
 @functools.cache
 def load_countries() -> tuple[Country, ...]:
     """The 195 countries in alphabetical order."""
-    return tuple(_country(json.loads(line)) for line in _shipped("countries.jsonl").splitlines())
+    lines = package_data.text(__package__, "countries.jsonl").splitlines()
+    return tuple(_country(json.loads(line)) for line in lines)

@@ -4,18 +4,16 @@
 """
 
 import dataclasses
-import importlib.resources
 import pathlib
 import shutil
 import tarfile
-import tomllib
 import warnings
 import zlib
 from typing import Any, Literal
 
 import farmhash
 
-from rag_jax import files
+from rag_jax import files, package_data
 from rag_jax.config import MetricFamily
 from rag_jax.data.download import download
 from rag_jax.data.task_files import READERS, Rows
@@ -90,8 +88,7 @@ class Task:
 
 
 def _read_table() -> dict[str, Task]:
-    table = tomllib.loads(
-        importlib.resources.files(__package__).joinpath("tasks.toml").read_text("utf-8"))
+    table = package_data.table(__package__, "tasks.toml")
 
     def split(file: str, member: str = "", **fields: Any) -> Split:
         return Split(File(file, **table["files"][file], member=member), **fields)

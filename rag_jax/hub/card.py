@@ -5,9 +5,8 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 import rag_jax
+from rag_jax import package_data
 from rag_jax.hub.families import DATA
-
-TEMPLATE = pathlib.Path(__file__).with_name("model_card.md")
 
 
 class Provenance(NamedTuple):
@@ -31,7 +30,7 @@ def model_card(family: str, model_type: str, provenance: Provenance) -> str:
     base = [f"- {tower.replace('_', ' ')}: {_name(source)}"
             for tower, source in provenance.base.items()]
     data = [f"- {name}: {_name(source)}" for name, source in provenance.data.items()]
-    return TEMPLATE.read_text("utf-8").format(
+    return package_data.text(__package__, "model_card.md").format(
         family=family, what=DATA["about"][model_type], version=rag_jax.__version__,
         origin=f"the trained run `{provenance.run}`" if provenance.run else (
             "a workdir without a trained run"),

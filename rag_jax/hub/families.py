@@ -9,11 +9,11 @@ import math
 import pathlib
 import re
 import reprlib
-import tomllib
 import types
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple, TypeVar, get_args, get_type_hints
 
+from rag_jax import package_data
 from rag_jax.config import (
     BartConfig,
     BertConfig,
@@ -44,7 +44,7 @@ class Family(NamedTuple):
     kind: str | None = None  # "token", "sequence" or "fid"; None = its class does not say
 
 
-DATA = tomllib.loads(pathlib.Path(__file__).with_name("families.toml").read_text("utf-8"))
+DATA = package_data.table(__package__, "families.toml")
 FAMILIES = {name: Family(name, of["model_type"],
                          {tower: Place(*place) for tower, place in of["places"].items()},
                          of.get("kind"))

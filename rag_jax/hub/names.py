@@ -5,14 +5,13 @@ transposed: ours are [in, out], torch's are [out, in].
 """
 
 import difflib
-import pathlib
 import re
-import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
+from rag_jax import package_data
 from rag_jax.config import BartConfig, BertConfig, CausalConfig, T5Config
 from rag_jax.errors import first_of
 from rag_jax.hub.stored import HubError
@@ -20,8 +19,7 @@ from rag_jax.hub.tensors import Tensors
 from rag_jax.models.causal_lm import VARIANTS
 
 # By model: fields and parameters, ours and theirs; the file explains its sections.
-TABLE: dict[str, dict[str, Any]] = tomllib.loads(
-    pathlib.Path(__file__).with_name("names.toml").read_text("utf-8"))
+TABLE: dict[str, dict[str, Any]] = package_data.table(__package__, "names.toml")
 HARMLESS: dict[str, list[str]] = TABLE["harmless"]  # patterns of tensors that are passed over
 Path = tuple[str, ...]
 Form = Literal["same", "transposed", "row"]

@@ -5,12 +5,11 @@
 `words.toml` lists the words that they know.
 """
 
-import importlib.resources
 import re
-import tomllib
 
-WORDS = tomllib.loads(
-    importlib.resources.files(__package__).joinpath("words.toml").read_text("utf-8"))
+from rag_jax import package_data
+
+WORDS = package_data.table(__package__, "words.toml")
 
 # --- spaCy --------------------------------------------------------------------------------------
 

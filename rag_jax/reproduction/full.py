@@ -1,20 +1,17 @@
 """The tables at the paper's size: the configurations of configs/, a workdir for each task."""
 
-import importlib.resources
 import pathlib
 import shlex
-import tomllib
 from collections.abc import Iterable, Mapping
 
-from rag_jax import config_files, overrides, paper, rules
+from rag_jax import config_files, overrides, package_data, paper, rules
 from rag_jax.data.task_sources import DATA_DIR
 from rag_jax.overrides import value
 from rag_jax.reproduction.cells import Asked, Cell, File, Question, exported
 
 FIRST = "nq"  # its passages and indexes serve all tasks
 HOT_SWAP = "hot_swap"  # folder of --data_dir with the files that only the hot-swap needs
-TEXTS = tomllib.loads(
-    importlib.resources.files(__package__).joinpath("hot_swap.toml").read_text("utf-8"))
+TEXTS = package_data.table(__package__, "hot_swap.toml")
 
 
 class Full:

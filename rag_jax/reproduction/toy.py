@@ -3,16 +3,13 @@
 `toy.toml` has the fields of their configurations.
 """
 
-import importlib.resources
 import pathlib
-import tomllib
 
-from rag_jax import config_files, flags, overrides, paper, rules
+from rag_jax import config_files, flags, overrides, package_data, paper, rules
 from rag_jax.reproduction.cells import Cell, Question, exported
 from rag_jax.retrieval.bm25 import bm25_missing
 
-DATA = tomllib.loads(
-    importlib.resources.files(__package__).joinpath("toy.toml").read_text("utf-8"))
+DATA = package_data.table(__package__, "toy.toml")
 # The paper's task -> ours of the same form.
 TASKS = {"nq": "questions", "jeopardy": "clues", "msmarco": "sentences", "fever3": "claims"}
 SYSTEMS = ("closed_book", "rag_token", "rag_sequence")
