@@ -90,22 +90,13 @@ class Names:
 
     def person(self, rng: random.Random) -> str:
         """A name in one of the forms that names of heads of state have."""
-        first, last = self.first.draw(rng), self.last.draw(rng)
-        middle = rng.choice([self.first, self.last]).draw(rng)
-        particle = rng.choice(FORMS["particles"])
-        forms, weights = zip(*{
-            f"{first} {last}": 50,
-            f"{first} {particle}{last}": 10,
-            f"{first} {middle} {last}": 14,
-            f"{first} {middle} {particle}{last}": 5,
-            f"{first} bin {middle} Al {last}": 4,
-            f"{first}-{middle} {last}": 3,
-            f"{first}-{middle.lower()} {last}": 4,
-            f"{first} {last}-{middle}": 4,
-            f"{first} {rng.choice('ABCDEFGHJKLMPRST')}. {last}": 3,
-            f"{first} {rng.choice(['II', 'III', 'IV', 'V', 'VI', 'VIII', 'X'])}": 5,
-            first: 2,
-        }.items(), strict=True)
+        parts = {"first": self.first.draw(rng), "last": self.last.draw(rng),
+                 "middle": rng.choice([self.first, self.last]).draw(rng)}
+        parts |= {"lower_middle": parts["middle"].lower(),
+                  **{part: rng.choice(FORMS[f"{part}s"])
+                     for part in ("particle", "initial", "numeral")}}
+        forms, weights = zip(*{form.format(**parts): weight
+                               for form, weight in FORMS["people"].items()}.items(), strict=True)
         return rng.choices(forms, weights)[0]
 
 
