@@ -7,26 +7,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from rag_jax.config import CausalConfig
+from rag_jax.hub.names import TABLE
 from rag_jax.hub.stored import HubError
 
 Json = Mapping[str, Any]
 
 # By model_type: what a config.json leaves out, which is not the same in all classes.
-_USUAL = {"num_key_value_heads": None, "head_dim": None, "tie_word_embeddings": False,
-          "rope_theta": 1e4, "sliding_window": None}
-_GEMMA = {**_USUAL, "head_dim": 256, "tie_word_embeddings": True, "query_pre_attn_scalar": 256,
-          "sliding_window": 4096}
-USUAL = {
-    "llama": _USUAL,
-    "mistral": {**_USUAL, "sliding_window": 4096},
-    "qwen2": _USUAL,
-    "qwen3": {**_USUAL, "head_dim": 128},
-    "gemma2": {**_GEMMA, "sliding_window_pattern": 2, "attn_logit_softcapping": 50.0,
-               "final_logit_softcapping": 30.0},
-    "gemma3_text": {**_GEMMA, "sliding_window_pattern": 6, "rope_theta": 1e6,
-                    "rope_local_base_freq": 1e4},
-    "olmo2": _USUAL,
-}
+USUAL: dict[str, dict[str, Any]] = TABLE["usual"]
 VARIANTS = {name: name.removesuffix("_text") for name in USUAL}
 MODEL_TYPES = {variant: name for name, variant in VARIANTS.items()}
 
@@ -60,8 +47,8 @@ def flat(config: Json, file: pathlib.Path) -> dict[str, Any]:
         raise HubError(f"{file}: quantization_config: weights are not read in this form; take the "
                        "checkpoint in bfloat16, float16 or float32")
     heads, width = found.get("num_attention_heads"), found.get("hidden_size")
-    found["num_key_value_heads"] = found["num_key_value_heads"] or heads
-    if not found["head_dim"] and type(width) is type(heads) is int and heads > 0:
+    found["num_key_value_heads"] = found.get("num_key_value_heads") or heads
+    if not found.get("head_dim") and type(width) is type(heads) is int and heads > 0:
         found["head_dim"] = width // heads
     activation = found.get("hidden_activation") or found.get("hidden_act")
     found["hidden_act"] = {"gelu_pytorch_tanh": "gelu_new"}.get(activation, activation)
@@ -99,7 +86,7 @@ def _rope(found: Json, file: pathlib.Path) -> dict[str, Any]:
 
 
 def _windows(found: Json, file: pathlib.Path) -> dict[str, Any]:
-    types, window = found.get("layer_types"), found["sliding_window"]
+    types, window = found.get("layer_types"), found.get("sliding_window")
     qwen = found["variant"].startswith("qwen")
     if not window or found["variant"] in UNLIMITED or (
             qwen and not found.get("use_sliding_window")):
