@@ -22,17 +22,8 @@ UNLIMITED = ("llama", "olmo2")  # read no sliding_window
 LARGEST_HEAD = 4096
 OURS = ("variant", "window", "global_every")  # and rope_*: no names of theirs
 
-# By type of scaling: its fields there, by ours, and what stands for those that are left out.
-ROPE = {
-    "default": {},
-    "linear": {"rope_factor": ("factor", None)},
-    "llama3": {"rope_factor": ("factor", None), "rope_low": ("low_freq_factor", None),
-               "rope_high": ("high_freq_factor", None),
-               "rope_positions": ("original_max_position_embeddings", None)},
-    "yarn": {"rope_factor": ("factor", None), "rope_low": ("beta_slow", 1.0),
-             "rope_high": ("beta_fast", 32.0),
-             "rope_positions": ("original_max_position_embeddings", None)},
-}
+# By type of scaling: of our fields the name there, and what is usual where it is left out.
+ROPE: dict[str, dict[str, dict[str, Any]]] = TABLE["rope"]
 
 
 def flat(config: Json, file: pathlib.Path) -> dict[str, Any]:
@@ -67,7 +58,7 @@ def _rope(found: Json, file: pathlib.Path) -> dict[str, Any]:
     if str(kind) not in ROPE or local.get("rope_type", "default") != "default":
         raise HubError(f"{file}: rope_type = {reprlib.repr(kind)} is not known here; allowed: "
                        f"{', '.join(ROPE)}, and default in local layers")
-    known = {"rope_type", "type", "rope_theta", *(name for name, _ in ROPE[kind].values())}
+    known = {"rope_type", "type", "rope_theta", *(theirs["name"] for theirs in ROPE[kind].values())}
     if kind in ("default", "linear"):  # transformers writes it, and does not read it
         known.add("original_max_position_embeddings")
     if unknown := {name for name, value in rope.items() if value is not None} - known:
@@ -76,12 +67,12 @@ def _rope(found: Json, file: pathlib.Path) -> dict[str, Any]:
     result = {"rope_type": kind, "rope_theta": rope.get("rope_theta", found["rope_theta"])}
     if theta := local.get("rope_theta", found.get("rope_local_base_freq")):
         result["rope_local_theta"] = theta
-    for ours, (theirs, otherwise) in ROPE[kind].items():
-        result[ours] = rope.get(theirs, otherwise)
+    for ours, theirs in ROPE[kind].items():
+        result[ours] = rope.get(theirs["name"], theirs.get("usual"))
         if result[ours] is None and ours == "rope_positions":
             result[ours] = found.get("max_position_embeddings")
         if result[ours] is None:
-            raise HubError(f"{file}: rope_type {kind} lacks {theirs}")
+            raise HubError(f"{file}: rope_type {kind} lacks {theirs['name']}")
     return result
 
 
@@ -139,7 +130,7 @@ def written(config: CausalConfig, fields: Json) -> dict[str, Any]:
     """A config.json of `fields`, those of names.toml, that `flat` reads; in the form that
     transformers read before version 5 too."""
     c, gemma = config, config.variant.startswith("gemma")
-    scaling = {theirs: getattr(c, ours) for ours, (theirs, _) in ROPE[c.rope_type].items()}
+    scaling = {theirs["name"]: getattr(c, ours) for ours, theirs in ROPE[c.rope_type].items()}
     result = {name: value for name, value in fields.items()
               if name not in OURS and not name.startswith("rope_")}
     result |= {"model_type": MODEL_TYPES[c.variant], "rope_theta": c.rope_theta,
