@@ -28,6 +28,7 @@ from rag_jax.retrieval.protocol import Passage, SearchResult, merge
 from rag_jax.types import Answer, Array, Batch, Evidence, Params
 
 Program = jax.stages.Wrapped  # a jitted function
+PROGRAMS = 64  # settings whose programs are kept, the last ones
 SORTED, ALIKE = 64, 4  # batches sorted by length at a time, and batches in a row of one shape
 
 
@@ -37,19 +38,19 @@ def jit_embed(model: rag.RagModel) -> Callable[..., Array]:
     return lambda *arguments: parallel.whole(embed(*arguments))
 
 
-@functools.cache
+@functools.lru_cache(PROGRAMS)
 def embed_program(encoder: DprEncoder) -> Program:
     """The jitted part of `jit_embed`."""
     return jax.jit(lambda params, *texts: encoder.apply({"params": params}, *texts))
 
 
-@functools.cache
+@functools.lru_cache(PROGRAMS)
 def jit_decode(model: rag.RagModel, settings: Decoding) -> Program:
     """(params, batch, key or None, temperature or None) -> Decoded."""
     return jax.jit(functools.partial(decode, model, settings))
 
 
-@functools.cache
+@functools.lru_cache(PROGRAMS)
 def jit_growing(model: rag.RagModel, settings: Decoding) -> tuple[Program, Program]:
     """(params, batch, key or None, temperature or None, until) -> Decoded and Growing, and (params,
     Growing, until) -> the same, further; a Growing that has gone on is used up."""
@@ -57,7 +58,7 @@ def jit_growing(model: rag.RagModel, settings: Decoding) -> tuple[Program, Progr
             jax.jit(functools.partial(go_on, model, settings), donate_argnums=1))
 
 
-@functools.cache
+@functools.lru_cache(PROGRAMS)
 def jit_log_likelihood(model: rag.RagModel) -> Program:
     """(params, batch) -> dict of float32[B] in nats, as `rag.log_likelihood`."""
     return jax.jit(lambda params, batch: rag.log_likelihood(model, params, batch))

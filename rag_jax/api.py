@@ -183,7 +183,7 @@ def _as_they_are(config: Config, named: Config, path: pathlib.Path, index: Path,
     return as_they_are(job, named, towers, open_index(job, config.runs[0], str(index)))
 
 
-def train(config: Config | str, workdir: Path,
+def train(config: Config | Path, workdir: Path,
           profile: tuple[int, int] | None = None) -> dict[str, Any]:
     """Trains everything that a configuration asks for, or goes on where it was interrupted.
 
@@ -202,7 +202,8 @@ def train(config: Config | str, workdir: Path,
       ConfigError, TrainingError, CheckpointError, RetrievalError: each says what to do.
     """
     process.keep_memory()  # as in a command: it is the process's, and training is most of its work
-    if isinstance(config, str):
+    if isinstance(config, str | os.PathLike):
+        config = os.fspath(config)
         config = config_files.load_file(config)
     if not isinstance(config, Config):
         raise ConfigError(f"config: {config!r:.60} is neither a Config nor the name of a config "

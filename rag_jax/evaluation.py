@@ -114,9 +114,9 @@ def choose_k(answerer: Callable[..., Answerer], params: Params, dev: QuestionTok
     """
     index = answerer(k=max(ks)).index
     if index is None:
-        raise ConfigError("--choose-k: this run reads no passages")
+        raise ConfigError("this run reads no passages: there is no k to choose")
     if max(ks) > index.size:
-        raise ConfigError(f"--choose-k: {max(ks)} is more than the index's {index.size} passages")
+        raise ConfigError(f"k={max(ks)} is more than the index's {index.size} passages")
     scores = {k: evaluate(answerer(k=k), params, dev, likelihood=False, how=how).metrics["score"]
               for k in sorted(ks)}
     best = max(scores, key=scores.__getitem__)  # the first of equals

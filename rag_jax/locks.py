@@ -66,26 +66,29 @@ def own(folder: pathlib.Path) -> Iterator[None]:
     # A lock that is a file's mere existence would outlive its process.
     lock = filelock.FileLock(folder / ".lock", fallback_to_soft=False)
     holder = folder / ".lock.json"
-    try:
-        lock.acquire(timeout=_PATIENCE_SECS)
-    except filelock.Timeout:
-        raise InUseError(
-            f"{folder}: {_describe(holder)} is writing here; wait until it has ended, or end it, "
-            "and run the same command again (evaluate and generate need not wait)") from None
-    except OSError as error:
-        if error.errno not in _NO_LOCKS:
-            raise
-        warnings.warn(f"{folder}: this file system has no locks ({error}): nothing keeps two "
-                      "commands from writing here at the same time", stacklevel=4)
-    try:
+    try:  # an interrupt may come at any place: the lock is let go whatever has been done
+        try:
+            lock.acquire(timeout=_PATIENCE_SECS)
+        except filelock.Timeout:
+            raise InUseError(
+                f"{folder}: {_describe(holder)} is writing here; wait until it has ended, or end "
+                "it, and run the same command again (evaluate and generate need not wait)"
+            ) from None
+        except OSError as error:
+            if error.errno not in _NO_LOCKS:
+                raise
+            warnings.warn(f"{folder}: this file system has no locks ({error}): nothing keeps two "
+                          "commands from writing here at the same time", stacklevel=4)
         _held[key] = lock
         now = datetime.datetime.now(datetime.UTC).isoformat(" ", "seconds")
         files.write_json(holder, {"host": socket.gethostname(), "pid": os.getpid(), "since": now})
         yield
     finally:
-        del _held[key]
-        holder.unlink(missing_ok=True)
-        lock.release()
+        try:
+            if _held.pop(key, None):
+                holder.unlink(missing_ok=True)
+        finally:
+            lock.release()
 
 
 def _describe(holder: pathlib.Path) -> str:

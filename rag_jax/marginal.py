@@ -122,7 +122,7 @@ def log_share(doc_scores_BK: jax.Array, batch_scores_BP: jax.Array, doc_mask: ja
 def explained(log_p_B: jax.Array, target_mask: jax.Array) -> jax.Array:
     """How well answers are explained, p(y | x) ** (1 / T) float32[B]: the geometric mean of the
     probabilities of T tokens, from log p(y | x)."""
-    return jnp.exp(log_p_B / jnp.maximum(target_mask.sum(axis=-1), 1))
+    return jnp.exp(log_p_B / jnp.maximum(target_mask.sum(axis=-1), 1).astype(log_p_B.dtype))
 
 
 def divergence(p: jax.Array, q: jax.Array) -> jax.Array:
@@ -174,7 +174,8 @@ def token_posterior(log_prior_BK: jax.Array, log_p_BKT: jax.Array) -> jax.Array:
 def mean_token_posterior(log_prior_BK: jax.Array, log_p_BKT: jax.Array, target_mask: jax.Array
                          ) -> jax.Array:
     """The token posteriors averaged over the target's tokens, float32[B, K]; rows sum to 1."""
-    weights_BT = target_mask / jnp.maximum(target_mask.sum(axis=-1, keepdims=True), 1)
+    ones_BT = target_mask.astype(log_p_BKT.dtype)
+    weights_BT = ones_BT / jnp.maximum(ones_BT.sum(axis=-1, keepdims=True), 1)
     return jnp.einsum("BKT,BT->BK", token_posterior(log_prior_BK, log_p_BKT), weights_BT)
 
 

@@ -7,6 +7,7 @@
 
 import dataclasses
 import functools
+import os
 import types
 import typing
 from collections.abc import Iterable, Iterator, Mapping
@@ -15,6 +16,7 @@ from typing import Any, Literal
 from rag_jax.config import GENERATORS, PRESETS, RUNS, Config, ConfigError, GeneratorConfig
 from rag_jax.errors import near_matches
 
+AnyConfig = typing.TypeVar("AnyConfig")  # a Config, or a section of one
 DEFAULT = Config()
 # Fields of earlier versions and what is in their place: the config.json of a workdir may have them.
 REMOVED = {
@@ -110,7 +112,7 @@ def not_default(config: Config) -> list[str]:
     return differences(config, DEFAULT)
 
 
-def replace(config: Any, changes: Mapping[str, Any], path: str = "config") -> Any:
+def replace(config: AnyConfig, changes: Mapping[str, Any], path: str = "config") -> AnyConfig:
     """A copy of `config` with dotted fields replaced; strings are parsed to the field's type.
 
     A section can be given as a dictionary of its fields; one of the model, and eval, also as the
@@ -123,7 +125,7 @@ def replace(config: Any, changes: Mapping[str, Any], path: str = "config") -> An
         raise ConfigError(f"{path}: {changes!r:.60} is no configuration; give a Config, or a "
                           "dictionary of its fields, such as {'eval.num_beams': 4}")
     for dotted, new in changes.items():
-        name, _, rest = dotted.partition(".")
+        name, _, rest = str(dotted).partition(".")
         hints = {f.name: f.type for f in dataclasses.fields(config)}
         where, whole = f"{path}.{name}", f"{path}.{dotted}"
         if whole.removeprefix("config.") in REMOVED:
@@ -163,7 +165,14 @@ def _preset(section: type, name: str, where: str) -> Any:
 
 
 def _parsed(hint: Any, given: Any, where: str) -> Any:
-    """A value that the command line gives as text; what is no text is left to `validate`."""
+    """A value as its field has it, from the text of a command line, or from what notebooks have:
+    lists, numpy's numbers, paths. What is none of it is left to `validate`."""
+    if isinstance(given, os.PathLike):
+        given = os.fspath(given)
+    if hasattr(given, "tolist"):  # of numpy or jax
+        given = given.tolist()
+    if isinstance(given, list) and typing.get_origin(hint) is tuple:
+        given = tuple(given)
     if not isinstance(given, str) or accepts(hint, given):
         return given
     try:

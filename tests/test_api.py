@@ -7,7 +7,9 @@ import shutil
 import subprocess
 import sys
 import types
+import warnings
 
+import jax
 import jax.monitoring
 import numpy as np
 import pytest
@@ -16,6 +18,7 @@ import rag_jax
 from rag_jax import api, conversion, overrides
 from rag_jax.cli import evaluate, generate
 from rag_jax.config import Config, ConfigError
+from rag_jax.data.question_files import Example
 from rag_jax.errors import DataError, UserError
 from rag_jax.retrieval.hybrid import WORDS
 from rag_jax.retrieval.index import PassageIndex
@@ -357,6 +360,21 @@ def test_a_swapped_index_is_read_from_then_on(uninterrupted):
     (lambda rag: rag.delete([5]), DataError, "id 1 is 5"),
     (lambda rag: rag.evaluate(5), DataError, "questions: 5; give a split"),
     (lambda rag: rag.evaluate(QUESTIONS), DataError, "questions: .*; give a split"),
+    (lambda rag: rag.evaluate([Example("1", "Who?", "Lima")]), DataError,
+     "question 1: answers is 'Lima': expected a tuple"),
+    (lambda rag: rag.evaluate([Example("1", None, ("Lima",))]), DataError, "question is None"),
+    (lambda rag: rag.evaluate([Example("1", "Who?", (2018,))]), DataError, r"answers\[0\] is 2018"),
+    (lambda rag: rag.evaluate([Example("1", "Who?", ("(",), regex=True)]), DataError,
+     "is not a regular expression"),
+    (lambda rag: rag.evaluate([Example("1", "Who?", ())] * 2), DataError, "already used at"),
+    (lambda rag: rag.evaluate("dev", order=np.arange(3)), DataError, "order: .*; expected"),
+    (lambda rag: rag.evaluate([Example("1", "Who?", ())], order=[-1]), DataError, "from 0 to 0"),
+    (lambda rag: rag.choose_k(3), ConfigError, "choose_k: 3; name numbers"),
+    (lambda rag: rag.choose_k(["1"]), ConfigError, "name numbers"),
+    (lambda rag: rag.choose_k(np.array([0, 1])), ConfigError, "name numbers"),
+    (lambda rag: rag.choose_k([10**6]), ConfigError, "^k=1000000 is more than the index's"),
+    (lambda rag: rag.retrieve("Who?", k="many"), ConfigError, "config.eval.k='many'"),
+    (lambda rag: rag_jax.load(rag.job.workdir, config={1: 2}), ConfigError, "config.1: no such"),
     (lambda rag: rag_jax.load(5), ConfigError, "source=5: expected the name of a folder"),
     (lambda rag: rag_jax.load(rag.job.workdir, config=5), ConfigError, "5 is no configuration"),
     (lambda rag: rag_jax.train(5, "x"), ConfigError, "5 is neither a Config"),
@@ -365,6 +383,31 @@ def test_mistakes_are_named(rag, ask, error, text):
     """A wrong type was a TypeError from somewhere inside."""
     with pytest.raises(error, match=text):
         ask(rag)
+
+
+def test_what_a_notebook_gives_is_taken(rag):
+    """Numbers of numpy, a question whose answers are not known, a Rag as a key, the caller's own
+    settings of jax."""
+    found = rag.evaluate([Example("1", QUESTIONS[0], None)])
+    assert found.correct == [None] and "nll" not in found.metrics
+    assert rag.ask(QUESTIONS[0], num_beams=np.int64(1)) == rag.ask(QUESTIONS[0], num_beams=1)
+    assert len(rag.retrieve(QUESTIONS[0], k=np.int64(1))[0]) == 1 and {rag: 1}[rag] == 1
+    with jax.numpy_dtype_promotion("strict"):
+        rag.ask(QUESTIONS[0], num_beams=2)
+        rag.log_likelihood(QUESTIONS[0], "Lima")
+        rag.ask(QUESTIONS[0], sample=True)
+    with jax.set_mesh(jax.make_mesh((1,), ("x",))), pytest.raises(ConfigError, match="set_mesh"):
+        rag.ask(QUESTIONS[0])
+    with warnings.catch_warnings(action="error", category=FutureWarning), jax.enable_x64(True):
+        rag.ask(QUESTIONS[0], sample=True)
+
+
+def test_what_jax_logs_is_the_callers(rag, caplog):
+    """Once a model was loaded, jax.log_compiles printed nothing any more."""
+    rag_jax.load(rag.job.workdir)
+    with jax.log_compiles(True):
+        jax.jit(lambda x: x * 3.5)(2.0)
+    assert "Finished tracing" in caplog.text
 
 
 def test_a_checkpoint_of_hugging_face_answers_without_a_workdir(rag, uninterrupted, tmp_path):

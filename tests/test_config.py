@@ -4,6 +4,7 @@ import dataclasses
 import json
 import pathlib
 
+import numpy as np
 import pytest
 
 from rag_jax import config as configs
@@ -137,13 +138,25 @@ def test_a_section_set_to_something_else_is_refused(name, text, told):
     assert told in str(error.value)
 
 
+@pytest.mark.parametrize("name, given, expected", [
+    ("runs", ["rag_token"], ("rag_token",)), ("runs", np.array(["rag_token"]), ("rag_token",)),
+    ("eval.num_beams", np.int64(2), 2), ("eval.length_penalty", np.float32(0.5), 0.5),
+    ("tensorboard", np.bool_(False), False), ("data.data_dir", pathlib.Path("a/b"), "a/b"),
+    ("eval.strategy", np.str_("fast"), "fast"),
+])
+def test_what_notebooks_have_is_taken_as_what_it_means(name, given, expected):
+    """Lists, numpy's numbers and paths were "expected str,..."."""
+    found = value(validate(replace(Config(), {name: given})), name)
+    assert found == expected and type(found) is type(expected)
+
+
 @pytest.mark.parametrize("changes, told", [
     ({"seed": 1.5}, "config.seed=1.5: expected int"),
     ({"seed": True}, "config.seed=True: expected int"),
     ({"seed": None}, "config.seed=None: expected int"),
     ({"tensorboard": 1}, "config.tensorboard=1: expected bool"),
     ({"train.optimizer.b1": True}, "config.train.optimizer.b1=True: expected float"),
-    ({"runs": ["rag_token"]}, "config.runs=['rag_token']: expected str,..."),
+    ({"runs": [2]}, "config.runs=(2,): expected str,..."),
     ({"runs": (1,)}, "config.runs=(1,): expected str,..."),
     ({"retrieval.num_leaves": 0.5}, "config.retrieval.num_leaves=0.5: expected int|none"),
     ({"data.passages": None}, "config.data.passages=None: expected str"),

@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import pathlib
 import signal
 import socket
 import subprocess
@@ -86,6 +87,19 @@ def test_a_file_is_no_folder(tmp_path):
     with pytest.raises(UserError, match=r"/f: is a file; name a folder"):
         with locks.exclusive(tmp_path / "f"):
             pass
+
+
+def test_an_interrupt_as_it_is_let_go_frees_it(tmp_path, monkeypatch):
+    """IPython keeps the last exception, and with it the lock: until its kernel ended, "another
+    process" wrote in the folder."""
+    def interrupted(self, missing_ok=False):
+        monkeypatch.undo()
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt) as kept, locks.exclusive(tmp_path):
+        monkeypatch.setattr(pathlib.Path, "unlink", interrupted)
+    with locks.exclusive(tmp_path):
+        assert kept.value is not None and len(locks._held) == 1
 
 
 def test_an_error_inside_frees_it(tmp_path):

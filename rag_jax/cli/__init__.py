@@ -6,6 +6,7 @@ Every command is a module of this room: it parses its flags, calls `rag_jax.api`
 import functools
 import gc
 import importlib
+import logging
 import os
 import pathlib
 import platform
@@ -34,6 +35,7 @@ def run(name: str, argv: list[str] | None = None) -> None:
     # Imports and traces make millions of objects that stay: to look through them for garbage as
     # often as usual, and once more at the end, took a quarter of the time to a first answer.
     gc.set_threshold(100_000, 50, 100)
+    logging.getLogger("jax").setLevel(logging.ERROR)
     command = importlib.import_module(f"rag_jax.cli.{name}")
     try:
         process.run(functools.partial(command.main, argv))

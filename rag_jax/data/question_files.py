@@ -23,7 +23,7 @@ class Example(NamedTuple):
     Attributes:
         id: unique within its source.
         question: the text asked, never empty.
-        answers: the accepted answers; the first is the usual training target. None where they are
+        answers: the accepted answers; the first is the usual training target. Empty where they are
             not known: such a question can be answered, and neither trained on nor scored.
         positive_ids: ids, as in the passage file, of passages known to hold the answer.
         negative_ids: ids of passages known not to hold it (hard negatives).
@@ -95,7 +95,10 @@ def _check(where: str, example: Example, hidden: bool) -> None:
     if not isinstance(example.regex, bool):
         raise DataError(f"{where}: regex is {example.regex!r}: expected true or false")
     for field in ("answers", *LISTS):
-        named += [(f"{field}[{i}]", text) for i, text in enumerate(getattr(example, field))]
+        given = getattr(example, field)
+        if not isinstance(given, tuple | list):
+            raise DataError(f"{where}: {field} is {given!r:.60}: expected a tuple of strings")
+        named += [(f"{field}[{i}]", text) for i, text in enumerate(given)]
     for field, text in named:
         if not isinstance(text, str):
             raise DataError(f"{where}: {field} is {text!r}: expected a string")

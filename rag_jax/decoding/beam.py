@@ -164,7 +164,8 @@ def best_beams(end: BeamState) -> Beams:
     """What a search has found, or has got so far."""
     both, beams = _join(end.finished, end.live), end.live.scores.shape[1]
     # Both halves are sorted: ended, live, and places that were never filled.
-    order = jnp.where(both.scores > MASKED / 2, (jnp.arange(2 * beams) >= beams)[None], 2)
+    lives = jnp.int32(jnp.arange(2 * beams) >= beams)
+    order = jnp.where(both.scores > MASKED / 2, lives[None], 2)
     picked = jnp.argsort(order, axis=1, stable=True)[:, :beams]
     # What a NaN left of the scores may look like an answer of probability 1.
     both = both._replace(doc_log_p=jnp.where(

@@ -32,7 +32,8 @@ from rag_jax.models import rag
 from rag_jax.types import Batch, Params
 
 NEEDS = ("exact decoding needs length_penalty=0, forced_eos=False, sample=False: only then does "
-         "the answer's probability decide; and towers of dtype=float32, whose sums prove it")
+         "the answer's probability decide; and towers of dtype=float32, whose sums prove it, on "
+         "accelerators with JAX_DEFAULT_MATMUL_PRECISION=highest")
 
 
 @functools.cache

@@ -87,7 +87,7 @@ def advance(model: rag.RagModel, params: Params, documents: Documents, settings:
         drawn_log_p = jnp.take_along_axis(
             doc_log_p_BKAV, drawn[:, None, :, None], axis=3)[..., 0].swapaxes(1, 2)  # -> [B, A, K]
         drawn_log_p = jnp.where(state.ended[..., None], 0.0, drawn_log_p)
-        drawn = jnp.where(state.ended, model.pad_id, drawn)
+        drawn = jnp.where(state.ended, model.pad_id, drawn).astype(state.tokens.dtype)
         return state._replace(
             position=position + 1, tokens=state.tokens.at[:, :, position].set(drawn),
             doc_log_p=state.doc_log_p.at[:, :, position].set(drawn_log_p),

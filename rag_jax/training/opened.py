@@ -1,12 +1,14 @@
 """A trained model, opened: asked, scored, given another index."""
 
 import dataclasses
+import operator
 import os
 import pathlib
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, overload
 
+import jax
 import numpy as np
 
 from rag_jax import evaluation, overrides, rules, scoring
@@ -16,7 +18,7 @@ from rag_jax.data.batches import PASSAGE_TABLE
 from rag_jax.data.corpora import Passages, checked_passages, read_corpus
 from rag_jax.data.prepare import chunked
 from rag_jax.data.prepared import Prepared
-from rag_jax.data.question_files import Example, checked_texts
+from rag_jax.data.question_files import Example, checked_texts, collect
 from rag_jax.data.questions import QuestionTokens
 from rag_jax.data.tasks import load_examples
 from rag_jax.data.text import encoder_input, pad_rows
@@ -39,7 +41,7 @@ Path = str | os.PathLike[str]
 SAME_VECTOR = 0.02  # relative distance of two vectors of a text by one encoder, at most
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(eq=False)
 class Rag:
     """A model that answers questions from the passages of its index; `load` opens one.
 
@@ -70,7 +72,7 @@ class Rag:
         """Whether there is a generator: of documents, there may be an index alone."""
         return "generator" in self.params
 
-    def ask(self, questions: str | Sequence[str], *, seed: int | None = None, **how: Any
+    def ask(self, questions: str | Iterable[str], *, seed: int | None = None, **how: Any
             ) -> list[Answer]:
         """Answers questions, each with the passages that its answer came from.
 
@@ -90,7 +92,7 @@ class Rag:
         """
         return list(self.ask_each(questions, seed=seed, **how))
 
-    def ask_each(self, questions: str | Sequence[str], *, seed: int | None = None, **how: Any
+    def ask_each(self, questions: str | Iterable[str], *, seed: int | None = None, **how: Any
                  ) -> Iterator[Answer]:
         """`ask`, which gives answers as soon as they, and those before them, are there."""
         questions = checked_texts(questions)
@@ -107,7 +109,7 @@ class Rag:
         yield from answerer.decode_each(
             self.params, tokens, answerer.retrieve(self.params, tokens))
 
-    def retrieve(self, questions: str | Sequence[str], k: int | None = None
+    def retrieve(self, questions: str | Iterable[str], k: int | None = None
                  ) -> list[list[Evidence]]:
         """The best passages for each question, best first, with p(z | x) over those k.
 
@@ -120,8 +122,8 @@ class Rag:
         """
         if self.index is None:
             raise ConfigError(f"run {self.run!r} reads no passages: there is nothing to retrieve")
-        if k is not None and k < 1:
-            raise ConfigError(f"k={k}: one passage at least")
+        if k is not None and k == 0:
+            raise ConfigError("k=0: one passage at least")
         answerer = self.answerer({} if k is None else {"k": k})
         tokens = self._tokenize(checked_texts(questions))
         if not len(tokens):
@@ -129,7 +131,14 @@ class Rag:
         queries = answerer.queries(self.params, tokens)
         return answerer.evidence(queries, search(answerer.index, queries, answerer.k))
 
-    def log_likelihood(self, questions: str | Sequence[str], answers: str | Sequence[str]
+    @overload
+    def log_likelihood(self, questions: str, answers: str | Iterable[str]) -> float: ...
+
+    @overload
+    def log_likelihood(self, questions: Iterable[str], answers: str | Iterable[str]
+                       ) -> np.ndarray: ...
+
+    def log_likelihood(self, questions: str | Iterable[str], answers: str | Iterable[str]
                        ) -> float | np.ndarray:
         """log p(answer | question) in nats, marginalised over the passages retrieved.
 
@@ -158,7 +167,7 @@ class Rag:
             self.params, tokens, answerer.retrieve(self.params, tokens))["log_p"]
         return float(values[0]) if isinstance(questions, str) else values
 
-    def embed_queries(self, questions: str | Sequence[str], **changes: Any) -> np.ndarray:
+    def embed_queries(self, questions: str | Iterable[str], **changes: Any) -> np.ndarray:
         """The query encoder's vectors float32[Q, E], whose inner products search the index.
 
         changes: as for `answerer`.
@@ -276,7 +285,9 @@ class Rag:
                     isinstance(each, Example) for each in source):
                 raise DataError(f"questions: {source!r:.60}; give a split, a file, or a list of "
                                 "Example, which have their answers")
-            return source
+            named = ((f"question {number}", each._replace(answers=each.answers or ()))
+                     for number, each in enumerate(source, 1))
+            return collect("questions", named, hidden=True) if source else source
         if source in splits:
             return splits[source]
         return load_examples(source, data_dir=self.config.data.data_dir, hidden=True)
@@ -299,6 +310,8 @@ class Rag:
             raise DataError("questions: there are none; an evaluation needs one at least")
         if "max_examples" in how:  # that of the run is of its training
             asked = asked[: config.max_examples or len(asked)]
+        if order is not None:
+            order = _checked_order(order, len(asked))
         answerer, tokens = self.answerer(how), self.job.tokenize(asked)
         rows = answerer.retrieve(self.params, tokens)
         train = self.job.prepared.splits.get("train", ()) if overlap else ()
@@ -309,10 +322,14 @@ class Rag:
 
     def choose_k(self, ks: Sequence[int]) -> dict[str, float]:
         """The number of passages that answers the dev questions best, as `evaluation.choose_k`."""
-        if not ks:
-            raise ConfigError("choose_k: name numbers of passages, such as [5, 10]")
+        try:
+            numbers = [operator.index(k) for k in ks]
+        except TypeError:
+            numbers = []
+        if not numbers or min(numbers) < 1:
+            raise ConfigError(f"choose_k: {ks!r:.60}; name numbers of passages, such as [5, 10]")
         return evaluation.choose_k(lambda k: self.answerer(k=k), self.params,
-                                   self.job.tokens("dev"), ks, self.config.eval)
+                                   self.job.tokens("dev"), numbers, self.config.eval)
 
     def choose_weight(self, weights: Sequence[float]) -> dict[str, float]:
         """Finds the weight of words with which the dev questions' passages are best, and retrieves
@@ -329,6 +346,7 @@ class Rag:
         if not isinstance(self.index, HybridIndex) or self.index.fusion.kind != "convex":
             raise ConfigError("--choose-weight: for config.retrieval.retriever=hybrid and "
                               "config.retrieval.fusion=convex")
+        weights = list(weights)
         if not weights:
             raise ConfigError("choose_weight: name weights, such as [0.0, 0.5]")
         answerer, dev = self.answerer(), self.job.tokens("dev")
@@ -354,6 +372,10 @@ class Rag:
           how: fields of `config.eval` to set otherwise.
           **changes: fields of `answering.Settings` to set otherwise.
         """
+        if jax.sharding.AxisType.Explicit in jax.sharding.get_abstract_mesh().axis_types:
+            raise ConfigError("jax.set_mesh: a mesh with explicit axes is set, and the model has "
+                              "one of its own (config.mesh); call it outside, or set "
+                              "axis_types=(jax.sharding.AxisType.Auto,)")
         job = dataclasses.replace(self.job, config=self._as_asked(how or {}))
         if how and "k" in how and self.index is not None:
             check_k(job.config, self.index)
@@ -399,6 +421,15 @@ def _passages(given: Path | Passages, config: Config) -> Iterator[Passage]:
     if isinstance(given, str | os.PathLike):
         return chunked(read_corpus(given), config.data.chunk_words)
     return checked_passages(given)
+
+
+def _checked_order(order: Any, count: int) -> np.ndarray:
+    """`order` of `Rag.evaluate` for so many questions."""
+    found = np.asarray(order)
+    if found.shape != (count,) or found.dtype.kind not in "iu" or not (
+            (found >= 0) & (found < count)).all():
+        raise DataError(f"order: {order!r:.60}; expected {count} integers from 0 to {count - 1}")
+    return found
 
 
 def changed(config: Config, changes: Mapping[str, Any]) -> Config:

@@ -42,9 +42,11 @@ from rag_jax.training.report import evaluate_runs, write_report
 from rag_jax.training.warm_up import warm_up_generator, warm_up_retriever
 
 
+@functools.cache
 def be_quiet() -> None:
-    """Libraries log what only their authors need; warnings of ours and errors still show."""
-    for name in ("absl", "orbax", "jax", "bm25s"):
+    """Libraries log what only their authors need; warnings of ours and errors still show. Once in a
+    process: who wants to read it sets the loggers' levels afterwards."""
+    for name in ("absl", "orbax", "bm25s"):
         logging.getLogger(name).setLevel(logging.ERROR)
 
 

@@ -204,6 +204,16 @@ def test_the_bound_is_that_of_what_neither_search_has_found(budget):
         assert found.certified[question] == (answer > found.bound[question] + MARGIN / 2)
 
 
+def test_an_accelerator_proves_nothing_unless_its_products_are_float32(monkeypatch):
+    """By default GPUs and TPUs round what they multiply, and were certified all the same."""
+    model, settings = tiny.rag_model("token"), Decoding(max_length=4)
+    assert settings.certifies(model)
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    assert not settings.certifies(model)
+    with jax.default_matmul_precision("highest"):
+        assert settings.certifies(model)
+
+
 @pytest.mark.parametrize("tower", ["generator", "retriever"])
 def test_nothing_is_proved_of_bfloat16(tower):
     """Its sums over an answer differ by more than the margin of the proof."""
