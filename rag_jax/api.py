@@ -61,7 +61,7 @@ def load(source: Path | None = None, run: str | None = None, *, step: int | None
     training.be_quiet()
     if source is None:
         return _open_towers(run, step, index, config)
-    path = _path("source", source).absolute()
+    path = workdirs.named("source", source).absolute()
     if (answering := documents.answering(path)) != path:
         if index is None and workdirs.read_run(answering, run).retrieval.k:
             index = path / documents.INDEX
@@ -105,13 +105,6 @@ def _run_config(path: pathlib.Path, run: str | None, config: Config | Mapping[st
     workdirs.check_trained_with(config, trained, path)
     check_weight(config, record.retrieval.bm25_weight, path)
     return run, check_classes(config, record.classes, path), trained
-
-
-def _path(name: str, given: Path) -> pathlib.Path:
-    """A folder that an argument names."""
-    if not isinstance(given, str | os.PathLike) or not os.fspath(given):
-        raise ConfigError(f"{name}={given!r:.60}: expected the name of a folder")
-    return pathlib.Path(given)
 
 
 def _open_checkpoint(source: str, run: str | None, step: int | None, index: Path | None,
@@ -208,7 +201,7 @@ def train(config: Config | Path, workdir: Path,
     if not isinstance(config, Config):
         raise ConfigError(f"config: {config!r:.60} is neither a Config nor the name of a config "
                           "file, such as 'configs/quickstart.py'")
-    return training.train(config, _path("workdir", workdir), profile)
+    return training.train(config, workdirs.named("workdir", workdir), profile)
 
 
 def build_index(passages: Path, out: Path, workdir: Path | None = None, *, run: str | None = None,
@@ -233,13 +226,13 @@ def build_index(passages: Path, out: Path, workdir: Path | None = None, *, run: 
       InUseError: another process builds at `out`, or writes into the workdir that `out` is in.
     """
     training.be_quiet()
-    target = _path("out", out).absolute()
+    target = workdirs.named("out", out).absolute()
     with workdirs.writing(target):
         if workdir is None:
             config, trained = pretrained.resolve(_config_of_towers(run, config)), None
             job = job_as_they_are(config, config, target)
         else:
-            path = documents.answering(_path("workdir", workdir).absolute())
+            path = documents.answering(workdirs.named("workdir", workdir).absolute())
             run, config, _ = _run_config(path, run, config)
             trained = path / run
             job = training.open_job(config, path)

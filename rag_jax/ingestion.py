@@ -25,7 +25,7 @@ from rag_jax.documents.folder import Found, content_of, files_of
 from rag_jax.documents.read import versions
 from rag_jax.documents.readers import Readers
 from rag_jax.documents.workdir import INDEX, TRAINED, FileRecords, Record
-from rag_jax.errors import UserError
+from rag_jax.errors import UserError, near_matches
 from rag_jax.retrieval.bm25 import Bm25Settings, bm25_missing, build_bm25
 from rag_jax.retrieval.manifest import MANIFEST, IndexFolder, open_folder
 from rag_jax.retrieval.passages import PassageStore, write_store
@@ -98,7 +98,8 @@ def ingest(folder: Path, workdir: Path, *, chunking: Chunking | Mapping[str, int
         all that can be wrong with a configuration, an encoder or an index.
       InUseError: another process writes into the workdir.
     """
-    source, path = pathlib.Path(folder).absolute(), pathlib.Path(workdir).absolute()
+    source, path = (workdirs.named(*given).absolute()
+                    for given in (("folder", folder), ("workdir", workdir)))
     if not source.exists():
         raise UserError(f"{folder}: there is no such folder; name one with documents in it")
     if path.resolve() == source.resolve():
@@ -115,7 +116,9 @@ def ingest(folder: Path, workdir: Path, *, chunking: Chunking | Mapping[str, int
             config = overrides.replace(base_config(path), config or {})
         _check_trained(config, path)
         if not isinstance(chunking, Chunking):
-            given = chunking or {}
+            given, known = dict(chunking or {}), {f.name for f in dataclasses.fields(Chunking)}
+            for name in set(given) - known:
+                raise ConfigError(f"chunking: no field {name!r}; {near_matches(str(name), known)}")
             words = {"tokens": 0} if "words" in given else {}  # in place of tokens
             before = earlier.divided_by["chunking"] if earlier else {}
             chunking = Chunking(**before | words | given)

@@ -416,6 +416,18 @@ def test_a_plain_bert_is_no_retriever(folder, tmp_path, towers):
             **SMALL, "model.retriever.pretrained": str(plain)})
 
 
+@pytest.mark.parametrize("given, told", [
+    ({"folder": None}, "folder=None: expected the name of a folder"),
+    ({"folder": ["a.txt"]}, "folder=.*: expected the name of a folder"),
+    ({"chunking": {"overlaps": 5}}, "chunking: no field 'overlaps'; did you mean overlap"),
+    ({"chunking": {"words": "5"}}, "words, tokens and overlap are integers"),
+])
+def test_arguments_of_another_type_are_refused_by_name(folder, tmp_path, given, told):
+    """They were a TypeError from somewhere inside."""
+    with pytest.raises(UserError, match=told):
+        rag_jax.ingest(**{"folder": folder, "workdir": tmp_path / "run", **given})
+
+
 def test_weights_that_have_changed_embed_again(folder, tmp_path, towers):
     """Vectors of two encoders in one index have no order."""
     own = tmp_path / "own"

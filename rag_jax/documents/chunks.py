@@ -41,6 +41,8 @@ class Chunking:
     overlap: int = 0
 
     def __post_init__(self) -> None:
+        if not all(type(number) is int for number in dataclasses.astuple(self)):
+            raise UserError(f"{self}: words, tokens and overlap are integers")
         if self.words < 1 or self.overlap < 0 or (self.tokens and self.tokens < LEAST_TOKENS):
             raise UserError(f"chunks of {self.words} words, {self.tokens} tokens, overlap "
                             f"{self.overlap}: allowed are 1 word or more, {LEAST_TOKENS} tokens or "

@@ -14,6 +14,7 @@ others' are kept.
 import contextlib
 import dataclasses
 import json
+import os
 import pathlib
 from collections.abc import Mapping
 from typing import Any
@@ -45,6 +46,13 @@ FIRST_READ_BY = {"retriever_warmup.": "retriever", "generator_warmup.": "generat
                  "train.": None, "retrieval.k": None, "retrieval.staleness": None}
 # What a stopped stage may change: its optimiser's state fits whatever they are.
 RATES = ("optimizer.learning_rate", "optimizer.warmup_steps", "optimizer.end_fraction")
+
+
+def named(argument: str, given: str | os.PathLike[str]) -> pathlib.Path:
+    """A folder that an argument names."""
+    if not isinstance(given, str | os.PathLike) or not os.fspath(given):
+        raise ConfigError(f"{argument}={given!r:.60}: expected the name of a folder")
+    return pathlib.Path(given)
 
 
 def start(config: Config, workdir: pathlib.Path) -> pathlib.Path:
