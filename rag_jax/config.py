@@ -484,9 +484,9 @@ class OptimizerConfig:
 
     learning_rate: float = field(1e-3, "peak learning rate", at_least=0)
     schedule: Literal["constant", "linear", "cosine", "polynomial"] = field(
-        "linear", "decay after the warm-up, to end_fraction of the peak at the last step")
-    end_fraction: float = field(0.0, "last learning rate as a fraction of the peak", at_least=0,
-                                at_most=1)
+        "linear", "decay after the warm-up, to end_fraction of the peak one step after the last")
+    end_fraction: float = field(0.0, "what the decay leads to, as a fraction of the peak",
+                                at_least=0, at_most=1)
     power: float = field(1.0, "power of the polynomial decay", at_least=0)
     warmup_steps: int = field(100, "steps of linear warm-up", at_least=0)
     weight_decay: float = field(0.01, "decoupled decay; not on biases and norms", at_least=0)

@@ -127,6 +127,10 @@ def _objective(config: Config, run: str) -> Iterator[str]:
     if train.query_encoder_rate is None and train.document_encoder == "frozen":
         yield (f"{named} has no encoder that trains (config.train.query_encoder_rate=none); set "
                "marginal")
+    elif config.retrieval.retriever == "hybrid" and config.retrieval.fusion != "convex":
+        yield (f"{named} has no encoder that trains: the ranks of config.retrieval.fusion="
+               f"{config.retrieval.fusion} have no gradient; set fusion=convex, or "
+               "retriever_objective=marginal")
     if config.retrieval.k + (config.model.null_document != "none") < 2:
         yield (f"{named} has one passage at most to tell from others (config.retrieval.k="
                f"{config.retrieval.k}); set config.retrieval.k to 2 or more")

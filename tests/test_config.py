@@ -282,6 +282,10 @@ def test_the_ends_of_the_bounds_and_none_are_allowed(changes):
      "config.train.retriever_objective=adist: run 'fid_joint' has a decoder-only generator"),
     ({"train.retriever_objective": "pdist", "train.query_encoder_rate": None},
      "config.train.retriever_objective=pdist: run 'rag_token' has no encoder that trains"),
+    ({"train.retriever_objective": "emdr2", "retrieval.retriever": "hybrid",
+      "retrieval.fusion": "reciprocal_rank"},
+     "config.train.retriever_objective=emdr2: run 'rag_token' has no encoder that trains: the "
+     "ranks of config.retrieval.fusion=reciprocal_rank have no gradient; set fusion=convex"),
     ({"model.generator.param_dtype": "bfloat16"}, "config.model.generator.param_dtype=bfloat16: "
      "what is multiplied in float32 would be rounded; set config.model.generator.dtype=bfloat16"),
     ({"eval.prefix_mib": 64}, "config.eval.prefix_mib=64: what is kept of a passage must not"),

@@ -25,7 +25,9 @@ def infill(ids: list[int], mask_id: int, ratio: float, span_length: float,
     Args:
       ids: tokens without special tokens.
       mask_id: id of the mask token.
-      ratio: expected share of tokens that fall into spans.
+      ratio: share of tokens that fall into spans, at most: a span of length 0 counts as one token,
+        so it is 0.295 of 0.3 with spans of 3 tokens in the mean, and 0.218 with spans of 1. The
+        span that is cut to what is left of it stands last.
       span_length: mean span length, Poisson distributed.
       rng: random stream; consumed by a varying number of draws.
 

@@ -44,12 +44,15 @@ class RetrieverBatcher:
         drawn += [_one_of(self.negatives[r], rng) if self.negatives[r] else rng.integers(self.size)
                   for _ in range(self.hard_negatives) for r in rows]
         passages = np.array(drawn, np.int64)
-        same = np.array([np.isin(passages, self.positives[r]) for r in rows])
-        np.fill_diagonal(same, False)
         asked = halved(self.questions.ids[rows], self.questions.mask[rows], self.length_step)
         longest = bucket(int(self.table.lengths_of(passages).max()), self.length_step,
                          self.passage_length)
-        return RetrieverBatch(*asked, *self.table.padded(passages, longest, self.pad_id), same)
+        ids, mask = self.table.padded(passages, longest, self.pad_id)
+        same = np.array([np.isin(passages, self.positives[r]) for r in rows])
+        texts = np.unique(ids, axis=0, return_inverse=True)[1].reshape(-1)  # equal ones, one number
+        same |= texts[None] == texts[: len(rows), None]
+        np.fill_diagonal(same, False)
+        return RetrieverBatch(*asked, ids, mask, same)
 
 
 class PairBatcher:

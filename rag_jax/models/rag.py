@@ -328,8 +328,8 @@ def _log_prior_and_share(model: RagModel, params: Params, batch: Batch,
     doc_scores_BK = jnp.einsum("BE,BKE->BK", queries_BE, passages_BKE)
     batch_scores_BP = queries_BE @ passages_BKE.reshape(-1, passages_BKE.shape[-1]).T
     null_B = _null_scores(model, params, queries_BE)
-    share_B = marginal.log_share(
-        doc_scores_BK, batch_scores_BP, batch.doc_mask, batch.doc_ids, null_B)
+    counted_BK = batch.doc_mask & (batch.weight > 0)[:, None]  # no row is others' negative else
+    share_B = marginal.log_share(doc_scores_BK, batch_scores_BP, counted_BK, batch.doc_ids, null_B)
     return _log_prior(model, params, batch, doc_scores_BK, null_B), share_B
 
 

@@ -82,7 +82,7 @@ class Stage:
       evaluate: params -> metrics, among them one of BEST_METRIC.
       meta: JSON that belongs to the checkpoints (encoder fingerprint, configuration).
       guard: against retrieval collapse; the metrics then hold what the step read as "doc_ids".
-      guarded: the towers that a collapse may roll back.
+      guarded: the towers that a collapse may roll back; None = no stage of this kind is guarded.
       frozen_step: takes the place of train_step once the guard has frozen the retriever; None
         where nothing else trains: the stage ends there.
       profile: (start, steps): steps of this command before a trace begins, and steps in it.
@@ -103,7 +103,7 @@ class Stage:
     keep: int = 1
     tensorboard: bool = True
     guard: CollapseGuard | None = None
-    guarded: tuple[str, ...] = ()
+    guarded: tuple[str, ...] | None = None
     frozen_step: Callable | None = None
     profile: tuple[int, int] | None = None
 
@@ -202,8 +202,10 @@ class _Loop:
     def _restored(self) -> tuple[int, TrainState, Mapping[str, Any]] | None:
         """The last checkpoint; the sound retriever that it may hold is kept for a rollback."""
         abstract, guard = self.stage.abstract_state, self.stage.guard
-        guarded = {tower: abstract.params[tower] for tower in self.stage.guarded}
-        forms = [{"state": abstract.opt_state, "sound": guarded}] if guarded else []
+        forms = []
+        if (guarded := self.stage.guarded) is not None:
+            forms = [{"state": abstract.opt_state,
+                      "sound": {tower: abstract.params[tower] for tower in guarded}}]
         found = self.checkpointer.restore_latest(abstract.params, *forms, abstract.opt_state)
         if found is None:
             return None

@@ -36,8 +36,13 @@ def build_stage(job: Job, name: str, rates: Mapping[str, float | None], loss: st
     Where the loss has the metric INFORMATION, RETRIEVER moves by less in proportion to it while it
     is below config.train.full_information times the entropy of p(z | x).
     """
-    model, guard, full = job.model, settings.get("guard"), job.config.train.full_information
+    model, full = job.model, job.config.train.full_information
     adamw = make_optimizer(optimizer, settings["steps"], rates, settings["log_every"])
+    if "guard" in settings:  # off now, it may have kept these towers in earlier checkpoints
+        settings["guarded"] = tuple(t for t in RETRIEVER if t in adamw.towers)
+        if not settings["guarded"]:  # as ranks have no gradient: nothing of it can collapse
+            settings["guard"] = None
+    guard = settings.get("guard")
 
     def scales(metrics: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
         if not full or step.INFORMATION not in metrics:
@@ -65,8 +70,6 @@ def build_stage(job: Job, name: str, rates: Mapping[str, float | None], loss: st
         return step.make_train_step(
             loss, adamw, shardings, optimizer.accumulate, dropout, complete, frozen, show)
 
-    if "guard" in settings:  # off now, it may have kept these towers in earlier checkpoints
-        settings["guarded"] = tuple(t for t in RETRIEVER if t in adamw.towers)
     if guard is not None and set(settings["guarded"]) != set(adamw.towers):
         settings["frozen_step"] = make_step(settings["guarded"])
     return Stage(name=name, directory=job.workdir / name, make_state=first_state,

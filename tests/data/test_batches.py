@@ -397,6 +397,28 @@ def test_same_passage_marks_every_other_place_of_a_positive(made):
     assert marked > 20
 
 
+def test_a_passage_of_the_positives_text_is_no_negative(made):
+    """Two passages that say the same have one vector: the loss could not fall below log 2."""
+    questions, store, _, bert = made
+    batcher, marked = RetrieverBatcher(questions, store, 20, 20, bert.pad, 1), 0
+
+    class Copies:
+        """A table in which passages 0 and 1 have the tokens of passage 1."""
+
+        def __getattr__(self, name):
+            table = store.tokens(ENCODER_TABLE)
+            return lambda rows, *how: getattr(table, name)(np.where(rows == 0, 1, rows), *how)
+
+    batcher.table = Copies()
+    for step in range(20):
+        batch = batcher.batch(step, 4, 0)
+        for b, same in enumerate(batch.same_passage):
+            equal = (batch.passage_ids == batch.passage_ids[b]).all(axis=1)
+            assert same[equal & (np.arange(8) != b)].all() and not same[b]
+            marked += equal.sum() - 1
+    assert marked > 10
+
+
 def test_a_retriever_batch_is_a_pure_function_of_seed_and_step(made):
     first, again, other = (retriever_batch(made, step, seed=seed)[1]
                            for step, seed in ((3, 0), (3, 0), (4, 0)))

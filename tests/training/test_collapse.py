@@ -129,6 +129,18 @@ def monitored(directory):
             if "toy/effective_passages" in line}
 
 
+def test_a_checkpoint_that_guarded_nothing_is_gone_on_from(tmp_path):
+    """Where ranks retrieve, no encoder trains: a guard kept the towers of none, and the same
+    command said that its own checkpoint was another configuration's."""
+    made, _ = stage(tmp_path, "rollback", guard=None, guarded=())
+    with Checkpointer(tmp_path) as checkpointer:
+        checkpointer.save(5, made.make_state().params, {
+            "state": made.make_state().opt_state, "sound": {}}, {"pending": {}})
+    resumed, taken = stage(tmp_path, "rollback", guard=None, guarded=())
+    run_stage(resumed)
+    assert taken[0] == (5, False)
+
+
 def test_freeze_takes_the_frozen_step_from_the_collapse_on(tmp_path, capsys):
     made, taken = stage(tmp_path)
     run_stage(made)

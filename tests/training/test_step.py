@@ -107,6 +107,20 @@ def test_a_question_teaches_the_retriever_as_far_as_its_answer_is_explained(para
     tiny.assert_trees_close(grads["query_encoder"], scaled, rtol=1e-4, atol=1e-8)
 
 
+def test_a_row_of_weight_0_is_nobodys_negative(params):
+    """It fills up a batch, and its passages were in the normaliser of all others."""
+    batch = batch_of()
+    batch = batch._replace(doc_ids=np.arange(batch.doc_mask.size, dtype=np.int32).reshape(
+        batch.doc_mask.shape))
+    empty = np.flatnonzero(np.asarray(batch.weight) == 0)
+    vectors = np.array(batch.doc_embeddings)
+    vectors[empty] *= 3
+    loss = tiny.jit(step.rag_loss(tiny.rag_model("token"), in_batch_negatives=True))
+    one, other = (loss(params, rows, None)[0] for rows in (
+        batch, batch._replace(doc_embeddings=vectors)))
+    assert len(empty) and batch.doc_mask[empty].any() and one == other
+
+
 @pytest.mark.parametrize("kind, null", [
     ("token", "none"), ("sequence", "none"), ("fid", "none"), ("sequence", "mlp")])
 def test_in_batch_negatives_add_the_share_of_a_questions_own_passages(params, kind, null):
@@ -140,10 +154,10 @@ def test_in_batch_negatives_add_the_share_of_a_questions_own_passages(params, ki
     for b, query in enumerate(np.float64(queries)):
         scores = {}
         for at in np.ndindex(batch.doc_mask.shape):
-            if batch.doc_mask[at]:
+            if batch.doc_mask[at] and batch.weight[at[0]]:
                 scores.setdefault(int(batch.doc_ids[at]), np.exp(query @ batch.doc_embeddings[at]))
-        mine = [scores[int(i)] for i in batch.doc_ids[b] if i >= 0]
-        if null != "none":
+        mine = [scores[int(i)] for i in batch.doc_ids[b] if i >= 0 and batch.weight[b]]
+        if null != "none" and batch.weight[b]:
             prior = np.float64(without["prior"][b])  # which has it as its last
             scores["null"] = sum(mine) * prior[-1] / prior[:-1].sum()
             mine.append(scores["null"])
