@@ -196,8 +196,7 @@ def train(config: Config | Path, workdir: Path,
     """
     process.keep_memory()  # as in a command: it is the process's, and training is most of its work
     if isinstance(config, str | os.PathLike):
-        config = os.fspath(config)
-        config = config_files.load_file(config)
+        config = config_files.load_file(os.fspath(config))
     if not isinstance(config, Config):
         raise ConfigError(f"config: {config!r:.60} is neither a Config nor the name of a config "
                           "file, such as 'configs/quickstart.py'")

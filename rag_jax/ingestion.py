@@ -98,8 +98,8 @@ def ingest(folder: Path, workdir: Path, *, chunking: Chunking | Mapping[str, int
         all that can be wrong with a configuration, an encoder or an index.
       InUseError: another process writes into the workdir.
     """
-    source, path = (workdirs.named(*given).absolute()
-                    for given in (("folder", folder), ("workdir", workdir)))
+    source = workdirs.named("folder", folder).absolute()
+    path = workdirs.named("workdir", workdir).absolute()
     if not source.exists():
         raise UserError(f"{folder}: there is no such folder; name one with documents in it")
     if path.resolve() == source.resolve():

@@ -66,7 +66,8 @@ def staging(out: Path, key: str | None = None) -> Iterator[Path]:
     key: by which other processes have the same folder, as `staged`; None = they need it not.
     """
     with publishing(out):
-        files.discard_folder(staged(out, key))  # with what a killed process left in it
+        if key is not None:  # with what a killed process left in it
+            files.discard_folder(staged(out, key))
         folder = staged(out, key)
         try:
             yield folder

@@ -1,10 +1,10 @@
 """The page at /: three files of the package, and what a browser lets them do."""
 
-import importlib.resources
-
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
+
+from rag_jax import package_data
 
 FILES = {"": ("page.html", "text/html"), "page.css": ("page.css", "text/css"),
          "page.js": ("page.js", "text/javascript")}
@@ -28,7 +28,7 @@ def routes() -> list[Route]:
 
 
 def _route(path: str, name: str, kind: str) -> Route:
-    content = importlib.resources.files(__package__).joinpath(name).read_bytes()
+    content = package_data.text(__package__, name)
 
     async def give(request: Request) -> Response:
         return Response(content, headers=HEADERS, media_type=kind)

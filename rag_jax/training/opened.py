@@ -122,7 +122,7 @@ class Rag:
         """
         if self.index is None:
             raise ConfigError(f"run {self.run!r} reads no passages: there is nothing to retrieve")
-        if k is not None and k == 0:
+        if k == 0:
             raise ConfigError("k=0: one passage at least")
         answerer = self.answerer({} if k is None else {"k": k})
         tokens = self._tokenize(checked_texts(questions))
