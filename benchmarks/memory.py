@@ -23,7 +23,7 @@ from kept_passages import PASSAGE, PASSAGES, batch, random_params
 from rag_jax.config import BertConfig, CausalConfig
 from rag_jax.decoding.answer import decode
 from rag_jax.decoding.settings import Decoding
-from rag_jax.hub.families import Architecture, SpecialIds
+from rag_jax.hub.config_json import Architecture, SpecialIds
 from rag_jax.hub.load import load
 from rag_jax.hub.save import save
 from rag_jax.models import rag

@@ -21,20 +21,14 @@ from rag_jax.documents import workdir as documents
 from rag_jax.models.rag import TOWERS
 from rag_jax.retrieval.manifest import check_encoder
 from rag_jax.retrieval.publish import staged, staging
+from rag_jax.rules import changed
 from rag_jax.training import indexing, pretrained
 from rag_jax.training import run as training
 from rag_jax.training import workdir as workdirs
 from rag_jax.training.ingested import as_they_are, job_as_they_are, open_ingested
 from rag_jax.training.job import Index, Job, fingerprint
-from rag_jax.training.opened import (
-    Path,
-    Rag,
-    changed,
-    check_classes,
-    check_weight,
-    open_index,
-    placed,
-)
+from rag_jax.training.opened import Path, Rag
+from rag_jax.training.run_index import open_index, placed
 
 
 def load(source: Path | None = None, run: str | None = None, *, step: int | None = None,
@@ -103,8 +97,8 @@ def _run_config(path: pathlib.Path, run: str | None, config: Config | Mapping[st
     config, record = overrides.for_run(config, run), workdirs.read(path)
     trained = overrides.for_run(record, run)
     workdirs.check_trained_with(config, trained, path)
-    check_weight(config, record.retrieval.bm25_weight, path)
-    return run, check_classes(config, record.classes, path), trained
+    workdirs.check_weight(config, record.retrieval.bm25_weight, path)
+    return run, workdirs.check_classes(config, record.classes, path), trained
 
 
 def _open_checkpoint(source: str, run: str | None, step: int | None, index: Path | None,

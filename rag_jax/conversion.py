@@ -25,10 +25,10 @@ from rag_jax.config import (
     TrainConfig,
 )
 from rag_jax.data.text import Tokenizer
-from rag_jax.hub import families
+from rag_jax.hub import families, generator_inputs
 from rag_jax.hub import load as hub
 from rag_jax.hub.card import Provenance, model_card
-from rag_jax.hub.families import Architecture, SpecialIds
+from rag_jax.hub.config_json import Architecture, SpecialIds
 from rag_jax.hub.save import save
 from rag_jax.models import rag
 from rag_jax.retrieval.verification import read_object, write_digests
@@ -158,7 +158,7 @@ def _export(path: pathlib.Path, out: pathlib.Path, run: str | None, family: str 
         plain = parts is not None and pretrained.PLAIN in parts.places
         given, texts = ({pretrained.PLAIN: of[tower]} if plain and tower in of else of
                         for of in (params, tokenizers))
-        fields = parts and families.inputs_json(
+        fields = parts and generator_inputs.inputs_json(
             config.data, parts, path / "data" / TOKENIZERS["generator"])
         card = model_card(name, parts.model_type, provenance) if parts else ""
         save(folder, name, given, architecture, tokenizers=texts, fields=fields, card=card)

@@ -3,12 +3,12 @@
 import dataclasses
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from rag_jax.config import RUNS, Config, ConfigError
 from rag_jax.errors import near_matches
-from rag_jax.overrides import accepts, for_run, lexical, type_name
+from rag_jax.overrides import accepts, for_run, lexical, replace, type_name
 
 
 def validate(config: Config, resolved: bool = False, trains: bool = False) -> Config:
@@ -23,6 +23,11 @@ def validate(config: Config, resolved: bool = False, trains: bool = False) -> Co
     if problems:
         raise ConfigError("\n".join(dict.fromkeys(problems)))  # several runs may share one
     return config
+
+
+def changed(config: Config, changes: Mapping[str, Any]) -> Config:
+    """The configuration with dotted fields set otherwise, checked."""
+    return validate(replace(config, changes), resolved=True)
 
 
 def _values(config: Any, path: str = "config") -> Iterator[str]:

@@ -23,9 +23,9 @@ from rag_jax.errors import DataError, UserError
 from rag_jax.retrieval.hybrid import WORDS
 from rag_jax.retrieval.index import PassageIndex
 from rag_jax.retrieval.protocol import Passage, RetrievalError
-from rag_jax.training import opened, pretrained, workdir
+from rag_jax.training import pretrained, run_index, workdir
 from rag_jax.training.job import Job
-from rag_jax.training.opened import check_tokens
+from rag_jax.training.run_index import check_tokens
 
 QUESTIONS = ["Who is the President of Peru?", "What is the capital of Japan?"]
 IMPORTS = """
@@ -71,9 +71,9 @@ def path(tmp_path, monkeypatch):
     monkeypatch.setattr(api.training, "open_job", open_job)
     monkeypatch.setattr(pretrained, "load_params", lambda job, run, step: (
         f"parameters of {run}", {"encoder_fingerprint": "f"}))
-    monkeypatch.setattr(opened.indexing.PassageIndex, "open",
+    monkeypatch.setattr(run_index.indexing.PassageIndex, "open",
                         lambda folder, *_, **__: Opened(folder.name))
-    monkeypatch.setattr(opened.on_device, "open_index", lambda *given: given[-1])
+    monkeypatch.setattr(run_index.on_device, "open_index", lambda *given: given[-1])
     return tmp_path
 
 

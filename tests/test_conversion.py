@@ -15,7 +15,7 @@ from rag_jax.data.text import train_bart_tokenizer, train_bert_tokenizer
 from rag_jax.hub import families
 from rag_jax.hub import load as hub
 from rag_jax.hub.card import Provenance, model_card
-from rag_jax.hub.families import Architecture
+from rag_jax.hub.config_json import Architecture
 from rag_jax.hub.save import save
 from rag_jax.hub.stored import HubError
 from rag_jax.training import workdir

@@ -22,7 +22,7 @@ from rag_jax.documents.chunks import Chunking
 from rag_jax.documents.document import ReaderLost
 from rag_jax.documents.readers import Readers
 from rag_jax.errors import UserError
-from rag_jax.hub.families import Architecture, SpecialIds
+from rag_jax.hub.config_json import Architecture, SpecialIds
 from rag_jax.hub.load import abstract
 from rag_jax.hub.save import save
 from rag_jax.retrieval.passages import PassageStore

@@ -10,8 +10,9 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from rag_jax.hub import families
-from rag_jax.hub.families import Architecture, Family
+from rag_jax.hub import config_json
+from rag_jax.hub.config_json import Architecture
+from rag_jax.hub.families import Family
 from rag_jax.hub.names import Place
 from rag_jax.hub.pickled import read_torch
 from rag_jax.hub.stored import HubError
@@ -43,7 +44,7 @@ def read(file: pathlib.Path) -> tuple[Tensors, Family, Architecture]:
         parts = Architecture(_contriever(tensors, next(iter(places.values())).body))
     if any(name.startswith(READER) for name in tensors):
         places["generator"] = Place(READER, READER)
-        reader = families.architecture(_t5(tensors), {}, "t5", file)
+        reader = config_json.architecture(_t5(tensors), {}, "t5", file)
         parts = dataclasses.replace(reader, retriever=parts.retriever)
     if not places:
         raise HubError(f"{file}: neither reader.* nor retriever.contriever.* is in it; an Atlas "
@@ -54,7 +55,7 @@ def read(file: pathlib.Path) -> tuple[Tensors, Family, Architecture]:
 def _contriever(tensors: Tensors, body: str) -> Any:
     """A BertConfig; vectors are the mean of the last states, compared by their inner products."""
     vocab, width = _shape(tensors, f"{body}embeddings.word_embeddings.weight")
-    bert = families.bert_config({
+    bert = config_json.bert_config({
         "vocab_size": vocab, "hidden_size": width,
         "max_position_embeddings": _shape(
             tensors, f"{body}embeddings.position_embeddings.weight")[0],

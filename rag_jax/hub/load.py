@@ -17,8 +17,8 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 from rag_jax import parallel
 from rag_jax.config import T5Config
 from rag_jax.data import tokenizer_file
-from rag_jax.hub import atlas, causal, families, names, sentence
-from rag_jax.hub.families import Architecture
+from rag_jax.hub import atlas, causal, config_json, families, generator_inputs, names, sentence
+from rag_jax.hub.config_json import Architecture
 from rag_jax.hub.stored import HEADER_LIMIT, HubError, read_json
 from rag_jax.hub.tensors import Tensors, open_tensors
 from rag_jax.models.cross_encoder import CrossEncoder
@@ -49,9 +49,9 @@ class Pretrained(Architecture):
     kind: "token" or "sequence" where a RAG checkpoint says so, "fid" where its authors' do.
     tokenizers: folders by tower ("query_encoder" and "generator" for RAG), where there are any.
     inputs: fields of config.data that say how a generator was trained to read, as
-      `families.inputs`; empty where nothing is known.
+      `generator_inputs.inputs`; empty where nothing is known.
     origins: what the encoders were trained on, by tower, where name or model card tell it.
-    search: how its answers are searched, as `families.search`; empty without a generator.
+    search: how its answers are searched, as `config_json.search`; empty without a generator.
     """
 
     family: str = ""
@@ -161,11 +161,11 @@ def _open(folder: pathlib.Path) -> tuple[Pretrained, Tensors, dict[str, names.Pl
     tensors = open_tensors(folder)
     family = families.detect(config, tensors, file)
     if families.RERANKER in family.places:
-        families.check_labels(config, file)
+        config_json.check_labels(config, file)
         vectors = sentence.Sentence(longest=sentence.longest_pair(folder))
     else:
         vectors = sentence.read(folder, config)
-    parts = families.architecture(config, generation, family.model_type, file)
+    parts = config_json.architecture(config, generation, family.model_type, file)
     if isinstance(parts.generator, T5Config) and not parts.generator.scale_output:
         tied = f"{family.places['generator'].head}lm_head.weight" not in tensors
         parts = dataclasses.replace(
@@ -176,8 +176,9 @@ def _open(folder: pathlib.Path) -> tuple[Pretrained, Tensors, dict[str, names.Pl
     checkpoint = Pretrained(
         parts.retriever, parts.generator, parts.ids, vectors.longest, family=family.architecture,
         towers=tuple(family.places), kind=family.kind, tokenizers=_tokenizers(folder, family),
-        inputs=families.inputs(config, family, folder), origins=_origins(folder, family, config),
-        search=families.search(config, generation, generation_file if generation else file)
+        inputs=generator_inputs.inputs(config, family, folder),
+        origins=_origins(folder, family, config),
+        search=config_json.search(config, generation, generation_file if generation else file)
         if parts.generator and family.model_type not in causal.USUAL else {})
     depths = [getattr(tower, name, 0) for tower in (checkpoint.retriever, checkpoint.generator)
               for name in ("layers", "encoder_layers", "decoder_layers")]
@@ -190,7 +191,7 @@ def _open(folder: pathlib.Path) -> tuple[Pretrained, Tensors, dict[str, names.Pl
 
 def _open_atlas(folder: pathlib.Path) -> tuple[Pretrained, Tensors, dict[str, names.Place]]:
     tensors, family, parts = atlas.read(folder / atlas.FILE)
-    reads = {"kind": family.kind, "inputs": families.FID_INPUTS} if parts.generator else {}
+    reads = {"kind": family.kind, "inputs": generator_inputs.FID_INPUTS} if parts.generator else {}
     return Pretrained(
         parts.retriever, parts.generator, parts.ids, family=family.architecture,
         towers=tuple(family.places), tokenizers=_tokenizers(folder, family), **reads

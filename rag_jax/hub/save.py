@@ -14,8 +14,9 @@ from flax.traverse_util import flatten_dict
 from rag_jax import files
 from rag_jax.config import CausalConfig, GeneratorConfig, T5Config
 from rag_jax.data.text import Tokenizer
-from rag_jax.hub import families, names, sentence
-from rag_jax.hub.families import FAMILIES, Architecture, SpecialIds
+from rag_jax.hub import config_json, families, names, sentence
+from rag_jax.hub.config_json import Architecture, SpecialIds
+from rag_jax.hub.families import FAMILIES
 from rag_jax.hub.load import TOKENIZER_FOLDERS, abstract, plan
 from rag_jax.hub.stored import HubError
 from rag_jax.hub.tensors import write_safetensors
@@ -65,7 +66,7 @@ def save(directory: str | os.PathLike, family: str, params: Params, architecture
         _write_json(folder / "config.json", config)
         if set(FAMILIES[family].places) == {"generator"} and family != "BartModel":
             _write_json(folder / "generation_config.json", {
-                name: config[name] for name in families.IDS.values() if name in config})
+                name: config[name] for name in config_json.IDS.values() if name in config})
         if card:
             (folder / "README.md").write_text(card, "utf-8")
         for tower in FAMILIES[family].places:
@@ -136,16 +137,16 @@ def _ids_json(tokenizer: Tokenizer | None) -> dict[str, int | None]:
 def _config(family: str, architecture: Architecture) -> dict[str, Any]:
     retriever, generator = architecture.retriever, architecture.generator
     model_type = FAMILIES[family].model_type
-    if model_type in families.GENERATORS:
-        return families.GENERATORS[model_type].write(generator, architecture.ids)
+    if model_type in config_json.GENERATORS:
+        return config_json.GENERATORS[model_type].write(generator, architecture.ids)
     if model_type in ("dpr", *families.BARE):
         own = sentence.own_json(retriever) if _is_sentence_encoder(family, architecture) else {}
-        own |= families.ONE_LABEL if families.RERANKER in FAMILIES[family].places else {}
-        return {**families.bert_json(retriever, model_type), **own}
+        own |= config_json.ONE_LABEL if families.RERANKER in FAMILIES[family].places else {}
+        return {**config_json.bert_json(retriever, model_type), **own}
     return {
         "model_type": "rag", "is_encoder_decoder": True,
-        "question_encoder": families.bert_json(retriever, "dpr"),
-        "generator": families.bart_json(generator, architecture.ids),
+        "question_encoder": config_json.bert_json(retriever, "dpr"),
+        "generator": config_json.bart_json(generator, architecture.ids),
         "retrieval_vector_size": retriever.projection or retriever.width,
     }
 

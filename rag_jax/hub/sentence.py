@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 from rag_jax.config import BertConfig
 from rag_jax.data.text import Tokenizer
 from rag_jax.data.tokenizer_file import VOCABULARIES
-from rag_jax.hub.families import OWN, checked_value
+from rag_jax.hub.config_json import checked_value
+from rag_jax.hub.generator_inputs import OWN
 from rag_jax.hub.stored import HubError, Stored, read_json, read_json_value
 from rag_jax.hub.tensors import open_tensors
 

@@ -23,7 +23,8 @@ from rag_jax.serving.fields import Refused
 from rag_jax.serving.listening import Listener
 from rag_jax.serving.settings import Settings
 from rag_jax.training.answer_settings import passages_read
-from rag_jax.training.opened import Rag, named_indexes, open_index, placed
+from rag_jax.training.opened import Rag
+from rag_jax.training.run_index import named_indexes, open_index, placed
 from rag_jax.types import Answer, Evidence
 
 WHOLE = 1 << 30  # a length step above all lengths: texts to embed have one padded length

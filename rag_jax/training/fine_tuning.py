@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from rag_jax.answering import jit_embed, search
-from rag_jax.config import Config, ConfigError
+from rag_jax.config import ConfigError, TrainConfig
 from rag_jax.data.batches import RagBatcher
 from rag_jax.evaluation import evaluate
 from rag_jax.models import rag
@@ -15,6 +15,7 @@ from rag_jax.training.answer_settings import make_answerer
 from rag_jax.training.collapse import CollapseGuard
 from rag_jax.training.job import Index, Job, groups_of
 from rag_jax.training.loop import BatchSource, Stage, run_stage
+from rag_jax.training.pretrained import ENCODERS
 from rag_jax.training.reranker import reranked
 from rag_jax.training.sources import RagSource, finder
 from rag_jax.training.stages import build_stage
@@ -76,16 +77,14 @@ def rag_stage(job: Job, run: str, source: BatchSource | None, complete: step.Com
         job, run, rates,
         step.rag_loss(job.model, train.label_smoothing, train.retriever_objective,
                       train.full_information > 0, train.in_batch_negatives),
-        train.optimizer, source=source, complete=complete, guard=_collapse_guard(job.config),
+        train.optimizer, source=source, complete=complete, guard=_collapse_guard(train, rates),
         steps=train.steps, log_every=train.log_every, save_every=train.save_every,
         eval_every=train.eval_every, keep=train.keep, **settings)
 
 
-def _collapse_guard(config: Config) -> CollapseGuard | None:
+def _collapse_guard(train: TrainConfig, rates: Mapping[str, float | None]) -> CollapseGuard | None:
     """None where it is off, or where no encoder trains that could collapse."""
-    train = config.train
-    trains = train.query_encoder_rate is not None or train.document_encoder == "refresh"
-    if train.collapse_guard == "off" or not trains or not config.retrieval.k:
+    if train.collapse_guard == "off" or all(rates.get(tower) is None for tower in ENCODERS):
         return None
     return CollapseGuard(train.collapse_guard, train.collapse_window, train.collapse_threshold)
 

@@ -102,8 +102,8 @@ def passage_embedder(job: Job, model: RagModel, encoder: Params, name: str) -> P
 
 
 def index_store(job: Job, params: Any, store: PassageStore, out: pathlib.Path,
-                 recall_queries: np.ndarray | None = None, overwrite: bool = False,
-                 kept: KeptEmbeddings | None = None) -> PassageIndex:
+                recall_queries: np.ndarray | None = None, overwrite: bool = False,
+                kept: KeptEmbeddings | None = None) -> PassageIndex:
     """Embeds a passage store with the document encoder and publishes its index at `out`.
 
     What `kept` has is not embedded again.
@@ -129,7 +129,7 @@ def index_store(job: Job, params: Any, store: PassageStore, out: pathlib.Path,
 
 
 def index_stores(job: Job, params: Any, folder: pathlib.Path, overwrite: bool = False,
-                   queries: Sequence[Example] | None = None) -> dict[str, PassageIndex]:
+                 queries: Sequence[Example] | None = None) -> dict[str, PassageIndex]:
     """An index of every passage store, in FOLDER; recall is measured with `queries`.
 
     Args:
@@ -293,7 +293,7 @@ def job_of_file(job: Job, name: str, passages: str, words: int, folder: pathlib.
     def store() -> PassageStore:
         if not folder.exists():
             write_passages(folder, chunked(read_corpus(passages), words), job.config,
-                         prepared.retriever_tokenizer, prepared.format)
+                            prepared.retriever_tokenizer, prepared.format)
         return PassageStore.open(folder)
 
     stores = {name: hosts.first(store)}

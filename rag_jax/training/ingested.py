@@ -24,16 +24,11 @@ from rag_jax.retrieval.index import PassageIndex
 from rag_jax.retrieval.kept import KeptEmbeddings
 from rag_jax.retrieval.passages import PassageStore
 from rag_jax.retrieval.protocol import Passage, RetrievalError
+from rag_jax.rules import changed
 from rag_jax.training import indexing, pretrained, workdir
 from rag_jax.training.job import Index, Job, fingerprint
-from rag_jax.training.opened import (
-    Rag,
-    changed,
-    check_k,
-    check_tokens,
-    check_vectors,
-    placed,
-)
+from rag_jax.training.opened import Rag, check_vectors
+from rag_jax.training.run_index import check_k, check_tokens, placed
 from rag_jax.types import Params
 
 

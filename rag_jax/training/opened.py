@@ -11,13 +11,12 @@ from typing import Any, overload
 import jax
 import numpy as np
 
-from rag_jax import evaluation, overrides, rules, scoring
+from rag_jax import evaluation, scoring
 from rag_jax.answering import Answerer, search
 from rag_jax.config import Config, ConfigError
 from rag_jax.data.batches import PASSAGE_TABLE
 from rag_jax.data.corpora import Passages, checked_passages, read_corpus
 from rag_jax.data.prepare import chunked
-from rag_jax.data.prepared import Prepared
 from rag_jax.data.question_files import Example, checked_texts, collect
 from rag_jax.data.questions import QuestionTokens
 from rag_jax.data.tasks import load_examples
@@ -31,10 +30,12 @@ from rag_jax.retrieval.device import DeviceIndex
 from rag_jax.retrieval.hybrid import HybridIndex
 from rag_jax.retrieval.manifest import check_encoder
 from rag_jax.retrieval.protocol import Passage
-from rag_jax.training import indexing, on_device, pretrained
+from rag_jax.rules import changed
+from rag_jax.training import indexing, on_device
 from rag_jax.training import workdir as workdirs
 from rag_jax.training.answer_settings import make_answerer
 from rag_jax.training.job import Index, Job, fingerprint
+from rag_jax.training.run_index import check_k, check_tokens, open_index, placed
 from rag_jax.types import Answer, Evidence, Params
 
 Path = str | os.PathLike[str]
@@ -383,7 +384,7 @@ class Rag:
 
     def _as_asked(self, how: Mapping[str, Any]) -> Config:
         config = changed(self.config, {f"eval.{name}": value for name, value in how.items()})
-        return check_classes(config, self.config.classes, self.job.workdir)
+        return workdirs.check_classes(config, self.config.classes, self.job.workdir)
 
     def _check_answers(self) -> None:
         """Raises ConfigError where there is no generator."""
@@ -432,76 +433,6 @@ def _checked_order(order: Any, count: int) -> np.ndarray:
     return found
 
 
-def changed(config: Config, changes: Mapping[str, Any]) -> Config:
-    """The configuration with dotted fields set otherwise, checked."""
-    return rules.validate(overrides.replace(config, changes), resolved=True)
-
-
-def check_classes(config: Config, trained: tuple[str, ...], path: pathlib.Path) -> Config:
-    """Raises ConfigError for other classes than a model was trained with."""
-    if config.classes != trained:
-        raise ConfigError(f"config.eval.labels: {path} was trained with the classes "
-                          f"{', '.join(trained) or '(none)'}; leave config.eval.labels and "
-                          "config.model.head as they are")
-    return config
-
-
-def check_weight(config: Config, began: float, path: pathlib.Path) -> None:
-    """Raises ConfigError for another weight of words where a run has learned it, from `began`."""
-    weight = config.retrieval.bm25_weight
-    if config.train.bm25_weight_rate is not None and weight != began:
-        raise ConfigError(f"config.retrieval.bm25_weight={weight:g}: {path} has learned its "
-                          f"weight, from {began:g} on; leave it as it is, and use "
-                          f"--choose-weight={weight:g} of evaluate, Rag.choose_weight in Python, "
-                          "for a fixed one")
-
-
-def named_indexes(job: Job, run: str) -> tuple[pathlib.Path, list[str]]:
-    """The folder of a run's indexes, and their names."""
-    folders = job.workdir / "indexes"
-    if job.model.lexical:
-        folders = job.workdir / indexing.WORD_INDEXES
-    elif job.config.train.document_encoder == "refresh":
-        folders = job.workdir / run / "indexes"
-    return folders, sorted(f.name for f in folders.glob("[!.]*") if f.is_dir())
-
-
-def open_index(job: Job, run: str, named: str | None) -> Index:
-    """The index that `load` names, before the parameters are read, which takes longer."""
-    if source := job.config.model.reranker.pretrained:
-        pretrained.reranker(source)
-    folders, there = named_indexes(job, run)
-    if named is None:
-        folder = folders / job.trains_with
-    else:
-        found = [f for f in (folders / named, pathlib.Path(named)) if named and f.is_dir()]
-        if not found:
-            raise ConfigError(f"index {named!r}: no such folder, and {folders} has "
-                              f"{', '.join(there) or 'none'}")
-        folder = found[0]
-    opened = indexing.open_host_index(folder, job.model.lexical)
-    check_k(job.config, opened, folder)
-    if PASSAGE_TABLE in opened.passages.token_tables:
-        check_tokens(opened, job.prepared)
-    return indexing.with_words(job, opened)
-
-
-def check_k(config: Config, index: Index, folder: pathlib.Path | None = None) -> None:
-    """Raises ConfigError where config.eval.k asks for more passages than there are."""
-    k = config.eval.k
-    if k > index.size:
-        opened = f", in Python by load(config={{'eval.k': {index.size}}})" if folder else ""
-        raise ConfigError(f"config.eval.k={k}: {folder or 'the index'} has {index.size} passages; "
-                          f"set config.eval.k={index.size} or less{opened}")
-
-
-def placed(job: Job, index: Index | None) -> Index | None:
-    """The index where `config.retrieval.where` wants it."""
-    if index is None or job.model.lexical:
-        return index
-    return on_device.open_index(job.config, job.prepared.format, job.mesh, index)
-
-
 def check_vectors(rag: Rag) -> None:
     """Raises a RetrievalError where another document encoder has built the index.
 
@@ -513,11 +444,3 @@ def check_vectors(rag: Rag) -> None:
             np.linalg.norm(own - there) > SAME_VECTOR * np.linalg.norm(there)):
         check_encoder(rag.index.path, rag.index.manifest,
                       fingerprint(rag.job.model, rag.params["document_encoder"]))
-
-
-def check_tokens(index: Index, prepared: Prepared) -> None:
-    """Raises ConfigError where an index holds the tokens of another generator's tokenizer."""
-    passage, kept = index.passages[0], index.passages.tokens(PASSAGE_TABLE).rows(0)
-    if list(kept) != prepared.format.passages([passage.title], [passage.text])[0]:
-        raise ConfigError(f"{index.path}: its passages are not in the tokens of this generator; "
-                          "build an index for it")

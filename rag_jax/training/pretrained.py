@@ -16,7 +16,7 @@ from jax.sharding import Mesh
 
 from rag_jax import overrides, parallel, rules
 from rag_jax.config import BartConfig, BertConfig, Config, ConfigError, DataConfig, EvalConfig
-from rag_jax.hub import families
+from rag_jax.hub import config_json, families, generator_inputs
 from rag_jax.hub import load as hub
 from rag_jax.models import rag
 from rag_jax.models.generator import in_dtype
@@ -53,14 +53,15 @@ def _checkpoint(source: str) -> hub.Pretrained:
 
 def _workdir(path: pathlib.Path) -> hub.Pretrained:
     saved, plain = workdir.read(path), (path / PLAIN).is_dir()
-    search = {name: getattr(saved.eval, name) for name in (*families.SEARCH, *FORCED)}
+    search = {name: getattr(saved.eval, name) for name in (*config_json.SEARCH, *FORCED)}
     if saved.train.steps:  # it says how that training was evaluated
         search = {}
     else:
         search["max_length"] = saved.data.max_target_length
     return hub.Pretrained(
         saved.model.retriever, saved.model.generator, family="workdir",
-        towers=(*rag.TOWERS, PLAIN) if plain else rag.TOWERS, inputs=families.read_as(saved.data),
+        towers=(*rag.TOWERS, PLAIN) if plain else rag.TOWERS,
+        inputs=generator_inputs.read_as(saved.data),
         search=search,
         tokenizers={"query_encoder": path / "data" / "retriever_tokenizer",
                     "generator": path / "data" / "generator_tokenizer"})
@@ -136,7 +137,7 @@ def resolve(config: Config) -> Config:
         if model.generator.start_token >= 0:
             generator = dataclasses.replace(generator, start_token=model.generator.start_token)
         model = dataclasses.replace(model, generator=generator)
-    inputs = {**families.OUR_INPUTS,
+    inputs = {**generator_inputs.OUR_INPUTS,
               **(described(sources["generator"]).inputs if "generator" in sources else {})}
     if config.data.source_format not in ("auto", inputs["source_format"]):
         inputs.pop("prompt", None)  # it is of another form
@@ -158,7 +159,7 @@ def _as_it_is(config: Config, source: str | None) -> Config:
         longest = min(said["max_length"], config.model.generator.max_positions)
     unfit = {"max_length"}  # and what the rest of config.eval rules out, or means otherwise
     unfit |= {"forced_bos"} if asked.prefix or asked.labels else set()
-    unfit |= set(families.SEARCH) if asked.labels else set()
+    unfit |= set(config_json.SEARCH) if asked.labels else set()
     unfit |= {"forced_eos", "length_penalty"} if asked.exact_nodes else set()
     unfit |= {"length_penalty"} if asked.strategy != "marginal" else set()
     unfit |= {"min_length"} if (said.get("min_length") or 0) > longest else set()
@@ -183,7 +184,7 @@ def notes(asked: Config, resolved: Config) -> list[str]:
     lines = []
     sources = asked.model.sources
     changed = [f"config.data.{name}={getattr(resolved.data, name)}"
-               for name, usual in {**families.OUR_INPUTS, "prompt": ""}.items()
+               for name, usual in {**generator_inputs.OUR_INPUTS, "prompt": ""}.items()
                if getattr(asked.data, name) in ("auto", "")
                and getattr(resolved.data, name) != usual]
     if changed:

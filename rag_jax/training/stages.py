@@ -40,8 +40,6 @@ def build_stage(job: Job, name: str, rates: Mapping[str, float | None], loss: st
     adamw = make_optimizer(optimizer, settings["steps"], rates, settings["log_every"])
     if "guard" in settings:  # off now, it may have kept these towers in earlier checkpoints
         settings["guarded"] = tuple(t for t in RETRIEVER if t in adamw.towers)
-        if not settings["guarded"]:  # as ranks have no gradient: nothing of it can collapse
-            settings["guard"] = None
     guard = settings.get("guard")
 
     def scales(metrics: Mapping[str, jax.Array]) -> dict[str, jax.Array]:

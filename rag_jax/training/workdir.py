@@ -148,6 +148,25 @@ def check_trained_with(config: Config, trained: Config, workdir: pathlib.Path,
                 "with --index")
 
 
+def check_classes(config: Config, trained: tuple[str, ...], path: pathlib.Path) -> Config:
+    """Raises ConfigError for other classes than a model was trained with."""
+    if config.classes != trained:
+        raise ConfigError(f"config.eval.labels: {path} was trained with the classes "
+                          f"{', '.join(trained) or '(none)'}; leave config.eval.labels and "
+                          "config.model.head as they are")
+    return config
+
+
+def check_weight(config: Config, began: float, path: pathlib.Path) -> None:
+    """Raises ConfigError for another weight of words where a run has learned it, from `began`."""
+    weight = config.retrieval.bm25_weight
+    if config.train.bm25_weight_rate is not None and weight != began:
+        raise ConfigError(f"config.retrieval.bm25_weight={weight:g}: {path} has learned its "
+                          f"weight, from {began:g} on; leave it as it is, and use "
+                          f"--choose-weight={weight:g} of evaluate, Rag.choose_weight in Python, "
+                          "for a fixed one")
+
+
 def _steps(folder: pathlib.Path) -> list[int]:
     """The checkpoints of a stage."""
     return [int(path.name) for path in folder.glob("[0-9]*") if path.name.isdigit()]

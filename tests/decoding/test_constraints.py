@@ -9,7 +9,7 @@ from test_beam import assert_plain
 
 from rag_jax.config import EvalConfig
 from rag_jax.decoding.settings import Decoding
-from rag_jax.hub.families import SEARCH
+from rag_jax.hub.config_json import SEARCH
 
 MODEL = Tables(rows=25, documents=2, longest=6, seed=4, end_bias=-1.0, spread=1.5)
 OPTIONS = [

@@ -12,7 +12,7 @@ import tiny
 from rag_jax.cli import convert, evaluate, generate, train
 from rag_jax.data.text import Tokenizer, train_bert_tokenizer
 from rag_jax.hub import load as hub
-from rag_jax.hub.families import Architecture
+from rag_jax.hub.config_json import Architecture
 from rag_jax.hub.save import save
 from tests.end_to_end.commands import SMALLEST, data_flags, write_sources
 

@@ -9,7 +9,7 @@ import numpy as np
 import safetensors.numpy
 
 from rag_jax.config import BartConfig, BertConfig
-from rag_jax.hub.families import Architecture, SpecialIds
+from rag_jax.hub.config_json import Architecture, SpecialIds
 from rag_jax.hub.load import abstract
 from rag_jax.hub.save import save
 

@@ -16,7 +16,8 @@ from rag_jax.config import T5Config
 from rag_jax.conversion import convert
 from rag_jax.data.text import train_bert_tokenizer
 from rag_jax.hub import atlas, names
-from rag_jax.hub.families import FID_INPUTS, Architecture, SpecialIds
+from rag_jax.hub.config_json import Architecture, SpecialIds
+from rag_jax.hub.generator_inputs import FID_INPUTS
 from rag_jax.hub.load import abstract, describe, load, plan
 from rag_jax.hub.save import save_tokenizer
 from rag_jax.hub.stored import HubError

@@ -4,11 +4,12 @@ a new one of a new version is not passed over."""
 import pytest
 import transformers
 
-from rag_jax.hub.families import BARE, FAMILIES, IDS
+from rag_jax.hub.config_json import IDS
+from rag_jax.hub.families import BARE, FAMILIES
 from rag_jax.hub.names import TABLE
 
-# By model: what else is looked at (hub/families.py, hub/causal.py), and what says nothing of what
-# is computed here: heads for other tasks, drawing and dropping in training, ways to compute.
+# By model: what else is looked at (hub/config_json.py, hub/causal.py), and what says nothing of
+# what is computed here: heads for other tasks, drawing and dropping in training, ways to compute.
 ELSEWHERE = {
     "bert": {"pad_token_id"},
     "modernbert": {"layer_types", "rope_parameters"},

@@ -4,7 +4,7 @@ import pathlib
 
 import pytest
 
-from rag_jax.hub.families import bert_config, causal_config
+from rag_jax.hub.config_json import bert_config, causal_config
 from rag_jax.hub.stored import HubError
 
 FILE = pathlib.Path("config.json")

@@ -9,7 +9,7 @@ import pytest
 from checkpoints import BART, BERT, IDS, TOWERS, params, written
 
 from rag_jax.data.text import Tokenizer, train_bart_tokenizer, train_bert_tokenizer
-from rag_jax.hub.families import Architecture
+from rag_jax.hub.config_json import Architecture
 from rag_jax.hub.load import load
 from rag_jax.hub.save import save
 from rag_jax.hub.stored import HubError

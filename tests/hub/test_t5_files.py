@@ -10,7 +10,8 @@ import safetensors.numpy
 from checkpoints import assert_equal, edit_config, edit_weights
 from test_goldens import golden
 
-from rag_jax.hub.families import FID_INPUTS, Architecture, SpecialIds
+from rag_jax.hub.config_json import Architecture, SpecialIds
+from rag_jax.hub.generator_inputs import FID_INPUTS
 from rag_jax.hub.load import describe, load
 from rag_jax.hub.save import save
 from rag_jax.hub.stored import HubError

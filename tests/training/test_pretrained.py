@@ -14,8 +14,17 @@ from rag_jax import conversion, overrides, parallel, rules
 from rag_jax.api import load
 from rag_jax.config import Config, ConfigError, DataConfig
 from rag_jax.data.text import Tokenizer, train_bart_tokenizer, train_bert_tokenizer
-from rag_jax.hub import families
 from rag_jax.hub import load as hub
+from rag_jax.hub.config_json import Architecture, SpecialIds
+from rag_jax.hub.families import FAMILIES
+from rag_jax.hub.generator_inputs import (
+    FID_INPUTS,
+    OUR_INPUTS,
+    OWN,
+    RELEASED_INPUTS,
+    inputs,
+    inputs_json,
+)
 from rag_jax.hub.save import save
 from rag_jax.models.generator import in_dtype
 from rag_jax.retrieval.protocol import Passage
@@ -45,7 +54,7 @@ def sources(tmp_path_factory, params):
     root = tmp_path_factory.mktemp("sources")
     for name, family in (("rag", "RagTokenForGeneration"), ("question", "DPRQuestionEncoder"),
                          ("context", "DPRContextEncoder"), ("bert", "BertModel")):
-        save(root / name, family, params, families.Architecture(MODEL.retriever, MODEL.generator),
+        save(root / name, family, params, Architecture(MODEL.retriever, MODEL.generator),
              tokenizers=TOKENIZERS)
     conversion.convert(str(root / "rag"), str(root / "converted"))
     return {path.name: str(path) for path in root.iterdir()}
@@ -93,11 +102,11 @@ def test_what_a_checkpoint_says_of_generation_holds_where_it_answers_as_it_is(so
     """Its start token is the model's, and its forced tokens are the answers', unless the user sets
     others or trains it further."""
     folder = tmp_path / "bart"
-    ids = families.SpecialIds(start=PIECES.start, end=PIECES.end, pad=PIECES.pad, bos=PIECES.start,
+    ids = SpecialIds(start=PIECES.start, end=PIECES.end, pad=PIECES.pad, bos=PIECES.start,
                               forced_bos=PIECES.start, forced_eos=PIECES.end)
     params = tiny.rag_params(MODEL)
     save(folder, "BartForConditionalGeneration", params,
-         families.Architecture(None, MODEL.generator, ids), tokenizers=TOKENIZERS)
+         Architecture(None, MODEL.generator, ids), tokenizers=TOKENIZERS)
     asked = config({**sources, "bart": str(folder)}, generator="bart")
 
     def resolved(**changes):
@@ -217,21 +226,21 @@ OWN_PROMPT = {"source_format": "prompt", "prompt": "{passage} Q: {question} A:"}
 @pytest.mark.parametrize("family", ["RagTokenForGeneration", "BartForConditionalGeneration",
                                     "T5ForConditionalGeneration", "LlamaForCausalLM"])
 @pytest.mark.parametrize("asked", [
-    {}, {"source_format": "hugging_face"}, families.RELEASED_INPUTS, families.FID_INPUTS,
+    {}, {"source_format": "hugging_face"}, RELEASED_INPUTS, FID_INPUTS,
     OWN_PROMPT], ids=str)
 def test_an_export_says_how_its_inputs_are_written(tmp_path, family, asked):
     """Ours, imported again, is not taken for one that was trained as its family usually is."""
-    written = families.FAMILIES[family]
-    said = families.inputs_json(DataConfig(**asked), written, tmp_path)
-    found = {**families.OUR_INPUTS, **families.inputs(said, written, tmp_path)}
-    assert found == {**families.OUR_INPUTS, **asked}
+    written = FAMILIES[family]
+    said = inputs_json(DataConfig(**asked), written, tmp_path)
+    found = {**OUR_INPUTS, **inputs(said, written, tmp_path)}
+    assert found == {**OUR_INPUTS, **asked}
 
 
 def test_what_a_config_json_says_of_inputs_is_not_taken_on_trust(tmp_path):
-    rag, encoder = (families.FAMILIES[name] for name in ("RagModel", "DPRQuestionEncoder"))
+    rag, encoder = (FAMILIES[name] for name in ("RagModel", "DPRQuestionEncoder"))
     for own in ({"source_format": [1]}, {"source_format": "x"}, {"prompt": 3}, [], "question_kept"):
-        assert families.inputs({families.OWN: own}, rag, tmp_path) == families.RELEASED_INPUTS
-        assert not families.inputs({families.OWN: own}, encoder, tmp_path)
+        assert inputs({OWN: own}, rag, tmp_path) == RELEASED_INPUTS
+        assert not inputs({OWN: own}, encoder, tmp_path)
 
 
 @pytest.mark.parametrize("source", ["rag", "converted"])
@@ -328,7 +337,7 @@ def test_a_tower_that_nothing_gives_is_named(sources, named, message):
 def test_encoders_of_two_architectures_are_refused(sources, tmp_path, params):
     other = dataclasses.replace(MODEL.retriever, layers=1)
     tree = tiny.rag_params(tiny.rag_model("token", {**RETRIEVER, "layers": 1}))
-    save(tmp_path / "shallow", "DPRContextEncoder", tree, families.Architecture(other))
+    save(tmp_path / "shallow", "DPRContextEncoder", tree, Architecture(other))
     named = {**sources, "shallow": str(tmp_path / "shallow")}
     with pytest.raises(ConfigError, match="differ in layers"):
         pretrained.resolve(config(named, query_encoder="question", document_encoder="shallow"))
@@ -375,7 +384,7 @@ def sentence_encoder(tmp_path_factory, params):
     """A folder of sentence-transformers."""
     folder = tmp_path_factory.mktemp("sentence") / "encoder"
     encoder = dataclasses.replace(MODEL.retriever, **SENTENCE)
-    save(folder, "BertModel", params, families.Architecture(encoder, longest=32),
+    save(folder, "BertModel", params, Architecture(encoder, longest=32),
          tokenizers=TOKENIZERS)
     return str(folder)
 

@@ -18,7 +18,7 @@ from rag_jax.conversion import convert
 from rag_jax.data.question_files import Example
 from rag_jax.data.text import train_bart_tokenizer, train_bert_tokenizer
 from rag_jax.errors import UserError
-from rag_jax.hub.families import Architecture
+from rag_jax.hub.config_json import Architecture
 from rag_jax.hub.load import abstract, load
 from rag_jax.hub.save import save, save_tokenizer
 from rag_jax.retrieval.protocol import Passage

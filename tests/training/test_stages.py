@@ -49,11 +49,6 @@ def test_a_guarded_stage_shows_what_it_read_and_can_freeze_its_encoders(tmp_path
         OptimizerConfig(warmup_steps=0), source=PureSource(None), steps=10, log_every=1,
         save_every=1, meta={}, guard=CollapseGuard("rollback", 1, 0.5))
     assert alone.frozen_step is None, "there is no step that would train nothing"
-    ranks = stages.build_stage(
-        job, "toy", {"query_encoder": None, "document_encoder": None, "generator": 1.0}, loss,
-        OptimizerConfig(warmup_steps=0), source=PureSource(None), steps=10, log_every=1,
-        save_every=1, meta={}, guard=CollapseGuard("rollback", 1, 0.5))
-    assert ranks.guard is None and ranks.guarded == (), "what cannot move is not guarded"
     ids = np.arange(12, dtype=np.int32).reshape(4, 3)
     batch = parallel.put_batch(tiny.rag_batch(questions=4)._replace(doc_ids=ids), mesh)
     for run, moving in ((stage.train_step, {"query_encoder", "generator"}),

@@ -1,0 +1,63 @@
+"""The index that a run is opened with: found by name, checked, and put where it is searched."""
+
+import pathlib
+
+from rag_jax.config import Config, ConfigError
+from rag_jax.data.batches import PASSAGE_TABLE
+from rag_jax.data.prepared import Prepared
+from rag_jax.training import indexing, on_device, pretrained
+from rag_jax.training.job import Index, Job
+
+
+def named_indexes(job: Job, run: str) -> tuple[pathlib.Path, list[str]]:
+    """The folder of a run's indexes, and their names."""
+    folders = job.workdir / "indexes"
+    if job.model.lexical:
+        folders = job.workdir / indexing.WORD_INDEXES
+    elif job.config.train.document_encoder == "refresh":
+        folders = job.workdir / run / "indexes"
+    return folders, sorted(f.name for f in folders.glob("[!.]*") if f.is_dir())
+
+
+def open_index(job: Job, run: str, named: str | None) -> Index:
+    """The index that `load` names, before the parameters are read, which takes longer."""
+    if source := job.config.model.reranker.pretrained:
+        pretrained.reranker(source)
+    folders, there = named_indexes(job, run)
+    if named is None:
+        folder = folders / job.trains_with
+    else:
+        found = [f for f in (folders / named, pathlib.Path(named)) if named and f.is_dir()]
+        if not found:
+            raise ConfigError(f"index {named!r}: no such folder, and {folders} has "
+                              f"{', '.join(there) or 'none'}")
+        folder = found[0]
+    opened = indexing.open_host_index(folder, job.model.lexical)
+    check_k(job.config, opened, folder)
+    if PASSAGE_TABLE in opened.passages.token_tables:
+        check_tokens(opened, job.prepared)
+    return indexing.with_words(job, opened)
+
+
+def check_k(config: Config, index: Index, folder: pathlib.Path | None = None) -> None:
+    """Raises ConfigError where config.eval.k asks for more passages than there are."""
+    k = config.eval.k
+    if k > index.size:
+        opened = f", in Python by load(config={{'eval.k': {index.size}}})" if folder else ""
+        raise ConfigError(f"config.eval.k={k}: {folder or 'the index'} has {index.size} passages; "
+                          f"set config.eval.k={index.size} or less{opened}")
+
+
+def placed(job: Job, index: Index | None) -> Index | None:
+    """The index where `config.retrieval.where` wants it."""
+    if index is None or job.model.lexical:
+        return index
+    return on_device.open_index(job.config, job.prepared.format, job.mesh, index)
+
+
+def check_tokens(index: Index, prepared: Prepared) -> None:
+    """Raises ConfigError where an index holds the tokens of another generator's tokenizer."""
+    passage, kept = index.passages[0], index.passages.tokens(PASSAGE_TABLE).rows(0)
+    if list(kept) != prepared.format.passages([passage.title], [passage.text])[0]:
+        raise ConfigError(f"{index.path}: its passages are not in the tokens of this generator; "
+                          "build an index for it")
