@@ -67,8 +67,8 @@ def perturbed(boxed, seed=0, scale=0.3):
         nn.meta.unbox(boxed))
 
 
-def rag_params(model, seed=0):
-    return perturbed(_first(model, seed), seed)
+def rag_params(model, seed=0, scale=0.3):
+    return perturbed(_first(model, seed), seed, scale)
 
 
 @functools.cache
