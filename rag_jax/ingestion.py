@@ -108,6 +108,7 @@ def ingest(folder: Path, workdir: Path, *, chunking: Chunking | Mapping[str, int
         raise ConfigError(f"--workdir={workdir}: is a workdir of rag_jax.train; name another")
     workdirs.check_place(path)
     with locks.own(path):
+        files.remove_leftovers(path, alone=True)
         earlier = record_files.read(path) if record_files.exists(path) else None
         if earlier and earlier.folder != str(source):
             raise ConfigError(f"--workdir={workdir}: was made from {earlier.folder}; name that "
@@ -323,6 +324,7 @@ class Reading:
         self.citations: dict[str, Citation] = {}
         self.files: dict[str, dict[str, Any]] = {}
         self._digests: dict[str, str] = {}
+        self._lost: dict[str, Unreadable] = {}  # what could not be opened any more, and why
 
     def passages(self, window: Window | None, index: IndexFolder | None) -> Iterator[Passage]:
         """The passages of all files, by name.
@@ -355,8 +357,9 @@ class Reading:
             if one.name not in self._kept:
                 try:
                     content, self._digests[one.name] = content_of(one)
-                except Unreadable:  # it has changed since it was looked at: the next run knows
+                except Unreadable as error:  # it has changed since: the next run knows
                     content, self._digests[one.name] = b"", ""
+                    self._lost[one.name] = error
                 yield one.name, content
 
     def _stored(self, name: str, index: IndexFolder | None) -> Iterator[tuple[Passage, Citation]]:
@@ -367,7 +370,7 @@ class Reading:
 
     def _divided(self, name: str, answer: Document | Unreadable, window: Window | None
                  ) -> list[tuple[Passage, Citation]]:
-        digest = self._digests.pop(name)
+        digest, answer = self._digests.pop(name), self._lost.pop(name, answer)
         if isinstance(answer, Unreadable):
             again = isinstance(answer, ReaderLost)  # it is tried each time
             self.files[name] = {"sha256": "" if again else digest, "reason": str(answer)}

@@ -303,6 +303,9 @@ def test_an_encoder_finds_a_generator_answers_and_nothing_is_embedded_twice(
         text = (folder / passage.source.file).read_text()
         assert passage.source.file.endswith((".html", ".csv")) or passage.text == " ".join(
             text[slice(*passage.source.span)].split())
+    (folder / "peru.md").rename(folder / "moved.md")
+    moved = rag_jax.ingest(folder, tmp_path / "run")
+    assert (moved.read, moved.embedded) == (("moved.md",), 0), "its passages are as they were"
     written(folder, {"kenya.txt": "Mombasa is in Kenya."})
     (folder / "towns.csv").unlink()
     changed = rag_jax.ingest(folder, tmp_path / "run")

@@ -1,6 +1,7 @@
 """Documents divided into passages: at ends of sentences, of bounded words or tokens, cited."""
 
 import dataclasses
+import functools
 import re
 from collections.abc import Callable, Collection, Iterator, Sequence
 
@@ -83,16 +84,36 @@ def passages_of(name: str, document: Document, chunking: Chunking, window: Windo
     Raises:
       UserError: chunking.tokens without an encoder, or more than its window.
     """
-    spans = _spans(name, document, chunking, window)
-    return [(Passage(passage_id(name, number), document.title_at(begin, name),
+    title = _title_at(name, document, chunking, window)
+    spans = _spans(title, document, chunking, window)
+    return [(Passage(passage_id(name, number), title(begin),
                      " ".join(document.text[begin:end].split())),
              Citation(name, (begin, end), document.pages_of(begin, end),
                       document.sections_of(begin, end)))
             for number, (begin, end) in enumerate(spans, 1)]
 
 
-def _spans(name: str, document: Document, chunking: Chunking, window: Window | None
-           ) -> list[tuple[int, int]]:
+def _title_at(name: str, document: Document, chunking: Chunking, window: Window | None
+              ) -> Callable[[int], str]:
+    """What gives the title of the passage that begins at a place: at most half of what the encoder
+    reads of a passage, so that there is room for its text."""
+
+    @functools.cache
+    def fitting(title: str) -> str:
+        most = (chunking.tokens or window.tokens) // 2
+        while title and window.measure([title], [""])[0] > most:
+            title = title[: 3 * len(title) // 4].rstrip()
+        return title
+
+    def title_at(begin: int) -> str:
+        title = document.title_at(begin, name)
+        return title if window is None else fitting(title)
+
+    return title_at
+
+
+def _spans(title: Callable[[int], str], document: Document, chunking: Chunking,
+           window: Window | None) -> list[tuple[int, int]]:
     """Where each passage begins and ends in the text."""
     if chunking.tokens and window is None:
         raise UserError(f"chunks of {chunking.tokens} tokens: of which encoder? Name "
@@ -107,16 +128,15 @@ def _spans(name: str, document: Document, chunking: Chunking, window: Window | N
         return _packed(pieces, sizes, limit, chunking.overlap, headings)
 
     def measured(spans: Sequence[tuple[int, int]]) -> list[int]:
-        return list(window.measure([document.title_at(begin, name) for begin, _ in spans],
+        return list(window.measure([title(begin) for begin, _ in spans],
                                    [document.text[begin:end] for begin, end in spans]))
 
     if chunking.tokens:
         limit = chunking.tokens
         pieces = _fitting(document.text, pieces, measured, limit)
-        titles = [document.title_at(begin, name) for begin, _ in pieces]
+        titles = [title(begin) for begin, _ in pieces]
         frames = dict(zip(titles, window.measure(titles, [""] * len(titles)), strict=True))
-        sizes = [size - frames[title]
-                 for size, title in zip(measured(pieces), titles, strict=True)]
+        sizes = [size - frames[one] for size, one in zip(measured(pieces), titles, strict=True)]
         limit = max(1, limit - max(frames.values(), default=0))
     spans = _packed(pieces, sizes, limit, chunking.overlap, headings)
     return _fitting(document.text, spans, measured, chunking.tokens or window.tokens)
@@ -157,7 +177,8 @@ def _packed(pieces: Sequence[tuple[int, int]], sizes: Sequence[int], limit: int,
             while (end - first > 1 and pieces[end - 1][0] in headings
                    and sum(sizes[end - 1 : number + 1]) <= limit):
                 end -= 1
-            spans.append((pieces[first][0], pieces[end - 1][1]))
+            if not spans or pieces[end - 1][1] > spans[-1][1]:  # else it is overlap alone
+                spans.append((pieces[first][0], pieces[end - 1][1]))
             first, total = end, sum(sizes[end:number])
             while first and total + sizes[first - 1] <= min(overlap, limit - size) and (
                     pieces[first - 1][0] > spans[-1][0]):
@@ -171,14 +192,15 @@ def _fitting(text: str, spans: Sequence[tuple[int, int]],
              measured: Callable[[Sequence[tuple[int, int]]], Sequence[int]], most: int
              ) -> list[tuple[int, int]]:
     """The spans, those of more than `most` tokens halved until they fit, none within another."""
-    done: list[tuple[int, int]] = list(spans)
-    while True:
-        long = [size > most and end - begin > 1
-                for size, (begin, end) in zip(measured(done), done, strict=True)]
-        if not any(long):
-            break
-        done = [part for span, cut in zip(done, long, strict=True)
-                for part in (_halves(text, *span) if cut else [span])]
+    done: list[tuple[int, int]] = []
+    while spans:
+        parts = []
+        for size, span in zip(measured(spans), spans, strict=True):
+            if size > most and span[1] - span[0] > 1:
+                parts += _halves(text, *span)
+            else:
+                done.append(span)
+        spans = parts
     kept: list[tuple[int, int]] = []
     for begin, end in sorted(done, key=lambda span: (span[0], -span[1])):
         if not kept or end > kept[-1][1]:

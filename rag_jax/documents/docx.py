@@ -32,6 +32,8 @@ def read_docx(content: bytes) -> Document:
             styles = _levels(_part(archive, "word/styles.xml"))
             core = _part(archive, "docProps/core.xml")
             body = _part(archive, "word/document.xml")
+    except Unreadable:
+        raise
     except (zipfile.BadZipFile, NotImplementedError, RuntimeError, zlib.error, EOFError, OSError,
             ValueError, ElementTree.ParseError) as error:
         raise Unreadable(f"it is damaged, or no DOCX: {error}") from None

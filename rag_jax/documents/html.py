@@ -6,7 +6,7 @@ import re
 from typing import Any
 
 from rag_jax.documents.document import Document, Writer
-from rag_jax.documents.plain import decoded
+from rag_jax.documents.plain import decoded, meant, mended
 
 HIDDEN = {"script", "style", "noscript", "template", "svg", "head", "iframe", "object", "select"}
 INLINE = {"a", "abbr", "acronym", "b", "bdi", "bdo", "big", "cite", "code", "data", "del", "dfn",
@@ -14,12 +14,9 @@ INLINE = {"a", "abbr", "acronym", "b", "bdi", "bdo", "big", "cite", "code", "dat
           "samp", "small", "span", "strike", "strong", "sub", "sup", "time", "tt", "u", "var",
           "wbr"}
 LINES = {"br", "dd", "dt", "li", "td", "th", "tr"}  # begin a line, and no paragraph
-# As browsers do: a page that says ISO-8859-1 means Windows' superset of it, and one whose bytes say
-# UTF-16 in ASCII is UTF-8.
-MEANT = {**dict.fromkeys(("iso-8859-1", "iso8859-1", "latin1", "ascii", "us-ascii"), "cp1252"),
-         **dict.fromkeys(("utf-16", "utf-16le", "utf-16be"), "utf-8")}
 _SPACE = re.compile(r"\s+")
 _CHARSET = re.compile(rb"""<meta[^>]{0,200}?charset\s*=\s*["']?\s*([A-Za-z0-9_:.-]{1,40})""", re.I)
+_COMMENT = re.compile(rb"<!--.*?-->", re.S)
 _LEVEL = re.compile("h([1-6])")
 _UNSEEN = re.compile(r"display\s*:\s*none|visibility\s*:\s*hidden", re.I)
 
@@ -30,7 +27,7 @@ def read_html(content: bytes) -> Document:
 
     text, remarks = _decoded(content)
     tree = LexborHTMLParser(text)
-    title = tree.css_first("title")
+    title = tree.css_first("head > title")
     writer = Writer()
     if tree.body is not None:
         _write(tree.body, writer)
@@ -39,16 +36,22 @@ def read_html(content: bytes) -> Document:
 
 def _decoded(content: bytes) -> tuple[str, tuple[str, ...]]:
     """The page in the encoding that it says, or else as any text."""
-    said = _CHARSET.search(content[:4096])
+    said = _CHARSET.search(_COMMENT.sub(b"", content[:4096]))
     if said and not content.startswith((codecs.BOM_UTF8, codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-        name = said[1].decode().lower()
+        encoding = meant(said[1].decode())
         with contextlib.suppress(LookupError, UnicodeError):
-            return content.decode(MEANT.get(name, name)), ()
+            return content.decode(encoding), ()
+        with contextlib.suppress(LookupError, UnicodeError):
+            if almost := mended(content, encoding):
+                return almost
     return decoded(content)
 
 
-def _write(body: Any, writer: Writer) -> None:
-    """Writes the text under a node, in the page's order, without recursion."""
+def _write(body: Any, writer: Writer, headed: bool = True) -> None:
+    """Writes the text under a node, in the page's order.
+
+    headed: its headings begin sections.
+    """
     node, done = body, False
     while True:
         tag = node.tag
@@ -57,8 +60,10 @@ def _write(body: Any, writer: Writer) -> None:
             writer.text(_SPACE.sub(" ", node.text(deep=False)))
         elif not tag.startswith("-") and tag not in INLINE:
             writer.text("\n" if tag in LINES else "\n\n")
-            if not (done or hidden) and (level := _LEVEL.fullmatch(tag)):
-                writer.heading(int(level[1]), node.text())
+            if headed and not (done or hidden) and (level := _LEVEL.fullmatch(tag)):
+                shown = Writer()
+                _write(node, shown, headed=False)
+                writer.heading(int(level[1]), shown.document().text)
         if not (done or hidden) and node.first_child is not None:
             node = node.first_child
         elif node.mem_id == body.mem_id:

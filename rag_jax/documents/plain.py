@@ -14,10 +14,20 @@ _MARKS = ((codecs.BOM_UTF8, "utf-8"), (codecs.BOM_UTF32_LE, "utf-32-le"),
           (codecs.BOM_UTF32_BE, "utf-32-be"), (codecs.BOM_UTF16_LE, "utf-16-le"),
           (codecs.BOM_UTF16_BE, "utf-16-be"))
 GUESSED_FROM = 2**16  # bytes
-# What Windows writes under these names, and browsers read.
-_SUPERSETS = {"Shift_JIS": "cp932", "EUC-KR": "cp949"}
+# What browsers take names of encodings for: mostly Windows' superset of what they say; and a page
+# whose bytes say UTF-16 in ASCII is UTF-8.
+MEANT = {name: encoding for encoding, names in {
+    "cp1252": ("iso-8859-1", "iso8859-1", "latin1", "ascii", "us-ascii", "x-cp1252"),
+    "cp1254": ("iso-8859-9", "iso8859-9", "latin5"),
+    "cp874": ("iso-8859-11", "tis-620", "windows-874"),
+    "cp932": ("shift-jis", "sjis", "x-sjis"),
+    "cp949": ("euc-kr", "ks-c-5601-1987", "korean"),
+    "gb18030": ("gb2312", "gbk", "x-gbk"),
+    "big5hkscs": ("big5", "big5-hkscs"),
+    "utf-8": ("utf-16", "utf-16le", "utf-16be")}.items() for name in names}
 _CONTROL = re.compile(rb"[\0-\x08\x0e-\x1a\x1c-\x1f]")  # no text, in any encoding that is guessed
 _LINE = re.compile(r"\r\n|\r|\n")  # no others: a string of JSON may hold those of Unicode
+_SEPARATOR = re.compile("sep=(.)")  # the first line of a table that Excel is to open
 _FRONT_MATTER = re.compile(r"---[ \t]*\r?\n.*?^(---|\.\.\.)[ \t]*\r?$", re.S | re.M)
 
 
@@ -39,6 +49,8 @@ def decoded(content: bytes) -> tuple[str, tuple[str, ...]]:
     try:
         return content.decode(), ()
     except UnicodeDecodeError as error:
+        if almost := mended(content, "utf-8"):
+            return almost
         begin = max(0, error.start - GUESSED_FROM // 2)
         sample = content[begin : begin + GUESSED_FROM]
         if len(_CONTROL.findall(sample)) > len(sample) / 100:
@@ -56,7 +68,25 @@ def _guessed(sample: bytes) -> str:
     import chardetng_py
 
     found = chardetng_py.detect(sample)
-    return _SUPERSETS.get(found, found).lower()
+    return meant(found)
+
+
+def meant(name: str) -> str:
+    """Python's name of the encoding that a name stands for."""
+    name = name.lower().replace("_", "-")
+    return MEANT.get(name, name)
+
+
+def mended(content: bytes, encoding: str) -> tuple[str, tuple[str, ...]] | None:
+    """A text of which little is damaged, as one cut within a character is, with a remark; None
+    where it seems to be in another encoding: where no four of five characters beyond ASCII are
+    sound."""
+    text = content.decode(encoding, "replace")
+    bad, beyond = text.count("\ufffd"), len(text) - len(text.encode("ascii", "ignore"))
+    if 5 * bad > beyond:
+        return None
+    line = text.count("\n", 0, text.find("\ufffd")) + 1
+    return text, (f"{bad} characters are damaged, no {encoding}; the first is in line {line}",)
 
 
 def read_text(content: bytes) -> Document:
@@ -80,8 +110,9 @@ def read_markdown(content: bytes) -> Document:
         if token.type == "heading_open" and token.map and not token.level:
             writer.text(text[writer.size : begins[token.map[0]]])
             writer.heading(int(token.tag[1]), "".join(
-                part.content for part in inside.children or ()
-                if part.type in ("text", "code_inline")))
+                " " if part.type in ("softbreak", "hardbreak") else part.content
+                for part in inside.children or ()
+                if part.type in ("text", "code_inline", "softbreak", "hardbreak")))
     writer.text(text[writer.size :])
     return writer.document(remarks=remarks)
 
@@ -89,23 +120,46 @@ def read_markdown(content: bytes) -> Document:
 def read_csv(content: bytes) -> Document:
     """A table with a header; every row becomes a paragraph "column: value; ..."."""
     text, remarks = decoded(content)
-    first = text.partition("\n")[0]
-    between = max(",;\t|", key=first.count)
+    first = text.lstrip().partition("\n")[0]
+    said = _SEPARATOR.fullmatch(first.rstrip())
+    between = said[1] if said else max(",;\t|", key=first.count)
+    if _is_open(text, between):
+        remarks = (*remarks, "a quote is never closed: all that follows it is one field")
     return _table(_rows(text, between), remarks)
 
 
 def read_tsv(content: bytes) -> Document:
     """`read_csv` with tabs."""
     text, remarks = decoded(content)
-    return _table(_rows(text, "\t"), remarks)
+    quoting = csv.QUOTE_MINIMAL
+    if _is_open(text, "\t"):
+        quoting = csv.QUOTE_NONE
+        remarks = (*remarks, "a quote is never closed: quotes are read as they are")
+    return _table(_rows(text, "\t", quoting), remarks)
 
 
-def _rows(text: str, between: str) -> Iterator[tuple[int, list[tuple[str, str]]]]:
-    limit = csv.field_size_limit(len(text) + 1)  # of all of the process
-    reader = csv.reader(io.StringIO(text, newline=""), delimiter=between)
+def _is_open(text: str, between: str) -> bool:
+    """Whether a table ends within quotes."""
+    limit = csv.field_size_limit(len(text) + 1)
     try:
-        header = [name.strip() for name in next(reader, [])]
-        for number, row in enumerate(reader, 2):
+        for _ in csv.reader(io.StringIO(text, newline=""), delimiter=between, strict=True):
+            pass
+    except csv.Error as error:
+        return "unexpected end" in str(error)
+    finally:
+        csv.field_size_limit(limit)
+    return False
+
+
+def _rows(text: str, between: str, quoting: int = csv.QUOTE_MINIMAL
+          ) -> Iterator[tuple[int, list[tuple[str, str]]]]:
+    limit = csv.field_size_limit(len(text) + 1)  # of all of the process
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter=between, quoting=quoting)
+    rows = enumerate(reader, 1)
+    try:
+        header = next((row for _, row in rows if any(row) and row[0] != "sep="), [])
+        header = [name.strip() for name in header]
+        for number, row in rows:
             names = [*header, *(f"column {n + 1}" for n in range(len(header), len(row)))]
             yield number, [(name, value.strip()) for name, value in zip(names, row, strict=False)]
     except csv.Error as error:

@@ -75,7 +75,10 @@ class Readers:
           Unreadable: as there.
           ReaderLost: it took too long, or ended the process.
         """
-        process = self._idle.get() or self._start()
+        process = self._idle.get()
+        new = process is None
+        if new:
+            process = self._start()
         late = threading.Event()
         timer = threading.Timer(self._seconds, lambda: (late.set(), process.kill()))
         timer.start()
@@ -94,6 +97,8 @@ class Readers:
             self._idle.put(process if whole else None)
         if not whole and late.is_set():
             raise ReaderLost(f"to read it took more than {self._seconds:g} seconds")
+        if not (whole or new):  # it may have ended before it was asked
+            return self.read(name, content)
         if not whole:
             raise ReaderLost("its reader has crashed: it is damaged, or worse")
         record = json.loads(answer)
@@ -104,7 +109,8 @@ class Readers:
     def _start(self) -> subprocess.Popen:
         paths = [str(pathlib.Path(rag_jax.__file__).parents[1]), os.environ.get("PYTHONPATH")]
         process = subprocess.Popen(
-            [sys.executable, "-m", "rag_jax.documents.worker", str(self._memory)],
+            [sys.executable, "-m", "rag_jax.documents.worker", str(self._memory),
+             str(self._seconds)],
             env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))},
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
         self._processes.add(process)

@@ -1,14 +1,18 @@
 """A process that reads documents for another: whatever is in a file, only this process suffers.
 
-    python -m rag_jax.documents.worker MEMORY_BYTES
+    python -m rag_jax.documents.worker MEMORY_BYTES SECONDS
 
 For each line {"name", "bytes"} on its input, and so many bytes of content after it, it writes a
-line: the document's record, or {"unreadable": why}.
+line: the document's record, or {"unreadable": why}. A file that takes more processor time ends it,
+also where the other process is gone.
 """
 
+import contextlib
 import json
+import math
 import os
 import sys
+import time
 
 from rag_jax.documents.document import Unreadable
 from rag_jax.documents.read import read_content
@@ -17,11 +21,13 @@ from rag_jax.documents.read import read_content
 def main() -> None:
     """Reads and answers until the input ends."""
     _limit_memory(int(sys.argv[1]))
+    seconds = float(sys.argv[2])
     source, answers = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what a library prints is no answer
     while line := source.readline():
         asked = json.loads(line)
         content = source.read(asked["bytes"])
+        _limit_time(seconds)
         try:
             answer = read_content(asked["name"], content).record()
         except Unreadable as error:
@@ -36,13 +42,19 @@ def main() -> None:
 
 
 def _limit_memory(most: int) -> None:
-    try:
+    with contextlib.suppress(ImportError, ValueError, OSError):  # Windows, or a lower limit
         import resource
 
         resource.setrlimit(resource.RLIMIT_AS, (most, most))
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    except (ImportError, ValueError, OSError):  # Windows, or a lower limit than this
-        pass
+
+
+def _limit_time(more: float) -> None:
+    with contextlib.suppress(ImportError, ValueError, OSError):
+        import resource
+
+        _, most = resource.getrlimit(resource.RLIMIT_CPU)
+        resource.setrlimit(resource.RLIMIT_CPU, (math.ceil(time.process_time() + more), most))
 
 
 if __name__ == "__main__":

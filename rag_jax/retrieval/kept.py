@@ -39,15 +39,23 @@ class KeptEmbeddings:
                 manifest["inputs"].get(name) != getattr(embedder, name) for name in same):
             return embedder
         kept = dict(zip(self._keys(self._index.passages, embedder), itertools.count()))
-        new = {key: row for row, key in enumerate(self._keys(store, embedder)) if key not in kept}
-        self.embedded = len(new)
-        made = embed_rows(store, embedder, np.fromiter(new.values(), np.int64))
-        fresh = {key: made[row] for key, row in new.items()}
+        new: dict[bytes, int] = {}  # the first row of each, in their order
+        for row, key in enumerate(self._keys(store, embedder)):
+            if key not in kept:
+                new.setdefault(key, row)
+        self.embedded, rows = len(new), np.fromiter(new.values(), np.int64)
+        fresh: dict[int, np.ndarray] = {}  # by row
 
         def look_up(ids: np.ndarray, mask: np.ndarray) -> np.ndarray:
             keys = [_key(row[: count]) for row, count in zip(ids, mask.sum(axis=1), strict=True)]
+            for key in keys:  # with new ones that follow, which are asked for next
+                if key in new and new[key] not in fresh:
+                    first = np.searchsorted(rows, new[key])
+                    coming = [row for row in rows[first : first + embedder.shard_rows].tolist()
+                              if row not in fresh]
+                    fresh.update(embed_rows(store, embedder, np.array(coming)))
             vectors = self._index.embeddings(np.array([kept.get(key, 0) for key in keys]))
-            return np.stack([fresh.get(key, vector)
+            return np.stack([fresh[new[key]] if key in new else vector
                              for key, vector in zip(keys, vectors, strict=True)])
 
         return dataclasses.replace(embedder, embed=look_up)

@@ -148,8 +148,11 @@ class Maker:
         encoder = self._encoders()["document_encoder"]
         embedder = indexing.passage_embedder(
             self._job, self._job.model, encoder, fingerprint(self._job.model, encoder))
+        if added is not None:  # of a file that has changed, most passages may be as they were
+            kept = KeptEmbeddings(PassageIndex.open(out))
+            embedder = kept.around(embedder, added)
+            self.embedded = len(added) if kept.embedded is None else kept.embedded
         edit_index(out, embedder, added, gone, RecallSettings(seed=self._config.seed))
-        self.embedded = 0 if added is None else len(added)
 
     def _encoders(self) -> Params:
         return pretrained.load(self._job, pretrained.ENCODERS)

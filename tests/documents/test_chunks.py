@@ -54,6 +54,29 @@ def test_no_word_is_lost_and_none_is_too_many(how):
         assert not lost.strip(), lost
 
 
+@pytest.mark.parametrize("how", [{}, {"tokens": 40}])
+def test_a_title_that_fills_the_window_leaves_room_for_the_text(how):
+    """Every passage was one character, and all had one embedding."""
+    document = Document("", "The warranty covers two years from purchase. Spare parts have more.")
+    found = passages_of("a/rather/long/path/of/folders/and/name.txt", document, Chunking(**how),
+                        Window(40, letters))
+    assert 1 < len(found) < 9
+    for passage, _ in found:
+        assert passage.title == found[0][0].title != ""
+        assert letters([passage.title], [passage.text])[0] <= 40
+
+
+def test_no_passage_is_overlap_alone():
+    """A heading that begins the next passage was all that this one had of its own."""
+    text = ("# Manual\n\n" + " ".join(f"a{i}" for i in range(91))
+            + ". Short sentence number one here now ok.\n\n## Heading of the next section\n\n" + " ".join(f"w{i}" for i in range(88))
+            + ". More text here.\n")
+    document = read_content("a.md", text.encode())
+    spans = [citation.span for _, citation in passages_of(
+        "a.md", document, Chunking(words=100, overlap=10))]
+    assert len(spans) == 2 and spans[0][1] < spans[1][1]
+
+
 def test_passages_end_where_sentences_do():
     text = 'One two three. "Four five." Six (seven!) eight nine\n\nten eleven? Twelve'
     assert texts(text, words=5) == [

@@ -3,6 +3,7 @@
 import os
 import pathlib
 import random
+import signal
 
 import pytest
 from made_files import MAKERS, docx, paragraph, sections
@@ -124,14 +125,26 @@ def test_a_docx_of_pictures_costs_no_more_than_its_text(readers):
     assert readers.read("a.docx", with_picture).text == "words\n\n"
 
 
-def test_a_content_that_its_reader_never_takes_ends_nothing(readers, tmp_path):
-    """A reader that has died before it reads is a broken pipe for who writes."""
+def test_a_reader_that_has_died_before_it_reads_is_no_fault_of_the_file(tmp_path):
+    """It is a broken pipe for who writes; another one is asked."""
     with Readers(1) as own:
         own.read("a.txt", b"x")
         process = own._idle.get()
         process.kill()
         process.wait()
         own._idle.put(process)
-        with pytest.raises(Unreadable, match="crashed"):
-            own.read("a.txt", b"x" * 10**6)
-        assert own.read("a.txt", b"x").text == "x", "the next one is another"
+        assert own.read("a.txt", b"x" * 10**6).text == "x" * 10**6
+
+
+def test_a_reader_ends_by_itself_where_nobody_waits(tmp_path, monkeypatch):
+    """Who had started it was killed, and a file of nothing but <div> took it hours."""
+    hostile(tmp_path, monkeypatch, "while True: pass")
+    with Readers(1) as own:
+        own._seconds = 0.2
+        process = own._start()
+        own._seconds = 300
+        own._idle.get()
+        own._idle.put(process)
+        process.stdin.write(b'{"name": "a.txt", "bytes": 1}\nx')
+        process.stdin.flush()
+        assert process.wait(60) == -signal.SIGXCPU

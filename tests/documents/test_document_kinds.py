@@ -50,6 +50,26 @@ def test_an_encoding_is_guessed_from_one_sentence_and_named(encoding, text):
     assert found.text == text and "by a guess" in found.remarks[0]
 
 
+@pytest.mark.parametrize("name", ["a.txt", "a.html"])
+@pytest.mark.parametrize("text, bad", [
+    ("Die Prüfung der Wärmepumpe beträgt fünf Jahre. ", b"\xc3"), ("保修期为两年。", b"\xe4\xbf"),
+    ("Гарантия на насос составляет два года. ", b"\xd0")])
+def test_a_file_that_is_cut_within_a_character_is_read_as_what_it_is(name, text, bad):
+    """One byte made mojibake of a whole document, or had it refused."""
+    page = '<meta charset="utf-8"><p>' if name == "a.html" else ""
+    found = of(name, f"{page}{text}\n{text}".encode() + bad)
+    assert found.text.split() == f"{text}\n{text}\ufffd".split()
+    assert found.remarks == ("1 characters are damaged, no utf-8; the first is in line 2",)
+
+
+@pytest.mark.parametrize("name, encoding, text", [
+    ("iso-8859-9", "cp1254", "“İstanbul”"), ("x-sjis", "cp932", "日本語①㈱"),
+    ("shift_jis", "cp932", "日本語①㈱"), ("windows-874", "cp874", "กรุงเทพ"),
+    ("gb2312", "gb18030", "朱镕基"), ("EUC-KR", "cp949", "똠방각하")])
+def test_a_name_of_an_encoding_means_what_browsers_take_it_for(name, encoding, text):
+    assert of("a.html", f'<meta charset="{name}"><p>{text}'.encode(encoding)).text.strip() == text
+
+
 @pytest.mark.parametrize("content, says", [
     (b"PK\x03\x04\0\0\0", "zero bytes"), (b"\xf0\x01 a\x02" * 99, "control"),
     (codecs.BOM_UTF16_LE + b"\x00\xd8", "utf-16"),
@@ -64,6 +84,8 @@ def test_a_page_is_read_in_the_encoding_that_it_says():
     assert of("a.html", said.encode("cp1252")).text.strip() == "“Ä”"
     declared = '<?xml version="1.0" encoding="windows-1250"?><html><body><p>Łódź, ś'
     assert of("a.xhtml", declared.encode("cp1250")).text.strip() == "Łódź, ś"
+    hidden = '<!-- <meta charset="koi8-r"> --><p>Привет'
+    assert of("a.html", hidden).text.strip() == "Привет", "a comment says nothing"
     for name in ("no-such-thing", "zip", "hex", "utf-16"):
         assert of("a.html", f'<meta charset="{name}"><p>{WORDS}').text.strip() == WORDS
 
@@ -85,6 +107,15 @@ def test_html_is_what_a_browser_shows():
     assert [(found.text[at:].split()[0], path) for at, path in found.sections] == [
         ("One", ("One big",)), ("Deep", ("One big", "Deep")), ("Two", ("One big", "Two"))]
     assert "first\nline and" in found.text and "\n\n" in found.text, "blocks are paragraphs"
+
+
+def test_headings_and_titles_are_what_is_shown_of_them():
+    found = of("a.html", """<body><svg><title>menu</title></svg><h1>Shown<span
+        style="display:none">HID</span><script>var x</script> and<br>more</h1>text""")
+    assert found.title == "Shown and more"
+    assert [path for _, path in found.sections] == [("Shown and more",)]
+    found = of("a.md", "Title of two\nlines here\n=====\ntext")
+    assert [path for _, path in found.sections] == [("Title of two lines here",)]
 
 
 def test_markdown_has_the_headings_that_its_readers_see():
@@ -113,6 +144,24 @@ def test_a_row_of_a_table_is_a_paragraph_cited_by_its_number(name, content):
 
 def test_columns_of_one_name_or_of_none_are_all_read():
     assert of("a.csv", "a,a,\n1,2,3,4\n5\n").text == "a: 1; a: 2; 3; column 4: 4\n\na: 5\n\n"
+
+
+def test_a_quote_that_is_never_closed_is_told():
+    """All rows after it were one, and nobody knew."""
+    found = of("a.tsv", 'id\ttext\n1\t"Quoted start\n2\tnext\n')
+    assert found.text == 'id: 1; text: "Quoted start\n\nid: 2; text: next\n\n'
+    assert found.remarks == ("a quote is never closed: quotes are read as they are",)
+    found = of("a.csv", 'id,text\n1,"Quoted start\n2,next\n')
+    assert found.remarks == ("a quote is never closed: all that follows it is one field",)
+    assert not of("a.csv", 'id,text\n1,"a ""b"" c"\n2,5" wide\n').remarks
+
+
+def test_a_table_may_say_its_separator_and_begin_with_empty_lines():
+    for text, row in (("sep=;\na;b,c,d\n1;2\n", "a: 1; b,c,d: 2"),
+                      ("\n\na;b;c,d\n1;2\n", "a: 1; b: 2")):
+        found = of("a.csv", text)
+        assert found.text == f"{row}\n\n"
+        assert found.sections[0][1] == (f"row {text.count(chr(10))}",)
 
 
 def test_lines_of_jsonl_that_are_none_are_left_out_by_name():
