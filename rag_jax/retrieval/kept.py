@@ -48,12 +48,11 @@ class KeptEmbeddings:
 
         def look_up(ids: np.ndarray, mask: np.ndarray) -> np.ndarray:
             keys = [_key(row[: count]) for row, count in zip(ids, mask.sum(axis=1), strict=True)]
-            for key in keys:  # with new ones that follow, which are asked for next
+            for key in keys:  # with the others of its shard, so that a killed build goes on
                 if key in new and new[key] not in fresh:
-                    first = np.searchsorted(rows, new[key])
-                    coming = [row for row in rows[first : first + embedder.shard_rows].tolist()
-                              if row not in fresh]
-                    fresh.update(embed_rows(store, embedder, np.array(coming)))
+                    begin = new[key] // embedder.shard_rows * embedder.shard_rows
+                    first, end = np.searchsorted(rows, [begin, begin + embedder.shard_rows])
+                    fresh.update(embed_rows(store, embedder, rows[first:end]))
             vectors = self._index.embeddings(np.array([kept.get(key, 0) for key in keys]))
             return np.stack([fresh[new[key]] if key in new else vector
                              for key, vector in zip(keys, vectors, strict=True)])
