@@ -146,8 +146,8 @@ def _config_of_towers(run: str | None, config: Config | Mapping[str, Any] | None
     config = overrides.for_run(config, config.runs[0])
     missing = [tower for tower in TOWERS if tower not in config.model.sources]
     if missing:
-        raise ConfigError(f"without a workdir, name where the {' and the '.join(missing)} come "
-                          "from: config.model.generator.pretrained and "
+        raise ConfigError(f"without a workdir, name the source of the "
+                          f"{' and the '.join(missing)}: config.model.generator.pretrained and "
                           "config.model.retriever.pretrained")
     if (config.retrieval.retriever == "bm25" or not config.retrieval.k or config.head_classes
             or config.model.null_document != "none"):

@@ -23,6 +23,9 @@ traceback above and these versions: {}"""
 def run(main: Callable[[], int | None]) -> None:
     """Calls main(); an error ends in status 1, one that the user can mend in one message alone."""
     keep_memory()
+    for stream in (sys.stdout, sys.stderr):  # an answer may have what the terminal lacks
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")
     code = _outcome(main)
     # What a signal stopped has stopped in all processes, which part as those that are done.
     if code and code != UNFINISHED and hosts.connected():

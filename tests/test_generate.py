@@ -48,6 +48,23 @@ def test_exact_sets_the_nodes_unless_they_are_set(asked, capsys):
     assert "another answer may have a higher probability (7 prefixes searched)" in given_up
 
 
+def test_answers_that_would_be_lost_or_mixed_are_refused(asked, tmp_path, capsys):
+    with pytest.raises(SystemExit):
+        generate.main(["--interactive", f"--out={tmp_path / 'answers.jsonl'}"])
+    assert "--interactive answers on the terminal" in capsys.readouterr().err
+    (tmp_path / "q.jsonl").write_text('{"id": "asked-1", "question": "Where?"}')
+    with pytest.raises(UserError, match="has the id 'asked-1', which is that of a question"):
+        generate.main(["Who?", f"--questions={tmp_path / 'q.jsonl'}"])
+
+
+def test_colours_are_for_terminals_that_want_them(monkeypatch):
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    assert display._has_colours()
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert not display._has_colours()
+
+
 def test_every_question_has_a_heat_map_of_its_own(asked, tmp_path, capsys):
     generate.main([*QUESTIONS[:2], f"--heatmap={tmp_path / 'map.html'}"])
     assert sorted(file.name for file in tmp_path.iterdir()) == ["map-1.html", "map-2.html"]

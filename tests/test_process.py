@@ -1,6 +1,7 @@
 """How a command ends: one message for a mistake, a report of a defect, its status."""
 
 import ctypes
+import os
 import subprocess
 import sys
 import types
@@ -107,3 +108,11 @@ def test_no_amount_of_freed_memory_is_given_back(monkeypatch):
     trim_threshold, mmap_max = -1, -4
     assert ctypes.c_size_t(calls[trim_threshold]).value > 2**40
     assert calls[mmap_max] == 0
+
+
+def test_what_the_terminal_cannot_show_is_escaped():
+    """An answer with a letter beyond ASCII ended in a traceback, as a defect of rag_jax."""
+    code = "from rag_jax import process; process.run(lambda: print('Per\\u00fa'))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True,
+                          env={**os.environ, "PYTHONIOENCODING": "ascii"})
+    assert (done.returncode, done.stdout) == (0, "Per\\xfa\n")

@@ -20,7 +20,7 @@ from rag_jax.cli import train
 from rag_jax.config import ConfigError, MeshConfig
 from rag_jax.models import rag
 from rag_jax.reproduction.full import Full
-from rag_jax.training import step
+from rag_jax.training import step, workdir
 from rag_jax.training.optim import make_optimizer
 from rag_jax.types import Batch
 
@@ -199,3 +199,14 @@ def test_a_recipe_trains_by_hand_what_the_report_reads(tmp_path, monkeypatch, na
     assert trained == [(cell.config, str(tmp_path / name / cell.folder), None)]
     assert cell.config.model.rag.pretrained == words[words.index("rag_jax.convert") + 3
                                                      ].removeprefix("--to=")
+
+
+@pytest.mark.parametrize("task", ["nq", "tqa", "jeopardy", "msmarco", "fever3", "fever2"])
+def test_the_runs_of_one_folder_go_together(tmp_path, task):
+    """The commands that `reproduce` prints were refused from the second on: each run's own value of
+    a field that it sets by itself was compared."""
+    for name in [name for name in CELLS if name.split("/")[1] == task]:
+        cell, = Full(tmp_path).cells(task, name.split("/")[2])
+        path = workdir.start(cell.config, tmp_path / cell.folder)
+        (path / cell.run / "1").mkdir(parents=True)  # it has trained
+        assert cell.run in workdir.read(path).runs

@@ -1,6 +1,7 @@
 """Answers on the terminal."""
 
 import itertools
+import os
 import pathlib
 import sys
 import textwrap
@@ -40,6 +41,10 @@ def show_passages(rag: Rag, *questions: Iterable[str]) -> None:
     print(f"\n{NO_GENERATOR}")
 
 
+def _has_colours() -> bool:
+    return sys.stdout.isatty() and not os.environ.get("NO_COLOR")  # https://no-color.org
+
+
 def _shown(passage: Evidence) -> str:
     """Where a passage stands, or its id, and how it begins."""
     text = textwrap.shorten(passage.text, 100, placeholder=" ...") if passage.id else NO_PASSAGE
@@ -72,7 +77,7 @@ def show(question: str, answer: Answer, heatmap_to: str | None = None) -> None:
         cells = (answer.tokens, [i or NO_PASSAGE for i in answer.passage_ids],
                  answer.token_posterior)
         if heatmap_to == "terminal":
-            print(heatmap.terminal(*cells, colour=sys.stdout.isatty()), flush=True)
+            print(heatmap.terminal(*cells, colour=_has_colours()), flush=True)
         else:
             heatmap.write(pathlib.Path(heatmap_to), f"{question} {answer.text}", *cells)
             print(f"  {heatmap_to}", flush=True)

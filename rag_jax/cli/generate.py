@@ -47,6 +47,8 @@ def main(argv: list[str] | None = None) -> None:
         parser.error("--heatmap shows what --out writes as token_posterior; leave one of them out")
     if options.heatmap not in (None, "terminal"):
         heatmap.check(pathlib.Path(options.heatmap))
+    if options.out and options.interactive:
+        parser.error("--interactive answers on the terminal; leave --out or it out")
     if options.out:
         files.check_place(options.out, source=options.questions)
     asked = [(f"asked-{number}", text) for number, text in enumerate(
@@ -54,7 +56,11 @@ def main(argv: list[str] | None = None) -> None:
     for _, text in asked:
         if options.heatmap and text.endswith((".html", ".png")):
             parser.error(f"{text!r} stands for a question; for a file write --heatmap={text}")
-    asked += read_asked(options.questions) if options.questions else []
+    of_file = read_asked(options.questions) if options.questions else []
+    if twice := {name for name, _ in asked} & {name for name, _ in of_file}:
+        raise ConfigError(f"{options.questions}: has the id {min(twice)!r}, which is that of a "
+                          "question asked beside it; leave one out, or name it otherwise")
+    asked += of_file
     _answer(options, config, asked)
 
 

@@ -164,6 +164,9 @@ def read_asked(path: str) -> list[tuple[str, str]]:
     if suffix == ".jsonl":
         rows = [(record.where, _id(record, number), record.text("question"))
                 for number, record in json_lines(path)]
+    elif suffix == ".json":
+        raise DataError(f"{path}: expected an object a line, in a file named .jsonl; or .tsv, or a "
+                        "question a line")
     else:
         table = suffix in (".tsv", ".csv")
         fields = ((where, number, _fields(where, line)[0] if table else line.strip())
@@ -247,6 +250,9 @@ def _fields(where: str, line: str) -> list[str]:
     if {"id", "text", "title"} <= set(fields):
         raise DataError(f"{where}: the header of a file of passages: expected questions, with "
                         "their answers after a tab where they are known")
+    if "question" in fields[1:] and {"id", "answers", "answer"} & set(fields):
+        raise DataError(f"{where}: a header with other columns before the question: the first "
+                        "has to be the question, and the others its answers; or write .jsonl")
     return fields
 
 

@@ -132,7 +132,11 @@ def _fill(folder: Path, name: str, splits: Mapping[str, list[Example]]) -> None:
     """Writes a data set, and the mark that it is ours, into an empty folder."""
     workplace = folder.with_name("tfds")  # beside it: TFDS wants folders of its own
     builder = _question_builder(name, splits, workplace)
-    _download_and_prepare(builder, messages=io.StringIO())  # about temporary paths: discarded
+    try:
+        _download_and_prepare(builder, messages=io.StringIO())  # about temporary paths: discarded
+    except RuntimeError as error:  # array_record's, of a full disk too
+        raise DataError(f"{folder}: the questions could not be written ({error}); is the disk "
+                        "full?") from error
     for file in Path(builder.data_dir).iterdir():
         files.move(file, folder / file.name)
     files.write_json(folder / _MARK, {"examples": {k: len(v) for k, v in splits.items()}})
@@ -144,6 +148,11 @@ def _question_builder(name: str, splits: Mapping[str, list[Example]], data_dir: 
     from tensorflow_datasets.core.dataset_builders import adhoc_builder
 
     class Questions(adhoc_builder.AdhocBuilder, skip_registration=True):
+        def _info(self):
+            info = super()._info()
+            info.initialize_from_bucket = lambda: None  # it leaves a folder in /tmp
+            return info
+
         def _split_generators(self, dl_manager):  # the class's own asks TensorFlow for its types
             return {split: ((position, example._asdict()) for position, example
                             in enumerate(examples)) for split, examples in splits.items()}

@@ -147,6 +147,8 @@ def run_stage(stage: Stage) -> TrainState:
         if start >= stage.steps:
             if not stage.steps:  # nothing to train, but something to answer with
                 loop.save(0, state)
+            if any(hosts.exchange(requested())):
+                raise Preempted(f"{stage.name}: stopped, its checkpoint is there")
             return state
         with (Progress(stage.steps, start, stage.name, stage.log_every, active=hosts.leads())
               as progress, Profiler(stage.directory / "profile", stage.profile, start) as profiler):

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from rag_jax.data import inputs
+from rag_jax.data.inputs import is_prepared
 from rag_jax.documents import workdir as documents
 from rag_jax.errors import UserError
 from rag_jax.retrieval.hybrid import WORDS
@@ -111,7 +112,11 @@ def _workdir(path: pathlib.Path) -> Iterator[Part]:
         if digests is not None:
             yield Part(str(data), *_files(digests))
         elif data.is_dir():
-            yield Part(str(data), "but without digests: made by an earlier version", [])
+            yield Part(str(data), "but without digests: made by an earlier version, or without "
+                       "its digests.json", [])
+    if is_prepared(path) and not (data / inputs.RECORD).exists():
+        yield Part(str(data), "but without inputs.json: whether what they were made from has "
+                   "changed cannot be told", [])
     for store in _folders(data / "memories"):
         yield _store(store)
     for folder in (path, *_folders(path)):

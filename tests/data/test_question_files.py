@@ -179,6 +179,16 @@ def test_a_file_of_passages_is_no_file_of_questions(tmp_path, read):
         read(path)
 
 
+@pytest.mark.parametrize("read", [load_examples, read_asked])
+def test_a_header_whose_first_column_is_no_question_is_refused(tmp_path, read):
+    """Every id was asked as a question, and the question was its answer."""
+    path = write(tmp_path / "q.tsv", "id\tquestion\tanswers\n1\tWho?\tAna\n")
+    with pytest.raises(DataError, match=r"q\.tsv:1: a header with other columns before"):
+        read(path)
+    with pytest.raises(DataError, match=r"\.jsonl"):
+        read(write(tmp_path / "q.json", '{"question": "Who?"}'))
+
+
 def damaged_jsonl(rng):
     """One line that is damaged for certain."""
     record = {"question": "Where is Lima, é?", "answers": ["Peru", "Perú"], "positive_ids": ["1"]}

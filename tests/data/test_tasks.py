@@ -7,12 +7,13 @@ import os
 import subprocess
 import sys
 import tarfile
+import tempfile
 import threading
 
 import pytest
 
 from rag_jax.data import tasks
-from rag_jax.data.tasks import Example, load_examples, prepare_dataset
+from rag_jax.data.tasks import DataError, Example, load_examples, prepare_dataset
 
 EXAMPLES = [
     Example("q2", "¿Cuál es la capital del Perú?", ("Lima", "Ciudad de los Reyes"), ("7",), ("3",)),
@@ -67,6 +68,19 @@ def test_failed_preparation_leaves_the_old_dataset_and_no_rubbish(tmp_path, monk
         prepare_dataset("world", {"train": EXAMPLES[:1]}, directory)
     assert os.listdir(tmp_path) == ["world"]
     assert load_examples(f"tfds-dir:{directory}:train") == EXAMPLES
+
+
+def test_a_full_disk_is_told_and_nothing_is_left_in_tmp(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    prepare_dataset("world", {"train": EXAMPLES}, tmp_path / "world")
+    assert os.listdir(tmp_path) == ["world"]
+
+    def full(*args, **options):
+        raise RuntimeError("write() failed: No space left on device")
+
+    monkeypatch.setattr(tasks, "_download_and_prepare", full)
+    with pytest.raises(DataError, match="could not be written .*No space left"):
+        prepare_dataset("world", {"train": EXAMPLES[:1]}, tmp_path / "world")
 
 
 def test_prepare_refuses_bad_input(tmp_path):

@@ -65,7 +65,7 @@ def answers_without_a_workdir(path, expected):
             (changes, {"index": index, "step": 3}, ConfigError, "step=3: for workdirs"),
             (changes, {"index": index, "run": "bm25"}, ConfigError, "run 'bm25': without a work"),
             ({"model.generator.pretrained": str(path / "g")}, {"index": index}, ConfigError,
-             "where the query_encoder and the document_encoder come from")):
+             "name the source of the query_encoder and the document_encoder")):
         with pytest.raises(error, match=text):
             rag_jax.load(config=given, **named)
 

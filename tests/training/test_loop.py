@@ -217,6 +217,16 @@ def test_sigterm_in_the_last_step_stops_with_the_stage_finished(tmp_path, whole)
     assert same(run_stage(made), whole[0]) and not ran
 
 
+def test_sigterm_while_a_finished_stage_is_read_is_not_lost(tmp_path, whole):
+    """What came while its checkpoint was read, for minutes perhaps, was forgotten."""
+    run_stage(stage(tmp_path)[0])
+    made, _ = stage(tmp_path)
+    restore = made.source.restore
+    made.source.restore = lambda pending: (terminate(None), restore(pending))
+    with pytest.raises(Preempted, match="toy: stopped, its checkpoint is there"):
+        run_stage(made)
+
+
 def test_nan_found_while_stopping_is_not_saved(tmp_path):
     def both(metrics):
         return with_nan(terminate(metrics))
