@@ -97,8 +97,8 @@ Hardware: a TPU v4-8 with a 500 GB disk (tpu_scripts/README.md). Time: {steps:,}
 {batch} questions; at least {hours:.1f} hours, a lower bound: the operations of the training
 step alone, at the chips' peak speed; not measured.{hidden}"""
 CONVERT = """\
-    python -m rag_jax.convert --from=runs/paper/nq --run={run} \\
-        --to=runs/paper/nq/exported_{run}
+    test -d runs/paper/nq/exported_{run} || python -m rag_jax.convert \\
+        --from=runs/paper/nq --run={run} --to=runs/paper/nq/exported_{run}
 """
 HIDDEN = "\n\nThe answers of MS-MARCO's test set are hidden: dev alone can be measured."
 

@@ -309,8 +309,9 @@ def _free_name(path: pathlib.Path, why: str) -> pathlib.Path:
 
 
 def _own_name(path: pathlib.Path) -> pathlib.Path:
+    name = os.fsdecode(os.fsencode(path.name)[:100])  # file systems count bytes
     own = path.with_name(
-        f".{path.name[:100]}.rag_jax-{_HOST}-{os.getpid()}-{secrets.token_hex(4)}")
+        f".{name}.rag_jax-{_HOST}-{os.getpid()}-{secrets.token_hex(4)}")
     _alive.add(own.name)
     return own
 

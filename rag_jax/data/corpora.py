@@ -51,7 +51,7 @@ def read_corpus(path: str | os.PathLike) -> Iterator[Passage]:
     except DataError as error:
         raise RetrievalError(str(error)) from None
     except OSError as error:
-        raise RetrievalError(f"{name}: cannot be read ({error}); check the path.") from None
+        raise RetrievalError(f"{name}: cannot be read: {error}.") from None
     if not count:
         raise RetrievalError(f"{name}: no passages in it; it needs at least one.")
 

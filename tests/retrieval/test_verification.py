@@ -312,7 +312,7 @@ def test_a_manifest_that_lies_is_refused(folders, tmp_path, change):
     ("vocab.index.json", lambda a: a.write_text(json.dumps(
         {"red": len(np.load(a.with_name("indptr.csc.index.npy"))) - 1}))),
     ("data.csc.index.npy", lambda a: np.save(a, np.load(a) * np.float32(np.nan))),
-    ("indptr.csc.index.npy", lambda a: np.save(a, np.load(a)[[0, *range(len(np.load(a)) - 1)]])),
+    ("indptr.csc.index.npy", lambda a: np.save(a, np.load(a) * (np.arange(len(np.load(a))) != 1))),
     ("params.index.json", lambda a: a.write_text(a.read_text().replace("float32", "object"))),
     ("params.index.json", lambda a: a.write_text(a.read_text().replace("lucene", "bm25l"))),
 ])
