@@ -198,7 +198,7 @@ def train(config: Config, path: pathlib.Path, profile: tuple[int, int] | None = 
         warm = warm_up(dataclasses.replace(config, runs=tuple(runs)), path)
         for run in config.runs:
             warm.fine_tune(run, profile)
-        with warm.clock.time("report"):
+        with warm.clock.time("report", anew=True):
             results = evaluate_runs(warm.job, warm.indexes, warm.params)
         return write_report(warm.job, results, warm.clock.secs)
 
@@ -227,10 +227,13 @@ class Clock:
                 raise ConfigError(f"{self._file} is damaged; remove it: it has times alone")
 
     @contextlib.contextmanager
-    def time(self, name: str) -> Iterator[None]:
-        """Adds the time of its body to stage `name`, also when the body is interrupted."""
+    def time(self, name: str, anew: bool = False) -> Iterator[None]:
+        """Adds the time of its body to stage `name`, also when the body is interrupted.
+
+        anew: the body does again what was done before, so that its time stands alone.
+        """
         hosts.say(f"== {name}")
-        began, before = time.monotonic(), self.secs.get(name, 0.0)
+        began, before = time.monotonic(), 0.0 if anew else self.secs.get(name, 0.0)
         try:
             yield
         finally:

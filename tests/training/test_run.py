@@ -11,7 +11,7 @@ from rag_jax.config import ConfigError
 from rag_jax.data.prepare import prepare
 from rag_jax.errors import UserError
 from rag_jax.training import run
-from rag_jax.training.run import open_job, train
+from rag_jax.training.run import Clock, open_job, train
 from tests.data.test_prepare import own_config
 from tests.test_locks import HOLDER
 
@@ -92,3 +92,13 @@ def test_a_folder_of_others_is_no_workdir(tmp_path):
     with pytest.raises(ConfigError, match="config.json is damaged, or not of this version"):
         train(config, work)
     assert sorted(path.name for path in work.iterdir()) == ["config.json", "notes", "thesis.tex"]
+
+
+def test_what_is_done_again_counts_once(tmp_path):
+    """The time of a finished training grew with every command that worked out its report."""
+    clock = Clock(tmp_path)
+    clock.secs = {"report": 100.0, "rag_token": 100.0}
+    with clock.time("report", anew=True), clock.time("rag_token"):
+        pass
+    kept = Clock(tmp_path).secs
+    assert kept["report"] < 100 <= kept["rag_token"]
