@@ -86,7 +86,8 @@ def mended(content: bytes, encoding: str) -> tuple[str, tuple[str, ...]] | None:
     if 5 * bad > beyond:
         return None
     line = text.count("\n", 0, text.find("\ufffd")) + 1
-    return text, (f"{bad} characters are damaged, no {encoding}; the first is in line {line}",)
+    damaged = "one character is" if bad == 1 else f"{bad} characters are"
+    return text, (f"{damaged} no {encoding}, but damaged, in line {line} first",)
 
 
 def read_text(content: bytes) -> Document:

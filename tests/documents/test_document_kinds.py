@@ -59,7 +59,7 @@ def test_a_file_that_is_cut_within_a_character_is_read_as_what_it_is(name, text,
     page = '<meta charset="utf-8"><p>' if name == "a.html" else ""
     found = of(name, f"{page}{text}\n{text}".encode() + bad)
     assert found.text.split() == f"{text}\n{text}\ufffd".split()
-    assert found.remarks == ("1 characters are damaged, no utf-8; the first is in line 2",)
+    assert found.remarks == ("one character is no utf-8, but damaged, in line 2 first",)
 
 
 @pytest.mark.parametrize("name, encoding, text", [
