@@ -121,7 +121,8 @@ def ingest(folder: Path, workdir: Path, *, chunking: Chunking | Mapping[str, int
             for name in set(given) - known:
                 raise ConfigError(f"chunking: no field {name!r}; {near_matches(str(name), known)}")
             words = {"tokens": 0} if "words" in given else {}  # in place of tokens
-            before = earlier.divided_by["chunking"] if earlier else {}
+            before = {name: number for name, number in earlier.divided_by["chunking"].items()
+                      if name in known} if earlier else {}
             chunking = Chunking(**before | words | given)
         return _Ingestion(source, path, _with_runs(config), chunking, earlier).run()
 

@@ -72,8 +72,10 @@ def read(workdir: pathlib.Path) -> Record:
     sound = content.keys() == _FIELDS.keys() and all(
         isinstance(content[name], kind) for name, kind in _FIELDS.items()) and all(
         isinstance(file, dict) and isinstance(file.get("sha256"), str)
-        and (type(file.get("passages")) is int or isinstance(file.get("reason"), str))
-        for file in content["files"].values())
+        and (isinstance(file.get("reason"), str)
+             or type(file.get("passages")) is int and isinstance(file.get("remarks"), list))
+        for file in content["files"].values()) and isinstance(
+        content["divided_by"].get("chunking"), dict)
     if not sound:
         raise UserError(f"{workdir / RECORD}: is damaged; remove it, and run rag_jax.ingest again")
     return Record(**content)

@@ -14,7 +14,6 @@ import importlib.util
 import itertools
 import json
 import logging
-import math
 import os
 import re
 import sys
@@ -34,6 +33,7 @@ from rag_jax.retrieval.publish import begun, claimed, copy_store, publish_index
 from rag_jax.retrieval.versions import AGAIN, opened
 
 METHOD = "lucene"
+LARGEST_K1 = 1e6  # above, only the number of occurrences counts
 LANGUAGES = ("english", "danish", "dutch", "french", "german", "italian", "norwegian", "portuguese",
              "russian", "spanish", "swedish", "turkish")  # that have stems and stop words
 CJK = "\u3005-\u30ff\u3400-\u9fff\uf900-\ufaff"  # Chinese and Japanese: no spaces between words
@@ -65,10 +65,10 @@ class Bm25Settings:
     keeps_marks: bool = True
 
     def __post_init__(self):
-        numbers = all(isinstance(x, int | float) and math.isfinite(x) for x in (self.k1, self.b))
-        if not numbers or self.k1 < 0 or not 0 <= self.b <= 1:
-            raise RetrievalError(f"BM25: k1={self.k1!r}, b={self.b!r}; allowed are k1 from 0 on "
-                                 "and b from 0 to 1.")
+        numbers = all(isinstance(x, int | float) for x in (self.k1, self.b))
+        if not numbers or not 0 <= self.k1 <= LARGEST_K1 or not 0 <= self.b <= 1:
+            raise RetrievalError(f"BM25: k1={self.k1!r}, b={self.b!r}; allowed are k1 from 0 to "
+                                 f"{LARGEST_K1:g} and b from 0 to 1.")
         if self.language not in (*LANGUAGES, "none"):
             raise RetrievalError(f"BM25: language={self.language!r:.80}; allowed are "
                                  f"{', '.join(LANGUAGES)} and none.")
@@ -180,7 +180,8 @@ class Bm25Index(Index):
             self._bm25 = _library().BM25.load(path / "bm25", mmap=True, allow_pickle=False,
                                               backend="numpy")
             good = self._fits()
-        except (ValueError, KeyError, TypeError, AttributeError, OSError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, OSError, OverflowError,
+                RecursionError) as error:
             raise RetrievalError(
                 f"{path}: bm25/ cannot be read ({error}); build it again.") from None
         if not good:
@@ -191,15 +192,19 @@ class Bm25Index(Index):
         """Whether all numbers lie where a search will look: anybody can make a checksum."""
         index, scores = self._bm25, self._bm25.scores
         data, indices, indptr = (scores[name] for name in ("data", "indices", "indptr"))
-        words = np.fromiter(index.vocab_dict.values(), np.int64, len(index.vocab_dict))
+        # The library lists no word, too, after all that there are.
+        columns = [column for word, column in index.vocab_dict.items() if word]
+        if any(type(column) is not int for column in columns):
+            return False
+        words = np.fromiter(columns, np.int64, len(columns))
         shapes = data.ndim == indices.ndim == indptr.ndim == 1 and len(data) == len(indices)
         return bool(
             index.method == METHOD and scores["num_docs"] == self.size and shapes
-            and data.dtype == np.float32
+            and data.dtype == np.float32 and index.dtype == "float32" and np.isfinite(data).all()
             and indices.dtype.kind == indptr.dtype.kind == "i" and len(indptr)
-            and indptr[0] == 0 and indptr[-1] == len(data) and (np.diff(indptr) >= 0).all()
+            and indptr[0] == 0 and indptr[-1] == len(data) and (np.diff(indptr) > 0).all()
             and 0 <= indices.min(initial=0) and indices.max(initial=0) < self.size
-            and 0 <= words.min(initial=0) and words.max(initial=0) < len(indptr))
+            and 0 <= words.min(initial=0) and words.max(initial=0) < len(indptr) - 1)
 
     @classmethod
     def open(cls, path: str | os.PathLike) -> "Bm25Index":

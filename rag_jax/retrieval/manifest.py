@@ -169,7 +169,7 @@ def _check_manifest(path: Path, manifest: dict[str, Any]) -> None:
         need(parts <= size, f"{parts} parts of {size} passages")
     recall = manifest.get("recall", {"k": 1, "recall": 1.0, "queries": 1})
     need(isinstance(recall, dict) and is_count(recall.get("k")) and is_count(recall.get("queries"))
-         and all(isinstance(share, int | float)
+         and all(isinstance(share, int | float) and 0 <= share <= 1
                  for share in (recall.get("recall"), recall.get("target", 0))),
          f"recall {recall!r:.80}")
     allowed = {f"scann.{part}/{name}" if part else f"scann/{name}"

@@ -61,6 +61,9 @@ def scann_version() -> str | None:
     return None
 
 
+LARGEST = 1e9  # of the numbers that weigh errors
+
+
 @dataclasses.dataclass(frozen=True)
 class ScannSettings:
     """How to build and ask a ScaNN index.
@@ -98,8 +101,8 @@ class ScannSettings:
         for name, value in dataclasses.asdict(self).items():
             lowest = 0 if name == "brute_force_below" else 1
             if name in ("avq", "soar_lambda", "anisotropic_threshold"):
-                good = value is None or (math.isfinite(value) and value > 0)
-                allowed = "a number above 0, or None"
+                good = value is None or 0 < value <= LARGEST
+                allowed = f"a number above 0, up to {LARGEST:g}, or None"
             elif name == "random_init":
                 good, allowed = isinstance(value, bool), "True or False"
             else:
@@ -308,6 +311,9 @@ class ScannIndex(Index):
         ids, full = self._nominate(queries, k + min(k, self._rows - self.size))
         self._check(ids)
         scores = row_scores(queries, self._embeddings, ids)
+        if not np.isfinite(scores).all():
+            raise RetrievalError("embeddings of rows that were found are NaN, infinite or too "
+                                 "large to compare; build the index again.")
         if self._valid is not None:
             scores[~self._valid[ids]] = -np.inf
             full &= np.count_nonzero(np.isfinite(scores), axis=1) >= k

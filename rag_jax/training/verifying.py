@@ -1,6 +1,7 @@
 """All of a folder compared with its digests, and what in it is damaged, by name."""
 
 import pathlib
+import types
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -11,7 +12,7 @@ from rag_jax.retrieval.hybrid import WORDS
 from rag_jax.retrieval.manifest import open_folder
 from rag_jax.retrieval.passages import PassageStore
 from rag_jax.retrieval.verification import VerifiedFiles, open_digests
-from rag_jax.retrieval.versions import POINTER, current
+from rag_jax.retrieval.versions import POINTER, opened
 from rag_jax.training import workdir
 from rag_jax.training.checkpoint import Checkpointer
 from rag_jax.training.run import Clock
@@ -64,12 +65,15 @@ def _files(files: VerifiedFiles) -> tuple[str, list[str]]:
 
 def _index(path: pathlib.Path) -> Iterator[Part]:
     """An index, and that of the same passages' words in it, if there is one."""
-    try:
-        _, _, passages, files, valid = open_folder(current(path))
+    try:  # held, for whoever publishes another version removes this one
+        held = opened(path, lambda folder: types.SimpleNamespace(
+            **(found := open_folder(folder))._asdict() | {"version": found.path}))
     except UserError as error:
         yield Part(str(path), "index", [str(error)])
         return
-    (size, damage), of_passages = _files(files), [_files(store.files) for store in passages.stores]
+    passages, valid = held.passages, held.valid
+    (size, damage), of_passages = _files(held.files), [
+        _files(store.files) for store in passages.stores]
     count = len(passages) if valid is None else int(valid.sum())
     yield Part(str(path), f"index of {count} passages, {size}",
                damage + [name for _, names in of_passages for name in names])

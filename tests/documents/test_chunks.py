@@ -69,8 +69,8 @@ def test_a_title_that_fills_the_window_leaves_room_for_the_text(how):
 def test_no_passage_is_overlap_alone():
     """A heading that begins the next passage was all that this one had of its own."""
     text = ("# Manual\n\n" + " ".join(f"a{i}" for i in range(91))
-            + ". Short sentence number one here now ok.\n\n## Heading of the next section\n\n" + " ".join(f"w{i}" for i in range(88))
-            + ". More text here.\n")
+            + ". Short sentence number one here now ok.\n\n## Heading of the next section\n\n"
+            + " ".join(f"w{i}" for i in range(88)) + ". More text here.\n")
     document = read_content("a.md", text.encode())
     spans = [citation.span for _, citation in passages_of(
         "a.md", document, Chunking(words=100, overlap=10))]

@@ -8,12 +8,14 @@ import numpy as np
 import pytest
 
 from rag_jax.citation import Citation
+from rag_jax.retrieval import build as retrieval_build
 from rag_jax.retrieval import editing
 from rag_jax.retrieval.bm25 import Bm25Index, build_bm25
 from rag_jax.retrieval.build import RecallSettings
 from rag_jax.retrieval.editing import edit_index, edit_words
 from rag_jax.retrieval.exact import inner_products
 from rag_jax.retrieval.index import PassageIndex
+from rag_jax.retrieval.kept import KeptEmbeddings
 from rag_jax.retrieval.manifest import DELETED, EMBEDDINGS, MANIFEST
 from rag_jax.retrieval.passages import PassageStore, write_store
 from rag_jax.retrieval.protocol import Hosts, Passage, RetrievalError, merge
@@ -21,6 +23,7 @@ from rag_jax.retrieval.scann import ScannSettings
 from rag_jax.retrieval.shards import PassageEmbedder
 from rag_jax.retrieval.verification import digest_of, file_entry
 from rag_jax.retrieval.versions import current, point
+from rag_jax.training import verifying
 from rag_jax.training.verifying import verify
 from tests.retrieval.indexing import build_index
 from tests.retrieval.test_build import INPUTS, TABLE, WIDTH, Embedder, content, tokens_of
@@ -198,6 +201,45 @@ def test_who_has_it_open_keeps_its_version_and_a_killed_edit_embeds_no_shard_twi
     assert (len(whole.shapes), len(again.shapes)) == (10, 2)
     np.testing.assert_array_equal(reader.search(QUERIES, 5).ids, before.ids)
     assert reader.passages.row_of("p1") == 1 and PassageIndex.open(edit.out).size == 143
+
+
+def test_what_is_kept_of_an_index_is_not_embedded_and_a_killed_build_goes_on(edit, tmp_path):
+    edit = edit("exact")
+    kept, old = KeptEmbeddings(PassageIndex.open(edit.out)), list(edit.passages.values())
+    new = passages_of([f"a{i}" for i in range(80)], seed=1)
+    store = edit.store([passage for pair in zip(old, new, strict=False) for passage in pair]
+                       + new[len(old):] + [Passage("copy", *new[0][1:])])
+    whole, killed, again = Embedder(), Embedder(fail_after=8), Embedder()
+
+    def build(embed, name):
+        return retrieval_build.build_index(
+            store, kept.around(embedder(embed), store), tmp_path / name, kind="exact")
+
+    expected = build(whole, "whole")
+    assert kept.embedded == 80 and len(whole.shapes) < 36, "it took 37 for all of them"
+    for row in range(len(store)):
+        np.testing.assert_allclose(expected.embeddings([row])[0], vector(store[row]), rtol=1e-5)
+    with pytest.raises(KeyboardInterrupt):
+        build(killed, "killed")
+    index = build(again, "killed")
+    np.testing.assert_array_equal(index.embeddings(np.arange(len(store))),
+                                  expected.embeddings(np.arange(len(store))))
+    assert len(again.shapes) < len(whole.shapes) - 3
+
+
+def test_verify_finds_no_damage_where_another_process_publishes(edit, monkeypatch):
+    """Between its pointer and its files an index was edited, and its old version removed."""
+    edit = edit("exact")
+    edit(delete=["p1"])
+    real, left = verifying.open_folder, [passages_of([f"a{i}"]) for i in range(2)]
+
+    def meanwhile(folder):
+        while left:
+            edit(left.pop())
+        return real(folder)
+
+    monkeypatch.setattr(verifying, "open_folder", meanwhile)
+    assert [part.damage for part in verifying.verify(edit.out)] == [[]]
 
 
 def test_hosts_find_together_what_the_whole_index_finds(edit):

@@ -286,7 +286,8 @@ def test_no_code_runs_from_an_index_folder(folders, tmp_path, way):
     lambda m: m["files"].update({"../x": m["files"]["embeddings.f32"]}),
     lambda m: m.update(passages_fingerprint=None), lambda m: m.update(recall=[]),
     lambda m: m.update(kind="scann", scann={"num_leaves": "x"}), lambda m: m.update(format=None),
-    lambda m: m["recall"].update(target="high"),
+    lambda m: m["recall"].update(target="high"), lambda m: m["recall"].update(recall=10**400),
+    lambda m: m.update(kind="scann", scann={"avq": 10**400}),
 ])
 def test_a_manifest_that_lies_is_refused(folders, tmp_path, change):
     path = shutil.copytree(current(folders["exact"]), tmp_path / "i")
@@ -305,6 +306,14 @@ def test_a_manifest_that_lies_is_refused(folders, tmp_path, change):
     ("data.csc.index.npy", lambda a: np.save(a, np.array([Attack(a)]), allow_pickle=True)),
     ("vocab.index.json", lambda a: a.write_text('{"red": -7}')),
     ("vocab.index.json", lambda a: a.write_text('["red"]')),
+    ("vocab.index.json", lambda a: a.write_text('{"red": 0.5}')),
+    ("vocab.index.json", lambda a: a.write_text(json.dumps({"red": 2**70}))),
+    ("vocab.index.json", lambda a: a.write_text("[" * 100_000)),
+    ("vocab.index.json", lambda a: a.write_text(json.dumps(
+        {"red": len(np.load(a.with_name("indptr.csc.index.npy"))) - 1}))),
+    ("data.csc.index.npy", lambda a: np.save(a, np.load(a) * np.float32(np.nan))),
+    ("indptr.csc.index.npy", lambda a: np.save(a, np.load(a)[[0, *range(len(np.load(a)) - 1)]])),
+    ("params.index.json", lambda a: a.write_text(a.read_text().replace("float32", "object"))),
     ("params.index.json", lambda a: a.write_text(a.read_text().replace("lucene", "bm25l"))),
 ])
 def test_a_word_index_that_would_read_elsewhere_is_refused(folders, tmp_path, name, change):
