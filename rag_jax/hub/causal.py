@@ -18,9 +18,9 @@ VARIANTS = {name: name.removesuffix("_text") for name in USUAL}
 MODEL_TYPES = {variant: name for name, variant in VARIANTS.items()}
 
 NONE = ("attn_logit_softcapping", "final_logit_softcapping", "sliding_window")  # null: none
-UNLIMITED = ("llama", "olmo2")  # read no sliding_window
 LARGEST_HEAD = 4096
 OURS = ("variant", "window", "global_every")  # and rope_*: no names of theirs
+SOME: dict[str, list[str]] = TABLE["some"]  # by field: the model types that read it, if not all do
 
 # By type of scaling: of our fields the name there, and what is usual where it is left out.
 ROPE: dict[str, dict[str, dict[str, Any]]] = TABLE["rope"]
@@ -32,8 +32,10 @@ def flat(config: Json, file: pathlib.Path) -> dict[str, Any]:
     Raises:
       HubError: a way of scaling, or an order of layers, that is not known here.
     """
-    found = {**USUAL[config["model_type"]], **{
-        name: value for name, value in config.items() if value is not None or name in NONE}}
+    kind = config["model_type"]
+    found = {**USUAL[kind], **{
+        name: value for name, value in config.items()
+        if (value is not None or name in NONE) and kind in SOME.get(name, USUAL)}}
     if config.get("quantization_config"):
         raise HubError(f"{file}: quantization_config: weights are not read in this form; take the "
                        "checkpoint in bfloat16, float16 or float32")
@@ -41,9 +43,9 @@ def flat(config: Json, file: pathlib.Path) -> dict[str, Any]:
     found["num_key_value_heads"] = found.get("num_key_value_heads") or heads
     if not found.get("head_dim") and type(width) is type(heads) is int and heads > 0:
         found["head_dim"] = width // heads
-    activation = found.get("hidden_activation") or found.get("hidden_act")
+    activation = found.get("hidden_activation", found.get("hidden_act"))
     found["hidden_act"] = {"gelu_pytorch_tanh": "gelu_new"}.get(activation, activation)
-    found["variant"] = VARIANTS[config["model_type"]]
+    found["variant"] = VARIANTS[kind]
     return {**found, **_rope(found, file), **_windows(found, file)}
 
 
@@ -79,12 +81,15 @@ def _rope(found: Json, file: pathlib.Path) -> dict[str, Any]:
 def _windows(found: Json, file: pathlib.Path) -> dict[str, Any]:
     types, window = found.get("layer_types"), found.get("sliding_window")
     qwen = found["variant"].startswith("qwen")
-    if not window or found["variant"] in UNLIMITED or (
-            qwen and not found.get("use_sliding_window")):
+    if not window or qwen and not found.get("use_sliding_window"):
         return {"window": 0, "global_every": 0}
     every = found.get("sliding_window_pattern", 0)
     if types is not None:
         every = _period(types, found.get("num_hidden_layers"), file)
+        if every and found["variant"] == "mistral":
+            raise HubError(f"{file}: layer_types = {reprlib.repr(types)} and sliding_window = "
+                           f"{window}: transformers' Mistral has this window in every layer, and "
+                           "its AutoModel takes Ministral for this, which is not known here")
     elif qwen:
         raise HubError(f"{file}: use_sliding_window without layer_types is not known here")
     return {"window": 0 if every == 1 else window, "global_every": 0 if every == 1 else every}

@@ -159,6 +159,9 @@ def modern_bert_flat(config: Mapping[str, Any], file: pathlib.Path) -> dict[str,
       HubError: layers in another order, or positions of another kind.
     """
     flat = {"norm_eps": 1e-5, "global_attn_every_n_layers": 3, **config}
+    if config.get("sliding_window") is not None:  # there it sets local_attention
+        raise HubError(f"{file}: sliding_window = {reprlib.repr(config['sliding_window'])}: say "
+                       "twice as much as local_attention in its place")
     ropes = config.get("rope_parameters") or {}
     if not isinstance(ropes, dict) or not all(
             isinstance(rope, dict | None) for rope in ropes.values()):

@@ -45,12 +45,40 @@ def test_only_qwen_reads_use_sliding_window():
     assert causal_config({**GEMMA, "use_sliding_window": False}, FILE).window == 4096
 
 
+LLAMA = {**GEMMA, "model_type": "llama", "hidden_act": "silu"}
+MISTRAL = {**LLAMA, "model_type": "mistral", "sliding_window": 7}
+
+
+@pytest.mark.parametrize("config,names", [
+    (LLAMA, ["final_logit_softcapping", "attn_logit_softcapping", "query_pre_attn_scalar",
+             "rope_local_base_freq", "rope_local_theta", "sliding_window"]),
+    ({**LLAMA, "hidden_activation": None}, ["hidden_activation"]),
+    (MISTRAL, ["rope_local_base_freq", "sliding_window_pattern"]),
+    (GEMMA, ["sliding_window_pattern", "rope_local_base_freq", "hidden_act"]),
+    ({**GEMMA, "model_type": "gemma3_text"}, ["attn_logit_softcapping"]),
+])
+def test_what_another_family_alone_reads_says_nothing(config, names):
+    """Or a model would be computed that transformers, which passes over these, does not know."""
+    expected = causal_config(config, FILE)
+    for name in names:
+        value = "relu" if name.startswith("hidden") else 3
+        assert causal_config({**config, name: value}, FILE) == expected, name
+
+
+def test_mistral_has_its_window_in_every_layer():
+    """MistralForCausalLM does not read layer_types, and AutoModel makes another class of it."""
+    assert causal_config({**MISTRAL, "layer_types": [LOCAL] * 4}, FILE).window == 7
+    with pytest.raises(HubError, match="Ministral"):
+        causal_config({**MISTRAL, "layer_types": [LOCAL, GLOBAL] * 2}, FILE)
+
+
 @pytest.mark.parametrize("changes,message", [
     ({"hidden_size": 2**30}, "heads of width 268435456"),
     ({"hidden_size": 12}, "heads of width 3"),
     ({"layer_types": 3}, "layer_types"),
     ({"rope_parameters": [1]}, "rope_parameters"),
     ({"rope_parameters": {GLOBAL: 1}}, "rope_parameters"),
+    ({"sliding_window": 3}, "sliding_window = 3: .* local_attention"),
     ({"embedding_dropout": 0.1}, "embedding_dropout = 0.1 is another architecture"),
 ])
 def test_numbers_that_no_modern_bert_has(changes, message):
