@@ -50,32 +50,46 @@ def flat(config: Json, file: pathlib.Path) -> dict[str, Any]:
 
 
 def _rope(found: Json, file: pathlib.Path) -> dict[str, Any]:
-    rope = found.get("rope_parameters") or found.get("rope_scaling") or {}
-    local = {}
-    if isinstance(rope, dict) and "full_attention" in rope:
-        rope, local = rope["full_attention"] or {}, rope.get("sliding_attention") or {}
-    if not (isinstance(rope, dict) and isinstance(local, dict)):
-        raise HubError(f"{file}: rope_parameters = {reprlib.repr(rope)} should be an object")
+    rope, local, nested = _sections(found, file)
     kind = rope.get("rope_type", rope.get("type", "default"))
-    if str(kind) not in ROPE or local.get("rope_type", "default") != "default":
+    if str(kind) not in ROPE or (
+            local.get("rope_type", local.get("type", "default")) != "default"):
         raise HubError(f"{file}: rope_type = {reprlib.repr(kind)} is not known here; allowed: "
                        f"{', '.join(ROPE)}, and default in local layers")
-    known = {"rope_type", "type", "rope_theta", *(theirs["name"] for theirs in ROPE[kind].values())}
-    if kind in ("default", "linear"):  # transformers writes it, and does not read it
-        known.add("original_max_position_embeddings")
-    if unknown := {name for name, value in rope.items() if value is not None} - known:
+    usual = {"rope_type", "type", "rope_theta",  # and what transformers writes and does not read
+             "original_max_position_embeddings"}
+    known = usual | {theirs["name"] for theirs in ROPE[kind].values()}
+    if unknown := {name for names, section in ((known, rope), (usual, local))
+                   for name, value in section.items() if value is not None and name not in names}:
         raise HubError(f"{file}: {', '.join(sorted(unknown))} of rope_type {kind} are not known "
                        f"here; known: {', '.join(sorted(known))}")
     result = {"rope_type": kind, "rope_theta": rope.get("rope_theta", found["rope_theta"])}
-    if theta := local.get("rope_theta", found.get("rope_local_base_freq")):
+    if theta := local.get("rope_theta") or found.get("rope_local_base_freq"):
         result["rope_local_theta"] = theta
     for ours, theirs in ROPE[kind].items():
         result[ours] = rope.get(theirs["name"], theirs.get("usual"))
-        if result[ours] is None and ours == "rope_positions":
-            result[ours] = found.get("max_position_embeddings")
+        if ours == "rope_positions":  # which stands outside, too, and goes first there
+            outside = None if nested else found.get(theirs["name"])
+            result[ours] = outside or result[ours] or found.get("max_position_embeddings")
         if result[ours] is None:
             raise HubError(f"{file}: rope_type {kind} lacks {theirs['name']}")
     return result
+
+
+def _sections(found: Json, file: pathlib.Path) -> tuple[dict[str, Any], dict[str, Any], bool]:
+    """What is said of rotary positions in global layers, what in local ones, and whether there is
+    a section of each, as in Gemma 3 alone."""
+    nested = found["variant"] == "gemma3"
+    older, newer = found.get("rope_scaling") or {}, found.get("rope_parameters") or {}
+    if older and newer and older != newer:
+        raise HubError(f"{file}: rope_scaling = {reprlib.repr(older)} and rope_parameters = "
+                       f"{reprlib.repr(newer)} differ; leave one of them out")
+    rope, local = older or newer, {}
+    if nested and newer and isinstance(newer, dict):
+        rope, local = newer.get("full_attention") or {}, newer.get("sliding_attention") or {}
+    if not (isinstance(rope, dict) and isinstance(local, dict)):
+        raise HubError(f"{file}: rope_parameters = {reprlib.repr(rope)} should be an object")
+    return rope, local, nested
 
 
 def _windows(found: Json, file: pathlib.Path) -> dict[str, Any]:

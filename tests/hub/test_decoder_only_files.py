@@ -40,6 +40,40 @@ def test_numbers_that_no_decoder_only_model_has(changes, message):
         causal_config({**GEMMA, **changes}, FILE)
 
 
+YARN = {"rope_type": "yarn", "rope_theta": 100.0, "factor": 4.0,
+        "original_max_position_embeddings": 16}
+GEMMA3 = {**GEMMA, "model_type": "gemma3_text"}
+
+
+def test_what_is_said_twice_of_rotary_positions_has_to_be_the_same():
+    """transformers takes rope_scaling where there are both; rope_parameters was taken here."""
+    said = {**GEMMA, "rope_parameters": YARN}
+    assert causal_config({**said, "rope_scaling": YARN}, FILE) == causal_config(said, FILE)
+    with pytest.raises(HubError, match="rope_scaling = .* and rope_parameters = .* differ"):
+        causal_config({**said, "rope_scaling": {**YARN, "factor": 2.0}}, FILE)
+
+
+@pytest.mark.parametrize("config,expected", [
+    ({**GEMMA, "rope_parameters": YARN}, 9), ({**GEMMA, "rope_scaling": YARN}, 9),
+    ({**GEMMA3, "rope_parameters": {GLOBAL: YARN}}, 16), ({**GEMMA3, "rope_scaling": YARN}, 16),
+])
+def test_the_length_before_scaling_goes_first_outside_of_its_section(config, expected):
+    """As in transformers, where Gemma 3, which has two sections, does not read it."""
+    assert causal_config(config, FILE).rope_positions == 16
+    outside = {**config, "original_max_position_embeddings": 9}
+    assert causal_config(outside, FILE).rope_positions == expected
+
+
+@pytest.mark.parametrize("config", [
+    {**GEMMA, "rope_parameters": {GLOBAL: YARN, LOCAL: {}}},
+    {**GEMMA3, "rope_parameters": {GLOBAL: YARN, LOCAL: {"type": "linear"}}},
+    {**GEMMA3, "rope_parameters": {GLOBAL: YARN, LOCAL: {"partial_rotary_factor": 0.5}}},
+])
+def test_sections_of_rotary_positions_that_are_not_known_here(config):
+    with pytest.raises(HubError, match="not known here"):
+        causal_config(config, FILE)
+
+
 def test_only_qwen_reads_use_sliding_window():
     """transformers' Gemma does not: its local layers would see everything."""
     assert causal_config({**GEMMA, "use_sliding_window": False}, FILE).window == 4096
@@ -55,7 +89,7 @@ MISTRAL = {**LLAMA, "model_type": "mistral", "sliding_window": 7}
     ({**LLAMA, "hidden_activation": None}, ["hidden_activation"]),
     (MISTRAL, ["rope_local_base_freq", "sliding_window_pattern"]),
     (GEMMA, ["sliding_window_pattern", "rope_local_base_freq", "hidden_act"]),
-    ({**GEMMA, "model_type": "gemma3_text"}, ["attn_logit_softcapping"]),
+    (GEMMA3, ["attn_logit_softcapping"]),
 ])
 def test_what_another_family_alone_reads_says_nothing(config, names):
     """Or a model would be computed that transformers, which passes over these, does not know."""
