@@ -148,25 +148,42 @@ def check(config: CausalConfig, file: pathlib.Path) -> None:
 def written(config: CausalConfig, fields: Json) -> dict[str, Any]:
     """A config.json of `fields`, those of names.toml, that `flat` reads; in the form that
     transformers read before version 5 too."""
-    c, gemma = config, config.variant.startswith("gemma")
+    c, gemma, kind = config, config.variant.startswith("gemma"), MODEL_TYPES[config.variant]
+    activation = {"gelu_new": "gelu_pytorch_tanh"}.get(c.activation, c.activation)
     scaling = {theirs["name"]: getattr(c, ours) for ours, theirs in ROPE[c.rope_type].items()}
     result = {name: value for name, value in fields.items()
               if name not in OURS and not name.startswith("rope_")}
-    result |= {"model_type": MODEL_TYPES[c.variant], "rope_theta": c.rope_theta,
-               "rope_scaling": {"rope_type": c.rope_type, **scaling} if scaling else None}
-    if c.activation == "gelu_new":
-        result["hidden_act"] = "gelu_pytorch_tanh"
-    if c.rope_local_theta:
-        result["rope_local_base_freq"] = c.rope_local_theta
-    if gemma:
-        result["hidden_activation"] = result.pop("hidden_act")
-        result |= {name: result[name] or None for name in NONE if name in result}
-    else:
-        for name in ("query_pre_attn_scalar", *NONE):
-            result.pop(name, None)
-    result["sliding_window"] = c.window or (1 if gemma else None)
-    if c.window or gemma:
+    result |= {"model_type": kind, "hidden_act": activation, "hidden_activation": activation,
+               "query_pre_attn_scalar": c.query_size or c.head_size,
+               "attn_logit_softcapping": c.attention_cap or None,
+               "final_logit_softcapping": c.final_cap or None,
+               "rope_theta": c.rope_theta,
+               "rope_local_base_freq": c.rope_local_theta or c.rope_theta,
+               "rope_scaling": {"rope_type": c.rope_type, **scaling} if scaling else None,
+               "sliding_window": c.window or (1 if gemma else None),
+               "use_sliding_window": bool(c.window)}
+    if gemma or c.window and c.variant != "mistral":  # AutoModel would make a Ministral of it
         kinds = ("full_attention", "sliding_attention")
-        result |= {"use_sliding_window": bool(c.window),
-                   "layer_types": [kinds[local] for local in c.local_layers]}
-    return result
+        result["layer_types"] = [kinds[local] for local in c.local_layers]
+    return {name: value for name, value in result.items() if kind in SOME.get(name, USUAL)}
+
+
+def check_written(config: CausalConfig, again: CausalConfig) -> None:
+    """Raises HubError where what was written of a configuration is read `again` as another model:
+    the class of its variant does not read all that it says."""
+    said, read = _computed(config), _computed(again)
+    if other := next((name for name in said if said[name] != read[name]), None):
+        raise HubError(f"config.model.generator: {other}={getattr(config, other)}: transformers' "
+                       f"{MODEL_TYPES[config.variant]} has none that computes this")
+
+
+def _computed(config: CausalConfig) -> dict[str, Any]:
+    """What a model computes, by a field that says it; the same of fields that mean the same."""
+    c, local = config, any(config.local_layers)
+    rope = (c.rope_theta, c.rope_type, *(getattr(c, ours) for ours in ROPE[c.rope_type]))
+    near = (c.rope_local_theta, "default") if c.rope_local_theta else rope
+    return {**{ours: getattr(c, ours) for ours in TABLE["causal"]["fields"]},
+            "query_size": c.query_size or c.head_size, "attention_cap": c.attention_cap,
+            "final_cap": c.final_cap, "window": c.window if local else 0,
+            "global_every": c.local_layers, "rope_factor": rope,
+            "rope_local_theta": near if local else None}

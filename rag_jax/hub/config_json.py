@@ -380,10 +380,15 @@ def bart_json(config: BartConfig, ids: SpecialIds) -> dict[str, Any]:
 
 
 def causal_json(config: CausalConfig, ids: SpecialIds) -> dict[str, Any]:
-    """The config.json of a decoder-only model."""
-    return {**causal.written(config, _written("causal", config)),
-            **{name: value for name, value in generation_json(config, ids).items()
-               if name in (IDS["end"], IDS["pad"], IDS["bos"])}}
+    """The config.json of a decoder-only model.
+
+    Raises:
+      HubError: a field that the class of its variant does not read.
+    """
+    result = causal.written(config, _written("causal", config))
+    causal.check_written(config, causal_config(result, pathlib.Path("config.model.generator")))
+    return {**result, **{name: value for name, value in generation_json(config, ids).items()
+                         if name in (IDS["end"], IDS["pad"], IDS["bos"])}}
 
 
 class Form(NamedTuple):

@@ -1,10 +1,12 @@
 """config.json of decoder-only models and of ModernBERT: what is not computed here is refused."""
 
+import dataclasses
 import pathlib
 
 import pytest
 
-from rag_jax.hub.config_json import bert_config, causal_config
+from rag_jax.config import CausalConfig
+from rag_jax.hub.config_json import SpecialIds, bert_config, causal_config, causal_json
 from rag_jax.hub.stored import HubError
 
 FILE = pathlib.Path("config.json")
@@ -104,6 +106,45 @@ def test_mistral_has_its_window_in_every_layer():
     assert causal_config({**MISTRAL, "layer_types": [LOCAL] * 4}, FILE).window == 7
     with pytest.raises(HubError, match="Ministral"):
         causal_config({**MISTRAL, "layer_types": [LOCAL, GLOBAL] * 2}, FILE)
+
+
+OURS = {"vocab_size": 38, "max_positions": 64, "width": 16, "decoder_layers": 4, "heads": 4,
+        "kv_heads": 2, "head_size": 4, "mlp_width": 10, "rope_theta": 100.0}
+
+
+@pytest.mark.parametrize("variant,fields,other", [
+    ("gemma2", {}, {"query_size": 4}), ("qwen2", {"query_size": 4}, {"query_size": 0}),
+    ("gemma2", {"query_size": 5, "attention_cap": 2.0, "final_cap": 3.0, "window": 3}, {}),
+    ("gemma3", {"query_size": 5, "window": 3, "global_every": 2}, {"rope_local_theta": 100.0}),
+    ("gemma3", {"query_size": 5, "window": 3, "rope_type": "linear", "rope_factor": 2.0,
+                "rope_local_theta": 10.0}, {}),
+    ("mistral", {"window": 3}, {}), ("qwen3", {"window": 3, "global_every": 2}, {}),
+    ("qwen3", {"window": 3, "rope_local_theta": 100.0}, {"rope_local_theta": 0.0}),
+    ("llama", {"rope_type": "linear", "rope_factor": 2.0}, {}), ("olmo2", {"tied": False}, {}),
+])
+def test_an_export_is_imported_as_the_same_model(variant, fields, other):
+    """`other`: fields that come back otherwise, and mean the same. A query_pre_attn_scalar of 0
+    divided by zero, and Gemma 3's local layers had turned otherwise."""
+    config = CausalConfig(variant=variant, **OURS, **fields)
+    written = causal_json(config, SpecialIds())
+    assert causal_config(written, FILE) == dataclasses.replace(config, **other)
+    assert variant != "mistral" or "layer_types" not in written  # AutoModel's Ministral has them
+
+
+@pytest.mark.parametrize("variant,name,fields", [
+    ("llama", "query_size", {"query_size": 5}), ("llama", "window", {"window": 3}),
+    ("olmo2", "window", {"window": 3}), ("mistral", "final_cap", {"final_cap": 2.0}),
+    ("qwen2", "attention_cap", {"attention_cap": 2.0}),
+    ("gemma3", "attention_cap", {"attention_cap": 2.0}),
+    ("mistral", "global_every", {"window": 3, "global_every": 2}),
+    ("gemma2", "rope_local_theta", {"window": 3, "rope_local_theta": 10.0}),
+    ("qwen3", "rope_local_theta", {"window": 3, "rope_local_theta": 10.0}),
+    ("gemma3", "rope_local_theta", {"window": 3, "rope_type": "linear", "rope_factor": 2.0}),
+])
+def test_what_no_class_of_transformers_computes_is_not_exported(variant, name, fields):
+    """Without a word it was another model there, and here as soon as it was read again."""
+    with pytest.raises(HubError, match=rf"config\.model\.generator: {name}="):
+        causal_json(CausalConfig(variant=variant, **OURS, **fields), SpecialIds())
 
 
 @pytest.mark.parametrize("changes,message", [

@@ -20,15 +20,18 @@ import reference  # noqa: E402
 import sentences  # noqa: E402
 import transformers  # noqa: E402
 
+from rag_jax.config import CausalConfig  # noqa: E402
 from rag_jax.data.text import Tokenizer, train_bart_tokenizer, train_bert_tokenizer  # noqa: E402
 from rag_jax.decoding.answer import decode  # noqa: E402
 from rag_jax.decoding.settings import Decoding  # noqa: E402
 from rag_jax.hub.card import Provenance, model_card  # noqa: E402
-from rag_jax.hub.families import FAMILIES  # noqa: E402
+from rag_jax.hub.config_json import Architecture  # noqa: E402
+from rag_jax.hub.families import FAMILIES, class_of  # noqa: E402
 from rag_jax.hub.load import load  # noqa: E402
 from rag_jax.hub.save import save  # noqa: E402
 from rag_jax.hub.tensors import open_tensors  # noqa: E402
 from rag_jax.models import rag  # noqa: E402
+from rag_jax.models.causal_lm import CausalLM  # noqa: E402
 from rag_jax.models.dpr import DprEncoder  # noqa: E402
 
 CASES = reference.CASES
@@ -339,6 +342,27 @@ def test_decoder_only_layers_of_real_widths(name, tmp_path):
     for part, value in expected.items():
         np.testing.assert_allclose(ours[part], value, rtol=0, err_msg=part,
                                    atol=1e-4 * max(1.0, value.abs().max()))
+
+
+@pytest.mark.parametrize("variant,fields", [
+    ("gemma2", {}), ("gemma3", {"window": 3, "global_every": 2}), ("mistral", {"window": 3}),
+    ("gemma3", {"window": 3, "rope_type": "linear", "rope_factor": 2.0, "rope_local_theta": 9.0})])
+def test_what_was_trained_from_random_weights_computes_the_same_there(variant, fields, tmp_path):
+    """Fields that stand as ours leave them, which no checkpoint's do, were exported as others."""
+    config = CausalConfig(variant=variant, vocab_size=38, width=16, decoder_layers=3, heads=4,
+                          kv_heads=2, head_size=4, mlp_width=10, init_std=0.3, rope_theta=100.0,
+                          max_positions=64, **fields)
+    module, ids = CausalLM(config), np.random.default_rng(0).integers(0, 38, (2, 9), np.int32)
+    given = ids[:, :4], np.ones((2, 4), bool), ids[:, 4:]
+    params = tiny.perturbed(tiny.jit(module.init)(jax.random.key(0), *given)["params"])
+    save(tmp_path / "out", class_of(config), {"generator": params}, Architecture(None, config))
+    model = transformers.AutoModelForCausalLM.from_pretrained(
+        tmp_path / "out", attn_implementation="eager")
+    with torch.no_grad():
+        expected = model(torch.from_numpy(ids).long()).logits[:, 4:]
+    with jax.default_matmul_precision("highest"):
+        ours = tiny.jit(module.apply)({"params": params}, *given)
+    np.testing.assert_allclose(ours, expected, atol=1e-4)
 
 
 @pytest.mark.parametrize("family", ["RagTokenForGeneration", "DPRContextEncoder"])
