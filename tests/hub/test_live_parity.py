@@ -3,6 +3,7 @@
 import argparse
 import dataclasses
 import functools
+import json
 import pathlib
 import re
 
@@ -106,6 +107,19 @@ def test_sentence_encoders_agree_with_sentence_transformers(name, size, toleranc
     _, info = getattr(transformers, case.model).from_pretrained(
         tmp_path / "out", output_loading_info=True)
     assert not any(info.values()), info
+
+
+@pytest.mark.parametrize("passage", ["passage", "corpus"])
+def test_prompts_that_sentence_transformers_passes_over(passage, tmp_path):
+    case = dataclasses.replace(sentences.CASES["bert_mean"], settings={
+        "prompts": {"query": "query: ", passage: "passage: "}})
+    sentences.build(case, tmp_path)
+    edit = tmp_path / "config_sentence_transformers.json"
+    settings = json.loads(edit.read_text())
+    edit.write_text(json.dumps({**settings, "prompts": case.settings["prompts"]}))
+    expected, found = sentences.vectors(sentences.opened(tmp_path)), load(tmp_path)
+    for part, value in parity.sentence_vectors(found).items():
+        np.testing.assert_allclose(value, expected[part], rtol=0, atol=1e-5, err_msg=part)
 
 
 @pytest.mark.parametrize("name", ["dpr_question", "bart_generation", "rag_sequence"])
