@@ -124,6 +124,9 @@ def _export(path: pathlib.Path, out: pathlib.Path, run: str | None, family: str 
                               "which transformers' RAG has not; export another run")
     model = _model(config, tokenizers)
     params, ids, kind, base = _params(path, config, run, model, parallel.make_mesh(config.mesh))
+    if run and not config.retrieval.k:  # without passages, its encoders are part of nothing
+        for tower in pretrained.ENCODERS:
+            params.pop(tower, None)
     written = ["without the classifier, for which there is no class"] * (rag.CLASSIFIER in params)
     params.pop(rag.CLASSIFIER, None)
     if rag.FUSION in params:

@@ -18,9 +18,9 @@ VARIANTS = {name: name.removesuffix("_text") for name in USUAL}
 MODEL_TYPES = {variant: name for name, variant in VARIANTS.items()}
 
 NONE = ("attn_logit_softcapping", "final_logit_softcapping", "sliding_window")  # null: none
-UNLIMITED = ("llama", "olmo2")  # read no sliding_window
 LARGEST_HEAD = 4096
 OURS = ("variant", "window", "global_every")  # and rope_*: no names of theirs
+SOME: dict[str, list[str]] = TABLE["some"]  # by field: the model types that read it, if not all do
 
 # By type of scaling: of our fields the name there, and what is usual where it is left out.
 ROPE: dict[str, dict[str, dict[str, Any]]] = TABLE["rope"]
@@ -32,8 +32,10 @@ def flat(config: Json, file: pathlib.Path) -> dict[str, Any]:
     Raises:
       HubError: a way of scaling, or an order of layers, that is not known here.
     """
-    found = {**USUAL[config["model_type"]], **{
-        name: value for name, value in config.items() if value is not None or name in NONE}}
+    kind = config["model_type"]
+    found = {**USUAL[kind], **{
+        name: value for name, value in config.items()
+        if (value is not None or name in NONE) and kind in SOME.get(name, USUAL)}}
     if config.get("quantization_config"):
         raise HubError(f"{file}: quantization_config: weights are not read in this form; take the "
                        "checkpoint in bfloat16, float16 or float32")
@@ -41,50 +43,67 @@ def flat(config: Json, file: pathlib.Path) -> dict[str, Any]:
     found["num_key_value_heads"] = found.get("num_key_value_heads") or heads
     if not found.get("head_dim") and type(width) is type(heads) is int and heads > 0:
         found["head_dim"] = width // heads
-    activation = found.get("hidden_activation") or found.get("hidden_act")
+    activation = found.get("hidden_activation", found.get("hidden_act"))
     found["hidden_act"] = {"gelu_pytorch_tanh": "gelu_new"}.get(activation, activation)
-    found["variant"] = VARIANTS[config["model_type"]]
+    found["variant"] = VARIANTS[kind]
     return {**found, **_rope(found, file), **_windows(found, file)}
 
 
 def _rope(found: Json, file: pathlib.Path) -> dict[str, Any]:
-    rope = found.get("rope_parameters") or found.get("rope_scaling") or {}
-    local = {}
-    if isinstance(rope, dict) and "full_attention" in rope:
-        rope, local = rope["full_attention"] or {}, rope.get("sliding_attention") or {}
-    if not (isinstance(rope, dict) and isinstance(local, dict)):
-        raise HubError(f"{file}: rope_parameters = {reprlib.repr(rope)} should be an object")
+    rope, local, nested = _sections(found, file)
     kind = rope.get("rope_type", rope.get("type", "default"))
-    if str(kind) not in ROPE or local.get("rope_type", "default") != "default":
+    if str(kind) not in ROPE or (
+            local.get("rope_type", local.get("type", "default")) != "default"):
         raise HubError(f"{file}: rope_type = {reprlib.repr(kind)} is not known here; allowed: "
                        f"{', '.join(ROPE)}, and default in local layers")
-    known = {"rope_type", "type", "rope_theta", *(theirs["name"] for theirs in ROPE[kind].values())}
-    if kind in ("default", "linear"):  # transformers writes it, and does not read it
-        known.add("original_max_position_embeddings")
-    if unknown := {name for name, value in rope.items() if value is not None} - known:
+    usual = {"rope_type", "type", "rope_theta",  # and what transformers writes and does not read
+             "original_max_position_embeddings"}
+    known = usual | {theirs["name"] for theirs in ROPE[kind].values()}
+    if unknown := {name for names, section in ((known, rope), (usual, local))
+                   for name, value in section.items() if value is not None and name not in names}:
         raise HubError(f"{file}: {', '.join(sorted(unknown))} of rope_type {kind} are not known "
                        f"here; known: {', '.join(sorted(known))}")
     result = {"rope_type": kind, "rope_theta": rope.get("rope_theta", found["rope_theta"])}
-    if theta := local.get("rope_theta", found.get("rope_local_base_freq")):
+    if theta := local.get("rope_theta") or found.get("rope_local_base_freq"):
         result["rope_local_theta"] = theta
     for ours, theirs in ROPE[kind].items():
         result[ours] = rope.get(theirs["name"], theirs.get("usual"))
-        if result[ours] is None and ours == "rope_positions":
-            result[ours] = found.get("max_position_embeddings")
+        if ours == "rope_positions":  # which stands outside, too, and goes first there
+            outside = None if nested else found.get(theirs["name"])
+            result[ours] = outside or result[ours] or found.get("max_position_embeddings")
         if result[ours] is None:
             raise HubError(f"{file}: rope_type {kind} lacks {theirs['name']}")
     return result
 
 
+def _sections(found: Json, file: pathlib.Path) -> tuple[dict[str, Any], dict[str, Any], bool]:
+    """What is said of rotary positions in global layers, what in local ones, and whether there is
+    a section of each, as in Gemma 3 alone."""
+    nested = found["variant"] == "gemma3"
+    older, newer = found.get("rope_scaling") or {}, found.get("rope_parameters") or {}
+    if older and newer and older != newer:
+        raise HubError(f"{file}: rope_scaling = {reprlib.repr(older)} and rope_parameters = "
+                       f"{reprlib.repr(newer)} differ; leave one of them out")
+    rope, local = older or newer, {}
+    if nested and newer and isinstance(newer, dict):
+        rope, local = newer.get("full_attention") or {}, newer.get("sliding_attention") or {}
+    if not (isinstance(rope, dict) and isinstance(local, dict)):
+        raise HubError(f"{file}: rope_parameters = {reprlib.repr(rope)} should be an object")
+    return rope, local, nested
+
+
 def _windows(found: Json, file: pathlib.Path) -> dict[str, Any]:
     types, window = found.get("layer_types"), found.get("sliding_window")
     qwen = found["variant"].startswith("qwen")
-    if not window or found["variant"] in UNLIMITED or (
-            qwen and not found.get("use_sliding_window")):
+    if not window or qwen and not found.get("use_sliding_window"):
         return {"window": 0, "global_every": 0}
     every = found.get("sliding_window_pattern", 0)
     if types is not None:
         every = _period(types, found.get("num_hidden_layers"), file)
+        if every and found["variant"] == "mistral":
+            raise HubError(f"{file}: layer_types = {reprlib.repr(types)} and sliding_window = "
+                           f"{window}: transformers' Mistral has this window in every layer, and "
+                           "its AutoModel takes Ministral for this, which is not known here")
     elif qwen:
         raise HubError(f"{file}: use_sliding_window without layer_types is not known here")
     return {"window": 0 if every == 1 else window, "global_every": 0 if every == 1 else every}
@@ -129,25 +148,42 @@ def check(config: CausalConfig, file: pathlib.Path) -> None:
 def written(config: CausalConfig, fields: Json) -> dict[str, Any]:
     """A config.json of `fields`, those of names.toml, that `flat` reads; in the form that
     transformers read before version 5 too."""
-    c, gemma = config, config.variant.startswith("gemma")
+    c, gemma, kind = config, config.variant.startswith("gemma"), MODEL_TYPES[config.variant]
+    activation = {"gelu_new": "gelu_pytorch_tanh"}.get(c.activation, c.activation)
     scaling = {theirs["name"]: getattr(c, ours) for ours, theirs in ROPE[c.rope_type].items()}
     result = {name: value for name, value in fields.items()
               if name not in OURS and not name.startswith("rope_")}
-    result |= {"model_type": MODEL_TYPES[c.variant], "rope_theta": c.rope_theta,
-               "rope_scaling": {"rope_type": c.rope_type, **scaling} if scaling else None}
-    if c.activation == "gelu_new":
-        result["hidden_act"] = "gelu_pytorch_tanh"
-    if c.rope_local_theta:
-        result["rope_local_base_freq"] = c.rope_local_theta
-    if gemma:
-        result["hidden_activation"] = result.pop("hidden_act")
-        result |= {name: result[name] or None for name in NONE if name in result}
-    else:
-        for name in ("query_pre_attn_scalar", *NONE):
-            result.pop(name, None)
-    result["sliding_window"] = c.window or (1 if gemma else None)
-    if c.window or gemma:
+    result |= {"model_type": kind, "hidden_act": activation, "hidden_activation": activation,
+               "query_pre_attn_scalar": c.query_size or c.head_size,
+               "attn_logit_softcapping": c.attention_cap or None,
+               "final_logit_softcapping": c.final_cap or None,
+               "rope_theta": c.rope_theta,
+               "rope_local_base_freq": c.rope_local_theta or c.rope_theta,
+               "rope_scaling": {"rope_type": c.rope_type, **scaling} if scaling else None,
+               "sliding_window": c.window or (1 if gemma else None),
+               "use_sliding_window": bool(c.window)}
+    if gemma or c.window and c.variant != "mistral":  # AutoModel would make a Ministral of it
         kinds = ("full_attention", "sliding_attention")
-        result |= {"use_sliding_window": bool(c.window),
-                   "layer_types": [kinds[local] for local in c.local_layers]}
-    return result
+        result["layer_types"] = [kinds[local] for local in c.local_layers]
+    return {name: value for name, value in result.items() if kind in SOME.get(name, USUAL)}
+
+
+def check_written(config: CausalConfig, again: CausalConfig) -> None:
+    """Raises HubError where what was written of a configuration is read `again` as another model:
+    the class of its variant does not read all that it says."""
+    said, read = _computed(config), _computed(again)
+    if other := next((name for name in said if said[name] != read[name]), None):
+        raise HubError(f"config.model.generator: {other}={getattr(config, other)}: transformers' "
+                       f"{MODEL_TYPES[config.variant]} has none that computes this")
+
+
+def _computed(config: CausalConfig) -> dict[str, Any]:
+    """What a model computes, by a field that says it; the same of fields that mean the same."""
+    c, local = config, any(config.local_layers)
+    rope = (c.rope_theta, c.rope_type, *(getattr(c, ours) for ours in ROPE[c.rope_type]))
+    near = (c.rope_local_theta, "default") if c.rope_local_theta else rope
+    return {**{ours: getattr(c, ours) for ours in TABLE["causal"]["fields"]},
+            "query_size": c.query_size or c.head_size, "attention_cap": c.attention_cap,
+            "final_cap": c.final_cap, "window": c.window if local else 0,
+            "global_every": c.local_layers, "rope_factor": rope,
+            "rope_local_theta": near if local else None}

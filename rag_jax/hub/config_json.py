@@ -159,6 +159,9 @@ def modern_bert_flat(config: Mapping[str, Any], file: pathlib.Path) -> dict[str,
       HubError: layers in another order, or positions of another kind.
     """
     flat = {"norm_eps": 1e-5, "global_attn_every_n_layers": 3, **config}
+    if config.get("sliding_window") is not None:  # there it sets local_attention
+        raise HubError(f"{file}: sliding_window = {reprlib.repr(config['sliding_window'])}: say "
+                       "twice as much as local_attention in its place")
     ropes = config.get("rope_parameters") or {}
     if not isinstance(ropes, dict) or not all(
             isinstance(rope, dict | None) for rope in ropes.values()):
@@ -204,10 +207,14 @@ def t5_config(config: Mapping[str, Any], file: pathlib.Path) -> T5Config:
     if form not in _FEED_FORWARDS:
         raise HubError(f"{file}: feed_forward_proj = {reprlib.repr(form)} is not known here; "
                        f"allowed: {', '.join(_FEED_FORWARDS)}")
-    activation, gated = _FEED_FORWARDS[form]
+    said = dict(zip(("dense_act_fn", "is_gated_act"), _FEED_FORWARDS[form], strict=True))
+    for name, value in said.items():  # they go first in transformers
+        if config.get(name, value) not in (value, None):
+            raise HubError(f"{file}: {name} = {reprlib.repr(config[name])}, and feed_forward_proj "
+                           f"= {form!r} says {value!r}")
     scaled = config.get("scale_decoder_outputs", config.get("tie_word_embeddings") is not False)
     result = _read("t5", T5Config, {
-        **config, "dense_act_fn": activation, "is_gated_act": gated,
+        **config, **said,
         "num_decoder_layers": config.get("num_decoder_layers") or config.get("num_layers"),
         "scale_decoder_outputs": older and scaled}, file)
     if result.relative_distance <= result.relative_buckets // 2:
@@ -226,10 +233,11 @@ def t5_json(model_type: str, config: T5Config, ids: SpecialIds) -> dict[str, Any
     """
     forms = {value: form for form, value in _FEED_FORWARDS.items()}
     form = forms.get((config.activation, config.gated))
-    if form is None or model_type == "mt5" and config.scale_output:
+    if form is None or config.scale_output and (model_type == "mt5" or not config.tied):
         raise HubError(f"config.model.generator: activation={config.activation}, "
-                       f"gated={config.gated}, scale_output={config.scale_output}: there is no "
-                       f"such {model_type} in transformers")
+                       f"gated={config.gated}, tied={config.tied}, "
+                       f"scale_output={config.scale_output}: there is no such {model_type} in "
+                       "transformers")
     return {"model_type": model_type, "is_encoder_decoder": True, "feed_forward_proj": form,
             "tie_word_embeddings": config.scale_output, **_written("t5", config),
             **generation_json(config, ids)}
@@ -377,10 +385,15 @@ def bart_json(config: BartConfig, ids: SpecialIds) -> dict[str, Any]:
 
 
 def causal_json(config: CausalConfig, ids: SpecialIds) -> dict[str, Any]:
-    """The config.json of a decoder-only model."""
-    return {**causal.written(config, _written("causal", config)),
-            **{name: value for name, value in generation_json(config, ids).items()
-               if name in (IDS["end"], IDS["pad"], IDS["bos"])}}
+    """The config.json of a decoder-only model.
+
+    Raises:
+      HubError: a field that the class of its variant does not read.
+    """
+    result = causal.written(config, _written("causal", config))
+    causal.check_written(config, causal_config(result, pathlib.Path("config.model.generator")))
+    return {**result, **{name: value for name, value in generation_json(config, ids).items()
+                         if name in (IDS["end"], IDS["pad"], IDS["bos"])}}
 
 
 class Form(NamedTuple):

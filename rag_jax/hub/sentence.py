@@ -24,7 +24,6 @@ FILES = ["modules.json", "sentence_bert_config.json", "config_sentence_transform
          "*_Pooling/config.json", "*_Dense/*"]
 KINDS = ("Transformer", "Pooling", "Dense", "Normalize")
 MODES = {"cls_token": "cls", "mean_tokens": "mean", "cls": "cls", "mean": "mean"}
-PASSAGE_PROMPTS = ("document", "passage", "corpus")  # as encode_document looks for them
 
 
 class Sentence(NamedTuple):
@@ -136,7 +135,11 @@ def _pooling(file: pathlib.Path) -> tuple[str, bool]:
 
 
 def _settings(folder: pathlib.Path) -> dict[str, Any]:
-    """The prompts, and normalize where the product is the cosine."""
+    """The prompts, and normalize where the product is the cosine.
+
+    encode_document takes the prompt `passage` or `corpus` of a model that has none for `document`;
+    sentence-transformers gives every one that it opens such a prompt, empty where nobody says it.
+    """
     file = folder / "config_sentence_transformers.json"
     content = read_json(file) if file.is_file() else {}
     product, prompts = content.get("similarity_fn_name"), content.get("prompts") or {}
@@ -146,9 +149,8 @@ def _settings(folder: pathlib.Path) -> dict[str, Any]:
     if not isinstance(prompts, dict) or not all(
             isinstance(text, str | None) for text in prompts.values()):
         raise HubError(f"{file}: prompts = {reprlib.repr(prompts)} should be texts by name")
-    passage = (prompts.get(name) for name in PASSAGE_PROMPTS)
     fields = {"query_prefix": prompts.get("query") or "",
-              "passage_prefix": next(filter(None, passage), "")}
+              "passage_prefix": prompts.get("document") or ""}
     return fields | ({"normalize": True} if product == "cosine" else {})
 
 

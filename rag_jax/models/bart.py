@@ -80,7 +80,8 @@ class Bart(encoder_decoder.EncoderDecoder):
                ) -> jax.Array:
         scale = self.config.width**0.5 if self.config.scale_embedding else 1.0
         positions = positions if positions.ndim == 3 else positions[None]
-        x = norm(look_up(self.embedding, ids) * scale + positions)
+        rows = look_up(self.embedding, ids).astype(jnp.float32)  # a scale in bfloat16 is rounded
+        x = norm(rows * scale + positions)
         return self.drop(x, deterministic=deterministic)
 
     def encode(self, ids: jax.Array, mask: jax.Array, deterministic: bool = True,

@@ -198,10 +198,11 @@ class CausalLM(nn.Module):
         self.norm = RmsNorm(c.layer_norm_eps, jnp.dtype(c.dtype), float(gemma))
 
     def embed(self, ids: jax.Array) -> jax.Array:
-        """The first layer's input dtype[R, N, D] of ids [R, N]."""
+        """The first layer's input dtype[R, N, D] of ids [R, N]; Gemma's scale is rounded to the
+        dtype, as in transformers, whichever dtype the table is kept in."""
         c = self.config
-        scale = c.width**0.5 if VARIANTS[c.variant].gemma else 1.0
-        return (look_up(self.embedding, ids) * scale).astype(c.dtype)
+        x = look_up(self.embedding, ids).astype(c.dtype)
+        return x * c.width**0.5 if VARIANTS[c.variant].gemma else x
 
     def angles(self, positions: jax.Array) -> list[jax.Array]:
         """float32[2, R, N, C / 2] for `turned` at positions int32[R, N], for each kind of layer."""

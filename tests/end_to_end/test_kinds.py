@@ -101,6 +101,10 @@ def test_a_classifier_trains_evaluates_and_answers(claims, tmp_path, capsys):
         trained(claims, tmp_path, *HEAD, "--config.eval.labels=A,B,C")
     convert.main(["--from", str(tmp_path), "--to", str(tmp_path / "exported")])
     assert "without the classifier" in capsys.readouterr().out
+    alone = tmp_path / "alone"
+    convert.main(["--from", str(tmp_path), "--to", str(alone), "--run=closed_book"])
+    said = capsys.readouterr().out.rstrip()
+    assert said.endswith(f"no class; BartForConditionalGeneration in {alone}")
 
 
 def test_a_label_is_told_by_one_token(claims, tmp_path, capsys):

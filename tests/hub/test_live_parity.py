@@ -3,6 +3,7 @@
 import argparse
 import dataclasses
 import functools
+import json
 import pathlib
 import re
 
@@ -20,15 +21,18 @@ import reference  # noqa: E402
 import sentences  # noqa: E402
 import transformers  # noqa: E402
 
+from rag_jax.config import CausalConfig  # noqa: E402
 from rag_jax.data.text import Tokenizer, train_bart_tokenizer, train_bert_tokenizer  # noqa: E402
 from rag_jax.decoding.answer import decode  # noqa: E402
 from rag_jax.decoding.settings import Decoding  # noqa: E402
 from rag_jax.hub.card import Provenance, model_card  # noqa: E402
-from rag_jax.hub.families import FAMILIES  # noqa: E402
+from rag_jax.hub.config_json import Architecture  # noqa: E402
+from rag_jax.hub.families import FAMILIES, class_of  # noqa: E402
 from rag_jax.hub.load import load  # noqa: E402
 from rag_jax.hub.save import save  # noqa: E402
 from rag_jax.hub.tensors import open_tensors  # noqa: E402
 from rag_jax.models import rag  # noqa: E402
+from rag_jax.models.causal_lm import CausalLM  # noqa: E402
 from rag_jax.models.dpr import DprEncoder  # noqa: E402
 
 CASES = reference.CASES
@@ -103,6 +107,19 @@ def test_sentence_encoders_agree_with_sentence_transformers(name, size, toleranc
     _, info = getattr(transformers, case.model).from_pretrained(
         tmp_path / "out", output_loading_info=True)
     assert not any(info.values()), info
+
+
+@pytest.mark.parametrize("passage", ["passage", "corpus"])
+def test_prompts_that_sentence_transformers_passes_over(passage, tmp_path):
+    case = dataclasses.replace(sentences.CASES["bert_mean"], settings={
+        "prompts": {"query": "query: ", passage: "passage: "}})
+    sentences.build(case, tmp_path)
+    edit = tmp_path / "config_sentence_transformers.json"
+    settings = json.loads(edit.read_text())
+    edit.write_text(json.dumps({**settings, "prompts": case.settings["prompts"]}))
+    expected, found = sentences.vectors(sentences.opened(tmp_path)), load(tmp_path)
+    for part, value in parity.sentence_vectors(found).items():
+        np.testing.assert_allclose(value, expected[part], rtol=0, atol=1e-5, err_msg=part)
 
 
 @pytest.mark.parametrize("name", ["dpr_question", "bart_generation", "rag_sequence"])
@@ -339,6 +356,27 @@ def test_decoder_only_layers_of_real_widths(name, tmp_path):
     for part, value in expected.items():
         np.testing.assert_allclose(ours[part], value, rtol=0, err_msg=part,
                                    atol=1e-4 * max(1.0, value.abs().max()))
+
+
+@pytest.mark.parametrize("variant,fields", [
+    ("gemma2", {}), ("gemma3", {"window": 3, "global_every": 2}), ("mistral", {"window": 3}),
+    ("gemma3", {"window": 3, "rope_type": "linear", "rope_factor": 2.0, "rope_local_theta": 9.0})])
+def test_what_was_trained_from_random_weights_computes_the_same_there(variant, fields, tmp_path):
+    """Fields that stand as ours leave them, which no checkpoint's do, were exported as others."""
+    config = CausalConfig(variant=variant, vocab_size=38, width=16, decoder_layers=3, heads=4,
+                          kv_heads=2, head_size=4, mlp_width=10, init_std=0.3, rope_theta=100.0,
+                          max_positions=64, **fields)
+    module, ids = CausalLM(config), np.random.default_rng(0).integers(0, 38, (2, 9), np.int32)
+    given = ids[:, :4], np.ones((2, 4), bool), ids[:, 4:]
+    params = tiny.perturbed(tiny.jit(module.init)(jax.random.key(0), *given)["params"])
+    save(tmp_path / "out", class_of(config), {"generator": params}, Architecture(None, config))
+    model = transformers.AutoModelForCausalLM.from_pretrained(
+        tmp_path / "out", attn_implementation="eager")
+    with torch.no_grad():
+        expected = model(torch.from_numpy(ids).long()).logits[:, 4:]
+    with jax.default_matmul_precision("highest"):
+        ours = tiny.jit(module.apply)({"params": params}, *given)
+    np.testing.assert_allclose(ours, expected, atol=1e-4)
 
 
 @pytest.mark.parametrize("family", ["RagTokenForGeneration", "DPRContextEncoder"])

@@ -307,8 +307,10 @@ def sentence_folder(folder, modules, pooling, settings, **more):
     (PLAIN, {"pooling_mode_mean_tokens": True}, {"similarity_fn_name": "cosine"},
      {"pooling": "mean", "normalize": True, "logit_scale": 20.0}),
     ([*PLAIN, NORMALIZE], CLS, {"similarity_fn_name": "dot", "prompts": {
-        "query": "query: ", "document": "", "passage": "passage: ", "clustering": "c: "}},
+        "query": "query: ", "document": "passage: ", "passage": "p: ", "clustering": "c: "}},
      {"normalize": True, "query_prefix": "query: ", "passage_prefix": "passage: "}),
+    (PLAIN, CLS, {"prompts": {"passage": "p: ", "corpus": "c: "}}, {"passage_prefix": ""}),
+    (PLAIN, CLS, {"prompts": {"document": "", "passage": "p: "}}, {"passage_prefix": ""}),
 ])
 def test_what_sentence_transformers_says_is_taken_over(modules, pooling, settings, expected,
                                                        tmp_path):

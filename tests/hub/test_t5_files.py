@@ -73,6 +73,14 @@ def test_a_scaled_output_layer_is_the_token_table(folder):
         load(folder)
 
 
+def test_a_scaled_output_layer_of_its_own_is_not_exported(folder, tmp_path):
+    """The folder was written, and refused when it was read: transformers 4 would tie the two."""
+    found = load(folder)
+    scaled = dataclasses.replace(found.generator, scale_output=True)
+    with pytest.raises(HubError, match="tied=False, scale_output=True: there is no such t5"):
+        save(tmp_path / "out", found.family, found.params, Architecture(None, scaled, found.ids))
+
+
 def test_special_tokens_that_nobody_names_are_t5s(folder):
     """Guards against BART's: with </s> first, every answer would be another."""
     edit_config(folder, decoder_start_token_id=None, pad_token_id=None, eos_token_id=None)
@@ -85,6 +93,8 @@ def test_special_tokens_that_nobody_names_are_t5s(folder):
 
 @pytest.mark.parametrize("changes, message", [
     ({"feed_forward_proj": "gated-silu"}, "feed_forward_proj = 'gated-silu' is not known here"),
+    ({"dense_act_fn": "relu"}, "dense_act_fn = 'relu', and feed_forward_proj = 'gated-gelu' says"),
+    ({"is_gated_act": False}, "is_gated_act = False, and feed_forward_proj"),
     ({"is_decoder": True}, "is_decoder = True is another architecture"),
     ({"d_kv": None}, "lacks d_kv"),
     ({"num_layers": 2, "num_decoder_layers": 1}, "8 missing tensors|9 missing tensors"),

@@ -12,6 +12,7 @@ import tiny
 
 from rag_jax.config import BART_PRESETS
 from rag_jax.models.bart import Bart
+from rag_jax.models.generator import in_dtype
 from rag_jax.models.stack import unstack_layers
 
 ROWS, SOURCE, TARGET = 3, 6, 5
@@ -63,6 +64,16 @@ def test_relu_and_scaled_embeddings_are_choices(params):
                     module=bart(activation="relu", scale_embedding=True))
     expected = reference(params, activation="relu", scale=4.0)
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_the_scale_of_embeddings_is_that_of_a_float32_table():
+    """From a table in bfloat16 its scale was rounded, sqrt(12) by a part in 745."""
+    module = bart(width=12, scale_embedding=True, dtype="bfloat16")
+    first = tiny.jit(module.init)(jax.random.key(0), IDS, MASK, DECODER_IDS)["params"]
+    kept = in_dtype(tiny.perturbed(first), "bfloat16")
+    whole = {**kept, "embedding": kept["embedding"].astype(jnp.float32)}
+    encode = tiny.jit(functools.partial(module.apply, method="encode"))
+    np.testing.assert_array_equal(*(encode({"params": each}, IDS, MASK) for each in (kept, whole)))
 
 
 def test_source_padding_changes_nothing(params):

@@ -16,6 +16,7 @@ import tiny
 from rag_jax.config import CausalConfig
 from rag_jax.models.attention import KeysValues
 from rag_jax.models.causal_lm import CausalLM, frequencies
+from rag_jax.models.generator import in_dtype
 
 SIZE = {"vocab_size": 38, "max_positions": 64, "width": 12, "decoder_layers": 3, "heads": 4,
         "kv_heads": 2, "head_size": 4, "mlp_width": 10, "init_std": 0.3, "rope_theta": 100.0}
@@ -139,6 +140,16 @@ def test_a_scan_over_the_layers_is_the_loop(name):
     np.testing.assert_allclose(value, expected, rtol=1e-5)
     tiny.assert_trees_close(jax.tree.map(lambda x: x[1], gradient["decoder"]["layers"]),
                             layer["decoder"]["layer_1"], rtol=1e-3, atol=1e-5)
+
+
+def test_gemma_scales_embeddings_as_transformers_does():
+    """Trained from a float32 table and asked from one in bfloat16, it was two models."""
+    module = CausalLM(dataclasses.replace(CONFIGS["gemma2"], dtype="bfloat16"))
+    kept = in_dtype(params("gemma2"), "bfloat16")
+    expected = np.asarray(kept["embedding"])[IDS] * np.asarray(12**0.5, jnp.bfloat16)
+    for tree in (params("gemma2"), kept):
+        found = tiny.jit(functools.partial(module.apply, method="embed"))({"params": tree}, IDS)
+        np.testing.assert_array_equal(found, expected)
 
 
 def test_scaled_rotary_positions_keep_what_turns_fast():
