@@ -345,7 +345,10 @@ class Server:
                 fields.strings("delete", settings.max_texts, settings.max_body)
                 if fields.has("delete") else (),
                 fields.text("memory") if fields.has("memory") else None)
-        await asyncio.shield(asyncio.wrap_future(change))
+        try:
+            await asyncio.shield(asyncio.wrap_future(change))
+        finally:
+            del change  # of an error that it holds, the traceback holds this, and an open index
         return await self._list_memory(request)
 
     async def _metrics(self, request: Request) -> Response:

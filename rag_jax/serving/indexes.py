@@ -4,6 +4,7 @@ import concurrent.futures
 import copy
 import dataclasses
 import functools
+import gc
 import hashlib
 import itertools
 import json
@@ -285,10 +286,12 @@ class Indexes:
         return rag
 
     def _swap(self, name: str) -> None:
+        gc.collect()
         self._show(name, self._opened(name))
         self.current = self.open[name]
 
     def _edit(self, name: str, add: Sequence[Passage], delete: Sequence[str]) -> None:
+        gc.collect()  # earlier versions that a cycle keeps open; by itself it would hardly come
         rag = self.current.rag
         # Edited on the host, as the devices' tables would change under those who read them.
         index = open_index(rag.job, rag.run, str(self.paths[name]))
