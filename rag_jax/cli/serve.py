@@ -34,6 +34,7 @@ def main(argv: list[str] | None = None) -> None:
         import uvicorn
 
         from rag_jax.serving.app import Server
+        from rag_jax.serving.protocol import Bounded
     except ModuleNotFoundError as error:
         raise ConfigError(f"{error.name} is not installed: pip install 'rag_jax[serve]'") from None
     _check_address(options.host, options.port)
@@ -65,7 +66,7 @@ def main(argv: list[str] | None = None) -> None:
 
     server = Server(indexes, settings, lambda what: print(f"compiled {what}", flush=True), started)
     web = uvicorn.Server(uvicorn.Config(
-        server.app, options.host, options.port, log_level="warning", server_header=False,
+        server.app, log_level="warning", server_header=False, http=Bounded,
         timeout_graceful_shutdown=int(settings.grace), limit_concurrency=1024))
     web.run()
     if server.worker.failure is not None:
