@@ -139,7 +139,7 @@ class Server:
                           "with RAG_JAX_MEMORY_TOKEN or RAG_JAX_TOKEN", 403)
         kind, _, given = request.headers.get("authorization", "").partition(" ")
         if token and not (kind.lower() == "bearer" and secrets.compare_digest(
-                given.strip().encode("latin-1"), token.encode())):  # its bytes, as they came
+                given.strip().encode("latin-1"), token.encode())):
             raise Refused("a token is needed: Authorization: Bearer TOKEN", 401)
 
     async def _body(self, request: Request) -> Fields:
