@@ -10,8 +10,10 @@ import json
 import os
 import pathlib
 import random
+import re
 import socket
 import threading
+import types
 import weakref
 
 import httpx2
@@ -25,6 +27,7 @@ from rag_jax import flags, overrides
 from rag_jax.cli import serve
 from rag_jax.config import Config, ConfigError
 from rag_jax.retrieval import hybrid
+from rag_jax.serving import app, indexes
 from rag_jax.serving.app import _without_paths
 from rag_jax.serving.indexes import OpenIndex, Question
 from rag_jax.serving.settings import Settings
@@ -295,6 +298,39 @@ def test_a_port_that_is_taken_is_told_before_anything_is_read(monkeypatch):
             serve.main([f"--port={port}"])
 
 
+@pytest.mark.parametrize("port", [-1, 65536, 70000])
+def test_a_port_is_one_that_there_is(monkeypatch, port):
+    """70000 was said to be ready, and 4464 listened."""
+    monkeypatch.setattr(flags, "asked_config", lambda options: Config())
+    with pytest.raises(ConfigError, match=f"--port={port}: must be 0 .* to 65535"):
+        serve.main([f"--port={port}"])
+
+
+@pytest.mark.parametrize("host", [".example.com", "a" * 64, "a..b"])
+def test_a_host_that_is_no_name_is_told(monkeypatch, host):
+    monkeypatch.setattr(flags, "asked_config", lambda options: Config())
+    with pytest.raises(ConfigError, match=f"--host={host} .*nothing can listen there"):
+        serve.main([f"--host={host}"])
+
+
+def test_a_free_port_is_the_one_that_is_printed(monkeypatch, capsys):
+    """Which port was listened at was said nowhere."""
+    def run(web, sockets):
+        web.config.app(None)  # the start is over
+        sockets[0].close()
+
+    monkeypatch.setattr(flags, "asked_config", lambda options: Config())
+    monkeypatch.setattr(rag_jax.api, "load", lambda *_, **__: types.SimpleNamespace(run="fid"))
+    monkeypatch.setattr(indexes, "Indexes", lambda rag, settings: None)
+    monkeypatch.setattr(app, "Server", lambda indexes, settings, compiled, started: (
+        types.SimpleNamespace(app=started, worker=types.SimpleNamespace(failure=None))))
+    monkeypatch.setattr(gc, "freeze", lambda: None)
+    monkeypatch.setattr(uvicorn, "Config", lambda app, **_: types.SimpleNamespace(app=app))
+    monkeypatch.setattr(uvicorn.Server, "run", run)
+    serve.main(["--port=0"])
+    assert re.fullmatch(r"ready: http://127.0.0.1:[1-9]\d+\n", capsys.readouterr().out)
+
+
 def test_a_server_that_ends_answers_what_it_has_begun(asking, monkeypatch):
     """A stream that was cut where an answer looks whole."""
     with socket.socket() as free:
@@ -351,7 +387,8 @@ def test_limits_methods_and_models(asking):
     assert done.status_code == 413
     assert asking.post("/answer", content=b"{}").status_code == 415
     assert asking.get("/answer").status_code == 405 and asking.get("/nosuch").status_code == 404
-    assert asking.get("/health", headers={"Host": "evil.example"}).status_code == 400
+    for host, status in (("evil.example", 400), ("127.0.0.1:x@evil.com", 400), ("[::1]:80", 200)):
+        assert asking.get("/health", headers={"Host": host}).status_code == status, host
     unknown = asking.post("/v1/chat/completions", json=chat(ASK) | {"model": "gpt"})
     assert unknown.status_code == 404 and "rag_token" in unknown.json()["error"]["message"]
     for field in ({"tools": [{}]}, {"top_p": True}, {"top_p": 0.5}):
