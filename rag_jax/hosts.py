@@ -199,8 +199,9 @@ def first(make: Callable[[], T]) -> T:
     if leads():
         try:
             made = make()
-        except Exception as error:  # kept in no variable: its traceback would hold it, and itself
-            exchange(f"process 0: {type(error).__name__}: {error}")  # the others would wait for ever
+        except Exception as error:  # kept in no variable: its traceback would keep it, in turn
+            # The others would wait for ever.
+            exchange(f"process 0: {type(error).__name__}: {error}")
             raise
         exchange(None)
         return made
