@@ -255,6 +255,7 @@ class Indexes:
 
     def swap(self, name: str) -> concurrent.futures.Future:
         """Opens the newest version of an index, and answers from it from then on."""
+        self._check_reads()
         if name not in self.paths:
             raise Refused(f"\"swap\" is {name[:60]!r}: expected one of {', '.join(self.paths)}",
                           field="swap")
@@ -266,8 +267,7 @@ class Indexes:
 
         name: of an open one; None = of that which is the current one now.
         """
-        if self.current.rag.index is None:
-            raise Refused("this model reads no passages")
+        self._check_reads()
         return self._changes.submit(self._edit, self.named(name).name, add, delete)
 
     def open_also(self, name: str) -> None:
@@ -279,6 +279,10 @@ class Indexes:
 
     def close(self) -> None:
         self._changes.shutdown(cancel_futures=True)
+
+    def _check_reads(self) -> None:
+        if self._first is None:
+            raise Refused("this model reads no passages: it has no memory to change")
 
     def _opened(self, name: str) -> Rag:
         rag = copy.copy(self.current.rag)

@@ -15,12 +15,14 @@ import socket
 import threading
 import types
 import weakref
+from urllib.parse import quote
 
 import httpx2
 import jax.monitoring
 import numpy as np
 import pytest
 import uvicorn
+from starlette.testclient import TestClient
 
 import rag_jax
 from rag_jax import flags, overrides
@@ -182,7 +184,11 @@ def test_vectors_passages_and_ranks_are_those_of_python(asking, rag):
         np.frombuffer(base64.b64decode(each["embedding"]), "<f4") for each in packed])
     np.testing.assert_allclose(vectors, rag.embed_queries(texts), atol=1e-5)
     documents = asking.post("/v1/embeddings", json={
-        "model": "rag_token-document", "input": texts}).json()["data"]
+        "model": "rag_token-document", "input": texts}).json()
+    counts = documents["usage"]
+    assert counts["prompt_tokens"] == counts["total_tokens"] == sum(map(
+        len, rag.job.prepared.retriever_tokenizer.encode(texts))) > 0
+    documents = documents["data"]
     oracle = rag.embed_passages(texts)
     np.testing.assert_allclose([each["embedding"] for each in documents], oracle, atol=1e-5)
     for route in ("/v1/rerank", "/v2/rerank"):
@@ -387,6 +393,8 @@ def test_limits_methods_and_models(asking):
     assert done.status_code == 413
     assert asking.post("/answer", content=b"{}").status_code == 415
     assert asking.get("/answer").status_code == 405 and asking.get("/nosuch").status_code == 404
+    assert 'rag_jax:http_requests_total{model_name="rag_token",status="405"}' in asking.get(
+        "/metrics").text
     for host, status in (("evil.example", 400), ("127.0.0.1:x@evil.com", 400), ("[::1]:80", 200)):
         assert asking.get("/health", headers={"Host": host}).status_code == status, host
     unknown = asking.post("/v1/chat/completions", json=chat(ASK) | {"model": "gpt"})
@@ -506,6 +514,31 @@ def test_indexes_are_swapped_and_edited_by_who_knows_the_token(asking, rag):
     assert refused.status_code == 422 and f"'{known}y'" in told and f"'{known}'" in told
     assert str(rag.job.workdir) not in told and told.startswith("passages: none of its ")
     assert asking.post("/memory", json={"swap": "2018"}, headers=TOKEN).json()["current"] == "2018"
+
+
+@asks_python
+def test_a_passage_is_fetched_whatever_its_id_is(asking):
+    """One with a newline could be added, and its citation led nowhere."""
+    for name in ("two\nlines", "ends\n", "a/b c?"):
+        new = {"id": name, "title": "", "text": "A leafhopper."}
+        assert asking.post("/memory", json={"add": [new]}, headers=TOKEN).status_code == 200
+        found = asking.get(f"/passages/2018/{quote(name, safe='')}")
+        assert found.status_code == 200 and found.json()["id"] == name
+        assert asking.post("/memory", json={"delete": [name]}, headers=TOKEN).status_code == 200
+
+
+@asks_python
+def test_a_model_without_passages_says_that_it_has_none(uninterrupted, one_device):
+    """It named numbers from 1 to 0, and one of no names."""
+    rag = rag_jax.load(uninterrupted)
+    rag.index = None
+    settings = Settings("rag_token", memory_token="change", batch_sizes=(1,))
+    server = app.Server(indexes.Indexes(rag, settings), settings)
+    asking = TestClient(server.app, base_url="http://localhost")  # whose worker has not begun
+    for path, body in (("/retrieve", {"question": ASK, "k": 5}), ("/memory", {"swap": "2018"})):
+        refused = asking.post(path, json=body, headers=TOKEN)
+        assert refused.status_code == 422
+        assert refused.json()["error"]["message"].startswith("this model reads no passages: ")
 
 
 def test_an_error_names_no_folder_whatever_it_is_called():
