@@ -40,8 +40,7 @@ LEFT = 499  # a status for the metrics: the client is gone
 ENDING = "the server is ending: what it has not answered by now it does not answer"
 KINDS = {401: "authentication_error", 403: "permission_error", 404: "not_found_error",
          429: "rate_limit_error"}
-# What an id or a URL has before its first slash, no absolute path has.
-PATH = re.compile(r"(?<![\w./-])(?:/[^\s/:;,'\"]+)+/([^\s/:;,'\"]+)")
+PART = r"/[^\s/:;,'\"]+"  # of a path
 
 
 class _Any(PathConvertor):
@@ -436,8 +435,16 @@ def _error(message: str, status: int, field: str | None = None) -> Response:
 
 
 def _without_paths(message: str, known: Sequence[pathlib.Path]) -> str:
-    """Without the folders of this machine that an error may name; of those `known`, names may hold
-    spaces and what else ends a path."""
-    for path in sorted(map(str, known), key=len, reverse=True):
-        message = message.replace(path, re.sub(r"[\s:;,'\"]", "_", path))
-    return PATH.sub(r"\1", message)
+    """Without the folders of this machine that an error may name: of each path, its last part; of
+    a version of an index, the index's name. Names of those `known` may hold spaces and the like."""
+    names = {str(path): path.name for path in known}
+    longest_first = "|".join(map(re.escape, sorted(names, key=len, reverse=True)))
+
+    def last_part(found: re.Match) -> str:
+        path, rest = found.groups()
+        if path in names and re.fullmatch(r"(/versions/\d+)?", rest):
+            return names[path]
+        return rest.rpartition("/")[2] or found[0]
+
+    # What an id or a URL has before its first slash, no absolute path has.
+    return re.sub(rf"(?<![\w./-])({longest_first}|{PART})((?:{PART})*)", last_part, message)

@@ -542,12 +542,15 @@ def test_a_model_without_passages_says_that_it_has_none(uninterrupted, one_devic
 
 
 def test_an_error_names_no_folder_whatever_it_is_called():
-    """Of a folder with a space, all from the space on was told."""
+    """Of a folder with a space, all from the space on was told; of a version, its number alone."""
     known = [pathlib.Path("/home/jane doe/runs"), pathlib.Path("/home/jane doe/runs/indexes/my 18")]
     told = _without_paths(
         "/home/jane doe/runs/indexes/my 18/passages/meta.json: damaged; build "
         "/home/jane doe/runs/indexes/my 18 again, not '2018/capital' or /mnt/other/x.tsv", known)
-    assert told == "meta.json: damaged; build my_18 again, not '2018/capital' or x.tsv"
+    assert told == "meta.json: damaged; build my 18 again, not '2018/capital' or x.tsv"
+    told = _without_paths("/home/jane doe/runs/indexes/my 18/versions/12: passages/meta.json is "
+                          "missing in /home/jane doe/runs, /mnt/a/versions/3 and /tmp", known)
+    assert told == "my 18: passages/meta.json is missing in runs, 3 and /tmp"
 
 
 def test_no_answer_mixes_two_indexes(asking):
