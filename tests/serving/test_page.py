@@ -205,7 +205,7 @@ def test_a_memory_that_was_chosen_stays_when_the_server_is_asked_again(opened):
     opened.select_option("#memory", "2016")
     opened.evaluate("document.querySelector('option').dataset.before = 1")
     opened.evaluate("document.getElementById('token').dispatchEvent(new Event('change'))")
-    opened.wait_for_function("!document.querySelector('option[data-before]')")
+    opened.wait_for_selector("option[data-before]", state="detached")
     assert opened.input_value("#memory") == "2016"
 
 
