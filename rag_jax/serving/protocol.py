@@ -5,17 +5,17 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 HEAD = 2**16  # bytes
 _ANSWER = (b"HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-type: text/plain\r\n"
            b"content-length: %d\r\nconnection: close\r\n\r\n%b")
-_TOLD = b"the head of a request has at most %d bytes" % HEAD
+_TOLD = b"the head of a request has less than %d bytes" % HEAD
 
 
 class Bounded(HttpToolsProtocol):
-    """Refuses a head, or what follows the last part of a body, of more than HEAD bytes.
+    """Refuses a head, or what follows the last part of a body, of HEAD bytes or more.
 
     The parser keeps all of it until it ends, before anybody has looked at a token; of itself it has
     no limit. A body is counted where it is read (`Server._body`).
     """
 
-    _kept = 0  # bytes since the last head or part of a body was complete
+    _kept = 0  # bytes since the last request, or the last part of its body, was complete
 
     def data_received(self, data: bytes) -> None:
         while data and not self.transport.is_closing():
@@ -26,10 +26,6 @@ class Bounded(HttpToolsProtocol):
             if self._kept >= HEAD and not self.transport.is_closing():
                 self.transport.write(_ANSWER % (len(_TOLD), _TOLD))
                 self.transport.close()
-
-    def on_headers_complete(self) -> None:
-        super().on_headers_complete()
-        self._kept = 0
 
     def on_body(self, body: bytes) -> None:
         super().on_body(body)

@@ -70,7 +70,7 @@ def sent(*parts):
 def test_a_head_without_end_is_refused(parts):
     """Hundreds of megabytes of it were kept, of a client without a token."""
     bodies, written = sent(*parts)
-    assert b"HTTP/1.1 431 " in written and written.endswith(b"at most 65536 bytes")
+    assert b"HTTP/1.1 431 " in written and written.endswith(b"less than 65536 bytes")
     assert len(bodies) <= 1
 
 
@@ -79,7 +79,7 @@ def test_a_head_without_end_is_refused(parts):
     ([BEGIN + b"content-length: %d\r\n\r\n" % (4 * HEAD) + b"x" * 4 * HEAD], [b"x" * 4 * HEAD]),
     ([BEGIN + b"transfer-encoding: chunked\r\n\r\n" + b"1\r\nx\r\n" * HEAD, b"0\r\n\r\n"],
      [b"x" * HEAD]),
-    ([BEGIN + b"content-length: 1\r\n\r\n1"] * 2000, [b"1"] * 2000)],
+    ([BEGIN + b"\r\n"] * 2000, [b""] * 2000)],
     ids=["a long head", "a long body", "a body in parts", "many requests"])
 def test_nothing_else_is_refused(parts, bodies):
     found, written = sent(*parts)
