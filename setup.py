@@ -63,8 +63,9 @@ PLOTS = ["matplotlib>=3.8"]
 DOCUMENTS = ["pypdfium2>=5", "selectolax>=1", "markdown-it-py>=3", "chardetng_py>=0.3.5"]
 # rag_jax.serve. Starlette routes requests and brings little besides anyio; uvicorn speaks HTTP, by
 # httptools, as h11 leaves a trace in the log for every malformed request; prometheus-client writes
-# the figures of /metrics, and orbax brings it anyway.
-SERVE = ["starlette>=1", "uvicorn>=0.40", "httptools>=0.6", "prometheus-client>=0.20"]
+# the figures of /metrics, and orbax brings it anyway. Before Starlette 1.7, "Host:
+# 127.0.0.1:x@evil.com" was taken for this machine's, and [::1] was not.
+SERVE = ["starlette>=1.7", "uvicorn>=0.40", "httptools>=0.6", "prometheus-client>=0.20"]
 EXTRAS = {
     "tpu": ["jax[tpu]"],
     "cuda": ["jax[cuda13]"],

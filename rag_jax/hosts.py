@@ -196,16 +196,18 @@ def first(make: Callable[[], T]) -> T:
     Raises:
       UserError: make() failed in process 0, whose own error is raised there.
     """
-    error = None
     if leads():
         try:
             made = make()
-        except Exception as caught:  # the others would wait for ever
-            error = caught
-    failed = exchange(error and f"process 0: {type(error).__name__}: {error}")[0]
-    if failed:
-        raise error or UserError(failed)
-    return made if leads() else make()
+        except Exception as error:  # kept in no variable: its traceback would keep it, in turn
+            # The others would wait for ever.
+            exchange(f"process 0: {type(error).__name__}: {error}")
+            raise
+        exchange(None)
+        return made
+    if failed := exchange(None)[0]:
+        raise UserError(failed)
+    return make()
 
 
 def share(size: int) -> slice:

@@ -21,7 +21,8 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--host", default="127.0.0.1",
                         help="address to listen at; 0.0.0.0 = all of this machine's (default: "
                         "%(default)s, for this machine alone)")
-    parser.add_argument("--port", type=int, default=8000, help="default: %(default)s")
+    parser.add_argument("--port", type=int, default=8000,
+                        help="0 = a free one, which is printed (default: %(default)s)")
     parser.add_argument("--open", default="", metavar="NAME,NAME", help="further indexes of the "
                         "workdir that a request may name")
     parser.add_argument("--batch_sizes", type=flags.counts, default=(1, 4, 8, 16),
@@ -34,9 +35,10 @@ def main(argv: list[str] | None = None) -> None:
         import uvicorn
 
         from rag_jax.serving.app import Server
+        from rag_jax.serving.protocol import Bounded
     except ModuleNotFoundError as error:
         raise ConfigError(f"{error.name} is not installed: pip install 'rag_jax[serve]'") from None
-    _check_address(options.host, options.port)
+    sockets = _bound(options.host, options.port)
     flags.connect(options, config)
 
     from rag_jax import api, hosts
@@ -59,26 +61,39 @@ def main(argv: list[str] | None = None) -> None:
         if failure is None:
             gc.freeze()  # what the start has made stays: no collection looks through it again
             host = f"[{options.host}]" if ":" in options.host else options.host
-            print(f"ready: http://{host}:{options.port}", flush=True)
+            print(f"ready: http://{host}:{sockets[0].getsockname()[1]}", flush=True)
         else:
             web.should_exit = True
 
     server = Server(indexes, settings, lambda what: print(f"compiled {what}", flush=True), started)
     web = uvicorn.Server(uvicorn.Config(
-        server.app, options.host, options.port, log_level="warning", server_header=False,
+        server.app, log_level="warning", server_header=False, http=Bounded,
         timeout_graceful_shutdown=int(settings.grace), limit_concurrency=1024))
-    web.run()
+    web.run(sockets)
     if server.worker.failure is not None:
         raise server.worker.failure
 
 
-def _check_address(host: str, port: int) -> None:
-    """Raises ConfigError, before anything is read and compiled, where nothing can listen there."""
+def _bound(host: str, port: int) -> list[socket.socket]:
+    """The sockets to listen with, of one port; nobody hears them yet.
+
+    Raises:
+      ConfigError: before anything is read and compiled, nothing can listen there.
+    """
+    if not 0 <= port < 2**16:  # some systems take it modulo 65536
+        raise ConfigError(f"--port={port}: must be 0 (a free one) to 65535")
+    bound = []
     try:
         for family, kind, _, _, address in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
-            with socket.socket(family, kind) as trial:
-                trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                trial.bind(address)
-    except (OSError, OverflowError) as error:
+            bound.append(socket.socket(family, kind))
+            bound[-1].setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if family == socket.AF_INET6:  # which may be beside the same port of IPv4
+                bound[-1].setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            bound[-1].bind((address[0], port, *address[2:]))
+            port = bound[-1].getsockname()[1]
+    except (OSError, UnicodeError) as error:  # no name of a host is encoded to the second
+        for each in bound:
+            each.close()
         raise ConfigError(f"--host={host} --port={port}: nothing can listen there ({error}); name "
-                          "a free port of this machine") from None
+                          "an address and a free port of this machine") from None
+    return bound

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 from starlette.applications import Starlette
+from starlette.convertors import PathConvertor, register_url_convertor
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
@@ -39,8 +40,16 @@ LEFT = 499  # a status for the metrics: the client is gone
 ENDING = "the server is ending: what it has not answered by now it does not answer"
 KINDS = {401: "authentication_error", 403: "permission_error", 404: "not_found_error",
          429: "rate_limit_error"}
-# What an id or a URL has before its first slash, no absolute path has.
-PATH = re.compile(r"(?<![\w./-])(?:/[^\s/:;,'\"]+)+/([^\s/:;,'\"]+)")
+PART = r"/[^\s/:;,'\"]+"  # of a path
+
+
+class _Any(PathConvertor):
+    """The rest of a path, newlines included, which an id may have."""
+
+    regex = "(?s:.*)"
+
+
+register_url_convertor("any", _Any())
 
 
 class Server:
@@ -75,7 +84,7 @@ class Server:
             *(Route(f"/{version}/rerank", self._guarded(self._rerank), methods=post)
               for version in ("v1", "v2")),
             Route("/retrieve", self._guarded(self._retrieve), methods=post),
-            Route("/passages/{index}/{id:path}", self._guarded(self._passage), methods=get),
+            Route("/passages/{index}/{id:any}", self._guarded(self._passage), methods=get),
             Route("/v1/models", self._guarded(self._list_models), methods=get),
             Route("/memory", self._guarded(self._list_memory), methods=get),
             Route("/memory", self._guarded(self._change_memory), methods=post),
@@ -87,7 +96,7 @@ class Server:
         # Of a server for this machine, a page of another name that leads here is refused.
         hosts = ["localhost", "127.0.0.1", "[::1]", settings.host] if settings.local else ["*"]
         self.app = Starlette(
-            routes=routes, lifespan=self._life, exception_handlers={HTTPException: _plain},
+            routes=routes, lifespan=self._life, exception_handlers={HTTPException: self._plain},
             middleware=[Middleware(TrustedHostMiddleware, allowed_hosts=hosts)])
 
     @contextlib.asynccontextmanager
@@ -116,6 +125,12 @@ class Server:
 
         return guarded
 
+    async def _plain(self, request: Request, error: HTTPException) -> Response:
+        """No such route, or not by this method."""
+        self.metrics.answered(error.status_code)
+        return _error(f"{request.method} {request.url.path:.100}: {error.detail}",
+                      error.status_code)
+
     def _failure(self, error: BaseException) -> Response:
         """What is said of it."""
         if isinstance(error, asyncio.CancelledError):  # those who still ask when the grace is over
@@ -139,7 +154,7 @@ class Server:
                           "with RAG_JAX_MEMORY_TOKEN or RAG_JAX_TOKEN", 403)
         kind, _, given = request.headers.get("authorization", "").partition(" ")
         if token and not (kind.lower() == "bearer" and secrets.compare_digest(
-                given.strip().encode("latin-1"), token.encode())):  # its bytes, as they came
+                given.strip().encode("latin-1"), token.encode())):
             raise Refused("a token is needed: Authorization: Bearer TOKEN", 401)
 
     async def _body(self, request: Request) -> Fields:
@@ -261,12 +276,14 @@ class Server:
         given = [asking.Passage("", "", text) if tower == "document_encoder" else text
                  for text in texts]
         vectors = await self._computed(request, index, tower, given)
+        tokenizer = index.rag.job.prepared.retriever_tokenizer
+        tokens = sum(map(len, await asyncio.to_thread(tokenizer.encode, texts)))
         return JSONResponse({
             "object": "list", "model": fields.fields["model"],
             "data": [{"object": "embedding", "index": number,
                       "embedding": results.vector(vector, encoding)}
                      for number, vector in enumerate(vectors)],
-            "usage": {"prompt_tokens": 0, "total_tokens": 0}})
+            "usage": {"prompt_tokens": tokens, "total_tokens": tokens}})
 
     async def _rerank(self, request: Request) -> Response:
         """p(z | x) over the documents that are given, by the two encoders."""
@@ -305,6 +322,8 @@ class Server:
         fields.only(("question", "k", "memory"))
         question = asking.question(fields, "question", self.settings)
         index = self.indexes.named(fields.text("memory") if fields.has("memory") else None)
+        if not index.most:
+            raise Refused("this model reads no passages: there is nothing to retrieve")
         k = fields.number("k", index.k, 1, index.most, whole=True)
         found, = await self._computed(request, index, "retrieve", [(question, k)])
         return JSONResponse({"memory": index.name, "version": index.version,
@@ -345,7 +364,10 @@ class Server:
                 fields.strings("delete", settings.max_texts, settings.max_body)
                 if fields.has("delete") else (),
                 fields.text("memory") if fields.has("memory") else None)
-        await asyncio.shield(asyncio.wrap_future(change))
+        try:
+            await asyncio.shield(asyncio.wrap_future(change))
+        finally:
+            del change  # of an error that it holds, the traceback holds this, and an open index
         return await self._list_memory(request)
 
     async def _metrics(self, request: Request) -> Response:
@@ -383,7 +405,8 @@ class _Events(StreamingResponse):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async with contextlib.aclosing(self._chunks):  # at once, where the client has left
-            await super().__call__(scope, receive, send)
+            with contextlib.suppress(asyncio.CancelledError):  # the end, which the last event tells
+                await super().__call__(scope, receive, send)
 
     async def _events(self) -> AsyncIterator[str]:
         yield _event(json.dumps(self._first, ensure_ascii=False))
@@ -411,14 +434,17 @@ def _error(message: str, status: int, field: str | None = None) -> Response:
                                    "code": None}}, status, headers)
 
 
-async def _plain(request: Request, error: HTTPException) -> Response:
-    """No such route, or not by this method."""
-    return _error(f"{request.method} {request.url.path:.100}: {error.detail}", error.status_code)
-
-
 def _without_paths(message: str, known: Sequence[pathlib.Path]) -> str:
-    """Without the folders of this machine that an error may name; of those `known`, names may hold
-    spaces and what else ends a path."""
-    for path in sorted(map(str, known), key=len, reverse=True):
-        message = message.replace(path, re.sub(r"[\s:;,'\"]", "_", path))
-    return PATH.sub(r"\1", message)
+    """Without the folders of this machine that an error may name: of each path, its last part; of
+    a version of an index, the index's name. Names of those `known` may hold spaces and the like."""
+    names = {str(path): path.name for path in known}
+    longest_first = "|".join(map(re.escape, sorted(names, key=len, reverse=True)))
+
+    def last_part(found: re.Match) -> str:
+        path, rest = found.groups()
+        if path in names and re.fullmatch(r"(/versions/\d+)?", rest):
+            return names[path]
+        return rest.rpartition("/")[2] or found[0]
+
+    # What an id or a URL has before its first slash, no absolute path has.
+    return re.sub(rf"(?<![\w./-])({longest_first}|{PART})((?:{PART})*)", last_part, message)

@@ -31,7 +31,7 @@ class Worker:
       indexes: whose programs are compiled first.
       max_batch, max_waiting: as in `Settings`.
       compiled: is told each program that has been compiled.
-      started: is told once all are, with None, or what has kept the thread from it.
+      started: is told once all are, with None; and what has ended the thread, if anything has.
 
     Attributes:
       compiled: how many programs are compiled.
@@ -65,7 +65,7 @@ class Worker:
           Refused: 429, too many wait; 503, not ready or about to end; 422, the model cannot.
         """
         if not self.ready or self._closed:
-            raise Refused("the server is ending" if self._closed else
+            raise Refused("the server is ending" if self._closed or self.failure else
                           "programs are being compiled: /ready tells when they are", 503)
         if program not in index.programs:
             raise Refused(f"this model cannot {program.replace('_', ' ')}: it can "
@@ -99,14 +99,14 @@ class Worker:
     def _work(self) -> None:
         try:
             self._compile()
-        except Exception as error:
-            self.failure = error
-            return self._started(error)
-        self.ready = not self._closed
-        if self.ready:
-            self._started(None)
-        while self._run_next():
-            pass
+            self.ready = not self._closed
+            if self.ready:
+                self._started(None)
+            while self._run_next():
+                pass
+        except Exception as error:  # whatever it is, nobody is answered any more
+            self.failure, self.ready = error, False
+            self._started(error)
 
     def _compile(self) -> None:
         for index in list(self._indexes.open.values()):  # a swap may open another
@@ -143,6 +143,7 @@ def _run(places: Sequence[Place]) -> None:
     first = places[0]
     try:
         results = first.index.run(first.program, [place.given for place in places])
+        found = list(zip(places, results, strict=True))
     except Exception as error:
         if len(places) > 1:
             for place in places:
@@ -152,5 +153,5 @@ def _run(places: Sequence[Place]) -> None:
             traceback.print_exc(file=sys.stderr)
         first.future.set_exception(error)
         return
-    for place, result in zip(places, results, strict=True):
+    for place, result in found:
         place.future.set_result(result)

@@ -35,7 +35,11 @@ class Fields(Record):
         super().__init__(where, value)
 
     def error(self, key: str, expected: str) -> Refused:
-        return Refused(str(super().error(key, expected)), field=key)
+        try:
+            return Refused(str(super().error(key, expected)), field=key)
+        except RecursionError:  # a value that is just not too deep to be read
+            return Refused(f"{self.where}: \"{key}\" is nested too deeply: expected {expected}",
+                           400, key)
 
     def only(self, known: Collection[str], neutral: dict[str, Collection[Any]] | None = None
              ) -> None:
@@ -50,8 +54,9 @@ class Fields(Record):
                     raise Refused(f"{self.where}: \"{key}\" is not supported: leave it out",
                                   field=key)
             elif key not in known:
-                raise Refused(f"{self.where}: no field {key[:60]!r}; {near_matches(key, known)}",
-                              field=key[:60])
+                begins = key[:60]  # a long one would be compared for seconds
+                raise Refused(f"{self.where}: no field {begins!r}; {near_matches(begins, known)}",
+                              field=begins)
 
     def number(self, key: str, default: Any, least: float, most: float, whole: bool = False) -> Any:
         """A number in these bounds; a whole one as an int."""

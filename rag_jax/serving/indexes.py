@@ -4,6 +4,7 @@ import concurrent.futures
 import copy
 import dataclasses
 import functools
+import gc
 import hashlib
 import itertools
 import json
@@ -254,6 +255,7 @@ class Indexes:
 
     def swap(self, name: str) -> concurrent.futures.Future:
         """Opens the newest version of an index, and answers from it from then on."""
+        self._check_reads()
         if name not in self.paths:
             raise Refused(f"\"swap\" is {name[:60]!r}: expected one of {', '.join(self.paths)}",
                           field="swap")
@@ -265,8 +267,7 @@ class Indexes:
 
         name: of an open one; None = of that which is the current one now.
         """
-        if self.current.rag.index is None:
-            raise Refused("this model reads no passages")
+        self._check_reads()
         return self._changes.submit(self._edit, self.named(name).name, add, delete)
 
     def open_also(self, name: str) -> None:
@@ -279,16 +280,22 @@ class Indexes:
     def close(self) -> None:
         self._changes.shutdown(cancel_futures=True)
 
+    def _check_reads(self) -> None:
+        if self._first is None:
+            raise Refused("this model reads no passages: it has no memory to change")
+
     def _opened(self, name: str) -> Rag:
         rag = copy.copy(self.current.rag)
         rag.swap(self.paths[name])
         return rag
 
     def _swap(self, name: str) -> None:
+        gc.collect()
         self._show(name, self._opened(name))
         self.current = self.open[name]
 
     def _edit(self, name: str, add: Sequence[Passage], delete: Sequence[str]) -> None:
+        gc.collect()  # earlier versions that a cycle keeps open; by itself it would hardly come
         rag = self.current.rag
         # Edited on the host, as the devices' tables would change under those who read them.
         index = open_index(rag.job, rag.run, str(self.paths[name]))

@@ -31,10 +31,11 @@ class Metrics:
         self.generated = self._of(Counter, "generation_tokens", "Tokens of answers.")
         self._success = Counter("vllm:request_success", "Answers by how they ended.",
                                 ("model_name", "finished_reason"), registry=self._registry)
-        self._requests = Counter("rag_jax:http_requests", "Requests by status.",
+        self._requests = Counter("rag_jax:http_requests", "Requests by status, but those of "
+                                 "/health, /ready and the page.",
                                  ("model_name", "status"), registry=self._registry)
-        compiled = Counter("rag_jax:compilations", "Programs compiled; none once it is ready.",
-                           registry=self._registry)
+        compiled = Counter("rag_jax:compilations", "Programs compiled; once it is ready, none but "
+                           "by changes of /memory.", registry=self._registry)
         jax.monitoring.register_event_duration_secs_listener(
             lambda event, secs, **_: compiled.inc() if "backend_compile" in event else None)
 

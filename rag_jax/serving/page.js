@@ -9,6 +9,8 @@ const server = {programs: [], answers: 1};
 const shown = {result: null, place: 0};
 const earlier = [];
 let running = null;  // what stops the question that is being asked
+let chosen = null;  // the memory that the reader has chosen
+let next = 0;  // the timer of the next try to begin
 
 function make(tag, fields = {}, ...children) {
   const node = Object.assign(document.createElement(tag), fields);
@@ -93,6 +95,7 @@ async function ask(question) {
   const memory = $("memory").value;
   tell("problem", "");
   clear(question);
+  list();
   $("answer").setAttribute("aria-busy", "true");
   $("stop").hidden = false;
   try {
@@ -142,7 +145,7 @@ function show(result, place = 0) {
 function list() {
   $("history").replaceChildren(...earlier.map(each => make("li", {}, pressable(
     each === shown.result, () => again(each), each.question, each.choices[0].text ?? ""))));
-  document.querySelector("nav").hidden = false;
+  document.querySelector("nav").hidden = !earlier.length;
 }
 
 function again(result) {
@@ -248,19 +251,26 @@ function drawMap() {
 
 // --- the start -----------------------------------------------------------------------------------
 
+function beginIn(milliseconds) {
+  clearTimeout(next);
+  next = setTimeout(begin, milliseconds);
+}
+
 async function begin() {
+  clearTimeout(next);
   try {
     const ready = await (await send("ready")).json();
     if (!ready.ready) {
       tell("state", `The model is being compiled: ${ready.compiled} of ${ready.programs} programs.`);
-      return setTimeout(begin, 1000);
+      return beginIn(1000);
     }
     const memory = await (await send("memory")).json();
     Object.assign(server, memory, {model: (await (await send("v1/models")).json()).data[0].id});
     $("model").textContent = server.model;
     if (!server.programs.includes("search")) $("ask").textContent = "Find passages";
+    const selected = server.open.includes(chosen) ? chosen : server.current;
     $("memory").replaceChildren(...server.there.map(each => make("option", {
-      value: each, disabled: !server.open.includes(each), selected: each === server.current},
+      value: each, disabled: !server.open.includes(each), selected: each === selected},
       server.open.includes(each) ? each : `${each} (not open)`)));
     $("memories").hidden = !server.there.length;
     $("ask").disabled = false;
@@ -269,7 +279,7 @@ async function begin() {
   } catch (error) {
     tell("state", "");
     tell("problem", error.message);
-    if (error.status !== 401) setTimeout(begin, 5000);
+    if (error.status !== 401) beginIn(5000);
   }
 }
 
@@ -280,6 +290,7 @@ $("form").onsubmit = event => {
 };
 $("stop").onclick = () => running?.abort();
 $("token").onchange = begin;
+$("memory").onchange = () => { chosen = $("memory").value; };
 $("heat").ontoggle = () => $("heat").open && drawMap();
 document.addEventListener("keydown", event => {
   if (event.key === "Escape") running?.abort();

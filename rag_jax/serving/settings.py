@@ -2,6 +2,7 @@
 
 import dataclasses
 import ipaddress
+import re
 
 from rag_jax.config import ConfigError
 
@@ -13,7 +14,7 @@ class Settings:
     Attributes:
       model: its name among /v1/models.
       host: where it listens.
-      token: what clients have to know, "Authorization: Bearer TOKEN"; "" = nothing.
+      token: what clients have to know, "Authorization: Bearer TOKEN", in ASCII; "" = nothing.
       memory_token: the same for /memory, which changes what everybody is answered; "" = token, and
         where there is none either, nobody can.
       batch_sizes: questions at a time; as many as wait are filled up to the next of these. Sixteen
@@ -47,6 +48,12 @@ class Settings:
         if self.max_waiting < max(sizes):
             raise ConfigError(f"max_waiting={self.max_waiting}: must be at least the largest of "
                               f"batch_sizes={sizes}")
+        for name, token in (("RAG_JAX_TOKEN", self.token),
+                            ("RAG_JAX_MEMORY_TOKEN", self.memory_token)):
+            # Clients write other letters as UTF-8, or as Latin-1, or not at all.
+            if token and not re.fullmatch(r"[!-~]+( +[!-~]+)*", token):
+                raise ConfigError(f"{name}: must be letters, digits and signs of ASCII, without "
+                                  "space around them; choose another, or unset it for none")
 
     @property
     def local(self) -> bool:

@@ -10,20 +10,26 @@ import json
 import os
 import pathlib
 import random
+import re
 import socket
 import threading
+import types
+import weakref
+from urllib.parse import quote
 
 import httpx2
 import jax.monitoring
 import numpy as np
 import pytest
 import uvicorn
+from starlette.testclient import TestClient
 
 import rag_jax
 from rag_jax import flags, overrides
 from rag_jax.cli import serve
 from rag_jax.config import Config, ConfigError
 from rag_jax.retrieval import hybrid
+from rag_jax.serving import app, indexes
 from rag_jax.serving.app import _without_paths
 from rag_jax.serving.indexes import OpenIndex, Question
 from rag_jax.serving.settings import Settings
@@ -178,7 +184,11 @@ def test_vectors_passages_and_ranks_are_those_of_python(asking, rag):
         np.frombuffer(base64.b64decode(each["embedding"]), "<f4") for each in packed])
     np.testing.assert_allclose(vectors, rag.embed_queries(texts), atol=1e-5)
     documents = asking.post("/v1/embeddings", json={
-        "model": "rag_token-document", "input": texts}).json()["data"]
+        "model": "rag_token-document", "input": texts}).json()
+    counts = documents["usage"]
+    assert counts["prompt_tokens"] == counts["total_tokens"] == sum(map(
+        len, rag.job.prepared.retriever_tokenizer.encode(texts))) > 0
+    documents = documents["data"]
     oracle = rag.embed_passages(texts)
     np.testing.assert_allclose([each["embedding"] for each in documents], oracle, atol=1e-5)
     for route in ("/v1/rerank", "/v2/rerank"):
@@ -294,6 +304,39 @@ def test_a_port_that_is_taken_is_told_before_anything_is_read(monkeypatch):
             serve.main([f"--port={port}"])
 
 
+@pytest.mark.parametrize("port", [-1, 65536, 70000])
+def test_a_port_is_one_that_there_is(monkeypatch, port):
+    """70000 was said to be ready, and 4464 listened."""
+    monkeypatch.setattr(flags, "asked_config", lambda options: Config())
+    with pytest.raises(ConfigError, match=f"--port={port}: must be 0 .* to 65535"):
+        serve.main([f"--port={port}"])
+
+
+@pytest.mark.parametrize("host", [".example.com", "a" * 64, "a..b"])
+def test_a_host_that_is_no_name_is_told(monkeypatch, host):
+    monkeypatch.setattr(flags, "asked_config", lambda options: Config())
+    with pytest.raises(ConfigError, match=f"--host={host} .*nothing can listen there"):
+        serve.main([f"--host={host}"])
+
+
+def test_a_free_port_is_the_one_that_is_printed(monkeypatch, capsys):
+    """Which port was listened at was said nowhere."""
+    def run(web, sockets):
+        web.config.app(None)  # the start is over
+        sockets[0].close()
+
+    monkeypatch.setattr(flags, "asked_config", lambda options: Config())
+    monkeypatch.setattr(rag_jax.api, "load", lambda *_, **__: types.SimpleNamespace(run="fid"))
+    monkeypatch.setattr(indexes, "Indexes", lambda rag, settings: None)
+    monkeypatch.setattr(app, "Server", lambda indexes, settings, compiled, started: (
+        types.SimpleNamespace(app=started, worker=types.SimpleNamespace(failure=None))))
+    monkeypatch.setattr(gc, "freeze", lambda: None)
+    monkeypatch.setattr(uvicorn, "Config", lambda app, **_: types.SimpleNamespace(app=app))
+    monkeypatch.setattr(uvicorn.Server, "run", run)
+    serve.main(["--port=0"])
+    assert re.fullmatch(r"ready: http://127.0.0.1:[1-9]\d+\n", capsys.readouterr().out)
+
+
 def test_a_server_that_ends_answers_what_it_has_begun(asking, monkeypatch):
     """A stream that was cut where an answer looks whole."""
     with socket.socket() as free:
@@ -350,7 +393,10 @@ def test_limits_methods_and_models(asking):
     assert done.status_code == 413
     assert asking.post("/answer", content=b"{}").status_code == 415
     assert asking.get("/answer").status_code == 405 and asking.get("/nosuch").status_code == 404
-    assert asking.get("/health", headers={"Host": "evil.example"}).status_code == 400
+    assert 'rag_jax:http_requests_total{model_name="rag_token",status="405"}' in asking.get(
+        "/metrics").text
+    for host, status in (("evil.example", 400), ("127.0.0.1:x@evil.com", 400), ("[::1]:80", 200)):
+        assert asking.get("/health", headers={"Host": host}).status_code == status, host
     unknown = asking.post("/v1/chat/completions", json=chat(ASK) | {"model": "gpt"})
     assert unknown.status_code == 404 and "rag_token" in unknown.json()["error"]["message"]
     for field in ({"tools": [{}]}, {"top_p": True}, {"top_p": 0.5}):
@@ -384,12 +430,13 @@ def files_of(folder):
 
 @asks_python
 @pytest.mark.skipif(not pathlib.Path("/proc/self/maps").exists(), reason="counted on Linux")
-def test_an_edited_index_is_let_go(asking, rag):
+def test_an_edited_index_is_let_go(asking, rag, monkeypatch):
     """Each version stayed open for ever, at 17 files, until no edit could open another one; and an
     edit was made in the index that was current when its turn came."""
     new, folder = {"id": "new", "title": "", "text": "A leafhopper."}, rag.job.workdir / "indexes"
     gc.collect()
     gc.disable()  # what refers to itself stays, as it does behind `gc.freeze`
+    monkeypatch.setattr(gc, "collect", lambda: 0)
     try:
         counts, versions = [], []
         for change in [{"add": [new], "memory": "2018"}, {"delete": ["new"]}] * 3:
@@ -402,6 +449,40 @@ def test_an_edited_index_is_let_go(asking, rag):
     assert len(set(versions)) > 1 and all(each.startswith("2018:") for each in versions)
     other = asking.post("/memory", json={"add": [new], "memory": "2014"}, headers=TOKEN)
     assert other.status_code == 422 and "expected one of 2018" in other.json()["error"]["message"]
+
+
+@asks_python
+@pytest.mark.skipif(not pathlib.Path("/proc/self/maps").exists(), reason="counted on Linux")
+def test_a_refused_edit_is_let_go(asking, rag, monkeypatch):
+    """Each refusal left an open index behind, which its error's traceback held."""
+    gc.collect()
+    gc.disable()
+    monkeypatch.setattr(gc, "collect", lambda: 0)
+    try:
+        counts = []
+        for _ in range(4):
+            done = asking.post("/memory", json={"delete": ["nosuch"]}, headers=TOKEN)
+            assert done.status_code == 422
+            asking.server.indexes._changes.submit(int).result(60)  # the thread has let the edit go
+            counts.append(files_of(rag.job.workdir / "indexes"))
+    finally:
+        gc.enable()
+    assert counts[1] == counts[3], counts
+
+
+@asks_python
+@pytest.mark.parametrize("change", [{"delete": ["nosuch"]}, {"swap": "2018"}], ids=["edit", "swap"])
+def test_what_refers_to_itself_goes_with_the_next_change(asking, change):
+    """Versions that are kept by a cycle stayed: behind `gc.freeze`, a collection hardly comes."""
+    itself = type("Loop", (), {})()
+    itself.itself, kept = itself, weakref.ref(itself)
+    gc.disable()
+    try:
+        del itself
+        asking.post("/memory", json=change, headers=TOKEN)
+        assert kept() is None
+    finally:
+        gc.enable()
 
 
 @asks_python
@@ -436,13 +517,41 @@ def test_indexes_are_swapped_and_edited_by_who_knows_the_token(asking, rag):
     assert asking.post("/memory", json={"swap": "2018"}, headers=TOKEN).json()["current"] == "2018"
 
 
+@asks_python
+def test_a_passage_is_fetched_whatever_its_id_is(asking):
+    """One with a newline could be added, and its citation led nowhere."""
+    for name in ("two\nlines", "ends\n", "a/b c?"):
+        new = {"id": name, "title": "", "text": "A leafhopper."}
+        assert asking.post("/memory", json={"add": [new]}, headers=TOKEN).status_code == 200
+        found = asking.get(f"/passages/2018/{quote(name, safe='')}")
+        assert found.status_code == 200 and found.json()["id"] == name
+        assert asking.post("/memory", json={"delete": [name]}, headers=TOKEN).status_code == 200
+
+
+@asks_python
+def test_a_model_without_passages_says_that_it_has_none(uninterrupted, one_device):
+    """It named numbers from 1 to 0, and one of no names."""
+    rag = rag_jax.load(uninterrupted)
+    rag.index = None
+    settings = Settings("rag_token", memory_token="change", batch_sizes=(1,))
+    server = app.Server(indexes.Indexes(rag, settings), settings)
+    asking = TestClient(server.app, base_url="http://localhost")  # whose worker has not begun
+    for path, body in (("/retrieve", {"question": ASK, "k": 5}), ("/memory", {"swap": "2018"})):
+        refused = asking.post(path, json=body, headers=TOKEN)
+        assert refused.status_code == 422
+        assert refused.json()["error"]["message"].startswith("this model reads no passages: ")
+
+
 def test_an_error_names_no_folder_whatever_it_is_called():
-    """Of a folder with a space, all from the space on was told."""
+    """Of a folder with a space, all from the space on was told; of a version, its number alone."""
     known = [pathlib.Path("/home/jane doe/runs"), pathlib.Path("/home/jane doe/runs/indexes/my 18")]
     told = _without_paths(
         "/home/jane doe/runs/indexes/my 18/passages/meta.json: damaged; build "
         "/home/jane doe/runs/indexes/my 18 again, not '2018/capital' or /mnt/other/x.tsv", known)
-    assert told == "meta.json: damaged; build my_18 again, not '2018/capital' or x.tsv"
+    assert told == "meta.json: damaged; build my 18 again, not '2018/capital' or x.tsv"
+    told = _without_paths("/home/jane doe/runs/indexes/my 18/versions/12: passages/meta.json is "
+                          "missing in /home/jane doe/runs, /mnt/a/versions/3 and /tmp", known)
+    assert told == "my 18: passages/meta.json is missing in runs, 3 and /tmp"
 
 
 def test_no_answer_mixes_two_indexes(asking):

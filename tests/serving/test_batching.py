@@ -96,6 +96,19 @@ def test_a_fault_is_that_of_one_question(worker, index, capfd):
         worker.submit(index, "triple", [1])
 
 
+def test_a_result_that_is_missing_is_a_fault_and_the_thread_lives(worker, index, capfd):
+    """The thread died, and the server said that it was well."""
+    first, run = busy(worker, index), index.run
+    waits = worker.submit(index, "double", [1, 2])
+    index.run = lambda program, given: run(program, given)[:-1]
+    index.gate.set()
+    for each in waits:
+        with pytest.raises(ValueError, match="shorter"):
+            each.result(60)
+    index.run = run
+    assert first.result(60) == 0 and worker.submit(index, "double", [3])[0].result(60) == 6
+
+
 def test_the_end_answers_what_runs_and_cancels_what_waits(worker, index):
     """Requests that waited hung for ever."""
     first = busy(worker, index)
@@ -118,3 +131,21 @@ def test_a_start_that_fails_is_told(index):
     worker.start()
     worker._thread.join(60)
     assert told == [worker.failure] and "too large" in str(told[0]) and not worker.ready
+
+
+def test_a_thread_that_ends_is_not_ready(index):
+    """Where "ready" could not be printed, the server said for ever that it was ready."""
+    told = []
+
+    def started(failure):
+        told.append(failure)
+        if failure is None:
+            raise BrokenPipeError("nobody reads")
+
+    worker = Worker(Indexes(index), 3, 6, lambda what: None, started)
+    worker.start()
+    worker._thread.join(60)
+    assert told == [None, worker.failure] and isinstance(worker.failure, BrokenPipeError)
+    assert not worker.ready
+    with pytest.raises(Refused, match="ending"):
+        worker.submit(index, "double", [1])

@@ -200,14 +200,25 @@ def test_an_index_is_chosen_and_a_refusal_shown_as_text(opened, asked):
     assert opened.text_content("#problem") == f"too late {HOSTILE}"
 
 
+def test_a_memory_that_was_chosen_stays_when_the_server_is_asked_again(opened):
+    """Who left the field of the token was answered from another memory than the chosen one."""
+    opened.select_option("#memory", "2016")
+    opened.evaluate("document.querySelector('option').dataset.before = 1")
+    opened.evaluate("document.getElementById('token').dispatchEvent(new Event('change'))")
+    opened.wait_for_selector("option[data-before]", state="detached")
+    assert opened.input_value("#memory") == "2016"
+
+
 def test_an_earlier_answer_is_read_while_the_next_one_comes(opened, gates):
-    """The next one's text stood above the passages of the earlier, whose place it then took."""
+    """The next one's text stood above the passages of the earlier, whose place it then took; and
+    one that was shown no more was still marked."""
     opened.fill("#question", "First?")
     opened.click("#ask")
     opened.wait_for_selector("#history button[aria-pressed=true]")
     opened.fill("#question", "no mark")
     opened.click("#ask")
     opened.wait_for_selector("#problem:not([hidden])")
+    assert opened.query_selector("#history button[aria-pressed=true]") is None
     opened.fill("#question", "Slow?")
     opened.click("#ask")
     begun, gate = gates

@@ -4,6 +4,7 @@ import concurrent.futures
 import dataclasses
 import functools
 import json
+import logging
 import socket
 import threading
 import time
@@ -198,8 +199,9 @@ def test_streams_are_joined_with_what_is_asked_at_once(asking, monkeypatch):
                                    other["evidence"]["log_prob"], atol=1e-5)
 
 
-def test_what_still_runs_when_the_grace_is_over_is_told(asking, steps):
-    """An empty answer with status 499, and a stream that was cut where an answer looks whole."""
+def test_what_still_runs_when_the_grace_is_over_is_told(asking, steps, caplog):
+    """An empty answer with status 499, a stream that was cut where an answer looks whole, and a
+    page of the log for each."""
     async def app(scope, receive, send):
         if scope["type"] != "lifespan":
             return await asking.server.app(scope, receive, send)
@@ -213,6 +215,9 @@ def test_what_still_runs_when_the_grace_is_over_is_told(asking, steps):
     gate.clear()
     listening = socket.create_server(("127.0.0.1", 0))
     web = uvicorn.Server(uvicorn.Config(app, log_level="critical", timeout_graceful_shutdown=0))
+    log = logging.getLogger("uvicorn.error")
+    log.addHandler(caplog.handler)
+    log.setLevel("ERROR")
     running = threading.Thread(target=web.run, kwargs={"sockets": [listening]})
     running.start()
     url = f"http://127.0.0.1:{listening.getsockname()[1]}"
@@ -228,6 +233,8 @@ def test_what_still_runs_when_the_grace_is_over_is_told(asking, steps):
             told = plain.result(60)
         *_, last = filter(None, lines)
     running.join(60)
+    log.removeHandler(caplog.handler)
+    assert [each.getMessage() for each in caplog.records if each.exc_info] == []
     assert told.status_code == 503 and "is ending" in told.json()["error"]["message"]
     assert "is ending" in json.loads(last.removeprefix("data: "))["error"]["message"]
     gate.set()
