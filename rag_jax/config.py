@@ -630,7 +630,8 @@ class EvalConfig:
     forced_eos: bool | None = field(
         None, "the last token of a longest answer is </s>; none = as num_beams, else false")
     bad_words: tuple[str, ...] = field(
-        (), "texts whose tokens, at a word's start or within, no answer contains one after another, but in its prefix")
+        (), "texts whose tokens, at a word's start or within, no answer contains one after "
+        "another, but in its prefix")
     prefix: str = field("", "how every answer begins")
     labels: tuple[str, ...] = field((), "classification: the answers to choose from, with p(class) "
                                     "over them, as the generator says or model.head")
