@@ -8,19 +8,24 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from rag_jax.citation import Citation
 from rag_jax.documents.document import Document
 from rag_jax.errors import UserError
-from rag_jax.retrieval.bm25 import CJK
+from rag_jax.retrieval.bm25 import CJK, marks
 from rag_jax.retrieval.protocol import Passage
 
 # Titles and texts of some passages -> the tokens of each as the encoder reads it.
 Measure = Callable[[Sequence[str], Sequence[str]], Sequence[int]]
 LEAST_TOKENS = 32
 LONGEST_WORD = 40  # characters; what is longer counts as several words, and may be cut
-# There are no spaces in Chinese and Japanese: each character counts as a word.
-_WORD = re.compile(rf"[{CJK}]|[^\s{CJK}]{{1,{LONGEST_WORD}}}")
 # A full stop with what closes around it, the same of Chinese and Japanese, an empty line.
 _END = re.compile(r"""[.!?\u2026]["'\u201d\u2019\u00bb)\]]*(?=\s)"""
                   r"|[\u3002\uff01\uff1f][\u300d\u300f\u201d]?"
                   r"|\n[^\S\n]*\n")
+
+
+@functools.cache
+def _word() -> re.Pattern:
+    """A word: there are no spaces in Chinese and Japanese, where each character counts as one; a
+    longer one is not cut before a mark of its last letter."""
+    return re.compile(rf"[{CJK}]|[^\s{CJK}]{{1,{LONGEST_WORD}}}[{marks()}]{{0,8}}")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -153,7 +158,7 @@ def _pieces(document: Document, most: int) -> Iterator[tuple[tuple[int, int], in
         found = _END.search(text, begin, border)
         end = found.end() if found else border
         first = last = words = 0
-        for word in _WORD.finditer(text, begin, end):
+        for word in _word().finditer(text, begin, end):
             if words == most:
                 yield (first, last), words
                 words = 0
@@ -210,7 +215,7 @@ def _fitting(text: str, spans: Sequence[tuple[int, int]],
 
 def _halves(text: str, begin: int, end: int) -> list[tuple[int, int]]:
     """Two parts of a span, between words where it has some."""
-    words = [(word.start(), word.end()) for word in _WORD.finditer(text, begin, end)]
+    words = [(word.start(), word.end()) for word in _word().finditer(text, begin, end)]
     half = len(words) // 2
     if not half:
         middle = (begin + end) // 2

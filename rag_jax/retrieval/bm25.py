@@ -134,7 +134,7 @@ def _words(texts: Iterable[str], settings: Bm25Settings, progress: bool = False
     stemmer = Stemmer.Stemmer(record["stemmer"]) if record["stemmer"] else None
     pattern = r"(?u)\b\w\w+\b"
     if settings.keeps_marks:
-        pattern = rf"\w[\w{_marks()}]+"
+        pattern = rf"\w[\w{marks()}]+"
         texts = (_WIDE.sub(_plain, unicodedata.normalize("NFC", text)) for text in texts)
     if settings.keeps_marks and settings.language == "turkish":
         texts = (text.translate({ord("İ"): "i", ord("I"): "ı"}) for text in texts)
@@ -146,7 +146,7 @@ def _words(texts: Iterable[str], settings: Bm25Settings, progress: bool = False
 
 
 @functools.cache
-def _marks() -> str:
+def marks() -> str:
     """Unicode's combining marks, of which Python's words have none."""
     places = itertools.chain(range(0x300, 0x1F000), range(0xE0100, 0xE01F0))
     return "".join(c for c in map(chr, places) if unicodedata.category(c)[0] == "M")

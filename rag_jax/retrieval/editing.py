@@ -94,7 +94,9 @@ def edit_index(out: Path, embedder: PassageEmbedder, added: PassageStore | None 
                compact: bool | None = None, least: int = 1) -> None:
     """Adds passages to an index of vectors and deletes others from it, in one new version.
 
-    A killed edit leaves the version that was; the same edit again goes on with its embeddings.
+    A killed edit leaves the version that was, and the same edit again goes on with its embeddings.
+    One that was killed when all but the pointer was written is published by the next edit, and then
+    the same edit is refused, as its ids are gone or there.
 
     Args:
         out: the index directory; who has it open keeps the version that is open.

@@ -228,7 +228,8 @@ def print_table(rows: Sequence[Sequence[Any]], headers: Sequence[str]) -> str:
     """Lays out a small table as text, to be printed by the caller.
 
     Args:
-      rows: cells; None is blank, floats get two decimals, anything else its str().
+      rows: cells; None is blank, floats get two decimals, those below a hundredth two digits,
+        anything else its str().
       headers: one per column.
 
     Returns:
@@ -261,7 +262,8 @@ def _cell(cell: Any) -> str:
     if cell is None:
         return ""
     if _is_number(cell) and not hasattr(cell, "__index__"):
-        return f"{float(cell):.2f}"
+        number = float(cell)
+        return f"{number:.2f}" if number == 0 or abs(number) >= 0.01 else f"{number:.2g}"
     return " ".join(str(cell).split())
 
 

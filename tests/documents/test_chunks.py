@@ -1,6 +1,7 @@
 """Passages of documents: bounded, at ends of sentences, and cited by the place where they stand."""
 
 import random
+import unicodedata
 
 import made_files
 import pytest
@@ -64,6 +65,14 @@ def test_a_title_that_fills_the_window_leaves_room_for_the_text(how):
     for passage, _ in found:
         assert passage.title == found[0][0].title != ""
         assert letters([passage.title], [passage.text])[0] <= 40
+
+
+def test_no_passage_begins_with_the_mark_of_a_letter():
+    """Thai has no spaces: runs were cut every 40 characters, a vowel from its consonant."""
+    text = "เครื่องสูบน้ำมีการรับประกันสองปีนับจากวันที่ซื้อ" * 99
+    found = texts(text, words=5)
+    assert "".join(found) == text and len(found) > 20
+    assert all(unicodedata.category(passage[0])[0] == "L" for passage in found)
 
 
 def test_no_passage_is_overlap_alone():

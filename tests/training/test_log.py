@@ -182,6 +182,8 @@ def test_table_aligns_numbers_right_and_text_left():
         "RAG-Token    81.23  3",
         "closed-book   4.00",
     ]
+    small = print_table([[0.0, 0.01, 0.0034, -3.4e-5]], ["a", "b", "c", "d"])
+    assert small.splitlines()[-1].split() == ["0.00", "0.01", "0.0034", "-3.4e-05"]
     assert print_table([], ["a", "bc"]) == "a  bc\n-  --"
     with pytest.raises(ValueError, match="1 cells for 2 headers"):
         print_table([["x"]], ["a", "b"])
