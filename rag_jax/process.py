@@ -1,5 +1,6 @@
 """How a command's process keeps memory, and ends: its status, and one message for a mistake."""
 
+import contextlib
 import ctypes
 import importlib.metadata
 import os
@@ -24,7 +25,7 @@ def run(main: Callable[[], int | None]) -> None:
     """Calls main(); an error ends in status 1, one that the user can mend in one message alone."""
     keep_memory()
     for stream in (sys.stdout, sys.stderr):  # an answer may have what the terminal lacks
-        if hasattr(stream, "reconfigure"):
+        with contextlib.suppress(AttributeError, OSError):  # somebody has put others in their place
             stream.reconfigure(errors="backslashreplace")
     code = _outcome(main)
     # What a signal stopped has stopped in all processes, which part as those that are done.

@@ -90,7 +90,7 @@ def answered(path, sources, encoder: str, generator: str
               "data.max_passage_length": 32, "data.max_question_length": 16,
               "data.length_buckets": 64, "eval.batch_size": 8}
     passages = sources / "passages.tsv"
-    with pytest.raises(ConfigError, match="name where the generator come"):
+    with pytest.raises(ConfigError, match="name the source of the generator"):
         rag_jax.build_index(passages, path / "i", config={"model.retriever.pretrained": encoder})
     rag_jax.build_index(passages, path / "i", config=fields)
     build_index.main([f"--passages={passages}", f"--out={path / 'j'}",
