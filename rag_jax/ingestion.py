@@ -30,7 +30,7 @@ from rag_jax.retrieval.bm25 import Bm25Settings, bm25_missing, build_bm25
 from rag_jax.retrieval.manifest import MANIFEST, IndexFolder, open_folder
 from rag_jax.retrieval.passages import PassageStore, write_store
 from rag_jax.retrieval.protocol import Passage, RetrievalError
-from rag_jax.retrieval.publish import staging
+from rag_jax.retrieval.publish import remove_old, staging
 from rag_jax.retrieval.versions import current
 from rag_jax.training import workdir as workdirs
 
@@ -281,6 +281,7 @@ class _Ingestion:
                 added = write(itertools.chain(new, passages)) if new else None
                 maker.edit(added, [passage_id for name in gone for passage_id in _ids(
                     name, self.earlier.files[name])], out)
+            remove_old(out)  # by now nobody holds the one whose embeddings were taken over
         return maker.embedded
 
     def _result(self, made: FileRecords, kept: FileRecords, embedded: int) -> Ingested:

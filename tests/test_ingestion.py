@@ -306,6 +306,9 @@ def test_an_encoder_finds_a_generator_answers_and_nothing_is_embedded_twice(
     (folder / "peru.md").rename(folder / "moved.md")
     moved = rag_jax.ingest(folder, tmp_path / "run")
     assert (moved.read, moved.embedded) == (("moved.md",), 0), "its passages are as they were"
+    del rag
+    rag_jax.ingest(folder, tmp_path / "run", chunking={"words": 99})
+    assert len(list((tmp_path / "run" / "index" / "versions").iterdir())) == 1
     written(folder, {"kenya.txt": "Mombasa is in Kenya."})
     (folder / "towns.csv").unlink()
     changed = rag_jax.ingest(folder, tmp_path / "run")
