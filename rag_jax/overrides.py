@@ -198,12 +198,19 @@ def for_run(config: Config, run: str) -> Config:
     return replace(config, {**RUNS[run].sets, "runs": (run,)})
 
 
+def set_by_runs(config: Config, name: str) -> bool:
+    """Whether every run sets a field by itself, so that the configuration's value is of none."""
+    return all(name in RUNS[run].sets for run in config.runs)
+
+
 def set_otherwise(config: Config, names: Iterable[str]) -> Iterator[str]:
     """Of the fields `names`, those that every run of the configuration has another value of."""
     for name in names:
-        of_runs = [shown(RUNS[run].sets.get(name, "")) for run in config.runs]
+        if not set_by_runs(config, name):
+            continue
+        of_runs = [shown(RUNS[run].sets[name]) for run in config.runs]
         given = shown(value(config, name))
-        if all(of_runs) and given not in of_runs:
+        if given not in of_runs:
             yield (f"config.{name}={given}: run {config.runs[0]!r} sets config.{name}="
                    f"{of_runs[0]}")
 

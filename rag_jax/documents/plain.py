@@ -1,6 +1,7 @@
 """Text files: plain, Markdown, and tables of records."""
 
 import codecs
+import contextlib
 import csv
 import dataclasses
 import io
@@ -139,34 +140,41 @@ def read_tsv(content: bytes) -> Document:
     return _table(_rows(text, "\t", quoting), remarks)
 
 
-def _is_open(text: str, between: str) -> bool:
-    """Whether a table ends within quotes."""
+@contextlib.contextmanager
+def _fields_of_any_size(text: str) -> Iterator[None]:
+    """Fields may be as long as a table; the limit is one of all of the process."""
     limit = csv.field_size_limit(len(text) + 1)
     try:
-        for _ in csv.reader(io.StringIO(text, newline=""), delimiter=between, strict=True):
-            pass
-    except csv.Error as error:
-        return "unexpected end" in str(error)
+        yield
     finally:
         csv.field_size_limit(limit)
+
+
+def _is_open(text: str, between: str) -> bool:
+    """Whether a table ends within quotes."""
+    try:
+        with _fields_of_any_size(text):
+            for _ in csv.reader(io.StringIO(text, newline=""), delimiter=between, strict=True):
+                pass
+    except csv.Error as error:
+        return "unexpected end" in str(error)
     return False
 
 
 def _rows(text: str, between: str, quoting: int = csv.QUOTE_MINIMAL
           ) -> Iterator[tuple[int, list[tuple[str, str]]]]:
-    limit = csv.field_size_limit(len(text) + 1)  # of all of the process
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=between, quoting=quoting)
     rows = enumerate(reader, 1)
     try:
-        header = next((row for _, row in rows if any(row) and row[0] != "sep="), [])
-        header = [name.strip() for name in header]
-        for number, row in rows:
-            names = [*header, *(f"column {n + 1}" for n in range(len(header), len(row)))]
-            yield number, [(name, value.strip()) for name, value in zip(names, row, strict=False)]
+        with _fields_of_any_size(text):
+            header = next((row for _, row in rows if any(row) and row[0] != "sep="), [])
+            header = [name.strip() for name in header]
+            for number, row in rows:
+                names = [*header, *(f"column {n + 1}" for n in range(len(header), len(row)))]
+                yield number, [(name, value.strip())
+                               for name, value in zip(names, row, strict=False)]
     except csv.Error as error:
         raise Unreadable(f"line {reader.line_num}: {error}") from None
-    finally:
-        csv.field_size_limit(limit)
 
 
 def read_jsonl(content: bytes) -> Document:

@@ -21,13 +21,12 @@ class KeptEmbeddings:
             read passages otherwise.
 
     Attributes:
-        embedded: passages that `around` has embedded, as nobody had before; None = it was not
-            asked, or all are.
+        embedded: passages that the embedder of `around` embeds, as nobody has before.
     """
 
     def __init__(self, index: PassageIndex):
         self._index = index
-        self.embedded: int | None = None
+        self.embedded = 0
 
     def around(self, embedder: PassageEmbedder, store: PassageStore) -> PassageEmbedder:
         """The embedder, which gives what was kept, and embeds now what was not.
@@ -37,6 +36,7 @@ class KeptEmbeddings:
         manifest, same = self._index.manifest, ("token_table", "max_length")
         if manifest["encoder_fingerprint"] != embedder.encoder_fingerprint or any(
                 manifest["inputs"].get(name) != getattr(embedder, name) for name in same):
+            self.embedded = len(store)
             return embedder
         kept = dict(zip(self._keys(self._index.passages, embedder), itertools.count()))
         new: dict[bytes, int] = {}  # the first row of each, in their order

@@ -141,7 +141,7 @@ class Maker:
         with contextlib.suppress(RetrievalError):
             kept = KeptEmbeddings(PassageIndex.open(out))
         indexing.index_store(self._job, self._encoders(), store, out, overwrite=True, kept=kept)
-        self.embedded = len(store) if kept is None or kept.embedded is None else kept.embedded
+        self.embedded = len(store) if kept is None else kept.embedded
 
     def edit(self, added: PassageStore | None, gone: Sequence[str], out: pathlib.Path) -> None:
         """Publishes the index without the passages of some ids, and with those of a store."""
@@ -151,7 +151,7 @@ class Maker:
         if added is not None:  # of a file that has changed, most passages may be as they were
             kept = KeptEmbeddings(PassageIndex.open(out))
             embedder = kept.around(embedder, added)
-            self.embedded = len(added) if kept.embedded is None else kept.embedded
+            self.embedded = kept.embedded
         edit_index(out, embedder, added, gone, RecallSettings(seed=self._config.seed))
 
     def _encoders(self) -> Params:

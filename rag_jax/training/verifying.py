@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from rag_jax.data import inputs
-from rag_jax.data.inputs import is_prepared
 from rag_jax.documents import workdir as documents
 from rag_jax.errors import UserError
 from rag_jax.retrieval.hybrid import WORDS
@@ -67,8 +66,7 @@ def _files(files: VerifiedFiles) -> tuple[str, list[str]]:
 def _index(path: pathlib.Path) -> Iterator[Part]:
     """An index, and that of the same passages' words in it, if there is one."""
     try:  # held, for whoever publishes another version removes this one
-        held = opened(path, lambda folder: types.SimpleNamespace(
-            **(found := open_folder(folder))._asdict() | {"version": found.path}))
+        held = opened(path, lambda folder: types.SimpleNamespace(**open_folder(folder)._asdict()))
     except UserError as error:
         yield Part(str(path), "index", [str(error)])
         return
@@ -114,7 +112,7 @@ def _workdir(path: pathlib.Path) -> Iterator[Part]:
         elif data.is_dir():
             yield Part(str(data), "but without digests: made by an earlier version, or without "
                        "its digests.json", [])
-    if is_prepared(path) and not (data / inputs.RECORD).exists():
+    if inputs.is_prepared(path) and not (data / inputs.RECORD).exists():
         yield Part(str(data), "but without inputs.json: whether what they were made from has "
                    "changed cannot be told", [])
     for store in _folders(data / "memories"):

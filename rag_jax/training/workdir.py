@@ -20,7 +20,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from rag_jax import config_files, files, hosts, locks, overrides
-from rag_jax.config import RUNS, Config, ConfigError, EvalConfig
+from rag_jax.config import Config, ConfigError, EvalConfig
 from rag_jax.data.inputs import RECORD, is_prepared
 from rag_jax.overrides import value
 from rag_jax.retrieval.protocol import RetrievalError
@@ -74,9 +74,9 @@ def start(config: Config, workdir: pathlib.Path) -> pathlib.Path:
             config = dataclasses.replace(config, model=dataclasses.replace(config.model, **kept))
         config = overrides.replace(config, {
             name: value(earlier, name) for name in overrides.differences(earlier, config)
-            if _is_set_by_runs(config, name)})
+            if overrides.set_by_runs(config, name)})
         changed = [name for name in overrides.differences(earlier, config)
-                   if began and not _is_set_by_runs(earlier, name)
+                   if began and not overrides.set_by_runs(earlier, name)
                    and not _may_change(name, earlier, workdir)]
         if changed:
             shown = "\n".join(f"  config.{name}: {value(earlier, name)!r} there, "
@@ -116,11 +116,6 @@ def _check_folder(workdir: pathlib.Path) -> None:
     for path in (workdir, *workdir.parents):
         if path.exists() and not path.is_dir():
             raise ConfigError(f"--workdir={workdir}: {path} is a file, not a folder; name another")
-
-
-def _is_set_by_runs(config: Config, name: str) -> bool:
-    """Whether every run sets a field by itself, so that the configuration's value is of none."""
-    return all(name in RUNS[run].sets for run in config.runs)
 
 
 def _may_change(name: str, earlier: Config, workdir: pathlib.Path) -> bool:

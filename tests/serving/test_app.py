@@ -68,6 +68,9 @@ def nothing_is_compiled(asking, compiled, request):
 
 
 asks_python = pytest.mark.asks_python  # the oracle compiles, too
+maps_are_told = pytest.mark.skipif(
+    not pathlib.Path("/proc/self/maps").exists(),
+    reason="only Linux tells which files a process has open or mapped, in /proc")
 
 
 def held(asking, monkeypatch):
@@ -429,7 +432,7 @@ def files_of(folder):
 
 
 @asks_python
-@pytest.mark.skipif(not pathlib.Path("/proc/self/maps").exists(), reason="counted on Linux")
+@maps_are_told
 def test_an_edited_index_is_let_go(asking, rag, monkeypatch):
     """Each version stayed open for ever, at 17 files, until no edit could open another one; and an
     edit was made in the index that was current when its turn came."""
@@ -452,7 +455,7 @@ def test_an_edited_index_is_let_go(asking, rag, monkeypatch):
 
 
 @asks_python
-@pytest.mark.skipif(not pathlib.Path("/proc/self/maps").exists(), reason="counted on Linux")
+@maps_are_told
 def test_a_refused_edit_is_let_go(asking, rag, monkeypatch):
     """Each refusal left an open index behind, which its error's traceback held."""
     gc.collect()
