@@ -96,14 +96,21 @@ def _write(paragraph: ElementTree.Element, styles: Mapping[str, int], writer: Wr
 
 
 def _texts(element: ElementTree.Element) -> Iterator[str]:
-    """The texts of a paragraph, but for those of paragraphs in it, as text boxes have them."""
+    """The texts that a paragraph shows, but for those of paragraphs in it, as text boxes have."""
     for child in element:
+        if child.tag == f"{_W}r" and _hidden(child):
+            continue
         if child.tag == f"{_W}t":
             yield child.text or ""
         elif child.tag in _MARKS:
             yield _MARKS[child.tag]
         elif child.tag != f"{_W}p":
             yield from _texts(child)
+
+
+def _hidden(run: ElementTree.Element) -> bool:
+    vanish = run.find(f"{_W}rPr/{_W}vanish")
+    return vanish is not None and _value(vanish) not in ("0", "false", "off")
 
 
 def _attribute(element: ElementTree.Element, name: str) -> str:

@@ -235,6 +235,16 @@ def test_docx_has_headings_by_style_and_cells_of_tables():
     assert of("a.docx", docx(body)).title == "One & all", "the first heading, where none is said"
 
 
+def test_hidden_text_of_a_docx_is_not_read():
+    """Nobody who opens the file sees it, so no answer may come from it."""
+    def run(vanish, text):
+        return f"<w:r><w:rPr>{vanish}</w:rPr><w:t>{text}</w:t></w:r>"
+
+    body = "<w:p>" + run("", "seen") + run("<w:vanish/>", " unseen") + run(
+        '<w:vanish w:val="false"/>', " shown") + run('<w:vanish w:val="1"/>', " away") + "</w:p>"
+    assert of("a.docx", docx(body)).text == "seen shown\n\n"
+
+
 def test_a_text_box_is_read_once():
     """Word keeps it twice, for old programs, and inside of another paragraph."""
     inner = f"<w:txbxContent>{paragraph('boxed')}</w:txbxContent>"
