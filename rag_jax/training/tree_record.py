@@ -149,12 +149,14 @@ def differences(kind: str, recorded: Record, tree: PyTree, compare_dtypes: bool)
     """
     stored = {name: (tuple(entry["shape"]), entry["dtype"]) for name, entry in recorded.items()}
     asked = {name: (tuple(leaf.shape), str(leaf.dtype)) for name, leaf in _named(tree).items()}
+    surplus = [name for name in stored if name not in asked]
     lines = []
     for name in [name for name in asked if name not in stored]:
-        near = difflib.get_close_matches(name, [n for n in stored if n not in asked], n=1)
+        shown = len(lines) < _MAX_LISTED  # a base-size state has a thousand names
+        near = difflib.get_close_matches(name, surplus, n=1) if shown else []
         hint = f" (stored under a near name: {near[0]} {_form(stored[near[0]])})" if near else ""
         lines.append(f"{kind} {name} {_form(asked[name])} is missing in the checkpoint{hint}")
-    for name in [name for name in stored if name not in asked]:
+    for name in surplus:
         lines.append(f"{kind} {name} {_form(stored[name])} is stored but has no place here")
     for name in [name for name in asked if name in stored]:
         if stored[name][: 1 + compare_dtypes] != asked[name][: 1 + compare_dtypes]:
