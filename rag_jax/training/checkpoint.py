@@ -109,7 +109,8 @@ class Checkpointer(contextlib.AbstractContextManager):
 
     def save(self, step: int, params: PyTree, opt_state: PyTree, meta: Mapping[str, Any],
              metrics: Mapping[str, float] | None = None) -> None:
-        """Saves one step; returns once the arrays are copied, and writes in the background.
+        """Saves one step; returns once the arrays are copied, and writes in the background, but on
+        CPUs, where to copy them would take as much memory again, once they are written.
 
         Args:
           step: number of finished training steps; a step is saved once.
@@ -142,6 +143,8 @@ class Checkpointer(contextlib.AbstractContextManager):
                 meta=args.JsonSave({"crc32": _crc32(content), "content": content}),
             ))
         self._saving = True
+        if jax.default_backend() == "cpu":
+            self.wait()
 
     def wait(self) -> None:
         """Blocks until no save is under way; raises CheckpointError if one has failed."""

@@ -96,8 +96,20 @@ def test_stateless_optimiser_and_special_values_round_trip(tmp_path):
     assert_same_bits(got_state, state)
 
 
-def test_background_save_holds_the_values_of_its_step_while_buffers_are_donated(tmp_path):
+def test_on_cpus_a_step_is_written_when_save_returns(tmp_path, monkeypatch):
+    """While it is written, the next step would need memory for a second state; on accelerators,
+    whose state has been copied, the next step begins at once."""
+    with Checkpointer(tmp_path) as checkpointer:
+        for number, platform in enumerate(("cpu", "tpu")):
+            monkeypatch.setattr(jax, "default_backend", lambda platform=platform: platform)
+            checkpointer.save(number, *make_state(number), {})
+            assert checkpointer._saving == (platform == "tpu")
+
+
+def test_background_save_holds_the_values_of_its_step_while_buffers_are_donated(
+        tmp_path, monkeypatch):
     """The next step overwrites donated buffers in place while the save is being written."""
+    monkeypatch.setattr(jax, "default_backend", lambda: "tpu")
     step = jax.jit(lambda tree: jax.tree.map(lambda x: x + 1, tree), donate_argnums=0)
     tree = {str(i): jnp.full((256, 1024), i, jnp.float32) for i in range(6)}
     expected = jax.tree.map(np.array, tree)

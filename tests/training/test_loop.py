@@ -448,6 +448,36 @@ def test_metrics_come_in_one_transfer_for_each_logged_step(tmp_path, monkeypatch
 get = jax.device_get
 
 
+@pytest.mark.parametrize("platform, order", [
+    ("cpu", "take 0, wait 0, take 1, wait 1, take 2, wait 2"),
+    ("tpu", "take 0, take 1, wait 0, take 2, wait 1, wait 2")])
+def test_on_cpus_no_step_is_taken_before_the_last_one_is_done(
+        tmp_path, monkeypatch, platform, order):
+    """Its buffers would lie in RAM beside the other's; an accelerator would wait for the host."""
+    events = []
+
+    class Waited:
+        def __init__(self, step, value):
+            self.step, self.value = step, value
+
+        def block_until_ready(self):
+            events.append(f"wait {self.step}")
+            return self
+
+        def __array__(self, dtype=None, copy=None):
+            return np.asarray(self.value, dtype)
+
+    def train_step(state, batch, step):
+        events.append(f"take {int(step)}")
+        state, metrics = descend(state, batch, step)
+        return state, {"nll": Waited(int(step), metrics["nll"])}
+
+    made, _ = stage(tmp_path, train_step=train_step, save_every=100, steps=3)
+    monkeypatch.setattr(loop.jax, "default_backend", lambda: platform)
+    run_stage(made)
+    assert ", ".join(events[: 6]) == order
+
+
 def test_the_loop_transfers_nothing_that_it_does_not_name(tmp_path, whole):
     """A number given to a jitted step as numpy, say, waits for its way to every device."""
     def train_step(state, batch, step):
