@@ -73,11 +73,19 @@ def keep_memory() -> None:
     Of this process, whoever calls: measured in benchmarks/RESULTS.md. Elsewhere than on Linux with
     glibc it does nothing.
     """
-    if not sys.platform.startswith("linux"):
-        return
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is not None:
+    if (mallopt := _of_glibc("mallopt")) is not None:
         trim_threshold, mmap_max, arena_max = -1, -4, -8
         mallopt(trim_threshold, -1)  # as size_t the largest: a step of a base model frees 4 GB
         mallopt(mmap_max, 0)
         mallopt(arena_max, 1)
+
+
+def give_back_memory() -> None:
+    """Gives back what `keep_memory` keeps though it is free: in pieces, it has no room for a step's
+    buffer."""
+    if (malloc_trim := _of_glibc("malloc_trim")) is not None:
+        malloc_trim(0)
+
+
+def _of_glibc(name: str) -> Callable[..., int] | None:
+    return getattr(ctypes.CDLL(None), name, None) if sys.platform.startswith("linux") else None

@@ -110,6 +110,27 @@ def test_no_amount_of_freed_memory_is_given_back(monkeypatch):
     assert calls[mmap_max] == 0
 
 
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="of glibc")
+def test_memory_that_was_freed_in_pieces_is_given_back():
+    code = """
+import numpy, pathlib
+from rag_jax import process
+
+def resident():
+    return int(pathlib.Path("/proc/self/statm").read_text().split()[1]) * 4096
+
+process.keep_memory()
+pieces = [numpy.ones(2**17) for _ in range(200)]  # 210 MB
+last = numpy.ones(2**17)
+del pieces
+kept = resident()
+process.give_back_memory()
+print(kept - resident(), last.sum())
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert int(done.stdout.split()[0]) > 150 * 2**20
+
+
 def test_what_the_terminal_cannot_show_is_escaped():
     """An answer with a letter beyond ASCII ended in a traceback, as a defect of rag_jax."""
     code = "from rag_jax import process; process.run(lambda: print('Per\\u00fa'))"

@@ -26,7 +26,7 @@ from typing import Any
 
 import jax
 
-from rag_jax import files, hosts
+from rag_jax import files, hosts, process
 from rag_jax.errors import UserError, first_of
 from rag_jax.retrieval.verification import refuse_links
 from rag_jax.training import orbax_noise, tree_record
@@ -145,6 +145,7 @@ class Checkpointer(contextlib.AbstractContextManager):
         self._saving = True
         if jax.default_backend() == "cpu":
             self.wait()
+            process.give_back_memory()  # of what was compressed
 
     def wait(self) -> None:
         """Blocks until no save is under way; raises CheckpointError if one has failed."""

@@ -10,7 +10,7 @@ import optax
 import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-from rag_jax import parallel
+from rag_jax import parallel, process
 from rag_jax.config import MeshConfig
 from rag_jax.training import tree_record
 from rag_jax.training.checkpoint import Checkpointer, CheckpointError, CheckpointMismatch
@@ -99,11 +99,14 @@ def test_stateless_optimiser_and_special_values_round_trip(tmp_path):
 def test_on_cpus_a_step_is_written_when_save_returns(tmp_path, monkeypatch):
     """While it is written, the next step would need memory for a second state; on accelerators,
     whose state has been copied, the next step begins at once."""
+    given_back = []
+    monkeypatch.setattr(process, "give_back_memory", lambda: given_back.append("in pieces"))
     with Checkpointer(tmp_path) as checkpointer:
         for number, platform in enumerate(("cpu", "tpu")):
             monkeypatch.setattr(jax, "default_backend", lambda platform=platform: platform)
             checkpointer.save(number, *make_state(number), {})
             assert checkpointer._saving == (platform == "tpu")
+            assert given_back == ["in pieces"], "by the CPU alone"
 
 
 def test_background_save_holds_the_values_of_its_step_while_buffers_are_donated(
