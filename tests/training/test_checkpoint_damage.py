@@ -257,18 +257,21 @@ def test_absent_step_names_those_there_are(tmp_path):
         restore(tmp_path, 7)
 
 
-def test_failed_background_save_surfaces_and_later_saves_work(tmp_path, caplog):
+@pytest.mark.parametrize("platform", ["cpu", "tpu"])
+def test_failed_save_surfaces_and_later_saves_work(tmp_path, monkeypatch, caplog, platform):
     """A disk that fills up while the save is written, here by a limit on the size of files: 300
     lines of tracebacks stood around the error, which did not get as far as the reason."""
     large = {"w": jnp.asarray(np.random.default_rng(0).standard_normal(1 << 18, np.float32))}
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    monkeypatch.setattr(jax, "default_backend", lambda: platform)
     with Checkpointer(tmp_path) as checkpointer:
         save_small(checkpointer, 1)
         checkpointer.wait()
         resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, limits[1]))
         try:
-            checkpointer.save(2, large, large, {})
             with pytest.raises(CheckpointError, match="Saving .* failed .*large") as caught:
+                checkpointer.save(2, large, large, {})
+                assert platform == "tpu", "it is written when save returns"
                 save_small(checkpointer, 3)
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, limits)
