@@ -48,11 +48,10 @@ def decode(model: rag.RagModel, settings: Decoding, params: Params, batch: Batch
         read = documents.read(model, params, batch)
         if settings.labels:
             return classify.decode(model, params, read, settings)
-        if settings.sample:
-            return sampling.decode(model, params, read, settings, keys, temperature)
-        if model.kind == "sequence" and settings.strategy != "marginal":
+        if not (settings.sample or _one_search(model, settings)):
             return sequence.decode(model, params, read, settings)
-        return mixture.decode(model, params, read, settings)
+        begun = _begun(model, settings, params, read, keys, temperature)
+        return _until(model, settings, params, begun, settings.max_length)[0]
 
     if at_once == questions:
         return run((batch, key, temperature))
@@ -77,8 +76,7 @@ def grows(model: rag.RagModel, settings: Decoding, batch: Batch) -> bool:
     searches. Several beams, or one for each document, change their mind, and labels are ranked."""
     if model.classes or settings.labels or _at_once(model, settings, batch) < len(batch.source_ids):
         return False
-    one_search = model.kind != "sequence" or settings.strategy == "marginal"
-    return settings.sample or (settings.num_beams == 1 and one_search)
+    return settings.sample or (settings.num_beams == 1 and _one_search(model, settings))
 
 
 def begin(model: rag.RagModel, settings: Decoding, params: Params, batch: Batch,
@@ -88,9 +86,8 @@ def begin(model: rag.RagModel, settings: Decoding, params: Params, batch: Batch,
     are; from settings.max_length on, they are whole."""
     params, key = _checked(model, settings, params, batch, key)
     read = documents.read(model, params, batch)
-    state = sampling.begin(model, read, settings, key, temperature) if settings.sample else (
-        mixture.begin(model, params, read, settings))
-    return _until(model, settings, params, Growing(read, state), until)
+    begun = _begun(model, settings, params, read, key, temperature)
+    return _until(model, settings, params, begun, until)
 
 
 def go_on(model: rag.RagModel, settings: Decoding, params: Params, growing: Growing,
@@ -99,8 +96,20 @@ def go_on(model: rag.RagModel, settings: Decoding, params: Params, growing: Grow
     return _until(model, settings, _whole(model, params), growing, until)
 
 
+def _one_search(model: rag.RagModel, settings: Decoding) -> bool:
+    """Whether a search reads all documents of its question, and not one for each document."""
+    return model.kind != "sequence" or settings.strategy == "marginal"
+
+
+def _begun(model: rag.RagModel, settings: Decoding, params: Params, read: Documents,
+           keys: jax.Array | None, temperature: jax.Array | None) -> Growing:
+    """Answers before their first token."""
+    return Growing(read, sampling.begin(model, read, settings, keys, temperature)
+                   if settings.sample else mixture.begin(model, params, read, settings))
+
+
 def _until(model: rag.RagModel, settings: Decoding, params: Params, growing: Growing,
-           until: jax.Array) -> tuple[Decoded, Growing]:
+           until: jax.Array | int) -> tuple[Decoded, Growing]:
     way, read = sampling if settings.sample else mixture, growing.documents
     state = way.advance(model, params, read, settings, growing.state, until)
     return way.answers(model, read, settings, state), Growing(read, state)

@@ -63,17 +63,10 @@ def _marginal(model: rag.RagModel, params: Params, documents: Documents, setting
                       weights(model.kind, documents.log_prior))
 
 
-def decode(model: rag.RagModel, params: Params, documents: Documents, settings: Decoding
-           ) -> Decoded:
-    """RAG-Token, Fusion-in-Decoder, or RAG-Sequence by one beam over its recursion."""
-    state = begin(model, params, documents, settings)
-    return answers(model, documents, settings, advance(
-        model, params, documents, settings, state, settings.max_length))
-
-
 def begin(model: rag.RagModel, params: Params, documents: Documents, settings: Decoding
           ) -> BeamState:
-    """The search before its first token."""
+    """The search of RAG-Token, Fusion-in-Decoder, or RAG-Sequence by its recursion, before its
+    first token."""
     return beam.first_state(
         _marginal(model, params, documents, settings), settings, model.pad_id)
 

@@ -33,20 +33,12 @@ class State(NamedTuple):
     temperature: jax.Array | None  # float32[B], of each question; None = that of the settings
 
 
-def decode(model: rag.RagModel, params: Params, documents: Documents, settings: Decoding,
-           keys: jax.Array, temperature: jax.Array | None = None) -> Decoded:
-    """num_return_sequences samples per question.
+def begin(model: rag.RagModel, documents: Documents, settings: Decoding, keys: jax.Array,
+          temperature: jax.Array | None = None) -> State:
+    """num_return_sequences samples per question, before their first token.
 
     keys, temperature: as in `State`.
     """
-    state = begin(model, documents, settings, keys, temperature)
-    return answers(model, documents, settings, advance(
-        model, params, documents, settings, state, settings.max_length))
-
-
-def begin(model: rag.RagModel, documents: Documents, settings: Decoding, keys: jax.Array,
-          temperature: jax.Array | None = None) -> State:
-    """Samples before their first token."""
     questions, passages = documents.log_prior.shape
     count, length = settings.num_return_sequences, settings.max_length
     any_passage = (documents.log_prior > MASKED / 2).any(axis=1, keepdims=True)

@@ -71,8 +71,13 @@ def sample(monkeypatch, logits, length, seed=0, **settings):
     read = SimpleNamespace(log_prior=jnp.zeros((rows, 1)), prior=jnp.ones((rows, 1)))
     model = SimpleNamespace(kind="token", start_id=START, end_id=END, pad_id=PAD)
     keys = jax.random.split(jax.random.key(seed), rows)
-    return jax.device_get(tiny.jit(
-        lambda keys: sampling.decode(model, {}, read, settings, keys))(keys).ranked)
+
+    def drawn(keys):
+        state = sampling.advance(
+            model, {}, read, settings, sampling.begin(model, read, settings, keys), length)
+        return sampling.answers(model, read, settings, state).ranked
+
+    return jax.device_get(tiny.jit(drawn)(keys))
 
 
 def test_a_markov_chain_with_a_tie_has_both_of_its_best_paths():
