@@ -56,20 +56,14 @@ def decoded(content: bytes) -> tuple[str, tuple[str, ...]]:
         sample = content[begin : begin + GUESSED_FROM]
         if len(_CONTROL.findall(sample)) > len(sample) / 100:
             raise Unreadable("it is no text: it is full of control characters") from None
-        encoding = _guessed(sample)
+        import chardetng_py  # where there is something to guess
+
+        encoding = meant(chardetng_py.detect(sample))
         try:
             return content.decode(encoding), (f"read as {encoding}, by a guess: it is not UTF-8",)
         except UnicodeDecodeError:
             raise Unreadable(f"byte {error.start} is not UTF-8, and it is not {encoding} "
                              "either; convert it to UTF-8") from None
-
-
-def _guessed(sample: bytes) -> str:
-    """The likely encoding of a text that is not UTF-8."""
-    import chardetng_py
-
-    found = chardetng_py.detect(sample)
-    return meant(found)
 
 
 def meant(name: str) -> str:
