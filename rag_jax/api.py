@@ -10,7 +10,7 @@ What a run is decides its configuration: that is settled here, and nowhere else.
 import contextlib
 import os
 import pathlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from rag_jax import config_files, conversion, hosts, overrides, process, rules
@@ -117,7 +117,9 @@ def _open_checkpoint(source: str, run: str | None, step: int | None, index: Path
     if not isinstance(config, Config):
         config = changed(conversion.config_of(found), config or {})
     named = overrides.replace(config, {"model.rag.pretrained": source})
-    return _as_they_are(config, named, pathlib.Path(source), index, ("query_encoder", "generator"))
+    job = job_as_they_are(config, named, pathlib.Path(source))
+    return as_they_are(job, named, ("query_encoder", "generator"),
+                       open_index(job, config.runs[0], str(index)))
 
 
 def _open_towers(run: str | None, step: int | None, index: Path | None,
@@ -130,7 +132,8 @@ def _open_towers(run: str | None, step: int | None, index: Path | None,
         raise ConfigError(f"index={index}: without a workdir, name the folder of an index that was "
                           "built for these towers (rag_jax.build_index)")
     config = pretrained.resolve(config)
-    return _as_they_are(config, config, pathlib.Path(index).absolute(), index, TOWERS)
+    job = job_as_they_are(config, config, pathlib.Path(index).absolute())
+    return as_they_are(job, config, TOWERS, open_index(job, config.runs[0], str(index)))
 
 
 def _config_of_towers(run: str | None, config: Config | Mapping[str, Any] | None) -> Config:
@@ -155,19 +158,6 @@ def _config_of_towers(run: str | None, config: Config | Mapping[str, Any] | None
                           "encoder finds, and nothing has been trained; leave "
                           "config.model.null_document and config.model.head as they are")
     return config
-
-
-def _as_they_are(config: Config, named: Config, path: pathlib.Path, index: Path,
-                 towers: Sequence[str]) -> Rag:
-    """Opens towers as their sources have them, with an index.
-
-    Args:
-      config, named, path: as for `job_as_they_are`.
-      index: its folder.
-      towers: of model.TOWERS.
-    """
-    job = job_as_they_are(config, named, path)
-    return as_they_are(job, named, towers, open_index(job, config.runs[0], str(index)))
 
 
 def train(config: Config | Path, workdir: Path,
