@@ -124,10 +124,10 @@ def _overlaps(correct: np.ndarray, examples: Sequence[Example], train: Sequence[
     """Of answers, where they are texts and no expressions; and of questions."""
     found = {}
     if not any(example.regex for example in examples):
-        found["answer_overlap"] = overlap.answer_overlap(
+        found["answer_overlap"] = overlap.overlaps(
             [e.answers for e in examples], [e.answers for e in train])
-    found["question_overlap"] = overlap.question_overlap(
-        [e.question for e in examples], [e.question for e in train])
+    found["question_overlap"] = overlap.overlaps(
+        [[e.question] for e in examples], [[e.question] for e in train])
     return {f"em_{key}": value for name, which in found.items()
             for key, value in overlap.slices(correct, which, name).items()}
 

@@ -5,7 +5,7 @@ import pytest
 
 from rag_jax.metrics.bleu import distinct_ngram_ratio
 from rag_jax.metrics.classification import accuracies
-from rag_jax.metrics.overlap import answer_overlap, question_overlap, slices
+from rag_jax.metrics.overlap import overlaps, slices
 
 
 def test_distinct_trigrams_are_counted_over_all_texts_together():
@@ -37,10 +37,10 @@ def test_accuracy_of_three_classes_two_classes_and_parts():
 
 
 def test_overlap_with_the_training_set_is_after_normalisation():
-    answers = answer_overlap([["Lima"], ["Quito", "the Nuevo Sol!"], ["Peru"]],
-                             [["nuevo sol"], ["lima"], ["Lima, Peru"]])
+    answers = overlaps([["Lima"], ["Quito", "the Nuevo Sol!"], ["Peru"]],
+                       [["nuevo sol"], ["lima"], ["Lima, Peru"]])
     assert answers.tolist() == [True, True, False]
-    questions = question_overlap(["Where is the Peru?", "Where is Quito"], ["where is Peru"])
+    questions = overlaps([["Where is the Peru?"], ["Where is Quito"]], [["where is Peru"]])
     assert questions.tolist() == [True, False]
 
 
