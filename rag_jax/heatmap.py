@@ -69,8 +69,14 @@ def write(path: pathlib.Path, title: str, tokens: Sequence[str], passages: Seque
     check(path)
     if path.suffix == ".html":
         files.write_text(path, page(title, tokens, passages, posterior), aside=True)
-    else:
-        _write_png(path, title, tokens, passages, posterior)
+        return
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(2 + 0.6 * len(tokens), 1.5 + 0.4 * len(passages)),
+                    layout="constrained")
+    draw(figure.add_subplot(), title, tokens, passages, posterior)
+    with files.replaced(path, "wb", aside=True) as file:
+        figure.savefig(file, format="png", dpi=150)
 
 
 def names(named: str | None, several: bool) -> Iterator[str | None]:
@@ -90,17 +96,6 @@ def check(path: pathlib.Path) -> None:
     if path.suffix == ".png" and importlib.util.find_spec("matplotlib") is None:
         raise UserError(f"--heatmap={path}: a .png needs matplotlib: pip install "
                         "'rag_jax[plots]', or write an .html file")
-
-
-def _write_png(path: pathlib.Path, title: str, tokens: Sequence[str], passages: Sequence[str],
-               posterior: Sequence[Sequence[float]]) -> None:
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(2 + 0.6 * len(tokens), 1.5 + 0.4 * len(passages)),
-                    layout="constrained")
-    draw(figure.add_subplot(), title, tokens, passages, posterior)
-    with files.replaced(path, "wb", aside=True) as file:
-        figure.savefig(file, format="png", dpi=150)
 
 
 def draw(axes: Any, title: str, tokens: Sequence[str], passages: Sequence[str],
