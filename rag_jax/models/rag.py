@@ -210,14 +210,6 @@ def score_targets(params: Params, states: jax.Array, targets: jax.Array, config:
     return log_p, smoothed
 
 
-def _with_smoothed(logits: jax.Array, targets: jax.Array, label_smoothing: float
-                   ) -> tuple[jax.Array, jax.Array]:
-    log_p = marginal.target_log_probs(logits, targets)
-    if not label_smoothing:
-        return log_p, log_p
-    return log_p, marginal.target_log_probs(logits, targets, label_smoothing)
-
-
 def _decoder_states(model: RagModel, params: Params, ids: jax.Array, mask: jax.Array,
                     targets: jax.Array, dropout_key: jax.Array | None,
                     mutable: str | bool = False, **packed: jax.Array | None) -> Any:
@@ -398,7 +390,10 @@ def token_log_probs(model: RagModel, params: Params, batch: Batch, label_smoothi
     if model.classes:
         logits_BKTY = class_logits(model, params, batch, dropout_key)[:, :, None]  # T = 1
         classes = jnp.broadcast_to(batch.target_ids[:, None], logits_BKTY.shape[:3])
-        return _with_smoothed(logits_BKTY, classes, label_smoothing)
+        log_p_BKT = smoothed_BKT = marginal.target_log_probs(logits_BKTY, classes)
+        if label_smoothing:
+            smoothed_BKT = marginal.target_log_probs(logits_BKTY, classes, label_smoothing)
+        return log_p_BKT, smoothed_BKT
     count, length = batch.target_ids.shape
     documents, places = _documents(model, batch), batch.target_places
     if places is not None:
