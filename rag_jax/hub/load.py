@@ -171,7 +171,11 @@ def _open(folder: pathlib.Path) -> tuple[Pretrained, Tensors, dict[str, names.Pl
         parts = dataclasses.replace(
             parts, generator=dataclasses.replace(parts.generator, tied=tied))
     if vectors.fields:
-        parts = _sentence_encoder(parts, vectors.fields, family, folder)
+        if set(family.places) != {"bert"}:
+            raise HubError(f"{folder / 'modules.json'}: sentence-transformers around a "
+                           f"{family.architecture} is not known here; around a BERT it is")
+        parts = dataclasses.replace(
+            parts, retriever=dataclasses.replace(parts.retriever, **vectors.fields))
         tensors = Tensors({**tensors, **vectors.dense}, tensors.source)
     checkpoint = Pretrained(
         parts.retriever, parts.generator, parts.ids, vectors.longest, family=family.architecture,
@@ -196,15 +200,6 @@ def _open_atlas(folder: pathlib.Path) -> tuple[Pretrained, Tensors, dict[str, na
         parts.retriever, parts.generator, parts.ids, family=family.architecture,
         towers=tuple(family.places), tokenizers=_tokenizers(folder, family), **reads
         ), tensors, family.places
-
-
-def _sentence_encoder(parts: Architecture, fields: Mapping[str, Any], family: families.Family,
-                      folder: pathlib.Path) -> Architecture:
-    """With what modules.json says of the encoder around a plain BERT."""
-    if set(family.places) != {"bert"}:
-        raise HubError(f"{folder / 'modules.json'}: sentence-transformers around a "
-                       f"{family.architecture} is not known here; around a BERT it is")
-    return dataclasses.replace(parts, retriever=dataclasses.replace(parts.retriever, **fields))
 
 
 def _tokenizers(folder: pathlib.Path, family: families.Family) -> dict[str, pathlib.Path]:
