@@ -190,8 +190,8 @@ class CausalLM(nn.Module):
     def setup(self) -> None:
         c = self.config
         self.embedding = embedding_table(self, "embedding", c.vocab_size, c.width, "vocab")
-        if not c.tied:
-            self.output = embedding_table(self, "output", c.vocab_size, c.width, "vocab")
+        self.output = self.embedding if c.tied else embedding_table(
+            self, "output", c.vocab_size, c.width, "vocab")
         self.decoder = Stack(
             functools.partial(Layer, c), c.decoder_layers, c.remat, c.scan_layers)
         gemma = VARIANTS[c.variant].gemma
@@ -311,8 +311,7 @@ class CausalLM(nn.Module):
     def __call__(self, ids: jax.Array, mask: jax.Array, inputs: jax.Array,
                  deterministic: bool = True) -> jax.Array:
         states = self.states(ids[:, None], mask[:, None], inputs, deterministic)
-        table = self.embedding if self.config.tied else self.output
-        return vocabulary.logits(table, None, states, self.config.logit_cap)
+        return vocabulary.logits(self.output, None, states, self.config.logit_cap)
 
 
 def _begin(mask: jax.Array) -> jax.Array:

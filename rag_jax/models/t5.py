@@ -73,8 +73,8 @@ class T5(encoder_decoder.EncoderDecoder):
     def setup(self) -> None:
         c, parts = self.config, _parts(self.config)
         self.embedding = embedding_table(self, "embedding", c.vocab_size, c.width, "vocab")
-        if not c.tied:
-            self.output = embedding_table(self, "output", c.vocab_size, c.width, "vocab")
+        self.output = self.embedding if c.tied else embedding_table(
+            self, "output", c.vocab_size, c.width, "vocab")
         self.encoder_bias, self.decoder_bias = (
             parameter(self, name, (c.relative_buckets, c.heads), ("positions", "heads"),
                       nn.initializers.normal(c.init_std))
@@ -111,4 +111,4 @@ class T5(encoder_decoder.EncoderDecoder):
         return x * self.config.width**-0.5 if self.config.scale_output else x
 
     def logits(self, states: jax.Array) -> jax.Array:
-        return vocabulary.logits(self.embedding if self.config.tied else self.output, None, states)
+        return vocabulary.logits(self.output, None, states)
