@@ -141,7 +141,8 @@ def parse_with_config(parser: argparse.ArgumentParser, argv: Sequence[str] | Non
                         for name in overrides.differences(base, config)}
     # What a file sets is for the runs that it names.
     own = [] if load or "runs" in changes else overrides.not_default(config)
-    overrides.check_runs_allow(config, [*changes, *own])
+    for problem in overrides.set_otherwise(config, [*changes, *own]):
+        raise ConfigError(f"{problem}; leave the field out, or name another run")
     return options, config
 
 

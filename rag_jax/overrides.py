@@ -213,13 +213,3 @@ def set_otherwise(config: Config, names: Iterable[str]) -> Iterator[str]:
         if given not in of_runs:
             yield (f"config.{name}={given}: run {config.runs[0]!r} sets config.{name}="
                    f"{of_runs[0]}")
-
-
-def check_runs_allow(config: Config, names: Iterable[str]) -> None:
-    """Fields that a command or a config file sets must not be what all its runs set otherwise.
-
-    Raises:
-      ConfigError: names the field and the run.
-    """
-    for problem in set_otherwise(config, names):
-        raise ConfigError(f"{problem}; leave the field out, or name another run")
