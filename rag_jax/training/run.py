@@ -127,6 +127,7 @@ def warm_up(config: Config, path: pathlib.Path) -> Warm:
         raise ConfigError(f"config.retrieval.retriever: BM25 needs {missing}")
     if config.retrieval.index == "scann" and retrievers - {"bm25"} and (missing := scann_missing()):
         raise ConfigError(f"config.retrieval.index=scann: {missing}")
+    check_batches(config, path)
     path = workdir.start(config, path)
     clock = Clock(path)
     with clock.time("data"):
@@ -150,6 +151,23 @@ def warm_up(config: Config, path: pathlib.Path) -> Warm:
     for name, index in [*indexes.items(), *words.items()]:
         hosts.say(f"index {name}: {indexing.describe(index)}")
     return Warm(job, warm, indexes, clock)
+
+
+def check_batches(config: Config, path: pathlib.Path) -> None:
+    """Raises ConfigError where the batches of a stage cannot be split over the devices: the last
+    stage would else say so after all others. One that is done may have had other devices."""
+    stages = [(run, "train") for run in config.runs]
+    if "generator" not in config.model.sources:
+        stages.append(("generator", "generator_warmup"))
+    if not overrides.lexical(config) and not pretrained.is_retriever(config):
+        stages.append(("retriever", "retriever_warmup"))
+    mesh = parallel.make_mesh(config.mesh)
+    for folder, section in stages:
+        stage = getattr(config, section)
+        parts = parallel.shards(mesh, "batch") * stage.optimizer.accumulate
+        if workdir.steps_taken(path / folder) < stage.steps and stage.batch_size % parts:
+            raise ConfigError(f"config.{section}.batch_size={stage.batch_size}: must be a multiple "
+                              f"of {parts} (config.mesh's data x fsdp x optimizer.accumulate)")
 
 
 def check_k(job: Job) -> None:

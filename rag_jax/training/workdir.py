@@ -176,6 +176,11 @@ def _steps(folder: pathlib.Path) -> list[int]:
     return [int(path.name) for path in folder.glob("[0-9]*") if path.name.isdigit()]
 
 
+def steps_taken(folder: pathlib.Path) -> int:
+    """By the last checkpoint of a stage."""
+    return max(_steps(folder), default=0)
+
+
 def stop(folder: pathlib.Path, step: int, why: str, checkpoint: int | None) -> None:
     """Notes that a stage stopped at a step because its numbers were finite no more.
 

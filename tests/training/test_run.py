@@ -80,6 +80,25 @@ def test_a_mesh_that_does_not_fit_is_refused_before_anything_is_written(tmp_path
     assert not (tmp_path / "work").exists()
 
 
+@pytest.mark.parametrize("field,value,message", [
+    ("retriever_warmup.batch_size", 12, r"retriever_warmup.batch_size=12: .* multiple of 8 "),
+    ("generator_warmup.batch_size", 12, r"generator_warmup.batch_size=12: .* multiple of 8 "),
+    ("train.batch_size", 12, r"train.batch_size=12: .* multiple of 8 "),
+    ("train.optimizer.accumulate", 4, r"train.batch_size=16: .* multiple of 32 ")])
+def test_batches_that_cannot_be_split_are_refused_before_anything_is_trained(
+        tmp_path, field, value, message):
+    """Fine-tuning refused its own after both warm-ups and the index, or ended in a traceback."""
+    config, work = overrides.replace(own_config(tmp_path), {
+        "retriever_warmup.batch_size": 16, "generator_warmup.batch_size": 16,
+        "train.batch_size": 16, field: value}), tmp_path / "work"
+    with pytest.raises(ConfigError, match=message):
+        train(config, work)
+    assert not (work / "config.json").exists()
+    for folder in ("retriever", "generator", *config.runs):  # done, on other devices
+        (work / folder / "1000000").mkdir(parents=True)
+    run.check_batches(config, work)
+
+
 def test_a_folder_of_others_is_no_workdir(tmp_path):
     """Somebody's documents got tokenizers, checkpoints and a lock between them."""
     config, work = own_config(tmp_path), tmp_path / "work"
