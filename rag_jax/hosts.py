@@ -73,9 +73,15 @@ def connect(coordinator: str | None, num_processes: int | None, process_id: int 
         raise ConfigError("--coordinator, --num_processes and --process_id belong together: give "
                           "all three to every process, or none (or --num_processes=1 alone)")
     local: list[int] | None = None
+    if heartbeat < 1:
+        raise ConfigError(f"--heartbeat={heartbeat}: must be at least 1 second")
     if coordinator is not None:
-        if not coordinator.rpartition(":")[2].isdigit():
-            raise ConfigError(f"--coordinator={coordinator}: expected HOST:PORT of process 0")
+        host, _, port = coordinator.rpartition(":")
+        if not (host and port.isdecimal() and 0 < int(port) < 2**16):
+            raise ConfigError(f"--coordinator={coordinator}: expected HOST:PORT of process 0, with "
+                              "a port from 1 to 65535")
+        if num_processes < 1:
+            raise ConfigError(f"--num_processes={num_processes}: must be at least 1")
         if not 0 <= process_id < num_processes:
             raise ConfigError(f"--process_id={process_id}: must be 0 to {num_processes - 1}, below "
                               f"--num_processes={num_processes}")

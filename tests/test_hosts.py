@@ -16,10 +16,16 @@ from rag_jax.retrieval.protocol import SearchResult
 
 @pytest.mark.parametrize("given,message", [
     (("h:1", 2, None), "belong together"), ((None, 2, 0), "belong together"),
-    (("h", 2, 0), "--coordinator=h: expected HOST:PORT"), (("h:1", 2, 2), "must be 0 to 1")])
-def test_flags_that_do_not_fit_are_errors(given, message):
+    (("h", 2, 0), "--coordinator=h: expected HOST:PORT"), (("h:1", 2, 2), "must be 0 to 1"),
+    ((":1", 2, 0), "=:1: expected HOST:PORT"), (("h:0", 2, 0), "a port from 1 to 65535"),
+    (("h:65536", 2, 0), "a port from 1 to 65535"),
+    (("h:1", 0, 0), "--num_processes=0: must be at least 1"),
+    (("h:1", 2, 0, 0), "--heartbeat=0: must be at least 1 second")])
+def test_flags_that_do_not_fit_are_errors(started, given, message):
+    """Without a host it waited for five minutes; with no heartbeat all processes aborted."""
     with pytest.raises(ConfigError, match=message):
         hosts.connect(*given)
+    assert not started
 
 
 SRUN = {"SLURM_JOB_ID": "70000", "SLURM_STEP_NODELIST": "node[01-04]", "SLURM_NTASKS": "4",
