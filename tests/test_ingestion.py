@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import rag_jax
-from rag_jax import config_files, conversion, ingestion
+from rag_jax import config_files, conversion, hosts, ingestion
 from rag_jax.cli import evaluate, generate, ingest, verify
 from rag_jax.config import BartConfig, BertConfig, ConfigError
 from rag_jax.data.question_files import Example
@@ -398,7 +398,7 @@ def test_what_is_trained_on_questions_answers_from_the_documents(folder, tmp_pat
     assert len(answer.passages) == 1 < SMALL["retrieval.k"]
 
 
-def test_the_commands_show_passages_where_nothing_answers(folder, tmp_path, capsys):
+def test_the_commands_show_passages_where_nothing_answers(folder, tmp_path, capsys, monkeypatch):
     (folder / "bad \x1b[31m.pdf").write_bytes(b"x")
     ingest.main([str(folder), f"--workdir={tmp_path / 'run'}"])
     printed = capsys.readouterr().out
@@ -411,6 +411,9 @@ def test_the_commands_show_passages_where_nothing_answers(folder, tmp_path, caps
     assert "no generator is named" in printed
     with pytest.raises(ConfigError, match="--out, --heatmap and --exact are of answers"):
         generate.main([f"--workdir={tmp_path / 'run'}", "What?", f"--out={tmp_path / 'a.jsonl'}"])
+    monkeypatch.setattr(hosts, "leads", lambda: False)  # one of several processes
+    generate.main([f"--workdir={tmp_path / 'run'}", "What is the capital of Peru?"])
+    assert not capsys.readouterr().out, "process 0 shows them"
 
 
 def test_a_plain_bert_is_no_retriever(folder, tmp_path, towers):

@@ -7,7 +7,7 @@ import sys
 import textwrap
 from collections.abc import Iterable, Iterator
 
-from rag_jax import heatmap
+from rag_jax import heatmap, hosts
 from rag_jax.documents.workdir import NO_GENERATOR
 from rag_jax.retrieval.bm25 import Bm25Index
 from rag_jax.training.opened import Rag
@@ -28,7 +28,7 @@ def typed() -> Iterator[str]:
 
 
 def show_passages(rag: Rag, *questions: Iterable[str]) -> None:
-    """Prints what is retrieved for questions, where nothing answers them."""
+    """Prints what is retrieved for questions, by all processes, where nothing answers them."""
     for question in itertools.chain(*questions):
         passages, = rag.retrieve(question)
         lines = [f"\n{visible(question)}"]
@@ -37,8 +37,8 @@ def show_passages(rag: Rag, *questions: Iterable[str]) -> None:
         else:
             lines.append("  p(z|x)  passage")
             lines += [f"  {passage.prior:6.3f}  {_shown(passage)}" for passage in passages]
-        print("\n".join(lines), flush=True)
-    print(f"\n{NO_GENERATOR}")
+        hosts.say("\n".join(lines))
+    hosts.say(f"\n{NO_GENERATOR}")
 
 
 def _has_colours() -> bool:
