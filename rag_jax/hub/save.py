@@ -202,10 +202,10 @@ def save_tokenizer(directory: pathlib.Path, tokenizer: Tokenizer, max_length: in
     from tokenizers import processors
 
     tokenizer.save(directory)
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": max_length,
+                "clean_up_tokenization_spaces": False}
     if tokenizer.piece(tokenizer.end).strip() not in ("</s>", "[SEP]"):  # it has its own settings
-        _write_json(directory / "tokenizer_config.json", {
-            **tokenizer.config, "tokenizer_class": "PreTrainedTokenizerFast",
-            "model_max_length": max_length, "clean_up_tokenization_spaces": False})
+        _write_json(directory / "tokenizer_config.json", {**tokenizer.config, **settings})
         return
     file = directory / "tokenizer.json"
     backend = tokenizers.Tokenizer.from_file(str(file))
@@ -231,9 +231,7 @@ def save_tokenizer(directory: pathlib.Path, tokenizer: Tokenizer, max_length: in
         special.update({"bos_token": start} if start else {}, eos_token=end)
     _write_json(directory / "special_tokens_map.json", special)
     kept = {name: value for name, value in tokenizer.config.items() if name == "chat_template"}
-    _write_json(directory / "tokenizer_config.json", {
-        **kept, **special, "tokenizer_class": "PreTrainedTokenizerFast",
-        "model_max_length": max_length, "clean_up_tokenization_spaces": False})
+    _write_json(directory / "tokenizer_config.json", {**kept, **special, **settings})
 
 
 def _write_json(file: pathlib.Path, value: Mapping[str, Any]) -> None:
