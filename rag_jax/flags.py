@@ -147,7 +147,8 @@ def parse_with_config(parser: argparse.ArgumentParser, argv: Sequence[str] | Non
 
 
 def _epilog(file: str | None, changes: dict[str, str]) -> str:
-    """What --help says of a config file, or None for the fields alone, with their values in it."""
+    """The end of --help: what a config file says of itself, the fields as it sets them, and the
+    shipped files; None = the fields alone, as the quickstart sets them."""
     config = overrides.replace(config_files.load_file(file or str(QUICKSTART)), changes)
     if file is None:
         return _field_help(config)

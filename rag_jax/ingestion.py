@@ -68,8 +68,8 @@ class Ingested:
 
 
 def base_config(workdir: Path) -> Config:
-    """The configuration that an `ingest` changes: the one of before, if there is one, and of
-    `config.train` what trained there."""
+    """The configuration from which an `ingest` starts: that of the call before, if there was one,
+    with the `config.train` of the training since, if there was any."""
     path = pathlib.Path(workdir).absolute()
     config = workdirs.read(path) if workdirs.exists(path) else Config(
         train=dataclasses.replace(Config().train, steps=0))

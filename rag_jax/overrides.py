@@ -166,7 +166,7 @@ def _preset(section: type, name: str, where: str) -> Any:
 
 def _parsed(hint: Any, given: Any, where: str) -> Any:
     """A value as its field has it, from the text of a command line, or from what notebooks have:
-    lists, numpy's numbers, paths. What is none of it is left to `validate`."""
+    lists, numpy's numbers, paths. Any other value stays, for `validate` to refuse."""
     if isinstance(given, os.PathLike):
         given = os.fspath(given)
     if hasattr(given, "tolist"):  # of numpy or jax

@@ -70,8 +70,8 @@ def _versions() -> dict[str, str]:
 def keep_memory() -> None:
     """Tells glibc to keep freed memory: XLA's CPU buffers then cost no page faults every step.
 
-    Of this process, whoever calls: measured in benchmarks/RESULTS.md. Elsewhere than on Linux with
-    glibc it does nothing.
+    It is a setting of the whole process; benchmarks/RESULTS.md has what it saves. Elsewhere than on
+    Linux with glibc it does nothing.
     """
     if (mallopt := _of_glibc("mallopt")) is not None:
         trim_threshold, mmap_max, arena_max = -1, -4, -8

@@ -1,7 +1,8 @@
-"""Encoders: BERT, its [CLS] state or the mean of all, a projection, perhaps of length 1.
+"""Encoders: from the states of BERT to one vector for each text.
 
-DPR's towers (Karpukhin et al. 2020, arXiv 2004.04906) are the first and the third; sentence
-encoders (Reimers & Gurevych 2019, arXiv 1908.10084) have the second and the last.
+DPR's towers (Karpukhin et al. 2020, arXiv 2004.04906) take the state of [CLS] and may project it;
+sentence encoders (Reimers & Gurevych 2019, arXiv 1908.10084) mostly take the mean of all states,
+and may scale vectors to length 1.
 """
 
 import flax.linen as nn

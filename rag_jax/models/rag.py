@@ -329,8 +329,8 @@ def _vectors(model: RagModel, params: Params, batch: Batch,
              dropout_key: jax.Array | None) -> tuple[jax.Array, jax.Array]:
     """Query vectors float32[B, E], and those of their passages float32[B, K, E].
 
-    Where the batch has the passages' tokens, their embeddings of now, with the gradient of the
-    document encoder, replace those of the index.
+    Where the batch has the passages' tokens, they are embedded here, with the gradient of the
+    document encoder, in place of their embeddings of the index.
     """
     keys = (None, None) if dropout_key is None else (
         dropout_key, jax.random.fold_in(dropout_key, 1))

@@ -132,7 +132,7 @@ class Server:
                       error.status_code)
 
     def _failure(self, error: BaseException) -> Response:
-        """What is said of it."""
+        """The response that says what went wrong, and names no folder of this machine."""
         if isinstance(error, asyncio.CancelledError):  # those who still ask when the grace is over
             return _error(ENDING, 503)
         if isinstance(error, UserError):

@@ -263,7 +263,7 @@ class Indexes:
 
     def edit(self, add: Sequence[Passage], delete: Sequence[str], name: str | None = None
              ) -> concurrent.futures.Future:
-        """Publishes a version of an index with other passages, from which is answered then.
+        """Publishes a version of an index with other passages, and answers from it then.
 
         name: of an open one; None = of that which is the current one now.
         """
@@ -307,8 +307,7 @@ class Indexes:
             self.current = self.open[name]
 
     def _show(self, name: str, rag: Rag) -> None:
-        """Answers of an index that are asked for by its name come from this from now on, once all
-        that this takes is compiled."""
+        """Compiles all programs of an index, and answers from it then where its name is given."""
         index = OpenIndex(name, rag, self._settings)
         for _ in index.compile():
             pass

@@ -31,7 +31,7 @@ class Ask(NamedTuple):
 
 
 def choices(ask: Ask, answers: Sequence[Answer], tokenizer: Tokenizer, kind: str) -> list[Choice]:
-    """Of samples each, of one answer itself and its alternatives; n of them, cut.
+    """The first n of several samples, or of one answer and its alternatives, each of them cut.
 
     kind: the model's, on which the posterior of an answer that is cut depends.
     """
