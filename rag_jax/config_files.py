@@ -108,8 +108,7 @@ def to_json(config: Config) -> str:
 
 
 def from_json(text: str) -> Config:
-    """The inverse of `to_json`; unknown fields are a ConfigError, but those of `REMOVED` are dropped.
-    """
+    """The inverse of `to_json`; unknown fields are a ConfigError, those of `REMOVED` dropped."""
     tree = json.loads(text, object_hook=lambda node: {
         name: tuple(value) if isinstance(value, list) else value for name, value in node.items()})
     for removed in REMOVED:
