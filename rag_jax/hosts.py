@@ -72,9 +72,9 @@ def connect(coordinator: str | None, num_processes: int | None, process_id: int 
     if given.count(None) not in (0, 3):
         raise ConfigError("--coordinator, --num_processes and --process_id belong together: give "
                           "all three to every process, or none (or --num_processes=1 alone)")
-    local: list[int] | None = None
     if heartbeat < 1:
         raise ConfigError(f"--heartbeat={heartbeat}: must be at least 1 second")
+    local: list[int] | None = None
     if coordinator is not None:
         host, _, port = coordinator.rpartition(":")
         if not (host and port.isdecimal() and 0 < int(port) < 2**16):

@@ -110,7 +110,8 @@ def test_no_amount_of_freed_memory_is_given_back(monkeypatch):
     assert calls[mmap_max] == 0
 
 
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="of glibc")
+@pytest.mark.skipif(not sys.platform.startswith("linux"),
+                    reason="memory is kept with glibc alone, and /proc says how much")
 def test_memory_that_was_freed_in_pieces_is_given_back():
     code = """
 import numpy, pathlib

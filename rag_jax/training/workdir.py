@@ -133,7 +133,7 @@ def _may_change(name: str, earlier: Config, workdir: pathlib.Path) -> bool:
             if not name.removeprefix(prefix).startswith(RATES):
                 return not begun
             last = value(earlier, "train.steps" if stage is None else prefix + "steps")
-            unfinished = [folder for folder in begun if max(_steps(folder)) < last]
+            unfinished = [folder for folder in begun if steps_taken(folder) < last]
             stopped = [folder for folder in folders if has_stopped(folder)]
             return not begun or bool(stopped) and set(unfinished) <= set(stopped)
     return False
@@ -177,7 +177,7 @@ def _steps(folder: pathlib.Path) -> list[int]:
 
 
 def steps_taken(folder: pathlib.Path) -> int:
-    """By the last checkpoint of a stage."""
+    """Those of the last checkpoint of a stage; 0 without one."""
     return max(_steps(folder), default=0)
 
 
