@@ -50,7 +50,7 @@ def input_shape(longest: int, tokens: int, inputs: int, step: int, limit: int) -
     padded = inputs * length
     if not tokens or 4 * step > limit or bucket(tokens, inputs * step, padded) == padded:
         return length, 0  # not a step of each is saved
-    return bucket(longest, 4 * step, limit), bucket(tokens, inputs * max(1, step // 2), padded)
+    return bucket(longest, 2 * step, limit), bucket(tokens, inputs * max(1, step // 2), padded)
 
 
 class RagBatcher:
@@ -64,8 +64,8 @@ class RagBatcher:
       groups: in which targets are packed, as for `QuestionTokens.batch`; None = nothing is. Of
         inputs, too, `Batch.source_places` then says where tokens are, if that leaves less padding.
         They are a multiple of half of length_step for each of K inputs, whose padded length, on
-        which attention alone depends then, is one of four times that step. Where length_step is
-        more than a quarter of the longest, shapes are to be few, and inputs are not packed.
+        which little depends then, is one of twice that step. Where length_step is more than a
+        quarter of the longest, shapes are to be few, and inputs are not packed.
       read: what reads passages by themselves, `decoding.prefixes.Reader`; the batch then has
         `Batch.prefixes`. None = they are read with their question.
     """

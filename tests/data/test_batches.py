@@ -254,15 +254,6 @@ def test_packed_places_are_those_of_the_tokens_where_that_saves_padding(made, nu
     assert batcher.batch(np.array([0, 3]), None).source_places is None
 
 
-def test_packed_inputs_have_few_shapes():
-    """A program is compiled for each, which takes 0.4 GB of a base model for as long as it runs."""
-    shapes = {batches.input_shape(longest, tokens, 5, 32, 256)
-              for longest in range(33, 257) for tokens in range(longest + 4 * 20, 5 * longest)}
-    packed = {shape for shape in shapes if shape[1]}
-    assert {length for length, _ in packed} == {128, 256}
-    assert {tokens % 80 for _, tokens in packed} == {0}
-
-
 def test_closed_book_is_one_empty_passage(made, rag):
     questions, _, bart, _ = made
     batch = rag.batch(np.array([0, 3]), None)
