@@ -450,7 +450,8 @@ class RetrievalConfig:
         "bfloat16", "where=device: type of the embeddings; int8 = searched in int8 and scored in "
         "bfloat16, which is kept too")
     capacity: int = field(0, "where=device: passages that there is room for, to add more or swap "
-                          "in a larger index without compiling; 0 = those there are; rounded up",
+                          "in a larger index without compiling; never fewer than there are; "
+                          "rounded up",
                           at_least=0)
     recall_target: float = field(1.0, "where=device: 1 = exact; less = approximate top-k with "
                                  "this expected recall", at_least=0.01, at_most=1)

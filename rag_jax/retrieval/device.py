@@ -52,7 +52,7 @@ class DeviceIndex(Index):
                  token_specs: Mapping[str, TokenSpec] = {}):  # noqa: B006 (never changed)
         self.mesh, self.settings, self.token_specs = mesh, settings, dict(token_specs)
         self.width, self.fingerprint = index.width, index.manifest["encoder_fingerprint"]
-        self.capacity = table_rows(settings.capacity or len(index.passages), mesh)
+        self.capacity = table_rows(max(settings.capacity, len(index.passages)), mesh)
         self.swap(index)
 
     def swap(self, index: PassageIndex) -> None:
@@ -198,7 +198,7 @@ def table_rows(passages: int, mesh: Mesh) -> int:
 def abstract_tables(passages: int, width: int, mesh: Mesh, settings: DeviceSettings,
                     token_specs: Mapping[str, TokenSpec]) -> DeviceTables:
     """Shapes, dtypes and shardings of the tables of an index, to compile for it without data."""
-    rows = table_rows(settings.capacity or passages, mesh)
+    rows = table_rows(max(settings.capacity, passages), mesh)
 
     def column(dtype: Any, *shape: int) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct((rows, *shape), dtype, sharding=row_sharding(mesh))

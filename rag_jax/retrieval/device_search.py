@@ -27,7 +27,8 @@ class DeviceSettings:
     Attributes:
         dtype: "float32", "bfloat16", or "int8": search in int8, scores from bfloat16 rows, which
             are kept beside them (3 bytes per number, 1 of which is read for every passage).
-        capacity: rows of the tables, rounded up; 0 = as many as the first index has passages.
+        capacity: rows of the tables at least, rounded up; as many as the first index has passages,
+            where that is more.
         recall_target: 1.0 = exact; less = approx_max_k with that expected recall.
         score_bytes: per device, of scores that exist at a time.
     """

@@ -364,6 +364,16 @@ def test_a_version_of_equal_embeddings_and_other_texts_is_loaded_with_its_texts(
     assert np.asarray(placed.tables.tokens["words"][0])[0, :2].tolist() == [7, 9]
 
 
+def test_there_is_room_for_all_passages_where_capacity_is_below_them(folders, monkeypatch):
+    monkeypatch.setattr(device, "ROUND", (8, 8))
+    index, queries = folders["large"], normal(4, 8)
+    placed = opened(index, 1, capacity=50)
+    assert placed.capacity == 96
+    np.testing.assert_array_equal(placed.search(queries, 90).ids, index.search(queries, 90).ids)
+    tables = device.abstract_tables(90, 8, mesh_of(1), placed.settings, placed.token_specs)
+    assert jax.tree.map(lambda x: x.shape, tables) == jax.tree.map(jnp.shape, placed.tables)
+
+
 def test_what_does_not_fit_is_refused_with_the_remedy(folders):
     with pytest.raises(RetrievalError, match="1 to 50"):
         opened(folders["small"]).search(normal(2, 8), 51)
