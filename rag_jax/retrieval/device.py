@@ -43,7 +43,8 @@ class DeviceIndex(Index):
 
     Attributes:
         tables: what lies on the devices, an argument for jitted programs; changes replace it.
-        manifest: of the index.
+        manifest: of the index, but for its kind, and for its recall: None, as that of the folder
+            is not that of the devices; who measures it here writes it.
     """
 
     division = "devices"
@@ -68,7 +69,9 @@ class DeviceIndex(Index):
 
     def reload(self) -> None:
         """Loads the index again, as its directory holds it."""
+        manifest = self.manifest
         self.swap(self._index)
+        self.manifest = manifest
 
     def update(self, index: PassageIndex) -> None:
         """Takes over a later version of the index directory; only rows that were added are loaded,
@@ -94,7 +97,9 @@ class DeviceIndex(Index):
         """Knows an index as the one whose rows are on the devices, and its deleted rows as such."""
         rows = len(index.passages)
         self._index, self.size = index, index.size
-        self.manifest, self.path, self.passages = index.manifest, index.path, index.passages
+        self.path, self.passages = index.path, index.passages
+        self.manifest = {**index.manifest, "kind": f"device ({self.settings.dtype})",
+                         "recall": None}
         valid = np.arange(self.capacity) < rows
         if index.valid is not None:
             valid[:rows] = index.valid

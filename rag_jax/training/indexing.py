@@ -125,7 +125,10 @@ def index_store(job: Job, params: Any, store: PassageStore, out: pathlib.Path,
                         recall=RecallSettings(recall_queries, seed=job.config.seed,
                                               target=retrieval.scann_recall),
                         overwrite=overwrite, hosts=all_hosts())
-    return on_device.open_index(job.config, job.prepared.format, job.mesh, index, recall_queries)
+    placed = on_device.open_index(job.config, job.prepared.format, job.mesh, index)
+    if placed is not index:
+        on_device.measure(placed, index, recall_queries, job.config)
+    return placed
 
 
 def index_stores(job: Job, params: Any, folder: pathlib.Path, overwrite: bool = False,

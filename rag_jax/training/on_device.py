@@ -34,20 +34,12 @@ from rag_jax.training.step import Completion
 from rag_jax.types import Batch, Params, QuestionBatch
 
 
-def open_index(config: Config, format: GeneratorFormat, mesh: Mesh, index: PassageIndex,
-               recall_queries: np.ndarray | None = None) -> PassageIndex | DeviceIndex:
-    """The index where `config.retrieval.where` wants it.
-
-    recall_queries: float32[Q, E]; an index on the devices is measured with them, and says so in
-      its manifest in place of what the folder says.
-    """
-    retrieval = config.retrieval
-    if retrieval.where == "host":
+def open_index(config: Config, format: GeneratorFormat, mesh: Mesh, index: PassageIndex
+               ) -> PassageIndex | DeviceIndex:
+    """The index where `config.retrieval.where` wants it; its recall there is not measured."""
+    if config.retrieval.where == "host":
         return index
-    placed = DeviceIndex(index, mesh, *layout(config, format))
-    if recall_queries is not None:
-        measure(placed, index, recall_queries, config)
-    return placed
+    return DeviceIndex(index, mesh, *layout(config, format))
 
 
 def updated(placed: DeviceIndex, index: PassageIndex, queries: np.ndarray | None, config: Config,
@@ -64,11 +56,13 @@ def updated(placed: DeviceIndex, index: PassageIndex, queries: np.ndarray | None
 
 def measure(placed: DeviceIndex, index: PassageIndex, queries: np.ndarray | None, config: Config
             ) -> None:
-    """Measures what was loaded of an index; the manifest on the devices then says so."""
+    """Measures what was loaded of an index; the manifest on the devices then says so.
+
+    queries: float32[Q, E]; None = passages with noise, as `RecallSample` has them.
+    """
     recall = RecallSample(index.table, queries, index.manifest["recall"]["k"], config.seed,
                           index.valid).measure(placed)
-    kind = f"device ({config.retrieval.device_dtype})"
-    placed.manifest = {**index.manifest, "kind": kind, "recall": recall}
+    placed.manifest = {**placed.manifest, "recall": recall}
 
 
 def layout(config: Config, format: GeneratorFormat) -> tuple[DeviceSettings, dict[str, TokenSpec]]:

@@ -26,7 +26,7 @@ from rag_jax.retrieval.index import PassageIndex
 from rag_jax.retrieval.passages import write_store
 from rag_jax.retrieval.protocol import Passage
 from rag_jax.retrieval.shards import PassageEmbedder
-from rag_jax.training import on_device, step
+from rag_jax.training import indexing, on_device, step
 from tests.retrieval.indexing import build_index
 
 K, B, LENGTH, SEED = 3, 8, 24, 5
@@ -301,9 +301,27 @@ def test_passages_are_found_with_the_parameters_of_the_step(world):
 
 def test_where_host_leaves_the_index_alone(world):
     assert on_device.open_index(Config(), world[1].format, mesh_of(1), world[2]) is world[2]
-    config = replace(Config(), {"retrieval.where": "device", "retrieval.device_dtype": "float32"})
-    measured = on_device.open_index(
-        config, world[1].format, mesh_of(8), world[2], world[2].table[:5])
-    assert isinstance(measured, DeviceIndex)
-    assert measured.manifest["kind"] == "device (float32)"
-    assert measured.manifest["recall"] == {"k": 10, "queries": 5, "source": "given", "recall": 1.0}
+
+
+@pytest.mark.parametrize("given", [5, None])
+def test_an_index_on_the_devices_says_what_was_measured_there_alone(world, monkeypatch, given):
+    """Its folder tells of exact search in float32. Without questions it is measured with passages,
+    and a second reading of the same rows leaves what was measured."""
+    index, config = world[2], replace(Config(), {
+        "retrieval.where": "device", "retrieval.device_dtype": "int8"})
+    job = types.SimpleNamespace(config=config, mesh=mesh_of(8), model=None,
+                                prepared=types.SimpleNamespace(format=world[1].format))
+    for name, made in (("fingerprint", "e"), ("passage_embedder", None), ("build_index", index)):
+        monkeypatch.setattr(indexing, name, lambda *given, made=made, **how: made)
+    built = indexing.index_store(job, {"document_encoder": None}, None, index.path,
+                                 None if given is None else index.table[:given])
+    opened = on_device.open_index(config, world[1].format, job.mesh, index)
+    assert index.manifest["kind"] == "exact" and index.manifest["recall"]["recall"] == 1.0
+    assert isinstance(opened, DeviceIndex) and opened.manifest["recall"] is None
+    built.reload()
+    for one in (built, opened):
+        assert one.manifest["kind"] == "device (int8)"
+        assert one.manifest["files"] == index.manifest["files"]
+    recall = built.manifest["recall"]
+    assert (recall["queries"], recall["source"] == "given") == (given or 40, given is not None)
+    assert 0.5 < recall["recall"] <= 1
