@@ -322,7 +322,8 @@ class Rag:
             likelihood=likelihood, how=config, train=train)
 
     def choose_k(self, ks: Sequence[int]) -> dict[str, float]:
-        """The number of passages that answers the dev questions best, as `evaluation.choose_k`."""
+        """The number of passages that answers the dev questions best, as `evaluation.choose_k`;
+        without such questions a ConfigError."""
         try:
             numbers = [operator.index(k) for k in ks]
         except TypeError:
@@ -330,7 +331,7 @@ class Rag:
         if not numbers or min(numbers) < 1:
             raise ConfigError(f"choose_k: {ks!r:.60}; name numbers of passages, such as [5, 10]")
         return evaluation.choose_k(lambda k: self.answerer(k=k), self.params,
-                                   self.job.tokens("dev"), numbers, self.config.eval)
+                                   self._dev(), numbers, self.config.eval)
 
     def choose_weight(self, weights: Sequence[float]) -> dict[str, float]:
         """Finds the weight of words with which the dev questions' passages are best, and retrieves
@@ -342,7 +343,8 @@ class Rag:
           in percent, of each weight, as "dev_mrr@K, weight W".
 
         Raises:
-          ConfigError: the run does not retrieve by embeddings and words, in a convex combination.
+          ConfigError: the run does not retrieve by embeddings and words, in a convex combination,
+            or there are no dev questions.
         """
         if not isinstance(self.index, HybridIndex) or self.index.fusion.kind != "convex":
             raise ConfigError("--choose-weight: for config.retrieval.retriever=hybrid and "
@@ -350,7 +352,7 @@ class Rag:
         weights = list(weights)
         if not weights:
             raise ConfigError("choose_weight: name weights, such as [0.0, 0.5]")
-        answerer, dev = self.answerer(), self.job.tokens("dev")
+        answerer, dev = self.answerer(), self._dev()
         queries, found = answerer.queries(self.params, dev), {}
         for weight in weights:
             queries["weight"] = weight
@@ -381,6 +383,14 @@ class Rag:
         if how and "k" in how and self.index is not None:
             check_k(job.config, self.index)
         return make_answerer(job, self.index, self.prefixes, **changes)
+
+    def _dev(self) -> QuestionTokens:
+        """The questions by which is chosen how to answer."""
+        if "dev" not in self.job.prepared.splits:
+            raise ConfigError(f"{self.job.workdir} has no dev questions, by which it is chosen; "
+                              "set config.eval.k or config.retrieval.bm25_weight, or train with "
+                              "config.data.dev")
+        return self.job.tokens("dev")
 
     def _as_asked(self, how: Mapping[str, Any]) -> Config:
         config = changed(self.config, {f"eval.{name}": value for name, value in how.items()})

@@ -143,6 +143,13 @@ def test_answers_are_from_the_best_of_the_nominated(ingested, cross_encoder, ret
         check_answers(rag, plain, expected, cross_encoder)
 
 
+def test_without_dev_questions_nothing_is_chosen_by_them(ingested):
+    rag = rag_jax.load(ingested, config={"retrieval.retriever": "hybrid"})
+    for choose in (rag.choose_k, rag.choose_weight):
+        with pytest.raises(ConfigError, match="run has no dev questions, by which it is chosen"):
+            choose([1])
+
+
 def check_answers(rag, plain, expected, cross_encoder):
     """Answers, recall of gold passages, likelihoods, and passages of another question."""
     examples = [Example(question, question, ("Lima",), positive_ids=(ids[0],))
