@@ -356,7 +356,7 @@ class Rag:
         queries, found = answerer.queries(self.params, dev), {}
         for weight in weights:
             queries["weight"] = weight
-            rows = search(self.index, queries, answerer.k)
+            rows = search(answerer.index, queries, answerer.k)
             ranks = scoring.answer_ranks(dev.examples, [
                 [self.index.passages[int(row)] for row in each] for each in rows])
             found[weight] = 100 * float(np.mean(1 / (1 + ranks)))

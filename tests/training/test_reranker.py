@@ -1,5 +1,6 @@
 """A cross-encoder gives p(z|x): against the tokenizers library's own pairs and a naive BERT."""
 
+import dataclasses
 import json
 import pathlib
 import shutil
@@ -148,6 +149,20 @@ def test_without_dev_questions_nothing_is_chosen_by_them(ingested):
     for choose in (rag.choose_k, rag.choose_weight):
         with pytest.raises(ConfigError, match="run has no dev questions, by which it is chosen"):
             choose([1])
+
+
+def test_the_weight_of_words_is_chosen_by_the_passages_that_the_reranker_leaves(ingested):
+    rag, plain = (rag_jax.load(ingested, config={"retrieval.retriever": "hybrid", **other})
+                  for other in ({}, {"model.reranker.pretrained": ""}))
+    first, question = next(
+        (found[0], question) for question in QUESTIONS
+        for found, other in zip(rag.retrieve(question), plain.retrieve(question), strict=True)
+        if found[0].id != other[0].id)
+    for each, best in ((rag, True), (plain, False)):
+        dev = {"dev": [Example("1", question, (first.text,))]}
+        prepared = dataclasses.replace(each.job.prepared, splits=dev)
+        each.job = dataclasses.replace(each.job, prepared=prepared)
+        assert (each.choose_weight([0.5])["dev_mrr@2, weight 0.5"] == 100) == best
 
 
 def check_answers(rag, plain, expected, cross_encoder):
