@@ -216,6 +216,15 @@ def test_hot_swap_and_the_share_of_equal_answers(lab):
     assert any("50.0 / 21.0 percent" in str(part) for part in section.parts)
 
 
+def test_a_hot_swap_interrupted_between_its_indexes_is_reported(lab):
+    """A report on what else is there must not fail for the seed that has one index alone."""
+    for index in ("2016", "2018"):
+        put(lab, "nq", "rag_token", Measurement("leaders_2018", index=index), [("x", True)])
+    (lab.root / "nq-1/rag_token/measured/leaders_2018-index_2018/metrics.json").unlink()
+    section = EXPERIMENTS["hot_swap"](lab)
+    assert any("not run / 21.0 percent" in str(part) for part in section.parts)
+
+
 def test_curves_over_passages(lab):
     put(lab, "nq", "rag_token", Measurement("dev", k=5), [("a", True)],
         **{"answer_recall@1": 40.0, "answer_recall@5": 60.0})
