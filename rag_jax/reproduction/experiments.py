@@ -4,6 +4,7 @@ Cells of tables are "ours / the paper's"; what was not measured is "not run", wh
 not is "-".
 """
 
+import contextlib
 import json
 import pathlib
 from collections.abc import Callable, Mapping, Sequence
@@ -20,7 +21,7 @@ from rag_jax.reproduction.estimates import (
     metric_of,
     share,
 )
-from rag_jax.reproduction.lab import Lab, measured
+from rag_jax.reproduction.lab import Lab, damaged_result_named, measured
 from rag_jax.reproduction.provenance import made_by, stale
 from rag_jax.reproduction.sections import NOT_RUN, Part, Plot, Section, Table
 
@@ -224,9 +225,10 @@ def _sheets_of(lab: Lab, folder: pathlib.Path, systems: Sequence[Cell]) -> bool:
     if not (folder / "key.json").exists():
         return False
     record = folder / "made.json"
-    made = json.loads(record.read_text("utf-8")) if record.exists() else [None] * len(systems)
-    why = next(filter(None, (stale(*pair, lab.root) for pair in zip(made, systems, strict=True))),
-               "")
+    with damaged_result_named(record):
+        made = json.loads(record.read_text("utf-8")) if record.exists() else [None] * len(systems)
+        why = next(filter(None, (stale(*pair, lab.root)
+                                 for pair in zip(made, systems, strict=True))), "")
     if why:
         kept = files.set_aside(folder, "earlier")  # judges may have them
         lab.refused["pairwise"] = f"{why}; the sheets are in {kept} now"
@@ -439,6 +441,7 @@ def _while_training(lab: Lab, cells: Sequence[Cell], name: str) -> dict[int, flo
     for cell in cells:
         file = lab.root / cell.folder / cell.run / "metrics.jsonl"
         for line in file.read_text("utf-8").splitlines() if file.exists() else ():
-            if name in (fields := json.loads(line)):
-                points.setdefault(fields["step"], []).append(fields[name])
+            with contextlib.suppress(ValueError):  # the last line of a killed run may be cut
+                if name in (fields := json.loads(line)):
+                    points.setdefault(fields["step"], []).append(fields[name])
     return {step: sum(values) / len(values) for step, values in sorted(points.items())}

@@ -8,13 +8,15 @@
 What another configuration than the cell's has made counts as not there.
 """
 
+import contextlib
 import json
 import pathlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from rag_jax import files
 from rag_jax.data.records import json_lines
+from rag_jax.errors import DataError
 from rag_jax.evaluation import Evaluation, write_evaluation
 from rag_jax.reproduction.cells import (
     Asked,
@@ -58,12 +60,28 @@ def _kept(root: pathlib.Path, cell: Cell, what: Asked
         folder = folder / what.name
         if not (folder / "metrics.json").exists():
             return None
-        return _json(folder / "made.json"), lambda: Measured(
-            _json(folder / "metrics.json"),
-            [record.fields for _, record in json_lines(folder / "predictions.jsonl")])
+        return _json(folder / "made.json"), lambda: _measured(folder)
     fields = _json(folder / f"{what.name}.json", {}).get(what.key)
     return fields and (fields.get("made"), lambda: Told(*(
         fields.get(name, []) for name in Told._fields)))
+
+
+def _measured(folder: pathlib.Path) -> Measured:
+    metrics = _json(folder / "metrics.json")
+    predictions = [record.fields for _, record in json_lines(folder / "predictions.jsonl")]
+    if metrics["count"] != len(predictions):
+        raise ValueError(f"{len(predictions)} predictions of {metrics['count']:.0f} questions")
+    return Measured(metrics, predictions)
+
+
+@contextlib.contextmanager
+def damaged_result_named(path: pathlib.Path) -> Iterator[None]:
+    """Turns what a damaged result raises when it is read into a DataError that names it."""
+    try:
+        yield
+    except (ValueError, KeyError, TypeError, AttributeError, FileNotFoundError) as error:
+        raise DataError(f"{path}: damaged ({error!r}); restore it, or remove it: the same command "
+                        "makes it again") from None
 
 
 def _json(file: pathlib.Path, default: Any = None) -> Any:
@@ -92,14 +110,20 @@ class Lab:
         self.refused: dict[str, str] = {}
 
     def result(self, cell: Cell, what: Asked) -> Any:
-        """What the cell answered (`Measured` or `Told`); None if not there."""
+        """What the cell answered (`Measured` or `Told`); None if not there.
+
+        Raises:
+          DataError: it is damaged.
+        """
         name = f"{cell.folder}/{cell.run}/{what.name}"
-        if kept := _kept(self.root, cell, what):
-            made, read = kept
-            if not (why := stale(made, cell, self.root, what)):
-                self.used.setdefault((cell.folder, cell.run), (cell, []))[1].append(made)
-                return read()
-            self.refused[name] = why
+        suffix = "" if isinstance(what, Measurement) else ".json"
+        with damaged_result_named(folder_of(self.root, cell) / f"{what.name}{suffix}"):
+            if kept := _kept(self.root, cell, what):
+                made, read = kept
+                if not (why := stale(made, cell, self.root, what)):
+                    self.used.setdefault((cell.folder, cell.run), (cell, []))[1].append(made)
+                    return read()
+                self.refused[name] = why
         if why := cell.unavailable(what):
             self.unavailable[name] = why
         else:

@@ -8,6 +8,7 @@ import pytest
 from rag_jax import overrides, paper
 from rag_jax.cli import reproduce
 from rag_jax.config import Config
+from rag_jax.errors import DataError
 from rag_jax.reproduction import run
 from rag_jax.reproduction.cells import Cell, Measurement, Question, Told
 from rag_jax.reproduction.experiments import EXPERIMENTS, _while_training
@@ -296,6 +297,34 @@ def test_completed_titles_are_told_from_those_that_are_not(lab):
     assert picture.name == "partial_decoding" and not lab.missing
 
 
+@pytest.mark.parametrize("file, content", [
+    ("dev/made.json", "{"), ("dev/made.json", "[]"), ("dev/made.json", "{}"),
+    ("dev/metrics.json", '{"em": 1'), ("dev/metrics.json", "{}"), ("dev/metrics.json", "[]"),
+    ("dev/predictions.jsonl", ""), ("dev/predictions.jsonl", '{"id": "0"'),
+    ("dev/predictions.jsonl", None), ("explained.json", '{"Peru": '), ("explained.json", "[]")])
+def test_a_damaged_result_is_named(lab, file, content):
+    """A traceback, or a number of the questions that are left."""
+    put(lab, "nq", "rag_token", Measurement("dev"), [("x", True)])
+    path = folder_of(lab.root, lab.scale.cells("nq", "rag_token")[0]) / file
+    path.unlink(missing_ok=True)
+    if content is not None:
+        path.write_text(content)
+    what = Question("Peru") if file == "explained.json" else Measurement("dev")
+    damaged = path if file == "explained.json" else path.parent
+    with pytest.raises(DataError, match=f"{damaged}: damaged .*remove it"):
+        lab.result(lab.scale.cells("nq", "rag_token")[0], what)
+
+
+@pytest.mark.parametrize("content", ["[", "[]", "{}", "[1, 2]"])
+def test_damaged_records_of_the_sheets_are_named(lab, content):
+    for run_name in ("closed_book", "rag_token"):
+        put(lab, "jeopardy", run_name, Measurement(), [("x", True), ("y", True)])
+    EXPERIMENTS["pairwise"](lab)
+    (lab.root / "pairwise" / "made.json").write_text(content)
+    with pytest.raises(DataError, match=r"pairwise/made\.json: damaged"):
+        EXPERIMENTS["pairwise"](lab)
+
+
 def test_the_report_names_models_and_commit_and_is_written_whole(lab):
     put(lab, "nq", "rag_token", Measurement(), [("a", True)])
     run.write_report(lab.root, lab.scale)
@@ -380,7 +409,7 @@ def test_a_trained_retriever_stands_beside_the_frozen_one_of_its_seed(lab):
             **{"answer_recall@1": 25.0, "answer_recall@5": recall})
     for seed, recall in enumerate((40.0, 60.0)):
         (lab.root / f"start_35-{seed}" / "rag_token" / "metrics.jsonl").write_text(
-            json.dumps({"step": 7, "dev/answer_recall@5": recall}) + "\n" + '{"step": 8}\n')
+            json.dumps({"step": 7, "dev/answer_recall@5": recall}) + "\n" + '{"step": 8}\n{"st')
     section = EXPERIMENTS["learned_retrieval"](lab)
     table, = tables(section)
     assert cell(table, "35", "answer recall@5, trained").startswith("75.0 [")
