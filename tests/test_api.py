@@ -322,13 +322,18 @@ def test_what_is_retrieved_is_what_the_answers_read(rag):
 
 
 def test_vectors_are_those_of_the_index(rag):
-    """Of a string, every letter was a passage."""
+    """Of a string, every letter was a passage; what was retrieved was refused."""
     rows = np.arange(3)
     vectors = rag.embed_passages([rag.index.passages[int(row)] for row in rows])
     np.testing.assert_allclose(vectors, rag.index.embeddings(rows), rtol=1e-4, atol=1e-5)
     assert len(rag.embed_passages("A town.")) == len(rag.embed_queries("A town?")) == 1
     untitled, titled = rag.embed_passages(["A town.", Passage("", "Lima", "A town.")])
     assert untitled.shape == titled.shape == vectors[0].shape and (untitled != titled).any()
+    found = rag.retrieve(QUESTIONS[0], 3)[0]
+    logits = rag.embed_queries(QUESTIONS[0]) @ rag.embed_passages(found).T
+    p = np.exp(logits[0] - logits.max())
+    np.testing.assert_allclose([each.prior for each in found], p / p.sum(), rtol=1e-3)
+    np.testing.assert_array_equal(rag.embed_passages(found[0]), rag.embed_passages(found[:1]))
     queries = rag.embed_queries(QUESTIONS)
     best = rag.index.search(queries, 1).ids[:, 0]
     assert [rag.index.passages[int(row)].id for row in best] == [

@@ -58,7 +58,8 @@ def read_corpus(path: str | os.PathLike) -> Iterator[Passage]:
 
 def checked_passages(given: Passages | str | Iterable[str], untitled: bool = False
                      ) -> Iterator[Passage]:
-    """The passages that a caller gives, or the one, each an id, a title and a text or a dictionary.
+    """The passages that a caller gives, or the one, each an id, a title and a text, a dictionary of
+    them, or an Evidence, of which no more is read.
 
     Args:
         given: the passages.
@@ -69,9 +70,9 @@ def checked_passages(given: Passages | str | Iterable[str], untitled: bool = Fal
     """
     if isinstance(given, bytes) or not isinstance(given, Iterable):
         raise DataError(f"passages: {given!r:.60} is none: expected a list of them")
-    alone = isinstance(given, str | Passage | Mapping)
+    alone = isinstance(given, str | Mapping) or _named(given)
     for number, passage in enumerate([given] if alone else given):
-        fields = passage
+        fields = passage[:3] if _named(passage) else passage
         if untitled and isinstance(passage, str):
             fields = "", "", passage
         elif isinstance(passage, Mapping):
@@ -86,6 +87,11 @@ def checked_passages(given: Passages | str | Iterable[str], untitled: bool = Fal
             raise DataError(f"passage {number} is {passage!r:.80}: give its id, its title and its "
                             "text, all strings")
         yield Passage(*fields)
+
+
+def _named(given: Any) -> bool:
+    """Whether it is a Passage, or begins as one does, as `types.Evidence`: that imports jax."""
+    return getattr(given, "_fields", ())[:3] == Passage._fields
 
 
 def corpus_files(path: str | os.PathLike) -> list[str]:

@@ -39,6 +39,7 @@ from rag_jax.training.run_index import check_k, check_tokens, open_index, placed
 from rag_jax.types import Answer, Evidence, Params
 
 Path = str | os.PathLike[str]
+Given = Passages | Evidence | Iterable[Evidence]
 SAME_VECTOR = 0.02  # relative distance of two vectors of a text by one encoder, at most
 
 
@@ -177,7 +178,7 @@ class Rag:
         tokens = self._tokenize(checked_texts(questions))
         return self.answerer(**changes).embed_questions(self.params, tokens)
 
-    def embed_passages(self, passages: Passages | str | Iterable[str], **changes: Any
+    def embed_passages(self, passages: Given | str | Iterable[str], **changes: Any
                        ) -> np.ndarray:
         """The document encoder's vectors float32[N, E] of passages, or of texts without a title.
 
@@ -211,7 +212,7 @@ class Rag:
                           self.index.manifest["encoder_fingerprint"])
         self.index = placed(self.job, opened)
 
-    def add(self, passages: Path | Passages, *, compact: bool | None = None) -> None:
+    def add(self, passages: Path | Given, *, compact: bool | None = None) -> None:
         """Adds passages to the index, as `edit` does."""
         self.edit(passages, compact=compact)
 
@@ -219,7 +220,7 @@ class Rag:
         """Deletes passages from the index by their ids, as `edit` does."""
         self.edit(delete=ids, compact=compact)
 
-    def edit(self, add: Path | Passages = (), delete: str | Iterable[str] = (), *,
+    def edit(self, add: Path | Given = (), delete: str | Iterable[str] = (), *,
              queries: Sequence[Example] | None = None, compact: bool | None = None) -> None:
         """Publishes a further version of the index, without some of its passages and with others,
         and reads that from now on. Only what is added is embedded; nothing is compiled again.
@@ -228,8 +229,8 @@ class Rag:
         one open keeps it. A killed edit leaves the version that was.
 
         Args:
-          add: passages, each an id, a title and a text, or a dictionary of them; or a file, as for
-            `build_index`.
+          add: passages, each an id, a title and a text, a dictionary of them, or what `retrieve`
+            gives; or a file, as for `build_index`.
           delete: ids; a string is one of them. One that is deleted and added is replaced.
           queries: questions on which recall is measured; None = the dev questions, and where there
             are none, passages with noise.
@@ -427,7 +428,7 @@ class Rag:
         return self.params[tower]
 
 
-def _passages(given: Path | Passages, config: Config) -> Iterator[Passage]:
+def _passages(given: Path | Given, config: Config) -> Iterator[Passage]:
     """The passages of a file, split as `config.data.chunk_words` says, or those given, checked."""
     if isinstance(given, str | os.PathLike):
         return chunked(read_corpus(given), config.data.chunk_words)
