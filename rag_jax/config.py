@@ -135,7 +135,9 @@ class GeneratorConfig(TransformerConfig):
     vocab_size: int = field(50265, "rows of the token table; 0 = the tokenizer's size", at_least=0)
     max_positions: int = field(1024, "longest source or target in tokens", at_least=1)
     decoder_layers: int = field(6, "decoder layers", at_least=1)
-    attention_dropout: float = field(0.0, "dropout of attention weights", at_least=0, at_most=1)
+    attention_dropout: float | None = field(
+        None, "dropout of attention weights; none = 0, or what is usual in the family of "
+        "`pretrained`: 0.1 of T5", at_least=0, at_most=1)
     layer_norm_eps: float = field(1e-5, "epsilon of LayerNorm", at_least=0)
     param_dtype: Literal["float32", "bfloat16"] = field(
         "float32", "type in which matrices are kept while a model answers (rag_jax.load, generate, "
@@ -170,7 +172,9 @@ class BartConfig(GeneratorConfig):
     """BART; the defaults are bart-base."""
 
     encoder_layers: int = field(6, "encoder layers", at_least=1)
-    activation_dropout: float = field(0.0, "dropout inside the feed-forward", at_least=0, at_most=1)
+    activation_dropout: float | None = field(
+        None, "dropout inside the feed-forward; none = as attention_dropout's none", at_least=0,
+        at_most=1)
     scale_embedding: bool = field(False, "multiply token embeddings by sqrt(width)")
     decoder_heads: int = field(0, "attention heads of the decoder; 0 = heads", at_least=0)
     decoder_mlp_width: int = field(0, "feed-forward width of the decoder; 0 = mlp_width",

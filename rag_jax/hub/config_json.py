@@ -412,8 +412,8 @@ GENERATORS = {"bart": Form(bart_config, bart_json),
 def _written(model: str, config: Any) -> dict[str, Any]:
     """The inverse of `_read`."""
     table = TABLE[model]
-    return {theirs: getattr(config, ours)
-            for ours, theirs in {**table["fields"], **table["optional"]}.items()}
+    return {theirs: value for ours, theirs in {**table["fields"], **table["optional"]}.items()
+            if (value := getattr(config, ours)) is not None}
 
 
 def generation_json(config: GeneratorConfig, ids: SpecialIds) -> dict[str, Any]:

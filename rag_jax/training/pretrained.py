@@ -100,7 +100,7 @@ def reranker(source: str) -> hub.Pretrained:
 
 
 def resolve(config: Config) -> Config:
-    """The configuration with the architecture of pretrained towers filled in.
+    """The configuration with the architecture of pretrained towers, and dropout rates, filled in.
 
     Raises:
       ConfigError: a source without the tower, a reranker that is none, encoders of different
@@ -137,6 +137,9 @@ def resolve(config: Config) -> Config:
         if model.generator.start_token >= 0:
             generator = dataclasses.replace(generator, start_token=model.generator.start_token)
         model = dataclasses.replace(model, generator=generator)
+    rates = {name: 0.0 for name in ("attention_dropout", "activation_dropout")
+             if getattr(model.generator, name, 0.0) is None}  # of BART
+    model = dataclasses.replace(model, generator=dataclasses.replace(model.generator, **rates))
     inputs = {**generator_inputs.OUR_INPUTS,
               **(described(sources["generator"]).inputs if "generator" in sources else {})}
     if config.data.source_format not in ("auto", inputs["source_format"]):

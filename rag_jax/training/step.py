@@ -353,5 +353,5 @@ def abstract_params(model: rag.RagModel, towers: Sequence[str], mesh: Mesh) -> P
 def uses_dropout(model: rag.RagModel) -> bool:
     """Whether any tower has a dropout rate above 0."""
     rates = ("dropout", "attention_dropout", "activation_dropout")
-    return any(getattr(tower, rate, 0) > 0 for tower in (model.retriever, model.generator)
+    return any(getattr(tower, rate, 0) for tower in (model.retriever, model.generator)
                for rate in rates)

@@ -4,6 +4,7 @@ import dataclasses
 import json
 import pathlib
 import shutil
+import types
 
 import jax
 import numpy as np
@@ -12,7 +13,7 @@ import tiny
 
 from rag_jax import conversion, overrides, parallel, rules
 from rag_jax.api import load
-from rag_jax.config import Config, ConfigError, DataConfig
+from rag_jax.config import BartConfig, Config, ConfigError, DataConfig, T5Config
 from rag_jax.data.text import Tokenizer, train_bart_tokenizer, train_bert_tokenizer
 from rag_jax.hub import load as hub
 from rag_jax.hub.config_json import Architecture, SpecialIds
@@ -76,6 +77,23 @@ def test_the_architecture_is_taken_over_and_how_to_compute_is_kept(sources):
         MODEL.retriever, init_std=found.retriever.init_std, attention_dropout=0.1)
     assert found.retriever.dropout == 0.3 and found.generator.dtype == "bfloat16"
     assert (found.generator.width, found.generator.max_positions) == (16, 96)
+
+
+@pytest.mark.parametrize("generator, usual", [
+    (BartConfig(vocab_size=320), (0.1, 0.0, 0.0)), (T5Config(vocab_size=320), (0.1, 0.1, 0.1))])
+def test_a_dropout_rate_that_is_set_is_kept_whatever_family_the_checkpoint_has(
+        monkeypatch, generator, usual):
+    """One that is BART's own was taken for unset, and dropped, where T5 has another."""
+    names = ("dropout", "attention_dropout", "activation_dropout")
+    found = types.SimpleNamespace(generator=generator, towers=("generator",), inputs={})
+    monkeypatch.setattr(pretrained, "described", lambda source: found)
+    for name, other in zip(names, (0.3, 0.0, 0.0), strict=True):
+        asked = overrides.replace(Config(), {
+            "model.generator.pretrained": "x", f"model.generator.{name}": other})
+        resolved = pretrained.resolve(asked).model.generator
+        expected = dict(zip(names, usual, strict=True)) | {name: other}
+        assert {each: getattr(resolved, each) for each in names} == expected
+    assert pretrained.resolve(Config()).model.generator.attention_dropout == 0
 
 
 @pytest.mark.parametrize("source", ["rag", "converted"])
