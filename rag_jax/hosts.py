@@ -63,9 +63,12 @@ def connect(coordinator: str | None, num_processes: int | None, process_id: int 
       ConfigError: some of the three are given but not all, they do not fit, or the TPU's metadata
         do not say which hosts belong together.
     """
-    if (devices := int(os.environ.get("JAX_NUM_CPU_DEVICES", 1))) > 1:
+    devices = os.environ.get("JAX_NUM_CPU_DEVICES", "1")
+    if not devices.isdecimal():
+        raise ConfigError(f"JAX_NUM_CPU_DEVICES={devices} in the environment: expected a number")
+    if int(devices) > 1:
         # With few threads for the virtual devices, collectives can wait for ever (jaxlib 0.10).
-        os.environ.setdefault("PJRT_NPROC", str(max(4 * devices, os.cpu_count())))
+        os.environ.setdefault("PJRT_NPROC", str(max(4 * int(devices), os.cpu_count())))
     given = [coordinator, num_processes, process_id]
     if given == [None, 1, None]:
         return

@@ -137,7 +137,7 @@ def test_the_first_run_that_began_is_opened_where_none_is_named(path):
 
 
 def test_one_runs_configuration_does_not_open_another(path):
-    with pytest.raises(ConfigError, match="--run=rag_sequence: .* has the runs rag_token"):
+    with pytest.raises(ConfigError, match="'rag_sequence' is no run: .* has the runs rag_token"):
         api.load(path, "rag_sequence", config=overrides.for_run(workdir.read(path), "rag_token"))
 
 

@@ -99,6 +99,13 @@ def test_chips_without_a_slice_are_an_error_that_says_what_to_do(monkeypatch, st
         hosts.connect(None, None, None)
 
 
+@pytest.mark.parametrize("devices", ["eight", "-1", "", "1.5"])
+def test_virtual_devices_are_a_number(monkeypatch, devices):
+    monkeypatch.setenv("JAX_NUM_CPU_DEVICES", devices)
+    with pytest.raises(ConfigError, match=f"JAX_NUM_CPU_DEVICES={devices} in the environment"):
+        hosts.connect(None, None, None)
+
+
 @pytest.mark.parametrize("given", [("h:1", 2, 0), (None, None, None)])
 def test_virtual_devices_have_threads(monkeypatch, started, given):
     """Of a process by itself too: its devices also wait for each other."""

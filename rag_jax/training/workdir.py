@@ -262,7 +262,7 @@ def run_of(workdir: pathlib.Path, config: Config, named: str | None = None) -> s
                  if (workdir / run / "eval.json").is_file() or _steps(workdir / run))
         return next(began, config.runs[0])
     if named not in config.runs:
-        raise ConfigError(f"--run={named}: {workdir} has the runs {', '.join(config.runs)}")
+        raise ConfigError(f"{named!r} is no run: {workdir} has the runs {', '.join(config.runs)}")
     return named
 
 

@@ -46,7 +46,8 @@ MEASURED = {  # bytes per device: arguments, temporaries
 
 def small_programs(kinds, *changes):
     config = parse_with_config(make_parser("compile_report", ""), [*SMALL, *changes])[1]
-    return programs.programs(config, parallel.make_mesh(config.mesh), passages=9000, kinds=kinds)
+    return programs.programs(config, parallel.make_mesh(config.mesh), kinds=kinds,
+                             passages=9000 * ("search" in kinds))
 
 
 @pytest.fixture(scope="module")
@@ -191,6 +192,16 @@ def test_mistakes_are_errors_that_say_what_to_do(monkeypatch):
             (["--topology=cpu:8", f"--passages={2**31}"], "must be from 0 to"),
             (["--topology=cpu:8", "--source_tokens=-5"], "--source_tokens=-5: must be from 0"),
             (["--topology=cpu:8", "--programs=search"], "of how many passages.*--passages"),
+            (["--topology=cpu:8", "--remat=dots", "--programs=decode"],
+             "--remat: changes nothing in --programs=decode; it is for train$"),
+            (["--topology=cpu:8", "--source_tokens=9", "--programs=embed,decode"],
+             "--source_tokens: changes nothing in --programs=embed,decode; it is for train$"),
+            (["--topology=cpu:8", "--passages=9", "--programs=train"],
+             "--passages: changes nothing in --programs=train; it is for search$"),
+            (["--topology=cpu:8", "--passages=9", "--programs=decode",
+              "--config.retrieval.where=device"], "it is for search and train$"),
+            (["--topology=cpu:8", "--source_tokens=9", "--config.model.generator.family=causal"],
+             "--source_tokens: inputs of the family causal are not packed"),
             (["--topology=cpu:8", "--memory_gib=nan"], "--memory_gib=nan: must be from 0"),
             (["--topology=cpu:99"], "this process has 8 CPU devices"),
             (["--topology=cpu:8", "--config.mesh.data=3"], "does not fit 8 devices")]:
