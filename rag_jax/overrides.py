@@ -156,6 +156,15 @@ def in_family(section: Any, family: str | None) -> Any:
                   and (given := getattr(section, f.name)) != getattr(usual, f.name)})
 
 
+def usual_rates(config: Config) -> Config:
+    """The configuration with BART's usual rate, 0, where a dropout of the generator is None."""
+    generator = config.model.generator
+    rates = {name: 0.0 for name in ("attention_dropout", "activation_dropout")
+             if getattr(generator, name, 0.0) is None}
+    generator = dataclasses.replace(generator, **rates)
+    return dataclasses.replace(config, model=dataclasses.replace(config.model, generator=generator))
+
+
 def _preset(section: type, name: str, where: str) -> Any:
     presets = PRESETS.get(section, {})
     if name not in presets:

@@ -67,7 +67,7 @@ def _configs(cell: Cell) -> list[Config]:
 @functools.lru_cache(maxsize=256)
 def _config(text: str) -> Config:
     """Read once: a report compares the same few configurations hundreds of times."""
-    return config_files.from_json(text)
+    return overrides.usual_rates(config_files.from_json(text))  # as earlier versions wrote them
 
 
 def _portable(config: Config, root: pathlib.Path) -> str:

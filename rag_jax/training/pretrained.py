@@ -137,9 +137,6 @@ def resolve(config: Config) -> Config:
         if model.generator.start_token >= 0:
             generator = dataclasses.replace(generator, start_token=model.generator.start_token)
         model = dataclasses.replace(model, generator=generator)
-    rates = {name: 0.0 for name in ("attention_dropout", "activation_dropout")
-             if getattr(model.generator, name, 0.0) is None}  # of BART
-    model = dataclasses.replace(model, generator=dataclasses.replace(model.generator, **rates))
     inputs = {**generator_inputs.OUR_INPUTS,
               **(described(sources["generator"]).inputs if "generator" in sources else {})}
     if config.data.source_format not in ("auto", inputs["source_format"]):
@@ -147,7 +144,7 @@ def resolve(config: Config) -> Config:
     left_open = {name: value for name, value in inputs.items()
                  if getattr(config.data, name) in ("auto", "")}
     data = dataclasses.replace(config.data, **left_open)
-    found = _as_it_is(dataclasses.replace(config, data=data, model=model),
+    found = _as_it_is(overrides.usual_rates(dataclasses.replace(config, data=data, model=model)),
                       sources.get("generator"))
     return rules.validate(found, resolved=True)
 

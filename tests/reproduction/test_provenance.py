@@ -30,6 +30,8 @@ def recorded(one, root):
     ({"eval.metrics": ("fever",)}, "config.eval.metrics: ('fever',) there, ('qa',) now"),
     ({"data.world_task": "claims", "retrieval.k": 1}, "'claims' there, 'questions' now; config."),
     ({"runs": ("frozen",), "train.log_every": 1, "mesh.fsdp": 2, "tensorboard": False}, ""),
+    ({"model.generator.attention_dropout": 0.0}, ""),  # as earlier versions wrote it
+    ({"model.generator.attention_dropout": 0.1}, "attention_dropout: 0.1 there, 0.0 now"),
 ])
 def test_a_result_of_another_configuration_is_stale(tmp_path, changes, told):
     found = stale(recorded(cell(**changes), tmp_path), cell(), tmp_path)
