@@ -84,11 +84,9 @@ class Checkpointer(contextlib.AbstractContextManager):
         self.directory = pathlib.Path(directory).absolute()  # Orbax refuses relative paths
         self._keep, self._read_only = keep, read_only
         self._ranking = Ranking(best_metric)
-        self._args = ocp.args
-        self._orbax = ocp.AsyncCheckpointer(ocp.CompositeCheckpointHandler(
-            params=ocp.StandardCheckpointHandler(), opt_state=ocp.StandardCheckpointHandler(),
-            meta=ocp.JsonCheckpointHandler()))
-        self._saving = False  # and nobody has waited for it yet
+        self._ocp, self._args = ocp, ocp.args
+        self._reader = ocp.Checkpointer(self._handler())
+        self._writer: ocp.AsyncCheckpointer | None = None  # of a save that nobody has waited for
         self._damage: dict[int, CheckpointDamaged] = {}  # of a reader; a writer sets them aside
         if not read_only:
             self.directory.mkdir(parents=True, exist_ok=True)
@@ -103,7 +101,14 @@ class Checkpointer(contextlib.AbstractContextManager):
         try:
             self.wait()
         finally:
-            self._orbax.close()
+            self._reader.close()
+
+    def _handler(self, **settings: int) -> Any:
+        """Of the three items; Orbax's settings of those with arrays."""
+        arrays = self._ocp.StandardCheckpointHandler
+        return self._ocp.CompositeCheckpointHandler(
+            params=arrays(**settings), opt_state=arrays(**settings),
+            meta=self._ocp.JsonCheckpointHandler())
 
     # Saving.
 
@@ -136,26 +141,32 @@ class Checkpointer(contextlib.AbstractContextManager):
         self._remove([self._folder(step)])  # an empty directory of that name
         args = self._args
         orbax_noise.drop_orphans()
+        near, limit = jax.default_backend() == "cpu", {}
+        if near:  # what is compressed lies in memory beside the state
+            largest = max(x.nbytes for x in jax.tree.leaves([params, opt_state]))
+            limit = {"save_concurrent_gb": 1 + largest // 10**9}
         with self._report_failed_save(OSError):
-            self._orbax.save(self._folder(step), args=args.Composite(
+            writer = self._ocp.AsyncCheckpointer(self._handler(**limit))
+            writer.save(self._folder(step), args=args.Composite(
                 params=args.StandardSave(params),
                 opt_state=args.StandardSave(opt_state),
                 meta=args.JsonSave({"crc32": _crc32(content), "content": content}),
             ))
-        self._saving = True
-        if jax.default_backend() == "cpu":
+        self._writer = writer
+        if near:
             self.wait()
             process.give_back_memory()  # of what was compressed
 
     def wait(self) -> None:
         """Blocks until no save is under way; raises CheckpointError if one has failed."""
-        saved, self._saving = self._saving, False
-        with self._report_failed_save(Exception):
-            self._orbax.wait_until_finished()
-        if saved:
-            steps = self.all_steps()
-            kept = {*steps[-self._keep :], self._ranking.best(steps)}
-            self._remove(self._folder(step) for step in steps if step not in kept)
+        if self._writer is None:
+            return
+        writer, self._writer = self._writer, None
+        with self._report_failed_save(Exception), contextlib.closing(writer):
+            writer.wait_until_finished()
+        steps = self.all_steps()
+        kept = {*steps[-self._keep :], self._ranking.best(steps)}
+        self._remove(self._folder(step) for step in steps if step not in kept)
 
     def _remove(self, paths: Iterable[pathlib.Path]) -> None:
         """Removes what is there, each as a whole: half a step would read as a damaged one.
@@ -346,7 +357,7 @@ class Checkpointer(contextlib.AbstractContextManager):
         """
         self._read_content(step)
         stored = self._report_damage(
-            step, lambda: self._orbax.metadata(self._folder(step)).item_metadata)
+            step, lambda: self._reader.metadata(self._folder(step)).item_metadata)
         for item in _KINDS:  # one after the other, to hold one at a time
             tree = jax.tree.map(
                 lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), stored[item])
@@ -371,7 +382,7 @@ class Checkpointer(contextlib.AbstractContextManager):
             )
         targets = {item: self._args.StandardRestore(tree_record.restore_targets(
             content[item], tree)) for item, tree in trees.items()}
-        restored = self._report_damage(step, lambda: self._orbax.restore(
+        restored = self._report_damage(step, lambda: self._reader.restore(
             self._folder(step), args=self._args.Composite(**targets)))
 
         def verify() -> None:
@@ -391,7 +402,7 @@ class Checkpointer(contextlib.AbstractContextManager):
             if not self._is_complete(step, items):
                 raise FileNotFoundError(f"one of {', '.join(items)} is missing")
             refuse_links(self._folder(step))
-            stored = self._orbax.restore(self._folder(step), args=self._args.Composite(
+            stored = self._reader.restore(self._folder(step), args=self._args.Composite(
                 meta=self._args.JsonRestore())).meta
             if stored["crc32"] != _crc32(stored["content"]):
                 raise ValueError("the bytes of its meta item have changed")

@@ -12,7 +12,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from rag_jax import parallel, process
 from rag_jax.config import MeshConfig
-from rag_jax.training import tree_record
+from rag_jax.training import checkpoint, tree_record
 from rag_jax.training.checkpoint import Checkpointer, CheckpointError, CheckpointMismatch
 
 
@@ -105,8 +105,29 @@ def test_on_cpus_a_step_is_written_when_save_returns(tmp_path, monkeypatch):
         for number, platform in enumerate(("cpu", "tpu")):
             monkeypatch.setattr(jax, "default_backend", lambda platform=platform: platform)
             checkpointer.save(number, *make_state(number), {})
-            assert checkpointer._saving == (platform == "tpu")
+            assert (checkpointer._writer is not None) == (platform == "tpu")
             assert given_back == ["in pieces"], "by the CPU alone"
+
+
+@pytest.mark.parametrize("platform, size, limit", [
+    ("cpu", 9, {"save_concurrent_gb": 1}), ("cpu", 250_000_000, {"save_concurrent_gb": 2}),
+    ("tpu", 9, {})])
+def test_on_cpus_few_gigabytes_are_compressed_at_once_and_the_largest_array_always_can(
+        tmp_path, monkeypatch, platform, size, limit):
+    """All at once took as much memory as the state; Orbax refuses an array beyond its limit."""
+    asked = []
+    monkeypatch.setattr(jax, "default_backend", lambda: platform)
+    monkeypatch.setattr(checkpoint, "_content", lambda *given: {"metrics": {}})
+
+    def handler(**settings):
+        asked.append(settings)
+        raise OSError("enough is known")
+
+    with Checkpointer(tmp_path) as checkpointer:
+        monkeypatch.setattr(checkpointer, "_handler", handler)
+        with pytest.raises(CheckpointError, match="enough is known"):
+            checkpointer.save(1, {"w": np.broadcast_to(np.float32(1), size)}, {}, {})
+    assert asked == [limit]
 
 
 def test_background_save_holds_the_values_of_its_step_while_buffers_are_donated(
