@@ -217,7 +217,8 @@ def read_fever2(path: str) -> Rows:
 
 def read_kilt(path: str) -> Rows:
     """KILT's JSONL: {"id", "input", "output": [{"answer", "provenance": [{"title",
-    "wikipedia_id"}]}]}; an output may have either or both.
+    "wikipedia_id"}]}]}; an output may have either or both. A blank answer counts as none, as for
+    KILT's own scorer: Hugging Face's copy has one wherever there is none.
     """
     for _, record in json_lines(path):
         outputs = record.records("output")
@@ -231,7 +232,7 @@ def read_kilt(path: str) -> Rows:
         yield record.where, Example(
             id=record.name("id"),
             question=record.text("input"),
-            answers=_unique(o.text("answer") for o in outputs if o.has("answer")),
+            answers=_unique(o.text("answer", blank=True) for o in outputs if o.has("answer")),
             titles=_unique(title for each in pages for _, title in each),
             evidence=_unique("\n".join(dict.fromkeys(f"{i}\t{title}" for i, title in each))
                              for each in pages),

@@ -85,6 +85,17 @@ def test_pages_of_one_output_of_kilt_are_one_evidence_set(tmp_path):
     assert example.titles == ("Lima", "Peru", "Li ma")
 
 
+def test_a_blank_answer_of_kilt_is_none(tmp_path):
+    """One refused a whole file that was exported from Hugging Face's copy."""
+    path = tmp_path / "nq-dev-kilt.jsonl"
+    pages = [{"wikipedia_id": "7", "title": "Lima"}]
+    path.write_bytes(lines([{"id": "1", "input": "q", "output": [
+        {"answer": "", "provenance": pages}, {"answer": " a ", "provenance": []},
+        {"answer": None, "provenance": pages}]}]))
+    example, = load_examples(f"kilt:{path}")
+    assert example.answers == ("a",) and example.titles == ("Lima",)
+
+
 def test_kilt_is_read_from_a_file(tmp_path):
     path = tmp_path / "nq-dev-kilt.jsonl"
     path.write_bytes(lines(KILT))
