@@ -246,11 +246,17 @@ def _read_tfds(source: str, builder: Any, split: str) -> list[Example]:
 
 
 def _tfds_rows(source: str, rows: Any) -> Iterator[tuple[str, Example]]:
+    """Yields (place for errors, example) of a split, each example once: trivia_qa/rc has a question
+    of the web's file again in Wikipedia's, and in those that annotators verified."""
+    earlier: set[Example] = set()
     for start in range(0, len(rows), _TFDS_READ_SIZE):
         positions = range(start, min(start + _TFDS_READ_SIZE, len(rows)))
         for position, row in zip(positions, rows.__getitems__(positions), strict=True):
             where = f"{source} example {position}"
-            yield where, _tfds_example(where, position, row)
+            example = _tfds_example(where, position, row)
+            if example not in earlier:
+                yield where, example
+            earlier.add(example)
 
 
 def _tfds_example(where: str, position: int, row: Mapping[str, Any]) -> Example:

@@ -177,25 +177,31 @@ def test_failed_download_says_where_the_dataset_was_expected(tmp_path, monkeypat
     assert "could not be downloaded (no network)" in error
 
 
+LIMA = {"Aliases": ["Lima", "Limá "], "NormalizedAliases": ["lima"], "Value": "Lima city",
+        "NormalizedValue": "lima city", "Type": "WikipediaEntity"}
+WHERE = {"Question": "Where?", "QuestionId": "tc_1", "QuestionSource": "http://x"}
+
+
+def trivia_qa_archive(path, files):
+    """Writes a .tar.gz of TriviaQA's files: {name: records}."""
+    with tarfile.open(path, "w:gz") as archive:
+        for name, rows in files.items():
+            text = json.dumps({"Data": rows}, indent=4).encode()
+            member = tarfile.TarInfo(f"{name}.json")
+            member.size = len(text)
+            archive.addfile(member, io.BytesIO(text))
+
+
 def test_trivia_qa(tmp_path, web, monkeypatch):
     """TFDS unpacks this archive and lists its files through TensorFlow, unless told otherwise."""
     from tensorflow_datasets.datasets.trivia_qa import trivia_qa_dataset_builder as module
 
     folder, url = web
     monkeypatch.setattr(tasks, "_TRIVIA_QA_URL", url + "/{}.tar.gz")
-    answer = {"Aliases": ["Lima", "Limá "], "NormalizedAliases": ["lima"], "Value": "Lima city"}
-    answer |= {"NormalizedValue": "lima city", "Type": "WikipediaEntity"}
-    record = {"Question": "Where?", "QuestionId": "tc_1", "QuestionSource": "http://x"}
-    with tarfile.open(folder / "unfiltered.tar.gz", "w:gz") as archive:
-        for name, rows in [
-            ("unfiltered-web-train", [record | {"Answer": answer}]),
-            ("unfiltered-web-dev", [record | {"Answer": answer, "QuestionId": "tc_2"}]),
-            ("unfiltered-web-test-without-answers", [record]),
-        ]:
-            text = json.dumps({"Data": rows}, indent=4).encode()
-            member = tarfile.TarInfo(f"triviaqa-unfiltered/{name}.json")
-            member.size = len(text)
-            archive.addfile(member, io.BytesIO(text))
+    trivia_qa_archive(folder / "unfiltered.tar.gz", {
+        "triviaqa-unfiltered/unfiltered-web-train": [WHERE | {"Answer": LIMA}],
+        "triviaqa-unfiltered/unfiltered-web-dev": [WHERE | {"Answer": LIMA, "QuestionId": "tc_2"}],
+        "triviaqa-unfiltered/unfiltered-web-test-without-answers": [WHERE]})
     source = "tfds:trivia_qa/unfiltered.nocontext"
     before = module.tf
     train = load_examples(source, data_dir=str(tmp_path / "tfds"))
@@ -206,6 +212,21 @@ def test_trivia_qa(tmp_path, web, monkeypatch):
     assert "no answers" in message_of(source + ":test", data_dir=str(tmp_path / "tfds"))
     error = message_of("tfds:trivia_qa/unfiltered", data_dir=str(tmp_path / "tfds"))
     assert "name trivia_qa/unfiltered.nocontext, which has the same questions" in error
+
+
+def test_a_question_of_several_files_of_trivia_qa_is_one(tmp_path, web, monkeypatch):
+    """No rc set could be read: its ids are there once for the web's pages, once for Wikipedia's."""
+    folder, url = web
+    monkeypatch.setattr(tasks, "_TRIVIA_QA_URL", url + "/{}.tar.gz")
+    one, other = WHERE | {"Answer": LIMA}, WHERE | {"Answer": LIMA, "QuestionId": "tc_2"}
+    changed = WHERE | {"Answer": LIMA | {"Aliases": ["Lima"]}}
+    trivia_qa_archive(folder / "rc.tar.gz", {
+        "qa/web-train": [one, other], "qa/wikipedia-train": [one],
+        "qa/web-dev": [one], "qa/verified-web-dev": [changed],
+        "qa/web-test-without-answers": [WHERE]})
+    source, data_dir = "tfds:trivia_qa/rc.nocontext", str(tmp_path / "tfds")
+    assert sorted(e.id for e in load_examples(source, data_dir=data_dir)) == ["tc_1", "tc_2"]
+    assert "id 'tc_1' was already used" in message_of(f"{source}:validation", data_dir=data_dir)
 
 
 def test_web_questions(tmp_path, web, monkeypatch):
