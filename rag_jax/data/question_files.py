@@ -238,6 +238,8 @@ def read_tsv(path: str) -> Iterator[tuple[str, Example]]:
             raise DataError(
                 f"{where}: no tab: expected question<TAB>answers (tab separated, also in a .csv)"
             )
+        while len(fields) > 1 and not fields[-1]:  # a spreadsheet makes all rows as long
+            fields.pop()
         if fields[0].startswith("[") and len(fields) == 1 or any(map(_listed, fields)):
             fields = _literal_list(where, "\t".join(fields))
         answers = tuple(text.strip() for text in fields)

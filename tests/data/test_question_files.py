@@ -146,11 +146,18 @@ def test_tsv_forms(tmp_path):
         assert read_asked(path) == [("2", "who")]
 
 
+def test_a_table_may_fill_short_rows_up_with_empty_fields(tmp_path):
+    """So a spreadsheet writes questions with few answers, and no cell of it can be removed."""
+    path = write(tmp_path / "q.tsv", 'who\tLima\tQuito\nwhere\tPeru\t\nwhat\t["a", "b"]\t\t\n')
+    assert [e.answers for e in load_examples(path)] == [("Lima", "Quito"), ("Peru",), ("a", "b")]
+
+
 @pytest.mark.parametrize(
     ("line", "message"),
     [
         ("who,Lima", "no tab"),
         ("who\t", r"answers\[0\] is empty"),
+        ("who\t\t", r"answers\[0\] is empty"),
         ("who\tLima\t\tQuito", r"answers\[1\] is empty"),
         ("\tLima", "question is empty"),
         ("who\t[]", "no answers"),
@@ -221,7 +228,7 @@ def damaged_tsv(rng):
         return line[:at] + bytes([rng.randrange(0xF8, 0x100)]) + line[at:]
     if kind == 2:
         return line.replace(b"\t", rng.choice([b" ", b",", b";"]))
-    return rng.choice([b"\tPeru", b"Where?\t", b"Where?\t[]", b"Where?\t['a', 2]", b"Q\ta\t\t"])
+    return rng.choice([b"\tPeru", b"Where?\t", b"Where?\t[]", b"Where?\t['a', 2]", b"Q\ta\t\tb"])
 
 
 @pytest.mark.parametrize(
