@@ -9,11 +9,13 @@ paper has no number of.
 
 Hardware: a TPU v4-8. Time: from 0.1 to 4.4 hours of the chips' peak speed.
 
-The paper publishes no learning rate, batch size, lengths or number of steps. Question answering
-has those of Hugging Face's finetune_rag.sh (100 epochs in batches of 64). For generation we take
-10 epochs of the same, and for FEVER BART's recipe of classification tasks (10 epochs, 1e-5), with
-the labels as single tokens (section 3.4); appendix E's classification head in their place is
-`--config.model.head=classification`.
+The paper publishes no learning rate, batch size, number of steps or lengths. Question answering has
+the first three of Hugging Face's finetune_rag.sh (100 epochs in batches of 64). For generation we
+take 10 epochs of the same, and for FEVER BART's recipe of classification tasks (10 epochs, 1e-5),
+with the labels as single tokens (section 3.4); appendix E's classification head in their place is
+`--config.model.head=classification`. Epochs are counted in questions: where each answer trains on
+its own (Natural Questions, WebQuestions), all of them are seen less often. The lengths are ours:
+room for 100 words and the question.
 """
 
 import dataclasses
@@ -46,7 +48,8 @@ SPLITS = ("train", "dev", "test")
 
 @dataclasses.dataclass(frozen=True)
 class Task:
-    """A task: its name as a source, training questions, epochs, target tokens, labels, metrics."""
+    """A task: its name as a source, training questions, epochs of them, target tokens, labels,
+    metrics."""
 
     source: str
     questions: int
