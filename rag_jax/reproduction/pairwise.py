@@ -137,7 +137,8 @@ def tally(key: Mapping[str, Mapping], sheets: Sequence[pathlib.Path]) -> Tally:
 
     Args:
       key: the sheets' key, as `read_key` returns it.
-      sheets: .csv files in the form of sheet.csv, of one or more annotators each.
+      sheets: .csv files in the form of sheet.csv, of one or more annotators each; a semicolon or a
+        tab may stand for the comma.
 
     Raises:
       DataError: a damaged sheet (file, line and field are named), an answer given twice, or
@@ -180,7 +181,9 @@ def _rows(sheet: pathlib.Path, key: Mapping[str, Mapping]):
     if not sheet.is_file():
         raise DataError(f"--tally={sheet}: no such file")
     try:
-        reader = csv.DictReader(io.StringIO(sheet.read_text("utf-8-sig"), newline=""))
+        text = sheet.read_text("utf-8-sig")
+        separator = max(",;\t", key=text.partition("\n")[0].count)  # the language decides
+        reader = csv.DictReader(io.StringIO(text, newline=""), delimiter=separator)
         rows = [(reader.line_num, row) for row in reader]
     except (UnicodeDecodeError, csv.Error) as error:
         raise DataError(f"{sheet}: no CSV in UTF-8 ({error}): save it as such again") from None

@@ -108,6 +108,18 @@ def test_verdicts_are_unblinded_and_the_majority_counts(folder):
     assert sum(two.shares["factuality"].values()) == 100
 
 
+@pytest.mark.parametrize("separator", [";", "\t"])
+def test_a_sheet_may_have_the_separator_of_its_spreadsheet(folder, separator):
+    """Excel writes a semicolon wherever the comma is the decimal sign."""
+    file = judged(folder, "ann", honest("second"))
+    counted = tally(read_key(folder), [file])
+    with file.open(encoding="utf-8", newline="") as given:
+        rows = list(csv.reader(given))
+    with file.open("w", encoding="utf-8-sig", newline="") as out:
+        csv.writer(out, delimiter=separator).writerows(rows)
+    assert tally(read_key(folder), [file]) == counted
+
+
 def test_who_fails_the_control_items_is_not_counted(folder):
     good = judged(folder, "ann", honest("second"))
     bad = judged(folder, "eve", lambda first, question: "first" if "first" in first else "second")
