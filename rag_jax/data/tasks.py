@@ -55,9 +55,10 @@ def load_examples(source: str, *, data_dir: str = "", hidden: bool = False) -> l
                 question<TAB>answer<TAB>answer... A field that is quoted as in CSV is unquoted; a
                 first line "question<TAB>answers" is skipped; the id is the line number.
             `tfds:NAME[/CONFIG][:SPLIT]`: a TFDS data set, downloaded and prepared if it is not
-                yet: natural_questions_open, trivia_qa/unfiltered.nocontext, web_questions, or any
-                other with "question" and "answer(s)". SPLIT ("train" if not given) may be a slice
-                such as `train[:10%]`. Without ids of its own, the position is the id.
+                yet: natural_questions_open, trivia_qa/unfiltered.nocontext, web_questions, squad,
+                or any other whose "question" and "answer(s)" are texts. SPLIT ("train" if not
+                given) may be a slice such as `train[:10%]`. Without ids of its own, the position
+                is the id.
             `tfds-dir:DIRECTORY[:SPLIT]`: a directory that `prepare_dataset` wrote.
             `task:NAME:SPLIT`: a task of the paper, of its official files (`tasks.toml`), which are
                 downloaded if they are not there yet.
@@ -261,18 +262,24 @@ def _tfds_rows(source: str, rows: Any) -> Iterator[tuple[str, Example]]:
 
 def _tfds_example(where: str, position: int, row: Mapping[str, Any]) -> Example:
     """Makes an Example of a decoded TFDS row (texts are bytes, lists are arrays of bytes)."""
-    answers = row.get("answers", row.get("answer"))
-    if "question" not in row or answers is None:
+    answers = texts = row.get("answers", row.get("answer"))
+    if isinstance(answers, Mapping):  # TriviaQA: a value with aliases; SQuAD: texts with places
+        texts = ([answers["value"], *answers["aliases"]] if "value" in answers
+                 else answers.get("text"))
+    elif isinstance(answers, bytes | str):
+        texts = [answers]
+    if not isinstance(texts, list | np.ndarray) or not all(
+            isinstance(text, bytes | str) for text in (row.get("question"), *texts)):
         raise DataError(
-            f"{where}: features {', '.join(map(repr, row))}: expected 'question' and 'answer(s)'"
+            f"{where}: features {', '.join(map(repr, row))}: expected a text as 'question', and as "
+            "'answer(s)' a text, a list of texts, or what TriviaQA and SQuAD have"
         )
-    if isinstance(answers, Mapping):  # TriviaQA: a value with aliases, "<unk>" where it is hidden
-        texts = dict.fromkeys(map(_text, [answers["value"], *answers["aliases"]]))
-        answers = [text for text in texts if text != "<unk>"]
+    if isinstance(answers, Mapping):  # of several annotators; TriviaQA: "<unk>" where it is hidden
+        texts = [text for text in dict.fromkeys(map(_text, texts)) if text != "<unk>"]
     return Example(
         id=_text(row.get("id", row.get("question_id", str(position)))),
         question=_text(row["question"]),
-        answers=tuple(map(_text, answers)),
+        answers=tuple(map(_text, texts)),
         regex=bool(row.get("regex", False)),
         **{name: tuple(map(_text, row.get(name, ()))) for name in LISTS},
     )

@@ -4,12 +4,14 @@ import http.server
 import io
 import json
 import os
+import re
 import subprocess
 import sys
 import tarfile
 import tempfile
 import threading
 
+import numpy as np
 import pytest
 
 from rag_jax.data import tasks
@@ -212,6 +214,50 @@ def test_trivia_qa(tmp_path, web, monkeypatch):
     assert "no answers" in message_of(source + ":test", data_dir=str(tmp_path / "tfds"))
     error = message_of("tfds:trivia_qa/unfiltered", data_dir=str(tmp_path / "tfds"))
     assert "name trivia_qa/unfiltered.nocontext, which has the same questions" in error
+
+
+def other_tfds(folder, features, row):
+    """The source of a TFDS data set of one row that somebody else's builder made."""
+    import tensorflow_datasets as tfds
+    from tensorflow_datasets.core.dataset_builders import adhoc_builder
+
+    class Other(adhoc_builder.AdhocBuilder, skip_registration=True):
+        def _split_generators(self, dl_manager):
+            return {"train": iter([(0, row)])}
+
+    builder = Other(name="other", version="1.0.0", split_datasets={}, data_dir=folder,
+                      features=tfds.features.FeaturesDict(features), file_format="array_record")
+    tasks._download_and_prepare(builder, io.StringIO())
+    return f"tfds-dir:{builder.data_dir}"
+
+
+@pytest.mark.parametrize("form, given, answers", [
+    ("text", "Limá", ("Limá",)),  # DROP's
+    ("texts", ["Lima", "Limá", "Lima"], ("Lima", "Limá", "Lima")),  # as they are
+    ("places", {"text": ["Lima", "Limá", "Lima"], "at": [3, 9, 3]}, ("Lima", "Limá")),  # SQuAD's
+])
+def test_answers_of_tfds_are_read_in_the_forms_that_they_have(tmp_path, form, given, answers):
+    """Of one text, every letter's number was an answer; SQuAD's were called damaged."""
+    from tensorflow_datasets import features as f
+
+    feature = {"text": f.Text(), "texts": f.Sequence(f.Text()),
+               "places": f.Sequence({"text": f.Text(), "at": np.int32})}[form]
+    source = other_tfds(tmp_path, {"question": f.Text(), "answers": feature},
+                        {"question": "Where?", "answers": given})
+    assert load_examples(source) == [Example("0", "Where?", answers)]
+
+
+def test_other_features_of_tfds_are_named(tmp_path):
+    """They were questions such as "{'text': ...}", or a damaged file."""
+    from tensorflow_datasets import features as f
+
+    for name, feature, given in (
+            ("answer", np.bool_, True), ("answers", {"at": np.int32}, {"at": 1}),
+            ("question", {"text": f.Text()}, {"text": "Where?"})):
+        row = {"question": "Where?", "answer": "Lima"} | {name: given}
+        features = {"question": f.Text(), "answer": f.Text()} | {name: feature}
+        message = message_of(other_tfds(tmp_path / name, features, row))
+        assert re.search("example 0: features .*'question'.*: expected a text as 'ques", message)
 
 
 def test_a_question_of_several_files_of_trivia_qa_is_one(tmp_path, web, monkeypatch):
