@@ -4,6 +4,7 @@ A metric is a function of sums over questions: what every question adds to them 
 and a bootstrap sample is another sum.
 """
 
+import functools
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -51,23 +52,27 @@ def _percent(sums: np.ndarray) -> np.ndarray:
     return 100 * sums[..., 0] / sums[..., 1]
 
 
-def _tokens(record: Record) -> tuple[list[str], list[list[str]]]:
-    return spacy_tokens(record["answer"]), [spacy_tokens(text) for text in record["references"]]
+def _of_texts(terms: Callable[[str, Sequence[str]], Sequence[float]],
+              value: Callable[[np.ndarray], np.ndarray] = _percent) -> Metric:
+    """A metric of an answer and its references, which remembers them: a report is written after
+    every model that is measured, and most answers are as before."""
+    remembered = functools.lru_cache(1 << 20)(terms)
+    return Metric(lambda record: remembered(record["answer"], tuple(record["references"])), value)
 
 
-def _mean(score: Callable[[str, Sequence[str]], float]) -> Metric:
-    return Metric(lambda record: (score(record["answer"], record["references"]), 1), _percent)
+def _tokens(answer: str, references: Sequence[str]) -> tuple[list[str], list[list[str]]]:
+    return spacy_tokens(answer), [spacy_tokens(text) for text in references]
 
 
 _right = Metric(lambda record: (record["exact_match"], 1), _percent)
 METRICS = {
     "em": _right,
     "accuracy": _right,
-    "rouge_l": Metric(lambda record: (rouge_l(*_tokens(record)), 1), _percent),
-    "bleu1": Metric(lambda record: bleu_counts(*without_spaces(*_tokens(record)), 1),
-                    lambda sums: 100 * bleu(sums)[..., 0]),
-    "sentence_bleu1": _mean(bleu_1),
-    "qbleu1": _mean(q_bleu_1),
+    "rouge_l": _of_texts(lambda *texts: (rouge_l(*_tokens(*texts)), 1)),
+    "bleu1": _of_texts(lambda *texts: bleu_counts(*without_spaces(*_tokens(*texts)), 1),
+                       lambda sums: 100 * bleu(sums)[..., 0]),
+    "sentence_bleu1": _of_texts(lambda *texts: (bleu_1(*texts), 1)),
+    "qbleu1": _of_texts(lambda *texts: (q_bleu_1(*texts), 1)),
 }
 
 

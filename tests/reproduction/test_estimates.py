@@ -5,6 +5,7 @@ import pytest
 
 from rag_jax.data.question_files import Example
 from rag_jax.metrics.bleu import distinct_ngram_ratio
+from rag_jax.reproduction import estimates
 from rag_jax.reproduction.cells import Measured
 from rag_jax.reproduction.estimates import distinct_trigrams, estimate, metric_of, share
 from rag_jax.scoring import score
@@ -95,3 +96,14 @@ def test_metrics_of_sums_are_those_of_an_evaluation():
         found = estimate([Measured({}, records)], metric_of(column))
         assert found.value == pytest.approx(whole[name], abs=1e-5) and found.value > 0
         assert found.low <= found.value <= found.high
+
+
+def test_what_was_scored_is_not_scored_again(monkeypatch):
+    """A report that follows each model of the paper's scale took minutes for answers of others."""
+    def measured(answer):
+        return [Measured({}, [{"id": "0", "answer": answer, "references": ["Lima is big."]}])]
+
+    first = estimate(measured("Lima is old."), "rouge_l")
+    monkeypatch.setattr(estimates, "rouge_l", lambda *tokens: 0.0)
+    assert estimate(measured("Lima is old."), "rouge_l") == first and first.value > 0
+    assert estimate(measured("Lima is old!"), "rouge_l").value == 0, "another answer"
