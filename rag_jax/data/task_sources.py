@@ -189,10 +189,7 @@ def locate(folder: pathlib.Path, file: File, homepage: str) -> pathlib.Path:
             return path
     if not published.exists():
         if not file.url:
-            raise FileNotFoundError(
-                f"no file {published}: fetch {file.name} by hand, as {homepage} says (it has no "
-                "URL to download it by), and put it there; config.data.data_dir names the folder "
-                f"that {folder.name}/ is in")
+            raise FileNotFoundError(_by_hand(published, homepage))
         download(file.url, published, file.size, file.sha256)
     if file.member:
         unpacked = _places(folder, file)[1]
@@ -214,6 +211,21 @@ def task_files_of(source: str, data_dir: str) -> list[pathlib.Path]:
     name, split = task_of(source)
     places = _places(_folder(name, data_dir), TASKS[name].splits[split].file)
     return [path for path in places if path.exists()][:1]
+
+
+def by_hand(source: str, data_dir: str) -> str:
+    """What is to be fetched by hand before a `task:` source can be read; empty = nothing."""
+    name, split = task_of(source)
+    file = TASKS[name].splits[split].file
+    if file.url or task_files_of(source, data_dir):
+        return ""
+    return _by_hand(_folder(name, data_dir) / file.name, TASKS[name].homepage)
+
+
+def _by_hand(path: pathlib.Path, homepage: str) -> str:
+    return (f"no file {path}: fetch {path.name} by hand, as {homepage} says (it has no URL to "
+            "download it by), and put it there; config.data.data_dir names the folder that "
+            f"{path.parent.name}/ is in")
 
 
 def _folder(name: str, data_dir: str) -> pathlib.Path:

@@ -4,6 +4,9 @@ import pathlib
 from collections.abc import Iterable, Mapping, Sequence
 
 from rag_jax import locks
+from rag_jax.data.inputs import is_prepared
+from rag_jax.data.task_sources import by_hand, task_of
+from rag_jax.errors import DataError
 from rag_jax.reproduction import sections
 from rag_jax.reproduction.cells import Asked, Cell, Scale
 from rag_jax.reproduction.experiments import EXPERIMENTS
@@ -25,16 +28,35 @@ def reproduce(names: Sequence[str], root: pathlib.Path, scale: Scale, work: bool
 
     Raises:
       InUseError: another process works on ROOT, or on one of its workdirs.
+      DataError: all is done but for what needs files that have to be fetched by hand.
     """
     with locks.exclusive(root):
         worker, folder = Worker(root), None
-        for cell, what in lacking(names, root, scale)[0] if work else ():
+        wanted = lacking(names, root, scale)[0] if work else []
+        absent = {cell.folder: why for cell, _ in wanted if (why := _absent(cell, root))}
+        left_out = "\n".join(["left out, until the files are there:", *absent.values()])
+        if absent:
+            print(left_out, flush=True)  # now, and not when all else is trained
+        for cell, what in wanted:
+            if cell.folder in absent:
+                continue
             if folder not in (None, cell.folder):
                 write_report(root, scale)
             folder = cell.folder
             worker.work_out(cell, what)
         write_report(root, scale)
     print(f"{root / 'report.md'}, {root / 'report.html'}", flush=True)
+    if absent:
+        raise DataError(left_out)
+
+
+def _absent(cell: Cell, root: pathlib.Path) -> str:
+    """The files that a cell's data need and that nothing can download; none once it has its data.
+    """
+    data = cell.config.data
+    sources = [source for source in (data.train, data.dev, data.test) if task_of(source)]
+    return "" if is_prepared(root / cell.folder) else "\n".join(filter(None, (
+        by_hand(source, data.data_dir) for source in sources)))
 
 
 def write_report(root: pathlib.Path, scale: Scale) -> None:

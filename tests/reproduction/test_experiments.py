@@ -297,6 +297,38 @@ def test_completed_titles_are_told_from_those_that_are_not(lab):
     assert picture.name == "partial_decoding" and not lab.missing
 
 
+def test_what_needs_files_that_nobody_can_download_does_not_stop_the_rest(
+        tmp_path, monkeypatch, capsys):
+    """Days of training ended at the first task whose files have no address; the rest never came."""
+    done, data = [], tmp_path / "data" / "jeopardy"
+    monkeypatch.setattr(run.Worker, "work_out", lambda self, cell, what: done.append(cell.folder))
+    monkeypatch.setattr(run, "write_report", lambda root, scale: done.append("report"))
+
+    def worked():
+        done.clear()
+        try:
+            run.reproduce(["table2"], tmp_path, Full(tmp_path, str(data.parent)), work=True)
+        finally:
+            done[:] = dict.fromkeys(done)
+
+    tasks = ["msmarco", "fever3", "fever2"]
+    with pytest.raises(DataError, match=f"left out.*\n.*{data}/train.zip: fetch .* by hand"):
+        worked()
+    assert sorted(done) == sorted([*tasks, "report"])
+    printed = capsys.readouterr().out
+    assert 0 < printed.index(f"{data}/test.zip: fetch") < printed.index("report.md")
+    (tmp_path / "jeopardy" / "data").mkdir(parents=True)
+    (tmp_path / "jeopardy" / "data" / "names.txt").touch()  # its data are made: the files may go
+    worked()
+    assert sorted(done) == sorted([*tasks, "jeopardy", "report"])
+    (tmp_path / "jeopardy" / "data" / "names.txt").unlink()
+    data.mkdir(parents=True)
+    for split in ("train", "val", "test"):
+        (data / f"{split}.zip").touch()
+    worked()
+    assert sorted(done) == sorted([*tasks, "jeopardy", "report"])
+
+
 @pytest.mark.parametrize("file, content", [
     ("dev/made.json", "{"), ("dev/made.json", "[]"), ("dev/made.json", "{}"),
     ("dev/metrics.json", '{"em": 1'), ("dev/metrics.json", "{}"), ("dev/metrics.json", "[]"),
