@@ -167,7 +167,7 @@ class Cell:
         if not data.passages or not isinstance(what, Measurement):
             return ""  # the world has whatever the experiments ask for
         if what.index and what.index not in self.indexes:
-            return f"config.data.passages is one memory; there is none called {what.index}"
+            return f"config.data.passages makes one index; there is none called {what.index}"
         named = [split for split in ("train", "dev", "test") if getattr(data, split)]
         named += self.questions
         if what.split not in named and not what.split.startswith("task:"):

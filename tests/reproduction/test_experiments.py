@@ -142,7 +142,7 @@ def test_what_the_data_do_not_have_is_said_and_never_asked_for(lab):
     assert not run.lacking(["hot_swap"], lab.root, files)[0]
     assert len(run.lacking(["hot_swap"], lab.root, files)[1]) == 8
     run.write_report(lab.root, files)
-    assert "| nq-0/rag_token/leaders_2016-index_2016 | config.data.passages is one memory" in (
+    assert "| nq-0/rag_token/leaders_2016-index_2016 | config.data.passages makes one index" in (
         lab.root / "report.md").read_text("utf-8")
 
 
