@@ -141,14 +141,16 @@ def table1(lab: Lab) -> list[Part]:
              for run in LEARNED if results[run] and len(results[run]) == len(closed)]
     missed = [[SYSTEMS[run], _beside(_share(results[run], *MISSED), published)] for run, published
               in zip(LEARNED, (paper.ANSWER_IN_NO_PASSAGE, None), strict=True)]
-    known = [[SYSTEMS[run], *(_shown(_share(seeds, f"em_{part}", f"em_{part}_count"))
+    known = [[SYSTEMS[run], *(_shown(_share(seeds, f"em_{part}", f"em_{part}_count"),
+                                     "none" if seeds else NOT_RUN)
                               for part in OVERLAPS)] for run, seeds in results.items()]
     return ["Exact match on the test questions, percent.", scored, MARKS, *gains,
             "Exact match on those questions whose answer is in no passage retrieved (the paper "
             "does not say which of its models it is of).",
             Table([BESIDE, "NQ EM"], missed),
             "Not in the paper: exact match on the questions with, and without, an answer of the "
-            "training set, and on those that are, and are not, in it themselves.",
+            "training set, and on those that are, and are not, in it themselves (none = there is "
+            "no such question).",
             Table(["ours, NQ EM", *OVERLAPS.values()], known)]
 
 
