@@ -250,7 +250,8 @@ def table5(lab: Lab) -> list[Part]:
         return _beside(ours, paper.TABLE5[row][column], mark)
 
     return ["Distinct tri-grams over all tri-grams of the test outputs, percent, of the first "
-            "seed. The ratio falls with the number of outputs: compare within a column.",
+            "seed; brackets by the jackknife. The ratio falls with the number of outputs: compare "
+            "within a column.",
             Table([BESIDE, *map(_named, columns)],
                   [[SYSTEMS[row], *(cell(row, column) for column in columns)]
                    for row in paper.TABLE5]), MARKS]
