@@ -215,13 +215,14 @@ def read_fever2(path: str) -> Rows:
             yield where, example
 
 
-def read_kilt(path: str) -> Rows:
+def read_kilt(path: str, hidden: bool = False) -> Rows:
     """KILT's JSONL: {"id", "input", "output": [{"answer", "provenance": [{"title",
     "wikipedia_id"}]}]}; an output may have either or both. A blank answer counts as none, as for
-    KILT's own scorer: Hugging Face's copy has one wherever there is none.
+    KILT's own scorer: Hugging Face's copy has one wherever there is none. The test files have no
+    "output" (`hidden`).
     """
     for _, record in json_lines(path):
-        outputs = record.records("output")
+        outputs = record.records("output") if record.has("output") or not hidden else []
         for output in outputs:
             if not output.fields or output.fields.keys() - {"answer", "provenance", "meta"}:
                 raise DataError(f"{output.where}: keys {', '.join(output.fields) or 'none'}: "

@@ -62,10 +62,11 @@ def load_examples(source: str, *, data_dir: str = "", hidden: bool = False) -> l
             `tfds-dir:DIRECTORY[:SPLIT]`: a directory that `prepare_dataset` wrote.
             `task:NAME:SPLIT`: a task of the paper, of its official files (`tasks.toml`), which are
                 downloaded if they are not there yet.
-            `kilt:FILE.jsonl`: KILT's form.
+            `kilt:FILE.jsonl[.gz]`: KILT's form.
         data_dir: for `tfds:` sources TFDS's data directory, for `task:` sources the folder with a
             folder per task; "" = ~/tensorflow_datasets and ~/rag_jax_data.
-        hidden: also of a split whose answers are not public: they come without.
+        hidden: also of a task's split, or KILT's file, whose answers are not public: they come
+            without.
 
     Raises:
         DataError: unknown kind of source; damaged line (named with file, line and field); no
@@ -76,7 +77,8 @@ def load_examples(source: str, *, data_dir: str = "", hidden: bool = False) -> l
     if source.startswith("task:"):
         return collect(source, read_task(source, data_dir, hidden), hidden)
     if source.startswith("kilt:"):
-        return collect(source, read_kilt(source.removeprefix("kilt:")))
+        rows = list(read_kilt(source.removeprefix("kilt:"), hidden))
+        return collect(source, rows, hidden and not any(example.answers for _, example in rows))
     if source.startswith("tfds-dir:"):
         return _load_tfds_directory(source)
     if source.startswith("tfds:"):

@@ -96,6 +96,19 @@ def test_a_blank_answer_of_kilt_is_none(tmp_path):
     assert example.answers == ("a",) and example.titles == ("Lima",)
 
 
+def test_a_test_file_of_kilt_can_be_answered(tmp_path):
+    """What its leaderboard asks for could not even be read."""
+    path = tmp_path / "nq-test_without_answers-kilt.jsonl"
+    path.write_bytes(lines([{"id": "1", "input": "q"}, {"id": "2", "input": "r", "output": []}]))
+    assert load_examples(f"kilt:{path}", hidden=True) == [Example("1", "q", ()),
+                                                         Example("2", "r", ())]
+    with pytest.raises(ValueError, match=':1: no "output"'):
+        load_examples(f"kilt:{path}")
+    path.write_bytes(lines([*KILT, {"id": "3", "input": "q"}]))
+    with pytest.raises(ValueError, match=":3: no answers"):  # all others would not be scored
+        load_examples(f"kilt:{path}", hidden=True)
+
+
 def test_kilt_is_read_from_a_file(tmp_path):
     path = tmp_path / "nq-dev-kilt.jsonl"
     path.write_bytes(lines(KILT))
