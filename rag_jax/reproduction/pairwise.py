@@ -101,8 +101,15 @@ def read_tally(folder: pathlib.Path) -> Tally | None:
 
 
 def write_tally(folder: pathlib.Path, sheets: Sequence[pathlib.Path]) -> Tally:
-    """Tallies filled-in sheets with the folder's key, and keeps the result beside it."""
-    counted = tally(read_key(folder), sheets)
+    """Tallies filled-in sheets with the folder's key, and keeps the result beside it.
+
+    Raises:
+      DataError: as of `tally`; or a sheet has other sentences than the folder's.
+    """
+    key = read_key(folder)
+    counted = tally(key, sheets)
+    for sheet in sheets:
+        _check_sentences(sheet, key, folder / "sheet.csv")
     files.write_json(folder / "tally.json", counted._asdict())
     return counted
 
@@ -176,18 +183,26 @@ def _majority(votes: Sequence[str]) -> str:
     return outcome if 2 * count > len(votes) else "no_majority"
 
 
+def _check_sentences(sheet: pathlib.Path, key: Mapping[str, Mapping], given: pathlib.Path) -> None:
+    """Raises DataError for a sheet on other models: items have the same numbers in all. Some rows
+    may differ, as a spreadsheet makes dates of what looks like one."""
+    if not given.is_file():
+        return
+    asked = {row.get("item"): row for _, row in _lines(given)[1]}
+    pairs = [(row, asked[row["item"]]) for _, row in _rows(sheet, key) if row["item"] in asked]
+    same = [all(row[name] == (of.get(name) or "").strip() for name in ("sentence_a", "sentence_b"))
+            for row, of in pairs]
+    if 2 * sum(same) < len(same):
+        raise DataError(f"{sheet}: its sentences are not those of {given}: name the --workdir "
+                        "that it was made in")
+
+
 def _rows(sheet: pathlib.Path, key: Mapping[str, Mapping]):
     """("FILE:LINE", row) of a filled-in sheet, checked."""
     if not sheet.is_file():
         raise DataError(f"--tally={sheet}: no such file")
-    try:
-        text = sheet.read_text("utf-8-sig")
-        separator = max(",;\t", key=text.partition("\n")[0].count)  # the language decides
-        reader = csv.DictReader(io.StringIO(text, newline=""), delimiter=separator)
-        rows = [(reader.line_num, row) for row in reader]
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise DataError(f"{sheet}: no CSV in UTF-8 ({error}): save it as such again") from None
-    lacking = [name for name in FIELDS if name not in (reader.fieldnames or ())]
+    columns, rows = _lines(sheet)
+    lacking = [name for name in FIELDS if name not in columns]
     if lacking:
         raise DataError(f"{sheet}:1: no column {', '.join(lacking)}; expected those of "
                         f"sheet.csv: {', '.join(FIELDS)}")
@@ -204,3 +219,15 @@ def _rows(sheet: pathlib.Path, key: Mapping[str, Mapping]):
                 raise DataError(f"{where}: {name} is {row[name]!r}: expected one of "
                                 f"{', '.join(CHOICES[name])}")
         yield where, row
+
+
+def _lines(sheet: pathlib.Path) -> tuple[Sequence[str], list[tuple[int, dict[str, str]]]]:
+    """The columns of a sheet, and its rows with their line numbers."""
+    try:
+        text = sheet.read_text("utf-8-sig")
+        separator = max(",;\t", key=text.partition("\n")[0].count)  # the language decides
+        reader = csv.DictReader(io.StringIO(text, newline=""), delimiter=separator)
+        rows = [(reader.line_num, row) for row in reader]
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise DataError(f"{sheet}: no CSV in UTF-8 ({error}): save it as such again") from None
+    return reader.fieldnames or (), rows

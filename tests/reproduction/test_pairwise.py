@@ -131,6 +131,19 @@ def test_who_fails_the_control_items_is_not_counted(folder):
         tally(read_key(folder), [bad])
 
 
+def test_a_sheet_on_other_models_is_refused(folder, tmp_path):
+    """Items have the same numbers everywhere: verdicts on earlier models were counted as these."""
+    earlier, good = tmp_path / "earlier", judged(folder, "ann", honest("second"))
+    write(earlier, [pair._replace(second=f"before {pair.second}") for pair in PAIRS], CONTROLS, 0)
+    with pytest.raises(DataError, match=f"ann.csv: its sentences are not those of {folder}"):
+        write_tally(folder, [judged(earlier, "ann", honest("second"))])
+    assert read_tally(folder) is None
+    good.write_text(good.read_text().replace("second 1", "2nd 1"))  # of a quarter of the rows
+    assert write_tally(folder, [good]).kept == ["ann"]
+    (folder / "sheet.csv").unlink()
+    assert write_tally(folder, [good]).kept == ["ann"]
+
+
 @pytest.mark.parametrize(("change", "message"), [
     (lambda row: row.update(factuality="maybe"), r"ann.csv:2: factuality is 'maybe'.*A, B, both"),
     (lambda row: row.update(annotator=" "), r"ann.csv:2: annotator is empty"),
