@@ -3,7 +3,7 @@
 import pathlib
 from collections.abc import Iterable, Mapping, Sequence
 
-from rag_jax import locks
+from rag_jax import files, locks
 from rag_jax.data.inputs import is_prepared
 from rag_jax.data.task_sources import by_hand, task_of
 from rag_jax.errors import DataError
@@ -13,6 +13,8 @@ from rag_jax.reproduction.experiments import EXPERIMENTS
 from rag_jax.reproduction.lab import Lab
 from rag_jax.reproduction.sections import Section, Table
 from rag_jax.reproduction.worker import Worker
+
+TITLE = "tables and figures"  # of every report
 
 
 def reproduce(names: Sequence[str], root: pathlib.Path, scale: Scale, work: bool) -> None:
@@ -27,9 +29,11 @@ def reproduce(names: Sequence[str], root: pathlib.Path, scale: Scale, work: bool
       work: False trains and measures nothing.
 
     Raises:
+      FolderError: ROOT has a report of somebody else.
       InUseError: another process works on ROOT, or on one of its workdirs.
       DataError: all is done but for what needs files that have to be fetched by hand.
     """
+    _check_reports(root)
     with locks.exclusive(root):
         worker, folder = Worker(root), None
         wanted = lacking(names, root, scale)[0] if work else []
@@ -50,6 +54,13 @@ def reproduce(names: Sequence[str], root: pathlib.Path, scale: Scale, work: bool
         raise DataError(left_out)
 
 
+def _check_reports(root: pathlib.Path) -> None:
+    for path in (root / "report.md", root / "report.html"):
+        if path.is_file() and TITLE not in path.read_text("utf-8", errors="replace"):
+            raise files.FolderError(f"{path} is no report of rag_jax.reproduce, which would "
+                                    "replace it; name another --workdir")
+
+
 def _absent(cell: Cell, root: pathlib.Path) -> str:
     """The files that a cell's data need and that nothing can download; none once it has its data.
     """
@@ -63,7 +74,7 @@ def write_report(root: pathlib.Path, scale: Scale) -> None:
     """The report on what is on disk."""
     lab = Lab(root, scale)
     experiments = [section(lab) for section in EXPERIMENTS.values()]
-    sections.write(root, f"The paper's tables and figures, {scale.name} scale",
+    sections.write(root, f"The paper's {TITLE}, {scale.name} scale",
                    [_head(lab), *experiments])  # the head knows what the others asked for
 
 

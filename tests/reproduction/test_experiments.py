@@ -9,6 +9,7 @@ from rag_jax import overrides, paper
 from rag_jax.cli import reproduce
 from rag_jax.config import Config
 from rag_jax.errors import DataError
+from rag_jax.files import FolderError
 from rag_jax.reproduction import run
 from rag_jax.reproduction.cells import Cell, Measurement, Question, Told
 from rag_jax.reproduction.experiments import EXPERIMENTS, _while_training
@@ -378,6 +379,17 @@ def test_the_report_names_models_and_commit_and_is_written_whole(lab):
     assert len(set(wanted)) == len(wanted)
     visits = [w[:2] for i, w in enumerate(wanted) if not i or wanted[i - 1][:2] != w[:2]]
     assert len(set(visits)) == len(visits), "a model must not be opened twice"
+
+
+@pytest.mark.parametrize("name", ["report.md", "report.html"])
+def test_a_report_of_somebody_else_is_not_replaced(lab, name):
+    """A folder that had one was enough to lose it, and be it for printing the recipe."""
+    for _ in range(2):  # our own one is
+        run.reproduce(["table1"], lab.root, lab.scale, work=False)
+    (lab.root / name).write_text("of mine")
+    with pytest.raises(FolderError, match=f"{name} is no report of rag_jax.reproduce.*--workdir"):
+        run.reproduce(["table1"], lab.root, lab.scale, work=False)
+    assert (lab.root / name).read_text() == "of mine"
 
 
 def test_the_report_says_which_program_measured_which_model_and_when(lab):
