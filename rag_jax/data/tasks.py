@@ -270,8 +270,7 @@ def _tfds_example(where: str, position: int, row: Mapping[str, Any]) -> Example:
                  else answers.get("text"))
     elif isinstance(answers, bytes | str):
         texts = [answers]
-    if not isinstance(texts, list | np.ndarray) or not all(
-            isinstance(text, bytes | str) for text in (row.get("question"), *texts)):
+    if not _are_texts(texts) or not _are_texts([row.get("question")]):
         raise DataError(
             f"{where}: features {', '.join(map(repr, row))}: expected a text as 'question', and as "
             "'answer(s)' a text, a list of texts, or what TriviaQA and SQuAD have"
@@ -283,8 +282,13 @@ def _tfds_example(where: str, position: int, row: Mapping[str, Any]) -> Example:
         question=_text(row["question"]),
         answers=tuple(map(_text, texts)),
         regex=bool(row.get("regex", False)),
-        **{name: tuple(map(_text, row.get(name, ()))) for name in LISTS},
+        **{name: tuple(map(_text, row[name])) for name in LISTS if _are_texts(row.get(name))},
     )
+
+
+def _are_texts(values: Any) -> bool:
+    return isinstance(values, list | np.ndarray) and all(
+        isinstance(text, bytes | str) for text in values)
 
 
 def _text(value: bytes | str) -> str:

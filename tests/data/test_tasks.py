@@ -247,6 +247,17 @@ def test_answers_of_tfds_are_read_in_the_forms_that_they_have(tmp_path, form, gi
     assert load_examples(source) == [Example("0", "Where?", answers)]
 
 
+def test_features_of_tfds_that_have_our_names_and_another_form_are_passed(tmp_path):
+    """A text named "targets" would have trained as the numbers of its letters."""
+    from tensorflow_datasets import features as f
+
+    source = other_tfds(tmp_path, {"question": f.Text(), "answer": f.Text(), "targets": f.Text(),
+                                   "evidence": f.Sequence({"at": np.int32})},
+                        {"question": "Where?", "answer": "Lima", "targets": "Quito",
+                         "evidence": {"at": [3]}})
+    assert load_examples(source) == [Example("0", "Where?", ("Lima",))]
+
+
 def test_other_features_of_tfds_are_named(tmp_path):
     """They were questions such as "{'text': ...}", or a damaged file."""
     from tensorflow_datasets import features as f
