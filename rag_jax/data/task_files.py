@@ -32,6 +32,7 @@ _PTB = {"-LRB-": "(", "-RRB-": ")", "-LSB-": "[", "-RSB-": "]", "-LCB-": "{", "-
         "-COLON-": ":"}
 _DESCRIPTION = r'\(description (?:"((?:[^"\\]|\\.)+)"|([^()"]+))\)'
 _TARGETS = re.compile(rf"\(list(?: {_DESCRIPTION})+\)")
+_ESCAPED = re.compile(r"\\(['\"])")  # as J! Archive's pages have it
 _FEWEST_SNIPPETS = 41
 LARGEST_MEMBER = 2**26  # bytes of a clue in SearchQA's zip files
 
@@ -129,7 +130,8 @@ def read_search_qa(path: str) -> Rows:
 
     For the generation of clues the answer, an entity, is the input and the clue is the output.
     Clues with 40 or fewer search results are left out, as in SearchQA. Marks of the web page are
-    taken off: tags, entities, and the quotation marks around a whole clue.
+    taken off: tags, entities, backslashes before quotation marks (McDonald\\'s) and the quotation
+    marks around a whole clue.
     """
     number = 0
     for number, (name, data) in enumerate(_members(path), 1):
@@ -167,7 +169,7 @@ def _members(path: str) -> Iterator[tuple[str, bytes]]:
 
 
 def _plain(text: str) -> str:
-    text = " ".join(html.unescape(TAG.sub("", text)).split())
+    text = " ".join(_ESCAPED.sub(r"\1", html.unescape(TAG.sub("", text))).split())
     enclosed = len(text) > 1 and text[0] == text[-1] == "'"
     return text[1:-1].strip() if enclosed else text
 

@@ -102,7 +102,7 @@ CLUES = {
                         "Copernicus", 41),
     "000001.json": clue("Few snippets", "Nobody", 40),
     "000007.json": clue("In 1963, live on \"The Art Linkletter Show\", this company &amp; co",
-                        "McDonald\\'s".replace("\\", ""), 50),
+                        "McDonald\\'s", 50),
 }
 FEVER = [
     {"id": 75397, "verifiable": "VERIFIABLE", "label": "SUPPORTS",
