@@ -20,6 +20,7 @@ import filelock
 from rag_jax import files, hosts
 from rag_jax.errors import UserError
 
+_HOLDER = ".lock.json"
 _NO_LOCKS = {errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK}
 _PATIENCE_SECS = 0.5  # for a holder that is about to end, or to write its name
 _held: dict[tuple[str, int], filelock.BaseFileLock] = {}  # by folder and thread
@@ -38,7 +39,8 @@ def exclusive(folder: pathlib.Path) -> Iterator[None]:
 
     Raises:
       InUseError: another process holds it, or another thread; in every process of the job.
-      UserError, OSError: it is a file, or the lock file cannot be made.
+      UserError, OSError: it is a file, the lock file cannot be made, or a process of the job
+        sees another folder of that name, or may not write there.
     """
     with contextlib.ExitStack() as stack:
         refusal = error = None
@@ -50,7 +52,19 @@ def exclusive(folder: pathlib.Path) -> Iterator[None]:
         refusal = hosts.exchange(refusal)[0]
         if refusal is not None:
             raise error or InUseError(refusal)
+        if hindrances := [one for one in hosts.exchange(_hindrance(folder)) if one]:
+            raise UserError(f"{folder}: {hindrances[0]}; name a folder on a file system that all "
+                            "hosts share, into which all may write")
         yield
+
+
+def _hindrance(folder: pathlib.Path) -> str | None:
+    """Why this process cannot work in a folder that process 0 holds for it."""
+    if not (folder / _HOLDER).exists():
+        return f"process {hosts.index()} does not see what process 0 writes there"
+    if not os.access(folder, os.W_OK | os.X_OK):
+        return f"process {hosts.index()} may not write there"
+    return None
 
 
 @contextlib.contextmanager
@@ -65,7 +79,7 @@ def own(folder: pathlib.Path) -> Iterator[None]:
         return
     # A lock that is a file's mere existence would outlive its process.
     lock = filelock.FileLock(folder / ".lock", fallback_to_soft=False)
-    holder = folder / ".lock.json"
+    holder = folder / _HOLDER
     try:  # an interrupt may come at any place: the lock is let go whatever has been done
         try:
             lock.acquire(timeout=_PATIENCE_SECS)

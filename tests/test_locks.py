@@ -123,6 +123,27 @@ def test_all_processes_of_a_job_end_when_the_first_is_refused(monkeypatch, holde
     assert heard[1] is None, "the second never asks for the lock itself"
 
 
+@pytest.mark.parametrize("process,seen,writable,hindrance", [
+    (0, True, True, None),
+    (1, False, True, "process 1 does not see what process 0 writes there"),
+    (1, True, False, "process 1 may not write there")])
+def test_all_processes_end_where_one_cannot_work_in_the_folder(
+        monkeypatch, tmp_path, process, seen, writable, hindrance):
+    """Of a workdir that was not shared, process 1 took what process 0 had written for the name of
+    a tokenizer at Hugging Face; where it could not write, it said so at the first checkpoint."""
+    said, answers = [], iter([[None, None], [None, hindrance or "process 1 is not there"]])
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    monkeypatch.setattr(jax, "process_index", lambda: process)
+    monkeypatch.setattr(hosts, "exchange", lambda value: said.append(value) or next(answers))
+    if process and seen:
+        (tmp_path / ".lock.json").touch()
+    monkeypatch.setattr(os, "access", lambda path, mode: writable or not mode & os.W_OK)
+    with pytest.raises(UserError, match=f"^{tmp_path}: process 1 .*; name a folder on a file"):
+        with locks.exclusive(tmp_path):
+            pytest.fail("process 1 cannot go on")
+    assert said == [None, hindrance]
+
+
 def test_a_file_system_without_locks_is_told_and_used(monkeypatch, tmp_path):
     """Some network file systems have none: a run there must go on, and not fall back to a lock
     file that outlives its process."""
