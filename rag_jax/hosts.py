@@ -10,6 +10,7 @@ import itertools
 import json
 import os
 import re
+import socket
 import sys
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
@@ -60,8 +61,8 @@ def connect(coordinator: str | None, num_processes: int | None, process_id: int 
       heartbeat: seconds of silence after which a process is taken for dead and all others end.
 
     Raises:
-      ConfigError: some of the three are given but not all, they do not fit, or the TPU's metadata
-        do not say which hosts belong together.
+      ConfigError: some of the three are given but not all, they do not fit, process 0 cannot listen
+        at the port, or the TPU's metadata do not say which hosts belong together.
     """
     devices = os.environ.get("JAX_NUM_CPU_DEVICES", "1")
     if not devices.isdecimal():
@@ -88,6 +89,8 @@ def connect(coordinator: str | None, num_processes: int | None, process_id: int 
         if not 0 <= process_id < num_processes:
             raise ConfigError(f"--process_id={process_id}: must be 0 to {num_processes - 1}, below "
                               f"--num_processes={num_processes}")
+        if process_id == 0:
+            _check_free(coordinator)
         print(f"process {process_id} of {num_processes}: waits for the others at {coordinator}",
               flush=True)
     elif is_slurm(os.environ):
@@ -110,6 +113,21 @@ def connect(coordinator: str | None, num_processes: int | None, process_id: int 
     if count() > 1:
         print(f"process {index()} of {count()}: if one of them dies, the others end within "
               f"{heartbeat} s or so; start all with the same command again to go on", flush=True)
+
+
+def _check_free(coordinator: str) -> None:
+    """Raises ConfigError where something listens at the port of a coordinator on this machine: jax
+    would crash, or share it with the process 0 of another job, and mix their processes."""
+    dual = socket.has_dualstack_ipv6()
+    try:
+        with socket.socket(socket.AF_INET6 if dual else socket.AF_INET) as probe:
+            if dual:
+                probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # connections that ended
+            probe.bind(("", int(coordinator.rpartition(":")[2])))
+    except OSError as error:
+        raise ConfigError(f"--coordinator={coordinator}: process 0 cannot listen at this port "
+                          f"({error}); end what does, or name another port") from None
 
 
 def connected() -> bool:

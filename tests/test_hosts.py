@@ -1,6 +1,7 @@
 """How processes meet, share work and tell each other; end_to_end/ has tests of real ones."""
 
 import json
+import socket
 
 import jax
 import numpy as np
@@ -26,6 +27,23 @@ def test_flags_that_do_not_fit_are_errors(started, given, message):
     with pytest.raises(ConfigError, match=message):
         hosts.connect(*given)
     assert not started
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_port_that_is_taken_is_refused(started, shared):
+    """jaxlib crashed, or shared the port with the process 0 of another job, as both allow it."""
+    with socket.socket() as other:
+        if shared:
+            other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        other.bind(("", 0))
+        other.listen()
+        coordinator = f"localhost:{other.getsockname()[1]}"
+        with pytest.raises(ConfigError, match=f"--coordinator={coordinator}: process 0 cannot lis"):
+            hosts.connect(coordinator, 2, 0)
+        assert not started
+        hosts.connect(coordinator, 2, 1)  # whose port it is not
+    hosts.connect(coordinator, 2, 0)
+    assert [process for _, _, process, _ in started] == [1, 0]
 
 
 SRUN = {"SLURM_JOB_ID": "70000", "SLURM_STEP_NODELIST": "node[01-04]", "SLURM_NTASKS": "4",
@@ -106,7 +124,7 @@ def test_virtual_devices_are_a_number(monkeypatch, devices):
         hosts.connect(None, None, None)
 
 
-@pytest.mark.parametrize("given", [("h:1", 2, 0), (None, None, None)])
+@pytest.mark.parametrize("given", [("h:1", 2, 1), (None, None, None)])
 def test_virtual_devices_have_threads(monkeypatch, started, given):
     """Of a process by itself too: its devices also wait for each other."""
     monkeypatch.setattr(hosts.os, "cpu_count", lambda: 2)
