@@ -19,6 +19,7 @@ from rag_jax.config import ConfigError
 from rag_jax.errors import UserError, first_of
 
 HEARTBEAT_SECS = 100
+_START_SECS = 300  # a process that was refused before it could join is not waited for longer
 _LONGEST_WAIT_MS = 7 * 24 * 3600 * 1000  # the heartbeat notices a dead process much earlier
 _FOUND_AT_A_TIME = 100_000  # 34 bytes each: a message must stay below gRPC's 4 MB
 # What jax asks of Slurm; a batch script outside srun has all but the nodes of its step.
@@ -91,8 +92,8 @@ def connect(coordinator: str | None, num_processes: int | None, process_id: int 
                               f"--num_processes={num_processes}")
         if process_id == 0:
             _check_free(coordinator)
-        print(f"process {process_id} of {num_processes}: waits for the others at {coordinator}",
-              flush=True)
+        print(f"process {process_id} of {num_processes}: waits for the others at {coordinator}, "
+              f"{_START_SECS} s at most", flush=True)
     elif is_slurm(os.environ):
         local = _local_devices(os.environ)
     elif not has_tpus(os.environ):
@@ -103,6 +104,7 @@ def connect(coordinator: str | None, num_processes: int | None, process_id: int 
     jax.config.update("jax_enable_preemption_service", False)
     try:
         jax.distributed.initialize(coordinator, num_processes, process_id, local,
+                                   initialization_timeout=_START_SECS,
                                    heartbeat_timeout_seconds=heartbeat)
     except Exception as error:  # of several types, also of the library that asks for metadata
         if coordinator is not None or is_slurm(os.environ):

@@ -46,6 +46,14 @@ def test_a_port_that_is_taken_is_refused(started, shared):
     assert [process for _, _, process, _ in started] == [1, 0]
 
 
+def test_how_long_processes_wait_at_the_start_is_said(monkeypatch, started, capsys):
+    """One that was refused before it could join was waited for, nobody knew how long."""
+    monkeypatch.setattr(jax.distributed, "initialize", lambda *given, **settings: started.append(
+        settings["initialization_timeout"]))
+    hosts.connect("h:1", 2, 1)
+    assert f"waits for the others at h:1, {started[0]} s at most\n" in capsys.readouterr().out
+
+
 SRUN = {"SLURM_JOB_ID": "70000", "SLURM_STEP_NODELIST": "node[01-04]", "SLURM_NTASKS": "4",
         "SLURM_PROCID": "1", "SLURM_LOCALID": "0"}
 
