@@ -10,6 +10,7 @@ die() {
 ((BASH_VERSINFO[0] * 100 + BASH_VERSINFO[1] >= 404)) \
   || die "bash $BASH_VERSION is too old, 4.4 is the oldest that will do (macOS: brew install bash)"
 
+unset CDPATH # with which cd prints where it goes
 TPU_SCRIPTS=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 declare -A OPTIONS # name -> value, "yes" for a flag
 declare -A GIVEN   # name -> the option as one argument, for watch.sh

@@ -221,6 +221,15 @@ def test_without_gcloud(cloud):
     assert cloud.run("delete.sh", "--dry-run", PATH=str(cloud.bin)).returncode == 0
 
 
+def test_a_search_path_of_cd_changes_nothing(cloud):
+    """An exported CDPATH had the folder of the scripts twice, and what they called not found."""
+    line = ["tpu_scripts/sync.sh", "--dry-run", "--project=p", "--zone=z", "--tpu=t"]
+    printed = [subprocess.run(line, cwd=cloud.checkout, env=cloud.environment(**extra), text=True,
+                              capture_output=True, check=True).stdout
+               for extra in ({}, {"CDPATH": "."})]
+    assert printed[0] == printed[1]
+
+
 @pytest.mark.parametrize("script", [*LINES, "natural_questions.sh"])
 def test_help_names_every_option(cloud, script):
     done = cloud.run(script, "--help", tpu=False)
