@@ -5,7 +5,7 @@
 #   tpu_scripts/fetch.sh runs/mine/report.json runs/mine/rag_token
 #
 #   PATH...          files or folders, named as in the commands that wrote them
-#   --to=DIR         where to (default: runs/TPU, with the logs in runs/TPU/logs)
+#   --to=DIR         where to (default: runs/TPU): runs/A/B becomes DIR/A/B, the logs DIR/logs
 #   --project=, --zone=, --tpu=   which TPU (default: TPU_PROJECT, TPU_ZONE, TPU_NAME)
 #   --dry-run        print the commands, run none
 source "$(dirname "$0")/lib.sh"
@@ -19,4 +19,8 @@ to=${OPTIONS[to]-runs/${OPTIONS[tpu]}}
 
 run mkdir -p "$to/logs"
 on_workers all "$(worker log)" "--output-directory=$to/logs"
-copy "${ARGS[@]/#/${OPTIONS[tpu]}:rag_jax/src/}" "$to" --recurse --worker=0
+for path in "${ARGS[@]}"; do
+  folder=$to/$(dirname "${path#runs/}") # two runs have files of the same names
+  run mkdir -p "$folder"
+  copy "${OPTIONS[tpu]}:rag_jax/src/$path" "$folder" --recurse --worker=0
+done

@@ -113,8 +113,9 @@ def test_fetch_and_delete(cloud):
     assert cloud.run("delete.sh").returncode == 0
     assert cloud.calls() == [
         ssh(worker_line("log"), "all", "--output-directory=out put/logs"),
-        called("tpu-vm", "scp", "t:rag_jax/src/runs/mine/report.json", "t:rag_jax/src/runs/a b",
-               "out put", "--recurse", "--worker=0"),
+        called("tpu-vm", "scp", "t:rag_jax/src/runs/mine/report.json", "out put/mine", "--recurse",
+               "--worker=0"),
+        called("tpu-vm", "scp", "t:rag_jax/src/runs/a b", "out put/.", "--recurse", "--worker=0"),
         called("queued-resources", "delete", "t", "--force", "--quiet")]
     assert (cloud.checkout / "out put/logs").is_dir()
 

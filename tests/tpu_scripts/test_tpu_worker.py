@@ -205,6 +205,21 @@ def test_two_workers_from_sync_to_fetch(cloud):
         assert f"t-w-{number}\n" in (fetched / f"logs/{number}.log").read_text()
 
 
+def test_results_of_one_name_are_fetched_apart(cloud):
+    """Of the evaluations of two runs, as README fetches them, the second took the first's place."""
+    runs, home = ("rag_token", "rag_sequence"), cloud.worker()
+    assert cloud.run("sync.sh").returncode == 0
+    for run in runs:
+        folder = home / f"rag_jax/runs/nq/{run}/evaluation"
+        folder.mkdir(parents=True)
+        (folder / "metrics.json").write_text(run)
+    done = cloud.run("fetch.sh", *[f"runs/nq/{run}/evaluation" for run in runs])
+    assert done.returncode == 0, done.stderr
+    for run in runs:
+        fetched = cloud.checkout / f"runs/t/nq/{run}/evaluation/metrics.json"
+        assert fetched.read_text() == run
+
+
 def test_other_words_are_refused(worker):
     done = worker.run("rm", "-rf", "src")
     assert done.returncode == 1 and "rm: not one of its commands" in done.stderr
