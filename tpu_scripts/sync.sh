@@ -12,7 +12,8 @@ source "$(dirname "$0")/lib.sh"
 parse_tpu_options "commit=" "$@"
 no_arguments
 hash=$(commit_hash)
-archive=${TMPDIR:-/tmp}/rag_jax-$hash.tar.gz
+# Of this TPU alone: several may be synced at the same time.
+archive=${TMPDIR:-/tmp}/rag_jax-${OPTIONS[zone]}-${OPTIONS[tpu]}-$hash.tar.gz
 busy='a command is running here; end it first (tpu_scripts/stop.sh)'
 
 run git -C "$TPU_SCRIPTS/.." archive --format=tar.gz "--output=$archive" "$hash"

@@ -64,7 +64,7 @@ def test_sync_takes_the_commit_and_no_more(cloud):
     cloud.git("commit", "--quiet", "--message=later")
     assert cloud.run("sync.sh", "--commit=HEAD~1").returncode == 0
     copied, unpacked = cloud.calls()
-    archive = f"{cloud.root}/rag_jax-{wanted}.tar.gz"
+    archive = f"{cloud.root}/rag_jax-z-t-{wanted}.tar.gz"
     assert copied == called("tpu-vm", "scp", archive, "t:rag_jax.tar.gz", "--worker=all")
     assert unpacked[:6] == ["compute", "tpus", "tpu-vm", "ssh", "t", "--worker=all"]
     assert (home / "rag_jax/src/COMMIT").read_text() == wanted + "\n"
@@ -72,6 +72,16 @@ def test_sync_takes_the_commit_and_no_more(cloud):
     for name in ("new.txt", "later.txt"):
         assert not (home / "rag_jax/src" / name).exists()
     assert not Path(archive).exists()
+
+
+@pytest.mark.parametrize("other", ["--tpu=u", "--zone=y"])
+def test_several_tpus_are_synced_at_the_same_time(cloud, other):
+    """The second took away the archive of the commit, which the first was copying."""
+    cloud.answer("scp", "t:rag_jax.tar.gz", do=f"tpu_scripts/sync.sh {other} 2> /dev/null && "
+                 f"ls {cloud.root}/rag_jax-*.tar.gz > /dev/null")
+    done = cloud.run("sync.sh")
+    assert done.returncode == 0, done.stderr
+    assert [call[3] for call in cloud.calls()] == ["scp", "scp", "ssh", "ssh"]
 
 
 def test_sync_of_an_unknown_commit(cloud):

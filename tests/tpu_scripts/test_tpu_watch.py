@@ -33,7 +33,7 @@ def steps(cloud: Cloud, commit: str) -> list:
     made = cloud.calls()
     for number, call in enumerate(made):
         if "scp" in call:
-            assert call[4] == f"{cloud.root}/rag_jax-{commit}.tar.gz"
+            assert call[4] == f"{cloud.root}/rag_jax-z-t-{commit}.tar.gz"
             made[number] = "copy"
         elif any("tar -xzf" in word for word in call):
             assert re.search(f"echo {commit} > src.new/COMMIT", call[6])
