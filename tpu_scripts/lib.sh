@@ -149,5 +149,5 @@ commit_hash() {
   [[ -n $commit || -z $(git status --porcelain) ]] || die "there are uncommitted changes, which" \
     "would not be synced; commit them, or say --commit=HEAD to do without them"
   git rev-parse --verify --quiet "${commit:-HEAD}^{commit}" \
-    || die "--commit=$commit: no such commit"
+    || die "--commit=${commit:-HEAD}: no such commit in a git clone at $PWD"
 }

@@ -87,6 +87,8 @@ def test_several_tpus_are_synced_at_the_same_time(cloud, other):
 def test_sync_of_an_unknown_commit(cloud):
     done = cloud.run("sync.sh", "--commit=nowhere")
     assert done.returncode == 1 and "--commit=nowhere: no such commit" in done.stderr
+    shutil.rmtree(cloud.checkout / ".git")  # as of a downloaded archive
+    assert "--commit=HEAD: no such commit in a git clone at" in cloud.run("sync.sh").stderr
     assert cloud.calls() == []
 
 
