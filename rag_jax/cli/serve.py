@@ -46,7 +46,7 @@ def main(argv: list[str] | None = None) -> None:
     from rag_jax.serving.settings import Settings
 
     if hosts.count() > 1:
-        raise ConfigError("a server is one process; start one on each host")
+        raise ConfigError("a server is one process; give each --num_processes=1")
     rag = api.load(options.workdir, options.run, step=options.step, index=options.index,
                    config=config)
     settings = Settings(

@@ -25,7 +25,7 @@ import uvicorn
 from starlette.testclient import TestClient
 
 import rag_jax
-from rag_jax import flags, overrides
+from rag_jax import flags, hosts, overrides
 from rag_jax.cli import serve
 from rag_jax.config import Config, ConfigError
 from rag_jax.retrieval import hybrid
@@ -320,6 +320,15 @@ def test_a_host_that_is_no_name_is_told(monkeypatch, host):
     monkeypatch.setattr(flags, "asked_config", lambda options: Config())
     with pytest.raises(ConfigError, match=f"--host={host} .*nothing can listen there"):
         serve.main([f"--host={host}"])
+
+
+def test_one_of_several_processes_serves_alone_where_it_is_told_so(monkeypatch):
+    """"Start one on each host" was the advice to who had done that, under Slurm."""
+    monkeypatch.setattr(flags, "asked_config", lambda options: Config())
+    monkeypatch.setattr(rag_jax.api, "load", lambda *_, **__: pytest.fail("the model is read"))
+    monkeypatch.setattr(hosts, "count", lambda: 2)
+    with pytest.raises(ConfigError, match="one process; give each --num_processes=1"):
+        serve.main(["--port=0"])
 
 
 def test_a_free_port_is_the_one_that_is_printed(monkeypatch, capsys):
