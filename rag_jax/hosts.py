@@ -197,8 +197,8 @@ def check_same(values: Mapping[str, str]) -> None:
     names = sorted({name for other in others for name in {*first, *other}
                     if first.get(name) != other.get(name)})
     if names:
-        raise ConfigError("the processes were started with different values of "
-                          f"{first_of(names, 5)}; start all of them with the same command")
+        raise ConfigError(f"the processes have different values of {first_of(names, 5)}; start all "
+                          "of them with the same command and files")
 
 
 def _key_value_store() -> Any:

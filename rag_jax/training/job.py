@@ -2,6 +2,7 @@
 
 import dataclasses
 import hashlib
+import json
 import pathlib
 from collections.abc import Sequence
 from typing import Any
@@ -10,7 +11,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from rag_jax import overrides, parallel
+from rag_jax import hosts, overrides, parallel
 from rag_jax.config import Config, ConfigError, EvalConfig
 from rag_jax.data.packed import Groups
 from rag_jax.data.prepared import Prepared
@@ -61,7 +62,16 @@ class Job:
         return known[decided_by]
 
     def tokenize(self, examples: Sequence[Example]) -> QuestionTokens:
+        """The questions and answers as token ids; every process has to have the same ones.
+
+        Raises:
+          ConfigError: they have others, each of a file of its own; every batch would be mixed.
+        """
         data = self.config.data
+        if hosts.connected():
+            texts = json.dumps([[e.question, *(e.targets or e.answers)] for e in examples])
+            hosts.check_same({"the questions and answers": hashlib.sha256(
+                texts.encode()).hexdigest()})
         return QuestionTokens(examples, self.prepared.retriever_tokenizer, self.prepared.format,
                               data.max_question_length, data.max_target_length,
                               self.config.classes, self.config.head_classes > 0,

@@ -6,8 +6,10 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from rag_jax import hosts
 from rag_jax.config import BartConfig, BertConfig, Config, ConfigError
 from rag_jax.data.prepared import Prepared
+from rag_jax.data.question_files import Example
 from rag_jax.models import rag
 from rag_jax.overrides import replace
 from rag_jax.training import job
@@ -66,3 +68,19 @@ def test_runs_that_read_alike_share_the_questions():
         shorter = replace(config, {"data.max_question_length": 8})
         other = dataclasses.replace(made, config=shorter).tokens("train")
         assert other == (shorter.data, [1]) != tokens
+
+
+@pytest.mark.parametrize("other", [Example("1", "Who?", ("b",)), Example("1", "When?", ("a",)),
+                                   Example("1", "Who?", ("a",), targets=("b",))])
+def test_processes_that_have_read_other_questions_are_refused(monkeypatch, other):
+    """Each has a file of that name on its own disk: half of the answers were those to other
+    questions, and nothing was said."""
+    kept, said = [Example("1", "Who?", ("a",))], []
+    made = job.Job(Config(), None, Prepared(None, None, None, {}, {}), None)
+    monkeypatch.setattr(job, "QuestionTokens", lambda examples, *_: examples)
+    monkeypatch.setattr(hosts, "exchange", lambda value: said.append(value) or [said[0], value])
+    assert made.tokenize(kept) == kept and not said, "alone"
+    monkeypatch.setattr(hosts, "connected", lambda: True)
+    assert made.tokenize(kept) == kept == made.tokenize(list(kept)) and len(said) == 2
+    with pytest.raises(ConfigError, match="different values of the questions and answers; start"):
+        made.tokenize([other])
