@@ -5,6 +5,7 @@ device has to finish its work first. A process alone needs none of it: it leads,
 """
 
 import glob
+import hashlib
 import importlib.util
 import itertools
 import json
@@ -199,6 +200,13 @@ def check_same(values: Mapping[str, str]) -> None:
     if names:
         raise ConfigError(f"the processes have different values of {first_of(names, 5)}; start all "
                           "of them with the same command and files")
+
+
+def check_same_content(name: str, content: Any) -> None:
+    """`check_same` of JSON of any size, which is what a file of each process has."""
+    if connected():
+        text = json.dumps(content, sort_keys=True)
+        check_same({name: hashlib.sha256(text.encode()).hexdigest()})
 
 
 def _key_value_store() -> Any:

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import rag_jax
-from rag_jax import api, conversion, overrides
+from rag_jax import api, conversion, hosts, overrides
 from rag_jax.cli import evaluate, generate
 from rag_jax.config import Config, ConfigError
 from rag_jax.data.question_files import Example
@@ -89,6 +89,19 @@ def test_the_workdirs_configuration_opens_each_run_as_what_it_is(path, run, kind
         assert (found.runs, found.kind, found.retrieval.k, opened.index) == (
             (run or "rag_token",), kind, k, index)
         assert opened.run == found.runs[0] and opened.params == f"parameters of {opened.run}"
+
+
+def test_processes_that_open_different_indexes_are_refused(path, monkeypatch):
+    """One is published between them, or each has a copy of its own: the rows of passages that they
+    found would be of different passages."""
+    said = []
+    monkeypatch.setattr(hosts, "connected", lambda: True)
+    monkeypatch.setattr(hosts, "exchange", lambda value: said.append(value) or [said[0], value])
+    api.load(path)
+    api.load(path)
+    monkeypatch.setattr(Opened, "manifest", {**Opened.manifest, "size": 71})
+    with pytest.raises(ConfigError, match="different values of the index now; start all of them"):
+        api.load(path)
 
 
 def test_a_run_answers_as_it_was_trained_to_unless_other_settings_are_given(path):

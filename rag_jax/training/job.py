@@ -2,7 +2,6 @@
 
 import dataclasses
 import hashlib
-import json
 import pathlib
 from collections.abc import Sequence
 from typing import Any
@@ -68,10 +67,8 @@ class Job:
           ConfigError: they have others, each of a file of its own; every batch would be mixed.
         """
         data = self.config.data
-        if hosts.connected():
-            texts = json.dumps([[e.question, *(e.targets or e.answers)] for e in examples])
-            hosts.check_same({"the questions and answers": hashlib.sha256(
-                texts.encode()).hexdigest()})
+        hosts.check_same_content("the questions and answers", [
+            [e.question, *(e.targets or e.answers)] for e in examples])
         return QuestionTokens(examples, self.prepared.retriever_tokenizer, self.prepared.format,
                               data.max_question_length, data.max_target_length,
                               self.config.classes, self.config.head_classes > 0,

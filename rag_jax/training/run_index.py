@@ -2,6 +2,7 @@
 
 import pathlib
 
+from rag_jax import hosts
 from rag_jax.config import Config, ConfigError
 from rag_jax.data.batches import PASSAGE_TABLE
 from rag_jax.data.prepared import Prepared
@@ -20,7 +21,11 @@ def named_indexes(job: Job, run: str) -> tuple[pathlib.Path, list[str]]:
 
 
 def open_index(job: Job, run: str, named: str | None) -> Index:
-    """The index that `load` names, before the parameters are read, which takes longer."""
+    """The index that `load` names, before the parameters are read, which takes longer.
+
+    Raises:
+      ConfigError: there is none, it does not fit the run, or processes have opened different ones.
+    """
     if source := job.config.model.reranker.pretrained:
         pretrained.reranker(source)
     folders, there = named_indexes(job, run)
@@ -33,6 +38,7 @@ def open_index(job: Job, run: str, named: str | None) -> Index:
                               f"{', '.join(there) or 'none'}")
         folder = found[0]
     opened = indexing.open_host_index(folder, job.model.lexical)
+    hosts.check_same_content(f"the index {folder.name}", opened.manifest)
     check_k(job.config, opened, folder)
     if PASSAGE_TABLE in opened.passages.token_tables:
         check_tokens(opened, job.prepared)
