@@ -13,7 +13,7 @@ import pathlib
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from rag_jax import config_files, conversion, hosts, overrides, process, rules
+from rag_jax import config_files, conversion, hosts, locks, overrides, process, rules
 from rag_jax.config import Config, ConfigError
 from rag_jax.data.corpora import Passages
 from rag_jax.data.tasks import load_examples
@@ -245,14 +245,10 @@ def _build(job: Job, trained: pathlib.Path | None, passages: str, out: pathlib.P
     """trained: the folder of the run whose encoders embed; None = the encoders of job.config."""
     asked = load_examples(queries, data_dir=job.config.data.data_dir) if queries else None
     with contextlib.ExitStack() as claim:
-
-        def stage() -> pathlib.Path:
-            """Made anew each time, as the file may have changed; the embedding is what resumes."""
-            if hosts.leads():
-                return claim.enter_context(staging(out, "store"))
-            return staged(out, "store")
-
-        folder = hosts.first(stage) / "store"
+        # Made anew each time, as the file may have changed; the embedding is what resumes.
+        hosts.first(lambda: claim.enter_context(staging(out, "store")) if hosts.leads() else None)
+        locks.check_shared(out)
+        folder = staged(out, "store") / "store"
         job = indexing.job_of_file(job, out.name, passages, job.config.data.chunk_words, folder)
         if job.model.lexical:
             store = job.prepared.memories[out.name]

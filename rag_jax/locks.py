@@ -52,14 +52,23 @@ def exclusive(folder: pathlib.Path) -> Iterator[None]:
         refusal = hosts.exchange(refusal)[0]
         if refusal is not None:
             raise error or InUseError(refusal)
-        if hindrances := [one for one in hosts.exchange(_hindrance(folder)) if one]:
-            raise UserError(f"{folder}: {hindrances[0]}; name a folder on a file system that all "
-                            "hosts share, into which all may write")
+        check_shared(folder)
         yield
 
 
+def check_shared(folder: pathlib.Path) -> None:
+    """Looks whether all processes of this job can work in a folder that process 0 holds.
+
+    Raises:
+      UserError: one sees another folder of that name, or may not write there; in every process.
+    """
+    if hindrances := [one for one in hosts.exchange(_hindrance(folder)) if one]:
+        raise UserError(f"{folder}: {hindrances[0]}; name a folder on a file system that all hosts "
+                        "share, into which all may write")
+
+
 def _hindrance(folder: pathlib.Path) -> str | None:
-    """Why this process cannot work in a folder that process 0 holds for it."""
+    """Why this process cannot work there."""
     if not (folder / _HOLDER).exists():
         return f"process {hosts.index()} does not see what process 0 writes there"
     if not os.access(folder, os.W_OK | os.X_OK):

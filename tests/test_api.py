@@ -104,6 +104,17 @@ def test_processes_that_open_different_indexes_are_refused(path, monkeypatch):
         api.load(path)
 
 
+def test_an_index_that_processes_do_not_share_is_refused(tmp_path, monkeypatch):
+    """Process 0 built its own, and process 1 found its own folder half built."""
+    said, out = [], tmp_path / "own" / "index"
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    monkeypatch.setattr(jax, "process_index", lambda: 1)
+    monkeypatch.setattr(hosts, "exchange", lambda value: said.append(value) or [None, value])
+    with pytest.raises(UserError, match=f"{out}: process 1 does not see what process 0 writes"):
+        api._build(None, None, "p.tsv", out, None, False)
+    assert len(said) == 2 and not out.parent.exists()
+
+
 def test_a_run_answers_as_it_was_trained_to_unless_other_settings_are_given(path):
     config = workdir.read(path)
     workdir.begin_run(path, "rag_sequence", overrides.replace(config, {"eval.k": 50}).eval)
