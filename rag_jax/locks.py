@@ -12,6 +12,7 @@ import os
 import pathlib
 import socket
 import threading
+import time
 import warnings
 from collections.abc import Iterator
 
@@ -23,6 +24,7 @@ from rag_jax.errors import UserError
 _HOLDER = ".lock.json"
 _NO_LOCKS = {errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK}
 _PATIENCE_SECS = 0.5  # for a holder that is about to end, or to write its name
+_UNSEEN_SECS = 60.0  # for which NFS may say that a file is not there which another host has written
 _held: dict[tuple[str, int], filelock.BaseFileLock] = {}  # by folder and thread
 
 
@@ -69,7 +71,10 @@ def check_shared(folder: pathlib.Path) -> None:
 
 def _hindrance(folder: pathlib.Path) -> str | None:
     """Why this process cannot work there."""
-    if not (folder / _HOLDER).exists():
+    end = time.monotonic() + _UNSEEN_SECS
+    while not (seen := (folder / _HOLDER).exists()) and time.monotonic() < end:
+        time.sleep(1)
+    if not seen:
         return f"process {hosts.index()} does not see what process 0 writes there"
     if not os.access(folder, os.W_OK | os.X_OK):
         return f"process {hosts.index()} may not write there"

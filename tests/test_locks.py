@@ -135,6 +135,7 @@ def test_all_processes_end_where_one_cannot_work_in_the_folder(
     monkeypatch.setattr(jax, "process_count", lambda: 2)
     monkeypatch.setattr(jax, "process_index", lambda: process)
     monkeypatch.setattr(hosts, "exchange", lambda value: said.append(value) or next(answers))
+    monkeypatch.setattr(locks, "_UNSEEN_SECS", 0.0)
     if process and seen:
         (tmp_path / ".lock.json").touch()
     monkeypatch.setattr(os, "access", lambda path, mode: writable or not mode & os.W_OK)
@@ -142,6 +143,15 @@ def test_all_processes_end_where_one_cannot_work_in_the_folder(
         with locks.exclusive(tmp_path):
             pytest.fail("process 1 cannot go on")
     assert said == [None, hindrance]
+
+
+def test_a_file_of_another_host_may_be_seen_later(monkeypatch, tmp_path):
+    """NFS remembers for a while what was not there."""
+    waited = []
+    monkeypatch.setattr(locks.time, "sleep", lambda secs: (
+        waited.append(secs), (tmp_path / ".lock.json").touch()))
+    locks.check_shared(tmp_path)
+    assert len(waited) == 1
 
 
 def test_a_file_system_without_locks_is_told_and_used(monkeypatch, tmp_path):
