@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import rag_jax
-from rag_jax import api, conversion, hosts, overrides
+from rag_jax import api, conversion, hosts, locks, overrides
 from rag_jax.cli import evaluate, generate
 from rag_jax.config import Config, ConfigError
 from rag_jax.data.question_files import Example
@@ -107,6 +107,7 @@ def test_processes_that_open_different_indexes_are_refused(path, monkeypatch):
 def test_an_index_that_processes_do_not_share_is_refused(tmp_path, monkeypatch):
     """Process 0 built its own, and process 1 found its own folder half built."""
     said, out = [], tmp_path / "own" / "index"
+    monkeypatch.setattr(locks, "_UNSEEN_SECS", 0.0)
     monkeypatch.setattr(jax, "process_count", lambda: 2)
     monkeypatch.setattr(jax, "process_index", lambda: 1)
     monkeypatch.setattr(hosts, "exchange", lambda value: said.append(value) or [None, value])
