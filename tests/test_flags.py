@@ -260,7 +260,7 @@ def test_run_picks_one_of_the_workdirs_runs(tmp_path):
         parsed("--config.runs=frozen")
     with pytest.raises(configs.ConfigError, match="config.train.query_encoder_rate=1.0: run 'froz"):
         parsed("--run=frozen", "--config.train.query_encoder_rate=1")
-    with pytest.raises(configs.ConfigError, match="--run=rag_token.*frozen, rag_sequence"):
+    with pytest.raises(configs.ConfigError, match="'rag_token' is no run: .*frozen, rag_sequence"):
         parsed("--run=rag_token")
 
 

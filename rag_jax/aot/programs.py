@@ -113,12 +113,6 @@ def programs(config: Config, mesh: Mesh, hosts: int = 1, passages: int = 0,
                for policy in policies} or {"": {}}
     job, tables = job_of(config, mesh), None
     on_devices = config.retrieval.where == "device"
-    for option, given, readers in (("remat", policies, ["train"]),
-                                   ("source_tokens", source_tokens, ["train"]),
-                                   ("passages", passages, ["search", "train"][:1 + on_devices])):
-        if given and not set(readers) & set(kinds):
-            raise ConfigError(f"--{option}: changes nothing in --programs={','.join(kinds)}; it is "
-                              f"for {' and '.join(readers)}")
     if source_tokens and not job.model.packs:
         raise ConfigError(f"--source_tokens: inputs of the family {config.model.generator.family} "
                           "are not packed; leave it out")

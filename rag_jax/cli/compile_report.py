@@ -8,6 +8,7 @@ looked at. Ends with status 1 where something does not fit.
 
 import argparse
 import pathlib
+from collections.abc import Sequence
 
 from rag_jax import files, flags
 from rag_jax.config import ConfigError
@@ -39,11 +40,11 @@ def main(argv: list[str] | None = None) -> str | None:
     from rag_jax import parallel
     from rag_jax.aot import chips, programs, report
 
-    _check_values(options)
     kinds = options.programs.split(",") if options.programs else programs.KINDS
     if unknown := set(kinds) - set(programs.KINDS):
         raise ConfigError(f"--programs={options.programs}: no {', '.join(sorted(unknown))}; there "
                           f"are {', '.join(programs.KINDS)}")
+    _check_values(options, kinds, config.retrieval.where == "device")
     devices = chips.devices_of(options.topology)
     chip = chips.CHIPS.get(devices[0].device_kind)
     memory = chip and chip.memory
@@ -73,10 +74,15 @@ def main(argv: list[str] | None = None) -> str | None:
     return f"does not fit: {', '.join(too_big)}" if too_big else None
 
 
-def _check_values(options: argparse.Namespace) -> None:
+def _check_values(options: argparse.Namespace, kinds: Sequence[str], on_devices: bool) -> None:
     for name, most in (("passages", 2**31 - 1), ("source_tokens", 2**31 - 1),
                        ("memory_gib", 2**20)):
         if not 0 <= (getattr(options, name) or 0) <= most:
             raise ConfigError(f"--{name}={getattr(options, name)}: must be from 0 to {most}")
+    for name, readers in (("remat", ["train"]), ("source_tokens", ["train"]),
+                          ("passages", ["search", "train"][:1 + on_devices])):
+        if getattr(options, name) and not set(readers) & set(kinds):
+            raise ConfigError(f"--{name}: changes nothing in --programs={options.programs}; it is "
+                              f"for {' and '.join(readers)}")
     if options.json:
         files.check_place(pathlib.Path(options.json))

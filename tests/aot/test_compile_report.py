@@ -46,8 +46,7 @@ MEASURED = {  # bytes per device: arguments, temporaries
 
 def small_programs(kinds, *changes):
     config = parse_with_config(make_parser("compile_report", ""), [*SMALL, *changes])[1]
-    return programs.programs(config, parallel.make_mesh(config.mesh), kinds=kinds,
-                             passages=9000 * ("search" in kinds))
+    return programs.programs(config, parallel.make_mesh(config.mesh), passages=9000, kinds=kinds)
 
 
 @pytest.fixture(scope="module")

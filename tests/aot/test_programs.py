@@ -56,9 +56,8 @@ def described(tree):
 
 
 def abstract(mesh, source_tokens=0, **changes):
-    changes = {"runs": ("rag_token",), **changes}
     (program,) = programs.programs(
-        config(**changes), mesh, passages=40 * ("retrieval.where" in changes), kinds=["train"],
+        config(**{"runs": ("rag_token",), **changes}), mesh, passages=40, kinds=["train"],
         source_tokens=source_tokens)
     return program.arguments[1]
 
