@@ -230,7 +230,7 @@ class Bm25Index(Index):
         results = []
         for words in self._columns(texts):
             scores = self._bm25.get_scores_from_ids(words)
-            positive = scores[scores > 0]  # numpy's partition is 90 times slower where most are 0
+            positive = scores[scores > 0]  # numpy's partition is slow where most are 0
             least = np.partition(positive, -k)[-k] if len(positive) >= k else np.float32(0)
             better = np.flatnonzero(scores > least)
             ties = np.flatnonzero(scores == least)[: k - len(better)]
