@@ -437,8 +437,9 @@ def test_accumulation_scan_and_remat_compute_the_same_on_eight_devices():
 
 
 def test_packed_targets_and_texts_are_the_same_on_eight_devices_in_micro_batches():
-    """Against padded ones there; each micro-batch of a device is a group."""
-    model, groups = tiny.rag_model("sequence"), Groups(4, 2)
+    """Against padded ones there; each micro-batch of a device is a group. With large weights in the
+    generator posteriors are far from p(z|x); else 2e-5 of the query encoder's are rounding."""
+    model, groups = tiny.rag_model("sequence", generator={"init_std": 0.8}), Groups(4, 2)
     batch = tiny.rag_batch(questions=16, model=model)
     texts = Seq2SeqBatch(batch.source_ids[:, 0], batch.source_mask[:, 0], batch.target_ids,
                          batch.target_mask)

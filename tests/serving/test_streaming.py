@@ -255,7 +255,7 @@ def test_what_a_client_looked_at_that_has_left_is_not_decoded_to_its_end(asking,
     stream.leave()
     gate.set()
     idle(asking)
-    assert len(passed) == 1 and LEAST > 3 and not caplog.records
+    assert len(passed) <= 1 < LEAST - 2 and not caplog.records, "but for a token that was begun"
     assert asking.post("/v1/chat/completions", json=chat(ASK, stream=True)).status_code == 200
 
 
