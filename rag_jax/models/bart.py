@@ -70,10 +70,10 @@ class Bart(encoder_decoder.EncoderDecoder):
         self.decoder_embedding_norm = LayerNorm(c.layer_norm_eps, dtype)
         self.drop = Dropout(c.dropout)
         self.encoder = Stack(functools.partial(
-            EncoderLayer, parts(c, c.heads, c.mlp_width, c.activation_dropout or 0.0)),
+            EncoderLayer, parts(c, c.heads, c.mlp_width, c.activation_dropout)),
             c.encoder_layers, c.remat, c.scan_layers)
         self.decoder = Stack(functools.partial(
-            DecoderLayer, parts(c, *c.of_decoder, c.activation_dropout or 0.0)),
+            DecoderLayer, parts(c, *c.of_decoder, c.activation_dropout)),
             c.decoder_layers, c.remat, c.scan_layers)
 
     def embed(self, ids: jax.Array, positions: jax.Array, norm: nn.Module, deterministic: bool

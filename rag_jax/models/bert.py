@@ -25,13 +25,13 @@ from rag_jax.models.stack import Stack
 
 
 def parts(config: BertConfig | BartConfig, heads: int, mlp_width: int,
-          activation_dropout: float = 0.0) -> Parts:
-    """Those of BERT, and of BART's encoder and decoder."""
+          activation_dropout: float | None = None) -> Parts:
+    """Those of BERT, and of BART's encoder and decoder. A rate of dropout that is None is 0."""
     c, dtype = config, jnp.dtype(config.dtype)
     return Parts(functools.partial(Attention, heads, c.width, c.attention_dropout or 0.0,
                                    dtype, c.init_std, c.fused_attention),
                  functools.partial(FeedForward, mlp_width, c.width, c.activation,
-                                   activation_dropout, dtype, c.init_std),
+                                   activation_dropout or 0.0, dtype, c.init_std),
                  functools.partial(LayerNorm, c.layer_norm_eps, dtype), c.dropout, before=False)
 
 
