@@ -145,13 +145,15 @@ class Checkpointer(contextlib.AbstractContextManager):
         if near:  # what is compressed lies in memory beside the state
             largest = max(x.nbytes for x in jax.tree.leaves([params, opt_state]))
             limit = {"save_concurrent_gb": 1 + largest // 10**9}
-        with self._report_failed_save(OSError):
+        with self._report_failed_save(OSError), contextlib.ExitStack() as unless_begun:
             writer = self._ocp.AsyncCheckpointer(self._handler(**limit))
+            unless_begun.callback(writer.close)
             writer.save(self._folder(step), args=args.Composite(
                 params=args.StandardSave(params),
                 opt_state=args.StandardSave(opt_state),
                 meta=args.JsonSave({"crc32": _crc32(content), "content": content}),
             ))
+            unless_begun.pop_all()
         self._writer = writer
         if near:
             self.wait()

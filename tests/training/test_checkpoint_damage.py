@@ -14,6 +14,7 @@ import sys
 import jax
 import jax.numpy as jnp
 import numpy as np
+import orbax.checkpoint as ocp
 import pytest
 from test_checkpoint import (
     abstract,
@@ -280,6 +281,23 @@ def test_failed_save_surfaces_and_later_saves_work(tmp_path, monkeypatch, caplog
         assert checkpointer.all_steps() == [1]
         save_small(checkpointer, 3)  # threads of the other save may still write where 2 was
         assert checkpointer.all_steps() == [1, 3]
+
+
+def test_save_that_cannot_begin_leaves_no_writer_open(tmp_path, monkeypatch):
+    closed = []
+
+    def refuse(self, *_, **__):
+        raise OSError("no space left")
+
+    with Checkpointer(tmp_path) as checkpointer:
+        monkeypatch.setattr(ocp.AsyncCheckpointer, "save", refuse)
+        monkeypatch.setattr(ocp.AsyncCheckpointer, "close", lambda self: closed.append(self))
+        with pytest.raises(CheckpointError, match="Saving .* failed .*no space left"):
+            save_small(checkpointer, 1)
+        assert len(closed) == 1
+        monkeypatch.undo()
+        save_small(checkpointer, 1)
+        assert checkpointer.all_steps() == [1]
 
 
 # Kills.
