@@ -216,6 +216,11 @@ def build_index(passages: Path, out: Path, workdir: Path | None = None, *, run: 
             job = job_as_they_are(config, config, target)
         else:
             path = documents.answering(workdirs.named("workdir", workdir).absolute())
+            if documents.exists(path):
+                raise ConfigError(
+                    f"--workdir={workdir}: a workdir of rag_jax.ingest, where nothing is trained "
+                    "and the index is that of its documents; leave it out, and name encoder and "
+                    "generator by --config.model")
             run, config, _ = _run_config(path, run, config)
             trained = path / run
             job = training.open_job(config, path)

@@ -116,7 +116,8 @@ def replace(config: AnyConfig, changes: Mapping[str, Any], path: str = "config")
     """A copy of `config` with dotted fields replaced; strings are parsed to the field's type.
 
     A section can be given as a dictionary of its fields; one of the model, and eval, also as the
-    name of a preset.
+    name of a preset. Whatever their order, a section counts before fields of it, and a generator's
+    family before its other fields.
 
     Raises:
       ConfigError: an unknown field or a value of another type, with near matches.
@@ -124,7 +125,7 @@ def replace(config: AnyConfig, changes: Mapping[str, Any], path: str = "config")
     if not isinstance(changes, Mapping):
         raise ConfigError(f"{path}: {changes!r:.60} is no configuration; give a Config, or a "
                           "dictionary of its fields, such as {'eval.num_beams': 4}")
-    for dotted, new in changes.items():
+    for dotted, new in sorted(changes.items(), key=lambda change: _widest_first(str(change[0]))):
         name, _, rest = str(dotted).partition(".")
         hints = {f.name: f.type for f in dataclasses.fields(config)}
         where, whole = f"{path}.{name}", f"{path}.{dotted}"
@@ -143,6 +144,10 @@ def replace(config: AnyConfig, changes: Mapping[str, Any], path: str = "config")
             new = (_preset if section else _parsed)(hints[name], new, where)
         config = dataclasses.replace(config, **{name: new})
     return config
+
+
+def _widest_first(dotted: str) -> tuple[int, bool]:
+    return dotted.count("."), not dotted.endswith(".family")
 
 
 def in_family(section: Any, family: str | None) -> Any:

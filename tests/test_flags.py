@@ -1,6 +1,7 @@
 """Command lines: overrides in both forms, help that is complete and quick, clear refusals."""
 
 import argparse
+import dataclasses
 import os
 import pathlib
 import subprocess
@@ -53,6 +54,14 @@ def test_a_later_override_wins_and_a_preset_keeps_what_follows():
                       "--config.model.generator.width=64")
     assert config.seed == 2 and config.model.generator.width == 64
     assert config.model.generator.encoder_layers == configs.BART_PRESETS["tiny"].encoder_layers
+
+
+def test_a_preset_and_a_family_count_before_fields_of_theirs_that_stand_before_them():
+    """--config.eval.num_beams=2 was dropped without a word where --config.eval=NAME followed."""
+    config = parse("--config.eval.num_beams=2", "--config.eval=paper-generation",
+                   "--config.model.generator.gated=false", "--config.model.generator.family=t5")[1]
+    assert config.eval == dataclasses.replace(configs.EVAL_PRESETS["paper-generation"], num_beams=2)
+    assert isinstance(config.model.generator, configs.T5Config) and not config.model.generator.gated
 
 
 def test_overrides_change_the_named_config_file(tmp_path):

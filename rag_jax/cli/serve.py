@@ -8,10 +8,10 @@ if the environment has them.
 
 import gc
 import os
-import socket
 
 from rag_jax import flags
 from rag_jax.config import ConfigError
+from rag_jax.serving.sockets import bound
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -38,7 +38,7 @@ def main(argv: list[str] | None = None) -> None:
         from rag_jax.serving.protocol import Bounded
     except ModuleNotFoundError as error:
         raise ConfigError(f"{error.name} is not installed: pip install 'rag_jax[serve]'") from None
-    sockets = _bound(options.host, options.port)
+    sockets = bound(options.host, options.port)
     flags.connect(options, config)
 
     from rag_jax import api, hosts
@@ -72,28 +72,3 @@ def main(argv: list[str] | None = None) -> None:
     web.run(sockets)
     if server.worker.failure is not None:
         raise server.worker.failure
-
-
-def _bound(host: str, port: int) -> list[socket.socket]:
-    """The sockets to listen with, of one port; nobody hears them yet.
-
-    Raises:
-      ConfigError: before anything is read and compiled, nothing can listen there.
-    """
-    if not 0 <= port < 2**16:  # some systems take it modulo 65536
-        raise ConfigError(f"--port={port}: must be 0 (a free one) to 65535")
-    bound = []
-    try:
-        for family, kind, _, _, address in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
-            bound.append(socket.socket(family, kind))
-            bound[-1].setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            if family == socket.AF_INET6:  # which may be beside the same port of IPv4
-                bound[-1].setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-            bound[-1].bind((address[0], port, *address[2:]))
-            port = bound[-1].getsockname()[1]
-    except (OSError, UnicodeError) as error:  # no name of a host is encoded to the second
-        for each in bound:
-            each.close()
-        raise ConfigError(f"--host={host} --port={port}: nothing can listen there ({error}); name "
-                          "an address and a free port of this machine") from None
-    return bound

@@ -17,6 +17,7 @@ _DUMPS = (".xml", ".xml.bz2", ".xml.gz")
 _TABLES = (".parquet", ".arrow")
 _COLUMNS = ["id", "title", "text"]
 _ROWS = 1024  # read at a time
+_ARROW_FILE = b"ARROW1"  # how a file of Arrow begins that is no stream
 # As callers give them.
 Passages = Passage | Mapping[str, str] | Iterable[Passage | Mapping[str, str]]
 
@@ -203,10 +204,14 @@ def _record_batches(path: str) -> Iterator:
             _check_columns(path, file.schema_arrow.names)
             yield from file.iter_batches(_ROWS, columns=_COLUMNS)
     else:
-        with pyarrow.memory_map(path) as file, ipc.open_stream(file) as stream:
-            _check_columns(path, stream.schema.names)
-            for batch in stream:
-                yield batch.select(_COLUMNS)
+        with pyarrow.memory_map(path) as file:
+            whole = file.read(len(_ARROW_FILE)) == _ARROW_FILE  # or else a stream
+            file.seek(0)
+            with ipc.open_file(file) if whole else ipc.open_stream(file) as opened:
+                _check_columns(path, opened.schema.names)
+                numbers = range(opened.num_record_batches) if whole else None
+                for batch in map(opened.get_batch, numbers) if whole else opened:
+                    yield batch.select(_COLUMNS)
 
 
 def _check_columns(path: str, names: list[str]) -> None:

@@ -3,6 +3,7 @@
 import email.message
 import hashlib
 import http.client
+import itertools
 import os
 import pathlib
 import re
@@ -10,6 +11,7 @@ import urllib.error
 import urllib.parse
 import urllib.request
 
+import filelock
 from tqdm import tqdm
 
 from rag_jax import files
@@ -30,11 +32,12 @@ def download(url: str, path: pathlib.Path, size: int | None = None,
 
     What has come so far lies in PATH.part, and a further call asks for the rest alone (HTTP range),
     if the server still has the same version, by the size and the ETag or date in
-    PATH.part.version. Nothing is received beyond the size that is published or announced.
+    PATH.part.version. Nothing is received beyond the size that is published or announced. Of
+    several processes that want a file one fetches it, holding PATH.part.lock; the others wait.
 
     Args:
         url: http or https, and only there redirections lead (from https to https alone).
-        path: place of the finished file; its folder is made.
+        path: place of the finished file, where there is none yet; its folder is made.
         size: bytes, where known.
         sha256: checksum (hex), where known.
 
@@ -43,22 +46,34 @@ def download(url: str, path: pathlib.Path, size: int | None = None,
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(path.name + ".part")
-    version = part.with_name(part.name + ".version")
-    for attempt in range(1, _ATTEMPTS + 1):
+    version, lock = (part.with_name(part.name + end) for end in (".version", ".lock"))
+    with filelock.FileLock(lock):
+        try:
+            if path.exists():  # another process has fetched it
+                return
+            total = _receive_all(url, part, version, size)
+            _verify(url, part, total if size is None else size, sha256)
+            files.move(part, path)
+            version.unlink(missing_ok=True)
+        finally:
+            lock.unlink(missing_ok=True)  # who waits makes it anew
+
+
+def _receive_all(url: str, part: pathlib.Path, version: pathlib.Path, size: int | None
+                 ) -> int | None:
+    """Receives a file by as many connections as it takes; its size as the server says."""
+    for attempt in itertools.count(1):
         had = _size(part)
         try:
-            total = _fetch(url, part, version, size)
-            break
+            return _fetch(url, part, version, size)
         except (OSError, http.client.HTTPException) as error:
             refused = isinstance(error, urllib.error.URLError) or _size(part) <= had
             if refused or attempt == _ATTEMPTS:
                 raise DownloadError(
-                    f"{url} could not be downloaded to {path} ({error}). Run the same command "
-                    "again to go on; or fetch the file where there is a network and put it there"
+                    f"{url} could not be downloaded to {part.with_suffix('')} ({error}). Run the "
+                    "same command again to go on; or fetch the file where there is a network and "
+                    "put it there"
                 ) from error
-    _verify(url, part, total if size is None else size, sha256)
-    files.move(part, path)
-    version.unlink(missing_ok=True)
 
 
 def _size(path: pathlib.Path) -> int:

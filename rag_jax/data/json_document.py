@@ -54,7 +54,8 @@ class JsonDocument:
         while True:
             try:
                 value, end = _DECODER.raw_decode(self._text, self._at)
-                if end < len(self._text) or not self._fill():  # at the end, 12 may become 123
+                # At the end, 12 may become 123, or 12. or 12e- become 12.5 or 12e-7.
+                if end < len(self._text) - len("e-") or not self._fill():
                     self._at = end
                     return value
             except json.JSONDecodeError as error:

@@ -70,11 +70,20 @@ def check_trainable(source: str, examples: Iterable[Example]) -> None:
 def _read(config: Config, world: World | None) -> Source:
     """The files that the configuration names, or else the world."""
     data = config.data
-    if not data.passages:
-        if world is None:
-            raise ConfigError("config.data.passages is empty: name a file of passages")
-        return world(data.fictional_countries, inputs.world_seed(config), data.world_task,
-                     data.world_cards)
+    if data.passages:
+        source = _read_files(config)
+    elif world is None:
+        raise ConfigError("config.data.passages is empty: name a file of passages")
+    else:
+        source = world(data.fictional_countries, inputs.world_seed(config), data.world_task,
+                       data.world_cards)
+    for name, examples in source.splits.items():
+        check_labels(getattr(data, name, name) or name, examples, config.classes)
+    return source
+
+
+def _read_files(config: Config) -> Source:
+    data = config.data
     splits = {name: load_examples(getattr(data, name), data_dir=data.data_dir)
               for name in inputs.QUESTIONS if getattr(data, name)}
     if trains_on(data.train) != "matches":  # those get targets once there are passages
@@ -113,12 +122,15 @@ def prepare(config: Config, workdir: pathlib.Path,
     now = inputs.describe(config, tokenizers, earlier)
     changed = inputs.differences(earlier, now) if earlier else {}
     if changed:
-        _make_again(workdir, changed)
+        _check_unused(workdir, changed)
     made = None
-    if not inputs.is_prepared(workdir):
-        if not earlier:
+    if changed or not inputs.is_prepared(workdir):
+        source = _read(config, world)  # before anything that was made is given up for it
+        if changed:
+            _remove_outdated(folder, changed)
+        elif not earlier:
             _set_aside(folder)
-        made = _make(config, folder, tokenizers, now, _read(config, world))
+        made = _make(config, folder, tokenizers, now, source)
     elif earlier and inputs.merged(earlier, now) != earlier:
         write_sealed(record, inputs.merged(earlier, now))
     if not (folder / DIGESTS).exists():
@@ -127,11 +139,11 @@ def prepare(config: Config, workdir: pathlib.Path,
     return opened if made is None else dataclasses.replace(opened, splits=made)
 
 
-def _make_again(workdir: pathlib.Path, changed: Mapping[str, str]) -> None:
-    """Removes the data that have to be made again.
+def _check_unused(workdir: pathlib.Path, changed: Mapping[str, str]) -> None:
+    """Says what will be made again.
 
     Raises:
-      ConfigError: something but test results has been made from them.
+      ConfigError: something but test results has been made from it.
     """
     what = "\n".join(f"  {line}" for line in changed.values())
     uses = sorted({path.parent.name for path in workdir.glob("*/*") if path.name.isdigit()}
@@ -142,7 +154,10 @@ def _make_again(workdir: pathlib.Path, changed: Mapping[str, str]) -> None:
             f"{workdir}: {', '.join(uses)} were made from other data than there are now:\n{what}\n"
             "restore what has changed, or name another --workdir")
     print(f"{workdir}: data are made again, for these have changed:\n{what}", flush=True)
-    folder = workdir / "data"
+
+
+def _remove_outdated(folder: pathlib.Path, changed: Mapping[str, str]) -> None:
+    """Removes the data that have to be made again."""
     (folder / inputs.DONE).unlink(missing_ok=True)
     if changed.keys() <= set(inputs.QUESTIONS):
         return  # `prepare_dataset` replaces them; all else is of the passages
@@ -177,8 +192,6 @@ def _make(config: Config, folder: pathlib.Path, tokenizers: Mapping[str, Tokeniz
     """
     (folder / DIGESTS).unlink(missing_ok=True)
     data = config.data
-    for name, examples in source.splits.items():
-        check_labels(getattr(data, name, name) or name, examples, config.classes)
     now = inputs.describe(config, tokenizers, before)  # with what had to be downloaded
     folder.mkdir(parents=True, exist_ok=True)
     write_sealed(folder / inputs.RECORD, now)

@@ -383,7 +383,8 @@ class GeneratorFormat:
         return self.tokenizer.encode([" ".join(text.split()) for text in joined])
 
     def questions(self, questions: Sequence[str]) -> list[list[int]]:
-        """Ids of " // question", to be joined to a passage's; at most half the input."""
+        """Ids of " // question", to be joined to a passage's; at most half the input, but where the
+        whole is cut as Hugging Face does."""
         if self.like_hugging_face:
             return self.tokenizer.encode(
                 [(self.question_separator + q).replace("  ", " ") for q in questions])

@@ -9,7 +9,7 @@ grammar (mwparserfromhell) would be one more dependency for what is thrown away 
 import html
 import re
 
-_COMMENT = re.compile(r"<!--.*?-->", re.DOTALL)
+_COMMENT = re.compile(r"<!--.*?(?:-->|\Z)", re.DOTALL)  # one without an end hides all the rest
 _DROPPED = re.compile(
     r"<(ref|math|chem|gallery|timeline|score|syntaxhighlight|source|imagemap|table|nowiki|pre)\b"
     r"(?:[^<>]*/>|[^<>]*>.*?</\1\s*>)", re.DOTALL | re.IGNORECASE)
@@ -21,7 +21,7 @@ _LINK = re.compile(r"\[\[((?:[^\[\]]|\[(?!\[)|\](?!\]))*)\]\]")
 _URL = re.compile(r"\[(?:https?:|ftp:|mailto:)?//[^\s\]]*\s*([^\]]*)\]")
 _QUOTES = re.compile(r"'{2,5}")
 _MAGIC = re.compile(r"__[A-Z]+__")
-_BLOCK = re.compile(r"^(?:=+.*=+[ \t]*|[*#;:|!].*|-{4,}.*|\{\|.*|\|\}.*)$", re.MULTILINE)
+_BLOCK = re.compile(r"^(?:=.*=[ \t]*|[*#;:|!].*|-{4,}.*|\{\|.*|\|\}.*)$", re.MULTILINE)
 _BRACKETS = re.compile(r"\(\s*[,;]*\s*\)")
 _DISAMBIGUATION = re.compile(
     r"\{\{\s*(?:disambig\w*|dab|hndis|geodis|schooldis|hospitaldis|mathdab|roaddis|numberdis"

@@ -7,4 +7,5 @@
     results.py    answers as JSON: cut, cited, in pieces
     page.py       the page at /
     app.py        routes, limits, errors
+    sockets.py    where it listens
 """

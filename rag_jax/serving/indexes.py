@@ -62,7 +62,7 @@ class OpenIndex:
 
     Attributes:
       version: tells this index from others, those of its folder included; the same in all processes
-        that serve it.
+        that search it alike.
       k: how many passages an answer reads.
       most: how many may be retrieved.
     """
@@ -275,7 +275,8 @@ class Indexes:
         if name not in self.paths:
             raise ConfigError(f"--open={name}: {self.current.rag.job.workdir} has "
                               f"{', '.join(self.paths) or 'no index'}")
-        self.open[name] = OpenIndex(name, self._opened(name), self._settings)
+        if name not in self.open:
+            self.open[name] = OpenIndex(name, self._opened(name), self._settings)
 
     def close(self) -> None:
         self._changes.shutdown(cancel_futures=True)

@@ -37,6 +37,20 @@ def test_a_folder_of_tables_is_read_in_the_order_of_names(tmp_path, write, suffi
     assert passages[0] == Passage("0", "Aaron", "Aaron is é.")
 
 
+def test_both_formats_of_arrow_are_read(tmp_path):
+    """The one that is usually called .arrow was said to be damaged."""
+    table = pyarrow.table({**ROWS, "other": [0, 1, 2]})
+    for name, writer in (("stream", pyarrow.ipc.new_stream), ("file", pyarrow.ipc.new_file)):
+        with writer(tmp_path / f"{name}.arrow", table.schema) as opened:
+            opened.write_table(table, max_chunksize=2)
+    stream, file = (list(read_corpus(tmp_path / f"{name}.arrow")) for name in ("stream", "file"))
+    assert file == stream and len(file) == 3
+    no_id = table.drop_columns(["id"])
+    with pyarrow.ipc.new_file(tmp_path / "file.arrow", no_id.schema) as opened:
+        opened.write_table(no_id)
+    assert "no column id" in message_of(tmp_path / "file.arrow")
+
+
 def test_other_columns_of_a_table_are_not_even_read(tmp_path, monkeypatch):
     """wiki_dpr's embeddings are 65 of its 80 GB."""
     path = tmp_path / "a.parquet"

@@ -121,11 +121,24 @@ def test_a_part_of_another_version_is_not_gone_on_with(server, tmp_path, change)
         download(server.url, tmp_path / "data.bin")
     except DownloadError:
         pass
+    (tmp_path / "data.bin").unlink(missing_ok=True)
     server.breaks, server.content = [], CONTENT[::-1]
     if change == "version":
         server.tag = '"v2"'
     download(server.url, tmp_path / "data.bin")
     assert (tmp_path / "data.bin").read_bytes() == CONTENT[::-1]
+
+
+def test_of_two_that_want_a_file_one_fetches_it(server, tmp_path):
+    """The second went on with the first one's part, and then wrote into the finished file."""
+    both = [threading.Thread(target=download, args=(
+        server.url, tmp_path / "data.bin", len(CONTENT), SHA256)) for _ in range(2)]
+    for each in both:
+        each.start()
+    for each in both:
+        each.join()
+    assert (tmp_path / "data.bin").read_bytes() == CONTENT and names(tmp_path) == ["data.bin"]
+    assert server.ranges == [None]
 
 
 def test_a_kill_before_the_renaming_costs_nothing(server, tmp_path):

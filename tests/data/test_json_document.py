@@ -21,6 +21,17 @@ def written(tmp_path, value, indent=None, ascii_only=False):
     return str(path)
 
 
+@pytest.mark.parametrize("number", ["1.5", "1e5", "1e-5", "1E+05", "-1.25e-07", "12"])
+@pytest.mark.parametrize("chunk", range(1, 12))
+def test_a_number_at_the_cursor_may_lie_across_two_pieces(tmp_path, monkeypatch, number, chunk):
+    """The 1 of 1.5 was taken for the whole, and the point for damage."""
+    monkeypatch.setattr(json_document, "_CHUNK", chunk)
+    path = tmp_path / "document.json"
+    path.write_text(f'{{"Version": {number}, "Data": [{{"a": {number}}}]}}')
+    assert [record.fields for _, record in json_array(str(path), "Data")] == [
+        {"a": json.loads(number)}]
+
+
 @pytest.mark.parametrize("chunk", [1, 2, 3, 7, 64, 1 << 16])
 @pytest.mark.parametrize("indent", [None, 2])
 def test_pieces_of_any_size_give_the_same_records(tmp_path, monkeypatch, chunk, indent):

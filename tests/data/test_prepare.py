@@ -17,6 +17,7 @@ from rag_jax.data.prepare import chunked, prepare
 from rag_jax.data.prepared import StoreTexts, open_prepared
 from rag_jax.data.question_files import Example
 from rag_jax.data.text import Tokenizer, encoder_input
+from rag_jax.errors import DataError
 from rag_jax.overrides import replace
 from rag_jax.retrieval.protocol import Passage
 
@@ -382,6 +383,24 @@ def test_other_test_questions_are_taken_after_training(done, tmp_path):
     (tmp_path / "other" / "rag_token" / "4").mkdir(parents=True)
     write_jsonl(tmp_path / "test.jsonl", [{"question": "New?", "answers": ["yes"]}])
     assert prepare(config, tmp_path / "other").splits["test"][0].question == "New?"
+
+
+@pytest.mark.parametrize("damaged", ["test.jsonl", "train.jsonl"])
+def test_files_that_cannot_be_read_leave_what_was_made_of_the_earlier_ones(done, tmp_path, damaged):
+    """The trained workdir could not be opened any more, and was told to go on training."""
+    config, work = replace(done[0], {"data.test": str(tmp_path / "test.jsonl")}), tmp_path / "other"
+    write_jsonl(tmp_path / "test.jsonl", DEV)
+    earlier = prepare(config, work).splits["test"]
+    (work / "rag_token" / "4").mkdir(parents=True)
+    if damaged == "test.jsonl":
+        (tmp_path / "test.jsonl").write_text("{")
+    else:
+        (tmp_path / "train.jsonl").unlink()
+        write_jsonl(tmp_path / "test.jsonl", [{"question": "New?", "answers": ["yes"]}])
+    with pytest.raises((DataError, FileNotFoundError), match=damaged):
+        prepare(config, work)
+    assert preparing.inputs.is_prepared(work)
+    assert open_prepared(config, work).splits["test"] == earlier
 
 
 def test_contents_are_compared_and_not_times(done, tmp_path, monkeypatch):

@@ -11,7 +11,7 @@ from rag_jax.data.wikitext import is_disambiguation, plain_text
     ("A{{Infobox|a={{b|{{c}}}}\n|d}}B", "AB"),
     ("A {{math|{x}}} {{a|{{b|{x}}}}} {{c|}d{}}.", "A ."),
     ("x<ref>no</ref> y<ref name=\"a\" /> z<ref name=b>no [[no]]</ref>.", "x y z."),
-    ("before <!-- no\nno --> after", "before after"),
+    ("before <!-- no\nno --> after <!-- no\nno", "before after"),
     ("A\n{| class=x\n|-\n| no\n{|\n| no\n|}\n|}\nB", "A B"),
     ("== History ==\nText.\n=== More ===\n* no\n# no\n; no\n: no\n----\nEnd.", "Text. End."),
     ("[[File:a.jpg|thumb|with [[a link]] and [more] in it]]Text [[Category:X]]", "Text"),
@@ -27,6 +27,13 @@ from rag_jax.data.wikitext import is_disambiguation, plain_text
 ])
 def test_prose(markup, text):
     assert plain_text(markup) == text
+
+
+@pytest.mark.parametrize("line", ["=", "= ", "<!--"])
+def test_a_line_of_what_only_begins_takes_no_longer_than_others(line):
+    """3,000 signs of a heading that did not end took minutes."""
+    prose = plain_text(line * 20_000 + "Lima")
+    assert prose == ("" if line == "<!--" else (line * 20_000 + "Lima"))
 
 
 def test_deep_and_broken_nesting_ends(markup="{{" * 300 + "x" + "}}" * 300):

@@ -33,6 +33,7 @@ from rag_jax.serving import app, indexes
 from rag_jax.serving.app import _without_paths
 from rag_jax.serving.indexes import OpenIndex, Question
 from rag_jax.serving.settings import Settings
+from rag_jax.serving.sockets import bound
 from tests.serving.served import QUESTIONS, TOKEN, chat, client, events, malformed
 
 ASK = QUESTIONS[0]
@@ -320,6 +321,19 @@ def test_a_host_that_is_no_name_is_told(monkeypatch, host):
     monkeypatch.setattr(flags, "asked_config", lambda options: Config())
     with pytest.raises(ConfigError, match=f"--host={host} .*nothing can listen there"):
         serve.main([f"--host={host}"])
+
+
+def test_an_address_that_the_machine_lacks_leaves_the_others_of_its_name(monkeypatch):
+    """localhost is ::1, too, in the hosts file of many a container without IPv6."""
+    here, lacks = ("127.0.0.1", 0), ("203.0.113.1", 0)  # of TEST-NET-3, which nobody has
+    found = [(socket.AF_INET, socket.SOCK_STREAM, 0, "", address) for address in (lacks, here)]
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: found)
+    listening, = bound("localhost", 0)
+    with listening:
+        assert listening.getsockname()[0] == "127.0.0.1"
+    del found[1]
+    with pytest.raises(ConfigError, match="nothing can listen there .*assign"):
+        bound("localhost", 0)
 
 
 def test_one_of_several_processes_serves_alone_where_it_is_told_so(monkeypatch):

@@ -1,0 +1,47 @@
+"""The sockets that the server listens with."""
+
+import contextlib
+import errno
+import socket
+
+from rag_jax.config import ConfigError
+
+
+def bound(host: str, port: int) -> list[socket.socket]:
+    """The sockets to listen with, of one port; nobody hears them yet.
+
+    Raises:
+      ConfigError: before anything is read and compiled, nothing can listen there.
+    """
+    if not 0 <= port < 2**16:  # some systems take it modulo 65536
+        raise ConfigError(f"--port={port}: must be 0 (a free one) to 65535")
+    listening, lacking = [], None
+    try:
+        for family, kind, _, _, address in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
+            try:
+                listening.append(_listener(family, kind, (address[0], port, *address[2:])))
+            except OSError as error:  # localhost may have an address that this machine lacks
+                if error.errno not in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
+                    raise
+                lacking = error
+                continue
+            port = listening[-1].getsockname()[1]
+        if not listening:
+            raise lacking
+    except (OSError, UnicodeError) as error:  # no name of a host is encoded to the second
+        for each in listening:
+            each.close()
+        raise ConfigError(f"--host={host} --port={port}: nothing can listen there ({error}); name "
+                          "an address and a free port of this machine") from None
+    return listening
+
+
+def _listener(family: int, kind: int, address: tuple) -> socket.socket:
+    with contextlib.ExitStack() as unless_bound:
+        listener = unless_bound.enter_context(socket.socket(family, kind))
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:  # which may be beside the same port of IPv4
+            listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        listener.bind(address)
+        unless_bound.pop_all()
+    return listener
