@@ -174,6 +174,13 @@ def test_other_chunks_are_made_of_all_files_and_kept_by_the_next_run(folder, tmp
     assert len(done.read) == 5 == done.passages
 
 
+def test_an_index_is_not_built_by_what_nobody_trained(folder, tmp_path):
+    """The workdir was said to have no passages, and training the way out, which refused it."""
+    rag_jax.ingest(folder, tmp_path / "run")
+    with pytest.raises(ConfigError, match="rag_jax.ingest, where nothing is trained"):
+        rag_jax.build_index(tmp_path / "p.tsv", tmp_path / "index", tmp_path / "run")
+
+
 def test_a_run_that_was_killed_before_its_record_is_made_good(folder, tmp_path, monkeypatch):
     """The record of the version before would take other rows for a file's."""
     rag_jax.ingest(folder, tmp_path / "run")

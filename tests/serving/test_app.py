@@ -568,6 +568,17 @@ def test_a_model_without_passages_says_that_it_has_none(uninterrupted, one_devic
         assert refused.json()["error"]["message"].startswith("this model reads no passages: ")
 
 
+def test_the_current_index_named_again_is_not_opened_twice(uninterrupted, one_device):
+    """Its tables were there twice, and requests with its name were not joined with others."""
+    rag = rag_jax.load(uninterrupted)
+    there = indexes.Indexes(rag, Settings("rag_token", batch_sizes=(1,)))
+    current = there.current
+    for name in ("2016", "2018"):
+        there.open_also(name)
+    assert there.named("2018") is there.current is current and sorted(there.open) == ["2016", "2018"]
+    there.close()
+
+
 def test_an_error_names_no_folder_whatever_it_is_called():
     """Of a folder with a space, all from the space on was told; of a version, its number alone."""
     known = [pathlib.Path("/home/jane doe/runs"), pathlib.Path("/home/jane doe/runs/indexes/my 18")]
