@@ -148,24 +148,27 @@ def _export(path: pathlib.Path, out: pathlib.Path, run: str | None, family: str 
         family or kind in RAG_FAMILY and fits) and (
             family_of("generator") == "BartForConditionalGeneration")
     alone = [tower for tower in params if not together or tower == "document_encoder"]
-    folders = [(out / tower, family_of(tower), tower) for tower in alone]
+    folders = [(tower, family_of(tower), tower) for tower in alone]
     if together:
-        folders.insert(0, (out, family or RAG_FAMILY[kind], "query_encoder"))
+        folders.insert(0, (".", family or RAG_FAMILY[kind], "query_encoder"))
     elif len(params) == 1:
-        folders = [(out, family or family_of(*alone), *alone)]
+        folders = [(".", family or family_of(*alone), *alone)]
     elif family:
         raise ConfigError(f"--family={family}: the towers of {path} do not go into one folder, and "
                           "each is written as its own class; leave --family out")
-    for folder, name, tower in folders:
-        parts = families.FAMILIES.get(name)
-        plain = parts is not None and pretrained.PLAIN in parts.places
-        given, texts = ({pretrained.PLAIN: of[tower]} if plain and tower in of else of
-                        for of in (params, tokenizers))
-        fields = parts and generator_inputs.inputs_json(
-            config.data, parts, path / "data" / TOKENIZERS["generator"])
-        card = model_card(name, parts.model_type, provenance) if parts else ""
-        save(folder, name, given, architecture, tokenizers=texts, fields=fields, card=card)
-        written.append(f"{name} in {folder}")
+    files.remove_leftovers(out.parent)
+    with files.new_folder(out) as temporary:
+        for place, name, tower in folders:
+            parts = families.FAMILIES.get(name)
+            plain = parts is not None and pretrained.PLAIN in parts.places
+            given, texts = ({pretrained.PLAIN: of[tower]} if plain and tower in of else of
+                            for of in (params, tokenizers))
+            fields = parts and generator_inputs.inputs_json(
+                config.data, parts, path / "data" / TOKENIZERS["generator"])
+            card = model_card(parts, provenance) if parts else ""
+            save(temporary / place, name, given, architecture, tokenizers=texts, fields=fields,
+                 card=card)
+            written.append(f"{name} in {out / place}")
     return "; ".join(written)
 
 

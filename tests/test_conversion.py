@@ -1,6 +1,7 @@
 """`convert` both ways, and what it says to a source or target that cannot be used."""
 
 import json
+import shutil
 
 import jax
 import numpy as np
@@ -137,14 +138,45 @@ def test_a_card_says_what_the_workdir_knows(tmp_path):
         folder.mkdir(parents=True)
         (folder / "metrics.json").write_text(json.dumps({"em": em, "f1": 50}))
     provenance = conversion._provenance(tmp_path, config, "rag_token", config.model.sources)
-    card = model_card("RagTokenForGeneration", "rag", provenance)
+    card = model_card(families.FAMILIES["RagTokenForGeneration"], provenance)
     for line in ("run `rag_token`", "- generator: `facebook/bart-large`",
                  "- train: `task:nq:train`", "- passages: `wiki.tsv`",
                  "| metric | dev | test |", "| em | 41.25 | 44.5 |",
                  "license: unknown", "RagTokenForGeneration.from_pretrained"):
         assert line in card
     assert "somebody" not in card
-    assert "trained from scratch" in model_card("BartModel", "bart", Provenance("", {}, {}, {}))
+    unknown = Provenance("", {}, {}, {})
+    assert "trained from scratch" in model_card(families.FAMILIES["BartModel"], unknown)
+
+
+@pytest.mark.parametrize("family, field", [
+    ("RagSequenceForGeneration", "rag"), ("DPRContextEncoder", "document_encoder"),
+    ("DPRQuestionEncoder", "query_encoder"), ("BertModel", "retriever"),
+    ("T5ForConditionalGeneration", "generator")])
+def test_a_card_names_the_field_that_takes_the_folder(family, field):
+    """That of a document encoder named others, which refuse it."""
+    card = model_card(families.FAMILIES[family], Provenance("", {}, {}, {}))
+    assert f"`config.model.{field}.pretrained`" in card and card.count(".pretrained`") == 1
+
+
+def test_an_export_that_fails_leaves_nothing_and_can_be_made_again(folders, tmp_path, monkeypatch):
+    """Its first folders stayed, and were in the way of the next."""
+    for name, into in (("rag", "workdir"), ("context", "other")):
+        conversion.convert(str(folders / name), str(tmp_path / into))
+    (tmp_path / "other" / "document_encoder").rename(tmp_path / "workdir" / "document_encoder")
+    shutil.rmtree(tmp_path / "other")
+
+    def fails(folder, name, *others, **more):
+        if name == "DPRContextEncoder":
+            raise HubError("no room")
+        save(folder, name, *others, **more)
+
+    with monkeypatch.context() as patched, pytest.raises(HubError, match="no room"):
+        patched.setattr(conversion, "save", fails)
+        conversion.convert(str(tmp_path / "workdir"), str(tmp_path / "back"))
+    assert [path.name for path in tmp_path.iterdir()] == ["workdir"]
+    said = conversion.convert(str(tmp_path / "workdir"), str(tmp_path / "back"))
+    assert f"DPRContextEncoder in {tmp_path / 'back' / 'document_encoder'}" in said
 
 
 def test_another_class_can_be_asked_for(folders, tmp_path):

@@ -74,6 +74,7 @@ def exact(model: rag.RagModel, settings: Decoding, params: Params, batch: Batch,
     certified, bound = np.array(start.certified), np.array(start.bound)
     expanded = np.zeros(len(certified), int)
     open_ones = ~certified & start.ranked.valid[:, 0] & (batch.weight > 0)
+    open_ones &= np.isfinite(start.ranked.log_p[:, 0])  # `results.faults` names the others
     for question in np.flatnonzero(open_ones) if node_budget else ():
         row = slice(question, question + 1)
         search, answer = _search_one(

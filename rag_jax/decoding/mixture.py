@@ -86,6 +86,7 @@ def answers(model: rag.RagModel, documents: Documents, settings: Decoding, state
     certified, bound = certify(model, settings, best.scores[:, 0], beams.finished[:, 0],
                                beams.bound)
     tokens = best.tokens[:, :count]
-    ranked = explain(model.kind, documents.log_prior, tokens, until_end(tokens, model.end_id),
+    mask = until_end(tokens, model.end_id, state.position)
+    ranked = explain(model.kind, documents.log_prior, tokens, mask,
                      best.doc_log_p[:, :count], best.scores[:, :count] > MASKED / 2, model.end_id)
     return Decoded(ranked, documents.prior, certified, bound)

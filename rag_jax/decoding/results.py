@@ -78,10 +78,16 @@ def faults(decoded: Decoded) -> dict[int, DecodingError]:
     return errors
 
 
-def until_end(tokens: jax.Array, end_id: int) -> jax.Array:
-    """bool like `tokens` [..., T]: everything up to and with the first end_id."""
+def until_end(tokens: jax.Array, end_id: int, count: jax.Array | None = None) -> jax.Array:
+    """bool like `tokens` [..., T]: everything up to and with the first end_id.
+
+    count: int32[], how many there are of T by now, for what pads the others may be end_id, too;
+      None = all.
+    """
     ends = (tokens == end_id).astype(jnp.int32)
-    return jnp.cumsum(ends, axis=-1) - ends == 0
+    mask = jnp.cumsum(ends, axis=-1) - ends == 0
+    there = jnp.arange(tokens.shape[-1]) < (tokens.shape[-1] if count is None else count)
+    return mask & there.reshape((1,) * (mask.ndim - 1) + there.shape)
 
 
 def explain(kind: str, log_prior: jax.Array, tokens: jax.Array, mask: jax.Array,
@@ -114,7 +120,8 @@ def explain(kind: str, log_prior: jax.Array, tokens: jax.Array, mask: jax.Array,
     log_p_BA = jax.vmap(marginal.MARGINALS[kind], in_axes=(None, 1, 1), out_axes=1)(
         log_prior, doc_log_p.swapaxes(2, 3), mask)
     return Ranked(tokens, log_p_BA, token_log_p_BAT, posterior_BAK,
-                  token_posterior_BATK.swapaxes(2, 3), (tokens == end_id).any(axis=-1), valid)
+                  token_posterior_BATK.swapaxes(2, 3),
+                  (mask & (tokens == end_id)).any(axis=-1), valid)
 
 
 def rank(log_p: jax.Array, tokens: jax.Array, settings: Decoding, end_id: int) -> jax.Array:

@@ -94,7 +94,7 @@ def answers(model: rag.RagModel, documents: Documents, settings: Decoding, state
             ) -> Decoded:
     """The samples, or what has been drawn of them."""
     questions = len(state.ended)
-    mask = until_end(state.tokens, model.end_id)
+    mask = until_end(state.tokens, model.end_id, state.position)
     ranked = explain(model.kind, documents.log_prior, state.tokens, mask, state.doc_log_p,
                      state.valid, model.end_id)
     return Decoded(ranked, documents.prior, jnp.zeros(questions, bool),

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import rag_jax
 from rag_jax import package_data
-from rag_jax.hub.families import DATA
+from rag_jax.hub.families import DATA, Family
 
 
 class Provenance(NamedTuple):
@@ -18,25 +18,28 @@ class Provenance(NamedTuple):
     scores: Mapping[str, Mapping[str, float]]  # by split, those that the run was evaluated with
 
 
-def model_card(family: str, model_type: str, provenance: Provenance) -> str:
+def model_card(family: Family, provenance: Provenance) -> str:
     """The text of README.md.
 
     Args:
-      family: the class of transformers.
-      model_type: rag, or that of an encoder or a generator.
+      family: its class of transformers.
       provenance: what its workdir says; absolute paths appear by their last part alone.
     """
-    tokenizer = "RagTokenizer" if model_type == "rag" else "AutoTokenizer"
+    is_rag, tower = family.model_type == "rag", next(iter(family.places))
+    tokenizer = "RagTokenizer" if is_rag else "AutoTokenizer"
+    field = "rag" if is_rag else "retriever" if tower == "bert" else tower
     base = [f"- {tower.replace('_', ' ')}: {_name(source)}"
             for tower, source in provenance.base.items()]
     data = [f"- {name}: {_name(source)}" for name, source in provenance.data.items()]
     return package_data.text(__package__, "model_card.md").format(
-        family=family, what=DATA["about"][model_type], version=rag_jax.__version__,
+        family=family.architecture, what=DATA["about"][family.model_type],
+        version=rag_jax.__version__,
         origin=f"the trained run `{provenance.run}`" if provenance.run else (
             "a workdir without a trained run"),
         base="\n".join(base) or "None: trained from scratch, or not known.",
         data="\n".join(data) or "Not known.", scores=_table(provenance.scores),
-        tokenizer=tokenizer, classes=", ".join(sorted((family, tokenizer))))
+        field=field, tokenizer=tokenizer,
+        classes=", ".join(sorted((family.architecture, tokenizer))))
 
 
 def _name(source: str) -> str:

@@ -44,7 +44,7 @@ def flat(config: Json, file: pathlib.Path) -> dict[str, Any]:
     if not found.get("head_dim") and type(width) is type(heads) is int and heads > 0:
         found["head_dim"] = width // heads
     activation = found.get("hidden_activation", found.get("hidden_act"))
-    found["hidden_act"] = {"gelu_pytorch_tanh": "gelu_new"}.get(activation, activation)
+    found["hidden_act"] = "gelu_new" if activation == "gelu_pytorch_tanh" else activation
     found["variant"] = VARIANTS[kind]
     return {**found, **_rope(found, file), **_windows(found, file)}
 

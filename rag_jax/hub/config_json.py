@@ -204,7 +204,7 @@ def t5_config(config: Mapping[str, Any], file: pathlib.Path) -> T5Config:
     the token table, the weights say."""
     older = config.get("model_type") == "t5"
     form = config.get("feed_forward_proj") or ("relu" if older else "gated-gelu")
-    if form not in _FEED_FORWARDS:
+    if not isinstance(form, str) or form not in _FEED_FORWARDS:
         raise HubError(f"{file}: feed_forward_proj = {reprlib.repr(form)} is not known here; "
                        f"allowed: {', '.join(_FEED_FORWARDS)}")
     said = dict(zip(("dense_act_fn", "is_gated_act"), _FEED_FORWARDS[form], strict=True))

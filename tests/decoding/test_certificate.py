@@ -30,7 +30,7 @@ from tables import cut as table_cut
 from rag_jax.decoding import sequence
 from rag_jax.decoding.answer import decode
 from rag_jax.decoding.certificate import _Search, exact
-from rag_jax.decoding.results import MARGIN, DecodingError
+from rag_jax.decoding.results import MARGIN, DecodingError, faults
 from rag_jax.decoding.settings import Decoding
 
 WAYS = [("token", "thorough"), ("sequence", "thorough"), ("sequence", "marginal")]
@@ -310,3 +310,14 @@ def test_a_nan_that_only_the_exact_search_meets_is_an_error():
     with pytest.raises(DecodingError, match="exact search: the scores are not finite"):
         exact(model("token"), Decoding(max_length=LONGEST, num_beams=1), weights, BATCH, 1000, 4,
               start, jit=tiny.jit)
+
+
+def test_a_question_whose_guess_has_no_finite_score_is_left_as_it_is():
+    """It ended in an IndexError, where decoding without exact search names the question."""
+    start = jax.tree.map(np.array, run(params(7), BATCH, "token", 1))
+    start.ranked.log_p[0] = np.nan
+    start.certified[0] = False
+    found = exact(model("token"), Decoding(max_length=LONGEST, num_beams=1), params(7), BATCH,
+                  start=start)
+    assert np.isnan(found.ranked.log_p[0]).all() and not found.expanded[0]
+    assert 0 in faults(found) and 1 not in faults(found)

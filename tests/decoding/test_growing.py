@@ -1,5 +1,6 @@
 """Answers that are watched while they grow are those of decoding at once, token by token."""
 
+import dataclasses
 import functools
 
 import jax
@@ -38,6 +39,21 @@ def test_what_grows_becomes_what_is_decoded_at_once_and_nothing_is_taken_back(ki
         lengths.add(until)
     jax.tree.map(np.testing.assert_array_equal, found, expected)
     assert len(lengths) > 1 and QUESTIONS > 1
+
+
+@pytest.mark.parametrize("how", [{"min_length": 3}, {"min_length": 3, "sample": True}])
+def test_what_has_not_grown_yet_is_no_end_where_padding_is_the_end_token(how):
+    """As of Llama 3, whose streams were said to have ended after one token."""
+    padded, settings = dataclasses.replace(model("token"), pad_id=END), Decoding(
+        max_length=LONGEST, **how)
+    drawn = (jax.random.key(3) if settings.sample else None, None)
+    found, _ = jax.device_get(tiny.jit(functools.partial(begin, padded, settings))(
+        params(), BATCH, *drawn, np.int32(1)))
+    other, _ = jax.device_get(tiny.jit(functools.partial(begin, model("token"), settings))(
+        params(), BATCH, *drawn, np.int32(1)))
+    assert not found.ranked.finished.any() and (found.ranked.tokens[..., 1:] == END).all()
+    np.testing.assert_array_equal(found.ranked.log_p, other.ranked.log_p)
+    np.testing.assert_array_equal(found.ranked.posterior, other.ranked.posterior)
 
 
 def test_what_changes_its_mind_does_not_grow():

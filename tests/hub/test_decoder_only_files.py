@@ -101,6 +101,12 @@ def test_what_another_family_alone_reads_says_nothing(config, names):
         assert causal_config({**config, name: value}, FILE) == expected, name
 
 
+def test_an_activation_that_is_a_list_is_refused():
+    """It ended in a TypeError."""
+    with pytest.raises(HubError, match=r"hidden_act = \['silu'\]"):
+        causal_config({**MISTRAL, "hidden_act": ["silu"]}, FILE)
+
+
 def test_mistral_has_its_window_in_every_layer():
     """MistralForCausalLM does not read layer_types, and AutoModel makes another class of it."""
     assert causal_config({**MISTRAL, "layer_types": [LOCAL] * 4}, FILE).window == 7

@@ -384,7 +384,7 @@ def test_the_code_of_a_model_card_opens_the_checkpoint(family, tmp_path):
     """Whoever gets the folder alone has its card to go by."""
     texts = ["Paris is the capital of France."] * 3
     pieces, words = train_bart_tokenizer(texts, 300), train_bert_tokenizer(texts, 100)
-    card = model_card(family, FAMILIES[family].model_type, Provenance("", {}, {}, {}))
+    card = model_card(FAMILIES[family], Provenance("", {}, {}, {}))
     folder, _ = checkpoints.written(tmp_path, family, card=card, tokenizers={
         "query_encoder": words, "document_encoder": words, "generator": pieces})
     blocks = re.findall(r"```python\n(.*?)```", (folder / "README.md").read_text(), re.S)

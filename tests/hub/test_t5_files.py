@@ -93,6 +93,7 @@ def test_special_tokens_that_nobody_names_are_t5s(folder):
 
 @pytest.mark.parametrize("changes, message", [
     ({"feed_forward_proj": "gated-silu"}, "feed_forward_proj = 'gated-silu' is not known here"),
+    ({"feed_forward_proj": ["relu"]}, r"feed_forward_proj = \['relu'\] is not known here"),
     ({"dense_act_fn": "relu"}, "dense_act_fn = 'relu', and feed_forward_proj = 'gated-gelu' says"),
     ({"is_gated_act": False}, "is_gated_act = False, and feed_forward_proj"),
     ({"is_decoder": True}, "is_decoder = True is another architecture"),

@@ -575,7 +575,8 @@ def test_the_current_index_named_again_is_not_opened_twice(uninterrupted, one_de
     current = there.current
     for name in ("2016", "2018"):
         there.open_also(name)
-    assert there.named("2018") is there.current is current and sorted(there.open) == ["2016", "2018"]
+    assert there.named("2018") is there.current is current
+    assert sorted(there.open) == ["2016", "2018"]
     there.close()
 
 
