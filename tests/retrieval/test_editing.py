@@ -285,6 +285,8 @@ def test_files_without_links_are_copied(edit, monkeypatch):
     ({"add": ["p4"]}, "has a passage 'p4'; to replace it, delete it"),
     ({"delete": [f"p{i}" for i in range(64)]}, "nothing would be left"),
     ({"add": ["x"], "embedder": {"encoder_fingerprint": "other"}}, "built by the encoder"),
+    ({"add": ["x"], "embedder": {"max_length": 4}}, "built with max_length=12, .* with 4; edit"),
+    ({"add": ["x"], "embedder": {"token_table": "empty"}}, "built with token_table='bert'"),
     ({"add": ["x"], "change": lambda x: x[:, :9]}, "width 16, the embedder returned 9"),
 ])
 def test_what_cannot_be_is_refused_and_leaves_the_index_as_it_was(edit, how, message):
