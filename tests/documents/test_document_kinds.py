@@ -98,6 +98,13 @@ def test_what_a_page_hides_is_no_text_of_it():
     assert found.text.split() == ["six", "seven"] and not found.sections
 
 
+def test_styles_that_hide_nothing_leave_the_text():
+    """Names that end as those that hide left it out."""
+    found = of("a.html", """<div style="backface-visibility: hidden; -webkit-backface-visibility:
+        hidden"><p>one</div><p style="--x-display:none">two<p style="x:y;display:none">three""")
+    assert found.text.split() == ["one", "two"]
+
+
 def test_html_is_what_a_browser_shows():
     found = of("a.html", """<title> The &amp;
         title</title><style>p {x}</style><body><h1>One <b>big</b></h1>zero<p>first<br>line
