@@ -120,6 +120,22 @@ def test_who_stops_does_not_wait_for_what_is_being_read(tmp_path, monkeypatch):
         raise KeyboardInterrupt
 
 
+def test_who_stops_does_not_wait_for_a_second_reading(tmp_path, monkeypatch):
+    """A process that had read a file before seemed to have ended by itself; another was begun."""
+    hostile(tmp_path, monkeypatch, "import time; len(content) > 1 and time.sleep(600)\n"
+            "        from rag_jax.documents.document import Document; return Document('', 'text')")
+    started, start = [], Readers._start
+    monkeypatch.setattr(Readers, "_start", lambda self: started.append(self) or start(self))
+    with pytest.raises(KeyboardInterrupt), Readers(1) as readers:
+        readers.read("a.txt", b"x")
+        readers._seconds = 3
+        readers._threads.submit(readers.read, "a.txt", b"slow")
+        while not readers._idle.empty():
+            pass
+        raise KeyboardInterrupt
+    assert len(started) == 1
+
+
 def test_a_docx_of_pictures_costs_no_more_than_its_text(readers):
     with_picture = docx(paragraph("words"), **{"word/media/a.png": bytes(10**7)})
     assert readers.read("a.docx", with_picture).text == "words\n\n"
