@@ -76,16 +76,21 @@ class Readers:
         Raises:
           Unreadable: as there.
           ReaderLost: it took too long, or ended the process.
+          OSError: no process can be started.
         """
         process = self._idle.get()
         new = process is None
         if new:
-            process = self._start()
+            try:
+                process = self._start()
+            except BaseException:
+                self._idle.put(None)  # or else who reads next would wait for ever
+                raise
         late = threading.Event()
         timer = threading.Timer(self._seconds, lambda: (late.set(), process.kill()))
-        timer.start()
         answer = b""
         try:
+            timer.start()
             with contextlib.suppress(OSError):
                 head = {"name": name, "bytes": len(content)}
                 process.stdin.write(json.dumps(head).encode() + b"\n" + content)

@@ -4,6 +4,7 @@ import os
 import pathlib
 import random
 import signal
+import subprocess
 
 import pytest
 from made_files import MAKERS, docx, paragraph, sections
@@ -134,6 +135,22 @@ def test_who_stops_does_not_wait_for_a_second_reading(tmp_path, monkeypatch):
             pass
         raise KeyboardInterrupt
     assert len(started) == 1
+
+
+def test_where_no_process_can_be_started_that_is_said_each_time(monkeypatch):
+    """Its place was taken for ever, and the next file waited for it."""
+    def refused(*_, **__):
+        raise BlockingIOError("Resource temporarily unavailable")
+
+    with Readers(1) as own:
+        with monkeypatch.context() as patch:
+            patch.setattr(subprocess, "Popen", refused)
+            with pytest.raises(BlockingIOError):
+                own.read("a.txt", b"x")
+            assert not own._idle.empty()
+            with pytest.raises(BlockingIOError):
+                list(own.read_each([("a.txt", b"x"), ("b.txt", b"y")]))
+        assert own.read("a.txt", b"x").text == "x"
 
 
 def test_a_docx_of_pictures_costs_no_more_than_its_text(readers):
