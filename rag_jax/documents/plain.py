@@ -1,6 +1,7 @@
 """Text files: plain, Markdown, and tables of records."""
 
 import codecs
+import collections
 import contextlib
 import csv
 import dataclasses
@@ -145,13 +146,11 @@ def _fields_of_any_size(text: str) -> Iterator[None]:
 
 
 def _is_open(text: str, between: str) -> bool:
-    """Whether a table ends within quotes."""
-    try:
-        with _fields_of_any_size(text):
-            for _ in csv.reader(io.StringIO(text, newline=""), delimiter=between, strict=True):
-                pass
-    except csv.Error as error:
-        return "unexpected end" in str(error)
+    """Whether a table ends within quotes: then an empty line after it is no empty row."""
+    text += "\n\n"
+    with contextlib.suppress(csv.Error), _fields_of_any_size(text):
+        rows = csv.reader(io.StringIO(text, newline=""), delimiter=between)
+        return collections.deque(rows, 1).pop() != []
     return False
 
 

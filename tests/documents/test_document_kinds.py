@@ -163,6 +163,17 @@ def test_a_quote_that_is_never_closed_is_told():
     assert not of("a.csv", 'id,text\n1,"a ""b"" c"\n2,5" wide\n').remarks
 
 
+@pytest.mark.parametrize("end", ["\n", "\r", "\r\n"])
+@pytest.mark.parametrize("name, between", [("a.tsv", "\t"), ("a.csv", ",")])
+def test_a_quote_that_is_never_closed_is_told_after_one_that_is_lax(name, between, end):
+    """The lax one ended the look for it."""
+    lines = ["id,text", '1,"Hello" she said', '2,"never closed', "3,next", ""]
+    found = of(name, end.join(lines).replace(",", between).encode())
+    assert len(found.remarks) == 1 and "never closed" in found.remarks[0]
+    sound = [line for line in lines if "never" not in line] + ['4,"the last line is ""quoted"""']
+    assert not of(name, end.join(sound).replace(",", between).encode()).remarks
+
+
 def test_a_table_may_say_its_separator_and_begin_with_empty_lines():
     for text, row in (("sep=;\na;b,c,d\n1;2\n", "a: 1; b,c,d: 2"),
                       ("\n\na;b;c,d\n1;2\n", "a: 1; b: 2")):
