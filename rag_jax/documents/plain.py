@@ -29,6 +29,7 @@ MEANT = {name: encoding for encoding, names in {
     "utf-8": ("utf-16", "utf-16le", "utf-16be")}.items() for name in names}
 _CONTROL = re.compile(rb"[\0-\x08\x0e-\x1a\x1c-\x1f]")  # no text, in any encoding that is guessed
 _LINE = re.compile(r"\r\n|\r|\n")  # no others: a string of JSON may hold those of Unicode
+_QUOTED = re.compile(r'(?<![^,;\t|])"[^"]*(?:""[^"]*)*(?:"|$)')  # a field of a table
 _SEPARATOR = re.compile("sep=(.)")  # the first line of a table that Excel is to open
 _FRONT_MATTER = re.compile(r"---[ \t]*\r?\n.*?^(---|\.\.\.)[ \t]*\r?$", re.S | re.M)
 
@@ -117,9 +118,9 @@ def read_markdown(content: bytes) -> Document:
 def read_csv(content: bytes) -> Document:
     """A table with a header; every row becomes a paragraph "column: value; ..."."""
     text, remarks = decoded(content)
-    first = text.lstrip().partition("\n")[0]
+    first = _LINE.split(text.lstrip(), maxsplit=1)[0]
     said = _SEPARATOR.fullmatch(first.rstrip())
-    between = said[1] if said else max(",;\t|", key=first.count)
+    between = said[1] if said else max(",;\t|", key=_QUOTED.sub("", first).count)
     if _is_open(text, between):
         remarks = (*remarks, "a quote is never closed: all that follows it is one field")
     return _table(_rows(text, between), remarks)

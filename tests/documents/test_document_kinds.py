@@ -182,6 +182,18 @@ def test_a_table_may_say_its_separator_and_begin_with_empty_lines():
         assert found.sections[0][1] == (f"row {text.count(chr(10))}",)
 
 
+@pytest.mark.parametrize("content, text", [
+    ("name;text\rLima;one, two, three\r", "name: Lima; text: one, two, three"),
+    ("sep=;\ra;b,c,d\r1;2\r", "a: 1; b,c,d: 2"),
+    ('"a, b, and c";d\n1;2\n', "a, b, and c: 1; d: 2"),
+    ('"a ""b, c"" and, d";e\n1;2\n', 'a "b, c" and, d: 1; e: 2'),
+    ('5" wide, tall;b;c\n1;2;3\n', '5" wide, tall: 1; b: 2; c: 3'),
+    ('a;"b,\nc,,";d\n1;2;3\n', "a: 1; b,\nc,,: 2; d: 3")])
+def test_the_separator_is_that_of_the_first_line_outside_of_quotes(content, text):
+    """Those of all lines were counted where lines end in \\r, and those in quotes."""
+    assert of("a.csv", content).text == text + "\n\n"
+
+
 def test_lines_of_jsonl_that_are_none_are_left_out_by_name():
     found = of("a.jsonl", '{"a": 1, "b": [2]}\n[1]\n{"a"\n' + "[" * 10**5 + '\n{"a": "b"}\n')
     assert found.text == "a: 1; b: [2]\n\na: b\n\n"
