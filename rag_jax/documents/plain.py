@@ -45,8 +45,10 @@ def decoded(content: bytes) -> tuple[str, tuple[str, ...]]:
             try:
                 return content[len(mark) :].decode(encoding), ()
             except UnicodeDecodeError as error:
-                raise Unreadable(f"its first bytes say {encoding}, which byte {error.start} is "
-                                 "not; convert it to UTF-8") from None
+                if almost := mended(content[len(mark) :], encoding):
+                    return almost
+                raise Unreadable(f"its first bytes say {encoding}, which byte "
+                                 f"{len(mark) + error.start} is not; convert it to UTF-8") from None
     if b"\0" in content[:GUESSED_FROM]:
         raise Unreadable("it is no text: it has zero bytes")
     try:

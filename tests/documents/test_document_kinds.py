@@ -62,6 +62,16 @@ def test_a_file_that_is_cut_within_a_character_is_read_as_what_it_is(name, text,
     assert found.remarks == ("one character is no utf-8, but damaged, in line 2 first",)
 
 
+@pytest.mark.parametrize("mark, encoding, bad", [
+    (codecs.BOM_UTF8, "utf-8", b"\xff"), (codecs.BOM_UTF16_BE, "utf-16-be", b"\xd8\x01")])
+def test_a_byte_order_mark_does_not_refuse_a_file_of_which_little_is_damaged(mark, encoding, bad):
+    """It was read without the mark."""
+    text = "Die Prüfung der Wärmepumpe beträgt fünf Jahre."
+    found = of("a.txt", mark + text.encode(encoding) + bad + text.encode(encoding))
+    assert found.text == f"{text}\ufffd{text}"
+    assert found.remarks == (f"one character is no {encoding}, but damaged, in line 1 first",)
+
+
 @pytest.mark.parametrize("name, encoding, text", [
     ("iso-8859-9", "cp1254", "“İstanbul”"), ("x-sjis", "cp932", "日本語①㈱"),
     ("shift_jis", "cp932", "日本語①㈱"), ("windows-874", "cp874", "กรุงเทพ"),
@@ -73,7 +83,7 @@ def test_a_name_of_an_encoding_means_what_browsers_take_it_for(name, encoding, t
 @pytest.mark.parametrize("content, says", [
     (b"PK\x03\x04\0\0\0", "zero bytes"), (b"\xf0\x01 a\x02" * 99, "control"),
     (codecs.BOM_UTF16_LE + b"\x00\xd8", "utf-16"),
-    (codecs.BOM_UTF8 + b"a\xff", "byte 1"), (b"", "empty"), (b" \r\n\t", "empty")])
+    (codecs.BOM_UTF8 + b"a\xff", "byte 4 is not"), (b"", "empty"), (b" \r\n\t", "empty")])
 def test_what_is_no_text_is_refused(content, says):
     with pytest.raises(Unreadable, match=says):
         of("a.txt", content)
