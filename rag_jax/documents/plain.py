@@ -31,7 +31,8 @@ _CONTROL = re.compile(rb"[\0-\x08\x0e-\x1a\x1c-\x1f]")  # no text, in any encodi
 _LINE = re.compile(r"\r\n|\r|\n")  # no others: a string of JSON may hold those of Unicode
 _QUOTED = re.compile(r'(?<![^,;\t|])"[^"]*(?:""[^"]*)*(?:"|$)')  # a field of a table
 _SEPARATOR = re.compile("sep=(.)")  # the first line of a table that Excel is to open
-_FRONT_MATTER = re.compile(r"---[ \t]*\r?\n.*?^(---|\.\.\.)[ \t]*\r?$", re.S | re.M)
+# Before an empty line, "---" is a rule.
+_FRONT_MATTER = re.compile(r"---[ \t]*\n(?!\s*?$).*?^(---|\.\.\.)[ \t]*$", re.S | re.M)
 
 
 def decoded(content: bytes) -> tuple[str, tuple[str, ...]]:

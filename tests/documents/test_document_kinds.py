@@ -145,6 +145,16 @@ def test_markdown_has_the_headings_that_its_readers_see():
         ("###", ("One code x", "Two", "Three"))]
 
 
+@pytest.mark.parametrize("end", ["\n", "\r", "\r\n"])
+def test_a_rule_at_the_beginning_of_markdown_hides_no_headings(end):
+    """Up to the next rule they were taken for its front matter."""
+    lines = ["---", "", "# Pump", "", "text", "", "---", "", "# Other", ""]
+    assert [path for _, path in of("a.md", end.join(lines).encode()).sections] == [
+        ("Pump",), ("Other",)]
+    lines[1:2] = ["# a remark of YAML", ""]
+    assert [path for _, path in of("a.md", end.join(lines).encode()).sections] == [("Other",)]
+
+
 @pytest.mark.parametrize("name, content", [
     ("a.csv", 'name;note\nLima;"a; b"\n;\nCusco;"two\nlines"\n'),
     ("a.tsv", 'name\tnote\nLima\t"a; b"\n\t\nCusco\t"two\nlines"\n'),
