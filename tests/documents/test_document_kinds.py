@@ -7,7 +7,7 @@ import random
 import sys
 
 import pytest
-from made_files import W, docx, paragraph, pdf, zipped
+from made_files import STYLES, W, docx, paragraph, pdf, zipped
 
 from rag_jax.documents import document, read
 from rag_jax.documents import docx as docx_reader
@@ -283,6 +283,23 @@ def test_docx_has_headings_by_style_and_cells_of_tables():
     assert found.text == "One & all\n\nSome text.\n\ncell\n\nTwo\n\na\tb\n\n"
     assert found.sections == ((0, ("One & all",)), (found.text.index("Two"), ("One & all", "Two")))
     assert of("a.docx", docx(body)).title == "One & all", "the first heading, where none is said"
+
+
+@pytest.mark.parametrize("main, styles", [
+    ("word/document2.xml", "styles2.xml"), ("/word/document2.xml", "/word/styles2.xml"),
+    ("word/document2.xml", "../word/styles2.xml")])
+def test_a_docx_whose_parts_have_other_names_is_read(main, styles):
+    """As some programs write them: it was refused as no DOCX."""
+    def relations(kind, target):
+        return (f'<Relationships xmlns="urn:r"><Relationship Type="urn:r/other" Target="x"/>'
+                f'<Relationship Type="urn:r/{kind}" Target="{target}"/></Relationships>')
+
+    found = of("a.docx", zipped({
+        "_rels/.rels": relations("officeDocument", main), "word/styles2.xml": STYLES,
+        "word/_rels/document2.xml.rels": relations("styles", styles),
+        "word/document2.xml": f'<w:document xmlns:w="{W}"><w:body>{paragraph("One", "H2")}'
+                              f"{paragraph('text')}</w:body></w:document>"}))
+    assert found.text == "One\n\ntext\n\n" and found.sections == ((0, ("One",)),)
 
 
 def test_hidden_text_of_a_docx_is_not_read():
