@@ -1,5 +1,6 @@
 """Passages that are added and deleted: every answer is that of an index of what is left."""
 
+import inspect
 import json
 import os
 import shutil
@@ -225,6 +226,16 @@ def test_what_is_kept_of_an_index_is_not_embedded_and_a_killed_build_goes_on(edi
     np.testing.assert_array_equal(index.embeddings(np.arange(len(store))),
                                   expected.embeddings(np.arange(len(store))))
     assert len(again.shapes) < len(whole.shapes) - 3
+
+
+def test_new_embeddings_are_held_no_longer_than_they_are_needed(edit, tmp_path):
+    """All of them lay in memory until the end, of a corpus of any size."""
+    edit = edit("exact")
+    new = passages_of([f"a{i}" for i in range(80)], seed=1)
+    store = edit.store([*new, Passage("copy", *new[0][1:])])
+    around = KeptEmbeddings(PassageIndex.open(edit.out)).around(embedder(), store)
+    retrieval_build.build_index(store, around, tmp_path / "new", kind="exact")
+    assert inspect.getclosurevars(around.embed).nonlocals["fresh"].keys() == {0}
 
 
 def test_verify_finds_no_damage_where_another_process_publishes(edit, monkeypatch):
