@@ -110,7 +110,7 @@ def ingest(folder: Path, workdir: Path, *, chunking: Chunking | Mapping[str, int
     with locks.own(path):
         files.remove_leftovers(path, alone=True)
         earlier = record_files.read(path) if record_files.exists(path) else None
-        if earlier and earlier.folder != str(source):
+        if earlier and not _is_same(pathlib.Path(earlier.folder), source):
             raise ConfigError(f"--workdir={workdir}: was made from {earlier.folder}; name that "
                               "folder, or another --workdir")
         if not isinstance(config, Config):
@@ -167,6 +167,13 @@ def fine_tune(workdir: Path, train: str, dev: str, *, steps: int | None = None,
     return run.train(overrides.replace(config, {
         "runs": config.runs[:1], "train.steps": steps, "data.passages": str(passages),
         "data.train": train, "data.dev": dev}), path / TRAINED)
+
+
+def _is_same(folder: pathlib.Path, other: pathlib.Path) -> bool:
+    """Whether two paths lead to one folder, which may be gone, however they are spelled."""
+    with contextlib.suppress(OSError):
+        return folder.samefile(other)
+    return folder == other
 
 
 def _check_trained(config: Config, path: pathlib.Path) -> None:

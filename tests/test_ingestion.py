@@ -128,6 +128,16 @@ def test_a_second_run_reads_what_has_changed_alone(folder, tmp_path, reads):
     assert rag_jax.ingest(folder, tmp_path / "run").read == ("scanned.txt",)
 
 
+def test_a_folder_is_the_same_however_it_is_spelled(folder, tmp_path, reads):
+    """It was refused, with the advice to name it."""
+    rag_jax.ingest(folder, tmp_path / "run")
+    reads.clear()
+    other = tmp_path / "other"
+    other.mkdir()
+    assert rag_jax.ingest(other / ".." / folder.name, tmp_path / "run").read == ()
+    assert reads == []
+
+
 def test_a_reader_that_was_too_slow_once_is_tried_again(folder, tmp_path, monkeypatch, reads):
     """A busy machine must not leave a document out for ever."""
     read = Readers.read

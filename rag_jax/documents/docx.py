@@ -4,6 +4,7 @@ python-docx reads all of an archive, pictures too, with no bound to what it unpa
 """
 
 import io
+import posixpath
 import re
 import zipfile
 import zlib
@@ -29,21 +30,34 @@ def read_docx(content: bytes) -> Document:
         raise Unreadable("it is encrypted, or an old .doc; save it as .docx without a password")
     try:
         with zipfile.ZipFile(io.BytesIO(content)) as archive:
-            styles = _levels(_part(archive, "word/styles.xml"))
+            main = _related(archive, "", "officeDocument", "word/document.xml")
+            styles = _levels(_part(archive, _related(archive, main, "styles", "word/styles.xml")))
             core = _part(archive, "docProps/core.xml")
-            body = _part(archive, "word/document.xml")
+            body = _part(archive, main)
     except Unreadable:
         raise
     except (zipfile.BadZipFile, NotImplementedError, RuntimeError, zlib.error, EOFError, OSError,
             ValueError, ElementTree.ParseError) as error:
         raise Unreadable(f"it is damaged, or no DOCX: {error}") from None
     if body is None:
-        raise Unreadable("it is no DOCX: it has no word/document.xml")
+        raise Unreadable(f"it is no DOCX: it has no {main}")
     writer = Writer()
     for paragraph in _plain(body).iter(f"{_W}p"):
         _write(paragraph, styles, writer)
     title = "" if core is None else core.findtext(f".//{_TITLE}") or ""
     return writer.document(title)
+
+
+def _related(archive: zipfile.ZipFile, part: str, kind: str, usual: str) -> str:
+    """The name of a part of the kind: the usual one where it is there, or else what `part` ("" =
+    the archive) says."""
+    folder, name = posixpath.split(part)
+    relations = None if usual in archive.namelist() else _part(
+        archive, posixpath.join(folder, "_rels", f"{name}.rels"))
+    for one in () if relations is None else relations.iter():
+        if one.get("Type", "").endswith(f"/{kind}"):
+            return posixpath.normpath(posixpath.join("/", folder, one.get("Target", "")))[1:]
+    return usual
 
 
 def _part(archive: zipfile.ZipFile, name: str) -> ElementTree.Element | None:

@@ -18,7 +18,7 @@ _SPACE = re.compile(r"\s+")
 _CHARSET = re.compile(rb"""<meta[^>]{0,200}?charset\s*=\s*["']?\s*([A-Za-z0-9_:.-]{1,40})""", re.I)
 _COMMENT = re.compile(rb"<!--.*?-->", re.S)
 _LEVEL = re.compile("h([1-6])")
-_UNSEEN = re.compile(r"display\s*:\s*none|visibility\s*:\s*hidden", re.I)
+_UNSEEN = re.compile(r"(?<![\w-])(?:display\s*:\s*none|visibility\s*:\s*hidden)", re.I)
 
 
 def read_html(content: bytes) -> Document:

@@ -1,6 +1,7 @@
 """Text files: plain, Markdown, and tables of records."""
 
 import codecs
+import collections
 import contextlib
 import csv
 import dataclasses
@@ -28,8 +29,10 @@ MEANT = {name: encoding for encoding, names in {
     "utf-8": ("utf-16", "utf-16le", "utf-16be")}.items() for name in names}
 _CONTROL = re.compile(rb"[\0-\x08\x0e-\x1a\x1c-\x1f]")  # no text, in any encoding that is guessed
 _LINE = re.compile(r"\r\n|\r|\n")  # no others: a string of JSON may hold those of Unicode
+_QUOTED = re.compile(r'(?<![^,;\t|])"[^"]*(?:""[^"]*)*(?:"|$)')  # a field of a table
 _SEPARATOR = re.compile("sep=(.)")  # the first line of a table that Excel is to open
-_FRONT_MATTER = re.compile(r"---[ \t]*\r?\n.*?^(---|\.\.\.)[ \t]*\r?$", re.S | re.M)
+# Before an empty line, "---" is a rule.
+_FRONT_MATTER = re.compile(r"---[ \t]*\n(?!\s*?$).*?^(---|\.\.\.)[ \t]*$", re.S | re.M)
 
 
 def decoded(content: bytes) -> tuple[str, tuple[str, ...]]:
@@ -43,8 +46,10 @@ def decoded(content: bytes) -> tuple[str, tuple[str, ...]]:
             try:
                 return content[len(mark) :].decode(encoding), ()
             except UnicodeDecodeError as error:
-                raise Unreadable(f"its first bytes say {encoding}, which byte {error.start} is "
-                                 "not; convert it to UTF-8") from None
+                if almost := mended(content[len(mark) :], encoding):
+                    return almost
+                raise Unreadable(f"its first bytes say {encoding}, which byte "
+                                 f"{len(mark) + error.start} is not; convert it to UTF-8") from None
     if b"\0" in content[:GUESSED_FROM]:
         raise Unreadable("it is no text: it has zero bytes")
     try:
@@ -116,9 +121,9 @@ def read_markdown(content: bytes) -> Document:
 def read_csv(content: bytes) -> Document:
     """A table with a header; every row becomes a paragraph "column: value; ..."."""
     text, remarks = decoded(content)
-    first = text.lstrip().partition("\n")[0]
+    first = _LINE.split(text.lstrip(), maxsplit=1)[0]
     said = _SEPARATOR.fullmatch(first.rstrip())
-    between = said[1] if said else max(",;\t|", key=first.count)
+    between = said[1] if said else max(",;\t|", key=_QUOTED.sub("", first).count)
     if _is_open(text, between):
         remarks = (*remarks, "a quote is never closed: all that follows it is one field")
     return _table(_rows(text, between), remarks)
@@ -145,13 +150,11 @@ def _fields_of_any_size(text: str) -> Iterator[None]:
 
 
 def _is_open(text: str, between: str) -> bool:
-    """Whether a table ends within quotes."""
-    try:
-        with _fields_of_any_size(text):
-            for _ in csv.reader(io.StringIO(text, newline=""), delimiter=between, strict=True):
-                pass
-    except csv.Error as error:
-        return "unexpected end" in str(error)
+    """Whether a table ends within quotes: then an empty line after it is no empty row."""
+    text += "\n\n"
+    with contextlib.suppress(csv.Error), _fields_of_any_size(text):
+        rows = csv.reader(io.StringIO(text, newline=""), delimiter=between)
+        return collections.deque(rows, 1).pop() != []
     return False
 
 

@@ -33,6 +33,7 @@ class Readers:
         self._seconds, self._memory = seconds, memory
         self._idle: queue.SimpleQueue[subprocess.Popen | None] = queue.SimpleQueue()
         self._processes: set[subprocess.Popen] = set()
+        self._closed = False
         for _ in range(count):
             self._idle.put(None)
         self._threads = concurrent.futures.ThreadPoolExecutor(count)
@@ -41,6 +42,7 @@ class Readers:
         return self
 
     def __exit__(self, *error) -> None:
+        self._closed = True  # first, so that no process is begun in place of those that end now
         self._threads.shutdown(wait=False, cancel_futures=True)
         for process in list(self._processes):
             process.kill()  # what is being read is waited for by nobody
@@ -74,16 +76,21 @@ class Readers:
         Raises:
           Unreadable: as there.
           ReaderLost: it took too long, or ended the process.
+          OSError: no process can be started.
         """
         process = self._idle.get()
         new = process is None
         if new:
-            process = self._start()
+            try:
+                process = self._start()
+            except BaseException:
+                self._idle.put(None)  # or else who reads next would wait for ever
+                raise
         late = threading.Event()
         timer = threading.Timer(self._seconds, lambda: (late.set(), process.kill()))
-        timer.start()
         answer = b""
         try:
+            timer.start()
             with contextlib.suppress(OSError):
                 head = {"name": name, "bytes": len(content)}
                 process.stdin.write(json.dumps(head).encode() + b"\n" + content)
@@ -97,7 +104,7 @@ class Readers:
             self._idle.put(process if whole else None)
         if not whole and late.is_set():
             raise ReaderLost(f"to read it took more than {self._seconds:g} seconds")
-        if not (whole or new):  # it may have ended before it was asked
+        if not (whole or new or self._closed):  # it may have ended before it was asked
             return self.read(name, content)
         if not whole:
             raise ReaderLost("its reader has crashed: it is damaged, or worse")
@@ -114,6 +121,8 @@ class Readers:
             env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))},
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
         self._processes.add(process)
+        if self._closed:  # since it was asked for
+            process.kill()
         return process
 
     def _end(self, process: subprocess.Popen) -> None:

@@ -147,7 +147,9 @@ def _choose_kind(kind: str, size: int, scann: ScannSettings) -> str:
         return kind
     smallest = max(SMALLEST * scann.parts, scann.brute_force_below)
     if size < smallest:
-        _log.info("exact index: %d passages are fewer than brute_force_below=%d.", size, smallest)
+        given = f"brute_force_below={smallest}" if smallest == scann.brute_force_below else (
+            f"{smallest}, ScaNN's {SMALLEST} for each of {scann.parts} parts")
+        _log.info("exact index: %d passages are fewer than %s.", size, given)
         return "exact"
     if missing:
         _log.warning("exact index for %d passages: %s", size, missing)

@@ -12,7 +12,7 @@ from jax.sharding import Mesh
 from rag_jax.retrieval import device_search
 from rag_jax.retrieval.device_search import DeviceSettings, DeviceTables, row_sharding
 from rag_jax.retrieval.index import PassageIndex
-from rag_jax.retrieval.manifest import EMBEDDINGS
+from rag_jax.retrieval.manifest import ADDED, EMBEDDINGS
 from rag_jax.retrieval.protocol import Index, RetrievalError, SearchResult, check_rows, stack
 
 ROUND = 1024, 65536  # rows per device are a multiple: of few rows, of many, for even blocks
@@ -54,15 +54,18 @@ class DeviceIndex(Index):
         self.mesh, self.settings, self.token_specs = mesh, settings, dict(token_specs)
         self.width, self.fingerprint = index.width, index.manifest["encoder_fingerprint"]
         self.capacity = table_rows(max(settings.capacity, len(index.passages)), mesh)
-        self.swap(index)
+        self.tables = self._load(index)
+        self._take(index)
 
     def swap(self, index: PassageIndex) -> None:
         """Replaces all passages by those of another index of the same encoder.
 
         Raises:
-            RetrievalError: they do not fit, or another encoder embedded them.
+            RetrievalError: they do not fit, another encoder embedded them, or a file is damaged;
+                nothing is changed then.
         """
         self._check(index)
+        self._verify(index)
         self.tables = None  # frees the old tables before there are new ones
         self.tables = self._load(index)
         self._take(index)
@@ -85,6 +88,7 @@ class DeviceIndex(Index):
                for name in (EMBEDDINGS, "passages/meta.json")):
             return self.swap(index)
         self._check(index)
+        self._verify(index, first=1)
         rows = range(index.manifest["size"], len(index.passages))
         for first in rows[::WRITTEN]:
             some = np.arange(first, min(first + WRITTEN, rows.stop))
@@ -151,6 +155,19 @@ class DeviceIndex(Index):
                 f"{index.path}: built by the encoder {built_by}, what is on the devices by "
                 f"{self.fingerprint}; their inner products cannot be compared. Build the index "
                 "again with that encoder.")
+
+    def _verify(self, index: PassageIndex, first: int = 0) -> None:
+        """Verifies all that is loaded of an index, before anything of what is there goes.
+
+        first: 1 = only what was added to it.
+        """
+        if index.files is not None:
+            index.files.check_all(name for name in (EMBEDDINGS, f"{ADDED}/{EMBEDDINGS}")[first:]
+                                  if name in index.files.names)
+        for store in index.passages.stores[first:]:
+            for name in self.token_specs:
+                store.tokens(name)  # an unknown name is an error
+                store.files.check_all([f"tokens.{name}.ids", f"tokens.{name}.offsets"])
 
     def _values(self, index: PassageIndex, rows: np.ndarray) -> DeviceTables:
         """What the tables hold of rows int[R] of an index; `valid` is None."""

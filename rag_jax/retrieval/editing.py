@@ -108,7 +108,8 @@ def edit_index(out: Path, embedder: PassageEmbedder, added: PassageStore | None 
         least: how many passages have to be left.
 
     Raises:
-        RetrievalError: as `planned`, or an embedding cannot be used.
+        RetrievalError: as `planned`, or the embedder reads added passages otherwise than the build
+            read its own, or an embedding cannot be used.
         InUseError: another process builds at out; it is named.
     """
     read_manifest(current(out))  # publishing would make an index where there is none
@@ -117,6 +118,7 @@ def edit_index(out: Path, embedder: PassageEmbedder, added: PassageStore | None 
                        least)
         if added is None and not len(deleted) and not compact:
             return
+        _check_embedder(edit, embedder)
         content = begun(out, _key(edit))
         new = _embedded(edit, embedder, content)
         for left in content.iterdir():  # by a killed process
@@ -175,6 +177,18 @@ def _key(edit: Edit) -> dict[str, Any]:
     return {"edit": digest_of({
         "base": edit.base.manifest["files"], "kept": np.packbits(edit.kept).tobytes().hex(),
         "added": None if edit.added is None else edit.added.fingerprint})}
+
+
+def _check_embedder(edit: Edit, embedder: PassageEmbedder) -> None:
+    """Raises a RetrievalError where added passages would be read otherwise than those before."""
+    inputs = edit.base.manifest["inputs"]
+    for name in () if edit.added is None else ("token_table", "max_length"):
+        ours = getattr(embedder, name)
+        if inputs.get(name, ours) != ours:
+            raise RetrievalError(
+                f"{edit.base.path}: was built with {name}={inputs[name]!r}, the new passages would "
+                f"be embedded with {ours!r}; edit it with what it was built with "
+                "(config.data.max_passage_length for max_length), or build it again.")
 
 
 def _embedded(edit: Edit, embedder: PassageEmbedder, content: Path) -> np.ndarray:

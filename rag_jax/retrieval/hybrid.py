@@ -8,6 +8,7 @@ import numpy as np
 from rag_jax.fusion import Fusion
 from rag_jax.retrieval.bm25 import Bm25Index
 from rag_jax.retrieval.index import PassageIndex
+from rag_jax.retrieval.joined import are_rows, kept_rows
 from rag_jax.retrieval.protocol import Around, RetrievalError, SearchResult, check_queries, merge
 
 WORDS = "words"  # folder in that of the embeddings' index
@@ -94,9 +95,10 @@ def matching_rows(dense: PassageIndex, words: Bm25Index) -> np.ndarray | None:
     stores = [index.manifest["passages_fingerprint"] for index in (dense, words)]
     if dense.valid is None and stores[0] == stores[1]:
         return None
-    rows = np.arange(len(dense.passages)) if dense.valid is None else np.flatnonzero(dense.valid)
-    if len(rows) != words.size or any(dense.passages[int(row)] != words.passages[place]
-                                      for place, row in enumerate(rows)):
+    valid = np.ones(len(dense.passages), bool) if dense.valid is None else dense.valid
+    rows = np.flatnonzero(valid)
+    if len(rows) != words.size or not are_rows(
+            words.passages.stores[0], kept_rows(dense.passages, valid)):
         raise RetrievalError(f"{words.path}: its passages are not those of {dense.path}; count "
                              "their words again.")
     matching = np.full(len(dense.passages), -1)

@@ -14,6 +14,7 @@ from rag_jax.citation import Citation
 from rag_jax.retrieval.passages import PassageStore, TokenTable, unknown_id, write_store
 from rag_jax.retrieval.protocol import Passage, RetrievalError, check_rows
 
+RUN = 2**14  # passages that are compared at a time
 Part = TypeVar("Part", bound=Collection)
 
 
@@ -183,6 +184,20 @@ def copy_rows(path: Path, parts: Sequence[tuple[PassageStore, np.ndarray]]) -> P
     cited = any(store.cited for store, _ in parts)
     return write_store(path, passages, encoders,
                        source=(lambda passage_id: next(sources)) if cited else None)
+
+
+def are_rows(store: PassageStore, parts: Sequence[tuple[PassageStore, np.ndarray]]) -> bool:
+    """Whether a store begins with the passages of some rows int64[R], ascending, of each of some
+    stores; told by comparing whole runs of rows, as there may be millions."""
+    place = 0
+    for part, rows in parts:
+        for begin in range(0, len(rows), RUN):
+            some = rows[begin : begin + RUN]
+            for run in np.split(some, np.flatnonzero(np.diff(some) != 1) + 1):
+                if not store.holds(place, part, int(run[0]), len(run)):
+                    return False
+                place += len(run)
+    return True
 
 
 def _firsts(parts: Sequence) -> list[int]:

@@ -40,9 +40,10 @@ class KeptEmbeddings:
             return embedder
         kept = dict(zip(self._keys(self._index.passages, embedder), itertools.count()))
         new: dict[bytes, int] = {}  # the first row of each, in their order
+        repeated: set[bytes] = set()
         for row, key in enumerate(self._keys(store, embedder)):
-            if key not in kept:
-                new.setdefault(key, row)
+            if key not in kept and new.setdefault(key, row) != row:
+                repeated.add(key)
         self.embedded, rows = len(new), np.fromiter(new.values(), np.int64)
         fresh: dict[int, np.ndarray] = {}  # by row
 
@@ -54,8 +55,11 @@ class KeptEmbeddings:
                     first, end = np.searchsorted(rows, [begin, begin + embedder.shard_rows])
                     fresh.update(embed_rows(store, embedder, rows[first:end]))
             vectors = self._index.embeddings(np.array([kept.get(key, 0) for key in keys]))
-            return np.stack([fresh[new[key]] if key in new else vector
-                             for key, vector in zip(keys, vectors, strict=True)])
+            found = np.stack([fresh[new[key]] if key in new else vector
+                              for key, vector in zip(keys, vectors, strict=True)])
+            for key in new.keys() & set(keys) - repeated:
+                del fresh[new[key]]  # nobody asks for it again; there may be millions
+            return found
 
         return dataclasses.replace(embedder, embed=look_up)
 

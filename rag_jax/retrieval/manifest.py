@@ -112,11 +112,14 @@ def _deleted(path: Path, files: VerifiedFiles, manifest: dict[str, Any]) -> np.n
 
 
 def _refuse_foreign(path: Path, names: tuple[str, ...]) -> None:
-    """Refuses files in the folders of ScaNN and bm25s that the manifest does not list."""
+    """Refuses files in the folders of ScaNN and bm25s that the manifest does not list.
+
+    What systems put there is hidden, and read by neither.
+    """
     known = {*names, *(name.partition("/")[0] for name in names)}
     for folder in path.glob("*"):
         if folder.name.startswith(("scann", "bm25")):
-            for file in (folder, *folder.glob("*")):
+            for file in (folder, *folder.glob("[!.]*")):
                 name = file.relative_to(path).as_posix()
                 if name not in known:
                     raise RetrievalError(

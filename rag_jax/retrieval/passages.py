@@ -222,6 +222,17 @@ class PassageStore:
             raise RetrievalError(f"{self.path}: the text of row {row} is damaged in text.blob or "
                                  "text.offsets; copy or write the store again.") from None
 
+    def holds(self, place: int, other: "PassageStore", first: int, count: int) -> bool:
+        """Whether its rows from `place` on are `count` rows of another store from `first` on."""
+        ours = self._text.offsets(place, place + count)
+        theirs = other._text.offsets(first, first + count)
+        if not np.array_equal(ours - ours[0], theirs - theirs[0]):
+            return False
+        self._text.check(ours[:1], ours[-1:])
+        other._text.check(theirs[:1], theirs[-1:])
+        return np.array_equal(self._text.data[ours[0] : ours[-1]],
+                              other._text.data[theirs[0] : theirs[-1]])
+
     def source(self, row: int) -> Citation | None:
         """Where a passage stands in the document that it was read from; None = nobody has said."""
         if self._citations is None:

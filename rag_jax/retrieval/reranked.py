@@ -1,6 +1,8 @@
 """An index that nominates passages, of which a reranker finds the best."""
 
 import dataclasses
+import itertools
+import threading
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -17,7 +19,8 @@ KEPT = 2**18  # scores, those made last, that are not made again
 class RerankedIndex(Around):
     """An index of any kind, whose passages a reranker scores together with the question.
 
-    It is asked as a hybrid index is, or, around an index of words, by texts.
+    It is asked as a hybrid index is, or, around an index of words, by texts. Threads may share it
+    where they may share what it is made of.
 
     Attributes:
         index: nominates.
@@ -32,11 +35,14 @@ class RerankedIndex(Around):
     score: Callable[[Sequence[str], Sequence[Passage]], np.ndarray]
     count: int
     _kept: dict[tuple[str, int], float] = dataclasses.field(default_factory=dict, repr=False)
+    _lock: threading.Lock = dataclasses.field(default_factory=threading.Lock, repr=False)
 
     division = "devices"
 
     def _search(self, queries: np.ndarray, k: int) -> SearchResult:
         """The k passages with the highest logits among those that are nominated."""
+        if not isinstance(queries, np.ndarray):
+            queries = np.array(queries, object)
         asked = queries
         if queries.dtype.names and not isinstance(self.index, HybridIndex):
             asked = queries["vector"]
@@ -51,10 +57,14 @@ class RerankedIndex(Around):
         """`logits` for questions [B]."""
         pairs = [(text, row) for text, rows in zip(texts, ids.tolist(), strict=True)
                  for row in rows]
-        if new := [pair for pair in dict.fromkeys(pairs) if pair not in self._kept]:
-            made = self.score([text for text, _ in new], [self.passages[row] for _, row in new])
-            self._kept.update(zip(new, made.tolist(), strict=True))
-        found = np.array([self._kept[pair] for pair in pairs], np.float32).reshape(ids.shape)
-        for pair in list(self._kept)[: max(0, len(self._kept) - KEPT)]:
-            del self._kept[pair]
-        return found
+        known = {pair: self._kept.get(pair) for pair in pairs}
+        made: dict[tuple[str, int], float] = {}
+        if new := [pair for pair in known if known[pair] is None]:
+            scores = self.score([text for text, _ in new], [self.passages[row] for _, row in new])
+            made = dict(zip(new, scores.tolist(), strict=True))
+        known |= made
+        with self._lock:
+            self._kept |= made
+            for pair in list(itertools.islice(self._kept, max(0, len(self._kept) - KEPT))):
+                del self._kept[pair]
+        return np.array([known[pair] for pair in pairs], np.float32).reshape(ids.shape)

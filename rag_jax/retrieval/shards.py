@@ -93,7 +93,8 @@ def embed_rows(store: PassageStore, embedder: PassageEmbedder, rows: np.ndarray
     """The embeddings float32[E] of some rows int64[R], by row; in memory, and not checked."""
     lengths = np.minimum(store.tokens(embedder.token_table).lengths_of(rows), embedder.max_length)
     batches = ((rows[places], length) for places, length in _by_length(embedder, lengths))
-    return {int(row): vector for batch, result in _results(store, embedder, batches)
+    return {int(row): vector.copy()  # no view, which would hold its whole batch
+            for batch, result in _results(store, embedder, batches)
             for row, vector in zip(batch, np.asarray(result), strict=False)}
 
 

@@ -2,7 +2,7 @@
 
     rag_jax-index.json   names the current version; replaced as a whole, and the mark of our folders
     versions/1/          a version (manifest.py), never changed once it has this name
-    versions/.2.rag_jax-work/    the next one, while it is built (publish.py)
+    versions/.next.rag_jax-work/    the next one, while it is built (publish.py)
 
 Whoever opens a version holds it (flock, shared, on its manifest.json) until the index is dropped.
 Old versions are removed when nobody holds them. A folder with manifest.json in itself is one

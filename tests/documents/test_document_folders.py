@@ -4,6 +4,7 @@ import os
 import pathlib
 import random
 import signal
+import subprocess
 
 import pytest
 from made_files import MAKERS, docx, paragraph, sections
@@ -118,6 +119,38 @@ def test_who_stops_does_not_wait_for_what_is_being_read(tmp_path, monkeypatch):
         while not readers._processes:
             pass
         raise KeyboardInterrupt
+
+
+def test_who_stops_does_not_wait_for_a_second_reading(tmp_path, monkeypatch):
+    """A process that had read a file before seemed to have ended by itself; another was begun."""
+    hostile(tmp_path, monkeypatch, "import time; len(content) > 1 and time.sleep(600)\n"
+            "        from rag_jax.documents.document import Document; return Document('', 'text')")
+    started, start = [], Readers._start
+    monkeypatch.setattr(Readers, "_start", lambda self: started.append(self) or start(self))
+    with pytest.raises(KeyboardInterrupt), Readers(1) as readers:
+        readers.read("a.txt", b"x")
+        readers._seconds = 3
+        readers._threads.submit(readers.read, "a.txt", b"slow")
+        while not readers._idle.empty():
+            pass
+        raise KeyboardInterrupt
+    assert len(started) == 1
+
+
+def test_where_no_process_can_be_started_that_is_said_each_time(monkeypatch):
+    """Its place was taken for ever, and the next file waited for it."""
+    def refused(*_, **__):
+        raise BlockingIOError("Resource temporarily unavailable")
+
+    with Readers(1) as own:
+        with monkeypatch.context() as patch:
+            patch.setattr(subprocess, "Popen", refused)
+            with pytest.raises(BlockingIOError):
+                own.read("a.txt", b"x")
+            assert not own._idle.empty()
+            with pytest.raises(BlockingIOError):
+                list(own.read_each([("a.txt", b"x"), ("b.txt", b"y")]))
+        assert own.read("a.txt", b"x").text == "x"
 
 
 def test_a_docx_of_pictures_costs_no_more_than_its_text(readers):

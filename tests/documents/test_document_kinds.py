@@ -7,7 +7,7 @@ import random
 import sys
 
 import pytest
-from made_files import W, docx, paragraph, pdf, zipped
+from made_files import STYLES, W, docx, paragraph, pdf, zipped
 
 from rag_jax.documents import document, read
 from rag_jax.documents import docx as docx_reader
@@ -62,6 +62,16 @@ def test_a_file_that_is_cut_within_a_character_is_read_as_what_it_is(name, text,
     assert found.remarks == ("one character is no utf-8, but damaged, in line 2 first",)
 
 
+@pytest.mark.parametrize("mark, encoding, bad", [
+    (codecs.BOM_UTF8, "utf-8", b"\xff"), (codecs.BOM_UTF16_BE, "utf-16-be", b"\xd8\x01")])
+def test_a_byte_order_mark_does_not_refuse_a_file_of_which_little_is_damaged(mark, encoding, bad):
+    """It was read without the mark."""
+    text = "Die Prüfung der Wärmepumpe beträgt fünf Jahre."
+    found = of("a.txt", mark + text.encode(encoding) + bad + text.encode(encoding))
+    assert found.text == f"{text}\ufffd{text}"
+    assert found.remarks == (f"one character is no {encoding}, but damaged, in line 1 first",)
+
+
 @pytest.mark.parametrize("name, encoding, text", [
     ("iso-8859-9", "cp1254", "“İstanbul”"), ("x-sjis", "cp932", "日本語①㈱"),
     ("shift_jis", "cp932", "日本語①㈱"), ("windows-874", "cp874", "กรุงเทพ"),
@@ -73,7 +83,7 @@ def test_a_name_of_an_encoding_means_what_browsers_take_it_for(name, encoding, t
 @pytest.mark.parametrize("content, says", [
     (b"PK\x03\x04\0\0\0", "zero bytes"), (b"\xf0\x01 a\x02" * 99, "control"),
     (codecs.BOM_UTF16_LE + b"\x00\xd8", "utf-16"),
-    (codecs.BOM_UTF8 + b"a\xff", "byte 1"), (b"", "empty"), (b" \r\n\t", "empty")])
+    (codecs.BOM_UTF8 + b"a\xff", "byte 4 is not"), (b"", "empty"), (b" \r\n\t", "empty")])
 def test_what_is_no_text_is_refused(content, says):
     with pytest.raises(Unreadable, match=says):
         of("a.txt", content)
@@ -96,6 +106,13 @@ def test_what_a_page_hides_is_no_text_of_it():
         three</div><h2 hidden="">four</h2><p style="visibility:hidden">five</p>
         <p hidden="until-found">six <b style="display:block">seven</b><i hidden>eight</i>""")
     assert found.text.split() == ["six", "seven"] and not found.sections
+
+
+def test_styles_that_hide_nothing_leave_the_text():
+    """Names that end as those that hide left it out."""
+    found = of("a.html", """<div style="backface-visibility: hidden; -webkit-backface-visibility:
+        hidden"><p>one</div><p style="--x-display:none">two<p style="x:y;display:none">three""")
+    assert found.text.split() == ["one", "two"]
 
 
 def test_html_is_what_a_browser_shows():
@@ -128,6 +145,16 @@ def test_markdown_has_the_headings_that_its_readers_see():
         ("###", ("One code x", "Two", "Three"))]
 
 
+@pytest.mark.parametrize("end", ["\n", "\r", "\r\n"])
+def test_a_rule_at_the_beginning_of_markdown_hides_no_headings(end):
+    """Up to the next rule they were taken for its front matter."""
+    lines = ["---", "", "# Pump", "", "text", "", "---", "", "# Other", ""]
+    assert [path for _, path in of("a.md", end.join(lines).encode()).sections] == [
+        ("Pump",), ("Other",)]
+    lines[1:2] = ["# a remark of YAML", ""]
+    assert [path for _, path in of("a.md", end.join(lines).encode()).sections] == [("Other",)]
+
+
 @pytest.mark.parametrize("name, content", [
     ("a.csv", 'name;note\nLima;"a; b"\n;\nCusco;"two\nlines"\n'),
     ("a.tsv", 'name\tnote\nLima\t"a; b"\n\t\nCusco\t"two\nlines"\n'),
@@ -156,12 +183,35 @@ def test_a_quote_that_is_never_closed_is_told():
     assert not of("a.csv", 'id,text\n1,"a ""b"" c"\n2,5" wide\n').remarks
 
 
+@pytest.mark.parametrize("end", ["\n", "\r", "\r\n"])
+@pytest.mark.parametrize("name, between", [("a.tsv", "\t"), ("a.csv", ",")])
+def test_a_quote_that_is_never_closed_is_told_after_one_that_is_lax(name, between, end):
+    """The lax one ended the look for it."""
+    lines = ["id,text", '1,"Hello" she said', '2,"never closed', "3,next", ""]
+    found = of(name, end.join(lines).replace(",", between).encode())
+    assert len(found.remarks) == 1 and "never closed" in found.remarks[0]
+    sound = [line for line in lines if "never" not in line] + ['4,"the last line is ""quoted"""']
+    assert not of(name, end.join(sound).replace(",", between).encode()).remarks
+
+
 def test_a_table_may_say_its_separator_and_begin_with_empty_lines():
     for text, row in (("sep=;\na;b,c,d\n1;2\n", "a: 1; b,c,d: 2"),
                       ("\n\na;b;c,d\n1;2\n", "a: 1; b: 2")):
         found = of("a.csv", text)
         assert found.text == f"{row}\n\n"
         assert found.sections[0][1] == (f"row {text.count(chr(10))}",)
+
+
+@pytest.mark.parametrize("content, text", [
+    ("name;text\rLima;one, two, three\r", "name: Lima; text: one, two, three"),
+    ("sep=;\ra;b,c,d\r1;2\r", "a: 1; b,c,d: 2"),
+    ('"a, b, and c";d\n1;2\n', "a, b, and c: 1; d: 2"),
+    ('"a ""b, c"" and, d";e\n1;2\n', 'a "b, c" and, d: 1; e: 2'),
+    ('5" wide, tall;b;c\n1;2;3\n', '5" wide, tall: 1; b: 2; c: 3'),
+    ('a;"b,\nc,,";d\n1;2;3\n', "a: 1; b,\nc,,: 2; d: 3")])
+def test_the_separator_is_that_of_the_first_line_outside_of_quotes(content, text):
+    """Those of all lines were counted where lines end in \\r, and those in quotes."""
+    assert of("a.csv", content).text == text + "\n\n"
 
 
 def test_lines_of_jsonl_that_are_none_are_left_out_by_name():
@@ -233,6 +283,23 @@ def test_docx_has_headings_by_style_and_cells_of_tables():
     assert found.text == "One & all\n\nSome text.\n\ncell\n\nTwo\n\na\tb\n\n"
     assert found.sections == ((0, ("One & all",)), (found.text.index("Two"), ("One & all", "Two")))
     assert of("a.docx", docx(body)).title == "One & all", "the first heading, where none is said"
+
+
+@pytest.mark.parametrize("main, styles", [
+    ("word/document2.xml", "styles2.xml"), ("/word/document2.xml", "/word/styles2.xml"),
+    ("word/document2.xml", "../word/styles2.xml")])
+def test_a_docx_whose_parts_have_other_names_is_read(main, styles):
+    """As some programs write them: it was refused as no DOCX."""
+    def relations(kind, target):
+        return (f'<Relationships xmlns="urn:r"><Relationship Type="urn:r/other" Target="x"/>'
+                f'<Relationship Type="urn:r/{kind}" Target="{target}"/></Relationships>')
+
+    found = of("a.docx", zipped({
+        "_rels/.rels": relations("officeDocument", main), "word/styles2.xml": STYLES,
+        "word/_rels/document2.xml.rels": relations("styles", styles),
+        "word/document2.xml": f'<w:document xmlns:w="{W}"><w:body>{paragraph("One", "H2")}'
+                              f"{paragraph('text')}</w:body></w:document>"}))
+    assert found.text == "One\n\ntext\n\n" and found.sections == ((0, ("One",)),)
 
 
 def test_hidden_text_of_a_docx_is_not_read():

@@ -240,6 +240,18 @@ def test_a_damaged_or_foreign_index_is_refused(store, tmp_path, monkeypatch):
         Bm25Index.open(built)
 
 
+def test_hidden_files_of_the_system_are_no_part_of_an_index(store, tmp_path):
+    """Who had looked at its folder with a file manager could not open it any more."""
+    out = build_bm25(store, tmp_path / "index").path
+    for folder in (current(out), current(out) / "bm25", current(out) / "passages"):
+        (folder / ".DS_Store").write_bytes(b"x")
+        (folder / "._meta.json").write_bytes(b"x")
+    assert Bm25Index.open(out).size == len(store)
+    (current(out) / "bm25" / "data.mmindex.json").write_text("{}")
+    with pytest.raises(RetrievalError, match="data.mmindex.json does not belong"):
+        Bm25Index.open(out)
+
+
 @pytest.mark.parametrize("k1, b", [(0.9, 0.4), (1.6, 0.0), (0.1, 0.9)])
 def test_k1_and_b_are_those_of_the_index(store, tmp_path, k1, b):
     built = build_bm25(store, tmp_path / "i", settings=Bm25Settings(k1, b)).path

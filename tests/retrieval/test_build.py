@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from rag_jax.retrieval import build
 from rag_jax.retrieval.exact import ExactIndex
 from rag_jax.retrieval.index import PassageIndex
 from rag_jax.retrieval.manifest import MANIFEST
@@ -459,6 +460,16 @@ def scann_out(store, tmp_path_factory):
     out = tmp_path_factory.mktemp("scann") / "index"
     build_index(store, Embedder(), out, **inputs)
     return out
+
+
+def test_why_an_index_is_exact_is_told(caplog):
+    """Another brute_force_below than was given was named."""
+    for given, told in ((0, "fewer than 32, ScaNN's 16 for each of 2 parts."),
+                        (99, "fewer than brute_force_below=99.")):
+        with caplog.at_level(logging.INFO, "rag_jax"):
+            assert build._choose_kind("auto", 20, ScannSettings(
+                brute_force_below=given, parts=2)) == "exact"
+        assert told in caplog.text
 
 
 def test_auto_builds_scann_from_brute_force_below_on(store, scann_out, tmp_path, caplog):

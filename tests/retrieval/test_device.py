@@ -11,7 +11,7 @@ import pytest
 
 from rag_jax import parallel
 from rag_jax.config import MeshConfig
-from rag_jax.retrieval import device, device_search
+from rag_jax.retrieval import device, device_search, verification
 from rag_jax.retrieval.device import DeviceIndex, TokenSpec
 from rag_jax.retrieval.device_search import DeviceSettings, DeviceTables
 from rag_jax.retrieval.editing import edit_index
@@ -343,6 +343,45 @@ def test_an_edited_index_is_taken_over_by_its_new_rows_alone(
     with pytest.raises(RetrievalError, match="1 to 2"):
         placed.search(normal(2, 8), 3)
     assert sorted(placed.search(normal(1, 8), 2).ids[0].tolist()) == [46, 47]
+
+
+@pytest.mark.parametrize("name", ["embeddings.f32", "passages/tokens.words.ids"])
+def test_a_damaged_index_is_refused_and_what_is_on_the_devices_stays(
+        folders, tmp_path, monkeypatch, name):
+    """Large indexes are opened before they are verified: a refused swap left no tables, and a
+    refused update some rows of the refused version."""
+    monkeypatch.setattr(verification, "BLOCK_BYTES", 64)
+    monkeypatch.setattr(verification, "_verify_pending", lambda reference: None)  # not there yet
+    monkeypatch.setattr(device, "WRITTEN", 4)
+    out, queries = tmp_path / "index", normal(6, 8, seed=3)
+
+    def edit(numbers, delete):
+        edit_index(out, embedder(), make_store(
+            tmp_path / f"store{numbers}", [f"a{n}" for n in numbers], 5), delete, compact=False)
+
+    def damaged(path):
+        content = bytearray(path.read_bytes())
+        content[-2] ^= 1
+        path.unlink()  # it is linked to from other versions
+        path.write_bytes(content)
+        return PassageIndex.open(out, verify=False)
+
+    def check(placed, before):
+        found, expected = placed.search(queries, 5), before.search(queries, 5)
+        np.testing.assert_array_equal(found.ids, expected.ids)
+        np.testing.assert_allclose(found.scores, expected.scores, rtol=1e-5, atol=1e-5)
+
+    shutil.copytree(folders["small"].path, out)
+    edit(range(8), ["s0p3"])
+    before = PassageIndex.open(out)
+    placed = opened(before, 1)
+    edit(range(8, 20), [f"a{n}" for n in range(8)])
+    with pytest.raises(RetrievalError, match="differs from its sha256"):
+        placed.update(damaged(out / "versions" / "3" / "added" / name))
+    check(placed, before)
+    with pytest.raises(RetrievalError, match="differs from its sha256"):
+        placed.swap(damaged(out / "versions" / "3" / name))
+    check(placed, before)
 
 
 def test_a_version_of_equal_embeddings_and_other_texts_is_loaded_with_its_texts(tmp_path):

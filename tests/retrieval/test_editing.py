@@ -1,5 +1,6 @@
 """Passages that are added and deleted: every answer is that of an index of what is left."""
 
+import inspect
 import json
 import os
 import shutil
@@ -227,6 +228,16 @@ def test_what_is_kept_of_an_index_is_not_embedded_and_a_killed_build_goes_on(edi
     assert len(again.shapes) < len(whole.shapes) - 3
 
 
+def test_new_embeddings_are_held_no_longer_than_they_are_needed(edit, tmp_path):
+    """All of them lay in memory until the end, of a corpus of any size."""
+    edit = edit("exact")
+    new = passages_of([f"a{i}" for i in range(80)], seed=1)
+    store = edit.store([*new, Passage("copy", *new[0][1:])])
+    around = KeptEmbeddings(PassageIndex.open(edit.out)).around(embedder(), store)
+    retrieval_build.build_index(store, around, tmp_path / "new", kind="exact")
+    assert inspect.getclosurevars(around.embed).nonlocals["fresh"].keys() == {0}
+
+
 def test_verify_finds_no_damage_where_another_process_publishes(edit, monkeypatch):
     """Between its pointer and its files an index was edited, and its old version removed."""
     edit = edit("exact")
@@ -285,6 +296,8 @@ def test_files_without_links_are_copied(edit, monkeypatch):
     ({"add": ["p4"]}, "has a passage 'p4'; to replace it, delete it"),
     ({"delete": [f"p{i}" for i in range(64)]}, "nothing would be left"),
     ({"add": ["x"], "embedder": {"encoder_fingerprint": "other"}}, "built by the encoder"),
+    ({"add": ["x"], "embedder": {"max_length": 4}}, "built with max_length=12, .* with 4; edit"),
+    ({"add": ["x"], "embedder": {"token_table": "empty"}}, "built with token_table='bert'"),
     ({"add": ["x"], "change": lambda x: x[:, :9]}, "width 16, the embedder returned 9"),
 ])
 def test_what_cannot_be_is_refused_and_leaves_the_index_as_it_was(edit, how, message):

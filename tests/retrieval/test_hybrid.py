@@ -6,12 +6,13 @@ import numpy as np
 import pytest
 
 from rag_jax.fusion import Fusion
-from rag_jax.retrieval import hybrid
+from rag_jax.retrieval import hybrid, joined
 from rag_jax.retrieval.bm25 import Bm25Index, build_bm25
 from rag_jax.retrieval.editing import edit_index
 from rag_jax.retrieval.hybrid import HybridIndex, asked
 from rag_jax.retrieval.index import PassageIndex
 from rag_jax.retrieval.joined import copy_rows, kept_rows
+from rag_jax.retrieval.passages import PassageStore
 from rag_jax.retrieval.protocol import RetrievalError
 from tests.retrieval.indexing import build_index
 from tests.retrieval.test_bm25 import QUESTIONS, random_passages, write
@@ -130,6 +131,29 @@ def test_rows_of_an_edited_index_are_matched_by_what_they_hold(parts, tmp_path):
         build_index(plain, embed, tmp_path / "d", kind="exact", progress=False, **INPUTS),
         build_bm25(plain, tmp_path / "w"), Fusion()).search(queries, 61)
     np.testing.assert_allclose(found.scores, rebuilt.scores, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("run", [1, 2, 2**14])
+def test_passages_are_compared_many_at_a_time(parts, tmp_path, monkeypatch, run):
+    """One by one, those of a large index that was edited took minutes at every opening."""
+    out, passages = tmp_path / "dense", list(parts[0].passages)
+    build_index(parts[0].passages, embed, out, kind="exact", progress=False, **INPUTS)
+    edit_index(out, embedder(embed, **INPUTS), None, ["4", "5", "57"])
+    dense = PassageIndex.open(out)
+    left = [p for p in passages if p.id not in ("4", "5", "57")]
+    moved = left[30]._replace(title=left[30].title + left[30].text[:1], text=left[30].text[1:])
+    words = [build_bm25(numbered(tmp_path / f"store{n}", some), tmp_path / f"words{n}")
+             for n, some in enumerate((left, [*left[:-1], passages[57]],
+                                       [*left[:30], moved, *left[31:]], left[::-1]))]
+    monkeypatch.setattr(joined, "RUN", run)
+    monkeypatch.delattr(PassageStore, "__getitem__")
+    index = HybridIndex(dense, words[0], Fusion())
+    assert index.to_words.tolist() == [
+        -1 if row in (4, 5, 57) else row - sum(gone < row for gone in (4, 5, 57))
+        for row in range(60)]
+    for other in words[1:]:
+        with pytest.raises(RetrievalError, match="its passages are not those of"):
+            HybridIndex(dense, other, Fusion())
 
 
 def test_words_of_other_passages_are_refused(parts, tmp_path):

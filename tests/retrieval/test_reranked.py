@@ -94,6 +94,31 @@ def test_a_pair_is_read_once(monkeypatch):
     assert len(found.scored) == 42
 
 
+def test_what_another_thread_drops_is_there_for_who_found_it(monkeypatch):
+    """A search that reads passages meanwhile failed by a KeyError."""
+    monkeypatch.setattr(reranked, "KEPT", 10)
+    found = Nominating(12)
+    ids = found.index.search(QUERIES[:1], 5).ids
+    score = found.index.score
+
+    def slowly(texts, passages):  # another thread searches, and fills what is kept
+        found.index.score = score
+        found.index.search(QUERIES[2:], 5)
+        return score(texts, passages)
+
+    found.index.score = slowly
+    scores = found.index.scores(TEXTS[:2], np.concatenate([ids, ids]))
+    assert scores.tolist() == [[logit(text, row) for row in ids[0].tolist()] for text in TEXTS[:2]]
+    assert len(found.index._kept) == 10
+
+
+def test_texts_may_be_a_list_as_of_every_index_of_words():
+    found, other = Nominating(), Nominating()
+    for one, two in zip(found.index.search(list(TEXTS), 5), other.index.search(TEXTS, 5),
+                        strict=True):
+        np.testing.assert_array_equal(one, two)
+
+
 def test_what_cannot_be_searched_is_named():
     index = Nominating().index
     with pytest.raises(RetrievalError, match="k=31: an index of 30"):
