@@ -360,11 +360,14 @@ class Checkpointer(contextlib.AbstractContextManager):
           CheckpointError: it is absent, or the machine could not read it.
         """
         self._read_content(step)
-        stored = self._report_damage(
-            step, lambda: self._reader.metadata(self._folder(step)).item_metadata)
-        for item in _KINDS:  # one after the other, to hold one at a time
-            tree = jax.tree.map(
+
+        def trees() -> dict[str, PyTree]:
+            stored = self._reader.metadata(self._folder(step)).item_metadata
+            return {item: jax.tree.map(
                 lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), stored[item])
+                for item in _KINDS}
+
+        for item, tree in self._report_damage(step, trees).items():  # to hold one at a time
             self._restore(step, {item: tree}, compare_dtypes=True)
 
     def _restore(self, step: int, trees: dict[str, PyTree], compare_dtypes: bool
