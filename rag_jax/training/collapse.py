@@ -61,6 +61,11 @@ class CollapseGuard:
         """Whether a window ends after so many steps."""
         return done % self.window == 0
 
+    @property
+    def freezes(self) -> bool:
+        """Whether the retriever trains no further, for it has collapsed."""
+        return self.collapsed_at is not None and self.action in ("freeze", "rollback")
+
     def __str__(self) -> str:
         return (f"retrieval has collapsed at step {self.collapsed_at}: {self.window} steps "
                 f"retrieved {self.last:.3g} effective passages, at the start {self.first:.3g}")

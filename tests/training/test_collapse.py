@@ -309,6 +309,23 @@ def test_a_checkpoint_opens_whatever_the_guard_is_then(tmp_path, other, capsys):
     assert ("collapsed at step 12" in said and "trains no further" in said) == (other == "freeze")
 
 
+@pytest.mark.parametrize("other", ["freeze", "rollback"])
+def test_a_retriever_that_another_guard_freezes_is_not_frozen_without_a_word(
+        tmp_path, capsys, other):
+    """What `warn` advised, to set rollback, rolled nothing back: there was no sound copy."""
+    with pytest.raises(KeyboardInterrupt):
+        run_stage(stage(tmp_path, "warn", die_at=16)[0])
+    said = capsys.readouterr().out
+    assert "name another --workdir" in said and "trains no further" not in said
+    made, taken = stage(tmp_path, other)
+    run_stage(made)
+    assert taken == [(n, True) for n in range(15, 18)]
+    assert ("toy: retrieval has collapsed at step 12: 3 steps retrieved 1.99 effective passages, "
+            "at the start 19.9; the retriever trains no further\n") in capsys.readouterr().out
+    run_stage(stage(tmp_path, other)[0])
+    assert "collapsed" not in capsys.readouterr().out, "a finished stage is only opened"
+
+
 @pytest.mark.parametrize("action", ["freeze", "rollback"])
 @pytest.mark.parametrize("die_at", [4, 7, 11, 12, 13, 16])
 def test_a_frozen_run_that_was_killed_ends_bitwise_as_one_that_was_not(tmp_path, die_at, action):
