@@ -122,6 +122,7 @@ _ACTIONS = {
     "warn": "training goes on, but the passages may no longer help; to begin again, name another "
     "--workdir and a lower config.train.query_encoder_rate or learning rate, or "
     "config.train.collapse_guard=rollback",
+    "stop": "training stops here, and the passages may no longer help",
 }
 
 
@@ -370,7 +371,7 @@ class _Watch:
         action = guard.action
         if action == "rollback" and self.loop.sound is None:
             action = "freeze"  # the guard was another one when the last sound window ended
-        if guard.collapsed_at != before and action in _ACTIONS:
+        if guard.collapsed_at != before:
             hosts.say(f"{name}: {guard}; {_ACTIONS[action]}")
 
     def _read(self) -> None:

@@ -351,6 +351,14 @@ def test_stop_keeps_a_checkpoint_and_stops_again(tmp_path):
         assert checkpointer.latest_step() == 12
 
 
+def test_a_collapse_that_the_last_window_shows_is_said_where_there_is_nothing_to_stop(
+        tmp_path, capsys):
+    """The run ended as a sound one does, and nobody was told."""
+    run_stage(stage(tmp_path, "stop", steps=12)[0])
+    assert ("toy: retrieval has collapsed at step 12: 3 steps retrieved 1.99 effective passages, "
+            "at the start 19.9; training stops here") in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("action", ["freeze", None])
 def test_a_stopped_run_goes_on_when_told_otherwise(tmp_path, action):
     with pytest.raises(TrainingError):
