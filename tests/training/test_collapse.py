@@ -83,6 +83,14 @@ def test_the_state_goes_through_json(cut):
     assert second.state() == whole.state()
 
 
+def test_the_state_of_a_checkpoint_that_does_not_say_whether_its_window_is_whole_is_read():
+    """Those of earlier versions do not."""
+    whole, again = (CollapseGuard("stop", WINDOW, 0.25) for _ in range(2))
+    run_guard(whole, stop=2)
+    again.restore({name: value for name, value in whole.state().items() if name != "whole"})
+    assert run_guard(again, start=2) == run_guard(whole, start=2)
+
+
 # --- in the loop: two numbers train, "encoder" and "generator" ------------------------------------
 
 
@@ -368,13 +376,14 @@ def test_a_stopped_run_goes_on_when_told_otherwise(tmp_path, action):
     assert taken == [(n, action == "freeze") for n in range(12, 18)]
 
 
-def test_a_guard_switched_on_late_counts_from_there(tmp_path):
+def test_a_guard_switched_on_within_a_window_begins_with_the_next(tmp_path):
+    """One step of fifty retrieved few passages, and no collapse was below a quarter of them."""
     with pytest.raises(KeyboardInterrupt):
         run_stage(stage(tmp_path, guard=None, die_at=6)[0])
     made, taken = stage(tmp_path)
     run_stage(made)
-    assert taken[0] == (5, False) and made.guard.first == pytest.approx(
-        effective_passages(retrieved(5)))
+    assert taken[0] == (5, False) and made.guard.first == pytest.approx(window(6))
+    assert list(monitored(tmp_path)) == [9, 12, 15, 18]
 
 
 # --- a run that collapses -------------------------------------------------------------------------
