@@ -247,9 +247,10 @@ class _Loop:
         if guard.freezes:
             return stage.frozen_step
         self.save(done, state)
+        others = "freeze or off" if stage.frozen_step is not None else "off"
         raise TrainingError(
             f"{stage.name}: {guard}; stopped, with checkpoint {done} in {stage.directory}. To go "
-            "on from there, run the same command with config.train.collapse_guard=freeze or off; "
+            f"on from there, run the same command with config.train.collapse_guard={others}; "
             "to begin again, name another --workdir and a lower config.train.query_encoder_rate or "
             "learning rate, and look whether the passages help to answer at all."
         )

@@ -359,6 +359,14 @@ def test_stop_keeps_a_checkpoint_and_stops_again(tmp_path):
         assert checkpointer.latest_step() == 12
 
 
+def test_where_the_retriever_alone_trains_nobody_is_told_to_freeze_it(tmp_path):
+    """The configuration refuses that."""
+    for frozen_step, told in ((None, "=off;"), (lambda *step: step, "=freeze or off;")):
+        made, _ = stage(tmp_path, "stop", frozen_step=frozen_step)
+        with pytest.raises(TrainingError, match=f"config.train.collapse_guard{told}"):
+            run_stage(made)
+
+
 def test_a_collapse_that_the_last_window_shows_is_said_where_there_is_nothing_to_stop(
         tmp_path, capsys):
     """The run ended as a sound one does, and nobody was told."""
