@@ -18,8 +18,7 @@ def validate(config: Config, resolved: bool = False, trains: bool = False) -> Co
     trains: its runs are to be fine-tuned; others only answer.
     """
     problems = list(_values(config)) or list(itertools.chain(
-        _runs(config, trains and config.train.steps > 0), _data(config), _towers(config, resolved),
-        _stages(config)))
+        _runs(config, trains), _data(config), _towers(config, resolved), _stages(config)))
     if problems:
         raise ConfigError("\n".join(dict.fromkeys(problems)))  # several runs may share one
     return config
@@ -57,7 +56,8 @@ def _runs(config: Config, trains: bool) -> Iterator[str]:
     for run in config.runs:
         if run in RUNS:
             yield from _run(for_run(config, run), run)
-            yield from _trained(for_run(config, run), run) if trains else ()
+            yield from _left_to_train(for_run(config, run), run) if trains else ()
+            yield from _trained(for_run(config, run), run) if trains and config.train.steps else ()
         else:
             yield f"config.runs: no run {run!r}; {near_matches(run, RUNS)}"
     if not config.runs or len(set(config.runs)) < len(config.runs):
@@ -92,9 +92,30 @@ def _run(config: Config, run: str) -> Iterator[str]:
                "config.retrieval.retriever=hybrid and fusion=convex, from a bm25_weight above 0 "
                "and below 1 on; set these, or none")
     yield from _objective(config, run)
-    if train.collapse_guard == "freeze" and train.generator_rate is None:
+    if train.collapse_guard == "freeze" and not _others_train(config):
         yield ("config.train.collapse_guard=freeze: with config.train.generator_rate=none nothing "
                "would be left to train; set rollback or stop")
+
+
+def _others_train(config: Config) -> bool:
+    """Whether a run trains anything but its retriever."""
+    return (config.train.generator_rate is not None or config.model.null_document != "none"
+            or config.model.head == "classification")
+
+
+def _left_to_train(config: Config, run: str) -> Iterator[str]:
+    """A run that trains nothing, which would end when all stages before it are done."""
+    train, retrieval = config.train, config.retrieval
+    if (_others_train(config) or train.document_encoder == "refresh"
+            or train.bm25_weight_rate is not None):
+        return
+    named = f"config.train.generator_rate=none: nothing is left to train in run {run!r}"
+    if train.query_encoder_rate is None:
+        yield (f"{named}, whose config.train.query_encoder_rate is none too; set "
+               "config.train.generator_rate, or name a run that trains its retriever")
+    elif retrieval.retriever == "hybrid" and retrieval.fusion != "convex":
+        yield (f"{named}, for the ranks of config.retrieval.fusion={retrieval.fusion} have no "
+               "gradient; set config.train.generator_rate, or fusion=convex")
 
 
 def _trained(config: Config, run: str) -> Iterator[str]:

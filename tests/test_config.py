@@ -221,6 +221,7 @@ def test_a_value_out_of_bounds_is_refused(name, text, told):
     {"runs": ("fid",), "model.null_document": "bias"},
     {"model.head": "classification", "eval.labels": ("yes", "no")},
     {"model.head": "label_token", "eval.labels": ("yes", "no")},
+    {"train.generator_rate": None, "train.collapse_guard": "freeze", "model.null_document": "mlp"},
 ])
 def test_the_ends_of_the_bounds_and_none_are_allowed(changes):
     validate(replace(Config(), changes))
@@ -318,6 +319,31 @@ def test_without_passages_a_closed_book_trains_alone():
     validate(replace(Config(), {"runs": ("closed_book",), "retrieval.k": 0}), trains=True)
     with pytest.raises(ConfigError, match="config.retrieval.k=0: run 'frozen' reads passages"):
         validate(replace(Config(), {"runs": ("frozen",), "retrieval.k": 0}), trains=True)
+
+
+@pytest.mark.parametrize("changes, told", [
+    ({"runs": ("rag_token", "fid")}, "run 'fid', whose config.train.query_encoder_rate is none"),
+    ({"train.query_encoder_rate": None}, "run 'rag_token', whose config.train.query_encoder_rate"),
+    ({"retrieval.retriever": "hybrid", "retrieval.fusion": "reciprocal_rank"}, "run 'rag_token', "
+     "for the ranks of config.retrieval.fusion=reciprocal_rank have no gradient; set")])
+def test_a_run_that_trains_nothing_is_refused_before_any_stage_begins(changes, told):
+    """It was refused after both warm-ups and the index, by a rate that was set."""
+    config = replace(Config(), {"train.generator_rate": None, **changes})
+    with pytest.raises(ConfigError, match=f"=none: nothing is left to train in {told}"):
+        validate(config, trains=True)
+    validate(config)  # to answer
+    validate(replace(config, {"train.generator_rate": 1.0}), trains=True)
+
+
+@pytest.mark.parametrize("changes", [
+    {}, {"model.null_document": "bias", "train.query_encoder_rate": None},
+    {"model.head": "classification", "eval.labels": ("yes", "no"), "runs": ("frozen",)},
+    {"train.query_encoder_rate": None, "retrieval.retriever": "hybrid",
+     "train.bm25_weight_rate": 1.0},
+    {"train.query_encoder_rate": None, "train.document_encoder": "refresh",
+     "retrieval.where": "device"}])
+def test_a_run_whose_generator_is_frozen_may_train_what_else_there_is(changes):
+    validate(replace(Config(), {"train.generator_rate": None, **changes}), trains=True)
 
 
 def test_everything_that_is_wrong_is_told_at_once():

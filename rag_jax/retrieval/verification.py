@@ -92,8 +92,13 @@ def refuse_links(folder: Path) -> None:
 
     Raises:
         RetrievalError: something in it is neither a regular file nor a folder.
+        OSError: a folder in it cannot be read.
     """
-    for parent, folders, names in os.walk(folder):
+    def refuse(error: OSError) -> None:  # os.walk would pass over what it cannot read
+        if not isinstance(error, FileNotFoundError | NotADirectoryError):
+            raise error
+
+    for parent, folders, names in os.walk(folder, onerror=refuse):
         for name in (*folders, *names):
             mode = os.lstat(os.path.join(parent, name)).st_mode
             if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):

@@ -8,17 +8,16 @@ back as a slightly different model.
 
 A step appears by a rename and goes by one, so a step that lacks a part is damaged. Damage is named
 wherever it is met, and never removed: a reader takes the next best step and says so; a writer moves
-the damaged one aside, to damaged-STEP.
+the damaged one aside, to damaged-STEP. A step that the machine could not read, for it was short of
+memory say, is not damaged: whoever asks for it stops.
 
 Random keys are not stored: every key in this project is a function of (seed, step).
 """
 
 import contextlib
-import glob
 import json
 import os
 import pathlib
-import re
 import sys
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -29,7 +28,7 @@ import jax
 from rag_jax import files, hosts, process
 from rag_jax.errors import UserError, first_of
 from rag_jax.retrieval.verification import refuse_links
-from rag_jax.training import orbax_noise, tree_record
+from rag_jax.training import orbax_errors, orbax_noise, tree_record
 from rag_jax.training.ranking import Ranking
 
 PyTree = Any
@@ -193,8 +192,9 @@ class Checkpointer(contextlib.AbstractContextManager):
             yield
         except kind as error:
             self._remove(self.directory.glob(_UNFINISHED))  # on a full disk, room for what is next
+            cause = orbax_errors.of_system(error)
             raise CheckpointError(
-                f"Saving a checkpoint to {self.directory} failed ({_of_system(error)}); check the "
+                f"Saving a checkpoint to {self.directory} failed ({cause}); check the "
                 "free space and permissions there. Earlier checkpoints are untouched."
             ) from None
 
@@ -232,9 +232,8 @@ class Checkpointer(contextlib.AbstractContextManager):
 
     def _steps(self) -> list[int]:
         """Steps with anything in them, ascending, damaged ones too."""
-        # Not pathlib's glob, which raises where a step goes while it looks.
-        folders = {name.split(os.sep)[0] for name in glob.glob("*/*", root_dir=self.directory)}
-        return sorted(int(name) for name in folders if name.isdigit())
+        return sorted(int(name) for name in _names_in(self.directory)
+                      if name.isdigit() and _names_in(self.directory / name))
 
     def _numbered(self) -> list[int]:
         """`_steps`, the same for all processes."""
@@ -266,7 +265,8 @@ class Checkpointer(contextlib.AbstractContextManager):
 
         Raises:
           CheckpointMismatch: names, shapes or dtypes differ; found before any array is read.
-          CheckpointError: the step is absent or damaged.
+          CheckpointDamaged: the step is damaged.
+          CheckpointError: it is absent, or the machine could not read it, which is no damage.
         """
         trees = {"params": abstract_params, "opt_state": abstract_opt_state}
         restored, meta = self._restore(step, trees, compare_dtypes=True)
@@ -327,6 +327,7 @@ class Checkpointer(contextlib.AbstractContextManager):
         Raises:
           CheckpointMismatch: as in `restore`.
           CheckpointDamaged: no step is sound.
+          CheckpointError: the machine could not read a step that may be sound.
         """
         damage = list(self._damage.values())
         steps = [step for step in self._numbered() if step not in self._damage]
@@ -355,14 +356,18 @@ class Checkpointer(contextlib.AbstractContextManager):
         """Reads all of one step, whatever it was saved from, and compares it with its digests.
 
         Raises:
-          CheckpointError: the step is absent or damaged.
+          CheckpointDamaged: the step is damaged.
+          CheckpointError: it is absent, or the machine could not read it.
         """
         self._read_content(step)
-        stored = self._report_damage(
-            step, lambda: self._reader.metadata(self._folder(step)).item_metadata)
-        for item in _KINDS:  # one after the other, to hold one at a time
-            tree = jax.tree.map(
+
+        def trees() -> dict[str, PyTree]:
+            stored = self._reader.metadata(self._folder(step)).item_metadata
+            return {item: jax.tree.map(
                 lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), stored[item])
+                for item in _KINDS}
+
+        for item, tree in self._report_damage(step, trees).items():  # to hold one at a time
             self._restore(step, {item: tree}, compare_dtypes=True)
 
     def _restore(self, step: int, trees: dict[str, PyTree], compare_dtypes: bool
@@ -413,20 +418,32 @@ class Checkpointer(contextlib.AbstractContextManager):
         return self._report_damage(step, read)
 
     def _report_damage(self, step: int, read: Callable[[], Any]) -> Any:
-        """Returns read(), or raises CheckpointDamaged for what any process raised in it."""
+        """Returns read(), or raises for what any process raised in it: CheckpointDamaged, or
+        CheckpointError alone where the machine is to blame, for then the step may be sound."""
         orbax_noise.drop_orphans()
-        result = cause = None
+        result = damage = trouble = None
         try:
             result = read()
-        except MemoryError:
-            raise
         except Exception as error:  # Orbax and TensorStore raise almost any type here
-            cause = _first_line(error)
-        causes = [cause for cause in hosts.exchange(cause) if cause is not None]
-        if not causes:
+            if orbax_errors.is_interrupt(error):
+                raise KeyboardInterrupt from None
+            damage = orbax_errors.first_line(error)
+            # A reader of a bad disk may take another step; a writer would throw this one away.
+            if not (self._read_only and orbax_errors.is_bad_disk(error)):
+                trouble = orbax_errors.of_machine(error)
+        damages, troubles = (
+            [cause for cause in causes if cause is not None]
+            for causes in zip(*hosts.exchange([damage, trouble]), strict=True))
+        if troubles:
+            raise CheckpointError(
+                f"Checkpoint step {step} in {self.directory} could not be read ({troubles[0]}); "
+                "it may be sound, and nothing is changed there. Run the same command again once "
+                f"that is mended; if it cannot be, move {self._folder(step)} away."
+            )
+        if not damages:
             return result
         raise CheckpointDamaged(
-            f"Checkpoint step {step} in {self.directory} is damaged or unreadable ({causes[0]}); "
+            f"Checkpoint step {step} in {self.directory} is damaged or unreadable ({damages[0]}); "
             f"{self._advice(step)}."
         )
 
@@ -435,6 +452,15 @@ class Checkpointer(contextlib.AbstractContextManager):
         if not others:
             return "no other step is there: copy it back from elsewhere, or train in a new workdir"
         return f"other steps there: {', '.join(map(str, others))}"
+
+
+def _names_in(folder: pathlib.Path) -> list[str]:
+    """What lies in a folder; [] where there is none, as a step may go while one looks. Not glob's
+    answer, which is [] too where the folder cannot be read: training began again at step 0."""
+    try:
+        return [name for name in os.listdir(folder) if not name.startswith(".")]
+    except (FileNotFoundError, NotADirectoryError):
+        return []
 
 
 def _warn(text: str) -> None:
@@ -460,15 +486,3 @@ def _content(step, params, opt_state, meta, metrics) -> dict[str, Any]:
 
 def _crc32(content: dict[str, Any]) -> int:
     return zlib.crc32(json.dumps(content, sort_keys=True).encode())
-
-
-def _of_system(error: BaseException) -> str:
-    """What the operating system says, where it has refused something; else the first line."""
-    found = re.search(r"\[os_error_code='(\d+)'\]", str(error))
-    return os.strerror(int(found[1])) if found else _first_line(error)
-
-
-def _first_line(error: BaseException, limit: int = 200) -> str:
-    text = str(error).strip().splitlines()
-    line = f"{type(error).__name__}: {text[0]}" if text else type(error).__name__
-    return line if len(line) <= limit else line[:limit] + "..."

@@ -16,7 +16,8 @@ _IDS_AT_A_TIME = 100_000  # 10 bytes each, at most: a message must stay below gR
 
 
 class CollapseGuard:
-    """Counts what training retrieves, window by window, against the first window.
+    """Counts what training retrieves, window by window, against the first one. A window of which it
+    has not seen every step, for it was off until then, is none.
 
     Everything it decides is a function of the passages that it was given; `state` belongs to a
     checkpoint. Retrieval that has collapsed before the first window ends is not noticed: keep that
@@ -36,21 +37,25 @@ class CollapseGuard:
     def __init__(self, action: Literal["warn", "stop", "freeze", "rollback"], window: int,
                  threshold: float):
         self.action, self.window, self.threshold = action, window, threshold
-        self.restore({"ids": [], "first": None, "last": None, "collapsed_at": None})
+        self.restore({"ids": [], "whole": False, "first": None, "last": None, "collapsed_at": None})
 
     def note(self, done: int, ids: jax.Array | np.ndarray) -> float | None:
         """Takes the rows int[B, K] that the step before `done` read, -1 where there is none; an
         array of devices may be split along B.
 
         Returns:
-          The effective passages of the window that ends here, if one does.
+          The effective passages of the window that ends here, if one does and is whole.
         """
+        self._whole = self._whole or self.due(done - 1)
         self._ungathered.append(ids)
         if self.due(done) or sum(ids.size for ids in self._ungathered) > _IDS_AT_A_TIME:
             self._gather()
         if not self.due(done):
             return None
-        self.last, self._ids = effective_passages(np.array(self._ids)), []
+        counted, self._ids = self._ids, []
+        if not self._whole:  # of few steps, it would be a low measure for those that follow
+            return None
+        self.last = effective_passages(np.array(counted))
         if self.first is None:
             self.first = self.last
         if self.collapsed_at is None and self.last < self.threshold * self.first:
@@ -60,6 +65,11 @@ class CollapseGuard:
     def due(self, done: int) -> bool:
         """Whether a window ends after so many steps."""
         return done % self.window == 0
+
+    @property
+    def freezes(self) -> bool:
+        """Whether the retriever trains no further, for it has collapsed."""
+        return self.collapsed_at is not None and self.action in ("freeze", "rollback")
 
     def __str__(self) -> str:
         return (f"retrieval has collapsed at step {self.collapsed_at}: {self.window} steps "
@@ -73,13 +83,14 @@ class CollapseGuard:
     def state(self) -> dict:
         """JSON."""
         self._gather()
-        return {"ids": self._ids, "first": self.first, "last": self.last,
+        return {"ids": self._ids, "whole": self._whole, "first": self.first, "last": self.last,
                 "collapsed_at": self.collapsed_at}
 
     def restore(self, state: dict) -> None:
         """The inverse of `state`."""
         self._ungathered: list[jax.Array | np.ndarray] = []
-        self._ids, self.first = list(state["ids"]), state["first"]
+        self._ids, self._whole = list(state["ids"]), state.get("whole", True)  # not said before
+        self.first = state["first"]
         self.last, self.collapsed_at = state["last"], state["collapsed_at"]
 
 

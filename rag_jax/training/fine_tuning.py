@@ -71,8 +71,8 @@ def rag_stage(job: Job, run: str, source: BatchSource | None, complete: step.Com
         known["document_encoder"] = train.document_encoder_rate
     rates = {tower: known[tower] for tower in job.model.towers}
     if not any(rate is not None for rate in rates.values()):
-        raise ConfigError("config.train: query_encoder_rate and generator_rate are both none: "
-                          "nothing is left to train")
+        raise ConfigError(f"config.train: nothing is left to train in run {run!r}, as none of "
+                          f"{', '.join(rates)} has a rate")
     return build_stage(
         job, run, rates,
         step.rag_loss(job.model, train.label_smoothing, train.retriever_objective,

@@ -119,9 +119,10 @@ _ACTIONS = {
     "rollback": "the retriever goes back to where the last sound window ended, and trains no "
     "further",
     "freeze": "the retriever trains no further",
-    "warn": "training goes on, but the passages may no longer help; lower "
-    "config.train.query_encoder_rate or the learning rate, or set config.train.collapse_guard to "
-    "rollback, freeze or stop",
+    "warn": "training goes on, but the passages may no longer help; to begin again, name another "
+    "--workdir and a lower config.train.query_encoder_rate or learning rate, or "
+    "config.train.collapse_guard=rollback",
+    "stop": "training stops here, and the passages may no longer help",
 }
 
 
@@ -195,6 +196,8 @@ class _Loop:
         self.writer.truncate_after(start)
         if stage.guard is not None and "guard" in meta:  # not if it was off until now
             stage.guard.restore(meta["guard"])
+            if stage.guard.freezes and start < stage.steps:  # it may have been another guard's
+                hosts.say(f"{stage.name}: {stage.guard}; {_ACTIONS['freeze']}")
         stage.source.restore(meta["pending"])
         if not meta["pending"]:
             for step in range(start, min(start + stage.source.lookahead, stage.steps)):
@@ -241,12 +244,13 @@ class _Loop:
         stage, guard = self.stage, self.stage.guard
         if guard is None or guard.collapsed_at is None or guard.action == "warn":
             return stage.train_step
-        if guard.action in ("freeze", "rollback"):
+        if guard.freezes:
             return stage.frozen_step
         self.save(done, state)
+        others = "freeze or off" if stage.frozen_step is not None else "off"
         raise TrainingError(
             f"{stage.name}: {guard}; stopped, with checkpoint {done} in {stage.directory}. To go "
-            "on from there, run the same command with config.train.collapse_guard=freeze or off; "
+            f"on from there, run the same command with config.train.collapse_guard={others}; "
             "to begin again, name another --workdir and a lower config.train.query_encoder_rate or "
             "learning rate, and look whether the passages help to answer at all."
         )
@@ -368,7 +372,7 @@ class _Watch:
         action = guard.action
         if action == "rollback" and self.loop.sound is None:
             action = "freeze"  # the guard was another one when the last sound window ended
-        if guard.collapsed_at != before and action in _ACTIONS:
+        if guard.collapsed_at != before:
             hosts.say(f"{name}: {guard}; {_ACTIONS[action]}")
 
     def _read(self) -> None:

@@ -50,7 +50,8 @@ def stopped_at_once() -> Iterator[None]:
     One of several processes would leave the others waiting, so there signals do what they did.
 
     Raises:
-      Preempted: whatever error the signal became on its way through other libraries.
+      Preempted: whatever error the signal became on its way through other libraries, and at the
+        end where one of them swallowed it.
     """
     stopped: list[int] = []
 
@@ -62,15 +63,18 @@ def stopped_at_once() -> Iterator[None]:
         yield
         return
     former = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}
+    cause = None
     try:
         yield
     except BaseException as error:
-        if stopped and not isinstance(error, Preempted):
-            raise Preempted("stopped; all that was finished is kept") from error
-        raise
+        if not stopped or isinstance(error, Preempted):
+            raise
+        cause = error
     finally:
         for number, handler in former.items():
             _put_back(number, handler)
+    if stopped:
+        raise Preempted("stopped; all that was finished is kept") from cause
 
 
 def _put_back(number: int, handler: Callable | int | None) -> None:

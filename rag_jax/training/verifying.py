@@ -14,7 +14,12 @@ from rag_jax.retrieval.passages import PassageStore
 from rag_jax.retrieval.verification import VerifiedFiles, open_digests
 from rag_jax.retrieval.versions import POINTER, opened
 from rag_jax.training import workdir
-from rag_jax.training.checkpoint import Checkpointer
+from rag_jax.training.checkpoint import (
+    CheckpointDamaged,
+    Checkpointer,
+    CheckpointError,
+    CheckpointMismatch,
+)
 from rag_jax.training.run import Clock
 
 _INDEXES = ("indexes", "indexes_bm25")
@@ -38,7 +43,7 @@ def verify(path: pathlib.Path) -> Iterator[Part]:
     """Reads an index, a passage store or a workdir whole.
 
     Raises:
-      UserError: it is none of them.
+      UserError: it is none of them, or the machine could not read a checkpoint that may be sound.
     """
     path = path.absolute()
     if documents.exists(path):
@@ -152,8 +157,16 @@ def _record(path: pathlib.Path, what: str, read: Callable[[pathlib.Path], Any]) 
 def _checkpoints(folder: pathlib.Path) -> Iterator[Part]:
     with Checkpointer(folder, read_only=True) as checkpointer:
         for step in sorted(int(f.name) for f in _folders(folder) if f.name.isdigit()):
-            yield _record(folder / str(step), "checkpoint",
-                          lambda path: checkpointer.verify(int(path.name)))
+            path, damage = folder / str(step), []
+            try:
+                checkpointer.verify(step)
+            except CheckpointError as error:
+                if not path.exists():  # a training run beside this one has dropped it meanwhile
+                    continue
+                if not isinstance(error, CheckpointDamaged | CheckpointMismatch):
+                    raise  # the machine could not read it
+                damage.append(str(error))
+            yield Part(str(path), "checkpoint", damage)
 
 
 def _folders(path: pathlib.Path) -> list[pathlib.Path]:

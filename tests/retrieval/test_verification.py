@@ -1,5 +1,6 @@
 """What was handed over is verified before it is used: flipped bytes, tables that lie, links."""
 
+import errno
 import json
 import os
 import pickle
@@ -342,3 +343,13 @@ def test_no_table_of_all_ids_is_made_for_a_few(tmp_path):
     assert store._rows_by_id is not None
 
 
+def test_a_folder_that_cannot_be_looked_into_is_not_taken_for_one_without_links(
+        tmp_path, monkeypatch):
+    """os.walk passes over it: short of open files, nothing at all was looked at."""
+    def refuse(path):
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    verification.refuse_links(tmp_path / "absent")
+    monkeypatch.setattr(os, "scandir", refuse)
+    with pytest.raises(OSError, match="Too many open files"):
+        verification.refuse_links(tmp_path)

@@ -1,5 +1,6 @@
 """Damage never passes for weights, and kills leave the last complete checkpoint."""
 
+import errno
 import gc
 import json
 import os
@@ -26,7 +27,7 @@ from test_checkpoint import (
     save_steps,
 )
 
-from rag_jax import files
+from rag_jax import files, hosts
 from rag_jax.training import orbax_noise
 from rag_jax.training.checkpoint import (
     CheckpointDamaged,
@@ -250,6 +251,100 @@ def test_a_step_goes_as_a_whole(tmp_path, monkeypatch):
         save_scored(checkpointer, {1: 1.0, 2: 2.0, 3: 3.0})
     assert seen == [["2"], ["3"]], "its name is gone before anything in it"
     assert os.listdir(tmp_path) == ["3"]
+
+
+def trees_of_small():
+    """Of what `save_small` saves."""
+    return [{"w": jax.ShapeDtypeStruct((2,), jnp.int32)},
+            {"count": jax.ShapeDtypeStruct((), jnp.int32)}]
+
+
+# What resumes, and what answers.
+READERS = [lambda writer: writer.restore_latest(*trees_of_small()),
+           lambda writer: writer.restore_best(trees_of_small()[0])]
+
+
+def fails_in_orbax(monkeypatch, error):
+    """Makes Orbax meet an error while it reads an array, which it then wraps."""
+    async def fail(**_):
+        raise error
+
+    monkeypatch.setattr("orbax.checkpoint._src.serialization.serialization._read_shard", fail)
+
+
+@pytest.mark.parametrize("read", READERS, ids=["latest", "best"])
+@pytest.mark.parametrize("error, told", [
+    (MemoryError("Unable to allocate"), "MemoryError: Unable to allocate"),
+    (ValueError("RESOURCE_EXHAUSTED: no 'cast' driver [os_error_code='24']"), "Too many open"),
+    (OSError(errno.EIO, "Input/output error"), "Input/output error")])
+def test_what_the_machine_could_not_do_is_no_damage(tmp_path, monkeypatch, capsys, read, error,
+                                                    told):
+    """Short of memory or of open files for a moment, a resumed stage put its only sound checkpoint
+    aside and began again at step 0; an evaluation took a worse one."""
+    with Checkpointer(tmp_path, keep=9, best_metric=("em",)) as writer:
+        save_scored(writer, SCORES)
+        fails_in_orbax(monkeypatch, error)
+        with pytest.raises(CheckpointError, match=f"could not be read .*{told}") as caught:
+            read(writer)
+        assert not isinstance(caught.value, CheckpointDamaged)
+        assert sorted(os.listdir(tmp_path)) == ["1", "2", "3"] and capsys.readouterr().err == ""
+        monkeypatch.undo()
+        assert read(writer)[0] in (2, 3)
+
+
+@pytest.mark.parametrize("read", READERS, ids=["latest", "best"])
+def test_ctrl_c_while_a_step_is_read_is_no_damage(tmp_path, monkeypatch, read):
+    """Orbax makes an ordinary error of it: the only checkpoint was put aside."""
+    with Checkpointer(tmp_path, best_metric=("em",)) as writer:
+        save_scored(writer, {3: 10.0})
+        fails_in_orbax(monkeypatch, KeyboardInterrupt())
+        with pytest.raises(KeyboardInterrupt):
+            read(writer)
+    assert os.listdir(tmp_path) == ["3"]
+
+
+def test_a_reader_takes_another_step_where_the_disk_cannot_read_the_best(
+        tmp_path, monkeypatch, capsys):
+    """It changes nothing, and says so; the sector may never be read again."""
+    with Checkpointer(tmp_path, keep=9, best_metric=("em",)) as writer:
+        save_scored(writer, SCORES)
+    read = ocp.Checkpointer.restore
+
+    def restore(self, folder, **given):
+        if folder.name == "2":
+            raise OSError(errno.EIO, "Input/output error")
+        return read(self, folder, **given)
+
+    with Checkpointer(tmp_path, best_metric=("em",), read_only=True) as reader:
+        monkeypatch.setattr(ocp.Checkpointer, "restore", restore)
+        assert reader.restore_best(trees_of_small()[0])[0] == 3
+    assert "Taking step 3 in its place" in capsys.readouterr().err
+
+
+def test_all_processes_are_told_what_one_could_not_read(tmp_path, monkeypatch):
+    """Or one would put the step aside, and the others wait for it elsewhere."""
+    with Checkpointer(tmp_path) as writer:
+        save_small(writer, 1)
+        other = ["Exception: wrapped", "MemoryError"]
+        monkeypatch.setattr(hosts, "exchange", lambda value: [value, other] if isinstance(
+            value, list) and value == [None, None] else [value])
+        with pytest.raises(CheckpointError, match=r"could not be read \(MemoryError\)"):
+            writer.restore_latest(*trees_of_small())
+    assert os.listdir(tmp_path) == ["1"]
+
+
+def test_a_folder_that_cannot_be_listed_has_steps_all_the_same(tmp_path, monkeypatch):
+    """With too many files open it looked empty, and training began again at step 0."""
+    def refuse(path):
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    with Checkpointer(tmp_path) as writer:
+        save_small(writer, 1)
+        for name in ("listdir", "scandir"):
+            monkeypatch.setattr(os, name, refuse)
+        with pytest.raises(OSError, match="Too many open files"):
+            writer.restore_latest(*trees_of_small())
+        monkeypatch.undo()
 
 
 def test_absent_step_names_those_there_are(tmp_path):

@@ -83,6 +83,14 @@ def test_the_state_goes_through_json(cut):
     assert second.state() == whole.state()
 
 
+def test_the_state_of_a_checkpoint_that_does_not_say_whether_its_window_is_whole_is_read():
+    """Those of earlier versions do not."""
+    whole, again = (CollapseGuard("stop", WINDOW, 0.25) for _ in range(2))
+    run_guard(whole, stop=2)
+    again.restore({name: value for name, value in whole.state().items() if name != "whole"})
+    assert run_guard(again, start=2) == run_guard(whole, start=2)
+
+
 # --- in the loop: two numbers train, "encoder" and "generator" ------------------------------------
 
 
@@ -309,6 +317,23 @@ def test_a_checkpoint_opens_whatever_the_guard_is_then(tmp_path, other, capsys):
     assert ("collapsed at step 12" in said and "trains no further" in said) == (other == "freeze")
 
 
+@pytest.mark.parametrize("other", ["freeze", "rollback"])
+def test_a_retriever_that_another_guard_freezes_is_not_frozen_without_a_word(
+        tmp_path, capsys, other):
+    """What `warn` advised, to set rollback, rolled nothing back: there was no sound copy."""
+    with pytest.raises(KeyboardInterrupt):
+        run_stage(stage(tmp_path, "warn", die_at=16)[0])
+    said = capsys.readouterr().out
+    assert "name another --workdir" in said and "trains no further" not in said
+    made, taken = stage(tmp_path, other)
+    run_stage(made)
+    assert taken == [(n, True) for n in range(15, 18)]
+    assert ("toy: retrieval has collapsed at step 12: 3 steps retrieved 1.99 effective passages, "
+            "at the start 19.9; the retriever trains no further\n") in capsys.readouterr().out
+    run_stage(stage(tmp_path, other)[0])
+    assert "collapsed" not in capsys.readouterr().out, "a finished stage is only opened"
+
+
 @pytest.mark.parametrize("action", ["freeze", "rollback"])
 @pytest.mark.parametrize("die_at", [4, 7, 11, 12, 13, 16])
 def test_a_frozen_run_that_was_killed_ends_bitwise_as_one_that_was_not(tmp_path, die_at, action):
@@ -334,6 +359,22 @@ def test_stop_keeps_a_checkpoint_and_stops_again(tmp_path):
         assert checkpointer.latest_step() == 12
 
 
+def test_where_the_retriever_alone_trains_nobody_is_told_to_freeze_it(tmp_path):
+    """The configuration refuses that."""
+    for frozen_step, told in ((None, "=off;"), (lambda *step: step, "=freeze or off;")):
+        made, _ = stage(tmp_path, "stop", frozen_step=frozen_step)
+        with pytest.raises(TrainingError, match=f"config.train.collapse_guard{told}"):
+            run_stage(made)
+
+
+def test_a_collapse_that_the_last_window_shows_is_said_where_there_is_nothing_to_stop(
+        tmp_path, capsys):
+    """The run ended as a sound one does, and nobody was told."""
+    run_stage(stage(tmp_path, "stop", steps=12)[0])
+    assert ("toy: retrieval has collapsed at step 12: 3 steps retrieved 1.99 effective passages, "
+            "at the start 19.9; training stops here") in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("action", ["freeze", None])
 def test_a_stopped_run_goes_on_when_told_otherwise(tmp_path, action):
     with pytest.raises(TrainingError):
@@ -343,13 +384,14 @@ def test_a_stopped_run_goes_on_when_told_otherwise(tmp_path, action):
     assert taken == [(n, action == "freeze") for n in range(12, 18)]
 
 
-def test_a_guard_switched_on_late_counts_from_there(tmp_path):
+def test_a_guard_switched_on_within_a_window_begins_with_the_next(tmp_path):
+    """One step of fifty retrieved few passages, and no collapse was below a quarter of them."""
     with pytest.raises(KeyboardInterrupt):
         run_stage(stage(tmp_path, guard=None, die_at=6)[0])
     made, taken = stage(tmp_path)
     run_stage(made)
-    assert taken[0] == (5, False) and made.guard.first == pytest.approx(
-        effective_passages(retrieved(5)))
+    assert taken[0] == (5, False) and made.guard.first == pytest.approx(window(6))
+    assert list(monitored(tmp_path)) == [9, 12, 15, 18]
 
 
 # --- a run that collapses -------------------------------------------------------------------------

@@ -1,5 +1,6 @@
 """A signal sets the flag and nothing else, and the former handlers come back."""
 
+import contextlib
 import os
 import signal
 import threading
@@ -81,6 +82,15 @@ def test_a_signal_between_stages_ends_the_command_as_one_that_goes_on(number, be
         except KeyboardInterrupt as interrupt:
             raise becomes from interrupt
     assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)] == before
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_that_a_library_swallows_is_not_lost(number):
+    """Python drops what is raised while it collects an object; training went on until it was
+    killed."""
+    with pytest.raises(Preempted, match="stopped"), stopped_at_once():
+        with contextlib.suppress(KeyboardInterrupt):
+            send(number)
 
 
 def test_within_a_stage_a_signal_is_noticed_and_no_other_error_is_changed():

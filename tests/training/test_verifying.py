@@ -132,6 +132,37 @@ def test_every_damaged_file_is_named(made, tmp_path, capsys):
     assert "step 3" in errors
 
 
+def test_a_checkpoint_that_a_training_run_drops_meanwhile_is_not_damaged(
+        made, tmp_path, monkeypatch, capsys):
+    """It keeps the latest and the best alone, and the others go while somebody verifies."""
+    path = shutil.copytree(made[1], tmp_path / "w") / "rag_token"
+    shutil.copytree(path / "3", path / "2")
+    read = Checkpointer.verify
+
+    def slow(self, step):
+        shutil.rmtree(path / "2", ignore_errors=True)
+        return read(self, step)
+
+    monkeypatch.setattr(Checkpointer, "verify", slow)
+    assert verify.main([str(path.parent)]) == 0
+    printed = capsys.readouterr()
+    assert "rag_token/3: sound" in printed.out and "rag_token/2" not in printed.out + printed.err
+
+
+@pytest.mark.parametrize("error, told", [
+    (KeyboardInterrupt(), None), (MemoryError(), "could not be read")])
+def test_a_checkpoint_that_was_not_read_is_not_called_damaged(made, monkeypatch, capsys, error,
+                                                              told):
+    """After a Ctrl-C, or short of memory."""
+    async def fail(**_):
+        raise error
+
+    monkeypatch.setattr("orbax.checkpoint._src.serialization.serialization._read_shard", fail)
+    with pytest.raises(UserError if told else KeyboardInterrupt, match=told):
+        verify.main([str(made[1])])
+    assert "DAMAGED" not in capsys.readouterr().out
+
+
 def test_what_is_neither_index_nor_store_nor_workdir_is_an_error(tmp_path):
     for path in (tmp_path, tmp_path / "nothing", pathlib.Path(__file__)):
         with pytest.raises(UserError, match="neither an index nor"):
