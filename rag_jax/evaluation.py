@@ -18,7 +18,7 @@ from rag_jax.metrics.retrieval import gold_metrics, retrieval_monitors
 from rag_jax.models.rag import FUSION, word_weight
 from rag_jax.types import Answer, Params
 
-SAME_SCORES = ("data.data_dir", "mesh.", "eval.batch_size")  # fields that no score depends on
+SAME_SCORES = ("mesh.", "eval.batch_size")  # fields that no score depends on
 
 
 class Evaluation(NamedTuple):
@@ -196,8 +196,10 @@ def folder_name(split: str, questions: str | None = None, index: str | None = No
         parts.append(f"index-{_named(index)}")
     if step is not None:
         parts.append(f"step-{step}")
+    same = SAME_SCORES if questions and not pathlib.Path(questions).exists() else (
+        *SAME_SCORES, "data.data_dir")  # where data sets that have a name are read
     if given := {name: value for name, value in (settings or {}).items()
-                 if not name.startswith(SAME_SCORES)}:
+                 if not name.startswith(same)}:
         whole = ",".join(f"{name.rpartition('.')[2]}={overrides.shown(value)}"
                          for name, value in given.items())
         parts.append(_digested(whole[:60], repr(given)))

@@ -52,6 +52,16 @@ def _local_devices(environment: Mapping[str, str]) -> list[int] | None:
     return []
 
 
+def _port_of_step(environment: Mapping[str, str]) -> str:
+    """The port at which the processes of a step of a Slurm job meet.
+
+    jax takes one for the whole job: a second step on the same node stopped the first.
+    """
+    step = environment.get("SLURM_STEP_ID", "0")
+    number = int(environment["SLURM_JOB_ID"]) + 97 * (int(step) if step.isdecimal() else 0)
+    return str(2**16 - 2**12 + number % 2**12)
+
+
 def connect(coordinator: str | None, num_processes: int | None, process_id: int | None,
             heartbeat: int = HEARTBEAT_SECS) -> None:
     """Joins the other processes of the job; to be called before anything touches a device.
@@ -80,7 +90,7 @@ def connect(coordinator: str | None, num_processes: int | None, process_id: int 
                           "all three to every process, or none (or --num_processes=1 alone)")
     if heartbeat < 1:
         raise ConfigError(f"--heartbeat={heartbeat}: must be at least 1 second")
-    local: list[int] | None = None
+    local = _local_devices(os.environ)
     if coordinator is not None:
         host, _, port = coordinator.rpartition(":")
         if not (host and port.isdecimal() and 0 < int(port) < 2**16):
@@ -96,7 +106,7 @@ def connect(coordinator: str | None, num_processes: int | None, process_id: int 
         print(f"process {process_id} of {num_processes}: waits for the others at {coordinator}, "
               f"{_START_SECS} s at most", flush=True)
     elif is_slurm(os.environ):
-        local = _local_devices(os.environ)
+        os.environ.setdefault("JAX_COORDINATOR_PORT", _port_of_step(os.environ))
     elif not has_tpus(os.environ):
         return
     import jax

@@ -53,18 +53,21 @@ def _outcome(main: Callable[[], int | None]) -> int | str | None:
                 return (f"error: a device has too little memory ({error}); lower batch_size or "
                         "length, or use more devices: python -m rag_jax.compile_report tells what "
                         "fits")
-            if hosts.connected():
-                return (f"error: another process of the job is gone, or the network ({error}); "
-                        "start all again with the same command, they go on from the last "
-                        "checkpoint")
+            if hosts.connected() and hosts.count() > 1:
+                print(visible_lines(traceback.format_exc()), file=sys.stderr)
+                return (f"error: {error}\nWhere another process of the job is gone, or the "
+                        "network, start all again with the same command: they go on from the last "
+                        f"checkpoint. Else:{DEFECT.format(', '.join(_described()))}")
         print(visible_lines(traceback.format_exc()), file=sys.stderr)
-        return DEFECT.format(", ".join(f"{name} {v}" for name, v in _versions().items()))
+        return DEFECT.format(", ".join(_described()))
 
 
-def _versions() -> dict[str, str]:
+def _described() -> list[str]:
+    """What a report of a defect has to name."""
     versions = {name: importlib.metadata.version(name) for name in ("jax", "flax", "numpy")}
-    return {"rag_jax": rag_jax.__version__, "python": platform.python_version(), **versions,
-            "platform": platform.platform()}
+    known = {"rag_jax": rag_jax.__version__, "python": platform.python_version(), **versions,
+             "platform": platform.platform()}
+    return [f"{name} {version}" for name, version in known.items()]
 
 
 def keep_memory() -> None:

@@ -160,6 +160,9 @@ def test_an_evaluation_on_other_questions_has_a_folder_of_its_own(tmp_path, monk
     assert len(set(names)) == 4 and all(name.startswith("questions-") for name in names)
     assert not any(set(name) & set("/ :?") for name in names)
     assert folder_name("test", str(tmp_path / "test.jsonl")) == names[0]
+    for questions, folders in (("task:nq:test", 2), ("test.jsonl", 1)):
+        assert folders == len({folder_name("test", questions, settings={"data.data_dir": where})
+                               for where in ("full", "sample")})
 
 
 def test_another_index_or_step_has_a_folder_of_its_own(opened, tmp_path, monkeypatch):

@@ -1,6 +1,7 @@
 """How processes meet, share work and tell each other; end_to_end/ has tests of real ones."""
 
 import json
+import os
 import socket
 
 import jax
@@ -105,6 +106,28 @@ def test_slurms_only_task_of_a_node_has_all_its_gpus(monkeypatch, started, envir
     assert started == [(None, None, None, local)]
     found = ClusterEnv.auto_detect_unset_distributed_params(None, None, None, local, None, 1)
     assert found == (found[0], 4, 1, [0] if local is None else [])
+
+
+def test_a_coordinator_leaves_slurms_only_task_of_a_node_its_gpus(monkeypatch, started):
+    """As of `srun --pty bash` on each node: jax took the first GPU of four."""
+    for name, value in {**SRUN, "SLURM_NTASKS": "1", "SLURM_TASKS_PER_NODE": "1"}.items():
+        monkeypatch.setenv(name, value)
+    hosts.connect("h:1", 2, 1)
+    assert started == [("h:1", 2, 1, [])]
+
+
+def test_each_step_of_a_slurm_job_meets_at_a_port_of_its_own(monkeypatch, started):
+    """The second on a node, an evaluation beside the training, ended the first."""
+    ports = []
+    for step in (None, "0", "1", "2"):
+        for name, value in {**SRUN, "JAX_COORDINATOR_PORT": "", "SLURM_STEP_ID": step}.items():
+            monkeypatch.setenv(name, value or "")
+        monkeypatch.delenv("JAX_COORDINATOR_PORT")
+        hosts.connect(None, None, None)
+        ports.append(int(os.environ["JAX_COORDINATOR_PORT"]))
+    assert ports == [61808, 61808, 61905, 62002], "jax's own for the first"
+    hosts.connect(None, None, None)
+    assert os.environ["JAX_COORDINATOR_PORT"] == str(ports[-1]), "whoever sets one has it"
 
 
 def test_one_process_can_be_told_that_it_is_alone(monkeypatch, started):

@@ -52,6 +52,23 @@ def test_too_little_device_memory_is_no_defect():
     assert "lower batch_size" in stop.value.code and "defect" not in stop.value.code
 
 
+@pytest.mark.parametrize("processes", [1, 2])
+def test_an_error_of_a_device_is_not_taken_for_that_of_another_process(
+        monkeypatch, capsys, processes):
+    """A broken kernel was told as a process that is gone, also in a job of one."""
+    class JaxRuntimeError(RuntimeError):
+        pass
+
+    def main():
+        raise JaxRuntimeError("INTERNAL: broken kernel")
+
+    monkeypatch.setattr(process.hosts, "connected", lambda: True)
+    monkeypatch.setattr(process.hosts, "count", lambda: processes)
+    told = process._outcome(main)
+    assert "defect" in told and "in main" in capsys.readouterr().err
+    assert ("another process of the job is gone" in told) == (processes == 2)
+
+
 def test_data_that_an_error_quotes_cannot_steer_the_terminal(capsys):
     """A passage id with an escape sequence in a message would clear the screen."""
     def main():

@@ -14,6 +14,7 @@ parse_tpu_options "to=" "$@"
 ((${#ARGS[@]})) || die "which files? Give PATH..., for example runs/mine/report.json"
 for path in "${ARGS[@]}"; do
   [[ $path != -* ]] || die "$path: options go before PATH"
+  [[ $path != /* ]] || die "$path: name it from the folder of the commands, as in runs/mine/rag_token"
 done
 to=${OPTIONS[to]-runs/${OPTIONS[tpu]}}
 

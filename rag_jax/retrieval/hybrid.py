@@ -44,7 +44,8 @@ class HybridIndex(Around):
     def __post_init__(self):
         if self.index.division != "queries":
             raise RetrievalError(f"{self.path}: each process holds a share of its parts, and a "
-                                 "hybrid index needs all; use fewer parts than processes.")
+                                 "hybrid index needs all; start one process, or more than it has "
+                                 "parts.")
         if self.to_words is None:
             self.to_words = matching_rows(self.index, self.words)
 

@@ -13,14 +13,16 @@ class Profiler(contextlib.AbstractContextManager):
     """Traces some steps of a loop; the trace is written even where the loop ends early.
 
     Args:
-      folder: where the trace is written; every process adds its own file.
+      folder: where the trace is written, of several processes each in a folder of its own: those
+        of one host would give their files the same names.
       window: (steps of this process before the trace begins, steps in it); None = no trace. The
         first step of a process compiles.
       first: number of the first step of this process.
     """
 
     def __init__(self, folder: pathlib.Path, window: tuple[int, int] | None, first: int):
-        self.folder, self.window = folder, window
+        alone = hosts.count() == 1
+        self.folder, self.window = folder if alone else folder / str(hosts.index()), window
         self._begin = first + window[0] if window else None
         self._end = self._begin + window[1] if window else None
         self._state = "waiting" if window else "off"

@@ -18,7 +18,7 @@ import functools
 import logging
 import pathlib
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any
 
 from rag_jax import files, hosts, locks, overrides, parallel, rules
@@ -128,6 +128,7 @@ def warm_up(config: Config, path: pathlib.Path) -> Warm:
     if config.retrieval.index == "scann" and retrievers - {"bm25"} and (missing := scann_missing()):
         raise ConfigError(f"config.retrieval.index=scann: {missing}")
     check_batches(config, path)
+    check_processes(config, retrievers)
     path = workdir.start(config, path)
     clock = Clock(path)
     with clock.time("data"):
@@ -168,6 +169,22 @@ def check_batches(config: Config, path: pathlib.Path) -> None:
         if workdir.steps_taken(path / folder) < stage.steps and stage.batch_size % parts:
             raise ConfigError(f"config.{section}.batch_size={stage.batch_size}: must be a multiple "
                               f"of {parts} (config.mesh's data x fsdp x optimizer.accumulate)")
+
+
+def check_processes(config: Config, retrievers: Collection[str]) -> None:
+    """Raises ConfigError for what several processes cannot do: the last stages would else say so
+    after all others."""
+    count, parts = hosts.count(), config.retrieval.scann_parts
+    if count == 1:
+        return
+    for name in ("exact_nodes", "prefix_mib"):
+        if number := getattr(config.eval, name):
+            raise ConfigError(f"config.eval.{name}={number}: is for one process, and there are "
+                              f"{count}; set 0, or start one")
+    if "hybrid" in retrievers and config.retrieval.index == "scann" and parts >= count:
+        raise ConfigError(f"config.retrieval.scann_parts={parts}: each of {count} processes would "
+                          "hold a share of the parts, and retriever=hybrid needs all; set fewer "
+                          "parts than processes, or start one process")
 
 
 def check_k(job: Job) -> None:

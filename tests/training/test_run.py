@@ -7,7 +7,7 @@ import pytest
 
 import rag_jax
 from rag_jax import locks, overrides
-from rag_jax.config import ConfigError
+from rag_jax.config import Config, ConfigError
 from rag_jax.data.prepare import prepare
 from rag_jax.errors import UserError
 from rag_jax.training import run
@@ -97,6 +97,22 @@ def test_batches_that_cannot_be_split_are_refused_before_anything_is_trained(
     for folder in ("retriever", "generator", *config.runs):  # done, on other devices
         (work / folder / "1000000").mkdir(parents=True)
     run.check_batches(config, work)
+
+
+@pytest.mark.parametrize("changes, message", [
+    ({"eval.exact_nodes": 10}, "eval.exact_nodes=10: is for one process, and there are 2"),
+    ({"retrieval.retriever": "hybrid", "retrieval.index": "scann", "retrieval.scann_parts": 2},
+     "retrieval.scann_parts=2: each of 2 processes would hold a share")])
+def test_what_one_process_alone_does_is_refused_to_several(monkeypatch, changes, message):
+    """It was said after both warm-ups and the index, with advice that the workdir refused."""
+    config = overrides.replace(Config(), changes)
+    run.check_processes(config, {"hybrid"})
+    monkeypatch.setattr(run.hosts, "count", lambda: 2)
+    with pytest.raises(ConfigError, match=message):
+        run.check_processes(config, {"hybrid"})
+    monkeypatch.setattr(run.hosts, "count", lambda: 3)
+    if "eval.exact_nodes" not in changes:
+        run.check_processes(config, {"hybrid"})
 
 
 def test_a_folder_of_others_is_no_workdir(tmp_path):
