@@ -143,6 +143,14 @@ class Settings:
     prefix_mib: int = 0
 
 
+def check_processes(exact_nodes: int, prefix_mib: int) -> None:
+    """Raises ConfigError where several processes would search exactly, or keep what was read."""
+    for name, number in (("exact_nodes", exact_nodes), ("prefix_mib", prefix_mib)):
+        if number and hosts.count() > 1:
+            raise ConfigError(f"config.eval.{name}={number}: is for one process, and there are "
+                              f"{hosts.count()}; set 0, or start one")
+
+
 class Answerer:
     """Answers tokenized questions in batches of a fixed size, which compile once per length.
 
@@ -157,14 +165,9 @@ class Answerer:
     def __init__(self, model: rag.RagModel, mesh: Mesh, index: Searchable | None,
                  settings: Settings, prefixes: KeptPrefixes | None = None):
         budget, self.decoding = settings.node_budget, settings.decoding
-        if budget and hosts.count() > 1:
-            raise ConfigError("config.eval.exact_nodes: the exact search runs in one process; set "
-                              "0, or answer with one process")
+        check_processes(budget, settings.prefix_mib)
         if budget and not self.decoding.certifies(model):
             raise ConfigError(f"config.eval.exact_nodes={budget}: {NEEDS}; set 0 otherwise")
-        if settings.prefix_mib and hosts.count() > 1:
-            raise ConfigError("config.eval.prefix_mib: what is kept of passages is kept by one "
-                              "process; set 0, or answer with one process")
         self.prefixes = KeptPrefixes() if prefixes is None else prefixes
         self.model, self.mesh, self.index = model, mesh, index
         self.settings, self.k = settings, settings.k

@@ -138,24 +138,7 @@ def _export(path: pathlib.Path, out: pathlib.Path, run: str | None, family: str 
     base = {tower: source for tower, source in {**config.model.sources, **base}.items()
             if tower in params}
     provenance = _provenance(path, config, run, base)
-
-    def family_of(tower: str) -> str:
-        return families.class_of(model.generator) if tower == "generator" else (
-            families.encoder_family(retriever, tower))
-
-    fits = family_of("query_encoder") == "DPRQuestionEncoder"  # as RAG there has it, with BART
-    together = {"query_encoder", "generator"} <= set(params) and bool(
-        family or kind in RAG_FAMILY and fits) and (
-            family_of("generator") == "BartForConditionalGeneration")
-    alone = [tower for tower in params if not together or tower == "document_encoder"]
-    folders = [(tower, family_of(tower), tower) for tower in alone]
-    if together:
-        folders.insert(0, (".", family or RAG_FAMILY[kind], "query_encoder"))
-    elif len(params) == 1:
-        folders = [(".", family or family_of(*alone), *alone)]
-    elif family:
-        raise ConfigError(f"--family={family}: the towers of {path} do not go into one folder, and "
-                          "each is written as its own class; leave --family out")
+    folders = _folders(list(params), architecture, kind, family, path)
     files.remove_leftovers(out.parent)
     with files.new_folder(out) as temporary:
         for place, name, tower in folders:
@@ -170,6 +153,29 @@ def _export(path: pathlib.Path, out: pathlib.Path, run: str | None, family: str 
                  card=card)
             written.append(f"{name} in {out / place}")
     return "; ".join(written)
+
+
+def _folders(towers: list[str], architecture: Architecture, kind: str, family: str | None,
+             path: pathlib.Path) -> list[tuple[str, str, str]]:
+    """Of each folder to write: its place in the export, its class and a tower that it holds."""
+    def family_of(tower: str) -> str:
+        return families.class_of(architecture.generator) if tower == "generator" else (
+            families.encoder_family(architecture.retriever, tower))
+
+    fits = family_of("query_encoder") == "DPRQuestionEncoder"  # as RAG there has it, with BART
+    together = {"query_encoder", "generator"} <= set(towers) and bool(
+        family or kind in RAG_FAMILY and fits) and (
+            family_of("generator") == "BartForConditionalGeneration")
+    alone = [tower for tower in towers if not together or tower == "document_encoder"]
+    folders = [(tower, family_of(tower), tower) for tower in alone]
+    if together:
+        folders.insert(0, (".", family or RAG_FAMILY[kind], "query_encoder"))
+    elif len(towers) == 1:
+        folders = [(".", family or family_of(*alone), *alone)]
+    elif family:
+        raise ConfigError(f"--family={family}: the towers of {path} do not go into one folder, and "
+                          "each is written as its own class; leave --family out")
+    return folders
 
 
 def _as_written(retriever: BertConfig, query_encoder: dict[str, Any]) -> BertConfig:

@@ -48,26 +48,24 @@ def _outcome(main: Callable[[], int | None]) -> int | str | None:
     except KeyboardInterrupt:
         return 130
     except Exception as error:
-        if type(error).__name__ == "JaxRuntimeError":
-            if "RESOURCE_EXHAUSTED" in str(error):
-                return (f"error: a device has too little memory ({error}); lower batch_size or "
-                        "length, or use more devices: python -m rag_jax.compile_report tells what "
-                        "fits")
-            if hosts.connected() and hosts.count() > 1:
-                print(visible_lines(traceback.format_exc()), file=sys.stderr)
-                return (f"error: {error}\nWhere another process of the job is gone, or the "
-                        "network, start all again with the same command: they go on from the last "
-                        f"checkpoint. Else:{DEFECT.format(', '.join(_described()))}")
+        of_device = type(error).__name__ == "JaxRuntimeError"
+        if of_device and "RESOURCE_EXHAUSTED" in str(error):
+            return (f"error: a device has too little memory ({error}); lower batch_size or "
+                    "length, or use more devices: python -m rag_jax.compile_report tells what "
+                    "fits")
         print(visible_lines(traceback.format_exc()), file=sys.stderr)
-        return DEFECT.format(", ".join(_described()))
+        defect = DEFECT.format(", ".join(f"{name} {v}" for name, v in _versions().items()))
+        if of_device and hosts.connected() and hosts.count() > 1:
+            return (f"error: {error}\nWhere another process of the job is gone, or the network, "
+                    "start all again with the same command: they go on from the last checkpoint. "
+                    f"Else:{defect}")
+        return defect
 
 
-def _described() -> list[str]:
-    """What a report of a defect has to name."""
+def _versions() -> dict[str, str]:
     versions = {name: importlib.metadata.version(name) for name in ("jax", "flax", "numpy")}
-    known = {"rag_jax": rag_jax.__version__, "python": platform.python_version(), **versions,
-             "platform": platform.platform()}
-    return [f"{name} {version}" for name, version in known.items()]
+    return {"rag_jax": rag_jax.__version__, "python": platform.python_version(), **versions,
+            "platform": platform.platform()}
 
 
 def keep_memory() -> None:

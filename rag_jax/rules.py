@@ -55,9 +55,10 @@ def _values(config: Any, path: str = "config") -> Iterator[str]:
 def _runs(config: Config, trains: bool) -> Iterator[str]:
     for run in config.runs:
         if run in RUNS:
-            yield from _run(for_run(config, run), run)
-            yield from _left_to_train(for_run(config, run), run) if trains else ()
-            yield from _trained(for_run(config, run), run) if trains and config.train.steps else ()
+            own = for_run(config, run)
+            yield from _run(own, run)
+            yield from _left_to_train(own, run) if trains else ()
+            yield from _trained(own, run) if trains and own.train.steps else ()
         else:
             yield f"config.runs: no run {run!r}; {near_matches(run, RUNS)}"
     if not config.runs or len(set(config.runs)) < len(config.runs):

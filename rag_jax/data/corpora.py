@@ -209,8 +209,9 @@ def _record_batches(path: str) -> Iterator:
             file.seek(0)
             with ipc.open_file(file) if whole else ipc.open_stream(file) as opened:
                 _check_columns(path, opened.schema.names)
-                numbers = range(opened.num_record_batches) if whole else None
-                for batch in map(opened.get_batch, numbers) if whole else opened:
+                batches = opened if not whole else map(
+                    opened.get_batch, range(opened.num_record_batches))
+                for batch in batches:
                     yield batch.select(_COLUMNS)
 
 

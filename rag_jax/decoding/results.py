@@ -86,8 +86,9 @@ def until_end(tokens: jax.Array, end_id: int, count: jax.Array | None = None) ->
     """
     ends = (tokens == end_id).astype(jnp.int32)
     mask = jnp.cumsum(ends, axis=-1) - ends == 0
-    there = jnp.arange(tokens.shape[-1]) < (tokens.shape[-1] if count is None else count)
-    return mask & there.reshape((1,) * (mask.ndim - 1) + there.shape)
+    if count is None:
+        return mask
+    return mask & jnp.broadcast_to(jnp.arange(tokens.shape[-1]) < count, mask.shape)
 
 
 def explain(kind: str, log_prior: jax.Array, tokens: jax.Array, mask: jax.Array,

@@ -21,7 +21,7 @@ import time
 from collections.abc import Collection, Iterator
 from typing import Any
 
-from rag_jax import files, hosts, locks, overrides, parallel, rules
+from rag_jax import answering, files, hosts, locks, overrides, parallel, rules
 from rag_jax.config import Config, ConfigError
 from rag_jax.countries.world import build_world
 from rag_jax.data.inputs import is_prepared
@@ -174,14 +174,9 @@ def check_batches(config: Config, path: pathlib.Path) -> None:
 def check_processes(config: Config, retrievers: Collection[str]) -> None:
     """Raises ConfigError for what several processes cannot do: the last stages would else say so
     after all others."""
+    answering.check_processes(config.eval.exact_nodes, config.eval.prefix_mib)
     count, parts = hosts.count(), config.retrieval.scann_parts
-    if count == 1:
-        return
-    for name in ("exact_nodes", "prefix_mib"):
-        if number := getattr(config.eval, name):
-            raise ConfigError(f"config.eval.{name}={number}: is for one process, and there are "
-                              f"{count}; set 0, or start one")
-    if "hybrid" in retrievers and config.retrieval.index == "scann" and parts >= count:
+    if "hybrid" in retrievers and config.retrieval.index == "scann" and parts >= count > 1:
         raise ConfigError(f"config.retrieval.scann_parts={parts}: each of {count} processes would "
                           "hold a share of the parts, and retriever=hybrid needs all; set fewer "
                           "parts than processes, or start one process")
