@@ -1,6 +1,6 @@
 """Embedding passages, beside torch and onnxruntime: the same random bert-base, the same token ids.
 
-    python benchmarks/embedding.py --passages FILE.tsv [--json OUT] [--count 64] [--repeats 3]
+    python benchmarks/embedding.py --passages FILE.tsv [--json OUT] [--count 256] [--repeats 3]
         [--sides ours torch] [--questions]
 
 Needs the [benchmarks] extra. Every side is a process of its own that holds its encoder; they take
@@ -55,7 +55,7 @@ Embed = Callable[[], tuple[np.ndarray, int]]  # the vectors, and tokens computed
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--passages", metavar="FILE", help="passages, as config.data.passages")
-    parser.add_argument("--count", type=int, default=64, help="passages embedded in a turn")
+    parser.add_argument("--count", type=int, default=256, help="passages embedded in a turn")
     parser.add_argument("--repeats", type=int, default=3, help="timed turns of each side")
     parser.add_argument("--sides", choices=(*SIDES, *QUESTION_SIDES), nargs="+",
                         help="some sides only")
