@@ -12,13 +12,14 @@ import re
 _COMMENT = re.compile(r"<!--.*?(?:-->|\Z)", re.DOTALL)  # one without an end hides all the rest
 _DROPPED = re.compile(
     r"<(ref|math|chem|gallery|timeline|score|syntaxhighlight|source|imagemap|table|nowiki|pre)\b"
-    r"(?:[^<>]*/>|[^<>]*>.*?</\1\s*>)", re.DOTALL | re.IGNORECASE)
+    r"[^<>]*>", re.IGNORECASE)
 TAG = re.compile(r"</?[a-zA-Z][^<>]*>")
 # One that has no other inside; lone braces may be.
 _TEMPLATE = re.compile(r"\{\{(?!\{)(?:[^{}]|\{(?!\{)|\}(?!\})|\}(?=\}\}(?!\})))*\}\}")
 _TABLE = re.compile(r"^[ :]*\{\|(?:(?!^[ :]*\{\|).)*?^[ :]*\|\}", re.DOTALL | re.MULTILINE)
 _LINK = re.compile(r"\[\[((?:[^\[\]]|\[(?!\[)|\](?!\]))*)\]\]")
-_URL = re.compile(r"\[(?:https?:|ftp:|mailto:)?//[^\s\]]*\s*([^\]]*)\]")
+_URL = re.compile(r"\[(?:https?:|ftp:|mailto:)?//[^\s\[\]]*+\s*+"
+                  r"((?:[^\[\]]++|\[[^\[\]]*+\])*+)\]")
 _QUOTES = re.compile(r"'{2,5}")
 _MAGIC = re.compile(r"__[A-Z]+__")
 _BLOCK = re.compile(r"^(?:=.*=[ \t]*|[*#;:|!].*|-{4,}.*|\{\|.*|\|\}.*)$", re.MULTILINE)
@@ -38,7 +39,7 @@ def is_disambiguation(title: str, markup: str) -> bool:
 def plain_text(markup: str) -> str:
     """The prose of an article in one line."""
     text = _COMMENT.sub("", markup)
-    text = _DROPPED.sub("", text)
+    text = _without_dropped(text)
     text = _inside_out(_TEMPLATE, "", text)
     text = _inside_out(_TABLE, "", text)
     text = _inside_out(_LINK, lambda match: _link_text(match[1]), text)
@@ -46,6 +47,24 @@ def plain_text(markup: str) -> str:
     text = _BLOCK.sub("", _MAGIC.sub("", _QUOTES.sub("", text)))
     text = html.unescape(TAG.sub("", text))
     return " ".join(_BRACKETS.sub("", text).split()).replace(" ,", ",")
+
+
+def _without_dropped(text: str) -> str:
+    """Without what stands from a tag to drop to its end; a tag that nothing ends hides nothing."""
+    kept, end, endless = [], 0, set()
+    for tag in _DROPPED.finditer(text):
+        name = tag[1].lower()
+        if tag.start() < end or name in endless:
+            continue
+        last = tag
+        if not tag[0].endswith("/>"):
+            last = re.compile(rf"</{name}\s*>", re.IGNORECASE).search(text, tag.end())
+        if last is None:
+            endless.add(name)  # it is not looked for again, so that many take no longer than one
+            continue
+        kept.append(text[end:tag.start()])
+        end = last.end()
+    return "".join([*kept, text[end:]])
 
 
 def _inside_out(pattern: re.Pattern, replacement, text: str) -> str:

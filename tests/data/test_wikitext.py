@@ -17,6 +17,10 @@ from rag_jax.data.wikitext import is_disambiguation, plain_text
     ("[[File:a.jpg|thumb|with [[a link]] and [more] in it]]Text [[Category:X]]", "Text"),
     ("== Heading == \nText [sic] [[a [b] c]].", "Text [sic] a [b] c."),
     ("see [https://x.org/a the page] and [https://y.org]", "see the page and"),
+    ("see [//x.org the [first] page] [//y.org and [[Lima]] [//z.org",
+     "see the [first] page [//y.org and Lima [//z.org"),
+    ("x <ref>y <math>no</math> z <REF name=a>no</Ref > <ref/> w </pre>", "x w"),
+    ("x <ref>y <math>no</math> <pre>z", "x y z"),
     ("Tom &amp; Jerry&nbsp;&lt;3 <br/> <span class='x'>in</span> H<sub>2</sub>O",
      "Tom & Jerry <3 in H2O"),
     ("Lima ({{lang|es|x}}; {{IPA|y}}) is", "Lima is"),
@@ -34,6 +38,13 @@ def test_a_line_of_what_only_begins_takes_no_longer_than_others(line):
     """3,000 signs of a heading that did not end took minutes."""
     prose = plain_text(line * 20_000 + "Lima")
     assert prose == ("" if line == "<!--" else (line * 20_000 + "Lima"))
+
+
+def test_tags_and_links_that_nothing_ends_take_no_longer_than_others():
+    """60,000 took minutes, as each was looked for to the end of the page, and links in all ways."""
+    assert plain_text("<ref>" * 60_000 + "Lima") == "Lima"
+    assert plain_text("[//a " * 60_000 + "Lima").endswith("Lima")
+    assert plain_text("[//" + "a" * 100_000).endswith("a")
 
 
 def test_deep_and_broken_nesting_ends(markup="{{" * 300 + "x" + "}}" * 300):
