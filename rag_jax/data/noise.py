@@ -1,21 +1,30 @@
 """BART's denoising noise (arXiv 1910.13461, section 2.2): sentence permutation, text infilling."""
 
 import re
+from collections.abc import Sequence
 
 import numpy as np
 
-_SENTENCE_END = re.compile(r"(?<=[.!?])\s+")
+# After the marks of Chinese and Japanese, and the quotation marks that close behind them.
+_UNSPACED = "(?:(?<=[。！？])(?![。！？」』”])|(?<=[。！？][」』”]))"
+_SENTENCE_END = re.compile(rf"(?<=[.!?])\s+|{_UNSPACED}\s*")
 
 
 def sentences(text: str) -> list[str]:
-    """What `text` has up to each full stop, question or exclamation mark before white space."""
-    return _SENTENCE_END.split(text)
+    """What `text` has up to each full stop, question or exclamation mark before white space; no
+    white space is needed after those of Chinese and Japanese. None is empty, unless `text` is."""
+    return list(filter(None, _SENTENCE_END.split(text))) or [text]
+
+
+def joined(parts: Sequence[str]) -> str:
+    """Sentences as one text, with spaces between them where their language has some."""
+    return re.sub(f"{_UNSPACED} ", "", " ".join(parts))
 
 
 def permute_sentences(text: str, rng: np.random.Generator) -> str:
     """The sentences of `text` in random order."""
     parts = sentences(text)
-    return " ".join(parts[i] for i in rng.permutation(len(parts)))
+    return joined([parts[i] for i in rng.permutation(len(parts))])
 
 
 def infill(ids: list[int], mask_id: int, ratio: float, span_length: float,

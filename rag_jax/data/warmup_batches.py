@@ -112,7 +112,7 @@ def cloze(passage: Passage, rng: np.random.Generator) -> tuple[str, str]:
     """A sentence, and the text without it nine times in ten (Lee et al. 2019)."""
     parts = noise.sentences(passage.text)
     query = parts.pop(int(rng.integers(len(parts))))
-    return query, " ".join(parts) if rng.random() < REMOVED else passage.text
+    return query, noise.joined(parts) if rng.random() < REMOVED else passage.text
 
 
 def words(passage: Passage, rng: np.random.Generator, common: Set[str],

@@ -613,6 +613,7 @@ def test_a_cloze_sentence_is_removed_from_its_text_nine_times_in_ten():
             assert rest == " ".join(s for s in sentences if s != query)
             removed += 1
     assert drawn == set(sentences) and 1740 < removed < 1860
+    assert {cloze(Passage("", "", "No. Yes. \n"), rng)[0] for _ in range(50)} == {"No.", "Yes."}
 
 
 def test_crops_are_two_independent_spans_of_a_tenth_to_half_of_the_words():

@@ -117,6 +117,20 @@ def test_permutation_keeps_the_sentences_and_changes_their_order():
     assert len(orders) > 15
 
 
+@pytest.mark.parametrize("text, parts", [
+    ("Lima is a port. \n", ["Lima is a port."]),
+    ("Lima is a port. It never rains! ", ["Lima is a port.", "It never rains!"]),
+    (" ", [" "]), ("", [""]),
+    ("秘鲁在南美洲。首都是利马！ 是吗？", ["秘鲁在南美洲。", "首都是利马！", "是吗？"]),
+    ("「海だ。」と言った。本当？！", ["「海だ。」", "と言った。", "本当？！"]),
+])
+def test_no_sentence_is_empty_and_chinese_and_japanese_ones_need_no_space(text, parts):
+    """A passage that ends in white space had an empty sentence, and a Chinese one was a sentence
+    alone: queries of the warm-up were empty, or all that the passage has."""
+    assert noise.sentences(text) == parts
+    assert noise.joined(parts) == (text.strip().replace("！ 是", "！是") or text)
+
+
 @pytest.mark.parametrize("text", ["", "No end", "One sentence alone."])
 def test_permutation_of_one_sentence_is_itself(text):
     assert noise.permute_sentences(text, rng()) == text
