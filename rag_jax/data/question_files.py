@@ -153,26 +153,24 @@ def read_jsonl(path: str) -> Iterator[tuple[str, Example]]:
 def read_asked(path: str) -> list[tuple[str, str]]:
     """(id, question) of every question of a file, whether or not it has answers.
 
-    .jsonl: the fields "question" and "id"; .tsv and .csv: the first field of each line; other
-    files: a question a line. Without an id, the line number, as in `load_examples`.
+    .jsonl: the fields "question" and "id"; .tsv and .csv: the first field of each line, with tabs
+    between; other files: a question a line. Without an id, the line number, as in `load_examples`.
 
     Raises:
         FileNotFoundError: no such file.
         DataError: a damaged line, an id that occurs twice, or no question at all.
     """
-    suffix = os.path.splitext(path.lower().removesuffix(".gz").removesuffix(".bz2"))[1]
+    suffix = _suffix(path)
     if suffix == ".jsonl":
         rows = [(record.where, _id(record, number), record.text("question"))
                 for number, record in json_lines(path)]
     elif suffix == ".json":
         raise DataError(f"{path}: expected an object a line, in a file named .jsonl; or .tsv, or a "
                         "question a line")
+    elif suffix in (".tsv", ".csv"):
+        rows = [(where, str(number), question) for where, number, (question, *_) in _table(path)]
     else:
-        table = suffix in (".tsv", ".csv")
-        fields = ((where, number, _fields(where, line)[0] if table else line.strip())
-                  for where, number, line in numbered_lines(path))
-        rows = [(where, str(number), text) for where, number, text in fields
-                if not (table and number == 1 and text.lower() in ("question", "questions"))]
+        rows = [(where, str(number), line.strip()) for where, number, line in numbered_lines(path)]
     if not rows:
         raise DataError(f"{path}: no question in it")
     examples = collect(path, ((where, Example(name, text, ())) for where, name, text in rows), True)
@@ -230,10 +228,7 @@ def _ids(record: Record, key: str) -> tuple[str, ...]:
 
 def read_tsv(path: str) -> Iterator[tuple[str, Example]]:
     """Yields ("FILE:LINE", example), unchecked, of a TSV file as `load_examples` describes."""
-    for where, number, line in numbered_lines(path):
-        question, *fields = _fields(where, line)
-        if number == 1 and question.lower() in ("question", "questions"):  # a header
-            continue
+    for where, number, (question, *fields) in _table(path):
         if not fields:
             raise DataError(
                 f"{where}: no tab: expected question<TAB>answers (tab separated, also in a .csv)"
@@ -246,16 +241,46 @@ def read_tsv(path: str) -> Iterator[tuple[str, Example]]:
         yield where, Example(id=str(number), question=question, answers=answers)
 
 
-def _fields(where: str, line: str) -> list[str]:
-    """Of a line of questions, which the header of a passages file is not."""
-    fields = [unquoted(field.strip()).strip() for field in line.split("\t")]
+def _suffix(path: str) -> str:
+    """How a file's name ends, whatever packs it."""
+    return os.path.splitext(path.lower().removesuffix(".gz").removesuffix(".bz2"))[1]
+
+
+def _table(path: str) -> Iterator[tuple[str, int, list[str]]]:
+    """Yields ("FILE:LINE", line number, fields) of the questions of a table, without its header."""
+    for row, (where, number, line) in enumerate(numbered_lines(path)):
+        written = [field.strip() for field in line.split("\t")]
+        fields = [unquoted(field) for field in written]
+        for field, text in zip(written, fields, strict=True):
+            if text == field and field.startswith('"') and field.count('"') % 2:
+                raise DataError(f"{where}: {field[:60]!r}: the quote that it begins with is not "
+                                "closed: close it, or write spaces for the tabs and line breaks of "
+                                "the field")
+        # A spreadsheet quotes a question that has a comma; in a .tsv it needs no quotes.
+        separated = _suffix(path) == ".csv" and "," in line and fields == written
+        if len(fields) == 1 and (separated or row == 0 and _names_columns(line)):
+            raise DataError(f"{where}: no tab: a table's fields are separated by tabs, also in a "
+                            ".csv, where a question that has commas stands in quotes")
+        fields = [field.strip() for field in fields]
+        if row > 0 or not _is_header(where, fields):
+            yield where, number, fields
+
+
+def _names_columns(line: str) -> bool:
+    """Whether it is a header whose columns are separated by commas or semicolons."""
+    names = {name.strip(' "').lower() for name in re.split("[,;]", line)}
+    return len(names) > 1 and names <= {"id", "question", "questions", "answer", "answers"}
+
+
+def _is_header(where: str, fields: list[str]) -> bool:
+    """Whether the first line of a table names its columns, which begin with the question."""
     if {"id", "text", "title"} <= set(fields):
         raise DataError(f"{where}: the header of a file of passages: expected questions, with "
                         "their answers after a tab where they are known")
     if "question" in fields[1:] and {"id", "answers", "answer"} & set(fields):
         raise DataError(f"{where}: a header with other columns before the question: the first "
                         "has to be the question, and the others its answers; or write .jsonl")
-    return fields
+    return fields[0].lower() in ("question", "questions")
 
 
 def _listed(field: str) -> bool:

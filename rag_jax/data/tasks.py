@@ -52,8 +52,9 @@ def load_examples(source: str, *, data_dir: str = "", hidden: bool = False) -> l
                 the answers are regular expressions). Other keys are ignored.
             `FILE.tsv[.gz]`, `FILE.csv[.gz]`: DPR's form, tab separated in spite of ".csv":
                 question<TAB>list of strings as a JSON or Python literal, or
-                question<TAB>answer<TAB>answer... A field that is quoted as in CSV is unquoted; a
-                first line "question<TAB>answers" is skipped; the id is the line number.
+                question<TAB>answer<TAB>answer... A field that is quoted as in CSV is unquoted; if
+                the first line with content is "question<TAB>answers", it is skipped; the id is the
+                line number.
             `tfds:NAME[/CONFIG][:SPLIT]`: a TFDS data set, downloaded and prepared if it is not
                 yet: natural_questions_open, trivia_qa/unfiltered.nocontext, web_questions, squad,
                 or any other whose "question" and "answer(s)" are texts. SPLIT ("train" if not

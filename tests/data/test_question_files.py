@@ -196,6 +196,41 @@ def test_a_header_whose_first_column_is_no_question_is_refused(tmp_path, read):
         read(write(tmp_path / "q.json", '{"question": "Who?"}'))
 
 
+@pytest.mark.parametrize("read", [load_examples, read_asked])
+def test_the_first_line_with_content_alone_may_be_a_header(tmp_path, read):
+    """After an empty line a header was a question, and a question was a header on any line."""
+    table = "\nquestion\tanswers\nWhat does Jeopardy give first?\tanswer\tquestion\n"
+    first, *rest = read(write(tmp_path / "q.tsv", table))
+    assert first[:2] == ("3", "What does Jeopardy give first?") and not rest
+
+
+@pytest.mark.parametrize("read", [load_examples, read_asked])
+@pytest.mark.parametrize("name, text", [
+    ("q.csv", "Who rules Peru?,Lima\n"), ("q.csv", '"Who, then?",Quito\n'),
+    ("q.tsv", "question,answer\nWho rules Peru?,Lima\n"),
+    ("q.csv", "Question;Answer\nWho rules Peru?;Lima\n"),
+])
+def test_a_table_without_tabs_is_refused(tmp_path, read, name, text):
+    """Its lines were asked as they are, header and answers included."""
+    with pytest.raises(DataError, match=rf"{re.escape(name)}:1: no tab: "):
+        read(write(tmp_path / name, text))
+
+
+def test_a_question_alone_may_have_commas(tmp_path):
+    """A spreadsheet quotes it; in a .tsv nothing else can be meant."""
+    for name, line in (("q.csv", '"Who, then?"'), ("q.tsv", "Who, then?")):
+        assert read_asked(write(tmp_path / name, f"question\n{line}\n")) == [("2", "Who, then?")]
+
+
+@pytest.mark.parametrize("read", [load_examples, read_asked])
+@pytest.mark.parametrize("text", ['"Who\tis it?"\tLima\n', '"Who\nis it?"\tLima\n',
+                                  'Who?\t"Li\nma"\tQuito\n'])
+def test_a_quoted_tab_or_line_break_tears_no_question(tmp_path, read, text):
+    """Half of a question was asked, and the other half was its answer, or another question."""
+    with pytest.raises(DataError, match=r"q\.tsv:1: .* is not closed"):
+        read(write(tmp_path / "q.tsv", text))
+
+
 def damaged_jsonl(rng):
     """One line that is damaged for certain."""
     record = {"question": "Where is Lima, é?", "answers": ["Peru", "Perú"], "positive_ids": ["1"]}
