@@ -23,11 +23,12 @@ _URL = re.compile(r"\[(?:https?:|ftp:|mailto:)?//[^\s\[\]]*+\s*+"
 _QUOTES = re.compile(r"'{2,5}")
 _MAGIC = re.compile(r"__[A-Z]+__")
 _BLOCK = re.compile(r"^(?:=.*=[ \t]*|[*#;:|!].*|-{4,}.*|\{\|.*|\|\}.*)$", re.MULTILINE)
-_BRACKETS = re.compile(r"\(\s*[,;]*\s*\)")
+_BRACKETS = re.compile(r"\( ?[,;]* ?\)")  # where white space is one space
 _DISAMBIGUATION = re.compile(
     r"\{\{\s*(?:disambig\w*|dab|hndis|geodis|schooldis|hospitaldis|mathdab|roaddis|numberdis"
     r"|letter-number combination disambiguation|human name disambiguation|airport disambiguation)"
     r"\s*[|}]", re.IGNORECASE)
+_DEEPEST = 100  # as MediaWiki nests templates; thousands, in a hostile page, would take hours
 _UNSEEN = ("file:", "image:", "category:", "media:")
 
 
@@ -46,7 +47,8 @@ def plain_text(markup: str) -> str:
     text = _URL.sub(r"\1", text)
     text = _BLOCK.sub("", _MAGIC.sub("", _QUOTES.sub("", text)))
     text = html.unescape(TAG.sub("", text))
-    return " ".join(_BRACKETS.sub("", text).split()).replace(" ,", ",")
+    text = _BRACKETS.sub("", " ".join(text.split()))
+    return " ".join(text.split()).replace(" ,", ",")
 
 
 def _without_dropped(text: str) -> str:
@@ -68,10 +70,11 @@ def _without_dropped(text: str) -> str:
 
 
 def _inside_out(pattern: re.Pattern, replacement, text: str) -> str:
-    """Replaces the innermost matches until there are none."""
-    count = 1
-    while count:
+    """Replaces the innermost matches, and those around them, until there are none or `_DEEPEST`."""
+    for _ in range(_DEEPEST):
         text, count = pattern.subn(replacement, text)
+        if not count:
+            break
     return text
 
 
