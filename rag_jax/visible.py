@@ -1,6 +1,7 @@
 """Text from data as it may be shown: nothing in it steers the terminal, sheet or page around it."""
 
 import re
+import textwrap
 from typing import Any
 
 # Control characters, with those of the upper half of Latin-1; line and paragraph separators;
@@ -21,6 +22,14 @@ def visible(text: str) -> str:
 def visible_lines(text: str) -> str:
     """`visible` of each line of a text that has lines of its own."""
     return "\n".join(map(visible, text.split("\n")))
+
+
+def shortened(text: str, most: int) -> str:
+    """How a text begins, on one line of so many letters: whole words, unless those leave much of
+    it empty, as where a language has no spaces."""
+    text = " ".join(text.split())
+    words = textwrap.shorten(text, most, placeholder=" ...")
+    return words if words == text or len(words) > 0.8 * most else f"{text[:most - 4]} ..."
 
 
 def csv_cell(text: str) -> str:

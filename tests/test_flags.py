@@ -325,3 +325,14 @@ def test_what_is_compiled_is_kept_where_the_user_says(given, kept, tmp_path, mon
     monkeypatch.setattr(cli.os, "environ", {"XDG_CACHE_HOME": "/dev/null"})
     cli._keep_compiled()
     assert "JAX_COMPILATION_CACHE_DIR" not in cli.os.environ
+
+
+def test_a_user_without_a_home_keeps_nothing_that_is_compiled(monkeypatch):
+    """In a container whose user has no entry, every command ended in a traceback."""
+    def no_entry(uid):
+        raise KeyError(uid)
+
+    monkeypatch.setattr("pwd.getpwuid", no_entry)
+    monkeypatch.setattr(cli.os, "environ", {})
+    cli._keep_compiled()
+    assert cli.os.environ == {}

@@ -1,5 +1,6 @@
 """What `generate` passes on, prints and writes; the model is a stub."""
 
+import io
 import json
 import re
 from types import SimpleNamespace
@@ -26,7 +27,7 @@ def asked(monkeypatch):
                        [Evidence("", "", "", 1.0, 1.0)],
                        [-0.25, -0.25], [[1.0], [1.0]], certified=q == "Who?", expanded=7,
                        alternatives=[Answer("other", [6, 2], -2.0, [])], tokens=["5", "2"])
-                for q in questions]
+                for q in ([questions] if isinstance(questions, str) else questions)]
 
     def load(*_, config, **__):
         opened.append(config)
@@ -136,6 +137,15 @@ def test_what_data_holds_cannot_steer_the_terminal(capsys):
     printed = capsys.readouterr().out
     assert not set(printed) & set("\x1b\u202e\x9b")
     assert printed.count(r"\x1b[2J\u202etxt\x9b") == 7
+
+
+def test_typed_bytes_that_are_no_utf8_are_told_after_the_questions_before_them(
+        asked, monkeypatch, capsys):
+    """They ended in a traceback, as a defect of rag_jax, and no question was answered."""
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"Who?\ncaf\xe9?\n"), "utf-8"))
+    with pytest.raises(UserError, match="is typed in another encoding than utf-8"):
+        generate.main(["--interactive"])
+    assert "answer 0" in capsys.readouterr().out
 
 
 def test_a_file_of_answers_has_alternatives_as_objects(asked, tmp_path):

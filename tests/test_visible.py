@@ -4,7 +4,7 @@ import unicodedata
 
 import pytest
 
-from rag_jax.visible import csv_cell, markdown, visible, visible_lines
+from rag_jax.visible import csv_cell, markdown, shortened, visible, visible_lines
 
 
 def test_what_steers_a_terminal_becomes_an_escape():
@@ -27,6 +27,18 @@ def test_no_control_or_direction_character_is_left_and_writing_is():
     # Joiners belong to a family of emoji, and to Persian words.
     for joined in ("\U0001f468\u200d\U0001f469", "\u0645\u06cc\u200c\u062e\u0648"):
         assert visible(joined) == joined
+
+
+@pytest.mark.parametrize("text, begins", [
+    ("秘鲁共和国位于南美洲西部，首都是利马。" * 9, "秘鲁共和国位于南美洲西部，首都是利马。秘鲁"),
+    ("Peru（" + "南米の国である" * 20, "Peru（南米の国である"),
+    ("Lima is\na port. " * 9, "Lima is a port. " * 6 + "..."),
+])
+def test_a_text_is_shortened_whether_or_not_it_has_spaces(text, begins):
+    """Of Chinese, Japanese and Thai passages of more than 100 letters, three dots were shown."""
+    shown = shortened(text, 100)
+    assert shown.startswith(begins) and shown.endswith(" ...") and 90 < len(shown) <= 100
+    assert shortened(text[:100], 100) == " ".join(text[:100].split())
 
 
 @pytest.mark.parametrize("cell", ["=1+1", "+1", "-1", "@SUM(A1)", "\t=1", " =1", "\r=1", "＝1"])

@@ -51,11 +51,11 @@ def _keep_compiled() -> None:
     """
     if "JAX_COMPILATION_CACHE_DIR" in os.environ:
         return
-    home = os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache"
-    folder = pathlib.Path(home) / "rag_jax" / "compiled" / platform.node()
     try:
+        home = os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache"
+        folder = pathlib.Path(home) / "rag_jax" / "compiled" / platform.node()
         folder.mkdir(parents=True, exist_ok=True)
-    except OSError:  # a home that cannot be written to
+    except (OSError, RuntimeError):  # a home that cannot be written to, or none at all
         return
     os.environ["JAX_COMPILATION_CACHE_DIR"] = str(folder)
     os.environ.setdefault("JAX_COMPILATION_CACHE_MAX_SIZE", str(2**30))

@@ -4,26 +4,37 @@ import itertools
 import os
 import pathlib
 import sys
-import textwrap
 from collections.abc import Iterable, Iterator
 
 from rag_jax import heatmap, hosts
+from rag_jax.data.question_files import is_utf8
 from rag_jax.documents.workdir import NO_GENERATOR
+from rag_jax.errors import DataError
 from rag_jax.retrieval.bm25 import Bm25Index
 from rag_jax.training.opened import Rag
 from rag_jax.types import Answer, Evidence
-from rag_jax.visible import visible
+from rag_jax.visible import shortened, visible
 
 NO_PASSAGE = "(no passage)"  # the null document
 
 
 def typed() -> Iterator[str]:
-    """Questions that are typed on the terminal, until an empty line."""
+    """Questions that are typed on the terminal, until an empty line.
+
+    Raises:
+      DataError: bytes that are not in the encoding of the locale.
+    """
+    # Strictly decoded, the bytes of one line would be an error before the lines before it are read.
+    sys.stdin.reconfigure(errors="surrogateescape")
     while True:
         if sys.stdin.isatty():
             print("question (empty line ends): ", end="", flush=True)
         if not (line := sys.stdin.readline().strip()):
             return
+        if not is_utf8(line):
+            raise DataError(f"the question {line!r:.60} is typed in another encoding than "
+                            f"{sys.stdin.encoding}: convert it, or set LC_ALL to that of the "
+                            "terminal")
         yield line
 
 
@@ -47,7 +58,7 @@ def _has_colours() -> bool:
 
 def _shown(passage: Evidence) -> str:
     """Where a passage stands, or its id, and how it begins."""
-    text = textwrap.shorten(passage.text, 100, placeholder=" ...") if passage.id else NO_PASSAGE
+    text = shortened(passage.text, 100) if passage.id else NO_PASSAGE
     return f"{visible(str(passage.source or passage.id))}  {visible(text)}"
 
 
