@@ -23,6 +23,9 @@ DEFAULT_WORKDIR = "runs/quickstart"
 OWN = ("coordinator", "process_id", "heartbeat", "config", "changed_fields", "settings")
 
 
+NO_OPTION = "\0"  # which no argument of a process can hold
+
+
 class _Parser(argparse.ArgumentParser):
     """Options anywhere between the other arguments, written in full; misspelt ones get advice."""
 
@@ -30,8 +33,21 @@ class _Parser(argparse.ArgumentParser):
         return self._without_unknown(*super().parse_known_args(args, namespace))
 
     def parse_known_intermixed_args(self, args=None, namespace=None):
+        options, words = _divided(args)
+        places = [action.dest for action in self._get_positional_actions()]
+        if words and not places:
+            self.error(f"unrecognized arguments: {' '.join(words)}")
+        # Between its passes, argparse forgets what stood after `--`: what begins so is no option.
+        marked = [*options, *(NO_OPTION + word for word in words)]
         # Python 3.13's does not go through the above.
-        return self._without_unknown(*super().parse_known_intermixed_args(args, namespace))
+        parsed, rest = self._without_unknown(
+            *super().parse_known_intermixed_args(marked, namespace))
+        for place in places:
+            given = getattr(parsed, place)
+            if given is not None:
+                setattr(parsed, place, [word.removeprefix(NO_OPTION) for word in given]
+                        if isinstance(given, list) else given.removeprefix(NO_OPTION))
+        return parsed, [word.removeprefix(NO_OPTION) for word in rest]
 
     def _without_unknown(self, options: argparse.Namespace, rest: list[str]
                          ) -> tuple[argparse.Namespace, list[str]]:
@@ -58,15 +74,21 @@ def make_parser(name: str, description: str) -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter)
 
 
-def bare(option: str, value: str, argv: Sequence[str] | None = None) -> list[str]:
-    """`argv` where OPTION without a value is OPTION=VALUE: what follows it is not its value."""
+def _divided(argv: Sequence[str] | None) -> tuple[list[str], list[str]]:
+    """The arguments before `--`, and those after it, which are no options; None = the process's."""
     argv = list(sys.argv[1:] if argv is None else argv)
     end = argv.index("--") if "--" in argv else len(argv)
-    return [f"{option}={value}" if a == option and i < end else a for i, a in enumerate(argv)]
+    return argv[:end], argv[end + 1:]
 
 
-def _field_help(config: Config) -> str:
-    lines = ["configuration fields (--config.NAME=VALUE), with the defaults of this config:"]
+def bare(option: str, value: str, argv: Sequence[str] | None = None) -> list[str]:
+    """`argv` where OPTION without a value is OPTION=VALUE: what follows it is not its value."""
+    options, words = _divided(argv)
+    return [*(f"{option}={value}" if a == option else a for a in options), "--", *words]
+
+
+def _field_help(config: Config, whose: str) -> str:
+    lines = [f"configuration fields (--config.NAME=VALUE), as {whose}:"]
     for name, field in overrides.fields(config).items():
         given = overrides.shown(overrides.value(config, name))
         lines += [f"  --config.{name}={given}  ({overrides.type_name(field.type)})",
@@ -118,13 +140,14 @@ def parse_with_config(parser: argparse.ArgumentParser, argv: Sequence[str] | Non
     parser.add_argument("--data_dir", metavar="DIR", help="short for --config.data.data_dir=DIR")
     if several:
         _add_hosts(parser)
-    changes, rest = _changes(sys.argv[1:] if argv is None else argv)
+    given, words = _divided(argv)
+    changes, rest = _changes(given)
     asked = [argument for argument in rest if argument not in ("-h", "--help")]
     if asked != rest:
         # Of --config alone: other commands may have required options, which are missing.
         file = None if load else parser.parse_known_args(asked)[0].config
         parser.epilog = _epilog(file, changes)
-    options = parser.parse_intermixed_args(rest)
+    options = parser.parse_intermixed_args([*rest, "--", *words])
     data_dir = changes.get("data.data_dir", options.data_dir)
     if options.data_dir not in (None, data_dir):
         raise ConfigError(f"--data_dir={options.data_dir} and --config.data.data_dir={data_dir}: "
@@ -151,11 +174,12 @@ def _epilog(file: str | None, changes: dict[str, str]) -> str:
     shipped files; None = the fields alone, as the quickstart sets them."""
     config = overrides.replace(config_files.load_file(file or str(QUICKSTART)), changes)
     if file is None:
-        return _field_help(config)
+        return _field_help(config, "the quickstart sets them; a workdir has its own")
     about = "" if file == str(QUICKSTART) else f"{file}:\n{config_files.about(file)}\n\n"
     files = f"shipped config files (--config=NAME): {', '.join(config_files.shipped())}"
     wrapped = textwrap.fill(files, 98, subsequent_indent="  ", break_on_hyphens=False)
-    return f"{about}{_field_help(config)}\n{wrapped}"
+    fields = _field_help(config, "this config sets them")
+    return f"{about}{fields}\n{wrapped}"
 
 
 def local_folder(name: str) -> str:

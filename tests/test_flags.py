@@ -141,6 +141,26 @@ def test_a_misspelt_option_gets_near_matches(argv, advice, capsys):
     assert stop.value.code == 2 and advice in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("argv, question", [
+    (["--", "--who is it?"], ["--who is it?"]), (["Who", "--", "is it?"], ["Who", "is it?"]),
+    (["--workdir=x", "--", "--", "-h"], ["--", "-h"]),
+    (["--", "--config.seed=1", "--help", "--workdir"], ["--config.seed=1", "--help", "--workdir"]),
+])
+def test_what_stands_after_two_dashes_is_no_option(argv, question):
+    """A question that begins with a dash could not be asked."""
+    parser = flags.make_parser("generate", "")
+    parser.add_argument("question", nargs="*")
+    parser.add_argument("--workdir")
+    options, config = flags.parse_with_config(parser, argv)
+    assert options.question == question and config.seed == 0
+
+
+def test_where_nothing_is_asked_words_after_two_dashes_are_refused(capsys):
+    with pytest.raises(SystemExit):
+        parse("--", "--workdir=x")
+    assert "unrecognized arguments: --workdir=x" in capsys.readouterr().err
+
+
 def test_load_gives_the_configuration_that_flags_change():
     def load(options):
         assert options.workdir == "there"
@@ -158,7 +178,10 @@ def test_help_shows_the_defaults_of_the_config_and_the_overrides(capsys):
     assert "--config.runs=rag_token,rag_sequence,frozen,closed_book  (str,...)" in text
     assert "--config.retrieval.num_leaves=none  (int|none)" in text
     assert "--config.tensorboard=true  (bool)" in text
-    assert "bart-large" in text
+    assert "bart-large" in text and "as this config sets them" in text
+    with pytest.raises(SystemExit):
+        parse("--help", load=configs.Config)
+    assert "as the quickstart sets them; a workdir has its own" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("given, meant", [("10:5", (10, 5)), ("0:1", (0, 1)), ("5", None),

@@ -25,7 +25,8 @@ def main(argv: list[str] | None = None) -> None:
     """Entry point; `argv` without the program's name, None = the process's arguments."""
     parser = flags.make_parser("generate", __doc__)
     flags.add_workdir(parser)
-    parser.add_argument("question", nargs="*", help="questions to answer")
+    parser.add_argument("question", nargs="*",
+                        help="questions to answer; after -- they may begin with a dash")
     parser.add_argument("--interactive", action="store_true", help="ask for questions")
     parser.add_argument("--questions", metavar="FILE",
                         help="questions of a file: .jsonl, .tsv, or one a line")
