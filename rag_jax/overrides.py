@@ -170,10 +170,10 @@ def usual_rates(config: Config) -> Config:
     return dataclasses.replace(config, model=dataclasses.replace(config.model, generator=generator))
 
 
-def _preset(section: type, name: str, where: str) -> Any:
+def _preset(section: type, name: Any, where: str) -> Any:
     presets = PRESETS.get(section, {})
-    if name not in presets:
-        raise ConfigError(f"{where}={name!r}: a section; set its fields ({where}.NAME=...)"
+    if not isinstance(name, str) or name not in presets:
+        raise ConfigError(f"{where}={name!r:.60}: a section; set its fields ({where}.NAME=...)"
                           + f" or be one of {', '.join(presets)}" * bool(presets))
     return presets[name]
 

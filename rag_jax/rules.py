@@ -7,8 +7,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from rag_jax.config import RUNS, Config, ConfigError
+from rag_jax.data.question_files import is_utf8
 from rag_jax.errors import near_matches
-from rag_jax.overrides import accepts, for_run, lexical, replace, type_name
+from rag_jax.overrides import accepts, for_run, lexical, replace, type_name, value
 
 
 def validate(config: Config, resolved: bool = False, trains: bool = False) -> Config:
@@ -18,7 +19,8 @@ def validate(config: Config, resolved: bool = False, trains: bool = False) -> Co
     trains: its runs are to be fine-tuned; others only answer.
     """
     problems = list(_values(config)) or list(itertools.chain(
-        _runs(config, trains), _data(config), _towers(config, resolved), _stages(config)))
+        _texts(config), _runs(config, trains), _data(config), _towers(config, resolved),
+        _stages(config)))
     if problems:
         raise ConfigError("\n".join(dict.fromkeys(problems)))  # several runs may share one
     return config
@@ -50,6 +52,16 @@ def _values(config: Any, path: str = "config") -> Iterator[str]:
                 yield f"{where}={value!r}: must be below 2**32"
             elif isinstance(value, float) and not math.isfinite(value):
                 yield f"{where}={value!r}: must be a finite number"
+
+
+def _texts(config: Config) -> Iterator[str]:
+    """The texts that models read; names of files need not be UTF-8."""
+    for name in ("data.prompt", "model.retriever.query_prefix", "model.retriever.passage_prefix",
+                 "eval.bad_words", "eval.prefix", "eval.labels"):
+        given = value(config, name)
+        for text in given if isinstance(given, tuple) else (given or "",):
+            if not is_utf8(text):
+                yield f"config.{name}={text!r:.60}: is not UTF-8: write it so"
 
 
 def _runs(config: Config, trains: bool) -> Iterator[str]:

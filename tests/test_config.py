@@ -162,6 +162,9 @@ def test_what_notebooks_have_is_taken_as_what_it_means(name, given, expected):
     ({"data.passages": None}, "config.data.passages=None: expected str"),
     ({"model.generator.family": ["x"]},
      "config.model.generator.family=['x']: expected bart|t5|causal"),
+    ({"eval": ["num_beams"]}, "config.eval=['num_beams']: a section; set its fields (config.eval."
+     "NAME=...) or be one of paper-qa-token, paper-qa-sequence, paper-generation"),
+    ({"train": {1}}, "config.train={1}: a section; set its fields (config.train.NAME=...)"),
 ])
 def test_a_python_value_of_another_type_is_refused(changes, told):
     """Config files are python: what they set does not pass through the parser."""
@@ -294,6 +297,10 @@ def test_the_ends_of_the_bounds_and_none_are_allowed(changes):
      "config.model.generator.rope_factor=0.0, config.model.generator.rope_low=1.0"),
     ({"train.retriever_objective": "loop", "retrieval.k": 1},
      "config.train.retriever_objective=loop: run 'rag_token' has one passage at most"),
+    *(({name: text}, f"config.{name}='\\udcff': is not UTF-8") for name, text in (
+        ("data.prompt", "\udcff"), ("eval.prefix", "\udcff"), ("eval.labels", ("a", "\udcff")),
+        ("eval.bad_words", ("\udcff",)), ("model.retriever.query_prefix", "\udcff"),
+        ("model.retriever.passage_prefix", "\udcff"))),
 ])
 def test_fields_that_contradict_each_other_are_refused(changes, told):
     with pytest.raises(ConfigError) as error:

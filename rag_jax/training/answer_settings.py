@@ -5,7 +5,6 @@ from typing import Any
 
 from rag_jax.answering import Answerer, Settings
 from rag_jax.config import Config, ConfigError
-from rag_jax.data.question_files import is_utf8
 from rag_jax.data.text import Tokenizer, label_tokens
 from rag_jax.decoding.prefixes import KeptPrefixes
 from rag_jax.decoding.settings import Decoding
@@ -52,8 +51,6 @@ def decoding_settings(config: Config, tokenizer: Tokenizer) -> Decoding:
             if values.get(f.name) is not None}
 
     def ids(text: str) -> tuple[int, ...]:
-        if not is_utf8(text):
-            raise ValueError(f"{text!r:.60} is not UTF-8: write it so")
         return tuple(tokenizer.encode_answers([text])[0])
 
     def inside(text: str) -> tuple[int, ...]:
