@@ -738,6 +738,13 @@ class Config:
         return self.eval.labels if self.model.head != "none" else ()
 
     @property
+    def prompted(self) -> bool:
+        """Whether the generator reads prompts. Of a pretrained one, its folder may still say so."""
+        form = self.data.source_format
+        return form in ("prompt", "chat") or form == "auto" and (
+            self.model.generator.family == "causal" or "generator" in self.model.sources)
+
+    @property
     def head_classes(self) -> int:
         """How many classes a classification head tells apart; 0 = there is no such head."""
         return len(self.classes) if self.model.head == "classification" else 0

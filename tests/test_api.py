@@ -129,7 +129,7 @@ def test_a_run_answers_as_it_was_trained_to_unless_other_settings_are_given(path
 
 @pytest.mark.parametrize("fields", [
     {"data.passages": "p.tsv", "data.train": "t.tsv", "data.dev": "d.tsv"},
-    {"generator_warmup.steps": 3}])
+    {"generator_warmup.steps": 3}, {"data.prompt": "Read."}])
 def test_what_a_workdir_was_trained_with_is_not_set_otherwise(path, fields):
     """Its figures would be those of the former file."""
     told = "config.({}): .*would change nothing".format(

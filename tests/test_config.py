@@ -321,6 +321,24 @@ def test_a_document_encoder_trains_on_the_devices_and_answers_anywhere(changes):
         validate(config, trains=True)
 
 
+@pytest.mark.parametrize("changes, read", [
+    ({}, False), ({"data.source_format": "question_first"}, False),
+    ({"data.source_format": "prompt"}, True), ({"model.generator.family": "causal"}, True),
+    ({"model.generator.family": "causal", "data.source_format": "question_kept"}, False),
+    ({"model.generator.pretrained": "its/config.json/says"}, True),
+])
+def test_a_prompt_is_refused_where_none_will_be_read(changes, read):
+    """It was ignored, and so was what it asked for."""
+    config = replace(Config(), {"data.prompt": "{passage} Q: {question} A:", **changes})
+    assert validate(config) == config, "a workdir of an earlier version may have one"
+    if read:
+        validate(config, trains=True)
+        return
+    with pytest.raises(ConfigError, match="config.data.prompt='{passage} Q: .*: none is read with "
+                       f"config.data.source_format={config.data.source_format}; set"):
+        validate(config, trains=True)
+
+
 def test_without_passages_a_closed_book_trains_alone():
     """Others were warmed up, and then ended in an error of ours."""
     validate(replace(Config(), {"runs": ("closed_book",), "retrieval.k": 0}), trains=True)

@@ -142,9 +142,10 @@ def _may_change(name: str, earlier: Config, workdir: pathlib.Path) -> bool:
 def check_trained_with(config: Config, trained: Config, workdir: pathlib.Path,
                        *further: str) -> None:
     """Raises ConfigError where a field of TRAINED_WITH, or another one, is not as a workdir was
-    trained."""
+    trained; and where the prompt is not, if none is read."""
     for name in overrides.differences(trained, config):
-        if name.startswith((*TRAINED_WITH, *further)):
+        unread = name == "data.prompt" and not config.prompted
+        if unread or name.startswith((*TRAINED_WITH, *further)):
             raise ConfigError(
                 f"config.{name}={overrides.shown(value(config, name))}: {workdir} was trained with "
                 f"{overrides.shown(value(trained, name))}, and this would change nothing; other "
