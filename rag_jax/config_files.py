@@ -66,13 +66,7 @@ def about(path: str) -> str:
 
 def _run_file(path: str) -> tuple[pathlib.Path, str, dict[str, Any]]:
     """(file, argument, what the file defines) of PATH or PATH:ARGUMENT."""
-    name, _, argument = path.partition(":")
-    file = pathlib.Path(name)
-    if not file.is_file() and file.as_posix() in shipped():
-        file = CONFIGS / file.name
-    if not file.is_file():
-        raise ConfigError(f"--config={path}: no such file here, and none of the shipped ones; "
-                          f"{near_matches(name, shipped())}")
+    file, argument = _divided(path)
     if file.suffix != ".py":
         raise ConfigError(f"--config={path}: a config file is python and ends in .py")
     beside = str(file.absolute().parent)
@@ -82,6 +76,19 @@ def _run_file(path: str) -> tuple[pathlib.Path, str, dict[str, Any]]:
             return file, argument, runpy.run_path(str(file))
     finally:
         sys.path.remove(beside)
+
+
+def _divided(path: str) -> tuple[pathlib.Path, str]:
+    """(file, argument) of PATH or PATH:ARGUMENT, where PATH may have colons, too."""
+    parts = path.split(":")
+    for end in range(1, len(parts) + 1):
+        file = pathlib.Path(":".join(parts[:end]))
+        if not file.is_file() and file.as_posix() in shipped():
+            file = CONFIGS / file.name
+        if file.is_file():
+            return file, ":".join(parts[end:])
+    raise ConfigError(f"--config={path}: no such file here, and none of the shipped ones; "
+                      f"{near_matches(parts[0], shipped())}")
 
 
 @contextlib.contextmanager

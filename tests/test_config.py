@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import pathlib
+import shutil
 
 import numpy as np
 import pytest
@@ -470,6 +471,11 @@ def test_an_argument_after_the_path_reaches_get_config(tmp_path):
     file = written(tmp_path, "def get_config(name='3'): return Config(seed=int(name))\n")
     assert config_files.load_file(file).seed == 3
     assert config_files.load_file(f"{file}:8").seed == 8
+    folder = tmp_path / "2026-11-27T05:20"  # of a run, by its time; it was "no such file"
+    folder.mkdir()
+    shutil.copy(file, folder)
+    for argument, seed in (("", 3), (":8", 8)):
+        assert config_files.load_file(f"{folder}/mine.py{argument}").seed == seed
 
 
 @pytest.mark.parametrize("name, body, argument, told", [

@@ -31,7 +31,7 @@ def read_corpus(path: str | os.PathLike) -> Iterator[Passage]:
                 psgs_w100.tsv is one), then a passage a line. A field is unquoted when it begins and
                 ends with a double quote and all quotes within are doubled, as csv.QUOTE_MINIMAL
                 writes it; any other quote is text;
-            `FILE.jsonl[.gz]`: {"id", "title", "text"} per line, title optional;
+            `FILE.jsonl[.gz]`: {"id", "title", "text"} per line, title optional, null as none;
             `FILE.parquet`, `FILE.arrow`, or a folder of them: the layout of Hugging Face's
                 wiki_dpr, columns id, title and text; others, such as embeddings, are not read;
             `...pages-articles.xml.bz2` (.xml, .xml.gz): a Wikipedia dump, whole articles;
@@ -156,7 +156,8 @@ def _jsonl(name: str) -> Iterator[tuple[str, Passage]]:
     for _, record in json_lines(name):
         row = record.fields
         identity = str(row["id"]) if type(row.get("id")) is int else row.get("id")
-        fields = (identity, row.get("title", ""), row.get("text"))
+        title = row["title"] if record.has("title") else ""
+        fields = (identity, title, row.get("text"))
         yield record.where, _passage(record.where, fields,
                                      f"; the line has the fields {sorted(row)[:8]}")
 

@@ -60,8 +60,10 @@ def test_only_a_field_that_csv_quoted_is_unquoted(tmp_path, field, text):
 def test_jsonl_title_is_optional_and_a_number_may_be_an_id(tmp_path):
     path = tmp_path / "p.jsonl.gz"
     with gzip.open(path, "wt", encoding="utf-8") as file:
-        file.write('{"id": 5, "text": "a"}\n\n{"id": "b", "title": "T", "text": "c", "more": 1}\n')
-    assert list(read_corpus(path)) == [Passage("5", "", "a"), Passage("b", "T", "c")]
+        file.write('{"id": 5, "text": "a"}\n\n{"id": "b", "title": "T", "text": "c", "more": 1}\n'
+                   '{"id": 6, "title": null, "text": "d"}\n')
+    assert list(read_corpus(path)) == [Passage("5", "", "a"), Passage("b", "T", "c"),
+                                       Passage("6", "", "d")]
 
 
 def test_a_byte_order_mark_and_windows_line_ends_are_no_part_of_a_field(tmp_path):
@@ -92,7 +94,7 @@ HEADER = b"id\ttext\ttitle\n"
         ("p.jsonl", b'{"id": "1"}\n', 1, "'text'"),
         ("p.jsonl", b'{"text": "a"}\n', 1, "'id'"),
         ("p.jsonl", b'{"id": true, "text": "a"}\n', 1, "'id'"),
-        ("p.jsonl", b'{"id": "1", "text": "a", "title": null}\n', 1, "'title'"),
+        ("p.jsonl", b'{"id": "1", "text": "a", "title": false}\n', 1, "'title'"),
         ("p.jsonl", b'{"id": "1", "text": ""}\n', 1, "'text' is empty"),
         ("p.jsonl", b'{"id": 1, "text": "a"}\n{"id": "1", "text": "b"}\n', 2, "second time"),
         ("p.jsonl", b'{"id": "1", "text": "\\ud800"}\n', 1, "surrogate"),
