@@ -228,8 +228,22 @@ def _by_hand(path: pathlib.Path, homepage: str) -> str:
             f"{path.parent.name}/ is in")
 
 
+def data_folder(data_dir: str) -> pathlib.Path:
+    """The folder with a folder per task: the one that is named, or else DATA_DIR.
+
+    Raises:
+      DataError: it is within the user's home, who has none.
+    """
+    named = data_dir or DATA_DIR
+    try:
+        return pathlib.Path(named).expanduser()
+    except RuntimeError:
+        raise DataError(f"{named}: this user has no home; name another folder by "
+                        "config.data.data_dir") from None
+
+
 def _folder(name: str, data_dir: str) -> pathlib.Path:
-    return pathlib.Path(data_dir or DATA_DIR).expanduser() / (TASKS[name].folder or name)
+    return data_folder(data_dir) / (TASKS[name].folder or name)
 
 
 def _unpack(archive: pathlib.Path, member: str, path: pathlib.Path) -> None:

@@ -5,7 +5,7 @@ import shlex
 from collections.abc import Iterable, Mapping
 
 from rag_jax import config_files, overrides, package_data, paper, rules
-from rag_jax.data.task_sources import DATA_DIR
+from rag_jax.data.task_sources import DATA_DIR, data_folder
 from rag_jax.overrides import value
 from rag_jax.reproduction.cells import Asked, Cell, File, Question, exported
 
@@ -35,7 +35,7 @@ class Full:
 
     def __init__(self, root: pathlib.Path, data_dir: str = ""):
         self.root, self.data_dir = root, data_dir
-        self.swap = pathlib.Path(data_dir or DATA_DIR).expanduser() / HOT_SWAP
+        self.swap = data_folder(data_dir) / HOT_SWAP
 
     def cells(self, task: str, run: str) -> list[Cell]:
         """The cell, or none where there is no configuration of it."""

@@ -13,6 +13,7 @@ from rag_jax.data.download import DownloadError
 from rag_jax.data.question_files import Example
 from rag_jax.data.task_sources import TASKS, File, held_out, locate, task_of
 from rag_jax.data.tasks import load_examples
+from rag_jax.errors import DataError
 from tests.data.official_files import (
     BIENCODER,
     CLUES,
@@ -258,6 +259,16 @@ def test_a_question_with_answers_must_have_some(tmp_path):
 
 
 # --- The table ------------------------------------------------------------------------------------
+
+
+def test_a_user_without_a_home_names_the_folder_of_the_data(monkeypatch):
+    """In a container whose user has no entry, the usual folder was an error of ours."""
+    def no_home(path):
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr("pathlib.Path.expanduser", no_home)
+    with pytest.raises(DataError, match="~/rag_jax_data: this user has no home.*data_dir"):
+        load_examples("task:fever3:dev")
 
 
 def test_the_table_is_complete():
