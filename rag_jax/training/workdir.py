@@ -148,9 +148,9 @@ def check_trained_with(config: Config, trained: Config, workdir: pathlib.Path,
         if unread or name.startswith((*TRAINED_WITH, *further)):
             raise ConfigError(
                 f"config.{name}={overrides.shown(value(config, name))}: {workdir} was trained with "
-                f"{overrides.shown(value(trained, name))}, and this would change nothing; other "
-                "questions are named with --questions, in Python evaluate(FILE), other passages "
-                "with --index")
+                f"{overrides.shown(value(trained, name)) or '(none)'}, and this would change "
+                "nothing; other questions are named with --questions, in Python evaluate(FILE), "
+                "other passages with --index")
 
 
 def check_classes(config: Config, trained: tuple[str, ...], path: pathlib.Path) -> Config:
