@@ -6,6 +6,7 @@ import pytest
 import uvicorn
 from uvicorn.server import ServerState
 
+from rag_jax.serving import protocol
 from rag_jax.serving.protocol import HEAD, Bounded
 
 BEGIN = b"POST / HTTP/1.1\r\nhost: localhost\r\n"
@@ -33,9 +34,10 @@ class Transport(asyncio.Transport):
         self.closed = True
 
 
-def sent(*parts):
-    """The bodies that an application reads, and what is written to the client."""
-    bodies = []
+def connected(parts):
+    """A connection that these parts come by: its transport, the tasks that answer, and the bodies
+    that have been read."""
+    bodies, state, transport = [], ServerState(), Transport()
 
     async def app(scope, receive, send):
         body, more = b"", True
@@ -46,15 +48,20 @@ def sent(*parts):
         await send({"type": "http.response.start", "status": 204, "headers": []})
         await send({"type": "http.response.body", "body": b""})
 
+    connection = Bounded(uvicorn.Config(app, log_level="critical"), state, {})
+    connection.connection_made(transport)
+    for part in parts:
+        connection.data_received(part)
+    if transport.closed:
+        connection.connection_lost(None)
+    return transport, state.tasks, bodies
+
+
+def sent(*parts):
+    """The bodies that an application reads, and what is written to the client."""
     async def run():
-        state, transport = ServerState(), Transport()
-        protocol = Bounded(uvicorn.Config(app, log_level="critical"), state, {})
-        protocol.connection_made(transport)
-        for part in parts:
-            protocol.data_received(part)
-        if transport.closed:
-            protocol.connection_lost(None)
-        while state.tasks:
+        transport, tasks, bodies = connected(parts)
+        while tasks:
             await asyncio.sleep(0)
         return bodies, transport.written
 
@@ -84,3 +91,44 @@ def test_a_head_without_end_is_refused(parts):
 def test_nothing_else_is_refused(parts, bodies):
     found, written = sent(*parts)
     assert found == bodies and written.count(b"HTTP/1.1 204 ") == len(bodies)
+
+
+OFFER = b"Connection: Upgrade, HTTP2-Settings\r\nHTTP2-Settings: AAEAAEA\r\nUpgrade: h2c\r\n"
+ONE = OFFER + b"content-length: 1\r\n\r\n1"
+
+
+@pytest.mark.parametrize("parts, bodies", [
+    ([BEGIN + ONE], [b"1"]), ([BEGIN + OFFER, b"content-length: 1\r\n\r\n", b"1"], [b"1"]),
+    ([BEGIN + b"connection: close, upgrade\r\nupgrade: x\r\ncontent-length: 1\r\n\r\n1"], [b"1"]),
+    ([(BEGIN + ONE) * 1000], [b"1"] * 1000), ([BEGIN + OFFER + b"\r\n", BEGIN + ONE], [b"", b"1"]),
+    ([BEGIN + OFFER + b"content-length: %d\r\n\r\n" % (2 * HEAD) + b"x" * 2 * HEAD],
+     [b"x" * 2 * HEAD])],
+    ids=["at once", "in parts", "the last", "many", "without a body", "a long body"])
+def test_what_offers_another_protocol_is_read_as_if_it_did_not(parts, bodies):
+    """Java's clients offer HTTP/2 with their first request: its body was lost, and refused."""
+    found, written = sent(*parts)
+    assert found == bodies and written.count(b"HTTP/1.1 204 ") == len(bodies)
+    assert b"HTTP/1.1 4" not in written
+
+
+@pytest.mark.parametrize("parts, closed", [
+    ([], True), ([BEGIN], True), ([BEGIN + b"\r\n", BEGIN], True),
+    ([BEGIN + b"\r\n"] * 2 + [BEGIN], True),
+    ([BEGIN + b"content-length: 2\r\n\r\n1"], False),
+    ([BEGIN + b"\r\n", BEGIN + b"content-length: 2\r\n\r\n1"], False)],
+    ids=["nothing", "half a head", "after a request", "after two", "a body", "a second body"])
+def test_a_connection_that_asks_for_nothing_is_closed(parts, closed, monkeypatch):
+    """As many as the server has were held for ever by who knew no token, and others got 503; a
+    request that is being read or answered has a limit of its own."""
+    monkeypatch.setattr(protocol, "HEAD_SECONDS", 0)
+
+    async def run():
+        transport, tasks, bodies = connected(parts)
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert len(tasks) == (not closed)
+        for task in tasks:
+            task.cancel()
+        return transport.closed
+
+    assert asyncio.run(run()) == closed
