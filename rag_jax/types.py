@@ -117,14 +117,14 @@ class Answer(NamedTuple):
     """A decoded answer with its evidence."""
 
     text: str
-    token_ids: list[int]  # without padding; the last is </s> unless truncated
+    token_ids: list[int]  # without padding; the last is </s>, unless cut or of a class
     log_prob: float  # log p(y | x) in nats, </s> included; of a class: normalised over the labels
     passages: list[Evidence]  # best first; with a null document, the last stands for it
     token_log_probs: list[float] = []  # log p(y_t | x, y_<t) in nats, of every token of token_ids
     # One row per token: RAG-Token p(z | x, y_t, y_<t), RAG-Sequence p(z | x, y_<=t); of a class,
     # decided at its first token, p(z | x, class) in each. Empty for Fusion-in-Decoder.
     token_posterior: list[list[float]] = []
-    finished: bool = True  # ended with </s>; False = cut at the length limit
+    finished: bool = True  # ended with </s>, or a class; False = cut at the length limit
     certified: bool = False  # no other answer within the length limit is more probable
     alternatives: list["Answer"] = []  # the other returned answers or samples, best first
     # Prefixes that exact decoding has expanded for this question; where it is not certified then,

@@ -58,6 +58,7 @@ def _tokens(model: rag.RagModel, settings: Decoding, questions: int
 
 def _ranked(given: Ranked, prior: jax.Array, exact: bool) -> Decoded:
     questions = prior.shape[0]
+    given = given._replace(finished=jnp.ones_like(given.finished))  # a class is whole without </s>
     order = jnp.argsort(-given.log_p, axis=1)
     ranked = jax.tree.map(lambda x: x[jnp.arange(questions)[:, None], order], given)
     certified = jnp.full(questions, exact)  # no class is left out

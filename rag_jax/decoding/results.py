@@ -37,7 +37,8 @@ class Ranked(NamedTuple):
     posterior: jax.Array  # float32[B, A, K], p(z | x, y); RAG-Token: mean over the tokens
     # RAG-Token p(z | x, y_t, y_<t), RAG-Sequence p(z | x, y_<=t); 0 after </s>.
     token_posterior: jax.Array  # float32[B, A, K, T]
-    finished: jax.Array  # bool[B, A], ended with </s>; the others are cut at max_length
+    # bool[B, A], ended with </s>, or a class; the others are cut at max_length.
+    finished: jax.Array
     valid: jax.Array  # bool[B, A], False where there are fewer answers than asked for
 
 

@@ -50,9 +50,11 @@ def asked(fields: Fields, text: str, settings: Settings, run: EvalConfig) -> Ask
         raise Refused(f"{fields.where}: \"n\" is {n}: the search gives {most} at most{more}",
                       field="n")
     places = range(n if temperature else 1)
+    # A part of a class's name is no class.
+    ask = Ask(n) if run.labels else Ask(n, next(filter(None, longest), None), stop)
     return Asked("sample" if temperature else "search",
                  [Question(text, float(temperature), seed, place) for place in places],
-                 Ask(n, next(filter(None, longest), None), stop), memory)
+                 ask, memory)
 
 
 def most_answers(run: EvalConfig) -> int:

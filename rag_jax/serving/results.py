@@ -45,7 +45,8 @@ def _cut(answer: Answer, ask: Ask, tokenizer: Tokenizer, kind: str) -> Choice:
     """The answer up to `max_tokens` tokens, and before the first `stop` text."""
     ids, reason = answer.token_ids, "stop" if answer.finished else "length"
     text, count = answer.text, len(ids)
-    if ask.max_tokens is not None and ask.max_tokens < count - answer.finished:
+    ended = ids[-1:] == [tokenizer.end]
+    if ask.max_tokens is not None and ask.max_tokens < count - ended:
         count, reason = ask.max_tokens, "length"
         text = tokenizer.decode(ids[:count])
     begins = [text.find(stop) for stop in ask.stop if stop in text]
@@ -54,6 +55,7 @@ def _cut(answer: Answer, ask: Ask, tokenizer: Tokenizer, kind: str) -> Choice:
         count = next((n for n in range(1, count) if _goes_beyond(tokenizer.decode(ids[:n]), text)),
                      count)
     if count < len(ids):
+        ended = False
         rows = np.array(answer.token_posterior[:count])
         if len(rows):
             row = rows[-1] if kind == "sequence" else rows.mean(axis=0)
@@ -64,7 +66,7 @@ def _cut(answer: Answer, ask: Ask, tokenizer: Tokenizer, kind: str) -> Choice:
             token_log_probs=answer.token_log_probs[:count],
             token_posterior=answer.token_posterior[:count],
             log_prob=float(np.sum(answer.token_log_probs[:count], dtype=np.float32)))
-    return Choice(answer._replace(text=text), reason, count - answer.finished)
+    return Choice(answer._replace(text=text), reason, count - ended)
 
 
 def _goes_beyond(begun: str, text: str) -> bool:

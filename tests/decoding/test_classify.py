@@ -24,6 +24,7 @@ def run(kind, labels, **settings):
     order = np.argsort(-found.ranked.log_p, axis=1)
     np.testing.assert_array_equal(order, np.broadcast_to(np.arange(len(labels)), order.shape))
     assert found.certified.all()
+    assert found.ranked.finished.all(), "every class of one token was said to be cut"
     return found.ranked
 
 

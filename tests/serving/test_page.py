@@ -24,6 +24,8 @@ TOKENS = ["Li", "ma", "</s>"]
 
 
 class Tokenizer:
+    end = 2
+
     def decode(self, ids):
         return "".join(TOKENS[i] for i in ids if i < 2)
 

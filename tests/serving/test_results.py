@@ -5,13 +5,19 @@ import itertools
 import numpy as np
 import pytest
 
-from rag_jax.serving.results import Ask, Choice, Pieces, choices, citations, vector
+from rag_jax.config import EvalConfig
+from rag_jax.serving.asking import asked
+from rag_jax.serving.fields import Fields
+from rag_jax.serving.results import Ask, Pieces, choices, citations, vector
+from rag_jax.serving.settings import Settings
 from rag_jax.types import Answer, Evidence
 
 WORDS = {1: "Mar", 2: "tín", 3: " Viz", 4: "car", 5: "ra", 9: ""}  # 9 is </s>
 
 
 class Tokenizer:
+    end = 9
+
     def decode(self, ids):
         return "".join(WORDS[i] for i in ids).strip()
 
@@ -103,9 +109,19 @@ def test_tokens_before_a_stop_are_counted_where_letters_have_several(monkeypatch
 
 
 def test_a_class_whose_token_is_a_part_of_its_name_is_given_whole():
+    """It was said to be cut at the length limit, as no </s> ends it."""
     label = answer()._replace(text="REFUTES", token_ids=[1], token_log_probs=[-0.1])
-    growing = Pieces(Ask(), Tokenizer())
-    assert list(growing.rest(Choice(label, "stop", 1))) == [("REFUTES", slice(0, 1))]
+    choice, = choices(Ask(), [label], Tokenizer(), "token")
+    assert choice == (label, "stop", 1)
+    assert list(Pieces(Ask(), Tokenizer()).rest(choice)) == [("REFUTES", slice(0, 1))]
+
+
+def test_a_class_is_never_cut():
+    """A part of its name is no class, and had another probability than the class."""
+    fields = Fields("request", {"n": 2, "max_tokens": 1, "stop": "F"})
+    for labels, ask in ((("SUPPORTS", "REFUTES"), Ask(2)), ((), Ask(2, 1, ("F",)))):
+        run = EvalConfig(labels=labels, num_beams=2)
+        assert asked(fields, "Is it?", Settings("fever"), run).ask == ask
 
 
 def test_citations_name_passages_by_addresses_that_hold_anything():
