@@ -21,9 +21,10 @@ from starlette.middleware import Middleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
-from starlette.routing import Route
-from starlette.types import Receive, Scope, Send
+from starlette.routing import Match, Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from rag_jax.data.text import Tokenizer
 from rag_jax.errors import UserError
 from rag_jax.locks import InUseError
 from rag_jax.serving import asking, page, results
@@ -40,6 +41,7 @@ LEFT = 499  # a status for the metrics: the client is gone
 ENDING = "the server is ending: what it has not answered by now it does not answer"
 KINDS = {401: "authentication_error", 403: "permission_error", 404: "not_found_error",
          429: "rate_limit_error"}
+UNCOUNTED = {"/health", "/ready", *(f"/{path}" for path in page.FILES)}
 PART = r"/[^\s/:;,'\"]+"  # of a path
 
 
@@ -97,7 +99,8 @@ class Server:
         hosts = ["localhost", "127.0.0.1", "[::1]", settings.host] if settings.local else ["*"]
         self.app = Starlette(
             routes=routes, lifespan=self._life, exception_handlers={HTTPException: self._plain},
-            middleware=[Middleware(TrustedHostMiddleware, allowed_hosts=hosts)])
+            middleware=[Middleware(_Counted, self.metrics.answered),
+                        Middleware(TrustedHostMiddleware, allowed_hosts=hosts)])
 
     @contextlib.asynccontextmanager
     async def _life(self, app: Starlette) -> AsyncIterator[None]:
@@ -120,16 +123,19 @@ class Server:
                 response = Response(status_code=LEFT)
             except (Exception, asyncio.CancelledError) as error:
                 response = self._failure(error)
-            self.metrics.answered(response.status_code)
             return response
 
         return guarded
 
     async def _plain(self, request: Request, error: HTTPException) -> Response:
         """No such route, or not by this method."""
-        self.metrics.answered(error.status_code)
-        return _error(f"{request.method} {request.url.path:.100}: {error.detail}",
-                      error.status_code)
+        response = _error(f"{request.method} {request.url.path:.100}: {error.detail}",
+                          error.status_code)
+        if error.status_code == 405:  # the router names the methods of the path's first route alone
+            response.headers["Allow"] = ", ".join(sorted(set().union(
+                *(route.methods for route in self.app.routes
+                  if route.matches(request.scope)[0] is not Match.NONE))))
+        return response
 
     def _failure(self, error: BaseException) -> Response:
         """The response that says what went wrong, and names no folder of this machine."""
@@ -144,6 +150,9 @@ class Server:
                           503 if isinstance(error, InUseError) else 422)
         if isinstance(error, TimeoutError):
             return _error(f"no answer within {self.settings.timeout:g} seconds", 504)
+        if isinstance(error, OSError) and error.strerror:  # a full disk, too many open files, ...
+            print(f"error: {error}", file=sys.stderr)
+            return _error(f"the server's machine: {error.strerror}", 503)
         traceback.print_exception(error, file=sys.stderr)
         return _error("a defect of the server, which its log describes", 500)
 
@@ -207,19 +216,15 @@ class Server:
             options.only(("include_usage", "include_obfuscation"))
         asked, index = self._asked(fields, question)
         tokenizer = index.rag.job.prepared.generator_tokenizer
-        prompt = len(tokenizer.encode([question])[0])
         completion = results.Completion(
-            self.settings.model, index.version, prompt, logprobs, tokenizer,
+            self.settings.model, index.version, _tokens(tokenizer, question), logprobs, tokenizer,
             lambda answer: results.citations(answer, str(request.base_url), index.name))
         if stream:
             chunks = self._chunks(request, index, asked, began,
                                   results.Chunks(completion, asked.ask, usage))
-            response = _Events(await anext(chunks), chunks, self._failure)
-        else:
-            answers = await self._computed(request, index, asked.program, asked.questions)
-            response = JSONResponse(completion.whole(self._choices(index, asked, answers, began)))
-        self.metrics.prompt.inc(prompt)
-        return response
+            return _Events(await anext(chunks), chunks, self._failure)
+        answers = await self._computed(request, index, asked.program, asked.questions)
+        return JSONResponse(completion.whole(self._choices(index, asked, answers, began)))
 
     def _asked(self, fields: Fields, question: str) -> tuple[asking.Asked, OpenIndex]:
         """What is to be answered, and from which index."""
@@ -232,13 +237,13 @@ class Server:
 
         began, first: when the request came, and when the first token was sent; None = now.
         """
-        rag, now = index.rag, time.perf_counter()
-        choices = results.choices(asked.ask, answers, rag.job.prepared.generator_tokenizer,
-                                  rag.config.kind)
+        now, tokenizer = time.perf_counter(), index.rag.job.prepared.generator_tokenizer
+        choices = results.choices(asked.ask, answers, tokenizer, index.rag.config.kind)
+        self.metrics.prompt.inc(_tokens(tokenizer, asked.questions[0].text))
         self.metrics.first_token.observe((first or now) - began)
         self.metrics.whole.observe(now - began)
         for choice in choices:
-            self.metrics.generated.inc(len(choice.answer.token_ids))
+            self.metrics.generated.inc(choice.end)
             self.metrics.ended(choice.reason)
         return choices
 
@@ -286,7 +291,8 @@ class Server:
             "usage": {"prompt_tokens": tokens, "total_tokens": tokens}})
 
     async def _rerank(self, request: Request) -> Response:
-        """p(z | x) over the documents that are given, by the two encoders."""
+        """p(z | x) over the documents that are given, by the two encoders: the share that BM25 has
+        in that of a hybrid index is counted for its passages alone."""
         fields, settings = await self._body(request), self.settings
         fields.only(("model", "query", "documents", "top_n", "return_documents"))
         asking.known_model(fields, self._models)
@@ -351,7 +357,7 @@ class Server:
     async def _change_memory(self, request: Request) -> Response:
         """Swaps the index, or edits it; what has begun runs to its end."""
         fields, settings = await self._body(request), self.settings
-        swap, edit = fields.has("swap"), fields.has("add") or fields.has("delete")
+        swap, edit = fields.has("swap"), fields.filled("add") or fields.filled("delete")
         fields.only(("swap", "add", "delete", "memory"))
         if swap == edit or swap and fields.has("memory"):
             raise Refused("request: expected \"swap\" alone, or one of \"add\" and \"delete\" or "
@@ -362,7 +368,7 @@ class Server:
             change = self.indexes.edit(
                 asking.passages(fields, "add", settings.max_texts, settings.max_body),
                 fields.strings("delete", settings.max_texts, settings.max_body)
-                if fields.has("delete") else (),
+                if fields.filled("delete") else (),
                 fields.text("memory") if fields.has("memory") else None)
         try:
             await asyncio.shield(asyncio.wrap_future(change))
@@ -381,6 +387,30 @@ class Server:
         ready = self.worker.ready
         return JSONResponse({"ready": ready, "compiled": self.worker.compiled,
                              "programs": self._to_compile}, 200 if ready else 503)
+
+
+def _tokens(tokenizer: Tokenizer, text: str) -> int:
+    return len(tokenizer.encode([text])[0])
+
+
+class _Counted:
+    """Middleware around all others, which answer some requests themselves.
+
+    Args:
+      answered: is given the status of every request whose path is not one of UNCOUNTED.
+    """
+
+    def __init__(self, app: ASGIApp, answered: Callable[[int], None]):
+        self._app, self._answered = app, answered
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def counting(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                self._answered(message["status"])
+            await send(message)
+
+        counts = scope["type"] == "http" and scope["path"] not in UNCOUNTED
+        await self._app(scope, receive, counting if counts else send)
 
 
 async def _left(request: Request) -> None:
@@ -409,20 +439,21 @@ class _Events(StreamingResponse):
                 await super().__call__(scope, receive, send)
 
     async def _events(self) -> AsyncIterator[str]:
-        yield _event(json.dumps(self._first, ensure_ascii=False))
+        yield _event(self._first)
         try:
             async for chunk in self._chunks:
-                yield _event(json.dumps(chunk, ensure_ascii=False))
+                yield _event(chunk)
         except ClientDisconnect:
             return
         except (Exception, asyncio.CancelledError) as error:
-            yield _event(self._failure(error).body.decode())
+            yield _event(json.loads(self._failure(error).body))
         else:
-            yield _event("[DONE]")
+            yield "data: [DONE]\n\n"
 
 
-def _event(data: str) -> str:
-    return f"data: {data}\n\n"
+def _event(data: dict[str, Any]) -> str:
+    """In ASCII: of text, more than newlines end a line (U+2028), which not every client knows."""
+    return f"data: {json.dumps(data)}\n\n"
 
 
 def _error(message: str, status: int, field: str | None = None) -> Response:

@@ -42,7 +42,7 @@ def asked(fields: Fields, text: str, settings: Settings, run: EvalConfig) -> Ask
     seed = fields.number("seed", secrets.randbits(32), -INT64, INT64 - 1, whole=True) % 2**32
     longest = [fields.number(name, None, 1, 2**31, whole=True)
                for name in ("max_completion_tokens", "max_tokens")]
-    stop = fields.strings("stop", 4, 100) if fields.fields.get("stop") not in (None, []) else ()
+    stop = fields.strings("stop", 4, 100) if fields.filled("stop") else ()
     memory = fields.text("memory") if fields.has("memory") else None
     if not temperature and n > (most := most_answers(run)):
         more = "" if run.labels else (": set a temperature above 0 to draw answers, or serve with "
@@ -101,7 +101,7 @@ def documents(fields: Fields, most: int, longest: int) -> list[Passage]:
 
 def passages(fields: Fields, key: str, most: int, longest: int) -> list[Passage]:
     """Passages to be added: objects with id, title and text."""
-    if not fields.has(key):
+    if not fields.filled(key):
         return []
     found = []
     for row in fields.objects(key, most):

@@ -68,6 +68,10 @@ class Fields(Record):
             raise self.error(key, f"a {'whole ' * whole}number from {least} to {most}")
         return value
 
+    def filled(self, key: str) -> bool:
+        """Whether the field is there, and is no empty list."""
+        return self.fields.get(key) not in (None, [])
+
     def flag(self, key: str) -> bool:
         """true or false; absent is false."""
         if self.has(key) and not isinstance(self.fields[key], bool):

@@ -248,6 +248,8 @@ class Indexes:
         """An open index; None = the current one."""
         if name is None:
             return self.current
+        if self._first is None:
+            raise Refused("this model reads no passages: leave \"memory\" out", field="memory")
         if name not in self.open:
             raise Refused(f"\"memory\" is {name[:60]!r}: expected one of {', '.join(self.open)}",
                           field="memory")

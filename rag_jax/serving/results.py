@@ -185,7 +185,7 @@ class Completion:
         return {"annotations": self._cite(choice.answer), "evidence": answer_record(choice.answer)}
 
     def usage(self, answers: Sequence[Choice]) -> dict[str, int]:
-        spent = sum(len(choice.answer.token_ids) for choice in answers)
+        spent = sum(choice.end for choice in answers)
         return {"prompt_tokens": self._prompt, "completion_tokens": spent,
                 "total_tokens": self._prompt + spent}
 

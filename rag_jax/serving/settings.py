@@ -21,7 +21,7 @@ class Settings:
         clients that each ask again when they are answered are soon two times eight.
       max_waiting: questions, and texts to embed, that may wait; more are refused with 429.
       max_question: characters of a question, 422.
-      max_texts: texts to embed or to rank in a request, passages to add and to retrieve, 422.
+      max_texts: texts to embed or to rank in a request, passages to add, delete and retrieve, 422.
       max_choices: answers to a question, 422.
       max_body: bytes of a request, 413.
       timeout: seconds that a request may take, 504.

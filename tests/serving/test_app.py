@@ -5,6 +5,7 @@ import base64
 import concurrent.futures
 import contextlib
 import dataclasses
+import errno
 import gc
 import json
 import os
@@ -104,8 +105,8 @@ def test_a_chat_is_answered_as_python_answers(asking, rag):
     tokens = done["choices"][0]["logprobs"]["content"]
     np.testing.assert_allclose([each["logprob"] for each in tokens],
                                answer.token_log_probs[:len(tokens)], atol=1e-5)
-    assert done["usage"]["completion_tokens"] == len(answer.token_ids) + len(
-        answer.alternatives[0].token_ids)
+    assert done["usage"]["completion_tokens"] == sum(
+        len(choice["logprobs"]["content"]) for choice in done["choices"])
     for citation, passage in zip(done["choices"][0]["message"]["annotations"], sorted(
             answer.passages, key=lambda each: -each.posterior), strict=True):
         cited = citation["url_citation"]
@@ -437,6 +438,85 @@ def test_limits_methods_and_models(asking):
         assert f'vllm:{name}{{model_name="rag_token"' in text, name
 
 
+def test_a_method_that_is_not_allowed_is_told_those_that_are(asking):
+    """HTTP requires it; and of two routes at one path, both are allowed."""
+    for method, path, allowed in (("GET", "/answer", "POST"), ("PUT", "/memory", "GET, HEAD, POST"),
+                                  ("POST", "/", "GET, HEAD")):
+        refused = asking.request(method, path)
+        assert refused.status_code == 405 and refused.headers["allow"] == allowed
+
+
+def counted(asking, name):
+    """A figure of /metrics by its labels, those that all have left out."""
+    found = re.findall(rf'^{name}_total{{model_name="rag_token",?(.*?)}} (\S+)$',
+                       asking.get("/metrics").text, re.M)
+    return {labels: float(number) for labels, number in found}
+
+
+def test_every_request_is_counted_by_its_status(asking):
+    """Those that no route has seen were not: of another host, and to a path with a slash more."""
+    asking.get("/metrics")
+    before = counted(asking, "rag_jax:http_requests")
+    asking.get("/memory", headers={"Host": "evil.example"})
+    asking.post("/answer/", json={}, follow_redirects=False)
+    for path in ("/health", "/ready", "/", "/page.js"):
+        assert asking.get(path).status_code == 200
+    after = counted(asking, "rag_jax:http_requests")
+    more = {status: number - before.get(status, 0) for status, number in after.items()}
+    assert {status: number for status, number in more.items() if number} == {
+        'status="400"': 1, 'status="307"': 1, 'status="200"': 1}  # /metrics itself
+
+
+def test_tokens_of_every_question_and_answer_are_counted(asking, rag):
+    """Those of questions to /answer were not."""
+    tokens = len(rag.job.prepared.generator_tokenizer.encode([ASK])[0])
+    for path, body in (("/answer", {"question": ASK}), ("/v1/chat/completions", chat(ASK)),
+                       ("/v1/chat/completions", chat(ASK, stream=True))):
+        before = counted(asking, "vllm:prompt_tokens")[""]
+        assert asking.post(path, json=body).status_code == 200
+        assert counted(asking, "vllm:prompt_tokens")[""] - before == tokens > 0
+
+
+def test_what_the_machine_refuses_is_no_defect(asking, monkeypatch, capsys):
+    """A full disk was called a defect of the server; and clients learn no folder of it."""
+    def full(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "/srv/secret/versions/2")
+
+    monkeypatch.setattr(asking.server.indexes, "_edit", full)
+    done = asking.post("/memory", json={"delete": ["x"]}, headers=TOKEN)
+    assert done.status_code == 503
+    assert done.json()["error"]["message"] == "the server's machine: No space left on device"
+    told = capsys.readouterr().err
+    assert "/srv/secret/versions/2" in told and "Traceback" not in told
+
+
+def test_an_event_is_one_line_to_whoever_reads_lines():
+    """U+2028 and U+0085, which PDFs have, end a line of text: half of the JSON was read."""
+    async def chunks():
+        yield {"text": "b\u0085"}
+        raise ValueError
+
+    async def sent():
+        response = app._Events({"text": "a\u2028"}, chunks(), lambda _: app._error("\u2029", 500))
+        return "".join([event async for event in response.body_iterator])
+
+    texts = [json.loads(line.removeprefix("data: ")) for line in asyncio.run(sent()).splitlines()
+             if line]
+    assert texts[:2] == [{"text": "a\u2028"}, {"text": "b\u0085"}]
+    assert texts[2]["error"]["message"] == "\u2029" and len(texts) == 3
+
+
+@asks_python
+def test_an_empty_list_of_a_change_counts_as_absent(asking, rag):
+    new = {"id": "new", "title": "", "text": "A leafhopper."}
+    for change in ({"add": [new], "delete": []}, {"add": [], "delete": ["new"]}):
+        done = asking.post("/memory", json=change, headers=TOKEN)
+        assert done.status_code == 200, done.text
+    for change in ({"add": [], "delete": []}, {"swap": "2018", "delete": ["new"]}):
+        refused = asking.post("/memory", json=change, headers=TOKEN)
+        assert refused.status_code == 422 and "alone" in refused.json()["error"]["message"]
+
+
 def test_random_requests_are_all_refused_with_a_reason(asking):
     """A malformed request that is a defect (5xx) hides a hole."""
     draw = random.Random(0)
@@ -562,7 +642,8 @@ def test_a_model_without_passages_says_that_it_has_none(uninterrupted, one_devic
     settings = Settings("rag_token", memory_token="change", batch_sizes=(1,))
     server = app.Server(indexes.Indexes(rag, settings), settings)
     asking = TestClient(server.app, base_url="http://localhost")  # whose worker has not begun
-    for path, body in (("/retrieve", {"question": ASK, "k": 5}), ("/memory", {"swap": "2018"})):
+    for path, body in (("/retrieve", {"question": ASK, "k": 5}), ("/memory", {"swap": "2018"}),
+                       ("/answer", {"question": ASK, "memory": "2018"})):
         refused = asking.post(path, json=body, headers=TOKEN)
         assert refused.status_code == 422
         assert refused.json()["error"]["message"].startswith("this model reads no passages: ")
