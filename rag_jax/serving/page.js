@@ -5,7 +5,10 @@ const percent = new Intl.NumberFormat("en", {style: "percent", maximumSignifican
 const sentences = new Intl.Segmenter("en", {granularity: "sentence"});
 const KEPT = 100;  // answers in the history
 const NO_PASSAGE = "(no passage)";  // the null document
-const server = {programs: [], answers: 1};
+// A letter or digit of a script that has spaces between its words.
+const SPACED = "(?![\\p{scx=Han}\\p{scx=Hira}\\p{scx=Kana}\\p{scx=Thai}\\p{scx=Laoo}\\p{scx=Khmr}" +
+  "\\p{scx=Mymr}])[\\p{L}\\p{N}]";
+const server = {programs: [], answers: 1, open: []};
 const shown = {result: null, place: 0};
 const earlier = [];
 let running = null;  // what stops the question that is being asked
@@ -26,8 +29,13 @@ function tell(id, text) {
 // --- the server ----------------------------------------------------------------------------------
 
 async function send(path, body, signal) {
-  const headers = body ? {"Content-Type": "application/json"} : {};
-  if ($("token").value) headers.Authorization = `Bearer ${$("token").value}`;
+  const headers = body ? {"Content-Type": "application/json"} : {}, token = $("token").value;
+  const [beyond] = token.match(/[^ -~]/u) ?? [];
+  if (beyond) {  // which the server does not take, and fetch says of some that the network failed
+    throw Object.assign(new Error(`The token has "${beyond}", which no token has: copy it again.`),
+                        {status: 401});
+  }
+  if (token) headers.Authorization = `Bearer ${token}`;
   let response;
   try {
     response = await fetch(path, {
@@ -92,7 +100,7 @@ async function retrieved(question, memory, signal) {
 async function ask(question) {
   running?.abort();
   const own = running = new AbortController();
-  const memory = $("memory").value;
+  const memory = server.open.includes(chosen) ? chosen : null;
   tell("problem", "");
   clear(question);
   list();
@@ -106,6 +114,7 @@ async function ask(question) {
     earlier.length = Math.min(earlier.length, KEPT);
     if (shown.result) list();  // an earlier one, which is being read
     else show(result);
+    if (!memory && !result.version.startsWith(`${$("memory").value}:`)) begin();  // a swap
   } catch (error) {
     if (running !== own) return;
     tell("problem", error.name === "AbortError" ? "Stopped." : error.message);
@@ -217,11 +226,11 @@ function card(choice, row, number, traced) {
               make("p", {dir: "auto"}, ...marked(passage.text, choice.text ?? "")));
 }
 
-// The text, with every sentence marked that the answer stands in.
+// The text, with every sentence marked that the answer stands in, not as a part of a longer word.
 function marked(text, answer) {
   const words = answer.split(/\s+/u).filter(Boolean).map(
     word => word.replace(/[\\^$.*+?()[\]{}|/]/g, "\\$&"));
-  const stands = new RegExp(`(?<![\\p{L}\\p{N}])${words.join("\\s+")}(?![\\p{L}\\p{N}])`, "giu");
+  const stands = new RegExp(`(?<!${SPACED})${words.join("\\s+")}(?!${SPACED})`, "giu");
   const spans = words.length ? [...text.matchAll(stands)].map(
     found => [found.index, found.index + found[0].length]) : [];
   return [...sentences.segment(text)].flatMap(({segment, index}) => {

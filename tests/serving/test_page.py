@@ -21,6 +21,12 @@ from rag_jax.types import Answer, Evidence
 
 HOSTILE = "<img src=x onerror=\"document.title='owned'\">"
 TOKENS = ["Li", "ma", "</s>"]
+# Answers, with a passage for each and the sentence of it in which the answer stands.
+SCRIPTS = {"Lim": ("Lima is far. Lim is not. Limbo is.", "Lim is not."),
+           "利马": ("水稻生长。首都是利马市。雨很少。", "首都是利马市。"),
+           "リマ": ("米を作る。首都はリマである。雨は少ない。", "首都はリマである。"),
+           "Li": ("首都是Li市。雨很少。", "首都是Li市。"),
+           "เมืองหลวง": ("กรุงเทพเป็นเมืองหลวงของไทย", "กรุงเทพเป็นเมืองหลวงของไทย")}
 
 
 class Tokenizer:
@@ -39,10 +45,14 @@ def evidence():
             Evidence("p/2", "Chile", "Santiago lies inland.", 0.75, 0.1)]
 
 
-def choices():
+def choices(question):
     rows = [[0.9, 0.1], [0.95, 0.05], [0.85, 0.15]]
     best = Answer("Lima", [0, 1, 2], -0.1, evidence(), [-0.04, -0.03, -0.03], rows, certified=True,
                   tokens=TOKENS, alternatives=[])
+    if (answer := question.removesuffix("?")) in SCRIPTS:
+        first, second = best.passages
+        first = first._replace(text=SCRIPTS[answer][0])
+        best = best._replace(text=answer, passages=[first, second])
     other = best._replace(text="Li", log_prob=-3.0, certified=False)
     return [Choice(best, "stop", 2), Choice(other, "stop", 2)]
 
@@ -58,8 +68,8 @@ def stub(asked, gates=()):
         if "?" not in body["messages"][0]["content"]:
             return JSONResponse({"error": {"message": f"no question {HOSTILE}"}}, 422)
         made = Completion("rag_token", "2018:1", 3, False, Tokenizer(), lambda answer: [])
-        lines = [*map(json.dumps, Chunks(made, Ask(n=2), False).rest(choices())), "[DONE]"]
         question = body["messages"][0]["content"]
+        lines = [*map(json.dumps, Chunks(made, Ask(n=2), False).rest(choices(question))), "[DONE]"]
         if "fails?" in question:
             lines = [lines[0], json.dumps({"error": {"message": f"too late {HOSTILE}"}})]
 
@@ -184,7 +194,8 @@ def test_a_question_is_asked_by_keyboard_and_its_evidence_shown_as_text(opened, 
     assert opened.text_content("#answer") == "Li"
     assert opened.evaluate("document.documentElement.scrollWidth") <= 360
     (token, body), = asked
-    assert token is None and body["memory"] == "2018" and body["n"] == 2
+    assert token is None and body["n"] == 2
+    assert "memory" not in body, "after a swap, the earlier one would have been asked"
 
 
 def test_an_index_is_chosen_and_a_refusal_shown_as_text(opened, asked):
@@ -209,6 +220,34 @@ def test_a_memory_that_was_chosen_stays_when_the_server_is_asked_again(opened):
     opened.evaluate("document.getElementById('token').dispatchEvent(new Event('change'))")
     opened.wait_for_selector("option[data-before]", state="detached")
     assert opened.input_value("#memory") == "2016"
+
+
+def test_the_memory_that_has_answered_is_shown_where_none_was_chosen(opened):
+    """After a swap, the field still named the earlier one."""
+    opened.evaluate("document.getElementById('memory').value = '2016'")  # which was the current one
+    opened.fill("#question", "Which?")
+    opened.click("#ask")
+    opened.wait_for_selector("#memory option:checked[value='2018']", state="attached")
+
+
+def test_a_token_that_no_request_can_carry_is_told(opened, asked):
+    """Whoever pasted an ellipsis read that the server had ended."""
+    opened.evaluate("document.getElementById('tokens').hidden = false")
+    opened.fill("#token", "s3cret…")
+    opened.fill("#question", "Which?")
+    opened.click("#ask")
+    opened.wait_for_selector("#problem:not([hidden])")
+    assert 'The token has "…"' in opened.text_content("#problem") and not asked
+
+
+@pytest.mark.parametrize("answer", SCRIPTS)
+def test_the_sentence_of_the_answer_is_marked_in_every_script(opened, answer):
+    """Where no spaces part words, a letter stands beside every answer, and none was marked."""
+    opened.fill("#question", f"{answer}?")
+    opened.click("#ask")
+    opened.wait_for_selector("#passages mark")
+    assert [each.text_content() for each in opened.query_selector_all("mark")] == [
+        SCRIPTS[answer][1]]
 
 
 def test_an_earlier_answer_is_read_while_the_next_one_comes(opened, gates):
