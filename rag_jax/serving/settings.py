@@ -3,6 +3,7 @@
 import dataclasses
 import ipaddress
 import re
+import socket
 
 from rag_jax.config import ConfigError
 
@@ -57,8 +58,9 @@ class Settings:
 
     @property
     def local(self) -> bool:
-        """Whether it listens to this machine alone."""
+        """Whether it listens to this machine alone, by the addresses that `host` names."""
         try:
-            return ipaddress.ip_address(self.host).is_loopback
-        except ValueError:
-            return self.host == "localhost"
+            found = socket.getaddrinfo(self.host, None, type=socket.SOCK_STREAM)
+        except (OSError, UnicodeError):  # nothing can listen there
+            return False
+        return all(ipaddress.ip_address(address[0]).is_loopback for *_, address in found)
