@@ -243,7 +243,7 @@ class Server:
         self.metrics.first_token.observe((first or now) - began)
         self.metrics.whole.observe(now - began)
         for choice in choices:
-            self.metrics.generated.inc(choice.end)
+            self.metrics.generated.inc(choice.spent)
             self.metrics.ended(choice.reason)
         return choices
 

@@ -51,7 +51,8 @@ def asked(fields: Fields, text: str, settings: Settings, run: EvalConfig) -> Ask
                       field="n")
     places = range(n if temperature else 1)
     # A part of a class's name is no class.
-    ask = Ask(n) if run.labels else Ask(n, next(filter(None, longest), None), stop)
+    ask = Ask(n) if run.labels else Ask(
+        n, next(filter(None, longest), None), stop, begin=int(bool(run.forced_bos)))
     return Asked("sample" if temperature else "search",
                  [Question(text, float(temperature), seed, place) for place in places],
                  ask, memory)

@@ -28,7 +28,7 @@ class Metrics:
         self.whole = self._of(Histogram, "e2e_request_latency_seconds",
                               "Until an answer is sent whole.", buckets=SECONDS)
         self.prompt = self._of(Counter, "prompt_tokens", "Tokens of questions.")
-        self.generated = self._of(Counter, "generation_tokens", "Tokens of answers.")
+        self.generated = self._of(Counter, "generation_tokens", "Tokens of answers, without </s>.")
         self._success = Counter("vllm:request_success", "Answers by how they ended.",
                                 ("model_name", "finished_reason"), registry=self._registry)
         self._requests = Counter("rag_jax:http_requests", "Requests by status, but those of "

@@ -19,7 +19,13 @@ class Choice(NamedTuple):
 
     answer: Answer
     reason: str  # "stop", or "length" where the answer is cut
-    end: int  # how many of its tokens are text: </s> is none
+    end: int  # where its tokens end that are text: </s> is none
+    begin: int = 0  # where they begin: a forced <s> is none
+
+    @property
+    def spent(self) -> int:
+        """How many of its tokens are text."""
+        return self.end - self.begin
 
 
 class Ask(NamedTuple):
@@ -28,6 +34,12 @@ class Ask(NamedTuple):
     n: int = 1
     max_tokens: int | None = None
     stop: tuple[str, ...] = ()
+    begin: int = 0  # tokens before the text of every answer: a forced <s>
+
+    @property
+    def most(self) -> int | None:
+        """How many tokens an answer may have, those before its text included."""
+        return None if self.max_tokens is None else self.begin + self.max_tokens
 
 
 def choices(ask: Ask, answers: Sequence[Answer], tokenizer: Tokenizer, kind: str) -> list[Choice]:
@@ -46,8 +58,8 @@ def _cut(answer: Answer, ask: Ask, tokenizer: Tokenizer, kind: str) -> Choice:
     ids, reason = answer.token_ids, "stop" if answer.finished else "length"
     text, count = answer.text, len(ids)
     ended = ids[-1:] == [tokenizer.end]
-    if ask.max_tokens is not None and ask.max_tokens < count - ended:
-        count, reason = ask.max_tokens, "length"
+    if ask.most is not None and ask.most < count - ended:
+        count, reason = ask.most, "length"
         text = tokenizer.decode(ids[:count])
     begins = [text.find(stop) for stop in ask.stop if stop in text]
     if begins:
@@ -66,7 +78,7 @@ def _cut(answer: Answer, ask: Ask, tokenizer: Tokenizer, kind: str) -> Choice:
             token_log_probs=answer.token_log_probs[:count],
             token_posterior=answer.token_posterior[:count],
             log_prob=float(np.sum(answer.token_log_probs[:count], dtype=np.float32)))
-    return Choice(answer._replace(text=text), reason, count - ended)
+    return Choice(answer._replace(text=text), reason, count - ended, ask.begin)
 
 
 def _goes_beyond(begun: str, text: str) -> bool:
@@ -114,7 +126,7 @@ class Pieces:
     def __init__(self, ask: Ask, tokenizer: Tokenizer):
         self._ask, self._tokenizer = ask, tokenizer
         self._begun: list[str] = []  # the text of the first 1, 2, ... tokens
-        self._text, self._count = "", 0  # given out; of so many tokens
+        self._text, self._count = "", ask.begin  # given out; of so many tokens
 
     def more(self, ids: Sequence[int], whole: str | None = None) -> Iterator[tuple[str, slice]]:
         """What these first tokens of the answer add.
@@ -122,7 +134,7 @@ class Pieces:
         whole: its text, if it is known, of which no piece may differ: that of a class, whose token
           is a part of it.
         """
-        for count in range(len(self._begun) + 1, len(ids[:self._ask.max_tokens]) + 1):
+        for count in range(len(self._begun) + 1, len(ids[:self._ask.most]) + 1):
             text = self._tokenizer.decode_settled(ids[:count])
             self._begun.append(text)
             text = text[:_before(self._ask.stop, text)]
@@ -172,7 +184,8 @@ class Completion:
         """The answer in one object."""
         return {**self._head, "object": "chat.completion", "usage": self.usage(answers),
                 "choices": [{"index": number, "finish_reason": choice.reason,
-                             "logprobs": self.log_probs(choice.answer, slice(choice.end)),
+                             "logprobs": self.log_probs(choice.answer, slice(
+                                 choice.begin, choice.end)),
                              "message": {"role": "assistant", "content": choice.answer.text,
                                          "refusal": None, **self.evidence(choice)}}
                             for number, choice in enumerate(answers)]}
@@ -185,7 +198,7 @@ class Completion:
         return {"annotations": self._cite(choice.answer), "evidence": answer_record(choice.answer)}
 
     def usage(self, answers: Sequence[Choice]) -> dict[str, int]:
-        spent = sum(choice.end for choice in answers)
+        spent = sum(choice.spent for choice in answers)
         return {"prompt_tokens": self._prompt, "completion_tokens": spent,
                 "total_tokens": self._prompt + spent}
 

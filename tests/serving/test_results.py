@@ -8,7 +8,7 @@ import pytest
 from rag_jax.config import EvalConfig
 from rag_jax.serving.asking import asked
 from rag_jax.serving.fields import Fields
-from rag_jax.serving.results import Ask, Pieces, choices, citations, vector
+from rag_jax.serving.results import Ask, Completion, Pieces, choices, citations, vector
 from rag_jax.serving.settings import Settings
 from rag_jax.types import Answer, Evidence
 
@@ -68,6 +68,31 @@ def test_an_answer_is_cut_with_its_probabilities(ask, text, reason, count, kind)
             range(choice.end))
 
 
+@pytest.mark.parametrize("most, text", [(None, "Martín Vizcarra"), (1, "Mar"), (2, "Martín")])
+def test_a_start_token_that_is_forced_is_no_text(monkeypatch, most, text):
+    """It was the first of "logprobs", and all that there was with max_tokens=1."""
+    monkeypatch.setitem(WORDS, 0, "")
+    whole = answer()
+    whole = whole._replace(token_ids=[0, *whole.token_ids], tokens=["<s>", *whole.tokens],
+                           token_log_probs=[-0.0, *whole.token_log_probs],
+                           token_posterior=[[0.5, 0.5], *whole.token_posterior])
+    fields = Fields("request", {"max_tokens": most})
+    ask = asked(fields, "Who?", Settings("rag_token"), EvalConfig(forced_bos=True)).ask
+    choice, = choices(ask, [whole], Tokenizer(), "token")
+    assert choice.answer.text == text
+    spent = min(most or 5, 5)
+    made = Completion("rag_token", "2018:1", 3, True, Tokenizer(), lambda answer: [])
+    done = made.whole([choice])
+    assert done["usage"]["completion_tokens"] == spent
+    assert [each["token"] for each in done["choices"][0]["logprobs"]["content"]] == [
+        WORDS[token] for token in range(1, spent + 1)]
+    for told in (0, 1, 4):
+        growing = Pieces(ask, Tokenizer())
+        given = [*growing.more(whole.token_ids[:told]), *growing.rest(choice)]
+        assert "".join(piece for piece, _ in given) == text
+        assert [n for _, tokens in given for n in range(7)[tokens]] == list(range(1, spent + 1))
+
+
 def test_alternatives_come_with_their_own_posteriors():
     first, second = choices(Ask(n=2), [answer()], Tokenizer(), "token")
     assert second.answer.text == "Mar" and second.answer.posterior == [0.4, 0.6]
@@ -112,7 +137,7 @@ def test_a_class_whose_token_is_a_part_of_its_name_is_given_whole():
     """It was said to be cut at the length limit, as no </s> ends it."""
     label = answer()._replace(text="REFUTES", token_ids=[1], token_log_probs=[-0.1])
     choice, = choices(Ask(), [label], Tokenizer(), "token")
-    assert choice == (label, "stop", 1)
+    assert choice[:3] == (label, "stop", 1)
     assert list(Pieces(Ask(), Tokenizer()).rest(choice)) == [("REFUTES", slice(0, 1))]
 
 
