@@ -51,10 +51,11 @@ def main(argv: list[str] | None = None) -> None:
                    config=config)
     settings = Settings(
         rag.run, options.host, os.environ.get("RAG_JAX_TOKEN", ""),
-        os.environ.get("RAG_JAX_MEMORY_TOKEN", ""), options.batch_sizes, timeout=options.timeout)
+        os.environ.get("RAG_JAX_MEMORY_TOKEN", ""), options.batch_sizes,
+        max(Settings.max_waiting, *options.batch_sizes), timeout=options.timeout)
     indexes = Indexes(rag, settings)
     del rag  # an index that is no more the current one would stay open with it
-    for name in filter(None, options.open.split(",")):
+    for name in filter(None, map(str.strip, options.open.split(","))):
         indexes.open_also(name)
 
     def started(failure: Exception | None) -> None:

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from rag_jax import overrides
 from rag_jax.answering import Answerer, Beginning, Draws, Watch, keys_of, search
 from rag_jax.config import Config, ConfigError
 from rag_jax.data.question_files import Example
@@ -32,6 +33,8 @@ WHOLE = 1 << 30  # a length step above all lengths: texts to embed have one padd
 # What a model can do, each a method that answers a list of these in one batch.
 PROGRAMS = {"search": "search", "sample": "sample", "retrieve": "retrieve",
             "query_encoder": "embed_queries", "document_encoder": "embed_passages"}
+# Fields whose programs have shapes that no start compiles, and what unsets each.
+NOT_SERVED = {"eval.exact_nodes": "0", "eval.prefix_mib": "0", "model.reranker.pretrained": "''"}
 NO_DRAW = {"sample": False, "temperature": 1.0, "top_k": 0, "top_p": 1.0}
 
 
@@ -215,11 +218,13 @@ class Indexes:
 
     def __init__(self, rag: Rag, settings: Settings):
         config = rag.config
-        if (config.eval.exact_nodes or config.eval.prefix_mib
-                or config.model.reranker.pretrained and config.retrieval.k):
-            raise ConfigError("config.eval.exact_nodes, config.eval.prefix_mib and "
-                              "config.model.reranker: their programs have shapes that no start "
-                              "compiles; to serve, leave all three out")
+        given = {name: value for name in NOT_SERVED if (value := overrides.value(config, name))
+                 and (config.retrieval.k or not name.startswith("model.reranker."))}
+        if given:
+            named = ", ".join(f"config.{name}={value!r}" for name, value in given.items())
+            flags = " ".join(f"--config.{name}={NOT_SERVED[name]}" for name in given)
+            raise ConfigError(f"{named}: its programs have shapes that no start compiles; to "
+                              f"serve, set {flags}")
         if rag.answers:
             rag = dataclasses.replace(rag, params={**rag.params, "generator": in_dtype(
                 rag.params["generator"], rag.job.model.generator.dtype)})

@@ -346,22 +346,53 @@ def test_one_of_several_processes_serves_alone_where_it_is_told_so(monkeypatch):
         serve.main(["--port=0"])
 
 
-def test_a_free_port_is_the_one_that_is_printed(monkeypatch, capsys):
-    """Which port was listened at was said nowhere."""
+@pytest.fixture
+def served(monkeypatch):
+    """`serve` of a model that is not there, which ends once it has begun: the settings and the
+    indexes that it was given."""
+    given = []
+
     def run(web, sockets):
         web.config.app(None)  # the start is over
         sockets[0].close()
 
     monkeypatch.setattr(flags, "asked_config", lambda options: Config())
     monkeypatch.setattr(rag_jax.api, "load", lambda *_, **__: types.SimpleNamespace(run="fid"))
-    monkeypatch.setattr(indexes, "Indexes", lambda rag, settings: None)
+    monkeypatch.setattr(indexes, "Indexes", lambda rag, settings: (
+        given.append(settings), types.SimpleNamespace(open_also=given.append))[1])
     monkeypatch.setattr(app, "Server", lambda indexes, settings, compiled, started: (
         types.SimpleNamespace(app=started, worker=types.SimpleNamespace(failure=None))))
     monkeypatch.setattr(gc, "freeze", lambda: None)
     monkeypatch.setattr(uvicorn, "Config", lambda app, **_: types.SimpleNamespace(app=app))
     monkeypatch.setattr(uvicorn.Server, "run", run)
+    return given
+
+
+def test_a_free_port_is_the_one_that_is_printed(served, capsys):
+    """Which port was listened at was said nowhere."""
     serve.main(["--port=0"])
     assert re.fullmatch(r"ready: http://127.0.0.1:[1-9]\d+\n", capsys.readouterr().out)
+
+
+def test_lists_of_flags_may_have_spaces_and_large_numbers(served):
+    """" 2018" was no index; and for a batch of 512 max_waiting was too small, which has no flag."""
+    serve.main(["--port=0", "--open=2016, 2018,", "--batch_sizes=1, 512"])
+    settings, *opened = served
+    assert opened == ["2016", "2018"] and settings.max_waiting == 512
+    serve.main(["--port=0"])
+    assert served[3].max_waiting == 256
+
+
+@pytest.mark.parametrize("fields, told", [
+    ({"eval.exact_nodes": 9}, "config.eval.exact_nodes=9: .* set --config.eval.exact_nodes=0$"),
+    ({"eval.prefix_mib": 5, "model.reranker.pretrained": "x"},
+     "config.eval.prefix_mib=5, config.model.reranker.pretrained='x': .* set "
+     "--config.eval.prefix_mib=0 --config.model.reranker.pretrained=''$")])
+def test_what_cannot_be_served_is_named_with_what_to_set(fields, told):
+    """"Leave all three out" was the advice where the workdir's own configuration had one."""
+    rag = types.SimpleNamespace(config=overrides.replace(Config(), fields))
+    with pytest.raises(ConfigError, match=told):
+        indexes.Indexes(rag, Settings("rag_token"))
 
 
 def test_a_server_that_ends_answers_what_it_has_begun(asking, monkeypatch):
