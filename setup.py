@@ -65,7 +65,7 @@ DOCUMENTS = ["pypdfium2>=5", "selectolax>=1", "markdown-it-py>=3", "chardetng_py
 # httptools, as h11 leaves a trace in the log for every malformed request; prometheus-client writes
 # the figures of /metrics, and orbax brings it anyway. Before Starlette 1.7, "Host:
 # 127.0.0.1:x@evil.com" was taken for this machine's, and [::1] was not.
-SERVE = ["starlette>=1.7", "uvicorn>=0.40", "httptools>=0.6", "prometheus-client>=0.20"]
+SERVE = ["starlette>=1.7", "uvicorn>=0.40", "httptools>=0.6.3", "prometheus-client>=0.20"]
 EXTRAS = {
     "tpu": ["jax[tpu]"],
     "cuda": ["jax[cuda13]"],
