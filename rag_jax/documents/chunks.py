@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import itertools
 import re
 from collections.abc import Callable, Collection, Iterator, Sequence
 
@@ -127,24 +128,30 @@ def _spans(title: Callable[[int], str], document: Document, chunking: Chunking,
         raise UserError(f"chunks of {chunking.tokens} tokens: the encoder reads {window.tokens} "
                         "(config.data.max_passage_length, and what its folder says)")
     counted = list(_pieces(document, chunking.tokens or chunking.words))
-    pieces, sizes, limit = [piece for piece, _ in counted], [n for _, n in counted], chunking.words
+    pieces, words = [piece for piece, _ in counted], [n for _, n in counted]
     headings = {place for place, _ in document.sections} if document.headed else set()
+    by_words = None if chunking.tokens else _packed(
+        pieces, [(words, chunking.words)], chunking.overlap, headings)
     if window is None:
-        return _packed(pieces, sizes, limit, chunking.overlap, headings)
+        return by_words
 
     def measured(spans: Sequence[tuple[int, int]]) -> list[int]:
         return list(window.measure([title(begin) for begin, _ in spans],
                                    [document.text[begin:end] for begin, end in spans]))
 
-    if chunking.tokens:
-        limit = chunking.tokens
-        pieces = _fitting(document.text, pieces, measured, limit)
-        titles = [title(begin) for begin, _ in pieces]
-        frames = dict(zip(titles, window.measure(titles, [""] * len(titles)), strict=True))
-        sizes = [size - frames[one] for size, one in zip(measured(pieces), titles, strict=True)]
-        limit = max(1, limit - max(frames.values(), default=0))
-    spans = _packed(pieces, sizes, limit, chunking.overlap, headings)
-    return _fitting(document.text, spans, measured, chunking.tokens or window.tokens)
+    most = chunking.tokens or window.tokens
+    if by_words is not None and max(measured(by_words), default=0) <= most:
+        return by_words
+    pieces = _fitting(document.text, pieces, measured, most)
+    titles = [title(begin) for begin, _ in pieces]
+    frames = dict(zip(titles, window.measure(titles, [""] * len(titles)), strict=True))
+    tokens = [size - frames[one] for size, one in zip(measured(pieces), titles, strict=True)]
+    limits = [(tokens, max(1, most - max(frames.values(), default=0)))]
+    if by_words is not None:
+        limits.insert(0, ([len(_words_of(document.text, *piece)) for piece in pieces],
+                          chunking.words))
+    spans = _packed(pieces, limits, chunking.overlap, headings)
+    return _fitting(document.text, spans, measured, most)
 
 
 def _pieces(document: Document, most: int) -> Iterator[tuple[tuple[int, int], int]]:
@@ -168,28 +175,40 @@ def _pieces(document: Document, most: int) -> Iterator[tuple[tuple[int, int], in
         begin = end
 
 
-def _packed(pieces: Sequence[tuple[int, int]], sizes: Sequence[int], limit: int, overlap: int,
-            headings: Collection[int]) -> list[tuple[int, int]]:
-    """Pieces that follow each other joined, as many as have at most `limit` together.
+def _words_of(text: str, begin: int, end: int) -> list[tuple[int, int]]:
+    """Where each word of a span begins and ends."""
+    return [word.span() for word in _word().finditer(text, begin, end)]
 
+
+def _packed(pieces: Sequence[tuple[int, int]], limits: Sequence[tuple[Sequence[int], int]],
+            overlap: int, headings: Collection[int]) -> list[tuple[int, int]]:
+    """Pieces that follow each other joined, as many as every limit allows together.
+
+    limits: (the size of each piece, the most of a passage); `overlap` counts as the first does.
     headings: where some pieces begin, with which no passage ends, if that can be helped.
     """
+    totals = [([0, *itertools.accumulate(sizes)], most) for sizes, most in limits]
+
+    def fits(first: int, end: int) -> bool:
+        return all(total[end] - total[first] <= most for total, most in totals)
+
     spans: list[tuple[int, int]] = []
-    first, total = 0, 0  # of the passage that is being made
-    for number, size in enumerate(sizes):
-        if total and total + size > limit:
-            end = number
-            while (end - first > 1 and pieces[end - 1][0] in headings
-                   and sum(sizes[end - 1 : number + 1]) <= limit):
-                end -= 1
-            if not spans or pieces[end - 1][1] > spans[-1][1]:  # else it is overlap alone
-                spans.append((pieces[first][0], pieces[end - 1][1]))
-            first, total = end, sum(sizes[end:number])
-            while first and total + sizes[first - 1] <= min(overlap, limit - size) and (
-                    pieces[first - 1][0] > spans[-1][0]):
-                first -= 1
-                total += sizes[first]
-        total += size
+    first, before = 0, totals[0][0]  # the first piece of the passage that is being made
+    for number in range(1, len(pieces)):
+        if fits(first, number + 1):
+            continue
+        end = number
+        # Of headings alone, as in a table of contents, each would be a passage of its own.
+        alone = all(begin in headings for begin, _ in pieces[first : number + 1])
+        while (not alone and end - first > 1 and pieces[end - 1][0] in headings
+               and fits(end - 1, number + 1)):
+            end -= 1
+        if not spans or pieces[end - 1][1] > spans[-1][1]:  # else it is overlap alone
+            spans.append((pieces[first][0], pieces[end - 1][1]))
+        first = end
+        while (first and before[number] - before[first - 1] <= overlap
+               and fits(first - 1, number + 1) and pieces[first - 1][0] > spans[-1][0]):
+            first -= 1
     return [*spans, (pieces[first][0], pieces[-1][1])] if pieces else []
 
 
@@ -215,7 +234,7 @@ def _fitting(text: str, spans: Sequence[tuple[int, int]],
 
 def _halves(text: str, begin: int, end: int) -> list[tuple[int, int]]:
     """Two parts of a span, between words where it has some."""
-    words = [(word.start(), word.end()) for word in _word().finditer(text, begin, end)]
+    words = _words_of(text, begin, end)
     half = len(words) // 2
     if not half:
         middle = (begin + end) // 2

@@ -17,7 +17,7 @@ READERS: dict[str, Callable[[bytes], Document]] = {
     ".html": read_html, ".htm": read_html, ".xhtml": read_html, ".pdf": read_pdf,
     ".docx": read_docx, ".csv": read_csv, ".tsv": read_tsv, ".jsonl": read_jsonl}
 LIBRARIES = ("pypdfium2", "selectolax", "markdown-it-py", "chardetng_py")
-_FORMAT = 4  # of the texts that the readers give and of their passages, which citations count
+_FORMAT = 5  # of the texts that the readers give and of their passages, which citations count
 
 
 def reader_of(name: str) -> Callable[[bytes], Document] | None:

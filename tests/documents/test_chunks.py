@@ -114,13 +114,27 @@ def test_a_window_bounds_what_words_would_not():
     assert len(texts("\U0001f600" * 40, Window(32, letters), words=100)) > 1, "one long word"
 
 
+def words_of(titles, given):
+    """Tokens of another: a word each, two around."""
+    return [2 + len(f"{title} {text}".split()) for title, text in zip(titles, given, strict=True)]
+
+
+@pytest.mark.parametrize("how, lengths", [({"words": 30}, [20, 20, 20]),
+                                          ({"words": 30, "overlap": 5}, [20, 20, 20, 15]),
+                                          ({"words": 15, "overlap": 5}, [15, 15, 15, 15, 15, 10])])
+def test_in_a_window_of_fewer_words_passages_end_where_sentences_do(how, lengths):
+    """They were halved in the middle of short sentences, and repeated nothing."""
+    window = Window(48, lambda *given: [2 * size for size in words_of(*given)])
+    found = texts("One two three four five. " * 12, window, **how)
+    assert [len(text.split()) for text in found] == lengths
+    assert all(text.startswith("One") and text.endswith("five.") for text in found)
+    long = texts("One two. " + "word " * 40 + "end. Three.", window, words=30)
+    assert " ".join(long) == "One two. " + "word " * 40 + "end. Three.", "which alone is cut"
+
+
 def test_tokens_are_counted_with_title_and_special_tokens():
     """Without them passages would be cut in the middle, where there are too many."""
-    def words(titles, given):
-        return [2 + len(f"{title} {text}".split())
-                for title, text in zip(titles, given, strict=True)]
-
-    found = texts("One two three. " * 20, Window(40, words), tokens=32)
+    found = texts("One two three. " * 20, Window(40, words_of), tokens=32)
     assert [len(text.split()) for text in found] == [27, 27, 6], "32 less three"
 
 
@@ -144,6 +158,17 @@ def test_no_passage_ends_with_a_heading():
     rows = read_content("a.csv", b"a\n" + b"1\n" * 6)
     assert [c.headings for _, c in passages_of("a.csv", rows, Chunking(words=6))] == [
         ("row 2", "row 3", "row 4"), ("row 5", "row 6", "row 7")]
+
+
+@pytest.mark.parametrize("before, passages", [("", 4), ("Some text.\n\n", 5)])
+def test_headings_in_a_row_are_passages_together(before, passages):
+    """Of a table of contents, each was a passage of its own."""
+    text = before + "".join(f"## Part number {n}\n\n" for n in range(100))
+    found = passages_of("a.md", read_content("a.md", text.encode()), Chunking())
+    assert len(found) == passages and max(len(p.text.split()) for p, _ in found) == 100
+    text += " ".join(["word"] * 90)
+    *_, last = passages_of("a.md", read_content("a.md", text.encode()), Chunking())
+    assert last[0].text.startswith("## Part number 98 ## Part number 99 word")
 
 
 def test_planted_sentences_are_cited_by_their_page_and_heading(tmp_path):
