@@ -9,6 +9,7 @@ import re
 import zipfile
 import zlib
 from collections.abc import Iterator, Mapping
+from typing import NamedTuple
 from xml.etree import ElementTree
 
 from rag_jax.documents.document import MOST_TEXT, Document, Unreadable, Writer
@@ -31,7 +32,7 @@ def read_docx(content: bytes) -> Document:
     try:
         with zipfile.ZipFile(io.BytesIO(content)) as archive:
             main = _related(archive, "", "officeDocument", "word/document.xml")
-            styles = _levels(_part(archive, _related(archive, main, "styles", "word/styles.xml")))
+            styles = _styles(_part(archive, _related(archive, main, "styles", "word/styles.xml")))
             core = _part(archive, "docProps/core.xml")
             body = _part(archive, main)
     except Unreadable:
@@ -84,52 +85,84 @@ def _plain(root: ElementTree.Element) -> ElementTree.Element:
     return root
 
 
-def _levels(styles: ElementTree.Element | None) -> dict[str, int]:
-    """Levels of headings, from 1, by the ids of their styles."""
-    levels = {}
-    for style in () if styles is None else _plain(styles).iter(f"{_W}style"):
-        name, outline = style.find(f"{_W}name"), style.find(f".//{_W}outlineLvl")
-        named = None if name is None else _HEADING.fullmatch(_value(name))
-        identity = _attribute(style, "styleId")
-        if named:
-            levels[identity] = int(named[1] or 1)
-        elif outline is not None and _value(outline) in list("012345678"):
-            levels[identity] = int(_value(outline)) + 1
-    return levels
+class _Style(NamedTuple):
+    """What a style makes of a text: a heading of a level, 0 = none; and whether it hides it."""
+
+    level: int = 0
+    hidden: bool = False
 
 
-def _write(paragraph: ElementTree.Element, styles: Mapping[str, int], writer: Writer) -> None:
-    text = "".join(_texts(paragraph))
+def _styles(part: ElementTree.Element | None) -> dict[str, _Style]:
+    """The styles by their ids, with what each has from those that it is based on."""
+    named = {_attribute(style, "styleId"): style
+             for style in (() if part is None else _plain(part).iter(f"{_W}style"))}
+    found: dict[str, _Style] = {}
+    for identity in named:
+        chain: dict[str, None] = {}  # from a style to the first that is known, or is none
+        while identity in named and identity not in found and identity not in chain:
+            chain[identity] = None
+            identity = _value(named[identity].find(f"{_W}basedOn"))
+        style = found.get(identity, _Style())
+        for one in reversed(chain):
+            style = found[one] = _of_element(named[one], style)
+    return found
+
+
+def _of_element(element: ElementTree.Element, base: _Style) -> _Style:
+    """A style that is based on another."""
+    named = _HEADING.fullmatch(_value(element.find(f"{_W}name")))
+    outline = _value(element.find(f".//{_W}outlineLvl"))
+    level = base.level
+    if named:
+        level = int(named[1] or 1)
+    elif outline:
+        level = int(outline) + 1 if outline in list("012345678") else 0
+    vanish = element.find(f"{_W}rPr/{_W}vanish")
+    return _Style(level, base.hidden if vanish is None else _is_on(vanish))
+
+
+def _write(paragraph: ElementTree.Element, styles: Mapping[str, _Style], writer: Writer) -> None:
+    style = styles.get(_value(paragraph.find(f"{_W}pPr/{_W}pStyle")), _Style())
+    text = "".join(_texts(paragraph, styles, style.hidden))
     if not text.strip():
         return
-    style = paragraph.find(f"{_W}pPr/{_W}pStyle")
-    level = 0 if style is None else styles.get(_value(style), 0)
-    if level:
-        writer.heading(level, text)
+    if style.level:
+        writer.heading(style.level, text)
     writer.text(text + "\n\n")
 
 
-def _texts(element: ElementTree.Element) -> Iterator[str]:
-    """The texts that a paragraph shows, but for those of paragraphs in it, as text boxes have."""
+def _texts(element: ElementTree.Element, styles: Mapping[str, _Style], hidden: bool
+           ) -> Iterator[str]:
+    """The texts that a paragraph shows, but for those of paragraphs in it, as text boxes have.
+
+    hidden: its style hides them.
+    """
     for child in element:
-        if child.tag == f"{_W}r" and _hidden(child):
+        if child.tag == f"{_W}r" and _is_hidden(child, styles, hidden):
             continue
         if child.tag == f"{_W}t":
             yield child.text or ""
         elif child.tag in _MARKS:
             yield _MARKS[child.tag]
         elif child.tag != f"{_W}p":
-            yield from _texts(child)
+            yield from _texts(child, styles, hidden)
 
 
-def _hidden(run: ElementTree.Element) -> bool:
+def _is_hidden(run: ElementTree.Element, styles: Mapping[str, _Style], hidden: bool) -> bool:
+    """Whether a run says so itself, or else its style or its paragraph's: both show it again."""
     vanish = run.find(f"{_W}rPr/{_W}vanish")
-    return vanish is not None and _value(vanish) not in ("0", "false", "off")
+    if vanish is not None:
+        return _is_on(vanish)
+    return styles.get(_value(run.find(f"{_W}rPr/{_W}rStyle")), _Style()).hidden != hidden
+
+
+def _is_on(switch: ElementTree.Element) -> bool:
+    return _value(switch) not in ("0", "false", "off")
 
 
 def _attribute(element: ElementTree.Element, name: str) -> str:
     return element.get(f"{_W}{name}") or element.get(f"{_STRICT}{name}") or ""
 
 
-def _value(element: ElementTree.Element) -> str:
-    return _attribute(element, "val")
+def _value(element: ElementTree.Element | None) -> str:
+    return "" if element is None else _attribute(element, "val")

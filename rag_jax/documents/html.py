@@ -2,30 +2,45 @@
 
 import codecs
 import contextlib
+import html
 import re
 from typing import Any
 
 from rag_jax.documents.document import Document, Writer
 from rag_jax.documents.plain import decoded, meant, mended
 
-HIDDEN = {"script", "style", "noscript", "template", "svg", "head", "iframe", "object", "select"}
+HIDDEN = {"script", "style", "noscript", "template", "svg", "head", "iframe", "object", "select",
+          "video", "audio", "canvas", "datalist", "noembed", "noframes", "rp"}
 INLINE = {"a", "abbr", "acronym", "b", "bdi", "bdo", "big", "cite", "code", "data", "del", "dfn",
           "em", "font", "i", "img", "ins", "kbd", "label", "mark", "q", "rp", "rt", "ruby", "s",
           "samp", "small", "span", "strike", "strong", "sub", "sup", "time", "tt", "u", "var",
           "wbr"}
+EMPTY = {"area", "base", "br", "col", "embed", "hr", "img", "input", "link", "meta", "param",
+         "source", "track", "wbr"}  # end where they begin, in HTML too
 LINES = {"br", "dd", "dt", "li", "td", "th", "tr"}  # begin a line, and no paragraph
 _SPACE = re.compile(r"\s+")
 _CHARSET = re.compile(rb"""<meta[^>]{0,200}?charset\s*=\s*["']?\s*([A-Za-z0-9_:.-]{1,40})""", re.I)
+_DECLARED = re.compile(rb"""<\?xml[^>]{0,200}?encoding\s*=\s*["']([A-Za-z0-9_:.-]{1,40})["']""")
 _COMMENT = re.compile(rb"<!--.*?-->", re.S)
+# Of XML: a comment, an instruction, a text without markup, a tag. What nothing ends goes on to the
+# end of the page, so that no end is looked for twice.
+_MARKUP = re.compile(r"""<(?:!--.*?(?:-->|\Z)|\?.*?(?:\?>|\Z)|!\[CDATA\[(?P<text>.*?)(?:\]\]>|\Z)
+                     |(?P<name>[A-Za-z][^\s/>]*)(?:[^"'>]++|"[^"]*+(?:"|\Z)|'[^']*+(?:'|\Z))*+(?:>|\Z))""",
+                     re.S | re.X)
 _LEVEL = re.compile("h([1-6])")
 _UNSEEN = re.compile(r"(?<![\w-])(?:display\s*:\s*none|visibility\s*:\s*hidden)", re.I)
 
 
-def read_html(content: bytes) -> Document:
-    """The text that a browser would show: blocks are paragraphs, headings begin sections."""
+def read_html(content: bytes, xml: bool = False) -> Document:
+    """The text that a browser would show: blocks are paragraphs, headings begin sections.
+
+    xml: it is XHTML, as a page that begins with a declaration of XML is.
+    """
     from selectolax.lexbor import LexborHTMLParser
 
-    text, remarks = _decoded(content)
+    text, remarks = _decoded(content, xml)
+    if xml or text.startswith("<?xml"):
+        text = _MARKUP.sub(_as_html, text)
     tree = LexborHTMLParser(text)
     title = tree.css_first("head > title")
     writer = Writer()
@@ -34,9 +49,15 @@ def read_html(content: bytes) -> Document:
     return writer.document("" if title is None else title.text(), remarks)
 
 
-def _decoded(content: bytes) -> tuple[str, tuple[str, ...]]:
+def read_xhtml(content: bytes) -> Document:
+    """`read_html` of XHTML."""
+    return read_html(content, xml=True)
+
+
+def _decoded(content: bytes, xml: bool) -> tuple[str, tuple[str, ...]]:
     """The page in the encoding that it says, or else as any text."""
-    said = _CHARSET.search(_COMMENT.sub(b"", content[:4096]))
+    meta, declared = _CHARSET.search(_COMMENT.sub(b"", content[:4096])), _DECLARED.match(content)
+    said = declared or meta if xml else meta or declared
     if said and not content.startswith((codecs.BOM_UTF8, codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         encoding = meant(said[1].decode())
         with contextlib.suppress(LookupError, UnicodeError):
@@ -45,6 +66,15 @@ def _decoded(content: bytes) -> tuple[str, tuple[str, ...]]:
             if almost := mended(content, encoding):
                 return almost
     return decoded(content)
+
+
+def _as_html(markup: re.Match[str]) -> str:
+    """A piece of XML so that HTML means the same: there "<script/>" begins what nothing ends."""
+    if markup["text"] is not None:
+        return html.escape(markup["text"])
+    if markup["name"] and markup[0].endswith("/>") and markup["name"].lower() not in EMPTY:
+        return f"{markup[0][:-2]}></{markup['name']}>"
+    return "" if markup[0].startswith("<?") else markup[0]
 
 
 def _write(body: Any, writer: Writer, headed: bool = True) -> None:
@@ -78,5 +108,6 @@ def _is_hidden(node: Any) -> bool:
     if node.tag.startswith("-"):
         return False
     attributes = node.attributes
-    return (node.tag in HIDDEN or attributes.get("hidden", "until-found") != "until-found"
+    return (node.tag in HIDDEN or node.tag == "dialog" and "open" not in attributes
+            or attributes.get("hidden", "until-found") != "until-found"
             or bool(_UNSEEN.search(attributes.get("style") or "")))

@@ -7,14 +7,14 @@ from collections.abc import Callable
 
 from rag_jax.documents.document import Document, Unreadable
 from rag_jax.documents.docx import read_docx
-from rag_jax.documents.html import read_html
+from rag_jax.documents.html import read_html, read_xhtml
 from rag_jax.documents.pdf import read_pdf
 from rag_jax.documents.plain import read_csv, read_jsonl, read_markdown, read_text, read_tsv
 
 LARGEST_FILE = 2**28  # bytes
 READERS: dict[str, Callable[[bytes], Document]] = {
     ".txt": read_text, ".text": read_text, ".md": read_markdown, ".markdown": read_markdown,
-    ".html": read_html, ".htm": read_html, ".xhtml": read_html, ".pdf": read_pdf,
+    ".html": read_html, ".htm": read_html, ".xhtml": read_xhtml, ".pdf": read_pdf,
     ".docx": read_docx, ".csv": read_csv, ".tsv": read_tsv, ".jsonl": read_jsonl}
 LIBRARIES = ("pypdfium2", "selectolax", "markdown-it-py", "chardetng_py")
 _FORMAT = 5  # of the texts that the readers give and of their passages, which citations count

@@ -93,7 +93,11 @@ def test_a_page_is_read_in_the_encoding_that_it_says():
     said = '<meta http-equiv="content-type" content="text/html; charset=iso-8859-1"><p>“Ä”'
     assert of("a.html", said.encode("cp1252")).text.strip() == "“Ä”"
     declared = '<?xml version="1.0" encoding="windows-1250"?><html><body><p>Łódź, ś'
-    assert of("a.xhtml", declared.encode("cp1250")).text.strip() == "Łódź, ś"
+    found = of("a.xhtml", declared.encode("cp1250"))
+    assert found.text.strip() == "Łódź, ś" and not found.remarks
+    declared = '<?xml version="1.0" encoding="macintosh"?><meta charset="koi8-r"/><p>Größe</p>'
+    assert of("a.xhtml", declared.encode("mac-roman")).text.strip() == "Größe"
+    assert of("a.html", declared.encode("koi8-r", "replace")).text.strip() == "Gr??e"
     hidden = '<!-- <meta charset="koi8-r"> --><p>Привет'
     assert of("a.html", hidden).text.strip() == "Привет", "a comment says nothing"
     for name in ("no-such-thing", "zip", "hex", "utf-16"):
@@ -106,6 +110,37 @@ def test_what_a_page_hides_is_no_text_of_it():
         three</div><h2 hidden="">four</h2><p style="visibility:hidden">five</p>
         <p hidden="until-found">six <b style="display:block">seven</b><i hidden>eight</i>""")
     assert found.text.split() == ["six", "seven"] and not found.sections
+
+
+def test_what_stands_for_a_film_a_dialog_or_a_list_is_no_text():
+    """It is shown by browsers that cannot show the thing itself, or not before it is opened."""
+    found = of("a.html", """<p>one<video>no video</video><audio>no audio</audio>
+        <canvas>no canvas</canvas><dialog>closed</dialog><dialog open>two</dialog>
+        <datalist><option>offered</datalist><ruby>three<rp>(</rp></ruby>""")
+    assert found.text.split() == ["one", "two", "three"]
+
+
+XHTML = """<html xmlns="http://www.w3.org/1999/xhtml"><head><title/>{}</head><body><h1>Pump</h1>
+<p class="a > b">two<br/>years <a id='x/'/><i>of</i> <![CDATA[a < b && "c"]]></p>{}</body></html>"""
+
+
+@pytest.mark.parametrize("name, first", [("a.xhtml", ""), ("a.html", '<?xml version="1.0"?>')])
+@pytest.mark.parametrize("head", ["", '<script src="a.js" />', "<style/>", '<?php "a > b" ?>',
+                                  "<script><![CDATA[\nif (a < b) '</script><p>no';]]></script>"])
+@pytest.mark.parametrize("inside", ['<iframe src="x"/>', "<select/>", "<!-- <p/> -->", "<div\n/>"])
+def test_an_empty_element_of_xhtml_ends_where_it_begins(name, first, head, inside):
+    """All that followed it was no text, and a text without markup was none either."""
+    found = of(name, first + XHTML.format(head, inside + "<p>after</p>"))
+    assert found.text.split() == 'Pump two years of a < b && "c" after'.split()
+    assert found.title == "Pump" and "two\nyears" in found.text
+    assert found.sections == ((found.text.index("Pump"), ("Pump",)),)
+
+
+@pytest.mark.parametrize("open_one", ["<!--", "<?", "<![CDATA[", "<a ", "<a '", '<a "', "<a b='>'"])
+def test_markup_of_xhtml_that_nothing_ends_takes_no_time(open_one):
+    """What follows would be read again from each of them."""
+    found = of("a.xhtml", "<html><body><p>one</p>" + open_one * 50_000)
+    assert found.text.split()[0] == "one"
 
 
 def test_styles_that_hide_nothing_leave_the_text():
@@ -310,6 +345,29 @@ def test_hidden_text_of_a_docx_is_not_read():
     body = "<w:p>" + run("", "seen") + run("<w:vanish/>", " unseen") + run(
         '<w:vanish w:val="false"/>', " shown") + run('<w:vanish w:val="1"/>', " away") + "</w:p>"
     assert of("a.docx", docx(body)).text == "seen shown\n\n"
+
+
+def test_styles_of_a_docx_have_what_those_have_that_they_are_based_on():
+    """Text that a style hides was read, and the sections of a company's own headings were none."""
+    def style(name, based="", more=""):
+        return (f'<w:style w:styleId="{name}"><w:name w:val="Own {name}"/>'
+                f'<w:basedOn w:val="{based}"/>{more}</w:style>')
+
+    def run(style, text, more=""):
+        return f'<w:r><w:rPr><w:rStyle w:val="{style}"/>{more}</w:rPr><w:t>{text}</w:t></w:r>'
+
+    own = (style("Late", "Corporate") + style("Corporate", "H2") + style("Round", "Round")
+           + style("Body", "H2", '<w:pPr><w:outlineLvl w:val="9"/></w:pPr>')
+           + style("Away", more="<w:rPr><w:vanish/></w:rPr>") + style("Gone", "Away")
+           + style("Back", "Away", '<w:rPr><w:vanish w:val="0"/></w:rPr>'))
+    body = (paragraph("One", "Late") + paragraph("text", "Body") + paragraph("round", "Round")
+            + paragraph("unseen", "Gone") + paragraph("seen", "Back") + "<w:p>" + run("Away", "no")
+            + run("Back", "yes") + run("Gone", "too", '<w:vanish w:val="false"/>') + "</w:p>"
+            + f'<w:p><w:pPr><w:pStyle w:val="Gone"/></w:pPr>{run("Away", "twice")}</w:p>')
+    found = of("a.docx", docx(body, **{"word/styles.xml": STYLES.replace("</w:styles>", "")
+                                       + own + "</w:styles>"}))
+    assert found.text.split() == ["One", "text", "round", "seen", "yestoo", "twice"]
+    assert found.sections == ((0, ("One",)),)
 
 
 def test_a_text_box_is_read_once():
