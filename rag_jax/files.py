@@ -10,6 +10,7 @@ and all of it is on the disk before it is renamed.
 """
 
 import contextlib
+import errno
 import filecmp
 import json
 import os
@@ -39,6 +40,23 @@ class FolderError(UserError, OSError):
 
 
 @contextlib.contextmanager
+def named_when_full(path: pathlib.Path) -> Iterator[None]:
+    """Names what is written in an error of a full disk, which names no file: the system's, and
+    numpy's, which only counts what it could not write.
+
+    Raises:
+      OSError: of the body; the disk is full.
+    """
+    try:
+        yield
+    except OSError as error:
+        short = re.fullmatch(r"\d+ requested and \d+ written", str(error))
+        if short or error.errno == errno.ENOSPC and error.filename is None:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path)) from error
+        raise
+
+
+@contextlib.contextmanager
 def replaced(path: pathlib.Path, mode: str = "w", keep: bool = False, aside: bool = False
              ) -> Iterator[IO]:
     """A file to write ("w" = UTF-8, "wb" = bytes); it takes the name `path` when the body ends
@@ -51,7 +69,8 @@ def replaced(path: pathlib.Path, mode: str = "w", keep: bool = False, aside: boo
     """
     temporary = _own_name(path)
     try:
-        with (temporary.open(mode, encoding=None if "b" in mode else "utf-8") as file,
+        with (named_when_full(path),
+              temporary.open(mode, encoding=None if "b" in mode else "utf-8") as file,
               _sigterm_as_ctrl_c() if keep else contextlib.nullcontext()):
             yield file
             file.flush()
@@ -175,7 +194,8 @@ def new_folder(path: pathlib.Path, replace: bool = False) -> Iterator[pathlib.Pa
     """
     content = begin_folder(path)
     try:
-        yield content
+        with named_when_full(path):
+            yield content
         publish_folder(content, path, replace)
     finally:
         if content.parent.exists():

@@ -1,15 +1,18 @@
 """A file or folder is replaced as a whole or not at all, and nobody else's is ever touched."""
 
 import contextlib
+import errno
 import os
 import pathlib
 import signal
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 
 from rag_jax import files
+from rag_jax.retrieval.publish import publishing
 
 
 def test_an_error_while_writing_keeps_the_old_content(tmp_path):
@@ -184,4 +187,26 @@ def test_what_is_replaced_goes_when_the_new_is_whole(tmp_path):
     assert [p.name for p in path.iterdir()] == ["2"] and list(tmp_path.iterdir()) == [path]
     files.remove_folder(path)
     files.remove_folder(path)  # it may be gone
+    assert not any(tmp_path.iterdir())
+
+
+@pytest.mark.skipif(not pathlib.Path("/dev/full").exists(), reason="a device of Linux")
+def test_an_error_of_a_full_disk_names_what_is_written(tmp_path):
+    """It was "61220 requested and 4064 written", or had no name."""
+    def fill():
+        with open("/dev/full", "wb") as file:
+            np.zeros(10**5).tofile(file)
+
+    def fill_plainly():
+        with open("/dev/full", "w") as file:
+            file.write("x" * 10**5)
+
+    for write in (fill, fill_plainly):
+        for place in (files.replaced, files.new_folder, publishing):
+            with pytest.raises(OSError, match="No space left on device: .*named") as told:
+                with place(tmp_path / "named"):
+                    write()
+            assert told.value.errno == errno.ENOSPC
+    with pytest.raises(OSError, match="another"), files.named_when_full(tmp_path / "named"):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "another")
     assert not any(tmp_path.iterdir())

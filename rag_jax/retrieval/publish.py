@@ -51,7 +51,8 @@ def publishing(out: Path) -> Iterator[None]:
             files.remove_leftovers(out)
             _publish_killed(out)
             try:
-                yield
+                with files.named_when_full(out):
+                    yield
             finally:
                 _remove_unbegun(out)
     finally:
