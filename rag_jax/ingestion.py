@@ -9,6 +9,7 @@ import functools
 import hashlib
 import itertools
 import json
+import logging
 import os
 import pathlib
 from collections.abc import Callable, Iterator, Mapping
@@ -35,6 +36,7 @@ from rag_jax.retrieval.versions import current
 from rag_jax.training import workdir as workdirs
 
 DENSE, LEXICAL = ("rag_token", "rag_sequence"), ("bm25", "bm25_sequence")  # runs of a workdir
+_log = logging.getLogger(__name__)
 Path = str | os.PathLike[str]
 
 
@@ -232,8 +234,8 @@ class _Ingestion:
         same = index is not None and self.earlier.made_by == made_by
         if same and not gone and kept.keys() == digests.keys():
             self._write_config()
-            if closed | kept != before:
-                record_files.write(self.path, self.earlier._replace(files=closed | kept))
+            if kept != before:
+                record_files.write(self.path, self.earlier._replace(files=kept))
             return self._result(closed | kept, kept, 0)
         reading = Reading(found, closed | kept, self.chunking, self.source)
         edits = same and not lexical and bool(_with_text(kept))
@@ -262,11 +264,19 @@ class _Ingestion:
                       key=lambda one: one.name)
 
     def _index(self) -> IndexFolder | None:
-        """The current version of the index, if it is the one of the record."""
-        with contextlib.suppress(RetrievalError):
+        """The current version of the index, if it is the one of the record, and whole."""
+        if self.earlier is None:
+            return None
+        try:
             folder = current(self.path / INDEX)
-            if self.earlier and MANIFEST.read(folder)[1] == self.earlier.index:
-                return open_folder(folder)
+            if MANIFEST.read(folder)[1] != self.earlier.index:
+                return None
+            index = open_folder(folder)
+            for there in (index.files, *(store.files for store in index.passages.stores)):
+                there.check_all()
+            return index
+        except RetrievalError as error:
+            _log.warning("%s It is made again now, of all documents.", error)
         return None
 
     def _make(self, reading: "Reading", index: IndexFolder | None, gone: list[str] | None) -> int:

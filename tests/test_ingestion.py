@@ -25,7 +25,9 @@ from rag_jax.errors import UserError
 from rag_jax.hub.config_json import Architecture, SpecialIds
 from rag_jax.hub.load import abstract
 from rag_jax.hub.save import save
+from rag_jax.retrieval.device import DeviceIndex
 from rag_jax.retrieval.passages import PassageStore
+from rag_jax.retrieval.verification import JSON_BYTES, write_sealed
 from rag_jax.retrieval.versions import current
 
 TEXTS = {"peru.md": "# Peru\n\nPeru has many hills.\n\n## Lima\n\nLima is the capital of Peru.",
@@ -164,6 +166,39 @@ def test_verify_reads_all_of_a_workdir_of_documents(folder, tmp_path, capsys):
         file.write_bytes(whole.replace(b"peru", b"Peru"))
         assert verify.main([str(path)]) == 1 and file.name in "".join(capsys.readouterr())
         file.write_bytes(whole)
+
+
+def test_what_is_never_opened_is_in_no_record(folder, tmp_path, monkeypatch):
+    """Of very many files the record grew beyond what is read, and no run came after the first."""
+    (folder / "photo.jpg").write_bytes(b"x")
+    (folder / "bad.pdf").write_bytes(b"x")
+    rag_jax.ingest(folder, tmp_path / "run")
+    record = record_files.read(tmp_path / "run")
+    assert record.files.keys() == {*TEXTS, "bad.pdf"}
+    earlier = {"sha256": "", "reason": "files of this kind are not read"}
+    write_sealed(tmp_path / "run" / "ingest.json", {
+        **record._asdict(), "files": {**record.files, "photo.jpg": earlier}})
+    again = rag_jax.ingest(folder, tmp_path / "run")
+    assert again.read == () and again.skipped.keys() == {"photo.jpg", "bad.pdf"}
+    assert record_files.read(tmp_path / "run") == record, "as of an earlier version, and rewritten"
+    largest, size = record_files.LARGEST, (tmp_path / "run" / "ingest.json").stat().st_size
+    monkeypatch.setattr(record_files, "LARGEST", size - 1)
+    with pytest.raises(UserError, match=f"at most {size - 1} are read"):
+        rag_jax.ingest(folder, tmp_path / "run")
+    assert size < JSON_BYTES < largest, "it has a bound of its own"
+
+
+@pytest.mark.parametrize("name", ["passages/text.blob", "bm25/data.csc.index.npy",
+                                  "manifest.json"])
+def test_a_damaged_index_is_made_again(name, folder, tmp_path, caplog):
+    """Making it again was advised, and failed by the damage."""
+    rag_jax.ingest(folder, tmp_path / "run")
+    file = current(tmp_path / "run" / "index") / name
+    file.write_bytes(file.read_bytes()[:-3] + b"xyz")
+    assert len(rag_jax.ingest(folder, tmp_path / "run").read) == 4, "though no document has changed"
+    assert file.name in caplog.text and "made again now, of all documents" in caplog.text
+    assert len(rag_jax.load(tmp_path / "run").retrieve("Where is Lima?", k=4)[0]) == 4
+    assert rag_jax.ingest(folder, tmp_path / "run").read == ()
 
 
 def test_a_run_that_has_nothing_to_do_does_not_wait_for_jax(folder, tmp_path):
@@ -338,6 +373,23 @@ def test_an_encoder_finds_a_generator_answers_and_nothing_is_embedded_twice(
     with pytest.raises(ConfigError, match="the runs rag_token, rag_sequence"):
         rag_jax.load(tmp_path / "run", "bm25")
     assert rag_jax.load(tmp_path / "run", "rag_sequence").job.model.kind == "sequence"
+
+
+def test_an_encoder_alone_finds_on_the_devices_and_a_damaged_index_is_embedded_again(
+        folder, tmp_path, towers):
+    """The devices wanted the tokens of a generator, once all was embedded; and no later run got
+    over the damage."""
+    named = {**SMALL, "model.retriever.pretrained": towers["model.retriever.pretrained"],
+             "retrieval.where": "device"}
+    size = rag_jax.ingest(folder, tmp_path / "run", config=named).passages
+    rag = rag_jax.load(tmp_path / "run")
+    found = [passage.id for passage in rag.retrieve("Oslo?", k=4)[0]]
+    assert isinstance(rag.index, DeviceIndex) and len(found) == 4
+    file = current(tmp_path / "run" / "index") / "embeddings.f32"
+    file.write_bytes(file.read_bytes()[:-1] + b"x")
+    assert rag_jax.ingest(folder, tmp_path / "run").embedded == size
+    again = rag_jax.load(tmp_path / "run").retrieve("Oslo?", k=4)[0]
+    assert [passage.id for passage in again] == found
 
 
 def test_towers_may_come_from_workdirs(folder, tmp_path, towers):

@@ -1,7 +1,7 @@
 """A workdir of rag_jax.ingest: what it was made from.
 
     config.json    the configuration, as of rag_jax.train: which encoder and generator
-    ingest.json    the folder, and of each file digest, passages, or why it is not read
+    ingest.json    the folder, and of each file digest, passages, or why it has none
     index/         the index of all passages (retrieval/versions.py)
     trained/       where questions were trained on: a workdir of rag_jax.train, which answers then
 """
@@ -20,6 +20,7 @@ NO_GENERATOR = ("Passages are shown, and no answers: no generator is named. For 
                 "rag_jax.ingest again with --config.model.generator.pretrained=NAME, such as "
                 "google/flan-t5-base.")
 RECORD, INDEX, TRAINED = "ingest.json", "index", "trained"
+LARGEST = 2**31  # bytes of a record: of ten million files
 _FIELDS = {"folder": str, "divided_by": dict, "made_by": dict, "index": str, "files": dict}
 FileRecords = dict[str, dict[str, Any]]
 
@@ -33,7 +34,8 @@ class Record(NamedTuple):
       made_by: all that decides what is made of the passages.
       index: digest of the manifest of the version of the index that this is the record of.
       files: by name, {"sha256", "passages", "remarks"} of files that were read, {"sha256",
-        "reason"} of others; a digest "" = it is looked at again each time.
+        "reason"} of others. Of what is looked at again each time nothing is kept: with a digest ""
+        it may stand in records of earlier versions.
     """
 
     folder: str
@@ -59,7 +61,8 @@ def answering(workdir: pathlib.Path) -> pathlib.Path:
 
 def write(workdir: pathlib.Path, record: Record) -> None:
     """Replaces the record of a workdir."""
-    write_sealed(workdir / RECORD, record._asdict())
+    files = {name: file for name, file in record.files.items() if file["sha256"]}
+    write_sealed(workdir / RECORD, record._replace(files=files)._asdict())
 
 
 def read(workdir: pathlib.Path) -> Record:
@@ -68,7 +71,7 @@ def read(workdir: pathlib.Path) -> Record:
     Raises:
       RetrievalError, UserError: it is damaged.
     """
-    content = read_sealed(workdir / RECORD)
+    content = read_sealed(workdir / RECORD, most=LARGEST)
     sound = content.keys() == _FIELDS.keys() and all(
         isinstance(content[name], kind) for name, kind in _FIELDS.items()) and all(
         isinstance(file, dict) and isinstance(file.get("sha256"), str)

@@ -106,15 +106,15 @@ def refuse_links(folder: Path) -> None:
                                      "that lie in the folder itself are read.")
 
 
-def read_object(folder: Path, name: str) -> dict[str, Any]:
-    """A JSON object from a file of a folder.
+def read_object(folder: Path, name: str, most: int = JSON_BYTES) -> dict[str, Any]:
+    """A JSON object from a file of a folder, which has at most so many bytes.
 
     Raises:
         RetrievalError: no regular file, too large, or not a JSON object.
     """
     path = regular_file(folder, name)
-    if path.stat().st_size > JSON_BYTES:
-        raise RetrievalError(f"{path}: {path.stat().st_size} bytes, at most {JSON_BYTES} are "
+    if path.stat().st_size > most:
+        raise RetrievalError(f"{path}: {path.stat().st_size} bytes, at most {most} are "
                              f"read; {_AGAIN}.")
     try:
         content = json.loads(path.read_text("utf-8"))
@@ -392,13 +392,16 @@ def write_sealed(path: Path, content: Mapping[str, Any]) -> None:
     files.write_json(path, {**content, "sha256": digest_of(content)})
 
 
-def read_sealed(path: Path, needs_digest: bool = False) -> dict[str, Any]:
+def read_sealed(path: Path, needs_digest: bool = False, most: int = JSON_BYTES
+                ) -> dict[str, Any]:
     """What `write_sealed` was given; people write such files by hand too, without a digest.
+
+    most: bytes that are read.
 
     Raises:
         RetrievalError: damaged, or changed, or without the digest that it needs.
     """
-    content = read_object(path.parent, path.name)
+    content = read_object(path.parent, path.name, most)
     if "sha256" not in content:
         if needs_digest:
             raise RetrievalError(f"{path}: its own sha256 is missing; {_AGAIN}.")

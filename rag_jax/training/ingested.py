@@ -139,7 +139,7 @@ class Maker:
             return
         kept = None
         with contextlib.suppress(RetrievalError):
-            kept = KeptEmbeddings(PassageIndex.open(out))
+            kept = KeptEmbeddings(PassageIndex.open(out, verify=True))
         indexing.index_store(self._job, self._encoders(), store, out, overwrite=True, kept=kept)
         self.embedded = len(store) if kept is None else kept.embedded
 

@@ -39,7 +39,15 @@ def open_index(config: Config, format: GeneratorFormat, mesh: Mesh, index: Passa
     """The index where `config.retrieval.where` wants it; its recall there is not measured."""
     if config.retrieval.where == "host":
         return index
-    return DeviceIndex(index, mesh, *layout(config, format))
+    return _loaded(config, format, mesh, index)
+
+
+def _loaded(config: Config, format: GeneratorFormat, mesh: Mesh, index: PassageIndex
+            ) -> DeviceIndex:
+    settings, tables = layout(config, format)
+    if PASSAGE_TABLE not in index.passages.token_tables:  # of an encoder alone: no generator reads
+        del tables[PASSAGE_TABLE]
+    return DeviceIndex(index, mesh, settings, tables)
 
 
 def updated(placed: DeviceIndex, index: PassageIndex, queries: np.ndarray | None, config: Config,
@@ -49,7 +57,7 @@ def updated(placed: DeviceIndex, index: PassageIndex, queries: np.ndarray | None
     if len(index.passages) <= placed.capacity:
         placed.update(index)
     else:
-        placed = DeviceIndex(index, placed.mesh, *layout(config, format))
+        placed = _loaded(config, format, placed.mesh, index)
     measure(placed, index, queries, config)
     return placed
 
