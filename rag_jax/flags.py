@@ -118,7 +118,8 @@ def _changes(argv: Sequence[str]) -> tuple[dict[str, str], list[str]]:
 
 def parse_with_config(parser: argparse.ArgumentParser, argv: Sequence[str] | None = None,
                       load: Callable[[argparse.Namespace], Config] | None = None,
-                      several: bool = True) -> tuple[argparse.Namespace, Config]:
+                      several: bool = True, with_runs: Callable[[Config], Config] | None = None
+                      ) -> tuple[argparse.Namespace, Config]:
     """Options and the validated configuration.
 
     Args:
@@ -128,6 +129,7 @@ def parse_with_config(parser: argparse.ArgumentParser, argv: Sequence[str] | Non
         options.changed_fields, with options.settings for what is another value then; None adds an
         option --config FILE, by default the quickstart's.
       several: the command works on several hosts, too.
+      with_runs: what gives a configuration its runs, where its other fields decide them.
 
     Raises:
       ConfigError: a config file or field that cannot be used.
@@ -157,9 +159,11 @@ def parse_with_config(parser: argparse.ArgumentParser, argv: Sequence[str] | Non
     options.changed_fields = tuple(changes)
     base = load(options) if load else config_files.load_file(options.config)
     if load and "runs" in changes:
-        raise ConfigError(f"--config.runs={changes['runs']}: --run names the one of the workdir's "
-                          "runs to open")
-    config = rules.validate(overrides.replace(base, changes))
+        told = ("other fields decide them; leave it out" if with_runs else
+                "--run names the one of the workdir's runs to open")
+        raise ConfigError(f"--config.runs={changes['runs']}: {told}")
+    config = overrides.replace(base, changes)
+    config = rules.validate(with_runs(config) if with_runs else config)
     options.settings = {name: overrides.value(config, name)
                         for name in overrides.differences(base, config)}
     # What a file sets is for the runs that it names.

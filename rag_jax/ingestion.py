@@ -36,6 +36,8 @@ from rag_jax.retrieval.versions import current
 from rag_jax.training import workdir as workdirs
 
 DENSE, LEXICAL = ("rag_token", "rag_sequence"), ("bm25", "bm25_sequence")  # runs of a workdir
+# Fields of what is not read here: the documents are the passages, and arguments name the questions.
+NOT_READ = (*workdirs.TRAINED_WITH, "data.chunk_words", "data.fictional_countries", "data.world_")
 _log = logging.getLogger(__name__)
 Path = str | os.PathLike[str]
 
@@ -115,18 +117,11 @@ def ingest(folder: Path, workdir: Path, *, chunking: Chunking | Mapping[str, int
         if earlier and not _is_same(pathlib.Path(earlier.folder), source):
             raise ConfigError(f"--workdir={workdir}: was made from {earlier.folder}; name that "
                               "folder, or another --workdir")
-        if not isinstance(config, Config):
-            config = overrides.replace(base_config(path), config or {})
+        config = _config(path, config)
         _check_trained(config, path)
         if not isinstance(chunking, Chunking):
-            given, known = dict(chunking or {}), {f.name for f in dataclasses.fields(Chunking)}
-            for name in set(given) - known:
-                raise ConfigError(f"chunking: no field {name!r}; {near_matches(str(name), known)}")
-            words = {"tokens": 0} if "words" in given else {}  # in place of tokens
-            before = {name: number for name, number in earlier.divided_by["chunking"].items()
-                      if name in known} if earlier else {}
-            chunking = Chunking(**before | words | given)
-        return _Ingestion(source, path, _with_runs(config), chunking, earlier).run()
+            chunking = _chunking(dict(chunking or {}), earlier)
+        return _Ingestion(source, path, config, chunking, earlier).run()
 
 
 def fine_tune(workdir: Path, train: str, dev: str, *, steps: int | None = None,
@@ -150,10 +145,8 @@ def fine_tune(workdir: Path, train: str, dev: str, *, steps: int | None = None,
     """
     path = pathlib.Path(workdir).absolute()
     record_files.read(path)
-    if not isinstance(config, Config):
-        config = overrides.replace(base_config(path), config or {})
+    config = _config(path, config)
     steps = (config.train.steps or 1000) if steps is None else steps
-    config = _with_runs(config)
     if "generator" not in config.model.sources:
         raise ConfigError("--train: there is no generator that could learn to answer; name "
                           "config.model.generator.pretrained. To train models from random weights: "
@@ -169,6 +162,20 @@ def fine_tune(workdir: Path, train: str, dev: str, *, steps: int | None = None,
     return run.train(overrides.replace(config, {
         "runs": config.runs[:1], "train.steps": steps, "data.passages": str(passages),
         "data.train": train, "data.dev": dev}), path / TRAINED)
+
+
+def _chunking(given: dict[str, Any], earlier: Record | None) -> Chunking:
+    """How documents are divided: as given, and else as before, or as usual."""
+    known = {f.name for f in dataclasses.fields(Chunking)}
+    for name in set(given) - known:
+        raise ConfigError(f"chunking: no field {name!r}; {near_matches(str(name), known)}")
+    if "words" in given and given.get("tokens"):
+        raise ConfigError(f"--words={given['words']} and --tokens={given['tokens']}: a passage is "
+                          "bounded by words or by tokens; name one of them")
+    words = {"tokens": 0} if "words" in given else {}  # in place of tokens
+    before = {name: number for name, number in earlier.divided_by["chunking"].items()
+              if name in known} if earlier else {}
+    return Chunking(**before | words | given)
 
 
 def _is_same(folder: pathlib.Path, other: pathlib.Path) -> bool:
@@ -192,17 +199,42 @@ def _check_trained(config: Config, path: pathlib.Path) -> None:
                 "another --workdir")
 
 
-def _with_runs(config: Config) -> Config:
-    """With the runs that can be asked: those of BM25 where there is no encoder.
+def with_runs(config: Config) -> Config:
+    """The configuration with the runs that can be asked: those of BM25 where there is no encoder.
 
     Raises:
-      ConfigError: fields that are wrong; or a library is missing.
+      ConfigError: it names other runs.
     """
+    if not isinstance(config.runs, tuple) or not {*config.runs} <= {*DENSE, *LEXICAL}:
+        raise ConfigError(f"config.runs={overrides.shown(config.runs)}: a workdir of documents has "
+                          f"the runs {', '.join(DENSE)} with an encoder, {', '.join(LEXICAL)} "
+                          "without; leave it out")
     encoders = {"query_encoder", "document_encoder"} & set(config.model.sources)
-    config = dataclasses.replace(config, runs=DENSE if encoders else LEXICAL)
-    if not encoders and (missing := bm25_missing()):
+    return dataclasses.replace(config, runs=DENSE if encoders else LEXICAL)
+
+
+def _config(path: pathlib.Path, given: Config | Mapping[str, Any] | None) -> Config:
+    """The configuration of a workdir with fields set otherwise, or the whole one that is given.
+
+    Raises:
+      ConfigError: fields that are wrong, or change nothing; or a library is missing.
+    """
+    base = base_config(path)
+    config = with_runs(given if isinstance(given, Config) else overrides.replace(base, given or {}))
+    changed = overrides.not_default(config)
+    for name in overrides.differences(base, config):
+        if name.startswith(NOT_READ) and name in changed:
+            raise ConfigError(
+                f"config.{name}={overrides.shown(overrides.value(config, name))}: would change "
+                "nothing: the passages are those of the documents, divided by --words or --tokens "
+                "(in Python chunking=), and --train and --dev name questions; leave it as it is")
+    if config.train.document_encoder != "frozen":
+        raise ConfigError(f"config.train.document_encoder={config.train.document_encoder}: the "
+                          "encoder of passages stays as it is, so that documents can be added; set "
+                          "frozen")
+    if config.runs == LEXICAL and (missing := bm25_missing()):
         raise ConfigError(f"without an encoder, words are searched by BM25: {missing}")
-    return rules.validate(overrides.replace(config, {"train.steps": 0}))
+    return rules.validate(config)
 
 
 @dataclasses.dataclass

@@ -26,6 +26,7 @@ from rag_jax.hub.config_json import Architecture, SpecialIds
 from rag_jax.hub.load import abstract
 from rag_jax.hub.save import save
 from rag_jax.retrieval.device import DeviceIndex
+from rag_jax.retrieval.hybrid import HybridIndex
 from rag_jax.retrieval.passages import PassageStore
 from rag_jax.retrieval.verification import JSON_BYTES, write_sealed
 from rag_jax.retrieval.versions import current
@@ -201,6 +202,34 @@ def test_a_damaged_index_is_made_again(name, folder, tmp_path, caplog):
     assert rag_jax.ingest(folder, tmp_path / "run").read == ()
 
 
+@pytest.mark.parametrize("fields, told", [
+    ({"data.chunk_words": 3}, "data.chunk_words=3: would change nothing: .*--words"),
+    ({"data.passages": "a", "data.train": "b", "data.dev": "c"}, "data.passages=a: would change"),
+    ({"generator_warmup.steps": 9}, "generator_warmup.steps=9: would change nothing"),
+    ({"runs": "fid"}, "config.runs=fid: a workdir of documents has the runs rag_token, rag_seq"),
+    ({"runs": 5}, "config.runs=5: a workdir of documents has the runs"),
+    ({"train.document_encoder": "refresh", "retrieval.where": "device"},
+     "document_encoder=refresh: the encoder of passages stays as it is.* set frozen")])
+def test_fields_that_would_change_nothing_or_too_much_are_refused(folder, tmp_path, fields, told):
+    """They were ignored; and what had trained the encoder of passages could not be opened."""
+    with pytest.raises(ConfigError, match=told):
+        rag_jax.ingest(folder, tmp_path / "run", config=fields)
+    assert not (tmp_path / "run" / "index").exists()
+
+
+def test_settings_of_words_are_those_of_the_index(folder, tmp_path):
+    """They were ignored where it was opened, and so was an encoder."""
+    rag_jax.ingest(folder, tmp_path / "run", config={"train.steps": 50, "retrieval.bm25_b": 0.3})
+    assert ingestion.base_config(tmp_path / "run").train.steps == 50
+    for name, given in (("retrieval.bm25_k1", 5.0), ("retrieval.bm25_language", "german"),
+                        ("model.retriever.pretrained", "no/such")):
+        with pytest.raises(ConfigError, match=f"{name}={given}: .*run rag_jax.ingest with it"):
+            rag_jax.load(tmp_path / "run", config={name: given, "seed": 7})
+    rag = rag_jax.load(tmp_path / "run", config={"retrieval.bm25_b": 0.3, "eval.k": 1})
+    assert rag.index.settings.b == 0.3
+    assert rag.job.config.train.steps == 0, "until they are taken, checkpoints answer as they say"
+
+
 def test_a_run_that_has_nothing_to_do_does_not_wait_for_jax(folder, tmp_path):
     """Its import takes most of the three seconds that such a run may take."""
     rag_jax.ingest(folder, tmp_path / "run")
@@ -261,6 +290,7 @@ def test_what_cannot_be_ingested_says_why(folder, tmp_path):
     fails("photos: none of its 1 files has a text that can be read .a.pdf: it is damaged",
           tmp_path / "photos")
     fails("of which encoder", chunking=Chunking(tokens=64))
+    fails("--words=10 and --tokens=64: .*name one of them", chunking={"words": 10, "tokens": 64})
     rag_jax.ingest(folder, tmp_path / "run")
     fails("was made from .*documents; name that folder", tmp_path / "photos")
     (tmp_path / "trained").mkdir()
@@ -373,6 +403,20 @@ def test_an_encoder_finds_a_generator_answers_and_nothing_is_embedded_twice(
     with pytest.raises(ConfigError, match="the runs rag_token, rag_sequence"):
         rag_jax.load(tmp_path / "run", "bm25")
     assert rag_jax.load(tmp_path / "run", "rag_sequence").job.model.kind == "sequence"
+
+
+def test_a_folder_of_words_becomes_hybrid_in_one_command(folder, tmp_path, towers):
+    """The command was refused for the runs of before, which it replaces."""
+    encoder = f"--config.model.retriever.pretrained={towers['model.retriever.pretrained']}"
+    argv = [str(folder), f"--workdir={tmp_path / 'run'}",
+            *(f"--config.{name}={value}" for name, value in SMALL.items())]
+    ingest.main(argv)
+    with pytest.raises(ConfigError, match="config.runs=bm25: other fields decide them"):
+        ingest.main([*argv, "--config.runs=bm25"])
+    ingest.main([*argv, encoder, "--config.retrieval.retriever=hybrid"])
+    rag = rag_jax.load(tmp_path / "run")
+    assert isinstance(rag.index, HybridIndex)
+    assert {passage.source.file for passage in rag.retrieve("Norway?", k=6)[0]} == {*TEXTS}
 
 
 def test_an_encoder_alone_finds_on_the_devices_and_a_damaged_index_is_embedded_again(

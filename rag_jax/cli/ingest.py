@@ -35,7 +35,8 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--train", metavar="FILE", help="then train on questions about the "
                         "documents, as config.data.train; needs --dev and a generator")
     parser.add_argument("--dev", metavar="FILE", help="questions that choose the best checkpoint")
-    options, config = flags.parse_with_config(parser, argv, _base, several=False)
+    options, config = flags.parse_with_config(parser, argv, _base, several=False,
+                                              with_runs=_with_runs)
     if bool(options.train) != bool(options.dev):
         parser.error("--train and --dev: name both, files of other questions each")
 
@@ -55,6 +56,12 @@ def _base(options: argparse.Namespace) -> Config:
     from rag_jax import ingestion
 
     return ingestion.base_config(options.workdir)
+
+
+def _with_runs(config: Config) -> Config:
+    from rag_jax import ingestion
+
+    return ingestion.with_runs(config)
 
 
 def _lines(options: argparse.Namespace, done) -> list[str]:

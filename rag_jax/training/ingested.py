@@ -104,7 +104,7 @@ class Maker:
     """
 
     def __init__(self, config: Config, path: pathlib.Path):
-        self._config = overrides.for_run(config, config.runs[0])
+        self._config = _untrained(config, config.runs[0])
         self._job = job_of(self._config, path)
         self._towers = towers(self._config)
         self.window = self._window() if "document_encoder" in self._towers else None
@@ -158,6 +158,23 @@ class Maker:
         return pretrained.load(self._job, pretrained.ENCODERS)
 
 
+def _untrained(config: Config, run: str) -> Config:
+    """The configuration of a run whose checkpoints answer as they say: the steps that it may have
+    are of a training that is yet to come."""
+    return overrides.replace(overrides.for_run(config, run), {"train.steps": 0})
+
+
+def _check_words(config: Config, made: Config, path: pathlib.Path) -> None:
+    """Raises ConfigError for another way to count words, or an encoder, than a workdir whose
+    passages are found by their words was made with: its index has the weights of words."""
+    encoders = [f"model.{name}.pretrained" for name in workdir.ENCODERS]
+    for name in overrides.differences(made, config):
+        if name.startswith(("retrieval.bm25_", *encoders)):
+            now, then = (overrides.shown(overrides.value(one, name)) for one in (config, made))
+            raise ConfigError(f"config.{name}={now}: {path} was indexed with {then or '(none)'}, "
+                              "and this would change nothing; run rag_jax.ingest with it")
+
+
 def open_ingested(path: pathlib.Path, run: str | None, index: str | os.PathLike | None,
                   config: Config | Mapping[str, Any] | None) -> Rag:
     """Opens a workdir of `rag_jax.ingest`: what is named in it answers from its index.
@@ -167,7 +184,9 @@ def open_ingested(path: pathlib.Path, run: str | None, index: str | os.PathLike 
     if not isinstance(config, Config):
         config = changed(workdir.read_run(path, run), config or {})
     run = workdir.run_of(path, config, run)
-    config = overrides.for_run(config, run)
+    config = _untrained(config, run)
+    if overrides.lexical(config):
+        _check_words(config, overrides.for_run(workdir.read(path), run), path)
     folder = path / INDEX if index is None else pathlib.Path(index)
     opened = indexing.open_host_index(folder, overrides.lexical(config))
     check_k(config, opened, folder)
