@@ -114,9 +114,8 @@ def ingest(folder: Path, workdir: Path, *, chunking: Chunking | Mapping[str, int
     with locks.own(path):
         files.remove_leftovers(path, alone=True)
         earlier = record_files.read(path) if record_files.exists(path) else None
-        if earlier and not _is_same(pathlib.Path(earlier.folder), source):
-            raise ConfigError(f"--workdir={workdir}: was made from {earlier.folder}; name that "
-                              "folder, or another --workdir")
+        if earlier:
+            _check_folder(earlier, source, path)
         config = _config(path, config)
         _check_trained(config, path)
         if not isinstance(chunking, Chunking):
@@ -153,15 +152,35 @@ def fine_tune(workdir: Path, train: str, dev: str, *, steps: int | None = None,
                           "rag_jax.train --config=configs/own_data.py")
     from rag_jax.training import run
 
-    passages = path / "passages.jsonl"
-    if not passages.exists() or not is_prepared(path / TRAINED):  # else it goes on with its own
+    passages, trained = path / "passages.jsonl", path / TRAINED
+    if is_prepared(trained):  # it goes on with its own, wherever the workdir was then
+        passages = pathlib.Path(workdirs.read(trained).data.passages)
+    else:
         there = open_folder(current(path / INDEX)).passages
         with locks.own(path), files.replaced(passages) as file:
             for known in there.ids():
                 file.write(json.dumps(there[there.row_of(known)]._asdict()) + "\n")
     return run.train(overrides.replace(config, {
         "runs": config.runs[:1], "train.steps": steps, "data.passages": str(passages),
-        "data.train": train, "data.dev": dev}), path / TRAINED)
+        "data.train": train, "data.dev": dev}), trained)
+
+
+def _check_folder(earlier: Record, source: pathlib.Path, path: pathlib.Path) -> None:
+    """Raises ConfigError for another folder than the one that a workdir was made from, or than what
+    that one is called now: where it is gone, one that has a file of it."""
+    before = pathlib.Path(earlier.folder)
+    if _is_same(before, source):
+        return
+    if before.exists():
+        raise ConfigError(f"--workdir={path}: was made from {before}; name that folder, or another "
+                          "--workdir")
+    now = source if source.is_dir() else source.parent
+    for name, file in earlier.files.items():
+        with contextlib.suppress(Unreadable):
+            if content_of(Found(name, now / name))[1] == file["sha256"]:
+                return
+    raise ConfigError(f"--workdir={path}: was made from {before}, which is gone, and {source} has "
+                      "none of its files; name another --workdir")
 
 
 def _chunking(given: dict[str, Any], earlier: Record | None) -> Chunking:
@@ -266,8 +285,9 @@ class _Ingestion:
         same = index is not None and self.earlier.made_by == made_by
         if same and not gone and kept.keys() == digests.keys():
             self._write_config()
-            if kept != before:
-                record_files.write(self.path, self.earlier._replace(files=kept))
+            record = self.earlier._replace(folder=str(self.source), files=kept)
+            if record != self.earlier:
+                record_files.write(self.path, record)
             return self._result(closed | kept, kept, 0)
         reading = Reading(found, closed | kept, self.chunking, self.source)
         edits = same and not lexical and bool(_with_text(kept))

@@ -202,6 +202,23 @@ def test_a_damaged_index_is_made_again(name, folder, tmp_path, caplog):
     assert rag_jax.ingest(folder, tmp_path / "run").read == ()
 
 
+def test_a_folder_that_was_renamed_is_the_same(folder, tmp_path, reads):
+    """It was refused, with the advice to name the one that is gone."""
+    rag_jax.ingest(folder, tmp_path / "run")
+    reads.clear()
+    other = written(tmp_path / "other", {"kenya.txt": "Another text."})
+    with pytest.raises(ConfigError, match="was made from .*documents; name that folder"):
+        rag_jax.ingest(other, tmp_path / "run")
+    moved = folder.rename(tmp_path / "moved")
+    with pytest.raises(ConfigError, match="which is gone, and .*other has none of its files"):
+        rag_jax.ingest(other, tmp_path / "run")
+    assert rag_jax.ingest(moved, tmp_path / "run").read == () and reads == []
+    written(folder, {"new.txt": "Of another folder under the name of the first."})
+    assert rag_jax.ingest(moved, tmp_path / "run").read == ()
+    with pytest.raises(ConfigError, match="was made from .*moved; name that folder"):
+        rag_jax.ingest(folder, tmp_path / "run")
+
+
 @pytest.mark.parametrize("fields, told", [
     ({"data.chunk_words": 3}, "data.chunk_words=3: would change nothing: .*--words"),
     ({"data.passages": "a", "data.train": "b", "data.dev": "c"}, "data.passages=a: would change"),
@@ -499,6 +516,9 @@ def test_what_is_trained_on_questions_answers_from_the_documents(folder, tmp_pat
     assert len(rag_jax.load(tmp_path / "run").ask("Accra?")[0].passages) == 1
     ingest.main(argv[:4])  # again, with the steps of before
     assert ingestion.base_config(tmp_path / "run").train.steps == 2
+    moved = (tmp_path / "run").rename(tmp_path / "moved")  # its passages.jsonl, too
+    ingest.main([argv[0], f"--workdir={moved}", *argv[2:4]])
+    moved.rename(tmp_path / "run")
     with pytest.raises(ConfigError, match="max_passage_length: .*was trained with 16"):
         ingest.main([*argv[:2], "--config.data.max_passage_length=31"])
     with pytest.raises(ConfigError, match="no generator that could learn"):
