@@ -27,6 +27,7 @@ def compose(format: GeneratorFormat, passages: jax.Array, lengths: jax.Array,
         read = jnp.minimum(lengths, room)
         asked = jnp.minimum(asked, room - read)
     else:
+        asked = jnp.minimum(asked, room)
         read = jnp.minimum(lengths, room - asked)
         asked = jnp.broadcast_to(asked, read.shape)
     read, asked = read[..., None], asked[..., None]

@@ -56,7 +56,8 @@ def parts_of(template: str, chat: str | None, tokenizer: Tokenizer) -> Parts:
 class PromptFormat(GeneratorFormat):
     """The generator's input: a prompt without its last token, which is `start`.
 
-    A long input loses the end of its passage, never its question, unless that takes half of it.
+    A long input loses the end of its passage, never its question, unless that takes half of it, or
+    all that the words before the passage leave.
     """
 
     title_separator = "\n"
@@ -88,7 +89,8 @@ class PromptFormat(GeneratorFormat):
             for title, text in zip(titles, texts, strict=True)])
 
     def questions(self, questions: Sequence[str]) -> list[list[int]]:
-        """Ids of what follows a passage, to be joined to it; at most half the input."""
+        """Ids of what follows a passage, to be joined to it; at most half the input, or what
+        the words before a passage leave of it."""
         rows = self.tokenizer.encode([self._gap + " ".join(q.split()) for q in questions])
-        room = self.max_length // 2 - len(self._between) - len(self._after)
+        room = min(self.max_length // 2, self.room) - len(self._between) - len(self._after)
         return [[*self._between, *row[:max(room, 1)], *self._after] for row in rows]

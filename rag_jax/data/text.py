@@ -417,6 +417,6 @@ class GeneratorFormat:
     def join(self, passage: Sequence[int], question: Sequence[int]) -> list[int]:
         """One input row; the passage gets what the question leaves of `max_length`."""
         if not self.like_hugging_face:
-            passage = passage[: self.room - len(question)]
+            passage = passage[: max(self.room - len(question), 0)]
         both = [*question, *passage] if self.question_first else [*passage, *question]
         return [*self.begin, *both[: self.room], *self.foot]

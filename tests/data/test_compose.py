@@ -21,7 +21,7 @@ def test_every_id_and_mask_equals_join(like_hugging_face, question_first, start,
     format = GeneratorFormat(special, max_length, like_hugging_face=like_hugging_face,
                              question_first=question_first)
     rng = np.random.default_rng(max_length)
-    longest = max_length + 3 if like_hugging_face else max_length // 2
+    longest = max_length + 3
     suffixes = [rng.integers(5, 300, n).tolist() for n in range(longest + 1)]
     passages = [[rng.integers(5, 300, n).tolist() for n in rng.integers(0, max_length + 4, 5)]
                 + [[], rng.integers(5, 300, max_length + 9).tolist()] for _ in suffixes]

@@ -161,6 +161,22 @@ def test_a_long_input_loses_the_end_of_its_passage(folder):
     assert len(long) <= 32 and long[-len(layout._after):] == layout._after
 
 
+def test_a_question_beside_long_words_of_the_prompt_is_kept_and_its_passage_cut(folder):
+    """Rules and examples before the passage: what was negative kept the passage, and cut the
+    question and the tail."""
+    tokenizer = Tokenizer.load(folder)
+    layout = PromptFormat(tokenizer, 256, parts_of(
+        "Lima is it. " * 38 + "{passage}\nQ: {question}\nA:", None, tokenizer))
+    assert layout.room < layout.max_length // 2
+    passage, = layout.passages(["Peru"], ["Lima is the capital. " * 20])
+    for words in (1, 4, 8, 12, 20):
+        question, = layout.questions(["Which city is it ? " * words])
+        assert question[-len(layout._after):] == layout._after
+        ids = layout.join(passage, question)
+        left = layout.room - len(question)
+        assert ids == [*layout.begin, *passage[:left], *question] and left >= 0
+
+
 @pytest.mark.parametrize("template,told", [
     ("{question} {passage} A", "and then"), ("{passage} A", "once"),
     ("{passage} {question}", "continues"), ("{passage} {passage} {question} A", "once")])
