@@ -149,7 +149,7 @@ class GeneratorConfig(TransformerConfig):
         "checkpoint says (decoder_start_token_id), else </s>", at_least=-1)
     end_tokens: tuple[int, ...] = field(
         (), "token ids, any of which ends an answer, with the sum of their probabilities, as the "
-        "checkpoint says (eos_token_id); empty = </s>, or the end of the chat template, alone")
+        "checkpoint says (eos_token_id); empty = </s>; in a chat, the end of its template, too")
 
     @property
     def of_decoder(self) -> tuple[int, int]:

@@ -8,6 +8,7 @@ original.
 
 import dataclasses
 import pathlib
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -21,9 +22,11 @@ from rag_jax.config import (
     ConfigError,
     DataConfig,
     EvalConfig,
+    GeneratorConfig,
     ModelConfig,
     TrainConfig,
 )
+from rag_jax.data.prepared import generator_format
 from rag_jax.data.text import Tokenizer
 from rag_jax.hub import families, generator_inputs
 from rag_jax.hub import load as hub
@@ -34,7 +37,7 @@ from rag_jax.models import rag
 from rag_jax.retrieval.verification import read_object, write_digests
 from rag_jax.training import pretrained, workdir
 from rag_jax.training.checkpoint import Checkpointer
-from rag_jax.training.job import fusion_of
+from rag_jax.training.job import end_tokens, fusion_of
 
 TOKENIZERS = {"query_encoder": "retriever_tokenizer", "document_encoder": "retriever_tokenizer",
               pretrained.PLAIN: "retriever_tokenizer", "generator": "generator_tokenizer"}
@@ -134,7 +137,8 @@ def _export(path: pathlib.Path, out: pathlib.Path, run: str | None, family: str 
                        f"{rag.word_weight(model, params):.4g}")
         del params[rag.FUSION]
     retriever = _as_written(model.retriever, params.get("query_encoder", {}))
-    architecture = Architecture(retriever, model.generator, ids, config.data.max_passage_length)
+    generator = _with_ends(model.generator, config, tokenizers) if run else model.generator
+    architecture = Architecture(retriever, generator, ids, config.data.max_passage_length)
     base = {tower: source for tower, source in {**config.model.sources, **base}.items()
             if tower in params}
     provenance = _provenance(path, config, run, base)
@@ -187,6 +191,15 @@ def _as_written(retriever: BertConfig, query_encoder: dict[str, Any]) -> BertCon
     other = retriever.beyond_dpr or retriever.model_type != "bert"
     pooling = "cls" if other and retriever.pooling == "auto" else retriever.pooling
     return dataclasses.replace(retriever, pooling=pooling, learn_scale=False)
+
+
+def _with_ends(generator: GeneratorConfig, config: Config, tokenizers: Mapping[str, Tokenizer]
+               ) -> GeneratorConfig:
+    """With all tokens that end an answer in a chat: that of the template is no end elsewhere."""
+    if config.data.source_format != "chat" or "generator" not in tokenizers:
+        return generator
+    layout = generator_format(config, tokenizers["generator"])
+    return dataclasses.replace(generator, end_tokens=end_tokens(generator, layout.tokenizer))
 
 
 def _provenance(path: pathlib.Path, config: Config, run: str | None, base: dict[str, str]

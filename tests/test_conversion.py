@@ -10,7 +10,7 @@ import tiny
 
 import rag_jax
 from rag_jax import conversion, overrides
-from rag_jax.config import Config, ConfigError
+from rag_jax.config import CausalConfig, Config, ConfigError
 from rag_jax.config_files import load_file as load_config
 from rag_jax.data.text import train_bart_tokenizer, train_bert_tokenizer
 from rag_jax.hub import families
@@ -106,6 +106,19 @@ def test_from_random_weights_an_export_answers_as_what_was_trained(family, tmp_p
         **changes, "retrieval.k": 2, "model.retriever.dropout": config.model.retriever.dropout})
     assert back.log_likelihood(question, answer) == pytest.approx(
         trained.log_likelihood(question, answer), abs=1e-4)
+
+
+def test_an_export_of_a_chat_stops_where_it_was_trained_to(tmp_path):
+    """A base model's generation_config.json named its own end alone, which the chat never gives."""
+    tokenizer = train_bart_tokenizer([*TEXTS, "user assistant"], 300)
+    tokenizer.config["chat_template"] = (
+        "{% for m in messages %}{{ m.role }}: {{ m.content }}<mask>\n{% endfor %}")
+    generator = CausalConfig(vocab_size=300)
+    for form, ends in (("chat", (tokenizer.mask, tokenizer.end)), ("prompt", ())):
+        config = overrides.replace(Config(), {"data.source_format": form})
+        found = conversion._with_ends(generator, config, {"generator": tokenizer})
+        assert found.end_tokens == ends
+    assert conversion._with_ends(generator, config, {}) == generator
 
 
 def test_a_workdir_of_all_towers_becomes_rag_and_a_document_encoder(folders, tmp_path):

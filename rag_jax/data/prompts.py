@@ -24,12 +24,12 @@ TODAY = "{% macro strftime_now(format) %}26 Jul 2024{% endmacro +%}"
 
 class Parts(NamedTuple):
     """The fixed texts of a prompt: before the passage, between it and the question, after the
-    question; and what ends an answer, "" = the tokenizer's end token."""
+    question; and what ends an answer in a chat, "" = the tokenizer's end token; None = no chat."""
 
     before: str
     between: str
     after: str
-    ending: str = ""
+    ending: str | None = None
 
 
 def parts_of(template: str, chat: str | None, tokenizer: Tokenizer) -> Parts:
@@ -65,9 +65,11 @@ class PromptFormat(GeneratorFormat):
     def __init__(self, tokenizer: Tokenizer, max_length: int, parts: Parts,
                  uncased_questions: bool = False):
         after = tokenizer.encode_written(parts.after.rstrip(" "))
-        ending = tokenizer.encode_written(parts.ending.strip())
+        ending = tokenizer.encode_written((parts.ending or "").strip())
         space = "" if tokenizer.begins_words else " "  # which Llama 2's writes itself
-        gap = "" if parts.after[-1:] == "\n" else space
+        # A chat's answer follows as its template has it, that of a prompt as the next word.
+        apart = parts.after[-1:] != "\n" if parts.ending is None else parts.after[-1:] == " "
+        gap = space * apart
         super().__init__(tokenizer.answering(ending[0] if ending else tokenizer.end, gap),
                          max_length, uncased_questions=uncased_questions)
         self.begin, self.foot = tokenizer.encode_written(parts.before, first=True), []

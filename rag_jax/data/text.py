@@ -31,6 +31,7 @@ class Tokenizer:
       config: what is kept of the tokenizer_config.json: the names of special tokens, and the
         chat_template.
       gap: what stands between a text and the answer that continues it.
+      own_end: the end token of the vocabulary, where answers have another `end`.
     """
 
     def __init__(self, backend: Any, config: Mapping[str, str] | None = None):
@@ -53,6 +54,7 @@ class Tokenizer:
                 f"{names}; BART has <s> </s> <pad> <mask>, BERT [CLS] [SEP] [PAD] [MASK]"
             )
         self.end, self.pad, self.mask = map(backend.token_to_id, names[1:])
+        self.own_end = self.end
         self.start = backend.token_to_id(names[0]) if begins else None
         self._letter = backend.encode("a", add_special_tokens=False).ids
         # Where bytes are tokens, one that is in no letter: a run of bytes with it has no letters.

@@ -11,11 +11,12 @@ import numpy as np
 from jax.sharding import Mesh
 
 from rag_jax import hosts, overrides, parallel
-from rag_jax.config import Config, ConfigError, EvalConfig
+from rag_jax.config import Config, ConfigError, EvalConfig, GeneratorConfig
 from rag_jax.data.packed import Groups
 from rag_jax.data.prepared import Prepared
 from rag_jax.data.question_files import Example
 from rag_jax.data.questions import QuestionTokens
+from rag_jax.data.text import Tokenizer
 from rag_jax.fusion import Fusion
 from rag_jax.models import rag
 from rag_jax.models.stack import unstack_layers
@@ -93,12 +94,11 @@ def build_model(config: Config, prepared: Prepared) -> rag.RagModel:
         towers[name] = dataclasses.replace(
             tower, pretrained="", vocab_size=tower.vocab_size or tokenizer.vocab_size)
     tok, start = prepared.generator_tokenizer, towers["generator"].start_token
-    if ends := towers["generator"].end_tokens:
-        if not all(0 <= end < towers["generator"].vocab_size for end in ends):
-            raise ConfigError(f"config.model.generator.end_tokens={ends}: must be below vocab_size="
-                              f"{towers['generator'].vocab_size}")
-        first = (tok.end, *(end for end in ends if end != tok.end))
-        towers["generator"] = dataclasses.replace(towers["generator"], end_tokens=first)
+    ends = end_tokens(towers["generator"], tok)
+    if not all(0 <= end < towers["generator"].vocab_size for end in ends):
+        raise ConfigError(f"config.model.generator.end_tokens={ends}: must be below vocab_size="
+                          f"{towers['generator'].vocab_size}")
+    towers["generator"] = dataclasses.replace(towers["generator"], end_tokens=ends)
     if prepared.format.start is not None:
         start = prepared.format.start
     if start >= towers["generator"].vocab_size:
@@ -110,6 +110,18 @@ def build_model(config: Config, prepared: Prepared) -> rag.RagModel:
                         config.retrieval.retriever == "bm25", config.head_classes,
                         fusion_of(config),
                         bool(config.model.reranker.pretrained and config.retrieval.k))
+
+
+def end_tokens(generator: GeneratorConfig, tokenizer: Tokenizer) -> tuple[int, ...]:
+    """The tokens that end an answer where there are several, first the one that answers are written
+    with; then the checkpoint's, which may be other than the end of the chat template.
+
+    Args:
+      generator: its own end_tokens are as the checkpoint says.
+      tokenizer: of the format of its inputs.
+    """
+    ends = dict.fromkeys((tokenizer.end, *(generator.end_tokens or (tokenizer.own_end,))))
+    return tuple(ends) if len(ends) > 1 else ()
 
 
 def groups_of(model: rag.RagModel, mesh: Mesh, pieces: int) -> Groups | None:

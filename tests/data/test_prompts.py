@@ -87,7 +87,19 @@ def test_a_prompt_is_its_text_and_the_answer_continues_it(folder, form, template
     assert after.replace(" ", "").startswith(expected.replace(" ", ""))
     assert after.endswith(start[-1]) and len(after) <= len(expected) + len(start) + 6
     assert layout.tokenizer.piece(layout.tokenizer.end) == end
+    assert layout.tokenizer.piece(layout.tokenizer.own_end) == "<|endoftext|>"
     assert layout.tokenizer.gap == ("" if form == "chat" else " ")
+
+
+@pytest.mark.parametrize("before, gap", [("", ""), ("{{ ' ' }}", " "), ("{{ '\n' }}", "")])
+def test_the_answer_of_a_chat_follows_as_its_template_writes_it(folder, before, gap):
+    """DeepSeek-R1's distilled models answer right behind a marker: a space before the answer made
+    its first token another one."""
+    chat = ("{% for m in messages %}{% if m.role == 'user' %}{{ m.content }}<|im_start|>" + before +
+            "{% else %}{{ m.content }}<|im_end|>{% endif %}{% endfor %}")
+    tokenizer = Tokenizer.load(folder)
+    parts = parts_of("{passage}\n{question}", chat, tokenizer)
+    assert PromptFormat(tokenizer, 64, parts).tokenizer.gap == gap
 
 
 def test_a_chat_template_that_asks_for_the_day_gives_the_same_prompt_every_day(folder):

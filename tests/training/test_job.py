@@ -42,15 +42,16 @@ def test_the_fingerprint_of_an_encoder_does_not_depend_on_the_version():
 
 def test_the_first_of_several_ends_is_what_answers_are_written_with():
     """Another would have the sum, and the end that is searched for no probability at all."""
-    tokenizer = SimpleNamespace(vocab_size=10, needed_rows=10, end=3, pad=1)
-    prepared = Prepared(tokenizer, tokenizer, SimpleNamespace(start=None), {}, {})
-
-    def ends(given):
+    def ends(given, own=3):
+        tokenizer = SimpleNamespace(vocab_size=10, needed_rows=10, end=3, own_end=own, pad=1)
+        prepared = Prepared(tokenizer, tokenizer, SimpleNamespace(start=None), {}, {})
         config = replace(Config(), {"model.generator.end_tokens": given,
                                     "model.generator.vocab_size": 10})
         return job.build_model(config, prepared).generator.end_tokens
 
     assert [ends(given) for given in ((), (5, 3), (5, 4))] == [(), (3, 5), (3, 5, 4)]
+    assert ends((), own=7) == (3, 7), "a base model ends a chat with its own token"
+    assert ends((5, 3), own=7) == (3, 5), "the checkpoint goes first"
     with pytest.raises(ConfigError, match="end_tokens=.*must be below vocab_size=10"):
         ends((3, 10))
 
