@@ -207,12 +207,16 @@ def build_index(passages: Path, out: Path, workdir: Path | None = None, *, run: 
 
     Raises:
       InUseError: another process builds at `out`, or writes into the workdir that `out` is in.
+      ConfigError: a field that does not fit; or an encoder that is no retriever, without a workdir
+        in which it is trained to be one.
     """
     training.be_quiet()
     target = workdirs.named("out", out).absolute()
     with workdirs.writing(target):
         if workdir is None:
-            config, trained = pretrained.resolve(_config_of_towers(run, config)), None
+            config, trained = _config_of_towers(run, config), None
+            pretrained.check_retriever(config)
+            config = pretrained.resolve(config)
             job = job_as_they_are(config, config, target)
         else:
             path = documents.answering(workdirs.named("workdir", workdir).absolute())

@@ -160,9 +160,9 @@ def fine_tune(workdir: Path, train: str, dev: str, *, steps: int | None = None,
         with locks.own(path), files.replaced(passages) as file:
             for known in there.ids():
                 file.write(json.dumps(there[there.row_of(known)]._asdict()) + "\n")
-    return run.train(overrides.replace(config, {
-        "runs": config.runs[:1], "train.steps": steps, "data.passages": str(passages),
-        "data.train": train, "data.dev": dev}), trained)
+    return run.train(overrides.replace(config, {  # a warm-up would leave the encoder of the index
+        "runs": config.runs[:1], "train.steps": steps, "retriever_warmup.steps": 0,
+        "data.passages": str(passages), "data.train": train, "data.dev": dev}), trained)
 
 
 def _check_folder(earlier: Record, source: pathlib.Path, path: pathlib.Path) -> None:

@@ -553,9 +553,27 @@ def test_a_plain_bert_is_no_retriever(folder, tmp_path, towers):
     plain = tmp_path / "plain"
     shutil.copytree(towers["model.retriever.pretrained"], plain)
     (plain / "modules.json").unlink()
+    config = {**SMALL, **towers, "model.retriever.pretrained": str(plain)}
     with pytest.raises(ConfigError, match="is no retriever"):
-        rag_jax.ingest(folder, tmp_path / "run", config={
-            **SMALL, "model.retriever.pretrained": str(plain)})
+        rag_jax.ingest(folder, tmp_path / "run", config=config)
+    with pytest.raises(ConfigError, match="is no retriever"):
+        rag_jax.build_index(tmp_path / "p.tsv", tmp_path / "index", config=config)
+
+
+def test_a_plain_bert_is_what_the_configuration_says_it_is(folder, tmp_path, towers, monkeypatch):
+    """The error advised to set its pooling, and came again; training on its documents would have
+    warmed it up, away from its index."""
+    plain = tmp_path / "plain"
+    shutil.copytree(towers["model.retriever.pretrained"], plain)
+    (plain / "modules.json").unlink()
+    config = {**SMALL, "model.retriever.pretrained": str(plain), "model.retriever.pooling": "mean",
+              "model.generator.pretrained": towers["model.generator.pretrained"]}
+    assert rag_jax.ingest(folder, tmp_path / "run", config=config).embedded
+    assert len(rag_jax.load(tmp_path / "run").retrieve("Lima?", 2)[0]) == 2
+    asked = []
+    monkeypatch.setattr("rag_jax.training.run.train", lambda config, path: asked.append(config))
+    ingestion.fine_tune(tmp_path / "run", "train.jsonl", "dev.jsonl")
+    assert asked[0].retriever_warmup.steps == 0
 
 
 @pytest.mark.parametrize("given, told", [

@@ -70,11 +70,8 @@ def job_of(config: Config, path: pathlib.Path) -> Job:
     Raises:
       ConfigError, HubError: a source that is none, has no tokenizer, or is no retriever.
     """
-    if "document_encoder" in towers(config) and not pretrained.is_retriever(config):
-        raise ConfigError(f"{config.model.sources['document_encoder']} is no retriever: nothing "
-                          "says how its states become vectors that find passages. Name a sentence "
-                          "encoder (sentence-transformers/all-MiniLM-L6-v2, ...), or set "
-                          "config.model.retriever.pooling=mean or cls")
+    if "document_encoder" in towers(config):
+        pretrained.check_retriever(config)
     return job_as_they_are(pretrained.resolve(config), config, path)
 
 

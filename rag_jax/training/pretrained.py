@@ -228,13 +228,23 @@ def tokenizer_folder(config: Config, tower: str) -> pathlib.Path | None:
 
 
 def is_retriever(config: Config) -> bool:
-    """Whether both encoders come from retrievers, so that no warm-up is needed."""
+    """Whether both encoders come from retrievers, so that training needs no warm-up."""
     def ranks(source: str) -> bool:
         found = described(source)
         return PLAIN not in found.towers or found.retriever.pooling != "auto"
 
     sources = config.model.sources
     return all(tower in sources and ranks(sources[tower]) for tower in ENCODERS)
+
+
+def check_retriever(config: Config) -> None:
+    """Raises ConfigError for encoders that are read as they are where neither their folders nor the
+    configuration, as it was asked for, say how their states become vectors."""
+    if config.model.retriever.pooling == "auto" and not is_retriever(config):
+        raise ConfigError(f"{config.model.sources['document_encoder']} is no retriever: nothing "
+                          "says how its states become vectors that find passages. Name a sentence "
+                          "encoder (sentence-transformers/all-MiniLM-L6-v2, ...), or set "
+                          "config.model.retriever.pooling=mean or cls")
 
 
 def load(job: Job, towers: Sequence[str], answers: bool = False) -> dict[str, Any]:
