@@ -7,7 +7,7 @@ the Hugging Face hub or folders without a tokenizer.json.
 import copy
 import pathlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -18,6 +18,16 @@ from rag_jax.errors import DataError
 
 BART_SPECIALS = ("<s>", "<pad>", "</s>", "<unk>", "<mask>")
 BERT_SPECIALS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+
+
+class PairForm(NamedTuple):
+    """What stands before, between and after two texts that are read together, and the token type of
+    the second; that of the first is 0."""
+
+    before: list[int]
+    between: list[int]
+    after: list[int]
+    second_type: int
 
 
 class Tokenizer:
@@ -116,6 +126,16 @@ class Tokenizer:
         with_space, without = (self._backend.encode(text, add_special_tokens=False).tokens
                                for text in (" a", "a"))
         return "".join(without).startswith("▁") and with_space != without
+
+    @property
+    def pair_form(self) -> PairForm | None:
+        """How its post-processor joins two texts; None = it puts nothing between them."""
+        pair = self._backend.encode("a", "a")
+        first, second = ([place for place, of in enumerate(pair.sequence_ids) if of == number]
+                         for number in (0, 1))
+        between = pair.ids[first[-1] + 1 : second[0]] if first and second else []
+        return PairForm(pair.ids[: first[0]], between, pair.ids[second[-1] + 1 :],
+                        pair.type_ids[second[0]]) if between else None
 
     def encode_answers(self, texts: Sequence[str]) -> list[list[int]]:
         """Ids of each text as it continues another."""

@@ -11,7 +11,7 @@ from jax.sharding import Mesh
 from rag_jax import parallel
 from rag_jax.answering import search
 from rag_jax.config import BertConfig, ConfigError
-from rag_jax.data.text import Tokenizer, by_length, pad_rows
+from rag_jax.data.text import PairForm, Tokenizer, by_length, pad_rows
 from rag_jax.hub import families
 from rag_jax.hub import load as hub
 from rag_jax.models.cross_encoder import CrossEncoder
@@ -43,16 +43,26 @@ class Reranker:
     longest: int
     mesh: Mesh
 
+    @property
+    def form(self) -> PairForm:
+        """How its pairs are written: as the tokenizer says, else as is usual in the model's family:
+        [CLS] question [SEP] passage [SEP], of RoBERTa with </s></s> between them."""
+        start, end = self.tokenizer.start, self.tokenizer.end
+        count = 1 if self.config.model_type == "bert" else 2
+        said = self.tokenizer.pair_form or PairForm([start], [end] * count, [end], 1)
+        return said._replace(second_type=min(said.second_type, self.config.second_type))
+
     def logits(self, questions: Sequence[str], passages: Sequence[Passage]) -> np.ndarray:
         """The logits float32[R] of R questions, each with its passage; all processes ask for the
         same."""
         rows, firsts = self.pairs(questions, passages)
+        second_type = np.int32(self.form.second_type)
         size = parallel.filled_up(min(PAIRS, len(rows)), self.mesh)
         parts, logits = [], np.zeros(len(rows), np.float32)
         for some, filled, length in by_length(
                 np.array([len(row) for row in rows]), size, STEP, self.longest):
             ids, mask = pad_rows([rows[i] for i in filled], length, self.tokenizer.pad)
-            types = (np.arange(length) >= firsts[filled, None]) * np.int32(self.config.second_type)
+            types = (np.arange(length) >= firsts[filled, None]) * second_type
             inputs = parallel.put_batch((ids, mask, types), self.mesh)
             parts.append((some, parallel.whole(_program(self.config)(self.params, *inputs))))
         for some, part in parts:
@@ -61,20 +71,19 @@ class Reranker:
 
     def pairs(self, questions: Sequence[str], passages: Sequence[Passage]
               ) -> tuple[list[list[int]], np.ndarray]:
-        """[CLS] question [SEP] title text [SEP], or as RoBERTa has it with </s></s> between them,
-        and how many tokens of each stand before the passage, int[R].
+        """Question, title and text in this `form`, and how many tokens of each stand before the
+        passage, int[R].
 
         A question has half of the room at most, and its passage what it leaves.
         """
-        tokenizer = self.tokenizer
-        between = [tokenizer.end] * (1 if self.config.model_type == "bert" else 2)
+        tokenizer, (before, between, after, _) = self.tokenizer, self.form
         different = list(dict.fromkeys(questions))
-        room = self.longest // 2 - 1 - len(between)
-        asked = {question: [tokenizer.start, *ids[:room], *between] for question, ids in zip(
+        room = self.longest // 2 - len(before) - len(between)
+        asked = {question: [*before, *ids[:room], *between] for question, ids in zip(
             different, tokenizer.encode(different), strict=True)}
         texts = tokenizer.encode([f"{p.title} {p.text}" if p.title else p.text for p in passages])
         firsts = [asked[question] for question in questions]
-        rows = [[*first, *text[: self.longest - 1 - len(first)], tokenizer.end]
+        rows = [[*first, *text[: self.longest - len(first) - len(after)], *after]
                 for first, text in zip(firsts, texts, strict=True)]
         return rows, np.array([len(first) for first in firsts])
 

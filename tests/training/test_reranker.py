@@ -17,7 +17,7 @@ from rag_jax.cli import ingest
 from rag_jax.config import BertConfig, Config, ConfigError, MeshConfig
 from rag_jax.conversion import convert
 from rag_jax.data.question_files import Example
-from rag_jax.data.text import train_bart_tokenizer, train_bert_tokenizer
+from rag_jax.data.text import Tokenizer, train_bart_tokenizer, train_bert_tokenizer
 from rag_jax.errors import UserError
 from rag_jax.hub.config_json import Architecture
 from rag_jax.hub.load import abstract, load
@@ -83,18 +83,21 @@ def test_logits_are_those_of_a_naive_bert_on_one_device_and_on_eight(cross_encod
         assert np.ptp(logits) > 0.1
 
 
-@pytest.mark.parametrize("model_type", ["bert", "xlm-roberta"])
-def test_pairs_are_those_of_their_tokenizers(model_type, tmp_path):
-    """A question is kept up to half of the room, and its passage is cut."""
+@pytest.mark.parametrize("model_type, make, second_type, says_it", [
+    ("bert", train_bert_tokenizer, 1, True), ("bert", train_bert_tokenizer, 1, False),
+    ("xlm-roberta", train_bart_tokenizer, 0, True), ("xlm-roberta", train_bart_tokenizer, 0, False),
+    ("bert", train_bart_tokenizer, 0, True)])
+def test_pairs_are_those_of_their_tokenizers(model_type, make, second_type, says_it, tmp_path):
+    """A question is kept up to half of the room, and its passage is cut. A BERT with the tokenizer
+    of XLM-R was given the pairs of BERT's."""
     import tokenizers
 
-    make = train_bert_tokenizer if model_type == "bert" else train_bart_tokenizer
     tokenizer = make(["Lima is a town in Peru"] * 9, 300)
     config = BertConfig(model_type=model_type, type_vocab_size=2)
-    save_tokenizer(tmp_path, tokenizer, 20, config.second_type)
+    save_tokenizer(tmp_path, tokenizer, 20, second_type)
     backend = tokenizers.Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
     backend.enable_truncation(20, strategy="only_second")
-    opened = Reranker(config, {}, tokenizer, 20, None)
+    opened = Reranker(config, {}, Tokenizer.load(tmp_path) if says_it else tokenizer, 20, None)
     questions = ["Lima?", "is Lima a town", "Lima?"]
     texts = ["", "Lima is a town in Peru", "a town " * 30]
     rows, firsts = opened.pairs(questions, [Passage("", "", text) for text in texts])
@@ -102,7 +105,7 @@ def test_pairs_are_those_of_their_tokenizers(model_type, tmp_path):
         theirs = backend.encode(*pair)
         assert row == theirs.ids
         types = np.arange(len(row)) >= first
-        assert theirs.type_ids == (types * config.second_type).tolist()
+        assert theirs.type_ids == (types * opened.form.second_type).tolist()
     (row,), (first,) = opened.pairs(["town " * 30], [Passage("", "", "Lima " * 30)])
     assert len(row) == 20 and first == 10, "half of it is the passage's"
 
