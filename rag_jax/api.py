@@ -217,6 +217,8 @@ def build_index(passages: Path, out: Path, workdir: Path | None = None, *, run: 
             config, trained = _config_of_towers(run, config), None
             pretrained.check_retriever(config)
             config = pretrained.resolve(config)
+            for line in pretrained.length_notes(config):
+                hosts.say(line)
             job = job_as_they_are(config, config, target)
         else:
             path = documents.answering(workdirs.named("workdir", workdir).absolute())

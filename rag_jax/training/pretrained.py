@@ -53,6 +53,7 @@ def _checkpoint(source: str) -> hub.Pretrained:
 
 def _workdir(path: pathlib.Path) -> hub.Pretrained:
     saved, plain = workdir.read(path), (path / PLAIN).is_dir()
+    sentences = saved.model.retriever.pooling != "auto" and not saved.train.steps
     search = {name: getattr(saved.eval, name) for name in (*config_json.SEARCH, *FORCED)}
     if saved.train.steps:  # it says how that training was evaluated
         search = {}
@@ -60,6 +61,7 @@ def _workdir(path: pathlib.Path) -> hub.Pretrained:
         search["max_length"] = saved.data.max_target_length
     return hub.Pretrained(
         saved.model.retriever, saved.model.generator, family="workdir",
+        longest=saved.data.max_passage_length if sentences else 0,
         towers=(*rag.TOWERS, PLAIN) if plain else rag.TOWERS,
         inputs=generator_inputs.read_as(saved.data),
         search=search,
@@ -179,9 +181,22 @@ def answers(found: hub.Pretrained) -> dict[str, Any]:
     return {**forced, **found.search}
 
 
+def length_notes(resolved: Config) -> list[str]:
+    """Passages that are longer than the folder of their encoder says that it reads. It is no limit:
+    indexes that were made before would not fit any more."""
+    source = resolved.model.sources.get("document_encoder")
+    if source is None or overrides.lexical(resolved):
+        return []
+    longest, read = described(source).longest, resolved.data.max_passage_length
+    return [f"config.data.max_passage_length={read}: {source} says that it reads {longest} tokens "
+            f"of a text; set {longest} for vectors as sentence-transformers gives them"
+            ] if 0 < longest < read else []
+
+
 def notes(asked: Config, resolved: Config) -> list[str]:
-    """What `resolve` set beside the architecture, and encoders that hardly fit each other."""
-    lines = []
+    """What `resolve` set beside the architecture, encoders that hardly fit each other, and
+    `length_notes`."""
+    lines = length_notes(resolved)
     sources = asked.model.sources
     changed = [f"config.data.{name}={getattr(resolved.data, name)}"
                for name, usual in {**generator_inputs.OUR_INPUTS, "prompt": ""}.items()

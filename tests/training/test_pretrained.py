@@ -12,7 +12,7 @@ import pytest
 import tiny
 
 from rag_jax import conversion, overrides, parallel, rules
-from rag_jax.api import load
+from rag_jax.api import build_index, load
 from rag_jax.config import BartConfig, Config, ConfigError, DataConfig, T5Config
 from rag_jax.data.text import Tokenizer, train_bart_tokenizer, train_bert_tokenizer
 from rag_jax.hub import load as hub
@@ -28,7 +28,7 @@ from rag_jax.hub.generator_inputs import (
 )
 from rag_jax.hub.save import save
 from rag_jax.models.generator import in_dtype
-from rag_jax.retrieval.protocol import Passage
+from rag_jax.retrieval.protocol import Passage, RetrievalError
 from rag_jax.training import pretrained, workdir
 from rag_jax.training.answer_settings import decoding_settings
 from rag_jax.training.run import open_job, train
@@ -425,6 +425,26 @@ def test_a_sentence_encoder_is_a_retriever_and_what_is_set_by_hand_goes_first(
     bare = overrides.replace(config(named, retriever="bert", generator="rag"), {
         "model.retriever.pooling": "mean", "model.retriever.normalize": True})
     assert pretrained.resolve(bare).model.retriever.logit_scale == 20
+
+
+def test_passages_longer_than_an_encoder_is_said_to_read_are_told(
+        sources, sentence_encoder, tmp_path, capsys):
+    """sentence-transformers cuts them, so that its vectors are others; nothing was said."""
+    named = {**sources, "sentence": sentence_encoder}
+    for passage, told in ((33, True), (32, False)):
+        asked = config(named, (24, passage, 64, 8), retriever="sentence", generator="rag")
+        lines = " ".join(pretrained.notes(asked, pretrained.resolve(asked)))
+        assert ("says that it reads 32" in lines) == told
+        fields = {"model.generator.pretrained": sources["rag"],
+                  "model.retriever.pretrained": sentence_encoder,
+                  **{f"data.{name}": getattr(asked.data, name) for name in (
+                      "max_question_length", "max_passage_length", "max_source_length",
+                      "max_target_length")}}
+        with pytest.raises(RetrievalError, match="nowhere.tsv"):
+            build_index(tmp_path / "nowhere.tsv", tmp_path / "index", config=fields)
+        assert ("says that it reads 32" in capsys.readouterr().out) == told
+    conversion.convert(sentence_encoder, str(tmp_path / "converted"))
+    assert pretrained.described(str(tmp_path / "converted")).longest == 32
 
 
 def test_a_sentence_encoder_goes_the_whole_way(sources, sentence_encoder, tmp_path):
