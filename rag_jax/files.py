@@ -12,6 +12,7 @@ and all of it is on the disk before it is renamed.
 import contextlib
 import errno
 import filecmp
+import hashlib
 import json
 import os
 import pathlib
@@ -255,6 +256,19 @@ def _is_leftover(path: pathlib.Path, alone: bool) -> bool:
             path.glob("content"))
     alive = path.name in _alive if alone else _is_alive(path, owner)
     return not alive and (_is_ours(path) or not path.is_dir())
+
+
+def stamp(path: pathlib.Path) -> str:
+    """What tells whether a file or a folder has changed: a digest of the names, sizes and times of
+    its files; "" where nothing is there."""
+    if not path.exists():
+        return ""
+    digest = hashlib.sha256()
+    for file in sorted(each for each in (path, *path.rglob("*")) if each.is_file()):
+        status = file.stat()
+        digest.update(f"{file.relative_to(path)}\0{status.st_size}\0{status.st_mtime_ns}\0"
+                      .encode("utf-8", "surrogateescape"))
+    return digest.hexdigest()
 
 
 def sync_tree(folder: pathlib.Path) -> None:

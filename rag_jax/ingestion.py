@@ -6,7 +6,6 @@ Nothing here needs jax where nothing has changed, or no encoder and no generator
 import contextlib
 import dataclasses
 import functools
-import hashlib
 import itertools
 import json
 import logging
@@ -493,16 +492,5 @@ def stamps(config: Config) -> dict[str, list[str]]:
     for name in ("retriever_tokenizer", "generator_tokenizer"):
         if source := getattr(config.data, name):
             sources[name] = source
-    return {name: [source, _stamp(pathlib.Path(source))]
+    return {name: [source, files.stamp(pathlib.Path(source))]
             for name, source in sorted(sources.items())}
-
-
-def _stamp(folder: pathlib.Path) -> str:
-    if not folder.exists():
-        return ""
-    digest = hashlib.sha256()
-    for file in sorted(path for path in (folder, *folder.rglob("*")) if path.is_file()):
-        status = file.stat()
-        digest.update(f"{file.relative_to(folder)}\0{status.st_size}\0{status.st_mtime_ns}\0"
-                      .encode("utf-8", "surrogateescape"))
-    return digest.hexdigest()

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from rag_jax import overrides, parallel, rules
+from rag_jax import files, overrides, parallel, rules
 from rag_jax.config import BartConfig, BertConfig, Config, ConfigError, DataConfig, EvalConfig
 from rag_jax.hub import config_json, families, generator_inputs
 from rag_jax.hub import load as hub
@@ -43,11 +43,14 @@ def _runtime(tower: BertConfig | BartConfig) -> dict[str, Any]:
 
 def described(source: str) -> hub.Pretrained:
     """What a source is, without its parameters: a workdir, or a checkpoint of Hugging Face."""
-    return _workdir(pathlib.Path(source)) if workdir.exists(source) else _checkpoint(source)
+    path = pathlib.Path(source)
+    return _workdir(path) if workdir.exists(source) else _checkpoint(source, files.stamp(path))
 
 
 @functools.cache
-def _checkpoint(source: str) -> hub.Pretrained:
+def _checkpoint(source: str, stamp: str) -> hub.Pretrained:
+    """stamp: of the folder, which may be saved anew; "" = a name on the hub."""
+    del stamp
     return hub.describe(source)
 
 

@@ -2,13 +2,14 @@
 
 import dataclasses
 import functools
+import pathlib
 from collections.abc import Sequence
 
 import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from rag_jax import parallel
+from rag_jax import files, parallel
 from rag_jax.answering import search
 from rag_jax.config import BertConfig, ConfigError
 from rag_jax.data.text import PairForm, Tokenizer, by_length, pad_rows
@@ -94,14 +95,21 @@ def _program(config: BertConfig) -> jax.stages.Wrapped:
     return jax.jit(lambda params, *inputs: CrossEncoder(config).apply({"params": params}, *inputs))
 
 
-@functools.lru_cache(maxsize=1)
 def open_reranker(source: str, dtype: str, mesh: Mesh) -> Reranker:
-    """A cross-encoder of Hugging Face on a mesh; the last one stays open.
+    """A cross-encoder of Hugging Face on a mesh; the last one stays open while its folder is as it
+    was.
 
     Raises:
       ConfigError: it is none, or has no tokenizer that fits it.
       HubError: it is damaged, or its parts do not fit together.
     """
+    return _opened(source, files.stamp(pathlib.Path(source)), dtype, mesh)
+
+
+@functools.lru_cache(maxsize=1)
+def _opened(source: str, stamp: str, dtype: str, mesh: Mesh) -> Reranker:
+    """stamp: of the folder, as for `pretrained.described`."""
+    del stamp
     found, named = pretrained.reranker(source), f"config.model.reranker.pretrained={source!r}"
     if families.RERANKER not in found.tokenizers:
         raise ConfigError(f"{named}: there is no tokenizer beside it")

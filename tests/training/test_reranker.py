@@ -23,7 +23,7 @@ from rag_jax.hub.config_json import Architecture
 from rag_jax.hub.load import abstract, load
 from rag_jax.hub.save import save, save_tokenizer
 from rag_jax.retrieval.protocol import Passage
-from rag_jax.training import reranker
+from rag_jax.training import pretrained, reranker
 from rag_jax.training.reranker import Reranker, open_reranker
 from tests import naive
 from tests.hub.checkpoints import edit_config, edit_weights
@@ -81,6 +81,24 @@ def test_logits_are_those_of_a_naive_bert_on_one_device_and_on_eight(cross_encod
             expected = naive_logits(cross_encoder, question, texts_of(passages))
             np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
         assert np.ptp(logits) > 0.1
+
+
+def test_a_folder_that_is_saved_anew_is_read_again(cross_encoder, tmp_path):
+    """A cross-encoder that was trained further in one process still gave its logits of before."""
+    folder = shutil.copytree(cross_encoder, tmp_path / "saved")
+    mesh = parallel.make_mesh(MeshConfig(), jax.devices()[:1])
+
+    def opened():
+        return open_reranker(str(folder), "float32", mesh)
+
+    first = opened()
+    assert opened() is first, "it stays open"
+    edit_weights(folder, lambda tensors: {name: 2 * value for name, value in tensors.items()})
+    kernels = [np.asarray(each.params["out"]["kernel"]) for each in (first, opened())]
+    np.testing.assert_array_equal(2 * kernels[0], kernels[1])
+    assert pretrained.described(str(folder)).longest == 40
+    changed(folder, "short")
+    assert pretrained.described(str(folder)).longest == 9
 
 
 @pytest.mark.parametrize("model_type, make, second_type, says_it", [
