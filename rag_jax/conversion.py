@@ -130,12 +130,7 @@ def _export(path: pathlib.Path, out: pathlib.Path, run: str | None, family: str 
     if run and not config.retrieval.k:  # without passages, its encoders are part of nothing
         for tower in pretrained.ENCODERS:
             params.pop(tower, None)
-    written = ["without the classifier, for which there is no class"] * (rag.CLASSIFIER in params)
-    params.pop(rag.CLASSIFIER, None)
-    if rag.FUSION in params:
-        written.append("without the learned weight of words; set config.retrieval.bm25_weight="
-                       f"{rag.word_weight(model, params):.4g}")
-        del params[rag.FUSION]
+    written = _left_out(params, model, config, run)
     retriever = _as_written(model.retriever, params.get("query_encoder", {}))
     generator = _with_ends(model.generator, config, tokenizers) if run else model.generator
     architecture = Architecture(retriever, generator, ids, config.data.max_passage_length)
@@ -157,6 +152,27 @@ def _export(path: pathlib.Path, out: pathlib.Path, run: str | None, family: str 
                  card=card)
             written.append(f"{name} in {out / place}")
     return "; ".join(written)
+
+
+def _left_out(params: dict[str, Any], model: rag.RagModel, config: Config, run: str | None
+              ) -> list[str]:
+    """What there is no place for in an export, in words; it is taken out of the parameters."""
+    said = []
+    if params.pop(rag.CLASSIFIER, None) is not None:
+        said.append("without the classifier, for which there is no class")
+    if rag.FUSION in params:
+        said.append("without the learned weight of words; set config.retrieval.bm25_weight="
+                    f"{rag.word_weight(model, params):.4g}")
+        del params[rag.FUSION]
+    if reranker := _reranker(config, run):
+        said.append(f"without the reranker `{reranker}`, whose logits are its p(z|x); set "
+                    f"config.model.reranker.pretrained={reranker}")
+    return said
+
+
+def _reranker(config: Config, run: str | None) -> str:
+    """The cross-encoder that a run's p(z|x) is of; "" = none."""
+    return config.model.reranker.pretrained if run and config.retrieval.k else ""
 
 
 def _folders(towers: list[str], architecture: Architecture, kind: str, family: str | None,
@@ -211,7 +227,8 @@ def _provenance(path: pathlib.Path, config: Config, run: str | None, base: dict[
         data = {"passages": "the world of countries that rag_jax ships"}
     reports = sorted(path.glob(f"{run}/evaluation/*/metrics.json")) if run else []
     return Provenance(run or "", base, data, {
-        file.parent.name: read_object(file.parent, file.name) for file in reports})
+        file.parent.name: read_object(file.parent, file.name) for file in reports},
+        _reranker(config, run))
 
 
 def _model(config: Config, tokenizers: dict[str, Tokenizer]) -> rag.RagModel:

@@ -162,6 +162,20 @@ def test_a_card_says_what_the_workdir_knows(tmp_path):
     assert "trained from scratch" in model_card(families.FAMILIES["BartModel"], unknown)
 
 
+def test_an_export_says_that_its_reranker_is_not_in_it(tmp_path):
+    """Its card listed the scores of reranked passages as those of the exported model."""
+    config = overrides.replace(Config(), {"model.reranker.pretrained": "BAAI/bge-reranker-base"})
+    said, = conversion._left_out({}, None, config, "frozen")
+    card = model_card(families.FAMILIES["RagTokenForGeneration"],
+                      conversion._provenance(tmp_path, config, "frozen", {}))
+    for text in (said, card):
+        assert "`BAAI/bge-reranker-base`" in text and "config.model.reranker.pretrained" in text
+    alone = overrides.replace(config, {"retrieval.k": 0})
+    for each, run in ((alone, "closed_book"), (config, None), (Config(), "frozen")):
+        assert conversion._left_out({}, None, each, run) == []
+        assert not conversion._provenance(tmp_path, each, run, {}).reranker
+
+
 @pytest.mark.parametrize("family, field", [
     ("RagSequenceForGeneration", "rag"), ("DPRContextEncoder", "document_encoder"),
     ("DPRQuestionEncoder", "query_encoder"), ("BertModel", "retriever"),

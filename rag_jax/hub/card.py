@@ -16,6 +16,7 @@ class Provenance(NamedTuple):
     base: Mapping[str, str]  # by tower, the checkpoint that it started from
     data: Mapping[str, str]  # passages, train, dev, test: names of tasks, files or folders
     scores: Mapping[str, Mapping[str, float]]  # by split, those that the run was evaluated with
+    reranker: str = ""  # the cross-encoder of its p(z|x), which is not in the export
 
 
 def model_card(family: Family, provenance: Provenance) -> str:
@@ -37,7 +38,8 @@ def model_card(family: Family, provenance: Provenance) -> str:
         origin=f"the trained run `{provenance.run}`" if provenance.run else (
             "a workdir without a trained run"),
         base="\n".join(base) or "None: trained from scratch, or not known.",
-        data="\n".join(data) or "Not known.", scores=_table(provenance.scores),
+        data="\n".join(data) or "Not known.",
+        scores=_table(provenance.scores) + _reranked(provenance.reranker),
         field=field, tokenizer=tokenizer,
         classes=", ".join(sorted((family.architecture, tokenizer))))
 
@@ -46,6 +48,12 @@ def _name(source: str) -> str:
     """A source as others may read it: folders of one machine tell them nothing."""
     path = pathlib.Path(source)
     return f"`{path.name if path.is_absolute() else source}`"
+
+
+def _reranked(reranker: str) -> str:
+    return reranker and (
+        f"\n\nIn its run, passages and p(z|x) are those of the reranker {_name(reranker)}, which is "
+        "no part of this folder: name it as config.model.reranker.pretrained.")
 
 
 def _table(scores: Mapping[str, Mapping[str, float]]) -> str:
