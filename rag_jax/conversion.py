@@ -26,8 +26,10 @@ from rag_jax.config import (
     ModelConfig,
     TrainConfig,
 )
+from rag_jax.data.inputs import is_prepared
 from rag_jax.data.prepared import generator_format
 from rag_jax.data.text import Tokenizer
+from rag_jax.documents import workdir as documents
 from rag_jax.hub import families, generator_inputs
 from rag_jax.hub import load as hub
 from rag_jax.hub.card import Provenance, model_card
@@ -50,7 +52,8 @@ def convert(source: str, target: str, run: str | None = None, family: str | None
     """Brings a Hugging Face checkpoint into a workdir, or a workdir into Hugging Face folders.
 
     Args:
-      source: name on the hub, checkpoint folder, or workdir.
+      source: name on the hub, checkpoint folder, or workdir; one of `ingest` stands for what was
+        trained on its documents.
       target: a folder that does not exist yet; it appears when it is complete.
       run: one of a trained workdir; None = its first run, or the warm-up stages where no run has
         been trained.
@@ -66,7 +69,11 @@ def convert(source: str, target: str, run: str | None = None, family: str | None
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ConfigError(f"--to={target} exists and is not empty; name a new folder")
     if workdir.exists(source):
-        return _export(pathlib.Path(source).absolute(), out, run, family)
+        path = documents.answering(pathlib.Path(source).absolute())
+        if documents.exists(path):
+            raise ConfigError(f"--from={source} has no trained run: its models are as its sources "
+                              "have them. To export others, train them with rag_jax.ingest --train")
+        return _export(path, out, run, family)
     if run or family:
         raise ConfigError("--run and --family are for exporting a workdir, which "
                           f"--from={source} is not")
@@ -121,6 +128,9 @@ def _export(path: pathlib.Path, out: pathlib.Path, run: str | None, family: str 
                   for tower, name in TOKENIZERS.items() if (path / "data" / name).is_dir()}
     if run or (path / workdir.run_of(path, config)).is_dir():
         run = workdir.run_of(path, config, run)
+        if not (path / run).is_dir() and not is_prepared(path):
+            raise ConfigError(f"--run={run}: {path} has no run, as what rag_jax.convert writes; "
+                              "leave --run out")
         config = overrides.for_run(config, run)
         if config.model.null_document != "none":
             raise ConfigError(f"--run={run}: it has a null document (config.model.null_document), "

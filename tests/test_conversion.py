@@ -206,6 +206,20 @@ def test_an_export_that_fails_leaves_nothing_and_can_be_made_again(folders, tmp_
     assert f"DPRContextEncoder in {tmp_path / 'back' / 'document_encoder'}" in said
 
 
+def test_documents_are_exported_by_what_was_trained_on_them(folders, tmp_path):
+    """Its error advised to train the workdir, which train refuses."""
+    conversion.convert(str(folders / "bart"), str(tmp_path / "documents" / "trained"))
+    (tmp_path / "documents" / "ingest.json").write_text("{}")
+    shutil.copy(tmp_path / "documents" / "trained" / "config.json", tmp_path / "documents")
+    for run in (None, "rag_token"):
+        with pytest.raises(ConfigError, match="documents has no trained run.*rag_jax.ingest --tr"):
+            conversion.convert(str(tmp_path / "documents"), str(tmp_path / "out"), run=run)
+    (tmp_path / "documents" / "trained" / "rag_token" / "1").mkdir(parents=True)
+    (tmp_path / "documents" / "trained" / "rag_token" / "eval.json").write_text("{}")
+    with pytest.raises(ConfigError, match="documents/trained/rag_token: no checkpoint"):
+        conversion.convert(str(tmp_path / "documents"), str(tmp_path / "out"))
+
+
 def test_another_class_can_be_asked_for(folders, tmp_path):
     conversion.convert(str(folders / "rag"), str(tmp_path / "workdir"))
     conversion.convert(str(tmp_path / "workdir"), str(tmp_path / "back"),
@@ -253,5 +267,7 @@ def test_a_workdir_without_weights_says_so(folders, tmp_path):
     (tmp_path / "workdir" / "generator").rename(tmp_path / "elsewhere")
     with pytest.raises(ConfigError, match="no checkpoint to export"):
         conversion.convert(str(tmp_path / "workdir"), str(tmp_path / "out"))
+    with pytest.raises(ConfigError, match="--run=rag_token: .* has no run, .*leave --run out"):
+        conversion.convert(str(tmp_path / "workdir"), str(tmp_path / "out"), run="rag_token")
     with pytest.raises(ConfigError, match="has the runs rag_token"):
         conversion.convert(str(tmp_path / "workdir"), str(tmp_path / "out"), run="frozen")

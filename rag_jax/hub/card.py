@@ -52,8 +52,8 @@ def _name(source: str) -> str:
 
 def _reranked(reranker: str) -> str:
     return reranker and (
-        f"\n\nIn its run, passages and p(z|x) are those of the reranker {_name(reranker)}, which is "
-        "no part of this folder: name it as config.model.reranker.pretrained.")
+        f"\n\nIn its run, passages and p(z|x) are those of the reranker {_name(reranker)}, which "
+        "is no part of this folder: name it as config.model.reranker.pretrained.")
 
 
 def _table(scores: Mapping[str, Mapping[str, float]]) -> str:

@@ -62,7 +62,8 @@ class Architecture:
     longest: int = 0
 
 
-IDS = {"start": "decoder_start_token_id", "end": "eos_token_id", "pad": "pad_token_id",
+# The start last of those of which one stands for another: what is wrong is told by its own name.
+IDS = {"end": "eos_token_id", "pad": "pad_token_id", "start": "decoder_start_token_id",
        "bos": "bos_token_id", "forced_bos": "forced_bos_token_id",
        "forced_eos": "forced_eos_token_id"}
 # Settings of the search with the same name and meaning in config.eval.

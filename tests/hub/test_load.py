@@ -16,7 +16,7 @@ from checkpoints import BART, BERT, IDS, edit_config, edit_weights, params, writ
 from rag_jax import parallel
 from rag_jax.config import CausalConfig, MeshConfig
 from rag_jax.data.text import BERT_SPECIALS, train_bart_tokenizer, train_bert_tokenizer
-from rag_jax.hub.config_json import Architecture, causal_json
+from rag_jax.hub.config_json import Architecture, causal_json, special_ids
 from rag_jax.hub.load import describe, load, locate
 from rag_jax.hub.save import save
 from rag_jax.hub.stored import HubError
@@ -280,6 +280,14 @@ def test_several_end_tokens_go_in_and_out(tmp_path):
     for file in ("config.json", "generation_config.json"):
         assert json.loads((tmp_path / "out" / file).read_text())["eos_token_id"] == [5, 2]
     assert causal_json(CausalConfig(end_tokens=(5, 2)), IDS)["eos_token_id"] == [5, 2]
+
+
+@pytest.mark.parametrize("model_type, field", [("llama", "eos_token_id"), ("t5", "pad_token_id")])
+def test_a_token_that_is_none_is_told_by_the_field_that_has_it(model_type, field):
+    """A Llama's eos_token_id was told as a decoder_start_token_id, which its file does not have."""
+    with pytest.raises(HubError, match=f"config.json: {field} = -1 is no token"):
+        special_ids({"model_type": model_type, "vocab_size": 9, field: -1}, {},
+                    pathlib.Path("config.json"))
 
 
 TRANSFORMER, POOLING, DENSE, NORMALIZE = (
