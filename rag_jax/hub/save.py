@@ -23,7 +23,7 @@ from rag_jax.hub.tensors import write_safetensors
 from rag_jax.types import Params
 
 WRITTEN = [name for name in FAMILIES
-           if not name.endswith(("ForMaskedLM", "ForPreTraining", "FiDT5"))]
+           if not name.endswith(("ForMaskedLM", "ForPreTraining", "FiDT5", "Contriever"))]
 
 
 def save(directory: str | os.PathLike, family: str, params: Params, architecture: Architecture, *,

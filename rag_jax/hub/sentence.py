@@ -23,6 +23,8 @@ DENSE = "encode_proj."  # DPR's projection has this name; Dense's, linear., beco
 FILES = ["modules.json", "sentence_bert_config.json", "config_sentence_transformers.json",
          "*_Pooling/config.json", "*_Dense/*"]
 KINDS = ("Transformer", "Pooling", "Dense", "Normalize")
+# What the class of Contriever's authors (github.com/facebookresearch/contriever) computes.
+CONTRIEVER = {"pooling": "mean", "normalize": False, "titles": "joined"}
 MODES = {"cls_token": "cls", "mean_tokens": "mean", "cls": "cls", "mean": "mean"}
 
 
@@ -51,7 +53,7 @@ def read(folder: pathlib.Path, config: Mapping[str, Any]) -> Sentence:
     """
     file = folder / "modules.json"
     if not file.is_file():
-        return Sentence()
+        return Sentence(CONTRIEVER if config.get("architectures") == ["Contriever"] else {})
     paths = _modules(file)
     fields = {"titles": "joined", "normalize": "Normalize" in paths}
     fields["pooling"], prompted = _pooling(folder / paths["Pooling"] / "config.json")

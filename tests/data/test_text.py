@@ -364,6 +364,12 @@ def test_a_missing_tokenizer_is_named(tmp_path):
         Tokenizer.load(tmp_path / "empty")
 
 
+def test_names_of_special_tokens_in_a_text_are_letters(bart, bert):
+    """A document with [SEP] in it would end itself."""
+    for tokenizer, name in ((bart, "</s>"), (bert, "[SEP]")):
+        assert tokenizer.end not in tokenizer.encode([f"Lima {name} Peru"])[0]
+
+
 def test_a_tokenizer_without_special_tokens_is_refused():
     import tokenizers
 

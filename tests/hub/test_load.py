@@ -282,6 +282,18 @@ def test_several_end_tokens_go_in_and_out(tmp_path):
     assert causal_json(CausalConfig(end_tokens=(5, 2)), IDS)["eos_token_id"] == [5, 2]
 
 
+def test_contriever_is_a_bert_whose_vectors_are_means(tmp_path):
+    """Its config.json names a class that is not of transformers, and it was refused for that."""
+    folder, _ = written(tmp_path, "BertModel")
+    edit_config(folder, architectures=["Contriever"])
+    found = describe(folder)
+    edit_config(folder, architectures=["BertModel"])
+    bare = describe(folder).retriever
+    assert bare.pooling == "auto"
+    assert found.retriever == dataclasses.replace(
+        bare, pooling="mean", normalize=False, titles="joined")
+
+
 @pytest.mark.parametrize("model_type, field", [("llama", "eos_token_id"), ("t5", "pad_token_id")])
 def test_a_token_that_is_none_is_told_by_the_field_that_has_it(model_type, field):
     """A Llama's eos_token_id was told as a decoder_start_token_id, which its file does not have."""
