@@ -15,7 +15,7 @@ from typing import TypeVar
 from rag_jax import files, locks
 from rag_jax.locks import InUseError
 from rag_jax.retrieval.manifest import MANIFEST, read_manifest
-from rag_jax.retrieval.passages import PassageStore
+from rag_jax.retrieval.passages import META, PassageStore
 from rag_jax.retrieval.protocol import RetrievalError
 from rag_jax.retrieval.verification import folder_entries
 from rag_jax.retrieval.versions import (
@@ -176,7 +176,10 @@ def begun(out: Path, inputs: dict) -> Path:
 
 
 def copy_store(store: PassageStore, content: Path) -> None:
-    """Copies a passage store into the folder in which a version is made, where it is not yet."""
+    """Copies a passage store into the folder in which a version is made, where it is not yet.
+
+    Its own files alone: what a system has put beside them belongs to no index.
+    """
     (content / "manifest.json").unlink(missing_ok=True)  # of a killed process
     files.remove_leftovers(content, alone=True)
     path = content / "passages"
@@ -186,7 +189,8 @@ def copy_store(store: PassageStore, content: Path) -> None:
     except RetrievalError:
         files.remove_folder(path)
     copying = files.begin_folder(content.parent / "passages", "copy")
-    shutil.copytree(store.path, copying, dirs_exist_ok=True)
+    for name in (META.name, *store.files.names):
+        shutil.copy2(store.path / name, copying / name)
     PassageStore.open(copying, verify=True)
     files.publish_folder(copying, path)
 

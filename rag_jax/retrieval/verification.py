@@ -53,11 +53,19 @@ def folder_entries(folder: Path, known: Mapping[str, dict[str, Any]] = {}  # noq
                    ) -> dict[str, dict[str, Any]]:
     """The table of all files of a folder and of the folders in it, by their names there.
 
+    What has a name that none of ours has is left out: nobody could open a folder that lists it.
+
     known: entries of files that are not read: they were taken over from another table.
     """
     names = {path.relative_to(folder).as_posix(): path
-             for path in sorted(folder.rglob("*")) if path.is_file()}
+             for path in sorted(folder.rglob("*")) if _is_ours(folder, path)}
     return {name: known.get(name) or file_entry(path) for name, path in names.items()}
+
+
+def _is_ours(folder: Path, path: Path) -> bool:
+    """Whether a path below a folder is a file, and has a name that ours have."""
+    return path.is_file() and all(
+        re.fullmatch(_NAME, part) for part in path.relative_to(folder).parts)
 
 
 def regular_file(folder: Path, name: str) -> Path:
@@ -428,8 +436,7 @@ def write_digests(folder: Path, names: Iterable[str]) -> None:
     """
     found = [file for name in names for file in (folder / name, *(folder / name).rglob("*"))]
     table = {file.relative_to(folder).as_posix(): file_entry(file)
-             for file in sorted(found) if file.is_file()
-             and all(re.fullmatch(_NAME, part) for part in file.relative_to(folder).parts)}
+             for file in sorted(found) if _is_ours(folder, file)}
     write_sealed(folder / DIGESTS, {"files": table})
 
 

@@ -23,7 +23,7 @@ from rag_jax.retrieval import bm25
 from rag_jax.retrieval.bm25 import Bm25Index, Bm25Settings, build_bm25
 from rag_jax.retrieval.index import PassageIndex
 from rag_jax.retrieval.manifest import MANIFEST
-from rag_jax.retrieval.passages import write_store
+from rag_jax.retrieval.passages import PassageStore, write_store
 from rag_jax.retrieval.protocol import Passage, RetrievalError
 from rag_jax.retrieval.versions import current, point
 from rag_jax.training import indexing
@@ -250,6 +250,22 @@ def test_hidden_files_of_the_system_are_no_part_of_an_index(store, tmp_path):
     (current(out) / "bm25" / "data.mmindex.json").write_text("{}")
     with pytest.raises(RetrievalError, match="data.mmindex.json does not belong"):
         Bm25Index.open(out)
+
+
+def test_hidden_files_beside_passages_do_not_come_into_an_index_of_them(store, tmp_path,
+                                                                        monkeypatch):
+    """They were copied and listed with the others, and the index could never be opened."""
+    path = write(tmp_path / "s", PASSAGES).path
+    (path / ".DS_Store").write_bytes(b"x")
+    out = build_bm25(PassageStore.open(path), tmp_path / "index").path
+    assert not (current(out) / "passages" / ".DS_Store").exists()
+
+    def looked_at(store, folder, settings, count=bm25.index_words):
+        count(store, folder, settings)
+        (folder / ".DS_Store").write_bytes(b"x")  # while it was built
+
+    monkeypatch.setattr(bm25, "index_words", looked_at)
+    assert build_bm25(store, tmp_path / "other").size == len(store)
 
 
 @pytest.mark.parametrize("k1, b", [(0.9, 0.4), (1.6, 0.0), (0.1, 0.9)])
