@@ -478,6 +478,22 @@ def test_words_find_for_a_generator(folder, tmp_path, towers, capsys):
     assert "log p = " in printed and "sub/norway.html  Oslo is the capital" in printed
 
 
+def test_an_index_is_swapped_in_where_it_has_the_generators_tokens(folder, tmp_path, towers):
+    """One that was made without a generator was taken, and every answer failed from then on; and
+    where nothing answers, one that was made for a generator was refused."""
+    named = {name: towers[name] for name in ("model.generator.pretrained",)}
+    rag_jax.ingest(folder, tmp_path / "answers", config={**SMALL, **named})
+    rag_jax.ingest(folder, tmp_path / "finds")
+    rag = rag_jax.load(tmp_path / "answers")
+    before = rag.index
+    with pytest.raises(ConfigError, match="finds/index: was made without a generator"):
+        rag.swap(tmp_path / "finds" / "index")
+    assert rag.index is before
+    finds = rag_jax.load(tmp_path / "finds")
+    finds.swap(tmp_path / "answers" / "index")
+    assert finds.retrieve("What is the capital of Norway?", k=1)[0][0].title == "Norway"
+
+
 def test_what_is_trained_on_questions_answers_from_the_documents(folder, tmp_path, towers, capsys):
     """And from what is added to them afterwards."""
     for name in ("train", "dev"):

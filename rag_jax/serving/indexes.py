@@ -306,7 +306,7 @@ class Indexes:
         gc.collect()  # earlier versions that a cycle keeps open; by itself it would hardly come
         rag = self.current.rag
         # Edited on the host, as the devices' tables would change under those who read them.
-        index = open_index(rag.job, rag.run, str(self.paths[name]))
+        index = open_index(rag.job, rag.run, str(self.paths[name]), rag.answers)
         rag = dataclasses.replace(rag, index=index)
         rag.edit(add, delete)
         rag.index = placed(rag.job, rag.index)

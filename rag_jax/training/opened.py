@@ -202,11 +202,12 @@ class Rag:
 
         Raises:
           RetrievalError: it was built by another document encoder, or is damaged.
-          ConfigError: no such folder, fewer passages than config.eval.k, or a run that reads none.
+          ConfigError: no such folder, fewer passages than config.eval.k, not in the tokens of the
+            generator, or a run that reads none.
         """
         if self.index is None:
             raise ConfigError(f"run {self.run!r} reads no passages: it has no index to swap")
-        opened = open_index(self.job, self.run, str(index))
+        opened = open_index(self.job, self.run, str(index), self.answers)
         if not self.job.model.lexical:
             check_encoder(opened.path, opened.manifest,
                           self.index.manifest["encoder_fingerprint"])

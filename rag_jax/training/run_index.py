@@ -20,8 +20,13 @@ def named_indexes(job: Job, run: str) -> tuple[pathlib.Path, list[str]]:
     return folders, sorted(f.name for f in folders.glob("[!.]*") if f.is_dir())
 
 
-def open_index(job: Job, run: str, named: str | None) -> Index:
+def open_index(job: Job, run: str, named: str | None, answers: bool = True) -> Index:
     """The index that `load` names, before the parameters are read, which takes longer.
+
+    Args:
+      job, run: the run that is asked with it.
+      named: its folder, or its name among the run's; None = the one that trains.
+      answers: a generator reads its passages; else they are only found.
 
     Raises:
       ConfigError: there is none, it does not fit the run, or processes have opened different ones.
@@ -40,7 +45,7 @@ def open_index(job: Job, run: str, named: str | None) -> Index:
     opened = indexing.open_host_index(folder, job.model.lexical)
     hosts.check_same_content(f"the index {folder.name}", opened.manifest)
     check_k(job.config, opened, folder)
-    if PASSAGE_TABLE in opened.passages.token_tables:
+    if answers:
         check_tokens(opened, job.prepared)
     return indexing.with_words(job, opened)
 
@@ -62,7 +67,10 @@ def placed(job: Job, index: Index | None) -> Index | None:
 
 
 def check_tokens(index: Index, prepared: Prepared) -> None:
-    """Raises ConfigError where an index holds the tokens of another generator's tokenizer."""
+    """Raises ConfigError where an index holds no generator's tokens, or another one's."""
+    if PASSAGE_TABLE not in index.passages.token_tables:
+        raise ConfigError(f"{index.path}: was made without a generator, and its passages have no "
+                          "tokens that one reads; build an index for this one")
     passage, kept = index.passages[0], index.passages.tokens(PASSAGE_TABLE).rows(0)
     if list(kept) != prepared.format.passages([passage.title], [passage.text])[0]:
         raise ConfigError(f"{index.path}: its passages are not in the tokens of this generator; "
