@@ -8,6 +8,7 @@ import contextlib
 import datetime
 import errno
 import json
+import logging
 import os
 import pathlib
 import socket
@@ -25,6 +26,7 @@ _HOLDER = ".lock.json"
 _NO_LOCKS = {errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK}
 _PATIENCE_SECS = 0.5  # for a holder that is about to end, or to write its name
 _UNSEEN_SECS = 60.0  # for which NFS may say that a file is not there which another host has written
+_log = logging.getLogger(__name__)
 _held: dict[tuple[str, int], filelock.BaseFileLock] = {}  # by folder and thread
 
 
@@ -82,8 +84,11 @@ def _hindrance(folder: pathlib.Path) -> str | None:
 
 
 @contextlib.contextmanager
-def own(folder: pathlib.Path) -> Iterator[None]:
-    """`exclusive` of one process, whatever the others of its job do."""
+def own(folder: pathlib.Path, waits: bool = False) -> Iterator[None]:
+    """`exclusive` of one process, whatever the others of its job do.
+
+    waits: until another process has ended, however long it takes, in place of an InUseError.
+    """
     if folder.exists() and not folder.is_dir():
         raise UserError(f"{folder}: is a file; name a folder, or one that is yet to be made")
     folder.mkdir(parents=True, exist_ok=True)
@@ -98,10 +103,12 @@ def own(folder: pathlib.Path) -> Iterator[None]:
         try:
             lock.acquire(timeout=_PATIENCE_SECS)
         except filelock.Timeout:
-            raise InUseError(
-                f"{folder}: {_describe(holder)} is writing here; wait until it has ended, or end "
-                "it, and run the same command again (evaluate and generate need not wait)"
-            ) from None
+            busy = f"{folder}: {_describe(holder)} is writing here"
+            if not waits:
+                raise InUseError(f"{busy}; wait until it has ended, or end it, and run the same "
+                                 "command again (evaluate and generate need not wait)") from None
+            _log.warning("%s; going on when it has ended.", busy)
+            lock.acquire()
         except OSError as error:
             if error.errno not in _NO_LOCKS:
                 raise

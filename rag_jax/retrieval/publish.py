@@ -34,9 +34,11 @@ _LOCKS = {".lock", ".lock.json"}
 
 
 @contextlib.contextmanager
-def publishing(out: Path) -> Iterator[None]:
+def publishing(out: Path, waits: bool = False) -> Iterator[None]:
     """Keeps other processes from building in an index folder, which is made where it is missing,
     and goes again where no version was begun in it: it would pass for a half built one.
+
+    waits: as of `locks.own`.
 
     Raises:
         RetrievalError: something is there that is no index.
@@ -44,7 +46,7 @@ def publishing(out: Path) -> Iterator[None]:
     """
     check_ours(out)
     try:
-        with locks.own(out):
+        with locks.own(out, waits):
             if not (out / POINTER).exists() and not (out / "manifest.json").exists():
                 point(out, None)
             versions_of(out).mkdir(exist_ok=True)
@@ -61,12 +63,13 @@ def publishing(out: Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def staging(out: Path, key: str | None = None) -> Iterator[Path]:
+def staging(out: Path, key: str | None = None, waits: bool = False) -> Iterator[Path]:
     """A folder for what goes into an index; meanwhile no other process builds there.
 
     key: by which other processes have the same folder, as `staged`; None = they need it not.
+    waits: as of `locks.own`.
     """
-    with publishing(out):
+    with publishing(out, waits):
         if key is not None:  # with what a killed process left in it
             files.discard_folder(staged(out, key))
         folder = staged(out, key)

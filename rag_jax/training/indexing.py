@@ -216,7 +216,8 @@ def index_words(job: Job) -> dict[str, Bm25Index]:
 
 def with_words(job: Job, index: Index) -> Index:
     """The index as the model is asked with it: where it retrieves by embeddings and words, joined
-    with one of its words, in its folder WORDS, which is made where it is missing or of others."""
+    with one of its words, in its folder WORDS, which is made where it is missing or of others;
+    who asks for it while another process counts waits, and then finds it."""
     fusion = job.model.fusion
     if fusion is None:
         return index
@@ -230,7 +231,7 @@ def with_words(job: Job, index: Index) -> Index:
                 words = Bm25Index.open(folder)
                 if words.settings.record == settings.record:  # else as it was built
                     return words, matching_rows(index, words)
-        with staging(folder) as made:
+        with staging(folder, waits=True) as made:
             store = index.passages
             if index.valid is not None:
                 store = copy_rows(made / "store", kept_rows(store, index.valid))

@@ -1,17 +1,23 @@
 """A run's memories: with which questions recall is measured, and those of other files."""
 
+import concurrent.futures
+import threading
 import types
 
 import jax
 import numpy as np
 import pytest
 
-from rag_jax import answering, overrides, parallel
+from rag_jax import answering, locks, overrides, parallel
 from rag_jax.config import Config, MeshConfig
 from rag_jax.data.prepared import Prepared
+from rag_jax.fusion import Fusion
+from rag_jax.retrieval import bm25
 from rag_jax.training import indexing
 from rag_jax.training.job import Job
 from tests import tiny
+from tests.retrieval.indexing import build_index
+from tests.retrieval.test_build import INPUTS, Embedder, make_store
 
 
 @pytest.mark.parametrize("questions", [5, 256, 1000])
@@ -103,6 +109,28 @@ def test_a_memory_of_a_file_is_indexed_as_the_run_searches(
                              if not lexical else None)
     file.unlink()
     assert memory()[0].fingerprint == store.fingerprint, "read once"
+
+
+def test_who_opens_a_hybrid_index_waits_while_another_counts_its_words(monkeypatch, tmp_path):
+    """The second reader was refused, and told that who only reads need not wait."""
+    index = build_index(make_store(tmp_path / "s"), Embedder(), tmp_path / "i", **INPUTS)
+    job = types.SimpleNamespace(model=types.SimpleNamespace(fusion=Fusion()), config=Config())
+    counts, begun, awaited, count = [], threading.Event(), threading.Event(), bm25.index_words
+
+    def counted(*given):
+        begun.set()
+        assert awaited.wait(10)
+        counts.append(given)
+        count(*given)
+
+    monkeypatch.setattr(bm25, "index_words", counted)
+    monkeypatch.setattr(locks._log, "warning", lambda *said: awaited.set())
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        first = pool.submit(indexing.with_words, job, index)
+        assert begun.wait(60)
+        second = indexing.with_words(job, index)
+        assert first.result().words.size == second.words.size == index.size
+    assert len(counts) == 1
 
 
 def test_an_index_that_misses_the_recall_asked_for_says_so():
