@@ -2,7 +2,8 @@
 
 By a convex combination (1 - w) s_dense + w s_words: p(z|x) is proportional to
 p_dense(z|x)^(1 - w) p_words(z|x)^w, each the softmax of its scores over the passages. Or by
-reciprocal ranks: p(z|x) is proportional to 1 / (60 + rank) by embeddings plus the same by words.
+reciprocal ranks: p(z|x) is proportional to 1 / (60 + rank) by embeddings plus the same by words,
+where passages rank among those that p(z|x) is of.
 
 Source: Bruch, Gai and Ingber 2023, "An Analysis of Fusion Functions for Hybrid Retrieval", with
 softmax in the place of its linear normalisations, which have no meaning as logits; Cormack, Clarke

@@ -54,26 +54,41 @@ class HybridIndex(Around):
         return self.words.scores(texts, ids if self.to_words is None else self.to_words[ids])
 
     def _search(self, queries: np.ndarray, k: int) -> SearchResult:
-        """The k passages with the highest joined scores among those that either part nominates."""
+        """The k passages with the highest joined scores among those that either part nominates, in
+        the order of their logits."""
         vectors = check_queries(queries["vector"], self.index.width)
         count = min(self.size, max(NOMINATED, 4 * k))
         ids = np.concatenate([self.index.search(vectors, count).ids, self._by_words(
             queries["text"], count)], axis=1)
         ids.sort(axis=1)
         twice = np.pad(ids[:, 1:] == ids[:, :-1], ((0, 0), (1, 0)))
-        dense = self.index.scores(vectors, ids)
-        words = self.scores(queries["text"], ids)
+        dense, words = self._scores(queries, ids)
         for scores in (dense, words):
             scores[twice] = -np.inf  # ranks below all others
         with np.errstate(invalid="ignore"):
             joined = self._joined(dense, words, queries)
         joined[twice] = -np.inf
-        return merge([SearchResult(ids, joined)], k)
+        found = merge([SearchResult(ids, joined)], k)
+        return found if self.fusion.kind == "convex" else self._ranked(queries, found.ids)
+
+    def _ranked(self, queries: np.ndarray, ids: np.ndarray) -> SearchResult:
+        """Rows integers[B, K] in the order of their ranks among themselves, which `logits` has.
+
+        What is equal for one part ranks there as for the other: so it does in this order, too.
+        """
+        dense, words = self._scores(queries, ids)
+        ids = np.take_along_axis(ids, np.lexsort((ids, -words, -dense), axis=1), axis=1)
+        scores = self.logits(queries, ids)
+        order = np.argsort(-scores, axis=1, stable=True)
+        return SearchResult(*(np.take_along_axis(each, order, axis=1) for each in (ids, scores)))
 
     def logits(self, queries: np.ndarray, ids: np.ndarray) -> np.ndarray:
         """Joined scores float32[B, K] of rows integers[B, K], which rank among themselves."""
-        dense = self.index.scores(queries["vector"], ids)
-        return self._joined(dense, self.scores(queries["text"], ids), queries)
+        return self._joined(*self._scores(queries, ids), queries)
+
+    def _scores(self, queries: np.ndarray, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Inner products and BM25 scores float32[B, K] each of rows integers[B, K]."""
+        return (self.index.scores(queries["vector"], ids), self.scores(queries["text"], ids))
 
     def _joined(self, dense: np.ndarray, words: np.ndarray, queries: np.ndarray) -> np.ndarray:
         return self.fusion.logits(dense, words, queries["weight"][:, None]).astype(np.float32)
