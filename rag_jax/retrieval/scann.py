@@ -33,6 +33,7 @@ SCANN_FILES = ("ah_codebook.pb", "bfloat16_dataset.npy", "datapoint_to_token.npy
                "scann_config.pb", "serialized_partitioner.pb")
 SMALLEST = 16  # passages: the codes of asymmetric hashing are learned from at least so many
 EXACT_ROW = 30  # codes that can be read while one row is scored exactly
+ROUNDING = 2.0**-10  # of a score by rows in bfloat16: a quarter of a number's, as most cancels
 COVERED = 8192  # passages whose codes each query reads at least: cheap, and small sets need it
 _CHILD = "from rag_jax.retrieval import scann; scann.child_main()"
 _ASSET = r'assets\s*{\s*asset_type:\s*[A-Z0-9_]+\s+asset_path:\s*"([^"\n]*)"\s*}'
@@ -308,15 +309,18 @@ class ScannIndex(Index):
 
     def _search(self, queries: np.ndarray, k: int) -> SearchResult:
         # As many again where rows are gone: where these do not suffice, exact search answers.
-        ids, full = self._nominate(queries, k + min(k, self._rows - self.size))
+        wanted = k + min(k, self._rows - self.size)
+        ids, found = self._nominate(queries, wanted)
+        full = found[:, :wanted].all(axis=1)
         self._check(ids)
         scores = row_scores(queries, self._embeddings, ids)
         if not np.isfinite(scores).all():
             raise RetrievalError("embeddings of rows that were found are NaN, infinite or too "
                                  "large to compare; build the index again.")
         if self._valid is not None:
-            scores[~self._valid[ids]] = -np.inf
-            full &= np.count_nonzero(np.isfinite(scores), axis=1) >= k
+            found &= self._valid[ids]
+            full &= np.count_nonzero(found, axis=1) >= k
+        scores[~found] = -np.inf
         ids, scores = merge([SearchResult(ids, scores)], k)
         if not full.all():
             if not self._said_fewer:
@@ -328,19 +332,28 @@ class ScannIndex(Index):
         return SearchResult(ids, scores)
 
     def _nominate(self, queries: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
-        """Returns row ids int32[B, K], and bool[B]: whether they are K real, different rows."""
+        """Returns row ids int32[B, C], and bool[B, C]: which are real, different rows.
+
+        C is k, and up to 4 k where ScaNN's scores cannot tell which are the k best: embeddings that
+        lie in a narrow cone differ by less than its rounding.
+        """
+        count = min(4 * k, self._rows)
         ids, distances = self._searcher.search_batched_parallel(
             queries,
-            final_num_neighbors=k,
+            final_num_neighbors=count,
             pre_reorder_num_neighbors=min(
                 self._rows, max(self.settings.pre_reorder_num_neighbors, 4 * k)
             ),
             leaves_to_search=self.settings.leaves(self._rows)[1],
             batch_size=math.ceil(len(queries) / self._threads),  # per thread
         )
-        if ids.shape != (len(queries), k):
-            return np.zeros((len(queries), k), np.int32), np.zeros(len(queries), bool)
-        ascending = np.sort(ids, axis=1)
-        full = np.isfinite(distances).all(axis=1) & (ascending[:, -1] < self._rows)
-        full &= (ascending[:, 1:] != ascending[:, :-1]).all(axis=1)
-        return np.where(full[:, None], ids, 0).astype(np.int32), full
+        if ids.shape != (len(queries), count):
+            return np.zeros((len(queries), k), np.int32), np.zeros((len(queries), k), bool)
+        last = distances[:, k - 1 : k]
+        near = distances >= last - ROUNDING * np.abs(last)  # False for NaN
+        count = max(k, np.count_nonzero(near.any(axis=0)))
+        ids, distances = ids[:, :count], distances[:, :count]
+        found = np.isfinite(distances) & (ids < self._rows)
+        ascending = np.sort(np.where(found, ids, -1 - np.arange(count)), axis=1)
+        found &= (ascending[:, 1:] != ascending[:, :-1]).all(axis=1, keepdims=True)
+        return np.where(found, ids, 0).astype(np.int32), found

@@ -107,6 +107,40 @@ def test_a_recall_that_scann_cannot_reach_takes_all_leaves_and_is_said(built, em
     assert "does not reach the recall 0.99 asked for with all of its 92 leaves" in caplog.text
 
 
+def test_vectors_in_a_narrow_cone_are_told_apart(tmp_path):
+    """Those of many encoders have a cosine of 0.7 to 0.9 with each other: rounded to bfloat16, what
+    ScaNN took for the ten best were nine of them, whatever was searched and scored again."""
+    draw = np.random.default_rng(0)
+    rows = 2.4 * draw.standard_normal(64) + draw.standard_normal((2100, 64))
+    rows = (rows / np.linalg.norm(rows, axis=1, keepdims=True)).astype(np.float32)
+    embeddings, queries = rows[:2000], rows[2000:]
+    assert np.mean(embeddings[:500] @ embeddings[500:1000].T) > 0.8
+    all_of_them = ScannSettings(num_leaves=10, leaves_to_search=10, pre_reorder_num_neighbors=2000)
+    index = ScannIndex(build(tmp_path, embeddings, all_of_them), embeddings, all_of_them,
+                       trusted=True)
+    for k in (1, 10):
+        assert RecallSample(embeddings, queries, k, 0).measure(index)["recall"] >= 0.999
+
+
+def test_a_query_without_the_further_candidates_of_its_batch_is_answered(
+        index, embeddings, monkeypatch):
+    """What ScaNN pads with came into the answer, or the question was searched exactly."""
+    queries = embeddings[1::-1] + 0.5  # of the second one row 0 is the best
+    whole, search = index.search(queries, 3), index._searcher.search_batched_parallel
+
+    def few(*args, **kwargs):
+        ids, distances = (array.copy() for array in search(*args, **kwargs))
+        distances[0] = distances[0, 0]  # all of them may be the best
+        ids[1, 3:], distances[1, 3:] = 0, np.nan
+        return ids, distances
+
+    monkeypatch.setattr(index._searcher, "search_batched_parallel", few)
+    monkeypatch.delattr(index, "_exact")
+    found = index.search(queries, 3)
+    np.testing.assert_array_equal(found.ids, whole.ids)
+    np.testing.assert_array_equal(found.scores, whole.scores)
+
+
 def test_two_builds_are_the_same_bit_by_bit(built, embeddings, tmp_path):
     again = build(tmp_path, embeddings)
     names = sorted(file.name for file in built.iterdir())
