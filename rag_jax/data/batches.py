@@ -11,6 +11,7 @@ from rag_jax.data.text import bucket, pad_rows
 from rag_jax.retrieval.bm25 import Bm25Index
 from rag_jax.retrieval.hybrid import HybridIndex
 from rag_jax.retrieval.index import PassageIndex
+from rag_jax.retrieval.passages import check_token_ids
 from rag_jax.retrieval.reranked import RerankedIndex
 from rag_jax.types import Array, Batch, Prefixes, QuestionBatch
 
@@ -154,6 +155,9 @@ class RagBatcher:
         empty = [()] * self.null_document
         tokens = [passage for docs in safe[own]
                   for passage in (*(table.rows(int(row)) for row in docs), *empty)]
+        for passage in tokens:
+            check_token_ids(np.asarray(passage), self.questions.format.tokenizer.id_limit,
+                            index.passages.path, PASSAGE_TABLE)
         doc_ids = retrieved[own].astype(np.int32)
         fields = {"doc_ids": doc_ids, "doc_mask": doc_ids >= 0, "doc_embeddings": None}
 

@@ -5,6 +5,7 @@ the Hugging Face hub or folders without a tokenizer.json.
 """
 
 import copy
+import functools
 import pathlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -106,6 +107,11 @@ class Tokenizer:
     @property
     def vocab_size(self) -> int:
         return self._backend.get_vocab_size()
+
+    @functools.cached_property
+    def id_limit(self) -> int:
+        """Above the ids of all tokens, which are not always numbered without gaps."""
+        return 1 + max(self._backend.get_vocab().values())
 
     @property
     def needed_rows(self) -> int:

@@ -13,7 +13,15 @@ from rag_jax.retrieval import device_search
 from rag_jax.retrieval.device_search import DeviceSettings, DeviceTables, row_sharding
 from rag_jax.retrieval.index import PassageIndex
 from rag_jax.retrieval.manifest import ADDED, EMBEDDINGS
-from rag_jax.retrieval.protocol import Index, RetrievalError, SearchResult, check_rows, stack
+from rag_jax.retrieval.passages import check_token_ids
+from rag_jax.retrieval.protocol import (
+    Index,
+    RetrievalError,
+    SearchResult,
+    check_rows,
+    check_vectors,
+    stack,
+)
 
 ROUND = 1024, 65536  # rows per device are a multiple: of few rows, of many, for even blocks
 QUERIES = 256  # searched at a time; fewer are padded to a power of two
@@ -22,10 +30,17 @@ LOADED = 16384  # rows loaded at a time: the host never holds more of a table
 
 
 class TokenSpec(NamedTuple):
-    """A token table to keep on the devices: tokens per row, longer rows are cut, and its dtype."""
+    """A token table to keep on the devices.
+
+    Attributes:
+        length: tokens per row; longer rows are cut.
+        dtype: of the ids there.
+        limit: the ids are below it; None = nobody has said.
+    """
 
     length: int
     dtype: Any
+    limit: int | None = None
 
 
 class DeviceIndex(Index):
@@ -157,7 +172,8 @@ class DeviceIndex(Index):
                 "again with that encoder.")
 
     def _verify(self, index: PassageIndex, first: int = 0) -> None:
-        """Verifies all that is loaded of an index, before anything of what is there goes.
+        """Verifies and checks all that is loaded of an index, before anything of what is there
+        goes.
 
         first: 1 = only what was added to it.
         """
@@ -168,13 +184,23 @@ class DeviceIndex(Index):
             for name in self.token_specs:
                 store.tokens(name)  # an unknown name is an error
                 store.files.check_all([f"tokens.{name}.ids", f"tokens.{name}.offsets"])
+        rows = range(index.manifest["size"] if first else 0, len(index.passages))
+        for begin in rows[::LOADED]:
+            self._values(index, np.arange(begin, min(begin + LOADED, rows.stop)))
 
     def _values(self, index: PassageIndex, rows: np.ndarray) -> DeviceTables:
-        """What the tables hold of rows int[R] of an index; `valid` is None."""
-        embeddings = index.embeddings(rows)
+        """What the tables hold of rows int[R] of an index; `valid` is None.
+
+        Raises:
+            RetrievalError: a number that no search can compare, or a token id above its limit.
+        """
+        embeddings = check_vectors(
+            index.embeddings(rows), lambda row: f"{index.path}: the embedding of row {rows[row]}")
         tokens = {}
         for name, spec in self.token_specs.items():
             ids, mask = index.passages.tokens(name).padded(rows, spec.length, 0)
+            if spec.limit is not None:
+                check_token_ids(ids, spec.limit, index.path, name)
             tokens[name] = ids.astype(spec.dtype), mask.sum(axis=-1, dtype=np.int32)
         columns = device_search.encoded(embeddings, self.settings.dtype)
         return DeviceTables(*columns, None, np.zeros(len(rows), np.int32), tokens)

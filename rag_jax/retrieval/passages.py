@@ -319,6 +319,15 @@ class PassageStore:
         return None
 
 
+def check_token_ids(ids: np.ndarray, limit: int, path: Path, name: str) -> None:
+    """Refuses ids of a token table that are not below `limit`: where an array is too short for
+    them, a device reads something else in their place, without an error."""
+    if ids.max(initial=0) >= limit:
+        raise RetrievalError(f"{path}: token table {name!r} has the id {ids.max()}, and the tokens "
+                             f"of the model that reads it are 0..{limit - 1}; build the index "
+                             "again with this model.")
+
+
 def unknown_id(path: Path, passage_id: str, size: int, ids: Iterable[str]) -> RetrievalError:
     """The error for an id that none of `size` passages has; near matches are among its `ids`."""
     some = list(itertools.islice(ids, 100_000))

@@ -77,8 +77,9 @@ def layout(config: Config, format: GeneratorFormat) -> tuple[DeviceSettings, dic
     """How an index lies on the devices, and with which token tables."""
     retrieval = config.retrieval
     settings = DeviceSettings(retrieval.device_dtype, retrieval.capacity, retrieval.recall_target)
-    small = format.tokenizer.vocab_size <= 2**16
-    tables = {PASSAGE_TABLE: TokenSpec(format.room, np.uint16 if small else np.int32)}
+    limit = format.tokenizer.id_limit
+    tables = {PASSAGE_TABLE: TokenSpec(
+        format.room, np.uint16 if limit <= 2**16 else np.int32, limit)}
     if config.train.document_encoder == "refresh":
         tables[ENCODER_TABLE] = TokenSpec(config.data.max_passage_length, np.int32)
     return settings, tables

@@ -32,7 +32,7 @@ from rag_jax.data.warmup_batches import (
 )
 from rag_jax.retrieval.bm25 import build_bm25
 from rag_jax.retrieval.passages import write_store
-from rag_jax.retrieval.protocol import Passage
+from rag_jax.retrieval.protocol import Passage, RetrievalError
 
 PASSAGES = [Passage(f"p{i}", f"Title {i}", f"Text number {i} says " + "very " * i + "little.")
             for i in range(6)]
@@ -112,6 +112,14 @@ def made(tmp_path_factory):
 @pytest.fixture(scope="module")
 def rag(made):
     return RagBatcher(made[0], 8, WIDTH)
+
+
+def test_tokens_that_the_tokenizer_does_not_have_are_refused(made, rag, tmp_path):
+    """An index that somebody else has made was answered from: what lies beyond the model's table
+    is read as its last row."""
+    store = write_store(tmp_path / "s", PASSAGES, {PASSAGE_TABLE: lambda ps: [[5, 60_000]] * 6})
+    with pytest.raises(RetrievalError, match="'generator' has the id 60000, and the tokens"):
+        rag.batch(np.array([0]), np.array([[2, 3]]), Index(store))
 
 
 @pytest.mark.parametrize("length, step, longest, expected", [

@@ -384,6 +384,27 @@ def test_a_damaged_index_is_refused_and_what_is_on_the_devices_stays(
     check(placed, before)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_embeddings_and_tokens_that_nothing_can_read_are_refused(folders, monkeypatch, dtype):
+    """The host refuses them by name, and the devices answered: with a prior of nan, or with the
+    passage of the largest number whatever was asked; and read other tokens in their place."""
+    index, placed, queries = folders["large"], opened(folders["small"], 1), normal(2, 8)
+    expected = placed.search(queries, 5)
+    monkeypatch.setattr(device, "LOADED", 64)
+    for value in (np.nan, np.inf, 1e30):
+        table = index.table.copy()
+        table[70, 3] = value
+        with monkeypatch.context() as patch:
+            patch.setattr(index, "embeddings", lambda rows, table=table: table[rows])
+            for load in (lambda: opened(index, 1, dtype=dtype), lambda: placed.swap(index)):
+                with pytest.raises(RetrievalError, match="the embedding of row 70 holds "):
+                    load()
+    placed.token_specs = {"words": TokenSpec(5, np.uint16, 3)}
+    with pytest.raises(RetrievalError, match="'words' has the id .* reads it are 0..2"):
+        placed.swap(index)
+    np.testing.assert_array_equal(placed.search(queries, 5).ids, expected.ids)
+
+
 def test_a_version_of_equal_embeddings_and_other_texts_is_loaded_with_its_texts(tmp_path):
     """The generator read the passages of before."""
     table = normal(200, 8)
