@@ -28,7 +28,7 @@ import numpy as np
 from rag_jax.config import RetrievalConfig
 from rag_jax.retrieval.manifest import IndexFolder, open_folder
 from rag_jax.retrieval.passages import PassageStore
-from rag_jax.retrieval.protocol import Index, RetrievalError, SearchResult
+from rag_jax.retrieval.protocol import LARGEST, Index, RetrievalError, SearchResult
 from rag_jax.retrieval.publish import begun, claimed, copy_store, publish_index
 from rag_jax.retrieval.versions import AGAIN, opened
 
@@ -200,7 +200,8 @@ class Bm25Index(Index):
         shapes = data.ndim == indices.ndim == indptr.ndim == 1 and len(data) == len(indices)
         return bool(
             index.method == METHOD and scores["num_docs"] == self.size and shapes
-            and data.dtype == np.float32 and index.dtype == "float32" and np.isfinite(data).all()
+            and data.dtype == np.float32 and index.dtype == "float32" and index.int_dtype == "int32"
+            and 0 < data.min(initial=1) and data.max(initial=1) <= LARGEST  # False for NaN
             and indices.dtype.kind == indptr.dtype.kind == "i" and len(indptr)
             and indptr[0] == 0 and indptr[-1] == len(data) and (np.diff(indptr) > 0).all()
             and 0 <= indices.min(initial=0) and indices.max(initial=0) < self.size

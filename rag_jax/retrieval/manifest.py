@@ -20,6 +20,7 @@ index directory holds versions.
 import functools
 import os
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -154,6 +155,19 @@ def read_manifest(path: Path) -> dict[str, Any]:
     return manifest
 
 
+def _check_inputs(need: Callable[[bool, str], None], manifest: dict[str, Any]) -> None:
+    """Refuses inputs of an index of vectors by which no edit could build it anew and measure it."""
+    inputs = manifest["inputs"]
+    kind, scann, target = (inputs.get(name) for name in ("kind", "scann", "recall_target"))
+    need("scann" in manifest and isinstance(kind, str) and (scann is not None or kind != "scann")
+         and inputs.get("encoder_fingerprint") == manifest["encoder_fingerprint"]
+         and (target is None or isinstance(target, int | float)), f"inputs {inputs!r:.80}")
+    try:
+        ScannSettings(**scann or {})
+    except (TypeError, RetrievalError) as error:
+        need(False, f"settings of ScaNN in its inputs ({error})")
+
+
 def _check_manifest(path: Path, manifest: dict[str, Any]) -> None:
     """Refuses what the builders never write."""
     need = functools.partial(MANIFEST.need, path)
@@ -170,6 +184,8 @@ def _check_manifest(path: Path, manifest: dict[str, Any]) -> None:
         except (TypeError, KeyError, RetrievalError) as error:
             need(False, f"settings of ScaNN ({error})")
         need(parts <= size, f"{parts} parts of {size} passages")
+    if kind != "bm25":
+        _check_inputs(need, manifest)
     recall = manifest.get("recall", {"k": 1, "recall": 1.0, "queries": 1})
     need(isinstance(recall, dict) and is_count(recall.get("k")) and is_count(recall.get("queries"))
          and all(isinstance(share, int | float) and 0 <= share <= 1

@@ -114,18 +114,29 @@ def refuse_links(folder: Path) -> None:
                                      "that lie in the folder itself are read.")
 
 
-def read_object(folder: Path, name: str, most: int = JSON_BYTES) -> dict[str, Any]:
-    """A JSON object from a file of a folder, which has at most so many bytes.
+def read_json_bytes(folder: Path, name: str, most: int = JSON_BYTES) -> bytes:
+    """What is in a file of a folder that has to be JSON, at most so many bytes: a hostile one may
+    say that it has 40 GB.
 
     Raises:
-        RetrievalError: no regular file, too large, or not a JSON object.
+        RetrievalError: no regular file, or too large.
     """
     path = regular_file(folder, name)
     if path.stat().st_size > most:
         raise RetrievalError(f"{path}: {path.stat().st_size} bytes, at most {most} are "
                              f"read; {_AGAIN}.")
+    return path.read_bytes()
+
+
+def read_object(folder: Path, name: str, most: int = JSON_BYTES) -> dict[str, Any]:
+    """A JSON object from a file of a folder, which has at most so many bytes.
+
+    Raises:
+        RetrievalError: as `read_json_bytes`, or not a JSON object.
+    """
+    text = read_json_bytes(folder, name, most)
     try:
-        content = json.loads(path.read_text("utf-8"))
+        content = json.loads(text.decode("utf-8"))
     except (ValueError, RecursionError) as error:
         raise RetrievalError(f"{folder}: {name} is damaged ({error!r}); {_AGAIN}.") from None
     if not isinstance(content, dict):

@@ -20,7 +20,7 @@ from typing import IO, TypeVar
 
 from rag_jax import files
 from rag_jax.retrieval.protocol import RetrievalError
-from rag_jax.retrieval.verification import regular_file
+from rag_jax.retrieval.verification import read_json_bytes, regular_file
 
 try:
     import fcntl
@@ -179,4 +179,4 @@ def _text(version: str, digest: str) -> str:
 
 def _digest(folder: Path) -> str:
     """sha256 of a version's manifest, and so of all its files."""
-    return hashlib.sha256((folder / "manifest.json").read_bytes()).hexdigest()
+    return hashlib.sha256(read_json_bytes(folder, "manifest.json")).hexdigest()

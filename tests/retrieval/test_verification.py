@@ -288,7 +288,11 @@ def test_no_code_runs_from_an_index_folder(folders, tmp_path, way):
     lambda m: m.update(passages_fingerprint=None), lambda m: m.update(recall=[]),
     lambda m: m.update(kind="scann", scann={"num_leaves": "x"}), lambda m: m.update(format=None),
     lambda m: m["recall"].update(target="high"), lambda m: m["recall"].update(recall=10**400),
-    lambda m: m.update(kind="scann", scann={"avq": 10**400}),
+    lambda m: m.update(kind="scann", scann={"avq": 10**400}), lambda m: m.update(inputs={}),
+    lambda m: m["inputs"].update(kind="scann"), lambda m: m["inputs"].update(kind=["exact"]),
+    lambda m: m["inputs"].update(scann={"odd": 1}), lambda m: m.pop("scann"),
+    lambda m: m["inputs"].update(recall_target="high"),
+    lambda m: m["inputs"].update(encoder_fingerprint="other"),
 ])
 def test_a_manifest_that_lies_is_refused(folders, tmp_path, change):
     path = shutil.copytree(current(folders["exact"]), tmp_path / "i")
@@ -315,6 +319,11 @@ def test_a_manifest_that_lies_is_refused(folders, tmp_path, change):
     ("data.csc.index.npy", lambda a: np.save(a, np.load(a) * np.float32(np.nan))),
     ("indptr.csc.index.npy", lambda a: np.save(a, np.load(a) * (np.arange(len(np.load(a))) != 1))),
     ("params.index.json", lambda a: a.write_text(a.read_text().replace("float32", "object"))),
+    ("params.index.json", lambda a: a.write_text(a.read_text().replace("int32", "float32"))),
+    ("params.index.json", lambda a: a.write_text(a.read_text().replace("int32", "int8"))),
+    ("data.csc.index.npy", lambda a: np.save(a, -np.load(a))),
+    ("data.csc.index.npy", lambda a: np.save(a, np.load(a) * np.float32(0))),
+    ("data.csc.index.npy", lambda a: np.save(a, np.load(a) * np.float32(1e30))),
     ("params.index.json", lambda a: a.write_text(a.read_text().replace("lucene", "bm25l"))),
 ])
 def test_a_word_index_that_would_read_elsewhere_is_refused(folders, tmp_path, name, change):

@@ -5,6 +5,7 @@ import fcntl
 import os
 import shutil
 import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -190,6 +191,14 @@ def test_a_pipe_keeps_nobody_waiting(out, name):
     for folder in (out, out / "versions" / "1") if name != POINTER else (out,):
         with pytest.raises(RetrievalError):
             PassageIndex.open(folder)
+
+
+def test_a_manifest_of_any_size_is_not_read_whole(out, monkeypatch):
+    """One that says it has 40 GB, and takes none on the disk, ended in a MemoryError."""
+    os.truncate(current(out) / "manifest.json", 40 * 2**30)
+    monkeypatch.setattr(Path, "read_bytes", lambda path: pytest.fail(f"{path}: was read"))
+    with pytest.raises(RetrievalError, match="manifest.json: 42949672960 bytes, at most"):
+        PassageIndex.open(out)
 
 
 def test_a_linked_version_is_refused(out, tmp_path):
