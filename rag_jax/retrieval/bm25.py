@@ -39,6 +39,9 @@ LANGUAGES = ("english", "danish", "dutch", "french", "german", "italian", "norwe
 CJK = "\u3005-\u30ff\u3400-\u9fff\uf900-\ufaff"  # Chinese and Japanese: no spaces between words
 _CJK_CHARACTER = rf"(?!\W)[{CJK}]"  # and no mark
 _CJK_RUN = re.compile(f"(?:{_CJK_CHARACTER})+")
+# What nobody sees and ends no word: soft hyphens, joiners, marks of writing direction. A space and
+# a non-joiner without width end one, as Khmer and Persian are written.
+_HIDDEN = re.compile("[\u00ad\u061c\u200d-\u200f\u202a-\u202e\u2060-\u2064\u2066-\u2069\ufeff]")
 _WIDE = re.compile("[\uff01-\uff9f]+")  # letters as wide as Chinese ones, and katakana half as wide
 
 
@@ -56,6 +59,8 @@ class Bm25Settings:
         keeps_marks: a word keeps its combining marks, however they are encoded, wide and narrow
             forms are the same, and Turkish is lower-cased as Turkish; in an index from before,
             words end at their marks, and those of Hindi or Thai are hardly found.
+        drops_hidden: soft hyphens and the like are no part of a word; in an index from before, they
+            end it.
     """
 
     k1: float = 0.9
@@ -63,6 +68,7 @@ class Bm25Settings:
     language: str = "english"
     parts_cjk: bool = True
     keeps_marks: bool = True
+    drops_hidden: bool = True
 
     def __post_init__(self):
         numbers = all(isinstance(x, int | float) for x in (self.k1, self.b))
@@ -101,7 +107,8 @@ class Bm25Settings:
         try:
             settings = cls(record["k1"], record["b"], record["stemmer"] or "none",
                            manifest.get("parts_cjk") is True,
-                           manifest.get("keeps_marks") is True)
+                           manifest.get("keeps_marks") is True,
+                           manifest.get("drops_hidden") is True)
             same = settings.record == record
         except (TypeError, KeyError) as error:
             raise RetrievalError(f"{path}: manifest.json has the settings {record!r:.80}, which "
@@ -133,6 +140,8 @@ def _words(texts: Iterable[str], settings: Bm25Settings, progress: bool = False
     record = settings.record
     stemmer = Stemmer.Stemmer(record["stemmer"]) if record["stemmer"] else None
     pattern = r"(?u)\b\w\w+\b"
+    if settings.drops_hidden:
+        texts = (_HIDDEN.sub("", text) for text in texts)
     if settings.keeps_marks:
         pattern = rf"\w[\w{marks()}]+"
         texts = (_WIDE.sub(_plain, unicodedata.normalize("NFC", text)) for text in texts)
@@ -285,7 +294,7 @@ def build_bm25(store: PassageStore, out: str | os.PathLike, overwrite: bool = Fa
         publish_index(content, out, {
             **inputs, "inputs": inputs, "size": len(store), "settings": settings.record,
             "parts_cjk": settings.parts_cjk, "keeps_marks": settings.keeps_marks,
-            "versions": versions})
+            "drops_hidden": settings.drops_hidden, "versions": versions})
     return Bm25Index.open(out)
 
 

@@ -143,7 +143,12 @@ def test_chinese_and_japanese_words_are_found_inside_their_sentences(tmp_path):
     ("none", "กินข้าว", "ชอบหมา", "ชอบหมา"), ("french", "tarte", "éclair", "e\u0301clair"),
     ("turkish", "Ankara başkent", "İSTANBUL IŞIK", "istanbul"),
     ("turkish", "Ankara başkent", "İSTANBUL IŞIK", "ışık"),
-    ("english", "かな", "カタカナ", "ｶﾀｶﾅ"), ("english", "bye", "hello", "ＨＥＬＬＯ")])
+    ("english", "かな", "カタカナ", "ｶﾀｶﾅ"), ("english", "bye", "hello", "ＨＥＬＬＯ"),
+    ("german", "Die Wärme der Pumpe", "Wärme\u00adpumpe", "Wärmepumpe"),
+    ("german", "Die Wärme der Pumpe", "Wärmepumpe", "Wär\u00adme\u2060pumpe"),
+    ("none", "ศรี", "ශ්\u200dරී ලංකා", "ශ්රී"),
+    ("none", "ភ្នំពេញ", "រាជធានី\u200bភ្នំពេញ", "រាជធានី"),  # a space that has no width
+    ("none", "خواهم", "می\u200cخواهم", "می")])
 def test_words_keep_their_marks(tmp_path, language, one, other, best):
     """Hindi had no word at all, Thai parts of them, and a decomposed accent made another word."""
     store = write(tmp_path / "s", [Passage("a", "", one), Passage("b", "", other)])
@@ -153,19 +158,21 @@ def test_words_keep_their_marks(tmp_path, language, one, other, best):
 
 
 def test_an_index_from_before_that_counts_questions_as_it_counted_passages(tmp_path):
-    texts = "東京は日本の首都です。", "Lima", "éclair"
+    texts = "東京は日本の首都です。", "Lima", "éclair", "Wärme\u00adpumpe"
     store = write(tmp_path / "s", [Passage(text, "", text) for text in texts])
     earlier = tmp_path / "index"
     version = current(build_bm25(store, earlier, settings=Bm25Settings(
-        parts_cjk=False, keeps_marks=False)).path)
+        parts_cjk=False, keeps_marks=False, drops_hidden=False)).path)
     manifest, _ = MANIFEST.read(version)
-    del manifest["parts_cjk"], manifest["keeps_marks"]
+    del manifest["parts_cjk"], manifest["keeps_marks"], manifest["drops_hidden"]
     MANIFEST.write(version, manifest)
     point(earlier, version)
     index = Bm25Index.open(earlier)
     assert index.search(["東京は日本の首都です"], 1).scores[0, 0] > 0
     assert not index.search(["東京"], 1).scores.any()
     assert not index.search(["e\u0301clair"], 1).scores.any()
+    assert index.search(["Wärme\u00adpumpe"], 1).scores[0, 0] > 0
+    assert not index.search(["Wärmepumpe"], 1).scores.any()
 
 
 def test_every_process_finds_and_scores_the_same(index, tmp_path):
@@ -360,7 +367,7 @@ def test_the_reference_ranking_and_its_recall(tmp_path):
     store = write(tmp_path / "s", passages)
     for parts_cjk, at_1 in ((False, 78.5), (True, 78.3)):  # the reference has the library's words
         index = build_bm25(store, tmp_path / f"{parts_cjk}", settings=Bm25Settings(
-            parts_cjk=parts_cjk, keeps_marks=parts_cjk))
+            parts_cjk=parts_cjk, keeps_marks=parts_cjk, drops_hidden=parts_cjk))
         found = index.search([q["question"] for q in questions], 20).ids
         assert parts_cjk or [[passages[i].id for i in row] for row in found] == [
             expected[q["id"]] for q in questions]
