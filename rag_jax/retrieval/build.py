@@ -28,6 +28,7 @@ from rag_jax.retrieval.scann import (
     SMALLEST,
     ScannSettings,
     build_scann,
+    check_enough,
     part_folder,
     part_rows,
     scann_missing,
@@ -143,6 +144,8 @@ def _choose_kind(kind: str, size: int, scann: ScannSettings) -> str:
     missing = None if kind == "exact" else scann_missing()
     if kind == "scann" and missing:
         raise RetrievalError(f'kind="scann": {missing}')
+    if kind == "scann":
+        check_enough(size // scann.parts, scann.parts)
     if kind != "auto":
         return kind
     smallest = max(SMALLEST * scann.parts, scann.brute_force_below)

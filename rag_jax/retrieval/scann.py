@@ -138,6 +138,15 @@ def part_folder(path: Path, part: int) -> Path:
     return path / (f"scann.{part}" if part else "scann")
 
 
+def check_enough(fewest: int, parts: int) -> None:
+    """Raises a RetrievalError where ScaNN cannot learn codes from a part of `fewest` passages."""
+    if fewest < SMALLEST:
+        raise RetrievalError(
+            f"ScaNN needs {SMALLEST} passages or more in each of {parts} parts, got {fewest}; set "
+            'config.retrieval.index=exact (in build_index kind="exact"), or '
+            "config.retrieval.scann_parts to fewer.")
+
+
 def _threads() -> int:
     return max(1, len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1)
 
@@ -159,10 +168,7 @@ def build_scann(embeddings: np.ndarray, file: Path, settings: ScannSettings, dir
         RetrievalError: an embedding that ScaNN would crash on, or ScaNN failed or crashed.
     """
     first, end, _ = (rows or slice(None)).indices(len(embeddings))
-    if end - first < SMALLEST:
-        raise RetrievalError(
-            f"ScaNN needs {SMALLEST} passages or more in each of {settings.parts} parts, got "
-            f'{end - first}; use kind="exact", or fewer parts.')
+    check_enough(end - first, settings.parts)
     for begin in range(first, end, 65536):
         block = embeddings[begin : min(begin + 65536, end)]
         check_vectors(block, lambda row, begin=begin: f"the embedding of row {begin + row}")

@@ -340,6 +340,17 @@ def test_a_damaged_store_is_not_built_from(store, tmp_path):
         build_index(tmp_path / "s", Embedder(), tmp_path / "index", **INPUTS)
 
 
+def test_too_few_passages_for_scann_are_refused_before_they_are_embedded(store, tmp_path):
+    """It came when all of them were embedded, and named no field of the configuration."""
+    embed = Embedder()
+    for parts, told in ((4, "12"), (60, "0")):
+        with pytest.raises(RetrievalError, match=f"{parts} parts, got {told}; set config.retrieval."
+                                                 "index=exact .*kind=.exact"):
+            build_index(store, embed, tmp_path / "i", **{
+                **INPUTS, "kind": "scann", "settings": ScannSettings(parts=parts)})
+    assert not embed.shapes and not (tmp_path / "i").exists()
+
+
 def test_auto_is_exact_where_scann_could_not_learn_its_codes(tmp_path):
     store = make_store(tmp_path / "s", size=15)
     inputs = {**INPUTS, "kind": "auto", "settings": ScannSettings(brute_force_below=0)}
