@@ -88,6 +88,7 @@ def build_index(passages: PassageStore | str | os.PathLike, embedder: PassageEmb
     store = passages if isinstance(passages, PassageStore) else PassageStore.open(passages)
     out = Path(out).absolute()
     inputs = _checked_inputs(store, embedder, kind, scann, recall)
+    auto = _asked(scann, recall) if kind == "auto" else None
     open_share = functools.partial(PassageIndex.open, hosts=hosts)
     with contextlib.ExitStack() as claim:
         index = None
@@ -105,7 +106,7 @@ def build_index(passages: PassageStore | str | os.PathLike, embedder: PassageEmb
         if hosts.leads:
             store = PassageStore.open(content / "passages")
             width = (content / EMBEDDINGS).stat().st_size // (4 * len(store))
-            manifest = manifest_of(inputs, store, width)
+            manifest = manifest_of(inputs, store, width, auto)
             measure(IndexFolder(content, manifest, store, None), recall)
             publish_index(content, out, manifest)
         hosts.wait()
@@ -124,12 +125,11 @@ def _checked_inputs(store: PassageStore, embedder: PassageEmbedder, kind: str,
         raise RetrievalError(f"RecallSettings.target={recall.target}: allowed is more than 0, up "
                              "to 1.")
     store.tokens(embedder.token_table)  # an unknown name is an error
-    kind = _choose_kind(kind, len(store), scann)
-    tuned = kind == "scann" and scann.leaves_to_search is None
+    kind = choose_kind(kind, len(store), scann)
+    asked = _asked(scann, recall)
     return {
         "kind": kind,
-        "scann": dataclasses.asdict(scann) if kind == "scann" else None,
-        "recall_target": recall.target if tuned else None,
+        **(asked if kind == "scann" else dict.fromkeys(asked)),
         "encoder_fingerprint": embedder.encoder_fingerprint,
         "passages_fingerprint": store.fingerprint,
         **{name: getattr(embedder, name)
@@ -138,7 +138,18 @@ def _checked_inputs(store: PassageStore, embedder: PassageEmbedder, kind: str,
     }
 
 
-def _choose_kind(kind: str, size: int, scann: ScannSettings) -> str:
+def _asked(scann: ScannSettings, recall: RecallSettings) -> dict[str, Any]:
+    """How ScaNN is to be built and searched, in the words of a manifest."""
+    return {"scann": dataclasses.asdict(scann),
+            "recall_target": recall.target if scann.leaves_to_search is None else None}
+
+
+def choose_kind(kind: str, size: int, scann: ScannSettings) -> str:
+    """The kind of an index of `size` passages, "exact" or "scann"; arguments as of `build_index`.
+
+    Raises:
+        RetrievalError: no such kind, or ScaNN was asked for and cannot be built.
+    """
     if kind not in ("auto", "exact", "scann"):
         raise RetrievalError(f'kind={kind!r}; allowed are "auto", "exact" and "scann".')
     missing = None if kind == "exact" else scann_missing()
@@ -186,12 +197,17 @@ def build_parts(content: Path, size: int, scann: ScannSettings, hosts: Hosts = A
         build_scann(embeddings, file, scann, part_folder(content, part), rows[part])
 
 
-def manifest_of(inputs: dict[str, Any], store: PassageStore, width: int) -> dict[str, Any]:
+def manifest_of(inputs: dict[str, Any], store: PassageStore, width: int,
+                auto: dict[str, Any] | None) -> dict[str, Any]:
     """What an index of a store says about itself, but for its recall and its files.
 
-    inputs: what it was built from; of an edited index they name another store.
+    Args:
+        inputs: what it was built from; of an edited index they name another store.
+        store, width: its passages, and of their embeddings.
+        auto: how ScaNN is built where there are enough passages; None = they do not decide it.
     """
     return {
+        **({} if auto is None else {"auto": auto}),
         **{name: inputs[name] for name in ("kind", "scann", "encoder_fingerprint")},
         "passages_fingerprint": store.fingerprint,
         "size": len(store),
@@ -209,13 +225,13 @@ def measure(folder: IndexFolder, recall: RecallSettings) -> None:
     Where ScaNN's search is to reach a recall and does not, as one that was never tuned, it is tuned
     to it.
     """
-    index, inputs = of_folder(folder), folder.manifest["inputs"]
+    index, asked = of_folder(folder), folder.manifest.get("auto", folder.manifest["inputs"])
     sample = RecallSample(index.table, recall.queries, recall.k, recall.seed, index.valid)
-    target = inputs.get("recall_target") if folder.manifest["kind"] == "scann" else None
-    tuned = folder.manifest["scann"] != inputs["scann"]
+    target = asked.get("recall_target") if folder.manifest["kind"] == "scann" else None
+    tuned = folder.manifest["scann"] != asked["scann"]
     measured = sample.measure(index) if tuned or target is None else None
     if target is not None and (measured is None or measured["recall"] < target):
-        index.search_as(ScannSettings(**inputs["scann"]))
+        index.search_as(ScannSettings(**asked["scann"]))
         _tune(index, sample, target)
         measured = sample.measure(index)
     if target is not None:

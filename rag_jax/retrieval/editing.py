@@ -14,7 +14,13 @@ import numpy as np
 
 from rag_jax import files
 from rag_jax.retrieval.bm25 import Bm25Settings, index_words
-from rag_jax.retrieval.build import RecallSettings, build_parts, manifest_of, measure
+from rag_jax.retrieval.build import (
+    RecallSettings,
+    build_parts,
+    choose_kind,
+    manifest_of,
+    measure,
+)
 from rag_jax.retrieval.index import Embeddings
 from rag_jax.retrieval.joined import copy_rows, kept_rows
 from rag_jax.retrieval.manifest import (
@@ -160,16 +166,26 @@ def edit_words(out: Path, added: PassageStore | None = None, deleted: Sequence[s
 
 def is_slow(edit: Edit) -> bool:
     """Whether a search of an edited index takes more than twice as long as one of a compacted one:
-    more than half of the built rows are deleted, or the added ones, which are searched exactly,
-    take longer than all of ScaNN's."""
+    more than half of the built rows are deleted; the added ones, which are searched exactly, take
+    longer than all of ScaNN's; or there are enough by now for ScaNN."""
     manifest, added = edit.base.manifest, sum(len(rows) for _, rows in edit.parts[1:])
     built = manifest["size"]
     if 2 * np.count_nonzero(edit.kept[:built]) < built:
         return True
     if manifest["kind"] == "exact":
-        return False
+        return _kind_anew(manifest, edit.rows) == "scann"
     settings = ScannSettings(**manifest["scann"])
     return EXACT_ROW * added > settings.parts * settings.work(built // settings.parts)
+
+
+def _kind_anew(manifest: dict[str, Any], size: int) -> str:
+    """The kind of an index of `size` passages that is built anew as one with this manifest was."""
+    if "auto" in manifest:
+        return choose_kind("auto", size, ScannSettings(**manifest["auto"]["scann"]))
+    inputs = manifest["inputs"]
+    if inputs["kind"] == "scann" and size < SMALLEST * ScannSettings(**inputs["scann"]).parts:
+        return "exact"
+    return inputs["kind"]
 
 
 def _key(edit: Edit) -> dict[str, Any]:
@@ -241,13 +257,12 @@ def _with_segment(edit: Edit, new: np.ndarray, content: Path) -> tuple[dict, dic
 
 def _compacted(edit: Edit, new: np.ndarray, content: Path) -> tuple[dict, dict]:
     """The version that is built anew of all rows; as `_with_segment`."""
-    inputs, width = edit.base.manifest["inputs"], edit.base.manifest["width"]
+    base = edit.base.manifest
+    inputs, auto = base["inputs"], base.get("auto")
     store = _write_rows(edit, new, slice(None), content)
-    manifest = manifest_of(inputs, store, width)
-    if inputs["kind"] == "scann":
-        scann = ScannSettings(**inputs["scann"])
-        if len(store) >= SMALLEST * scann.parts:
-            build_parts(content, len(store), scann)
-        else:
-            manifest |= {"kind": "exact", "scann": None}
+    kind, scann = _kind_anew(base, len(store)), None
+    if kind == "scann":
+        scann = (auto or inputs)["scann"]
+        build_parts(content, len(store), ScannSettings(**scann))
+    manifest = manifest_of(inputs, store, base["width"], auto) | {"kind": kind, "scann": scann}
     return {**manifest, "edited": {"added": 0, "deleted": 0}}, {}

@@ -11,7 +11,8 @@
     deleted.i64       only where passages were deleted since: int64[D], their rows, ascending
 
 Of an edited index, sizes, settings and fingerprints are those of the rows that were built, and
-"edited" says how many were added and deleted. It has "inputs" as they were when it was built.
+"edited" says how many were added and deleted. It has "inputs" as they were when it was built. Where
+the number of passages chose the kind, "auto" has the settings of ScaNN for when it chooses again.
 
 No file holds an absolute path: the folder can be moved, copied and renamed. versions.py says how an
 index directory holds versions.
@@ -158,14 +159,19 @@ def read_manifest(path: Path) -> dict[str, Any]:
 def _check_inputs(need: Callable[[bool, str], None], manifest: dict[str, Any]) -> None:
     """Refuses inputs of an index of vectors by which no edit could build it anew and measure it."""
     inputs = manifest["inputs"]
-    kind, scann, target = (inputs.get(name) for name in ("kind", "scann", "recall_target"))
-    need("scann" in manifest and isinstance(kind, str) and (scann is not None or kind != "scann")
-         and inputs.get("encoder_fingerprint") == manifest["encoder_fingerprint"]
-         and (target is None or isinstance(target, int | float)), f"inputs {inputs!r:.80}")
-    try:
-        ScannSettings(**scann or {})
-    except (TypeError, RetrievalError) as error:
-        need(False, f"settings of ScaNN in its inputs ({error})")
+    need("scann" in manifest and inputs.get("kind") in ("exact", "scann")
+         and inputs.get("encoder_fingerprint") == manifest["encoder_fingerprint"],
+         f"inputs {inputs!r:.80}")
+    for asked, used in ((inputs, inputs["kind"] == "scann"), (manifest.get("auto"), True)):
+        if asked is None or not used:
+            continue
+        try:
+            ScannSettings(**asked["scann"])
+            target = asked.get("recall_target")
+            good = target is None or isinstance(target, int | float)
+        except (TypeError, KeyError, AttributeError, RetrievalError):
+            good = False
+        need(good, f"settings of ScaNN that it is built with anew ({asked!r:.200})")
 
 
 def _check_manifest(path: Path, manifest: dict[str, Any]) -> None:

@@ -478,7 +478,7 @@ def test_why_an_index_is_exact_is_told(caplog):
     for given, told in ((0, "fewer than 32, ScaNN's 16 for each of 2 parts."),
                         (99, "fewer than brute_force_below=99.")):
         with caplog.at_level(logging.INFO, "rag_jax"):
-            assert build._choose_kind("auto", 20, ScannSettings(
+            assert build.choose_kind("auto", 20, ScannSettings(
                 brute_force_below=given, parts=2)) == "exact"
         assert told in caplog.text
 

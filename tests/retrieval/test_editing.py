@@ -1,5 +1,6 @@
 """Passages that are added and deleted: every answer is that of an index of what is left."""
 
+import dataclasses
 import inspect
 import json
 import os
@@ -186,6 +187,36 @@ def test_an_index_is_compacted_when_edits_double_the_time_of_a_search(edit, monk
     edited(passages_of([f"b{i}" for i in range(4)]), compact=False)
     assert edited(delete=list(edited.passages)[8:]).manifest["kind"] == "exact", "too few for ScaNN"
     check(PassageIndex.open(edited.out), edited.passages, 7)
+
+
+def test_an_index_that_grows_is_of_the_kind_that_a_build_would_choose(tmp_path):
+    """One that was small when it was built stayed exact for ever, compacted or not."""
+    settings = ScannSettings(num_leaves=2, leaves_to_search=2, pre_reorder_num_neighbors=4096,
+                             brute_force_below=40)
+    how = {**INPUTS, "kind": "auto", "settings": settings}
+    store, out = store_of(tmp_path / "s", passages_of([f"p{i}" for i in range(20)])), tmp_path / "i"
+    build_index(store, Embedder(), out, **how)
+    passages = {p.id: p for p in store}
+
+    def edited(added=(), deleted=(), **compact):
+        more = store_of(tmp_path / added[0].id, added) if added else None
+        edit_index(out, embedder(), more, deleted, **compact)
+        passages.update({p.id: p for p in added})
+        for passage_id in deleted:
+            del passages[passage_id]
+        index = PassageIndex.open(out)
+        check(index, passages, 7)
+        return index.manifest["kind"], index.manifest["size"]
+
+    assert edited(passages_of([f"a{i}" for i in range(19)])) == ("exact", 20)
+    assert edited(passages_of(["b0"]), compact=False) == ("exact", 20)
+    assert edited(passages_of(["b1"])) == ("scann", 41), "a build would take ScaNN from 40 on"
+    assert PassageIndex.open(out).manifest["scann"] == dataclasses.asdict(settings)
+    assert build_index(store, Embedder(fail_after=0), out, **how).size == 41, "it serves as it is"
+    assert edited(deleted=["b0", "b1"], compact=True) == ("exact", 39)
+    edited(passages_of(["c0", "c1"]))
+    manifest, _ = MANIFEST.read(current(out))
+    assert manifest["kind"] == "scann" and manifest["inputs"]["kind"] == "exact"
 
 
 def test_who_has_it_open_keeps_its_version_and_a_killed_edit_embeds_no_shard_twice(edit):

@@ -290,8 +290,10 @@ def test_no_code_runs_from_an_index_folder(folders, tmp_path, way):
     lambda m: m["recall"].update(target="high"), lambda m: m["recall"].update(recall=10**400),
     lambda m: m.update(kind="scann", scann={"avq": 10**400}), lambda m: m.update(inputs={}),
     lambda m: m["inputs"].update(kind="scann"), lambda m: m["inputs"].update(kind=["exact"]),
-    lambda m: m["inputs"].update(scann={"odd": 1}), lambda m: m.pop("scann"),
-    lambda m: m["inputs"].update(recall_target="high"),
+    lambda m: m["inputs"].update(kind="scann", scann={"odd": 1}), lambda m: m.pop("scann"),
+    lambda m: m["inputs"].update(kind="scann", scann={}, recall_target="high"),
+    lambda m: m.update(auto={}), lambda m: m.update(auto=[1]),
+    lambda m: m.update(auto={"scann": {}, "recall_target": []}),
     lambda m: m["inputs"].update(encoder_fingerprint="other"),
 ])
 def test_a_manifest_that_lies_is_refused(folders, tmp_path, change):
