@@ -174,11 +174,6 @@ def say(text: str) -> None:
         print(text, flush=True)
 
 
-def wait() -> None:
-    """Returns once every process has called it."""
-    exchange(None)
-
-
 def exchange(value: Any) -> list[Any]:
     """The values (JSON) of all processes, in their order; every process must make the same calls.
 
@@ -237,24 +232,32 @@ def _key_value_store() -> Any:
                            "one process") from None
 
 
+def each(make: Callable[[], T]) -> T:
+    """make() of every process, at the same time; returns once all have done it.
+
+    Raises:
+      UserError: make() failed in another process; where it failed, its own error is raised.
+    """
+    try:
+        made = make()
+    except Exception as error:  # kept in no variable: its traceback would keep it, in turn
+        # The others would wait for ever.
+        exchange(f"process {index()}: {type(error).__name__}: {error}")
+        raise
+    failed = [message for message in exchange(None) if message]
+    if failed:
+        raise UserError(failed[0])
+    return made
+
+
 def first(make: Callable[[], T]) -> T:
     """make() of process 0, and only then of the others, who find done what is done but once.
 
     Raises:
       UserError: make() failed in process 0, whose own error is raised there.
     """
-    if leads():
-        try:
-            made = make()
-        except Exception as error:  # kept in no variable: its traceback would keep it, in turn
-            # The others would wait for ever.
-            exchange(f"process 0: {type(error).__name__}: {error}")
-            raise
-        exchange(None)
-        return made
-    if failed := exchange(None)[0]:
-        raise UserError(failed)
-    return make()
+    made = each(make if leads() else lambda: None)
+    return made if leads() else make()
 
 
 def share(size: int) -> slice:

@@ -270,6 +270,17 @@ def test_what_fails_in_process_0_fails_in_all(monkeypatch):
         hosts.first(lambda: pytest.fail("process 0 has made nothing"))
 
 
+def test_what_fails_in_one_process_fails_in_all_that_do_it_together(monkeypatch):
+    monkeypatch.setattr(hosts, "exchange", lambda value: [value, "process 1: OSError: disk full"])
+    with pytest.raises(UserError, match="^process 1: OSError: disk full$"):
+        hosts.each(lambda: "its share")
+    said = []
+    monkeypatch.setattr(hosts, "exchange", said.append)
+    with pytest.raises(ZeroDivisionError):
+        hosts.each(lambda: 1 / 0)
+    assert said == ["process 0: ZeroDivisionError: division by zero"]
+
+
 def test_the_key_value_store_is_where_it_was_in_jax_0_10(monkeypatch):
     """It has no public name: a version that moves it must fail here, and say so to its users."""
     assert hasattr(distributed.global_state, "client")

@@ -84,6 +84,7 @@ def build_index(passages: PassageStore | str | os.PathLike, embedder: PassageEmb
     Raises:
         RetrievalError: an input, what was embedded, or what is at out does not fit.
         InUseError: another process builds at out; it is named.
+        UserError: another of the hosts failed; it says which, and with what error.
     """
     store = passages if isinstance(passages, PassageStore) else PassageStore.open(passages)
     out = Path(out).absolute()
@@ -91,25 +92,20 @@ def build_index(passages: PassageStore | str | os.PathLike, embedder: PassageEmb
     auto = _asked(scann, recall) if kind == "auto" else None
     open_share = functools.partial(PassageIndex.open, hosts=hosts)
     with contextlib.ExitStack() as claim:
-        index = None
-        if hosts.leads:
+        def begin() -> PassageIndex | None:
             index = claim.enter_context(claimed(out, inputs, overwrite, open_share))
             if index is None:
                 copy_store(store, begun(out, inputs))
-        hosts.wait()
+            return index
+
+        index = hosts.lead(begin)
         if not hosts.leads:
             index = finished(out, inputs, overwrite, open_share)
         if index is not None:
             return index
         content = begun(out, inputs)
         _build(store, embedder, content, inputs, hosts)
-        if hosts.leads:
-            store = PassageStore.open(content / "passages")
-            width = (content / EMBEDDINGS).stat().st_size // (4 * len(store))
-            manifest = manifest_of(inputs, store, width, auto)
-            measure(IndexFolder(content, manifest, store, None), recall)
-            publish_index(content, out, manifest)
-        hosts.wait()
+        hosts.lead(lambda: _publish(content, out, inputs, auto, recall))
         return open_share(out, embedder.encoder_fingerprint)
 
 
@@ -177,16 +173,27 @@ def _build(store: PassageStore, embedder: PassageEmbedder, content: Path, inputs
     """This host's share of the embeddings and of the ScaNN parts; returns when all hosts have
     theirs."""
     file, size = content / EMBEDDINGS, len(store)
-    embed_all(store, embedder, file, hosts)
-    hosts.wait()
-    if hosts.leads:
+
+    def join() -> None:
         join_shards(file, size, embedder.shard_rows)
         for folder in list(content.glob("scann*")):
             files.remove_folder(folder)
-    hosts.wait()
+
+    hosts.each(lambda: embed_all(store, embedder, file, hosts))
+    hosts.lead(join)
     if inputs["kind"] == "scann":
-        build_parts(content, size, ScannSettings(**inputs["scann"]), hosts)
-    hosts.wait()
+        scann = ScannSettings(**inputs["scann"])
+        hosts.each(lambda: build_parts(content, size, scann, hosts))
+
+
+def _publish(content: Path, out: Path, inputs: dict[str, Any], auto: dict[str, Any] | None,
+             recall: RecallSettings) -> None:
+    """Measures what was built, and makes it the current version of the index."""
+    store = PassageStore.open(content / "passages")
+    width = (content / EMBEDDINGS).stat().st_size // (4 * len(store))
+    manifest = manifest_of(inputs, store, width, auto)
+    measure(IndexFolder(content, manifest, store, None), recall)
+    publish_index(content, out, manifest)
 
 
 def build_parts(content: Path, size: int, scann: ScannSettings, hosts: Hosts = ALONE) -> None:

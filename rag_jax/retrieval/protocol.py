@@ -5,7 +5,7 @@ import dataclasses
 import operator
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -17,6 +17,7 @@ LARGEST = 1e6  # of a coordinate; far above any encoder's, far below where squar
 # its share of the passages, for all queries, and the results are merged; or, with an index on
 # devices that they share, all passages for all queries, at the same time as the others.
 Division = Literal["queries", "passages", "devices"]
+T = TypeVar("T")
 
 
 class RetrievalError(UserError, ValueError):
@@ -54,17 +55,22 @@ class Hosts:
     Attributes:
         index: the number of this process, from 0; process 0 does what one alone must do.
         count: of processes.
-        wait: returns once all processes have called it.
+        each: calls what it is given, in every process, and returns what that gave once all have
+            done so; where it fails in one process, it raises an error in all.
     """
 
     index: int = 0
     count: int = 1
-    wait: Callable[[], None] = lambda: None
+    each: Callable[[Callable[[], T]], T] = lambda make: make()
 
     @property
     def leads(self) -> bool:
         """Whether this is process 0."""
         return self.index == 0
+
+    def lead(self, make: Callable[[], T]) -> T | None:
+        """make() of process 0, None in the others; returns once it is done, and fails in all."""
+        return self.each(make if self.leads else lambda: None)
 
 
 ALONE = Hosts()

@@ -180,10 +180,11 @@ class Checkpointer(contextlib.AbstractContextManager):
 
     def _set_aside(self, step: int, damage: CheckpointDamaged) -> None:
         """Renames a damaged step to damaged-STEP, where it is no step any more, and says so."""
-        if hosts.leads():
+        def rename() -> None:
             kept = files.set_aside(self._folder(step), "damaged")
             _warn(f"{damage} It is kept as {kept}.")
-        hosts.wait()
+
+        hosts.first(lambda: rename() if hosts.leads() else None)
         self._ranking.scores.pop(step, None)
 
     @contextlib.contextmanager

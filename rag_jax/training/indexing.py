@@ -48,7 +48,7 @@ CPU_ROWS, CPU_STEP = 8, 16  # passages per batch and steps of their lengths on a
 
 def all_hosts() -> Hosts:
     """The processes of this job, which build and open an index together."""
-    return Hosts(hosts.index(), hosts.count(), hosts.wait)
+    return Hosts(hosts.index(), hosts.count(), hosts.each)
 
 
 def embed_passages(model: RagModel, encoder: Params, mesh: Mesh

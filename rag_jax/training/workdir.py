@@ -86,9 +86,7 @@ def start(config: Config, workdir: pathlib.Path) -> pathlib.Path:
         config = dataclasses.replace(
             config, runs=tuple(dict.fromkeys((*earlier.runs, *config.runs))))
     workdir.mkdir(parents=True, exist_ok=True)
-    if hosts.leads():
-        write(config, file)
-    hosts.wait()
+    hosts.first(lambda: write(config, file) if hosts.leads() else None)
     return workdir
 
 

@@ -1,6 +1,5 @@
 """Building, resuming and publishing an index directory, and opening one that is not right."""
 
-import concurrent.futures
 import json
 import logging
 import os
@@ -8,12 +7,12 @@ import shutil
 import signal
 import subprocess
 import sys
-import threading
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from rag_jax.errors import UserError
 from rag_jax.retrieval import build
 from rag_jax.retrieval.exact import ExactIndex
 from rag_jax.retrieval.index import PassageIndex
@@ -23,7 +22,7 @@ from rag_jax.retrieval.protocol import Passage, RetrievalError
 from rag_jax.retrieval.scann import ScannIndex, ScannSettings
 from rag_jax.retrieval.versions import POINTER, current, point
 from rag_jax.training.indexing import describe
-from tests.retrieval.indexing import build_index
+from tests.retrieval.indexing import build_by_hosts, build_index
 
 WIDTH = 16
 TABLE = np.random.default_rng(0).standard_normal((1000, WIDTH), np.float32)
@@ -103,41 +102,25 @@ def test_every_passage_is_embedded_cut_to_max_length_in_its_row(store, out):
             index.embeddings(bad)
 
 
-def build_by_hosts(store, out, embedders, **changes):
-    """Hosts as threads of one process; returns the error of each, or its index."""
-    barrier = threading.Barrier(len(embedders))
-
-    def one(host):
-        try:
-            return build_index(store, embedders[host], out, **{**INPUTS, **changes}, host=host,
-                               hosts=len(embedders), wait=barrier.wait, progress=False)
-        except (RetrievalError, KeyboardInterrupt, threading.BrokenBarrierError) as error:
-            barrier.abort()
-            return error
-
-    with concurrent.futures.ThreadPoolExecutor(len(embedders)) as pool:
-        return list(pool.map(one, range(len(embedders))))
-
-
 def test_hosts_share_the_shards_and_one_publishes_the_same_index(store, out, tmp_path):
     embedders = [Embedder() for _ in range(3)]
-    built = build_by_hosts(store, tmp_path / "shared", embedders)
+    built = build_by_hosts(store, tmp_path / "shared", embedders, **INPUTS)
     assert content(tmp_path / "shared") == content(out) and [i.size for i in built] == [50] * 3
     whole = Embedder()
     build_index(store, whole, tmp_path / "alone", **INPUTS)
     assert all(embedder.shapes for embedder in embedders)
     assert sum(len(embedder.shapes) for embedder in embedders) == len(whole.shapes)
     again = [Embedder() for _ in range(3)]
-    build_by_hosts(store, tmp_path / "shared", again)
+    build_by_hosts(store, tmp_path / "shared", again, **INPUTS)
     assert not any(embedder.shapes for embedder in again), "a finished index is only opened"
 
 
 def test_hosts_resume_each_others_shards(store, out, tmp_path):
     """A host dies in its last batch; fewer hosts finish, and embed what is missing only."""
     whole = [Embedder(), Embedder()]
-    build_by_hosts(store, tmp_path / "whole", whole)
+    build_by_hosts(store, tmp_path / "whole", whole, **INPUTS)
     killed = [Embedder(), Embedder(fail_after=len(whole[1].shapes) - 1)]
-    failed = build_by_hosts(store, tmp_path / "shared", killed)
+    failed = build_by_hosts(store, tmp_path / "shared", killed, **INPUTS)
     assert all(isinstance(error, BaseException) for error in failed)
     rest = Embedder()
     build_index(store, rest, tmp_path / "shared", **INPUTS)
@@ -149,6 +132,17 @@ def test_hosts_without_one_file_system_are_an_error(store, tmp_path):
     """Host 0 finds the shards of the others missing."""
     with pytest.raises(RetrievalError, match="shard 16.*do all hosts share this folder"):
         build_index(store, Embedder(), tmp_path / "index", **INPUTS, host=0, hosts=2)
+
+
+def test_what_one_host_is_refused_ends_all(store, out, tmp_path):
+    """From Python the others waited for ever; the commands crashed, or called it a defect."""
+    others = build_by_hosts(store, out, [Embedder(), Embedder()],
+                            **{**INPUTS, "encoder_fingerprint": "two"})
+    assert all(isinstance(error, UserError) and "of other inputs" in str(error)
+               for error in others)
+    nan = build_by_hosts(store, tmp_path / "new", [Embedder(), Embedder(change=nan_at_one)],
+                         **INPUTS)
+    assert all(isinstance(error, UserError) and "holds nan" in str(error) for error in nan)
 
 
 def test_the_embedder_sees_one_shape_per_bucket(store, tmp_path):

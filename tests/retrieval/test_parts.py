@@ -1,8 +1,5 @@
 """A ScaNN index in parts: built and searched by several hosts, each its share, with one answer."""
 
-import threading
-from concurrent.futures import ThreadPoolExecutor
-
 import numpy as np
 import pytest
 
@@ -12,7 +9,7 @@ from rag_jax.retrieval.index import PassageIndex
 from rag_jax.retrieval.protocol import Hosts, RetrievalError, SearchResult, merge
 from rag_jax.retrieval.scann import ScannSettings, part_rows
 from rag_jax.retrieval.versions import current
-from tests.retrieval.indexing import build_index
+from tests.retrieval.indexing import build_by_hosts, build_index
 from tests.retrieval.test_build import INPUTS, Embedder, content, make_store
 
 SIZE, PARTS, HOSTS = 100, 3, 2
@@ -56,14 +53,8 @@ def test_merged_parts_answer_as_one_index_also_among_ties():
 
 
 def test_hosts_build_the_parts_that_one_builds(store, built, tmp_path):
-    barrier = threading.Barrier(HOSTS)
-
-    def build(host):
-        return build_index(store, Embedder(), tmp_path / "index", **{**INPUTS, **SETTINGS},
-                           host=host, hosts=HOSTS, wait=barrier.wait, progress=False)
-
-    with ThreadPoolExecutor(HOSTS) as pool:
-        shares = list(pool.map(build, range(HOSTS)))
+    embedders = [Embedder() for _ in range(HOSTS)]
+    shares = build_by_hosts(store, tmp_path / "index", embedders, **{**INPUTS, **SETTINGS})
     assert [share.division for share in shares] == ["passages"] * HOSTS
     assert content(tmp_path / "index") == content(built)
     assert {f"scann.{part}" if part else "scann" for part in range(PARTS)} == {
