@@ -25,6 +25,8 @@ _LONGEST_WAIT_MS = 7 * 24 * 3600 * 1000  # the heartbeat notices a dead process 
 _FOUND_AT_A_TIME = 100_000  # 34 bytes each: a message must stay below gRPC's 4 MB
 # What jax asks of Slurm; a batch script outside srun has all but the nodes of its step.
 _SLURM = ("SLURM_JOB_ID", "SLURM_STEP_NODELIST", "SLURM_NTASKS", "SLURM_PROCID", "SLURM_LOCALID")
+# What to do where another process does not answer any more.
+START_AGAIN = "start all again with the same command: they go on from the last checkpoint"
 _rounds = itertools.count()
 T = TypeVar("T")
 

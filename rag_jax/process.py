@@ -57,8 +57,7 @@ def _outcome(main: Callable[[], int | None]) -> int | str | None:
         defect = DEFECT.format(", ".join(f"{name} {v}" for name, v in _versions().items()))
         if of_device and hosts.connected() and hosts.count() > 1:
             return (f"error: {error}\nWhere another process of the job is gone, or the network, "
-                    "start all again with the same command: they go on from the last checkpoint. "
-                    f"Else:{defect}")
+                    f"{hosts.START_AGAIN}. Else:{defect}")
         return defect
 
 

@@ -194,10 +194,11 @@ class Checkpointer(contextlib.AbstractContextManager):
         except kind as error:
             self._remove(self.directory.glob(_UNFINISHED))  # on a full disk, room for what is next
             cause = orbax_errors.of_system(error)
-            raise CheckpointError(
-                f"Saving a checkpoint to {self.directory} failed ({cause}); check the "
-                "free space and permissions there. Earlier checkpoints are untouched."
-            ) from None
+            advice = "check the free space and permissions there"
+            if hosts.count() > 1 and orbax_errors.is_vain_wait(error):
+                advice = f"another process of the job is gone, or the network: {hosts.START_AGAIN}"
+            raise CheckpointError(f"Saving a checkpoint to {self.directory} failed ({cause}); "
+                                  f"{advice}. Earlier checkpoints are untouched.") from None
 
     # Which steps there are.
 

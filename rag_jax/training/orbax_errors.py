@@ -17,6 +17,7 @@ _OF_DAMAGE = {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.EINV
 _NUMBERS = re.compile(r"\[os_error_code='(\d+)'\]")
 _SHORT_OF = re.compile("RESOURCE_EXHAUSTED|can't start new thread|Too many open files|"
                        "Cannot allocate memory")
+_NO_ANSWER = re.compile("UNAVAILABLE|DEADLINE_EXCEEDED")
 
 
 def is_interrupt(error: BaseException) -> bool:
@@ -37,6 +38,13 @@ def of_machine(error: BaseException) -> str | None:
 def is_bad_disk(error: BaseException) -> bool:
     """Whether the disk could not read what lies on it."""
     return any(errno.EIO in _numbers(known) for known in _chain(error))
+
+
+def is_vain_wait(error: BaseException) -> bool:
+    """Whether it came of waiting for the other processes of the job, as their barriers do."""
+    return any(isinstance(known, TimeoutError) and known.errno is None  # else it is the disk's
+               or isinstance(known, jax.errors.JaxRuntimeError) and _NO_ANSWER.search(str(known))
+               for known in _chain(error))
 
 
 def of_system(error: BaseException) -> str:

@@ -395,6 +395,21 @@ def test_save_that_cannot_begin_leaves_no_writer_open(tmp_path, monkeypatch):
         assert checkpointer.all_steps() == [1]
 
 
+def test_a_save_that_waited_for_a_process_in_vain_is_not_told_as_disk_trouble(
+        tmp_path, monkeypatch):
+    """Where one of several processes had died, the others advised to look at the free space."""
+    def wait(self):
+        raise TimeoutError("Timed out while waiting for async_write_complete barrier.")
+
+    with Checkpointer(tmp_path) as checkpointer:
+        monkeypatch.setattr(ocp.AsyncCheckpointer, "wait_until_finished", wait)
+        for count, advice in ((1, "check the free space"), (2, "process of the job is gone")):
+            monkeypatch.setattr(hosts, "count", lambda count=count: count)
+            monkeypatch.setattr(hosts, "exchange", lambda value: [value])
+            with pytest.raises(CheckpointError, match=f"barrier.*{advice}"):
+                save_small(checkpointer, count)
+
+
 # Kills.
 
 CHILD = """

@@ -44,6 +44,18 @@ def test_damage_is_no_trouble_of_the_machine(error):
     assert not orbax_errors.is_interrupt(wrapped(error))
 
 
+@pytest.mark.parametrize("error, vain", [
+    (TimeoutError("Timed out while waiting for async_write_complete barrier."), True),
+    (jax.errors.JaxRuntimeError("UNAVAILABLE: Connection reset by peer"), True),
+    (jax.errors.JaxRuntimeError("DEADLINE_EXCEEDED: Barrier timed out"), True),
+    (TimeoutError(errno.ETIMEDOUT, "Connection timed out"), False),
+    (jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory"), False),
+    (OSError(errno.ENOSPC, "No space left on device"), False)])
+def test_waiting_for_another_process_is_told_from_trouble_of_the_disk(error, vain):
+    for raised in (error, wrapped(error)):
+        assert orbax_errors.is_vain_wait(raised) == vain
+
+
 def test_errors_that_lead_to_each_other_come_to_an_end():
     """What is caught and raised again can be its own context."""
     one, other = ValueError("one"), ValueError("other")
