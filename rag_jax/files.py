@@ -5,6 +5,7 @@ A file is written under a name of its own beside its place. A folder is made ins
     .NAME.rag_jax-...          beside NAME; its name is nobody's but ours
       rag_jax-working.json     the mark: without it nothing is removed, renamed or written into
       content/                 becomes NAME when it is whole
+      replaced/                was NAME, until it has done so; who is killed in between leaves it
 
 and all of it is on the disk before it is renamed.
 """
@@ -30,8 +31,10 @@ from typing import IO, Any
 from rag_jax.errors import UserError, first_of
 
 MARK = "rag_jax-working.json"
+_REPLACED = "replaced"
 _HOST = re.sub(r"[^A-Za-z0-9]", "", socket.gethostname()) or "host"
-_OWNED = re.compile(r"\..+\.rag_jax-(?P<host>[A-Za-z0-9]+)-(?P<pid>\d+)-(?P<random>[0-9a-f]{8})")
+_OWNED = re.compile(
+    r"\.(?P<name>.+)\.rag_jax-(?P<host>[A-Za-z0-9]+)-(?P<pid>\d+)-(?P<random>[0-9a-f]{8})")
 _LOST_AFTER_SECS = 24 * 3600  # what another host has not touched for so long, it will not finish
 _alive: set[str] = set()  # names that this process is writing now
 
@@ -162,13 +165,18 @@ def publish_folder(content: pathlib.Path, path: pathlib.Path, replace: bool = Fa
       FolderError: something but an empty folder is at `path`; the content stays where it is.
     """
     sync_tree(content)
-    if replace and os.path.lexists(path):
-        os.rename(path, content.with_name("replaced"))
-    elif path.is_dir() and not path.is_symlink() and not any(path.iterdir()):
-        path.rmdir()
-    if os.path.lexists(path):
-        raise FolderError(f"{path}: already exists; remove it first, or choose another path")
-    os.rename(content, path)
+    try:
+        if replace and os.path.lexists(path):
+            os.rename(path, content.with_name(_REPLACED))
+        elif path.is_dir() and not path.is_symlink() and not any(path.iterdir()):
+            path.rmdir()
+        if os.path.lexists(path):
+            raise FolderError(f"{path}: already exists; remove it first, or choose another path")
+        os.rename(content, path)
+    except BaseException:
+        if _holds_former(content.parent, path):
+            os.rename(content.with_name(_REPLACED), path)
+        raise
     sync_folder(path.parent)
     discard_folder(content)
 
@@ -199,7 +207,7 @@ def new_folder(path: pathlib.Path, replace: bool = False) -> Iterator[pathlib.Pa
             yield content
         publish_folder(content, path, replace)
     finally:
-        if content.parent.exists():
+        if content.parent.exists() and not _holds_former(content.parent, path):
             discard_folder(content)
 
 
@@ -255,7 +263,13 @@ def _is_leftover(path: pathlib.Path, alone: bool) -> bool:
         return path.name.endswith(".rag_jax-work") and _is_ours(path) and not any(
             path.glob("content"))
     alive = path.name in _alive if alone else _is_alive(path, owner)
-    return not alive and (_is_ours(path) or not path.is_dir())
+    needed = _holds_former(path, path.with_name(owner["name"]))
+    return not alive and not needed and (_is_ours(path) or not path.is_dir())
+
+
+def _holds_former(folder: pathlib.Path, path: pathlib.Path) -> bool:
+    """Whether a working folder holds what was at `path`, where its successor has not come."""
+    return os.path.lexists(folder / _REPLACED) and not os.path.lexists(path)
 
 
 def stamp(path: pathlib.Path) -> str:

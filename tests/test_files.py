@@ -210,3 +210,40 @@ def test_an_error_of_a_full_disk_names_what_is_written(tmp_path):
     with pytest.raises(OSError, match="another"), files.named_when_full(tmp_path / "named"):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "another")
     assert not any(tmp_path.iterdir())
+
+
+def test_an_interrupt_between_two_renames_leaves_the_old_folder(tmp_path, monkeypatch):
+    """Both were gone: the old one was in the working folder, which was removed."""
+    path = tmp_path / "questions"
+    with files.new_folder(path) as content:
+        (content / "old").write_text("o")
+    rename = os.rename
+
+    def interrupted(source, target):
+        rename(source, target)
+        if source == path:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "rename", interrupted)
+    with pytest.raises(KeyboardInterrupt), files.new_folder(path, replace=True) as content:
+        (content / "new").write_text("n")
+    assert [p.name for p in path.iterdir()] == ["old"] and list(tmp_path.iterdir()) == [path]
+
+
+def test_a_kill_between_two_renames_leaves_the_old_folder_among_what_is_kept(tmp_path):
+    script = """if True:
+        import os, pathlib, sys
+        from rag_jax import files
+        path, rename = pathlib.Path(sys.argv[1]), os.rename
+        with files.new_folder(path) as content:
+            (content / "old").write_text("o")
+        os.rename = lambda source, target: (rename(source, target), source == path and os._exit(9))
+        with files.new_folder(path, replace=True):
+            pass
+    """
+    path = tmp_path / "questions"
+    subprocess.run([sys.executable, "-c", script, str(path)], check=False)
+    left, = tmp_path.iterdir()
+    assert files.remove_leftovers(tmp_path) == [] and (left / "replaced" / "old").is_file()
+    path.mkdir()  # there is another now
+    assert files.remove_leftovers(tmp_path) == [left.name]
