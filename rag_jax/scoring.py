@@ -106,12 +106,16 @@ def score(predictions: Texts, examples: Sequence[Example], families: Sequence[st
     if train:
         found |= _overlaps(correct, examples, train)
     for family in families:
-        headline, others = FAMILIES[family].metrics(predictions, examples, retrieved, how)
-        if headline is not None:
-            found |= _with_interval(FAMILIES[family].headline, headline)
+        values, others = FAMILIES[family].metrics(predictions, examples, retrieved, how)
+        if values is not None:
+            found |= _with_interval(FAMILIES[family].headline, values)
         found |= others
-    found["score"] = found[FAMILIES[families[0]].headline if families else "em"]
-    return found | {"count": len(examples)}
+    return found | {"score": found[headline(families)], "count": len(examples)}
+
+
+def headline(families: Sequence[str]) -> str:
+    """The name of the metric that chooses the best checkpoint."""
+    return FAMILIES[families[0]].headline if families else "em"
 
 
 def _with_interval(name: str, values: Sequence[float]) -> dict[str, float]:

@@ -2,9 +2,9 @@
 
 A checkpoint is a directory `<directory>/<step>` with three Orbax items, `params`, `opt_state` and
 `meta` (JSON), so that answering reads the parameters without the optimiser state. `meta` holds the
-caller's dictionary, the step's metrics, and the name, shape, dtype and digest of every stored
-array. Orbax stores no checksum of the array bytes, so a flipped byte on disk would otherwise come
-back as a slightly different model.
+caller's dictionary, the step's metrics, by which of them the best step is chosen, and the name,
+shape, dtype and digest of every stored array. Orbax stores no checksum of the array bytes, so a
+flipped byte on disk would otherwise come back as a slightly different model.
 
 A step appears by a rename and goes by one, so a step that lacks a part is damaged. Damage is named
 wherever it is met, and never removed: a reader takes the next best step and says so; a writer moves
@@ -66,7 +66,8 @@ class Checkpointer(contextlib.AbstractContextManager):
       keep: how many of the latest steps stay on disk, at least 1. The best step by `best_metric`
         stays besides. Older ones go when a later one is complete.
       best_metric: names of the metric, higher is better, by which the best step is chosen: of
-        each step's scores, the first that is there. () keeps the latest steps only.
+        each step's scores, the first that is there. Every step keeps them: where they have
+        changed, those of the last step count for all. () keeps the latest steps only.
       read_only: for readers of a directory in which a training run may be writing: creates
         nothing, and leaves unfinished saves alone, which a writer clears away when it starts.
 
@@ -134,6 +135,7 @@ class Checkpointer(contextlib.AbstractContextManager):
             )
         content = _content(step, params, opt_state, meta, metrics)
         self._ranking.note(step, content["metrics"])
+        content["best_metric"] = list(self._ranking.best_metric)
         self.wait()
         if step in self._numbered():
             raise CheckpointError(f"Checkpoint step {step} exists already in {self.directory}.")
@@ -185,7 +187,7 @@ class Checkpointer(contextlib.AbstractContextManager):
             _warn(f"{damage} It is kept as {kept}.")
 
         hosts.first(lambda: rename() if hosts.leads() else None)
-        self._ranking.scores.pop(step, None)
+        self._ranking.drop(step)
 
     @contextlib.contextmanager
     def _report_failed_save(self, kind: type[Exception]) -> Iterator[None]:
@@ -217,12 +219,12 @@ class Checkpointer(contextlib.AbstractContextManager):
 
     def _survey(self) -> None:
         """Reads the scores of all steps; whatever they are, a damaged one keeps no other away."""
-        self._ranking.scores.clear()
+        self._ranking.clear()
         self._damage.clear()
         for step in self._numbered():
             try:
                 content = self._read_content(step, _PARAMS_ITEMS if self._read_only else _ITEMS)
-                self._ranking.note(step, content["metrics"])
+                self._ranking.note(step, content["metrics"], content.get("best_metric"))
             except CheckpointDamaged as error:
                 if not self._read_only:
                     self._set_aside(step, error)

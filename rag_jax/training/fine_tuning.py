@@ -10,6 +10,7 @@ from rag_jax.data.batches import RagBatcher
 from rag_jax.evaluation import evaluate
 from rag_jax.models import rag
 from rag_jax.models.stack import unstack_layers
+from rag_jax.scoring import headline
 from rag_jax.training import on_device, step
 from rag_jax.training.answer_settings import make_answerer
 from rag_jax.training.collapse import CollapseGuard
@@ -53,7 +54,7 @@ def fine_tune(job: Job, run: str, warm: Any, index: Index,
 
     meta = {"encoder_fingerprint": index.manifest["encoder_fingerprint"]}
     run_stage(rag_stage(job, run, source, complete, initial=first, meta=meta, evaluate=score,
-                        profile=profile))
+                        best_metric=(headline(config.eval.metrics),), profile=profile))
     if refresher is not None:
         index.reload()
 

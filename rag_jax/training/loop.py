@@ -79,7 +79,9 @@ class Stage:
       make_state, abstract_state: the first state, and its shapes and shardings.
       train_step: (state, batch, step) -> (state, metrics).
       source: batches.
-      evaluate: params -> metrics, among them one of BEST_METRIC.
+      evaluate: params -> metrics.
+      best_metric: that of them which chooses the best checkpoint; of several names, the first that
+        is there.
       meta: JSON that belongs to the checkpoints (encoder fingerprint, configuration).
       guard: against retrieval collapse; the metrics then hold what the step read as "doc_ids".
       guarded: the towers that a collapse may roll back; None = no stage of this kind is guarded.
@@ -100,6 +102,7 @@ class Stage:
     meta: Mapping[str, Any]
     eval_every: int = 0
     evaluate: Callable[[Any], Mapping[str, float]] | None = None
+    best_metric: tuple[str, ...] = BEST_METRIC
     keep: int = 1
     tensorboard: bool = True
     guard: CollapseGuard | None = None
@@ -136,7 +139,7 @@ def run_stage(stage: Stage) -> TrainState:
       Preempted: SIGTERM or Ctrl-C; the state has been saved and the same command goes on.
       TrainingError: a loss became NaN or infinite, or the guard stops at a retrieval collapse.
     """
-    best = BEST_METRIC if stage.evaluate else ()
+    best = stage.best_metric if stage.evaluate else ()
     with (
         Checkpointer(stage.directory, keep=stage.keep, best_metric=best) as checkpointer,
         MetricWriter(

@@ -13,26 +13,47 @@ class Ranking:
     """
 
     def __init__(self, best_metric: Sequence[str]):
-        self._best_metric = best_metric
-        self.scores: dict[int, float] = {}
+        self.best_metric = tuple(best_metric)
+        self._noted: dict[int, tuple[Mapping[str, float], Sequence[str]]] = {}
 
-    def note(self, step: int, metrics: Mapping[str, float] | None) -> None:
+    def note(self, step: int, metrics: Mapping[str, float] | None,
+             best_metric: Sequence[str] | None = None) -> None:
         """Takes the metrics that a step was saved with, if any.
+
+        best_metric: by which the best step was chosen then; None = not known.
 
         Raises:
           ValueError: there are metrics, but none to choose the best step by.
         """
-        if not self._best_metric or metrics is None:
+        if not self.best_metric or metrics is None:
             return
-        named = [name for name in self._best_metric if name in metrics]
-        if not named:
+        names = best_metric or self.best_metric
+        if not any(name in metrics for name in names):
             raise ValueError(
-                f"The best checkpoint is chosen by {' or '.join(map(repr, self._best_metric))}, "
+                f"The best checkpoint is chosen by {' or '.join(map(repr, names))}, "
                 f"not among the metrics of step {step}: {', '.join(sorted(metrics)) or 'none'}."
             )
-        self.scores[step] = metrics[named[0]]
+        self._noted[step] = (metrics, names)
+
+    def drop(self, step: int) -> None:
+        """Forgets the metrics of a step."""
+        self._noted.pop(step, None)
+
+    def clear(self) -> None:
+        """Forgets the metrics of all steps."""
+        self._noted.clear()
 
     def best(self, steps: Sequence[int]) -> int | None:
-        """The step with the highest score (ties: the later), NaN never; None = none has a score."""
-        scored = [step for step in steps if not math.isnan(self.scores.get(step, math.nan))]
-        return max(scored, key=lambda step: (self.scores[step], step), default=None)
+        """The step with the highest score (ties: the later), NaN never; None = none has a score.
+
+        Where the metric has changed between steps it is the last one's: percentages of one are
+        not compared with those of another.
+        """
+        noted = {step: self._noted[step] for step in steps if step in self._noted}
+        if not noted:
+            return None
+        _, names = noted[max(noted)]
+        scores = {step: next((metrics[name] for name in names if name in metrics), math.nan)
+                  for step, (metrics, _) in noted.items()}
+        scored = [step for step in scores if not math.isnan(scores[step])]
+        return max(scored, key=lambda step: (scores[step], step), default=None)

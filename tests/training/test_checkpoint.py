@@ -284,6 +284,25 @@ def test_steps_of_before_there_was_a_score_are_ranked_by_em(tmp_path):
         assert checkpointer.best_step() == 4
 
 
+def test_scores_of_another_metric_are_not_compared(tmp_path):
+    """config.eval.metrics may change on the way: 29 % of BLEU were never reached by EM, and the
+    run was answered from the step of then for ever."""
+    bleu = {1: {"em": 1.0, "bleu": 29.0}, 2: {"em": 3.0, "bleu": 28.0}}
+    with Checkpointer(tmp_path, keep=9, best_metric=("bleu",)) as checkpointer:
+        for step, metrics in bleu.items():
+            save_small(checkpointer, step, metrics)
+        assert checkpointer.best_step() == 1
+    with Checkpointer(tmp_path, keep=9, best_metric=("em",)) as checkpointer:
+        assert checkpointer.best_step() == 1, "nothing is scored otherwise yet"
+        save_small(checkpointer, 3, {"em": 2.0})
+        assert checkpointer.best_step() == 2
+    with Checkpointer(tmp_path, best_metric=("bleu",), read_only=True) as reader:
+        assert reader.best_step() == 2, "as it was trained, whoever reads"
+    with Checkpointer(tmp_path, keep=9, best_metric=("f1",)) as checkpointer:
+        save_small(checkpointer, 4, {"f1": 0.0})
+        assert checkpointer.best_step() == 4, "of the others nobody knows"
+
+
 def test_without_a_metric_only_the_latest_stay_and_there_is_no_best(tmp_path):
     with Checkpointer(tmp_path, keep=2) as checkpointer:
         assert checkpointer.latest_step() is None and checkpointer.best_step() is None
