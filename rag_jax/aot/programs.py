@@ -5,7 +5,7 @@ They are made by the functions that training and answering call, for the longest
 
 import dataclasses
 import pathlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -18,6 +18,7 @@ from rag_jax.answering import embed_program, jit_decode, jit_log_likelihood
 from rag_jax.config import Config, ConfigError
 from rag_jax.data.batches import assemble, input_shape
 from rag_jax.data.prepared import Prepared, generator_format
+from rag_jax.models.generator import in_dtype
 from rag_jax.models.stack import REMAT_POLICIES
 from rag_jax.overrides import lexical, replace
 from rag_jax.retrieval.device import abstract_tables, jit_search
@@ -25,19 +26,25 @@ from rag_jax.retrieval.device_search import DeviceTables
 from rag_jax.training import on_device, step
 from rag_jax.training.answer_settings import make_answerer
 from rag_jax.training.fine_tuning import rag_stage
+from rag_jax.training.indexing import rounded
 from rag_jax.training.job import Job
-from rag_jax.types import Batch, QuestionBatch
+from rag_jax.types import Batch, Params, QuestionBatch
 
 POLICY = ", remat="
 KINDS = ("train", "evaluate", "decode", "embed", "search")
 
 
 class Program(NamedTuple):
-    """A jitted function and what it is called with, as ShapeDtypeStructs with shardings."""
+    """A jitted function and what it is called with, as ShapeDtypeStructs with shardings.
+
+    Attributes:
+      unrounded: parameters that stay on the devices as they were before they were rounded for it.
+    """
 
     name: str
     jitted: Any
     arguments: tuple
+    unrounded: Sequence[jax.ShapeDtypeStruct] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -162,26 +169,46 @@ def _train(job: Job, run: str, tables: DeviceTables | None, source_tokens: int) 
 def _answering(job: Job, run: str) -> tuple[Program, Program]:
     """What the answerer of `config.eval` runs: likelihoods and decoding."""
     answerer, keys = make_answerer(job, None), None
+    generator = answerer.model.generator
     params = step.abstract_params(answerer.model, answerer.model.towers, job.mesh)
+    kept = _converted(params["generator"], lambda tower: in_dtype(tower, generator.param_dtype))
+    params["generator"] = _converted(kept, lambda tower: in_dtype(tower, generator.dtype))
+    unrounded = _left(kept, params["generator"])
     batch = _batch(job, answerer.batch_size, answerer.k if job.config.retrieval.k else 0)
     if answerer.decoding.sample:
         keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), answerer.batch_size))
-    return (Program(f"evaluate {run}", jit_log_likelihood(answerer.model), (params, batch)),
+    return (Program(f"evaluate {run}", jit_log_likelihood(answerer.model), (params, batch),
+                    unrounded),
             Program(f"decode {run}", jit_decode(answerer.model, answerer.decoding),
-                    (params, batch, keys)))
+                    (params, batch, keys), unrounded))
+
+
+def _converted(params: Params, convert: Callable[[Params], Params]) -> Params:
+    """Abstract parameters in the dtypes that `convert` gives them."""
+    return jax.tree.map(
+        lambda x, new: jax.ShapeDtypeStruct(x.shape, new.dtype, sharding=x.sharding),
+        params, jax.eval_shape(convert, params))
+
+
+def _left(kept: Params, given: Params) -> list[jax.ShapeDtypeStruct]:
+    """The parameters of which a program is given a copy, in another dtype or place."""
+    pairs = zip(jax.tree.leaves(kept), jax.tree.leaves(given), strict=True)
+    return [x for x, new in pairs if (x.dtype, x.sharding) != (new.dtype, new.sharding)]
 
 
 def _embed(job: Job, hosts: int) -> Program:
     """Embedding passages for an index: each host its own, with all parameters."""
     config, mesh = job.config, job.mesh
-    params = step.abstract_params(job.model, ("document_encoder",), mesh)["document_encoder"]
+    kept = step.abstract_params(job.model, ("document_encoder",), mesh)["document_encoder"]
+    params = _converted(kept, lambda tower: rounded(tower, job.model.retriever.dtype))
     if hosts > 1:
         whole = parallel.replicated(mesh)
         params = jax.tree.map(
             lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=whole), params)
     size = parallel.filled_up(config.retrieval.embed_batch_size * hosts, mesh)
     return Program("embed passages", embed_program(job.model.encoder_module),
-                   (params, *_tokens(job, size, config.data.max_passage_length)))
+                   (params, *_tokens(job, size, config.data.max_passage_length)),
+                   _left(kept, params))
 
 
 def _search(job: Job, tables: DeviceTables) -> Program:

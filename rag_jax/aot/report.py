@@ -1,6 +1,7 @@
 """Compiling programs and saying what each needs of a chip."""
 
 import dataclasses
+import math
 import re
 import time
 from collections.abc import Sequence
@@ -24,6 +25,7 @@ class Needs:
     Attributes:
       name: the program's.
       arguments, temporaries: bytes. Donated arguments are also results.
+      unrounded: bytes of parameters that stay beside the arguments, rounded copies of them.
       results: bytes that are not in place of donated arguments.
       code: bytes of the program.
       flops: operations of matrix products, those of recomputation too.
@@ -38,6 +40,7 @@ class Needs:
     temporaries: int = 0
     results: int = 0
     code: int = 0
+    unrounded: int = 0
     flops: float = 0.0
     accessed: int = 0
     collectives: tuple[Collective, ...] = ()
@@ -46,7 +49,8 @@ class Needs:
 
     @property
     def memory(self) -> int:
-        return self.arguments + self.temporaries + self.results + self.code
+        return (self.arguments + self.temporaries + self.results + self.code
+                + self.unrounded)
 
     def fits(self, memory: float | None) -> bool:
         """Whether it compiles, and into `memory` bytes where that is known."""
@@ -72,8 +76,13 @@ def measure(program: Program, devices: int, options: dict[str, Any] | None = Non
     return Needs(
         program.name, memory.argument_size_in_bytes, memory.temp_size_in_bytes,
         memory.output_size_in_bytes - memory.alias_size_in_bytes,
-        memory.generated_code_size_in_bytes, costs.flops(traced.jaxpr.jaxpr) / devices,
-        module.accessed(), tuple(module.collectives()), secs)
+        memory.generated_code_size_in_bytes, sum(map(_bytes_on_device, program.unrounded)),
+        costs.flops(traced.jaxpr.jaxpr) / devices, module.accessed(),
+        tuple(module.collectives()), secs)
+
+
+def _bytes_on_device(array: jax.ShapeDtypeStruct) -> int:
+    return math.prod(array.sharding.shard_shape(array.shape)) * array.dtype.itemsize
 
 
 def task(name: str) -> str:
@@ -104,9 +113,9 @@ def tables(programs: Sequence[Needs], chip: Chip | None, memory: float | None) -
     for one in programs:
         fits = "no" if not one.fits(memory) else "yes" if memory else "-"
         if one.problem:
-            rows.append([one.name, *[None] * 5, f"{fits}: {one.problem}", round(one.secs)])
+            rows.append([one.name, *[None] * 6, f"{fits}: {one.problem}", round(one.secs)])
             continue
-        parts = (one.arguments, one.temporaries, one.results, one.code, one.memory)
+        parts = (one.arguments, one.temporaries, one.results, one.code, one.unrounded, one.memory)
         rows.append([one.name, *(part / GIB for part in parts), fits, round(one.secs)])
         least = None if chip is None else 1e3 * one.least_secs(chip)
         work.append([one.name, one.flops / 1e12, one.accessed / 1e9, least])
@@ -115,7 +124,7 @@ def tables(programs: Sequence[Needs], chip: Chip | None, memory: float | None) -
             talk.append([one.name, kind, sum(c.times for c in same),
                          sum(c.bytes for c in same) / MIB, _shortened(same[0].shape)])
     shown = [print_table(rows, ["GiB per chip", "arguments", "temporaries", "results", "code",
-                                "together", "fits", "compile secs"])]
+                                "unrounded", "together", "fits", "compile secs"])]
     if work:
         shown.append(print_table(work, ["work per chip", "TFLOP", "GB from and to HBM",
                                         "at least ms"]))

@@ -32,15 +32,16 @@ SMALL = [
         "generator": {"vocab_size": V, "encoder_layers": 3, "decoder_layers": 3, "dropout": 0},
     }.items() for field, value in {**fields, "width": D, "heads": 2, "mlp_width": F,
                                    "max_positions": 64}.items())]
-MEASURED = {  # bytes per device: arguments, temporaries
-    "train rag_token": (756_601, 2_499_232),
-    "train rag_sequence": (756_601, 2_499_232),
-    "search": (136_192, 591_888),
+MEASURED = {  # bytes per device: arguments, temporaries, parameters that are rounded before
+    "train rag_token": (756_601, 2_499_232, 0),
+    "train rag_sequence": (756_601, 2_499_232, 0),
+    "search": (136_192, 591_888, 0),
     # With a copy of the parameters of all layers but the last, which computes [CLS] alone and so
     # saves a quarter of the operations here: temporaries were 51,416 when it computed all.
-    "embed passages": (68_104, 124_056),
-    "evaluate rag_token": (229_559, 513_064),
-    "decode rag_token": (229_509, 456_144),
+    "embed passages": (40_456, 121_304, 55_296),
+    # On a CPU, what is in bfloat16 is multiplied in float32: temporaries have a copy.
+    "evaluate rag_token": (159_159, 576_552, 140_800),
+    "decode rag_token": (159_109, 591_560, 140_800),
 }
 
 
@@ -61,11 +62,12 @@ def report():
 
 def test_memory_stays_within_what_was_measured(report):
     """Arguments to the byte; temporaries may differ a little from one XLA to the next."""
-    found = {name: (one.arguments, one.temporaries) for name, one in report.items()}
-    assert set(found) == set(MEASURED)
-    for name, (arguments, temporaries) in MEASURED.items():
-        assert found[name][0] == pytest.approx(arguments, rel=0.01), name
-        assert found[name][1] <= 1.2 * temporaries, name
+    assert set(report) == set(MEASURED)
+    for name, (arguments, temporaries, unrounded) in MEASURED.items():
+        found = report[name]
+        assert found.arguments == pytest.approx(arguments, rel=0.01), name
+        assert found.temporaries <= 1.2 * temporaries and found.unrounded == unrounded, name
+        assert found.memory >= found.arguments + found.temporaries + unrounded, name
 
 
 def test_the_state_is_updated_in_place(report):

@@ -13,6 +13,7 @@ from rag_jax.data.packed import Groups
 from rag_jax.data.question_files import Example
 from rag_jax.data.questions import QuestionTokens
 from rag_jax.data.text import GeneratorFormat, train_bart_tokenizer, train_bert_tokenizer
+from rag_jax.models.generator import MATRICES
 from rag_jax.overrides import replace
 from rag_jax.retrieval.device import DeviceIndex, abstract_tables
 from rag_jax.retrieval.passages import write_store
@@ -118,6 +119,33 @@ def test_a_classifier_has_a_question_for_its_decoder_and_a_class_for_its_target(
     mesh = parallel.make_mesh(MeshConfig())
     batch = abstract(mesh, **{"model.head": "classification", "eval.labels": ("a", "b")})
     assert batch.target_ids.shape == (8, 1) and batch.decoder_ids.shape == batch.decoder_mask.shape
+
+
+def test_what_answers_and_embeds_is_given_rounded_matrices():
+    """A model whose param_dtype is bfloat16 was said to need twice its memory."""
+    mesh = parallel.make_mesh(MeshConfig(4, 2))
+
+    def given(param_dtype, **changes):
+        changed = config(**{
+            "runs": ("rag_token",), "model.generator.dtype": "bfloat16",
+            "model.retriever.dtype": "bfloat16", "model.generator.param_dtype": param_dtype})
+        return {program.name.split()[0]: program for program in programs.programs(
+            changed, mesh, kinds=["evaluate", "decode", "embed"], **changes)}
+
+    def matrices(params, names):
+        return [x.dtype for path, x in jax.tree_util.tree_leaves_with_path(params)
+                if path[-1].key in names]
+
+    floats, halves = given("float32"), given("bfloat16")
+    for kind in ("evaluate", "decode"):
+        dtypes = [matrices(program[kind].arguments[0]["generator"], MATRICES)
+                  for program in (floats, halves)]
+        assert dtypes[0] == dtypes[1] == [np.dtype("bfloat16")] * len(dtypes[0])
+        assert len(floats[kind].unrounded) == len(dtypes[0]) and not halves[kind].unrounded
+    kernels = matrices(halves["embed"].arguments[0], ["kernel"])
+    assert kernels == [np.dtype("bfloat16")] * len(halves["embed"].unrounded)
+    sharded = given("float32", hosts=2)["embed"].unrounded
+    assert len(sharded) == len(jax.tree.leaves(floats["embed"].arguments[0])), "all are gathered"
 
 
 def test_words_alone_embed_no_passages():
