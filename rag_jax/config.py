@@ -437,7 +437,7 @@ class RetrievalConfig:
                                "says what dev asks for, train.bm25_weight_rate learns it",
                                at_least=0, at_most=1)
     bm25_k1: float = field(0.9, "BM25: how soon more occurrences of a word count no more",
-                           at_least=0)
+                           at_least=0, at_most=1e6)
     bm25_b: float = field(0.4, "BM25: how much longer passages are discounted", at_least=0,
                           at_most=1)
     bm25_language: Literal[

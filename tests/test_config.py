@@ -203,6 +203,8 @@ def test_the_section_of_another_is_refused(config, told):
     ("train.optimizer.learning_rate", "nan", "learning_rate=nan: must be at least 0"),
     ("generator_warmup.mask_ratio", "1.5", "mask_ratio=1.5: must be at most 1"),
     ("model.generator.dropout", "30", "config.model.generator.dropout=30.0: must be at most 1"),
+    # It was refused after hours of warm-ups, and the workdir then took no other.
+    ("retrieval.bm25_k1", "1e7", "config.retrieval.bm25_k1=10000000.0: must be at most"),
     ("train.label_smoothing", "2", "config.train.label_smoothing=2.0: must be at most 1"),
 ])
 def test_a_value_out_of_bounds_is_refused(name, text, told):
