@@ -33,7 +33,10 @@ T = TypeVar("T")
 
 def is_slurm(environment: Mapping[str, str]) -> bool:
     """Whether this is one of several tasks that srun has started."""
-    return all(name in environment for name in _SLURM) and int(environment["SLURM_NTASKS"]) > 1
+    if any(name not in environment for name in _SLURM):
+        return False
+    # The shell that salloc gives is one task, though its SLURM_NTASKS are the allocation's.
+    return int(environment.get("SLURM_STEP_NUM_TASKS", environment["SLURM_NTASKS"])) > 1
 
 
 def has_tpus(environment: Mapping[str, str]) -> bool:
@@ -109,6 +112,9 @@ def connect(coordinator: str | None, num_processes: int | None, process_id: int 
               f"{_START_SECS} s at most", flush=True)
     elif is_slurm(os.environ):
         os.environ.setdefault("JAX_COORDINATOR_PORT", _port_of_step(os.environ))
+        print(f"process {os.environ['SLURM_PROCID']} of {os.environ['SLURM_NTASKS']}: waits for "
+              f"Slurm's other tasks, {_START_SECS} s at most; a command by itself has "
+              "--num_processes=1", flush=True)
     elif not has_tpus(os.environ):
         return
     import jax

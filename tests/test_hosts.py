@@ -69,6 +69,28 @@ def test_slurm_is_recognised_by_all_that_jax_asks_of_it(monkeypatch, missing):
     assert not hosts.is_slurm({**SRUN, "SLURM_NTASKS": "1"})
 
 
+def test_the_shell_of_an_allocation_is_one_process(monkeypatch, started):
+    """salloc's interactive step keeps the allocation's number of tasks: one command waited for
+    three others that nobody had started, and said nothing."""
+    for name, value in {**SRUN, "SLURM_STEP_NUM_TASKS": "1"}.items():
+        monkeypatch.setenv(name, value)
+    hosts.connect(None, None, None)
+    assert not started
+    monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "4")
+    hosts.connect(None, None, None)
+    assert started
+
+
+def test_slurms_tasks_say_that_they_wait_and_what_to_do_if_there_are_no_others(
+        monkeypatch, started, capsys):
+    for name, value in SRUN.items():
+        monkeypatch.setenv(name, value)
+    hosts.connect(None, None, None)
+    assert capsys.readouterr().out == (
+        "process 1 of 4: waits for Slurm's other tasks, 300 s at most; a command by itself has "
+        "--num_processes=1\n")
+
+
 @pytest.mark.parametrize("platforms,devices,found", [
     (None, [], False), (None, ["/dev/accel0"], True), ("", ["/dev/vfio/0"], True),
     ("tpu,cpu", ["/dev/accel0"], True), ("cpu", ["/dev/accel0"], False)])
