@@ -46,14 +46,15 @@ start() {
 }
 
 # Runs the command and says in `ended` how it ended; 75 is the status of rag_jax.train when a signal
-# has stopped it. Where nothing is said, something ended this shell too: a machine that went down, or
-# a SIGTERM to the whole session. The lock is inherited: nothing can start while any of them lives.
+# has stopped it, 143 where SIGTERM ended it at once, as one of several processes outside a training
+# stage. Where nothing is said, something ended this shell too: a machine that went down, or a SIGTERM
+# to the whole session. The lock is inherited: nothing can start while any of them lives.
 supervise() {
   local code=0
   (export PATH="$PWD/venv/bin:$PATH" PYTHONUNBUFFERED=1 && cd src && exec "$@") || code=$?
   case $code in
     0) echo "done" ;;
-    75) echo "interrupted" ;;
+    75 | 143) echo "interrupted" ;;
     *) echo "failed $code" ;;
   esac > ended.new
   mv ended.new ended

@@ -93,11 +93,12 @@ def test_a_command_runs_detached_with_a_log(worker, gate):
 
 def test_how_a_command_ended(worker):
     for script, state in (("exit 3", "failed 3"), ("true", "done"), ("kill -9 $$", "failed 137"),
-                          ("exit 75", "interrupted")):  # of rag_jax.train, stopped by a signal
+                          ("exit 75", "interrupted"),  # of rag_jax.train, stopped by a signal
+                          ("kill $$", "interrupted")):  # and where SIGTERM ended it at once
         worker.start(script)
         worker.wait()
         assert worker.state == f"t-w-0: {state}"
-    assert worker.log.count("== ") == 4  # one log over all starts
+    assert worker.log.count("== ") == 5  # one log over all starts
     assert worker.run("start", "no-such-program").returncode == 0
     worker.wait()
     assert worker.state == "t-w-0: failed 127" and "no-such-program" in worker.log
