@@ -151,6 +151,9 @@ def run_stage(stage: Stage) -> TrainState:
         if start >= stage.steps:
             if not stage.steps:  # nothing to train, but something to answer with
                 loop.save(0, state)
+            if stage.profile:
+                hosts.say(f"no step was profiled: {stage.name} has taken all of its {stage.steps} "
+                          "steps")
             if any(hosts.exchange(requested())):
                 raise Preempted(f"{stage.name}: stopped, its checkpoint is there")
             return state

@@ -536,3 +536,6 @@ def test_the_steps_asked_for_are_traced(tmp_path, monkeypatch, capsys, profile, 
     assert inside == traced
     assert calls == ([tmp_path / "profile", "stop"] if traced else [])
     assert text in capsys.readouterr().out
+    if not died:  # asked for again when all is done, it was ignored without a word
+        run_stage(stage(tmp_path, profile=(0, 1))[0])
+        assert "no step was profiled: toy has taken all of its" in capsys.readouterr().out
