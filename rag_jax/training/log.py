@@ -37,7 +37,7 @@ class MetricWriter(contextlib.AbstractContextManager):
       grad_norm, grad_norm/TOWER: norm of the gradient before it is clipped, of all towers that
         train and of one.
       update_ratio/TOWER: norm of the update over the norm of the parameters, in the last of these
-        steps; about 1e-3 is usual.
+        steps; about 1e-3 is usual. 0 where these were 0.
       learning_rate/TOWER: of the update; 0 where the collapse guard has frozen the tower.
       tokens: tokens of questions, passages and targets in a batch, of all devices.
       padding_share: share of the batch's token positions that are padding.

@@ -249,16 +249,21 @@ def _gradient_norms(grads: Params) -> dict[str, jax.Array]:
 
 def _update_ratios(optimizer: Optimizer, number: jax.Array, moved: Params, opt_state: Any,
                    scales: dict[str, jax.Array]) -> dict[str, jax.Array]:
-    """How far each tower has moved, |update| / |p|; 0 in steps where this is not measured.
+    """How far each tower has moved, |update| / |p|; 0 in steps where this is not measured, and
+    where p was 0.
 
     p and the update are computed from where it has moved to: who reads either after the update
     makes XLA keep it until then.
     """
     def ratios(moved: Params, opt_state: Any) -> dict[str, jax.Array]:
         old = optimizer.before(moved, opt_state, scales)
-        norm = optax.global_norm
-        return {tower: norm(jax.tree.map(jnp.subtract, moved[tower], old[tower]))
-                / jnp.maximum(norm(old[tower]), 1e-30) for tower in moved}
+        return {tower: ratio(moved[tower], old[tower]) for tower in moved}
+
+    def ratio(moved: Params, old: Params) -> jax.Array:
+        update = optax.global_norm(jax.tree.map(jnp.subtract, moved, old))
+        size = optax.global_norm(old)
+        was_0 = size <= 1e-6 * update  # but for rounding
+        return jnp.where(was_0, 0.0, update / jnp.where(was_0, 1.0, size))
 
     def nothing(moved: Params, opt_state: Any) -> dict[str, jax.Array]:
         return {tower: jnp.float32(0) for tower in moved}

@@ -341,6 +341,19 @@ def assert_metrics_measure(before, after, metrics, trained):
         np.testing.assert_allclose(metrics[f"learning_rate/{tower}"], 0.03, rtol=1e-6)
 
 
+def test_a_tower_that_begins_at_0_has_no_update_ratio():
+    """It was 1e27, and the axis of the plot with it: the logit of bm25_weight=0.5 begins so."""
+    rates = {"fusion": 100.0, "generator": 1.0}
+    adamw = optim.make_optimizer(OptimizerConfig(learning_rate=1e-3, warmup_steps=0), 10, rates)
+    before = {"fusion": {"logit": jnp.float32(0)}, "generator": {"kernel": jnp.float32(2)}}
+    grads = {"fusion": {"logit": jnp.float32(0.3)}, "generator": {"kernel": jnp.float32(0.2)}}
+    updates, state = adamw.update(grads, adamw.init(before), before)
+    after = jax.tree.map(jnp.add, before, updates)
+    found = step._update_ratios(adamw, 0, after, state, {})
+    assert found["update_ratio/fusion"] == 0
+    np.testing.assert_allclose(found["update_ratio/generator"], 5.1e-4, rtol=1e-3)
+
+
 def test_towers_frozen_in_a_step_stay_bitwise_and_the_others_train_as_if_they_were_frozen():
     """Also where they would have moved without a gradient: by momentum, decay and clipping."""
     mesh = parallel.make_mesh(MeshConfig(1, 1), jax.devices()[:1])
