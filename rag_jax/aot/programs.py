@@ -124,14 +124,8 @@ def programs(config: Config, mesh: Mesh, hosts: int = 1, passages: int = 0,
                for policy in policies} or {"": {}}
     job, tables = job_of(config, mesh), None
     on_devices = config.retrieval.where == "device"
-    if source_tokens and not job.model.packs:
-        raise ConfigError(f"--source_tokens: inputs of the family {config.model.generator.family} "
-                          "are not packed; leave it out")
     passages = passages or (config.retrieval.capacity if on_devices else 0)
-    if on_devices and not passages and {"train", "search"} & set(kinds):
-        raise ConfigError("config.retrieval.where=device: how many passages? give --passages")
-    if set(kinds) == {"search"} and not passages:
-        raise ConfigError("--programs=search: of how many passages? give --passages")
+    _check(job, passages, kinds, source_tokens)
     if passages:
         tables = abstract_tables(passages, job.model.embedding_width, mesh,
                                  *on_device.layout(config, job.prepared.format))
@@ -150,13 +144,42 @@ def programs(config: Config, mesh: Mesh, hosts: int = 1, passages: int = 0,
         yield from (program for program in answering if program.name.split()[0] in kinds)
 
 
+def _check(job: Job, passages: int, kinds: Sequence[str], source_tokens: int) -> None:
+    """Raises ConfigError where a value is missing, or one that is given would change nothing."""
+    config, asked = job.config, set(kinds) if set(kinds) != set(KINDS) else set()
+    jobs = [job.of_run(run) for run in config.runs]
+    if not passages and "train" in kinds and any(map(_searches, jobs)):
+        raise ConfigError("config.retrieval.where=device: how many passages? give --passages")
+    if not passages and "search" in asked:
+        raise ConfigError("--programs=search: of how many passages? give --passages")
+    if "embed" in asked and lexical(config):
+        raise ConfigError("--programs=embed: a run that retrieves by words embeds no passages; "
+                          "leave embed out")
+    if source_tokens and not job.model.packs:
+        raise ConfigError(f"--source_tokens: inputs of the family {config.model.generator.family} "
+                          "are not packed; leave it out")
+    packing = [one for one in jobs if source_tokens and not _searches(one)
+               and _train_batch(one, source_tokens).source_places is not None]
+    if source_tokens and not packing:
+        raise ConfigError(
+            f"--source_tokens={source_tokens}: no inputs are packed with "
+            "config.retrieval.where=device, nor with config.data.length_buckets="
+            f"{config.data.length_step} above a quarter of config.data.max_source_length="
+            f"{config.data.max_source_length}, nor where this would save nothing; leave it out")
+
+
+def _searches(job: Job) -> bool:
+    """Whether the training step of a run searches an index on the devices."""
+    return bool(job.config.retrieval.k) and job.config.retrieval.where == "device"
+
+
 def _train(job: Job, run: str, tables: DeviceTables | None, source_tokens: int) -> Program:
     """The step of `fine_tuning.fine_tune`."""
     config, mesh = job.config, job.mesh
     size, k = config.train.batch_size, config.retrieval.k
     number = jax.ShapeDtypeStruct((), np.int32, sharding=parallel.replicated(mesh))
-    complete, given = None, _batch(job, size, k, source_tokens)
-    if k and config.retrieval.where == "device":
+    complete, given = None, _train_batch(job, source_tokens)
+    if _searches(job):
         settings, _ = on_device.layout(config, job.prepared.format)
         refresh = config.train.document_encoder == "refresh"
         pad_id = job.prepared.retriever_tokenizer.pad if refresh else None
@@ -246,6 +269,11 @@ def _batch(job: Job, size: int, k: int, source_tokens: int = 0) -> Batch:
         doc_embeddings=None if model.lexical or model.reranked else embeddings,
         doc_ids=_rows(job, jnp.int32, size, k) if k else None,
         doc_scores=_rows(job, jnp.float32, size, k) if scored else None)
+
+
+def _train_batch(job: Job, source_tokens: int) -> Batch:
+    config = job.config
+    return _batch(job, config.train.batch_size, config.retrieval.k, source_tokens)
 
 
 def _questions(job: Job, size: int) -> QuestionBatch:

@@ -68,7 +68,7 @@ def main(argv: list[str] | None = None) -> str | None:
         print(f"\nthe fastest that fits: {one.name}")
     if options.json:
         record = report.as_json(needs, options.topology, len(devices), chip, memory)
-        files.write_json(pathlib.Path(options.json), record)
+        files.write_json(pathlib.Path(options.json), record, aside=True)
     too_big = [one.name for one in needs
                if not one.fits(memory) and report.task(one.name) not in chosen]
     return f"does not fit: {', '.join(too_big)}" if too_big else None

@@ -122,6 +122,7 @@ def test_what_does_not_fit_ends_with_an_error(tmp_path, capsys):
     (record,) = json.loads((tmp_path / "report.json").read_text())["programs"]
     assert not record["fits"] and record["flops"] > 0 and record["collectives"]
     assert compile_report.main([*argv, "--memory_gib=1"]) is None
+    assert (tmp_path / "earlier-report.json").is_file(), "nothing that was measured is lost"
     said = capsys.readouterr().out
     assert "yes" in said and "is whole on every device" not in said
 

@@ -91,9 +91,17 @@ def test_packed_batches_of_the_host_have_these_shapes(world):
     mean = -(-int(batch.source_mask.sum(axis=(1, 2)).max()) // 3)
     assert batch.source_places.shape < (8, batch.source_mask[0].size)
     assert described(abstract(mesh, mean, **few)) == described(parallel.put_rows(batch, mesh))
-    for longest in (0, 24):  # nothing is saved
-        assert described(abstract(mesh, longest, **few)) == described(abstract(mesh))
-    assert abstract(mesh, 1, **few, **{"retrieval.k": 1}).source_places is None
+    assert described(abstract(mesh, 0, **few)) == described(abstract(mesh))
+
+
+@pytest.mark.parametrize("source_tokens, changes", [
+    (1, {"retrieval.where": "device"}), (1, {"data.length_buckets": 8}),
+    (24, {"data.length_buckets": 4}), (1, {"data.length_buckets": 4, "retrieval.k": 1})])
+def test_tokens_of_inputs_that_are_never_packed_are_refused(source_tokens, changes):
+    """The figures were those of all inputs of the longest, and the help says that they are packed.
+    """
+    with pytest.raises(ConfigError, match=f"--source_tokens={source_tokens}: no inputs are packed"):
+        abstract(parallel.make_mesh(MeshConfig(4, 2)), source_tokens, **changes)
 
 
 @pytest.mark.parametrize("dtype,encoder", [
@@ -148,9 +156,21 @@ def test_what_answers_and_embeds_is_given_rounded_matrices():
     assert len(sharded) == len(jax.tree.leaves(floats["embed"].arguments[0])), "all are gathered"
 
 
-def test_words_alone_embed_no_passages():
-    mesh = parallel.make_mesh(MeshConfig())
-    assert not list(programs.programs(config(runs=("bm25",)), mesh, kinds=["embed"]))
+def test_what_is_asked_for_is_compiled_or_refused():
+    """The report was shorter, or empty, and said nothing of it."""
+    mesh = parallel.make_mesh(MeshConfig(4, 2))
+
+    def names(kinds=programs.KINDS, **changes):
+        return [program.name for program in programs.programs(config(**changes), mesh, kinds=kinds)]
+
+    words = {"runs": ("bm25",)}
+    assert "embed passages" not in names(**words)
+    with pytest.raises(ConfigError, match="--programs=embed: .*by words embeds no passages"):
+        names(["embed", "train"], **words)
+    with pytest.raises(ConfigError, match="--programs=search: of how many passages"):
+        names(["search", "embed"], runs=("rag_token",))
+    alone = {"runs": ("closed_book",), "retrieval.where": "device"}
+    assert names(["train"], **alone) == ["train closed_book"], "it reads no passages"
 
 
 def test_what_cannot_be_compiled_is_an_error_that_says_why():
