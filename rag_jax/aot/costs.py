@@ -102,7 +102,6 @@ class _Computation:
         self.ops: dict[str, _Op] = {}
         self.root: _Op | None = None
         self.times = 0  # how often it runs
-        self.fused = False
 
     @functools.cached_property
     def users(self) -> dict[str, list[_Op]]:
@@ -139,27 +138,26 @@ class Module:
 
     def __init__(self, text: str):
         self.computations: dict[str, _Computation] = {}
-        entry = ""
+        self.entry = ""
         for line in text.splitlines():
             if header := _HEADER.match(line):
                 current = self.computations[header[2]] = _Computation()
-                entry = header[2] if header[1] else entry
+                self.entry = header[2] if header[1] else self.entry
             elif self.computations and (parts := _LINE.match(line)):
                 root, *fields = parts.groups()
                 op = _Op(*fields, tuple(_NAMES.findall(parts[5])))
                 current.ops[op.name] = op
                 current.root = op if root else current.root
-        self._run(entry, 1, False)
+        self._run(self.entry, 1)
 
-    def _run(self, name: str, times: int, fused: bool) -> None:
+    def _run(self, name: str, times: int) -> None:
         """Notes that a computation runs so often, and what it calls with it."""
         computation = self.computations[name]
         computation.times += times
-        computation.fused |= fused
         for op in computation.ops.values():
             turns = self._trips(op) if op.opcode == "while" else 1
             for callee in op.callees:
-                self._run(callee, times * turns, fused or op.opcode not in _RUN_IN_PLACE)
+                self._run(callee, times * turns)
 
     def _trips(self, loop: _Op) -> int:
         """How often a loop runs: as XLA notes it, or as its condition says (scans count from 0)."""
@@ -196,10 +194,19 @@ class Module:
                       key=lambda one: -one.bytes)
 
     def accessed(self) -> int:
-        """Bytes between HBM and a chip: operands and results of all that runs, slices as such."""
-        return sum(computation.times * self._traffic(computation, op)
-                   for computation in self.computations.values() if not computation.fused
-                   for op in computation.ops.values())
+        """Bytes between HBM and a chip: operands and results of all that runs, slices as such; of
+        several branches the least."""
+        return self._accessed(self.entry)
+
+    def _accessed(self, name: str) -> int:
+        computation, total = self.computations[name], 0
+        for op in computation.ops.values():
+            total += self._traffic(computation, op)
+            if op.opcode in _RUN_IN_PLACE:
+                inner = [self._accessed(callee) for callee in op.callees]
+                turns = self._trips(op) if op.opcode == "while" else 1
+                total += min(inner) if op.opcode == "conditional" else turns * sum(inner)
+        return total
 
     def _traffic(self, computation: _Computation, op: _Op) -> int:
         if op.opcode in _FREE or op.opcode.endswith("-done"):

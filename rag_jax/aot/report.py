@@ -29,7 +29,7 @@ class Needs:
       results: bytes that are not in place of donated arguments.
       code: bytes of the program.
       flops: operations of matrix products, those of recomputation too.
-      accessed: bytes between HBM and chip.
+      accessed: bytes between HBM and chip, at the least.
       collectives: what is communicated.
       secs: how long it took to compile.
       problem: what the compiler said where it ran out of memory; else empty.

@@ -118,6 +118,22 @@ def test_traffic_of_a_loop_is_a_slice_of_what_it_reads_and_fills(function):
     assert 100 * 1000 * 4 * 2 <= found < 100 * 1000 * 4 * 5
 
 
+def test_of_two_branches_the_one_with_less_traffic_counts():
+    """Both were added up: no bound, and every step was charged for what logged ones alone do."""
+    def accessed(function, *arguments):
+        text = jax.jit(function).lower(*arguments).compile().as_text()
+        return costs.Module(text).accessed()
+
+    x, flag = jax.ShapeDtypeStruct((256, 256), jnp.float32), jax.ShapeDtypeStruct((), bool)
+    cheap = lambda x: jnp.sin(x) * 2  # noqa: E731
+    dear = lambda x: jnp.sort(jnp.sin(x @ x), axis=0) @ x  # noqa: E731
+    choice = lambda x, flag: jax.lax.cond(flag, dear, cheap, x)  # noqa: E731
+    assert accessed(choice, x, flag) == pytest.approx(accessed(cheap, x), abs=100)
+    turns = lambda x, flag: jax.lax.fori_loop(  # noqa: E731
+        0, 7, lambda i, x: jax.lax.cond(flag, dear, cheap, x), x)
+    assert accessed(turns, x, flag) >= 7 * accessed(cheap, x)
+
+
 TPU = """HloModule jit_step, is_scheduled=true
 
 %together (given: bf16[8,128]) -> bf16[64,128] {
@@ -188,4 +204,5 @@ def test_the_text_of_tpu_programs():
     small = 2 * 8 * 128
     layer = 2 * 128 * 128
     overlap = small + small  # of %twice
-    assert module.accessed() == 12 * (small + small + 8 * small + layer) + 2 * small + overlap
+    turn = small + small + 8 * small + layer + 9  # 9 = of %less
+    assert module.accessed() == 12 * turn + 2 * small + overlap
