@@ -49,11 +49,10 @@ def schedule(config: OptimizerConfig, steps: int) -> optax.Schedule:
 
 
 def decays(params: Params) -> Any:
-    """True where weight decay applies: matrices, but no biases, LayerNorm parameters and scales."""
+    """True where weight decay applies: matrices, but no biases (as those of T5's relative
+    positions), LayerNorm parameters and scales."""
     return jax.tree_util.tree_map_with_path(
-        lambda path, leaf: path[-1].key not in ("bias", "scale", "final_logits_bias", "logit"),
-        params
-    )
+        lambda path, leaf: not path[-1].key.endswith(("bias", "scale", "logit")), params)
 
 
 def make_optimizer(config: OptimizerConfig, steps: int, rates: Mapping[str, float | None],

@@ -51,7 +51,8 @@ def tree(seed):
 
     return {tower: {"mlp": {"kernel": leaf(3, 2), "bias": leaf(2)},
                     "norm": {"norm": {"scale": leaf(3), "bias": leaf(3)}},
-                    "embedding": leaf(4, 3), "final_logits_bias": leaf(4)}
+                    "embedding": leaf(4, 3), "final_logits_bias": leaf(4),
+                    "encoder_bias": leaf(4, 2)}
             for tower in ("query_encoder", "generator")}
 
 
