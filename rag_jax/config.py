@@ -470,8 +470,9 @@ class RetrievalConfig:
     scann_recall: float = field(
         0.99, "ScaNN: recall@10 that its search is tuned to when the index is built, measured "
         "against exact search with questions of the dev split", at_least=0.01, at_most=1)
-    reorder: int | None = field(None, "ScaNN candidates scored exactly; none = the default",
-                                at_least=1)
+    reorder: int | None = field(
+        None, "ScaNN candidates scored again in bfloat16, the best of which are scored exactly; "
+        "none = the default", at_least=1)
     scann_parts: int = field(
         1, "ScaNN: consecutive parts of the passages with an index each; with at least as many as "
         "processes, each process holds and searches its share of them alone", at_least=1)
@@ -552,15 +553,16 @@ class TrainConfig:
         "frozen. Batches of few questions need a small one", at_least=0)
     full_information: float = field(
         0.25, "where a batch's answers resolve less than this share of what the retriever leaves "
-        "open, the encoders move by less, in proportion; and each question's gradient to p(z|x) is "
-        "weighted with how well its answer is explained, p(y|x)^(1/tokens). What they resolve: "
+        "open, the encoders, and a weight of words that is learned, move by less, in proportion; "
+        "and each question's gradient to p(z|x) is weighted with how well its answer is explained, "
+        "p(y|x)^(1/tokens). What they resolve: "
         "KL(p(z|x,y) || p(z|x)) times that weight, over the entropy of p(z|x); 0 = all answers "
         "teach alike, as in the paper", at_least=0, at_most=1)
     bm25_weight_rate: float | None = field(
         None, "retriever=hybrid, fusion=convex: the weight of words is learned too, from "
         "retrieval.bm25_weight on, and this is the learning rate of its logit relative to "
-        "optimizer.learning_rate, with which each step moves it by about their product; none = "
-        "fixed", at_least=0)
+        "optimizer.learning_rate, with which each step moves it by about their product, or by less "
+        "as full_information has it; none = fixed", at_least=0)
     generator_rate: float | None = field(
         1.0, "learning rate of the generator relative to optimizer.learning_rate; none = frozen",
         at_least=0)
@@ -712,8 +714,8 @@ class Config:
     seed: int = field(0, "of initial parameters, dropout, noise and batch order", at_least=0)
     runs: tuple[str, ...] = field(("rag_token",), f"models to fine-tune: {', '.join(RUNS)}")
     dropout_keys: Literal["auto", "threefry2x32", "unsafe_rbg"] = field(
-        "auto", "how dropout masks are drawn from the seed, other masks each: unsafe_rbg by a "
-        "TPU's own generator, and dependent on the mesh; auto = so on TPUs, else threefry2x32")
+        "auto", "how dropout masks are drawn from the seed, other masks each, and others on "
+        "another mesh: unsafe_rbg by a TPU's own generator; auto = so on TPUs, else threefry2x32")
     tensorboard: bool = field(True, "write TensorBoard files beside metrics.jsonl")
     data: DataConfig = section(DataConfig)
     model: ModelConfig = section(ModelConfig)

@@ -57,7 +57,8 @@ class Needs:
         return not self.problem and (memory is None or self.memory <= memory)
 
     def least_secs(self, chip: Chip) -> float:
-        """No run is faster: operations at peak speed, or bytes at full bandwidth."""
+        """No run on the longest inputs is faster: operations at peak speed, or bytes at full
+        bandwidth."""
         return max(self.flops / chip.peak, self.accessed / chip.bandwidth)
 
 
