@@ -55,6 +55,7 @@ class Vocabulary:
     start: int = 0
     pad: int = 1
     end: int = 2
+    own_end: int = 2
 
     @property
     def id_limit(self) -> int:
