@@ -50,6 +50,22 @@ def t5_tokenizer(texts=()):
     return backend
 
 
+def html_tokenizer():
+    """A `tokenizers.Tokenizer` of Gemma's form: <bos>, <eos>, letters, and tags of HTML."""
+    import tokenizers
+    from tokenizers import AddedToken, decoders, models, normalizers
+
+    special, tags = ["<pad>", "<eos>", "<bos>", "<unk>", "<mask>"], ["<s>", "</s>"]
+    names = [*special, *tags, "\u2581", *(chr(i) for i in range(33, 127))]
+    backend = tokenizers.Tokenizer(models.BPE(
+        {name: i for i, name in enumerate(names)}, [], unk_token="<unk>"))
+    backend.normalizer = normalizers.Replace(" ", "\u2581")
+    backend.decoder = decoders.Sequence([decoders.Replace("\u2581", " "), decoders.Fuse()])
+    backend.add_special_tokens([AddedToken(name, special=True) for name in special])
+    backend.add_tokens([AddedToken(name, special=False) for name in tags])
+    return backend
+
+
 def rag_model(kind="token", retriever=None, generator=None, classes=0):
     """RagModel of the tiny towers with some fields replaced, or with another generator."""
     if not isinstance(generator, GeneratorConfig):

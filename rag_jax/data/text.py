@@ -19,6 +19,13 @@ from rag_jax.errors import DataError
 
 BART_SPECIALS = ("<s>", "<pad>", "</s>", "<unk>", "<mask>")
 BERT_SPECIALS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+SENTINELS = ("<extra_id_0>", "▁<extra_id_0>")  # T5's and mT5's, in the place of a mask
+# Names of a special token's role in tokenizer_config.json, and what the token is where that names
+# none: Gemma's <s> and </s>, say, are tags of HTML, and its texts end with <eos>.
+ROLES = {("bos_token", "cls_token"): ("<s>", "[CLS]"),
+         ("eos_token", "sep_token"): ("</s>", "[SEP]"),
+         ("pad_token",): ("<pad>", "[PAD]"),
+         ("mask_token",): ("<mask>", "[MASK]", *SENTINELS)}
 
 
 class PairForm(NamedTuple):
@@ -34,9 +41,9 @@ class PairForm(NamedTuple):
 class Tokenizer:
     """Token ids of plain text (no special tokens) and back, around a `tokenizers.Tokenizer`.
 
-    Special ids are found by name: `start`, `end`, `pad` and `mask` are <s> </s> <pad> <mask> for
-    BART, [CLS] [SEP] [PAD] [MASK] for BERT and None </s> <pad> <extra_id_0> for T5 vocabularies.
-    Of others, the tokenizer_config.json names them; its end stands for those that are missing.
+    `start`, `end`, `pad` and `mask` are the special tokens that the tokenizer_config.json names. Of
+    those that it leaves out, they are <s> </s> <pad> <mask> for BART, [CLS] [SEP] [PAD] [MASK] for
+    BERT and None </s> <pad> <extra_id_0> for T5 vocabularies; its end stands for what is missing.
 
     Attributes:
       config: what is kept of the tokenizer_config.json: the names of special tokens, and the
@@ -50,13 +57,10 @@ class Tokenizer:
         self._backend.no_padding()
         self._backend.no_truncation()
         self._backend.encode_special_tokens = True  # "</s>" in a text is letters, not an end
-        known = (("<s>", "[CLS]", "bos_token"), ("</s>", "[SEP]", "eos_token"),
-                 ("<pad>", "[PAD]", "pad_token"),
-                 ("<mask>", "[MASK]", "<extra_id_0>", "mask_token"))
-        names = [next((n for n in (*usual, self.config.get(own))
+        names = [next((n for n in (*map(self.config.get, own), *usual)
                        if n and backend.token_to_id(n) is not None), None)
-                 for *usual, own in known]
-        begins = names[3] != "<extra_id_0>"  # T5's inputs begin with their text
+                 for own, usual in ROLES.items()]
+        begins = names[3] not in SENTINELS  # T5's inputs begin with their text
         if begins and (end := self.config.get("eos_token")) and end in names:
             names = [name or end for name in names]
         if None in (names if begins else names[1:]):

@@ -12,7 +12,8 @@ SETTINGS_LIMIT = 4_000_000  # Llama 3's have 50 KB, Gemma 3's 1.2 MB
 VOCABULARIES = ("tokenizer.json", "vocab.json", "vocab.txt", "sentencepiece.bpe.model",
                 "spiece.model")  # any of them makes a tokenizer
 SETTINGS, TEMPLATE = "tokenizer_config.json", "chat_template.jinja"
-SPECIALS = ("bos_token", "eos_token", "pad_token", "mask_token")
+SPECIALS = ("bos_token", "eos_token", "cls_token", "sep_token", "pad_token", "mask_token",
+            "unk_token")
 PROBE = "The \"Größe\" of 漢字 isn't 3.5 km; it's HALF: that\tmuch // </s> 🙂\n"
 _WORDS = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}%s| ?[^\s\p{L}\p{N}]+"
           r"[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+")

@@ -14,6 +14,7 @@ from flax.traverse_util import flatten_dict
 from rag_jax import files
 from rag_jax.config import CausalConfig, GeneratorConfig, T5Config
 from rag_jax.data.text import Tokenizer
+from rag_jax.data.tokenizer_file import SPECIALS
 from rag_jax.hub import config_json, families, names, sentence
 from rag_jax.hub.config_json import Architecture, SpecialIds
 from rag_jax.hub.families import FAMILIES
@@ -204,9 +205,6 @@ def save_tokenizer(directory: pathlib.Path, tokenizer: Tokenizer, max_length: in
     tokenizer.save(directory)
     settings = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": max_length,
                 "clean_up_tokenization_spaces": False}
-    if tokenizer.piece(tokenizer.end).strip() not in ("</s>", "[SEP]"):  # it has its own settings
-        _write_json(directory / "tokenizer_config.json", {**tokenizer.config, **settings})
-        return
     file = directory / "tokenizer.json"
     backend = tokenizers.Tokenizer.from_file(str(file))
     end, pad, mask = map(
@@ -229,9 +227,11 @@ def save_tokenizer(directory: pathlib.Path, tokenizer: Tokenizer, max_length: in
         special["unk_token"] = unknown
     if end == "</s>":
         special.update({"bos_token": start} if start else {}, eos_token=end)
+    own = {name: tokenizer.config[name] for name in SPECIALS if name in tokenizer.config}
+    # A decoder-only model's names no separator and no mask; where it names its end, that is all.
+    special = own if prompts and "eos_token" in own else {**special, **own}
     _write_json(directory / "special_tokens_map.json", special)
-    kept = {name: value for name, value in tokenizer.config.items() if name == "chat_template"}
-    _write_json(directory / "tokenizer_config.json", {**kept, **special, **settings})
+    _write_json(directory / "tokenizer_config.json", {**tokenizer.config, **special, **settings})
 
 
 def _write_json(file: pathlib.Path, value: Mapping[str, Any]) -> None:

@@ -378,6 +378,26 @@ def test_a_tokenizer_without_special_tokens_is_refused():
         Tokenizer(backend)
 
 
+@pytest.mark.parametrize("own", [("bos_token", "eos_token"), ("cls_token", "sep_token")])
+def test_special_tokens_are_those_that_the_settings_name_and_else_the_usual_ones(own):
+    """Gemma's vocabulary has HTML's <s> and </s>: targets ended with a tag, and its own end of an
+    answer, <eos>, ended none."""
+    settings = dict(zip((*own, "pad_token"), ("<bos>", "<eos>", "<pad>"), strict=True))
+    named, silent = Tokenizer(tiny.html_tokenizer(), settings), Tokenizer(tiny.html_tokenizer())
+    assert [*map(named.piece, (named.start, named.end, named.pad, named.mask))] == [
+        "<bos>", "<eos>", "<pad>", "<mask>"]
+    assert [*map(silent.piece, (silent.start, silent.end))] == ["<s>", "</s>"]
+
+
+def test_the_sentinels_of_mt5_are_known_as_those_of_t5():
+    """Its pieces begin with a space: every input began with the end token, without a word."""
+    import tokenizers
+
+    written = tiny.t5_tokenizer().to_str().replace("<extra_id_", "▁<extra_id_")
+    mt5 = Tokenizer(tokenizers.Tokenizer.from_str(written), {"eos_token": "</s>"})
+    assert (mt5.start, mt5.end, mt5.mask) == (None, 1, mt5.vocab_size - 1)
+
+
 WORDS = ["the capital of Peru is Lima", "naïve café", "Who?"]
 
 

@@ -6,12 +6,13 @@ import json
 import jax
 import numpy as np
 import pytest
+import tiny
 from checkpoints import BART, BERT, IDS, TOWERS, params, written
 
 from rag_jax.data.text import Tokenizer, train_bart_tokenizer, train_bert_tokenizer
 from rag_jax.hub.config_json import Architecture
 from rag_jax.hub.load import load
-from rag_jax.hub.save import save
+from rag_jax.hub.save import save, save_tokenizer
 from rag_jax.hub.stored import HubError
 
 TEXTS = ["Paris is the capital of France.", "Who wrote Hamlet, then? 1601!"] * 3
@@ -116,6 +117,22 @@ def test_tokenizers_are_opened_by_transformers_with_the_same_ids(tmp_path, token
     assert set(found) == {"query_encoder", "generator"}
     for tower, place in found.items():
         assert Tokenizer.load(place).encode(TEXTS) == tokenizers[tower].encode(TEXTS)
+
+
+@pytest.mark.parametrize("prompts", [False, True])
+def test_a_tokenizer_with_names_of_its_own_keeps_them(tmp_path, prompts):
+    """Gemma's, whose vocabulary has HTML's </s>: an export said that a tag ends its texts."""
+    import transformers
+
+    own = {"bos_token": "<bos>", "eos_token": "<eos>", "pad_token": "<pad>"}
+    ours = Tokenizer(tiny.html_tokenizer(), own)
+    save_tokenizer(tmp_path, ours, 64, prompts=prompts)
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    assert own.items() <= theirs.special_tokens_map.items()
+    around = ([], []) if prompts else ([ours.start], [ours.end])
+    assert theirs("a b")["input_ids"] == [*around[0], *ours.encode(["a b"])[0], *around[1]]
+    assert (theirs.mask_token, theirs.sep_token) == (
+        (None, None) if prompts else ("<mask>", "<eos>")), "a prompt has neither"
 
 
 def test_parameters_sharded_over_devices_are_written_whole(tmp_path):
