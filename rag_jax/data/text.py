@@ -86,19 +86,7 @@ class Tokenizer:
         file = path / "tokenizer.json" if path.is_dir() else path
         if file.is_file():
             return cls(tokenizer_file.read(file), tokenizer_file.settings(file.parent))
-        import transformers
-
-        try:
-            backend = transformers.AutoTokenizer.from_pretrained(
-                str(source), trust_remote_code=False).backend_tokenizer
-        except Exception as error:  # of whatever the library's many readers come upon
-            reason = str(error).partition("\n")[0] or type(error).__name__
-            raise DataError(
-                f"no tokenizer at {source!r}: expected a tokenizer.json, a folder with one, or a "
-                f"Hugging Face name that is cached or can be downloaded ({reason})"
-            ) from None
-        tokenizer_file.check(backend, source)
-        return cls(backend)
+        return cls(*tokenizer_file.by_transformers(source))
 
     def save(self, directory: str | pathlib.Path) -> None:
         """Writes DIRECTORY/tokenizer.json."""

@@ -1,8 +1,9 @@
 """Opening tokenizers that others made: what is no tokenizer, or would never end, is refused."""
 
+import importlib.util
 import json
 import pathlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from rag_jax.errors import DataError
@@ -14,6 +15,10 @@ VOCABULARIES = ("tokenizer.json", "vocab.json", "vocab.txt", "sentencepiece.bpe.
 SETTINGS, TEMPLATE = "tokenizer_config.json", "chat_template.jinja"
 SPECIALS = ("bos_token", "eos_token", "cls_token", "sep_token", "pad_token", "mask_token",
             "unk_token")
+KEPT = (*SPECIALS, "chat_template")
+# The kind of a folder that says none, as those in a RAG checkpoint of 2020, by its vocabulary.
+MODEL_TYPES = {"spiece.model": "t5", "sentencepiece.bpe.model": "xlm-roberta",
+               "vocab.txt": "bert", "vocab.json": "bart"}
 PROBE = "The \"Größe\" of 漢字 isn't 3.5 km; it's HALF: that\tmuch // </s> 🙂\n"
 _WORDS = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}%s| ?[^\s\p{L}\p{N}]+"
           r"[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+")
@@ -41,21 +46,70 @@ def read(file: pathlib.Path) -> Any:
     return backend
 
 
+def by_transformers(source: str | pathlib.Path) -> tuple[Any, dict[str, str]]:
+    """The `tokenizers.Tokenizer`, and the settings, that transformers makes of a Hugging Face name,
+    or of a folder without a tokenizer.json.
+
+    Raises:
+      DataError: nothing, or what is not to be trusted with a text.
+    """
+    import transformers
+
+    folder, how = pathlib.Path(source), {}
+    files = [name for name in VOCABULARIES if (folder / name).is_file()]
+    if not (folder / "config.json").is_file() and "tokenizer_class" not in _settings(folder):
+        kind = next((kind for name, kind in MODEL_TYPES.items() if name in files), None)
+        how = {"config": transformers.AutoConfig.for_model(kind)} if kind else {}
+    try:
+        found = transformers.AutoTokenizer.from_pretrained(
+            str(source), trust_remote_code=False, **how)
+        backend = found.backend_tokenizer
+    except Exception as error:  # of whatever the library's many readers come upon
+        reason = str(error).partition("\n")[0] or type(error).__name__
+        pieces = [name for name in files if name.endswith(".model")]
+        if pieces and importlib.util.find_spec("sentencepiece") is None:
+            reason = f"pip install sentencepiece, which reads its {' and '.join(pieces)}"
+        raise DataError(
+            f"no tokenizer at {str(source)!r}: expected a tokenizer.json, a folder with one, or a "
+            f"Hugging Face name that is cached or can be downloaded ({reason})"
+        ) from None
+    check(backend, source)
+    said = {name: getattr(found, name, None) for name in KEPT}
+    if isinstance(said["chat_template"], dict):  # several, by their names
+        said["chat_template"] = said["chat_template"].get("default")
+    return backend, _kept(said)
+
+
 def settings(folder: pathlib.Path) -> dict[str, str]:
     """The names of special tokens, and the chat_template, that stand beside a tokenizer.json."""
-    found = {}
-    if (folder / SETTINGS).is_file():
-        try:
-            found = json.loads(_text(folder / SETTINGS))
-        except (ValueError, RecursionError) as error:
-            raise DataError(f"{folder / SETTINGS}: no JSON ({error}); take it from its source "
-                            "again") from None
-    found = found if isinstance(found, dict) else {}
-    named = {name: value.get("content") if isinstance(value, dict) else value
-             for name in (*SPECIALS, "chat_template") if (value := found.get(name))}
+    found = _settings(folder)
     if (folder / TEMPLATE).is_file():
-        named["chat_template"] = _text(folder / TEMPLATE)
+        found["chat_template"] = _text(folder / TEMPLATE)
+    return _kept(found)
+
+
+def _kept(found: Mapping[str, Any]) -> dict[str, str]:
+    """KEPT of a tokenizer's settings; of several chat templates the one that transformers takes."""
+    named = {name: value.get("content") if isinstance(value, dict) else value
+             for name in SPECIALS if (value := found.get(name))}
+    template = found.get("chat_template")
+    if isinstance(template, list):
+        template = next((each for each in template
+                         if isinstance(each, dict) and each.get("name") == "default"), None)
+    named["chat_template"] = template.get("template") if isinstance(template, dict) else template
     return {name: value for name, value in named.items() if isinstance(value, str)}
+
+
+def _settings(folder: pathlib.Path) -> dict[str, Any]:
+    """The tokenizer_config.json of a folder; empty where there is none."""
+    if not (folder / SETTINGS).is_file():
+        return {}
+    try:
+        found = json.loads(_text(folder / SETTINGS))
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{folder / SETTINGS}: no JSON ({error}); take it from its source "
+                        "again") from None
+    return found if isinstance(found, dict) else {}
 
 
 def _text(file: pathlib.Path) -> str:

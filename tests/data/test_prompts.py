@@ -138,6 +138,16 @@ def test_special_tokens_that_no_text_becomes_need_no_row(folder):
     assert tokenizer.needed_rows == rows + 2
 
 
+def test_of_several_chat_templates_the_default_is_taken(folder, tmp_path):
+    """Hermes 3 has one for tools, too: its chats were written as plain prompts."""
+    several = [{"name": "tool_use", "template": "tools"}, {"name": "default", "template": CHAT}]
+    said = json.loads((folder / "tokenizer_config.json").read_text())
+    for written, kept in ((several, CHAT), (several[:1], None), ([3], None)):
+        (tmp_path / "tokenizer_config.json").write_text(
+            json.dumps({**said, "chat_template": written}))
+        assert tokenizer_file.settings(tmp_path).get("chat_template") == kept
+
+
 def test_settings_that_nobody_could_read_are_refused_by_name(folder, tmp_path):
     (tmp_path / "chat_template.jinja").write_bytes(b"\xff")
     with pytest.raises(DataError, match="chat_template.jinja: no UTF-8"):

@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 import unicodedata
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -401,18 +402,61 @@ def test_the_sentinels_of_mt5_are_known_as_those_of_t5():
 WORDS = ["the capital of Peru is Lima", "naïve café", "Who?"]
 
 
+def old_form(folder, tokenizer, **settings):
+    """A folder without tokenizer.json: vocab.txt, or vocab.json and merges.txt, and settings."""
+    model = json.loads(tokenizer._backend.to_str())["model"]
+    folder.mkdir()
+    if model["type"] == "WordPiece":
+        vocab = model["vocab"]
+        (folder / "vocab.txt").write_text("\n".join(sorted(vocab, key=vocab.get)) + "\n")
+    else:
+        (folder / "vocab.json").write_text(json.dumps(model["vocab"]))
+        merges = [" ".join(m) if isinstance(m, list) else m for m in model["merges"]]
+        (folder / "merges.txt").write_text("#version: 0.2\n" + "\n".join(merges) + "\n")
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    return folder
+
+
+def test_folders_that_do_not_say_whose_they_are_are_known_by_their_vocabulary(tmp_path, bart, bert):
+    """Those in facebook/rag-token-nq are from 2020: the documented command ended with an error."""
+    import transformers
+
+    for own, kind in ((bart, transformers.BartTokenizer), (bert, transformers.BertTokenizer)):
+        folder = old_form(tmp_path / kind.__name__, own, model_max_length=512)
+        loaded, reference = Tokenizer.load(folder), kind.from_pretrained(str(folder))
+        for text in WORDS:
+            assert loaded.encode([text])[0] == reference.encode(text, add_special_tokens=False)
+        assert (loaded.start, loaded.end) == (own.start, own.end)
+
+
+def test_settings_beside_vocab_and_merges_are_read(tmp_path):
+    """Qwen's folder without a tokenizer.json was refused, as if nothing ended its texts."""
+    backend = train_bart_tokenizer(WORDS, 320)._backend
+    renamed = json.loads(backend.to_str().replace('"<s>"', '"<1>"').replace('"</s>"', '"<2>"')
+                         .replace('"<pad>"', '"<3>"').replace('"<mask>"', '"<4>"'))
+    renamed["added_tokens"] = []
+    folder = old_form(
+        tmp_path / "qwen", SimpleNamespace(_backend=type(backend).from_str(json.dumps(renamed))),
+        tokenizer_class="Qwen2Tokenizer", eos_token="<|endoftext|>", pad_token="<|endoftext|>",
+        bos_token=None, chat_template="{{ messages }}")
+    loaded = Tokenizer.load(folder)
+    assert loaded.piece(loaded.end) == loaded.piece(loaded.pad) == "<|endoftext|>"
+    assert loaded.config["chat_template"] == "{{ messages }}"
+
+
+def test_a_folder_that_needs_sentencepiece_says_so(tmp_path, monkeypatch):
+    """transformers asked for tiktoken, which cannot read such a file."""
+    monkeypatch.setitem(sys.modules, "sentencepiece", None)
+    (tmp_path / "spiece.model").write_bytes(b"of mT5")
+    with pytest.raises(ValueError, match="pip install sentencepiece, which reads .*spiece.model"):
+        Tokenizer.load(tmp_path)
+
+
 def test_a_folder_of_vocab_and_merges_as_bart_has_it_is_loaded(tmp_path, bart):
     """facebook/bart-base in its old form: no tokenizer.json, ids as transformers gives them."""
     import transformers
 
-    bart.save(tmp_path / "trained")
-    model = json.loads((tmp_path / "trained" / "tokenizer.json").read_text())["model"]
-    folder = tmp_path / "bart"
-    folder.mkdir()
-    (folder / "vocab.json").write_text(json.dumps(model["vocab"]))
-    merges = [" ".join(m) if isinstance(m, list) else m for m in model["merges"]]
-    (folder / "merges.txt").write_text("#version: 0.2\n" + "\n".join(merges) + "\n")
-    (folder / "tokenizer_config.json").write_text('{"tokenizer_class": "BartTokenizer"}')
+    folder = old_form(tmp_path / "bart", bart, tokenizer_class="BartTokenizer")
     loaded = Tokenizer.load(folder)
     reference = transformers.AutoTokenizer.from_pretrained(str(folder))
     for text in WORDS:
@@ -424,13 +468,7 @@ def test_a_folder_of_vocab_and_merges_as_bart_has_it_is_loaded(tmp_path, bart):
 def test_a_folder_saved_by_transformers_as_bert_has_it_is_loaded(tmp_path, bert):
     import transformers
 
-    bert.save(tmp_path / "trained")
-    vocab = json.loads((tmp_path / "trained" / "tokenizer.json").read_text())["model"]["vocab"]
-    old = tmp_path / "old"
-    old.mkdir()
-    (old / "vocab.txt").write_text("\n".join(sorted(vocab, key=vocab.get)) + "\n")
-    (old / "tokenizer_config.json").write_text(
-        '{"tokenizer_class": "BertTokenizer", "do_lower_case": true}')
+    old = old_form(tmp_path / "old", bert, tokenizer_class="BertTokenizer", do_lower_case=True)
     reference = transformers.AutoTokenizer.from_pretrained(str(old))
     reference.save_pretrained(str(tmp_path / "new"))
     for folder in (old, tmp_path / "new"):
