@@ -11,7 +11,7 @@ from rag_jax.errors import DataError
 SIZE_LIMIT = 48_000_000  # bytes; bart-large's has 3.5 MB, multilingual ones have 17, Gemma 3's 33
 SETTINGS_LIMIT = 4_000_000  # Llama 3's have 50 KB, Gemma 3's 1.2 MB
 VOCABULARIES = ("tokenizer.json", "vocab.json", "vocab.txt", "sentencepiece.bpe.model",
-                "spiece.model")  # any of them makes a tokenizer
+                "spiece.model", "tokenizer.model")  # any of them makes a tokenizer
 SETTINGS, TEMPLATE = "tokenizer_config.json", "chat_template.jinja"
 SPECIALS = ("bos_token", "eos_token", "cls_token", "sep_token", "pad_token", "mask_token",
             "unk_token")

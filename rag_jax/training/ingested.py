@@ -55,9 +55,6 @@ def job_as_they_are(config: Config, named: Config, path: pathlib.Path) -> Job:
     for tower, section in (("query_encoder", "retriever"), ("generator", "generator")):
         folder = getattr(config.data, f"{section}_tokenizer") or (
             pretrained.tokenizer_folder(named, tower) if tower in known else None)
-        if folder is None and tower in known:
-            raise ConfigError(f"{named.model.sources[tower]} has no tokenizer; name one with "
-                              f"config.data.{section}_tokenizer")
         tokenizers.append(Tokenizer.load(folder) if folder else train_bart_tokenizer((), 300))
     format = generator_format(config, tokenizers[1])
     prepared = Prepared(tokenizers[0], format.tokenizer, format, {}, {})

@@ -228,17 +228,24 @@ def notes(asked: Config, resolved: Config) -> list[str]:
 
 
 def tokenizer_folder(config: Config, tower: str) -> pathlib.Path | None:
-    """Where the tokenizer of a tower's source lies; None = from scratch, or the source has none.
+    """Where the tokenizer of a tower's source lies; None = from scratch, or nobody reads with it.
 
     Args:
       config: any.
       tower: "query_encoder" or "generator".
+
+    Raises:
+      ConfigError: the source has none; by another one its token table has rows of other words.
     """
     source = config.model.sources.get(tower)
     if not source:
         return None
     folders = described(source).tokenizers
     folder = folders.get(tower, folders.get(PLAIN))
+    if folder is None and not (tower in ENCODERS and overrides.lexical(config)):
+        section = "generator" if tower == "generator" else "retriever"
+        raise ConfigError(f"{source} has no tokenizer; name one with "
+                          f"config.data.{section}_tokenizer")
     digests = open_digests(folder.parent) if workdir.exists(source) else None
     if digests is not None:
         digests.check_all(file for file in digests.names if file.startswith(f"{folder.name}/"))

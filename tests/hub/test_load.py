@@ -463,6 +463,8 @@ def test_tokenizer_folders_are_found_where_they_are(tmp_path):
     folder, _ = written(tmp_path, QUESTION)
     (folder / "vocab.txt").touch()
     assert load(folder).tokenizers == {"query_encoder": folder}
+    (folder / "vocab.txt").rename(folder / "tokenizer.model")  # Llama 2's: it was none
+    assert load(folder).tokenizers == {"query_encoder": folder}
 
 
 def test_a_folder_is_located_as_it_is(tmp_path):

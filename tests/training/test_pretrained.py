@@ -61,6 +61,20 @@ def sources(tmp_path_factory, params):
     return {path.name: str(path) for path in root.iterdir()}
 
 
+def test_a_source_without_a_tokenizer_is_refused_where_a_tower_reads_with_it(tmp_path, params):
+    """A tokenizer was trained on the passages: each row of the checkpoint's token table became that
+    of another word, and nothing was said."""
+    for name, family in (("bert", "BertModel"), ("bart", "BartForConditionalGeneration")):
+        save(tmp_path / name, family, params, Architecture(MODEL.retriever, MODEL.generator))
+    bare = overrides.replace(Config(), {"model.retriever.pretrained": str(tmp_path / "bert"),
+                                        "model.generator.pretrained": str(tmp_path / "bart")})
+    for tower, field in (("query_encoder", "retriever"), ("generator", "generator")):
+        with pytest.raises(ConfigError, match=f"no tokenizer; .*config.data.{field}_tokenizer"):
+            pretrained.tokenizer_folder(bare, tower)
+    words = overrides.replace(bare, {"runs": ("bm25",)})
+    assert pretrained.tokenizer_folder(words, "query_encoder") is None, "it is not read"
+
+
 def config(sources, lengths=(24, 32, 64, 8), **named):
     names = ("max_question_length", "max_passage_length", "max_source_length", "max_target_length")
     base = Config(data=DataConfig(**dict(zip(names, lengths, strict=True)), length_buckets=64),
