@@ -124,7 +124,9 @@ def config_of(checkpoint: hub.Pretrained) -> Config:
 
 def _export(path: pathlib.Path, out: pathlib.Path, run: str | None, family: str | None) -> str:
     config = workdir.read(path)
-    tokenizers = {tower: Tokenizer.load(path / "data" / name)
+    rows = {name: getattr(config.model, name.removesuffix("_tokenizer")).vocab_size
+            for name in TOKENIZERS.values()}
+    tokenizers = {tower: Tokenizer.load(path / "data" / name, rows[name])
                   for tower, name in TOKENIZERS.items() if (path / "data" / name).is_dir()}
     if run or (path / workdir.run_of(path, config)).is_dir():
         run = workdir.run_of(path, config, run)

@@ -96,8 +96,10 @@ def open_prepared(config: Config, workdir: pathlib.Path) -> Prepared:
         digests.check_all()
     else:
         _warn_unverified(folder)
-    retriever_tokenizer = Tokenizer.load(folder / "retriever_tokenizer")
-    generator_tokenizer = Tokenizer.load(folder / "generator_tokenizer")
+    retriever_tokenizer = Tokenizer.load(
+        folder / "retriever_tokenizer", config.model.retriever.vocab_size)
+    generator_tokenizer = Tokenizer.load(
+        folder / "generator_tokenizer", config.model.generator.vocab_size)
     store_names, split_names = (line.split() for line in (folder / DONE).read_text().splitlines())
     warmup = folder / "warmup_texts.txt"
     format = generator_format(config, generator_tokenizer)

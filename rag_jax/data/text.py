@@ -76,8 +76,13 @@ class Tokenizer:
         self._stray = backend.token_to_id("<0xFF>")
 
     @classmethod
-    def load(cls, source: str | pathlib.Path) -> "Tokenizer":
+    def load(cls, source: str | pathlib.Path, rows: int = 0) -> "Tokenizer":
         """From a tokenizer.json, a folder that holds one, or a Hugging Face name or folder.
+
+        Args:
+          source: path or name.
+          rows: of the token table of those who read, where it is known. A padding token without a
+            row, as one that was added to Llama's tokenizer alone, is then the end: nobody reads it.
 
         Raises:
           DataError: there is none, or it is damaged.
@@ -85,8 +90,12 @@ class Tokenizer:
         path = pathlib.Path(source)
         file = path / "tokenizer.json" if path.is_dir() else path
         if file.is_file():
-            return cls(tokenizer_file.read(file), tokenizer_file.settings(file.parent))
-        return cls(*tokenizer_file.by_transformers(source))
+            found = cls(tokenizer_file.read(file), tokenizer_file.settings(file.parent))
+        else:
+            found = cls(*tokenizer_file.by_transformers(source))
+        if 0 < rows <= found.pad:
+            found.pad = found.end
+        return found
 
     def save(self, directory: str | pathlib.Path) -> None:
         """Writes DIRECTORY/tokenizer.json."""
@@ -96,9 +105,10 @@ class Tokenizer:
         if self.config:
             files.write_json(path / tokenizer_file.SETTINGS, self.config)
 
-    @property
+    @functools.cached_property
     def vocab_size(self) -> int:
-        return self._backend.get_vocab_size()
+        """Rows of a token table with one for every id; ids may leave some out."""
+        return 1 + max(self._backend.get_vocab().values())
 
     @functools.cached_property
     def id_limit(self) -> int:
@@ -108,10 +118,11 @@ class Tokenizer:
     @property
     def needed_rows(self) -> int:
         """Rows that a token table needs: special tokens that no text becomes, such as Gemma 3's of
-        images, may have ids beyond it."""
+        images, may have ids beyond it. So may a padding, and a mask, as that of bart-large-cnn,
+        which nothing but the warm-up of a generator reads."""
         unused = {i for i, token in self._backend.get_added_tokens_decoder().items()
-                  if token.special} - {self.start, self.end, self.pad, self.mask}
-        return 1 + max(set(self._backend.get_vocab().values()) - unused)
+                  if token.special} | {self.pad, self.mask}
+        return 1 + max(set(self._backend.get_vocab().values()) - (unused - {self.start, self.end}))
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         """Ids of each text, without special tokens."""

@@ -55,7 +55,9 @@ def job_as_they_are(config: Config, named: Config, path: pathlib.Path) -> Job:
     for tower, section in (("query_encoder", "retriever"), ("generator", "generator")):
         folder = getattr(config.data, f"{section}_tokenizer") or (
             pretrained.tokenizer_folder(named, tower) if tower in known else None)
-        tokenizers.append(Tokenizer.load(folder) if folder else train_bart_tokenizer((), 300))
+        rows = getattr(config.model, section).vocab_size
+        tokenizers.append(
+            Tokenizer.load(folder, rows) if folder else train_bart_tokenizer((), 300))
     format = generator_format(config, tokenizers[1])
     prepared = Prepared(tokenizers[0], format.tokenizer, format, {}, {})
     return Job(config, path, prepared, parallel.make_mesh(config.mesh))

@@ -86,11 +86,8 @@ def build_model(config: Config, prepared: Prepared) -> rag.RagModel:
     for name, tokenizer in (("retriever", prepared.retriever_tokenizer),
                             ("generator", prepared.generator_tokenizer)):
         tower = getattr(config.model, name)
-        if 0 < tower.vocab_size < tokenizer.vocab_size and (
-                tower.vocab_size < tokenizer.needed_rows):
-            raise ConfigError(
-                f"config.model.{name}.vocab_size={tower.vocab_size}: the tokenizer has "
-                f"{tokenizer.needed_rows} tokens; set at least that, or 0 to take its size")
+        if 0 < tower.vocab_size < tokenizer.vocab_size:
+            _check_rows(config, name, tokenizer)
         towers[name] = dataclasses.replace(
             tower, pretrained="", vocab_size=tower.vocab_size or tokenizer.vocab_size)
     tok, start = prepared.generator_tokenizer, towers["generator"].start_token
@@ -122,6 +119,19 @@ def end_tokens(generator: GeneratorConfig, tokenizer: Tokenizer) -> tuple[int, .
     """
     ends = dict.fromkeys((tokenizer.end, *(generator.end_tokens or (tokenizer.own_end,))))
     return tuple(ends) if len(ends) > 1 else ()
+
+
+def _check_rows(config: Config, name: str, tokenizer: Tokenizer) -> None:
+    """Raises ConfigError where the token table of a tower has no row for an id that it reads."""
+    rows, needed = getattr(config.model, name).vocab_size, tokenizer.needed_rows
+    source = config.model.sources.get("generator" if name == "generator" else "query_encoder")
+    if name == "generator" and not source:  # its warm-up restores what is masked
+        needed = max(needed, tokenizer.mask + 1)
+    if rows < needed:
+        raise ConfigError(
+            f"config.model.{name}.vocab_size={rows}: the ids of the tokenizer need {needed} rows; "
+            + (f"name the tokenizer that {source} was trained with as config.data.{name}_tokenizer"
+               if source else "set at least that, or 0 to take its size"))
 
 
 def groups_of(model: rag.RagModel, mesh: Mesh, pieces: int) -> Groups | None:

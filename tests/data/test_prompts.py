@@ -132,10 +132,24 @@ def test_special_tokens_that_no_text_becomes_need_no_row(folder):
     rows = tokenizer.vocab_size
     assert tokenizer.needed_rows == rows, "the last one ends answers"
     tokenizer._backend.add_special_tokens([AddedToken("<image>", special=True)])
+    tokenizer = Tokenizer(tokenizer._backend, tokenizer.config)
     assert (tokenizer.vocab_size, tokenizer.needed_rows) == (rows + 1, rows)
     assert max(tokenizer.encode(["<image>"])[0]) < rows
     tokenizer._backend.add_tokens(["written"])
     assert tokenizer.needed_rows == rows + 2
+
+
+def test_a_padding_that_has_no_row_is_the_end(folder, tmp_path):
+    """A <pad> added to Llama's tokenizer and not to its table: its model was refused."""
+    rows, added = Tokenizer.load(folder).vocab_size, tokenizers.Tokenizer.from_file(
+        str(folder / "tokenizer.json"))
+    added.add_special_tokens([AddedToken("<pad>", special=True)])
+    added.save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({
+        "eos_token": "<|endoftext|>", "pad_token": "<pad>"}))
+    whole, without = Tokenizer.load(tmp_path, rows + 1), Tokenizer.load(tmp_path, rows)
+    assert (whole.pad, without.pad) == (rows, whole.end)
+    assert whole.needed_rows == without.needed_rows == rows
 
 
 def test_of_several_chat_templates_the_default_is_taken(folder, tmp_path):

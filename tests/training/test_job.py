@@ -5,14 +5,23 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import tiny
+import tokenizers
 
 from rag_jax import hosts
 from rag_jax.config import BartConfig, BertConfig, Config, ConfigError
 from rag_jax.data.prepared import Prepared
 from rag_jax.data.question_files import Example
+from rag_jax.data.text import Tokenizer
 from rag_jax.models import rag
 from rag_jax.overrides import replace
 from rag_jax.training import job
+
+
+@pytest.fixture
+def prepared_with():
+    """Prepared data of one tokenizer for both towers."""
+    return lambda tokenizer: Prepared(tokenizer, tokenizer, SimpleNamespace(start=None), {}, {})
 
 
 def test_the_fingerprint_of_an_encoder_does_not_depend_on_the_version():
@@ -40,20 +49,50 @@ def test_the_fingerprint_of_an_encoder_does_not_depend_on_the_version():
     assert job.fingerprint(same, params) == "3625c0ad0f23f7f4"
 
 
-def test_the_first_of_several_ends_is_what_answers_are_written_with():
+def test_the_first_of_several_ends_is_what_answers_are_written_with(prepared_with):
     """Another would have the sum, and the end that is searched for no probability at all."""
     def ends(given, own=3):
         tokenizer = SimpleNamespace(vocab_size=10, needed_rows=10, end=3, own_end=own, pad=1)
-        prepared = Prepared(tokenizer, tokenizer, SimpleNamespace(start=None), {}, {})
         config = replace(Config(), {"model.generator.end_tokens": given,
                                     "model.generator.vocab_size": 10})
-        return job.build_model(config, prepared).generator.end_tokens
+        return job.build_model(config, prepared_with(tokenizer)).generator.end_tokens
 
     assert [ends(given) for given in ((), (5, 3), (5, 4))] == [(), (3, 5), (3, 5, 4)]
     assert ends((), own=7) == (3, 7), "a base model ends a chat with its own token"
     assert ends((5, 3), own=7) == (3, 5), "the checkpoint goes first"
     with pytest.raises(ConfigError, match="end_tokens=.*must be below vocab_size=10"):
         ends((3, 10))
+
+
+def test_a_mask_needs_no_row_where_nobody_reads_it(prepared_with):
+    """bart-large-cnn's is the last of the tokenizer, and its table has no row for it: it was
+    refused, by an error whose advice gave the same error."""
+    backend = tiny.html_tokenizer()
+    backend.add_special_tokens(["<last>"])
+    tokenizer = Tokenizer(backend, {"eos_token": "<eos>", "mask_token": "<last>"})
+    rows = tokenizer.vocab_size - 1
+    smaller = replace(Config(), {"model.retriever.vocab_size": 0, "model.generator.start_token": 1,
+                                 "model.generator.vocab_size": rows})
+    with pytest.raises(ConfigError, match=f"need {rows + 1} rows; set at least that"):
+        job.build_model(smaller, prepared_with(tokenizer))  # its warm-up reads it
+    named = replace(smaller, {"model.generator.pretrained": "cnn"})
+    assert job.build_model(named, prepared_with(tokenizer)).generator.vocab_size == rows
+    short = replace(named, {"model.generator.vocab_size": rows - 1})
+    with pytest.raises(ConfigError, match="name the tokenizer that cnn was trained with"):
+        job.build_model(short, prepared_with(tokenizer))
+
+
+def test_a_table_has_a_row_for_every_id_where_ids_leave_some_out(prepared_with):
+    """By the number of tokens it had too few, and all ids beyond were read as the last one."""
+    words = {"<s>": 0, "</s>": 1, "<pad>": 2, "<mask>": 3, "a": 9}
+    tokenizer = Tokenizer(tokenizers.Tokenizer(tokenizers.models.WordLevel(words, "a")))
+    own = replace(Config(), {"model.retriever.vocab_size": 0, "model.generator.vocab_size": 0})
+    model = job.build_model(own, prepared_with(tokenizer))
+    assert model.retriever.vocab_size == model.generator.vocab_size == 10
+    for tower in ("retriever", "generator"):
+        with pytest.raises(ConfigError, match=f"{tower}.vocab_size=5: .* need 10 rows"):
+            job.build_model(replace(own, {f"model.{tower}.vocab_size": 5}),
+                            prepared_with(tokenizer))
 
 
 def test_runs_that_read_alike_share_the_questions():
