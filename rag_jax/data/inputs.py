@@ -24,8 +24,11 @@ _SHAPE = ("chunk_words", "generator_vocab", "retriever_vocab", "source_format",
           "max_passage_length", "max_source_length")
 _ENCODER = ("passage_prefix", "titles")
 _WORLD = ("fictional_countries", "world_task")
+_LATER_FILES = ("spiece.model", "sentencepiece.bpe.model", "tokenizer.model",
+                "added_tokens.json")  # earlier records do not have them
 _TOKENIZER_FILES = ("tokenizer.json", "vocab.txt", "vocab.json", "merges.txt",
-                    "tokenizer_config.json", "chat_template.jinja", "special_tokens_map.json")
+                    "tokenizer_config.json", "chat_template.jinja", "special_tokens_map.json",
+                    *_LATER_FILES)
 _ABSENT = {"source": None, "files": {}}
 _SETTLED_NS = 2 * 10**9  # a file may change again within the tick of its file system's clock
 
@@ -69,7 +72,7 @@ def describe(config: Config, tokenizers: Mapping[str, str | os.PathLike | None],
             entries = known.get(name, _ABSENT)["files"]
             files = {key: _entry(path, entries.get(key))
                      for key, path in _files(name, source, data.data_dir).items()}
-            named = source.startswith(("task:", "tfds:")) or not files
+            named = source.startswith(("task:", "tfds:")) or files.keys() <= set(_LATER_FILES)
             found[name] = {"source": source if named else "", "files": files}
     return {"fields": fields, "inputs": found}
 
@@ -132,7 +135,8 @@ def _other_files(then: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     if not then or not new:
         return []
     digests = [{key: entry["sha256"] for key, entry in files.items()} for files in (then, new)]
-    return sorted((new.get(key) or then[key])["path"] for key in then.keys() | new.keys()
+    known = (then.keys() | new.keys()) - (set(_LATER_FILES) - then.keys())
+    return sorted((new.get(key) or then[key])["path"] for key in known
                   if digests[0].get(key) != digests[1].get(key))
 
 

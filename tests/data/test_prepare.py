@@ -427,6 +427,23 @@ def test_other_fields_and_tokenizers_make_other_data(done, own, tmp_path):
     assert tokenizer.vocab_size == prepare(*own).retriever_tokenizer.vocab_size
 
 
+@pytest.mark.parametrize("others", [{}, {"tokenizer_config.json": "{}"}])
+def test_a_sentencepiece_model_is_compared_where_the_record_has_it(tmp_path, others):
+    """Another one in its place was not noticed. Records of earlier versions say nothing of it, and
+    their workdirs still open."""
+    def record(earlier=None):
+        return preparing.inputs.describe(Config(), {"generator_tokenizer": tmp_path}, earlier)
+
+    for name, text in others.items():
+        (tmp_path / name).write_text(text)
+    before = record()
+    (tmp_path / "spiece.model").write_text("one")
+    now = record(before)
+    assert preparing.inputs.differences(before, now) == {}, "an earlier version's"
+    (tmp_path / "spiece.model").write_text("another")
+    assert "spiece.model" in preparing.inputs.differences(now, record(now))["generator_tokenizer"]
+
+
 def test_a_file_that_changes_while_it_is_read_is_no_input(tmp_path, monkeypatch):
     """The store would be of one version and the record of another."""
     config = own_config(tmp_path)
