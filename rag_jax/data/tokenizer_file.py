@@ -19,6 +19,12 @@ KEPT = (*SPECIALS, "chat_template")
 # The kind of a folder that says none, as those in a RAG checkpoint of 2020, by its vocabulary.
 MODEL_TYPES = {"spiece.model": "t5", "sentencepiece.bpe.model": "xlm-roberta",
                "vocab.txt": "bert", "vocab.json": "bart"}
+# Settings that go before what a tokenizer.json says of these parts, as in the classes that
+# transformers has for BERT, BART and others; those of FROM_FILE take the file as it is.
+OVERRIDES = {"BertNormalizer": {"do_lower_case": "lowercase", "strip_accents": "strip_accents",
+                                "tokenize_chinese_chars": "handle_chinese_chars"},
+             "ByteLevel": {"add_prefix_space": "add_prefix_space"}}
+FROM_FILE = ("PreTrainedTokenizerFast", "TokenizersBackend")
 PROBE = "The \"Größe\" of 漢字 isn't 3.5 km; it's HALF: that\tmuch // </s> 🙂\n"
 _WORDS = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}%s| ?[^\s\p{L}\p{N}]+"
           r"[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+")
@@ -28,7 +34,7 @@ GROWING, GROWTH_LIMIT, CONTENT_LIMIT = ("Replace", "Prepend", "Precompiled"), 3,
 
 
 def read(file: pathlib.Path) -> Any:
-    """The `tokenizers.Tokenizer` of a tokenizer.json.
+    """The `tokenizers.Tokenizer` of a tokenizer.json, with what the settings beside it say of it.
 
     Raises:
       DataError: damaged, or not to be trusted with a text.
@@ -42,6 +48,11 @@ def read(file: pathlib.Path) -> Any:
         backend = tokenizers.Tokenizer.from_file(str(file))
     except BaseException as error:
         raise _translated(error, file) from None
+    said = _settings(file.parent)
+    for part in (backend.normalizer, backend.pre_tokenizer):
+        for name, field in OVERRIDES.get(type(part).__name__, {}).items():
+            if isinstance(said.get(name), bool) and said.get("tokenizer_class") not in FROM_FILE:
+                setattr(part, field, said[name])
     check(backend, file)
     return backend
 

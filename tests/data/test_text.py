@@ -444,6 +444,30 @@ def test_settings_beside_vocab_and_merges_are_read(tmp_path):
     assert loaded.config["chat_template"] == "{{ messages }}"
 
 
+@pytest.mark.parametrize(("kind", "settings"), [
+    ("BertTokenizer", {"do_lower_case": False}), ("BertTokenizer", {"do_lower_case": True}),
+    ("BertTokenizer", {"do_lower_case": True, "strip_accents": False}),
+    ("PreTrainedTokenizerFast", {"do_lower_case": False}),
+    ("RobertaTokenizer", {"add_prefix_space": False}),
+    ("RobertaTokenizer", {"add_prefix_space": True})])
+def test_settings_that_contradict_a_tokenizer_json_go_first(tmp_path, bart, bert, kind, settings):
+    """As in transformers: a cased model was asked in lower case, and its vectors were others."""
+    import transformers
+
+    (bart if kind == "RobertaTokenizer" else bert).save(tmp_path)
+    content = json.loads((tmp_path / "tokenizer.json").read_text())
+    content["model"]["vocab"] |= {"Lima": 2100, "café": 2101}
+    content["normalizer"] = content["normalizer"] and {
+        **content["normalizer"], "lowercase": not settings.get("do_lower_case")}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(content))
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({
+        "tokenizer_class": kind, **settings}))
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    for text in ["Lima café", *WORDS]:
+        assert Tokenizer.load(tmp_path).encode([text])[0] == theirs.encode(
+            text, add_special_tokens=False)
+
+
 def test_a_folder_that_needs_sentencepiece_says_so(tmp_path, monkeypatch):
     """transformers asked for tiktoken, which cannot read such a file."""
     monkeypatch.setitem(sys.modules, "sentencepiece", None)
