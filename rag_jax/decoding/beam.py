@@ -243,7 +243,7 @@ def _rank(scores: jax.Array, length: jax.Array | int, settings: Decoding) -> jax
     """Scores with the length penalty for `length` tokens; MASKED stays MASKED."""
     if not settings.search_penalty:
         return scores
-    counted = jnp.maximum(length - settings.prefix_length, 1)
+    counted = jnp.maximum(length - settings.prefix_length, 1).astype(jnp.float32)
     return jnp.where(scores > MASKED / 2, scores / counted**settings.search_penalty, MASKED)
 
 

@@ -121,8 +121,7 @@ def _known(guess: Ranked, model: rag.RagModel, settings: Decoding
     if not guess.finished[0, 0]:
         return None
     row = guess.tokens[0, 0].tolist()
-    free = settings.prefix_length or int(settings.forced_bos is not None)
-    score = float(guess.token_log_p[0, 0, free:].astype(np.float64).sum())
+    score = float(guess.token_log_p[0, 0, settings.forced_first :].astype(np.float64).sum())
     return score, tuple(row[: row.index(model.end_id) + 1])
 
 

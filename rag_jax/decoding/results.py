@@ -127,11 +127,14 @@ def explain(kind: str, log_prior: jax.Array, tokens: jax.Array, mask: jax.Array,
 
 
 def rank(log_p: jax.Array, tokens: jax.Array, settings: Decoding, end_id: int) -> jax.Array:
-    """log p / length**length_penalty float32[..., A] of answers [..., A, T]."""
+    """log p / length**length_penalty float32[..., A] of answers [..., A, T].
+
+    log_p: without that of the tokens that are forced first.
+    """
     if not settings.length_penalty:
         return log_p
     length = until_end(tokens, end_id).sum(axis=-1) - settings.prefix_length
-    return log_p / jnp.maximum(length, 1) ** settings.length_penalty
+    return log_p / jnp.maximum(length, 1).astype(jnp.float32) ** settings.length_penalty
 
 
 MARGIN = 1e-4  # nats; sums over an answer's tokens are more exact than this in float32

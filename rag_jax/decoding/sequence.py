@@ -5,7 +5,8 @@ document's own beam has scored is not scored again, and what certainly cannot be
 is not scored at all: a document gives no hypothesis that its beam lacks more than that beam's
 bound, which often leaves nothing to score. The answers are those of scoring everything.
 Fast: a document whose beam lacks a hypothesis gives it probability 0; no pass but the beams.
-In both, sum_z p(z | x) p(y | x, z) decides.
+In both, sum_z p(z | x) p(y | x, z) decides; what is forced first is in all of them, and costs
+nothing.
 
 As in the beam search, hypotheses that end come before those cut at max_length, whose probability
 is that of all their continuations together.
@@ -43,6 +44,11 @@ def decode(model: rag.RagModel, params: Params, documents: Documents, settings: 
     own_log_p = own.doc_log_p[..., 0].reshape(questions, passages, width, -1)  # -> [B, K, M, T]
     log_p = jnp.take_along_axis(own_log_p, in_beam.argmax(axis=-1)[..., None], axis=2)
     ends = (candidates == model.end_id).any(axis=-1)
+    forced_log_p = _total(log_prior, own_log_p[:, :, :1, : settings.forced_first].sum(axis=-1))
+
+    def ranks(log_p: jax.Array) -> jax.Array:
+        return rank(_total(log_prior, log_p) - forced_log_p, candidates, settings, model.end_id)
+
     if settings.strategy == "fast":
         impossible = jnp.where(jnp.arange(log_p.shape[-1]) == 0, MASKED, 0.0)
         log_p = jnp.where(known[..., None], log_p, impossible[None, None, None])
@@ -50,10 +56,8 @@ def decode(model: rag.RagModel, params: Params, documents: Documents, settings: 
         log_p = jnp.where(known[..., None], log_p, 0.0)
         bound = beams.bound.reshape(log_prior.shape)[..., None]
         most = jnp.where(ends[:, None], bound, 0.0)
-        lower, upper = (
-            rank(_total(log_prior, jnp.where(known, log_p.sum(axis=-1), other)), candidates,
-                 settings, model.end_id)
-            for other in (MASKED, most))
+        lower, upper = (ranks(jnp.where(known, log_p.sum(axis=-1), other))
+                        for other in (MASKED, most))
         distinct &= _hopeful(lower, upper, distinct, ends, count)
         needed = distinct[:, None] & real[..., None] & ~known
         log_p = score_pairs(model, params, documents, candidates, mask, needed, log_p,
@@ -61,9 +65,8 @@ def decode(model: rag.RagModel, params: Params, documents: Documents, settings: 
 
     broken = (jnp.isnan(beams.bound).reshape(log_prior.shape) & real).any(axis=1)
     log_p = jnp.where(broken[:, None, None, None], jnp.nan, log_p)
-    totals = _total(log_prior, log_p.sum(axis=-1))
     group = jnp.where(distinct, jnp.where(ends, 0, 1), 2)
-    order = jnp.lexsort((-rank(totals, candidates, settings, model.end_id), group), axis=-1)
+    order = jnp.lexsort((-ranks(log_p.sum(axis=-1)), group), axis=-1)
     best = order[:, :count]
     row = jnp.arange(questions)[:, None]
     ranked = explain("sequence", log_prior, candidates[row, best], mask[row, best],

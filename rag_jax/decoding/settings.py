@@ -30,14 +30,15 @@ class Decoding:
       min_length: shortest answer.
       length_penalty: hypotheses are ranked by log p / length**length_penalty; 0 = by log p.
       no_repeat_ngram_size: no n-gram of this size occurs twice in an answer; 0 = no such rule.
-      forced_bos: id of the first token.
+      forced_bos: id of the first token; it costs nothing where answers are ranked, and the reported
+        log p counts it.
       forced_eos: the last token at max_length is </s>; it costs nothing while searching, and its
         true probability is in the reported log p.
       bad_words: token sequences that no answer contains.
       num_return_sequences: answers per question, best first; or independent samples. Of labels,
         all come back.
-      prefix: the first tokens of every answer; they cost nothing while searching, the length
-        penalty does not count them, and the reported log p does.
+      prefix: the first tokens of every answer; they cost nothing where answers are ranked, the
+        length penalty does not count them, and the reported log p does.
       sample: draw from p(y | x) instead of searching; RAG-Sequence by its marginal recursion.
       temperature, top_k, top_p: of sampling, in this order; 1, 0 and 1 leave the distribution.
       labels: token sequences that are all the answers there are (classification): as in training's
@@ -134,6 +135,11 @@ class Decoding:
     @property
     def prefix_length(self) -> int:
         return len(self.prefix or ())
+
+    @property
+    def forced_first(self) -> int:
+        """How many of the first tokens are forced."""
+        return self.prefix_length or int(self.forced_bos is not None)
 
     @property
     def search_penalty(self) -> float:

@@ -43,9 +43,12 @@ WAYS = [("token", "thorough"), ("sequence", "thorough"), ("sequence", "fast"),
         ("sequence", "marginal")]
 
 
-def naive_ranking(question, kind, strategy, width, penalty=0.0):
-    """The package's decoders in words: [(ended, score, answer)], best first; python, float64."""
-    settings = Decoding(num_beams=width, max_length=LONGEST, length_penalty=penalty)
+def naive_ranking(question, kind, strategy, width, penalty=0.0, forced=(), **rules):
+    """The package's decoders in words: [(ended, score, answer)], best first; python, float64.
+
+    forced: the first tokens that `rules` force.
+    """
+    settings = Decoding(num_beams=width, max_length=LONGEST, length_penalty=penalty, **rules)
     if kind == "token" or strategy == "marginal":
         found = plain.beam_search(world().mixed(question, kind), settings, END)
         return [(y[-1] == END, score, y) for score, y in found]
@@ -56,10 +59,18 @@ def naive_ranking(question, kind, strategy, width, penalty=0.0):
     for y in {y for beam in beams.values() for y in beam}:
         score = world().log_p(question, y, "sequence")
         if strategy == "fast":
-            score = np.logaddexp.reduce([world().prior[question, z] + beam[y]
+            said = world().said(question, y).sum(axis=0)
+            score = np.logaddexp.reduce([world().prior[question, z] + said[z]
                                          for z, beam in beams.items() if y in beam])
         result.append((y[-1] == END, score, y))
-    return sorted(result, key=lambda r: (r[0], r[1] / len(r[2]) ** penalty), reverse=True)
+
+    free = world().log_p(question, forced, "sequence")
+
+    def rank(found):
+        ended, score, y = found
+        return ended, (score - free) / max(len(y) - settings.prefix_length, 1) ** penalty
+
+    return sorted(result, key=rank, reverse=True)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -129,6 +140,22 @@ def test_answers_of_all_documents_are_ranked_by_log_p_over_length_to_the_penalty
         ended = [score for ended, score, _ in expected if ended]
         moved += ended != sorted(ended, reverse=True)
     assert moved, "the penalty changed no order"
+
+
+@pytest.mark.parametrize("strategy, forced, rules", [
+    ("thorough", (4,), {"prefix": (4,)}), ("fast", (4,), {"prefix": (4,)}),
+    ("thorough", (0,), {"forced_bos": 0})])
+def test_what_is_forced_first_costs_nothing_where_answers_are_ranked(strategy, forced, rules):
+    """A prefix's log p was divided by the length of what follows it: long answers won by it."""
+    found = run(params(), BATCH, "sequence", 3, strategy=strategy, length_penalty=1.0, **rules)
+    moved = 0
+    for question in range(QUESTIONS):
+        expected = naive_ranking(question, "sequence", strategy, 3, 1.0, forced, **rules)[:3]
+        assert ranked(found, question) == [y for *_, y in expected]
+        np.testing.assert_allclose(found.ranked.log_p[question][: len(expected)],
+                                   [score for _, score, _ in expected], rtol=1e-5)
+        moved += expected != naive_ranking(question, "sequence", strategy, 3, 1.0, **rules)[:3]
+    assert moved, "the forced tokens would have changed no order"
 
 
 @pytest.mark.parametrize("kind, strategy", [w for w in WAYS if w[1] != "fast"])

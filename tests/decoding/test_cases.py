@@ -192,3 +192,13 @@ def test_the_length_of_a_given_prefix_is_not_counted_in_ranks():
     tokens = jnp.array([[[A, A, END, PAD], [A, A, B, END]]])
     found = rank(jnp.float32([[-2.0, -3.0]]), tokens, settings, END)
     np.testing.assert_allclose(found, [[-2.0, -1.5]])
+
+
+def test_a_length_penalty_is_computed_under_strict_promotion():
+    """The length, an integer, was raised to its power: an error for all who forbid mixed types."""
+    settings = Decoding(max_length=4, num_beams=2, length_penalty=1.0)
+    with jax.numpy_dtype_promotion("strict"):
+        found = rank(jnp.float32([[-3.0]]), jnp.array([[[A, A, END, PAD]]]), settings, END)
+        answers = search(constant(LEANING, 4), num_beams=2, length_penalty=1.0)
+    np.testing.assert_allclose(found, [[-1.0]])
+    assert answers.tokens[:, 0].tolist() == [[A] * 4, [B] * 4]
