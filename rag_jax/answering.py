@@ -19,7 +19,7 @@ from rag_jax.decoding.answer import begin, decode, go_on, grows
 from rag_jax.decoding.certificate import NEEDS, exact
 from rag_jax.decoding.prefixes import KeptPrefixes, Reader
 from rag_jax.decoding.results import NOT_FINITE, Decoded, ScoreError, faults
-from rag_jax.decoding.settings import Decoding
+from rag_jax.decoding.settings import PROGRAMS, Decoding
 from rag_jax.models import rag
 from rag_jax.models.dpr import DprEncoder
 from rag_jax.models.generator import in_dtype
@@ -28,7 +28,6 @@ from rag_jax.retrieval.protocol import Passage, SearchResult, merge
 from rag_jax.types import Answer, Array, Batch, Evidence, Params
 
 Program = jax.stages.Wrapped  # a jitted function
-PROGRAMS = 64  # settings whose programs are kept, the last ones
 SORTED, ALIKE = 64, 4  # batches sorted by length at a time, and batches in a row of one shape
 
 

@@ -2,14 +2,13 @@
 
 The probability of a prefix bounds that of everything that begins with it. Expanding the most
 probable prefixes first, and dropping those below the best answer found, ends with that answer
-proved best, or with the node budget spent. The heap lives on the host; prefixes are expanded some
+proved best, or with the node budget spent. The queue lives on the host; prefixes are expanded some
 at a time on the device. Questions are searched one after the other, so that no more is encoded at
 once than one question's documents, and no more prefixes are expanded than fit the memory budget.
 """
 
 import dataclasses
 import functools
-import heapq
 from collections.abc import Callable
 from typing import Any
 
@@ -26,7 +25,7 @@ from rag_jax.decoding.memory import answers_that_fit
 from rag_jax.decoding.mixture import weights
 from rag_jax.decoding.results import MARGIN, NOT_FINITE, Decoded, Ranked, ScoreError
 from rag_jax.decoding.scoring import score
-from rag_jax.decoding.settings import Decoding
+from rag_jax.decoding.settings import PROGRAMS, Decoding
 from rag_jax.marginal import MASKED
 from rag_jax.models import rag
 from rag_jax.types import Batch, Params
@@ -36,7 +35,7 @@ NEEDS = ("exact decoding needs length_penalty=0, forced_eos=False, sample=False:
          "accelerators with JAX_DEFAULT_MATMUL_PRECISION=highest")
 
 
-@functools.cache
+@functools.lru_cache(PROGRAMS)
 def _program(jit: Any, function: Callable, *static: Any, **settings: Any) -> Any:
     """A function compiled for these arguments, which come first and are the same in every call."""
     return jit(functools.partial(function, *static, **settings))
@@ -158,54 +157,64 @@ class _Search:
                  expand: Any):
         self.end, self.length, self.width = model.end_id, settings.max_length, width
         self.pad, self.expand = model.pad_id, expand
-        # Entries: (-score, tokens, log p(tokens | x, z) of every document).
-        self.heap: list[tuple[float, tuple[int, ...], tuple[float, ...]]] = [
+        # Entries, best first: (-score, tokens, log p(tokens | x, z) of every document).
+        self.queue: list[tuple[float, tuple[int, ...], tuple[float, ...]]] = [
             (0.0, (), (0.0,) * documents)]
-        self.left = -np.inf  # best score of what was left out of the heap
+        self.left = -np.inf  # best score of what was left out of the queue
         self.score, self.answer = -np.inf, None
         self.expanded = 0
 
     def run(self, budget: int, known: tuple[float, tuple[int, ...]] | None) -> None:
         if known is not None:
             self.score, self.answer = known
-        while self.heap and not self.proved and self.expanded < budget:
-            count = min(self.width, budget - self.expanded, len(self.heap))
-            picked = [heapq.heappop(self.heap) for _ in range(count)]
+        while self.queue and not self.proved and self.expanded < budget:
+            count = min(self.width, budget - self.expanded)
+            picked, self.queue = self.queue[:count], self.queue[count:]
             hopeful = [node for node in picked if -node[0] > self.score - MARGIN]
+            self.expanded += len(hopeful)
             self._grow(hopeful, budget - self.expanded)
 
     @property
     def bound(self) -> float:
         """No answer that was not found scores above this."""
-        return max(self.left, -self.heap[0][0] if self.heap else -np.inf, self.score - MARGIN)
+        return max(self.left, -self.queue[0][0] if self.queue else -np.inf, self.score - MARGIN)
 
     @property
     def proved(self) -> bool:
         return self.answer is not None and self.bound <= self.score - MARGIN
 
     def _grow(self, nodes: list, most: int) -> None:
-        """Expands nodes; of each no more children are kept than can ever be expanded."""
-        self.expanded += len(nodes)
+        """Expands nodes, and keeps the `most` best prefixes: no more can ever be expanded."""
         prefixes = np.full((self.width, self.length), self.pad, np.int32)
         lengths = np.zeros(self.width, np.int32)
-        doc_scores = np.zeros((self.width, len(nodes[0][2])), np.float32)
+        doc_scores = np.zeros((self.width, len(nodes[0][2])))
         for row, (_, tokens, scores) in enumerate(nodes):
             prefixes[row, : len(tokens)] = tokens
             lengths[row], doc_scores[row] = len(tokens), scores
-        log_p, doc_log_p = (np.asarray(x) for x in self.expand(prefixes, lengths, doc_scores))
-        if not np.isfinite(doc_log_p[: len(nodes), :, self.end]).all():
+        log_p, doc_log_p = (np.asarray(x)[: len(nodes)] for x in self.expand(
+            prefixes, lengths, doc_scores.astype(np.float32)))
+        if not np.isfinite(doc_log_p[:, :, self.end]).all():
             raise ScoreError(f"exact search: the scores are not finite: {NOT_FINITE}")
-        for row, (negative, tokens, scores) in enumerate(nodes):
-            totals = log_p[row].astype(np.float64) - negative
-            if totals[self.end] > self.score and log_p[row, self.end] > MASKED / 2:
-                self.score, self.answer = totals[self.end], (*tokens, self.end)
-            if len(tokens) + 1 == self.length:
-                continue  # what is longer is no answer
-            hopeful = (totals > self.score - MARGIN) & (log_p[row] > MASKED / 2)
-            hopeful[self.end] = False
-            children = np.flatnonzero(hopeful)
-            children = children[np.argsort(-totals[children], kind="stable")]
-            self.left = max(self.left, totals[children[most:]].max(initial=-np.inf))
-            for token in children[:most].tolist():
-                longer = tuple((np.array(scores) + doc_log_p[row, :, token]).tolist())
-                heapq.heappush(self.heap, (-totals[token], (*tokens, token), longer))
+        totals = log_p - np.array([node[0] for node in nodes])[:, None]
+        for row in np.flatnonzero(log_p[:, self.end] > MASKED / 2):
+            if totals[row, self.end] > self.score:
+                self.score, self.answer = totals[row, self.end], (*nodes[row][1], self.end)
+        hopeful = (totals > self.score - MARGIN) & (log_p > MASKED / 2)
+        hopeful[:, self.end] = False
+        hopeful[lengths[: len(nodes)] + 1 == self.length] = False  # what is longer is no answer
+        rows, children = np.nonzero(hopeful)
+        best_first = np.argsort(-totals[rows, children], kind="stable")
+        self._leave_out(totals[rows, children][best_first[most:]])
+        rows, children = rows[best_first[:most]], children[best_first[:most]]
+        longer = doc_scores[rows] + doc_log_p[rows, :, children]
+        new = zip(totals[rows, children].tolist(), rows.tolist(), children.tolist(),
+                  longer.tolist(), strict=True)
+        self.queue += [(-total, (*nodes[row][1], token), tuple(scores))
+                       for total, row, token, scores in new]
+        self.queue.sort()
+        self._leave_out(-np.array([node[0] for node in self.queue[most:]]))
+        del self.queue[most:]
+
+    def _leave_out(self, scores: np.ndarray) -> None:
+        """What is left out counts where something is proved."""
+        self.left = max(self.left, scores.max(initial=-np.inf))

@@ -9,6 +9,7 @@ from rag_jax.config import DataConfig, EvalConfig
 from rag_jax.models.rag import RagModel
 
 Strategy = Literal["marginal", "thorough", "fast"]
+PROGRAMS = 64  # programs of as many settings are kept, the last ones
 _EVAL = EvalConfig()  # its defaults are the defaults here; what is None there, these replace
 
 

@@ -27,11 +27,11 @@ from tables import END as tables_end
 from tables import Tables, every_answer, valid
 from tables import cut as table_cut
 
-from rag_jax.decoding import sequence
+from rag_jax.decoding import certificate, sequence
 from rag_jax.decoding.answer import decode
 from rag_jax.decoding.certificate import _Search, exact
 from rag_jax.decoding.results import MARGIN, DecodingError, faults
-from rag_jax.decoding.settings import Decoding
+from rag_jax.decoding.settings import PROGRAMS, Decoding
 
 WAYS = [("token", "thorough"), ("sequence", "thorough"), ("sequence", "marginal")]
 SEEDS = (7, 8, 9)
@@ -145,7 +145,7 @@ def test_rows_that_fill_up_a_batch_are_not_searched():
 
 def test_exact_search_keeps_to_the_memory_budget(monkeypatch):
     """One question's documents at once, and with no room no more than one prefix."""
-    from rag_jax.decoding import certificate, documents
+    from rag_jax.decoding import documents
 
     read, expand, seen = documents.read, certificate._expand, []
 
@@ -256,6 +256,34 @@ def test_best_first_search_over_hundreds_of_random_models(kind):
     assert 30 < proved < 290
 
 
+def test_no_more_prefixes_are_kept_than_can_be_expanded():
+    """With each its children, what was kept grew with the square of the budget: to 20 GiB.
+
+    What is left out bounds the answers that are not found all the same.
+    """
+    tables, budget, kept = Tables(rows=100, longest=4, seed=3, end_bias=-1.0), 7, []
+    ended = [y for y in every_answer(4) if y[-1] == tables_end]
+
+    def searched(row):
+        def expand(prefixes, lengths, said):
+            kept.append(len(search.queue) <= budget - search.expanded)
+            log_p = [tables.under(row, p[:n].tolist())
+                     for p, n in zip(prefixes, lengths, strict=True)]
+            return np.float32(log_p)[:, 0], np.float32(log_p)
+
+        search = _Search(SimpleNamespace(end_id=tables_end, pad_id=0), Decoding(max_length=4), 1, 2,
+                         expand)
+        search.run(budget, None)
+        return search
+
+    for row in range(100):
+        search = searched(row)
+        assert search.proved or search.expanded == budget and not search.queue
+        missed = max(tables.score("token", row, y) for y in ended if y != search.answer)
+        assert missed <= search.bound + 1e-5
+    assert all(kept)
+
+
 @pytest.mark.parametrize("width", [1, 2])
 def test_thorough_certifies_no_other_than_the_argmax_of_hundreds_of_random_models(
         width, monkeypatch):
@@ -300,6 +328,11 @@ def test_thorough_certifies_no_other_than_the_argmax_of_hundreds_of_random_model
         assert right or not found.certified[row]
         wrong += not right
     assert found.certified.sum() > rows / 4 and (wrong or width > 1)
+
+
+def test_programs_of_exact_search_are_dropped_after_the_last_ones():
+    """A server kept those of every prefix and bad word that it was ever asked with."""
+    assert certificate._program.cache_info().maxsize == PROGRAMS
 
 
 def test_a_nan_that_only_the_exact_search_meets_is_an_error():
