@@ -8,13 +8,14 @@ What a run is decides its configuration: that is settled here, and nowhere else.
 """
 
 import contextlib
+import dataclasses
 import os
 import pathlib
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 from rag_jax import config_files, conversion, hosts, locks, overrides, process, rules
-from rag_jax.config import Config, ConfigError
+from rag_jax.config import Config, ConfigError, EvalConfig
 from rag_jax.data.corpora import Passages
 from rag_jax.data.tasks import load_examples
 from rag_jax.documents import workdir as documents
@@ -115,11 +116,14 @@ def _open_checkpoint(source: str, run: str | None, step: int | None, index: Path
                           "built for its encoders (rag_jax.build_index, or training with "
                           f"config.model.rag.pretrained={source} and config.train.steps=0)")
     if not isinstance(config, Config):
-        config = changed(conversion.config_of(found), config or {})
+        own = dataclasses.replace(conversion.config_of(found), eval=EvalConfig())
+        config = changed(own, config or {})
+    said = pretrained.left_open(config, source)
+    config = pretrained.as_said(config, said)
     named = overrides.replace(config, {"model.rag.pretrained": source})
     job = job_as_they_are(config, named, pathlib.Path(source))
     return as_they_are(job, named, ("query_encoder", "generator"),
-                       open_index(job, config.runs[0], str(index)))
+                       open_index(job, config.runs[0], str(index)), said)
 
 
 def _open_towers(run: str | None, step: int | None, index: Path | None,
@@ -131,9 +135,10 @@ def _open_towers(run: str | None, step: int | None, index: Path | None,
     if index is None or not pathlib.Path(index).is_dir():
         raise ConfigError(f"index={index}: without a workdir, name the folder of an index that was "
                           "built for these towers (rag_jax.build_index)")
+    said = pretrained.left_open(config, config.model.sources["generator"])
     config = pretrained.resolve(config)
     job = job_as_they_are(config, config, pathlib.Path(index).absolute())
-    return as_they_are(job, config, TOWERS, open_index(job, config.runs[0], str(index)))
+    return as_they_are(job, config, TOWERS, open_index(job, config.runs[0], str(index)), said)
 
 
 def _config_of_towers(run: str | None, config: Config | Mapping[str, Any] | None) -> Config:

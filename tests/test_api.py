@@ -464,6 +464,39 @@ def test_a_checkpoint_of_hugging_face_answers_without_a_workdir(rag, uninterrupt
         check_tokens(opened.index, opened.job.prepared)
 
 
+def test_what_a_checkpoint_says_gives_way_to_what_is_asked(rag, uninterrupted, tmp_path):
+    """Its length penalty held in `thorough`, and its <s> refused a prefix, for a RAG folder and for
+    all that `ask` was asked with; opened by its towers, it answered otherwise."""
+    folder, index = tmp_path / "exported", uninterrupted / "indexes" / "2018"
+    conversion.convert(str(uninterrupted), str(folder))
+    said = json.loads((folder / "config.json").read_text())
+    said["generator"] |= {"num_beams": 3, "length_penalty": 2.0, "min_length": 3,
+                          "forced_bos_token_id": said["generator"]["bos_token_id"]}
+    (folder / "config.json").write_text(json.dumps(said))
+    data = {f"data.{name}": getattr(rag.config.data, name) for name in (
+        "max_question_length", "max_passage_length", "max_source_length", "max_target_length",
+        "length_buckets")}
+
+    def opened(**how):
+        return rag_jax.load(folder, index=index, config={
+            **data, **{f"eval.{name}": value for name, value in how.items()}})
+
+    asked = opened()
+    towers = rag_jax.load(index=index, config={
+        **data, "model.rag.pretrained": str(folder),
+        "model.document_encoder.pretrained": str(folder / "document_encoder")})
+    for how, expected in (
+            ({}, (3, 2.0, 3, True, True)), ({"strategy": "thorough"}, (3, 0.0, 3, True, True)),
+            ({"prefix": "The"}, (3, 2.0, 3, False, True)),
+            ({"exact_nodes": 5, "num_beams": 2}, (2, 0.0, 3, True, False)),
+            ({"labels": ("Lima", "Tokyo")}, (1, 0.0, 0, False, True))):
+        for decoding in (opened(**how).answerer().decoding, asked.answerer(how).decoding,
+                         towers.answerer(how).decoding):
+            assert (decoding.num_beams, decoding.length_penalty, decoding.min_length,
+                    decoding.forced_bos is not None, decoding.forced_eos) == expected, how
+    assert opened(strategy="thorough").answerer({"strategy": "marginal"}).decoding.length_penalty
+
+
 def test_arguments_that_ask_for_nothing_are_refused(uninterrupted):
     rag = rag_jax.load(uninterrupted)
     for wrong, told in ((lambda: rag.evaluate([]), "there are none"),

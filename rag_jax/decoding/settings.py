@@ -107,7 +107,8 @@ class Decoding:
             yield (f"labels: one has {max(map(len, self.labels))} tokens, </s> included; must be "
                    f"at most max_length={self.max_length}")
         if self.prefix is not None and self.forced_bos is not None:
-            yield "prefix and forced_bos both set the first token: put it into the prefix"
+            yield ("prefix and forced_bos both set the first token: leave out the prefix, or set "
+                   "forced_bos=False")
         if len(self.prefix or ()) >= self.max_length:
             yield (f"prefix has {len(self.prefix)} tokens: must be shorter than "
                    f"max_length={self.max_length}")

@@ -74,18 +74,20 @@ def job_of(config: Config, path: pathlib.Path) -> Job:
     return job_as_they_are(pretrained.resolve(config), config, path)
 
 
-def as_they_are(job: Job, named: Config, names: Sequence[str], index: Index) -> Rag:
+def as_they_are(job: Job, named: Config, names: Sequence[str], index: Index,
+                said: Mapping[str, Any]) -> Rag:
     """Opens towers as their sources have them.
 
     Args:
       job, named: as for `job_as_they_are`.
       names: of the towers.
       index: what is read, on the host.
+      said: as of `Rag`.
     """
     if "generator" in names:
         check_tokens(index, job.prepared)
     params = pretrained.load(dataclasses.replace(job, config=named), names, answers=True)
-    rag = Rag(job, job.config.runs[0], unstack_layers(params), index)
+    rag = Rag(job, job.config.runs[0], unstack_layers(params), index, said)
     if "document_encoder" in names:
         check_vectors(rag)
     return dataclasses.replace(rag, index=placed(job, index))
@@ -191,4 +193,5 @@ def open_ingested(path: pathlib.Path, run: str | None, index: str | os.PathLike 
         if PASSAGE_TABLE not in opened.passages.token_tables:
             raise ConfigError(f"{folder}: was made without a generator; run rag_jax.ingest again "
                               "with the same config.model.generator.pretrained")
-    return as_they_are(job, job.config, named, indexing.with_words(job, opened))
+    said = pretrained.left_open(config, config.model.sources.get("generator"))
+    return as_they_are(job, job.config, named, indexing.with_words(job, opened), said)

@@ -31,7 +31,7 @@ from rag_jax.retrieval.hybrid import HybridIndex
 from rag_jax.retrieval.manifest import check_encoder
 from rag_jax.retrieval.protocol import Passage
 from rag_jax.rules import changed
-from rag_jax.training import indexing, on_device
+from rag_jax.training import indexing, on_device, pretrained
 from rag_jax.training import workdir as workdirs
 from rag_jax.training.answer_settings import make_answerer
 from rag_jax.training.job import Index, Job, fingerprint
@@ -52,6 +52,8 @@ class Rag:
       run: its name among the workdir's runs.
       params: of all its towers, with looped layers.
       index: the passages that it reads; None for a closed-book run.
+      said: what a checkpoint that answers as it is says of the fields of config.eval that nobody
+        has set; those that are set otherwise may rule some of it out (`pretrained.as_said`).
       prefixes: what is kept of passages between questions (config.eval.prefix_mib).
     """
 
@@ -59,6 +61,7 @@ class Rag:
     run: str
     params: Params
     index: Index | None
+    said: Mapping[str, Any] = dataclasses.field(default_factory=dict, repr=False)
     prefixes: KeptPrefixes = dataclasses.field(default_factory=KeptPrefixes, repr=False)
 
     def __repr__(self) -> str:
@@ -395,8 +398,10 @@ class Rag:
         return self.job.tokens("dev")
 
     def _as_asked(self, how: Mapping[str, Any]) -> Config:
-        config = changed(self.config, {f"eval.{name}": value for name, value in how.items()})
-        return workdirs.check_classes(config, self.config.classes, self.job.workdir)
+        asked = {**dict.fromkeys(self.said), **how}
+        config = changed(self.config, {f"eval.{name}": value for name, value in asked.items()})
+        config = workdirs.check_classes(config, self.config.classes, self.job.workdir)
+        return pretrained.as_said(config, self.said)
 
     def _check_answers(self) -> None:
         """Raises ConfigError where there is no generator."""

@@ -7,7 +7,7 @@ A workdir is one of `rag_jax.train`, or a checkpoint that `rag_jax.convert` brou
 import dataclasses
 import functools
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -158,21 +158,36 @@ def _as_it_is(config: Config, source: str | None) -> Config:
     """A checkpoint that is not trained further answers as it says, where nothing else is asked."""
     if config.train.steps or not source:
         return config
-    asked, said = config.eval, answers(described(source))
-    longest, usual = config.data.max_target_length, DataConfig().max_target_length
-    if "max_length" in said and longest == usual and not asked.labels:
+    said, longest = answers(described(source)), config.data.max_target_length
+    if "max_length" in said and longest == DataConfig().max_target_length and (
+            not config.eval.labels):
         longest = min(said["max_length"], config.model.generator.max_positions)
-    unfit = {"max_length"}  # and what the rest of config.eval rules out, or means otherwise
+    data = dataclasses.replace(config.data, max_target_length=longest)
+    return as_said(dataclasses.replace(config, data=data), left_open(config, source))
+
+
+def left_open(config: Config, source: str | None) -> dict[str, Any]:
+    """What the checkpoint of a generator says of the fields of config.eval that are not set; {} if
+    it is trained further."""
+    if config.train.steps or not source:
+        return {}
+    return {name: value for name, value in answers(described(source)).items()
+            if name != "max_length" and getattr(config.eval, name) is None}
+
+
+def as_said(config: Config, said: Mapping[str, Any]) -> Config:
+    """With the fields of config.eval that were `left_open`, but for those that the others rule out,
+    or with which they mean something else."""
+    asked, unfit = config.eval, set()
     unfit |= {"forced_bos"} if asked.prefix or asked.labels else set()
     unfit |= set(config_json.SEARCH) if asked.labels else set()
     unfit |= {"forced_eos", "length_penalty"} if asked.exact_nodes else set()
     unfit |= {"length_penalty"} if asked.strategy != "marginal" else set()
-    unfit |= {"min_length"} if (said.get("min_length") or 0) > longest else set()
-    taken = {name: value for name, value in said.items()
-             if name not in unfit and getattr(asked, name) is None}
-    return dataclasses.replace(
-        config, data=dataclasses.replace(config.data, max_target_length=longest),
-        eval=dataclasses.replace(asked, **taken))
+    unfit |= {"min_length"} if (said.get("min_length") or 0) > (
+        config.data.max_target_length) else set()
+    return dataclasses.replace(config, eval=dataclasses.replace(asked, **{
+        name: value for name, value in said.items()
+        if name not in unfit and getattr(asked, name) is None}))
 
 
 def answers(found: hub.Pretrained) -> dict[str, Any]:
