@@ -125,7 +125,7 @@ class Answer(NamedTuple):
     # decided at its first token, p(z | x, class) in each. Empty for Fusion-in-Decoder.
     token_posterior: list[list[float]] = []
     finished: bool = True  # ended with </s>, or a class; False = cut at the length limit
-    certified: bool = False  # no other answer within the length limit is more probable
+    certified: bool = False  # no other answer that the settings allow is more probable
     alternatives: list["Answer"] = []  # the other returned answers or samples, best first
     # Prefixes that exact decoding has expanded for this question; where it is not certified then,
     # the node budget was spent first.

@@ -10,6 +10,7 @@ import pytest
 from rag_jax import api, flags
 from rag_jax.cli import display, evaluate, generate
 from rag_jax.config import Config
+from rag_jax.decoding.settings import Decoding
 from rag_jax.errors import UserError
 from rag_jax.types import Answer, Evidence
 
@@ -31,7 +32,8 @@ def asked(monkeypatch):
 
     def load(*_, config, **__):
         opened.append(config)
-        return SimpleNamespace(ask=answer, ask_each=answer, answers=True)
+        return SimpleNamespace(ask=answer, ask_each=answer, answers=True, answerer=lambda: (
+            SimpleNamespace(decoding=Decoding(min_length=config.eval.min_length or 0))))
 
     monkeypatch.setattr(flags, "workdir_config", lambda options: Config())
     monkeypatch.setattr(api, "load", load)
@@ -47,6 +49,14 @@ def test_exact_sets_the_nodes_unless_they_are_set(asked, capsys):
     claim = "no other answer has a higher probability under the model"
     assert claim in proved and "may have" not in proved
     assert "another answer may have a higher probability (7 prefixes searched)" in given_up
+
+
+def test_a_certificate_is_of_the_answers_that_the_settings_allow(asked, capsys):
+    """"No other answer" was said where a shorter one that min_length excludes was more probable."""
+    for argv in (["Who?"], ["Who?", "--config.eval.min_length=3"]):
+        generate.main(argv)
+    free, ruled = (line for line in capsys.readouterr().out.splitlines() if "no other" in line)
+    assert "no other answer has" in free and "no other answer that the settings allow has" in ruled
 
 
 def test_answers_that_would_be_lost_or_mixed_are_refused(asked, tmp_path, capsys):

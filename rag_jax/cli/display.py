@@ -62,16 +62,18 @@ def _shown(passage: Evidence) -> str:
     return f"{visible(str(passage.source or passage.id))}  {visible(text)}"
 
 
-def show(question: str, answer: Answer, heatmap_to: str | None = None) -> None:
+def show(question: str, answer: Answer, heatmap_to: str | None = None, ruled: bool = False
+         ) -> None:
     """Prints the answer, its log-probability and the passages that it was made from.
 
     Args:
       question: as asked.
       answer: the first and its alternatives.
       heatmap_to: also the document posterior per token: "terminal", or a .html or .png file.
+      ruled: not every answer was allowed (`Decoding.has_rules`).
     """
-    marks = "".join([", no other answer has a higher probability under the model"
-                     * answer.certified,
+    marks = "".join([f", no other answer{' that the settings allow' * ruled} has a higher "
+                     "probability under the model" * answer.certified,
                      f", another answer may have a higher probability ({answer.expanded} prefixes "
                      "searched)" * (answer.expanded > 0 and not answer.certified),
                      ", cut at the length limit" * (not answer.finished)])

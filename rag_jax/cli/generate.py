@@ -81,7 +81,7 @@ def _answer(options: argparse.Namespace, config: Config, asked: list[tuple[str, 
             raise ConfigError(f"--out, --heatmap and --exact are of answers. {NO_GENERATOR}")
         show_passages(rag, [text for _, text in asked], typed() if options.interactive else ())
         return
-    answers = rag.ask_each([text for _, text in asked])
+    answers, ruled = rag.ask_each([text for _, text in asked]), rag.answerer().decoding.has_rules
     maps = heatmap.names(options.heatmap, options.interactive or len(asked) > 1)
     if not hosts.leads():
         list(answers)  # they are computed together
@@ -94,6 +94,6 @@ def _answer(options: argparse.Namespace, config: Config, asked: list[tuple[str, 
         print(f"{len(asked)} answers in {options.out}")
     else:
         for (_, question), answer in zip(asked, answers, strict=True):
-            show(question, answer, next(maps))
+            show(question, answer, next(maps), ruled)
     for question in typed() if options.interactive else ():
-        show(question, rag.ask(question)[0], next(maps))
+        show(question, rag.ask(question)[0], next(maps), ruled)

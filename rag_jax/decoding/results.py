@@ -47,7 +47,7 @@ class Decoded(NamedTuple):
 
     ranked: Ranked
     prior: jax.Array  # float32[B, K], p(z | x)
-    # bool[B], no other answer has a higher probability under the model, in float32:
+    # bool[B], no other answer that is allowed has a higher probability under the model, in float32:
     # nothing that was not found comes within MARGIN, and what was found is ranked as computed.
     certified: jax.Array
     # float32[B], no ended answer that the search has not found is more probable; inf = unknown.

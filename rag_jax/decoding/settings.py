@@ -144,6 +144,12 @@ class Decoding:
         return self.prefix_length or int(self.forced_bos is not None)
 
     @property
+    def has_rules(self) -> bool:
+        """Whether some answers are not allowed; certificates are of the others alone."""
+        return bool(self.forced_first or self.min_length > 1 or self.no_repeat_ngram_size
+                    or self.bad_words or self.labels)
+
+    @property
     def search_penalty(self) -> float:
         """The length penalty inside a beam; greedy search has none."""
         return self.length_penalty if self.num_beams > 1 else 0.0

@@ -55,6 +55,14 @@ def test_what_each_rule_promises():
     assert {y[:2] for y in answers(prefix=(1, 0), length_penalty=0.7)} == {(1, 0)}
 
 
+@pytest.mark.parametrize("rule, some_are_out", [
+    ({}, False), ({"min_length": 1, "forced_eos": True, "length_penalty": 1.0}, False),
+    ({"min_length": 2}, True), ({"no_repeat_ngram_size": 2}, True), ({"prefix": (3,)}, True),
+    ({"forced_bos": 3}, True), ({"bad_words": ((3,),)}, True), ({"labels": ((3,), (4,))}, True)])
+def test_which_settings_rule_answers_out(rule, some_are_out):
+    assert Decoding(**rule).has_rules == some_are_out
+
+
 def test_nothing_is_found_where_the_rules_allow_nothing():
     """No NaN, no junk that looks like an answer."""
     found = MODEL.search(num_beams=2, bad_words=((0,), (1,), (3,)), min_length=6)
