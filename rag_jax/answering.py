@@ -94,7 +94,9 @@ def keys_of(seeds: int | np.ndarray, numbers: np.ndarray) -> jax.Array:
 
     seeds: of all, or uint32[Q], for each question that of its own list.
     """
-    roots = jax.random.key(seeds) if isinstance(seeds, int) else jax.vmap(jax.random.key)(seeds)
+    # By other generators, such as rbg, what is drawn depends on the rest of the batch.
+    key = functools.partial(jax.random.key, impl="threefry2x32")
+    roots = key(seeds) if isinstance(seeds, int) else jax.vmap(key)(seeds)
     return jax.vmap(jax.random.fold_in, (0 if roots.ndim else None, 0))(roots, numbers)
 
 
@@ -445,7 +447,7 @@ class Answerer:
         for n, valid in enumerate(ranked.valid[row]):
             tokens = self._until_end(ranked.tokens[row, n])
             known = not self.decoding.sample and any(a.token_ids == tokens for a in best_first)
-            if n and (known or not valid):
+            if known or not valid and (n or ranked.valid[row].any()):
                 continue
             posterior = ranked.posterior[row, n] if explained else prior
             token_posterior = ranked.token_posterior[row, n, :, : len(tokens)].T  # -> [T, K]

@@ -80,6 +80,35 @@ def test_exact_nodes_reach_the_answers(monkeypatch):
                if g.finished)
 
 
+def test_a_sample_that_is_no_answer_keeps_no_other_from_being_returned(monkeypatch):
+    """The question was refused, for rules that forbid every token, where the first sample alone had
+    met its dead end."""
+    sampled = {"sample": True, "num_return_sequences": 3}
+    every, jit_decode = answers(monkeypatch, **sampled), answering.jit_decode
+
+    def first_is_none(model, settings):
+        def run(*arguments):
+            decoded = jit_decode(model, settings)(*arguments)
+            valid = decoded.ranked.valid.at[:, 0].set(False)
+            return decoded._replace(ranked=decoded.ranked._replace(valid=valid))
+
+        return run
+
+    monkeypatch.setattr(answering, "jit_decode", first_is_none)
+    for all_of_them, others in zip(every, answers(monkeypatch, **sampled), strict=True):
+        assert [a.token_ids for a in all_of_them.alternatives] == [
+            a.token_ids for a in (others, *others.alternatives)]
+
+
+@pytest.mark.parametrize("seeds", [7, np.array([7, 8], np.uint32)])
+def test_samples_are_drawn_alike_whatever_generator_is_jaxs_default(seeds):
+    """By rbg under vmap, a question's sample was drawn with the key of the batch's first."""
+    usual = answering.keys_of(seeds, np.arange(2))
+    with jax.default_prng_impl("rbg"):
+        keys = answering.keys_of(seeds, np.arange(2))
+    np.testing.assert_array_equal(jax.random.key_data(keys), jax.random.key_data(usual))
+
+
 def test_nodes_are_refused_where_nothing_can_be_proved(monkeypatch):
     with pytest.raises(ConfigError, match="config.eval.exact_nodes=5: .*length_penalty=0"):
         answers(monkeypatch, 5, length_penalty=1.0, num_beams=2)

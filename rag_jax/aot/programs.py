@@ -14,7 +14,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from rag_jax import parallel
-from rag_jax.answering import embed_program, jit_decode, jit_log_likelihood
+from rag_jax.answering import embed_program, jit_decode, jit_log_likelihood, keys_of
 from rag_jax.config import Config, ConfigError
 from rag_jax.data.batches import assemble, input_shape
 from rag_jax.data.prepared import Prepared, generator_format
@@ -200,7 +200,7 @@ def _answering(job: Job, run: str) -> tuple[Program, Program]:
     unrounded = _left(kept, params["generator"])
     batch = _batch(job, answerer.batch_size, answerer.k if job.config.retrieval.k else 0)
     if answerer.decoding.sample:
-        keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), answerer.batch_size))
+        keys = jax.eval_shape(lambda: keys_of(0, np.arange(answerer.batch_size)))
     return (Program(f"evaluate {run}", jit_log_likelihood(answerer.model), (params, batch),
                     unrounded),
             Program(f"decode {run}", jit_decode(answerer.model, answerer.decoding),

@@ -68,10 +68,10 @@ def faults(decoded: Decoded) -> dict[int, DecodingError]:
     A question without any passage has no valid answer either; that is no fault.
     """
     ranked, errors = decoded.ranked, {}
-    nothing = ~ranked.valid[:, 0] & (decoded.prior > 0).any(axis=1)
+    nothing = ~ranked.valid.any(axis=1) & (decoded.prior > 0).any(axis=1)
     for row in np.flatnonzero(nothing):
         errors[int(row)] = DecodingError("config.eval allows no answer: bad_words, min_length and "
-                                        "no_repeat_ngram_size forbid every token")
+                                        "no_repeat_ngram_size forbid every token that could follow")
     finite = np.isfinite(decoded.prior).all(axis=1) & np.isfinite(ranked.log_p[:, 0])
     for row in np.flatnonzero(~finite | np.isnan(ranked.log_p).any(axis=1)):
         errors[int(row)] = ScoreError(f"the scores are not finite (log p = "
