@@ -651,8 +651,8 @@ class EvalConfig:
                          "as probable as the last of them", at_least=0, at_most=1)
     exact_nodes: int = field(0, "prefixes that the search for the most probable answer may expand "
                              "per question; 0 = no such search", at_least=0)
-    nfd: bool = field(False, "exact match after Unicode's canonical decomposition (NFD), as ORQA "
-                      "and DrQA score; false = as SQuAD, DPR and KILT")
+    nfd: bool = field(False, "exact match, F1 and overlaps with training after Unicode's canonical "
+                      "decomposition (NFD), as ORQA and DrQA score; false = as SQuAD, DPR and KILT")
     kilt_pages: Literal["title", "id"] = field(
         "title", "metrics=kilt: pages are the same that have the same title; or Wikipedia's id, "
         "where passages are called ID, or ID.N after their division into chunks")

@@ -104,7 +104,7 @@ def score(predictions: Texts, examples: Sequence[Example], families: Sequence[st
             found["em_answer_not_retrieved"] = _percent(correct[missed])
         found["answer_not_retrieved_count"] = int(missed.sum())
     if train:
-        found |= _overlaps(correct, examples, train)
+        found |= _overlaps(correct, examples, train, how.nfd)
     for family in families:
         values, others = FAMILIES[family].metrics(predictions, examples, retrieved, how)
         if values is not None:
@@ -123,15 +123,15 @@ def _with_interval(name: str, values: Sequence[float]) -> dict[str, float]:
     return {name: _percent(values), f"{name}_ci_low": low, f"{name}_ci_high": high}
 
 
-def _overlaps(correct: np.ndarray, examples: Sequence[Example], train: Sequence[Example]
-              ) -> dict[str, float]:
+def _overlaps(correct: np.ndarray, examples: Sequence[Example], train: Sequence[Example],
+              nfd: bool) -> dict[str, float]:
     """Of answers, where they are texts and no expressions; and of questions."""
     found = {}
     if not any(example.regex for example in examples):
         found["answer_overlap"] = overlap.overlaps(
-            [e.answers for e in examples], [e.answers for e in train])
+            [e.answers for e in examples], [e.answers for e in train], nfd)
     found["question_overlap"] = overlap.overlaps(
-        [[e.question] for e in examples], [[e.question] for e in train])
+        [[e.question] for e in examples], [[e.question] for e in train], nfd)
     return {f"em_{key}": value for name, which in found.items()
             for key, value in overlap.slices(correct, which, name).items()}
 
@@ -164,7 +164,7 @@ def depths(retrieved: Sequence[Sequence]) -> list[int]:
 def _qa(predictions: Texts, examples: Sequence[Example], retrieved: Retrieved | None,
         how: EvalConfig) -> Scores:
     """em; f1 over the questions whose answers are texts (absent where there are none)."""
-    values = [f1(prediction, example.answers)
+    values = [f1(prediction, example.answers, how.nfd)
               for prediction, example in zip(predictions, examples, strict=True)
               if not example.regex]
     return Scores(None, {"f1": _percent(values)} if values else {})

@@ -162,6 +162,16 @@ def test_overlap_with_training_is_of_texts_and_not_of_expressions():
     assert found["em_question_overlap_count"] == 2 and "em_answer_overlap_count" not in found
 
 
+def test_decomposed_answers_are_equal_in_every_score():
+    """config.eval.nfd changed EM alone: F1 and the overlap said that the same texts differ."""
+    asked = [Example("1", "Who is Beyonc\u00e9?", ("Beyonc\u00e9",))]
+    train = [Example("t", "Who is Beyonce\u0301?", ("Beyonce\u0301",))]
+    for nfd in (False, True):
+        found = score(["Beyonce\u0301"], asked, how=EvalConfig(nfd=nfd), train=train)
+        assert found["em"] == found["f1"] == 100 * nfd
+        assert found["em_answer_overlap_count"] == found["em_question_overlap_count"] == nfd
+
+
 def test_families_are_those_of_the_configuration():
     assert set(FAMILIES) == set(typing.get_args(MetricFamily))
     assert Config().eval.metrics == ("qa",)

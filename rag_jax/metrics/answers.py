@@ -6,6 +6,8 @@ import unicodedata
 from collections import Counter
 from collections.abc import Sequence
 
+from rag_jax.metrics.references import checked_references
+
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
 
@@ -36,21 +38,23 @@ def exact_match(prediction: str, references: Sequence[str], nfd: bool = False) -
     """
     normalized, given = normalize_answer(prediction, nfd), bool(prediction.strip())
     return any(normalized == normalize_answer(text, nfd) and given == bool(text.strip())
-               for text in _checked(references))
+               for text in checked_references(references))
 
 
-def f1(prediction: str, references: Sequence[str]) -> float:
+def f1(prediction: str, references: Sequence[str], nfd: bool = False) -> float:
     """Best token F1 over the references, from 0 to 1.
 
     F1 is the harmonic mean of precision and recall of the bag of normalised tokens; without a
     common token it is 0, also where both sides normalise to nothing (SQuAD v1.1; v2.0 says 1).
+    `nfd` is that of `normalize_answer`.
 
     Raises:
         ValueError: no references.
         TypeError: `references` is one string.
     """
-    tokens = normalize_answer(prediction).split()
-    return max(_token_f1(tokens, normalize_answer(text).split()) for text in _checked(references))
+    tokens = normalize_answer(prediction, nfd).split()
+    return max(_token_f1(tokens, normalize_answer(text, nfd).split())
+               for text in checked_references(references))
 
 
 def _token_f1(prediction: list[str], reference: list[str]) -> float:
@@ -59,11 +63,3 @@ def _token_f1(prediction: list[str], reference: list[str]) -> float:
         return 0.0
     precision, recall = common / len(prediction), common / len(reference)
     return 2 * precision * recall / (precision + recall)
-
-
-def _checked(references: Sequence[str]) -> Sequence[str]:
-    if isinstance(references, str):
-        raise TypeError(f"references is the string {references!r}: expected a list of strings")
-    if len(references) == 0:
-        raise ValueError("no references: expected at least one accepted answer per question")
-    return references

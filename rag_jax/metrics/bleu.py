@@ -16,6 +16,8 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
+from rag_jax.metrics.references import check_tokens, checked_references
+
 Tokens = Sequence[str]
 TINY, SMALL = 1e-15, 1e-9
 
@@ -49,9 +51,9 @@ def bleu_counts(prediction: Tokens, references: Sequence[Tokens], max_order: int
 
     Raises:
         ValueError: no references.
+        TypeError: a string in the place of tokens, or of the references.
     """
-    if len(references) == 0:
-        raise ValueError("no references: expected at least one per prediction")
+    check_tokens(prediction, references)
     length, orders = len(prediction), range(1, max_order + 1)
     _, closest = min((abs(len(reference) - length), len(reference)) for reference in references)
     most = [functools.reduce(operator.or_, (ngrams(reference, n) for reference in references))
@@ -104,6 +106,7 @@ def corpus_sacre_bleu(predictions: Sequence[str], references: Sequence[Sequence[
 
     Raises:
         ValueError: no predictions, one without references, or different numbers.
+        TypeError: the references of one are one string.
     """
     from sacrebleu.metrics.bleu import BLEU  # 0.2 s, for those who score texts alone
 
@@ -111,7 +114,6 @@ def corpus_sacre_bleu(predictions: Sequence[str], references: Sequence[Sequence[
         raise ValueError("no predictions: BLEU over none is undefined")
     if len(predictions) != len(references):
         raise ValueError(f"{len(predictions)} predictions but references of {len(references)}")
-    if not all(map(len, references)):
-        raise ValueError("no references: expected at least one per prediction")
-    streams = list(itertools.zip_longest(*references))  # the first of each, the second of each, ..
+    # The first of each, the second of each, ...
+    streams = list(itertools.zip_longest(*map(checked_references, references)))
     return BLEU().corpus_score(list(predictions), streams).score

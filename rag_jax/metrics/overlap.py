@@ -7,7 +7,8 @@ import numpy as np
 from rag_jax.metrics.answers import normalize_answer
 
 
-def overlaps(tested: Sequence[Sequence[str]], trained: Iterable[Sequence[str]]) -> np.ndarray:
+def overlaps(tested: Sequence[Sequence[str]], trained: Iterable[Sequence[str]],
+             nfd: bool = False) -> np.ndarray:
     """Which questions have a text that is one of the training questions'; bool[Q].
 
     Texts are compared as exact match does. Source: Lewis et al. 2021, "Question and answer
@@ -17,10 +18,20 @@ def overlaps(tested: Sequence[Sequence[str]], trained: Iterable[Sequence[str]]) 
     Args:
         tested: the accepted answers of each test question, or the question alone.
         trained: the same of each training question.
+        nfd: that of `exact_match`.
+
+    Raises:
+        TypeError: the texts of a question are one string.
     """
-    known = {normalize_answer(text) for texts in trained for text in texts}
-    return np.array([any(normalize_answer(text) in known for text in texts) for texts in tested],
-                    bool)
+    known = {normalize_answer(text, nfd) for texts in trained for text in _listed(texts)}
+    return np.array([any(normalize_answer(text, nfd) in known for text in _listed(texts))
+                     for texts in tested], bool)
+
+
+def _listed(texts: Sequence[str]) -> Sequence[str]:
+    if isinstance(texts, str):
+        raise TypeError(f"the texts of a question are the string {texts!r}: expected a list")
+    return texts
 
 
 def slices(correct: Sequence[bool], within: np.ndarray, name: str) -> dict[str, float]:

@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from rag_jax.metrics.bleu import sentence_bleu
+from rag_jax.metrics.references import checked_references
 from rag_jax.metrics.tokens import WORDS, ptb_tokens
 
 QUESTION_WORDS, STOP_WORDS = (frozenset(WORDS[name].split()) for name in ("question", "stop"))
@@ -57,10 +58,10 @@ def q_bleu_1(prediction: str, references: Sequence[str], weights: Weights = SQUA
 
     Raises:
         ValueError: no references.
+        TypeError: `references` is one string.
     """
-    if len(references) == 0:
-        raise ValueError("no references: expected at least one per prediction")
-    return max(_score(prediction, reference, weights) for reference in references)
+    return max(_score(prediction, reference, weights)
+               for reference in checked_references(references))
 
 
 def _score(prediction: str, reference: str, weights: Weights) -> float:
@@ -81,8 +82,10 @@ def components(prediction: str, reference: str) -> Components:
 
 
 def bleu_1(prediction: str, references: Sequence[str]) -> float:
-    """Sentence BLEU-1 on the same tokens, from 0 to 1: the fluency that the script prints."""
-    return sentence_bleu(ptb_tokens(prediction), [ptb_tokens(text) for text in references])[0]
+    """Sentence BLEU-1 on the same tokens, from 0 to 1: the fluency that the script prints; errors
+    as of `q_bleu_1`."""
+    return sentence_bleu(ptb_tokens(prediction),
+                         [ptb_tokens(text) for text in checked_references(references)])[0]
 
 
 def _either_way(one: list[str], other: list[str]) -> float:

@@ -2,6 +2,8 @@
 
 from collections.abc import Sequence
 
+from rag_jax.metrics.references import check_tokens
+
 Tokens = Sequence[str]
 BETA = 1.2  # weight of recall against precision
 
@@ -15,11 +17,11 @@ def rouge_l(prediction: Tokens, references: Sequence[Tokens]) -> float:
 
     Raises:
         ValueError: no references.
+        TypeError: a string in the place of tokens, or of the references.
 
     Source: MSMARCO-Question-Answering, Evaluation/rouge (coco-caption).
     """
-    if len(references) == 0:
-        raise ValueError("no references: expected at least one per prediction")
+    check_tokens(prediction, references)
     prediction = prediction or [""]
     precision = recall = 0.0
     for reference in references:

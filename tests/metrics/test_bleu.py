@@ -56,7 +56,7 @@ def test_random_texts_agree_with_plain_counting():
 
 
 def test_empty_texts_score_next_to_nothing_and_misuse_is_an_error():
-    assert sentence_bleu([], ["a"]) == [0.0]
+    assert sentence_bleu([], [["a"]]) == [0.0]
     assert sentence_bleu(["a"], [[]]) == [pytest.approx(0.0, abs=1e-12)]
     with pytest.raises(ValueError, match="no references"):
         sentence_bleu(["a"], [])

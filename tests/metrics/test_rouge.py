@@ -40,7 +40,7 @@ def test_precision_and_recall_may_be_of_different_references():
 
 
 def test_texts_without_tokens():
-    assert rouge_l([], ["a"]) == rouge_l(["a"], [[]]) == 0.0
+    assert rouge_l([], [["a"]]) == rouge_l(["a"], [[]]) == 0.0
     assert rouge_l([], [[]]) == 1.0
     with pytest.raises(ValueError, match="no references"):
         rouge_l(["a"], [])

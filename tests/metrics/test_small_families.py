@@ -3,9 +3,11 @@
 import numpy as np
 import pytest
 
-from rag_jax.metrics.bleu import distinct_ngram_ratio
+from rag_jax.metrics.bleu import corpus_bleu, corpus_sacre_bleu, distinct_ngram_ratio
 from rag_jax.metrics.classification import accuracies
 from rag_jax.metrics.overlap import overlaps, slices
+from rag_jax.metrics.q_bleu import bleu_1, q_bleu_1
+from rag_jax.metrics.rouge import rouge_l
 
 
 def test_distinct_trigrams_are_counted_over_all_texts_together():
@@ -42,6 +44,24 @@ def test_overlap_with_the_training_set_is_after_normalisation():
     assert answers.tolist() == [True, True, False]
     questions = overlaps([["Where is the Peru?"], ["Where is Quito"]], [["where is Peru"]])
     assert questions.tolist() == [True, False]
+
+
+def test_overlap_is_what_exact_match_says():
+    """With nfd, the answers of training were told apart from those that exact match found equal."""
+    composed, decomposed = [["Beyonc\u00e9"]], [["Beyonce\u0301"]]
+    assert not overlaps(composed, decomposed) and overlaps(composed, decomposed, nfd=True)
+
+
+@pytest.mark.parametrize("wrong", [
+    lambda: overlaps(["Lima"], [["L"]]), lambda: overlaps([["L"]], ["Lima"]),
+    lambda: q_bleu_1("Who is it?", "Who is it?"), lambda: bleu_1("Who is it?", "Who is it?"),
+    lambda: rouge_l(["who"], "who"), lambda: rouge_l(["who"], ["who"]),
+    lambda: rouge_l("who", [["who"]]), lambda: corpus_bleu([["who"]], ["who"]),
+    lambda: corpus_bleu([["who"]], [["who"]]), lambda: corpus_sacre_bleu(["Who is it?"], ["Who?"])])
+def test_a_string_in_the_place_of_a_list_is_an_error_and_no_score(wrong):
+    """Its letters were scored as answers, or as tokens."""
+    with pytest.raises(TypeError, match="expected a list"):
+        wrong()
 
 
 def test_slices_split_every_question_once():
