@@ -18,6 +18,7 @@ from rag_jax.metrics.retrieval import gold_metrics, retrieval_monitors
 from rag_jax.models.rag import FUSION, word_weight
 from rag_jax.types import Answer, Params
 
+LONGEST_NAME = 255  # bytes of a file's name
 SAME_SCORES = ("mesh.", "eval.batch_size")  # fields that no score depends on
 
 
@@ -203,7 +204,8 @@ def folder_name(split: str, questions: str | None = None, index: str | None = No
         whole = ",".join(f"{name.rpartition('.')[2]}={overrides.shown(value)}"
                          for name, value in given.items())
         parts.append(_digested(whole[:60], repr(given)))
-    return "-".join(parts)
+    name = "-".join(parts)
+    return name if len(name.encode()) <= LONGEST_NAME else _digested(name, name)
 
 
 def _named(source: str) -> str:
@@ -213,8 +215,10 @@ def _named(source: str) -> str:
 
 
 def _digested(stem: str, whole: str) -> str:
-    stem = re.sub(r"[^\w.-]+", "_", stem)
-    return f"{stem}-{hashlib.sha256(whole.encode()).hexdigest()[:8]}"
+    """The stem as it can stand in a file's name, and be the whole of it, with a digest."""
+    digest = f"-{hashlib.sha256(whole.encode()).hexdigest()[:8]}"
+    stem = re.sub(r"[^\w.-]+", "_", stem).encode()[: LONGEST_NAME - len(digest)]
+    return stem.decode(errors="ignore") + digest
 
 
 def write_evaluation(folder: pathlib.Path, result: Evaluation, aside: bool = False) -> None:

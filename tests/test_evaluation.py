@@ -165,6 +165,16 @@ def test_an_evaluation_on_other_questions_has_a_folder_of_its_own(tmp_path, monk
                                for where in ("full", "sample")})
 
 
+def test_an_evaluation_with_a_long_name_has_a_folder_that_can_be_made(tmp_path):
+    """Once all was answered, the folder could not be made, and the answers were lost."""
+    asked = tmp_path / f"{'q' * 240}.jsonl"
+    names = [folder_name("test", str(asked), "\u00e9" * 120 + end,
+                         settings={"eval.prefix": "The " * 20}) for end in "ab"]
+    assert len(set(names)) == 2 and all(name.startswith("questions-qqq") for name in names)
+    for name in names:
+        (tmp_path / name).mkdir()
+
+
 def test_another_index_or_step_has_a_folder_of_its_own(opened, tmp_path, monkeypatch):
     """`--step=20`, `--index=2016` and other settings took the place of the evaluation on `test`."""
     monkeypatch.chdir(tmp_path)
