@@ -57,6 +57,14 @@ def decoding_settings(config: Config, tokenizer: Tokenizer) -> Decoding:
         """As a further word, where an answer's first one has no space before it (a chat's)."""
         return ids(text) if tokenizer.begins_words else tuple(tokenizer.encode([f" {text}"])[0])
 
+    def within(text: str) -> tuple[int, ...]:
+        """As it goes on without a space: tokenizers may put one before a text of its own."""
+        for before in (".", "a"):  # with one of them it may be a single token
+            begun, whole = tokenizer.encode([before, before + text])
+            if whole[: len(begun)] == begun and len(whole) > len(begun):
+                return tuple(whole[len(begun):])
+        return ids(text)
+
     try:
         if config.eval.forced_bos and tokenizer.start is None:
             raise ValueError("forced_bos: this tokenizer has no <s>; set false")
@@ -73,7 +81,7 @@ def decoding_settings(config: Config, tokenizer: Tokenizer) -> Decoding:
             **same,
             "max_length": longest,
             "bad_words": tuple(dict.fromkeys(
-                form(text) for text in config.eval.bad_words for form in (ids, inside))),
+                form(text) for text in config.eval.bad_words for form in (ids, inside, within))),
             "prefix": ids(config.eval.prefix) if config.eval.prefix else None,
             "labels": labels,
             "forced_bos": tokenizer.start if config.eval.forced_bos else None,

@@ -19,7 +19,7 @@ def test_texts_become_the_ids_that_they_have_inside_an_answer():
     found = decoding_settings(config, TOKENIZER)
     inside = TOKENIZER.encode(["a Lima"])[0]
     assert inside[-len(found.bad_words[0]):] == list(found.bad_words[0])
-    assert TOKENIZER.decode(found.bad_words[1]) == "Paris of"
+    assert TOKENIZER.decode(found.bad_words[2]) == "Paris of"
     assert TOKENIZER.decode(found.prefix) == "Peru"
     assert (found.num_beams, found.max_length, found.forced_bos) == (3, 9, None)
     assert decoding_settings(Config(), TOKENIZER) == Decoding()
@@ -52,6 +52,16 @@ def test_a_bad_word_is_one_wherever_it_stands_in_an_answer_without_a_space_befor
     found = decoding_settings(replace(Config(), {"eval.bad_words": ("Lima",)}), chat)
     assert [*map(chat.piece, found.bad_words[0])] == ["Lima"]
     assert [*map(chat.piece, found.bad_words[1])] == [" Lima"] and len(found.bad_words) == 2
+
+
+def test_a_bad_word_is_one_within_a_word():
+    """Its tokens after a space alone were forbidden, which are others: "mmm" stayed an answer."""
+    for tokenizer in (TOKENIZER, Tokenizer(tiny.t5_tokenizer(["Lima"]))):
+        for text in ("m", "!"):
+            found = decoding_settings(replace(Config(), {"eval.bad_words": (text,)}), tokenizer)
+            forms = [[*map(tokenizer.piece, word)] for word in found.bad_words]
+            assert [text] in forms and len(forms) == 2
+            assert "".join(forms[0]) == f" {text}", "the other one is a word of its own"
 
 
 def test_the_first_token_is_not_forced_where_there_is_none():
