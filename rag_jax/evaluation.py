@@ -11,9 +11,10 @@ import numpy as np
 
 from rag_jax import files, overrides, scoring
 from rag_jax.answering import Answerer
-from rag_jax.config import ConfigError, EvalConfig
+from rag_jax.config import ConfigError, DataConfig, EvalConfig
 from rag_jax.data.question_files import Example
 from rag_jax.data.questions import QuestionTokens
+from rag_jax.errors import DataError
 from rag_jax.metrics.retrieval import gold_metrics, retrieval_monitors
 from rag_jax.models.rag import FUSION, word_weight
 from rag_jax.types import Answer, Params
@@ -41,16 +42,18 @@ def evaluate(answerer: Answerer, params: Params, questions: QuestionTokens,
       params: of the model.
       questions: with reference answers.
       retrieved: int[Q, K] passages to read instead of those that the retriever finds.
-      likelihood: also the marginal NLL of the first reference (a pass of its own).
+      likelihood: also the marginal NLL of the first target, or reference where a question has no
+        targets (a pass of its own).
       how: config.eval: its metrics, and how they are computed; None = the defaults.
       train: the training questions, where what they share with these is to be told.
 
     Returns:
       What `scoring.score` returns (where the answers are not known, the count alone), nll (mean
-      nats per question; where they are known), log_prob (mean nats of the
-      answers given), questions_cut, inputs_cut and tokens_cut (percent of the questions that the
-      query encoder reads in part, of the pairs of question and passage that the generator does,
-      and of the passages' tokens that it does not read), read_recall@K (answer_recall@K of what
+      nats per question; where they are known) and targets_cut (percent of the answers of which it
+      is that of the beginning alone), log_prob (mean nats of the answers given), questions_cut,
+      inputs_cut and tokens_cut (percent of the questions that the query encoder reads in part, of
+      the pairs of question and passage that the generator does, and of the passages' tokens that
+      it does not read), read_recall@K (answer_recall@K of what
       the generator reads of the passages), gold_recall@K, gold_mrr and gold_ndcg@K (percent; where
       questions name passages of the index), certified (percent, where the decoding can claim it),
       and the retrieval-collapse monitors. With a null document also retrieval_utility (mean nats by
@@ -58,12 +61,11 @@ def evaluate(answerer: Answerer, params: Params, questions: QuestionTokens,
       null_posterior (means of its probabilities). Where the weight of words is learned,
       hybrid_weight.
     """
+    known, how = _known(questions.examples), how or EvalConfig()
     if retrieved is None:
         retrieved = answerer.retrieve(params, questions)
     answers = answerer.decode(params, questions, retrieved)
-    how = how or EvalConfig()
     texts = [answer.text for answer in answers]
-    known = all(example.answers for example in questions.examples)
     metrics = {"count": len(texts)}
     if known:
         passages = None if retrieved is None else [
@@ -76,6 +78,7 @@ def evaluate(answerer: Answerer, params: Params, questions: QuestionTokens,
     if likelihood and known:
         found = answerer.log_likelihoods(params, questions, retrieved)
         metrics["nll"] = -found["log_p"].mean()
+        metrics["targets_cut"] = 100 * questions.targets_cut() / len(texts)
         if "log_p_null" in found:
             metrics["retrieval_utility"] = (found["log_p"] - found["log_p_null"]).mean()
     if retrieved is not None:
@@ -153,13 +156,32 @@ def _gold_metrics(answerer: Answerer, questions: QuestionTokens, retrieved: np.n
     return gold_metrics(found, gold, scoring.depths(found))
 
 
-def remarks(result: Evaluation, max_source_length: int) -> list[str]:
-    """What the metrics of an evaluation do not say by themselves."""
+def _known(examples: Sequence[Example]) -> bool:
+    """Whether their answers are.
+
+    Raises:
+      DataError: those of some are, and of others not.
+    """
+    unknown = [example.id for example in examples if not example.answers]
+    if 0 < len(unknown) < len(examples):
+        raise DataError(f"question {unknown[0]!r} has no answers, and others have: give it some or "
+                        "leave it out; beside it nothing is scored")
+    return not unknown
+
+
+def remarks(result: Evaluation, data: DataConfig) -> list[str]:
+    """What the metrics of an evaluation do not say by themselves.
+
+    data: of the run.
+    """
     found = []
     if lost := result.metrics.get("tokens_cut"):
         found.append(f"{lost:.1f} % of the passages' tokens do not fit into config.data."
-                     f"max_source_length={max_source_length} beside the question: they are not "
-                     "read")
+                     f"max_source_length={data.max_source_length} beside the question: they are "
+                     "not read")
+    if cut := result.metrics.get("targets_cut"):
+        found.append(f"{cut:.1f} % of the reference answers do not fit into config.data."
+                     f"max_target_length={data.max_target_length}: nll is that of their beginnings")
     if result.correct[0] is None:
         found.append("not scored: the answers to these questions are not public")
     return found

@@ -8,7 +8,7 @@ import pytest
 
 from rag_jax import api, evaluation, flags
 from rag_jax.cli import evaluate as evaluate_command
-from rag_jax.config import Config, ConfigError, EvalConfig
+from rag_jax.config import Config, ConfigError, DataConfig, EvalConfig
 from rag_jax.data.question_files import Example
 from rag_jax.data.text import Cuts
 from rag_jax.errors import UserError
@@ -28,7 +28,7 @@ from rag_jax.types import Answer, Evidence
 QUESTIONS = SimpleNamespace(examples=[
     Example("1", "When?", (r"19\d\d",), regex=True, titles=("Peru",)),
     Example("2", "Where?", ("Lima",), titles=("Lima",)),
-], cuts=Cuts())
+], cuts=Cuts(), targets_cut=lambda: 1)
 PASSAGES = [Passage("a", "Peru", "since 1950"), Passage("b", "Lima", "a town")]
 
 
@@ -69,8 +69,11 @@ def test_answers_are_scored_with_the_passages_that_they_were_given():
     assert (found["em_answer_not_retrieved"], found["answer_not_retrieved_count"]) == (100, 1)
     assert found["read_recall@1"] == 0.0, "1950 is in the part that is not read"
     assert (found["inputs_cut"], found["tokens_cut"], found["questions_cut"]) == (50, 25, 0)
-    (remark,) = evaluation.remarks(Evaluation(found, [], [True]), 64)
-    assert "25.0 % of the passages' tokens" in remark and "max_source_length=64" in remark
+    unread, cut = evaluation.remarks(Evaluation(found, [], [True]),
+                                     DataConfig(max_source_length=64))
+    assert "25.0 % of the passages' tokens" in unread and "max_source_length=64" in unread
+    assert found["targets_cut"] == 50, "nll was silently that of the beginning of a reference"
+    assert "50.0 % of the reference answers" in cut and "max_target_length=32" in cut
     assert found["r_precision"] == 50.0 and found["unique_passages"] == 2
     given = evaluate(Parrot(["1950s", "Lima"]), {}, QUESTIONS, np.array([[1], [1]]), False)
     assert given.metrics["answer_recall@1"] == 0.0 and "nll" not in given.metrics
@@ -120,7 +123,8 @@ def test_predictions_say_which_are_correct_also_of_patterns(tmp_path):
 def test_how_answers_are_compared_and_what_training_knew_go_into_the_scores(tmp_path):
     """config.eval.nfd reaches both files, and the training questions the slices."""
     asked = SimpleNamespace(examples=[Example("1", "Who?", ("Beyonc\u00e9",)),
-                                      Example("2", "Where?", ("Lima",))], cuts=Cuts())
+                                      Example("2", "Where?", ("Lima",))], cuts=Cuts(),
+                            targets_cut=lambda: 0)
     parrot, train = Parrot(["Beyonce\u0301", "Lima"]), [Example("t", "Where?", ("Peru", "LIMA!"))]
     for nfd in (False, True):
         result = evaluate(parrot, {}, asked, how=EvalConfig(nfd=nfd), train=train)
@@ -147,6 +151,13 @@ def test_questions_without_known_answers_are_answered_and_not_scored(tmp_path):
         ("Ann", None, []), ("Lima", None, [])]
     with pytest.raises(ValueError, match="question '1' has no known answers"):
         score(["Ann", "Lima"], asked.examples)
+
+
+def test_one_question_without_answers_does_not_take_the_scores_of_the_others():
+    """All scores were missing, without a word, after everything was answered."""
+    asked = SimpleNamespace(examples=[QUESTIONS.examples[1], Example("9", "Who?", ())])
+    with pytest.raises(UserError, match="question '9' has no answers, and others have"):
+        evaluate(None, {}, asked)
 
 
 def test_an_evaluation_on_other_questions_has_a_folder_of_its_own(tmp_path, monkeypatch):

@@ -48,7 +48,8 @@ class Stub:
 
 ANSWERS = ["Oslo", "Paris", "Rome"]
 QUESTIONS = types.SimpleNamespace(
-    examples=[Example(str(i), "?", (answer,)) for i, answer in enumerate(ANSWERS)])
+    examples=[Example(str(i), "?", (answer,)) for i, answer in enumerate(ANSWERS)],
+    targets_cut=lambda: 0)
 
 
 def test_utility_is_the_likelihood_with_minus_without_documents():

@@ -65,6 +65,7 @@ class QuestionTokens:
         codes = range(len(labels)) if classifies else label_tokens(
             generator_format.tokenizer, labels)
         self._targets = {label: [code] for label, code in zip(labels, codes, strict=True)}
+        self._cut: set[str] = set()  # answers of which the targets are but the beginning
         self._unknown = labels[:1] or ("",)  # fills the batch of a question without answers
 
     def __len__(self) -> int:
@@ -79,16 +80,29 @@ class QuestionTokens:
         """
         if answer not in self._targets:
             tokenizer = self.format.tokenizer
-            ids = tokenizer.encode_answers([answer])[0][: self.max_target_length - 1]
-            self._targets[answer] = [*ids, tokenizer.end]
+            ids, = tokenizer.encode_answers([answer])
+            if len(ids) >= self.max_target_length:
+                self._cut.add(answer)
+            self._targets[answer] = [*ids[: self.max_target_length - 1], tokenizer.end]
         return self._targets[answer]
+
+    def targets_cut(self) -> int:
+        """Of how many questions the first target is but the beginning of its answer."""
+        firsts = [self._texts(row)[0] for row in range(len(self))]
+        for answer in firsts:
+            self.target(answer)
+        return sum(answer in self._cut for answer in firsts)
+
+    def _texts(self, row: int) -> tuple[str, ...]:
+        """What a question trains on."""
+        return self.examples[row].targets or self.examples[row].answers or self._unknown
 
     def targets(self, rows: np.ndarray, rng: np.random.Generator | None
                 ) -> tuple[np.ndarray, np.ndarray]:
         """Targets int32[B, T] and mask; `rng` picks among several texts, None takes the first."""
         chosen = []
         for row in rows:
-            texts = self.examples[row].targets or self.examples[row].answers or self._unknown
+            texts = self._texts(row)
             pick = 0 if rng is None else int(rng.integers(len(texts)))
             chosen.append(self.target(texts[pick]))
         return pad_rows(chosen, self.max_target_length, self.format.tokenizer.pad)

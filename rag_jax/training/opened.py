@@ -147,6 +147,9 @@ class Rag:
                        ) -> float | np.ndarray:
         """log p(answer | question) in nats, marginalised over the passages retrieved.
 
+        Of a class by `config.model.head=label_token`, that of its token among all tokens; the
+        `log_prob` of an answer is normalised over the labels.
+
         Args:
           questions, answers: a text each, or as many of one as of the other. Of an answer that is
             longer than `config.data.max_target_length`, its beginning is scored, with a warning.
@@ -306,7 +309,8 @@ class Rag:
         Args:
           questions: as for `questions`.
           order: int[Q], for every question the one whose passages it reads; None = itself.
-          likelihood: also that of the first reference answer, which takes a pass of its own.
+          likelihood: also that of the first target, or reference answer where a question has no
+            targets, which takes a pass of its own.
           overlap: also the scores over the questions and the answers that training has shown.
           **how: fields of `config.eval` to set otherwise; max_examples, of the first so many alone.
         """

@@ -153,6 +153,10 @@ def test_an_answer_is_tokenized_as_inside_a_text(made):
             return [[ord(c) for c in text] for text in texts]
 
     layout = GeneratorFormat(Plain(), LONGEST)
+    assert [QuestionTokens(EXAMPLES, bert, layout, 10, length).targets_cut()
+            for length in (TARGET, 10**6)] == [2, 0], "of the examples b and d"
+    targets = [EXAMPLES[3]._replace(targets=("A",)), EXAMPLES[0]._replace(targets=("a b c " * 9,))]
+    assert QuestionTokens(targets, bert, layout, 10, TARGET).targets_cut() == 1
     assert QuestionTokens(EXAMPLES[:1], bert, layout, 10, TARGET).target("Ada") == [
         *map(ord, " Ada"), 2]
 
