@@ -248,6 +248,11 @@ def test_embeddings_and_words_are_joined_in_one_prior(uninterrupted, tmp_path):
     logits = (0.7 * dense + 0.3 * words)[0]
     np.testing.assert_allclose(np.log(answer.prior) - np.log(answer.prior[0]), logits - logits[0],
                                rtol=1e-3, atol=1e-3)
+    for wrong, told in ((0.3, "name weights"), ("0.3", "name weights"), (["a"], "name weights"),
+                        ([[0.1], [0.1, 0.2]], "name weights"), ([], "name weights"),
+                        ([float("nan"), 0.5], "bm25_weight=nan"), ([0.5, 7.0], "bm25_weight=7.0")):
+        with pytest.raises(ConfigError, match=told):
+            rag.choose_weight(wrong)
     chosen = rag.choose_weight([0.0, 0.3, 1.0])
     assert chosen["bm25_weight"] == rag.config.retrieval.bm25_weight
     scores = [value for name, value in chosen.items() if name.startswith("dev_mrr@")]
@@ -397,6 +402,12 @@ def test_a_swapped_index_is_read_from_then_on(uninterrupted):
     (lambda rag: rag.evaluate([Example("1", "Who?", ("(",), regex=True)]), DataError,
      "is not a regular expression"),
     (lambda rag: rag.evaluate([Example("1", "Who?", ())] * 2), DataError, "already used at"),
+    (lambda rag: rag.evaluate([Example("1", "Who?", ("Lima",), evidence=("Lima",))]), DataError,
+     r"evidence\[0\] is 'Lima': expected lines of WIKIPEDIA ID<TAB>TITLE"),
+    (lambda rag: rag.evaluate("devv"), DataError, "no split 'devv' in .*, which has .*dev"),
+    (lambda rag: rag.edit([("z", "", "z")], queries=["Who?"]), DataError, "give a split, a file"),
+    (lambda rag: rag.embed_passages(["a", "\ud800"]), DataError, "passage 1, .*, is not UTF-8"),
+    (lambda rag: rag.evaluate("dev", order=[[1], [1, 2]]), DataError, "order: .*; expected"),
     (lambda rag: rag.evaluate("dev", order=np.arange(3)), DataError, "order: .*; expected"),
     (lambda rag: rag.evaluate([Example("1", "Who?", ())], order=[-1]), DataError, "from 0 to 0"),
     (lambda rag: rag.choose_k(3), ConfigError, "choose_k: 3; name numbers"),
@@ -495,6 +506,8 @@ def test_what_a_checkpoint_says_gives_way_to_what_is_asked(rag, uninterrupted, t
             assert (decoding.num_beams, decoding.length_penalty, decoding.min_length,
                     decoding.forced_bos is not None, decoding.forced_eos) == expected, how
     assert opened(strategy="thorough").answerer({"strategy": "marginal"}).decoding.length_penalty
+    with pytest.raises(DataError, match="no split 'test' in .*, which has no questions: name"):
+        asked.evaluate()  # was told of the endings of files
 
 
 def test_arguments_that_ask_for_nothing_are_refused(uninterrupted):

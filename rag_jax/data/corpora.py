@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from rag_jax.data import wikipedia
+from rag_jax.data.question_files import is_utf8
 from rag_jax.data.records import json_lines, unquoted
 from rag_jax.errors import DataError
 from rag_jax.lines import numbered_lines
@@ -87,6 +88,8 @@ def checked_passages(given: Passages | str | Iterable[str], untitled: bool = Fal
                 or not all(isinstance(field, str) for field in fields)):
             raise DataError(f"passage {number} is {passage!r:.80}: give its id, its title and its "
                             "text, all strings")
+        if not all(map(is_utf8, fields)):
+            raise DataError(f"passage {number}, {passage!r:.80}, is not UTF-8: write it so")
         yield Passage(*fields)
 
 

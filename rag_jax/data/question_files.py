@@ -111,6 +111,10 @@ def _check(where: str, example: Example, hidden: bool) -> None:
                 f"{where}: {field} holds half of a surrogate pair, {text[error.start]!r}: "
                 "write the whole character"
             ) from None
+    for i, pages in enumerate(example.evidence):
+        if not all("\t" in page for page in pages.split("\n")):
+            raise DataError(f"{where}: evidence[{i}] is {pages!r:.60}: expected lines of "
+                            "WIKIPEDIA ID<TAB>TITLE, one for each page")
     both = set(example.positive_ids) & set(example.negative_ids)
     if both:
         raise DataError(

@@ -228,7 +228,7 @@ class Rag:
         self.edit(delete=ids, compact=compact)
 
     def edit(self, add: Path | Given = (), delete: str | Iterable[str] = (), *,
-             queries: Sequence[Example] | None = None, compact: bool | None = None) -> None:
+             queries: Path | Sequence[Example] | None = None, compact: bool | None = None) -> None:
         """Publishes a further version of the index, without some of its passages and with others,
         and reads that from now on. Only what is added is embedded; nothing is compiled again.
 
@@ -239,8 +239,8 @@ class Rag:
           add: passages, each an id, a title and a text, a dictionary of them, or what `retrieve`
             gives; or a file, as for `build_index`.
           delete: ids; a string is one of them. One that is deleted and added is replaced.
-          queries: questions on which recall is measured; None = the dev questions, and where there
-            are none, passages with noise.
+          queries: questions on which recall is measured, as for `questions`; None = the dev
+            questions, and where there are none, passages with noise.
           compact: build the index anew of its passages; None = where edits have made its search
             take twice as long.
 
@@ -266,7 +266,8 @@ class Rag:
             if queries is None and "dev" in job.prepared.splits:
                 queries = indexing.recall_questions(job)
             if queries is not None:
-                vectors = self.answerer().embed_questions(self.params, job.tokenize(queries))
+                vectors = self.answerer().embed_questions(
+                    self.params, job.tokenize(self.questions(queries)))
         path = pathlib.Path(self.index.path).absolute()
         with workdirs.writing(path):
             index = indexing.with_words(job, indexing.edit_passages(
@@ -283,10 +284,13 @@ class Rag:
         Args:
           source: a split of the workdir; a file, or another source of `config.data`; the examples
             themselves; None = the split test, or dev where there is none.
+
+        Raises:
+          DataError: no such split, or a source that is none of these.
         """
         splits = self.job.prepared.splits
         if source is None:
-            source = "test" if "test" in splits else "dev"
+            source = "test" if "test" in splits or "dev" not in splits else "dev"
         if isinstance(source, os.PathLike):
             source = os.fspath(source)
         if not isinstance(source, str):
@@ -299,6 +303,10 @@ class Rag:
             return collect("questions", named, hidden=True) if source else source
         if source in splits:
             return splits[source]
+        if source.isidentifier():  # as the names of splits are, and those of other sources are not
+            raise DataError(f"questions: no split {source!r} in {self.job.workdir}, which has "
+                            f"{', '.join(splits) or 'no questions'}: name another, a file of "
+                            "questions (.jsonl, .tsv), or give a list of Example")
         return load_examples(source, data_dir=self.config.data.data_dir, hidden=True)
 
     def evaluate(self, questions: Path | Sequence[Example] | None = None, *,
@@ -353,26 +361,27 @@ class Rag:
 
         Raises:
           ConfigError: the run does not retrieve by embeddings and words, in a convex combination,
-            or there are no dev questions.
+            there are no dev questions, or a weight is none.
         """
         if not isinstance(self.index, HybridIndex) or self.index.fusion.kind != "convex":
             raise ConfigError("--choose-weight: for config.retrieval.retriever=hybrid and "
                               "config.retrieval.fusion=convex")
-        weights = list(weights)
-        if not weights:
-            raise ConfigError("choose_weight: name weights, such as [0.0, 0.5]")
+        given = _array(weights)
+        if given.ndim != 1 or not given.size or given.dtype.kind not in "iuf":
+            raise ConfigError(f"choose_weight: {weights!r:.60}; name weights, such as [0.0, 0.5]")
+        configs = {weight: changed(self.config, {
+            "retrieval.bm25_weight": weight, "train.bm25_weight_rate": None})
+            for weight in given.astype(float).tolist()}
         answerer, dev = self.answerer(), self._dev()
         queries, found = answerer.queries(self.params, dev), {}
-        for weight in weights:
+        for weight in configs:
             queries["weight"] = weight
             rows = search(answerer.index, queries, answerer.k)
             ranks = scoring.answer_ranks(dev.examples, [
                 [self.index.passages[int(row)] for row in each] for each in rows])
             found[weight] = 100 * float(np.mean(1 / (1 + ranks)))
         best = max(found, key=found.__getitem__)
-        config = changed(self.config, {
-            "retrieval.bm25_weight": best, "train.bm25_weight_rate": None})
-        self.job = dataclasses.replace(self.job, config=config)
+        self.job = dataclasses.replace(self.job, config=configs[best])
         self.params = {tower: p for tower, p in self.params.items() if tower != FUSION}
         return {"bm25_weight": best, **{f"dev_mrr@{answerer.k}, weight {weight:g}": score
                                         for weight, score in found.items()}}
@@ -447,11 +456,19 @@ def _passages(given: Path | Given, config: Config) -> Iterator[Passage]:
 
 def _checked_order(order: Any, count: int) -> np.ndarray:
     """`order` of `Rag.evaluate` for so many questions."""
-    found = np.asarray(order)
+    found = _array(order)
     if found.shape != (count,) or found.dtype.kind not in "iu" or not (
             (found >= 0) & (found < count)).all():
         raise DataError(f"order: {order!r:.60}; expected {count} integers from 0 to {count - 1}")
     return found
+
+
+def _array(given: Any) -> np.ndarray:
+    """Numbers as numpy has them; what has no shape as one object."""
+    try:
+        return np.asarray(given)
+    except ValueError:
+        return np.array(None)
 
 
 def check_vectors(rag: Rag) -> None:
