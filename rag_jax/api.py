@@ -28,7 +28,7 @@ from rag_jax.training import run as training
 from rag_jax.training import workdir as workdirs
 from rag_jax.training.ingested import as_they_are, job_as_they_are, open_ingested
 from rag_jax.training.job import Index, Job, fingerprint
-from rag_jax.training.opened import Path, Rag
+from rag_jax.training.opened import Path, Rag, check_recall_questions
 from rag_jax.training.run_index import open_index, placed
 
 
@@ -259,6 +259,7 @@ def update_index(index: Path, workdir: Path | None = None, *,
 def _build(job: Job, trained: pathlib.Path | None, passages: str, out: pathlib.Path,
            queries: str | None, overwrite: bool) -> Index:
     """trained: the folder of the run whose encoders embed; None = the encoders of job.config."""
+    check_recall_questions(job, queries)
     asked = load_examples(queries, data_dir=job.config.data.data_dir) if queries else None
     with contextlib.ExitStack() as claim:
         # Made anew each time, as the file may have changed; the embedding is what resumes.

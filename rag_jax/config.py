@@ -642,7 +642,8 @@ class EvalConfig:
     prefix: str = field("", "how every answer begins")
     labels: tuple[str, ...] = field((), "classification: the answers to choose from, with p(class) "
                                     "over them, as the generator says or model.head")
-    num_return_sequences: int = field(1, "answers per question, best first", at_least=1)
+    num_return_sequences: int = field(1, "answers per question, best first; or samples, as drawn",
+                                      at_least=1)
     sample: bool = field(False, "draw answers instead of searching")
     temperature: float = field(1.0, "of samples: log-probabilities are divided by it", at_least=0)
     top_k: int = field(0, "of samples: the most probable tokens alone, and those as "

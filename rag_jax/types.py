@@ -126,7 +126,7 @@ class Answer(NamedTuple):
     token_posterior: list[list[float]] = []
     finished: bool = True  # ended with </s>, or a class; False = cut at the length limit
     certified: bool = False  # no other answer that the settings allow is more probable
-    alternatives: list["Answer"] = []  # the other returned answers or samples, best first
+    alternatives: list["Answer"] = []  # the other returned answers, best first; samples as drawn
     # Prefixes that exact decoding has expanded for this question; where it is not certified then,
     # the node budget was spent first.
     expanded: int = 0

@@ -521,6 +521,19 @@ def test_arguments_that_ask_for_nothing_are_refused(uninterrupted):
         rag.ask("Who?", batch_size="many")
 
 
+def test_what_would_do_nothing_is_refused():
+    """Passages for a run that reads none, and questions for a recall that nobody measures."""
+    job = types.SimpleNamespace(config=Config(), workdir="w", model=types.SimpleNamespace(
+        lexical=True), prepared=types.SimpleNamespace(splits={}))
+    closed = api.Rag(job, "closed_book", {"generator": {}}, None)
+    with pytest.raises(ConfigError, match="k=3: run 'closed_book' reads no passages; leave it"):
+        closed.ask("Who?", k=3)
+    with pytest.raises(ConfigError, match="order: run 'closed_book' reads no passages"):
+        closed.evaluate([Example("1", "Who?", ("Ada",))], order=[0])
+    with pytest.raises(ConfigError, match="queries: BM25 .* leave them out"):
+        api.Rag(job, "bm25", {"generator": {}}, types.SimpleNamespace()).edit(queries=[])
+
+
 def test_words_are_counted_as_their_index_says(path):
     """Other values of BM25 did nothing, and the evaluation had a name of their own."""
     config = overrides.replace(workdir.read(path), {"runs": ("bm25",)})

@@ -155,10 +155,12 @@ class Decoding:
         return self.length_penalty if self.num_beams > 1 else 0.0
 
     def certifies(self, model: RagModel) -> bool:
-        """Ranks follow the probabilities (of the answers that the rules allow), and these are
-        exact enough: in bfloat16 the same prefix differs by more than what is proved."""
+        """Ranks follow the probabilities (of the answers that the rules allow; labels' do whatever
+        is said of a search), and these are exact enough: in bfloat16 the same prefix differs by
+        more than what is proved."""
         exact = all(tower.dtype == "float32" for tower in (model.generator, model.retriever))
         # By default GPUs and TPUs round the numbers that they multiply.
         exact &= jax.default_backend() == "cpu" or (
             jax.config.jax_default_matmul_precision in ("highest", "float32"))
-        return exact and self.length_penalty == 0 and not self.forced_eos and not self.sample
+        ranks = self.length_penalty == 0 and not self.forced_eos and not self.sample
+        return exact and (ranks or bool(self.labels))

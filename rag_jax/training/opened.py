@@ -249,10 +249,11 @@ class Rag:
             or with the tokens of another generator; or none would be left, or fewer than
             config.eval.k.
           InUseError: another process writes into the index or into the workdir that it is in.
-          ConfigError: the run reads no passages, or has no document encoder.
+          ConfigError: the run reads no passages, or has no document encoder; or queries for BM25.
         """
         if self.index is None:
             raise ConfigError(f"run {self.run!r} reads no passages: it has no index to edit")
+        check_recall_questions(self.job, queries)
         gone = checked_texts(delete, "id")
         job, embedder, vectors = self.job, None, None
         if PASSAGE_TABLE in self.index.passages.token_tables:
@@ -329,6 +330,9 @@ class Rag:
         if "max_examples" in how:  # that of the run is of its training
             asked = asked[: config.max_examples or len(asked)]
         if order is not None:
+            if self.index is None:
+                raise ConfigError(f"order: run {self.run!r} reads no passages, which another "
+                                  "question could read; leave it out")
             order = _checked_order(order, len(asked))
         answerer, tokens = self.answerer(how), self.job.tokenize(asked)
         rows = answerer.retrieve(self.params, tokens)
@@ -397,6 +401,8 @@ class Rag:
             raise ConfigError("jax.set_mesh: a mesh with explicit axes is set, and the model has "
                               "one of its own (config.mesh); call it outside, or set "
                               "axis_types=(jax.sharding.AxisType.Auto,)")
+        if how and how.get("k") and self.index is None:
+            raise ConfigError(f"k={how['k']!r}: run {self.run!r} reads no passages; leave it out")
         job = dataclasses.replace(self.job, config=self._as_asked(how or {}))
         if how and "k" in how and self.index is not None:
             check_k(job.config, self.index)
@@ -452,6 +458,13 @@ def _passages(given: Path | Given, config: Config) -> Iterator[Passage]:
     if isinstance(given, str | os.PathLike):
         return chunked(read_corpus(given), config.data.chunk_words)
     return checked_passages(given)
+
+
+def check_recall_questions(job: Job, queries: Path | Sequence[Example] | None) -> None:
+    """Raises ConfigError for questions by which the recall of BM25 would be measured."""
+    if queries is not None and job.model.lexical:
+        raise ConfigError("queries: BM25 compares a question with all passages, so that there is "
+                          "no recall to measure; leave them out")
 
 
 def _checked_order(order: Any, count: int) -> np.ndarray:

@@ -121,6 +121,12 @@ def test_a_head_ranks_its_classes_as_training_scores_them(kind):
     assert (np.argsort(-log_p, axis=1) != np.arange(3)[None]).any(), "the given order is no ranking"
 
 
+def test_labels_are_certified_whatever_is_said_of_a_search():
+    """A length penalty or a forced </s>, which rank no label, took the certificate away."""
+    assert Decoding(labels=NAMES, length_penalty=1.0, forced_eos=True).certifies(model("token"))
+    assert not Decoding(length_penalty=1.0).certifies(model("token"))
+
+
 def test_no_label_is_certified_in_bfloat16():
     """Their order may be that of the rounding."""
     built, weights, settings, _ = head("token")
