@@ -36,6 +36,8 @@ class Questions(SimpleNamespace):
 class Store(list):
     """Passages, each cited by its row."""
 
+    path = "passages"
+
     def source(self, row):
         return Citation(f"{row}.txt", (0, 1))
 

@@ -57,10 +57,6 @@ class Vocabulary:
     end: int = 2
     own_end: int = 2
 
-    @property
-    def id_limit(self) -> int:
-        return self.vocab_size
-
     def encode_answers(self, texts: Sequence[str]) -> list[list[int]]:
         raise ConfigError(f"config.eval has the text {texts[0]!r}: without a tokenizer nothing is "
                           "compiled for bad_words, prefix and labels; leave them out here")

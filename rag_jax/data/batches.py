@@ -156,7 +156,7 @@ class RagBatcher:
         tokens = [passage for docs in safe[own]
                   for passage in (*(table.rows(int(row)) for row in docs), *empty)]
         for passage in tokens:
-            check_token_ids(np.asarray(passage), self.questions.format.tokenizer.id_limit,
+            check_token_ids(np.asarray(passage), self.questions.format.tokenizer.vocab_size,
                             index.passages.path, PASSAGE_TABLE)
         doc_ids = retrieved[own].astype(np.int32)
         fields = {"doc_ids": doc_ids, "doc_mask": doc_ids >= 0, "doc_embeddings": None}

@@ -107,12 +107,7 @@ class Tokenizer:
 
     @functools.cached_property
     def vocab_size(self) -> int:
-        """Rows of a token table with one for every id; ids may leave some out."""
-        return 1 + max(self._backend.get_vocab().values())
-
-    @functools.cached_property
-    def id_limit(self) -> int:
-        """Above the ids of all tokens, which are not always numbered without gaps."""
+        """Rows of a token table with one for every id; the ids may have gaps."""
         return 1 + max(self._backend.get_vocab().values())
 
     @property

@@ -77,9 +77,9 @@ def layout(config: Config, format: GeneratorFormat) -> tuple[DeviceSettings, dic
     """How an index lies on the devices, and with which token tables."""
     retrieval = config.retrieval
     settings = DeviceSettings(retrieval.device_dtype, retrieval.capacity, retrieval.recall_target)
-    limit = format.tokenizer.id_limit
+    rows = format.tokenizer.vocab_size
     tables = {PASSAGE_TABLE: TokenSpec(
-        format.room, np.uint16 if limit <= 2**16 else np.int32, limit)}
+        format.room, np.uint16 if rows <= 2**16 else np.int32, rows)}
     if config.train.document_encoder == "refresh":
         tables[ENCODER_TABLE] = TokenSpec(config.data.max_passage_length, np.int32)
     return settings, tables
