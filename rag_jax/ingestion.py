@@ -37,6 +37,7 @@ from rag_jax.training import workdir as workdirs
 DENSE, LEXICAL = ("rag_token", "rag_sequence"), ("bm25", "bm25_sequence")  # runs of a workdir
 # Fields of what is not read here: the documents are the passages, and arguments name the questions.
 NOT_READ = (*workdirs.TRAINED_WITH, "data.chunk_words", "data.fictional_countries", "data.world_")
+WARM_UPS = ("retriever_warmup.steps", "generator_warmup.steps")  # 0 is what they are
 _log = logging.getLogger(__name__)
 Path = str | os.PathLike[str]
 
@@ -74,6 +75,7 @@ def base_config(workdir: Path) -> Config:
     """The configuration from which an `ingest` starts: that of the call before, if there was one,
     with the `config.train` of the training since, if there was any."""
     path = pathlib.Path(workdir).absolute()
+    _check_ours(path)
     config = workdirs.read(path) if workdirs.exists(path) else Config(
         train=dataclasses.replace(Config().train, steps=0))
     trained = path / TRAINED
@@ -107,8 +109,7 @@ def ingest(folder: Path, workdir: Path, *, chunking: Chunking | Mapping[str, int
         raise UserError(f"{folder}: there is no such folder; name one with documents in it")
     if path.resolve() == source.resolve():
         raise ConfigError(f"--workdir={workdir}: is the folder of the documents; name another")
-    if workdirs.exists(path) and not (record_files.exists(path) or (path / INDEX).exists()):
-        raise ConfigError(f"--workdir={workdir}: is a workdir of rag_jax.train; name another")
+    _check_ours(path)
     workdirs.check_place(path)
     with locks.own(path):
         files.remove_leftovers(path, alone=True)
@@ -162,6 +163,12 @@ def fine_tune(workdir: Path, train: str, dev: str, *, steps: int | None = None,
     return run.train(overrides.replace(config, {  # a warm-up would leave the encoder of the index
         "runs": config.runs[:1], "train.steps": steps, "retriever_warmup.steps": 0,
         "data.passages": str(passages), "data.train": train, "data.dev": dev}), trained)
+
+
+def _check_ours(path: pathlib.Path) -> None:
+    """Raises ConfigError for a workdir of `train`."""
+    if workdirs.exists(path) and not (record_files.exists(path) or (path / INDEX).exists()):
+        raise ConfigError(f"--workdir={path}: is a workdir of rag_jax.train; name another")
 
 
 def _check_folder(earlier: Record, source: pathlib.Path, path: pathlib.Path) -> None:
@@ -241,11 +248,13 @@ def _config(path: pathlib.Path, given: Config | Mapping[str, Any] | None) -> Con
     config = with_runs(given if isinstance(given, Config) else overrides.replace(base, given or {}))
     changed = overrides.not_default(config)
     for name in overrides.differences(base, config):
-        if name.startswith(NOT_READ) and name in changed:
+        none = name in WARM_UPS and not overrides.value(config, name)
+        if name.startswith(NOT_READ) and name in changed and not none:
             raise ConfigError(
                 f"config.{name}={overrides.shown(overrides.value(config, name))}: would change "
                 "nothing: the passages are those of the documents, divided by --words or --tokens "
-                "(in Python chunking=), and --train and --dev name questions; leave it as it is")
+                "(in Python chunking=), --train and --dev name questions, and nothing is warmed "
+                "up; leave it as it is")
     if config.train.document_encoder != "frozen":
         raise ConfigError(f"config.train.document_encoder={config.train.document_encoder}: the "
                           "encoder of passages stays as it is, so that documents can be added; set "

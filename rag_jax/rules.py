@@ -20,7 +20,7 @@ def validate(config: Config, resolved: bool = False, trains: bool = False) -> Co
     """
     problems = list(_values(config)) or list(itertools.chain(
         _texts(config), _runs(config, trains), _data(config), _towers(config, resolved),
-        _stages(config), _prompt(config) if trains else ()))
+        _stages(config)))
     if problems:
         raise ConfigError("\n".join(dict.fromkeys(problems)))  # several runs may share one
     return config
@@ -29,6 +29,15 @@ def validate(config: Config, resolved: bool = False, trains: bool = False) -> Co
 def changed(config: Config, changes: Mapping[str, Any]) -> Config:
     """The configuration with dotted fields set otherwise, checked."""
     return validate(replace(config, changes), resolved=True)
+
+
+def check_prompt(config: Config) -> None:
+    """Raises ConfigError for a prompt that nobody reads. Workdirs of an earlier version may have
+    one."""
+    if config.data.prompt and not config.prompted:
+        raise ConfigError(f"config.data.prompt={config.data.prompt!r}: none is read with config."
+                          f"data.source_format={config.data.source_format}; set config.data."
+                          "source_format=prompt, or leave the prompt out")
 
 
 def _values(config: Any, path: str = "config") -> Iterator[str]:
@@ -187,13 +196,6 @@ def _data(config: Config) -> Iterator[str]:
     if named and missing:
         yield (f"config.data.{named[0]} is set but config.data.{missing[0]} is empty: own data "
                "need passages, train and dev; the countries that are shipped need none of them")
-
-
-def _prompt(config: Config) -> Iterator[str]:
-    if config.data.prompt and not config.prompted:
-        yield (f"config.data.prompt={config.data.prompt!r}: none is read with config.data."
-               f"source_format={config.data.source_format}; set config.data.source_format=prompt, "
-               "or leave the prompt out")
 
 
 def _towers(config: Config, resolved: bool) -> Iterator[str]:

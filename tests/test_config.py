@@ -19,7 +19,7 @@ from rag_jax.config import (
     WarmupConfig,
 )
 from rag_jax.overrides import replace, value
-from rag_jax.rules import validate
+from rag_jax.rules import check_prompt, validate
 
 ROOT = pathlib.Path(__file__).parent.parent
 CONFIG_FILES = sorted((ROOT / "configs").glob("*.py"))
@@ -334,12 +334,13 @@ def test_a_prompt_is_refused_where_none_will_be_read(changes, read):
     """It was ignored, and so was what it asked for."""
     config = replace(Config(), {"data.prompt": "{passage} Q: {question} A:", **changes})
     assert validate(config) == config, "a workdir of an earlier version may have one"
+    assert validate(config, trains=True) == config, "it may be trained on, too"
     if read:
-        validate(config, trains=True)
+        check_prompt(config)
         return
     with pytest.raises(ConfigError, match="config.data.prompt='{passage} Q: .*: none is read with "
                        f"config.data.source_format={config.data.source_format}; set"):
-        validate(config, trains=True)
+        check_prompt(config)
 
 
 def test_without_passages_a_closed_book_trains_alone():

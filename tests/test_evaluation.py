@@ -262,6 +262,7 @@ def opened(monkeypatch):
     def load(*_, **__):
         calls.append(1)
         return SimpleNamespace(run="rag_token", job=SimpleNamespace(prepared=prepared),
+                               config=Config(),
                                evaluate=lambda _, **how: Evaluation(
                                    {"em": 37.5, "count": 12345, **how},
                                    [Answer("Ann", [5], -1, [])], [True],

@@ -14,7 +14,7 @@ import pytest
 import rag_jax
 from rag_jax import config_files, conversion, hosts, ingestion
 from rag_jax.cli import evaluate, generate, ingest, verify
-from rag_jax.config import BartConfig, BertConfig, ConfigError
+from rag_jax.config import BartConfig, BertConfig, Config, ConfigError
 from rag_jax.data.question_files import Example
 from rag_jax.data.text import train_bart_tokenizer, train_bert_tokenizer
 from rag_jax.documents import workdir as record_files
@@ -30,6 +30,7 @@ from rag_jax.retrieval.hybrid import HybridIndex
 from rag_jax.retrieval.passages import PassageStore
 from rag_jax.retrieval.verification import JSON_BYTES, write_sealed
 from rag_jax.retrieval.versions import current
+from rag_jax.training import workdir as workdirs
 
 TEXTS = {"peru.md": "# Peru\n\nPeru has many hills.\n\n## Lima\n\nLima is the capital of Peru.",
          "sub/norway.html": "<title>Norway</title><p>Oslo is the capital of Norway.",
@@ -232,6 +233,13 @@ def test_fields_that_would_change_nothing_or_too_much_are_refused(folder, tmp_pa
     with pytest.raises(ConfigError, match=told):
         rag_jax.ingest(folder, tmp_path / "run", config=fields)
     assert not (tmp_path / "run" / "index").exists()
+
+
+def test_no_warm_up_is_what_there_is_and_a_workdir_of_train_is_told_as_one(folder, tmp_path):
+    rag_jax.ingest(folder, tmp_path / "run", config={"retriever_warmup.steps": 0})
+    workdirs.start(Config(), tmp_path / "trained")
+    with pytest.raises(ConfigError, match="is a workdir of rag_jax.train; name another"):
+        ingestion.base_config(tmp_path / "trained")
 
 
 def test_settings_of_words_are_those_of_the_index(folder, tmp_path):

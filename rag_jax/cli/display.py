@@ -1,5 +1,6 @@
 """Answers on the terminal."""
 
+import contextlib
 import itertools
 import os
 import pathlib
@@ -25,7 +26,8 @@ def typed() -> Iterator[str]:
       DataError: bytes that are not in the encoding of the locale.
     """
     # Strictly decoded, the bytes of one line would be an error before the lines before it are read.
-    sys.stdin.reconfigure(errors="surrogateescape")
+    with contextlib.suppress(AttributeError):  # as in a notebook
+        sys.stdin.reconfigure(errors="surrogateescape")
     while True:
         if sys.stdin.isatty():
             print("question (empty line ends): ", end="", flush=True)

@@ -91,7 +91,7 @@ def _evaluate(options: argparse.Namespace, config: Config) -> None:
     _show(f"{rag.run} on {name}", result.metrics)
     evaluation.write_evaluation(folder, result, bool(options.out))
     print(f"\n{folder}: metrics.json, predictions.jsonl",
-          *evaluation.remarks(result, config.data), sep="\n")
+          *evaluation.remarks(result, rag.config.data), sep="\n")
 
 
 def _show(title: str, metrics: dict[str, float]) -> None:

@@ -5,7 +5,7 @@ import json
 import os
 import re
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from rag_jax.data.records import Record, json_lines, unquoted
@@ -252,22 +252,41 @@ def _suffix(path: str) -> str:
 
 def _table(path: str) -> Iterator[tuple[str, int, list[str]]]:
     """Yields ("FILE:LINE", line number, fields) of the questions of a table, without its header."""
+    alone, before = False, ("", "")  # whether questions are the only column; a field to be closed
     for row, (where, number, line) in enumerate(numbered_lines(path)):
         written = [field.strip() for field in line.split("\t")]
+        _check_quotes(before, where, written)
+        before = (where, written[-1]) if _is_open(written[-1]) else ("", "")
         fields = [unquoted(field) for field in written]
-        for field, text in zip(written, fields, strict=True):
-            if text == field and field.startswith('"') and field.count('"') % 2:
-                raise DataError(f"{where}: {field[:60]!r}: the quote that it begins with is not "
-                                "closed: close it, or write spaces for the tabs and line breaks of "
-                                "the field")
+        alone |= row == 0 and [field.lower() for field in fields] in (["question"], ["questions"])
         # A spreadsheet quotes a question that has a comma; in a .tsv it needs no quotes.
-        separated = _suffix(path) == ".csv" and "," in line and fields == written
+        separated = _suffix(path) == ".csv" and "," in line and fields == written and not alone
         if len(fields) == 1 and (separated or row == 0 and _names_columns(line)):
             raise DataError(f"{where}: no tab: a table's fields are separated by tabs, also in a "
                             ".csv, where a question that has commas stands in quotes")
         fields = [field.strip() for field in fields]
         if row > 0 or not _is_header(where, fields):
             yield where, number, fields
+
+
+def _is_open(field: str) -> bool:
+    """Whether a field begins with a quote that it may not close; it may be a quote of the text."""
+    return field.startswith('"') and field.count('"') % 2 == 1
+
+
+def _check_quotes(before: tuple[str, str], where: str, fields: Sequence[str]) -> None:
+    """Raises DataError for a field that a tab or a line break tears: a later one closes its quote.
+
+    before: the place of the line before, and its last field where its quote is open, else "".
+    """
+    opened = [before] if before[1] else []
+    for field in fields:
+        if opened and field.endswith('"') and not _is_open(field) and field.count('"') % 2:
+            place, begun = opened[0]
+            raise DataError(f"{place}: {begun[:60]!r}: the quote that it begins with is closed in "
+                            "another field: write spaces for the tabs and line breaks of a field")
+        if _is_open(field):
+            opened.append((where, field))
 
 
 def _names_columns(line: str) -> bool:

@@ -131,7 +131,7 @@ def _spans(title: Callable[[int], str], document: Document, chunking: Chunking,
     pieces, words = [piece for piece, _ in counted], [n for _, n in counted]
     headings = {place for place, _ in document.sections} if document.headed else set()
     by_words = None if chunking.tokens else _packed(
-        pieces, [(words, chunking.words)], chunking.overlap, headings)
+        pieces, [(words, [chunking.words] * len(words))], chunking.overlap, headings)
     if window is None:
         return by_words
 
@@ -144,12 +144,13 @@ def _spans(title: Callable[[int], str], document: Document, chunking: Chunking,
         return by_words
     pieces = _fitting(document.text, pieces, measured, most)
     titles = [title(begin) for begin, _ in pieces]
-    frames = dict(zip(titles, window.measure(titles, [""] * len(titles)), strict=True))
+    different = list(dict.fromkeys(titles))
+    frames = dict(zip(different, window.measure(different, [""] * len(different)), strict=True))
     tokens = [size - frames[one] for size, one in zip(measured(pieces), titles, strict=True)]
-    limits = [(tokens, max(1, most - max(frames.values(), default=0)))]
+    limits = [(tokens, [max(1, most - frames[one]) for one in titles])]
     if by_words is not None:
         limits.insert(0, ([len(_words_of(document.text, *piece)) for piece in pieces],
-                          chunking.words))
+                          [chunking.words] * len(pieces)))
     spans = _packed(pieces, limits, chunking.overlap, headings)
     return _fitting(document.text, spans, measured, most)
 
@@ -180,17 +181,19 @@ def _words_of(text: str, begin: int, end: int) -> list[tuple[int, int]]:
     return [word.span() for word in _word().finditer(text, begin, end)]
 
 
-def _packed(pieces: Sequence[tuple[int, int]], limits: Sequence[tuple[Sequence[int], int]],
+def _packed(pieces: Sequence[tuple[int, int]],
+            limits: Sequence[tuple[Sequence[int], Sequence[int]]],
             overlap: int, headings: Collection[int]) -> list[tuple[int, int]]:
     """Pieces that follow each other joined, as many as every limit allows together.
 
-    limits: (the size of each piece, the most of a passage); `overlap` counts as the first does.
+    limits: (the size of each piece, the most of a passage that begins with it, as its title has its
+      size, too); `overlap` counts as the first does.
     headings: where some pieces begin, with which no passage ends, if that can be helped.
     """
     totals = [([0, *itertools.accumulate(sizes)], most) for sizes, most in limits]
 
     def fits(first: int, end: int) -> bool:
-        return all(total[end] - total[first] <= most for total, most in totals)
+        return all(total[end] - total[first] <= most[first] for total, most in totals)
 
     spans: list[tuple[int, int]] = []
     first, before = 0, totals[0][0]  # the first piece of the passage that is being made

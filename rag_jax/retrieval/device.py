@@ -176,6 +176,9 @@ class DeviceIndex(Index):
         goes.
 
         first: 1 = only what was added to it.
+
+        Raises:
+            RetrievalError: it is damaged, or as `_read`.
         """
         if index.files is not None:
             index.files.check_all(name for name in (EMBEDDINGS, f"{ADDED}/{EMBEDDINGS}")[first:]
@@ -186,10 +189,11 @@ class DeviceIndex(Index):
                 store.files.check_all([f"tokens.{name}.ids", f"tokens.{name}.offsets"])
         rows = range(index.manifest["size"] if first else 0, len(index.passages))
         for begin in rows[::LOADED]:
-            self._values(index, np.arange(begin, min(begin + LOADED, rows.stop)))
+            self._read(index, np.arange(begin, min(begin + LOADED, rows.stop)))
 
-    def _values(self, index: PassageIndex, rows: np.ndarray) -> DeviceTables:
-        """What the tables hold of rows int[R] of an index; `valid` is None.
+    def _read(self, index: PassageIndex, rows: np.ndarray
+              ) -> tuple[np.ndarray, dict[str, tuple[np.ndarray, np.ndarray]]]:
+        """Embeddings of rows int[R] of an index, and of each table their tokens and lengths.
 
         Raises:
             RetrievalError: a number that no search can compare, or a token id above its limit.
@@ -202,6 +206,11 @@ class DeviceIndex(Index):
             if spec.limit is not None:
                 check_token_ids(ids, spec.limit, index.path, name)
             tokens[name] = ids.astype(spec.dtype), mask.sum(axis=-1, dtype=np.int32)
+        return embeddings, tokens
+
+    def _values(self, index: PassageIndex, rows: np.ndarray) -> DeviceTables:
+        """What the tables hold of rows int[R] of an index; `valid` is None. Raises as `_read`."""
+        embeddings, tokens = self._read(index, rows)
         columns = device_search.encoded(embeddings, self.settings.dtype)
         return DeviceTables(*columns, None, np.zeros(len(rows), np.int32), tokens)
 

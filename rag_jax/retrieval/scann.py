@@ -33,7 +33,7 @@ SCANN_FILES = ("ah_codebook.pb", "bfloat16_dataset.npy", "datapoint_to_token.npy
                "scann_config.pb", "serialized_partitioner.pb")
 SMALLEST = 16  # passages: the codes of asymmetric hashing are learned from at least so many
 EXACT_ROW = 30  # codes that can be read while one row is scored exactly
-ROUNDING = 2.0**-10  # of a score by rows in bfloat16: a quarter of a number's, as most cancels
+ROUNDING = 2.0**-8  # of a score by rows in bfloat16: that of one number, where one dominates
 COVERED = 8192  # passages whose codes each query reads at least: cheap, and small sets need it
 _CHILD = "from rag_jax.retrieval import scann; scann.child_main()"
 _ASSET = r'assets\s*{\s*asset_type:\s*[A-Z0-9_]+\s+asset_path:\s*"([^"\n]*)"\s*}'
@@ -359,7 +359,8 @@ class ScannIndex(Index):
         near = distances >= last - ROUNDING * np.abs(last)  # False for NaN
         count = max(k, np.count_nonzero(near.any(axis=0)))
         ids, distances = ids[:, :count], distances[:, :count]
-        found = np.isfinite(distances) & (ids < self._rows)
+        near[:, :k] = True  # each query has its own: an answer depends on no other question
+        found = near[:, :count] & np.isfinite(distances) & (ids < self._rows)
         ascending = np.sort(np.where(found, ids, -1 - np.arange(count)), axis=1)
         found &= (ascending[:, 1:] != ascending[:, :-1]).all(axis=1, keepdims=True)
         return np.where(found, ids, 0).astype(np.int32), found

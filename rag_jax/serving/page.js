@@ -168,7 +168,7 @@ function facts(result, choice, traced) {
   if (choice.log_prob !== undefined) {
     told.push(`p(y|x) = ${percent.format(Math.exp(choice.log_prob))}`);
   }
-  if (choice.certified) told.push("certified: no other answer is more probable under the model");
+  if (choice.certified) told.push("certified: no other answer that the settings allow is more probable");
   if (choice.reason === "length") told.push("cut at the length limit");
   if (!choice.passages.length) told.push("from the parameters alone, no passage was read");
   else if (choice.text !== undefined && !traced) {

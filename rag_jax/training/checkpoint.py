@@ -224,7 +224,8 @@ class Checkpointer(contextlib.AbstractContextManager):
         for step in self._numbered():
             try:
                 content = self._read_content(step, _PARAMS_ITEMS if self._read_only else _ITEMS)
-                self._ranking.note(step, content["metrics"], content.get("best_metric"))
+                self._ranking.note(step, content["metrics"],
+                                   content.get("best_metric") or BEST_METRIC)  # as it was before
             except CheckpointDamaged as error:
                 if not self._read_only:
                     self._set_aside(step, error)

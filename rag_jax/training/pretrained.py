@@ -16,6 +16,7 @@ from jax.sharding import Mesh
 
 from rag_jax import files, overrides, parallel, rules
 from rag_jax.config import BartConfig, BertConfig, Config, ConfigError, DataConfig, EvalConfig
+from rag_jax.data.inputs import is_prepared
 from rag_jax.hub import config_json, families, generator_inputs
 from rag_jax.hub import load as hub
 from rag_jax.models import rag
@@ -56,7 +57,8 @@ def _checkpoint(source: str, stamp: str) -> hub.Pretrained:
 
 def _workdir(path: pathlib.Path) -> hub.Pretrained:
     saved, plain = workdir.read(path), (path / PLAIN).is_dir()
-    sentences = saved.model.retriever.pooling != "auto" and not saved.train.steps
+    sentences = (saved.model.retriever.pooling != "auto" and not saved.train.steps
+                 and not is_prepared(path))  # what `convert` has written
     search = {name: getattr(saved.eval, name) for name in (*config_json.SEARCH, *FORCED)}
     if saved.train.steps:  # it says how that training was evaluated
         search = {}
@@ -242,12 +244,13 @@ def notes(asked: Config, resolved: Config) -> list[str]:
     return lines
 
 
-def tokenizer_folder(config: Config, tower: str) -> pathlib.Path | None:
+def tokenizer_folder(config: Config, tower: str, required: bool = True) -> pathlib.Path | None:
     """Where the tokenizer of a tower's source lies; None = from scratch, or nobody reads with it.
 
     Args:
       config: any.
       tower: "query_encoder" or "generator".
+      required: there has to be one; else None = a workdir has its own, too.
 
     Raises:
       ConfigError: the source has none; by another one its token table has rows of other words.
@@ -257,7 +260,7 @@ def tokenizer_folder(config: Config, tower: str) -> pathlib.Path | None:
         return None
     folders = described(source).tokenizers
     folder = folders.get(tower, folders.get(PLAIN))
-    if folder is None and not (tower in ENCODERS and overrides.lexical(config)):
+    if folder is None and required and not (tower in ENCODERS and overrides.lexical(config)):
         section = "generator" if tower == "generator" else "retriever"
         raise ConfigError(f"{source} has no tokenizer; name one with "
                           f"config.data.{section}_tokenizer")

@@ -79,7 +79,8 @@ def open_job(config: Config, path: pathlib.Path, check: bool = False) -> Job:
 
 
 def _prepare(config: Config, path: pathlib.Path) -> Prepared:
-    folders = functools.partial(pretrained.tokenizer_folder, config)
+    folders = functools.partial(pretrained.tokenizer_folder, config,
+                                required=not is_prepared(path))  # it may go on with its own
     return hosts.first(lambda: prepare(config, path, folders, build_world) if hosts.leads()
                        else open_prepared(config, path))
 

@@ -19,7 +19,7 @@ import pathlib
 from collections.abc import Mapping
 from typing import Any
 
-from rag_jax import config_files, files, hosts, locks, overrides
+from rag_jax import config_files, files, hosts, locks, overrides, rules
 from rag_jax.config import Config, ConfigError, EvalConfig
 from rag_jax.data.inputs import RECORD, is_prepared
 from rag_jax.overrides import value
@@ -61,11 +61,11 @@ def start(config: Config, workdir: pathlib.Path) -> pathlib.Path:
     Runs add up: those of earlier commands stay in its config.runs, before new ones.
 
     Raises:
-      ConfigError: an earlier command used other values, by name.
+      ConfigError: an earlier command used other values, by name; or nobody would read a prompt.
     """
     workdir = workdir.absolute()
     _check_folder(workdir)
-    file = workdir / "config.json"
+    file, began = workdir / "config.json", False
     if file.exists():
         earlier = read(workdir)
         began = is_prepared(workdir) or any(map(_steps, workdir.iterdir()))
@@ -85,6 +85,8 @@ def start(config: Config, workdir: pathlib.Path) -> pathlib.Path:
                               "use the same values, or another --workdir")
         config = dataclasses.replace(
             config, runs=tuple(dict.fromkeys((*earlier.runs, *config.runs))))
+    if not began:
+        rules.check_prompt(config)
     workdir.mkdir(parents=True, exist_ok=True)
     hosts.first(lambda: write(config, file) if hosts.leads() else None)
     return workdir

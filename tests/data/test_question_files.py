@@ -218,7 +218,7 @@ def test_a_table_without_tabs_is_refused(tmp_path, read, name, text):
 
 def test_a_question_alone_may_have_commas(tmp_path):
     """A spreadsheet quotes it; in a .tsv nothing else can be meant."""
-    for name, line in (("q.csv", '"Who, then?"'), ("q.tsv", "Who, then?")):
+    for name, line in (("q.csv", '"Who, then?"'), ("q.csv", "Who, then?"), ("q.tsv", "Who, then?")):
         assert read_asked(write(tmp_path / name, f"question\n{line}\n")) == [("2", "Who, then?")]
 
 
@@ -227,8 +227,15 @@ def test_a_question_alone_may_have_commas(tmp_path):
                                   'Who?\t"Li\nma"\tQuito\n'])
 def test_a_quoted_tab_or_line_break_tears_no_question(tmp_path, read, text):
     """Half of a question was asked, and the other half was its answer, or another question."""
-    with pytest.raises(DataError, match=r"q\.tsv:1: .* is not closed"):
+    with pytest.raises(DataError, match=r"q\.tsv:1: (.* is closed in another field|no tab)"):
         read(write(tmp_path / "q.tsv", text))
+
+
+@pytest.mark.parametrize("text", ['"Weird Al, who is it?\tYankovic\nWho?\tLima\n',
+                                  'How wide?\t"15\nWho?\tLima\n', 'Who?\t"Bob" said "hi\n'])
+def test_a_quote_that_no_other_field_closes_is_of_the_text(tmp_path, text):
+    question, *answers = text.split("\n")[0].split("\t")
+    assert load_examples(write(tmp_path / "q.tsv", text))[0][1:3] == (question, tuple(answers))
 
 
 def damaged_jsonl(rng):

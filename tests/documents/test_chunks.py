@@ -132,6 +132,19 @@ def test_in_a_window_of_fewer_words_passages_end_where_sentences_do(how, lengths
     assert " ".join(long) == "One two. " + "word " * 40 + "end. Three.", "which alone is cut"
 
 
+def test_a_long_heading_takes_room_of_its_own_passages_alone():
+    """All passages of the document were as short as those under it."""
+    def lengths(heading):
+        written = f"# T\n\n## {heading}\n\n{'Six words are in this one. ' * 9}\n\n## Other\n\n" + (
+            "One two three four five six. " * 30)
+        document = read_content("a.md", written.encode())
+        found = [passage for passage, _ in passages_of(
+            "a.md", document, Chunking(words=100), Window(40, words_of))]
+        return [len(one.text.split()) for one in found if "One two" in one.text]
+
+    assert lengths("Short")[1:5] == lengths("Long " * 15)[1:5] == [30] * 4
+
+
 def test_tokens_are_counted_with_title_and_special_tokens():
     """Without them passages would be cut in the middle, where there are too many."""
     found = texts("One two three. " * 20, Window(40, words_of), tokens=32)

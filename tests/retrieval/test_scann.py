@@ -120,6 +120,10 @@ def test_vectors_in_a_narrow_cone_are_told_apart(tmp_path):
                        trusted=True)
     for k in (1, 10):
         assert RecallSample(embeddings, queries, k, 0).measure(index)["recall"] >= 0.999
+    few = ScannSettings(num_leaves=20, leaves_to_search=4, pre_reorder_num_neighbors=40)
+    index = ScannIndex(build(tmp_path / "few", embeddings, few), embeddings, few, trusted=True)
+    alone = np.concatenate([index.search(query[None], 10).ids for query in queries])
+    np.testing.assert_array_equal(index.search(queries, 10).ids, alone)  # whoever asks beside it
 
 
 def test_a_query_without_the_further_candidates_of_its_batch_is_answered(

@@ -303,6 +303,18 @@ def test_scores_of_another_metric_are_not_compared(tmp_path):
         assert checkpointer.best_step() == 4, "of the others nobody knows"
 
 
+def test_steps_of_an_earlier_version_count_by_the_metric_that_was_theirs(tmp_path, monkeypatch):
+    """They do not say which; where config.eval.metrics had changed, that was told as a defect."""
+    with Checkpointer(tmp_path, keep=9, best_metric=("em",)) as checkpointer:
+        save_scored(checkpointer, {1: 9.0, 2: 1.0})
+    read = Checkpointer._read_content
+    monkeypatch.setattr(Checkpointer, "_read_content", lambda *given: {
+        name: value for name, value in read(*given).items() if name != "best_metric"})
+    with Checkpointer(tmp_path, keep=9, best_metric=("rouge_l",)) as checkpointer:
+        assert checkpointer.best_step() == 1
+        save_small(checkpointer, 3, {"em": 0.0, "rouge_l": 1.0})
+
+
 def test_without_a_metric_only_the_latest_stay_and_there_is_no_best(tmp_path):
     with Checkpointer(tmp_path, keep=2) as checkpointer:
         assert checkpointer.latest_step() is None and checkpointer.best_step() is None

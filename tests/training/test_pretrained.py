@@ -71,6 +71,7 @@ def test_a_source_without_a_tokenizer_is_refused_where_a_tower_reads_with_it(tmp
     for tower, field in (("query_encoder", "retriever"), ("generator", "generator")):
         with pytest.raises(ConfigError, match=f"no tokenizer; .*config.data.{field}_tokenizer"):
             pretrained.tokenizer_folder(bare, tower)
+        assert pretrained.tokenizer_folder(bare, tower, required=False) is None, "it has its own"
     words = overrides.replace(bare, {"runs": ("bm25",)})
     assert pretrained.tokenizer_folder(words, "query_encoder") is None, "it is not read"
 

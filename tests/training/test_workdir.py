@@ -154,6 +154,17 @@ def test_every_changed_field_is_told(tmp_path):
     assert "num_beams" not in str(error.value)
 
 
+def test_a_prompt_that_nobody_reads_keeps_no_begun_workdir_from_going_on(tmp_path):
+    """An earlier version took it; then it could neither be kept nor left out."""
+    unread = replace(Config(), {"data.prompt": "{passage} Q: {question} A:"})
+    with pytest.raises(ConfigError, match="config.data.prompt=.*: none is read"):
+        workdir.start(unread, tmp_path)
+    workdir.start(Config(), tmp_path)
+    workdir.write(unread, tmp_path / "config.json")
+    (tmp_path / "rag_token" / "3").mkdir(parents=True)
+    workdir.start(unread, tmp_path)
+
+
 def test_a_folder_that_is_no_workdir_is_named(tmp_path):
     with pytest.raises(ConfigError, match="no config.json; name a workdir of rag_jax.train"):
         workdir.read(tmp_path)
