@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import rag_jax
-from rag_jax import config_files, conversion, hosts, ingestion
+from rag_jax import config_files, conversion, hosts, ingestion, overrides
 from rag_jax.cli import evaluate, generate, ingest, verify
 from rag_jax.config import BartConfig, BertConfig, Config, ConfigError
 from rag_jax.data.question_files import Example
@@ -240,6 +240,11 @@ def test_no_warm_up_is_what_there_is_and_a_workdir_of_train_is_told_as_one(folde
     workdirs.start(Config(), tmp_path / "trained")
     with pytest.raises(ConfigError, match="is a workdir of rag_jax.train; name another"):
         ingestion.base_config(tmp_path / "trained")
+
+
+def test_an_ingest_starts_from_the_settings_of_the_training_since(tmp_path):
+    workdirs.start(overrides.replace(Config(), {"train.batch_size": 3}), tmp_path / "trained")
+    assert ingestion.base_config(tmp_path).train.batch_size == 3
 
 
 def test_settings_of_words_are_those_of_the_index(folder, tmp_path):

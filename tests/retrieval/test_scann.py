@@ -126,6 +126,20 @@ def test_vectors_in_a_narrow_cone_are_told_apart(tmp_path):
     np.testing.assert_array_equal(index.search(queries, 10).ids, alone)  # whoever asks beside it
 
 
+def test_each_query_of_a_batch_has_its_own_further_candidates(index, embeddings, monkeypatch):
+    queries = embeddings[:2] + 0.5
+    whole, search = index.search(queries, 3), index._searcher.search_batched_parallel
+
+    def turned(*args, **kwargs):
+        ids, distances = (array.copy() for array in search(*args, **kwargs))
+        distances[0] = -1e3 * np.arange(ids.shape[1])  # none but the first three can be the best
+        ids[1], distances[1] = ids[1, ::-1], distances[1, 0]
+        return ids, distances
+
+    monkeypatch.setattr(index._searcher, "search_batched_parallel", turned)
+    np.testing.assert_array_equal(index.search(queries, 3).ids[1], whole.ids[1])
+
+
 def test_a_query_without_the_further_candidates_of_its_batch_is_answered(
         index, embeddings, monkeypatch):
     """What ScaNN pads with came into the answer, or the question was searched exactly."""
