@@ -263,7 +263,7 @@ def _build(job: Job, trained: pathlib.Path | None, passages: str, out: pathlib.P
     asked = load_examples(queries, data_dir=job.config.data.data_dir) if queries else None
     with contextlib.ExitStack() as claim:
         # Made anew each time, as the file may have changed; the embedding is what resumes.
-        hosts.first(lambda: claim.enter_context(staging(out, "store")) if hosts.leads() else None)
+        hosts.lead(lambda: claim.enter_context(staging(out, "store")))
         locks.check_shared(out)
         folder = staged(out, "store") / "store"
         job = indexing.job_of_file(job, out.name, passages, job.config.data.chunk_words, folder)

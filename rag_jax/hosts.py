@@ -258,13 +258,21 @@ def each(make: Callable[[], T]) -> T:
     return made
 
 
+def lead(make: Callable[[], T]) -> T | None:
+    """make() of process 0, None in the others; returns once it is done.
+
+    Raises: as `first`.
+    """
+    return each(make if leads() else lambda: None)
+
+
 def first(make: Callable[[], T]) -> T:
     """make() of process 0, and only then of the others, who find done what is done but once.
 
     Raises:
       UserError: make() failed in process 0, whose own error is raised there.
     """
-    made = each(make if leads() else lambda: None)
+    made = lead(make)
     return made if leads() else make()
 
 

@@ -4,6 +4,7 @@ import bz2
 import contextlib
 import gzip
 import os
+import re
 import zlib
 from collections.abc import Callable, Iterator
 from typing import BinaryIO
@@ -14,6 +15,11 @@ _OPENERS = {".gz": gzip.open, ".bz2": bz2.open}
 _PACKED = {b"\x1f\x8b": "gzip, rename it to end in .gz", b"BZh": "bzip2, rename it to end in .bz2",
            b"PK\x03\x04": "a zip archive, unpack it", b"\xfd7zXZ": "xz, unpack it",
            b"\x28\xb5\x2f\xfd": "zstd, unpack it"}
+
+
+def is_utf8(text: str) -> bool:
+    """Whether a text can be written as UTF-8: it holds no half of a surrogate pair."""
+    return not re.search("[\ud800-\udfff]", text)
 
 
 def open_packed(path: str | os.PathLike) -> BinaryIO:

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from rag_jax.config import RUNS, Config, ConfigError
-from rag_jax.data.question_files import is_utf8
 from rag_jax.errors import near_matches
+from rag_jax.lines import is_utf8
 from rag_jax.overrides import accepts, for_run, lexical, replace, type_name, value
 
 

@@ -190,7 +190,8 @@ def test_what_is_replaced_goes_when_the_new_is_whole(tmp_path):
     assert not any(tmp_path.iterdir())
 
 
-@pytest.mark.skipif(not pathlib.Path("/dev/full").exists(), reason="a device of Linux")
+@pytest.mark.skipif(not pathlib.Path("/dev/full").exists(),
+                    reason="needs /dev/full, Linux's file on a full disk")
 def test_an_error_of_a_full_disk_names_what_is_written(tmp_path):
     """It was "61220 requested and 4064 written", or had no name."""
     def fill():

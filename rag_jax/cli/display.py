@@ -8,9 +8,9 @@ import sys
 from collections.abc import Iterable, Iterator
 
 from rag_jax import heatmap, hosts
-from rag_jax.data.question_files import is_utf8
 from rag_jax.documents.workdir import NO_GENERATOR
 from rag_jax.errors import DataError
+from rag_jax.lines import is_utf8
 from rag_jax.retrieval.bm25 import Bm25Index
 from rag_jax.training.opened import Rag
 from rag_jax.types import Answer, Evidence

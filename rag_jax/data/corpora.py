@@ -7,10 +7,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from rag_jax.data import wikipedia
-from rag_jax.data.question_files import is_utf8
 from rag_jax.data.records import json_lines, unquoted
 from rag_jax.errors import DataError
-from rag_jax.lines import numbered_lines
+from rag_jax.lines import is_utf8, numbered_lines
 from rag_jax.retrieval.protocol import Passage, RetrievalError
 from rag_jax.retrieval.reading import SeenIds, check_passage
 

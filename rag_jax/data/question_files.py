@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from rag_jax.data.records import Record, json_lines, unquoted
 from rag_jax.errors import DataError
-from rag_jax.lines import numbered_lines
+from rag_jax.lines import is_utf8, numbered_lines
 
 # Strings with commas between them: Python would join 'a' 'b', as numpy prints lists, to one.
 _STRING = r"""(?:'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")"""
@@ -200,11 +200,6 @@ def checked_texts(given: str | Iterable[str], what: str = "question") -> list[st
         if not is_utf8(text):
             raise DataError(f"{what} {number}, {text!r:.60}, is not UTF-8: write it so")
     return texts
-
-
-def is_utf8(text: str) -> bool:
-    """Whether a text can be written as UTF-8: it holds no half of a surrogate pair."""
-    return not re.search("[\ud800-\udfff]", text)
 
 
 def _id(record: Record, number: int) -> str:

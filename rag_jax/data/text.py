@@ -131,7 +131,7 @@ class Tokenizer:
                                for text in (" a", "a"))
         return "".join(without).startswith("▁") and with_space != without
 
-    @property
+    @functools.cached_property
     def pair_form(self) -> PairForm | None:
         """How its post-processor joins two texts; None = it puts nothing between them."""
         pair = self._backend.encode("a", "a")

@@ -76,11 +76,13 @@ class HybridIndex(Around):
 
         What is equal for one part ranks there as for the other: so it does in this order, too.
         """
+        def in_order(order: np.ndarray, *columns: np.ndarray) -> list[np.ndarray]:
+            return [np.take_along_axis(each, order, axis=1) for each in columns]
+
         dense, words = self._scores(queries, ids)
-        ids = np.take_along_axis(ids, np.lexsort((ids, -words, -dense), axis=1), axis=1)
-        scores = self.logits(queries, ids)
-        order = np.argsort(-scores, axis=1, stable=True)
-        return SearchResult(*(np.take_along_axis(each, order, axis=1) for each in (ids, scores)))
+        ids, dense, words = in_order(np.lexsort((ids, -words, -dense), axis=1), ids, dense, words)
+        scores = self._joined(dense, words, queries)
+        return SearchResult(*in_order(np.argsort(-scores, axis=1, stable=True), ids, scores))
 
     def logits(self, queries: np.ndarray, ids: np.ndarray) -> np.ndarray:
         """Joined scores float32[B, K] of rows integers[B, K], which rank among themselves."""

@@ -24,7 +24,6 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Match, Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from rag_jax.data.text import Tokenizer
 from rag_jax.errors import UserError
 from rag_jax.locks import InUseError
 from rag_jax.serving import asking, page, results
@@ -217,7 +216,7 @@ class Server:
         asked, index = self._asked(fields, question)
         tokenizer = index.rag.job.prepared.generator_tokenizer
         completion = results.Completion(
-            self.settings.model, index.version, _tokens(tokenizer, question), logprobs, tokenizer,
+            self.settings.model, index.version, asked.prompt, logprobs, tokenizer,
             lambda answer: results.citations(answer, str(request.base_url), index.name))
         if stream:
             chunks = self._chunks(request, index, asked, began,
@@ -229,7 +228,9 @@ class Server:
     def _asked(self, fields: Fields, question: str) -> tuple[asking.Asked, OpenIndex]:
         """What is to be answered, and from which index."""
         asked = asking.asked(fields, question, self.settings, self.indexes.config.eval)
-        return asked, self.indexes.named(asked.memory)
+        index = self.indexes.named(asked.memory)
+        tokens, = index.rag.job.prepared.generator_tokenizer.encode([question])
+        return asked._replace(prompt=len(tokens)), index
 
     def _choices(self, index: OpenIndex, asked: asking.Asked, answers: Sequence[Answer],
                  began: float, first: float | None = None) -> list[results.Choice]:
@@ -239,7 +240,7 @@ class Server:
         """
         now, tokenizer = time.perf_counter(), index.rag.job.prepared.generator_tokenizer
         choices = results.choices(asked.ask, answers, tokenizer, index.rag.config.kind)
-        self.metrics.prompt.inc(_tokens(tokenizer, asked.questions[0].text))
+        self.metrics.prompt.inc(asked.prompt)
         self.metrics.first_token.observe((first or now) - began)
         self.metrics.whole.observe(now - began)
         for choice in choices:
@@ -387,10 +388,6 @@ class Server:
         ready = self.worker.ready
         return JSONResponse({"ready": ready, "compiled": self.worker.compiled,
                              "programs": self._to_compile}, 200 if ready else 503)
-
-
-def _tokens(tokenizer: Tokenizer, text: str) -> int:
-    return len(tokenizer.encode([text])[0])
 
 
 class _Counted:

@@ -29,6 +29,7 @@ class Asked(NamedTuple):
     questions: list[Question]
     ask: Ask
     memory: str | None  # the index; None = the current one
+    prompt: int = 0  # tokens of the question, by the generator of that index
 
 
 def asked(fields: Fields, text: str, settings: Settings, run: EvalConfig) -> Asked:

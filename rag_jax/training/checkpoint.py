@@ -186,7 +186,7 @@ class Checkpointer(contextlib.AbstractContextManager):
             kept = files.set_aside(self._folder(step), "damaged")
             _warn(f"{damage} It is kept as {kept}.")
 
-        hosts.first(lambda: rename() if hosts.leads() else None)
+        hosts.lead(rename)
         self._ranking.drop(step)
 
     @contextlib.contextmanager

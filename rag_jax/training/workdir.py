@@ -88,7 +88,7 @@ def start(config: Config, workdir: pathlib.Path) -> pathlib.Path:
     if not began:
         rules.check_prompt(config)
     workdir.mkdir(parents=True, exist_ok=True)
-    hosts.first(lambda: write(config, file) if hosts.leads() else None)
+    hosts.lead(lambda: write(config, file))
     return workdir
 
 
