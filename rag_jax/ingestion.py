@@ -3,7 +3,6 @@
 Nothing here needs jax where nothing has changed, or no encoder and no generator is named.
 """
 
-import contextlib
 import dataclasses
 import functools
 import itertools
@@ -14,7 +13,7 @@ import pathlib
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from rag_jax import files, locks, overrides, rules
+from rag_jax import files, ingest_config, locks, overrides
 from rag_jax.citation import Citation
 from rag_jax.config import Config, ConfigError
 from rag_jax.data.inputs import is_prepared
@@ -25,8 +24,8 @@ from rag_jax.documents.folder import Found, content_of, files_of
 from rag_jax.documents.read import versions
 from rag_jax.documents.readers import Readers
 from rag_jax.documents.workdir import INDEX, TRAINED, FileRecords, Record
-from rag_jax.errors import UserError, near_matches
-from rag_jax.retrieval.bm25 import Bm25Settings, bm25_missing, build_bm25
+from rag_jax.errors import UserError
+from rag_jax.retrieval.bm25 import Bm25Settings, build_bm25
 from rag_jax.retrieval.manifest import MANIFEST, IndexFolder, open_folder
 from rag_jax.retrieval.passages import PassageStore, write_store
 from rag_jax.retrieval.protocol import Passage, RetrievalError
@@ -34,10 +33,6 @@ from rag_jax.retrieval.publish import remove_old, staging
 from rag_jax.retrieval.versions import current
 from rag_jax.training import workdir as workdirs
 
-DENSE, LEXICAL = ("rag_token", "rag_sequence"), ("bm25", "bm25_sequence")  # runs of a workdir
-# Fields of what is not read here: the documents are the passages, and arguments name the questions.
-NOT_READ = (*workdirs.TRAINED_WITH, "data.chunk_words", "data.fictional_countries", "data.world_")
-WARM_UPS = ("retriever_warmup.steps", "generator_warmup.steps")  # 0 is what they are
 _log = logging.getLogger(__name__)
 Path = str | os.PathLike[str]
 
@@ -47,15 +42,15 @@ class Ingested:
     """What became of the files of a folder.
 
     Attributes:
-      workdir: the folder of everything.
-      files: those that have passages.
+      workdir: the folder of everything that was made.
+      files: how many files the index was made from.
       read: names of files that are new or changed, and were read.
-      removed: names of files that are gone, or can be read no more.
+      removed: names of files of the index before that are gone, or can be read no more.
       skipped: why each other file was not read, by name.
-      remarks: what is to be said of files that were read, by name.
-      passages: in the index.
-      embedded: how many of them were; the others' embeddings were there.
-      lexical: they are found by their words.
+      remarks: remarks of the readers on files of the index, by name.
+      passages: how many passages the index has.
+      embedded: how many of them were embedded; the embeddings of the others were kept.
+      lexical: passages are found by their words.
       answers: there is a generator.
     """
 
@@ -71,23 +66,11 @@ class Ingested:
     answers: bool
 
 
-def base_config(workdir: Path) -> Config:
-    """The configuration from which an `ingest` starts: that of the call before, if there was one,
-    with the `config.train` of the training since, if there was any."""
-    path = pathlib.Path(workdir).absolute()
-    _check_ours(path)
-    config = workdirs.read(path) if workdirs.exists(path) else Config(
-        train=dataclasses.replace(Config().train, steps=0))
-    trained = path / TRAINED
-    return dataclasses.replace(
-        config, train=workdirs.read(trained).train if workdirs.exists(trained) else config.train)
-
-
 def ingest(folder: Path, workdir: Path, *, chunking: Chunking | Mapping[str, int] | None = None,
            config: Config | Mapping[str, Any] | None = None) -> Ingested:
-    """Makes an index of the documents of a folder, or brings the one that there is up to date.
+    """Makes an index of the documents of a folder, or brings the index of the last call up to date.
 
-    What was read, divided and embedded before, and is as it was, is not again.
+    Files that have not changed since then are not read, divided and embedded again.
 
     Args:
       folder: of documents, with all folders in it; or a single file.
@@ -109,17 +92,16 @@ def ingest(folder: Path, workdir: Path, *, chunking: Chunking | Mapping[str, int
         raise UserError(f"{folder}: there is no such folder; name one with documents in it")
     if path.resolve() == source.resolve():
         raise ConfigError(f"--workdir={workdir}: is the folder of the documents; name another")
-    _check_ours(path)
+    ingest_config.check_ours(path)
     workdirs.check_place(path)
     with locks.own(path):
         files.remove_leftovers(path, alone=True)
         earlier = record_files.read(path) if record_files.exists(path) else None
         if earlier:
-            _check_folder(earlier, source, path)
-        config = _config(path, config)
-        _check_trained(config, path)
-        if not isinstance(chunking, Chunking):
-            chunking = _chunking(dict(chunking or {}), earlier)
+            ingest_config.check_folder(earlier, source, path)
+        config = ingest_config.config_of(path, config)
+        ingest_config.check_trained(config, path)
+        chunking = ingest_config.chunking_of(chunking, earlier)
         return _Ingestion(source, path, config, chunking, earlier).run()
 
 
@@ -144,7 +126,7 @@ def fine_tune(workdir: Path, train: str, dev: str, *, steps: int | None = None,
     """
     path = pathlib.Path(workdir).absolute()
     record_files.read(path)
-    config = _config(path, config)
+    config = ingest_config.config_of(path, config)
     steps = (config.train.steps or 1000) if steps is None else steps
     if "generator" not in config.model.sources:
         raise ConfigError("--train: there is no generator that could learn to answer; name "
@@ -153,120 +135,29 @@ def fine_tune(workdir: Path, train: str, dev: str, *, steps: int | None = None,
     from rag_jax.training import run
 
     passages, trained = path / "passages.jsonl", path / TRAINED
-    if is_prepared(trained):  # it goes on with its own, wherever the workdir was then
+    if is_prepared(trained):  # training goes on with its passages, even if the workdir has moved
         passages = pathlib.Path(workdirs.read(trained).data.passages)
     else:
-        there = open_folder(current(path / INDEX)).passages
+        store = open_folder(current(path / INDEX)).passages
         with locks.own(path), files.replaced(passages) as file:
-            for known in there.ids():
-                file.write(json.dumps(there[there.row_of(known)]._asdict()) + "\n")
+            for name in store.ids():
+                file.write(json.dumps(store[store.row_of(name)]._asdict()) + "\n")
     return run.train(overrides.replace(config, {  # a warm-up would leave the encoder of the index
         "runs": config.runs[:1], "train.steps": steps, "retriever_warmup.steps": 0,
         "data.passages": str(passages), "data.train": train, "data.dev": dev}), trained)
 
 
-def _check_ours(path: pathlib.Path) -> None:
-    """Raises ConfigError for a workdir of `train`."""
-    if workdirs.exists(path) and not (record_files.exists(path) or (path / INDEX).exists()):
-        raise ConfigError(f"--workdir={path}: is a workdir of rag_jax.train; name another")
-
-
-def _check_folder(earlier: Record, source: pathlib.Path, path: pathlib.Path) -> None:
-    """Raises ConfigError for another folder than the one that a workdir was made from, or than what
-    that one is called now: where it is gone, one that has a file of it."""
-    before = pathlib.Path(earlier.folder)
-    if _is_same(before, source):
-        return
-    if before.exists():
-        raise ConfigError(f"--workdir={path}: was made from {before}; name that folder, or another "
-                          "--workdir")
-    now = source if source.is_dir() else source.parent
-    for name, file in earlier.files.items():
-        with contextlib.suppress(Unreadable):
-            if content_of(Found(name, now / name))[1] == file["sha256"]:
-                return
-    raise ConfigError(f"--workdir={path}: was made from {before}, which is gone, and {source} has "
-                      "none of its files; name another --workdir")
-
-
-def _chunking(given: dict[str, Any], earlier: Record | None) -> Chunking:
-    """How documents are divided: as given, and else as before, or as usual."""
-    known = {f.name for f in dataclasses.fields(Chunking)}
-    for name in set(given) - known:
-        raise ConfigError(f"chunking: no field {name!r}; {near_matches(str(name), known)}")
-    if "words" in given and given.get("tokens"):
-        raise ConfigError(f"--words={given['words']} and --tokens={given['tokens']}: a passage is "
-                          "bounded by words or by tokens; name one of them")
-    words = {"tokens": 0} if "words" in given else {}  # in place of tokens
-    before = {name: number for name, number in earlier.divided_by["chunking"].items()
-              if name in known} if earlier else {}
-    return Chunking(**before | words | given)
-
-
-def _is_same(folder: pathlib.Path, other: pathlib.Path) -> bool:
-    """Whether two paths lead to one folder, which may be gone, however they are spelled."""
-    with contextlib.suppress(OSError):
-        return folder.samefile(other)
-    return folder == other
-
-
-def _check_trained(config: Config, path: pathlib.Path) -> None:
-    """Raises ConfigError for a field that what was trained in the workdir was not trained with."""
-    if not is_prepared(path / TRAINED):
-        return
-    before = workdirs.read(path)
-    for name in overrides.differences(before, config):
-        if name.startswith(("seed", "data.", "model.", "retrieval.")) and not name.startswith(
-                workdirs.CHANGEABLE):
-            raise ConfigError(
-                f"config.{name}: {path / TRAINED} was trained with "
-                f"{overrides.shown(overrides.value(before, name))}; leave it as it is, or name "
-                "another --workdir")
-
-
-def with_runs(config: Config) -> Config:
-    """The configuration with the runs that can be asked: those of BM25 where there is no encoder.
-
-    Raises:
-      ConfigError: it names other runs.
-    """
-    if not isinstance(config.runs, tuple) or not {*config.runs} <= {*DENSE, *LEXICAL}:
-        raise ConfigError(f"config.runs={overrides.shown(config.runs)}: a workdir of documents has "
-                          f"the runs {', '.join(DENSE)} with an encoder, {', '.join(LEXICAL)} "
-                          "without; leave it out")
-    encoders = {"query_encoder", "document_encoder"} & set(config.model.sources)
-    return dataclasses.replace(config, runs=DENSE if encoders else LEXICAL)
-
-
-def _config(path: pathlib.Path, given: Config | Mapping[str, Any] | None) -> Config:
-    """The configuration of a workdir with fields set otherwise, or the whole one that is given.
-
-    Raises:
-      ConfigError: fields that are wrong, or change nothing; or a library is missing.
-    """
-    base = base_config(path)
-    config = with_runs(given if isinstance(given, Config) else overrides.replace(base, given or {}))
-    changed = overrides.not_default(config)
-    for name in overrides.differences(base, config):
-        none = name in WARM_UPS and not overrides.value(config, name)
-        if name.startswith(NOT_READ) and name in changed and not none:
-            raise ConfigError(
-                f"config.{name}={overrides.shown(overrides.value(config, name))}: would change "
-                "nothing: the passages are those of the documents, divided by --words or --tokens "
-                "(in Python chunking=), --train and --dev name questions, and nothing is warmed "
-                "up; leave it as it is")
-    if config.train.document_encoder != "frozen":
-        raise ConfigError(f"config.train.document_encoder={config.train.document_encoder}: the "
-                          "encoder of passages stays as it is, so that documents can be added; set "
-                          "frozen")
-    if config.runs == LEXICAL and (missing := bm25_missing()):
-        raise ConfigError(f"without an encoder, words are searched by BM25: {missing}")
-    return rules.validate(config)
-
-
 @dataclasses.dataclass
 class _Ingestion:
-    """One call of `ingest`, which holds the workdir."""
+    """One call of `ingest`, which holds the lock of the workdir.
+
+    Attributes:
+      source: the folder of documents.
+      path: the workdir.
+      config: its configuration.
+      chunking: how documents are divided.
+      earlier: the record of the call before; None = this is the first.
+    """
 
     source: pathlib.Path
     path: pathlib.Path
@@ -275,6 +166,7 @@ class _Ingestion:
     earlier: Record | None
 
     def run(self) -> Ingested:
+        """Reads the files that have changed, and publishes the index and the record of it."""
         lexical = overrides.lexical(self.config)
         made_by = {"towers": stamps(self.config), "config": _settings(self.config)}
         divided_by = {"chunking": dataclasses.asdict(self.chunking), "readers": versions(),
@@ -283,7 +175,7 @@ class _Ingestion:
                           made_by["towers"].get("retriever_tokenizer", ""),
                           made_by["config"]["model"]["retriever"]]}
         found = self._found()
-        digests, closed = _digests(found)
+        digests, unreadable = _digests(found)
         index, before = self._index(), self.earlier.files if self.earlier else {}
         kept = {name: file for name, file in before.items()
                 if self.earlier.divided_by == divided_by
@@ -296,8 +188,8 @@ class _Ingestion:
             record = self.earlier._replace(folder=str(self.source), files=kept)
             if record != self.earlier:
                 record_files.write(self.path, record)
-            return self._result(closed | kept, kept, 0)
-        reading = Reading(found, closed | kept, self.chunking, self.source)
+            return self._result(unreadable | kept, kept, 0)
+        reading = Reading(found, unreadable | kept, self.chunking, self.source)
         edits = same and not lexical and bool(_with_text(kept))
         embedded = self._make(reading, index, gone if edits else None)
         self._write_config()
@@ -307,7 +199,8 @@ class _Ingestion:
         return self._result(reading.files, kept, embedded)
 
     def _write_config(self) -> None:
-        """Keeps what has changed of the configuration; what trained here answers as it says now."""
+        """Writes the configuration where it has changed; the models that were trained in this
+        workdir answer as it says, too."""
         before = workdirs.read(self.path) if workdirs.exists(self.path) else None
         if before is None or overrides.differences(before, self.config):
             workdirs.write(self.config, self.path / "config.json")
@@ -316,15 +209,16 @@ class _Ingestion:
                 workdirs.begin_run(self.path / TRAINED, file.parent.name, self.config.eval)
 
     def _found(self) -> list[Found]:
-        """All files by name, but for those of a workdir that is in the folder."""
-        own = self.path.resolve()
-        return sorted((one for one in files_of(self.source)
-                       if not own.is_relative_to(self.source.resolve())
-                       or not (one.path.parent.resolve() / one.path.name).is_relative_to(own)),
-                      key=lambda one: one.name)
+        """All files of the folder by name, without those of the workdir if it is in the folder."""
+        every = sorted(files_of(self.source), key=lambda one: one.name)
+        workdir = self.path.resolve()
+        if not workdir.is_relative_to(self.source.resolve()):
+            return every
+        return [one for one in every
+                if not (one.path.parent.resolve() / one.path.name).is_relative_to(workdir)]
 
     def _index(self) -> IndexFolder | None:
-        """The current version of the index, if it is the one of the record, and whole."""
+        """The current version of the index, if the record is of that version, and it is whole."""
         if self.earlier is None:
             return None
         try:
@@ -332,16 +226,24 @@ class _Ingestion:
             if MANIFEST.read(folder)[1] != self.earlier.index:
                 return None
             index = open_folder(folder)
-            for there in (index.files, *(store.files for store in index.passages.stores)):
-                there.check_all()
-            return index
+            for checked in (index.files, *(store.files for store in index.passages.stores)):
+                checked.check_all()
         except RetrievalError as error:
             _log.warning("%s It is made again now, of all documents.", error)
-        return None
+            return None
+        return index
 
     def _make(self, reading: "Reading", index: IndexFolder | None, gone: list[str] | None) -> int:
-        """Publishes an index of all files; or, where `gone` names files whose passages go, edits
-        the one there is. Returns how many passages were embedded."""
+        """Publishes an index of all files, or edits the current one.
+
+        Args:
+          reading: the passages.
+          index: of which `reading` keeps passages.
+          gone: the files of which the edit deletes the passages; None = make an index of all files.
+
+        Returns:
+          How many passages were embedded.
+        """
         maker: Any = _Words(self.config)
         if self.config.model.sources:
             from rag_jax.training.ingested import Maker
@@ -358,22 +260,22 @@ class _Ingestion:
                 added = write(itertools.chain(new, passages)) if new else None
                 maker.edit(added, [passage_id for name in gone for passage_id in _ids(
                     name, self.earlier.files[name])], out)
-            remove_old(out)  # by now nobody holds the one whose embeddings were taken over
+            remove_old(out)  # only now: embeddings were taken over from the version before
         return maker.embedded
 
-    def _result(self, made: FileRecords, kept: FileRecords, embedded: int) -> Ingested:
-        texts, before = _with_text(made), self.earlier.files if self.earlier else {}
+    def _result(self, records: FileRecords, kept: FileRecords, embedded: int) -> Ingested:
+        texts, before = _with_text(records), self.earlier.files if self.earlier else {}
         return Ingested(
             self.path, len(texts), tuple(name for name in texts if name not in kept),
             tuple(sorted(_with_text(before).keys() - texts.keys())),
-            {name: file["reason"] for name, file in sorted(made.items()) if "reason" in file},
+            {name: file["reason"] for name, file in sorted(records.items()) if "reason" in file},
             {name: tuple(file["remarks"]) for name, file in texts.items() if file["remarks"]},
             sum(file["passages"] for file in texts.values()), embedded,
             overrides.lexical(self.config), "generator" in self.config.model.sources)
 
 
 def _with_text(records: FileRecords) -> FileRecords:
-    """Those of files that have been read."""
+    """The records of the files that have been read."""
     return {name: file for name, file in records.items() if "reason" not in file}
 
 
@@ -383,11 +285,12 @@ def _ids(name: str, file: Mapping[str, Any]) -> list[str]:
 
 
 class Reading:
-    """The passages of files: those of files that are kept as they are, of others by their readers.
+    """Reads the passages of a folder's files, and what the record is to say of the files.
 
     Attributes:
-      citations: of the passages that came last, by id; to be taken out.
-      files: what the record says of the files, so far.
+      citations: of passages that `passages` has yielded, by id; whoever stores a passage takes its
+        citation out.
+      files: the records of the files, as far as `passages` has come.
     """
 
     def __init__(self, found: list[Found], kept: FileRecords, chunking: Chunking,
@@ -395,22 +298,22 @@ class Reading:
         """
         Args:
           found: the files of a folder.
-          kept: what the record says of the files that are not to be read, by name.
+          kept: the records of the files that are not to be read, by name.
           chunking: how documents are divided.
-          folder: the name of it.
+          folder: the folder, for errors.
         """
         self._found, self._kept, self._chunking, self._folder = found, kept, chunking, folder
         self.citations: dict[str, Citation] = {}
         self.files: dict[str, dict[str, Any]] = {}
         self._digests: dict[str, str] = {}
-        self._lost: dict[str, Unreadable] = {}  # what could not be opened any more, and why
+        self._lost: dict[str, Unreadable] = {}  # files that could be opened before, and now cannot
 
     def passages(self, window: Window | None, index: IndexFolder | None) -> Iterator[Passage]:
-        """The passages of all files, by name.
+        """The passages of all files, in the order of the files' names.
 
         Args:
           window: of the encoder.
-          index: holds those of the files that are kept; None leaves them out.
+          index: holds the passages of the files that are kept; None leaves these passages out.
 
         Raises:
           UserError: none of the files has any.
@@ -432,11 +335,12 @@ class Reading:
                             f"can be read{f' ({some})' if some else ''}{kept if index else ''}")
 
     def _contents(self) -> Iterator[tuple[str, bytes]]:
+        """Name and content of the files to read; b"" of a file that cannot be opened any more."""
         for one in self._found:
             if one.name not in self._kept:
                 try:
                     content, self._digests[one.name] = content_of(one)
-                except Unreadable as error:  # it has changed since: the next run knows
+                except Unreadable as error:  # changed meanwhile; without a digest, it is read again
                     content, self._digests[one.name] = b"", ""
                     self._lost[one.name] = error
                 yield one.name, content
@@ -451,8 +355,8 @@ class Reading:
                  ) -> list[tuple[Passage, Citation]]:
         digest, answer = self._digests.pop(name), self._lost.pop(name, answer)
         if isinstance(answer, Unreadable):
-            again = isinstance(answer, ReaderLost)  # it is tried each time
-            self.files[name] = {"sha256": "" if again else digest, "reason": str(answer)}
+            tried_again = isinstance(answer, ReaderLost)  # by every call
+            self.files[name] = {"sha256": "" if tried_again else digest, "reason": str(answer)}
             return []
         pairs = passages_of(name, answer, self._chunking, window)
         self.files[name] = {"sha256": digest, "passages": len(pairs),
@@ -461,7 +365,7 @@ class Reading:
 
 
 class _Words:
-    """Makes an index of words, for BM25; nothing reads its passages but people."""
+    """Writes and indexes passages for BM25, as `training.ingested.Maker` does for models."""
 
     window = None
     embedded = 0
@@ -479,24 +383,24 @@ class _Words:
 
 def _digests(found: list[Found]) -> tuple[dict[str, str], FileRecords]:
     """sha256 of each file that can be opened, and the records of the others, by name."""
-    digests, closed = {}, {}
+    digests, unreadable = {}, {}
     for one in found:
         try:
             digests[one.name] = content_of(one)[1]
         except Unreadable as error:
-            closed[one.name] = {"sha256": "", "reason": str(error)}
-    return digests, closed
+            unreadable[one.name] = {"sha256": "", "reason": str(error)}
+    return digests, unreadable
 
 
 def _settings(config: Config) -> dict[str, Any]:
-    """All of a configuration that an index or its passages may depend on."""
+    """The sections of a configuration that an index or its passages may depend on."""
     values = json.loads(json.dumps(dataclasses.asdict(config)))
     return {name: values[name] for name in ("seed", "runs", "data", "model", "retrieval")}
 
 
 def stamps(config: Config) -> dict[str, list[str]]:
-    """The source of every tower, and of tokenizers that are named beside, and what tells whether it
-    has changed: the names, sizes and times of its files."""
+    """(source, digest of the names, sizes and times of its files) of every tower, and of the
+    tokenizers that config.data names: they tell whether a source has changed."""
     sources = dict(config.model.sources)
     for name in ("retriever_tokenizer", "generator_tokenizer"):
         if source := getattr(config.data, name):

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import rag_jax
-from rag_jax import config_files, conversion, hosts, ingestion, overrides
+from rag_jax import config_files, conversion, hosts, ingest_config, ingestion, overrides
 from rag_jax.cli import evaluate, generate, ingest, verify
 from rag_jax.config import BartConfig, BertConfig, Config, ConfigError
 from rag_jax.data.question_files import Example
@@ -239,18 +239,18 @@ def test_no_warm_up_is_what_there_is_and_a_workdir_of_train_is_told_as_one(folde
     rag_jax.ingest(folder, tmp_path / "run", config={"retriever_warmup.steps": 0})
     workdirs.start(Config(), tmp_path / "trained")
     with pytest.raises(ConfigError, match="is a workdir of rag_jax.train; name another"):
-        ingestion.base_config(tmp_path / "trained")
+        ingest_config.base_config(tmp_path / "trained")
 
 
 def test_an_ingest_starts_from_the_settings_of_the_training_since(tmp_path):
     workdirs.start(overrides.replace(Config(), {"train.batch_size": 3}), tmp_path / "trained")
-    assert ingestion.base_config(tmp_path).train.batch_size == 3
+    assert ingest_config.base_config(tmp_path).train.batch_size == 3
 
 
 def test_settings_of_words_are_those_of_the_index(folder, tmp_path):
     """They were ignored where it was opened, and so was an encoder."""
     rag_jax.ingest(folder, tmp_path / "run", config={"train.steps": 50, "retrieval.bm25_b": 0.3})
-    assert ingestion.base_config(tmp_path / "run").train.steps == 50
+    assert ingest_config.base_config(tmp_path / "run").train.steps == 50
     for name, given in (("retrieval.bm25_k1", 5.0), ("retrieval.bm25_language", "german"),
                         ("model.retriever.pretrained", "no/such")):
         with pytest.raises(ConfigError, match=f"{name}={given}: .*run rag_jax.ingest with it"):
@@ -357,7 +357,7 @@ def test_a_workdir_whose_record_was_removed_is_made_again(folder, tmp_path):
     rag_jax.ingest(folder, path, config={"retrieval.k": 2})
     (path / "ingest.json").unlink()
     assert len(rag_jax.ingest(folder, path).read) == 4
-    assert ingestion.base_config(path).retrieval.k == 2
+    assert ingest_config.base_config(path).retrieval.k == 2
 
 
 SMALL = {"data.max_source_length": 64, "data.max_target_length": 8, "data.max_passage_length": 16,
@@ -541,10 +541,10 @@ def test_what_is_trained_on_questions_answers_from_the_documents(folder, tmp_pat
     generate.main([f"--workdir={tmp_path / 'run'}", "Accra?"])
     assert "log p = " in capsys.readouterr().out
     ingest.main([*argv[:2], "--config.eval.k=1"])  # no document has changed
-    assert ingestion.base_config(tmp_path / "run").eval.k == 1
+    assert ingest_config.base_config(tmp_path / "run").eval.k == 1
     assert len(rag_jax.load(tmp_path / "run").ask("Accra?")[0].passages) == 1
     ingest.main(argv[:4])  # again, with the steps of before
-    assert ingestion.base_config(tmp_path / "run").train.steps == 2
+    assert ingest_config.base_config(tmp_path / "run").train.steps == 2
     moved = (tmp_path / "run").rename(tmp_path / "moved")  # its passages.jsonl, too
     ingest.main([argv[0], f"--workdir={moved}", *argv[2:4]])
     moved.rename(tmp_path / "run")
@@ -623,12 +623,12 @@ def test_weights_that_have_changed_embed_again(folder, tmp_path, towers):
     shutil.copytree(towers["model.retriever.pretrained"], own)
     named = {**SMALL, "model.retriever.pretrained": str(own)}
     rag_jax.ingest(folder, tmp_path / "run", config=named)
-    stamp = ingestion.stamps(ingestion.base_config(tmp_path / "run"))
+    stamp = ingestion.stamps(ingest_config.base_config(tmp_path / "run"))
     weights = own / "model.safetensors"
     content = bytearray(weights.read_bytes())
     content[len(content) // 2] ^= 1
     weights.write_bytes(bytes(content))
-    assert ingestion.stamps(ingestion.base_config(tmp_path / "run")) != stamp
+    assert ingestion.stamps(ingest_config.base_config(tmp_path / "run")) != stamp
     again = rag_jax.ingest(folder, tmp_path / "run")
     assert again.embedded == again.passages
     rag_jax.load(tmp_path / "run").retrieve("Oslo?")

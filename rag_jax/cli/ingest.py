@@ -53,15 +53,15 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def _base(options: argparse.Namespace) -> Config:
-    from rag_jax import ingestion
+    from rag_jax.ingest_config import base_config
 
-    return ingestion.base_config(options.workdir)
+    return base_config(options.workdir)
 
 
 def _with_runs(config: Config) -> Config:
-    from rag_jax import ingestion
+    from rag_jax.ingest_config import with_runs
 
-    return ingestion.with_runs(config)
+    return with_runs(config)
 
 
 def _lines(options: argparse.Namespace, done) -> list[str]:

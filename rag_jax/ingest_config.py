@@ -1,0 +1,152 @@
+"""What `rag_jax.ingest` may be asked for: its folder, its workdir, its configuration.
+
+Everything here is settled or refused before a document is read.
+"""
+
+import contextlib
+import dataclasses
+import os
+import pathlib
+from collections.abc import Mapping
+from typing import Any
+
+from rag_jax import overrides, rules
+from rag_jax.config import Config, ConfigError, TrainConfig
+from rag_jax.data.inputs import is_prepared
+from rag_jax.documents import workdir as record_files
+from rag_jax.documents.chunks import Chunking
+from rag_jax.documents.document import Unreadable
+from rag_jax.documents.folder import Found, content_of
+from rag_jax.documents.workdir import INDEX, TRAINED, Record
+from rag_jax.errors import near_matches
+from rag_jax.retrieval.bm25 import bm25_missing
+from rag_jax.training import workdir as workdirs
+
+DENSE, LEXICAL = ("rag_token", "rag_sequence"), ("bm25", "bm25_sequence")  # runs of a workdir
+# Fields that an ingest does not read: its passages are those of the documents, and arguments name
+# the questions.
+NOT_READ = (*workdirs.TRAINED_WITH, "data.chunk_words", "data.fictional_countries", "data.world_")
+WARM_UPS = ("retriever_warmup.steps", "generator_warmup.steps")  # may be set to 0: there are none
+
+
+def base_config(workdir: str | os.PathLike[str]) -> Config:
+    """The configuration that an `ingest` starts from: that of the `ingest` before, or the defaults
+    without training; with the `config.train` of `fine_tune` since then, if there was one."""
+    path = pathlib.Path(workdir).absolute()
+    check_ours(path)
+    config = workdirs.read(path) if workdirs.exists(path) else Config(train=TrainConfig(steps=0))
+    if workdirs.exists(path / TRAINED):
+        config = dataclasses.replace(config, train=workdirs.read(path / TRAINED).train)
+    return config
+
+
+def config_of(path: pathlib.Path, given: Config | Mapping[str, Any] | None) -> Config:
+    """The configuration of a workdir with some fields replaced, or the whole one that is given.
+
+    Raises:
+      ConfigError: fields that are wrong, or change nothing; or a library is missing.
+    """
+    base = base_config(path)
+    config = with_runs(given if isinstance(given, Config) else overrides.replace(base, given or {}))
+    not_default = overrides.not_default(config)
+    for name in overrides.differences(base, config):
+        value = overrides.value(config, name)
+        unread = name.startswith(NOT_READ) and (value or name not in WARM_UPS)
+        if unread and name in not_default:
+            raise ConfigError(
+                f"config.{name}={overrides.shown(value)}: would change nothing: the passages are "
+                "those of the documents, divided by --words or --tokens (in Python chunking=), "
+                "--train and --dev name questions, and nothing is warmed up; leave it as it is")
+    if config.train.document_encoder != "frozen":
+        raise ConfigError(f"config.train.document_encoder={config.train.document_encoder}: the "
+                          "encoder of passages stays as it is, so that documents can be added; set "
+                          "frozen")
+    if config.runs == LEXICAL and (missing := bm25_missing()):
+        raise ConfigError(f"without an encoder, words are searched by BM25: {missing}")
+    return rules.validate(config)
+
+
+def with_runs(config: Config) -> Config:
+    """The configuration with the runs that can be asked: those of BM25 where there is no encoder.
+
+    Raises:
+      ConfigError: it names other runs.
+    """
+    if not isinstance(config.runs, tuple) or not {*config.runs} <= {*DENSE, *LEXICAL}:
+        raise ConfigError(f"config.runs={overrides.shown(config.runs)}: a workdir of documents has "
+                          f"the runs {', '.join(DENSE)} with an encoder, {', '.join(LEXICAL)} "
+                          "without; leave it out")
+    encoders = {"query_encoder", "document_encoder"} & set(config.model.sources)
+    return dataclasses.replace(config, runs=DENSE if encoders else LEXICAL)
+
+
+def chunking_of(given: Chunking | Mapping[str, Any] | None, earlier: Record | None) -> Chunking:
+    """How documents are divided.
+
+    Args:
+      given: a `Chunking`, or fields of it; the others are as before, or as `Chunking()` has them.
+      earlier: the record of the `ingest` before.
+
+    Raises:
+      ConfigError: an unknown field, or words and tokens together.
+    """
+    if isinstance(given, Chunking):
+        return given
+    given = dict(given or {})
+    known = {f.name for f in dataclasses.fields(Chunking)}
+    for name in set(given) - known:
+        raise ConfigError(f"chunking: no field {name!r}; {near_matches(str(name), known)}")
+    if "words" in given and given.get("tokens"):
+        raise ConfigError(f"--words={given['words']} and --tokens={given['tokens']}: a passage is "
+                          "bounded by words or by tokens; name one of them")
+    words = {"tokens": 0} if "words" in given else {}  # words take the place of tokens
+    before = {name: number for name, number in earlier.divided_by["chunking"].items()
+              if name in known} if earlier else {}
+    return Chunking(**before | words | given)
+
+
+def check_ours(path: pathlib.Path) -> None:
+    """Raises ConfigError for a workdir of `train`."""
+    if workdirs.exists(path) and not (record_files.exists(path) or (path / INDEX).exists()):
+        raise ConfigError(f"--workdir={path}: is a workdir of rag_jax.train; name another")
+
+
+def check_folder(earlier: Record, source: pathlib.Path, path: pathlib.Path) -> None:
+    """Raises ConfigError where `source` is not the folder that the workdir `path` was made from.
+    Where that folder is gone, it may have been renamed: `source` must then hold one of its files,
+    unchanged."""
+    before = pathlib.Path(earlier.folder)
+    if _is_same(before, source):
+        return
+    if before.exists():
+        raise ConfigError(f"--workdir={path}: was made from {before}; name that folder, or another "
+                          "--workdir")
+    now = source if source.is_dir() else source.parent
+    for name, file in earlier.files.items():
+        with contextlib.suppress(Unreadable):
+            if content_of(Found(name, now / name))[1] == file["sha256"]:
+                return
+    raise ConfigError(f"--workdir={path}: was made from {before}, which is gone, and {source} has "
+                      "none of its files; name another --workdir")
+
+
+def _is_same(folder: pathlib.Path, other: pathlib.Path) -> bool:
+    """Whether two paths lead to one folder, which may be gone, however they are spelled."""
+    with contextlib.suppress(OSError):
+        return folder.samefile(other)
+    return folder == other
+
+
+def check_trained(config: Config, path: pathlib.Path) -> None:
+    """Raises ConfigError for a field of another value than the models that were trained in the
+    workdir have."""
+    if not is_prepared(path / TRAINED):
+        return
+    before = workdirs.read(path)
+    for name in overrides.differences(before, config):
+        if name.startswith(("seed", "data.", "model.", "retrieval.")) and not name.startswith(
+                workdirs.CHANGEABLE):
+            raise ConfigError(
+                f"config.{name}: {path / TRAINED} was trained with "
+                f"{overrides.shown(overrides.value(before, name))}; leave it as it is, or name "
+                "another --workdir")
