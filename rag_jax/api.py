@@ -26,10 +26,11 @@ from rag_jax.rules import changed
 from rag_jax.training import indexing, pretrained
 from rag_jax.training import run as training
 from rag_jax.training import workdir as workdirs
-from rag_jax.training.ingested import as_they_are, job_as_they_are, open_ingested
+from rag_jax.training.ingested import open_ingested
 from rag_jax.training.job import Index, Job, fingerprint
 from rag_jax.training.opened import Path, Rag, check_recall_questions
 from rag_jax.training.run_index import open_index, placed
+from rag_jax.training.untrained import open_untrained, untrained_job
 
 
 def load(source: Path | None = None, run: str | None = None, *, step: int | None = None,
@@ -118,12 +119,12 @@ def _open_checkpoint(source: str, run: str | None, step: int | None, index: Path
     if not isinstance(config, Config):
         own = dataclasses.replace(conversion.config_of(found), eval=EvalConfig())
         config = changed(own, config or {})
-    said = pretrained.left_open(config, source)
-    config = pretrained.as_said(config, said)
+    defaults = pretrained.generation_defaults(config, source)
+    config = pretrained.with_generation_defaults(config, defaults)
     named = overrides.replace(config, {"model.rag.pretrained": source})
-    job = job_as_they_are(config, named, pathlib.Path(source))
-    return as_they_are(job, named, ("query_encoder", "generator"),
-                       open_index(job, config.runs[0], str(index)), said)
+    job = untrained_job(config, named, pathlib.Path(source))
+    return open_untrained(job, named, ("query_encoder", "generator"),
+                          open_index(job, config.runs[0], str(index)), defaults)
 
 
 def _open_towers(run: str | None, step: int | None, index: Path | None,
@@ -135,10 +136,11 @@ def _open_towers(run: str | None, step: int | None, index: Path | None,
     if index is None or not pathlib.Path(index).is_dir():
         raise ConfigError(f"index={index}: without a workdir, name the folder of an index that was "
                           "built for these towers (rag_jax.build_index)")
-    said = pretrained.left_open(config, config.model.sources["generator"])
+    defaults = pretrained.generation_defaults(config, config.model.sources["generator"])
     config = pretrained.resolve(config)
-    job = job_as_they_are(config, config, pathlib.Path(index).absolute())
-    return as_they_are(job, config, TOWERS, open_index(job, config.runs[0], str(index)), said)
+    job = untrained_job(config, config, pathlib.Path(index).absolute())
+    return open_untrained(
+        job, config, TOWERS, open_index(job, config.runs[0], str(index)), defaults)
 
 
 def _config_of_towers(run: str | None, config: Config | Mapping[str, Any] | None) -> Config:
@@ -224,7 +226,7 @@ def build_index(passages: Path, out: Path, workdir: Path | None = None, *, run: 
             config = pretrained.resolve(config)
             for line in pretrained.length_notes(config):
                 hosts.say(line)
-            job = job_as_they_are(config, config, target)
+            job = untrained_job(config, config, target)
         else:
             path = documents.answering(workdirs.named("workdir", workdir).absolute())
             if documents.exists(path):

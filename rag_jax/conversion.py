@@ -105,7 +105,7 @@ def config_of(checkpoint: hub.Pretrained) -> Config:
     """A configuration with the checkpoint's architecture and lengths that it has positions for."""
     retriever = checkpoint.retriever or BertConfig()
     generator = checkpoint.generator or BartConfig()
-    usual, answers = DataConfig(), pretrained.answers(checkpoint)
+    usual, answers = DataConfig(), pretrained.generation_settings(checkpoint)
     wanted = {"max_question_length": (usual.max_question_length, retriever),
               "max_passage_length": (checkpoint.longest or usual.max_passage_length, retriever),
               "max_source_length": (usual.max_source_length, generator),

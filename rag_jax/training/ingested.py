@@ -1,23 +1,19 @@
-"""What `rag_jax.ingest` and its workdirs need of encoders and generators, as their sources have
-them; either may be missing."""
+"""Workdirs of `rag_jax.ingest`: how they are indexed, and how they are opened to answer."""
 
 import contextlib
-import dataclasses
 import os
 import pathlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from rag_jax import overrides, parallel
+from rag_jax import overrides
 from rag_jax.citation import Citation
 from rag_jax.config import Config, ConfigError
 from rag_jax.data.batches import PASSAGE_TABLE
 from rag_jax.data.prepare import write_passages
-from rag_jax.data.prepared import Prepared, generator_format
-from rag_jax.data.text import Tokenizer, encoder_input, train_bart_tokenizer
+from rag_jax.data.text import encoder_input
 from rag_jax.documents.chunks import Window
 from rag_jax.documents.workdir import INDEX
-from rag_jax.models.stack import unstack_layers
 from rag_jax.retrieval.build import RecallSettings
 from rag_jax.retrieval.editing import edit_index
 from rag_jax.retrieval.index import PassageIndex
@@ -26,84 +22,24 @@ from rag_jax.retrieval.passages import PassageStore
 from rag_jax.retrieval.protocol import Passage, RetrievalError
 from rag_jax.rules import changed
 from rag_jax.training import indexing, pretrained, workdir
-from rag_jax.training.job import Index, Job, fingerprint
-from rag_jax.training.opened import Rag, check_vectors
-from rag_jax.training.run_index import check_k, check_tokens, placed
+from rag_jax.training.job import Job, fingerprint
+from rag_jax.training.opened import Rag
+from rag_jax.training.run_index import check_k, check_tokens
+from rag_jax.training.untrained import open_untrained, towers, untrained_job
 from rag_jax.types import Params
-
-
-def towers(config: Config) -> list[str]:
-    """Those that the configuration names, and its run reads."""
-    unread = pretrained.ENCODERS if overrides.lexical(config) else ()
-    return [tower for tower in config.model.sources if tower not in unread]
-
-
-def job_as_they_are(config: Config, named: Config, path: pathlib.Path) -> Job:
-    """What reads with towers as their sources have them: no passages, no questions.
-
-    Where a tower is not named, its tokenizer is one of bytes, which nobody reads with.
-
-    Args:
-      config: with their architecture.
-      named: the same with their sources.
-      path: the workdir, or what stands in its place.
-
-    Raises:
-      ConfigError: a source has no tokenizer.
-    """
-    tokenizers, known = [], towers(named)
-    for tower, section in (("query_encoder", "retriever"), ("generator", "generator")):
-        folder = getattr(config.data, f"{section}_tokenizer") or (
-            pretrained.tokenizer_folder(named, tower) if tower in known else None)
-        rows = getattr(config.model, section).vocab_size
-        tokenizers.append(
-            Tokenizer.load(folder, rows) if folder else train_bart_tokenizer((), 300))
-    format = generator_format(config, tokenizers[1])
-    prepared = Prepared(tokenizers[0], format.tokenizer, format, {}, {})
-    return Job(config, path, prepared, parallel.make_mesh(config.mesh))
-
-
-def job_of(config: Config, path: pathlib.Path) -> Job:
-    """`job_as_they_are` of a workdir, for a configuration of one run, as it was asked for.
-
-    Raises:
-      ConfigError, HubError: a source that is none, has no tokenizer, or is no retriever.
-    """
-    if "document_encoder" in towers(config):
-        pretrained.check_retriever(config)
-    return job_as_they_are(pretrained.resolve(config), config, path)
-
-
-def as_they_are(job: Job, named: Config, names: Sequence[str], index: Index,
-                said: Mapping[str, Any]) -> Rag:
-    """Opens towers as their sources have them.
-
-    Args:
-      job, named: as for `job_as_they_are`.
-      names: of the towers.
-      index: what is read, on the host.
-      said: as of `Rag`.
-    """
-    if "generator" in names:
-        check_tokens(index, job.prepared)
-    params = pretrained.load(dataclasses.replace(job, config=named), names, answers=True)
-    rag = Rag(job, job.config.runs[0], unstack_layers(params), index, said)
-    if "document_encoder" in names:
-        check_vectors(rag)
-    return dataclasses.replace(rag, index=placed(job, index))
 
 
 class Maker:
     """Writes and indexes passages for the towers that a configuration names.
 
     Attributes:
-      window: what the encoder can read; None = there is none.
-      embedded: passages that were embedded, once there is an index.
+      window: how much text the document encoder can read; None = there is no such encoder.
+      embedded: how many passages were embedded for the index; 0 until it is made.
     """
 
     def __init__(self, config: Config, path: pathlib.Path):
         self._config = _untrained(config, config.runs[0])
-        self._job = job_of(self._config, path)
+        self._job = _job(self._config, path)
         self._towers = towers(self._config)
         self.window = self._window() if "document_encoder" in self._towers else None
         self.embedded = 0
@@ -131,7 +67,7 @@ class Maker:
             prepared.format if "generator" in self._towers else None, source)
 
     def index(self, store: PassageStore, out: pathlib.Path) -> None:
-        """Publishes the index of a store; embeddings that the one before has are taken from it."""
+        """Publishes the index of a store; embeddings that the earlier index has are copied."""
         if self._job.model.lexical:
             indexing.index_store_words(self._job, store, out, overwrite=True)
             return
@@ -142,11 +78,11 @@ class Maker:
         self.embedded = len(store) if kept is None else kept.embedded
 
     def edit(self, added: PassageStore | None, gone: Sequence[str], out: pathlib.Path) -> None:
-        """Publishes the index without the passages of some ids, and with those of a store."""
+        """Publishes the index without the passages of the ids `gone` and with those of `added`."""
         encoder = self._encoders()["document_encoder"]
         embedder = indexing.passage_embedder(
             self._job, self._job.model, encoder, fingerprint(self._job.model, encoder))
-        if added is not None:  # of a file that has changed, most passages may be as they were
+        if added is not None:  # most passages of a changed file may have their embeddings already
             kept = KeptEmbeddings(PassageIndex.open(out))
             embedder = kept.around(embedder, added)
             self.embedded = kept.embedded
@@ -157,14 +93,25 @@ class Maker:
 
 
 def _untrained(config: Config, run: str) -> Config:
-    """The configuration of a run whose checkpoints answer as they say: the steps that it may have
-    are of a training that is yet to come."""
+    """The configuration of a run whose towers are used as their sources have them. Its steps are
+    those of `rag_jax.ingest --train`, which trains in a folder of its own."""
     return overrides.replace(overrides.for_run(config, run), {"train.steps": 0})
 
 
+def _job(config: Config, path: pathlib.Path) -> Job:
+    """`untrained_job` of a workdir, for the configuration of one run, which names the towers.
+
+    Raises:
+      ConfigError, HubError: a source is none, has no tokenizer, or is no retriever.
+    """
+    if "document_encoder" in towers(config):
+        pretrained.check_retriever(config)
+    return untrained_job(pretrained.resolve(config), config, path)
+
+
 def _check_words(config: Config, made: Config, path: pathlib.Path) -> None:
-    """Raises ConfigError for another way to count words, or an encoder, than a workdir whose
-    passages are found by their words was made with: its index has the weights of words."""
+    """Raises ConfigError where a workdir whose passages are found by their words was indexed with
+    other settings of BM25 or another encoder: its index holds the weights of the words."""
     encoders = [f"model.{name}.pretrained" for name in workdir.ENCODERS]
     for name in overrides.differences(made, config):
         if name.startswith(("retrieval.bm25_", *encoders)):
@@ -175,7 +122,7 @@ def _check_words(config: Config, made: Config, path: pathlib.Path) -> None:
 
 def open_ingested(path: pathlib.Path, run: str | None, index: str | os.PathLike | None,
                   config: Config | Mapping[str, Any] | None) -> Rag:
-    """Opens a workdir of `rag_jax.ingest`: what is named in it answers from its index.
+    """Opens a workdir of `rag_jax.ingest`: the towers that it names, with its index.
 
     Arguments and errors as of `api.load`.
     """
@@ -188,10 +135,11 @@ def open_ingested(path: pathlib.Path, run: str | None, index: str | os.PathLike 
     folder = path / INDEX if index is None else pathlib.Path(index)
     opened = indexing.open_host_index(folder, overrides.lexical(config))
     check_k(config, opened, folder)
-    job, named = job_of(config, path), towers(config)
+    job, named = _job(config, path), towers(config)
     if "generator" in named:
         if PASSAGE_TABLE not in opened.passages.token_tables:
             raise ConfigError(f"{folder}: was made without a generator; run rag_jax.ingest again "
                               "with the same config.model.generator.pretrained")
-    said = pretrained.left_open(config, config.model.sources.get("generator"))
-    return as_they_are(job, job.config, named, indexing.with_words(job, opened), said)
+        check_tokens(opened, job.prepared)
+    defaults = pretrained.generation_defaults(config, config.model.sources.get("generator"))
+    return open_untrained(job, job.config, named, indexing.with_words(job, opened), defaults)

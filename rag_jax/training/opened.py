@@ -53,7 +53,8 @@ class Rag:
       params: of all its towers, with looped layers.
       index: the passages that it reads; None for a closed-book run.
       said: what a checkpoint that answers as it is says of the fields of config.eval that nobody
-        has set; those that are set otherwise may rule some of it out (`pretrained.as_said`).
+        has set; those that are set otherwise may rule some of it out
+        (`pretrained.with_generation_defaults`).
       prefixes: what is kept of passages between questions (config.eval.prefix_mib).
     """
 
@@ -420,7 +421,7 @@ class Rag:
         asked = {**dict.fromkeys(self.said), **how}
         config = changed(self.config, {f"eval.{name}": value for name, value in asked.items()})
         config = workdirs.check_classes(config, self.config.classes, self.job.workdir)
-        return pretrained.as_said(config, self.said)
+        return pretrained.with_generation_defaults(config, self.said)
 
     def _check_answers(self) -> None:
         """Raises ConfigError where there is no generator."""

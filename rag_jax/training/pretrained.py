@@ -151,49 +151,50 @@ def resolve(config: Config) -> Config:
     left_open = {name: value for name, value in inputs.items()
                  if getattr(config.data, name) in ("auto", "")}
     data = dataclasses.replace(config.data, **left_open)
-    found = _as_it_is(overrides.usual_rates(dataclasses.replace(config, data=data, model=model)),
-                      sources.get("generator"))
-    return rules.validate(found, resolved=True)
+    config = overrides.usual_rates(dataclasses.replace(config, data=data, model=model))
+    return rules.validate(_generating_as(config, sources.get("generator")), resolved=True)
 
 
-def _as_it_is(config: Config, source: str | None) -> Config:
-    """A checkpoint that is not trained further answers as it says, where nothing else is asked."""
+def _generating_as(config: Config, source: str | None) -> Config:
+    """The configuration with the generation settings of the generator's checkpoint in the fields
+    that are not set; unchanged where the generator is trained further."""
     if config.train.steps or not source:
         return config
-    said, longest = answers(described(source)), config.data.max_target_length
-    if "max_length" in said and longest == DataConfig().max_target_length and (
+    settings, longest = generation_settings(described(source)), config.data.max_target_length
+    if "max_length" in settings and longest == DataConfig().max_target_length and (
             not config.eval.labels):
-        longest = min(said["max_length"], config.model.generator.max_positions)
+        longest = min(settings["max_length"], config.model.generator.max_positions)
     data = dataclasses.replace(config.data, max_target_length=longest)
-    return as_said(dataclasses.replace(config, data=data), left_open(config, source))
+    return with_generation_defaults(
+        dataclasses.replace(config, data=data), generation_defaults(config, source))
 
 
-def left_open(config: Config, source: str | None) -> dict[str, Any]:
-    """What the checkpoint of a generator says of the fields of config.eval that are not set; {} if
-    it is trained further."""
+def generation_defaults(config: Config, source: str | None) -> dict[str, Any]:
+    """The generation settings of a generator's checkpoint for those fields of config.eval that are
+    None; {} if the generator is trained further."""
     if config.train.steps or not source:
         return {}
-    return {name: value for name, value in answers(described(source)).items()
+    return {name: value for name, value in generation_settings(described(source)).items()
             if name != "max_length" and getattr(config.eval, name) is None}
 
 
-def as_said(config: Config, said: Mapping[str, Any]) -> Config:
-    """With the fields of config.eval that were `left_open`, but for those that the others rule out,
-    or with which they mean something else."""
+def with_generation_defaults(config: Config, defaults: Mapping[str, Any]) -> Config:
+    """The configuration with `generation_defaults` in the fields of config.eval that are None,
+    except where other fields rule a default out or give it another meaning."""
     asked, unfit = config.eval, set()
     unfit |= {"forced_bos"} if asked.prefix or asked.labels else set()
     unfit |= set(config_json.SEARCH) if asked.labels else set()
     unfit |= {"forced_eos", "length_penalty"} if asked.exact_nodes else set()
     unfit |= {"length_penalty"} if asked.strategy != "marginal" else set()
-    unfit |= {"min_length"} if (said.get("min_length") or 0) > (
+    unfit |= {"min_length"} if (defaults.get("min_length") or 0) > (
         config.data.max_target_length) else set()
     return dataclasses.replace(config, eval=dataclasses.replace(asked, **{
-        name: value for name, value in said.items()
+        name: value for name, value in defaults.items()
         if name not in unfit and getattr(asked, name) is None}))
 
 
-def answers(found: hub.Pretrained) -> dict[str, Any]:
-    """Fields of config.eval, and max_length, as a checkpoint says that it answers."""
+def generation_settings(found: hub.Pretrained) -> dict[str, Any]:
+    """The fields of config.eval, and max_length, that the files of a checkpoint set."""
     forced, ids = {}, found.ids
     if ids:
         forced = {"forced_bos": ids.forced_bos is not None and ids.forced_bos == ids.bos,
