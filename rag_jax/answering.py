@@ -21,26 +21,14 @@ from rag_jax.decoding.prefixes import KeptPrefixes, Reader
 from rag_jax.decoding.results import NOT_FINITE, Decoded, ScoreError, faults
 from rag_jax.decoding.settings import PROGRAMS, Decoding
 from rag_jax.models import rag
-from rag_jax.models.dpr import DprEncoder
 from rag_jax.models.generator import in_dtype
 from rag_jax.retrieval.hybrid import asked
-from rag_jax.retrieval.protocol import Passage, SearchResult, merge
+from rag_jax.retrieval.protocol import Passage
+from rag_jax.searching import jit_embed, search
 from rag_jax.types import Answer, Array, Batch, Evidence, Params
 
 Program = jax.stages.Wrapped  # a jitted function
 SORTED, ALIKE = 64, 4  # batches sorted by length at a time, and batches in a row of one shape
-
-
-def jit_embed(model: rag.RagModel) -> Callable[..., Array]:
-    """(encoder params, ids, mask) -> embeddings that this process can read."""
-    embed = embed_program(model.encoder_module)
-    return lambda *arguments: parallel.whole(embed(*arguments))
-
-
-@functools.lru_cache(PROGRAMS)
-def embed_program(encoder: DprEncoder) -> Program:
-    """The jitted part of `jit_embed`."""
-    return jax.jit(lambda params, *texts: encoder.apply({"params": params}, *texts))
 
 
 @functools.lru_cache(PROGRAMS)
@@ -51,8 +39,9 @@ def jit_decode(model: rag.RagModel, settings: Decoding) -> Program:
 
 @functools.lru_cache(PROGRAMS)
 def jit_growing(model: rag.RagModel, settings: Decoding) -> tuple[Program, Program]:
-    """(params, batch, key or None, temperature or None, until) -> Decoded and Growing, and (params,
-    Growing, until) -> the same, further; a Growing that has gone on is used up."""
+    """Two programs that decode the first `until` tokens: (params, batch, key or None, temperature
+    or None, until) -> (Decoded, Growing), and (params, Growing, until) -> the same with more
+    tokens, which donates the Growing that it is given."""
     return (jax.jit(functools.partial(begin, model, settings)),
             jax.jit(functools.partial(go_on, model, settings), donate_argnums=1))
 
@@ -63,36 +52,17 @@ def jit_log_likelihood(model: rag.RagModel) -> Program:
     return jax.jit(lambda params, batch: rag.log_likelihood(model, params, batch))
 
 
-def search(index: Searchable, queries: np.ndarray, k: int) -> np.ndarray:
-    """Rows int32[B, K] of the best passages for queries, vectors or words, found by all processes.
-
-    How they share the work is `index.division`; all call this with the same queries.
-    """
-    if index.division == "devices":
-        return index.search(queries, k).ids
-    if index.division == "queries":
-        return hosts.together(lambda rows: index.search(rows, k).ids, queries, k)
-
-    def everywhere(rows: np.ndarray) -> np.ndarray:
-        mine = index.search(rows, k)
-        found = hosts.exchange([mine.ids.tolist(), mine.scores.tolist()])
-        return merge([SearchResult(np.array(ids, np.int32), np.array(scores, np.float32))
-                      for ids, scores in found], k).ids
-
-    return hosts.in_messages(everywhere, queries, k)
-
-
 class Draws(NamedTuple):
-    """How each of Q questions is sampled, whatever its place in the list."""
+    """How each of Q questions is sampled; its answer does not depend on the rest of the list."""
 
-    keys: jax.Array  # [Q]; `keys_of` makes those of a list
+    keys: jax.Array  # [Q], as of `keys_of`
     temperature: jax.Array | np.ndarray | None = None  # float32[Q]; None = that of the settings
 
 
 def keys_of(seeds: int | np.ndarray, numbers: np.ndarray) -> jax.Array:
-    """Keys [Q] of the questions at places int[Q] of a list that is sampled with a seed.
+    """Keys [Q] of the questions at places int[Q] of a list.
 
-    seeds: of all, or uint32[Q], for each question that of its own list.
+    seeds: of the list, or uint32[Q] where the questions come from lists with seeds of their own.
     """
     # By other generators, such as rbg, what is drawn depends on the rest of the batch.
     key = functools.partial(jax.random.key, impl="threefry2x32")
@@ -101,18 +71,18 @@ def keys_of(seeds: int | np.ndarray, numbers: np.ndarray) -> jax.Array:
 
 
 class Beginning(NamedTuple):
-    """The first tokens of an answer; those that follow change none of them."""
+    """The first tokens of an answer that is still being decoded; they will not change."""
 
     token_ids: list[int]
     token_log_probs: list[float]
 
 
 class Watch(NamedTuple):
-    """How answers are watched while they grow, where they do (`decoding.answer.grows`)."""
+    """Who sees answers while they are decoded, where they can be seen (`decoding.answer.grows`)."""
 
-    tokens: int  # that every answer of a batch grows by, from one look to the next
-    # Is given what there is of a batch's answers, by the numbers of their questions, and says
-    # whether anybody waits for the rest. The last tokens come with the answers themselves.
+    tokens: int  # decoded between two calls of `tell`
+    # Is called with the beginnings of a batch's answers, by the numbers of their questions; returns
+    # whether anybody waits for the rest. The last tokens are not told, but are in the answers.
     tell: Callable[[dict[int, Beginning]], bool]
 
 
@@ -126,12 +96,12 @@ class Settings:
       length_step: generator inputs are padded to multiples of this many tokens; see
         `QuestionTokens.batch`.
       decoding: every choice of decoding.
-      seed: of samples, which depend on it and on the question's place in the list alone.
+      seed: of samples, which depend on nothing else but the question's place in the list.
       labels: the texts of decoding.labels.
       node_budget: prefixes that exact decoding may expand for a question whose answer the beam
         has not certified; 0 = no such search.
-      prefix_mib: MiB of what is kept of passages, which then are read by themselves; 0 = they are
-        read with their question.
+      prefix_mib: MiB in which keys and values of passages are kept between questions, which are
+        then read without their question; 0 = nothing is kept.
     """
 
     k: int
@@ -159,8 +129,8 @@ class Answerer:
       model: the architecture, with looped layers.
       mesh: batches are split over its data and fsdp axes.
       index: the passages; None = closed book.
-      settings: all else.
-      prefixes: what is kept of passages already; None = nothing.
+      settings: how questions are answered.
+      prefixes: the keys and values of passages that are kept already; None = there are none.
     """
 
     def __init__(self, model: rag.RagModel, mesh: Mesh, index: Searchable | None,
@@ -237,21 +207,21 @@ class Answerer:
     def batches(self, questions: QuestionTokens, retrieved: np.ndarray | None,
                 answers: bool = True, read: Reader | None = None
                 ) -> Iterator[tuple[np.ndarray, Batch]]:
-        """(numbers of its questions, device batch) until all questions have come.
+        """Yields (numbers of its questions, device batch) of all batches.
 
-        Questions whose inputs are about as long come together, in batches of few shapes.
+        Questions with inputs of about the same length share a batch, so that there are few shapes.
 
         Args:
-          questions: whose inputs and answers are read.
+          questions: with reference answers, where `answers`.
           retrieved: int[Q, K], the passages to read.
           answers: whether the batches have targets, which decoding does not read.
-          read: what reads passages by themselves; None = they are read with their question.
+          read: reads passages without their question; None = they are read with it.
         """
         batcher = RagBatcher(questions, self.settings.length_step, self.model.embedding_width,
                              self.model.null_document != "none", read=read)
         everyone, size = np.arange(len(questions)), self.batch_size
         own = parallel.own_rows(size, self.mesh)
-        # The last key sorts first.
+        # np.lexsort sorts by the last key first.
         keys = [batcher.lengths(everyone, retrieved, self.index).max(axis=1)]
         if answers:
             targets = questions.targets(everyone, None)[1].sum(axis=1)
@@ -279,7 +249,7 @@ class Answerer:
         """
         limit, retrieved = questions.format.max_length, self.retrieve(params, questions)
         (numbers, batch), = self.batches(questions, retrieved, answers=False)
-        for length in lengths(self.settings.length_step, limit):
+        for length in _padded_lengths(self.settings.length_step, limit):
             shape = (*batch.source_ids.shape[:2], length)
             source = parallel.put_batch(
                 (np.zeros(shape, np.int32), np.ones(shape, bool)), self.mesh)
@@ -289,7 +259,7 @@ class Answerer:
                 self._decode_batch(params, padded, drawn)
                 continue
             _, growing = self._begin(params, padded, *drawn, np.int32(1))
-            for until in (2, 3):  # on several devices, what goes on may lie otherwise than it began
+            for until in (2, 3):  # on several devices, the layout may change after the first call
                 _, growing = self._go_on(params, growing, np.int32(until))
 
     def decode(self, params: Params, questions: QuestionTokens, retrieved: np.ndarray | None,
@@ -298,14 +268,14 @@ class Answerer:
 
         Args:
           draws: how each is sampled; None = as the settings say, by its place.
-          watch: who looks at the answers while they grow; None = nobody. Where nobody waits any
-            more, answers end where they are.
+          watch: who sees the answers while they are decoded; None = nobody. Where nobody waits any
+            more, answers are cut where they are.
         """
         return list(self.decode_each(params, questions, retrieved, draws, watch))
 
     def decode_each(self, params: Params, questions: QuestionTokens, retrieved: np.ndarray | None,
                     draws: Draws | None = None, watch: Watch | None = None) -> Iterator[Answer]:
-        """`decode`, with answers as soon as they, and those before them, are there."""
+        """`decode`, but each answer comes as soon as it and those before it are there."""
         done, waiting, read = 0, {}, None
         if budget := self.settings.prefix_mib:
             read = self.prefixes.reader(self.model, params, budget)
@@ -327,13 +297,15 @@ class Answerer:
                 done += 1
 
     def _in_dtype(self, params: Params) -> Params:
-        """With the generator's matrices in the dtype in which they are multiplied: converted by the
-        programs that answer, they could be laid out otherwise, and sums be rounded otherwise, than
-        those that are kept so."""
+        """Parameters with the generator's matrices in the dtype in which they are multiplied.
+
+        If the programs that answer converted them, their layout, and with it the rounding of sums,
+        could differ from that of matrices which are kept in this dtype.
+        """
         return {**params, "generator": in_dtype(params["generator"], self.model.generator.dtype)}
 
     def _drawn(self, numbers: np.ndarray, draws: Draws | None) -> tuple[Array | None, Array | None]:
-        """Keys and temperatures of a batch with these questions in its first rows, for `decode`."""
+        """Keys and temperatures of a batch that has these questions in its first rows."""
         if not self.decoding.sample:
             return None, None
         places = np.resize(numbers, self.batch_size)
@@ -342,13 +314,12 @@ class Answerer:
         return jax.tree.map(lambda each: each[places], tuple(draws))
 
     def _grows(self, batch: Batch) -> bool:
-        """Whether a batch can be watched."""
+        """Whether the answers of a batch can be seen while they are decoded."""
         return not self.settings.node_budget and grows(self.model, self.decoding, batch)
 
     def _watched(self, params: Params, batch: Batch, drawn: tuple[Array | None, Array | None],
                  numbers: np.ndarray, watch: Watch) -> Decoded:
-        """The same answers on the host, told while they grow; no more of them is decoded than
-        somebody waits for."""
+        """`_decode_batch`, with calls of `watch.tell` on the way; stops where nobody waits."""
         longest = self.decoding.max_length
         until = min(watch.tokens, longest)
         decoded, growing = self._begin(params, batch, *drawn, np.int32(until))
@@ -368,10 +339,7 @@ class Answerer:
 
     def _decode_batch(self, params: Params, batch: Batch,
                       drawn: tuple[Array | None, Array | None]) -> Decoded:
-        """Host arrays.
-
-        drawn: keys and temperatures.
-        """
+        """The answers of a batch as host arrays, with `drawn`, the keys and temperatures."""
         decoded = parallel.fetch(self._decode(params, batch, *drawn))
         if not self.settings.node_budget:
             return decoded
@@ -391,8 +359,8 @@ class Answerer:
         store, layout = self.index.passages, questions.format
         table = store.tokens(PASSAGE_TABLE)
         lengths = table.lengths_of(retrieved)
-        asked = np.array([len(suffix) for suffix in questions.suffixes], np.int64)
-        kept = layout.kept(lengths, asked[:, None])
+        suffixes = np.array([len(suffix) for suffix in questions.suffixes], np.int64)
+        kept = layout.kept(lengths, suffixes[:, None])
         cuts = Cuts()
         cuts.count(lengths, kept)
 
@@ -407,21 +375,21 @@ class Answerer:
 
     def log_likelihoods(self, params: Params, questions: QuestionTokens,
                         retrieved: np.ndarray | None) -> dict[str, np.ndarray]:
-        """Of the first answer to each question, in nats, float32[Q].
+        """The likelihood of the first answer of each question, in nats.
 
         Returns:
-          log_p = log p(answer | question) and, with a null document, log_p_null = log p(answer |
-          question, no document).
+          float32[Q]: log_p = log p(answer | question) and, with a null document, log_p_null =
+          log p(answer | question, no document).
         """
-        found, params = {}, self._in_dtype(params)
+        result, params = {}, self._in_dtype(params)
         for numbers, batch in self.batches(questions, retrieved):
             for name, value in parallel.fetch(self._log_likelihood(params, batch)).items():
                 if name.startswith("log_p"):
-                    every = found.setdefault(name, np.zeros(len(questions), np.float32))
+                    every = result.setdefault(name, np.zeros(len(questions), np.float32))
                     every[numbers] = value[: len(numbers)]
-        for name, value in found.items():
+        for name, value in result.items():
             _require(questions, np.isfinite(value), f"{name} of its reference is not finite")
-        return found
+        return result
 
     def _answer(self, questions: QuestionTokens, decoded: Decoded, row: int,
                 ids: np.ndarray | None) -> Answer:
@@ -436,12 +404,13 @@ class Answerer:
 
     def _ranked(self, questions: QuestionTokens, decoded: Decoded, row: int,
                 passages: list[tuple[Passage, Citation | None]]) -> list[Answer]:
-        """The answers to return, best first; one that exact decoding has put first comes once.
+        """The answers to return, best first, each once: exact decoding may put first what the beam
+        has found too.
 
-        passages: those read, and the null document, if there is one, with their sources.
+        passages: those that were read, and the null document, if there is one; with their sources.
         """
         ranked, best_first, tokenizer = decoded.ranked, [], questions.format.tokenizer
-        asked = len(self.decoding.labels) or self.decoding.num_return_sequences
+        returned = len(self.decoding.labels) or self.decoding.num_return_sequences
         explained = passages and not self.model.fuses
         prior = decoded.prior[row, : len(passages)]
         for n, valid in enumerate(ranked.valid[row]):
@@ -462,20 +431,20 @@ class Answerer:
                 finished=bool(ranked.finished[row, n]),
                 tokens=[tokenizer.piece(i) for i in tokens],
             ))
-        return best_first[:asked]
+        return best_first[:returned]
 
     def _until_end(self, row: np.ndarray) -> list[int]:
         tokens, end = row.tolist(), self.model.end_id
         return tokens[: tokens.index(end) + 1] if end in tokens else tokens
 
 
-def lengths(step: int, limit: int) -> list[int]:
+def _padded_lengths(step: int, limit: int) -> list[int]:
     """The padded lengths of inputs of up to `limit` tokens."""
     return sorted({bucket(length, step, limit) for length in range(1, limit + 1)})
 
 
 def _parts(rows: np.ndarray, size: int) -> list[np.ndarray]:
-    """`rows` in turn, `size` at a time; the last are fewer."""
+    """`rows` in parts of `size`; the last part may be smaller."""
     return [rows[first : first + size] for first in range(0, len(rows), size)]
 
 

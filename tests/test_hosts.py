@@ -10,7 +10,7 @@ import pytest
 from jax._src import distributed
 from jax._src.clusters import ClusterEnv, SlurmCluster
 
-from rag_jax import answering, hosts
+from rag_jax import hosts, searching
 from rag_jax.config import ConfigError
 from rag_jax.errors import UserError
 from rag_jax.retrieval.protocol import SearchResult
@@ -251,7 +251,7 @@ def test_messages_stay_below_grpcs_limit_whatever_k_is(monkeypatch):
             return SearchResult(ids, np.full(ids.shape, -1.2345678e-30, np.float32))
 
     for Longest.division in ("queries", "passages"):
-        assert answering.search(Longest(), rows, k).shape == (400, k)
+        assert searching.search(Longest(), rows, k).shape == (400, k)
     assert max(said) < 4 * 2**20 < sum(said)
 
 

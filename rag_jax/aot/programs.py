@@ -14,7 +14,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from rag_jax import parallel
-from rag_jax.answering import embed_program, jit_decode, jit_log_likelihood, keys_of
+from rag_jax.answering import jit_decode, jit_log_likelihood, keys_of
 from rag_jax.config import Config, ConfigError
 from rag_jax.data.batches import assemble, input_shape
 from rag_jax.data.prepared import Prepared, generator_format
@@ -23,6 +23,7 @@ from rag_jax.models.stack import REMAT_POLICIES
 from rag_jax.overrides import lexical, replace
 from rag_jax.retrieval.device import abstract_tables, jit_search
 from rag_jax.retrieval.device_search import DeviceTables
+from rag_jax.searching import embed_program
 from rag_jax.training import on_device, step
 from rag_jax.training.answer_settings import make_answerer
 from rag_jax.training.fine_tuning import rag_stage

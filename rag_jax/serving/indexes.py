@@ -15,12 +15,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from rag_jax import overrides
-from rag_jax.answering import Answerer, Beginning, Draws, Watch, keys_of, search
+from rag_jax.answering import Answerer, Beginning, Draws, Watch, keys_of
 from rag_jax.config import Config, ConfigError
 from rag_jax.data.question_files import Example
 from rag_jax.data.questions import QuestionTokens
 from rag_jax.models.generator import in_dtype
 from rag_jax.retrieval.protocol import Passage
+from rag_jax.searching import search
 from rag_jax.serving.fields import Refused
 from rag_jax.serving.listening import Listener
 from rag_jax.serving.settings import Settings

@@ -4,13 +4,13 @@ import functools
 from collections.abc import Mapping
 from typing import Any
 
-from rag_jax.answering import jit_embed, search
 from rag_jax.config import ConfigError, TrainConfig
 from rag_jax.data.batches import RagBatcher
 from rag_jax.evaluation import evaluate
 from rag_jax.models import rag
 from rag_jax.models.stack import unstack_layers
 from rag_jax.scoring import headline
+from rag_jax.searching import jit_embed, search
 from rag_jax.training import on_device, step
 from rag_jax.training.answer_settings import make_answerer
 from rag_jax.training.collapse import CollapseGuard

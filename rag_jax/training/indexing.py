@@ -13,7 +13,6 @@ import numpy as np
 from jax.sharding import Mesh
 
 from rag_jax import hosts, parallel
-from rag_jax.answering import jit_embed
 from rag_jax.config import Config
 from rag_jax.data.batches import ENCODER_TABLE, PASSAGE_TABLE
 from rag_jax.data.corpora import read_corpus
@@ -36,6 +35,7 @@ from rag_jax.retrieval.publish import staging
 from rag_jax.retrieval.scann import ScannSettings
 from rag_jax.retrieval.shards import PassageEmbedder
 from rag_jax.retrieval.versions import current
+from rag_jax.searching import jit_embed
 from rag_jax.training import on_device
 from rag_jax.training.answer_settings import make_answerer
 from rag_jax.training.job import Index, Job, fingerprint

@@ -12,7 +12,7 @@ import jax
 import numpy as np
 
 from rag_jax import evaluation, scoring
-from rag_jax.answering import Answerer, search
+from rag_jax.answering import Answerer
 from rag_jax.config import Config, ConfigError
 from rag_jax.data.batches import PASSAGE_TABLE
 from rag_jax.data.corpora import Passages, checked_passages, read_corpus
@@ -31,6 +31,7 @@ from rag_jax.retrieval.hybrid import HybridIndex
 from rag_jax.retrieval.manifest import check_encoder
 from rag_jax.retrieval.protocol import Passage
 from rag_jax.rules import changed
+from rag_jax.searching import search
 from rag_jax.training import indexing, on_device, pretrained
 from rag_jax.training import workdir as workdirs
 from rag_jax.training.answer_settings import make_answerer

@@ -10,7 +10,6 @@ import numpy as np
 from jax.sharding import Mesh
 
 from rag_jax import files, parallel
-from rag_jax.answering import search
 from rag_jax.config import BertConfig, ConfigError
 from rag_jax.data.text import PairForm, Tokenizer, by_length, pad_rows
 from rag_jax.hub import families
@@ -18,6 +17,7 @@ from rag_jax.hub import load as hub
 from rag_jax.models.cross_encoder import CrossEncoder
 from rag_jax.retrieval.protocol import Passage
 from rag_jax.retrieval.reranked import RerankedIndex
+from rag_jax.searching import search
 from rag_jax.training import pretrained
 from rag_jax.training.job import Index, Job
 from rag_jax.types import Params

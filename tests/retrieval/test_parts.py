@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from rag_jax import answering, hosts
+from rag_jax import hosts, searching
 from rag_jax.retrieval.exact import ExactIndex
 from rag_jax.retrieval.index import PassageIndex
 from rag_jax.retrieval.protocol import Hosts, RetrievalError, SearchResult, merge
@@ -81,7 +81,7 @@ def test_shares_find_together_what_the_whole_index_finds(built, k):
 
 
 def test_processes_exchange_what_their_shares_find(built, monkeypatch):
-    """answering.search, as each of two processes sees it, over several messages."""
+    """searching.search, as each of two processes sees it, over several messages."""
     shares, expected = shares_of(built), PassageIndex.open(built).search(QUERIES, 5).ids
     monkeypatch.setattr(hosts, "_FOUND_AT_A_TIME", 3 * 5)
     for me in range(HOSTS):
@@ -95,7 +95,7 @@ def test_processes_exchange_what_their_shares_find(built, monkeypatch):
             return found if me == 0 else found[::-1]
 
         monkeypatch.setattr(hosts, "exchange", exchange)
-        found = answering.search(shares[me], QUERIES, 5)
+        found = searching.search(shares[me], QUERIES, 5)
         np.testing.assert_array_equal(found, expected)
         assert found.dtype == np.int32 and said == [3, 3, 1]
 

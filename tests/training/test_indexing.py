@@ -8,7 +8,7 @@ import jax
 import numpy as np
 import pytest
 
-from rag_jax import answering, locks, overrides, parallel
+from rag_jax import locks, overrides, parallel, searching
 from rag_jax.config import Config, MeshConfig
 from rag_jax.data.prepared import Prepared
 from rag_jax.fusion import Fusion
@@ -70,7 +70,7 @@ def test_an_index_holds_the_vectors_of_the_encoder(dtype):
     mesh = parallel.make_mesh(MeshConfig(), jax.devices()[:1])
     embed = indexing.embed_passages(model, encoder, mesh)
     ids, mask = np.random.default_rng(0).integers(5, 30, (8, 6)).astype(np.int32), np.ones((8, 6))
-    whole = np.asarray(answering.jit_embed(model)(encoder, ids, mask > 0))
+    whole = np.asarray(searching.jit_embed(model)(encoder, ids, mask > 0))
     np.testing.assert_array_equal(embed(ids, mask > 0), whole)
     wider = (np.pad(x, ((0, 0), (0, 4)))[::-1] for x in (ids, mask > 0))
     close = {"float32": 1e-5, "bfloat16": 1e-2}[dtype] * np.abs(whole).max()
