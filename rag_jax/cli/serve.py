@@ -1,9 +1,9 @@
 """Serves a model to other programs: `python -m rag_jax.serve --workdir DIR`.
 
-OpenAI's API at http://HOST:PORT/v1, a plain one at /answer and /retrieve. Everything that answers
-is compiled at the start; /ready says when. How to decode is config.eval, as for generate. Who asks
-has to know RAG_JAX_TOKEN, and who changes what is answered from, at /memory, RAG_JAX_MEMORY_TOKEN,
-if the environment has them.
+OpenAI's API at http://HOST:PORT/v1, a plain one at /answer and /retrieve. All programs are compiled
+at the start; /ready says when that is done. Decoding is set by config.eval, as for generate. If the
+environment has RAG_JAX_TOKEN, clients must send it, and with RAG_JAX_MEMORY_TOKEN those who change
+the indexes at /memory must send that.
 """
 
 import gc
@@ -11,6 +11,7 @@ import os
 
 from rag_jax import flags
 from rag_jax.config import ConfigError
+from rag_jax.serving.settings import Settings
 from rag_jax.serving.sockets import bound
 
 
@@ -18,17 +19,18 @@ def main(argv: list[str] | None = None) -> None:
     """Entry point; `argv` without the program's name, None = the process's arguments."""
     parser = flags.make_parser("serve", __doc__)
     flags.add_workdir(parser)
-    parser.add_argument("--host", default="127.0.0.1",
+    parser.add_argument("--host", default=Settings.host,
                         help="address to listen at; 0.0.0.0 = all of this machine's (default: "
                         "%(default)s, for this machine alone)")
     parser.add_argument("--port", type=int, default=8000,
                         help="0 = a free one, which is printed (default: %(default)s)")
     parser.add_argument("--open", default="", metavar="NAME,NAME", help="further indexes of the "
                         "workdir that a request may name")
-    parser.add_argument("--batch_sizes", type=flags.counts, default=(1, 4, 8, 16),
-                        metavar="N,N",
+    parser.add_argument("--batch_sizes", type=flags.counts, metavar="N,N",
+                        default=Settings.batch_sizes,
                         help="questions that are answered at a time (default: 1,4,8,16)")
-    parser.add_argument("--timeout", type=flags.seconds, default=60.0, metavar="SECONDS",
+    parser.add_argument("--timeout", type=flags.seconds, default=Settings.timeout,
+                        metavar="SECONDS",
                         help="that a request may take (default: %(default)s)")
     options, config = flags.parse_with_config(parser, argv, flags.asked_config)
     try:
@@ -43,7 +45,6 @@ def main(argv: list[str] | None = None) -> None:
 
     from rag_jax import api, hosts
     from rag_jax.serving.indexes import Indexes
-    from rag_jax.serving.settings import Settings
 
     if hosts.count() > 1:
         raise ConfigError("a server is one process; give each --num_processes=1")
@@ -54,13 +55,13 @@ def main(argv: list[str] | None = None) -> None:
         os.environ.get("RAG_JAX_MEMORY_TOKEN", ""), options.batch_sizes,
         max(Settings.max_waiting, *options.batch_sizes), timeout=options.timeout)
     indexes = Indexes(rag, settings)
-    del rag  # an index that is no more the current one would stay open with it
+    del rag  # it would keep the first index open after a swap
     for name in filter(None, map(str.strip, options.open.split(","))):
         indexes.open_also(name)
 
     def started(failure: Exception | None) -> None:
         if failure is None:
-            gc.freeze()  # what the start has made stays: no collection looks through it again
+            gc.freeze()  # objects made so far stay, so collections need not look through them
             host = f"[{options.host}]" if ":" in options.host else options.host
             print(f"ready: http://{host}:{sockets[0].getsockname()[1]}", flush=True)
         else:

@@ -1,16 +1,11 @@
-"""Routes of the server: who may ask, how long, and what comes back where something is wrong."""
+"""The server's routes: authentication, time limits, and what each route computes and returns."""
 
 import asyncio
 import contextlib
-import json
-import pathlib
-import re
 import secrets
-import sys
 import time
-import traceback
 import uuid
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,14 +15,13 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.responses import JSONResponse, Response
 from starlette.routing import Match, Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from rag_jax.errors import UserError
-from rag_jax.locks import InUseError
-from rag_jax.serving import asking, page, results
+from rag_jax.serving import asking, failures, page, results
 from rag_jax.serving.batching import Worker
+from rag_jax.serving.events import Events
 from rag_jax.serving.fields import Fields, Refused, parse
 from rag_jax.serving.indexes import Indexes, OpenIndex
 from rag_jax.serving.listening import Listener
@@ -36,16 +30,12 @@ from rag_jax.serving.settings import Settings
 from rag_jax.types import Answer, Evidence
 
 Handler = Callable[[Request], Awaitable[Response]]
-LEFT = 499  # a status for the metrics: the client is gone
-ENDING = "the server is ending: what it has not answered by now it does not answer"
-KINDS = {401: "authentication_error", 403: "permission_error", 404: "not_found_error",
-         429: "rate_limit_error"}
+CLIENT_LEFT = 499  # a status for the metrics alone
 UNCOUNTED = {"/health", "/ready", *(f"/{path}" for path in page.FILES)}
-PART = r"/[^\s/:;,'\"]+"  # of a path
 
 
 class _Any(PathConvertor):
-    """The rest of a path, newlines included, which an id may have."""
+    """The rest of a path; a newline, which the id of a passage may hold, does not end it."""
 
     regex = "(?s:.*)"
 
@@ -57,9 +47,9 @@ class Server:
     """The application: `app` is what an ASGI server runs.
 
     Args:
-      indexes: open; the worker compiles what they answer with.
-      settings: of the server.
-      compiled, started: as `Worker` takes them.
+      indexes: the open indexes, whose programs the worker compiles.
+      settings: limits and names.
+      compiled, started: called by `Worker`, which says when.
     """
 
     def __init__(self, indexes: Indexes, settings: Settings,
@@ -88,16 +78,18 @@ class Server:
             Route("/passages/{index}/{id:any}", self._guarded(self._passage), methods=get),
             Route("/v1/models", self._guarded(self._list_models), methods=get),
             Route("/memory", self._guarded(self._list_memory), methods=get),
-            Route("/memory", self._guarded(self._change_memory), methods=post),
+            Route("/memory", self._guarded(self._change_memory, changes=True),
+                  methods=post),
             Route("/metrics", self._guarded(self._metrics), methods=get),
             Route("/health", self._health, methods=get),
             Route("/ready", self._ready, methods=get),
             *page.routes(),
         ]
-        # Of a server for this machine, a page of another name that leads here is refused.
+        # On a server for this machine alone, a request is refused whose Host header is another
+        # name: a web page whose name resolves to this machine would send it.
         hosts = ["localhost", "127.0.0.1", "[::1]", settings.host] if settings.local else ["*"]
         self.app = Starlette(
-            routes=routes, lifespan=self._life, exception_handlers={HTTPException: self._plain},
+            routes=routes, lifespan=self._life, exception_handlers={HTTPException: self._no_route},
             middleware=[Middleware(_Counted, self.metrics.answered),
                         Middleware(TrustedHostMiddleware, allowed_hosts=hosts)])
 
@@ -110,54 +102,41 @@ class Server:
 
     # --- every request --------------------------------------------------------------------------
 
-    def _guarded(self, handler: Handler) -> Handler:
-        """With the token checked, a time limit, and every error as JSON."""
+    def _guarded(self, handler: Handler, changes: bool = False) -> Handler:
+        """The handler behind a check of the token and a time limit, with every error as JSON.
+
+        changes: it changes what is answered from. That needs `memory_token`, and has no time limit,
+          as a change goes on whether or not its client waits.
+        """
         async def guarded(request: Request) -> Response:
             try:
-                changes = handler == self._change_memory  # which go on whether or not one waits
                 self._authenticate(request, changes)
                 async with asyncio.timeout(None if changes else self.settings.timeout):
                     response = await handler(request)
             except ClientDisconnect:
-                response = Response(status_code=LEFT)
+                response = Response(status_code=CLIENT_LEFT)
             except (Exception, asyncio.CancelledError) as error:
                 response = self._failure(error)
             return response
 
         return guarded
 
-    async def _plain(self, request: Request, error: HTTPException) -> Response:
-        """No such route, or not by this method."""
-        response = _error(f"{request.method} {request.url.path:.100}: {error.detail}",
-                          error.status_code)
-        if error.status_code == 405:  # the router names the methods of the path's first route alone
+    def _failure(self, error: BaseException) -> Response:
+        return failures.response_to(error, self.indexes, self.settings.timeout)
+
+    async def _no_route(self, request: Request, error: HTTPException) -> Response:
+        """The response where no route has this path, or none of that path takes this method."""
+        response = failures.response(f"{request.method} {request.url.path:.100}: {error.detail}",
+                                     error.status_code)
+        if error.status_code == 405:  # the router names only the methods of the first such route
             response.headers["Allow"] = ", ".join(sorted(set().union(
                 *(route.methods for route in self.app.routes
                   if route.matches(request.scope)[0] is not Match.NONE))))
         return response
 
-    def _failure(self, error: BaseException) -> Response:
-        """The response that says what went wrong, and names no folder of this machine."""
-        if isinstance(error, asyncio.CancelledError):  # those who still ask when the grace is over
-            return _error(ENDING, 503)
-        if isinstance(error, UserError):
-            if isinstance(error, Refused):  # which names what the client has sent, and no folder
-                return _error(str(error), error.status, error.field)
-            indexes = self.indexes
-            known = [indexes.current.rag.job.workdir.absolute(), *indexes.paths.values()]
-            return _error(_without_paths(str(error), known),
-                          503 if isinstance(error, InUseError) else 422)
-        if isinstance(error, TimeoutError):
-            return _error(f"no answer within {self.settings.timeout:g} seconds", 504)
-        if isinstance(error, OSError) and error.strerror:  # a full disk, too many open files, ...
-            print(f"error: {error}", file=sys.stderr)
-            return _error(f"the server's machine: {error.strerror}", 503)
-        traceback.print_exception(error, file=sys.stderr)
-        return _error("a defect of the server, which its log describes", 500)
-
-    def _authenticate(self, request: Request, memory: bool) -> None:
-        token = (memory and self.settings.memory_token) or self.settings.token
-        if memory and not token:
+    def _authenticate(self, request: Request, changes: bool) -> None:
+        token = (changes and self.settings.memory_token) or self.settings.token
+        if changes and not token:
             raise Refused("/memory: changes need a token, and this server was given none: start it "
                           "with RAG_JAX_MEMORY_TOKEN or RAG_JAX_TOKEN", 403)
         kind, _, given = request.headers.get("authorization", "").partition(" ")
@@ -166,7 +145,7 @@ class Server:
             raise Refused("a token is needed: Authorization: Bearer TOKEN", 401)
 
     async def _body(self, request: Request) -> Fields:
-        """The object of a request of at most max_body bytes."""
+        """The JSON object of a request; its body has at most `max_body` bytes."""
         kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         if kind != "application/json":
             raise Refused("expected Content-Type: application/json", 415)
@@ -179,22 +158,27 @@ class Server:
 
     async def _computed(self, request: Request, index: OpenIndex, program: str,
                         given: Sequence[Any]) -> list[Any]:
-        """Results of the worker; what a client that has left asked for is not computed."""
+        """The worker's results, one for each of `given`.
+
+        Raises:
+          ClientDisconnect: the client has left; what is not computed yet will not be.
+        """
         futures = self.worker.submit(index, program, given)
-        results = asyncio.gather(*map(asyncio.wrap_future, futures))
-        results.add_done_callback(lambda done: done.cancelled() or done.exception())  # logs none
+        computed = asyncio.gather(*map(asyncio.wrap_future, futures))
+        computed.add_done_callback(_retrieve_error)
         left = asyncio.ensure_future(_left(request))
         try:
-            await asyncio.wait((results, left), return_when=asyncio.FIRST_COMPLETED)
-            if not results.done():
+            await asyncio.wait((computed, left), return_when=asyncio.FIRST_COMPLETED)
+            if not computed.done():
                 raise ClientDisconnect
-            return results.result()
+            return computed.result()
         finally:
             left.cancel()
-            for future in futures:  # now: by way of `results` they would wait for a turn
+            # Cancelled through `computed`, they would be cancelled one turn of the loop later.
+            for future in futures:
                 future.cancel()
 
-    # --- OpenAI's -------------------------------------------------------------------------------
+    # --- routes of other APIs (OpenAI's, Cohere's) ------------------------------------------------
 
     async def _list_models(self, request: Request) -> Response:
         return JSONResponse({"object": "list", "data": [
@@ -207,39 +191,38 @@ class Server:
         if asking.known_model(fields, self._models) is not None:
             raise Refused("request: \"model\" embeds texts: ask it at /v1/embeddings", 404, "model")
         question = asking.chat_question(fields, self.settings)
-        logprobs, stream = fields.flag("logprobs"), fields.flag("stream")
-        usage = fields.has("stream_options") and (
-            options := Fields("request: stream_options", fields.fields["stream_options"])
-        ).flag("include_usage")
+        logprobs, stream, usage = fields.flag("logprobs"), fields.flag("stream"), False
         if fields.has("stream_options"):
+            options = Fields("request: stream_options", fields.fields["stream_options"])
+            usage = options.flag("include_usage")
             options.only(("include_usage", "include_obfuscation"))
         asked, index = self._asked(fields, question)
-        tokenizer = index.rag.job.prepared.generator_tokenizer
         completion = results.Completion(
-            self.settings.model, index.version, asked.prompt, logprobs, tokenizer,
+            self.settings.model, index.version, asked.prompt, logprobs, index.tokenizer,
             lambda answer: results.citations(answer, str(request.base_url), index.name))
         if stream:
             chunks = self._chunks(request, index, asked, began,
                                   results.Chunks(completion, asked.ask, usage))
-            return _Events(await anext(chunks), chunks, self._failure)
+            return Events(await anext(chunks), chunks, self._failure)
         answers = await self._computed(request, index, asked.program, asked.questions)
         return JSONResponse(completion.whole(self._choices(index, asked, answers, began)))
 
     def _asked(self, fields: Fields, question: str) -> tuple[asking.Asked, OpenIndex]:
         """What is to be answered, and from which index."""
         asked = asking.asked(fields, question, self.settings, self.indexes.config.eval)
-        index = self.indexes.named(asked.memory)
-        tokens, = index.rag.job.prepared.generator_tokenizer.encode([question])
+        index = self.indexes.named(fields.optional("memory"))
+        tokens, = index.tokenizer.encode([question])
         return asked._replace(prompt=len(tokens)), index
 
     def _choices(self, index: OpenIndex, asked: asking.Asked, answers: Sequence[Answer],
                  began: float, first: float | None = None) -> list[results.Choice]:
-        """The answers as they were asked for, counted.
+        """The answers, cut as the request asks, and counted in the metrics.
 
-        began, first: when the request came, and when the first token was sent; None = now.
+        began, first: `time.perf_counter()` when the request came, and when its first token was sent
+          (None = now).
         """
-        now, tokenizer = time.perf_counter(), index.rag.job.prepared.generator_tokenizer
-        choices = results.choices(asked.ask, answers, tokenizer, index.rag.config.kind)
+        now = time.perf_counter()
+        choices = results.choices(asked.ask, answers, index.tokenizer, index.rag.config.kind)
         self.metrics.prompt.inc(asked.prompt)
         self.metrics.first_token.observe((first or now) - began)
         self.metrics.whole.observe(now - began)
@@ -250,13 +233,13 @@ class Server:
 
     async def _chunks(self, request: Request, index: OpenIndex, asked: asking.Asked, began: float,
                       chunks: results.Chunks) -> AsyncIterator[dict[str, Any]]:
-        """Chunks of a completion, as its answers grow."""
+        """Chunks of a completion, each as soon as its tokens are decoded."""
         loop, first = asyncio.get_running_loop(), None
         listener = Listener(loop.time() + self.settings.timeout)
         questions = [question._replace(listener=listener) for question in asked.questions]
         computed = asyncio.ensure_future(self._computed(request, index, asked.program, questions))
-        computed.add_done_callback(lambda done: (
-            listener.end(), done.cancelled() or done.exception()))  # logs none
+        computed.add_done_callback(lambda done: listener.end())
+        computed.add_done_callback(_retrieve_error)
         try:
             async for place, begun in listener:
                 for chunk in chunks.more(place, begun):
@@ -269,15 +252,12 @@ class Server:
             computed.cancel()
 
     async def _embed(self, request: Request) -> Response:
-        fields = await self._body(request)
-        fields.only(("model", "input", "encoding_format", "dimensions", "user"))
+        fields, index = await self._body(request), self.indexes.current
+        retriever = index.rag.config.model.retriever
+        fields.only(("model", "input", "encoding_format", "dimensions", "user"),
+                    {"dimensions": (retriever.projection or retriever.width,)})
         tower = asking.known_model(fields, self._models) or "query_encoder"
         texts = fields.strings("input", self.settings.max_texts, self.settings.max_question)
-        index = self.indexes.current
-        if fields.has("dimensions"):
-            retriever = index.rag.config.model.retriever
-            width = retriever.projection or retriever.width
-            fields.only(fields.fields, {"dimensions": (width,)})
         encoding = fields.choice("encoding_format", "float", ("float", "base64"))
         given = [asking.Passage("", "", text) if tower == "document_encoder" else text
                  for text in texts]
@@ -292,25 +272,25 @@ class Server:
             "usage": {"prompt_tokens": tokens, "total_tokens": tokens}})
 
     async def _rerank(self, request: Request) -> Response:
-        """p(z | x) over the documents that are given, by the two encoders: the share that BM25 has
-        in that of a hybrid index is counted for its passages alone."""
+        """p(z | x) over the documents of the request, by the two encoders alone, also where the
+        index is hybrid: BM25 scores only the passages of its index."""
         fields, settings = await self._body(request), self.settings
         fields.only(("model", "query", "documents", "top_n", "return_documents"))
         asking.known_model(fields, self._models)
         query = asking.question(fields, "query", settings)
         documents = asking.documents(fields, settings.max_texts, settings.max_question)
         top = fields.number("top_n", len(documents), 1, 2**31, whole=True)
-        told, index = fields.flag("return_documents"), self.indexes.current
+        with_texts, index = fields.flag("return_documents"), self.indexes.current
         (vector,), vectors = await asyncio.gather(
             self._computed(request, index, "query_encoder", [query]),
             self._computed(request, index, "document_encoder", documents))
         p = results.softmax(np.stack(vectors) @ vector)
         return JSONResponse({"id": uuid.uuid4().hex, "results": [
             {"index": int(row), "relevance_score": float(p[row]),
-             **({"document": {"text": documents[row].text}} if told else {})}
+             **({"document": {"text": documents[row].text}} if with_texts else {})}
             for row in np.argsort(-p, kind="stable")[:top]]})
 
-    # --- ours -----------------------------------------------------------------------------------
+    # --- routes of this server alone --------------------------------------------------------------
 
     async def _answer(self, request: Request) -> Response:
         began, fields = time.perf_counter(), await self._body(request)
@@ -328,22 +308,22 @@ class Server:
         fields = await self._body(request)
         fields.only(("question", "k", "memory"))
         question = asking.question(fields, "question", self.settings)
-        index = self.indexes.named(fields.text("memory") if fields.has("memory") else None)
+        index = self.indexes.named(fields.optional("memory"))
         if not index.most:
             raise Refused("this model reads no passages: there is nothing to retrieve")
         k = fields.number("k", index.k, 1, index.most, whole=True)
-        found, = await self._computed(request, index, "retrieve", [(question, k)])
+        passages, = await self._computed(request, index, "retrieve", [(question, k)])
         return JSONResponse({"memory": index.name, "version": index.version,
-                             "passages": list(map(results.passage, found))})
+                             "passages": list(map(results.passage, passages))})
 
     async def _passage(self, request: Request) -> Response:
-        """What a citation's url leads to."""
-        name, named = request.path_params["index"], request.path_params["id"]
+        """The passage that the url of a citation names."""
+        name, passage_id = request.path_params["index"], request.path_params["id"]
         index = self.indexes.open.get(name)
         store = index and index.rag.index and index.rag.index.passages
-        row = store and await asyncio.to_thread(store.find, named)
+        row = store and await asyncio.to_thread(store.find, passage_id)
         if row is None:
-            raise Refused(f"no passage {named[:60]!r} in an open memory {name[:60]!r}", 404)
+            raise Refused(f"no passage {passage_id[:60]!r} in an open memory {name[:60]!r}", 404)
         return JSONResponse(results.passage(Evidence(
             *store[row], None, source=store.source(row))))
 
@@ -356,7 +336,7 @@ class Server:
             "there": list(indexes.paths), "programs": current.programs, "answers": most})
 
     async def _change_memory(self, request: Request) -> Response:
-        """Swaps the index, or edits it; what has begun runs to its end."""
+        """Swaps the current index, or edits one; requests that have begun keep theirs."""
         fields, settings = await self._body(request), self.settings
         swap, edit = fields.has("swap"), fields.filled("add") or fields.filled("delete")
         fields.only(("swap", "add", "delete", "memory"))
@@ -370,11 +350,13 @@ class Server:
                 asking.passages(fields, "add", settings.max_texts, settings.max_body),
                 fields.strings("delete", settings.max_texts, settings.max_body)
                 if fields.filled("delete") else (),
-                fields.text("memory") if fields.has("memory") else None)
+                fields.optional("memory"))
         try:
             await asyncio.shield(asyncio.wrap_future(change))
         finally:
-            del change  # of an error that it holds, the traceback holds this, and an open index
+            # An error in it has a traceback that refers to this frame, and so to `change` again: a
+            # cycle, which would keep an index open.
+            del change
         return await self._list_memory(request)
 
     async def _metrics(self, request: Request) -> Response:
@@ -391,10 +373,10 @@ class Server:
 
 
 class _Counted:
-    """Middleware around all others, which answer some requests themselves.
+    """The outermost middleware, as the inner ones also answer some requests themselves.
 
     Args:
-      answered: is given the status of every request whose path is not one of UNCOUNTED.
+      answered: called with the status of every request whose path is not one of UNCOUNTED.
     """
 
     def __init__(self, app: ASGIApp, answered: Callable[[int], None]):
@@ -411,68 +393,12 @@ class _Counted:
 
 
 async def _left(request: Request) -> None:
-    """Returns once the client is gone."""
+    """Returns once the client has left."""
     while (await request.receive())["type"] != "http.disconnect":
         pass
 
 
-class _Events(StreamingResponse):
-    """Chunks as server-sent events; one that says what has failed is the last.
-
-    Args:
-      first, chunks: the first of the chunks, and the generator of the others.
-      failure: what is said of an error.
-    """
-
-    def __init__(self, first: dict[str, Any], chunks: AsyncGenerator[dict[str, Any]],
-                 failure: Callable[[BaseException], Response]):
-        super().__init__(self._events(), media_type="text/event-stream",
-                         headers={"Cache-Control": "no-cache"})
-        self._first, self._chunks, self._failure = first, chunks, failure
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async with contextlib.aclosing(self._chunks):  # at once, where the client has left
-            with contextlib.suppress(asyncio.CancelledError):  # the end, which the last event tells
-                await super().__call__(scope, receive, send)
-
-    async def _events(self) -> AsyncIterator[str]:
-        yield _event(self._first)
-        try:
-            async for chunk in self._chunks:
-                yield _event(chunk)
-        except ClientDisconnect:
-            return
-        except (Exception, asyncio.CancelledError) as error:
-            yield _event(json.loads(self._failure(error).body))
-        else:
-            yield "data: [DONE]\n\n"
-
-
-def _event(data: dict[str, Any]) -> str:
-    """In ASCII: of text, more than newlines end a line (U+2028), which not every client knows."""
-    return f"data: {json.dumps(data)}\n\n"
-
-
-def _error(message: str, status: int, field: str | None = None) -> Response:
-    """An error in OpenAI's form."""
-    headers = {429: {"Retry-After": "1"}, 503: {"Retry-After": "5"},
-               401: {"WWW-Authenticate": "Bearer"}}.get(status)
-    kind = KINDS.get(status, "invalid_request_error" if status < 500 else "server_error")
-    return JSONResponse({"error": {"message": message, "type": kind, "param": field,
-                                   "code": None}}, status, headers)
-
-
-def _without_paths(message: str, known: Sequence[pathlib.Path]) -> str:
-    """Without the folders of this machine that an error may name: of each path, its last part; of
-    a version of an index, the index's name. Names of those `known` may hold spaces and the like."""
-    names = {str(path): path.name for path in known}
-    longest_first = "|".join(map(re.escape, sorted(names, key=len, reverse=True)))
-
-    def last_part(found: re.Match) -> str:
-        path, rest = found.groups()
-        if path in names and re.fullmatch(r"(/versions/\d+)?", rest):
-            return names[path]
-        return rest.rpartition("/")[2] or found[0]
-
-    # What an id or a URL has before its first slash, no absolute path has.
-    return re.sub(rf"(?<![\w./-])({longest_first}|{PART})((?:{PART})*)", last_part, message)
+def _retrieve_error(done: asyncio.Future) -> None:
+    """Retrieves the error of a future, if it has one: asyncio logs errors that nobody retrieved."""
+    if not done.cancelled():
+        done.exception()

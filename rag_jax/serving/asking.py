@@ -1,4 +1,5 @@
-"""What requests ask for, checked: questions of chats and of /answer, texts, passages."""
+"""What a request asks for, from its checked fields: a question and how to answer it, texts to
+rank, passages to add."""
 
 import secrets
 from typing import Any, NamedTuple
@@ -12,7 +13,7 @@ from rag_jax.serving.settings import Settings
 
 HOW = ("n", "temperature", "max_tokens", "max_completion_tokens", "stop", "seed", "memory")
 CHAT = (*HOW, "model", "messages", "stream", "stream_options", "logprobs", "top_logprobs",
-        # Of what these say, nothing changes an answer.
+        # These change no answer.
         "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key",
         "parallel_tool_calls", "reasoning_effort", "verbosity")
 NEUTRAL = {"top_p": (1,), "frequency_penalty": (0,), "presence_penalty": (0,), "logit_bias": ({},),
@@ -23,40 +24,37 @@ INT64 = 2**63
 
 
 class Asked(NamedTuple):
-    """A question as often as it is answered, by a program, from an index; and what is wanted."""
+    """A question, once for each answer that a program computes, and how the answers are cut."""
 
     program: str  # "search" or "sample"
     questions: list[Question]
     ask: Ask
-    memory: str | None  # the index; None = the current one
-    prompt: int = 0  # tokens of the question, by the generator of that index
+    prompt: int = 0  # tokens of the question, as the generator reads it
 
 
 def asked(fields: Fields, text: str, settings: Settings, run: EvalConfig) -> Asked:
-    """What HOW says of an answer.
+    """What the fields of HOW ask for, about the question `text`.
 
-    run: how the model searches.
+    run: the model's own settings of a search.
     """
-    # Absent, the model's most probable answer: a server of facts draws where it is told to.
+    # OpenAI's default is 1; here it is 0, the most probable answer: facts are drawn on request.
     temperature = fields.number("temperature", 0, 0, 2)
     n = fields.number("n", 1, 1, settings.max_choices, whole=True)
     seed = fields.number("seed", secrets.randbits(32), -INT64, INT64 - 1, whole=True) % 2**32
     longest = [fields.number(name, None, 1, 2**31, whole=True)
                for name in ("max_completion_tokens", "max_tokens")]
     stop = fields.strings("stop", 4, 100) if fields.filled("stop") else ()
-    memory = fields.text("memory") if fields.has("memory") else None
     if not temperature and n > (most := most_answers(run)):
         more = "" if run.labels else (": set a temperature above 0 to draw answers, or serve with "
                                       f"--config.eval.num_beams={n}")
         raise Refused(f"{fields.where}: \"n\" is {n}: the search gives {most} at most{more}",
                       field="n")
     places = range(n if temperature else 1)
-    # A part of a class's name is no class.
+    # The name of a class is not cut: a part of it would be no class.
     ask = Ask(n) if run.labels else Ask(
         n, next(filter(None, longest), None), stop, begin=int(bool(run.forced_bos)))
     return Asked("sample" if temperature else "search",
-                 [Question(text, float(temperature), seed, place) for place in places],
-                 ask, memory)
+                 [Question(text, float(temperature), seed, place) for place in places], ask)
 
 
 def most_answers(run: EvalConfig) -> int:
@@ -65,7 +63,7 @@ def most_answers(run: EvalConfig) -> int:
 
 
 def question(fields: Fields, key: str, settings: Settings) -> str:
-    """A text of at most `max_question` characters."""
+    """A question of at most `max_question` characters."""
     text = fields.text(key)
     if len(text) > settings.max_question:
         raise fields.error(key, f"at most {settings.max_question} characters, and it has "
@@ -74,7 +72,7 @@ def question(fields: Fields, key: str, settings: Settings) -> str:
 
 
 def chat_question(fields: Fields, settings: Settings) -> str:
-    """The text of the last message, the user's: a question is answered by itself."""
+    """The text of the last message, which must be the user's; no earlier message is read."""
     messages = fields.objects("messages", 1000)
     for message in messages:
         message.choice("role", "", ROLES)
@@ -91,7 +89,7 @@ def chat_question(fields: Fields, settings: Settings) -> str:
 
 
 def documents(fields: Fields, most: int, longest: int) -> list[Passage]:
-    """Texts to be ranked: strings, or objects with a text and perhaps a title."""
+    """Texts to rank: strings, or objects with a text and perhaps a title."""
     value = fields.fields.get("documents")
     if not isinstance(value, list) or not 1 <= len(value) <= most:
         raise fields.error("documents", f"a list of 1 to {most} texts")
@@ -102,14 +100,14 @@ def documents(fields: Fields, most: int, longest: int) -> list[Passage]:
 
 
 def passages(fields: Fields, key: str, most: int, longest: int) -> list[Passage]:
-    """Passages to be added: objects with id, title and text."""
+    """Passages to add: objects with id, title and text."""
     if not fields.filled(key):
         return []
-    found = []
+    added = []
     for row in fields.objects(key, most):
         row.only(("id", "title", "text"))
-        found.append(_passage(row, longest, row.name("id")))
-    return found
+        added.append(_passage(row, longest, row.name("id")))
+    return added
 
 
 def _passage(row: Fields, longest: int, name: str) -> Passage:
@@ -121,10 +119,10 @@ def _passage(row: Fields, longest: int, name: str) -> Passage:
 
 
 def known_model(fields: Fields, models: dict[str, Any]) -> Any:
-    """What a request's model stands for.
+    """The value in `models` of the model that the request names.
 
     Raises:
-      Refused: 404, it is none of those that are served.
+      Refused: 404, it is none of `models`.
     """
     name = fields.text("model")
     if name not in models:

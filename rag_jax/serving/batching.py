@@ -1,4 +1,5 @@
-"""One thread for the devices: what waits for one program and one index is joined into a batch."""
+"""The thread that uses the devices: requests that wait for one program of one index are joined into
+batches."""
 
 import sys
 import threading
@@ -13,7 +14,7 @@ from rag_jax.serving.indexes import Indexes, OpenIndex
 
 
 class Place(NamedTuple):
-    """Something that waits for its result."""
+    """One input of a program, and the future of its result."""
 
     index: OpenIndex
     program: str
@@ -22,22 +23,24 @@ class Place(NamedTuple):
 
 
 class Worker:
-    """Runs what is submitted, as many of a kind at a time as wait when the devices are free.
+    """Runs what is submitted, in batches of all that can run together when the devices are free.
 
-    Nobody waits for a batch to fill up: a first request runs alone, and those that come meanwhile
+    No request waits for a batch to fill up: the first runs alone, and those that arrive meanwhile
     are the next batch.
 
     Args:
-      indexes: whose programs are compiled first.
-      max_batch, max_waiting: as in `Settings`.
-      compiled: is told each program that has been compiled.
-      started: is told once all are, with None; and what has ended the thread, if anything has.
+      indexes: their programs are compiled first.
+      max_batch: places in a batch, at most.
+      max_waiting: as in `Settings`.
+      compiled: called with the name of each program that has been compiled.
+      started: called with None once all programs are compiled, and with the error that ended the
+        thread, if one did.
 
     Attributes:
       compiled: how many programs are compiled.
-      ready: whether all are.
+      ready: whether all programs are compiled and the thread runs.
       running: how many places are in the batch that runs.
-      failure: what has ended the thread, if anything has.
+      failure: the error that ended the thread, if one did.
     """
 
     def __init__(self, indexes: Indexes, max_batch: int, max_waiting: int,
@@ -59,10 +62,11 @@ class Worker:
         return len(self._waiting)
 
     def submit(self, index: OpenIndex, program: str, given: Sequence[Any]) -> list[Future]:
-        """Results that will come, one for each of `given`; one that is cancelled does not run.
+        """The future results, one for each of `given`; what is cancelled while it waits is not run.
 
         Raises:
-          Refused: 429, too many wait; 503, not ready or about to end; 422, the model cannot.
+          Refused: 429, too many wait; 503, not ready or about to end; 422, the model does not have
+            the program.
         """
         if not self.ready or self._closed:
             raise Refused("the server is ending" if self._closed or self.failure else
@@ -82,7 +86,7 @@ class Worker:
         return [place.future for place in places]
 
     def close(self) -> None:
-        """Refuses what waits, and ends after the batch that runs."""
+        """Cancels what waits, and returns when the batch that runs has ended."""
         with self._changed:
             self._closed = True
             self._changed.notify()
@@ -92,7 +96,7 @@ class Worker:
             future.cancel()
 
     def _forget(self, future: Future) -> None:
-        """Takes what was cancelled out of those that wait."""
+        """Removes a future that was cancelled while it waited."""
         with self._changed:
             self._waiting.pop(future, None)
 
@@ -104,12 +108,12 @@ class Worker:
                 self._started(None)
             while self._run_next():
                 pass
-        except Exception as error:  # whatever it is, nobody is answered any more
+        except Exception as error:  # the server then answers nothing any more, and says so
             self.failure, self.ready = error, False
             self._started(error)
 
     def _compile(self) -> None:
-        for index in list(self._indexes.open.values()):  # a swap may open another
+        for index in list(self._indexes.open.values()):  # a copy, as a swap may open another
             for what in index.compile():
                 self.compiled += 1
                 self._compiled(what)
@@ -117,9 +121,10 @@ class Worker:
                     return
 
     def _run_next(self) -> bool:
-        """Runs a batch once something waits: the first that waits, and all that can run with it.
+        """Waits for a place, and runs it with all others that have its index and program.
 
-        False = it is over. Who waits here for the next batch holds no index of the last.
+        Returns whether to go on. While this waits, no variable refers to the last batch: it would
+        keep an index open that has been replaced.
         """
         with self._changed:
             self._changed.wait_for(lambda: self._waiting or self._closed)
@@ -139,11 +144,11 @@ class Worker:
 
 
 def _run(places: Sequence[Place]) -> None:
-    """Runs a batch; where it fails, each alone, as the fault may be one question's."""
+    """Runs a batch; if it fails, each place alone, as one question may be at fault."""
     first = places[0]
     try:
         results = first.index.run(first.program, [place.given for place in places])
-        found = list(zip(places, results, strict=True))
+        pairs = list(zip(places, results, strict=True))
     except Exception as error:
         if len(places) > 1:
             for place in places:
@@ -153,5 +158,5 @@ def _run(places: Sequence[Place]) -> None:
             traceback.print_exc(file=sys.stderr)
         first.future.set_exception(error)
         return
-    for place, result in found:
+    for place, result in pairs:
         place.future.set_result(result)

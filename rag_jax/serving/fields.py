@@ -1,4 +1,4 @@
-"""A request's JSON, checked field by field; every complaint names the field and what is allowed."""
+"""A request's JSON, checked field by field; every error names the field and what is allowed."""
 
 import json
 import re
@@ -13,8 +13,8 @@ class Refused(UserError):
     """A request that is not answered.
 
     Attributes:
-      status: of HTTP.
-      field: the one that is wrong, if it is one.
+      status: the HTTP status of the response.
+      field: the wrong field, if it is one.
     """
 
     def __init__(self, message: str, status: int = 422, field: str | None = None):
@@ -31,30 +31,30 @@ class Fields(Record):
 
     def __init__(self, where: str, value: Any):
         if not isinstance(value, dict):
-            raise Refused(f"{where}: expected a JSON object", 422)
+            raise Refused(f"{where}: expected a JSON object")
         super().__init__(where, value)
 
     def error(self, key: str, expected: str) -> Refused:
         try:
             return Refused(str(super().error(key, expected)), field=key)
-        except RecursionError:  # a value that is just not too deep to be read
+        except RecursionError:  # json.loads could read the value, and json.dumps cannot write it
             return Refused(f"{self.where}: \"{key}\" is nested too deeply: expected {expected}",
                            400, key)
 
     def only(self, known: Collection[str], neutral: dict[str, Collection[Any]] | None = None
              ) -> None:
-        """Refuses fields that are not known, and values that would ask for what is not done.
+        """Refuses unknown fields, and fields that ask for something the server does not do.
 
-        neutral: fields of which these values alone are allowed, which change nothing.
+        neutral: such fields, with the values that ask for nothing and so are allowed.
         """
         for key in filter(self.has, self.fields):
             if neutral and key in neutral:
-                value = self.fields[key]  # true, which is 1 to Python, is none
+                value = self.fields[key]  # never true or false, though 1 == True in Python
                 if value not in neutral[key] or isinstance(value, bool):
                     raise Refused(f"{self.where}: \"{key}\" is not supported: leave it out",
                                   field=key)
             elif key not in known:
-                begins = key[:60]  # a long one would be compared for seconds
+                begins = key[:60]  # comparing a long name with the known ones takes seconds
                 raise Refused(f"{self.where}: no field {begins!r}; {near_matches(begins, known)}",
                               field=begins)
 
@@ -68,8 +68,12 @@ class Fields(Record):
             raise self.error(key, f"a {'whole ' * whole}number from {least} to {most}")
         return value
 
+    def optional(self, key: str) -> str | None:
+        """A string with some text in it; None where it is absent."""
+        return self.text(key) if self.has(key) else None
+
     def filled(self, key: str) -> bool:
-        """Whether the field is there, and is no empty list."""
+        """Whether the field is present and not an empty list."""
         return self.fields.get(key) not in (None, [])
 
     def flag(self, key: str) -> bool:
@@ -107,14 +111,14 @@ def parse(body: bytes) -> Fields:
     """The object of a request.
 
     Raises:
-      Refused: 400, it is no JSON object of Unicode texts.
+      Refused: 400, it is not JSON, or holds a text that is not Unicode; 422, it is no object.
     """
-    def no_number(name: str) -> Any:
+    def refuse_constant(name: str) -> Any:
         raise ValueError(f"{name} is no number of JSON")
 
     try:
-        value = json.loads(body.decode("utf-8"), parse_constant=no_number)
-        if re.search(rb"\\u[dD][89a-fA-F]", body):  # half of a pair is no text
+        value = json.loads(body.decode("utf-8"), parse_constant=refuse_constant)
+        if re.search(rb"\\u[dD][89a-fA-F]", body):  # half of a surrogate pair
             json.dumps(value, ensure_ascii=False).encode("utf-8")
     except (ValueError, RecursionError) as error:
         raise Refused(f"request: not JSON in UTF-8 ({error!s:.100})", 400) from None

@@ -1,4 +1,4 @@
-"""The indexes that are open, and what is computed with each: programs of few, known shapes."""
+"""The open indexes, and what is computed with each, by programs of a few shapes that are known."""
 
 import concurrent.futures
 import copy
@@ -9,7 +9,7 @@ import hashlib
 import itertools
 import json
 import pathlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Sized
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -30,62 +30,64 @@ from rag_jax.training.opened import Rag
 from rag_jax.training.run_index import named_indexes, open_index, placed
 from rag_jax.types import Answer, Evidence
 
-WHOLE = 1 << 30  # a length step above all lengths: texts to embed have one padded length
-# What a model can do, each a method that answers a list of these in one batch.
+WHOLE = 1 << 30  # a length step above all lengths: all texts to embed are padded to one length
+# What a model can do, and the method of `OpenIndex` that does it for a batch of inputs.
 PROGRAMS = {"search": "search", "sample": "sample", "retrieve": "retrieve",
             "query_encoder": "embed_queries", "document_encoder": "embed_passages"}
-# Fields whose programs have shapes that no start compiles, and what unsets each.
+# Fields whose programs have shapes that are not compiled at the start, and what unsets each.
 NOT_SERVED = {"eval.exact_nodes": "0", "eval.prefix_mib": "0", "model.reranker.pretrained": "''"}
 NO_DRAW = {"sample": False, "temperature": 1.0, "top_k": 0, "top_p": 1.0}
 
 
 class Question(NamedTuple):
-    """A question to answer, and how its answer is drawn; by `search` only its text counts.
+    """A question to answer, and how its answer is sampled; `search` uses only text and listener.
 
-    n samples of one request are the question asked n times: that in place i is the one that
-    `Rag.ask([question] * n, sample=True)` gives there, with config.seed = seed.
+    For n samples, a request holds the question n times; the one of place i has the answer number i
+    of `Rag.ask([question] * n, sample=True, seed=seed)`.
     """
 
     text: str
     temperature: float = 1.0
     seed: int = 0  # uint32
     place: int = 0
-    listener: Listener | None = None  # to be told of the answer while it grows
+    listener: Listener | None = None  # receives the first tokens while the answer is decoded
 
 
 class OpenIndex:
-    """An index, and what is computed with it, in batches of one of a few sizes.
+    """A model with one version of an index, and its programs, for batches of a few sizes.
 
-    Nothing in it changes: an edited index is another one. Nothing in it refers to it, so that it
-    and its files are let go with the last request that reads them.
+    It never changes: an edited index is another OpenIndex. It is in no reference cycle, so that its
+    files are closed when the last request that reads them is done.
 
     Args:
-      name: of its folder.
+      name: of the folder of the index; "" = closed book.
       rag: the model, with this index or, closed book, without one.
       settings: batch sizes, and how many passages may be retrieved.
 
     Attributes:
-      version: tells this index from others, those of its folder included; the same in all processes
-        that search it alike.
+      version: the name, and a digest that differs between versions of the index; the same in all
+        processes that search it with the same result.
       k: how many passages an answer reads.
-      most: how many may be retrieved.
+      most: how many passages may be retrieved.
+      tokenizer: the generator's.
     """
 
     def __init__(self, name: str, rag: Rag, settings: Settings):
         self.name, self.rag, self._sizes = name, rag, settings.batch_sizes
         index, data = rag.index, rag.config.data
-        told = json.dumps(index and index.manifest, sort_keys=True)
-        self.version = f"{name}:{hashlib.sha256(told.encode()).hexdigest()[:12]}"
+        self.tokenizer = rag.job.prepared.generator_tokenizer
+        manifest = json.dumps(index and index.manifest, sort_keys=True)
+        self.version = f"{name}:{hashlib.sha256(manifest.encode()).hexdigest()[:12]}"
         self.k = passages_read(rag.config, index)
         self.most = 0 if index is None else min(max(settings.max_texts, self.k), index.size)
         self._answerers: dict[tuple[str, int], Answerer] = {}
-        # Above half of a question's longest length, questions have one padded length.
+        # A step above half of the longest question: all questions are then padded to one length.
         self._step = max(data.length_step, -(-data.max_source_length // 4),
                          data.max_question_length // 2 + 1)
 
     @functools.cached_property
     def programs(self) -> tuple[str, ...]:
-        """Those of `PROGRAMS` that the model has."""
+        """The names in `PROGRAMS` of what this model can do."""
         rag = self.rag
         classes = rag.config.eval.labels or rag.config.classes
         has = {"search": rag.answers, "sample": rag.answers and not classes,
@@ -95,11 +97,11 @@ class OpenIndex:
         return tuple(program for program in PROGRAMS if has[program])
 
     def run(self, program: str, given: Sequence[Any]) -> list[Any]:
-        """What a program answers to each of these."""
+        """The result of a program for each input, in one batch."""
         return getattr(self, PROGRAMS[program])(given)
 
     def search(self, questions: Sequence[Question]) -> list[Answer]:
-        """Answers, each with its alternatives, as `config.eval` says."""
+        """Answers with their alternatives, searched as `config.eval` says."""
         return self._decode("search", questions)
 
     def sample(self, questions: Sequence[Question]) -> list[Answer]:
@@ -108,122 +110,128 @@ class OpenIndex:
 
     def retrieve(self, questions: Sequence[tuple[str, int]]) -> list[list[Evidence]]:
         """The best k passages for each pair of a question and k, with p(z | x) over these k."""
-        tokens = self._filled([text for text, _ in questions])
-        answerer = self._answerer("retrieve", len(tokens))
-        queries, index = answerer.queries(self.rag.params, tokens), answerer.index
-        if index.division == "devices":  # what it runs is compiled, for whole batches and one k
+        answerer = self._answerer("retrieve", self._size(questions))
+        queries = self._queries(answerer, self._tokens([text for text, _ in questions]))
+        index = answerer.index
+        if index.division == "devices":  # its programs are compiled for whole batches and one k
             most = answerer.evidence(queries, search(index, queries, self.most))
-            return [_over(found[:k]) for found, (_, k) in zip(most, questions, strict=False)]
-        asked, found = np.array([k for _, k in questions]), {}
-        for k in set(asked.tolist()):  # on which it depends what a hybrid index finds first
-            numbers = np.flatnonzero(asked == k)
+            return [_renormalised(passages[:k])
+                    for passages, (_, k) in zip(most, questions, strict=False)]
+        k_of, passages = np.array([k for _, k in questions]), {}
+        for k in set(k_of.tolist()):  # the first passages of a hybrid index depend on k
+            numbers = np.flatnonzero(k_of == k)
             rows = search(index, queries[numbers], k)
-            found |= zip(numbers.tolist(), answerer.evidence(queries[numbers], rows), strict=True)
-        return [found[number] for number in range(len(questions))]
+            passages |= zip(
+                numbers.tolist(), answerer.evidence(queries[numbers], rows), strict=True)
+        return [passages[number] for number in range(len(questions))]
 
     def embed_queries(self, texts: Sequence[str]) -> list[np.ndarray]:
         """Vectors float32[E] of the query encoder."""
-        size = self._size(texts)
-        return list(self.rag.embed_queries(_fill(texts, size), batch_size=size,
-                                           length_step=WHOLE)[:len(texts)])
+        return list(self.rag.embed_queries(texts, batch_size=self._size(texts), length_step=WHOLE))
 
     def embed_passages(self, passages: Sequence[Passage]) -> list[np.ndarray]:
         """Vectors float32[E] of the document encoder."""
-        size = self._size(passages)
-        return list(self.rag.embed_passages(_fill(passages, size), batch_size=size,
-                                            length_step=WHOLE)[:len(passages)])
+        return list(self.rag.embed_passages(passages, batch_size=self._size(passages),
+                                            length_step=WHOLE))
 
     def compile(self) -> Iterator[str]:
-        """Runs every program in every shape; yields what has been compiled."""
+        """Runs every program in every shape; yields the name of each once it is compiled."""
         text = "What is it?"
-        asked = Question(text)
-        given = {"search": asked, "sample": asked, "retrieve": (text, self.k),
-                 "query_encoder": text, "document_encoder": Passage("", "", text)}
+        question = Question(text)
+        inputs = {"search": question, "sample": question, "retrieve": (text, self.k),
+                  "query_encoder": text, "document_encoder": Passage("", "", text)}
         for size, name in itertools.product(self._sizes, self.programs):
-            questions = [given[name]] * size
-            self.run(name, questions)
+            batch = [inputs[name]] * size
+            self.run(name, batch)
             if name in ("search", "sample"):
                 self._answerer(name, size).compile(
-                    self.rag.params, self._filled([text] * size),
-                    self._draws(questions) if name == "sample" else None)
+                    self.rag.params, self._tokens([text] * size),
+                    self._draws(batch) if name == "sample" else None)
             yield f"{name}, {size} at a time"
 
     def _decode(self, program: str, questions: Sequence[Question], draws: Draws | None = None
                 ) -> list[Answer]:
-        count, size, params = len(questions), self._size(questions), self.rag.params
+        count, size = len(questions), self._size(questions)
         tokens, retrieved = self._tokens([question.text for question in questions]), None
         if self.rag.index is not None:
             searcher = self._answerer("retrieve", size)
-            queries = searcher.queries(params, tokens)[np.arange(size) % count]
+            queries = self._queries(searcher, tokens)
             retrieved = search(searcher.index, queries, searcher.k)[:count]
         answerer = self._answerer(program, size)
-        listening = [each.listener for each in questions if each.listener]
+        listeners = [question.listener for question in questions if question.listener]
 
         def tell(begun: dict[int, Beginning]) -> bool:
-            for number, each in enumerate(questions):
-                if each.listener:
-                    each.listener.tell(each.place, begun[number])
-            return len(listening) < len(questions) or not all(each.left for each in listening)
+            for number, question in enumerate(questions):
+                if question.listener:
+                    question.listener.tell(question.place, begun[number])
+            return len(listeners) < count or not all(each.left for each in listeners)
 
-        watch = Watch(1 if listening else answerer.decoding.max_length, tell)
-        return answerer.decode(params, tokens, retrieved, draws, watch)
+        watch = Watch(1 if listeners else answerer.decoding.max_length, tell)
+        return answerer.decode(self.rag.params, tokens, retrieved, draws, watch)
+
+    def _queries(self, answerer: Answerer, tokens: QuestionTokens) -> np.ndarray:
+        """What searches the index for these questions, filled up to a whole batch."""
+        queries = answerer.queries(self.rag.params, tokens)
+        return queries[np.arange(self._size(tokens)) % len(tokens)]
 
     def _answerer(self, program: str, size: int) -> Answerer:
-        """What answers `size` questions at a time; it is made once."""
+        """What runs a program for `size` questions at a time; it is made once."""
         if (program, size) not in self._answerers:
-            how = {"sample": {"sample": True, "num_return_sequences": 1}, "search": {
-                **NO_DRAW, "num_return_sequences": self.rag.config.eval.num_beams or 1}
-                   }.get(program, {})
+            how, step = {}, WHOLE
+            if program == "search":
+                beams = self.rag.config.eval.num_beams or 1
+                how, step = {**NO_DRAW, "num_return_sequences": beams}, self._step
+            elif program == "sample":
+                how, step = {"sample": True, "num_return_sequences": 1}, self._step
             self._answerers[program, size] = self.rag.answerer(
-                how, batch_size=size, length_step=self._step if how else WHOLE)
+                how, batch_size=size, length_step=step)
         return self._answerers[program, size]
 
     def _draws(self, questions: Sequence[Question]) -> Draws:
-        filled = _fill(questions, self._size(questions))
+        """How the questions are sampled, filled up to a whole batch."""
+        size = self._size(questions)
+        filled = [*questions, *[questions[-1]] * (size - len(questions))]
         return Draws(keys_of(np.array([q.seed for q in filled], np.uint32),
                              np.array([q.place for q in filled])),
                      np.array([q.temperature for q in filled], np.float32))
-
-    def _filled(self, texts: Sequence[str]) -> QuestionTokens:
-        """Tokens of one whole batch."""
-        return self._tokens(_fill(texts, self._size(texts)))
 
     def _tokens(self, texts: Sequence[str]) -> QuestionTokens:
         return self.rag.job.tokenize(
             [Example(str(number), text, ()) for number, text in enumerate(texts)])
 
-    def _size(self, given: Sequence[Any]) -> int:
+    def _size(self, given: Sized) -> int:
+        """The smallest batch size that these fit in."""
         return next(size for size in self._sizes if size >= len(given))
 
 
-def _over(passages: Sequence[Evidence]) -> list[Evidence]:
-    """With p(z | x) over these alone."""
-    whole = sum(each.prior for each in passages)
-    return [each._replace(prior=each.prior / whole) for each in passages]
-
-
-def _fill(given: Sequence[Any], size: int) -> list[Any]:
-    return [*given, *[given[-1]] * (size - len(given))]
+def _renormalised(passages: Sequence[Evidence]) -> list[Evidence]:
+    """The same passages, with p(z | x) over these alone."""
+    total = sum(each.prior for each in passages)
+    return [each._replace(prior=each.prior / total) for each in passages]
 
 
 class Indexes:
-    """The indexes of a workdir: those that are open, and the one that answers where none is named.
+    """The indexes of a workdir: the open ones, and the current one, for requests that name none.
 
-    What changes them runs in one thread, one change after the other, while questions are answered;
-    a question keeps the index with which it came.
+    Swaps and edits run in a thread of their own, one after the other, while questions are answered.
+    A request keeps the index that it began with.
 
     Args:
-      rag: opened, with the index that is current at first.
-      settings: of the server.
+      rag: the model, with the index that is current at first.
+      settings: as `OpenIndex` takes them.
+
+    Attributes:
+      current: the index of requests that name none.
+      open: name -> index, of all that a request may name.
     """
 
     def __init__(self, rag: Rag, settings: Settings):
         config = rag.config
-        given = {name: value for name in NOT_SERVED if (value := overrides.value(config, name))
-                 and (config.retrieval.k or not name.startswith("model.reranker."))}
-        if given:
-            named = ", ".join(f"config.{name}={value!r}" for name, value in given.items())
-            flags = " ".join(f"--config.{name}={NOT_SERVED[name]}" for name in given)
+        refused = {name: value for name in NOT_SERVED if (value := overrides.value(config, name))
+                   and (config.retrieval.k or not name.startswith("model.reranker."))}
+        if refused:
+            named = ", ".join(f"config.{name}={value!r}" for name, value in refused.items())
+            flags = " ".join(f"--config.{name}={NOT_SERVED[name]}" for name in refused)
             raise ConfigError(f"{named}: its programs have shapes that no start compiles; to "
                               f"serve, set {flags}")
         if rag.answers:
@@ -243,7 +251,7 @@ class Indexes:
 
     @property
     def paths(self) -> dict[str, pathlib.Path]:
-        """The folders of all that there are by now, open or not, by name."""
+        """Name -> folder of all indexes of the workdir as it is now, open or not."""
         if self._first is None:
             return {}
         folder, names = named_indexes(self.current.rag.job, self.current.rag.run)
@@ -251,7 +259,7 @@ class Indexes:
                             self._first.name: self._first}.items()))
 
     def named(self, name: str | None) -> OpenIndex:
-        """An open index; None = the current one."""
+        """The open index of this name; None = the current one."""
         if name is None:
             return self.current
         if self._first is None:
@@ -262,7 +270,7 @@ class Indexes:
         return self.open[name]
 
     def swap(self, name: str) -> concurrent.futures.Future:
-        """Opens the newest version of an index, and answers from it from then on."""
+        """Opens the newest version of an index and makes that the current one."""
         self._check_reads()
         if name not in self.paths:
             raise Refused(f"\"swap\" is {name[:60]!r}: expected one of {', '.join(self.paths)}",
@@ -271,15 +279,15 @@ class Indexes:
 
     def edit(self, add: Sequence[Passage], delete: Sequence[str], name: str | None = None
              ) -> concurrent.futures.Future:
-        """Publishes a version of an index with other passages, and answers from it then.
+        """Publishes a version of an index with other passages, which then replaces the open one.
 
-        name: of an open one; None = of that which is the current one now.
+        name: of an open index; None = the index that is current when this is called.
         """
         self._check_reads()
         return self._changes.submit(self._edit, self.named(name).name, add, delete)
 
     def open_also(self, name: str) -> None:
-        """Opens an index that may be named, before the worker compiles."""
+        """Opens one more index that requests may name; called before the worker compiles."""
         if name not in self.paths:
             raise ConfigError(f"--open={name}: {self.current.rag.job.workdir} has "
                               f"{', '.join(self.paths) or 'no index'}")
@@ -304,9 +312,10 @@ class Indexes:
         self.current = self.open[name]
 
     def _edit(self, name: str, add: Sequence[Passage], delete: Sequence[str]) -> None:
-        gc.collect()  # earlier versions that a cycle keeps open; by itself it would hardly come
+        gc.collect()  # closes earlier versions that a cycle keeps open; it rarely runs by itself
         rag = self.current.rag
-        # Edited on the host, as the devices' tables would change under those who read them.
+        # Opened anew and edited on the host: an edit on the devices would change the tables that
+        # requests read now.
         index = open_index(rag.job, rag.run, str(self.paths[name]), rag.answers)
         rag = dataclasses.replace(rag, index=index)
         rag.edit(add, delete)
@@ -316,7 +325,7 @@ class Indexes:
             self.current = self.open[name]
 
     def _show(self, name: str, rag: Rag) -> None:
-        """Compiles all programs of an index, and answers from it then where its name is given."""
+        """Compiles all programs of an index, and then makes it the open one of this name."""
         index = OpenIndex(name, rag, self._settings)
         for _ in index.compile():
             pass

@@ -1,4 +1,4 @@
-"""What the devices' thread tells of answers while they grow, heard in the event loop."""
+"""How the thread that decodes answers passes their first tokens to the event loop."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -7,37 +7,37 @@ from rag_jax.answering import Beginning
 
 
 class Listener:
-    """Hears of the answers to one request.
+    """Receives the first tokens of the answers to one request while they are decoded.
 
     Args:
-      deadline: by the event loop's clock, after which nobody waits.
+      deadline: when to stop waiting, by the clock of the event loop.
 
     Attributes:
-      left: whether nobody listens any more.
+      left: whether nobody waits for the answers any more.
     """
 
     def __init__(self, deadline: float):
         self._loop, self._deadline, self.left = asyncio.get_running_loop(), deadline, False
-        self._told: asyncio.Queue[tuple[int, Beginning] | None] = asyncio.Queue()
+        self._queue: asyncio.Queue[tuple[int, Beginning] | None] = asyncio.Queue()
 
     def tell(self, place: int, begun: Beginning) -> None:
-        """What there is of the answer in this place; called in any thread."""
+        """Passes on the first tokens of answer number `place`; called from any thread."""
         if not self.left:
-            self._loop.call_soon_threadsafe(self._told.put_nowait, (place, begun))
+            self._loop.call_soon_threadsafe(self._queue.put_nowait, (place, begun))
 
     def end(self) -> None:
-        """Nothing more will be told; called in the event loop."""
-        self._told.put_nowait(None)
+        """Ends the iteration; called in the event loop."""
+        self._queue.put_nowait(None)
 
     async def __aiter__(self) -> AsyncIterator[tuple[int, Beginning]]:
-        """What is told, until the end.
+        """The number of an answer and its first tokens, as often as they grow, until the end.
 
         Raises:
-          TimeoutError: that takes too long.
+          TimeoutError: the deadline has passed.
         """
         while True:
             async with asyncio.timeout_at(self._deadline):
-                told = await self._told.get()
-            if told is None:
+                item = await self._queue.get()
+            if item is None:
                 return
-            yield told
+            yield item

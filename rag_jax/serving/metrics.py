@@ -1,4 +1,4 @@
-"""Figures for Prometheus, by the names that vLLM gives them."""
+"""Figures for Prometheus, under the names that vLLM gives them."""
 
 from collections.abc import Callable
 
@@ -9,11 +9,11 @@ SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 
 
 class Metrics:
-    """What a server has done, since it began.
+    """What a server has done since it started.
 
     Args:
-      model: its name, the label of all.
-      running, waiting: questions that are being computed, and that wait for it.
+      model: its name, a label of every figure.
+      running, waiting: give the number of questions that are computed now, and that wait.
     """
 
     def __init__(self, model: str, running: Callable[[], int], waiting: Callable[[], int]):
@@ -48,9 +48,9 @@ class Metrics:
         self._success.labels(self._model, reason).inc()
 
     def answered(self, status: int) -> None:
-        """Counts a request by its status of HTTP."""
+        """Counts a request by its HTTP status."""
         self._requests.labels(self._model, str(status)).inc()
 
     def text(self) -> bytes:
-        """All figures, in the text format."""
+        """All figures, in Prometheus' text format."""
         return generate_latest(self._registry)

@@ -1,4 +1,4 @@
-"""The page at /: three files of the package, and what a browser lets them do."""
+"""The page at /: three files of the package, sent with headers that restrict what they may do."""
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -8,8 +8,8 @@ from rag_jax import package_data
 
 FILES = {"": ("page.html", "text/html"), "page.css": ("page.css", "text/css"),
          "page.js": ("page.js", "text/javascript")}
-# Scripts, styles and answers of this server alone; no script, style or handler within HTML; in no
-# frame of another page.
+# Scripts, styles and requests go to this server alone; HTML holds no script, style or handler; no
+# other page may show this one in a frame.
 HEADERS = {
     "Content-Security-Policy":
         "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
@@ -23,7 +23,7 @@ HEADERS = {
 
 
 def routes() -> list[Route]:
-    """One for each file; nobody needs a token for them: they hold nothing but the program."""
+    """A route for each file. They need no token, as the files hold no data."""
     return [_route(path, *file) for path, file in FILES.items()]
 
 

@@ -1,5 +1,5 @@
-"""HTTP as uvicorn speaks it, with bounds on what a connection may keep and on how long it may take
-before it has asked for something."""
+"""uvicorn's HTTP protocol, with bounds on the memory that a connection may take and on the time in
+which it has to send the head of a request."""
 
 import asyncio
 
@@ -10,19 +10,19 @@ HEAD = 2**16  # bytes
 HEAD_SECONDS = 20.0
 _ANSWER = (b"HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-type: text/plain\r\n"
            b"content-length: %d\r\nconnection: close\r\n\r\n%b")
-_TOLD = b"the head of a request has less than %d bytes" % HEAD
+_TOO_LARGE = b"the head of a request has less than %d bytes" % HEAD
 
 
 class _Parser(httptools.HttpRequestParser):
-    """Tells of a head that offers another protocol, which ends all that it reads.
+    """A parser that also recognises a head that offers another protocol. The parser stops after it.
 
     Attributes:
-      rest: what has followed such a head; None = there was none.
+      rest: the bytes after such a head; None = there was no such head.
     """
 
     def __init__(self, protocol: "Bounded"):
         super().__init__(protocol)
-        self.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn's own
+        self.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn does
         self.rest: bytes | None = None
 
     @property
@@ -40,18 +40,18 @@ class _Parser(httptools.HttpRequestParser):
 
 
 class Bounded(HttpToolsProtocol):
-    """Refuses a head, or what follows the last part of a body, of HEAD bytes or more, and closes a
-    connection on which nothing has been asked for HEAD_SECONDS.
+    """Refuses a head, or trailers after a body, of HEAD bytes or more, and closes a connection when
+    its next head is not complete after HEAD_SECONDS.
 
-    The parser keeps all of a head until it ends, before anybody has looked at a token; of itself it
-    has no limit. A body is counted where it is read (`Server._body`).
+    The parser keeps a head in memory until its end, before any token is checked, without any limit.
+    `Server._body` limits bodies.
 
-    What offers another protocol is read as if it did not, as HTTP allows: Java's clients offer
-    HTTP/2 with their first request, and its body would be read as that.
+    A request that offers another protocol is read as if it did not, as HTTP allows: Java's clients
+    offer HTTP/2 with their first request, and uvicorn would read its body as another protocol.
     """
 
-    _kept = 0  # bytes since the last request, or the last part of its body, was complete
-    _deadline: asyncio.TimerHandle  # of the next head
+    _kept = 0  # bytes since the end of the last request, or of the last part of its body
+    _deadline: asyncio.TimerHandle  # closes the connection if the next head is not complete
 
     def connection_made(self, transport: asyncio.Transport) -> None:
         super().connection_made(transport)
@@ -72,7 +72,7 @@ class Bounded(HttpToolsProtocol):
                 data = self._head_without_offer() + self.parser.rest + data
                 self.parser, self._kept = _Parser(self), 0
             elif self._kept >= HEAD and not self.transport.is_closing():
-                self.transport.write(_ANSWER % (len(_TOLD), _TOLD))
+                self.transport.write(_ANSWER % (len(_TOO_LARGE), _TOO_LARGE))
                 self.transport.close()
 
     def on_headers_complete(self) -> None:
@@ -91,14 +91,14 @@ class Bounded(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
-        if self.cycle.response_complete:  # no request has been sent ahead
+        if self.cycle.response_complete:  # else the client has already sent the next request
             self._expect_head()
 
     def _expect_head(self) -> None:
         self._deadline = self.loop.call_later(HEAD_SECONDS, self.transport.close)
 
     def _head_without_offer(self) -> bytes:
-        """The head that has been read, without the offer."""
+        """The head that was read, without the offer of another protocol."""
         version = self.parser.get_http_version().encode("ascii")
         lines = [b"%b %b HTTP/%b" % (self.parser.get_method(), self.url, version),
                  *(b"%b: %b" % header for header in self.headers if header[0] != b"upgrade")]

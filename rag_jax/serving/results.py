@@ -1,4 +1,4 @@
-"""Answers as JSON: cut as the request asks, cited, and in the pieces of a stream."""
+"""Answers as JSON: cut as the request asks, with citations, whole or in the chunks of a stream."""
 
 import base64
 import time
@@ -15,37 +15,38 @@ from rag_jax.types import Answer, Evidence
 
 
 class Choice(NamedTuple):
-    """One of the answers to a request."""
+    """One of the answers to a request, cut as the request asks."""
 
     answer: Answer
     reason: str  # "stop", or "length" where the answer is cut
-    end: int  # where its tokens end that are text: </s> is none
-    begin: int = 0  # where they begin: a forced <s> is none
+    # The tokens of its text are token_ids[begin:end]: not </s>, and not a forced <s>.
+    end: int
+    begin: int = 0
 
     @property
     def spent(self) -> int:
-        """How many of its tokens are text."""
+        """The number of tokens of its text."""
         return self.end - self.begin
 
 
 class Ask(NamedTuple):
-    """What a request asks for, apart from the question."""
+    """How many answers a request asks for, and where they are cut."""
 
     n: int = 1
     max_tokens: int | None = None
     stop: tuple[str, ...] = ()
-    begin: int = 0  # tokens before the text of every answer: a forced <s>
+    begin: int = 0  # tokens before the text of every answer: 1 with a forced <s>
 
     @property
     def most(self) -> int | None:
-        """How many tokens an answer may have, those before its text included."""
+        """How many tokens an answer may have, with those before its text; None = any number."""
         return None if self.max_tokens is None else self.begin + self.max_tokens
 
 
 def choices(ask: Ask, answers: Sequence[Answer], tokenizer: Tokenizer, kind: str) -> list[Choice]:
     """The first n of several samples, or of one answer and its alternatives, each of them cut.
 
-    kind: the model's, on which the posterior of an answer that is cut depends.
+    kind: of the model (`config.kind`): it decides the posterior of an answer that is cut.
     """
     best = answers[0]
     if len(answers) == 1:
@@ -54,11 +55,11 @@ def choices(ask: Ask, answers: Sequence[Answer], tokenizer: Tokenizer, kind: str
 
 
 def _cut(answer: Answer, ask: Ask, tokenizer: Tokenizer, kind: str) -> Choice:
-    """The answer up to `max_tokens` tokens, and before the first `stop` text."""
+    """The answer up to the first text of `ask.stop`, and of at most `ask.most` tokens."""
     ids, reason = answer.token_ids, "stop" if answer.finished else "length"
     text, count = answer.text, len(ids)
-    ended = ids[-1:] == [tokenizer.end]
-    if ask.most is not None and ask.most < count - ended:
+    has_end = ids[-1:] == [tokenizer.end]
+    if ask.most is not None and ask.most < count - has_end:
         count, reason = ask.most, "length"
         text = tokenizer.decode(ids[:count])
     begins = [text.find(stop) for stop in ask.stop if stop in text]
@@ -67,7 +68,7 @@ def _cut(answer: Answer, ask: Ask, tokenizer: Tokenizer, kind: str) -> Choice:
         count = next((n for n in range(1, count) if _goes_beyond(tokenizer.decode(ids[:n]), text)),
                      count)
     if count < len(ids):
-        ended = False
+        has_end = False
         rows = np.array(answer.token_posterior[:count])
         if len(rows):
             row = rows[-1] if kind == "sequence" else rows.mean(axis=0)
@@ -78,7 +79,7 @@ def _cut(answer: Answer, ask: Ask, tokenizer: Tokenizer, kind: str) -> Choice:
             token_log_probs=answer.token_log_probs[:count],
             token_posterior=answer.token_posterior[:count],
             log_prob=float(np.sum(answer.token_log_probs[:count], dtype=np.float32)))
-    return Choice(answer._replace(text=text), reason, count - ended, ask.begin)
+    return Choice(answer._replace(text=text), reason, count - has_end, ask.begin)
 
 
 def _goes_beyond(begun: str, text: str) -> bool:
@@ -86,7 +87,7 @@ def _goes_beyond(begun: str, text: str) -> bool:
 
 
 def passage(evidence: Evidence) -> dict[str, Any]:
-    """A whole passage; `span` is its place in the document that `source` names."""
+    """A passage as JSON; `span` is its place in the document that `source` names."""
     source = evidence.source and evidence.source.record()
     return {"id": evidence.id, "title": evidence.title, "text": evidence.text,
             "prior": evidence.prior, "posterior": evidence.posterior,
@@ -94,7 +95,7 @@ def passage(evidence: Evidence) -> dict[str, Any]:
 
 
 def answer_record(answer: Answer) -> dict[str, Any]:
-    """The evidence of an answer: passages, p(z | x), p(z | x, y), and the same of every token."""
+    """The evidence of an answer: its passages, p(z | x), p(z | x, y), and the latter per token."""
     return {"log_prob": answer.log_prob, "certified": answer.certified,
             "finished": answer.finished, "passages": list(map(passage, answer.passages)),
             "tokens": answer.tokens, "token_log_probs": answer.token_log_probs,
@@ -102,9 +103,9 @@ def answer_record(answer: Answer) -> dict[str, Any]:
 
 
 def citations(answer: Answer, base: str, index: str) -> list[dict[str, Any]]:
-    """Its passages as OpenAI's annotations, those first that it came from most probably.
+    """The passages of an answer as OpenAI's annotations, by descending p(z | x, y).
 
-    base: address of the server, at which /passages/INDEX/ID gives a passage.
+    base: address of the server, whose route /passages/INDEX/ID gives a passage.
     """
     ranked = sorted(answer.passages, key=lambda each: -(each.posterior or 0))
     return [{"type": "url_citation", "url_citation": {
@@ -114,10 +115,10 @@ def citations(answer: Answer, base: str, index: str) -> list[dict[str, Any]]:
 
 
 class Pieces:
-    """An answer's text token by token, while it grows, and which tokens each piece is of.
+    """Divides the text of an answer into pieces while its tokens are decoded.
 
-    Nothing that is given out is taken back: what may be the beginning of a letter, or of a text to
-    stop at, waits for what follows.
+    Each piece comes with the slice of the tokens that it is made of. A piece that was yielded is
+    final: what may be a part of a letter, or the beginning of a stop text, waits for more tokens.
 
     Args:
       ask: where the answer is cut.
@@ -126,13 +127,13 @@ class Pieces:
     def __init__(self, ask: Ask, tokenizer: Tokenizer):
         self._ask, self._tokenizer = ask, tokenizer
         self._begun: list[str] = []  # the text of the first 1, 2, ... tokens
-        self._text, self._count = "", ask.begin  # given out; of so many tokens
+        self._text, self._count = "", ask.begin  # yielded, and the number of its tokens
 
     def more(self, ids: Sequence[int], whole: str | None = None) -> Iterator[tuple[str, slice]]:
-        """What these first tokens of the answer add.
+        """The pieces that these first tokens of the answer add.
 
-        whole: its text, if it is known, of which no piece may differ: that of a class, whose token
-          is a part of it.
+        whole: the text of the whole answer, if it is known: only text that it begins with is
+          yielded. (The text of a class is longer than its one token.)
         """
         for count in range(len(self._begun) + 1, len(ids[:self._ask.most]) + 1):
             text = self._tokenizer.decode_settled(ids[:count])
@@ -143,7 +144,7 @@ class Pieces:
                     n for n, begun in enumerate(self._begun) if begun.startswith(text)))
 
     def rest(self, choice: Choice) -> Iterator[tuple[str, slice]]:
-        """What the whole answer, cut as it is, adds."""
+        """The pieces that the whole answer, already cut, adds."""
         text = choice.answer.text
         yield from self.more(choice.answer.token_ids[:choice.end], text)
         if text != self._text or choice.end > self._count:
@@ -156,21 +157,21 @@ class Pieces:
 
 
 def _before(stops: Sequence[str], text: str) -> int:
-    """Where the first of the stops begins, or may begin, in a text that grows."""
+    """Where the first stop text begins, or may begin, in a text that is not complete."""
     return next((begin for begin in range(len(text)) if any(
         stop.startswith(text[begin : begin + len(stop)]) for stop in stops)), len(text))
 
 
 class Completion:
-    """OpenAI's form of an answer, whole or as the chunks of a stream.
+    """OpenAI's form of the answers to a request, as one object or as the chunks of a stream.
 
     Args:
-      model: its name.
-      version: of the index, as "system_fingerprint".
-      prompt: tokens of the question.
-      logprobs: whether they were asked for.
+      model: name of the model.
+      version: of the index, given as "system_fingerprint".
+      prompt: number of tokens of the question.
+      logprobs: whether the request asks for log-probabilities.
       tokenizer: the generator's.
-      cite: the annotations of an answer.
+      cite: answer -> its annotations.
     """
 
     def __init__(self, model: str, version: str, prompt: int, logprobs: bool,
@@ -181,7 +182,7 @@ class Completion:
                       "model": model, "system_fingerprint": version}
 
     def whole(self, answers: Sequence[Choice]) -> dict[str, Any]:
-        """The answer in one object."""
+        """The answers in one object."""
         return {**self._head, "object": "chat.completion", "usage": self.usage(answers),
                 "choices": [{"index": number, "finish_reason": choice.reason,
                              "logprobs": self.log_probs(choice.answer, slice(
@@ -191,7 +192,7 @@ class Completion:
                             for number, choice in enumerate(answers)]}
 
     def chunk(self, choices: list[dict[str, Any]], **fields: Any) -> dict[str, Any]:
-        """A piece of the same."""
+        """One chunk of a stream."""
         return {**self._head, "object": "chat.completion.chunk", "choices": choices, **fields}
 
     def evidence(self, choice: Choice) -> dict[str, Any]:
@@ -207,18 +208,18 @@ class Completion:
             return None
         pieces = map(self.tokenizer.piece, answer.token_ids[tokens])
         return {"refusal": None, "content": [
-            {"token": piece, "logprob": log_p, "top_logprobs": [],  # no bytes of half a letter
+            {"token": piece, "logprob": log_p, "top_logprobs": [],  # no bytes for part of a letter
              "bytes": None if "\ufffd" in piece else list(piece.encode())}
             for piece, log_p in zip(pieces, answer.token_log_probs[tokens], strict=True)]}
 
 
 class Chunks:
-    """A completion in chunks, while its answers grow; citations and evidence are in the last of
-    each choice.
+    """A completion in chunks, while its answers are decoded. The last chunk of each choice has its
+    citations and evidence.
 
     Args:
-      ask: where answers are cut.
-      usage: whether one chunk more tells it.
+      ask: how many answers there are, and where they are cut.
+      usage: whether one more chunk gives the numbers of tokens.
     """
 
     def __init__(self, completion: Completion, ask: Ask, usage: bool):
@@ -227,11 +228,11 @@ class Chunks:
         self._begun: set[int] = set()
 
     def more(self, number: int, begun: Beginning) -> Iterator[dict[str, Any]]:
-        """What choice `number` adds by these first tokens."""
+        """The chunks that these first tokens of choice `number` add."""
         yield from self._of(number, begun, self._pieces[number].more(begun.token_ids))
 
     def rest(self, choices: Sequence[Choice]) -> Iterator[dict[str, Any]]:
-        """What all choices, which are whole, add."""
+        """The chunks that the complete choices add."""
         for number, choice in enumerate(choices):
             yield from self._of(number, choice.answer, self._pieces[number].rest(choice))
             yield self._chunk(number, self._completion.evidence(choice),
@@ -255,7 +256,7 @@ class Chunks:
 
 
 def softmax(scores: np.ndarray) -> np.ndarray:
-    """p float32[K] of logits float32[K]."""
+    """The probabilities float32[K] of logits float32[K]."""
     p_K = np.exp(scores - scores.max())
     return p_K / p_K.sum()
 

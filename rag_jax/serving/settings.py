@@ -1,4 +1,4 @@
-"""How a model is served."""
+"""The settings of a server."""
 
 import dataclasses
 import ipaddress
@@ -13,20 +13,21 @@ class Settings:
     """Limits and names of a server.
 
     Attributes:
-      model: its name among /v1/models.
-      host: where it listens.
-      token: what clients have to know, "Authorization: Bearer TOKEN", in ASCII; "" = nothing.
-      memory_token: the same for /memory, which changes what everybody is answered; "" = token, and
-        where there is none either, nobody can.
-      batch_sizes: questions at a time; as many as wait are filled up to the next of these. Sixteen
-        clients that each ask again when they are answered are soon two times eight.
+      model: name of the model in /v1/models.
+      host: name or address to listen at.
+      token: what clients must send as "Authorization: Bearer TOKEN", in ASCII; "" = nothing.
+      memory_token: the same for changes by /memory, which change everybody's answers; "" = `token`,
+        and if that is "" too, nobody can make them.
+      batch_sizes: how many questions are answered at a time; a batch is filled up to the next of
+        these sizes. Sixteen clients that each ask again when they are answered soon become two
+        groups of eight that take turns.
       max_waiting: questions, and texts to embed, that may wait; more are refused with 429.
-      max_question: characters of a question, 422.
-      max_texts: texts to embed or to rank in a request, passages to add, delete and retrieve, 422.
-      max_choices: answers to a question, 422.
-      max_body: bytes of a request, 413.
-      timeout: seconds that a request may take, 504.
-      grace: seconds that requests may still take once the server is to end.
+      max_question: characters of a question; more are refused with 422.
+      max_texts: texts to embed or to rank in a request, passages to add, delete or retrieve (422).
+      max_choices: answers to a question (422).
+      max_body: bytes of the body of a request (413).
+      timeout: seconds that a request may take (504).
+      grace: seconds that requests still have once the server has been asked to end.
     """
 
     model: str
@@ -51,16 +52,16 @@ class Settings:
                               f"batch_sizes={sizes}")
         for name, token in (("RAG_JAX_TOKEN", self.token),
                             ("RAG_JAX_MEMORY_TOKEN", self.memory_token)):
-            # Clients write other letters as UTF-8, or as Latin-1, or not at all.
+            # Clients send other letters as UTF-8 or as Latin-1, or not at all.
             if token and not re.fullmatch(r"[!-~]+( +[!-~]+)*", token):
                 raise ConfigError(f"{name}: must be letters, digits and signs of ASCII, without "
                                   "space around them; choose another, or unset it for none")
 
     @property
     def local(self) -> bool:
-        """Whether it listens to this machine alone, by the addresses that `host` names."""
+        """Whether all addresses that `host` names can be reached from this machine alone."""
         try:
-            found = socket.getaddrinfo(self.host, None, type=socket.SOCK_STREAM)
+            addresses = socket.getaddrinfo(self.host, None, type=socket.SOCK_STREAM)
         except (OSError, UnicodeError):  # nothing can listen there
             return False
-        return all(ipaddress.ip_address(address[0]).is_loopback for *_, address in found)
+        return all(ipaddress.ip_address(address[0]).is_loopback for *_, address in addresses)

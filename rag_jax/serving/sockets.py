@@ -8,10 +8,10 @@ from rag_jax.config import ConfigError
 
 
 def bound(host: str, port: int) -> list[socket.socket]:
-    """The sockets to listen with, of one port; nobody hears them yet.
+    """A bound socket, which does not listen yet, for each address of the host, all on one port.
 
     Raises:
-      ConfigError: before anything is read and compiled, nothing can listen there.
+      ConfigError: no socket can be bound there.
     """
     if not 0 <= port < 2**16:  # some systems take it modulo 65536
         raise ConfigError(f"--port={port}: must be 0 (a free one) to 65535")
@@ -28,7 +28,7 @@ def bound(host: str, port: int) -> list[socket.socket]:
             port = listening[-1].getsockname()[1]
         if not listening:
             raise lacking
-    except (OSError, UnicodeError) as error:  # no name of a host is encoded to the second
+    except (OSError, UnicodeError) as error:  # UnicodeError: `host` can be no host's name
         for each in listening:
             each.close()
         raise ConfigError(f"--host={host} --port={port}: nothing can listen there ({error}); name "
@@ -40,7 +40,7 @@ def _listener(family: int, kind: int, address: tuple) -> socket.socket:
     with contextlib.ExitStack() as unless_bound:
         listener = unless_bound.enter_context(socket.socket(family, kind))
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if family == socket.AF_INET6:  # which may be beside the same port of IPv4
+        if family == socket.AF_INET6:  # or else it would also take the port of IPv4
             listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
         listener.bind(address)
         unless_bound.pop_all()

@@ -30,8 +30,9 @@ from rag_jax import flags, hosts, overrides
 from rag_jax.cli import serve
 from rag_jax.config import Config, ConfigError
 from rag_jax.retrieval import hybrid
-from rag_jax.serving import app, indexes
-from rag_jax.serving.app import _without_paths
+from rag_jax.serving import app, failures, indexes
+from rag_jax.serving.events import Events
+from rag_jax.serving.failures import _without_paths
 from rag_jax.serving.indexes import OpenIndex, Question
 from rag_jax.serving.settings import Settings
 from rag_jax.serving.sockets import bound
@@ -528,7 +529,7 @@ def test_an_event_is_one_line_to_whoever_reads_lines():
         raise ValueError
 
     async def sent():
-        response = app._Events({"text": "a\u2028"}, chunks(), lambda _: app._error("\u2029", 500))
+        response = Events({"text": "a\u2028"}, chunks(), lambda _: failures.response("\u2029", 500))
         return "".join([event async for event in response.body_iterator])
 
     texts = [json.loads(line.removeprefix("data: ")) for line in asyncio.run(sent()).splitlines()
