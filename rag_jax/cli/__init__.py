@@ -13,26 +13,29 @@ import platform
 import sys
 
 COMMANDS = {
-    "ingest": "index the documents of a folder, to be asked",
+    "ingest": "index the documents of a folder for questions",
     "train": "train a model on the questions and passages of a configuration",
     "evaluate": "score a trained model, or a file of answers",
     "generate": "answer questions with a trained model",
-    "serve": "answer other programs, by OpenAI's API",
+    "serve": "serve a model by OpenAI's API",
     "build_index": "index other passages for a trained model",
     "convert": "read and write checkpoints of Hugging Face",
-    "reproduce": "work out the paper's tables and figures",
-    "compile_report": "compile for devices that are not there, and tell what fits",
+    "reproduce": "reproduce the paper's tables and figures",
+    "compile_report": "compile for devices that this machine lacks, and say what fits",
     "verify": "compare the files of a workdir or an index with their digests",
 }
 
 
 def run(name: str, argv: list[str] | None = None) -> None:
-    """Runs a command and ends the process; `argv` without its name, None = the process's."""
+    """Runs a command and ends the process.
+
+    argv: the arguments without the command's name; None = those of the process.
+    """
     from rag_jax import process
 
-    if name != "compile_report":  # which compiles for devices that are not there
+    if name != "compile_report":  # whose programs no later command runs
         _keep_compiled()
-    # Imports and traces make millions of objects that stay: to look through them for garbage as
+    # Imports and traces create millions of objects that stay. Looking through them for garbage as
     # often as usual, and once more at the end, took a quarter of the time to a first answer.
     gc.set_threshold(100_000, 50, 100)
     logging.getLogger("jax").setLevel(logging.ERROR)
@@ -46,8 +49,8 @@ def run(name: str, argv: list[str] | None = None) -> None:
 def _keep_compiled() -> None:
     """Lets jax keep what it compiles in the user's cache folder, for the next command to read.
 
-    JAX_COMPILATION_CACHE_DIR names another folder, JAX_ENABLE_COMPILATION_CACHE=false has none. A
-    home may be shared by machines whose processors differ, so each has a folder of its own.
+    JAX_COMPILATION_CACHE_DIR names another folder, and with JAX_ENABLE_COMPILATION_CACHE=false
+    nothing is kept. Each machine has a folder, as machines with other processors may share a home.
     """
     if "JAX_COMPILATION_CACHE_DIR" in os.environ:
         return

@@ -1,13 +1,13 @@
 """Builds an index for a trained model: `python -m rag_jax.build_index --passages FILE --out DIR`.
 
-Embeds the passages with the model's document encoder, or, for a run that retrieves by BM25, counts
-their words, and publishes an index folder, to be named by --index of rag_jax.generate and
-rag_jax.evaluate. Without --workdir, --config.model.retriever.pretrained names the encoder, and
---config.model.generator.pretrained the generator that is to read the passages. A killed build goes
-on where it was.
+Embeds the passages with the model's document encoder (a run that retrieves by BM25 counts their
+words) and publishes an index folder for --index of rag_jax.generate and rag_jax.evaluate. Without
+--workdir, --config.model.retriever.pretrained names the encoder, and
+--config.model.generator.pretrained the generator that will read the passages. The same command
+continues a build that was killed.
 
-`--update --out DIR --add FILE --delete ID ...` publishes a new version of an index that is there;
-only what is added is embedded. An id that is deleted and added is replaced.
+`--update --out DIR --add FILE --delete ID ...` publishes a new version of the index in DIR and
+embeds only the added passages. An id that is both deleted and added is replaced.
 """
 
 from rag_jax import flags
@@ -23,9 +23,9 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--update", action="store_true", help="edit the index at DIR")
     parser.add_argument("--add", metavar="FILE", help="with --update: more passages, as --passages")
     parser.add_argument("--delete", nargs="+", default=[], metavar="ID",
-                        help="with --update: passages that are to go")
+                        help="with --update: passages to remove")
     parser.add_argument("--compact", action="store_true", default=None,
-                        help="with --update: build the index anew of its passages")
+                        help="with --update: rebuild the index from its passages")
     parser.add_argument("--queries", metavar="FILE",
                         help="questions on which recall is measured (default: dev questions)")
     parser.add_argument("--overwrite", action="store_true", help="replace another index at DIR")

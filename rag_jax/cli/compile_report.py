@@ -1,9 +1,9 @@
-"""Compiles the programs of a configuration for devices that are not there, TPUs for example:
+"""Compiles the programs of a configuration for devices that this machine lacks, such as TPUs:
 `python -m rag_jax.compile_report --config=FILE --topology=v5e:2x4`.
 
-Prints, for every chip: memory, work, communication, and whether each program fits. Nothing is
-run and no parameter made; architectures are those of config.model, pretrained weights are not
-looked at. Ends with status 1 where something does not fit.
+Prints for every program its memory, work and communication per chip, and whether it fits. Nothing
+is run and no parameter is created; architectures are those of config.model, and pretrained weights
+are not read. Ends with status 1 if a program does not fit.
 """
 
 import argparse
@@ -26,15 +26,15 @@ def main(argv: list[str] | None = None) -> str | None:
                         help="passages of an index on the devices, for search and for "
                         "config.retrieval.where=device")
     parser.add_argument("--remat", metavar="POLICY,...", help="compile training with each of "
-                        "these, of none, dots, narrow, full, in place of the configuration's, and "
-                        "say which is the fastest that fits")
+                        "these (none, dots, narrow, full) in place of the configuration's, and "
+                        "name the fastest that fits")
     parser.add_argument("--source_tokens", type=int, default=0, metavar="N",
-                        help="training: mean tokens of a generator input, of the question in a "
-                        "batch that has most; inputs are then packed (default: all are of "
+                        help="training: mean tokens of a generator input, for the question of a "
+                        "batch that has most; inputs are then packed (default: all have "
                         "config.data.max_source_length, the most that training can meet)")
     parser.add_argument("--memory_gib", type=float, metavar="GIB",
                         help="memory of a chip (default: that of the topology)")
-    parser.add_argument("--json", metavar="FILE", help="write the figures there too")
+    parser.add_argument("--json", metavar="FILE", help="also write the figures to this file")
     options, config = flags.parse_with_config(parser, argv, several=False)
 
     from rag_jax import parallel

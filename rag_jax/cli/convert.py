@@ -1,7 +1,7 @@
 """Converts checkpoints: `python -m rag_jax.convert --from SOURCE --to DEST`.
 
-From a Hugging Face name or folder (encoders, generators, RAG; or Atlas's) to a workdir that configs
-can name, or from a workdir to folders that `from_pretrained` of transformers opens.
+From a Hugging Face name or folder (encoder, generator, RAG or Atlas) to a workdir that a
+configuration can name, or from a workdir to folders for `from_pretrained` of transformers.
 """
 
 from rag_jax import flags
@@ -16,7 +16,7 @@ def main(argv: list[str] | None = None) -> None:
                         help="new folder; it appears when it is complete")
     parser.add_argument("--run", help="of a trained workdir (default: its first)")
     parser.add_argument("--family", metavar="CLASS",
-                        help="class of transformers to write (default: by what there is)")
+                        help="class of transformers to write (default: as the source needs)")
     options = parser.parse_args(argv)
 
     from rag_jax.conversion import convert

@@ -20,13 +20,13 @@ NO_PASSAGE = "(no passage)"  # the null document
 
 
 def typed() -> Iterator[str]:
-    """Questions that are typed on the terminal, until an empty line.
+    """Yields the questions typed on the terminal, until an empty line.
 
     Raises:
       DataError: bytes that are not in the encoding of the locale.
     """
-    # Strictly decoded, the bytes of one line would be an error before the lines before it are read.
-    with contextlib.suppress(AttributeError):  # as in a notebook
+    # A strict decoder reads ahead: bytes of a later line would fail before this one is answered.
+    with contextlib.suppress(AttributeError):  # the standard input of a notebook
         sys.stdin.reconfigure(errors="surrogateescape")
     while True:
         if sys.stdin.isatty():
@@ -41,7 +41,7 @@ def typed() -> Iterator[str]:
 
 
 def show_passages(rag: Rag, *questions: Iterable[str]) -> None:
-    """Prints what is retrieved for questions, by all processes, where nothing answers them."""
+    """Prints the passages retrieved for questions, without answers; all processes call it."""
     for question in itertools.chain(*questions):
         passages, = rag.retrieve(question)
         lines = [f"\n{visible(question)}"]
@@ -59,26 +59,26 @@ def _has_colours() -> bool:
 
 
 def _shown(passage: Evidence) -> str:
-    """Where a passage stands, or its id, and how it begins."""
+    """The place of a passage in its document, or its id, and the beginning of its text."""
     text = shortened(passage.text, 100) if passage.id else NO_PASSAGE
     return f"{visible(str(passage.source or passage.id))}  {visible(text)}"
 
 
-def show(question: str, answer: Answer, heatmap_to: str | None = None, ruled: bool = False
-         ) -> None:
-    """Prints the answer, its log-probability and the passages that it was made from.
+def show(question: str, answer: Answer, heatmap_to: str | None = None, ruled: bool = False) -> None:
+    """Prints the answer, its log-probability, its alternatives and its passages.
 
-    Args:
-      question: as asked.
-      answer: the first and its alternatives.
-      heatmap_to: also the document posterior per token: "terminal", or a .html or .png file.
-      ruled: not every answer was allowed (`Decoding.has_rules`).
+    heatmap_to: also the document posterior per token: "terminal", or a .html or .png file.
+    ruled: whether settings rule answers out (`Decoding.has_rules`).
     """
-    marks = "".join([f", no other answer{' that the settings allow' * ruled} has a higher "
-                     "probability under the model" * answer.certified,
-                     f", another answer may have a higher probability ({answer.expanded} prefixes "
-                     "searched)" * (answer.expanded > 0 and not answer.certified),
-                     ", cut at the length limit" * (not answer.finished)])
+    marks = ""
+    if answer.certified:
+        allowed = " that the settings allow" if ruled else ""
+        marks += f", no other answer{allowed} has a higher probability under the model"
+    elif answer.expanded > 0:
+        marks += (f", another answer may have a higher probability ({answer.expanded} prefixes "
+                  "searched)")
+    if not answer.finished:
+        marks += ", cut at the length limit"
     lines = [f"\n{visible(question)}",
              f"  {visible(answer.text) or '(empty)'}    log p = {answer.log_prob:.3f}{marks}"]
     lines += [f"  {visible(other.text) or '(empty)'}    log p = {other.log_prob:.3f}"

@@ -1,12 +1,13 @@
 """Evaluates a trained model: `python -m rag_jax.evaluate --workdir DIR [--split test]`.
 
-Prints EM with its confidence interval, what config.eval.metrics names, answer recall, marginal NLL
-and the retrieval monitors, and writes metrics.json and predictions.jsonl to --out, where others
-become earlier-NAME, or to WORKDIR/RUN/evaluation/SPLIT/ (or questions-NAME-DIGEST/, followed by
--index-NAME-DIGEST, -step-STEP and, for other settings than the run's, -FIELD_VALUE-DIGEST).
+Prints EM with its confidence interval, the metrics that config.eval.metrics names, answer recall,
+marginal NLL and the retrieval monitors. Writes metrics.json and predictions.jsonl to --out, where
+files of another evaluation are renamed to earlier-NAME, or to WORKDIR/RUN/evaluation/SPLIT/ (or
+questions-NAME-DIGEST/, followed by -index-NAME-DIGEST, -step-STEP and, where settings differ from
+the run's, -FIELD_VALUE-DIGEST).
 
-`--predictions FILE --questions FILE` scores answers from anywhere, without a model: JSONL lines
-with "id" and "answer", as predictions.jsonl has them.
+`--predictions FILE --questions FILE` scores answers of any system, without a model: JSON lines with
+"id" and "answer", as in predictions.jsonl.
 """
 
 import argparse
@@ -64,27 +65,26 @@ def _evaluate(options: argparse.Namespace, config: Config) -> None:
 
     rag = api.load(options.workdir, options.run, step=options.step, index=options.index,
                    config=config)
-    splits = rag.job.prepared.splits
+    splits, chooses = rag.job.prepared.splits, bool(options.choose_k or options.choose_weight)
     split = options.split or ("test" if "test" in splits else "dev")
     if options.questions:
         examples = load_examples(options.questions, data_dir=config.data.data_dir, hidden=True)
-    elif split in splits and not ((options.choose_k or options.choose_weight) and split == "dev"):
+    elif split in splits and not (chooses and split == "dev"):
         examples = splits[split]
     else:
         raise ConfigError(f"--split={split}: the workdir has "
                           + (", ".join(splits) or "no questions; name a file by --questions")
-                          + ", and what is chosen is chosen on dev for another" * bool(
-                              options.choose_k or options.choose_weight))
+                          + ", and what is chosen is chosen on dev for another" * chooses)
     chosen = rag.choose_weight(options.choose_weight) if options.choose_weight else {}
     chosen |= rag.choose_k(options.choose_k) if options.choose_k else {}
-    # The workdir's own number is of its training.
+    # Only where this command sets it: the workdir's value limits the evaluations of its training.
     first = config.eval.max_examples if "eval.max_examples" in options.changed_fields else 0
     result = rag.evaluate(examples, max_examples=first,
                           **({"k": chosen["k"]} if options.choose_k else {}))
     result.metrics.update(chosen)
-    given = options.settings | {n: chosen[n] for n in ("k", "bm25_weight") if n in chosen}
-    given |= {"eval.max_examples": first} if first else {}
-    name = evaluation.folder_name(split, options.questions, options.index, options.step, given)
+    settings = options.settings | {n: chosen[n] for n in ("k", "bm25_weight") if n in chosen}
+    settings |= {"eval.max_examples": first} if first else {}
+    name = evaluation.folder_name(split, options.questions, options.index, options.step, settings)
     if not hosts.leads():
         return
     folder = options.out or place / rag.run / "evaluation" / name

@@ -1,12 +1,12 @@
 """Answers questions: `python -m rag_jax.generate --workdir DIR "Who is the President of Peru?"`.
 
-Prints the answer, its log-probability, and the passages that it came from with their prior and
-posterior. --interactive asks for questions; --questions FILE --out FILE.jsonl answers a file;
---index answers from another index, with nothing retrained. Without --workdir, towers answer that
---config.model.generator.pretrained and --config.model.retriever.pretrained name, as they are, from
-the index folder of that encoder that --index names. --heatmap shows which passage gave which
-token; --exact searches on until no other answer can have a higher probability under the model. How
-to decode is config.eval: --config.eval.num_beams=4, --config.eval.strategy=marginal, ...
+Prints the answer, its log-probability, and its passages with their prior and posterior.
+--interactive asks for questions; --questions FILE --out FILE.jsonl answers a file; --index answers
+from another index without retraining. Without --workdir, the pretrained models that
+--config.model.generator.pretrained and --config.model.retriever.pretrained name answer untrained,
+from the folder --index of an index that was built with that encoder. --heatmap shows which passage
+gave which token; --exact searches until no other answer can have a higher probability under the
+model. The fields of config.eval set the decoding: --config.eval.num_beams=4, ...
 """
 
 import argparse
@@ -66,7 +66,7 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def _answer(options: argparse.Namespace, config: Config, asked: list[tuple[str, str]]) -> None:
-    """Answers (id, question) each, and then what is typed."""
+    """Answers the pairs of id and question, then what is typed."""
     flags.connect(options, config)
 
     from rag_jax import api, hosts
@@ -84,7 +84,7 @@ def _answer(options: argparse.Namespace, config: Config, asked: list[tuple[str, 
     answers, ruled = rag.ask_each([text for _, text in asked]), rag.answerer().decoding.has_rules
     maps = heatmap.names(options.heatmap, options.interactive or len(asked) > 1)
     if not hosts.leads():
-        list(answers)  # they are computed together
+        list(answers)  # every process computes its part of them
     elif options.out:
         with files.replaced(options.out, keep=True, aside=True) as file:
             for (name, question), answer in zip(asked, answers, strict=True):

@@ -4,7 +4,7 @@ Reads PDF, DOCX, HTML, Markdown, text, CSV, TSV and JSONL, and divides them into
 file, page, heading and span; `python -m rag_jax.generate --workdir DIR "..."` then answers and
 cites them. --config.model.retriever.pretrained names the encoder that finds passages (without one,
 BM25 finds their words), --config.model.generator.pretrained the generator that answers (without
-one, passages are shown). The same command again reads what has changed in the folder since.
+one, passages are shown). The same command, repeated, reads what has changed in the folder.
 """
 
 import argparse
@@ -65,7 +65,7 @@ def _with_runs(config: Config) -> Config:
 
 
 def _lines(options: argparse.Namespace, done) -> list[str]:
-    """What was done, and what was not, for people."""
+    """What was done and what was not, as lines for the terminal."""
     lines = [f"{options.workdir}: {_count(done.passages, 'passage')} of "
              f"{_count(done.files, 'file')}; {_count(len(done.read), 'file')} read, "
              f"{len(done.removed)} removed, {_count(done.embedded, 'passage')} embedded"]

@@ -1,13 +1,13 @@
 """The paper's tables and figures: `python -m rag_jax.reproduce NAME [--scale toy|paper]`.
 
 NAME is one of table1, table2, table3, pairwise (table 4), table5, table6, figure2, figure3,
-partial_decoding (section 4.2), hot_swap, fever_overlap, or all of these; or, beyond the paper,
-not among all and at the toy scale alone, objectives (what the retriever learns from) and
-learned_retrieval (what answers teach retrievers that find little to nearly all). What is missing
-below --workdir is trained and measured, each model once, and goes on where it was interrupted;
+partial_decoding (section 4.2), hot_swap, fever_overlap, or all of these. Two experiments are beyond
+the paper, not part of all, and of the toy scale only: objectives (what the retriever learns from)
+and learned_retrieval (how much retrievers of different quality learn from answers). What is missing
+below --workdir is trained and measured, each model once; an interrupted command continues.
 WORKDIR/report.md and report.html have our numbers beside the paper's. --scale toy is the world of
-countries, in minutes on two cores.
---scale paper prints the recipe and reports what was measured; with --execute it runs it.
+countries, in minutes on two cores. --scale paper prints the recipe and reports what was measured;
+with --execute it also runs the recipe.
 """
 
 import pathlib
@@ -16,7 +16,7 @@ from rag_jax import flags
 
 NAMES = ("table1", "table2", "table3", "pairwise", "table5", "table6", "figure2", "figure3",
          "partial_decoding", "hot_swap", "fever_overlap")
-BEYOND = ("objectives", "learned_retrieval")  # experiments that are none of the paper's
+BEYOND = ("objectives", "learned_retrieval")  # experiments that the paper does not have
 
 
 def main(argv: list[str] | None = None) -> None:

@@ -1,8 +1,8 @@
 """Trains a retrieval-augmented model: `python -m rag_jax.train [--config=FILE] [--workdir=DIR]`.
 
 Runs the stages of a configuration one after the other: data, retriever warm-up, generator
-warm-up, index, RAG fine-tuning, final report. The same command takes an interrupted run up again;
-one that SIGTERM or Ctrl-C stopped between two steps has saved first, and ends with status 75.
+warm-up, index, RAG fine-tuning, final report. The same command continues an interrupted run. On
+SIGTERM or Ctrl-C, training saves after the current step and ends with status 75.
 """
 
 import argparse

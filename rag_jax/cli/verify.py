@@ -2,8 +2,8 @@
 
     python -m rag_jax.verify PATH
 
-prints what was read, and ends with status 1 and the names of the damaged files where there are any.
-A workdir is verified with its data, its indexes and its checkpoints; nothing is changed in it.
+prints what was read and the names of damaged files, and ends with status 1 if there are any. Of a
+workdir, the data, the indexes and the checkpoints are verified. Nothing is changed.
 """
 
 import pathlib
