@@ -26,9 +26,9 @@ from rag_jax.retrieval.build import RecallSettings, build_index
 from rag_jax.retrieval.device import DeviceIndex
 from rag_jax.retrieval.device_search import DeviceSettings
 from rag_jax.retrieval.index import PassageIndex
-from rag_jax.retrieval.passages import write_store
 from rag_jax.retrieval.protocol import Passage
 from rag_jax.retrieval.shards import PassageEmbedder
+from rag_jax.retrieval.store_writing import write_store
 
 K = 10
 

@@ -24,9 +24,9 @@ from rag_jax import files, process
 from rag_jax.retrieval.build import build_index
 from rag_jax.retrieval.editing import edit_index
 from rag_jax.retrieval.index import PassageIndex
-from rag_jax.retrieval.passages import write_store
 from rag_jax.retrieval.protocol import Passage
 from rag_jax.retrieval.shards import PassageEmbedder
+from rag_jax.retrieval.store_writing import write_store
 
 TEXT = "A passage of about as many words as one has. " * 10
 

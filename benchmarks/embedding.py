@@ -137,7 +137,7 @@ def write_store(passages: str, count: int, folder: pathlib.Path, questions: bool
     from rag_jax.data.corpora import read_corpus
     from rag_jax.data.text import encoder_input, train_bert_tokenizer
     from rag_jax.hub.save import save_tokenizer
-    from rag_jax.retrieval.passages import write_store
+    from rag_jax.retrieval.store_writing import write_store
 
     found = list(read_corpus(passages))
     tokenizer = train_bert_tokenizer([text for p in found for text in (p.title, p.text)], 8192)

@@ -35,9 +35,9 @@ from rag_jax.data.text import GeneratorFormat, train_bart_tokenizer, train_bert_
 from rag_jax.overrides import replace
 from rag_jax.retrieval.build import build_index
 from rag_jax.retrieval.index import PassageIndex
-from rag_jax.retrieval.passages import write_store
 from rag_jax.retrieval.protocol import Passage
 from rag_jax.retrieval.shards import PassageEmbedder
+from rag_jax.retrieval.store_writing import write_store
 from rag_jax.training.fine_tuning import rag_stage
 from rag_jax.training.job import Job
 from rag_jax.training.log import print_table

@@ -161,8 +161,8 @@ def write_data(options: argparse.Namespace, folder: pathlib.Path) -> None:
     """Tokenizers and passages, for the processes of all sides."""
     from rag_jax.data.batches import PASSAGE_TABLE
     from rag_jax.data.text import GeneratorFormat, train_bart_tokenizer, train_bert_tokenizer
-    from rag_jax.retrieval.passages import write_store
     from rag_jax.retrieval.protocol import Passage
+    from rag_jax.retrieval.store_writing import write_store
 
     with open(options.passages, encoding="utf-8", newline="") as file:
         rows = list(itertools.islice(csv.DictReader(file, delimiter="\t"), 10_000))

@@ -36,7 +36,8 @@ from rag_jax.hub.card import Provenance, model_card
 from rag_jax.hub.config_json import Architecture, SpecialIds
 from rag_jax.hub.save import save
 from rag_jax.models import rag
-from rag_jax.retrieval.verification import read_object, write_digests
+from rag_jax.retrieval.json_files import read_object
+from rag_jax.retrieval.verification import write_digests
 from rag_jax.training import pretrained, workdir
 from rag_jax.training.checkpoint import Checkpointer
 from rag_jax.training.job import end_tokens, fusion_of

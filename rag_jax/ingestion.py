@@ -27,9 +27,10 @@ from rag_jax.documents.workdir import INDEX, TRAINED, FileRecords, Record
 from rag_jax.errors import UserError
 from rag_jax.retrieval.bm25 import Bm25Settings, build_bm25
 from rag_jax.retrieval.manifest import MANIFEST, IndexFolder, open_folder
-from rag_jax.retrieval.passages import PassageStore, write_store
+from rag_jax.retrieval.passages import PassageStore
 from rag_jax.retrieval.protocol import Passage, RetrievalError
 from rag_jax.retrieval.publish import remove_old, staging
+from rag_jax.retrieval.store_writing import write_store
 from rag_jax.retrieval.versions import current
 from rag_jax.training import workdir as workdirs
 

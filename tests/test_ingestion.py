@@ -27,8 +27,8 @@ from rag_jax.hub.load import abstract
 from rag_jax.hub.save import save
 from rag_jax.retrieval.device import DeviceIndex
 from rag_jax.retrieval.hybrid import HybridIndex
+from rag_jax.retrieval.json_files import JSON_BYTES, write_sealed
 from rag_jax.retrieval.passages import PassageStore
-from rag_jax.retrieval.verification import JSON_BYTES, write_sealed
 from rag_jax.retrieval.versions import current
 from rag_jax.training import workdir as workdirs
 

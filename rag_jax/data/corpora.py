@@ -11,7 +11,7 @@ from rag_jax.data.records import json_lines, unquoted
 from rag_jax.errors import DataError
 from rag_jax.lines import is_utf8, numbered_lines
 from rag_jax.retrieval.protocol import Passage, RetrievalError
-from rag_jax.retrieval.reading import SeenIds, check_passage
+from rag_jax.retrieval.store_writing import SeenIds, check_passage
 
 _DUMPS = (".xml", ".xml.bz2", ".xml.gz")
 _TABLES = (".parquet", ".arrow")

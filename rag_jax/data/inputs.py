@@ -15,7 +15,7 @@ from rag_jax.config import Config
 from rag_jax.data.corpora import corpus_files
 from rag_jax.data.task_sources import task_files_of
 from rag_jax.errors import UserError, first_of
-from rag_jax.retrieval.verification import read_sealed
+from rag_jax.retrieval.json_files import read_sealed
 
 RECORD = "inputs.json"  # in the folder of the data; written first
 DONE = "names.txt"  # of passage stores and splits; written last

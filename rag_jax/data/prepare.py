@@ -30,9 +30,11 @@ from rag_jax.data.text import (
     train_bert_tokenizer,
 )
 from rag_jax.retrieval.bm25 import build_bm25
-from rag_jax.retrieval.passages import PassageStore, write_store
+from rag_jax.retrieval.json_files import write_sealed
+from rag_jax.retrieval.passages import PassageStore
 from rag_jax.retrieval.protocol import Passage, RetrievalError
-from rag_jax.retrieval.verification import DIGESTS, write_digests, write_sealed
+from rag_jax.retrieval.store_writing import write_store
+from rag_jax.retrieval.verification import DIGESTS, write_digests
 
 TokenizerSource = str | pathlib.Path | None
 

@@ -14,8 +14,9 @@ from rag_jax.data.question_files import Example
 from rag_jax.data.questions import QuestionTokens
 from rag_jax.data.tasks import load_examples
 from rag_jax.data.text import GeneratorFormat, Tokenizer
+from rag_jax.retrieval.json_files import refuse_links
 from rag_jax.retrieval.passages import PassageStore
-from rag_jax.retrieval.verification import DIGESTS, open_digests, refuse_links
+from rag_jax.retrieval.verification import DIGESTS, open_digests
 
 _log = logging.getLogger(__name__)
 SEALED = (DONE, "questions", "warmup_texts.txt", "retriever_tokenizer", "generator_tokenizer")

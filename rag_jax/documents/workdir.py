@@ -10,7 +10,7 @@ import pathlib
 from typing import Any, NamedTuple
 
 from rag_jax.errors import UserError
-from rag_jax.retrieval.verification import read_sealed, write_sealed
+from rag_jax.retrieval.json_files import read_sealed, write_sealed
 
 # What people are told where a part is missing.
 NO_ENCODER = ("Passages are found by their words (BM25). An encoder finds what is meant: run "

@@ -23,6 +23,7 @@ from rag_jax.retrieval.build import (
 )
 from rag_jax.retrieval.index import Embeddings
 from rag_jax.retrieval.joined import copy_rows, kept_rows
+from rag_jax.retrieval.json_files import digest_of
 from rag_jax.retrieval.manifest import (
     ADDED,
     DELETED,
@@ -37,7 +38,7 @@ from rag_jax.retrieval.protocol import RetrievalError
 from rag_jax.retrieval.publish import begun, publish_index, publishing
 from rag_jax.retrieval.scann import EXACT_ROW, SMALLEST, ScannSettings
 from rag_jax.retrieval.shards import PassageEmbedder, embed_all, join_shards
-from rag_jax.retrieval.verification import digest_of, folder_entries, map_file
+from rag_jax.retrieval.verification import folder_entries, map_file
 from rag_jax.retrieval.versions import current
 
 

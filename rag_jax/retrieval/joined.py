@@ -11,8 +11,9 @@ from typing import TypeVar
 import numpy as np
 
 from rag_jax.citation import Citation
-from rag_jax.retrieval.passages import PassageStore, TokenTable, unknown_id, write_store
+from rag_jax.retrieval.passages import PassageStore, TokenTable, unknown_id
 from rag_jax.retrieval.protocol import Passage, RetrievalError, check_rows
+from rag_jax.retrieval.store_writing import write_store
 
 RUN = 2**14  # passages that are compared at a time
 Part = TypeVar("Part", bound=Collection)

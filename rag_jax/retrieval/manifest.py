@@ -28,10 +28,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from rag_jax.retrieval.joined import JoinedPassages
+from rag_jax.retrieval.json_files import is_count, regular_file
 from rag_jax.retrieval.passages import PassageStore
 from rag_jax.retrieval.protocol import RetrievalError
 from rag_jax.retrieval.scann import SCANN_FILES, ScannSettings
-from rag_jax.retrieval.verification import Record, VerifiedFiles, is_count, regular_file
+from rag_jax.retrieval.verification import Record, VerifiedFiles
 from rag_jax.retrieval.versions import AGAIN, POINTER, versions_of
 
 MANIFEST = Record("manifest.json", "index", "checksum", AGAIN)

@@ -18,38 +18,29 @@ by take) and take 0.33 ms here, and Arrow's reader believes the offsets of a fil
 is validated at opening.
 """
 
-import contextlib
 import difflib
 import functools
 import itertools
 import json
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from rag_jax import files
 from rag_jax.citation import Citation
+from rag_jax.retrieval.json_files import is_count
 from rag_jax.retrieval.protocol import Passage, RetrievalError, check_rows
-from rag_jax.retrieval.reading import SeenIds, check_passage
-from rag_jax.retrieval.verification import (
-    Record,
-    VerifiedFiles,
-    folder_entries,
-    is_count,
-    map_file,
-)
+from rag_jax.retrieval.verification import Record, VerifiedFiles
 
 # A store without citations is written in format 1, as it always was.
 META = Record("meta.json", "store", "fingerprint", "copy or write the store again", 2)
 CITATIONS = ("citations.blob", "citations.offsets")
-_TABLE_NAME = r"[A-Za-z0-9_-]+"
+TABLE_NAME = r"[A-Za-z0-9_-]+"  # of a token table
 _FIELDS = len(Passage._fields)
 SEARCHES = 64  # ids searched for in the file before a table of all is made
-CHUNK = 1024  # passages tokenized and written at a time
 ROWS = 2**18  # rows whose ids are looked at together
 
 
@@ -351,7 +342,7 @@ def _read_meta(path: Path) -> tuple[dict[str, Any], str]:
     widths = {"text.blob": 1}  # bytes of which a file's size is a multiple
     exact = {"text.offsets": 8 * (_FIELDS * size + 1)}
     for name, dtype in tokens.items():
-        need(re.fullmatch(_TABLE_NAME, name) is not None and dtype in ("<u2", "<u4"),
+        need(re.fullmatch(TABLE_NAME, name) is not None and dtype in ("<u2", "<u4"),
              f"token table {name!r:.80} of dtype {dtype!r:.80}; allowed are <u2 and <u4")
         widths[f"tokens.{name}.ids"] = int(dtype[-1])
         exact[f"tokens.{name}.offsets"] = 8 * (size + 1)
@@ -364,113 +355,3 @@ def _read_meta(path: Path) -> tuple[dict[str, Any], str]:
              and entry["bytes"] == exact.get(name, entry["bytes"]),
              f"{name} of {entry['bytes']} bytes does not fit {size} passages")
     return meta, fingerprint
-
-
-class _RaggedWriter(contextlib.AbstractContextManager):
-    """Writes pieces end to end into one file and where each begins into another."""
-
-    def __init__(self, data: Path, offsets: Path):
-        self._data, self._offsets, self._end = data.open("wb"), offsets.open("wb"), 0
-        self.write(b"", [0])
-
-    def write(self, data: bytes, sizes: Sequence[int]) -> None:
-        """Appends pieces of the given sizes, counted in the unit of the offsets."""
-        self._data.write(data)
-        ends = self._end + np.cumsum(sizes, dtype="<i8")
-        self._offsets.write(ends.astype("<i8").tobytes())
-        self._end = int(ends[-1])
-
-    def __exit__(self, *error) -> None:
-        self._data.close()
-        self._offsets.close()
-
-
-def write_store(path: str | os.PathLike, passages: Iterable[Passage],
-                encoders: Mapping[str, Callable[[Sequence[Passage]], Sequence[Sequence[int]]]],
-                progress: Callable[[int], Any] = lambda count: None,
-                source: Callable[[str], Citation | None] | None = None) -> PassageStore:
-    """Writes a store in one pass and publishes it by renaming, so that it is whole or not there.
-
-    Args:
-        path: the directory to make. It must not exist; its parents are made.
-        passages: consumed CHUNK at a time, never all in memory. Ids must be unique.
-        encoders: token tables to write: a name, and a function from some passages to the token ids
-            of each. Ids are kept as uint16 when all of them fit, else as uint32.
-        progress: called with the number of passages newly written (tqdm's update fits).
-        source: function from the id of a passage, once for each in their order, to where it stands,
-            or None.
-
-    Raises:
-        RetrievalError: the path exists, there are no passages, or a passage or a row of token ids
-            is not valid.
-    """
-    path = Path(path).absolute()
-    if path.exists():
-        raise RetrievalError(f"{path}: already exists; remove it first or choose another path.")
-    for name in encoders:
-        if not re.fullmatch(_TABLE_NAME, name):
-            raise RetrievalError(f"token table {name!r}: use letters, digits, _ and - only.")
-    files.remove_leftovers(path.parent)
-    with files.new_folder(path) as content:
-        count, largest = _write_rows(content, passages, encoders, progress, source)
-        tokens = {name: _narrow(content, name, largest[name]) for name in encoders}
-        META.write(content, {"format": 1 if source is None else META.format, "passages": count,
-                             "tokens": tokens, "files": folder_entries(content)})
-    return PassageStore.open(path)
-
-
-def _write_rows(folder: Path, passages: Iterable[Passage], encoders: Mapping[str, Callable],
-                progress: Callable[[int], Any], source: Callable[[str], Citation | None] | None
-                ) -> tuple[int, dict[str, int]]:
-    """Writes texts and tokens, these as uint32; returns passages, and the largest id by table."""
-    seen, count, largest = SeenIds(), 0, dict.fromkeys(encoders, 0)
-    with contextlib.ExitStack() as stack:
-        text = stack.enter_context(_RaggedWriter(folder / "text.blob", folder / "text.offsets"))
-        tables = {name: stack.enter_context(
-            _RaggedWriter(folder / f"tokens.{name}.ids", folder / f"tokens.{name}.offsets"))
-            for name in encoders}
-        cited = source and stack.enter_context(_RaggedWriter(*(folder / name
-                                                               for name in CITATIONS)))
-        passages = iter(passages)
-        while chunk := list(itertools.islice(passages, CHUNK)):
-            for row, passage in enumerate(chunk, count):
-                check_passage(passage, seen, f"passage {row}")
-            fields = [field.encode() for passage in chunk for field in Passage(*passage)]
-            text.write(b"".join(fields), [len(field) for field in fields])
-            if cited is not None:
-                records = [b"" if place is None else json.dumps(place.record()).encode()
-                           for place in (source(passage.id) for passage in chunk)]
-                cited.write(b"".join(records), [len(record) for record in records])
-            for name, encode in encoders.items():
-                ids, sizes = _flat_ids(encode(chunk), len(chunk), name)
-                largest[name] = max(largest[name], int(ids.max(initial=0)))
-                tables[name].write(ids.tobytes(), sizes)
-            count += len(chunk)
-            progress(len(chunk))
-    if not count:
-        raise RetrievalError(f"{folder}: no passages were given; a store needs at least one.")
-    return count, largest
-
-
-def _flat_ids(rows: Sequence[Sequence[int]], count: int, name: str) -> tuple[np.ndarray, list[int]]:
-    """Returns all token ids uint32[sum of sizes], and the size of each row."""
-    if len(rows) != count:
-        raise RetrievalError(
-            f"token table {name!r}: its encoder gave {len(rows)} rows for {count} passages.")
-    ids = np.fromiter(itertools.chain.from_iterable(rows), np.int64)
-    if ids.size and not (0 <= ids.min() and ids.max() < 2**31):
-        raise RetrievalError(
-            f"token table {name!r}: ids from {ids.min()} to {ids.max()}; allowed are 0..2**31 - 1.")
-    return ids.astype("<u4"), [len(row) for row in rows]
-
-
-def _narrow(folder: Path, name: str, largest: int) -> str:
-    """Rewrites the uint32 ids of a table as uint16 where all fit; returns their dtype."""
-    if largest >= 2**16:
-        return "<u4"
-    path = folder / f"tokens.{name}.ids"
-    ids = map_file(path, "<u4")
-    with files.replaced(path, "wb") as narrow:
-        for begin in range(0, len(ids), 2**22):
-            narrow.write(ids[begin : begin + 2**22].astype("<u2").tobytes())
-    return "<u2"

@@ -17,7 +17,6 @@ import json
 import logging
 import os
 import re
-import stat
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Mapping
@@ -27,14 +26,21 @@ from typing import Any
 import numpy as np
 
 from rag_jax import files
+from rag_jax.retrieval.json_files import (
+    FILE_NAME,
+    REMEDY,
+    digest_of,
+    is_count,
+    read_object,
+    read_sealed,
+    regular_file,
+    write_sealed,
+)
 from rag_jax.retrieval.protocol import RetrievalError
 
 BLOCK_BYTES = 64 * 2**20
 AT_ONCE_BYTES = 256 * 2**20  # a folder up to this size is read whole at opening
-JSON_BYTES = 64 * 2**20  # more than the tables of the largest index have
 DIGESTS = "digests.json"
-_NAME = r"[A-Za-z0-9_][A-Za-z0-9_.=-]*"  # of a file or folder; what systems put there is hidden
-_AGAIN = "copy it again from where it is whole, or make it again"
 _log = logging.getLogger(__name__)
 
 
@@ -65,92 +71,11 @@ def folder_entries(folder: Path, known: Mapping[str, dict[str, Any]] = {}  # noq
 def _is_ours(folder: Path, path: Path) -> bool:
     """Whether a path below a folder is a file, and has a name that ours have."""
     return path.is_file() and all(
-        re.fullmatch(_NAME, part) for part in path.relative_to(folder).parts)
-
-
-def regular_file(folder: Path, name: str) -> Path:
-    """The path of a file of a folder, after a look at what is there.
-
-    The folder may be reached through a symbolic link; in it nothing may be one.
-
-    Raises:
-        RetrievalError: the name leads out of the folder, or no regular file is there.
-    """
-    parts = name.split("/")
-    if not all(re.fullmatch(_NAME, part) for part in parts):
-        raise RetrievalError(
-            f"{folder}: its table names the file {name!r}; allowed are names inside the folder, of "
-            "letters, digits, _ . = and -.")
-    path = folder
-    for number, part in enumerate(parts):
-        path = path / part
-        try:
-            mode = os.lstat(path).st_mode
-        except FileNotFoundError:
-            raise RetrievalError(f"{folder}: {name} is missing; {_AGAIN}.") from None
-        if not (stat.S_ISREG(mode) if number == len(parts) - 1 else stat.S_ISDIR(mode)):
-            raise RetrievalError(
-                f"{folder}: {path.relative_to(folder)} is a link or no regular file; only files "
-                "that lie in the folder itself are read.")
-    return path
-
-
-def refuse_links(folder: Path) -> None:
-    """Refuses what leads out of a folder or blocks its reader; no folder is no error.
-
-    Raises:
-        RetrievalError: something in it is neither a regular file nor a folder.
-        OSError: a folder in it cannot be read.
-    """
-    def refuse(error: OSError) -> None:  # os.walk would pass over what it cannot read
-        if not isinstance(error, FileNotFoundError | NotADirectoryError):
-            raise error
-
-    for parent, folders, names in os.walk(folder, onerror=refuse):
-        for name in (*folders, *names):
-            mode = os.lstat(os.path.join(parent, name)).st_mode
-            if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
-                raise RetrievalError(f"{parent}: {name} is a link or no regular file; only files "
-                                     "that lie in the folder itself are read.")
-
-
-def read_json_bytes(folder: Path, name: str, most: int = JSON_BYTES) -> bytes:
-    """What is in a file of a folder that has to be JSON, at most so many bytes: a hostile one may
-    say that it has 40 GB.
-
-    Raises:
-        RetrievalError: no regular file, or too large.
-    """
-    path = regular_file(folder, name)
-    if path.stat().st_size > most:
-        raise RetrievalError(f"{path}: {path.stat().st_size} bytes, at most {most} are "
-                             f"read; {_AGAIN}.")
-    return path.read_bytes()
-
-
-def read_object(folder: Path, name: str, most: int = JSON_BYTES) -> dict[str, Any]:
-    """A JSON object from a file of a folder, which has at most so many bytes.
-
-    Raises:
-        RetrievalError: as `read_json_bytes`, or not a JSON object.
-    """
-    text = read_json_bytes(folder, name, most)
-    try:
-        content = json.loads(text.decode("utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise RetrievalError(f"{folder}: {name} is damaged ({error!r}); {_AGAIN}.") from None
-    if not isinstance(content, dict):
-        raise RetrievalError(f"{folder}: {name} is damaged (not an object); {_AGAIN}.")
-    return content
+        re.fullmatch(FILE_NAME, part) for part in path.relative_to(folder).parts)
 
 
 def _is_sha256(value: Any) -> bool:
     return isinstance(value, str) and re.fullmatch("[0-9a-f]{64}", value) is not None
-
-
-def is_count(value: Any, least: int = 0) -> bool:
-    """Whether a value of a JSON file is an integer that a size or a number of rows can be."""
-    return type(value) is int and least <= value < 2**62
 
 
 def check_table(table: Any, source: Path) -> dict[str, dict[str, Any]]:
@@ -169,7 +94,7 @@ def check_table(table: Any, source: Path) -> dict[str, dict[str, Any]]:
                     and all(map(_is_sha256, blocks["sha256"]))
                     and len(blocks["sha256"]) == -(-entry["bytes"] // blocks["bytes"]))
         if not good:
-            raise RetrievalError(f"{source}: its entry {name!r:.80} is damaged; {_AGAIN}.")
+            raise RetrievalError(f"{source}: its entry {name!r:.80} is damaged; {REMEDY}.")
     return table
 
 
@@ -227,7 +152,7 @@ class VerifiedFiles:
             size = path.stat().st_size
             if size != entry["bytes"]:
                 raise RetrievalError(f"{folder}: {name} has {size} bytes, should have "
-                                     f"{entry['bytes']}; {_AGAIN}.")
+                                     f"{entry['bytes']}; {REMEDY}.")
             self._files[name] = _File(path, entry)
 
     def forget(self) -> None:
@@ -309,7 +234,7 @@ class VerifiedFiles:
         piece = file.data[begin : begin + file.block_bytes]
         if hashlib.sha256(piece).hexdigest() != file.digests[block]:
             where = f" in bytes {begin} to {begin + len(piece)}" if len(file.digests) > 1 else ""
-            self._damage = f"{self.folder}: {name} differs from its sha256{where}; {_AGAIN}."
+            self._damage = f"{self.folder}: {name} differs from its sha256{where}; {REMEDY}."
             self._raise_damage()
         file.pending.discard(block)
 
@@ -352,9 +277,6 @@ def map_file(path: Path, dtype) -> np.ndarray:
     if not path.stat().st_size:
         return np.zeros(0, dtype)
     return np.asarray(np.memmap(path, dtype, "r"))
-
-
-# JSON files that carry the digest of their own content, and folders whose files are listed in one.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -404,37 +326,6 @@ class Record:
         content[self.digest] = digest_of(content)
         # Without a line end, so that a file that lacks its last byte is no JSON.
         files.write_text(folder / self.name, json.dumps(content, indent=1))
-
-
-def write_sealed(path: Path, content: Mapping[str, Any]) -> None:
-    """Replaces a file by a JSON object with its own digest as the last field."""
-    files.write_json(path, {**content, "sha256": digest_of(content)})
-
-
-def read_sealed(path: Path, needs_digest: bool = False, most: int = JSON_BYTES
-                ) -> dict[str, Any]:
-    """What `write_sealed` was given; people write such files by hand too, without a digest.
-
-    most: bytes that are read.
-
-    Raises:
-        RetrievalError: damaged, or changed, or without the digest that it needs.
-    """
-    content = read_object(path.parent, path.name, most)
-    if "sha256" not in content:
-        if needs_digest:
-            raise RetrievalError(f"{path}: its own sha256 is missing; {_AGAIN}.")
-        return content
-    if content.pop("sha256") != digest_of(content):
-        raise RetrievalError(
-            f"{path}: differs from the sha256 in its last line, so it is damaged; {_AGAIN}. If it "
-            "was changed on purpose, remove that line.")
-    return content
-
-
-def digest_of(content: Mapping[str, Any]) -> str:
-    """sha256 of what would be written as JSON."""
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def write_digests(folder: Path, names: Iterable[str]) -> None:

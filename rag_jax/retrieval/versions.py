@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import IO, TypeVar
 
 from rag_jax import files
+from rag_jax.retrieval.json_files import read_json_bytes, regular_file
 from rag_jax.retrieval.protocol import RetrievalError
-from rag_jax.retrieval.verification import read_json_bytes, regular_file
 
 try:
     import fcntl

@@ -27,7 +27,7 @@ import jax
 
 from rag_jax import files, hosts, process
 from rag_jax.errors import UserError, first_of
-from rag_jax.retrieval.verification import refuse_links
+from rag_jax.retrieval.json_files import refuse_links
 from rag_jax.training import orbax_errors, orbax_noise, tree_record
 from rag_jax.training.ranking import Ranking
 

@@ -23,8 +23,8 @@ from rag_jax import config_files, files, hosts, locks, overrides, rules
 from rag_jax.config import Config, ConfigError, EvalConfig
 from rag_jax.data.inputs import RECORD, is_prepared
 from rag_jax.overrides import value
+from rag_jax.retrieval.json_files import read_sealed, write_sealed
 from rag_jax.retrieval.protocol import RetrievalError
-from rag_jax.retrieval.verification import read_sealed, write_sealed
 from rag_jax.retrieval.versions import POINTER
 
 # What may differ from the configuration of an earlier command on the same workdir.

@@ -16,8 +16,8 @@ from rag_jax.data.text import GeneratorFormat, train_bart_tokenizer, train_bert_
 from rag_jax.models.generator import MATRICES
 from rag_jax.overrides import replace
 from rag_jax.retrieval.device import DeviceIndex, abstract_tables
-from rag_jax.retrieval.passages import write_store
 from rag_jax.retrieval.protocol import Passage
+from rag_jax.retrieval.store_writing import write_store
 from rag_jax.training import on_device
 from tests.retrieval.indexing import build_index
 

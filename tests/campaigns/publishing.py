@@ -21,9 +21,10 @@ import numpy as np
 from rag_jax.locks import InUseError
 from rag_jax.retrieval.editing import edit_index
 from rag_jax.retrieval.index import PassageIndex
-from rag_jax.retrieval.passages import PassageStore, write_store
+from rag_jax.retrieval.passages import PassageStore
 from rag_jax.retrieval.protocol import Passage, RetrievalError
 from rag_jax.retrieval.shards import PassageEmbedder
+from rag_jax.retrieval.store_writing import write_store
 from rag_jax.retrieval.versions import current
 from tests.retrieval.indexing import build_index
 

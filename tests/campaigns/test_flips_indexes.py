@@ -6,8 +6,9 @@ import pytest
 from rag_jax.retrieval import verification
 from rag_jax.retrieval.bm25 import Bm25Index
 from rag_jax.retrieval.index import PassageIndex
-from rag_jax.retrieval.passages import PassageStore, write_store
+from rag_jax.retrieval.passages import PassageStore
 from rag_jax.retrieval.protocol import Passage, RetrievalError
+from rag_jax.retrieval.store_writing import write_store
 from tests.campaigns import campaign
 from tests.campaigns.flips import files_of, flip
 from tests.retrieval.indexing import build_index

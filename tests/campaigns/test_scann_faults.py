@@ -12,8 +12,8 @@ import pytest
 
 from rag_jax.retrieval.index import PassageIndex
 from rag_jax.retrieval.manifest import MANIFEST
-from rag_jax.retrieval.passages import write_store
 from rag_jax.retrieval.protocol import Passage, RetrievalError
+from rag_jax.retrieval.store_writing import write_store
 from rag_jax.retrieval.verification import file_entry
 from tests.campaigns import campaign
 from tests.retrieval.indexing import build_index

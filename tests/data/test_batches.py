@@ -31,8 +31,8 @@ from rag_jax.data.warmup_batches import (
     words,
 )
 from rag_jax.retrieval.bm25 import build_bm25
-from rag_jax.retrieval.passages import write_store
 from rag_jax.retrieval.protocol import Passage, RetrievalError
+from rag_jax.retrieval.store_writing import write_store
 
 PASSAGES = [Passage(f"p{i}", f"Title {i}", f"Text number {i} says " + "very " * i + "little.")
             for i in range(6)]

@@ -7,9 +7,9 @@ import pytest
 
 from rag_jax.retrieval import verification
 from rag_jax.retrieval.bm25 import build_bm25
-from rag_jax.retrieval.passages import write_store
 from rag_jax.retrieval.protocol import Passage
 from rag_jax.retrieval.scann import ScannSettings
+from rag_jax.retrieval.store_writing import write_store
 from tests.retrieval.indexing import build_index
 
 WIDTH = 8

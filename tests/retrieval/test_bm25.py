@@ -23,8 +23,9 @@ from rag_jax.retrieval import bm25
 from rag_jax.retrieval.bm25 import Bm25Index, Bm25Settings, build_bm25
 from rag_jax.retrieval.index import PassageIndex
 from rag_jax.retrieval.manifest import MANIFEST
-from rag_jax.retrieval.passages import PassageStore, write_store
+from rag_jax.retrieval.passages import PassageStore
 from rag_jax.retrieval.protocol import Passage, RetrievalError
+from rag_jax.retrieval.store_writing import write_store
 from rag_jax.retrieval.versions import current, point
 from rag_jax.training import indexing
 from tests.retrieval.indexing import build_index

@@ -17,9 +17,10 @@ from rag_jax.retrieval import build
 from rag_jax.retrieval.exact import ExactIndex
 from rag_jax.retrieval.index import PassageIndex
 from rag_jax.retrieval.manifest import MANIFEST
-from rag_jax.retrieval.passages import PassageStore, write_store
+from rag_jax.retrieval.passages import PassageStore
 from rag_jax.retrieval.protocol import Passage, RetrievalError
 from rag_jax.retrieval.scann import ScannIndex, ScannSettings
+from rag_jax.retrieval.store_writing import write_store
 from rag_jax.retrieval.versions import POINTER, current, point
 from rag_jax.training.indexing import describe
 from tests.retrieval.indexing import build_by_hosts, build_index

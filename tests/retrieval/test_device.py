@@ -17,9 +17,9 @@ from rag_jax.retrieval.device_search import DeviceSettings, DeviceTables
 from rag_jax.retrieval.editing import edit_index
 from rag_jax.retrieval.exact import RecallSample
 from rag_jax.retrieval.index import PassageIndex
-from rag_jax.retrieval.passages import write_store
 from rag_jax.retrieval.protocol import Passage, RetrievalError
 from rag_jax.retrieval.shards import PassageEmbedder
+from rag_jax.retrieval.store_writing import write_store
 from tests.retrieval.indexing import build_index
 
 DTYPES = ("float32", "bfloat16", "int8")

@@ -17,13 +17,15 @@ from rag_jax.retrieval.build import RecallSettings
 from rag_jax.retrieval.editing import edit_index, edit_words
 from rag_jax.retrieval.exact import inner_products
 from rag_jax.retrieval.index import PassageIndex
+from rag_jax.retrieval.json_files import digest_of
 from rag_jax.retrieval.kept import KeptEmbeddings
 from rag_jax.retrieval.manifest import DELETED, EMBEDDINGS, MANIFEST
-from rag_jax.retrieval.passages import PassageStore, write_store
+from rag_jax.retrieval.passages import PassageStore
 from rag_jax.retrieval.protocol import Hosts, Passage, RetrievalError, merge
 from rag_jax.retrieval.scann import ScannSettings
 from rag_jax.retrieval.shards import PassageEmbedder
-from rag_jax.retrieval.verification import digest_of, file_entry
+from rag_jax.retrieval.store_writing import write_store
+from rag_jax.retrieval.verification import file_entry
 from rag_jax.retrieval.versions import current, point
 from rag_jax.training import verifying
 from rag_jax.training.verifying import verify

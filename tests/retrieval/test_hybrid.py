@@ -30,7 +30,7 @@ def embed(ids, mask):
 
 def numbered(path, passages):
     """Passages whose only token is their number."""
-    from rag_jax.retrieval.passages import write_store
+    from rag_jax.retrieval.store_writing import write_store
     return write_store(path, passages, {"row": lambda ps: [[int(p.id)] for p in ps]})
 
 

@@ -11,8 +11,9 @@ import pytest
 
 from rag_jax.citation import Citation
 from rag_jax.data.corpora import read_corpus
-from rag_jax.retrieval.passages import PassageStore, write_store
+from rag_jax.retrieval.passages import PassageStore
 from rag_jax.retrieval.protocol import Passage, RetrievalError
+from rag_jax.retrieval.store_writing import write_store
 
 TRICKY = [
     Passage("1", "Plain", "one two three"),

@@ -10,12 +10,13 @@ import threading
 import numpy as np
 import pytest
 
-from rag_jax.retrieval import verification
+from rag_jax.retrieval import json_files, verification
 from rag_jax.retrieval.bm25 import Bm25Index
 from rag_jax.retrieval.index import PassageIndex
 from rag_jax.retrieval.manifest import MANIFEST
-from rag_jax.retrieval.passages import META, PassageStore, write_store
+from rag_jax.retrieval.passages import META, PassageStore
 from rag_jax.retrieval.protocol import Passage, RetrievalError
+from rag_jax.retrieval.store_writing import write_store
 from rag_jax.retrieval.verification import VerifiedFiles, file_entry
 from rag_jax.retrieval.versions import current
 from tests.retrieval import small_blocks
@@ -360,7 +361,7 @@ def test_a_folder_that_cannot_be_looked_into_is_not_taken_for_one_without_links(
     def refuse(path):
         raise OSError(errno.EMFILE, "Too many open files")
 
-    verification.refuse_links(tmp_path / "absent")
+    json_files.refuse_links(tmp_path / "absent")
     monkeypatch.setattr(os, "scandir", refuse)
     with pytest.raises(OSError, match="Too many open files"):
-        verification.refuse_links(tmp_path)
+        json_files.refuse_links(tmp_path)

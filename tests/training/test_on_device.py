@@ -23,9 +23,9 @@ from rag_jax.overrides import replace
 from rag_jax.retrieval.device import DeviceIndex
 from rag_jax.retrieval.editing import edit_index
 from rag_jax.retrieval.index import PassageIndex
-from rag_jax.retrieval.passages import write_store
 from rag_jax.retrieval.protocol import Passage
 from rag_jax.retrieval.shards import PassageEmbedder
+from rag_jax.retrieval.store_writing import write_store
 from rag_jax.training import indexing, on_device, step
 from tests.retrieval.indexing import build_index
 

@@ -21,8 +21,8 @@ from rag_jax.data.text import (
 )
 from rag_jax.models import rag
 from rag_jax.overrides import replace
-from rag_jax.retrieval.passages import write_store
 from rag_jax.retrieval.protocol import Passage
+from rag_jax.retrieval.store_writing import write_store
 from rag_jax.training import on_device, optim, step
 from rag_jax.types import Seq2SeqBatch
 from tests.retrieval.indexing import build_index
