@@ -16,22 +16,22 @@ _IDS_AT_A_TIME = 100_000  # 10 bytes each, at most: a message must stay below gR
 
 
 class CollapseGuard:
-    """Counts what training retrieves, window by window, against the first one. A window of which it
-    has not seen every step, for it was off until then, is none.
+    """Compares how many passages each window of steps retrieves with the first window. A window in
+    which the guard was switched on is not counted.
 
-    Everything it decides is a function of the passages that it was given; `state` belongs to a
-    checkpoint. Retrieval that has collapsed before the first window ends is not noticed: keep that
-    window within the warm-up of the learning rate. Every process makes the same calls; at
-    the end of a window they exchange what they have.
+    Its decisions depend on the retrieved passages alone, and `state` is saved with a checkpoint.
+    Retrieval that collapses before the first window ends is not noticed: keep that window within
+    the warm-up of the learning rate. Every process makes the same calls; at the end of a window
+    they exchange their rows.
 
     Args:
-      action: what follows: the retriever is frozen, as it is or as the last sound window left it
-        (rollback); training stops; or a warning.
+      action: what follows a collapse: a warning; training stops; the retriever is frozen as it is;
+        or it is frozen as it was at the end of the last sound window (rollback).
       window: steps that are counted together.
       threshold: share of the first window's effective passages below which retrieval has collapsed.
 
     Attributes:
-      collapsed_at: steps done when it had; None = it has not.
+      collapsed_at: steps done when retrieval had collapsed; None = it has not.
     """
 
     def __init__(self, action: Literal["warn", "stop", "freeze", "rollback"], window: int,
@@ -40,11 +40,11 @@ class CollapseGuard:
         self.restore({"ids": [], "whole": False, "first": None, "last": None, "collapsed_at": None})
 
     def note(self, done: int, ids: jax.Array | np.ndarray) -> float | None:
-        """Takes the rows int[B, K] that the step before `done` read, -1 where there is none; an
-        array of devices may be split along B.
+        """Takes the rows int[B, K] that step `done` - 1 has retrieved, -1 where there is none; a
+        device array may be split along B.
 
         Returns:
-          The effective passages of the window that ends here, if one does and is whole.
+          The effective passages of the window that ends here; None = none ends or counts here.
         """
         self._whole = self._whole or self.due(done - 1)
         self._ungathered.append(ids)
@@ -53,7 +53,7 @@ class CollapseGuard:
         if not self.due(done):
             return None
         counted, self._ids = self._ids, []
-        if not self._whole:  # of few steps, it would be a low measure for those that follow
+        if not self._whole:  # with few steps, it would set a low standard for later windows
             return None
         self.last = effective_passages(np.array(counted))
         if self.first is None:
@@ -63,7 +63,7 @@ class CollapseGuard:
         return self.last
 
     def due(self, done: int) -> bool:
-        """Whether a window ends after so many steps."""
+        """Whether a window ends after `done` steps."""
         return done % self.window == 0
 
     @property
@@ -81,7 +81,7 @@ class CollapseGuard:
             self._ungathered = []
 
     def state(self) -> dict:
-        """JSON."""
+        """What `restore` needs, as JSON."""
         self._gather()
         return {"ids": self._ids, "whole": self._whole, "first": self.first, "last": self.last,
                 "collapsed_at": self.collapsed_at}
@@ -89,7 +89,7 @@ class CollapseGuard:
     def restore(self, state: dict) -> None:
         """The inverse of `state`."""
         self._ungathered: list[jax.Array | np.ndarray] = []
-        self._ids, self._whole = list(state["ids"]), state.get("whole", True)  # not said before
+        self._ids, self._whole = list(state["ids"]), state.get("whole", True)  # older ones lack it
         self.first = state["first"]
         self.last, self.collapsed_at = state["last"], state["collapsed_at"]
 
@@ -97,8 +97,8 @@ class CollapseGuard:
 def gathered_rows(arrays: Sequence[jax.Array | np.ndarray]) -> np.ndarray:
     """The rows of all arrays [B, K], one array after the other, on every process.
 
-    What is split along B goes from host to host in one message, so that no device has to finish a
-    later step first.
+    The hosts exchange arrays that are split along B in one message: a program on the devices would
+    have to wait for later steps.
     """
     if all(isinstance(x, np.ndarray) or x.is_fully_addressable for x in arrays):
         return np.concatenate([np.asarray(x) for x in arrays])

@@ -43,18 +43,20 @@ class Job:
 
     @property
     def trains_with(self) -> str:
-        """Name of the passages that runs train with, and of their index; others can be asked."""
+        """Name of the passage store, and of its index, that runs train with: the first."""
         return next(iter(self.prepared.memories))
 
     def of_run(self, run: str, how: EvalConfig | None = None) -> "Job":
-        """With the configuration of one of config.runs, and how it is evaluated; None = as there.
+        """The job of one of config.runs, with the configuration of that run.
+
+        how: its `config.eval`; None = as in the configuration.
         """
         config = overrides.for_run(self.config, run)
         return dataclasses.replace(self, config=dataclasses.replace(
             config, eval=how or config.eval))
 
     def tokens(self, split: str) -> QuestionTokens:
-        """The questions of a split, tokenized once for all runs that read them alike."""
+        """The questions of a split, tokenized once for all runs with the same settings of them."""
         config, known = self.config, self.prepared.tokenized
         decided_by = (split, config.data, config.classes, config.head_classes)
         if decided_by not in known:
@@ -65,7 +67,7 @@ class Job:
         """The questions and answers as token ids; every process has to have the same ones.
 
         Raises:
-          ConfigError: they have others, each of a file of its own; every batch would be mixed.
+          ConfigError: the processes have read different questions, which batches would mix.
         """
         data = self.config.data
         hosts.check_same_content("the questions and answers", [
@@ -90,31 +92,36 @@ def build_model(config: Config, prepared: Prepared) -> rag.RagModel:
             _check_rows(config, name, tokenizer)
         towers[name] = dataclasses.replace(
             tower, pretrained="", vocab_size=tower.vocab_size or tokenizer.vocab_size)
-    tok, start = prepared.generator_tokenizer, towers["generator"].start_token
-    ends = end_tokens(towers["generator"], tok)
-    if not all(0 <= end < towers["generator"].vocab_size for end in ends):
+    generator, tokenizer = towers["generator"], prepared.generator_tokenizer
+    ends, start = end_tokens(generator, tokenizer), prepared.format.start
+    if start is None:
+        start = generator.start_token
+    if not all(0 <= end < generator.vocab_size for end in ends):
         raise ConfigError(f"config.model.generator.end_tokens={ends}: must be below vocab_size="
-                          f"{towers['generator'].vocab_size}")
-    towers["generator"] = dataclasses.replace(towers["generator"], end_tokens=ends)
-    if prepared.format.start is not None:
-        start = prepared.format.start
-    if start >= towers["generator"].vocab_size:
+                          f"{generator.vocab_size}")
+    if start >= generator.vocab_size:
         raise ConfigError(f"config.model.generator.start_token={start}: must be below vocab_size="
-                          f"{towers['generator'].vocab_size}")
-    return rag.RagModel(towers["retriever"], towers["generator"], config.kind,
-                        tok.end if start < 0 else start,
-                        tok.end, tok.pad, config.model.null_document,
-                        config.retrieval.retriever == "bm25", config.head_classes,
-                        fusion_of(config),
-                        bool(config.model.reranker.pretrained and config.retrieval.k))
+                          f"{generator.vocab_size}")
+    return rag.RagModel(
+        towers["retriever"], dataclasses.replace(generator, end_tokens=ends), config.kind,
+        start_id=tokenizer.end if start < 0 else start,
+        end_id=tokenizer.end,
+        pad_id=tokenizer.pad,
+        null_document=config.model.null_document,
+        lexical=config.retrieval.retriever == "bm25",
+        classes=config.head_classes,
+        fusion=fusion_of(config),
+        reranked=bool(config.model.reranker.pretrained and config.retrieval.k))
 
 
 def end_tokens(generator: GeneratorConfig, tokenizer: Tokenizer) -> tuple[int, ...]:
-    """The tokens that end an answer where there are several, first the one that answers are written
-    with; then the checkpoint's, which may be other than the end of the chat template.
+    """The tokens that end an answer, where there are several; () where there is one.
+
+    The first is the one that ends the targets in training. The checkpoint's own come after it, as
+    they may differ from the end of a turn in its chat template.
 
     Args:
-      generator: its own end_tokens are as the checkpoint says.
+      generator: with the end_tokens of its checkpoint.
       tokenizer: of the format of its inputs.
     """
     ends = dict.fromkeys((tokenizer.end, *(generator.end_tokens or (tokenizer.own_end,))))
@@ -122,10 +129,10 @@ def end_tokens(generator: GeneratorConfig, tokenizer: Tokenizer) -> tuple[int, .
 
 
 def _check_rows(config: Config, name: str, tokenizer: Tokenizer) -> None:
-    """Raises ConfigError where the token table of a tower has no row for an id that it reads."""
+    """Raises ConfigError where the token table of a tower has no row for an id of its inputs."""
     rows, needed = getattr(config.model, name).vocab_size, tokenizer.needed_rows
     source = config.model.sources.get("generator" if name == "generator" else "query_encoder")
-    if name == "generator" and not source:  # its warm-up restores what is masked
+    if name == "generator" and not source:  # the inputs of its warm-up have mask tokens
         needed = max(needed, tokenizer.mask + 1)
     if rows < needed:
         raise ConfigError(
@@ -135,13 +142,15 @@ def _check_rows(config: Config, name: str, tokenizer: Tokenizer) -> None:
 
 
 def groups_of(model: rag.RagModel, mesh: Mesh, pieces: int) -> Groups | None:
-    """How training packs what the generator reads and writes, in so many micro-batches; None where
-    it does not."""
+    """The groups in which training packs the generator's inputs and targets; None = no packing.
+
+    pieces: micro-batches per step.
+    """
     return Groups(parallel.shards(mesh, "batch"), pieces) if model.packs else None
 
 
 def fusion_of(config: Config) -> Fusion | None:
-    """How scores of embeddings and words are joined, if they are."""
+    """How the scores of embeddings and words are joined; None = there is one kind of scores."""
     retrieval = config.retrieval
     if retrieval.retriever != "hybrid" or not retrieval.k:
         return None
@@ -149,20 +158,19 @@ def fusion_of(config: Config) -> Fusion | None:
                   config.train.bm25_weight_rate is not None)
 
 
-# In this order they are part of every fingerprint: another order would refuse all earlier indexes.
+# Fingerprints depend on this order: with another one, no earlier index would be accepted.
 _ARCHITECTURE = ("pretrained", "vocab_size", "max_positions", "type_vocab_size", "width", "layers",
                  "heads", "mlp_width", "activation", "dropout", "attention_dropout",
                  "layer_norm_eps", "projection", "position_init", "dtype", "remat", "scan_layers",
                  "init_std")
-
-
 _MODERN = ("local_attention", "global_every", "rope_theta", "rope_local_theta")
 
 
 def fingerprint(model: rag.RagModel, params: Any) -> str:
     """Names a document encoder: a digest of its architecture and its parameters.
 
-    What it does beyond DPR is part of it, so that those of DPR's towers are as they always were.
+    Properties that DPR's encoders do not have are added only where an encoder has them, so that the
+    fingerprints of DPR's encoders never change.
     """
     values = {**dataclasses.asdict(model.retriever), "dtype": "", "remat": "none"}
     fields = ", ".join(f"{name}={values[name]!r}" for name in _ARCHITECTURE)

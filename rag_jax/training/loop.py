@@ -1,7 +1,7 @@
 """The loop that runs every training stage: resume, train, watch, evaluate, save.
 
-The order within a step is fixed: what is saved is the state before any step beyond it began, and
-the batch of a step depends on (seed, step) and, for RAG, on the parameters at that step alone.
+The order within a step is fixed. A state is saved before the next step begins, and the batch of a
+step depends on (seed, step) and, for RAG, on the parameters at that step alone.
 """
 
 import abc
@@ -31,11 +31,11 @@ from rag_jax.types import Params
 
 
 class TrainingError(UserError, RuntimeError):
-    """Training cannot go on; the message says from which step it can be taken up."""
+    """Training cannot go on; the message says from which step it can be resumed."""
 
 
 class BatchSource(abc.ABC):
-    """Device batches by step. Those of warm-up stages need no `params`; RAG retrieves with them.
+    """Device batches by step. RAG retrieves with the parameters; warm-up stages do not use them.
 
     Attributes:
       lookahead: how many steps before its use a batch is begun (retrieval staleness).
@@ -54,7 +54,7 @@ class BatchSource(abc.ABC):
         """What was begun and not yet used, as JSON: it belongs to a checkpoint."""
         return {}
 
-    def restore(self, pending: dict) -> None:  # noqa: B027 (nor to restore)
+    def restore(self, pending: dict) -> None:  # noqa: B027 (or to restore)
         """The inverse of `pending`."""
 
 
@@ -74,19 +74,19 @@ class Stage:
 
     Attributes:
       name: shown in progress and metrics.
-      directory: its checkpoints and metrics.
+      directory: of its checkpoints and metrics.
       steps, log_every, save_every, eval_every, keep: counts of steps; eval_every 0 = never.
       make_state, abstract_state: the first state, and its shapes and shardings.
       train_step: (state, batch, step) -> (state, metrics).
       source: batches.
       evaluate: params -> metrics.
-      best_metric: that of them which chooses the best checkpoint; of several names, the first that
-        is there.
-      meta: JSON that belongs to the checkpoints (encoder fingerprint, configuration).
-      guard: against retrieval collapse; the metrics then hold what the step read as "doc_ids".
-      guarded: the towers that a collapse may roll back; None = no stage of this kind is guarded.
-      frozen_step: takes the place of train_step once the guard has frozen the retriever; None
-        where nothing else trains: the stage ends there.
+      best_metric: names of the metric that chooses the best checkpoint, as for `Checkpointer`.
+      meta: JSON that is saved with the checkpoints, such as the encoder's fingerprint.
+      guard: against retrieval collapse; train_step then returns the retrieved rows as the metric
+        "doc_ids".
+      guarded: the towers that a collapse may roll back; None = no stage of this kind has a guard.
+      frozen_step: replaces train_step once the guard has frozen the retriever; None = nothing else
+        trains, and the stage ends then.
       profile: (start, steps): steps of this command before a trace begins, and steps in it.
     """
 
@@ -111,11 +111,12 @@ class Stage:
     profile: tuple[int, int] | None = None
 
     def number_on_devices(self, step: int) -> jax.Array:
-        """int32[], the number of a step where its state lies: jit would transfer it unasked."""
-        lies = jax.tree.leaves(self.abstract_state)[0].sharding
-        if isinstance(lies, NamedSharding):
-            lies = parallel.replicated(lies.mesh)
-        return parallel.put_number(step, lies)
+        """int32[], the number of a step on the devices of the state, where jit would otherwise
+        transfer it implicitly."""
+        sharding = jax.tree.leaves(self.abstract_state)[0].sharding
+        if isinstance(sharding, NamedSharding):
+            sharding = parallel.replicated(sharding.mesh)
+        return parallel.put_number(step, sharding)
 
 
 _ACTIONS = {
@@ -130,7 +131,7 @@ _ACTIONS = {
 
 
 def run_stage(stage: Stage) -> TrainState:
-    """Runs a stage to its end, or takes it up where its last checkpoint stands.
+    """Runs a stage to its end, from its last checkpoint if it has one.
 
     Returns:
       The state after the last step.
@@ -165,8 +166,8 @@ def run_stage(stage: Stage) -> TrainState:
                     watch.settle()
                     loop.save(step, state)
                     raise Preempted(f"{stage.name}: stopped at step {step}, checkpoint saved")
-                take = loop.step_now(step, state)
-                if take is None:
+                train_step = loop.next_step(step, state)
+                if train_step is None:
                     loop.end_early(step, state)
                     break
                 profiler.begin(step)
@@ -176,9 +177,9 @@ def run_stage(stage: Stage) -> TrainState:
                         if ahead < stage.steps:
                             stage.source.begin(ahead, state.params)
                         batch = stage.source.finish(step)
-                        state, metrics = take(state, batch, stage.number_on_devices(step))
+                        state, metrics = train_step(state, batch, stage.number_on_devices(step))
                         watch.note(step, metrics)
-                        state = loop.guarded(step + 1, state)
+                        state = loop.rolled_back(step + 1, state)
                     profiler.end(step, state)
                     loop.evaluate_and_save(step + 1, state)
         if any(hosts.exchange(requested())):
@@ -200,9 +201,9 @@ class _Loop:
         stage = self.stage
         start, state, meta = self._restored() or (0, stage.make_state(), {"pending": {}})
         self.writer.truncate_after(start)
-        if stage.guard is not None and "guard" in meta:  # not if it was off until now
+        if stage.guard is not None and "guard" in meta:  # it may have been off until now
             stage.guard.restore(meta["guard"])
-            if stage.guard.freezes and start < stage.steps:  # it may have been another guard's
+            if stage.guard.freezes and start < stage.steps:  # its action may have been another
                 hosts.say(f"{stage.name}: {stage.guard}; {_ACTIONS['freeze']}")
         stage.source.restore(meta["pending"])
         if not meta["pending"]:
@@ -211,7 +212,7 @@ class _Loop:
         return state, start
 
     def _restored(self) -> tuple[int, TrainState, Mapping[str, Any]] | None:
-        """The last checkpoint; the sound retriever that it may hold is kept for a rollback."""
+        """The last checkpoint; a sound retriever in it is kept for a rollback."""
         abstract, guard = self.stage.abstract_state, self.stage.guard
         forms = []
         if (guarded := self.stage.guarded) is not None:
@@ -227,9 +228,9 @@ class _Loop:
             opt_state = opt_state["state"]
         return step, TrainState(params, opt_state), meta
 
-    def guarded(self, done: int, state: TrainState) -> TrainState:
-        """The state after so many steps, its retriever that of the last sound window's end where
-        the window that ends here shows a collapse."""
+    def rolled_back(self, done: int, state: TrainState) -> TrainState:
+        """The state after `done` steps. Where a window ends there that shows a collapse, and the
+        guard rolls back, its retriever is that of the end of the last sound window."""
         stage, guard = self.stage, self.stage.guard
         if guard is None or not guard.due(done):
             return state
@@ -244,9 +245,12 @@ class _Loop:
             stage.source.restore(stage.source.pending())  # the collapsed encoder's index is stale
         return state
 
-    def step_now(self, done: int, state: TrainState) -> Callable | None:
-        """The step to take after so many, which depends on what all of these have retrieved; None
-        = none, as nothing is left to train."""
+    def next_step(self, done: int, state: TrainState) -> Callable | None:
+        """The function of the step after `done` steps; None = nothing is left to train.
+
+        Raises:
+          TrainingError: retrieval has collapsed, and the guard stops training.
+        """
         stage, guard = self.stage, self.stage.guard
         if guard is None or guard.collapsed_at is None or guard.action == "warn":
             return stage.train_step
@@ -262,14 +266,14 @@ class _Loop:
         )
 
     def end_early(self, done: int, state: TrainState) -> None:
-        """Ends the stage after so many steps: those that are left would change nothing."""
+        """Ends the stage after `done` steps, as the others would change nothing."""
         stage = self.stage
         hosts.say(f"{stage.name}: nothing but the retriever trains, so training ends at step "
                   f"{done} of {stage.steps}")
         self.evaluate_and_save(stage.steps, state)
 
     def evaluate_and_save(self, done: int, state: TrainState) -> None:
-        """Evaluates and saves after so many steps, where it is time for it."""
+        """Evaluates and saves after `done` steps, if either is due."""
         stage, last = self.stage, done == self.stage.steps
         metrics = None
         if stage.evaluate and stage.eval_every and (done % stage.eval_every == 0 or last):
@@ -297,7 +301,7 @@ class _Loop:
         self.checkpointer.save(step, state.params, opt_state, meta, metrics)
 
     def diverged(self, step: int, what: str) -> TrainingError:
-        """The error for numbers that are finite no more, noted in the stage's folder."""
+        """The error for numbers that became NaN or infinite, recorded in the stage's folder."""
         stage, name = self.stage, self.stage.name
         section = f"{name}_warmup" if name in ("retriever", "generator") else "train"
         last = self.checkpointer.latest_step()  # waits for a save under way
@@ -312,7 +316,8 @@ class _Loop:
 
     @contextlib.contextmanager
     def stopped_by_numbers(self, step: int) -> Iterator[None]:
-        """Retrieval and evaluation may meet what is not finite before the metrics are read."""
+        """Raises a TrainingError where retrieval or evaluation meets a number that is not finite,
+        which may be before the metrics are read."""
         try:
             yield
         except NotFiniteError as error:
@@ -321,28 +326,28 @@ class _Loop:
 
 
 class _Watch:
-    """Follows the steps that run, and reads their metrics in one transfer for each logged step.
+    """Waits for the steps that run, and reads their metrics in one transfer for each logged step.
 
-    No more than one step runs ahead of the one that it waits for: a signal or a checkpoint then
-    waits for two steps at most. On CPUs none does: its buffers, 2.6 GB of a base model, would lie
-    in RAM beside those of the step that runs, and the host has no time to gain.
+    At most one step is dispatched before the one that runs has ended, so that a signal or a
+    checkpoint waits for two steps at most. On CPUs no step is: the host would gain no time, and its
+    buffers, 2.6 GB for a base model, would be in RAM beside those of the running step.
     """
 
     def __init__(self, loop: _Loop, start: int, progress: Progress):
         self.loop, self.stage, self.progress = loop, loop.stage, progress
         self.waiting: tuple[int, Any] | None = None
-        self.first = start  # the step of the window's first metrics
-        self.window: list[dict[str, float]] = []
-        self.unread: list[dict[str, jax.Array]] = []  # of the steps after those of the window
-        self.secs = 0.0  # that the window's steps took
+        self.first = start  # the first step of the window
+        self.window: list[dict[str, float]] = []  # metrics of the steps since the last logged one
+        self.unread: list[dict[str, jax.Array]] = []  # of the steps after those in the window
+        self.secs = 0.0  # of the window's steps
         self.begin_step()
 
     def begin_step(self) -> None:
-        """Begins to count a step's time: evaluation and saving are no part of it."""
+        """Starts the time of a step again, so that it does not include evaluation and saving."""
         self.since = time.perf_counter()
 
     def note(self, step: int, metrics: Any) -> None:
-        """Takes the device metrics of `step` and waits for the step before; on CPUs for both."""
+        """Takes the device metrics of `step` and waits for the step before; on CPUs also for it."""
         self._finish_step()
         self.waiting = (step, metrics)
         if jax.default_backend() == "cpu":
@@ -377,12 +382,16 @@ class _Watch:
             self.loop.writer.write(done, {f"{name}/effective_passages": effective})
         action = guard.action
         if action == "rollback" and self.loop.sound is None:
-            action = "freeze"  # the guard was another one when the last sound window ended
+            action = "freeze"  # the guard's action was another when the last sound window ended
         if guard.collapsed_at != before:
             hosts.say(f"{name}: {guard}; {_ACTIONS[action]}")
 
     def _read(self) -> None:
-        """Takes the metrics of all unread steps into the window; stops where one is not finite."""
+        """Moves the metrics of all unread steps into the window.
+
+        Raises:
+          TrainingError: one of them is not finite.
+        """
         if not self.unread:
             return
         unread, self.unread = jax.device_get(self.unread), []
@@ -390,14 +399,14 @@ class _Watch:
             step = self.first + len(self.window)
             self.window.append({name: float(value) for name, value in metrics.items()})
             bad = [name for name, value in self.window[-1].items() if not math.isfinite(value)]
-            if bad:  # by tower only where that is all there is to say
+            if bad:  # those of single towers are named only where there is no other
                 named = [name for name in bad if "/" not in name] or bad
                 raise self.loop.diverged(
                     step, f"{', '.join(named)} became NaN or infinite in step {step} (steps "
                     f"{self.first} to {step} were being averaged)")
 
     def _log(self, done: int) -> dict[str, float]:
-        """Writes the window's means, and begins the next window; returns what is to be shown."""
+        """Writes the window's means and begins the next window; returns the metrics to show."""
         means = {name: float(np.mean([m[name] for m in self.window]))
                  if not name.startswith("update_ratio/") else last  # measured in logged steps alone
                  for name, last in self.window[-1].items()}

@@ -1,8 +1,8 @@
 """Retrieval on the devices: encode, search, gather and compose inside the jitted step.
 
-On CPUs they are a program of their own, so that the step computes no padding (`packing`). With a
-document encoder that trains, the passages found are embedded again by it inside the step, and what
-the index holds of all passages on a schedule (`Refresher`).
+On CPUs they are a program of their own, so that the step computes no padding (`packing`). Where the
+document encoder trains, it embeds the retrieved passages again inside the step, and the embeddings
+of the whole index on a schedule (`Refresher`).
 """
 
 from collections.abc import Callable
@@ -36,35 +36,34 @@ from rag_jax.types import Batch, Params, QuestionBatch
 
 def open_index(config: Config, format: GeneratorFormat, mesh: Mesh, index: PassageIndex
                ) -> PassageIndex | DeviceIndex:
-    """The index where `config.retrieval.where` wants it; its recall there is not measured."""
+    """The index, loaded onto the devices where `config.retrieval.where` says so; its recall there
+    is not measured."""
     if config.retrieval.where == "host":
         return index
-    return _loaded(config, format, mesh, index)
-
-
-def _loaded(config: Config, format: GeneratorFormat, mesh: Mesh, index: PassageIndex
-            ) -> DeviceIndex:
     settings, tables = layout(config, format)
-    if PASSAGE_TABLE not in index.passages.token_tables:  # of an encoder alone: no generator reads
+    if PASSAGE_TABLE not in index.passages.token_tables:  # there is no generator to read them
         del tables[PASSAGE_TABLE]
     return DeviceIndex(index, mesh, settings, tables)
 
 
 def updated(placed: DeviceIndex, index: PassageIndex, queries: np.ndarray | None, config: Config,
             format: GeneratorFormat) -> DeviceIndex:
-    """A later version of an index directory on the devices, measured; in new tables, for which
-    programs are compiled anew, where those that are there have too few rows."""
+    """A later version of an index directory on the devices, with its recall measured.
+
+    Where the tables have too few rows for it, it gets new ones, for which programs are compiled
+    again.
+    """
     if len(index.passages) <= placed.capacity:
         placed.update(index)
     else:
-        placed = _loaded(config, format, placed.mesh, index)
+        placed = open_index(config, format, placed.mesh, index)
     measure(placed, index, queries, config)
     return placed
 
 
 def measure(placed: DeviceIndex, index: PassageIndex, queries: np.ndarray | None, config: Config
             ) -> None:
-    """Measures what was loaded of an index; the manifest on the devices then says so.
+    """Measures the recall of an index on the devices, and writes it into the manifest there.
 
     queries: float32[Q, E]; None = passages with noise, as `RecallSample` has them.
     """
@@ -74,7 +73,7 @@ def measure(placed: DeviceIndex, index: PassageIndex, queries: np.ndarray | None
 
 
 def layout(config: Config, format: GeneratorFormat) -> tuple[DeviceSettings, dict[str, TokenSpec]]:
-    """How an index lies on the devices, and with which token tables."""
+    """The settings of an index on the devices, and the token tables that it holds."""
     retrieval = config.retrieval
     settings = DeviceSettings(retrieval.device_dtype, retrieval.capacity, retrieval.recall_target)
     rows = format.tokenizer.vocab_size
@@ -141,12 +140,15 @@ class QuestionSource(BatchSource):
       batch_size, seed: of the batch order.
       refresher: of the document encoder; None = frozen.
       every, passages: steps between refreshes, and passages in each.
-      whole: is it time, before this step, to embed all passages? The first step of a process is:
-        a run that was interrupted then goes on from its checkpoint as it would have without.
+      whole: step -> whether all passages are embedded before it. They always are before the first
+        step of a process, so that a resumed run continues as it would have without interruption.
+
+    Attributes:
+      length_step, groups: as for `QuestionTokens.batch`; the passages have one length.
     """
 
-    length_step: int | None = None  # as in QuestionTokens.batch; the passages have one length
-    groups: Groups | None = None  # as there
+    length_step: int | None = None
+    groups: Groups | None = None
 
     def __init__(self, questions: QuestionTokens, index: DeviceIndex, batch_size: int, seed: int,
                  refresher: Refresher | None = None, every: int = 1, passages: int = 0,
@@ -179,13 +181,13 @@ class QuestionSource(BatchSource):
 
 def training(model: rag.RagModel, config: Config, prepared: Prepared, questions: QuestionTokens,
              index: DeviceIndex) -> tuple[QuestionSource, Completion, Refresher | None]:
-    """Batches, how a step completes them, and what refreshes the index, if `config` asks for it."""
+    """The batches, how the step completes them, and the refresher; None = a frozen encoder."""
     train, refresher, pad_id = config.train, None, None
     if train.document_encoder == "refresh":
         pad_id = prepared.retriever_tokenizer.pad
         refresher = Refresher(model, index, pad_id, config.retrieval.embed_batch_size)
 
-    def whole(step: int) -> bool:  # the first step after a checkpoint or an evaluation
+    def whole(step: int) -> bool:  # after a checkpoint or an evaluation
         return step % train.save_every == 0 or step % train.eval_every == 0
 
     source = QuestionSource(questions, index, train.batch_size, config.seed, refresher,
@@ -206,11 +208,11 @@ def training(model: rag.RagModel, config: Config, prepared: Prepared, questions:
 
 def packing(batcher: RagBatcher, index: DeviceIndex, batch_size: int, k: int
             ) -> Callable[[Batch], Batch]:
-    """`Completion.packed`: says where the tokens of the inputs are, in room for usual ones.
+    """`Completion.packed`: says where the tokens of the inputs stand in the room for usual inputs.
 
-    What is usual is known from questions and passages at equal distances, and a sixteenth is kept
-    free besides, as passages that are found are longer than others; a batch that needs more room is
-    left as it is.
+    The usual length is estimated from a sample of the questions and passages. The room is a
+    sixteenth larger, as retrieved passages are longer than others. A batch that needs more room is
+    not packed.
 
     batcher: makes the same inputs on the host, in groups that are packed.
     """
@@ -231,9 +233,9 @@ def packing(batcher: RagBatcher, index: DeviceIndex, batch_size: int, k: int
 
 def completion(model: rag.RagModel, format: GeneratorFormat, k: int, mesh: Mesh,
                settings: DeviceSettings, encoder_pad_id: int | None = None) -> Completion:
-    """(params, Given) -> the `Batch` with passages found with these parameters.
+    """(params, Given) -> the `Batch` with the passages that these parameters retrieve.
 
-    With `encoder_pad_id`, the batch holds the document encoder's tokens too, padded with it, so
+    With `encoder_pad_id`, the batch also holds the document encoder's tokens, padded with it, so
     that this encoder trains.
     """
 

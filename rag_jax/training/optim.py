@@ -25,10 +25,9 @@ class Optimizer(NamedTuple):
     learning_rates: Callable[[jax.Array], dict[str, jax.Array]]
     # (parameters, state, scales), after an update -> the parameters before it, but for rounding.
     before: Callable[..., Params]
-    # Whether the metrics of a step, which may be traced, say how far the towers move: bool[]; None
-    # = they never do.
+    # Whether the update ratios of a step, which may be traced, are measured: bool[]; None = never.
     measured: Callable[[jax.Array], jax.Array] | None
-    # What the updates of some towers are multiplied with, by the metrics of a step: float32[].
+    # The metrics of a step -> factors float32[] of the updates of some towers.
     scales: Callable[[Mapping[str, jax.Array]], dict[str, jax.Array]] = lambda metrics: {}
 
 
@@ -65,18 +64,18 @@ def make_optimizer(config: OptimizerConfig, steps: int, rates: Mapping[str, floa
       rates: tower name -> learning rate relative to the schedule, None where the tower is frozen.
         The parameters given to the optimiser have exactly the other towers at the top: a frozen
         tower is kept out of the differentiated tree.
-      log_every: how far the towers move is measured every so many steps, and in the last one.
+      log_every: update ratios are measured every so many steps, and in the last one.
     """
     rates = {tower: rate for tower, rate in rates.items() if rate is not None}
     rate_at = schedule(config, steps)
-    # The state, which checkpoints hold, is that of optax; its update would write a copy of all
-    # parameters between any two of these.
+    # The state, which checkpoints hold, is optax's. The update is not: optax would write a copy of
+    # all parameters after each of these transformations.
     clip = [optax.clip_by_global_norm(config.clip_norm)] if config.clip_norm else []
     chain = optax.chain(
         *clip,
         optax.scale_by_adam(config.b1, config.b2, config.eps),
         optax.add_decayed_weights(config.weight_decay, mask=decays),
-        optax.identity(),  # the place of the towers' rates in the state
+        optax.identity(),  # stands for the towers' rates, so that the state keeps its structure
         optax.scale_by_learning_rate(rate_at),
     )
 
@@ -118,7 +117,8 @@ def _adamw(config: OptimizerConfig, rate_at: optax.Schedule, rates: Mapping[str,
         return tuple(next(part for part in found if isinstance(part, kind)) for kind in kinds)
 
     def adam_steps(params: Params, state: Any, scales: Mapping[str, Any]) -> tuple[Params, Any]:
-        """The steps without weight decay that led to a state, and by which shares it shrinks."""
+        """Adam's steps that led to a state, and the shares by which weight decay shrinks the
+        parameters."""
         adam, scheduled = parts(state)
         correct_mu, correct_nu = (1 / (1 - b**adam.count) for b in (config.b1, config.b2))
 

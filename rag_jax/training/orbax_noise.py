@@ -1,9 +1,9 @@
-"""Keeps off stderr what Orbax leaves behind where it fails, beside the error that it raises.
+"""Keeps the output of Orbax's abandoned work off stderr, where the error that it raises is enough.
 
 Orbax reads many arrays at once. When one fails, the coroutines of the others are abandoned: each
 writes some fifty lines of TensorStore's specification when it is collected, and each thread of
 TensorStore that finishes too late writes a traceback. Each thread of a failed save logs one, too.
-They come at moments that nobody can wait for, so what drops them stays in place.
+Their times cannot be predicted, so the filters stay in place for good.
 """
 
 import logging
@@ -14,7 +14,7 @@ from typing import Any
 
 
 class _WithoutOrphans:
-    """A sys.unraisablehook that passes on all but what comes from abandoned reads."""
+    """A sys.unraisablehook that passes on everything but the errors of abandoned reads."""
 
     def __init__(self, hook: Callable[[Any], None]):
         self._hook = hook
@@ -25,8 +25,7 @@ class _WithoutOrphans:
 
 
 def drop_orphans() -> None:
-    """From now on drops what Orbax says of a failure beside the error; calling it again changes
-    nothing."""
+    """Installs the filters; calling it again changes nothing."""
     if not isinstance(sys.unraisablehook, _WithoutOrphans):
         sys.unraisablehook = _WithoutOrphans(sys.unraisablehook)
     for name in ("asyncio", "absl"):

@@ -1,4 +1,4 @@
-"""Notices that the machine is about to be taken away."""
+"""SIGTERM, by which a machine announces that it is taken away, and Ctrl-C, during training."""
 
 import contextlib
 import signal
@@ -19,8 +19,8 @@ def preemption_noticed() -> Iterator[Callable[[], bool]]:
     handlers return at the end. Outside the main thread, where Python allows no handlers, the
     answer stays False.
 
-    It is this process's own. With several processes each may be asked at another step, and they
-    must save the same one: the loop asks them all.
+    The answer is of this process alone. Several processes may be asked at different steps but must
+    save the same one, so the loop exchanges their answers.
     """
     requested, former = [], {}
 
@@ -44,14 +44,14 @@ def preemption_noticed() -> Iterator[Callable[[], bool]]:
 
 @contextlib.contextmanager
 def stopped_at_once() -> Iterator[None]:
-    """SIGTERM and Ctrl-C end what runs here, as Preempted, unless `preemption_noticed` takes them:
-    between the stages nothing is trained that could be lost.
+    """SIGTERM and Ctrl-C end the body at once, as Preempted: between the training stages, where
+    `preemption_noticed` does not handle them, no training is lost.
 
-    One of several processes would leave the others waiting, so there signals do what they did.
+    With several processes, where the others would wait for this one, signals are left as they are.
 
     Raises:
-      Preempted: whatever error the signal became on its way through other libraries, and at the
-        end where one of them swallowed it.
+      Preempted: a signal came. Other libraries may have turned it into another error, or have
+        swallowed it; then this is raised at the end.
     """
     stopped: list[int] = []
 

@@ -13,8 +13,8 @@ class Profiler(contextlib.AbstractContextManager):
     """Traces some steps of a loop; the trace is written even where the loop ends early.
 
     Args:
-      folder: where the trace is written, of several processes each in a folder of its own: those
-        of one host would give their files the same names.
+      folder: where the trace is written; each of several processes writes into a subfolder, as
+        those of one host would give their files the same names.
       window: (steps of this process before the trace begins, steps in it); None = no trace. The
         first step of a process compiles.
       first: number of the first step of this process.
@@ -42,7 +42,7 @@ class Profiler(contextlib.AbstractContextManager):
             self._state = "tracing"
 
     def end(self, step: int, result: Any) -> None:
-        """To be called after every step with arrays that it computes."""
+        """To be called after every step, with arrays that it computes."""
         if self._state == "tracing" and step + 1 == self._end:
             jax.block_until_ready(result)
             self._stop()

@@ -5,11 +5,11 @@ from collections.abc import Mapping, Sequence
 
 
 class Ranking:
-    """The scores of steps.
+    """The scores of steps, by which the best one is chosen.
 
     Args:
-      best_metric: names of the metric, higher is better, by which the best step is chosen: of
-        each step's scores, the first that is there. () = no step is the best.
+      best_metric: names of metrics, higher is better: a step's score is the first of them that it
+        has. () = no step is the best.
     """
 
     def __init__(self, best_metric: Sequence[str]):
@@ -18,12 +18,12 @@ class Ranking:
 
     def note(self, step: int, metrics: Mapping[str, float] | None,
              best_metric: Sequence[str] | None = None) -> None:
-        """Takes the metrics that a step was saved with, if any.
+        """Takes the metrics that a step was saved with; None = it was not evaluated.
 
-        best_metric: by which the best step was chosen then; None = not known.
+        best_metric: the names when the step was saved; None = those of this ranking.
 
         Raises:
-          ValueError: there are metrics, but none to choose the best step by.
+          ValueError: there are metrics, but none of these names.
         """
         if not self.best_metric or metrics is None:
             return
@@ -46,8 +46,8 @@ class Ranking:
     def best(self, steps: Sequence[int]) -> int | None:
         """The step with the highest score (ties: the later), NaN never; None = none has a score.
 
-        Where the metric has changed between steps it is the last one's: percentages of one are
-        not compared with those of another.
+        Where the names have changed between steps, those of the last step count for all: values of
+        different metrics are not compared.
         """
         noted = {step: self._noted[step] for step in steps if step in self._noted}
         if not noted:

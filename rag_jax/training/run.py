@@ -12,13 +12,11 @@
 A stage that has reached its last step is not run again.
 """
 
-import contextlib
 import dataclasses
 import functools
 import logging
 import pathlib
-import time
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from typing import Any
 
 from rag_jax import answering, files, hosts, locks, overrides, parallel, rules
@@ -35,6 +33,7 @@ from rag_jax.retrieval.scann import scann_missing
 from rag_jax.training import indexing, pretrained, workdir
 from rag_jax.training.answer_settings import decoding_settings
 from rag_jax.training.checkpoint import Checkpointer
+from rag_jax.training.clock import Clock
 from rag_jax.training.fine_tuning import fine_tune
 from rag_jax.training.job import Job
 from rag_jax.training.preemption import stopped_at_once
@@ -44,8 +43,8 @@ from rag_jax.training.warm_up import warm_up_generator, warm_up_retriever
 
 @functools.cache
 def be_quiet() -> None:
-    """Libraries log what only their authors need; warnings of ours and errors still show. Once in a
-    process: who wants to read it sets the loggers' levels afterwards."""
+    """Hides what libraries log below errors. It acts once in a process, so that users can set the
+    levels of the loggers afterwards."""
     for name in ("absl", "orbax", "bm25s"):
         logging.getLogger(name).setLevel(logging.ERROR)
 
@@ -56,12 +55,12 @@ def open_job(config: Config, path: pathlib.Path, check: bool = False) -> Job:
     Args:
       config: of the workdir.
       path: the workdir.
-      check: first make what is missing, and compare the data with what they were made from, as
-        `prepare` does; else nothing is written.
+      check: prepare missing data, and compare the data with their sources, as `prepare` does;
+        otherwise nothing is written.
 
     Raises:
       InUseError: data are to be checked, and another process holds the workdir.
-      ConfigError: data are missing, and not to be made.
+      ConfigError: data are missing, and `check` is False.
     """
     if check:
         with locks.exclusive(path):
@@ -80,13 +79,13 @@ def open_job(config: Config, path: pathlib.Path, check: bool = False) -> Job:
 
 def _prepare(config: Config, path: pathlib.Path) -> Prepared:
     folders = functools.partial(pretrained.tokenizer_folder, config,
-                                required=not is_prepared(path))  # it may go on with its own
+                                required=not is_prepared(path))  # then it has a tokenizer
     return hosts.first(lambda: prepare(config, path, folders, build_world) if hosts.leads()
                        else open_prepared(config, path))
 
 
 def _remove_leftovers(path: pathlib.Path) -> None:
-    """What killed processes were writing, in all folders that commands write into."""
+    """Removes what killed processes left unfinished in all folders that commands write into."""
     for pattern in ("", "*", "*/*", "*/*/*"):  # WORKDIR/RUN/evaluation/SPLIT is the deepest
         for folder in path.glob(pattern) if pattern else (path,):
             files.remove_leftovers(folder)
@@ -99,7 +98,7 @@ class Warm:
     job: Job
     params: dict[str, Any]
     indexes: dict[str, PassageIndex]
-    clock: "Clock"
+    clock: Clock
 
     def fine_tune(self, run: str, profile: tuple[int, int] | None = None) -> None:
         """Fine-tunes one run; one that is done is left as it is."""
@@ -156,8 +155,8 @@ def warm_up(config: Config, path: pathlib.Path) -> Warm:
 
 
 def check_batches(config: Config, path: pathlib.Path) -> None:
-    """Raises ConfigError where the batches of a stage cannot be split over the devices: the last
-    stage would else say so after all others. One that is done may have had other devices."""
+    """Raises ConfigError where the batches of a stage cannot be split over the devices, before the
+    first stage runs. A stage that is done may have run on other devices."""
     stages = [(run, "train") for run in config.runs]
     if "generator" not in config.model.sources:
         stages.append(("generator", "generator_warmup"))
@@ -173,8 +172,7 @@ def check_batches(config: Config, path: pathlib.Path) -> None:
 
 
 def check_processes(config: Config, retrievers: Collection[str]) -> None:
-    """Raises ConfigError for what several processes cannot do: the last stages would else say so
-    after all others."""
+    """Raises ConfigError for what several processes cannot do, before the first stage runs."""
     answering.check_processes(config.eval.exact_nodes, config.eval.prefix_mib)
     count, parts = hosts.count(), config.retrieval.scann_parts
     if "hybrid" in retrievers and config.retrieval.index == "scann" and parts >= count > 1:
@@ -201,8 +199,8 @@ def train(config: Config, path: pathlib.Path, profile: tuple[int, int] | None = 
           ) -> dict[str, Any]:
     """Runs or resumes everything that `config` asks for and returns the report.
 
-    The report has all runs of the workdir that are trained, those of earlier commands too. Fields
-    that all of config.runs have another value of are printed: their values are for other runs.
+    The report covers all trained runs of the workdir, those of earlier commands too. Fields that
+    none of config.runs uses, as each sets its own value, are printed.
 
     Args:
       config: what to train.
@@ -244,30 +242,3 @@ def _trained(path: pathlib.Path) -> list[str]:
             latest = checkpointer.latest_step()
         found += [run] * (latest is not None and latest >= config.train.steps)
     return found
-
-
-class Clock:
-    """Seconds by stage, summed over all commands that worked on a workdir (seconds.json)."""
-
-    def __init__(self, workdir: pathlib.Path):
-        self._file = workdir / "seconds.json"
-        self.secs: dict[str, float] = {}
-        if self._file.exists():
-            self.secs = read_sealed(self._file)
-            if not all(isinstance(secs, float) for secs in self.secs.values()):
-                raise ConfigError(f"{self._file} is damaged; remove it: it has times alone")
-
-    @contextlib.contextmanager
-    def time(self, name: str, anew: bool = False) -> Iterator[None]:
-        """Adds the time of its body to stage `name`, also when the body is interrupted.
-
-        anew: the body does again what was done before, so that its time stands alone.
-        """
-        hosts.say(f"== {name}")
-        began, before = time.monotonic(), 0.0 if anew else self.secs.get(name, 0.0)
-        try:
-            yield
-        finally:
-            self.secs[name] = before + time.monotonic() - began
-            if hosts.leads():
-                write_sealed(self._file, self.secs)

@@ -17,18 +17,17 @@ from rag_jax.retrieval.hybrid import asked
 from rag_jax.training.loop import BatchSource
 
 Search = Callable[[np.ndarray], np.ndarray]  # queries -> rows int32[B, K] of an index
-# (parameters, rows of questions) -> what waits for their queries, searches, and gives its rows.
+# (parameters, rows of questions) -> a function that waits for their query vectors and searches.
 Find = Callable[[Any, np.ndarray], Callable[[], np.ndarray]]
 
 
 def finder(model: rag.RagModel, embed: Callable[[Any, Any, Any], Any], search: Search,
            questions: QuestionTokens, mesh: Mesh, length_step: int) -> Find:
-    """What finds passages of questions: the query encoder begins at once, on the devices.
+    """Returns the function that begins a search for questions: the devices embed them meanwhile.
 
-    An index of words is asked with the questions as they are; one that asks for both, with
-    embeddings of the length that makes inner products logits, the questions, and the weight of
-    their words. Questions are padded as in the batch that they are for, see
-    `QuestionTokens.batch`.
+    An index of words is searched with the texts of the questions; a hybrid one with their vectors,
+    scaled so that inner products are logits, their texts, and the weight of words. Questions are
+    padded as in the batch that they are for, see `QuestionTokens.batch`.
     """
     def find(params: Any, rows: np.ndarray) -> Callable[[], np.ndarray]:
         texts = questions.texts[rows]
@@ -57,7 +56,7 @@ class RagSource(BatchSource):
     Args:
       batcher: assembles batches.
       index: what is searched; None = closed book.
-      find: searches it.
+      find: begins a search of it, as `finder` returns it.
       batch_size, seed: of the batch order.
       staleness: s.
       mesh: where batches go.
@@ -86,11 +85,11 @@ class RagSource(BatchSource):
                                  self._mesh)
 
     def pending(self) -> dict:
-        """{step: retrieved rows}; searches for what was begun."""
-        found = {step: search() for step, search in self._begun.items()}
-        self._begun = {step: lambda ids=ids: ids for step, ids in found.items()}
-        return {str(step): ids.tolist() for step, ids in found.items()}
+        """{step: retrieved rows}; finishes the searches that were begun."""
+        pending = {str(step): search().tolist() for step, search in self._begun.items()}
+        self.restore(pending)
+        return pending
 
     def restore(self, pending: dict) -> None:
-        found = {int(step): np.array(ids, np.int32) for step, ids in pending.items()}
-        self._begun = {step: lambda ids=ids: ids for step, ids in found.items()}
+        retrieved = {int(step): np.array(ids, np.int32) for step, ids in pending.items()}
+        self._begun = {step: lambda ids=ids: ids for step, ids in retrieved.items()}

@@ -33,12 +33,12 @@ def build_stage(job: Job, name: str, rates: Mapping[str, float | None], loss: st
       complete: as for `step.make_train_step`.
       settings: further fields of `Stage`.
 
-    Where the loss has the metric INFORMATION, RETRIEVER moves by less in proportion to it while it
-    is below config.train.full_information times the entropy of p(z | x).
+    Where the loss has the metric INFORMATION, the updates of RETRIEVER shrink in proportion to it
+    while it is below config.train.full_information times the entropy of p(z | x).
     """
     model, full = job.model, job.config.train.full_information
     adamw = make_optimizer(optimizer, settings["steps"], rates, settings["log_every"])
-    if "guard" in settings:  # off now, it may have kept these towers in earlier checkpoints
+    if "guard" in settings:  # where it is None now, earlier checkpoints may hold guarded towers
         settings["guarded"] = tuple(t for t in RETRIEVER if t in adamw.towers)
     guard = settings.get("guard")
 
@@ -46,7 +46,7 @@ def build_stage(job: Job, name: str, rates: Mapping[str, float | None], loss: st
         if not full or step.INFORMATION not in metrics:
             return {}
         enough = full * jnp.maximum(metrics["prior_entropy"], 1e-9)
-        scale = jnp.clip(metrics[step.INFORMATION] / enough, 0.0, 1.0)  # rounding may be below 0
+        scale = jnp.clip(metrics[step.INFORMATION] / enough, 0.0, 1.0)  # rounding may give < 0
         return {tower: scale for tower in RETRIEVER if tower in adamw.towers}
 
     adamw = adamw._replace(scales=scales)
@@ -76,7 +76,7 @@ def build_stage(job: Job, name: str, rates: Mapping[str, float | None], loss: st
 
 
 def dropout_of(job: Job) -> step.DropoutKeys:
-    """How the masks of a job are drawn on the devices of its mesh, as config.dropout_keys says."""
+    """How dropout masks are drawn on the devices of a job's mesh, by config.dropout_keys."""
     chosen, platform = job.config.dropout_keys, job.mesh.devices.flat[0].platform
     if chosen == "auto":
         chosen = "unsafe_rbg" if platform == "tpu" else "threefry2x32"

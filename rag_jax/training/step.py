@@ -28,12 +28,17 @@ INFORMATION = "retriever_information"  # the metric by which a retriever's updat
 
 
 class Completion(NamedTuple):
-    """How a step makes the batch of its loss from the batch that it is given."""
+    """How a step makes the batch of its loss from the batch that it is given.
 
-    batch: Callable[[Params, Any], Any]  # (params, given batch) -> the loss's batch
-    shardings: Any  # of the given batch
-    # loss's batch -> the same without some of its padding, by what the host reads of it: it is made
-    # by a program of its own then; None = inside the step.
+    Attributes:
+      batch: (parameters, given batch) -> the loss's batch.
+      shardings: of the given batch.
+      packed: the loss's batch -> the same batch with less padding. The host computes it, so that
+        `batch` is a program of its own; None = `batch` runs inside the step.
+    """
+
+    batch: Callable[[Params, Any], Any]
+    shardings: Any
     packed: Callable[[Any], Any] | None = None
 
 
@@ -59,9 +64,10 @@ def rag_loss(model: rag.RagModel, label_smoothing: float = 0.0,
 
     weigh_explained, in_batch_negatives: as for `rag.log_likelihood`.
 
-    These change the loss alone: "nll" and "prior_entropy" are of the likelihood itself, and so is
-    "posterior_entropy", but Fusion-in-Decoder's is of what its retriever learns from. A question
-    for which no passage was found has no likelihood and counts for nothing in any of them.
+    The arguments change the loss alone: "nll", "prior_entropy" and "posterior_entropy" are of the
+    likelihood itself, but Fusion-in-Decoder's "posterior_entropy" is of the distribution that its
+    retriever learns from. A question without retrieved passages has no likelihood and counts in
+    none of them.
     """
 
     def loss(params: Params, batch: Batch, key: jax.Array | None) -> Sums:
@@ -184,14 +190,13 @@ def make_train_step(loss: LossFunction, optimizer: Optimizer, shardings: TrainSt
       shardings: where each part of the state lies; the batch is split over the same mesh.
       pieces: micro-batches per step.
       dropout: how its masks are drawn; None = no dropout anywhere.
-      complete: makes the loss's batch from the given one, with the parameters of the step; where
-        it packs, by a jitted program of its own before that of the step.
-      frozen: towers of the optimiser that this step leaves as they are; the state keeps its form,
-        and the others train as if these were constants.
-      show: from the loss's batch what else comes back among the metrics, split as the batch is.
+      complete: makes the loss's batch from the given one; None = it is given.
+      frozen: towers of the optimiser that this step leaves as they are; the structure of the state
+        stays the same, and the other towers train as if these were constants.
+      show: the loss's batch -> arrays to return among the metrics, split as the batch is.
 
     Returns:
-      The step. Its metrics are the loss's, float32[], and those that `training.log` lists.
+      The step. Its metrics are the loss's, float32[], and those that `log.MetricWriter` lists.
     """
     training = tuple(t for t in optimizer.towers if t not in frozen)
     mesh = jax.tree.leaves(shardings)[0].mesh
@@ -236,24 +241,24 @@ def make_train_step(loss: LossFunction, optimizer: Optimizer, shardings: TrainSt
     )
     if inside is complete:
         return jitted
-    find = jax.jit(complete.batch, in_shardings=(shardings.params, complete.shardings))
+    make_batch = jax.jit(complete.batch, in_shardings=(shardings.params, complete.shardings))
     return lambda state, given, number: jitted(
-        state, complete.packed(find(state.params, given)), number)
+        state, complete.packed(make_batch(state.params, given)), number)
 
 
 def _gradient_norms(grads: Params) -> dict[str, jax.Array]:
-    """Norms of the gradient, in all and by tower."""
+    """Norms of the whole gradient and of each tower's."""
     return {"grad_norm": optax.global_norm(grads),
             **{f"grad_norm/{tower}": optax.global_norm(grad) for tower, grad in grads.items()}}
 
 
 def _update_ratios(optimizer: Optimizer, number: jax.Array, moved: Params, opt_state: Any,
                    scales: dict[str, jax.Array]) -> dict[str, jax.Array]:
-    """How far each tower has moved, |update| / |p|; 0 in steps where this is not measured, and
-    where p was 0.
+    """|update| / |parameters| of each tower; 0 in steps where it is not measured, and where the
+    parameters were 0.
 
-    p and the update are computed from where it has moved to: who reads either after the update
-    makes XLA keep it until then.
+    Both are computed from the updated parameters: XLA would have to keep the old parameters or the
+    update until they are read here.
     """
     def ratios(moved: Params, opt_state: Any) -> dict[str, jax.Array]:
         old = optimizer.before(moved, opt_state, scales)
@@ -262,21 +267,20 @@ def _update_ratios(optimizer: Optimizer, number: jax.Array, moved: Params, opt_s
     def ratio(moved: Params, old: Params) -> jax.Array:
         update = optax.global_norm(jax.tree.map(jnp.subtract, moved, old))
         size = optax.global_norm(old)
-        was_0 = size <= 1e-6 * update  # but for rounding
+        was_0 = size <= 1e-6 * update  # up to rounding
         return jnp.where(was_0, 0.0, update / jnp.where(was_0, 1.0, size))
 
     def nothing(moved: Params, opt_state: Any) -> dict[str, jax.Array]:
         return {tower: jnp.float32(0) for tower in moved}
 
-    found = jax.lax.cond(optimizer.measured(number), ratios, nothing, moved, opt_state)
-    return {f"update_ratio/{tower}": ratio for tower, ratio in found.items()}
+    by_tower = jax.lax.cond(optimizer.measured(number), ratios, nothing, moved, opt_state)
+    return {f"update_ratio/{tower}": ratio for tower, ratio in by_tower.items()}
 
 
 def _batch_metrics(batch: Any) -> dict[str, jax.Array]:
-    """Tokens of the batch that the towers read, the share of their positions that are padding, and
-    how many questions have no passage.
-
-    They are counted in its masks; a batch that has none gives no such metrics.
+    """How many tokens the towers read, the share of padding among their positions, and how many
+    questions have no passage. They are counted in the batch's masks; without masks they are left
+    out.
     """
     fields = batch._asdict() if hasattr(batch, "_asdict") else {}
     masks = {name: mask for name, mask in fields.items()
@@ -345,13 +349,13 @@ def init_state(model: rag.RagModel, towers: tuple[str, ...], optimizer: Optimize
 
 
 def fresh_params(model: rag.RagModel, towers: tuple[str, ...], seed: int, mesh: Mesh) -> Params:
-    """Initial parameters of towers that no earlier stage has trained, in their shardings."""
+    """Initial parameters of towers, in their shardings."""
     make, abstract = _initial(model, towers, seed, mesh)
     return jax.jit(make, out_shardings=_shardings(abstract))()
 
 
 def abstract_params(model: rag.RagModel, towers: Sequence[str], mesh: Mesh) -> Params:
-    """Shapes and shardings of the towers' parameters, to restore them into."""
+    """Shapes, dtypes and shardings of the towers' parameters, for restoring them."""
     return _initial(model, towers, 0, mesh)[1]
 
 

@@ -1,6 +1,6 @@
-"""What is written down about a tree of arrays, so that a later reader can check what it got.
+"""The record of a tree of arrays, with which a later reader checks what it has read.
 
-The record of a tree maps the name of each leaf (`decoder/layer_0/kernel`) to its shape, dtype and
+A record maps the name of each leaf (`decoder/layer_0/kernel`) to its shape, dtype and
 digest: plain JSON.
 """
 
@@ -21,10 +21,14 @@ _MAX_LISTED = 8  # differences named in one message
 _PIECE = 2**16  # numbers of an array that are worked on at a time
 
 
+def _name(path: Any) -> str:
+    """The name of a leaf by its path in a tree, such as `decoder/layer_0/kernel`."""
+    return jax.tree_util.keystr(path, simple=True, separator="/")
+
+
 def _named(tree: PyTree) -> dict[str, Any]:
-    """Leaves by slash-separated path, such as `decoder/layer_0/kernel`."""
-    leaves = jax.tree_util.tree_leaves_with_path(tree)
-    return {jax.tree_util.keystr(path, simple=True, separator="/"): leaf for path, leaf in leaves}
+    """The leaves of a tree by name."""
+    return {_name(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
 
 
 def record(tree: PyTree) -> dict[str, dict[str, Any]]:
@@ -50,8 +54,8 @@ def record(tree: PyTree) -> dict[str, dict[str, Any]]:
 
 def verify(kind: str, recorded: Record, tree: PyTree) -> None:
     """Raises ValueError when a restored array is not the one that was saved."""
-    found = record(tree)
-    changed = [name for name, entry in recorded.items() if found.get(name) != entry]
+    restored = record(tree)
+    changed = [name for name, entry in recorded.items() if restored.get(name) != entry]
     if changed:
         raise ValueError(f"the stored bytes of {kind} {first_of(changed, 1)} have changed")
 
@@ -66,8 +70,8 @@ def non_finite(tree: PyTree) -> list[str]:
 
 def _of_each(leaves: dict[str, Any], here: Callable[[np.ndarray], Any],
              there: Callable[[jax.Array], jax.Array]) -> dict[str, Any]:
-    """What is computed of every leaf: `here`, by numpy, of those that lie in the memory of this
-    process, as fast and with nothing to compile for each shape; `there` of those on devices."""
+    """Applies a function to every leaf: `there` to those on devices; to those in the RAM of this
+    process `here`, in numpy, which is as fast and compiles nothing for each shape."""
     def is_here(leaf: Any) -> bool:
         return isinstance(leaf, np.ndarray) or leaf.is_fully_addressable and all(
             device.platform == "cpu" for device in leaf.sharding.device_set)
@@ -77,7 +81,7 @@ def _of_each(leaves: dict[str, Any], here: Callable[[np.ndarray], Any],
 
 
 def _digest_of_bytes(array: np.ndarray) -> int:
-    """What `_digest` computes, of an array in memory; a piece at a time, as caches are small."""
+    """The `_digest` of an array in RAM, computed piece by piece, as caches are small."""
     flat = np.ascontiguousarray(array).reshape(-1)
     bits = flat.view({1: np.uint8, 2: np.uint16}.get(flat.dtype.itemsize, np.uint32))
     piece = np.arange(_PIECE, dtype=np.uint32)
@@ -115,33 +119,31 @@ def _digest(array: jax.Array) -> jax.Array:
 
 
 def _mix(bits: Any) -> Any:
-    """The finaliser of MurmurHash3, a bijection on uint32 in which every bit sways every other."""
+    """The finaliser of MurmurHash3, a bijection on uint32: every input bit changes every output bit
+    with a probability of about one half."""
     bits = (bits ^ (bits >> 16)) * np.uint32(0x85EBCA6B)
     bits = (bits ^ (bits >> 13)) * np.uint32(0xC2B2AE35)
     return bits ^ (bits >> 16)
 
 
 def restore_targets(recorded: Record, tree: PyTree) -> PyTree:
-    """What Orbax restores onto: the wanted shardings with the stored dtypes."""
+    """The targets of an Orbax restore: the wanted shardings with the stored dtypes."""
     default = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
-    entries = iter([recorded[name] for name in _named(tree)])
-    return jax.tree.map(
-        lambda leaf: jax.ShapeDtypeStruct(
-            leaf.shape,
-            jnp.dtype(next(entries)["dtype"]),
-            sharding=getattr(leaf, "sharding", None) or default,
-        ),
-        tree,
-    )
+
+    def target(path: Any, leaf: Any) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(leaf.shape, jnp.dtype(recorded[_name(path)]["dtype"]),
+                                    sharding=getattr(leaf, "sharding", None) or default)
+
+    return jax.tree_util.tree_map_with_path(target, tree)
 
 
 def differences(kind: str, recorded: Record, tree: PyTree, compare_dtypes: bool) -> list[str]:
     """Compares a record with the tree that asks for it, without reading an array.
 
     Args:
-      kind: what a leaf is called in the messages, such as "parameter".
-      recorded: what is stored.
-      tree: what is wanted; leaves have a shape and a dtype.
+      kind: what the messages call a leaf, such as "parameter".
+      recorded: the record of what is stored.
+      tree: what is asked for; leaves have a shape and a dtype.
       compare_dtypes: whether another dtype is a difference.
 
     Returns:

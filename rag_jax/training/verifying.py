@@ -1,4 +1,4 @@
-"""All of a folder compared with its digests, and what in it is damaged, by name."""
+"""Reads whole folders, compares them with their digests and names what is damaged."""
 
 import pathlib
 import types
@@ -20,13 +20,13 @@ from rag_jax.training.checkpoint import (
     CheckpointError,
     CheckpointMismatch,
 )
-from rag_jax.training.run import Clock
+from rag_jax.training.clock import Clock
 
 _INDEXES = ("indexes", "indexes_bm25")
 
 
 class Part(NamedTuple):
-    """What was read of one part of a folder.
+    """One part of a folder that was read.
 
     Attributes:
       name: of the part.
@@ -43,7 +43,8 @@ def verify(path: pathlib.Path) -> Iterator[Part]:
     """Reads an index, a passage store or a workdir whole.
 
     Raises:
-      UserError: it is none of them, or the machine could not read a checkpoint that may be sound.
+      UserError: the folder is none of these, or the machine could not read a checkpoint that may
+        be sound.
     """
     path = path.absolute()
     if documents.exists(path):
@@ -64,23 +65,24 @@ def _is_index(path: pathlib.Path) -> bool:
 
 
 def _files(files: VerifiedFiles) -> tuple[str, list[str]]:
+    """The size of files in words, and which of them are damaged."""
     return (f"{len(files.names)} files, {files.bytes / 1e6:.1f} MB",
             [str(files.folder / name) for name in files.damaged()])
 
 
 def _index(path: pathlib.Path) -> Iterator[Part]:
-    """An index, and that of the same passages' words in it, if there is one."""
-    try:  # held, for whoever publishes another version removes this one
+    """An index, and the index of its passages' words that may lie in it."""
+    try:  # opened, so that a later version does not remove this one meanwhile
         held = opened(path, lambda folder: types.SimpleNamespace(**open_folder(folder)._asdict()))
     except UserError as error:
         yield Part(str(path), "index", [str(error)])
         return
     passages, valid = held.passages, held.valid
-    (size, damage), of_passages = _files(held.files), [
-        _files(store.files) for store in passages.stores]
+    size, damage = _files(held.files)
+    for store in passages.stores:
+        damage += _files(store.files)[1]
     count = len(passages) if valid is None else int(valid.sum())
-    yield Part(str(path), f"index of {count} passages, {size}",
-               damage + [name for _, names in of_passages for name in names])
+    yield Part(str(path), f"index of {count} passages, {size}", damage)
     if (path / WORDS).is_dir():
         yield from _index(path / WORDS)
 
@@ -146,7 +148,7 @@ _RECORDS = (
 
 
 def _record(path: pathlib.Path, what: str, read: Callable[[pathlib.Path], Any]) -> Part:
-    """What can be told of a file or folder by reading it alone."""
+    """A file or folder that has no digests: its reader alone finds damage."""
     try:
         read(path)
     except UserError as error:
@@ -161,7 +163,7 @@ def _checkpoints(folder: pathlib.Path) -> Iterator[Part]:
             try:
                 checkpointer.verify(step)
             except CheckpointError as error:
-                if not path.exists():  # a training run beside this one has dropped it meanwhile
+                if not path.exists():  # a training run has removed it meanwhile
                     continue
                 if not isinstance(error, CheckpointDamaged | CheckpointMismatch):
                     raise  # the machine could not read it
@@ -170,6 +172,6 @@ def _checkpoints(folder: pathlib.Path) -> Iterator[Part]:
 
 
 def _folders(path: pathlib.Path) -> list[pathlib.Path]:
-    """The folders in a folder, without working folders; [] where there is none."""
+    """The folders in a folder, without hidden ones; [] where it does not exist."""
     return sorted(f for f in (path.iterdir() if path.is_dir() else ())
                   if f.is_dir() and not f.name.startswith("."))

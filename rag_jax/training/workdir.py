@@ -2,13 +2,15 @@
 
     config.json     of the last command; its `runs` are those of all commands
     RUN/eval.json   `config.eval` of the last command that asked for the run
-    STAGE/stopped.json  where a stage last stopped because its numbers were finite no more
+    STAGE/stopped.json  where a stage last stopped because a number became NaN or infinite
 
-Until its data are there, a later command may set any field otherwise: a mistyped path is no reason
-for another workdir. From then on, it may set those of CHANGEABLE; the fields of a stage until its
-first checkpoint; of a stage that has stopped because its numbers were finite no more, those of
-RATES until its next checkpoint; and ENCODERS where no run, or none of the command, has one: the
-others' are kept.
+Until the data are prepared, a later command may change any field: a mistyped path is no reason for
+another workdir. After that, it may change
+  - the fields of CHANGEABLE;
+  - the fields of a stage until its first checkpoint;
+  - the fields of RATES of a stage that stopped because a number became NaN or infinite, until its
+    next checkpoint;
+  - ENCODERS, if no run has an encoder. A command whose runs have none keeps those of the workdir.
 """
 
 import contextlib
@@ -16,7 +18,6 @@ import dataclasses
 import json
 import os
 import pathlib
-from collections.abc import Mapping
 from typing import Any
 
 from rag_jax import config_files, files, hosts, locks, overrides, rules
@@ -27,7 +28,7 @@ from rag_jax.retrieval.json_files import read_sealed, write_sealed
 from rag_jax.retrieval.protocol import RetrievalError
 from rag_jax.retrieval.versions import POINTER
 
-# What may differ from the configuration of an earlier command on the same workdir.
+# Fields that a later command on the same workdir may always change.
 CHANGEABLE = ("runs", "tensorboard", "data.data_dir", "data.length_buckets", "eval.", "mesh.",
               "train.log_every", "train.keep", "train.collapse_guard", "retriever_warmup.log_every",
               "generator_warmup.log_every", "model.generator.dtype", "model.retriever.dtype",
@@ -35,21 +36,21 @@ CHANGEABLE = ("runs", "tensorboard", "data.data_dir", "data.length_buckets", "ev
               "model.generator.fused_attention", "model.retriever.fused_attention",
               "model.generator.logit_chunk")
 
-# What was read when a workdir was trained: set otherwise afterwards, it would change nothing.
+# Fields that are read in training alone: a command that opens the workdir may not change them.
 TRAINED_WITH = ("data.passages", "data.train", "data.dev", "data.test", "data.generator_vocab",
                 "data.retriever_vocab", "retriever_warmup.", "generator_warmup.")
 
-# Of config.model: read by no run that retrieves by words, for which they are not resolved either.
+# Fields of config.model that runs which retrieve by words neither read nor resolve.
 ENCODERS = ("retriever", "query_encoder", "document_encoder")
-# By prefix of a field, the folder of the stage that is the first to read it; None = those of runs.
+# Prefix of a field -> the folder of the first stage that reads it; None = the folders of runs.
 FIRST_READ_BY = {"retriever_warmup.": "retriever", "generator_warmup.": "generator",
                  "train.": None, "retrieval.k": None, "retrieval.staleness": None}
-# What a stopped stage may change: its optimiser's state fits whatever they are.
+# Fields that a stopped stage may change: the optimiser's state does not depend on them.
 RATES = ("optimizer.learning_rate", "optimizer.warmup_steps", "optimizer.end_fraction")
 
 
 def named(argument: str, given: str | os.PathLike[str]) -> pathlib.Path:
-    """A folder that an argument names."""
+    """The folder that an argument names; ConfigError where it names none."""
     if not isinstance(given, str | os.PathLike) or not os.fspath(given):
         raise ConfigError(f"{argument}={given!r:.60}: expected the name of a folder")
     return pathlib.Path(given)
@@ -98,16 +99,16 @@ def write(config: Config, file: pathlib.Path) -> None:
 
 
 def check_place(workdir: pathlib.Path) -> None:
-    """Refuses a folder of others before anything is written into it.
+    """Refuses a folder that is no workdir before anything is written into it.
 
     Raises:
-      FolderError: there are files in it, and none of a workdir.
+      FolderError: there are files in it, and none are a workdir's.
       ConfigError: its config.json is damaged.
     """
     _check_folder(workdir)
     if (workdir / "config.json").is_file():
         read(workdir)
-    else:  # data may be copied first, and rag_jax.ingest begins with its index
+    else:  # a user may copy the data there first, and rag_jax.ingest writes its index first
         files.check_own(workdir, (f"data/{RECORD}", f"index/{POINTER}"))
 
 
@@ -141,8 +142,8 @@ def _may_change(name: str, earlier: Config, workdir: pathlib.Path) -> bool:
 
 def check_trained_with(config: Config, trained: Config, workdir: pathlib.Path,
                        *further: str) -> None:
-    """Raises ConfigError where a field of TRAINED_WITH, or another one, is not as a workdir was
-    trained; and where the prompt is not, if none is read."""
+    """Raises ConfigError where a field of TRAINED_WITH or `further`, or a prompt that is not read,
+    differs from what a workdir was trained with."""
     for name in overrides.differences(trained, config):
         unread = name == "data.prompt" and not config.prompted
         if unread or name.startswith((*TRAINED_WITH, *further)):
@@ -163,7 +164,10 @@ def check_classes(config: Config, trained: tuple[str, ...], path: pathlib.Path) 
 
 
 def check_weight(config: Config, began: float, path: pathlib.Path) -> None:
-    """Raises ConfigError for another weight of words where a run has learned it, from `began`."""
+    """Raises ConfigError for another weight of words where a run has learned its own.
+
+    began: the weight that training began with.
+    """
     weight = config.retrieval.bm25_weight
     if config.train.bm25_weight_rate is not None and weight != began:
         raise ConfigError(f"config.retrieval.bm25_weight={weight:g}: {path} has learned its "
@@ -173,29 +177,29 @@ def check_weight(config: Config, began: float, path: pathlib.Path) -> None:
 
 
 def _steps(folder: pathlib.Path) -> list[int]:
-    """The checkpoints of a stage."""
+    """The steps of which a stage has checkpoints."""
     return [int(path.name) for path in folder.glob("[0-9]*") if path.name.isdigit()]
 
 
 def steps_taken(folder: pathlib.Path) -> int:
-    """Those of the last checkpoint of a stage; 0 without one."""
+    """The step of a stage's last checkpoint; 0 without one."""
     return max(_steps(folder), default=0)
 
 
 def stop(folder: pathlib.Path, step: int, why: str, checkpoint: int | None) -> None:
-    """Notes that a stage stopped at a step because its numbers were finite no more.
+    """Records that a stage stopped at a step because a number became NaN or infinite.
 
-    checkpoint: its last one.
+    checkpoint: the step of its last checkpoint; None = it has none.
     """
     write_sealed(folder / "stopped.json",
                  {"step": step, "why": why, "checkpoint": checkpoint})
 
 
 def has_stopped(folder: pathlib.Path) -> bool:
-    """Whether a stage stopped so, and has saved nothing since.
+    """Whether `stop` was called for a stage that has saved no checkpoint since.
 
     Raises:
-      RetrievalError: the note of it is damaged.
+      RetrievalError: stopped.json is damaged.
     """
     file = folder / "stopped.json"
     if not file.is_file():
@@ -210,25 +214,25 @@ def exists(path: str | pathlib.Path) -> bool:
         content = (pathlib.Path(path) / "config.json").read_bytes()
     except OSError:
         return False
-    # Not as JSON: that of a workdir may be damaged, and `read` says so.
+    # It is not parsed: a workdir with a damaged one is a workdir, and `read` names the damage.
     return b'"retriever_warmup"' in content or b'"generator_warmup"' in content
 
 
 def writing(path: pathlib.Path) -> contextlib.AbstractContextManager[None]:
-    """Keeps others from writing into the workdir that a path is in, if it is in one.
+    """Keeps other processes from writing into the workdir that a path is in, if it is in one.
 
     Raises:
-      InUseError: another process writes there; it is named.
+      InUseError: another process writes there; the message names it.
     """
-    around = [folder for folder in path.parents if exists(folder)]
-    return locks.exclusive(around[0]) if around else contextlib.nullcontext()
+    workdir = next((folder for folder in path.parents if exists(folder)), None)
+    return locks.exclusive(workdir) if workdir else contextlib.nullcontext()
 
 
 def read(workdir: pathlib.Path) -> Config:
     """The configuration of a trained workdir.
 
     Raises:
-      ConfigError: there is none, it is of Hugging Face, or it is damaged.
+      ConfigError: there is no config.json, it is Hugging Face's, or it is damaged.
     """
     _check_folder(workdir)
     file = workdir / "config.json"
@@ -244,7 +248,8 @@ def read(workdir: pathlib.Path) -> Config:
     return _read(file)
 
 
-def _read(file: pathlib.Path, others: Mapping[str, Any] = {}) -> Config:  # noqa: B006 (not changed)
+def _read(file: pathlib.Path, **others: Any) -> Config:
+    """The configuration in a file, with `others` for the sections that it leaves out."""
     try:
         return config_files.from_json(json.dumps({**others, **read_sealed(file)}))
     except (ConfigError, RetrievalError, ValueError, TypeError, AttributeError) as error:
@@ -253,7 +258,7 @@ def _read(file: pathlib.Path, others: Mapping[str, Any] = {}) -> Config:  # noqa
 
 
 def run_of(workdir: pathlib.Path, config: Config, named: str | None = None) -> str:
-    """The run that a command means: the one it names, else the first of config.runs that began.
+    """The run that a command names, else the first of config.runs that has begun.
 
     Raises:
       ConfigError: the workdir has no run of that name.
@@ -268,22 +273,22 @@ def run_of(workdir: pathlib.Path, config: Config, named: str | None = None) -> s
 
 
 def read_run(workdir: pathlib.Path, named: str | None = None) -> Config:
-    """The configuration of the run that `run_of` finds, answering as it was last trained to."""
+    """The configuration of the run that `run_of` returns, with the `eval_of` that run."""
     config = read(workdir)
     run = run_of(workdir, config, named)
     return dataclasses.replace(overrides.for_run(config, run), eval=eval_of(workdir, run))
 
 
 def begin_run(workdir: pathlib.Path, run: str, how: EvalConfig) -> None:
-    """Keeps how the run is evaluated: a later command may evaluate another one otherwise."""
+    """Writes the run's `config.eval`: a later command may evaluate other runs by other settings."""
     (workdir / run).mkdir(exist_ok=True)
     write_sealed(workdir / run / "eval.json", {"eval": dataclasses.asdict(how)})
 
 
 def eval_of(workdir: pathlib.Path, run: str) -> EvalConfig:
-    """How a run is evaluated, unless a command sets other values."""
+    """The `config.eval` of a run, of which a command may set fields otherwise."""
     file = workdir / run / "eval.json"
     if not file.exists():
         return _read(workdir / "config.json").eval
-    # By itself: a family of generators that allows every field of it stands in for the run's own.
-    return _read(file, {"model": {"generator": {"family": "causal"}}}).eval
+    # The file has no other section, so the family of generators is one that allows every field.
+    return _read(file, model={"generator": {"family": "causal"}}).eval

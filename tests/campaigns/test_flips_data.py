@@ -7,7 +7,7 @@ import pytest
 from rag_jax.data.prepare import prepare
 from rag_jax.errors import UserError
 from rag_jax.training import workdir
-from rag_jax.training.run import Clock
+from rag_jax.training.clock import Clock
 from tests.campaigns import campaign
 from tests.campaigns.flips import files_of, flip
 from tests.training import small_workdir

@@ -11,7 +11,7 @@ from rag_jax.data.prepare import prepare
 from rag_jax.overrides import replace
 from rag_jax.training import workdir
 from rag_jax.training.checkpoint import Checkpointer
-from rag_jax.training.run import Clock
+from rag_jax.training.clock import Clock
 from tests.retrieval.indexing import build_index
 
 

@@ -11,7 +11,8 @@ from rag_jax.config import Config, ConfigError
 from rag_jax.data.prepare import prepare
 from rag_jax.errors import UserError
 from rag_jax.training import run
-from rag_jax.training.run import Clock, open_job, train
+from rag_jax.training.clock import Clock
+from rag_jax.training.run import open_job, train
 from tests.data.test_prepare import own_config
 from tests.test_locks import HOLDER
 
