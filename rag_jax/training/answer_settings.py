@@ -1,4 +1,4 @@
-"""Decoding and retrieval as a configuration sets them."""
+"""The settings of decoding and retrieval that a configuration asks for."""
 
 import dataclasses
 from typing import Any
@@ -13,16 +13,17 @@ from rag_jax.training.reranker import reranked
 
 
 def passages_read(config: Config, index: Index | None) -> int:
-    """How many passages answer a question: of an index with fewer than config.retrieval.k, all."""
+    """How many passages a question reads: all, if the index has fewer than config.retrieval.k."""
     k = config.retrieval.k
     return config.eval.k or (k if index is None else min(k, index.size))
 
 
 def make_answerer(job: Job, index: Index | None, prefixes: KeptPrefixes | None = None,
                   **changes: Any) -> Answerer:
-    """Decoding and retrieval as `config.eval` and `config.retrieval` set them, with `changes`.
+    """The answerer with the settings of `config.eval` and `config.retrieval`.
 
-    prefixes: as `Answerer` takes them.
+    prefixes: as for `Answerer`.
+    **changes: fields of `answering.Settings` to set otherwise.
     """
     config = job.config
     looped = {"scan_layers": False, "remat": "none"}
@@ -54,12 +55,13 @@ def decoding_settings(config: Config, tokenizer: Tokenizer) -> Decoding:
         return tuple(tokenizer.encode_answers([text])[0])
 
     def inside(text: str) -> tuple[int, ...]:
-        """As a further word, where an answer's first one has no space before it (a chat's)."""
+        """The text as a later word, where an answer's first word has no space before it (chats)."""
         return ids(text) if tokenizer.begins_words else tuple(tokenizer.encode([f" {text}"])[0])
 
     def within(text: str) -> tuple[int, ...]:
-        """As it goes on without a space: tokenizers may put one before a text of its own."""
-        for before in (".", "a"):  # with one of them it may be a single token
+        """The text as the continuation of another, without the space that tokenizers may put
+        before a text that stands alone."""
+        for before in (".", "a"):  # with one of them the text may merge into a single token
             begun, whole = tokenizer.encode([before, before + text])
             if whole[: len(begun)] == begun and len(whole) > len(begun):
                 return tuple(whole[len(begun):])

@@ -6,10 +6,10 @@ caller's dictionary, the step's metrics, by which of them the best step is chose
 shape, dtype and digest of every stored array. Orbax stores no checksum of the array bytes, so a
 flipped byte on disk would otherwise come back as a slightly different model.
 
-A step appears by a rename and goes by one, so a step that lacks a part is damaged. Damage is named
-wherever it is met, and never removed: a reader takes the next best step and says so; a writer moves
-the damaged one aside, to damaged-STEP. A step that the machine could not read, for it was short of
-memory say, is not damaged: whoever asks for it stops.
+A step is published and removed by a rename, so a step that lacks a part is damaged. A damaged step
+is always reported and never removed: a reader takes the next best step, and a writer renames the
+damaged one to damaged-STEP. A step that the machine could not read, for example because it was
+short of memory, is not damaged, and the read ends with an error.
 
 Random keys are not stored: every key in this project is a function of (seed, step).
 """
@@ -33,11 +33,11 @@ from rag_jax.training.ranking import Ranking
 
 PyTree = Any
 
-# What chooses the best checkpoint; of steps saved before there was a score, EM.
+# Names of the metric that chooses the best checkpoint; older steps have EM and no score.
 BEST_METRIC = ("score", "em")
 _ITEMS = ("params", "opt_state", "meta")
 _PARAMS_ITEMS = ("params", "meta")  # all that answering reads
-_UNFINISHED = "*.orbax-checkpoint-tmp*"  # what Orbax calls a save until it is whole
+_UNFINISHED = "*.orbax-checkpoint-tmp*"  # Orbax's names of unfinished saves
 _KINDS = {"params": "parameter", "opt_state": "optimiser array"}
 
 
@@ -62,14 +62,13 @@ class Checkpointer(contextlib.AbstractContextManager):
     counts an empty directory with a high number as the latest step.
 
     Args:
-      directory: where the steps lie.
-      keep: how many of the latest steps stay on disk, at least 1. The best step by `best_metric`
-        stays besides. Older ones go when a later one is complete.
-      best_metric: names of the metric, higher is better, by which the best step is chosen: of
-        each step's scores, the first that is there. Every step keeps them: where they have
-        changed, those of the last step count for all. () keeps the latest steps only.
+      directory: of the steps.
+      keep: how many of the latest steps stay on disk, at least 1, beside the best step by
+        `best_metric`. Others are removed when a later one is complete.
+      best_metric: names of metrics, as for `Ranking`; each step stores them. () keeps the latest
+        steps only.
       read_only: for readers of a directory in which a training run may be writing: creates
-        nothing, and leaves unfinished saves alone, which a writer clears away when it starts.
+        nothing, and leaves unfinished saves alone, which a writer removes when it starts.
 
     Raises:
       ValueError: when keep is below 1.
@@ -86,8 +85,8 @@ class Checkpointer(contextlib.AbstractContextManager):
         self._ranking = Ranking(best_metric)
         self._ocp, self._args = ocp, ocp.args
         self._reader = ocp.Checkpointer(self._handler())
-        self._writer: ocp.AsyncCheckpointer | None = None  # of a save that nobody has waited for
-        self._damage: dict[int, CheckpointDamaged] = {}  # of a reader; a writer sets them aside
+        self._writer: ocp.AsyncCheckpointer | None = None  # of the save under way
+        self._damage: dict[int, CheckpointDamaged] = {}  # that a reader has met; writers rename it
         if not read_only:
             self.directory.mkdir(parents=True, exist_ok=True)
             self._remove(self.directory.glob(_UNFINISHED))
@@ -104,7 +103,10 @@ class Checkpointer(contextlib.AbstractContextManager):
             self._reader.close()
 
     def _handler(self, **settings: int) -> Any:
-        """Of the three items; Orbax's settings of those with arrays."""
+        """Orbax's handler of the three items.
+
+        settings: Orbax's, of the items with arrays.
+        """
         arrays = self._ocp.StandardCheckpointHandler
         return self._ocp.CompositeCheckpointHandler(
             params=arrays(**settings), opt_state=arrays(**settings),
@@ -114,14 +116,14 @@ class Checkpointer(contextlib.AbstractContextManager):
 
     def save(self, step: int, params: PyTree, opt_state: PyTree, meta: Mapping[str, Any],
              metrics: Mapping[str, float] | None = None) -> None:
-        """Saves one step; returns once the arrays are copied, and writes in the background, but on
-        CPUs, where to copy them would take as much memory again, once they are written.
+        """Saves one step. Returns once the arrays are copied, and writes in the background; on
+        CPUs, where copies would take as much memory again, returns once they are written.
 
         Args:
           step: number of finished training steps; a step is saved once.
           params: pytree of arrays, any dtype and sharding.
           opt_state: pytree of arrays.
-          meta: what else the run needs to go on; must survive JSON.
+          meta: what else the run needs to continue; must survive JSON.
           metrics: scores of this step; must contain one of `best_metric` when any is set and
             scores are given. NaN is never the best.
 
@@ -139,11 +141,11 @@ class Checkpointer(contextlib.AbstractContextManager):
         self.wait()
         if step in self._numbered():
             raise CheckpointError(f"Checkpoint step {step} exists already in {self.directory}.")
-        self._remove([self._folder(step)])  # an empty directory of that name
+        self._remove([self._folder(step)])  # an empty folder may have that name
         args = self._args
         orbax_noise.drop_orphans()
         near, limit = jax.default_backend() == "cpu", {}
-        if near:  # what is compressed lies in memory beside the state
+        if near:  # the compressed arrays are in the same memory as the state
             largest = max(x.nbytes for x in jax.tree.leaves([params, opt_state]))
             limit = {"save_concurrent_gb": 1 + largest // 10**9}
         with self._report_failed_save(OSError), contextlib.ExitStack() as unless_begun:
@@ -158,7 +160,7 @@ class Checkpointer(contextlib.AbstractContextManager):
         self._writer = writer
         if near:
             self.wait()
-            process.give_back_memory()  # of what was compressed
+            process.give_back_memory()  # of the compressed arrays
 
     def wait(self) -> None:
         """Blocks until no save is under way; raises CheckpointError if one has failed."""
@@ -172,16 +174,16 @@ class Checkpointer(contextlib.AbstractContextManager):
         self._remove(self._folder(step) for step in steps if step not in kept)
 
     def _remove(self, paths: Iterable[pathlib.Path]) -> None:
-        """Removes what is there, each as a whole: half a step would read as a damaged one.
+        """Removes folders that exist, each as a whole: half a step would be read as a damaged one.
 
-        The other processes do not wait: all take from process 0 which steps there are.
+        The other processes do not wait: all of them ask process 0 which steps exist.
         """
         if hosts.leads():
             for path in paths:
                 files.remove_folder(path)
 
     def _set_aside(self, step: int, damage: CheckpointDamaged) -> None:
-        """Renames a damaged step to damaged-STEP, where it is no step any more, and says so."""
+        """Renames a damaged step to damaged-STEP, which is no step's name, and prints a warning."""
         def rename() -> None:
             kept = files.set_aside(self._folder(step), "damaged")
             _warn(f"{damage} It is kept as {kept}.")
@@ -194,7 +196,7 @@ class Checkpointer(contextlib.AbstractContextManager):
         try:
             yield
         except kind as error:
-            self._remove(self.directory.glob(_UNFINISHED))  # on a full disk, room for what is next
+            self._remove(self.directory.glob(_UNFINISHED))  # makes room on a full disk
             cause = orbax_errors.of_system(error)
             advice = "check the free space and permissions there"
             if hosts.count() > 1 and orbax_errors.is_vain_wait(error):
@@ -218,14 +220,14 @@ class Checkpointer(contextlib.AbstractContextManager):
         return self._ranking.best(self.all_steps())
 
     def _survey(self) -> None:
-        """Reads the scores of all steps; whatever they are, a damaged one keeps no other away."""
+        """Reads the scores of all steps; a damaged step does not hide the others."""
         self._ranking.clear()
         self._damage.clear()
         for step in self._numbered():
             try:
                 content = self._read_content(step, _PARAMS_ITEMS if self._read_only else _ITEMS)
                 self._ranking.note(step, content["metrics"],
-                                   content.get("best_metric") or BEST_METRIC)  # as it was before
+                                   content.get("best_metric") or BEST_METRIC)  # of older steps
             except CheckpointDamaged as error:
                 if not self._read_only:
                     self._set_aside(step, error)
@@ -236,17 +238,17 @@ class Checkpointer(contextlib.AbstractContextManager):
         return self.directory / str(step)
 
     def _steps(self) -> list[int]:
-        """Steps with anything in them, ascending, damaged ones too."""
+        """Steps whose folders are not empty, ascending, damaged ones too."""
         return sorted(int(name) for name in _names_in(self.directory)
                       if name.isdigit() and _names_in(self.directory / name))
 
     def _numbered(self) -> list[int]:
-        """`_steps`, the same for all processes."""
+        """`_steps` as process 0 sees them."""
         self.wait()
         return hosts.exchange(self._steps())[0]
 
     def _is_there(self, step: int) -> bool:
-        """Whether a step is there still, beside a training run that drops what it needs no more."""
+        """Whether a step still exists: a training run may remove it while another process reads."""
         self.wait()
         return hosts.exchange(self._folder(step).exists())[0]
 
@@ -271,7 +273,7 @@ class Checkpointer(contextlib.AbstractContextManager):
         Raises:
           CheckpointMismatch: names, shapes or dtypes differ; found before any array is read.
           CheckpointDamaged: the step is damaged.
-          CheckpointError: it is absent, or the machine could not read it, which is no damage.
+          CheckpointError: the step is absent, or the machine could not read it.
         """
         trees = {"params": abstract_params, "opt_state": abstract_opt_state}
         restored, meta = self._restore(step, trees, compare_dtypes=True)
@@ -292,10 +294,10 @@ class Checkpointer(contextlib.AbstractContextManager):
 
     def restore_latest(self, abstract_params: PyTree, *abstract_opt_states: PyTree
                       ) -> tuple[int, PyTree, PyTree, dict[str, Any]] | None:
-        """The last sound step, to train on from: (step, params, opt_state, meta); None = no step.
+        """The last sound step, to continue from: (step, params, opt_state, meta); None = no step.
 
-        Damaged ones after it are set aside and named. Arguments and errors as in `restore`; of
-        several forms of the optimiser state, the first that fits.
+        Damaged steps after it are set aside with a warning. Arguments and errors as in `restore`;
+        of several forms of the optimiser state, the first that fits is taken.
         """
         damaged = False
         for step in reversed(self._numbered()):
@@ -326,8 +328,8 @@ class Checkpointer(contextlib.AbstractContextManager):
     def restore_best(self, abstract_params: PyTree) -> tuple[int, PyTree, dict[str, Any]] | None:
         """(step, params, meta) of the best step by `best_metric`, else the latest; None = no step.
 
-        Where a step that comes before it is damaged, or may, for its scores cannot be read, a
-        warning names both. Arguments as in `restore_params`.
+        A warning names each damaged step that is better, or that may be, as its scores cannot be
+        read, and the step taken in its place. Arguments as in `restore_params`.
 
         Raises:
           CheckpointMismatch: as in `restore`.
@@ -358,7 +360,7 @@ class Checkpointer(contextlib.AbstractContextManager):
         return None
 
     def verify(self, step: int) -> None:
-        """Reads all of one step, whatever it was saved from, and compares it with its digests.
+        """Reads all of one step and compares it with its digests, without knowing its model.
 
         Raises:
           CheckpointDamaged: the step is damaged.
@@ -372,7 +374,7 @@ class Checkpointer(contextlib.AbstractContextManager):
                 lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), stored[item])
                 for item in _KINDS}
 
-        for item, tree in self._report_damage(step, trees).items():  # to hold one at a time
+        for item, tree in self._report_damage(step, trees).items():  # holds one item at a time
             self._restore(step, {item: tree}, compare_dtypes=True)
 
     def _restore(self, step: int, trees: dict[str, PyTree], compare_dtypes: bool
@@ -403,7 +405,7 @@ class Checkpointer(contextlib.AbstractContextManager):
             if bad := tree_record.non_finite(restored.get("params")):
                 raise ValueError(f"parameter {first_of(bad, 1)} holds NaN or infinite values")
 
-        self._report_damage(step, verify)  # all processes at once, after each has read its part
+        self._report_damage(step, verify)  # after every process has read its part
         return {item: restored[item] for item in trees}, content["meta"]
 
     def _read_content(self, step: int, items: Sequence[str] = _ITEMS) -> dict[str, Any]:
@@ -423,8 +425,8 @@ class Checkpointer(contextlib.AbstractContextManager):
         return self._report_damage(step, read)
 
     def _report_damage(self, step: int, read: Callable[[], Any]) -> Any:
-        """Returns read(), or raises for what any process raised in it: CheckpointDamaged, or
-        CheckpointError alone where the machine is to blame, for then the step may be sound."""
+        """Returns read(). If it raises in any process, all raise: CheckpointError where a machine
+        failed, as the step may be sound, else CheckpointDamaged."""
         orbax_noise.drop_orphans()
         result = damage = trouble = None
         try:
@@ -433,7 +435,7 @@ class Checkpointer(contextlib.AbstractContextManager):
             if orbax_errors.is_interrupt(error):
                 raise KeyboardInterrupt from None
             damage = orbax_errors.first_line(error)
-            # A reader of a bad disk may take another step; a writer would throw this one away.
+            # On a bad disk a reader may take another step; a writer would lose this one.
             if not (self._read_only and orbax_errors.is_bad_disk(error)):
                 trouble = orbax_errors.of_machine(error)
         damages, troubles = (
@@ -460,8 +462,8 @@ class Checkpointer(contextlib.AbstractContextManager):
 
 
 def _names_in(folder: pathlib.Path) -> list[str]:
-    """What lies in a folder; [] where there is none, as a step may go while one looks. Not glob's
-    answer, which is [] too where the folder cannot be read: training began again at step 0."""
+    """The names in a folder; [] where it does not exist, as a step may be removed meanwhile. Glob
+    also gives [] for a folder that cannot be read, so that training would begin again at step 0."""
     try:
         return [name for name in os.listdir(folder) if not name.startswith(".")]
     except (FileNotFoundError, NotADirectoryError):
@@ -469,13 +471,13 @@ def _names_in(folder: pathlib.Path) -> list[str]:
 
 
 def _warn(text: str) -> None:
-    """On standard error, beside whatever is printed there for other programs to read."""
+    """Prints a warning on standard error, as other programs may read standard output."""
     if hosts.leads():
         print(f"warning: {text}", file=sys.stderr, flush=True)
 
 
 def _content(step, params, opt_state, meta, metrics) -> dict[str, Any]:
-    """What the `meta` item holds; a deep copy, for it is written in the background."""
+    """The content of the `meta` item; a deep copy, as it is written in the background."""
     content = {
         "step": step,
         "meta": dict(meta),

@@ -27,13 +27,12 @@ def fine_tune(job: Job, run: str, warm: Any, index: Index,
     """Fine-tunes one run; its checkpoints are in its folder, the best by dev score among them.
 
     Args:
-      job: with the configuration of the workdir, or of this run.
+      job: with the configuration of the run.
       run: the name and the folder of the run.
-      warm: parameters to start from: all towers but the null document and the classifier.
+      warm: parameters to start from; towers that are missing are initialised.
       index: where passages are retrieved from.
       profile: (steps of this command before a trace begins, steps in it), for RUN/profile.
     """
-    job = job.of_run(run)
     config, towers = job.config, job.model.towers
     source, complete, refresher = _rag_source(job, index)
     answerer = make_answerer(job, index if config.retrieval.k else None)
@@ -43,9 +42,8 @@ def fine_tune(job: Job, run: str, warm: Any, index: Index,
 
     def score(params: Any) -> Mapping[str, float]:
         if refresher is not None:
-            refresher.refresh(params, 0)  # before the next step, all are again, as of that step
-        return evaluate(answerer, unstack_layers(params), dev,
-                        how=config.eval).metrics
+            refresher.refresh(params, 0)  # the next step embeds all passages again, as of that step
+        return evaluate(answerer, unstack_layers(params), dev, how=config.eval).metrics
 
     def first() -> Any:
         fresh = tuple(tower for tower in towers if tower not in warm)
@@ -61,7 +59,7 @@ def fine_tune(job: Job, run: str, warm: Any, index: Index,
 
 def rag_stage(job: Job, run: str, source: BatchSource | None, complete: step.Completion | None,
               **settings: Any) -> Stage:
-    """The stage that `fine_tune` runs; without a source its step can be compiled, not run."""
+    """The stage that `fine_tune` runs; without a source, its step can only be compiled."""
     train = job.config.train
     known = {"query_encoder": train.query_encoder_rate, "document_encoder": None,
              "generator": train.generator_rate, rag.NULL: 1.0, rag.CLASSIFIER: 1.0,
@@ -84,7 +82,7 @@ def rag_stage(job: Job, run: str, source: BatchSource | None, complete: step.Com
 
 
 def _collapse_guard(train: TrainConfig, rates: Mapping[str, float | None]) -> CollapseGuard | None:
-    """None where it is off, or where no encoder trains that could collapse."""
+    """The guard of a run; None = it is off, or no encoder trains that could collapse."""
     if train.collapse_guard == "off" or all(rates.get(tower) is None for tower in ENCODERS):
         return None
     return CollapseGuard(train.collapse_guard, train.collapse_window, train.collapse_threshold)
@@ -92,7 +90,7 @@ def _collapse_guard(train: TrainConfig, rates: Mapping[str, float | None]) -> Co
 
 def _rag_source(job: Job, index: Index) -> tuple[
         BatchSource, step.Completion | None, on_device.Refresher | None]:
-    """Batches of the training questions; how the step completes them; what refreshes the index."""
+    """The batches of the training questions, how the step completes them, and the refresher."""
     config, questions = job.config, job.tokens("train")
     batch_size, k = config.train.batch_size, config.retrieval.k
     if k and config.retrieval.where == "device":

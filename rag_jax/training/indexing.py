@@ -1,4 +1,4 @@
-"""The indexes of a run: of its passage stores, by its document encoder or by their words."""
+"""Builds and edits the indexes of a run: of embeddings by its document encoder, or of words."""
 
 import contextlib
 import dataclasses
@@ -52,17 +52,17 @@ def all_hosts() -> Hosts:
 
 
 def rounded(encoder: Params, dtype: str) -> Params:
-    """An encoder with its matrices in the dtype that multiplies them."""
+    """An encoder with its matrices in the dtype of their products."""
     return jax.tree_util.tree_map_with_path(
         lambda path, leaf: leaf.astype(dtype) if path[-1].key == "kernel" else leaf, encoder)
 
 
 def embed_passages(model: RagModel, encoder: Params, mesh: Mesh
                    ) -> Callable[[np.ndarray, np.ndarray], Any]:
-    """The jitted encoder as the index builder wants it, on this process's devices.
+    """The jitted document encoder for the index builder, on this process's devices.
 
-    Its matrices are rounded to the dtype that multiplies them once, not for every batch: on a CPU
-    that is a tenth of the time in bfloat16.
+    Its matrices are rounded to the dtype of their products once, not for every batch, which saves a
+    tenth of the time in bfloat16 on a CPU.
     """
     own = parallel.own_mesh(mesh)
     if own is not mesh:
@@ -84,11 +84,11 @@ def batch_shapes(config: Config, mesh: Mesh) -> tuple[int, list[int]]:
 
 
 def passage_embedder(job: Job, model: RagModel, encoder: Params, name: str) -> PassageEmbedder:
-    """What makes the embeddings of an index.
+    """The embedder of passages for an index.
 
     Args:
       job: sets lengths, batches and devices.
-      model: the architecture, of the form that the parameters have.
+      model: the architecture; its layers are looped or scanned as in the parameters.
       encoder: parameters of the document encoder.
       name: its fingerprint.
     """
@@ -108,9 +108,10 @@ def index_store(job: Job, params: Any, store: PassageStore, out: pathlib.Path,
                 kept: KeptEmbeddings | None = None) -> PassageIndex:
     """Embeds a passage store with the document encoder and publishes its index at `out`.
 
-    What `kept` has is not embedded again.
+    Embeddings that `kept` has are copied from it.
 
-    Returns it opened where `config.retrieval.where` says.
+    Returns:
+      The index, opened where `config.retrieval.where` says.
     """
     retrieval = job.config.retrieval
     given = {"num_leaves": retrieval.num_leaves, "leaves_to_search": retrieval.leaves_to_search,
@@ -139,11 +140,10 @@ def index_stores(job: Job, params: Any, folder: pathlib.Path, overwrite: bool = 
 
     Args:
       job: its passage stores are indexed.
-      params: of both encoders, in the form that trains: a scanned stack is one.
+      params: of both encoders, as they are trained, with scanned layers if they have them.
       folder: where the indexes are published.
       overwrite: replace other indexes there.
-      queries: None = questions of the dev split, some of them where there are many: exact search
-        reads the whole index for them; or, where there is no such split, the passages' vectors.
+      queries: None = those of `recall_questions`, or the passages' vectors without a dev split.
     """
     sample = None
     if queries is None and "dev" in job.prepared.splits:
@@ -156,7 +156,8 @@ def index_stores(job: Job, params: Any, folder: pathlib.Path, overwrite: bool = 
 
 
 def recall_questions(job: Job) -> list[Example]:
-    """The dev questions that recall is measured with, or some of them where there are many."""
+    """The dev questions that recall is measured with: a sample where there are many, as exact
+    search reads the whole index for them."""
     dev = job.prepared.splits["dev"]
     drawn = np.random.default_rng(job.config.seed).permutation(len(dev))[:RECALL_QUERIES]
     if len(drawn) < len(dev):
@@ -168,7 +169,7 @@ def recall_questions(job: Job) -> list[Example]:
 def edit_passages(job: Job, out: pathlib.Path, embedder: PassageEmbedder | None,
                   add: Iterable[Passage], delete: Sequence[str], recall: RecallSettings,
                   compact: bool | None, least: int) -> Index:
-    """Adds passages to an index and deletes others from it; opens what is published.
+    """Adds passages to an index and deletes others from it; opens the version that it publishes.
 
     Args:
       job: makes the tokens of passages.
@@ -176,17 +177,17 @@ def edit_passages(job: Job, out: pathlib.Path, embedder: PassageEmbedder | None,
       embedder: of the encoder that built it; None = an index of words.
       add, delete, recall, compact, least: see `editing.edit_index`.
     """
-    tables = open_folder(current(out)).passages.token_tables  # no index is made where none is
+    tables = open_folder(current(out)).passages.token_tables  # raises where there is no index
     prepared = job.prepared
 
     def edited() -> Index:
         if hosts.leads():
             with staging(out) as folder:
                 passages, store = iter(add), None
-                some = list(itertools.islice(passages, 1))
-                if some:
+                first = list(itertools.islice(passages, 1))
+                if first:
                     store = write_passages(
-                        folder / "added", itertools.chain(some, passages), job.config,
+                        folder / "added", itertools.chain(first, passages), job.config,
                         prepared.retriever_tokenizer if ENCODER_TABLE in tables else None,
                         prepared.format if PASSAGE_TABLE in tables else None)
                 if embedder is None:
@@ -217,9 +218,12 @@ def index_words(job: Job) -> dict[str, Bm25Index]:
 
 
 def with_words(job: Job, index: Index) -> Index:
-    """The index as the model is asked with it: where it retrieves by embeddings and words, joined
-    with one of its words, in its folder WORDS, which is made where it is missing or of others;
-    who asks for it while another process counts waits, and then finds it."""
+    """The index as the model retrieves from it: joined with an index of its words where the model
+    retrieves by embeddings and words.
+
+    The index of words is in its folder WORDS. It is built where it is missing, damaged, or of other
+    passages or settings; a process that opens it while another one builds it waits.
+    """
     fusion = job.model.fusion
     if fusion is None:
         return index
@@ -227,11 +231,11 @@ def with_words(job: Job, index: Index) -> Index:
     folder = pathlib.Path(index.path) / WORDS
 
     def counted() -> tuple[Bm25Index, np.ndarray | None]:
-        """The index of words, and the rows of it for those of the other, where they are known."""
+        """The index of words, and its rows by those of `index`; None = they are not yet matched."""
         if folder.is_dir():
             with contextlib.suppress(RetrievalError):  # it is damaged, or of other passages
                 words = Bm25Index.open(folder)
-                if words.settings.record == settings.record:  # else as it was built
+                if words.settings.record == settings.record:
                     return words, matching_rows(index, words)
         with staging(folder, waits=True) as made:
             store = index.passages
@@ -244,7 +248,7 @@ def with_words(job: Job, index: Index) -> Index:
 
 
 def describe(index: Index) -> str:
-    """What an index is, in words."""
+    """Describes an index in a line: its size, kind, edits and recall."""
     words, recall = f"{index.size} passages, {index.manifest['kind']}", index.manifest.get("recall")
     if index.manifest["kind"] == "scann":
         scann = ScannSettings(**index.manifest["scann"])
@@ -262,12 +266,13 @@ def describe(index: Index) -> str:
 
 
 def indexes_of(job: Job, run: str, indexes: Mapping[str, PassageIndex]) -> Mapping[str, Index]:
-    """The indexes that a run can be asked with, by name: the given ones; BM25's; or, where it
-    trained the document encoder, its own.
+    """The indexes that a run can be asked with, by name: the given ones; those of BM25; or, where
+    the run trained the document encoder, those in RUN/indexes.
 
-    Its own are in RUN/indexes, embedded with its best checkpoint, made where they are missing.
+    The last are embedded with the run's best checkpoint, and built where they are missing.
+
+    job: with the configuration of the run.
     """
-    job = job.of_run(run)
     if job.model.lexical:
         return index_words(job)
     if job.config.train.document_encoder == "frozen":
@@ -280,7 +285,7 @@ def indexes_of(job: Job, run: str, indexes: Mapping[str, PassageIndex]) -> Mappi
             return read_manifest(current(index))["encoder_fingerprint"] == name
         return False
 
-    # One that was edited serves as it is; those of an earlier best checkpoint are replaced.
+    # An edited index is kept; those of an earlier best checkpoint are replaced.
     kept = hosts.exchange(all(same(folder / memory) for memory in job.prepared.memories))[0]
     return index_stores(job, params, folder, overwrite=not kept)
 
@@ -289,10 +294,10 @@ def job_of_file(job: Job, name: str, passages: str, words: int, folder: pathlib.
     """The job with one passage store, NAME: the passages of a file.
 
     Args:
-      job: the job that everything else is taken from.
+      job: everything else is taken from it.
       passages: whatever `read_corpus` reads.
-      words: the most that a passage may have; longer ones are split. 0 = as they are.
-      folder: their store, written where there is none.
+      words: the most that a passage may have; longer ones are split. 0 = none are split.
+      folder: of their store, which is written where it is missing.
     """
     prepared = job.prepared
 
@@ -309,15 +314,15 @@ def job_of_file(job: Job, name: str, passages: str, words: int, folder: pathlib.
 def index_of_file(job: Job, run: str, warm: Any, name: str, passages: str, words: int) -> Index:
     """A further index of a run, of the passages of a file.
 
-    What is missing of WORKDIR/data/memories/NAME and of its index, among the run's, is made.
+    Their store, WORKDIR/data/memories/NAME, and their index among the run's indexes are made where
+    they are missing.
 
     Args:
-      job, run: the run that will be asked with it.
+      job, run: of the run that will be asked with it.
       warm: parameters as they were when the run began.
-      name: a name of those passages alone: what is there under it is taken for them.
+      name: of these passages alone: a store or index of that name is taken for theirs.
       passages, words: as in `job_of_file`.
     """
-    job = job.of_run(run)
     job = job_of_file(job, name, passages, words, job.workdir / "data" / "memories" / name)
     if job.model.lexical or job.config.train.document_encoder != "frozen":
         return indexes_of(job, run, {})[name]

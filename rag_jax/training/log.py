@@ -1,4 +1,4 @@
-"""Where a run's figures go: metrics.jsonl, TensorBoard, the progress bar and the final table."""
+"""The output of a run's metrics: metrics.jsonl, TensorBoard, the progress bar, text tables."""
 
 import contextlib
 import json
@@ -25,23 +25,24 @@ class MetricWriter(contextlib.AbstractContextManager):
     The training loop writes a line every `log_every` steps, with means over the steps since the
     line before, as STAGE/NAME:
 
-      nll, loss: - log p(y | x) in nats, and what is minimised, which smooths labels. Per question;
-        per target token in the generator's warm-up.
+      nll, loss: - log p(y | x) in nats, and the loss, which smooths labels. Per question; per
+        target token in the generator's warm-up.
       accuracy: retriever warm-up: share of questions whose positive scores highest.
-      prior_entropy, posterior_entropy: of p(z | x) and p(z | x, y), in nats; for the latter
-        Fusion-in-Decoder has what its retriever learns from, or p(z | x).
+      prior_entropy, posterior_entropy: of p(z | x) and p(z | x, y), in nats; Fusion-in-Decoder's
+        posterior is the distribution that its retriever learns from, or p(z | x).
       retriever_loss: the retriever's part of loss, where train.retriever_objective gives it one.
-      retriever_information: what answers say of passages (config.train.full_information), in nats.
-      hybrid_weight: of words, where it is learned (config.train.bm25_weight_rate).
+      retriever_information: how much answers tell about passages (config.train.full_information),
+        in nats.
+      hybrid_weight: the weight of words, where it is learned (config.train.bm25_weight_rate).
       staleness: steps since the passage embeddings were made, where they are refreshed.
       grad_norm, grad_norm/TOWER: norm of the gradient before it is clipped, of all towers that
         train and of one.
       update_ratio/TOWER: norm of the update over the norm of the parameters, in the last of these
         steps; about 1e-3 is usual. 0 where these were 0.
-      learning_rate/TOWER: of the update; 0 where the collapse guard has frozen the tower.
+      learning_rate/TOWER: of the tower; 0 where the collapse guard has frozen it.
       tokens: tokens of questions, passages and targets in a batch, of all devices.
       padding_share: share of the batch's token positions that are padding.
-      without_passages: questions of a batch for which nothing was found; they train nothing.
+      without_passages: questions of a batch without retrieved passages; they train nothing.
       step_secs: seconds from one step's end to the next one's, without evaluation and saving; the
         first step of a process compiles.
       tokens_per_sec: tokens / step_secs.
@@ -72,10 +73,10 @@ class MetricWriter(contextlib.AbstractContextManager):
         self.close()
 
     def truncate_after(self, step: int) -> None:
-        """Drops what an earlier run wrote beyond `step`, to be called when resuming from there.
+        """Removes the metrics that an earlier run wrote after `step`; called when resuming there.
 
-        Lines that are no whole record (the last one of a killed run) go as well. TensorBoard hides
-        its own points beyond `step` once the next one is written.
+        Incomplete lines, such as the last one of a killed run, are removed as well. TensorBoard
+        hides its own points after `step` once the next one is written.
         """
         if not self._active:
             return
@@ -91,7 +92,7 @@ class MetricWriter(contextlib.AbstractContextManager):
         files.write_bytes(self.path, b"".join(line + b"\n" for line in kept))
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Writes host scalars of one step; `step` itself is no name for a metric."""
+        """Writes host scalars of one step; no metric may have the name "step"."""
         if not self._active:
             return
         if "step" in metrics:
@@ -138,12 +139,10 @@ class MetricWriter(contextlib.AbstractContextManager):
 
 
 class Progress(contextlib.AbstractContextManager):
-    """How far a long loop is: tqdm's bar with rate and ETA on a terminal, else plain log lines.
+    """The progress of a long loop: tqdm's bar with rate and ETA on a terminal, else plain lines.
 
-    tqdm would redraw its bar in a log file with carriage returns; these lines can be searched.
-
-    Where the stream is no terminal, a line comes every `every` steps, or after 10 seconds if that
-    is sooner, and at the end:
+    In a log file tqdm would redraw its bar with carriage returns. Where the stream is no terminal,
+    a line comes every `every` steps, or after 10 seconds if that is sooner, and at the end:
 
         train 200/1000 (20.0%), 8.31 steps/s, ETA 1:36, nll 2.913
 
@@ -185,14 +184,14 @@ class Progress(contextlib.AbstractContextManager):
         self.close()
 
     def update(self, step: int, metrics: Mapping[str, float] | None = None) -> None:
-        """Notes that `step` steps are done; `metrics` are scalars worth showing.
+        """Takes the number of steps done, and scalars to show.
 
-        Those of a device are fetched only where they are shown.
+        Scalars on a device are fetched only when they are shown.
         """
         advance, self._step = step - self._step, step
         if self._bar is not None:
             self._shown = metrics or self._shown
-            if self._bar.update(advance):  # it has been drawn, and will be with these next time
+            if self._bar.update(advance):  # it was drawn; the next time it shows these metrics
                 self._set_postfix()
             return
         now = self._clock()
@@ -202,7 +201,7 @@ class Progress(contextlib.AbstractContextManager):
             self._line_step, self._line_time = step, now
 
     def close(self) -> None:
-        """Leaves the bar as it stands and frees the terminal line."""
+        """Leaves the bar as it is and frees the terminal line."""
         if self._bar is not None:
             self._set_postfix()
             self._bar.close()

@@ -1,4 +1,4 @@
-"""A trained model, opened: asked, scored, given another index."""
+"""`Rag`, an open model: it answers, retrieves, scores, evaluates, and edits or swaps its index."""
 
 import dataclasses
 import operator
@@ -41,7 +41,7 @@ from rag_jax.types import Answer, Evidence, Params
 
 Path = str | os.PathLike[str]
 Given = Passages | Evidence | Iterable[Evidence]
-SAME_VECTOR = 0.02  # relative distance of two vectors of a text by one encoder, at most
+SAME_VECTOR = 0.02  # largest relative distance of two vectors of a text by one encoder
 
 
 @dataclasses.dataclass(eq=False)
@@ -49,14 +49,13 @@ class Rag:
     """A model that answers questions from the passages of its index; `load` opens one.
 
     Attributes:
-      job: its configuration, its data (tokenizers, questions) and the devices.
+      job: its configuration, data (tokenizers, questions) and devices.
       run: its name among the workdir's runs.
       params: of all its towers, with looped layers.
-      index: the passages that it reads; None for a closed-book run.
-      said: what a checkpoint that answers as it is says of the fields of config.eval that nobody
-        has set; those that are set otherwise may rule some of it out
-        (`pretrained.with_generation_defaults`).
-      prefixes: what is kept of passages between questions (config.eval.prefix_mib).
+      index: of the passages that it reads; None for a closed-book run.
+      said: the `pretrained.generation_defaults` of a generator that is not trained; they apply to
+        the fields of config.eval that a call leaves open.
+      prefixes: states of passages that are kept between questions (config.eval.prefix_mib).
     """
 
     job: Job
@@ -76,32 +75,32 @@ class Rag:
 
     @property
     def answers(self) -> bool:
-        """Whether there is a generator: of documents, there may be an index alone."""
+        """Whether there is a generator; a workdir of `rag_jax.ingest` may have none."""
         return "generator" in self.params
 
     def ask(self, questions: str | Iterable[str], *, seed: int | None = None, **how: Any
             ) -> list[Answer]:
         """Answers questions, each with the passages that its answer came from.
 
-        A single question is a batch of its own. What is no more than one batch is always padded to
-        the longest input: the second call, whatever its lengths, runs what the first has compiled.
-        A reranker compiles for lengths of its own, eight at most.
+        A single question has batch size 1. Questions that fit into one batch are padded to the
+        longest possible input, so that later calls, whatever their lengths, compile nothing. A
+        reranker compiles for each of its own lengths, at most eight.
 
         Args:
           questions: as they are asked; a string is one question.
-          seed: of the draws of sample=True, which depend on it and on the question's place alone;
-            None = config.seed.
+          seed: of the samples of sample=True, which depend only on it and on the question's
+            position; None = config.seed.
           **how: fields of `config.eval` to set otherwise: num_beams=4, strategy="marginal", ...
 
         Raises:
           DataError: a question is blank, or no string.
-          ConfigError: no such field, a value that it cannot have, or one that rules out another.
+          ConfigError: a field is unknown, has a wrong value, or contradicts another.
         """
         return list(self.ask_each(questions, seed=seed, **how))
 
     def ask_each(self, questions: str | Iterable[str], *, seed: int | None = None, **how: Any
                  ) -> Iterator[Answer]:
-        """`ask`, which gives answers as soon as they, and those before them, are there."""
+        """Like `ask`, but yields each answer as soon as it and those before it are ready."""
         questions = checked_texts(questions)
         if not questions:
             return
@@ -118,7 +117,7 @@ class Rag:
 
     def retrieve(self, questions: str | Iterable[str], k: int | None = None
                  ) -> list[list[Evidence]]:
-        """The best passages for each question, best first, with p(z | x) over those k.
+        """The k best passages for each question, best first, with p(z | x) over these k.
 
         Args:
           questions: as they are asked; a string is one question.
@@ -149,12 +148,12 @@ class Rag:
                        ) -> float | np.ndarray:
         """log p(answer | question) in nats, marginalised over the passages retrieved.
 
-        Of a class by `config.model.head=label_token`, that of its token among all tokens; the
-        `log_prob` of an answer is normalised over the labels.
+        With `config.model.head=label_token` the probability of a class is that of its token among
+        all tokens, while the `log_prob` of an answer is normalised over the labels.
 
         Args:
-          questions, answers: a text each, or as many of one as of the other. Of an answer that is
-            longer than `config.data.max_target_length`, its beginning is scored, with a warning.
+          questions, answers: a text each, or lists of equal length. Of an answer that is longer
+            than `config.data.max_target_length` only the beginning is scored, with a warning.
 
         Returns:
           A float for texts, float32[Q] for lists.
@@ -210,8 +209,8 @@ class Rag:
 
         Raises:
           RetrievalError: it was built by another document encoder, or is damaged.
-          ConfigError: no such folder, fewer passages than config.eval.k, not in the tokens of the
-            generator, or a run that reads none.
+          ConfigError: there is no such folder, the index has fewer passages than config.eval.k or
+            no tokens of this generator, or the run reads no passages.
         """
         if self.index is None:
             raise ConfigError(f"run {self.run!r} reads no passages: it has no index to swap")
@@ -231,27 +230,28 @@ class Rag:
 
     def edit(self, add: Path | Given = (), delete: str | Iterable[str] = (), *,
              queries: Path | Sequence[Example] | None = None, compact: bool | None = None) -> None:
-        """Publishes a further version of the index, without some of its passages and with others,
-        and reads that from now on. Only what is added is embedded; nothing is compiled again.
+        """Publishes a new version of the index, with passages deleted and added, and reads that
+        from now on. Only added passages are embedded; nothing is compiled again.
 
-        The current version of the folder is edited, whoever has published it. Who has an earlier
-        one open keeps it. A killed edit leaves the version that was.
+        The edit starts from the folder's current version, whichever process has published it.
+        Processes that have an earlier version open keep it. A killed edit changes nothing.
 
         Args:
-          add: passages, each an id, a title and a text, a dictionary of them, or what `retrieve`
-            gives; or a file, as for `build_index`.
-          delete: ids; a string is one of them. One that is deleted and added is replaced.
+          add: passages, each an id, a title and a text, a dictionary of them, or an `Evidence` of
+            `retrieve`; or a file, as for `build_index`.
+          delete: ids; a string is one id. An id that is deleted and added is replaced.
           queries: questions on which recall is measured, as for `questions`; None = the dev
             questions, and where there are none, passages with noise.
-          compact: build the index anew of its passages; None = where edits have made its search
-            take twice as long.
+          compact: build the whole index again; None = if edits have made its search take twice as
+            long.
 
         Raises:
-          RetrievalError: an id that is not there, or is there already; an index of another encoder
-            or with the tokens of another generator; or none would be left, or fewer than
-            config.eval.k.
+          RetrievalError: an id to delete does not exist, or one to add does already; the index is
+            of another encoder or generator; or no passage, or fewer than config.eval.k, would be
+            left.
           InUseError: another process writes into the index or into the workdir that it is in.
-          ConfigError: the run reads no passages, or has no document encoder; or queries for BM25.
+          ConfigError: the run reads no passages or has no document encoder, or queries are given
+            for BM25.
         """
         if self.index is None:
             raise ConfigError(f"run {self.run!r} reads no passages: it has no index to edit")
@@ -285,11 +285,11 @@ class Rag:
         """Questions with their answers.
 
         Args:
-          source: a split of the workdir; a file, or another source of `config.data`; the examples
-            themselves; None = the split test, or dev where there is none.
+          source: a split of the workdir; a file, or another source of `config.data`; a list of
+            examples; None = the split test, or dev where there is none.
 
         Raises:
-          DataError: no such split, or a source that is none of these.
+          DataError: the source is none of these.
         """
         splits = self.job.prepared.splits
         if source is None:
@@ -306,7 +306,7 @@ class Rag:
             return collect("questions", named, hidden=True) if source else source
         if source in splits:
             return splits[source]
-        if source.isidentifier():  # as the names of splits are, and those of other sources are not
+        if source.isidentifier():  # it can only be the name of a split
             raise DataError(f"questions: no split {source!r} in {self.job.workdir}, which has "
                             f"{', '.join(splits) or 'no questions'}: name another, a file of "
                             "questions (.jsonl, .tsv), or give a list of Example")
@@ -319,17 +319,17 @@ class Rag:
 
         Args:
           questions: as for `questions`.
-          order: int[Q], for every question the one whose passages it reads; None = itself.
-          likelihood: also that of the first target, or reference answer where a question has no
-            targets, which takes a pass of its own.
-          overlap: also the scores over the questions and the answers that training has shown.
-          **how: fields of `config.eval` to set otherwise; max_examples, of the first so many alone.
+          order: int[Q], for every question the one whose passages it reads; None = its own.
+          likelihood: also compute the likelihood of each question's first target, or reference
+            answer if it has no targets; it takes one more pass.
+          overlap: also score the questions, and the answers, that overlap with the training split.
+          **how: fields of `config.eval` to set otherwise; max_examples takes the first ones.
         """
         self._check_answers()
         asked, config = self.questions(questions), self._as_asked(how).eval
         if not len(asked):
             raise DataError("questions: there are none; an evaluation needs one at least")
-        if "max_examples" in how:  # that of the run is of its training
+        if "max_examples" in how:  # the configured one is for evaluations during training
             asked = asked[: config.max_examples or len(asked)]
         if order is not None:
             if self.index is None:
@@ -345,8 +345,10 @@ class Rag:
             likelihood=likelihood, how=config, train=train)
 
     def choose_k(self, ks: Sequence[int]) -> dict[str, float]:
-        """The number of passages that answers the dev questions best, as `evaluation.choose_k`;
-        without such questions a ConfigError."""
+        """Chooses the number of passages that answers the dev questions best.
+
+        Arguments and result as of `evaluation.choose_k`; ConfigError without dev questions.
+        """
         try:
             numbers = [operator.index(k) for k in ks]
         except TypeError:
@@ -357,17 +359,19 @@ class Rag:
                                    self._dev(), numbers, self.config.eval)
 
     def choose_weight(self, weights: Sequence[float]) -> dict[str, float]:
-        """Finds the weight of words with which the dev questions' passages are best, and retrieves
-        so from now on.
+        """Chooses the weight of words that retrieves the best passages for the dev questions, and
+        retrieves with it from now on.
+
+        The measure is the mean reciprocal rank of the first passage with an answer among those that
+        are read, as it differs between weights that find equally many answers.
 
         Returns:
-          "bm25_weight", the one with the highest mean reciprocal rank of the first passage with an
-          answer among those that are read, which tells weights apart that find as many; and that,
-          in percent, of each weight, as "dev_mrr@K, weight W".
+          "bm25_weight", the best weight; and the measure of each, in percent, as "dev_mrr@K, weight
+          W".
 
         Raises:
-          ConfigError: the run does not retrieve by embeddings and words, in a convex combination,
-            there are no dev questions, or a weight is none.
+          ConfigError: the run does not retrieve by a convex combination of embeddings and words,
+            there are no dev questions, or `weights` are no weights.
         """
         if not isinstance(self.index, HybridIndex) or self.index.fusion.kind != "convex":
             raise ConfigError("--choose-weight: for config.retrieval.retriever=hybrid and "
@@ -379,21 +383,21 @@ class Rag:
             "retrieval.bm25_weight": weight, "train.bm25_weight_rate": None})
             for weight in given.astype(float).tolist()}
         answerer, dev = self.answerer(), self._dev()
-        queries, found = answerer.queries(self.params, dev), {}
+        queries, scores = answerer.queries(self.params, dev), {}
         for weight in configs:
             queries["weight"] = weight
             rows = search(answerer.index, queries, answerer.k)
             ranks = scoring.answer_ranks(dev.examples, [
                 [self.index.passages[int(row)] for row in each] for each in rows])
-            found[weight] = 100 * float(np.mean(1 / (1 + ranks)))
-        best = max(found, key=found.__getitem__)
+            scores[weight] = 100 * float(np.mean(1 / (1 + ranks)))
+        best = max(scores, key=scores.__getitem__)
         self.job = dataclasses.replace(self.job, config=configs[best])
         self.params = {tower: p for tower, p in self.params.items() if tower != FUSION}
         return {"bm25_weight": best, **{f"dev_mrr@{answerer.k}, weight {weight:g}": score
-                                        for weight, score in found.items()}}
+                                        for weight, score in scores.items()}}
 
     def answerer(self, how: Mapping[str, Any] | None = None, **changes: Any) -> Answerer:
-        """What answers batches of tokenized questions.
+        """The answerer of batches of tokenized questions.
 
         Args:
           how: fields of `config.eval` to set otherwise.
@@ -411,7 +415,7 @@ class Rag:
         return make_answerer(job, self.index, self.prefixes, **changes)
 
     def _dev(self) -> QuestionTokens:
-        """The questions by which is chosen how to answer."""
+        """The dev questions, by which settings are chosen."""
         if "dev" not in self.job.prepared.splits:
             raise ConfigError(f"{self.job.workdir} has no dev questions, by which it is chosen; "
                               "set config.eval.k or config.retrieval.bm25_weight, or train with "
@@ -432,7 +436,7 @@ class Rag:
                               "config.model.generator.pretrained")
 
     def _warn_of_cuts(self, answers: Sequence[str]) -> None:
-        """Says which answer is scored in part."""
+        """Warns of the first answer of which only a part is scored."""
         longest = self.config.data.max_target_length
         for number, ids in enumerate(
                 self.job.prepared.generator_tokenizer.encode_answers(answers), 1):
@@ -463,23 +467,23 @@ def _passages(given: Path | Given, config: Config) -> Iterator[Passage]:
 
 
 def check_recall_questions(job: Job, queries: Path | Sequence[Example] | None) -> None:
-    """Raises ConfigError for questions by which the recall of BM25 would be measured."""
+    """Raises ConfigError where questions are given to measure the recall of BM25."""
     if queries is not None and job.model.lexical:
         raise ConfigError("queries: BM25 compares a question with all passages, so that there is "
                           "no recall to measure; leave them out")
 
 
 def _checked_order(order: Any, count: int) -> np.ndarray:
-    """`order` of `Rag.evaluate` for so many questions."""
-    found = _array(order)
-    if found.shape != (count,) or found.dtype.kind not in "iu" or not (
-            (found >= 0) & (found < count)).all():
+    """The `order` of `Rag.evaluate` for `count` questions, as an array."""
+    array = _array(order)
+    if array.shape != (count,) or array.dtype.kind not in "iu" or not (
+            (array >= 0) & (array < count)).all():
         raise DataError(f"order: {order!r:.60}; expected {count} integers from 0 to {count - 1}")
-    return found
+    return array
 
 
 def _array(given: Any) -> np.ndarray:
-    """Numbers as numpy has them; what has no shape as one object."""
+    """Numbers as an array; ragged lists, which have no shape, as an array of one object."""
     try:
         return np.asarray(given)
     except ValueError:
@@ -489,8 +493,8 @@ def _array(given: Any) -> np.ndarray:
 def check_vectors(rag: Rag) -> None:
     """Raises a RetrievalError where another document encoder has built the index.
 
-    The same one gives its first passage the same vector, but for the rounding of bfloat16.
-    Fingerprints differ also by what training alone reads (dropout), of which no source tells.
+    The same encoder gives the first passage the same vector, up to the rounding of bfloat16.
+    Fingerprints are no proof: they contain settings of training (dropout) that no source stores.
     """
     own, there = rag.embed_passages([rag.index.passages[0]])[0], rag.index.embeddings([0])[0]
     if own.shape != there.shape or (

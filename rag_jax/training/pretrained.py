@@ -1,7 +1,7 @@
-"""Weights to start from: Hugging Face checkpoints and workdirs, named by `config.model.sources`;
-and those of finished runs.
+"""Parameters to start from, in the sources that `config.model.sources` names, and those of runs.
 
-A workdir is one of `rag_jax.train`, or a checkpoint that `rag_jax.convert` brought into that form.
+A source is a checkpoint of Hugging Face or a workdir: of `rag_jax.train`, or one that
+`rag_jax.convert` made of a checkpoint.
 """
 
 import dataclasses
@@ -28,12 +28,12 @@ from rag_jax.training.checkpoint import BEST_METRIC, Checkpointer
 from rag_jax.training.job import Job
 
 ENCODERS = ("query_encoder", "document_encoder")
-PLAIN = "bert"  # a BERT that is no retriever yet: both encoders start from it
-# How a tower is computed and trained; everything else is its architecture.
+PLAIN = "bert"  # a BERT that is no retriever: both encoders start from it
+# Fields of how a tower is computed and trained; all others are its architecture.
 RUNTIME = ("pretrained", "dropout", "attention_dropout", "activation_dropout", "dtype",
            "param_dtype", "remat", "fused_attention", "scan_layers", "position_init", "init_std",
            "logit_chunk")
-# Where the configuration leaves them open, an encoder's folder says them.
+# Fields that an encoder's folder sets where the configuration does not.
 OPEN = ("pooling", "normalize", "scale", "query_prefix", "passage_prefix", "titles")
 FORCED = ("forced_bos", "forced_eos")
 
@@ -43,14 +43,14 @@ def _runtime(tower: BertConfig | BartConfig) -> dict[str, Any]:
 
 
 def described(source: str) -> hub.Pretrained:
-    """What a source is, without its parameters: a workdir, or a checkpoint of Hugging Face."""
+    """Describes a source, a workdir or a checkpoint of Hugging Face, without its parameters."""
     path = pathlib.Path(source)
     return _workdir(path) if workdir.exists(source) else _checkpoint(source, files.stamp(path))
 
 
 @functools.cache
 def _checkpoint(source: str, stamp: str) -> hub.Pretrained:
-    """stamp: of the folder, which may be saved anew; "" = a name on the hub."""
+    """stamp: of the folder, whose content may change; "" = a name on the hub."""
     del stamp
     return hub.describe(source)
 
@@ -58,9 +58,9 @@ def _checkpoint(source: str, stamp: str) -> hub.Pretrained:
 def _workdir(path: pathlib.Path) -> hub.Pretrained:
     saved, plain = workdir.read(path), (path / PLAIN).is_dir()
     sentences = (saved.model.retriever.pooling != "auto" and not saved.train.steps
-                 and not is_prepared(path))  # what `convert` has written
+                 and not is_prepared(path))  # `convert` has written a sentence encoder
     search = {name: getattr(saved.eval, name) for name in (*config_json.SEARCH, *FORCED)}
-    if saved.train.steps:  # it says how that training was evaluated
+    if saved.train.steps:  # then config.eval is how its training was evaluated
         search = {}
     else:
         search["max_length"] = saved.data.max_target_length
@@ -88,10 +88,10 @@ def _architecture(source: str, tower: str) -> BertConfig | BartConfig:
 
 
 def reranker(source: str) -> hub.Pretrained:
-    """What a cross-encoder is; reads headers only.
+    """Describes a cross-encoder; reads headers only.
 
     Raises:
-      ConfigError: the source is none.
+      ConfigError: the source is no cross-encoder.
     """
     named = f"config.model.reranker.pretrained={source!r}"
     known = [name for name, family in families.FAMILIES.items()
@@ -110,8 +110,8 @@ def resolve(config: Config) -> Config:
     """The configuration with the architecture of pretrained towers, and dropout rates, filled in.
 
     Raises:
-      ConfigError: a source without the tower, a reranker that is none, encoders of different
-        architectures, or lengths beyond the positions of the model.
+      ConfigError: a source lacks the tower, the reranker is no cross-encoder, the encoders have
+        different architectures, or a length exceeds the positions of the model.
     """
     model, sources = config.model, config.model.sources
     if model.reranker.pretrained:
@@ -147,7 +147,7 @@ def resolve(config: Config) -> Config:
     inputs = {**generator_inputs.OUR_INPUTS,
               **(described(sources["generator"]).inputs if "generator" in sources else {})}
     if config.data.source_format not in ("auto", inputs["source_format"]):
-        inputs.pop("prompt", None)  # it is of another form
+        inputs.pop("prompt", None)  # it belongs to the other format
     left_open = {name: value for name, value in inputs.items()
                  if getattr(config.data, name) in ("auto", "")}
     data = dataclasses.replace(config.data, **left_open)
@@ -203,8 +203,8 @@ def generation_settings(found: hub.Pretrained) -> dict[str, Any]:
 
 
 def length_notes(resolved: Config) -> list[str]:
-    """Passages that are longer than the folder of their encoder says that it reads. It is no limit:
-    indexes that were made before would not fit any more."""
+    """A note where passages may be longer than the folder of their encoder says that it reads. It
+    is no limit, so that earlier indexes with longer passages still fit."""
     source = resolved.model.sources.get("document_encoder")
     if source is None or overrides.lexical(resolved):
         return []
@@ -215,8 +215,8 @@ def length_notes(resolved: Config) -> list[str]:
 
 
 def notes(asked: Config, resolved: Config) -> list[str]:
-    """What `resolve` set beside the architecture, encoders that hardly fit each other, and
-    `length_notes`."""
+    """The fields that `resolve` set beside the architecture, a warning about encoders that were not
+    trained together, and `length_notes`."""
     lines = length_notes(resolved)
     sources = asked.model.sources
     changed = [f"config.data.{name}={getattr(resolved.data, name)}"
@@ -246,15 +246,16 @@ def notes(asked: Config, resolved: Config) -> list[str]:
 
 
 def tokenizer_folder(config: Config, tower: str, required: bool = True) -> pathlib.Path | None:
-    """Where the tokenizer of a tower's source lies; None = from scratch, or nobody reads with it.
+    """The folder of the tokenizer of a tower's source; None = the tower has no source, or it is not
+    read and its source has no tokenizer.
 
     Args:
-      config: any.
+      config: names the sources.
       tower: "query_encoder" or "generator".
-      required: there has to be one; else None = a workdir has its own, too.
+      required: False = a source without a tokenizer gives None, as the workdir has one already.
 
     Raises:
-      ConfigError: the source has none; by another one its token table has rows of other words.
+      ConfigError: the source has no tokenizer, by which alone its token table can be read.
     """
     source = config.model.sources.get(tower)
     if not source:
@@ -272,7 +273,7 @@ def tokenizer_folder(config: Config, tower: str, required: bool = True) -> pathl
 
 
 def is_retriever(config: Config) -> bool:
-    """Whether both encoders come from retrievers, so that training needs no warm-up."""
+    """Whether both encoders come from retrievers, so that they need no warm-up."""
     def ranks(source: str) -> bool:
         found = described(source)
         return PLAIN not in found.towers or found.retriever.pooling != "auto"
@@ -282,8 +283,8 @@ def is_retriever(config: Config) -> bool:
 
 
 def check_retriever(config: Config) -> None:
-    """Raises ConfigError for encoders that are read as they are where neither their folders nor the
-    configuration, as it was asked for, say how their states become vectors."""
+    """Raises ConfigError for encoders that are not trained where neither their folders nor the
+    configuration, before it is resolved, say how their states become vectors."""
     if config.model.retriever.pooling == "auto" and not is_retriever(config):
         raise ConfigError(f"{config.model.sources['document_encoder']} is no retriever: nothing "
                           "says how its states become vectors that find passages. Name a sentence "
@@ -296,26 +297,15 @@ def load(job: Job, towers: Sequence[str], answers: bool = False) -> dict[str, An
 
     Args:
       job: its configuration is resolved.
-      towers: all with a source.
-      answers: they are not trained; the generator's matrices are kept in its param_dtype.
+      towers: their names; each has a source.
+      answers: whether they only answer: the generator's matrices then have its param_dtype.
     """
     loaded: dict[str, Any] = {}
     params = {}
     for tower in towers:
         source = job.config.model.sources[tower]
         if workdir.exists(source):
-            found = described(source)
-            stored = PLAIN if PLAIN in found.towers and tower in ENCODERS else tower
-            section = "retriever" if tower in ENCODERS else "generator"
-            scans = getattr(found, section).scan_layers
-            if getattr(job.config.model, section).scan_layers != scans:
-                raise ConfigError(f"{source}: its {section} was trained with scan_layers={scans}; "
-                                  f"set config.model.{section}.scan_layers={scans}")
-            encoder = dataclasses.replace(
-                job.model.retriever, learn_scale=found.retriever.learn_scale)
-            params[tower] = restore_tower(
-                pathlib.Path(source), stored,
-                dataclasses.replace(job.model, retriever=encoder), job.mesh)[0]
+            params[tower] = _load_from_workdir(job, tower, source)
             continue
         if source not in loaded:
             model = job.config.model
@@ -335,11 +325,29 @@ def load(job: Job, towers: Sequence[str], answers: bool = False) -> dict[str, An
     return params
 
 
-def folder_of(path: pathlib.Path, tower: str) -> tuple[pathlib.Path, tuple[str, ...]]:
-    """Where a workdir keeps a tower as it was before fine-tuning, and the towers stored there.
+def _load_from_workdir(job: Job, tower: str, source: str) -> Any:
+    """Parameters of a tower of a workdir, as it was before fine-tuning.
 
     Raises:
-      ConfigError: nowhere.
+      ConfigError: it was trained with another scan_layers, or there is no such tower.
+    """
+    found = described(source)
+    stored = PLAIN if PLAIN in found.towers and tower in ENCODERS else tower
+    section = "retriever" if tower in ENCODERS else "generator"
+    scans = getattr(found, section).scan_layers
+    if getattr(job.config.model, section).scan_layers != scans:
+        raise ConfigError(f"{source}: its {section} was trained with scan_layers={scans}; "
+                          f"set config.model.{section}.scan_layers={scans}")
+    encoder = dataclasses.replace(job.model.retriever, learn_scale=found.retriever.learn_scale)
+    model = dataclasses.replace(job.model, retriever=encoder)
+    return restore_tower(pathlib.Path(source), stored, model, job.mesh)[0]
+
+
+def folder_of(path: pathlib.Path, tower: str) -> tuple[pathlib.Path, tuple[str, ...]]:
+    """The folder of a workdir with a tower as it was before fine-tuning, and the towers in it.
+
+    Raises:
+      ConfigError: there is no such folder.
     """
     places = {path / tower: ("query_encoder" if tower == PLAIN else tower,)}
     if tower in ENCODERS:
@@ -361,10 +369,12 @@ def restore_tower(path: pathlib.Path, tower: str, model: rag.RagModel, mesh: Mes
 
 def load_params(job: Job, run: str, step_number: int | None = None) -> tuple[Any, dict]:
     """(parameters with looped layers, meta) of a run's best checkpoint, or of a given step; the
-    generator's matrices in its param_dtype."""
-    model = job.of_run(run).model
-    params, meta = restore_run(job.workdir / run, model, job.mesh, step_number)
-    params["generator"] = in_dtype(params["generator"], model.generator.param_dtype)
+    generator's matrices in its param_dtype.
+
+    job: with the configuration of the run.
+    """
+    params, meta = restore_run(job.workdir / run, job.model, job.mesh, step_number)
+    params["generator"] = in_dtype(params["generator"], job.model.generator.param_dtype)
     return unstack_layers(params), meta
 
 
@@ -373,7 +383,7 @@ def restore_run(directory: pathlib.Path, model: rag.RagModel, mesh: Mesh,
                 ) -> tuple[Any, dict]:
     """(parameters, meta) of a run's best checkpoint, or of a given step.
 
-    towers: those in it; None = all of the model.
+    towers: the towers in it; None = all of the model.
 
     Raises:
       ConfigError: the run has no checkpoint.

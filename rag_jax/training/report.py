@@ -29,26 +29,28 @@ LIBRARIES = ("jax", "flax", "optax", "orbax-checkpoint", "numpy", "scann")
 
 
 class _Reporter:
-    """Evaluates runs on the test split (dev where there is none), one model in RAM at a time."""
+    """Evaluates runs on the test split, or dev where there is none; one model in RAM at a time."""
 
     def __init__(self, job: Job, indexes: dict[str, PassageIndex]):
         self.job, self.indexes = job, indexes
         self.split = "test" if "test" in job.prepared.splits else "dev"
         self.metrics: dict[str, dict[str, float]] = {}  # of runs, shuffled passages, hot-swap
         self.shares: dict[str, dict[str, np.ndarray]] = {}  # `_shares` of runs
-        self._opened: Rag | None = None  # the last run, without an index
-        self._indexes: Mapping[str, Index] = {}  # those that it reads
+        self._opened: Rag | None = None  # the last run that was asked for, without an index
+        self._indexes: Mapping[str, Index] = {}  # of that run, by name
 
     def rag(self, run: str, index: str | None = None) -> Rag:
-        """A run, which is evaluated as the last command that trained it says.
+        """A run, opened with the `config.eval` of the last command that trained it.
 
-        index: the name of the one that it reads; None = the one that trained.
+        index: the name of the index that it reads; None = the one that it trained with.
         """
         if self._opened is None or self._opened.run != run:
             self._opened = None
-            job = self.job.of_run(run, workdir.eval_of(self.job.workdir, run))
-            self._indexes = indexing.indexes_of(self.job, run, self.indexes)
-            self._opened = Rag(job, run, pretrained.load_params(self.job, run)[0], None)
+            job = self.job.of_run(run)
+            self._indexes = indexing.indexes_of(job, run, self.indexes)
+            params, _ = pretrained.load_params(job, run)
+            job = job.of_run(run, workdir.eval_of(job.workdir, run))
+            self._opened = Rag(job, run, params, None)
         if not self._opened.config.retrieval.k:
             return self._opened
         return dataclasses.replace(
@@ -61,13 +63,16 @@ class _Reporter:
         self.metrics[run], self.shares[run] = result.metrics, _shares(result)
 
     def shuffle(self, run: str) -> None:
-        """Every question reads the passages of another one: what the answers owe to reading."""
+        """Evaluates with the passages of other questions: what is lost, answers owe to reading."""
         count = len(self.job.prepared.splits[self.split])
         self.metrics["shuffled"] = self.rag(run).evaluate(
             self.split, order=someone_elses(count, self.job.config.seed), overlap=False).metrics
 
     def frozen_recall(self, run: str, warm: Any) -> dict[str, float]:
-        """Retrieval by the query encoder as it was before the run."""
+        """The retrieval metrics of the query encoder as it was before the run.
+
+        warm: the parameters then.
+        """
         rag = self.rag(run)
         index = indexing.with_words(rag.job, self.indexes[self.job.trains_with])
         rag = dataclasses.replace(rag, index=index)
@@ -77,7 +82,7 @@ class _Reporter:
 
 
 def someone_elses(count: int, seed: int) -> np.ndarray:
-    """int[count]: for every question another one, whose passages it reads; a permutation."""
+    """A permutation int[count]: for every question another one, whose passages it reads."""
     rng = order.generator(seed, 5)
     # A random cyclic shift leaves no question with its own passages.
     shift = int(rng.integers(1, count))
@@ -140,13 +145,14 @@ def next_command(job: Job) -> str:
     asked = next(splits[name][0] for name in ("leaders_2018", "test", "dev") if name in splits)
     which = ["--workdir", shown(job.workdir), "--run", job.config.runs[0]]
     if job.workdir.name == ingested.TRAINED and ingested.exists(job.workdir.parent):
-        which = ["--workdir", shown(job.workdir.parent)]  # which has the documents as they are now
+        which = ["--workdir", shown(job.workdir.parent)]  # it has the current documents
     words = [shown(pathlib.Path(sys.executable)), "-m", "rag_jax.generate", *which, asked.question]
     return f"Next, ask it:\n  {shlex.join(words)}"
 
 
 def _shares(result: Evaluation) -> dict[str, np.ndarray]:
-    """Of every question 100 where it is right, else 0: float64[Q] each; empty without answers."""
+    """By metric, float64[Q]: 100 for each question that counts as right, else 0; {} where the
+    answers are not known."""
     if None in result.correct:
         return {}
     ranks = scoring.answer_ranks(result.examples, [a.passages for a in result.answers])
@@ -154,8 +160,8 @@ def _shares(result: Evaluation) -> dict[str, np.ndarray]:
 
 
 def _above_frozen(shares: Mapping[str, Mapping[str, np.ndarray]]) -> dict[str, dict[str, float]]:
-    """What training has added to runs with a frozen twin: the mean of the questions' differences,
-    and its 95 % interval."""
+    """What training the retriever adds to each run, compared with the same run with a frozen one:
+    the mean difference over the questions, with its 95 % interval."""
     added = {}
     for run, frozen in paper.FROZEN.items():
         for what in shares.get(run, {}) if shares.get(frozen) else ():
@@ -167,7 +173,7 @@ def _above_frozen(shares: Mapping[str, Mapping[str, np.ndarray]]) -> dict[str, d
 
 
 def _recall(reporter: _Reporter, run: str, warm: Any) -> dict[str, dict[str, float]]:
-    """recall_at_5, or the deepest below it that there is: by the query encoder trained, and not."""
+    """Answer recall at 5, or at the largest k below it, of the query encoder trained and frozen."""
     frozen = reporter.frozen_recall(run, warm)
     depths = [int(name.partition("@")[2]) for name in frozen if name.startswith("answer_recall@")]
     depth = 5 if 5 in depths else max(depths)
@@ -177,13 +183,14 @@ def _recall(reporter: _Reporter, run: str, warm: Any) -> dict[str, dict[str, flo
 
 
 def _hot_swap(reporter: _Reporter, run: str) -> dict[str, float]:
+    """Exact match with each index on the questions of each year."""
     matrix = {}
     for index in ("2016", "2018"):
         rag = reporter.rag(run, index)
         for leaders in ("2016", "2018"):
-            found = rag.evaluate(f"leaders_{leaders}", likelihood=False, overlap=False)
+            result = rag.evaluate(f"leaders_{leaders}", likelihood=False, overlap=False)
             cell = f"index{index}_leaders{leaders}"
-            reporter.metrics[cell], matrix[cell] = found.metrics, found.metrics["em"]
+            reporter.metrics[cell], matrix[cell] = result.metrics, result.metrics["em"]
     return matrix
 
 
@@ -195,15 +202,15 @@ def _peak_rss_gib() -> float:
 def _versions() -> dict[str, str]:
     import rag_jax
 
-    found = {"rag_jax": rag_jax.__version__, "python": platform.python_version()}
+    versions = {"rag_jax": rag_jax.__version__, "python": platform.python_version()}
     for name in LIBRARIES:
         with contextlib.suppress(ModuleNotFoundError):  # scann has no wheel everywhere
-            found[name] = version(name)
-    return found
+            versions[name] = version(name)
+    return versions
 
 
 def _with_interval(percent: float, metrics: Mapping[str, float]) -> str:
-    """A share of questions, with its 95 % interval."""
+    """A percentage of questions, with its 95 % interval."""
     count = int(metrics["count"])
     low, high = (metrics["em_ci_low"], metrics["em_ci_high"]) if "em" in metrics else (
         bootstrap.interval(100.0 * (np.arange(count) < round(count * percent / 100))))
@@ -211,18 +218,19 @@ def _with_interval(percent: float, metrics: Mapping[str, float]) -> str:
 
 
 def format_report(report: dict[str, Any]) -> str:
-    """The final table: ours beside the paper's nearest figure, which says what it is of."""
+    """The final table: our figures beside the nearest ones of the paper, each with its setting."""
+    hot_swap = report.get("hot_swap", {})
     metrics, split, run = report["metrics"], report["split"], next(iter(report["em"]))
     counts = {name: int(of["count"]) for name, of in metrics.items()}
     rows = [[f"EM, {name}", _with_interval(em, metrics[name]), paper.BESIDE_EM.get(name, "-")]
             for name, em in report["em"].items()]
-    for key in [key for key in report if key.startswith("recall_at_")]:
+    for key in (key for key in report if key.startswith("recall_at_")):
         depth = key.removeprefix("recall_at_")
         rows += [[f"answer recall@{depth}, {name} query encoder",
                   _with_interval(value, {"count": counts[run]}),
                   paper.BESIDE_RECALL[name] if depth == "5" else "-"]
                  for name, value in report[key].items()]
-    for name, value in report.get("hot_swap", {}).items():
+    for name, value in hot_swap.items():
         memory, leaders = name.replace("index", "").split("_leaders")
         rows.append([f"hot-swap, {memory} index, {leaders} leaders",
                      _with_interval(value, metrics[name]), paper.BESIDE_HOT_SWAP[name]])
@@ -231,8 +239,8 @@ def format_report(report: dict[str, Any]) -> str:
         rows.append([name, f"{points} ({low} to {high})", paper.BESIDE_ADDED.get(name, "-")])
     table = print_table(rows, [f"{split} (percent)", "here", "the paper's, of what"])
     table += f"\nIn brackets: 95 % bootstrap intervals over the {counts[run]} {split} questions"
-    for name in list(report.get("hot_swap", {}))[:1]:
-        table += f", of the hot-swap over {counts[name]} leaders"
+    if hot_swap:
+        table += f", of the hot-swap over {counts[next(iter(hot_swap))]} leaders"
     stages_line = ", ".join(f"{name} {secs:.0f}" for name, secs in report["stage_secs"].items())
     return (f"\n{table}\n\nwall {report['wall_secs']:.0f} s (seconds: {stages_line}), peak memory "
             f"{report['peak_rss_gib']:.2f} GiB, seed {report['seed']}")

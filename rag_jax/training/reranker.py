@@ -33,8 +33,8 @@ class Reranker:
     Attributes:
       config: its architecture.
       params: of a `CrossEncoder`, on the mesh.
-      tokenizer: its own.
-      longest: tokens of a pair, special tokens included.
+      tokenizer: that of its checkpoint.
+      longest: tokens that a pair may have, special tokens included.
       mesh: batches are split over it.
     """
 
@@ -46,16 +46,16 @@ class Reranker:
 
     @property
     def form(self) -> PairForm:
-        """How its pairs are written: as the tokenizer says, else as is usual in the model's family:
-        [CLS] question [SEP] passage [SEP], of RoBERTa with </s></s> between them."""
+        """How pairs are written: as the tokenizer says, else as usual in the model's family:
+        [CLS] question [SEP] passage [SEP] for BERT, with </s></s> between them for RoBERTa."""
         start, end = self.tokenizer.start, self.tokenizer.end
         count = 1 if self.config.model_type == "bert" else 2
         said = self.tokenizer.pair_form or PairForm([start], [end] * count, [end], 1)
         return said._replace(second_type=min(said.second_type, self.config.second_type))
 
     def logits(self, questions: Sequence[str], passages: Sequence[Passage]) -> np.ndarray:
-        """The logits float32[R] of R questions, each with its passage; all processes ask for the
-        same."""
+        """The logits float32[R] of R questions, each with its passage; called by all processes
+        alike."""
         rows, firsts = self.pairs(questions, passages)
         second_type = np.int32(self.form.second_type)
         size = parallel.filled_up(min(PAIRS, len(rows)), self.mesh)
@@ -72,10 +72,9 @@ class Reranker:
 
     def pairs(self, questions: Sequence[str], passages: Sequence[Passage]
               ) -> tuple[list[list[int]], np.ndarray]:
-        """Question, title and text in this `form`, and how many tokens of each stand before the
-        passage, int[R].
+        """The token ids of R pairs in this `form`, and how many precede the passage, int[R].
 
-        A question has half of the room at most, and its passage what it leaves.
+        A question takes at most half of the room, and its passage takes what is left.
         """
         tokenizer, (before, between, after, _) = self.tokenizer, self.form
         different = list(dict.fromkeys(questions))
@@ -96,11 +95,10 @@ def _program(config: BertConfig) -> jax.stages.Wrapped:
 
 
 def open_reranker(source: str, dtype: str, mesh: Mesh) -> Reranker:
-    """A cross-encoder of Hugging Face on a mesh; the last one stays open while its folder is as it
-    was.
+    """Opens a cross-encoder of Hugging Face on a mesh; keeps the last one until its folder changes.
 
     Raises:
-      ConfigError: it is none, or has no tokenizer that fits it.
+      ConfigError: the source is no cross-encoder, or has no tokenizer that fits it.
       HubError: it is damaged, or its parts do not fit together.
     """
     return _opened(source, files.stamp(pathlib.Path(source)), dtype, mesh)
@@ -126,7 +124,7 @@ def _opened(source: str, stamp: str, dtype: str, mesh: Mesh) -> Reranker:
 
 
 def reranked(job: Job, index: Index | None) -> Index | RerankedIndex | None:
-    """The index as the model is asked with it: where there is a reranker, around the given one."""
+    """The index as the model retrieves from it: with the reranker around it, if there is one."""
     if index is None or not job.model.reranked:
         return index
     named = job.config.model.reranker

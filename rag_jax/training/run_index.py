@@ -1,4 +1,4 @@
-"""The index that a run is opened with: found by name, checked, and put where it is searched."""
+"""Opens the index that a run is asked with: finds it by name, checks it, and loads it."""
 
 import pathlib
 
@@ -21,27 +21,28 @@ def named_indexes(job: Job, run: str) -> tuple[pathlib.Path, list[str]]:
 
 
 def open_index(job: Job, run: str, named: str | None, answers: bool = True) -> Index:
-    """The index that `load` names, before the parameters are read, which takes longer.
+    """Opens and checks an index. It is called before the parameters are read, which takes longer.
 
     Args:
       job, run: the run that is asked with it.
-      named: its folder, or its name among the run's; None = the one that trains.
-      answers: a generator reads its passages; else they are only found.
+      named: its folder, or its name among the run's indexes; None = the one of the run's training.
+      answers: whether a generator reads its passages; else they are only retrieved.
 
     Raises:
-      ConfigError: there is none, it does not fit the run, or processes have opened different ones.
+      ConfigError: there is no such index, it does not fit the run, or the processes have opened
+        different ones.
     """
     if source := job.config.model.reranker.pretrained:
         pretrained.reranker(source)
-    folders, there = named_indexes(job, run)
+    folders, names = named_indexes(job, run)
     if named is None:
         folder = folders / job.trains_with
     else:
-        found = [f for f in (folders / named, pathlib.Path(named)) if named and f.is_dir()]
-        if not found:
+        candidates = [f for f in (folders / named, pathlib.Path(named)) if named and f.is_dir()]
+        if not candidates:
             raise ConfigError(f"index {named!r}: no such folder, and {folders} has "
-                              f"{', '.join(there) or 'none'}")
-        folder = found[0]
+                              f"{', '.join(names) or 'none'}")
+        folder = candidates[0]
     opened = indexing.open_host_index(folder, job.model.lexical)
     hosts.check_same_content(f"the index {folder.name}", opened.manifest)
     check_k(job.config, opened, folder)
@@ -60,14 +61,14 @@ def check_k(config: Config, index: Index, folder: pathlib.Path | None = None) ->
 
 
 def placed(job: Job, index: Index | None) -> Index | None:
-    """The index where `config.retrieval.where` wants it."""
+    """The index, loaded onto the devices where `config.retrieval.where` says so."""
     if index is None or job.model.lexical:
         return index
     return on_device.open_index(job.config, job.prepared.format, job.mesh, index)
 
 
 def check_tokens(index: Index, prepared: Prepared) -> None:
-    """Raises ConfigError where an index holds no generator's tokens, or another one's."""
+    """Raises ConfigError where an index has no tokens for a generator, or those of another one."""
     if PASSAGE_TABLE not in index.passages.token_tables:
         raise ConfigError(f"{index.path}: was made without a generator, and its passages have no "
                           "tokens that one reads; build an index for this one")

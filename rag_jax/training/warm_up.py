@@ -60,7 +60,7 @@ def warm_up_generator(job: Job) -> Any:
 def _train(job: Job, name: str, towers: Sequence[str], loss: step.LossFunction,
            config: WarmupConfig, batcher: DenoisingBatcher | PairBatcher | RetrieverBatcher,
            initial: Callable[[], Any] | None = None) -> Any:
-    """The parameters of towers that all train at one rate, on batches that need no parameters."""
+    """Trains towers at one rate on batches without retrieval; returns their parameters."""
     def batch(number: int) -> Any:
         made = batcher.batch(number, config.batch_size, job.config.seed)
         return parallel.put_batch(made, job.mesh)
