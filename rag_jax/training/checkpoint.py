@@ -204,7 +204,7 @@ class Checkpointer(contextlib.AbstractContextManager):
             raise CheckpointError(f"Saving a checkpoint to {self.directory} failed ({cause}); "
                                   f"{advice}. Earlier checkpoints are untouched.") from None
 
-    # Which steps there are.
+    # Listing steps.
 
     def all_steps(self) -> list[int]:
         """Steps that are complete on disk, ascending; waits for a save under way."""
@@ -264,7 +264,7 @@ class Checkpointer(contextlib.AbstractContextManager):
         Args:
           step: one of `all_steps()`.
           abstract_params: pytree of jax.ShapeDtypeStruct; each array is placed on the sharding
-            given there (None: the first local device), whatever devices it was saved from.
+            given there (None: the first local device), from whatever devices it was saved.
           abstract_opt_state: the same for the optimiser state.
 
         Returns:
@@ -302,14 +302,14 @@ class Checkpointer(contextlib.AbstractContextManager):
         damaged = False
         for step in reversed(self._numbered()):
             try:
-                found = self._restore_first(step, abstract_params, *abstract_opt_states)
+                restored = self._restore_first(step, abstract_params, *abstract_opt_states)
             except CheckpointDamaged as error:
                 self._set_aside(step, error)
                 damaged = True
                 continue
             if damaged:
                 _warn(f"going on from step {step}, the last sound one in {self.directory}.")
-            return step, *found
+            return step, *restored
         if damaged:
             _warn(f"no sound step is left in {self.directory}: beginning again at step 0.")
         return None

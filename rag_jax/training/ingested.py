@@ -93,8 +93,8 @@ class Maker:
 
 
 def _untrained(config: Config, run: str) -> Config:
-    """The configuration of a run whose towers are used as their sources have them. Its steps are
-    those of `rag_jax.ingest --train`, which trains in a folder of its own."""
+    """The configuration of a run without training: its steps are those of `rag_jax.ingest --train`,
+    which trains in another folder."""
     return overrides.replace(overrides.for_run(config, run), {"train.steps": 0})
 
 
@@ -102,7 +102,7 @@ def _job(config: Config, path: pathlib.Path) -> Job:
     """`untrained_job` of a workdir, for the configuration of one run, which names the towers.
 
     Raises:
-      ConfigError, HubError: a source is none, has no tokenizer, or is no retriever.
+      ConfigError, HubError: a source cannot be used, has no tokenizer, or is no retriever.
     """
     if "document_encoder" in towers(config):
         pretrained.check_retriever(config)

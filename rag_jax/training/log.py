@@ -244,8 +244,8 @@ def print_table(rows: Sequence[Sequence[Any]], headers: Sequence[str]) -> str:
     texts += [[_cell(cell) for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(*texts, strict=True)]
     numeric = [
-        bool(rows) and all(cell is None or _is_number(cell) for cell in column)
-        for column in (zip(*rows, strict=True) if rows else [()] * len(headers))
+        bool(rows) and all(cell is None or _is_number(cell) for cell in cells)
+        for _, *cells in zip(headers, *rows, strict=True)
     ]
     lines = [
         "  ".join(

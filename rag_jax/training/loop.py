@@ -218,10 +218,10 @@ class _Loop:
         if (guarded := self.stage.guarded) is not None:
             forms = [{"state": abstract.opt_state,
                       "sound": {tower: abstract.params[tower] for tower in guarded}}]
-        found = self.checkpointer.restore_latest(abstract.params, *forms, abstract.opt_state)
-        if found is None:
+        restored = self.checkpointer.restore_latest(abstract.params, *forms, abstract.opt_state)
+        if restored is None:
             return None
-        step, params, opt_state, meta = found
+        step, params, opt_state, meta = restored
         if jax.tree.structure(opt_state) != jax.tree.structure(abstract.opt_state):
             if guard is not None and guard.action == "rollback":
                 self.sound = opt_state["sound"]

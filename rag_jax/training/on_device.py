@@ -136,7 +136,7 @@ class QuestionSource(BatchSource):
 
     Args:
       questions: the tokenized questions.
-      index: where passages are found.
+      index: where passages are retrieved.
       batch_size, seed: of the batch order.
       refresher: of the document encoder; None = frozen.
       every, passages: steps between refreshes, and passages in each.
@@ -246,8 +246,8 @@ def completion(model: rag.RagModel, format: GeneratorFormat, k: int, mesh: Mesh,
         ids = device_search.search(device_tables, queries, k, mesh, settings).ids
         doc_mask = ids >= 0
         tables = device_tables._replace(codes=None, scales=None, valid=None)
-        found = device_search.lookup(tables, jnp.where(doc_mask, ids, 0), mesh)
-        rows, lengths = found.tokens[PASSAGE_TABLE]
+        passages = device_search.lookup(tables, jnp.where(doc_mask, ids, 0), mesh)
+        rows, lengths = passages.tokens[PASSAGE_TABLE]
         if model.null_document != "none":  # an empty passage
             rows, lengths = (jnp.pad(x, ((0, 0), (0, 1)) + ((0, 0),) * (x.ndim - 2))
                              for x in (rows, lengths))
@@ -255,11 +255,11 @@ def completion(model: rag.RagModel, format: GeneratorFormat, k: int, mesh: Mesh,
             format, rows, lengths, questions.suffix_ids, questions.suffix_mask)
         trained = {}
         if encoder_pad_id is not None:
-            rows = encoder_inputs(*found.tokens[ENCODER_TABLE], encoder_pad_id)
+            rows = encoder_inputs(*passages.tokens[ENCODER_TABLE], encoder_pad_id)
             trained = {"passage_ids": rows[0], "passage_mask": rows[1],
-                       "passage_age": (number - found.steps) * doc_mask.astype(jnp.float32)}
+                       "passage_age": (number - passages.steps) * doc_mask.astype(jnp.float32)}
         batch = assemble(questions, source_ids, source_mask, doc_mask,
-                         found.embeddings * doc_mask[..., None], doc_ids=ids, **trained)
+                         passages.embeddings * doc_mask[..., None], doc_ids=ids, **trained)
         return jax.lax.with_sharding_constraint(batch, parallel.batch_sharding(mesh))
 
     shardings = (parallel.batch_sharding(mesh), device_search.row_sharding(mesh),

@@ -496,8 +496,8 @@ def check_vectors(rag: Rag) -> None:
     The same encoder gives the first passage the same vector, up to the rounding of bfloat16.
     Fingerprints are no proof: they contain settings of training (dropout) that no source stores.
     """
-    own, there = rag.embed_passages([rag.index.passages[0]])[0], rag.index.embeddings([0])[0]
-    if own.shape != there.shape or (
-            np.linalg.norm(own - there) > SAME_VECTOR * np.linalg.norm(there)):
+    ours, indexed = rag.embed_passages([rag.index.passages[0]])[0], rag.index.embeddings([0])[0]
+    if ours.shape != indexed.shape or (
+            np.linalg.norm(ours - indexed) > SAME_VECTOR * np.linalg.norm(indexed)):
         check_encoder(rag.index.path, rag.index.manifest,
                       fingerprint(rag.job.model, rag.params["document_encoder"]))

@@ -113,8 +113,8 @@ def _adamw(config: OptimizerConfig, rate_at: optax.Schedule, rates: Mapping[str,
 
     def parts(state: Any) -> tuple[optax.ScaleByAdamState, optax.ScaleByScheduleState]:
         kinds = (optax.ScaleByAdamState, optax.ScaleByScheduleState)
-        found = jax.tree.leaves(state, is_leaf=lambda part: isinstance(part, kinds))
-        return tuple(next(part for part in found if isinstance(part, kind)) for kind in kinds)
+        leaves = jax.tree.leaves(state, is_leaf=lambda part: isinstance(part, kinds))
+        return tuple(next(part for part in leaves if isinstance(part, kind)) for kind in kinds)
 
     def adam_steps(params: Params, state: Any, scales: Mapping[str, Any]) -> tuple[Params, Any]:
         """Adam's steps that led to a state, and the shares by which weight decay shrinks the

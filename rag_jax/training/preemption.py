@@ -15,8 +15,8 @@ def preemption_noticed() -> Iterator[Callable[[], bool]]:
     """Turns SIGTERM, and the first Ctrl-C, into an answer: whether this process is asked to stop.
 
     Between two steps the training loop asks, saves a checkpoint and leaves; the command ends with
-    status 75. A second Ctrl-C interrupts at once, as if nobody had noticed the first. The former
-    handlers return at the end. Outside the main thread, where Python allows no handlers, the
+    status 75. A second Ctrl-C interrupts at once, as if the first had not been noticed. The former
+    handlers are restored at the end. Outside the main thread, where Python allows no handlers, the
     answer stays False.
 
     The answer is of this process alone. Several processes may be asked at different steps but must

@@ -80,11 +80,11 @@ def _architecture(source: str, tower: str) -> BertConfig | BartConfig:
     Raises:
       ConfigError: the source has no such tower.
     """
-    found = described(source)
-    if tower not in found.towers and not (PLAIN in found.towers and tower in ENCODERS):
-        raise ConfigError(f"config.model: {source!r} is a {found.family} with "
-                          f"{', '.join(found.towers)}; it has no {tower}")
-    return found.generator if tower == "generator" else found.retriever
+    description = described(source)
+    if tower not in description.towers and not (PLAIN in description.towers and tower in ENCODERS):
+        raise ConfigError(f"config.model: {source!r} is a {description.family} with "
+                          f"{', '.join(description.towers)}; it has no {tower}")
+    return description.generator if tower == "generator" else description.retriever
 
 
 def reranker(source: str) -> hub.Pretrained:
@@ -99,11 +99,11 @@ def reranker(source: str) -> hub.Pretrained:
     if workdir.exists(source):
         raise ConfigError(f"{named}: a workdir, which holds no cross-encoder; name a checkpoint "
                           f"of Hugging Face, one of {', '.join(known)}")
-    found = described(source)
-    if families.RERANKER not in found.towers:
-        raise ConfigError(f"{named}: a {found.family}, which is no cross-encoder; these are "
+    description = described(source)
+    if families.RERANKER not in description.towers:
+        raise ConfigError(f"{named}: a {description.family}, which is no cross-encoder; these are "
                           f"{', '.join(known)}")
-    return found
+    return description
 
 
 def resolve(config: Config) -> Config:
@@ -118,8 +118,8 @@ def resolve(config: Config) -> Config:
         reranker(model.reranker.pretrained)
     if overrides.lexical(config):  # a RAG checkpoint's question encoder is not read
         sources = {tower: source for tower, source in sources.items() if tower not in ENCODERS}
-    found = {tower: _architecture(source, tower) for tower, source in sources.items()}
-    encoders = [found[tower] for tower in ENCODERS if tower in found]
+    architectures = {tower: _architecture(source, tower) for tower, source in sources.items()}
+    encoders = [architectures[tower] for tower in ENCODERS if tower in architectures]
 
     def kept(own: Any, other: Any) -> Any:
         own = overrides.in_family(own, getattr(other, "family", None))
@@ -139,8 +139,8 @@ def resolve(config: Config) -> Config:
                 f"config.model: {sources['query_encoder']!r} and {sources['document_encoder']!r} "
                 f"differ in {', '.join(differ)}; the two encoders need one architecture")
         model = dataclasses.replace(model, retriever=retriever)
-    if "generator" in found:
-        generator = kept(model.generator, found["generator"])
+    if "generator" in architectures:
+        generator = kept(model.generator, architectures["generator"])
         if model.generator.start_token >= 0:
             generator = dataclasses.replace(generator, start_token=model.generator.start_token)
         model = dataclasses.replace(model, generator=generator)
@@ -193,13 +193,13 @@ def with_generation_defaults(config: Config, defaults: Mapping[str, Any]) -> Con
         if name not in unfit and getattr(asked, name) is None}))
 
 
-def generation_settings(found: hub.Pretrained) -> dict[str, Any]:
+def generation_settings(description: hub.Pretrained) -> dict[str, Any]:
     """The fields of config.eval, and max_length, that the files of a checkpoint set."""
-    forced, ids = {}, found.ids
+    forced, ids = {}, description.ids
     if ids:
         forced = {"forced_bos": ids.forced_bos is not None and ids.forced_bos == ids.bos,
                   "forced_eos": ids.forced_eos == ids.end}
-    return {**forced, **found.search}
+    return {**forced, **description.search}
 
 
 def length_notes(resolved: Config) -> list[str]:
@@ -275,8 +275,8 @@ def tokenizer_folder(config: Config, tower: str, required: bool = True) -> pathl
 def is_retriever(config: Config) -> bool:
     """Whether both encoders come from retrievers, so that they need no warm-up."""
     def ranks(source: str) -> bool:
-        found = described(source)
-        return PLAIN not in found.towers or found.retriever.pooling != "auto"
+        description = described(source)
+        return PLAIN not in description.towers or description.retriever.pooling != "auto"
 
     sources = config.model.sources
     return all(tower in sources and ranks(sources[tower]) for tower in ENCODERS)
@@ -331,15 +331,15 @@ def _load_from_workdir(job: Job, tower: str, source: str) -> Any:
     Raises:
       ConfigError: it was trained with another scan_layers, or there is no such tower.
     """
-    found = described(source)
-    stored = PLAIN if PLAIN in found.towers and tower in ENCODERS else tower
+    description = described(source)
+    stored = PLAIN if PLAIN in description.towers and tower in ENCODERS else tower
     section = "retriever" if tower in ENCODERS else "generator"
-    scans = getattr(found, section).scan_layers
+    scans = getattr(description, section).scan_layers
     if getattr(job.config.model, section).scan_layers != scans:
         raise ConfigError(f"{source}: its {section} was trained with scan_layers={scans}; "
                           f"set config.model.{section}.scan_layers={scans}")
-    encoder = dataclasses.replace(job.model.retriever, learn_scale=found.retriever.learn_scale)
-    model = dataclasses.replace(job.model, retriever=encoder)
+    model = dataclasses.replace(job.model, retriever=dataclasses.replace(
+        job.model.retriever, learn_scale=description.retriever.learn_scale))
     return restore_tower(pathlib.Path(source), stored, model, job.mesh)[0]
 
 

@@ -101,7 +101,7 @@ def evaluate_runs(job: Job, indexes: dict[str, PassageIndex], warm: Any
                 if run in ("rag_token", "rag_sequence", "fid", "fid_joint")
                 and overrides.for_run(job.config, run).retrieval.k]
     if rag_runs:
-        if len(job.prepared.splits[reporter.split]) > 1:  # one question has nobody to swap with
+        if len(job.prepared.splits[reporter.split]) > 1:  # a single question has no partner
             reporter.shuffle(rag_runs[0])
         if indexes:
             report |= _recall(reporter, rag_runs[0], warm)

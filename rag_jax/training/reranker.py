@@ -50,8 +50,8 @@ class Reranker:
         [CLS] question [SEP] passage [SEP] for BERT, with </s></s> between them for RoBERTa."""
         start, end = self.tokenizer.start, self.tokenizer.end
         count = 1 if self.config.model_type == "bert" else 2
-        said = self.tokenizer.pair_form or PairForm([start], [end] * count, [end], 1)
-        return said._replace(second_type=min(said.second_type, self.config.second_type))
+        form = self.tokenizer.pair_form or PairForm([start], [end] * count, [end], 1)
+        return form._replace(second_type=min(form.second_type, self.config.second_type))
 
     def logits(self, questions: Sequence[str], passages: Sequence[Passage]) -> np.ndarray:
         """The logits float32[R] of R questions, each with its passage; called by all processes
@@ -108,14 +108,14 @@ def open_reranker(source: str, dtype: str, mesh: Mesh) -> Reranker:
 def _opened(source: str, stamp: str, dtype: str, mesh: Mesh) -> Reranker:
     """stamp: of the folder, as for `pretrained.described`."""
     del stamp
-    found, named = pretrained.reranker(source), f"config.model.reranker.pretrained={source!r}"
-    if families.RERANKER not in found.tokenizers:
+    described, named = pretrained.reranker(source), f"config.model.reranker.pretrained={source!r}"
+    if families.RERANKER not in described.tokenizers:
         raise ConfigError(f"{named}: there is no tokenizer beside it")
-    tokenizer, config = Tokenizer.load(found.tokenizers[families.RERANKER]), found.retriever
+    tokenizer, config = Tokenizer.load(described.tokenizers[families.RERANKER]), described.retriever
     if tokenizer.start is None or tokenizer.needed_rows > config.vocab_size:
         raise ConfigError(f"{named}: the tokenizer beside it has {tokenizer.needed_rows} tokens, "
                           f"and the model {config.vocab_size} rows; take those of one checkpoint")
-    longest = min(found.longest or LONGEST, config.max_positions, LONGEST)
+    longest = min(described.longest or LONGEST, config.max_positions, LONGEST)
     if longest < SHORTEST:
         raise ConfigError(f"{named}: it reads {longest} tokens; a question and a passage need "
                           f"{SHORTEST} or more")

@@ -93,7 +93,7 @@ def _remove_leftovers(path: pathlib.Path) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Warm:
-    """A workdir before fine-tuning: data, the warmed-up towers and the indexes of embeddings."""
+    """A workdir before fine-tuning: data, towers after their warm-up, indexes of embeddings."""
 
     job: Job
     params: dict[str, Any]
@@ -114,7 +114,7 @@ class Warm:
 def warm_up(config: Config, path: pathlib.Path) -> Warm:
     """Runs or resumes the stages before fine-tuning that the runs of `config` need.
 
-    The caller holds the workdir (`locks.exclusive`), as long as it goes on with it.
+    The caller holds the lock of the workdir (`locks.exclusive`) while it uses the result.
 
     Raises: as `train`.
     """
@@ -236,9 +236,9 @@ def _trained(path: pathlib.Path) -> list[str]:
     """The runs of a workdir that have taken their last step."""
     if not workdir.exists(path):
         return []
-    config, found = workdir.read(path), []
+    config, trained = workdir.read(path), []
     for run in config.runs:
         with Checkpointer(path / run, read_only=True) as checkpointer:
             latest = checkpointer.latest_step()
-        found += [run] * (latest is not None and latest >= config.train.steps)
-    return found
+        trained += [run] * (latest is not None and latest >= config.train.steps)
+    return trained

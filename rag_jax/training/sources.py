@@ -55,7 +55,7 @@ class RagSource(BatchSource):
 
     Args:
       batcher: assembles batches.
-      index: what is searched; None = closed book.
+      index: where passages are retrieved; None = closed book.
       find: begins a search of it, as `finder` returns it.
       batch_size, seed: of the batch order.
       staleness: s.

@@ -94,8 +94,8 @@ def rag_loss(model: rag.RagModel, label_smoothing: float = 0.0,
         if rag.FUSION in params:
             metrics["hybrid_weight"] = weight.sum() * rag.word_weight(model, params)
         if batch.passage_age is not None:
-            found = jnp.maximum(batch.doc_mask.sum(axis=-1), 1)
-            metrics["staleness"] = (weight * batch.passage_age.sum(axis=-1) / found).sum()
+            count = jnp.maximum(batch.doc_mask.sum(axis=-1), 1)
+            metrics["staleness"] = (weight * batch.passage_age.sum(axis=-1) / count).sum()
         return smoothed_nll, weight.sum(), metrics
 
     return loss

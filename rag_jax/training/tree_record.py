@@ -68,15 +68,15 @@ def non_finite(tree: PyTree) -> list[str]:
     return [name for name in leaves if not finite[name]]
 
 
-def _of_each(leaves: dict[str, Any], here: Callable[[np.ndarray], Any],
-             there: Callable[[jax.Array], jax.Array]) -> dict[str, Any]:
-    """Applies a function to every leaf: `there` to those on devices; to those in the RAM of this
-    process `here`, in numpy, which is as fast and compiles nothing for each shape."""
-    def is_here(leaf: Any) -> bool:
+def _of_each(leaves: dict[str, Any], on_host: Callable[[np.ndarray], Any],
+             on_device: Callable[[jax.Array], jax.Array]) -> dict[str, Any]:
+    """Applies a function to every leaf: `on_host`, in numpy, to those in the RAM of this process,
+    which is as fast and compiles nothing for each shape; `on_device` to those on devices."""
+    def in_ram(leaf: Any) -> bool:
         return isinstance(leaf, np.ndarray) or leaf.is_fully_addressable and all(
             device.platform == "cpu" for device in leaf.sharding.device_set)
 
-    return jax.device_get({name: here(np.asarray(leaf)) if is_here(leaf) else there(leaf)
+    return jax.device_get({name: on_host(np.asarray(leaf)) if in_ram(leaf) else on_device(leaf)
                            for name, leaf in leaves.items()})
 
 
@@ -93,9 +93,7 @@ def _digest_of_bytes(array: np.ndarray) -> int:
     return total % 2**32
 
 
-@jax.jit
-def _is_finite(array: jax.Array) -> jax.Array:
-    return jnp.isfinite(array).all()
+_is_finite = jax.jit(lambda array: jnp.isfinite(array).all())
 
 
 @jax.jit

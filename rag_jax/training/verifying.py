@@ -51,17 +51,13 @@ def verify(path: pathlib.Path) -> Iterator[Part]:
         yield from _documents(path)
     elif (path / "config.json").is_file():
         yield from _workdir(path)
-    elif _is_index(path):
+    elif (path / POINTER).is_file() or (path / "manifest.json").is_file():
         yield from _index(path)
     elif (path / "meta.json").is_file():
         yield _store(path)
     else:
         raise UserError(f"{path}: neither an index nor a passage store nor a workdir: it has none "
                         f"of {POINTER}, manifest.json, meta.json and config.json")
-
-
-def _is_index(path: pathlib.Path) -> bool:
-    return (path / "manifest.json").is_file() or (path / POINTER).is_file()
 
 
 def _files(files: VerifiedFiles) -> tuple[str, list[str]]:

@@ -62,7 +62,7 @@ def start(config: Config, workdir: pathlib.Path) -> pathlib.Path:
     Runs add up: those of earlier commands stay in its config.runs, before new ones.
 
     Raises:
-      ConfigError: an earlier command used other values, by name; or nobody would read a prompt.
+      ConfigError: an earlier command used other values, by name; or a prompt would not be read.
     """
     workdir = workdir.absolute()
     _check_folder(workdir)
