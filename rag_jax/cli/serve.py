@@ -51,9 +51,9 @@ def main(argv: list[str] | None = None) -> None:
     rag = api.load(options.workdir, options.run, step=options.step, index=options.index,
                    config=config)
     settings = Settings(
-        rag.run, options.host, os.environ.get("RAG_JAX_TOKEN", ""),
-        os.environ.get("RAG_JAX_MEMORY_TOKEN", ""), options.batch_sizes,
-        max(Settings.max_waiting, *options.batch_sizes), timeout=options.timeout)
+        model=rag.run, host=options.host, token=os.environ.get("RAG_JAX_TOKEN", ""),
+        memory_token=os.environ.get("RAG_JAX_MEMORY_TOKEN", ""), batch_sizes=options.batch_sizes,
+        max_waiting=max(Settings.max_waiting, *options.batch_sizes), timeout=options.timeout)
     indexes = Indexes(rag, settings)
     del rag  # it would keep the first index open after a swap
     for name in filter(None, map(str.strip, options.open.split(","))):

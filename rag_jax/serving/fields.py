@@ -95,7 +95,7 @@ class Fields(Record):
     def choice(self, key: str, default: str, allowed: Collection[str]) -> str:
         """One of some strings."""
         value = self.fields[key] if self.has(key) else default
-        if value not in allowed if isinstance(value, str) else True:
+        if not isinstance(value, str) or value not in allowed:
             raise self.error(key, f"one of {', '.join(sorted(allowed))}")
         return value
 
