@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from rag_jax import hosts
 from rag_jax.config import ConfigError
-from rag_jax.retrieval.verification import read_sealed, write_sealed
+from rag_jax.retrieval.json_files import read_sealed, write_sealed
 
 
 class Clock:

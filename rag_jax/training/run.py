@@ -28,7 +28,6 @@ from rag_jax.data.prepared import Prepared, open_prepared
 from rag_jax.documents import workdir as documents
 from rag_jax.retrieval.bm25 import bm25_missing
 from rag_jax.retrieval.index import PassageIndex
-from rag_jax.retrieval.json_files import read_sealed, write_sealed
 from rag_jax.retrieval.scann import scann_missing
 from rag_jax.training import indexing, pretrained, workdir
 from rag_jax.training.answer_settings import decoding_settings
