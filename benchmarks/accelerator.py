@@ -184,7 +184,7 @@ def useful_flops(retriever: BertConfig, generator: BartConfig, batch: Batch) -> 
     cross = (4 * g.width**2 * (target + source) + 4 * g.width * target * source).sum()
     forward = (r.layers * layer(question, question, r.width, r.mlp_width)
                + g.encoder_layers * layer(source, source, g.width, g.mlp_width)
-               + g.decoder_layers * (layer(target, target / 2, g.width, g.of_decoder[1]) + cross)
+               + g.decoder_layers * (layer(target, target / 2, g.width, g.decoder_sizes[1]) + cross)
                + float(target.sum()) * 2 * g.width * g.vocab_size)
     return 3 * float(forward)
 

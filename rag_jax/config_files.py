@@ -22,7 +22,7 @@ from rag_jax.errors import UserError, near_matches
 from rag_jax.overrides import REMOVED, replace
 from rag_jax.rules import validate
 
-# The config files that are shipped: a wheel has them inside the package, a checkout beside it.
+# The folder of shipped config files: inside the package in a wheel, beside it in a checkout.
 _HERE = pathlib.Path(__file__).absolute().parent
 CONFIGS = next((folder for folder in (_HERE / "configs", _HERE.parent / "configs")
                 if folder.is_dir()), _HERE / "configs")
@@ -40,7 +40,7 @@ def load_file(path: str) -> Config:
     working folder has no such file.
 
     Raises:
-      ConfigError: it is no such file, or raises an error, whose line is named.
+      ConfigError: there is no such file, or it raises an error, whose line is named.
     """
     file, argument, names = _run_file(path)
     get_config = names.get("get_config")
@@ -57,7 +57,7 @@ def load_file(path: str) -> Config:
 
 
 def about(path: str) -> str:
-    """What a config file says of itself: `describe(argument)` if it has that, or its docstring."""
+    """The description of a config file: `describe(argument)`, or its docstring without that."""
     file, argument, names = _run_file(path)
     with _mistakes_named(path, file):
         text = names["describe"](argument) if "describe" in names else names["__doc__"]
@@ -65,7 +65,7 @@ def about(path: str) -> str:
 
 
 def _run_file(path: str) -> tuple[pathlib.Path, str, dict[str, Any]]:
-    """(file, argument, what the file defines) of PATH or PATH:ARGUMENT."""
+    """(file, argument, the names that the file defines) of PATH or PATH:ARGUMENT."""
     file, argument = _divided(path)
     if file.suffix != ".py":
         raise ConfigError(f"--config={path}: a config file is python and ends in .py")
@@ -79,7 +79,7 @@ def _run_file(path: str) -> tuple[pathlib.Path, str, dict[str, Any]]:
 
 
 def _divided(path: str) -> tuple[pathlib.Path, str]:
-    """(file, argument) of PATH or PATH:ARGUMENT, where PATH may have colons, too."""
+    """(file, argument) of PATH or PATH:ARGUMENT; PATH may contain colons, too."""
     parts = path.split(":")
     for end in range(1, len(parts) + 1):
         file = pathlib.Path(":".join(parts[:end]))
@@ -93,7 +93,7 @@ def _divided(path: str) -> tuple[pathlib.Path, str]:
 
 @contextlib.contextmanager
 def _mistakes_named(path: str, file: pathlib.Path) -> Iterator[None]:
-    """Turns what a config file raises into a ConfigError with the line where it did."""
+    """Turns an error of a config file into a ConfigError with the line that raised it."""
     try:
         yield
     except UserError:
@@ -115,12 +115,16 @@ def to_json(config: Config) -> str:
 
 
 def from_json(text: str) -> Config:
-    """The inverse of `to_json`; unknown fields are a ConfigError, those of `REMOVED` dropped."""
+    """The inverse of `to_json`; the fields of `REMOVED` are dropped.
+
+    Raises:
+      ConfigError: unknown fields, or a configuration that is not valid.
+    """
     tree = json.loads(text, object_hook=lambda node: {
         name: tuple(value) if isinstance(value, list) else value for name, value in node.items()})
     for removed in REMOVED:
         section, _, name = removed.partition(".")
         tree.get(section, {}).pop(name, None)
-    if "train" in tree:  # before there were these fields, answers taught as in the paper
+    if "train" in tree:  # earlier versions, without these fields, trained as the paper does
         tree["train"] = {"full_information": 0.0, "in_batch_negatives": False, **tree["train"]}
     return validate(replace(Config(), tree))

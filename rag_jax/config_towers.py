@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 def field(default: Any, doc: str, *, at_least: float | None = None,
           at_most: float | None = None) -> Any:
-    """A dataclass field with its help text and its bounds (None values are exempt)."""
+    """A dataclass field with its help text and its bounds, which do not hold for None."""
     return dataclasses.field(default=default, metadata={
         "doc": doc, "at_least": at_least, "at_most": at_most})
 
@@ -22,7 +22,7 @@ SOURCE = ("Hugging Face name, checkpoint folder, or workdir; it sets the archite
 
 @dataclasses.dataclass(frozen=True)
 class TransformerConfig:
-    """What all towers have in common; the defaults are those of BERT and BART's base models."""
+    """The fields of every tower; the defaults are those of BERT's and BART's base models."""
 
     pretrained: str = field("", SOURCE)
     width: int = field(768, "model width D", at_least=1)
@@ -46,8 +46,8 @@ class TransformerConfig:
 
 @dataclasses.dataclass(frozen=True)
 class BertConfig(TransformerConfig):
-    """BERT and its kin, and the encoders on them; the defaults are bert-base-uncased, as DPR has
-    it. What a sentence encoder's folder says holds where the fields here do not say otherwise."""
+    """BERT and its relatives, and the encoders built on them; the defaults are bert-base-uncased,
+    as DPR has it. Where a field is auto or none, a sentence encoder's folder decides."""
 
     pretrained: str = field("", "BERT or workdir that both encoders start from: " + SOURCE)
     vocab_size: int = field(30522, "rows of the token table; 0 = the tokenizer's size", at_least=0)
@@ -98,26 +98,26 @@ class BertConfig(TransformerConfig):
 
     @property
     def logit_scale(self) -> float:
-        """`scale`, or what none stands for."""
+        """`scale`, or the value that None stands for."""
         usual = TRAINED_SCALE if self.normalize else 1.0
         return usual if self.scale is None else self.scale
 
     @property
     def beyond_dpr(self) -> dict[str, Any]:
-        """What makes vectors and their products others than DPR's, by field; {} = a DPR tower."""
-        found = {"projection_tanh": self.projection_tanh, "pooling": self.pooling == "mean",
-                 "normalize": self.normalize, "query_prefix": self.query_prefix,
-                 "passage_prefix": self.passage_prefix, "titles": self.titles == "joined"}
+        """The fields in which this encoder differs from DPR's, with their values."""
+        fields = {"projection_tanh": self.projection_tanh, "pooling": self.pooling == "mean",
+                  "normalize": self.normalize, "query_prefix": self.query_prefix,
+                  "passage_prefix": self.passage_prefix, "titles": self.titles == "joined"}
         scale = {"scale": self.logit_scale} if self.logit_scale != 1 else {}
-        return {name: value for name, value in found.items() if value} | scale
+        return {name: value for name, value in fields.items() if value} | scale
 
 
-Family = Literal["bart", "t5", "causal"]  # of generators; their configurations stand below
+Family = Literal["bart", "t5", "causal"]  # of generators; GENERATORS has their configurations
 
 
 @dataclasses.dataclass(frozen=True)
 class GeneratorConfig(TransformerConfig):
-    """What generators of every family have; the defaults are bart-base's."""
+    """The fields of generators of every family; the defaults are bart-base's."""
 
     pretrained: str = field("", "generator or workdir that the generator starts from: " + SOURCE)
     family: Family = field("bart", "architecture, where no checkpoint says it; another has other "
@@ -142,7 +142,7 @@ class GeneratorConfig(TransformerConfig):
         "checkpoint says (eos_token_id); empty = </s>; in a chat, the end of its template, too")
 
     @property
-    def of_decoder(self) -> tuple[int, int]:
+    def decoder_sizes(self) -> tuple[int, int]:
         """(attention heads, feed-forward width) of the decoder."""
         return self.heads, self.mlp_width
 
@@ -171,13 +171,13 @@ class BartConfig(GeneratorConfig):
                                    at_least=0)
 
     @property
-    def of_decoder(self) -> tuple[int, int]:
+    def decoder_sizes(self) -> tuple[int, int]:
         return self.decoder_heads or self.heads, self.decoder_mlp_width or self.mlp_width
 
 
 @dataclasses.dataclass(frozen=True)
 class T5Config(GeneratorConfig):
-    """T5 and those of its form; the defaults are Flan-T5's and T5 v1.1's base models."""
+    """T5 and models of its form; the defaults are the base models of Flan-T5 and T5 v1.1."""
 
     family: Family = field("t5", "architecture")
     vocab_size: int = field(32128, "rows of the token table; 0 = the tokenizer's size", at_least=0)
@@ -220,8 +220,8 @@ class CausalConfig(GeneratorConfig):
     head_size: int = field(64, "width of a head; even", at_least=2)
     mlp_width: int = field(4864, "feed-forward width F", at_least=1)
     activation: Literal["silu", "gelu_new", "gelu"] = field("silu", "of the feed-forward's gate")
-    dropout: float = field(0.0, "there is none here", at_least=0, at_most=0)
-    attention_dropout: float = field(0.0, "there is none here", at_least=0, at_most=0)
+    dropout: float = field(0.0, "these models have none", at_least=0, at_most=0)
+    attention_dropout: float = field(0.0, "these models have none", at_least=0, at_most=0)
     layer_norm_eps: float = field(1e-6, "epsilon of RMSNorm", at_least=0)
     tied: bool = field(True, "the output layer is the token table")
     query_size: int = field(0, "queries are divided by its square root; 0 = head_size", at_least=0)
@@ -252,8 +252,8 @@ class CausalConfig(GeneratorConfig):
         return self.final_cap
 
     @property
-    def positions_turn(self) -> bool:
-        """Whether the angles of rotary positions are numbers: no scale of theirs divides by 0."""
+    def finite_rotary_angles(self) -> bool:
+        """Whether the angles of rotary positions are finite: their scales never divide by 0."""
         return (self.rope_theta > 1 and (not self.rope_local_theta or self.rope_local_theta > 1)
                 and self.rope_factor > 0 and 0 < self.rope_low < self.rope_high)
 

@@ -20,15 +20,15 @@ from rag_jax.models.rag import FUSION, word_weight
 from rag_jax.types import Answer, Params
 
 LONGEST_NAME = 255  # bytes of a file's name
-SAME_SCORES = ("mesh.", "eval.batch_size")  # fields that no score depends on
+SAME_SCORES = ("mesh.", "eval.batch_size")  # fields on which no score depends
 
 
 class Evaluation(NamedTuple):
-    """Metrics (percent, nats) and the answers that they summarise, in the questions' order."""
+    """Metrics (percent, nats), and the answers that they are of, in the order of the questions."""
 
     metrics: dict[str, float]
     answers: list[Answer]
-    correct: list[bool | None]  # exact match of each; None where the answers are not known
+    correct: list[bool | None]  # exact match of each answer; None where references are not known
     examples: Sequence[Example] = ()
 
 
@@ -42,24 +42,27 @@ def evaluate(answerer: Answerer, params: Params, questions: QuestionTokens,
       params: of the model.
       questions: with reference answers.
       retrieved: int[Q, K] passages to read instead of those that the retriever finds.
-      likelihood: also the marginal NLL of the first target, or reference where a question has no
-        targets (a pass of its own).
+      likelihood: also compute the marginal NLL of the first target, or of the first reference where
+        a question has no targets; it takes another pass.
       how: config.eval: its metrics, and how they are computed; None = the defaults.
-      train: the training questions, where what they share with these is to be told.
+      train: the training questions, as for `scoring.score`.
 
     Returns:
-      What `scoring.score` returns (where the answers are not known, the count alone), nll (mean
-      nats per question; where they are known) and targets_cut (percent of the answers of which it
-      is that of the beginning alone), log_prob (mean nats of the answers given), questions_cut,
-      inputs_cut and tokens_cut (percent of the questions that the query encoder reads in part, of
-      the pairs of question and passage that the generator does, and of the passages' tokens that
-      it does not read), read_recall@K (answer_recall@K of what
-      the generator reads of the passages), gold_recall@K, gold_mrr and gold_ndcg@K (percent; where
-      questions name passages of the index), certified (percent, where the decoding can claim it),
-      and the retrieval-collapse monitors. With a null document also retrieval_utility (mean nats by
-      which the likelihood of the first reference exceeds that without a document), null_prior and
-      null_posterior (means of its probabilities). Where the weight of words is learned,
-      hybrid_weight.
+      What `scoring.score` returns; only the count where the references are not known.
+      nll: mean nats per question, where the references are known; targets_cut: percent of the
+        references that are too long, whose nll is that of their beginnings.
+      log_prob: mean nats of the answers given.
+      questions_cut: percent of the questions that the query encoder reads in part; inputs_cut:
+        percent of the pairs of question and passage that the generator reads in part; tokens_cut:
+        percent of the passages' tokens that it does not read.
+      read_recall@K: answer_recall@K of the parts of the passages that the generator reads.
+      gold_recall@K, gold_mrr, gold_ndcg@K: percent, where questions name passages of the index.
+      certified: percent, where the decoding can certify answers.
+      The retrieval-collapse monitors.
+      With a null document: retrieval_utility, the mean nats by which the likelihood of the first
+        reference exceeds that without a document; null_prior and null_posterior, the means of the
+        null document's probabilities.
+      hybrid_weight: where the weight of words is learned.
     """
     known, how = _known(questions.examples), how or EvalConfig()
     if retrieved is None:
@@ -76,11 +79,11 @@ def evaluate(answerer: Answerer, params: Params, questions: QuestionTokens,
     if answerer.decoding.certifies(answerer.model):
         metrics["certified"] = 100 * float(np.mean([answer.certified for answer in answers]))
     if likelihood and known:
-        found = answerer.log_likelihoods(params, questions, retrieved)
-        metrics["nll"] = -found["log_p"].mean()
+        nats = answerer.log_likelihoods(params, questions, retrieved)
+        metrics["nll"] = -nats["log_p"].mean()
         metrics["targets_cut"] = 100 * questions.targets_cut() / len(texts)
-        if "log_p_null" in found:
-            metrics["retrieval_utility"] = (found["log_p"] - found["log_p_null"]).mean()
+        if "log_p_null" in nats:
+            metrics["retrieval_utility"] = (nats["log_p"] - nats["log_p_null"]).mean()
     if retrieved is not None:
         metrics |= _read_metrics(answerer, questions, retrieved, known)
         metrics |= _gold_metrics(answerer, questions, retrieved)
@@ -89,7 +92,7 @@ def evaluate(answerer: Answerer, params: Params, questions: QuestionTokens,
         if answerer.model.null_document != "none":
             metrics |= {f"null_{name}": p[:, -1].mean() for name, p in beliefs.items()}
             beliefs = {name: given_a_passage(p) for name, p in beliefs.items()}
-        if beliefs["prior"].any():  # else every question has none but the null document
+        if beliefs["prior"].any():  # else the null document has all the probability everywhere
             metrics |= retrieval_monitors(retrieved, **beliefs)
         if FUSION in params:
             metrics["hybrid_weight"] = word_weight(answerer.model, params)
@@ -104,14 +107,14 @@ def choose_k(answerer: Callable[..., Answerer], params: Params, dev: QuestionTok
     """The number of passages that answers the development questions best (section 4.5).
 
     Args:
-      answerer: of a number of passages, `k`.
+      answerer: makes an answerer for a number of passages, `k`.
       params: of the model.
       dev: development questions.
       ks: the numbers to try.
       how: config.eval.
 
     Returns:
-      "k", the one with the best score, the smallest of several, and "dev_score@K" of each.
+      "k", the number with the best score, the smallest of several; and "dev_score@K" of each.
 
     Raises:
       ConfigError: a number is above that of the passages, or the run reads none.
@@ -129,7 +132,7 @@ def choose_k(answerer: Callable[..., Answerer], params: Params, dev: QuestionTok
 
 def _read_metrics(answerer: Answerer, questions: QuestionTokens, retrieved: np.ndarray,
                   known: bool) -> dict[str, float]:
-    """How much of questions and passages is cut, and the recall of what is left, in percent."""
+    """How much of questions and passages is cut, and the recall of what is read, in percent."""
     passages, cuts = answerer.reads(questions, retrieved)
     metrics = {"inputs_cut": 100 * cuts.cut / cuts.texts,
                "tokens_cut": 100 * cuts.lost / max(cuts.tokens, 1)}
@@ -152,15 +155,15 @@ def _gold_metrics(answerer: Answerer, questions: QuestionTokens, retrieved: np.n
             pairs.append(([store[int(row)].id for row in rows if row >= 0], set(gold)))
     if not pairs:
         return {}
-    found, gold = zip(*pairs, strict=True)
-    return gold_metrics(found, gold, scoring.depths(found))
+    ids, gold = zip(*pairs, strict=True)
+    return gold_metrics(ids, gold, scoring.depths(ids))
 
 
 def _known(examples: Sequence[Example]) -> bool:
-    """Whether their answers are.
+    """Whether the answers of questions are known.
 
     Raises:
-      DataError: those of some are, and of others not.
+      DataError: the answers of some are known, and of others not.
     """
     unknown = [example.id for example in examples if not example.answers]
     if 0 < len(unknown) < len(examples):
@@ -170,26 +173,26 @@ def _known(examples: Sequence[Example]) -> bool:
 
 
 def remarks(result: Evaluation, data: DataConfig) -> list[str]:
-    """What the metrics of an evaluation do not say by themselves.
+    """Remarks on the metrics of an evaluation: what was cut, or not scored.
 
-    data: of the run.
+    data: the run's config.data.
     """
-    found = []
+    lines = []
     if lost := result.metrics.get("tokens_cut"):
-        found.append(f"{lost:.1f} % of the passages' tokens do not fit into config.data."
+        lines.append(f"{lost:.1f} % of the passages' tokens do not fit into config.data."
                      f"max_source_length={data.max_source_length} beside the question: they are "
                      "not read")
     if cut := result.metrics.get("targets_cut"):
-        found.append(f"{cut:.1f} % of the reference answers do not fit into config.data."
+        lines.append(f"{cut:.1f} % of the reference answers do not fit into config.data."
                      f"max_target_length={data.max_target_length}: nll is that of their beginnings")
     if result.correct[0] is None:
-        found.append("not scored: the answers to these questions are not public")
-    return found
+        lines.append("not scored: the answers to these questions are not public")
+    return lines
 
 
 def given_a_passage(p: np.ndarray) -> np.ndarray:
-    """p(z | z is no null document) float64[Q, K] from p(z) [Q, K + 1]; 0 where the null document
-    has it all."""
+    """p(z | z is not the null document) float64[Q, K] from p(z) [Q, K + 1]; 0 where the null
+    document has all the probability."""
     passages = p[:, :-1]
     total = passages.sum(axis=1, keepdims=True)
     return np.divide(passages, total, out=np.zeros_like(passages), where=total > 0)
@@ -205,13 +208,13 @@ def retrieval_metrics(answerer: Answerer, questions: QuestionTokens, retrieved: 
 
 def folder_name(split: str, questions: str | None = None, index: str | None = None,
                 step: int | None = None, settings: Mapping[str, Any] | None = None) -> str:
-    """Of an evaluation: a split's own is that of its run's index and best checkpoint alone, as its
-    run answers.
+    """The name of an evaluation's folder: the split, where the run's index and best checkpoint
+    answer it with the run's configuration; otherwise a name that no other evaluation has.
 
     Args:
       split: of the workdir.
       questions: file or other source that is answered in its place.
-      index, step: another index or checkpoint than those.
+      index, step: another index or checkpoint than the run's.
       settings: values of fields that differ from the run's.
     """
     parts = [f"questions-{_named(questions)}" if questions else split]
@@ -220,7 +223,7 @@ def folder_name(split: str, questions: str | None = None, index: str | None = No
     if step is not None:
         parts.append(f"step-{step}")
     same = SAME_SCORES if questions and not pathlib.Path(questions).exists() else (
-        *SAME_SCORES, "data.data_dir")  # where data sets that have a name are read
+        *SAME_SCORES, "data.data_dir")  # the folder of named data sets
     if given := {name: value for name, value in (settings or {}).items()
                  if not name.startswith(same)}:
         whole = ",".join(f"{name.rpartition('.')[2]}={overrides.shown(value)}"
@@ -231,13 +234,14 @@ def folder_name(split: str, questions: str | None = None, index: str | None = No
 
 
 def _named(source: str) -> str:
-    """A file, folder or other source as part of a folder's name, which no other one has."""
+    """A file, folder or other source as part of a folder's name, different for each source."""
     path = pathlib.Path(source)
     return _digested(path.stem, str(path.resolve()) if path.exists() else source)
 
 
 def _digested(stem: str, whole: str) -> str:
-    """The stem as it can stand in a file's name, and be the whole of it, with a digest."""
+    """The stem, in letters that a file's name allows, with a digest of `whole`; it can be the whole
+    name of a file."""
     digest = f"-{hashlib.sha256(whole.encode()).hexdigest()[:8]}"
     stem = re.sub(r"[^\w.-]+", "_", stem).encode()[: LONGEST_NAME - len(digest)]
     return stem.decode(errors="ignore") + digest
@@ -246,8 +250,8 @@ def _digested(stem: str, whole: str) -> str:
 def write_evaluation(folder: pathlib.Path, result: Evaluation, aside: bool = False) -> None:
     """Writes FOLDER/metrics.json and FOLDER/predictions.jsonl.
 
-    A prediction is a line: answer, log-probability, and the passages with prior and posterior; all
-    but the posterior of each token, which `generate --out` writes. aside: as of `files.replaced`.
+    A line per prediction: answer, log-probability, and the passages with prior and posterior. The
+    posterior of each token is left out; `generate --out` writes it. aside: as of `files.replaced`.
     """
     folder.mkdir(parents=True, exist_ok=True)
     files.remove_leftovers(folder)

@@ -2,12 +2,12 @@
 
 A file is written under a name of its own beside its place. A folder is made inside a working folder
 
-    .NAME.rag_jax-...          beside NAME; its name is nobody's but ours
+    .NAME.rag_jax-...          beside NAME; nobody else gives such names
       rag_jax-working.json     the mark: without it nothing is removed, renamed or written into
       content/                 becomes NAME when it is whole
-      replaced/                was NAME, until it has done so; who is killed in between leaves it
+      replaced/                was NAME, until content/ has that name; a kill in between leaves it
 
-and all of it is on the disk before it is renamed.
+and all of it is flushed to the disk before it is renamed.
 """
 
 import contextlib
@@ -35,21 +35,21 @@ _REPLACED = "replaced"
 _HOST = re.sub(r"[^A-Za-z0-9]", "", socket.gethostname()) or "host"
 _OWNED = re.compile(
     r"\.(?P<name>.+)\.rag_jax-(?P<host>[A-Za-z0-9]+)-(?P<pid>\d+)-(?P<random>[0-9a-f]{8})")
-_LOST_AFTER_SECS = 24 * 3600  # what another host has not touched for so long, it will not finish
-_alive: set[str] = set()  # names that this process is writing now
+_LOST_AFTER_SECS = 24 * 3600  # another host will not finish a file that it has not touched so long
+_alive: set[str] = set()  # names of the files and working folders that this process writes now
 
 
 class FolderError(UserError, OSError):
-    """A folder is in the way, or is none of ours."""
+    """A folder is in the way, or is not one of this package."""
 
 
 @contextlib.contextmanager
 def named_when_full(path: pathlib.Path) -> Iterator[None]:
-    """Names what is written in an error of a full disk, which names no file: the system's, and
-    numpy's, which only counts what it could not write.
+    """Adds the path to errors of a full disk that name no file: those of the system, and those of
+    numpy, which only count the items that were written.
 
     Raises:
-      OSError: of the body; the disk is full.
+      OSError: an error of the body; that of a full disk names `path`.
     """
     try:
         yield
@@ -63,13 +63,13 @@ def named_when_full(path: pathlib.Path) -> Iterator[None]:
 @contextlib.contextmanager
 def replaced(path: pathlib.Path, mode: str = "w", keep: bool = False, aside: bool = False
              ) -> Iterator[IO]:
-    """A file to write ("w" = UTF-8, "wb" = bytes); it takes the name `path` when the body ends
-    without an error, and is on the disk then.
+    """A file to write ("w" = UTF-8, "wb" = bytes), which is flushed to the disk and gets the name
+    `path` when the body ends without an error.
 
     Args:
-      keep: where the body ends with an error or a signal, what is written stays, as
+      keep: where the body ends with an error or a signal, the part that is written is kept as
         unfinished-NAME.
-      aside: what was there stays, as earlier-NAME, unless it says the same.
+      aside: an earlier file of other content is kept as earlier-NAME.
     """
     temporary = _own_name(path)
     try:
@@ -96,8 +96,7 @@ def replaced(path: pathlib.Path, mode: str = "w", keep: bool = False, aside: boo
 
 @contextlib.contextmanager
 def _sigterm_as_ctrl_c() -> Iterator[None]:
-    """Turns a SIGTERM that nobody else heeds, and that would end the process at once, into an
-    error."""
+    """Turns a SIGTERM that would end the process at once, as no handler is set, into an error."""
     alone = threading.current_thread() is threading.main_thread()
     if not alone or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
         yield
@@ -131,8 +130,8 @@ def begin_folder(path: pathlib.Path, key: str | None = None) -> pathlib.Path:
 
     Args:
       path: what is to be made; its parents are made.
-      key: names what it is made from. With the key of an earlier call for the same path, the
-        folder is the one of then, with what is in it. None = a new one for this process alone.
+      key: names what it is made from. An earlier call for the same path with the same key gave the
+        same folder, whose content is kept. None = a new folder for this process alone.
 
     Raises:
       FolderError: the working folder's name is taken by a folder without our mark.
@@ -157,12 +156,13 @@ def publish_folder(content: pathlib.Path, path: pathlib.Path, replace: bool = Fa
     """Moves what `begin_folder` gave to its place, and waits until the disk holds all of it.
 
     Args:
-      content: of the working folder.
+      content: the folder that `begin_folder` gave.
       path: its place.
-      replace: what is there is of this package, and goes.
+      replace: an earlier folder at `path` is one of this package, and is removed.
 
     Raises:
-      FolderError: something but an empty folder is at `path`; the content stays where it is.
+      FolderError: there is something at `path`, and it is no empty folder; the content stays where
+        it is.
     """
     sync_tree(content)
     try:
@@ -197,9 +197,9 @@ def remove_folder(path: pathlib.Path) -> None:
 
 @contextlib.contextmanager
 def new_folder(path: pathlib.Path, replace: bool = False) -> Iterator[pathlib.Path]:
-    """A folder to fill; it takes the name `path` when the body ends without an error.
+    """A folder to fill, which gets the name `path` when the body ends without an error.
 
-    Arguments and errors as of `publish_folder`.
+    Arguments and errors as for `publish_folder`.
     """
     content = begin_folder(path)
     try:
@@ -212,7 +212,7 @@ def new_folder(path: pathlib.Path, replace: bool = False) -> Iterator[pathlib.Pa
 
 
 def take_over(path: pathlib.Path, target: pathlib.Path) -> None:
-    """Gives a file that is never changed a further name, or copies it where that cannot be."""
+    """Gives a file that is never changed a second name, or copies it where links are impossible."""
     target.parent.mkdir(parents=True, exist_ok=True)
     try:
         os.link(path, target, follow_symlinks=False)
@@ -221,13 +221,13 @@ def take_over(path: pathlib.Path, target: pathlib.Path) -> None:
 
 
 def move(path: pathlib.Path, target: pathlib.Path) -> None:
-    """Gives a file that is whole another name, where it replaces what is there."""
+    """Renames a complete file; it replaces another one of that name."""
     os.replace(path, target)
     sync_folder(target.parent)
 
 
 def set_aside(path: pathlib.Path, why: str) -> pathlib.Path:
-    """Renames what is in the way to WHY-NAME beside it (or WHY-NAME-2, ...); nothing is lost."""
+    """Renames a file or folder that is in the way to WHY-NAME beside it, or WHY-NAME-2, ..."""
     target = _free_name(path, why)
     os.rename(path, target)
     sync_folder(path.parent)
@@ -235,16 +235,17 @@ def set_aside(path: pathlib.Path, why: str) -> pathlib.Path:
 
 
 def remove_leftovers(folder: pathlib.Path, alone: bool = False) -> list[str]:
-    """Removes what killed processes were writing in this folder (not in folders below it).
+    """Removes the files and working folders that killed processes have left in this folder (not in
+    folders below it).
 
-    Working folders that have a key are kept while they hold content: the next build goes on.
+    Working folders with a key are kept while they have content: the next build goes on with them.
 
     Args:
-      folder: there may be none.
-      alone: no other process writes there; else what another host wrote lately is kept.
+      folder: need not exist.
+      alone: no other process writes there; otherwise recent files of other hosts are kept.
 
     Returns:
-      The names of what was removed.
+      The names that were removed.
     """
     paths = list(folder.iterdir()) if folder.is_dir() else []
     leftovers = [path for path in paths if not path.is_symlink() and _is_leftover(path, alone)]
@@ -257,7 +258,7 @@ def remove_leftovers(folder: pathlib.Path, alone: bool = False) -> list[str]:
 
 
 def _is_leftover(path: pathlib.Path, alone: bool) -> bool:
-    """Whether nobody goes on with what is named like a temporary file or working folder of ours."""
+    """Whether a path is a temporary file or working folder of ours that nobody will finish."""
     owner = _OWNED.fullmatch(path.name)
     if owner is None:
         return path.name.endswith(".rag_jax-work") and _is_ours(path) and not any(
@@ -268,13 +269,13 @@ def _is_leftover(path: pathlib.Path, alone: bool) -> bool:
 
 
 def _holds_former(folder: pathlib.Path, path: pathlib.Path) -> bool:
-    """Whether a working folder holds what was at `path`, where its successor has not come."""
+    """Whether a working folder holds the folder that was at `path`, which nothing has replaced."""
     return os.path.lexists(folder / _REPLACED) and not os.path.lexists(path)
 
 
 def stamp(path: pathlib.Path) -> str:
-    """What tells whether a file or a folder has changed: a digest of the names, sizes and times of
-    its files; "" where nothing is there."""
+    """A digest of the name, size and time of a file, or of all files of a folder, which tells
+    whether they have changed; "" where the path does not exist."""
     if not path.exists():
         return ""
     digest = hashlib.sha256()
@@ -306,16 +307,16 @@ def sync_folder(folder: pathlib.Path) -> None:
 
 
 def check_place(path: pathlib.Path, make_parents: bool = False, source: str | None = None) -> None:
-    """Looks before the work whether a file can be written at its end.
+    """Checks before some work that the file of its results can be written.
 
     Args:
       path: of the file.
-      make_parents: its folder is made with its parents.
-      source: file that is read, if it is one.
+      make_parents: its folder will be made, with its parents.
+      source: the file that is read, if any.
 
     Raises:
-      FolderError: its folder is missing, is none, or may not be written into; or `path` is no
-        regular file, or the source.
+      FolderError: its folder is missing, is no folder, or may not be written into; or `path` is no
+        regular file, or is the source.
     """
     folder = path.absolute().parent
     while make_parents and not folder.exists():
@@ -333,14 +334,14 @@ def check_place(path: pathlib.Path, make_parents: bool = False, source: str | No
 
 
 def check_own(folder: pathlib.Path, own: Sequence[str]) -> None:
-    """Looks before the work whether a folder is new, empty or one of ours.
+    """Checks before some work that a folder is new, empty or of this package.
 
     Args:
-      folder: hidden files in it do not count.
-      own: the files of which one at least is in ours.
+      folder: its hidden files do not count.
+      own: names of files; each folder of this package has one of them.
 
     Raises:
-      FolderError: it is one of others.
+      FolderError: it has other files only.
     """
     names = sorted(path.name for path in folder.glob("[!.]*"))
     if names and not any((folder / name).is_file() for name in own):
@@ -368,7 +369,7 @@ def _is_alive(path: pathlib.Path, owner: re.Match) -> bool:
     """Whether the process that writes `path` may still be there."""
     if owner["host"] == _HOST and os.name == "posix":
         pid = int(owner["pid"])
-        if pid == os.getpid():  # in containers, processes of one number follow each other
+        if pid == os.getpid():  # in a container, a killed process may have had the same number
             return path.name in _alive
         try:
             os.kill(pid, 0)
@@ -381,7 +382,7 @@ def _is_alive(path: pathlib.Path, owner: re.Match) -> bool:
 
 
 def _last_change(path: pathlib.Path) -> float:
-    """Seconds; of a folder, the last change of anything in it."""
+    """When a path was last changed, in seconds; for a folder, the last change of anything in it."""
     times = [path.lstat().st_mtime]
     for parent, _, names in os.walk(path):
         for name in ("", *names):
@@ -391,7 +392,7 @@ def _last_change(path: pathlib.Path) -> float:
 
 
 def _is_ours(folder: pathlib.Path) -> bool:
-    """Whether a working folder has our mark, or nothing in it yet; a link leads elsewhere."""
+    """Whether a working folder has our mark, or is still empty; never for a link."""
     return not folder.is_symlink() and (
         (folder / MARK).is_file() or folder.is_dir() and not any(folder.iterdir()))
 
@@ -404,7 +405,7 @@ def _key(folder: pathlib.Path) -> str | None:
 
 
 def _remove(folder: pathlib.Path) -> None:
-    """Removes a working folder; the mark goes last, so that a kill leaves what can be removed."""
+    """Removes a working folder; the mark last, so that the rest of a killed call can be removed."""
     if not _is_ours(folder):
         raise FolderError(f"{folder}: exists without {MARK}, so it is none of ours; move it")
     for path in folder.iterdir():

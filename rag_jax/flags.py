@@ -21,9 +21,7 @@ QUICKSTART = config_files.CONFIGS / "quickstart.py"
 DEFAULT_WORKDIR = "runs/quickstart"
 # Options in which the processes of one job may differ; --config is compared field by field.
 OWN = ("coordinator", "process_id", "heartbeat", "config", "changed_fields", "settings")
-
-
-NO_OPTION = "\0"  # which no argument of a process can hold
+NO_OPTION = "\0"  # marks words after `--`; no argument of a process can contain it
 
 
 class _Parser(argparse.ArgumentParser):
@@ -37,9 +35,10 @@ class _Parser(argparse.ArgumentParser):
         places = [action.dest for action in self._get_positional_actions()]
         if words and not places:
             self.error(f"unrecognized arguments: {' '.join(words)}")
-        # Between its passes, argparse forgets what stood after `--`: what begins so is no option.
+        # Between its two passes argparse forgets what stood after `--`: the mark keeps these words
+        # from being taken for options.
         marked = [*options, *(NO_OPTION + word for word in words)]
-        # Python 3.13's does not go through the above.
+        # Python 3.13's method does not call `parse_known_args` above.
         parsed, rest = self._without_unknown(
             *super().parse_known_intermixed_args(marked, namespace))
         for place in places:
@@ -57,7 +56,7 @@ class _Parser(argparse.ArgumentParser):
         return options, rest
 
     def _near(self, argument: str) -> str:
-        """What may have been meant: an option, or a field that needs --config before its name."""
+        """Near matches of an unknown option: options, or a field that lacks --config."""
         name = argument.partition("=")[0].removeprefix("--")
         fields = [f"--config.{field}" for field in overrides.fields()
                   if f".{field}".endswith(f".{name}")]
@@ -75,14 +74,15 @@ def make_parser(name: str, description: str) -> argparse.ArgumentParser:
 
 
 def _divided(argv: Sequence[str] | None) -> tuple[list[str], list[str]]:
-    """The arguments before `--`, and those after it, which are no options; None = the process's."""
+    """The arguments before `--`, and the words after it; None = the arguments of the process."""
     argv = list(sys.argv[1:] if argv is None else argv)
     end = argv.index("--") if "--" in argv else len(argv)
     return argv[:end], argv[end + 1:]
 
 
 def bare(option: str, value: str, argv: Sequence[str] | None = None) -> list[str]:
-    """`argv` where OPTION without a value is OPTION=VALUE: what follows it is not its value."""
+    """`argv` with OPTION=VALUE for each OPTION without a value, so that the next word is not taken
+    for its value."""
     options, words = _divided(argv)
     return [*(f"{option}={value}" if a == option else a for a in options), "--", *words]
 
@@ -125,11 +125,14 @@ def parse_with_config(parser: argparse.ArgumentParser, argv: Sequence[str] | Non
     Args:
       parser: with the options of the entry point.
       argv: arguments; None = those of the process.
-      load: options -> the configuration that `--config.NAME` flags change, which are
-        options.changed_fields, with options.settings for what is another value then; None adds an
-        option --config FILE, by default the quickstart's.
-      several: the command works on several hosts, too.
-      with_runs: what gives a configuration its runs, where its other fields decide them.
+      load: options -> the configuration that the flags `--config.NAME` change; None adds an option
+        --config FILE, by default the quickstart's.
+      several: the command also runs as several processes.
+      with_runs: gives a configuration its runs, where its other fields decide them.
+
+    Returns:
+      The options, with `changed_fields`, the names of the flags `--config.NAME`, and `settings`,
+      the values of the fields that differ from the configuration before; and the configuration.
 
     Raises:
       ConfigError: a config file or field that cannot be used.
@@ -146,7 +149,7 @@ def parse_with_config(parser: argparse.ArgumentParser, argv: Sequence[str] | Non
     changes, rest = _changes(given)
     asked = [argument for argument in rest if argument not in ("-h", "--help")]
     if asked != rest:
-        # Of --config alone: other commands may have required options, which are missing.
+        # A command without --config may have required options, which are missing.
         file = None if load else parser.parse_known_args(asked)[0].config
         parser.epilog = _epilog(file, changes)
     options = parser.parse_intermixed_args([*rest, "--", *words])
@@ -159,14 +162,14 @@ def parse_with_config(parser: argparse.ArgumentParser, argv: Sequence[str] | Non
     options.changed_fields = tuple(changes)
     base = load(options) if load else config_files.load_file(options.config)
     if load and "runs" in changes:
-        told = ("other fields decide them; leave it out" if with_runs else
-                "--run names the one of the workdir's runs to open")
-        raise ConfigError(f"--config.runs={changes['runs']}: {told}")
+        advice = ("other fields decide them; leave it out" if with_runs else
+                  "--run names the one of the workdir's runs to open")
+        raise ConfigError(f"--config.runs={changes['runs']}: {advice}")
     config = overrides.replace(base, changes)
     config = rules.validate(with_runs(config) if with_runs else config)
     options.settings = {name: overrides.value(config, name)
                         for name in overrides.differences(base, config)}
-    # What a file sets is for the runs that it names.
+    # The fields that a file sets are meant for the runs that it names.
     own = [] if load or "runs" in changes else overrides.not_default(config)
     for problem in overrides.set_otherwise(config, [*changes, *own]):
         raise ConfigError(f"{problem}; leave the field out, or name another run")
@@ -174,8 +177,8 @@ def parse_with_config(parser: argparse.ArgumentParser, argv: Sequence[str] | Non
 
 
 def _epilog(file: str | None, changes: dict[str, str]) -> str:
-    """The end of --help: what a config file says of itself, the fields as it sets them, and the
-    shipped files; None = the fields alone, as the quickstart sets them."""
+    """The end of --help: the description of a config file, the fields as it sets them, and the
+    shipped files; without a file, only the fields, as the quickstart sets them."""
     config = overrides.replace(config_files.load_file(file or str(QUICKSTART)), changes)
     if file is None:
         return _field_help(config, "the quickstart sets them; a workdir has its own")
@@ -228,7 +231,7 @@ def numbers(text: str) -> tuple[float, ...]:
 
 
 def _add_hosts(parser: argparse.ArgumentParser) -> None:
-    """The options of a job of several processes; Slurm and TPU slices need none of them."""
+    """Adds the options of a job of several processes; Slurm and TPU slices need none of them."""
     group = parser.add_argument_group("several hosts, each with its own process")
     group.add_argument("--coordinator", metavar="HOST:PORT", help="where process 0 listens")
     group.add_argument("--num_processes", type=int, metavar="N", help="how many there are; "
@@ -252,7 +255,7 @@ def connect(options: argparse.Namespace, config: Config) -> None:
 
 
 def add_workdir(parser: argparse.ArgumentParser) -> None:
-    """The options that name a trained model: --workdir, --run, --step, --index."""
+    """Adds the options that name a trained model: --workdir, --run, --step, --index."""
     parser.add_argument("--workdir", type=local_folder,
                         help=f"workdir of rag_jax.train (default: {DEFAULT_WORKDIR})")
     parser.add_argument("--run", help="which of the workdir's runs (default: the first "

@@ -27,8 +27,8 @@ def terminal(tokens: Sequence[str], passages: Sequence[str], posterior: Sequence
       posterior: [T][K] probabilities.
       colour: shade the cells with xterm's greys; False = percentages alone.
     """
-    shown = [_visible(token) for token in tokens]
-    passages = [visible(name) for name in passages]
+    shown = [*map(_visible, tokens)]
+    passages = [*map(visible, passages)]
     widths = [max(4, len(token) + 1) for token in shown]
     margin = max(map(len, passages), default=0)
     lines = [" " * margin + " " + "".join(t.rjust(w) for t, w in zip(shown, widths, strict=True))]
@@ -60,8 +60,7 @@ def page(title: str, tokens: Sequence[str], passages: Sequence[str],
 
 def write(path: pathlib.Path, title: str, tokens: Sequence[str], passages: Sequence[str],
           posterior: Sequence[Sequence[float]]) -> None:
-    """Writes .html, or .png by matplotlib (the [plots] extra); another file that was there is put
-    aside.
+    """Writes .html, or .png by matplotlib (the [plots] extra); an earlier file is put aside.
 
     Raises:
       UserError: as `check`.
@@ -80,7 +79,7 @@ def write(path: pathlib.Path, title: str, tokens: Sequence[str], passages: Seque
 
 
 def names(named: str | None, several: bool) -> Iterator[str | None]:
-    """Where the heat map of one question after the other goes: FILE, or FILE-1, FILE-2, ..."""
+    """The files of the heat maps of one question after the other: FILE, or FILE-1, FILE-2, ..."""
     if not several or named in (None, "terminal"):
         yield from itertools.repeat(named)
     path = pathlib.Path(named)
@@ -104,7 +103,7 @@ def draw(axes: Any, title: str, tokens: Sequence[str], passages: Sequence[str],
     image = axes.imshow(list(zip(*posterior, strict=True)), cmap="Blues", vmin=0, vmax=1,
                         aspect="auto")
     axes.set_xticks(range(len(tokens)), [_visible(token) for token in tokens], rotation=45,
-                    parse_math=False)  # $ is a letter
+                    parse_math=False)  # $ is not the start of a formula
     axes.set_yticks(range(len(passages)), map(visible, passages), parse_math=False)
     axes.set_title(visible(title), parse_math=False)
     axes.figure.colorbar(image)

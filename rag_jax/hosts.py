@@ -1,7 +1,7 @@
 """The processes of one job, usually one a host: how they meet, who writes, what they exchange.
 
-What they exchange goes from host to host through jax.distributed's coordination service, so that no
-device has to finish its work first. A process alone needs none of it: it leads, and hears itself.
+Messages go from host to host through jax.distributed's coordination service, so that no device has
+to finish its work first. A process alone leads, and `exchange` returns its own value.
 """
 
 import glob
@@ -20,12 +20,12 @@ from rag_jax.config import ConfigError
 from rag_jax.errors import UserError, first_of
 
 HEARTBEAT_SECS = 100
-_START_SECS = 300  # a process that was refused before it could join is not waited for longer
+_START_SECS = 300  # how long the others wait for a process, which may have been refused and ended
 _LONGEST_WAIT_MS = 7 * 24 * 3600 * 1000  # the heartbeat notices a dead process much earlier
-_FOUND_AT_A_TIME = 100_000  # 34 bytes each: a message must stay below gRPC's 4 MB
-# What jax asks of Slurm; a batch script outside srun has all but the nodes of its step.
+_FOUND_AT_A_TIME = 100_000  # ids and scores, 34 bytes a pair: gRPC's messages have 4 MB at most
+# What jax reads of Slurm; a batch script outside of srun has all of it but the nodes of its step.
 _SLURM = ("SLURM_JOB_ID", "SLURM_STEP_NODELIST", "SLURM_NTASKS", "SLURM_PROCID", "SLURM_LOCALID")
-# What to do where another process does not answer any more.
+# The advice where another process does not answer any more.
 START_AGAIN = "start all again with the same command: they go on from the last checkpoint"
 _rounds = itertools.count()
 T = TypeVar("T")
@@ -35,7 +35,7 @@ def is_slurm(environment: Mapping[str, str]) -> bool:
     """Whether this is one of several tasks that srun has started."""
     if any(name not in environment for name in _SLURM):
         return False
-    # The shell that salloc gives is one task, though its SLURM_NTASKS are the allocation's.
+    # The shell of salloc is one task, although its SLURM_NTASKS counts those of the allocation.
     return int(environment.get("SLURM_STEP_NUM_TASKS", environment["SLURM_NTASKS"])) > 1
 
 
@@ -47,9 +47,9 @@ def has_tpus(environment: Mapping[str, str]) -> bool:
 
 
 def _local_devices(environment: Mapping[str, str]) -> list[int] | None:
-    """[] = all GPUs of the node, for Slurm's only task on it; None = as jax decides.
+    """[] = all GPUs of the node, where Slurm runs one task on it; None = as jax decides.
 
-    Of Slurm's tasks, jax gives each the GPU of its number on the node, and no other.
+    jax gives each of Slurm's tasks only the GPU of the task's number on the node.
     """
     tasks = environment.get("SLURM_STEP_TASKS_PER_NODE", environment.get("SLURM_TASKS_PER_NODE"))
     if "JAX_LOCAL_DEVICE_IDS" in environment or not re.fullmatch(r"1(\(x\d+\))?", tasks or ""):
@@ -60,7 +60,7 @@ def _local_devices(environment: Mapping[str, str]) -> list[int] | None:
 def _port_of_step(environment: Mapping[str, str]) -> str:
     """The port at which the processes of a step of a Slurm job meet.
 
-    jax takes one for the whole job: a second step on the same node stopped the first.
+    jax uses the same port for the whole job: a second step on the same node stopped the first.
     """
     step = environment.get("SLURM_STEP_ID", "0")
     number = int(environment["SLURM_JOB_ID"]) + 97 * (int(step) if step.isdecimal() else 0)
@@ -73,8 +73,8 @@ def connect(coordinator: str | None, num_processes: int | None, process_id: int 
 
     Args:
       coordinator: HOST:PORT of process 0; None = as Slurm or a TPU slice says, or alone.
-      num_processes, process_id: with a coordinator only, but for num_processes=1: alone, whatever
-        the environment says.
+      num_processes, process_id: given with a coordinator; num_processes=1 by itself = alone,
+        whatever the environment says.
       heartbeat: seconds of silence after which a process is taken for dead and all others end.
 
     Raises:
@@ -137,8 +137,8 @@ def connect(coordinator: str | None, num_processes: int | None, process_id: int 
 
 
 def _check_free(coordinator: str) -> None:
-    """Raises ConfigError where something listens at the port of a coordinator on this machine: jax
-    would crash, or share it with the process 0 of another job, and mix their processes."""
+    """Raises ConfigError where the port of a coordinator on this machine is in use: jax would
+    crash, or share it with the process 0 of another job, and mix their processes."""
     dual = socket.has_dualstack_ipv6()
     try:
         with socket.socket(socket.AF_INET6 if dual else socket.AF_INET) as probe:
@@ -152,7 +152,7 @@ def _check_free(coordinator: str) -> None:
 
 
 def connected() -> bool:
-    """Whether this process has joined a job; does not import jax."""
+    """Whether this process has joined others; does not import jax."""
     jax = sys.modules.get("jax")
     return jax is not None and jax.distributed.is_initialized()
 
@@ -177,7 +177,7 @@ def leads() -> bool:
 
 
 def say(text: str) -> None:
-    """Prints what all processes would say, once."""
+    """Prints a text that all processes have, once."""
     if leads():
         print(text, flush=True)
 
@@ -185,22 +185,22 @@ def say(text: str) -> None:
 def exchange(value: Any) -> list[Any]:
     """The values (JSON) of all processes, in their order; every process must make the same calls.
 
-    Nobody returns before all have called it, so it is a barrier too.
+    It is a barrier, too: no process returns before all have called it.
     """
     if count() == 1:
         return [value]
     client, turn, me = _key_value_store(), next(_rounds), index()
     client.key_value_set(f"rag_jax/{turn}/{me}", json.dumps(value))
-    found = [json.loads(client.blocking_key_value_get(f"rag_jax/{turn}/{i}", _LONGEST_WAIT_MS))
-             for i in range(count())]
-    if turn:  # all have this turn's values, so all have read the last one's
+    values = [json.loads(client.blocking_key_value_get(f"rag_jax/{turn}/{i}", _LONGEST_WAIT_MS))
+              for i in range(count())]
+    if turn:  # every process has sent this turn's value, so it has read those of the last turn
         client.key_value_delete(f"rag_jax/{turn - 1}/{me}")
-    return found
+    return values
 
 
 def check_same(values: Mapping[str, str]) -> None:
-    """Refuses processes that were started with different values, each by its name: they would wait
-    for each other for ever, or write what no single one of them computed.
+    """Refuses processes that were started with different values, by the values' names: they would
+    wait for each other for ever, or mix results of different settings.
 
     Raises:
       ConfigError: in all processes.
@@ -216,17 +216,17 @@ def check_same(values: Mapping[str, str]) -> None:
 
 
 def check_same_content(name: str, content: Any) -> None:
-    """`check_same` of JSON of any size, which is what a file of each process has."""
+    """`check_same` of JSON of any size, such as the content of a file that each process reads."""
     if connected():
         text = json.dumps(content, sort_keys=True)
         check_same({name: hashlib.sha256(text.encode()).hexdigest()})
 
 
 def _key_value_store() -> Any:
-    """That of jax.distributed. Its public collectives run on the devices, behind their work.
+    """The key-value store of jax.distributed; jax's public collectives wait for the devices' work.
 
     Raises:
-      RuntimeError: this version of jax keeps it elsewhere.
+      RuntimeError: this version of jax has it in another place.
     """
     import jax
 
@@ -248,8 +248,8 @@ def each(make: Callable[[], T]) -> T:
     """
     try:
         made = make()
-    except Exception as error:  # kept in no variable: its traceback would keep it, in turn
-        # The others would wait for ever.
+    except Exception as error:  # not stored: the frame of its traceback would refer back to it
+        # Without an answer, the others would wait for ever.
         exchange(f"process {index()}: {type(error).__name__}: {error}")
         raise
     failed = [message for message in exchange(None) if message]
@@ -267,7 +267,7 @@ def lead(make: Callable[[], T]) -> T | None:
 
 
 def first(make: Callable[[], T]) -> T:
-    """make() of process 0, and only then of the others, who find done what is done but once.
+    """make() of process 0, and then of the others: what needs to be done only once is then done.
 
     Raises:
       UserError: make() failed in process 0, whose own error is raised there.
@@ -277,27 +277,27 @@ def first(make: Callable[[], T]) -> T:
 
 
 def share(size: int) -> slice:
-    """The part of `size` things that is this process's to do; the parts of all cover them."""
+    """This process's part of `size` items; the parts of all processes cover them."""
     return slice(size * index() // count(), size * (index() + 1) // count())
 
 
 def together(compute: Callable[[Any], Any], rows: Any, width: int) -> Any:
-    """compute(rows), int32[N, width], for which every process does its share of the rows."""
+    """compute(rows), int32[N, width]; every process computes its share of the rows."""
     if count() == 1:
         return compute(rows)
     import numpy as np
 
     def shared(piece: np.ndarray) -> np.ndarray:
         mine = piece[share(len(piece))]
-        found = exchange(compute(mine).tolist() if len(mine) else [])
-        return np.concatenate([np.array(part, np.int32) for part in found if part])
+        parts = exchange(compute(mine).tolist() if len(mine) else [])
+        return np.concatenate([np.array(part, np.int32) for part in parts if part])
 
     return in_messages(shared, rows, width)
 
 
 def in_messages(compute: Callable[[Any], Any], rows: Any, width: int) -> Any:
-    """compute(rows), which exchanges `width` ids and scores a row, as many as a message holds at a
-    time."""
+    """compute(rows), which exchanges `width` ids and scores a row, in parts that fit into a message
+    each."""
     import numpy as np
 
     rows, size = np.asarray(rows), max(1, _FOUND_AT_A_TIME // width)
@@ -306,7 +306,7 @@ def in_messages(compute: Callable[[Any], Any], rows: Any, width: int) -> Any:
 
 
 def leave(code: int | str) -> None:
-    """As sys.exit(code) of a process that failed, without waiting for the others to end too."""
+    """sys.exit(code) of a process that failed, without waiting for the other processes to end."""
     if isinstance(code, str):
         print(code, file=sys.stderr, flush=True)
     sys.stdout.flush()

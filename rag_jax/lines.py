@@ -1,4 +1,4 @@
-"""The one reader of text files by lines: UTF-8, packed or not; complaints name file and line."""
+"""The one reader of text files by lines: UTF-8, packed or not; its errors name file and line."""
 
 import bz2
 import contextlib
@@ -27,7 +27,7 @@ def open_packed(path: str | os.PathLike) -> BinaryIO:
 
     Raises:
         FileNotFoundError: no such file.
-        DataError: a folder, or it is packed and its name does not say so.
+        DataError: a folder, or a packed file whose name does not say so.
     """
     path = os.fspath(path)
     if os.path.isdir(path):
@@ -47,7 +47,7 @@ def open_packed(path: str | os.PathLike) -> BinaryIO:
 
 @contextlib.contextmanager
 def damage_named(where: Callable[[], str]) -> Iterator[None]:
-    """Turns what a damaged file raises when it is read into a DataError that says where."""
+    """Turns the errors of reading a damaged file into a DataError that names `where()`."""
     try:
         yield
     except UnicodeDecodeError as error:
@@ -73,13 +73,13 @@ def numbered_lines(path: str | os.PathLike) -> Iterator[tuple[str, int, str]]:
         DataError: bytes that are not UTF-8, a packed file that is damaged or not named so, or
             lines that end with \r alone; names file and line.
     """
-    reading = 1
-    with open_packed(path) as file, damage_named(lambda: f"{os.fspath(path)}:{reading}"):
+    number = 1
+    with open_packed(path) as file, damage_named(lambda: f"{os.fspath(path)}:{number}"):
         for raw in file:
-            if reading == 1 and b"\r" in raw.rstrip(b"\r\n") and not raw.endswith(b"\n"):
+            if number == 1 and b"\r" in raw.rstrip(b"\r\n") and not raw.endswith(b"\n"):
                 raise DataError(f"{os.fspath(path)}: its lines end with a carriage return alone, "
                                 r"which is not read as one: convert it, as by tr '\r' '\n'")
-            text = raw.decode("utf-8-sig" if reading == 1 else "utf-8").rstrip("\r\n")
+            text = raw.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
             if text.strip(" "):
-                yield f"{os.fspath(path)}:{reading}", reading, text
-            reading += 1
+                yield f"{os.fspath(path)}:{number}", number, text
+            number += 1

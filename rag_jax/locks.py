@@ -24,8 +24,8 @@ from rag_jax.errors import UserError
 
 _HOLDER = ".lock.json"
 _NO_LOCKS = {errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK}
-_PATIENCE_SECS = 0.5  # for a holder that is about to end, or to write its name
-_UNSEEN_SECS = 60.0  # for which NFS may say that a file is not there which another host has written
+_PATIENCE_SECS = 0.5  # how long a holder may take to end, or to write its name
+_UNSEEN_SECS = 60.0  # how long NFS may hide a file that another host has written
 _log = logging.getLogger(__name__)
 _held: dict[tuple[str, int], filelock.BaseFileLock] = {}  # by folder and thread
 
@@ -61,10 +61,11 @@ def exclusive(folder: pathlib.Path) -> Iterator[None]:
 
 
 def check_shared(folder: pathlib.Path) -> None:
-    """Looks whether all processes of this job can work in a folder that process 0 holds.
+    """Checks that all processes of this job can work in a folder whose lock process 0 holds.
 
     Raises:
-      UserError: one sees another folder of that name, or may not write there; in every process.
+      UserError: one of them sees another folder of that name, or may not write there; raised in
+        every process.
     """
     if hindrances := [one for one in hosts.exchange(_hindrance(folder)) if one]:
         raise UserError(f"{folder}: {hindrances[0]}; name a folder on a file system that all hosts "
@@ -72,7 +73,7 @@ def check_shared(folder: pathlib.Path) -> None:
 
 
 def _hindrance(folder: pathlib.Path) -> str | None:
-    """Why this process cannot work there."""
+    """Why this process cannot work in the folder; None = it can."""
     end = time.monotonic() + _UNSEEN_SECS
     while not (seen := (folder / _HOLDER).exists()) and time.monotonic() < end:
         time.sleep(1)
@@ -85,9 +86,9 @@ def _hindrance(folder: pathlib.Path) -> str | None:
 
 @contextlib.contextmanager
 def own(folder: pathlib.Path, waits: bool = False) -> Iterator[None]:
-    """`exclusive` of one process, whatever the others of its job do.
+    """As `exclusive`, but for this process alone, whatever the others of its job do.
 
-    waits: until another process has ended, however long it takes, in place of an InUseError.
+    waits: for the end of another process that holds the lock, instead of raising an InUseError.
     """
     if folder.exists() and not folder.is_dir():
         raise UserError(f"{folder}: is a file; name a folder, or one that is yet to be made")
@@ -99,7 +100,7 @@ def own(folder: pathlib.Path, waits: bool = False) -> Iterator[None]:
     # A lock that is a file's mere existence would outlive its process.
     lock = filelock.FileLock(folder / ".lock", fallback_to_soft=False)
     holder = folder / _HOLDER
-    try:  # an interrupt may come at any place: the lock is let go whatever has been done
+    try:  # an interrupt may come at any line: the lock is released in any case
         try:
             lock.acquire(timeout=_PATIENCE_SECS)
         except filelock.Timeout:

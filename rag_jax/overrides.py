@@ -1,4 +1,4 @@
-"""Single fields of a configuration by their dotted names, and what a run makes of them.
+"""Single fields of a configuration by their dotted names, and the fields that a run sets.
 
     python -m rag_jax.train --config=configs/quickstart.py --config.train.steps=100
 
@@ -18,7 +18,7 @@ from rag_jax.errors import near_matches
 
 AnyConfig = typing.TypeVar("AnyConfig")  # a Config, or a section of one
 DEFAULT = Config()
-# Fields of earlier versions and what is in their place: the config.json of a workdir may have them.
+# Fields of earlier versions, which the config.json of a workdir may have, and the advice for them.
 REMOVED = {
     "model.kind": "the run decides it; set config.runs, to rag_sequence for example",
     **{f"retriever_warmup.{name}": f"it did nothing there; set config.generator_warmup.{name}"
@@ -42,7 +42,7 @@ def type_name(hint: Any) -> str:
 
 
 def accepts(hint: Any, given: Any) -> bool:
-    """Whether a Python value is one of a type. True and False are no integers here."""
+    """Whether a Python value is of a field's type. True and False do not count as integers."""
     kinds = typing.get_args(hint)
     if typing.get_origin(hint) is Literal:
         return given in kinds
@@ -56,7 +56,11 @@ def accepts(hint: Any, given: Any) -> bool:
 
 
 def _parse(hint: Any, text: str) -> Any:
-    """A text of the command line as a value of a type; a ValueError where it is none."""
+    """A text of the command line as a value of a type.
+
+    Raises:
+      ValueError: it is not of that type.
+    """
     kinds = typing.get_args(hint)
     if typing.get_origin(hint) is Literal:
         if text not in kinds:
@@ -74,7 +78,7 @@ def _parse(hint: Any, text: str) -> Any:
 
 
 def fields(config: Any = DEFAULT, prefix: str = "") -> dict[str, dataclasses.Field]:
-    """Every field that is no section, by its dotted name."""
+    """Every field that is not a section, by its dotted name."""
     leaves: dict[str, dataclasses.Field] = {}
     for f in dataclasses.fields(config):
         inner = getattr(config, f.name)
@@ -84,7 +88,7 @@ def fields(config: Any = DEFAULT, prefix: str = "") -> dict[str, dataclasses.Fie
 
 
 def differences(one: Any, other: Any) -> list[str]:
-    """The fields of which two configurations have different values, among those that both have."""
+    """The fields that two configurations both have, with different values."""
     others = fields(other)
     return [name for name in fields(one)
             if name in others and value(one, name) != value(other, name)]
@@ -115,9 +119,9 @@ def not_default(config: Config) -> list[str]:
 def replace(config: AnyConfig, changes: Mapping[str, Any], path: str = "config") -> AnyConfig:
     """A copy of `config` with dotted fields replaced; strings are parsed to the field's type.
 
-    A section can be given as a dictionary of its fields; one of the model, and eval, also as the
-    name of a preset. Whatever their order, a section counts before fields of it, and a generator's
-    family before its other fields.
+    A section can be given as a dictionary of its fields; some (PRESETS) also as the name of a
+    preset. Whatever their order, sections are replaced before single fields of them, and a
+    generator's family before its other fields.
 
     Raises:
       ConfigError: an unknown field or a value of another type, with near matches.
@@ -129,8 +133,8 @@ def replace(config: AnyConfig, changes: Mapping[str, Any], path: str = "config")
         name, _, rest = str(dotted).partition(".")
         hints = {f.name: f.type for f in dataclasses.fields(config)}
         where, whole = f"{path}.{name}", f"{path}.{dotted}"
-        if whole.removeprefix("config.") in REMOVED:
-            raise ConfigError(f"{whole}: no field any more: {REMOVED[whole[len('config.'):]]}")
+        if advice := REMOVED.get(whole.removeprefix("config.")):
+            raise ConfigError(f"{whole}: no field any more: {advice}")
         if name not in hints:
             raise ConfigError(f"{where}: no such field; {near_matches(name, hints)}")
         section = dataclasses.is_dataclass(hints[name])
@@ -147,18 +151,19 @@ def replace(config: AnyConfig, changes: Mapping[str, Any], path: str = "config")
 
 
 def _widest_first(dotted: str) -> tuple[int, bool]:
+    """The key that sorts fields in the order in which `replace` replaces them."""
     return dotted.count("."), not dotted.endswith(".family")
 
 
 def in_family(section: Any, family: str | None) -> Any:
-    """The section, in the class of this family of generators, which keeps what was set."""
+    """A generator's section as one of another family, with the fields of both that have been set;
+    any other section as it is."""
     cls = GENERATORS.get(family) if isinstance(family, str) else None
     if not isinstance(section, GeneratorConfig) or cls in (None, type(section)):
         return section
     names = {f.name for f in dataclasses.fields(cls)} - {"family"}
-    usual = type(section)()
-    return cls(**{f.name: given for f in dataclasses.fields(section) if f.name in names
-                  and (given := getattr(section, f.name)) != getattr(usual, f.name)})
+    return cls(**{name: value(section, name)
+                  for name in differences(section, type(section)()) if name in names})
 
 
 def usual_rates(config: Config) -> Config:
@@ -179,8 +184,8 @@ def _preset(section: type, name: Any, where: str) -> Any:
 
 
 def _parsed(hint: Any, given: Any, where: str) -> Any:
-    """A value as its field has it, from the text of a command line, or from what notebooks have:
-    lists, numpy's numbers, paths. Any other value stays, for `validate` to refuse."""
+    """A value of a field, converted from the text of a command line, or from what notebooks give:
+    lists, numbers of numpy, paths. Any other value stays as it is, for `validate` to refuse."""
     if isinstance(given, os.PathLike):
         given = os.fspath(given)
     if hasattr(given, "tolist"):  # of numpy or jax
@@ -202,10 +207,10 @@ def lexical(config: Config) -> bool:
 
 
 def for_run(config: Config, run: str) -> Config:
-    """The configuration of one of `config.runs`; of that run's own configuration, the same again.
+    """The configuration of one of `config.runs`, with the fields that the run sets.
 
     Raises:
-      ConfigError: `config` is that of other runs.
+      ConfigError: the run is not one of them.
     """
     if run not in config.runs:
         raise ConfigError(f"config.runs={','.join(config.runs)}: run {run!r} is not one of them")
@@ -213,12 +218,13 @@ def for_run(config: Config, run: str) -> Config:
 
 
 def set_by_runs(config: Config, name: str) -> bool:
-    """Whether every run sets a field by itself, so that the configuration's value is of none."""
+    """Whether every run sets a field by itself, so that no run has the configuration's value."""
     return all(name in RUNS[run].sets for run in config.runs)
 
 
 def set_otherwise(config: Config, names: Iterable[str]) -> Iterator[str]:
-    """Of the fields `names`, those that every run of the configuration has another value of."""
+    """Yields what is wrong with those of the fields `names` to which every run of the configuration
+    gives another value."""
     for name in names:
         if not set_by_runs(config, name):
             continue

@@ -75,13 +75,13 @@ def _shards(mesh: Mesh | AbstractMesh, targets: str | tuple[str, ...] | None) ->
 
 
 def shards(mesh: Mesh | AbstractMesh, axis: str) -> int:
-    """Into how many parts a mesh splits a logical axis; an empty one, none."""
+    """Into how many parts a mesh splits a logical axis; 1 without a mesh of several devices."""
     return _shards(mesh, RULES[axis]) if mesh.size > 1 else 1
 
 
 def platform(x: jax.Array) -> str:
-    """"cpu", "gpu" or "tpu": that of the devices of a value inside a jitted function, which need
-    not exist; of this process's where it has no mesh."""
+    """"cpu", "gpu" or "tpu": the devices of a value inside a jitted function, which need not exist;
+    where it has no mesh, those of this process."""
     device = jax.typeof(x).sharding.mesh.abstract_device
     return device.platform if device is not None else jax.default_backend()
 
@@ -117,16 +117,16 @@ def _is_box(leaf: Any) -> bool:
 
 
 def undivided(boxed: Any, mesh: Mesh) -> list[str]:
-    """What `param_shardings` replicates although a rule would split it, in words."""
-    found = []
+    """Messages about dimensions that `param_shardings` replicates although a rule splits them."""
+    messages = []
     for path, leaf in jax.tree_util.tree_leaves_with_path(boxed, is_leaf=_is_box):
         name = jax.tree_util.keystr(path)
         for axis, size in zip(leaf.names, leaf.value.shape, strict=True):
             if size % _shards(mesh, RULES[axis]):
-                found.append(f"{name}: {axis} {size} is whole on every device, as "
-                             f"{' x '.join(RULES[axis])} = {_shards(mesh, RULES[axis])} does not "
-                             "divide it")
-    return found
+                messages.append(
+                    f"{name}: {axis} {size} is whole on every device, as "
+                    f"{' x '.join(RULES[axis])} = {_shards(mesh, RULES[axis])} does not divide it")
+    return messages
 
 
 def constrain(x: jax.Array, *axes: str | None, name: str) -> jax.Array:
@@ -136,8 +136,8 @@ def constrain(x: jax.Array, *axes: str | None, name: str) -> jax.Array:
     devices where it should gather the parameters of a layer.
 
     Args:
-      x: comes back as it is where there is no mesh of several devices, or one that does not divide
-        the named dimensions.
+      x: is returned as it is where there is no mesh of several devices, or where the mesh does not
+        divide the named dimensions.
       axes: logical names of the leading dimensions; the others are whole on every device.
       name: of the value, for errors.
 
@@ -154,9 +154,9 @@ def constrain(x: jax.Array, *axes: str | None, name: str) -> jax.Array:
 def random_bits(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
     """uint32[shape] of random bits for a batch of shape[0] rows inside a jitted function.
 
-    Threefry's depend on nothing but the key. The compiler splits no other generator: every device
-    would draw the whole batch to take its own rows. So each draws these alone, by a key that its
-    place in the mesh makes another; devices that have the same rows draw the same.
+    Threefry's bits depend only on the key. The compiler splits no other generator: every device
+    would draw the whole batch to take its own rows. So each device draws only its own rows, with a
+    key of its place in the mesh; devices that have the same rows draw the same bits.
     """
     mesh, axes = jax.typeof(key).sharding.mesh, RULES["batch"]
     parts = shards(mesh, "batch")
@@ -173,16 +173,17 @@ def random_bits(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
 
 
 def row_parts(x: jax.Array) -> int:
-    """Over how many parts of its mesh a batch inside a jitted function can be split: 1 where there
-    is no mesh of several devices, or one that does not divide the rows."""
+    """Into how many parts the mesh of a batch inside a jitted function splits it: 1 where there is
+    no mesh of several devices, or where the mesh does not divide the rows."""
     parts = shards(jax.typeof(x).sharding.mesh, "batch")
     return 1 if x.shape[0] % parts else parts
 
 
 def gathered(params: Any, boxed: Any) -> Any:
-    """Parameters inside a jitted function, whole over fsdp: gathered once for all that follows.
+    """Parameters inside a jitted function, gathered over fsdp once, for all that follows.
 
-    Left alone, the compiler gathers them at every turn of a loop. What `model` splits stays split.
+    Left alone, the compiler gathers them in every iteration of a loop. The dimensions that `model`
+    splits stay split.
 
     Args:
       boxed: the same tree with logical axis names.
@@ -209,7 +210,7 @@ def batch_sharding(mesh: Mesh) -> NamedSharding:
 
 
 def check_splits(size: int, mesh: Mesh) -> None:
-    """Raises a ConfigError where a batch of `size` is not a multiple of the number of its parts."""
+    """Raises a ConfigError where a batch of `size` cannot be split evenly over the mesh."""
     parts = shards(mesh, "batch")
     if size % parts:
         raise ConfigError(f"a batch of {size} rows cannot be split over {parts} devices: make "
@@ -217,7 +218,7 @@ def check_splits(size: int, mesh: Mesh) -> None:
 
 
 def own_rows(size: int, mesh: Mesh) -> np.ndarray:
-    """Which rows of a global batch of `size` lie on this process's devices, int64, ascending.
+    """The rows of a global batch of `size` that lie on this process's devices, int64, ascending.
 
     Raises:
       ConfigError: the batch size is not a multiple of the number of its parts.
@@ -233,8 +234,8 @@ def own_rows(size: int, mesh: Mesh) -> np.ndarray:
 def put_number(number: int, sharding: Sharding) -> jax.Array:
     """int32[] on all devices of a sharding; every process gives the same number, unchecked.
 
-    An explicit transfer, which jax.transfer_guard allows: that of a jitted function's numpy
-    argument is none. `jax.device_put` would compare the numbers of all processes at every step.
+    It is an explicit transfer, which jax.transfer_guard allows, unlike a numpy argument of a jitted
+    function. `jax.device_put` would compare the numbers of all processes at every step.
     """
     copies = [jax.device_put(np.int32(number), device) for device in sharding.addressable_devices]
     return jax.make_array_from_single_device_arrays((), sharding, copies)
@@ -261,7 +262,8 @@ def put_batch(batch: Any, mesh: Mesh) -> Any:
 
 
 def whole(tree: Any) -> Any:
-    """Device arrays that this process can read: what lies on others is sent, without waiting."""
+    """Device arrays that this process can read: the parts on others' devices are sent, without
+    waiting."""
 
     def one(x: Any) -> Any:
         if not isinstance(x, jax.Array) or x.is_fully_addressable or x.is_fully_replicated:
@@ -291,7 +293,7 @@ def own_mesh(mesh: Mesh) -> Mesh:
 def micro_batches(batch: Any, pieces: int) -> Any:
     """A device batch [B, ...] as [pieces, B / pieces, ...]: piece p has the rows p, p + pieces, ...
 
-    So every device's rows fall evenly on the pieces, and none moves to another device.
+    Each piece then has the same share of every device's rows, and no row moves between devices.
 
     Raises:
       ConfigError: a piece is too small to be split over the mesh.

@@ -1,4 +1,4 @@
-"""How a command's process keeps memory, and ends: its status, and one message for a mistake."""
+"""The process of a command: its memory, its exit status, and one message for a user's mistake."""
 
 import contextlib
 import ctypes
@@ -22,13 +22,14 @@ traceback above and these versions: {}"""
 
 
 def run(main: Callable[[], int | None]) -> None:
-    """Calls main(); an error ends in status 1, one that the user can mend in one message alone."""
+    """Calls main(), and exits: with status 1 after an error, of which the user sees one message, or
+    a traceback too if it is a defect."""
     keep_memory()
-    for stream in (sys.stdout, sys.stderr):  # an answer may have what the terminal lacks
-        with contextlib.suppress(AttributeError, OSError):  # somebody has put others in their place
+    for stream in (sys.stdout, sys.stderr):  # an answer may have letters that the terminal lacks
+        with contextlib.suppress(AttributeError, OSError):  # the streams may have been replaced
             stream.reconfigure(errors="backslashreplace")
     code = _outcome(main)
-    # What a signal stopped has stopped in all processes, which part as those that are done.
+    # A signal stops all processes of a job together, so they end as after a success.
     if code and code != UNFINISHED and hosts.connected():
         hosts.leave(code)
     sys.exit(code)
@@ -37,7 +38,7 @@ def run(main: Callable[[], int | None]) -> None:
 def _outcome(main: Callable[[], int | None]) -> int | str | None:
     try:
         return main()
-    except BrokenPipeError:  # whoever read what is printed, `head` for one, has seen enough
+    except BrokenPipeError:  # the reader of stdout, such as `head`, has ended
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 128 + signal.SIGPIPE
     except (UserError, OSError) as error:
@@ -70,19 +71,19 @@ def _versions() -> dict[str, str]:
 def keep_memory() -> None:
     """Tells glibc to keep freed memory: XLA's CPU buffers then cost no page faults every step.
 
-    It is a setting of the whole process; benchmarks/RESULTS.md has what it saves. Elsewhere than on
-    Linux with glibc it does nothing.
+    It is a setting of the whole process; benchmarks/RESULTS.md says what it saves. Without glibc on
+    Linux it does nothing.
     """
     if (mallopt := _of_glibc("mallopt")) is not None:
         trim_threshold, mmap_max, arena_max = -1, -4, -8
-        mallopt(trim_threshold, -1)  # as size_t the largest: a step of a base model frees 4 GB
+        mallopt(trim_threshold, -1)  # the largest size_t: a step of a base model frees 4 GB
         mallopt(mmap_max, 0)
         mallopt(arena_max, 1)
 
 
 def give_back_memory() -> None:
-    """Gives back what `keep_memory` keeps though it is free: in pieces, it has no room for a step's
-    buffer."""
+    """Returns to the system the freed memory that `keep_memory` keeps: in pieces too small for the
+    buffers of a step."""
     if (malloc_trim := _of_glibc("malloc_trim")) is not None:
         malloc_trim(0)
 

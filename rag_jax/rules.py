@@ -27,13 +27,15 @@ def validate(config: Config, resolved: bool = False, trains: bool = False) -> Co
 
 
 def changed(config: Config, changes: Mapping[str, Any]) -> Config:
-    """The configuration with dotted fields set otherwise, checked."""
+    """The checked configuration with some dotted fields replaced."""
     return validate(replace(config, changes), resolved=True)
 
 
 def check_prompt(config: Config) -> None:
-    """Raises ConfigError for a prompt that nobody reads. Workdirs of an earlier version may have
-    one."""
+    """Raises ConfigError for a prompt that no generator reads.
+
+    It is no part of `validate`: workdirs of an earlier version may have such a prompt.
+    """
     if config.data.prompt and not config.prompted:
         raise ConfigError(f"config.data.prompt={config.data.prompt!r}: none is read with config."
                           f"data.source_format={config.data.source_format}; set config.data."
@@ -64,7 +66,7 @@ def _values(config: Any, path: str = "config") -> Iterator[str]:
 
 
 def _texts(config: Config) -> Iterator[str]:
-    """The texts that models read; names of files need not be UTF-8."""
+    """The texts that models read. Names of files may be other bytes than UTF-8."""
     for name in ("data.prompt", "model.retriever.query_prefix", "model.retriever.passage_prefix",
                  "eval.bad_words", "eval.prefix", "eval.labels"):
         given = value(config, name)
@@ -126,7 +128,7 @@ def _others_train(config: Config) -> bool:
 
 
 def _left_to_train(config: Config, run: str) -> Iterator[str]:
-    """A run that trains nothing, which would end when all stages before it are done."""
+    """What is wrong with a run that trains nothing; it would fail only after all other stages."""
     train, retrieval = config.train, config.retrieval
     if (_others_train(config) or train.document_encoder == "refresh"
             or train.bm25_weight_rate is not None):
@@ -141,7 +143,7 @@ def _left_to_train(config: Config, run: str) -> Iterator[str]:
 
 
 def _trained(config: Config, run: str) -> Iterator[str]:
-    """What is wrong with a run that trains, and may well be asked."""
+    """What is wrong with training a run, though it can answer."""
     if not config.retrieval.k and run != "closed_book":
         yield (f"config.retrieval.k=0: run {run!r} reads passages; set 1 or more, or name the run "
                "closed_book")
@@ -163,7 +165,7 @@ def _trained(config: Config, run: str) -> Iterator[str]:
 
 
 def _objective(config: Config, run: str) -> Iterator[str]:
-    """What the retriever of a run cannot learn from."""
+    """What is wrong with the objective of a run's retriever."""
     train, fuses = config.train, RUNS[run].kind == "fid"
     objective = train.retriever_objective
     named = f"config.train.retriever_objective={objective}: run {run!r}"
@@ -199,7 +201,8 @@ def _data(config: Config) -> Iterator[str]:
 
 
 def _towers(config: Config, resolved: bool) -> Iterator[str]:
-    """Sizes that are given; those of a pretrained tower are its own until they are resolved."""
+    """What is wrong with the towers. The sizes of a pretrained tower are not known before they are
+    `resolved`."""
     model, lengths = config.model, []
     encoders = {"query_encoder", "document_encoder"} & set(model.sources)
     for name, heads in (("retriever", "heads"), ("generator", "heads"),
@@ -234,7 +237,7 @@ def _towers(config: Config, resolved: bool) -> Iterator[str]:
                "document encoder: facebook/dpr-ctx_encoder-single-nq-base fits the released ones)")
     if resolved or not encoders:
         lengths += [("question", model.retriever), ("passage", model.retriever)]
-    if resolved or "generator" not in model.sources:
+    if known:
         lengths += [("source", model.generator), ("target", model.generator)]
         lengths += [("question", model.generator)] * (model.head == "classification")
     for text, tower in lengths:
@@ -248,7 +251,7 @@ def _towers(config: Config, resolved: bool) -> Iterator[str]:
 
 
 def _decoder_only(config: Config, known: bool) -> Iterator[str]:
-    """What is wrong with a decoder-only generator; `known` says that its sizes are."""
+    """What is wrong with a decoder-only generator; `known` says whether its sizes are known."""
     tower, data = config.model.generator, config.data
     if known and tower.heads % tower.kv_heads:
         yield (f"config.model.generator.kv_heads={tower.kv_heads}: must divide "
@@ -256,7 +259,7 @@ def _decoder_only(config: Config, known: bool) -> Iterator[str]:
     if known and tower.head_size % 2:
         yield (f"config.model.generator.head_size={tower.head_size}: must be even, as rotary "
                "positions turn pairs of numbers")
-    if known and not tower.positions_turn:
+    if known and not tower.finite_rotary_angles:
         named = ", ".join(f"config.model.generator.{name}={getattr(tower, name)}" for name in (
             "rope_theta", "rope_local_theta", "rope_factor", "rope_low", "rope_high"))
         yield (f"{named}: the bases of rotary positions (theta) must be above 1, the factor above "

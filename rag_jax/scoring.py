@@ -66,18 +66,19 @@ def score(predictions: Texts, examples: Sequence[Example], families: Sequence[st
         families: names from FAMILIES.
         retrieved: the passages of each question; None = closed book, or not known.
         how: `nfd` and `kilt_pages`; None = the defaults.
-        train: the training questions, where they are known.
+        train: the training questions, for the em over those that occur in them; () = none.
 
     Returns:
         em (`is_correct`).
         answer_recall@K; em_answer_not_retrieved, the em over the questions that have their answer
             in none of their passages, and their number, answer_not_retrieved_count.
         em_answer_overlap, em_no_answer_overlap: the em over the questions that have an answer of a
-            training question, and over the others; the same of questions; with their counts.
-        what the families return.
+            training question, and over the others; em_question_overlap, em_no_question_overlap
+            likewise; with their counts.
+        the values that the families return.
         NAME_ci_low, NAME_ci_high: of em and of each family's headline, the bounds of its 95 %
             bootstrap interval.
-        score: what chooses the best checkpoint, higher is better: the first family's HEADLINE.
+        score: the first family's headline, by which the best checkpoint is chosen (the highest).
         count: of questions.
 
     Raises:
@@ -95,26 +96,26 @@ def score(predictions: Texts, examples: Sequence[Example], families: Sequence[st
                              "be handed in where the answers are, not scored here")
     correct = np.array([is_correct(text, example, how.nfd)
                         for text, example in zip(predictions, examples, strict=True)])
-    found = _with_interval("em", correct)
+    scores = _with_interval("em", correct)
     if retrieved is not None:
         ranks = answer_ranks(examples, retrieved)
-        found |= answer_recalls(ranks, retrieved)
+        scores |= answer_recalls(ranks, retrieved)
         missed = np.isinf(ranks)
         if missed.any():
-            found["em_answer_not_retrieved"] = _percent(correct[missed])
-        found["answer_not_retrieved_count"] = int(missed.sum())
+            scores["em_answer_not_retrieved"] = _percent(correct[missed])
+        scores["answer_not_retrieved_count"] = int(missed.sum())
     if train:
-        found |= _overlaps(correct, examples, train, how.nfd)
+        scores |= _overlaps(correct, examples, train, how.nfd)
     for family in families:
         values, others = FAMILIES[family].metrics(predictions, examples, retrieved, how)
         if values is not None:
-            found |= _with_interval(FAMILIES[family].headline, values)
-        found |= others
-    return found | {"score": found[headline(families)], "count": len(examples)}
+            scores |= _with_interval(FAMILIES[family].headline, values)
+        scores |= others
+    return scores | {"score": scores[headline(families)], "count": len(examples)}
 
 
 def headline(families: Sequence[str]) -> str:
-    """The name of the metric that chooses the best checkpoint."""
+    """The name of the metric by which the best checkpoint is chosen."""
     return FAMILIES[families[0]].headline if families else "em"
 
 
@@ -125,14 +126,15 @@ def _with_interval(name: str, values: Sequence[float]) -> dict[str, float]:
 
 def _overlaps(correct: np.ndarray, examples: Sequence[Example], train: Sequence[Example],
               nfd: bool) -> dict[str, float]:
-    """Of answers, where they are texts and no expressions; and of questions."""
-    found = {}
+    """The em over the questions that share their answer, or their question, with training; answers
+    are compared where they are texts and no expressions."""
+    shared = {}
     if not any(example.regex for example in examples):
-        found["answer_overlap"] = overlap.overlaps(
+        shared["answer_overlap"] = overlap.overlaps(
             [e.answers for e in examples], [e.answers for e in train], nfd)
-    found["question_overlap"] = overlap.overlaps(
+    shared["question_overlap"] = overlap.overlaps(
         [[e.question] for e in examples], [[e.question] for e in train], nfd)
-    return {f"em_{key}": value for name, which in found.items()
+    return {f"em_{key}": value for name, which in shared.items()
             for key, value in overlap.slices(correct, which, name).items()}
 
 
@@ -153,7 +155,7 @@ def answer_recalls(ranks: np.ndarray, retrieved: Retrieved) -> dict[str, float]:
 
 
 def depths(retrieved: Sequence[Sequence]) -> list[int]:
-    """The usual K, and all that were retrieved: a curve over K needs recall@K at every K."""
+    """The values of K in metrics@K: the usual ones, and the number of passages retrieved."""
     deepest = max(map(len, retrieved))
     return [*(k for k in RECALL_AT if k < deepest), deepest]
 
@@ -180,8 +182,8 @@ def _regex(predictions: Texts, examples: Sequence[Example], retrieved: Retrieved
     match, search = [], []
     for prediction, example in pairs:
         with question_named(example.id):
-            for kind, found in (("match", match), ("search", search)):
-                found.append(pattern_match(prediction, example.answers, kind, nfd=how.nfd))
+            for kind, values in (("match", match), ("search", search)):
+                values.append(pattern_match(prediction, example.answers, kind, nfd=how.nfd))
     return Scores(match, {"regex_search": _percent(search)})
 
 
@@ -223,7 +225,7 @@ def _jeopardy(predictions: Texts, examples: Sequence[Example], retrieved: Retrie
 
 def _fever(predictions: Texts, examples: Sequence[Example], retrieved: Retrieved | None,
            how: EvalConfig) -> Scores:
-    """Label accuracies; how many claims have a gold page among those retrieved."""
+    """Label accuracies; the share of claims with a gold page among the retrieved ones."""
     labels = [example.answers[0] for example in examples]
     right = [label_name(a) == label_name(b) for a, b in zip(predictions, labels, strict=True)]
     return Scores(right, accuracies(predictions, labels) | _titles(examples, retrieved))
@@ -231,8 +233,8 @@ def _fever(predictions: Texts, examples: Sequence[Example], retrieved: Retrieved
 
 def _kilt(predictions: Texts, examples: Sequence[Example], retrieved: Retrieved | None,
           how: EvalConfig) -> Scores:
-    """em, and KILT's scores where there are passages. Gold titles without evidence sets are an
-    evidence set each."""
+    """em, and KILT's scores where there are passages. Without evidence sets, each gold title is an
+    evidence set."""
     if retrieved is None:
         return Scores(None, {})
     by_id = how.kilt_pages == "id"
@@ -242,13 +244,13 @@ def _kilt(predictions: Texts, examples: Sequence[Example], retrieved: Retrieved 
     precisions = [kilt.r_precision(*pair) for pair in zip(pages, sets, strict=True)]
     supported = [kilt.supported(text, example.answers, precision) for text, example, precision
                  in zip(predictions, examples, precisions, strict=True)]
-    found = {"r_precision": _percent(precisions)}
+    scores = {"r_precision": _percent(precisions)}
     for k in depths(retrieved):
-        found[f"page_recall@{k}"] = _percent(
+        scores[f"page_recall@{k}"] = _percent(
             [kilt.page_recall(*pair, k) for pair in zip(pages, sets, strict=True)])
     for name, values in zip(kilt.Supported._fields, zip(*supported, strict=True), strict=True):
-        found[f"kilt_{name}"] = _percent(values)
-    return Scores(None, found | _titles(examples, retrieved))
+        scores[f"kilt_{name}"] = _percent(values)
+    return Scores(None, scores | _titles(examples, retrieved))
 
 
 def _evidence(example: Example, by_id: bool) -> list[set[str]]:
@@ -273,12 +275,12 @@ def _titles(examples: Sequence[Example], retrieved: Retrieved | None) -> dict[st
         return {}
     pairs = [([passage.title for passage in passages], example.titles)
              for example, passages in zip(examples, retrieved, strict=True) if example.titles]
-    found = {"titled_count": len(pairs)}
+    scores = {"titled_count": len(pairs)}
     for k in depths(retrieved):
         precisions = [retrieval.title_precision(*pair, k) for pair in pairs]
-        found[f"title_overlap@{k}"] = _percent([value > 0 for value in precisions])
-        found[f"title_precision@{k}"] = _percent(precisions)
-    return found
+        scores[f"title_overlap@{k}"] = _percent([value > 0 for value in precisions])
+        scores[f"title_precision@{k}"] = _percent(precisions)
+    return scores
 
 
 def _percent(values: Sequence[float]) -> float:
@@ -287,7 +289,7 @@ def _percent(values: Sequence[float]) -> float:
 
 class Family(NamedTuple):
     metrics: Callable[[Texts, Sequence[Example], Retrieved | None, EvalConfig], Scores]
-    headline: str  # the name of the value that stands for all; `Scores.headline`
+    headline: str  # the name of the metric that `Scores.headline` is of
 
 
 FAMILIES = {

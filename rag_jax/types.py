@@ -1,4 +1,4 @@
-"""The pytrees that cross room borders."""
+"""The pytrees and records that several rooms of the package exchange."""
 
 from typing import Any, NamedTuple
 
@@ -12,18 +12,18 @@ Params = dict[str, Any]
 
 
 class Prefixes(NamedTuple):
-    """What a decoder-only generator has kept of the passages of a `Batch`: keys, turned to their
-    positions, and values of P tokens, for each layer and its G heads."""
+    """The keys and values of a decoder-only generator that are kept of the passages of a `Batch`:
+    of P tokens, for each layer and its G heads; keys are rotated to their positions."""
 
     keys: Array  # dtype[B, K, layers, G, C, P]
     values: Array  # dtype[B, K, layers, G, P, C]
-    lengths: Array  # int32[B, K], how many of the P places are of an input
+    lengths: Array  # int32[B, K], how many of the P tokens are part of an input
 
 
 class Batch(NamedTuple):
     """One global batch of RAG training or evaluation; the leading axis is split over `data`.
 
-    Rows with weight 0 fill up the batch: they have valid shapes and no influence.
+    Rows of weight 0 fill up the batch; they have no influence.
     """
 
     question_ids: Array  # int32[B, L], for the query encoder
@@ -40,26 +40,26 @@ class Batch(NamedTuple):
     doc_ids: Array | None = None  # int32[B, K], rows of the index, -1 for padding
     # float32[B, K], BM25's, beside inner products or without any; or a reranker's logits of p(z|x).
     doc_scores: Array | None = None
-    # Of a document encoder that trains: scores are made afresh from these, with gradients.
+    # For a document encoder that trains: scores are computed from these, with gradients.
     passage_ids: Array | None = None  # int32[B, K, L], for the document encoder
     passage_mask: Array | None = None  # bool[B, K, L]
     passage_age: Array | None = None  # float32[B, K], steps since doc_embeddings were made
-    # Of a classifier, whose target is one number, that of the class: what its decoder reads.
+    # For a classifier, whose target is the number of a class: the input of its decoder.
     decoder_ids: Array | None = None  # int32[B, Q], <s> question </s>
     decoder_mask: Array | None = None  # bool[B, Q]
-    # Where the tokens of the inputs of G groups of B / G questions (or of one each, G = B) stand
-    # among their B / G * K * S places, in order, and that number for the rest: the generator's
-    # encoder then computes these N alone, not the padding.
+    # For each of G groups of B / G questions (or of one question each, G = B): the places of the
+    # tokens among the B / G * K * S places of its inputs, in order, and that number for the rest.
+    # With them, the generator's encoder computes only these N places, not the padding.
     source_places: Array | None = None  # int32[G, N]
-    # Likewise of targets: where their tokens stand among the B / G * T places of each group. The
-    # decoder then computes these N for each passage.
+    # Likewise of targets: the places of the tokens among the B / G * T places of each group. The
+    # decoder then computes these N places for each passage.
     target_places: Array | None = None  # int32[G, N]
-    # Of a generator that keeps what it has read; the inputs above are what follows these.
+    # For a generator that keeps passages; `source_ids` has the tokens that follow them.
     prefixes: Prefixes | None = None
 
 
 class QuestionBatch(NamedTuple):
-    """What is known of a `Batch` before its passages are found on the devices."""
+    """The part of a `Batch` that is known before its passages are found on the devices."""
 
     question_ids: Array  # int32[B, L], for the query encoder
     question_mask: Array  # bool[B, L]
@@ -77,15 +77,15 @@ class QuestionBatch(NamedTuple):
 class RetrieverBatch(NamedTuple):
     """One global batch of DPR training: B questions, P = B * (1 + hard negatives) passages.
 
-    Passage i < B is the positive of question i. `same_passage` marks passages that are the
-    positive under another number, which are no negatives.
+    Passage i < B is the positive of question i. `same_passage` marks repetitions of the positive
+    at other places, which are no negatives.
     """
 
     question_ids: Array  # int32[B, L]
     question_mask: Array  # bool[B, L]
     passage_ids: Array  # int32[P, L]
     passage_mask: Array  # bool[P, L]
-    same_passage: Array  # bool[B, P], True off the positive's place where the passage is the same
+    same_passage: Array  # bool[B, P], True at repetitions of the positive
 
 
 class Seq2SeqBatch(NamedTuple):
@@ -107,8 +107,8 @@ class Evidence(NamedTuple):
     title: str
     text: str
     prior: float  # p(z | x)
-    # p(z | x, y); for RAG-Token the mean over the answer's tokens. Fusion-in-Decoder does not say
-    # which passage an answer came from: p(z | x) stands here again. None: there is no answer yet.
+    # p(z | x, y); for RAG-Token the mean over the answer's tokens; for Fusion-in-Decoder, which has
+    # no such posterior, p(z | x) again. None: there is no answer yet.
     posterior: float | None = None
     source: Citation | None = None  # where it stands in the document that it was read from
 
@@ -127,8 +127,8 @@ class Answer(NamedTuple):
     finished: bool = True  # ended with </s>, or a class; False = cut at the length limit
     certified: bool = False  # no other answer that the settings allow is more probable
     alternatives: list["Answer"] = []  # the other returned answers, best first; samples as drawn
-    # Prefixes that exact decoding has expanded for this question; where it is not certified then,
-    # the node budget was spent first.
+    # Prefixes that exact decoding has expanded for this question; if the answer is not certified,
+    # it has spent its node budget.
     expanded: int = 0
     tokens: list[str] = []  # token_ids as texts
 

@@ -1,4 +1,4 @@
-"""Text from data as it may be shown: nothing in it steers the terminal, sheet or page around it."""
+"""Text from data as it may be shown: nothing in it controls the terminal, sheet or page."""
 
 import re
 import textwrap
@@ -16,7 +16,7 @@ _HTML = str.maketrans({"&": "&amp;", "<": "&lt;", ">": "&gt;"})
 
 def visible(text: str) -> str:
     r"""`text` on one line, with every control or direction character as an escape such as \x1b."""
-    return _HIDDEN.sub(lambda found: found[0].encode("unicode_escape").decode("ascii"), text)
+    return _HIDDEN.sub(lambda match: match[0].encode("unicode_escape").decode("ascii"), text)
 
 
 def visible_lines(text: str) -> str:
@@ -25,22 +25,22 @@ def visible_lines(text: str) -> str:
 
 
 def shortened(text: str, most: int) -> str:
-    """How a text begins, on one line of so many letters: whole words, unless those leave much of
-    it empty, as where a language has no spaces."""
+    """The beginning of a text, on one line of at most `most` letters. It ends with a whole word,
+    unless that leaves much of the line empty, as in languages without spaces."""
     text = " ".join(text.split())
     words = textwrap.shorten(text, most, placeholder=" ...")
     return words if words == text or len(words) > 0.8 * most else f"{text[:most - 4]} ..."
 
 
 def csv_cell(text: str) -> str:
-    """`visible`, and with ' before what a spreadsheet would take for a formula."""
+    """`visible`, with ' before a text that a spreadsheet would take for a formula."""
     return visible(f"'{text}" if _FORMULA.match(text) else text)
 
 
 def html_page(template: str, **values: Any) -> str:
-    """A page that needs no other file: one of templates/, in which strings become
-    `visible_lines`, as text between tags or in an attribute."""
-    import jinja2  # where there is a page to write
+    """A self-contained HTML page from one of templates/, in which strings are escaped and become
+    `visible_lines`."""
+    import jinja2  # only where there is a page to write
 
     pages = jinja2.Environment(
         loader=jinja2.PackageLoader("rag_jax"), autoescape=True, trim_blocks=True,
@@ -49,5 +49,5 @@ def html_page(template: str, **values: Any) -> str:
 
 
 def markdown(text: str) -> str:
-    """`visible`, without HTML, links, pictures and ends of a table's cell."""
+    """`visible`, escaped so that it holds no HTML, link, picture or end of a table's cell."""
     return visible(text).translate(_HTML).replace("](", "]\\(").replace("|", "\\|")

@@ -29,7 +29,7 @@ def question_bytes(model: RagModel, settings: Decoding, passages: int, source: i
 def candidate_bytes(model: RagModel, length: int, source: int) -> int:
     """Scoring one answer of T tokens under one passage of S tokens."""
     c = model.generator
-    heads, mlp_width = c.of_decoder
+    heads, mlp_width = c.decoder_sizes
     hidden = length * (8 * c.width + 2 * mlp_width) + heads * length * source
     return FLOAT * (hidden + 2 * min(c.logit_chunk, length) * c.vocab_size)
 

@@ -138,7 +138,7 @@ def check(config: CausalConfig, file: pathlib.Path) -> None:
     if c.heads % c.kv_heads:
         raise HubError(f"{file}: num_key_value_heads = {c.kv_heads} does not divide "
                        f"num_attention_heads = {c.heads}")
-    if not c.positions_turn:
+    if not c.finite_rotary_angles:
         raise HubError(f"{file}: rope_parameters (or rope_theta and rope_scaling): the bases of "
                        "rotary positions should be above 1, factor above 0, and of low_freq_factor "
                        "and high_freq_factor (or beta_slow and beta_fast) the first the smaller, "

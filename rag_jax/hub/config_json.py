@@ -306,7 +306,7 @@ def _part(config: Mapping[str, Any], name: str, known: tuple[str, ...], file: pa
 
 
 def _checked(config: Tower, file: pathlib.Path) -> Tower:
-    decoder = config.of_decoder[:1] if isinstance(config, BartConfig) else ()
+    decoder = config.decoder_sizes[:1] if isinstance(config, BartConfig) else ()
     for heads in (config.heads, *decoder):
         if config.width % heads:
             raise HubError(f"{file}: {heads} attention heads do not divide the width "
@@ -379,7 +379,7 @@ def bert_json(config: BertConfig, model_type: str) -> dict[str, Any]:
 
 def bart_json(config: BartConfig, ids: SpecialIds) -> dict[str, Any]:
     """The config.json of a BART."""
-    heads, mlp_width = config.of_decoder
+    heads, mlp_width = config.decoder_sizes
     whole = dataclasses.replace(config, decoder_heads=heads, decoder_mlp_width=mlp_width)
     return {"model_type": "bart", "is_encoder_decoder": True, "tie_word_embeddings": True,
             **_written("bart", whole), **generation_json(config, ids)}

@@ -73,7 +73,7 @@ class Bart(encoder_decoder.EncoderDecoder):
             EncoderLayer, parts(c, c.heads, c.mlp_width, c.activation_dropout)),
             c.encoder_layers, c.remat, c.scan_layers)
         self.decoder = Stack(functools.partial(
-            DecoderLayer, parts(c, *c.of_decoder, c.activation_dropout)),
+            DecoderLayer, parts(c, *c.decoder_sizes, c.activation_dropout)),
             c.decoder_layers, c.remat, c.scan_layers)
 
     def embed(self, ids: jax.Array, positions: jax.Array, norm: nn.Module, deterministic: bool
