@@ -157,13 +157,13 @@ class Server:
         return parse(bytes(body))
 
     async def _computed(self, request: Request, index: OpenIndex, program: str,
-                        given: Sequence[Any]) -> list[Any]:
-        """The worker's results, one for each of `given`.
+                        inputs: Sequence[Any]) -> list[Any]:
+        """The worker's results, one for each of `inputs`.
 
         Raises:
           ClientDisconnect: the client has left; what is not computed yet will not be.
         """
-        futures = self.worker.submit(index, program, given)
+        futures = self.worker.submit(index, program, inputs)
         computed = asyncio.gather(*map(asyncio.wrap_future, futures))
         computed.add_done_callback(_retrieve_error)
         left = asyncio.ensure_future(_left(request))
@@ -241,8 +241,8 @@ class Server:
         computed.add_done_callback(lambda done: listener.end())
         computed.add_done_callback(_retrieve_error)
         try:
-            async for place, begun in listener:
-                for chunk in chunks.more(place, begun):
+            async for number, begun in listener:
+                for chunk in chunks.more(number, begun):
                     first = first or time.perf_counter()
                     yield chunk
             for chunk in chunks.rest(self._choices(index, asked, await computed, began, first)):
@@ -259,9 +259,9 @@ class Server:
         tower = asking.known_model(fields, self._models) or "query_encoder"
         texts = fields.strings("input", self.settings.max_texts, self.settings.max_question)
         encoding = fields.choice("encoding_format", "float", ("float", "base64"))
-        given = [asking.Passage("", "", text) if tower == "document_encoder" else text
+        inputs = [asking.Passage("", "", text) if tower == "document_encoder" else text
                  for text in texts]
-        vectors = await self._computed(request, index, tower, given)
+        vectors = await self._computed(request, index, tower, inputs)
         tokenizer = index.rag.job.prepared.retriever_tokenizer
         tokens = sum(map(len, await asyncio.to_thread(tokenizer.encode, texts)))
         return JSONResponse({

@@ -49,12 +49,12 @@ def asked(fields: Fields, text: str, settings: Settings, run: EvalConfig) -> Ask
                                       f"--config.eval.num_beams={n}")
         raise Refused(f"{fields.where}: \"n\" is {n}: the search gives {most} at most{more}",
                       field="n")
-    places = range(n if temperature else 1)
+    numbers = range(n if temperature else 1)
     # The name of a class is not cut: a part of it would be no class.
     ask = Ask(n) if run.labels else Ask(
         n, next(filter(None, longest), None), stop, begin=int(bool(run.forced_bos)))
     return Asked("sample" if temperature else "search",
-                 [Question(text, float(temperature), seed, place) for place in places], ask)
+                 [Question(text, float(temperature), seed, number) for number in numbers], ask)
 
 
 def most_answers(run: EvalConfig) -> int:

@@ -13,12 +13,12 @@ from rag_jax.serving.fields import Refused
 from rag_jax.serving.indexes import Indexes, OpenIndex
 
 
-class Place(NamedTuple):
+class Task(NamedTuple):
     """One input of a program, and the future of its result."""
 
     index: OpenIndex
     program: str
-    given: Any
+    input: Any
     future: Future
 
 
@@ -30,7 +30,7 @@ class Worker:
 
     Args:
       indexes: their programs are compiled first.
-      max_batch: places in a batch, at most.
+      max_batch: tasks in a batch, at most.
       max_waiting: as in `Settings`.
       compiled: called with the name of each program that has been compiled.
       started: called with None once all programs are compiled, and with the error that ended the
@@ -39,7 +39,7 @@ class Worker:
     Attributes:
       compiled: how many programs are compiled.
       ready: whether all programs are compiled and the thread runs.
-      running: how many places are in the batch that runs.
+      running: how many tasks are in the batch that runs.
       failure: the error that ended the thread, if one did.
     """
 
@@ -48,7 +48,7 @@ class Worker:
                  started: Callable[[Exception | None], None]):
         self._indexes, self._compiled, self._started = indexes, compiled, started
         self._max_batch, self._max_waiting = max_batch, max_waiting
-        self._waiting: dict[Future, Place] = {}  # in the order in which they came
+        self._waiting: dict[Future, Task] = {}  # in the order in which they came
         self._changed = threading.Condition()
         self._closed, self.ready, self.running, self.failure = False, False, 0, None
         self.compiled = 0
@@ -61,8 +61,8 @@ class Worker:
     def waiting(self) -> int:
         return len(self._waiting)
 
-    def submit(self, index: OpenIndex, program: str, given: Sequence[Any]) -> list[Future]:
-        """The future results, one for each of `given`; what is cancelled while it waits is not run.
+    def submit(self, index: OpenIndex, program: str, inputs: Sequence[Any]) -> list[Future]:
+        """The future results, one for each input; what is cancelled while it waits is not run.
 
         Raises:
           Refused: 429, too many wait; 503, not ready or about to end; 422, the model does not have
@@ -74,16 +74,16 @@ class Worker:
         if program not in index.programs:
             raise Refused(f"this model cannot {program.replace('_', ' ')}: it can "
                           f"{', '.join(index.programs)}")
-        places = [Place(index, program, each, Future()) for each in given]
+        tasks = [Task(index, program, each, Future()) for each in inputs]
         with self._changed:
-            if len(self._waiting) + len(places) > self._max_waiting:
+            if len(self._waiting) + len(tasks) > self._max_waiting:
                 raise Refused(f"{len(self._waiting)} questions wait, and {self._max_waiting} may: "
                               "ask again in a moment", 429)
-            self._waiting |= {place.future: place for place in places}
+            self._waiting |= {task.future: task for task in tasks}
             self._changed.notify()
-        for place in places:
-            place.future.add_done_callback(self._forget)
-        return [place.future for place in places]
+        for task in tasks:
+            task.future.add_done_callback(self._forget)
+        return [task.future for task in tasks]
 
     def close(self) -> None:
         """Cancels what waits, and returns when the batch that runs has ended."""
@@ -121,7 +121,7 @@ class Worker:
                     return
 
     def _run_next(self) -> bool:
-        """Waits for a place, and runs it with all others that have its index and program.
+        """Waits for a task, and runs it with all others that have its index and program.
 
         Returns whether to go on. While this waits, no variable refers to the last batch: it would
         keep an index open that has been replaced.
@@ -131,11 +131,11 @@ class Worker:
             if self._closed:
                 return False
             first, *_ = self._waiting.values()
-            alike = [place for place in self._waiting.values() if place[:2] == first[:2]]
+            alike = [task for task in self._waiting.values() if task[:2] == first[:2]]
             taken = alike[:self._max_batch]
-            for place in taken:
-                del self._waiting[place.future]
-        taken = [place for place in taken if place.future.set_running_or_notify_cancel()]
+            for task in taken:
+                del self._waiting[task.future]
+        taken = [task for task in taken if task.future.set_running_or_notify_cancel()]
         self.running = len(taken)
         if taken:
             _run(taken)
@@ -143,20 +143,20 @@ class Worker:
         return True
 
 
-def _run(places: Sequence[Place]) -> None:
-    """Runs a batch; if it fails, each place alone, as one question may be at fault."""
-    first = places[0]
+def _run(tasks: Sequence[Task]) -> None:
+    """Runs a batch; if it fails, each task alone, as one question may be at fault."""
+    first = tasks[0]
     try:
-        results = first.index.run(first.program, [place.given for place in places])
-        pairs = list(zip(places, results, strict=True))
+        results = first.index.run(first.program, [task.input for task in tasks])
+        pairs = list(zip(tasks, results, strict=True))
     except Exception as error:
-        if len(places) > 1:
-            for place in places:
-                _run([place])
+        if len(tasks) > 1:
+            for task in tasks:
+                _run([task])
             return
         if not isinstance(error, UserError):
             traceback.print_exc(file=sys.stderr)
         first.future.set_exception(error)
         return
-    for place, result in pairs:
-        place.future.set_result(result)
+    for task, result in pairs:
+        task.future.set_result(result)

@@ -40,16 +40,16 @@ NO_DRAW = {"sample": False, "temperature": 1.0, "top_k": 0, "top_p": 1.0}
 
 
 class Question(NamedTuple):
-    """A question to answer, and how its answer is sampled; `search` uses only text and listener.
+    """A question to answer, and how its answer is sampled; `search` ignores temperature and seed.
 
-    For n samples, a request holds the question n times; the one of place i has the answer number i
-    of `Rag.ask([question] * n, sample=True, seed=seed)`.
+    For n samples, a request holds the question n times. The answer to number i is the one that
+    `Rag.ask([question] * n, sample=True, seed=seed)` has in place i.
     """
 
     text: str
     temperature: float = 1.0
     seed: int = 0  # uint32
-    place: int = 0
+    number: int = 0
     listener: Listener | None = None  # receives the first tokens while the answer is decoded
 
 
@@ -96,9 +96,9 @@ class OpenIndex:
             for tower in ("query_encoder", "document_encoder")}
         return tuple(program for program in PROGRAMS if has[program])
 
-    def run(self, program: str, given: Sequence[Any]) -> list[Any]:
+    def run(self, program: str, inputs: Sequence[Any]) -> list[Any]:
         """The result of a program for each input, in one batch."""
-        return getattr(self, PROGRAMS[program])(given)
+        return getattr(self, PROGRAMS[program])(inputs)
 
     def search(self, questions: Sequence[Question]) -> list[Answer]:
         """Answers with their alternatives, searched as `config.eval` says."""
@@ -161,9 +161,9 @@ class OpenIndex:
         listeners = [question.listener for question in questions if question.listener]
 
         def tell(begun: dict[int, Beginning]) -> bool:
-            for number, question in enumerate(questions):
+            for row, question in enumerate(questions):
                 if question.listener:
-                    question.listener.tell(question.place, begun[number])
+                    question.listener.tell(question.number, begun[row])
             return len(listeners) < count or not all(each.left for each in listeners)
 
         watch = Watch(1 if listeners else answerer.decoding.max_length, tell)
@@ -192,16 +192,16 @@ class OpenIndex:
         size = self._size(questions)
         filled = [*questions, *[questions[-1]] * (size - len(questions))]
         return Draws(keys_of(np.array([q.seed for q in filled], np.uint32),
-                             np.array([q.place for q in filled])),
+                             np.array([q.number for q in filled])),
                      np.array([q.temperature for q in filled], np.float32))
 
     def _tokens(self, texts: Sequence[str]) -> QuestionTokens:
         return self.rag.job.tokenize(
             [Example(str(number), text, ()) for number, text in enumerate(texts)])
 
-    def _size(self, given: Sized) -> int:
+    def _size(self, inputs: Sized) -> int:
         """The smallest batch size that these fit in."""
-        return next(size for size in self._sizes if size >= len(given))
+        return next(size for size in self._sizes if size >= len(inputs))
 
 
 def _renormalised(passages: Sequence[Evidence]) -> list[Evidence]:

@@ -20,10 +20,10 @@ class Listener:
         self._loop, self._deadline, self.left = asyncio.get_running_loop(), deadline, False
         self._queue: asyncio.Queue[tuple[int, Beginning] | None] = asyncio.Queue()
 
-    def tell(self, place: int, begun: Beginning) -> None:
-        """Passes on the first tokens of answer number `place`; called from any thread."""
+    def tell(self, number: int, begun: Beginning) -> None:
+        """Passes on the first tokens of answer `number`; called from any thread."""
         if not self.left:
-            self._loop.call_soon_threadsafe(self._queue.put_nowait, (place, begun))
+            self._loop.call_soon_threadsafe(self._queue.put_nowait, (number, begun))
 
     def end(self) -> None:
         """Ends the iteration; called in the event loop."""
