@@ -33,7 +33,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from rag_jax import parallel, process
+from rag_jax import files, parallel, process
 from rag_jax.aot import programs
 from rag_jax.aot.chips import CHIPS
 from rag_jax.aot.programs import Program
@@ -54,7 +54,8 @@ def main() -> None:
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--size", choices=SIZES, help="default: tiny on a CPU, else full")
     parser.add_argument("--minutes", type=float, default=8, help="no part begins after these")
-    parser.add_argument("--json", metavar="FILE", help="write the figures there too")
+    parser.add_argument("--json", metavar="FILE", type=pathlib.Path,
+                        help="write the figures there too")
     parser.add_argument("--rival", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.rival:
@@ -62,7 +63,7 @@ def main() -> None:
         return
     report = measure(options.size, 60 * options.minutes)
     if options.json:
-        pathlib.Path(options.json).write_text(json.dumps(report, indent=1) + "\n", "utf-8")
+        files.write_json(options.json, report)
 
 
 def measure(size: str | None, secs: float) -> dict[str, Any]:

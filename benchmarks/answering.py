@@ -10,7 +10,7 @@ import argparse
 import statistics
 import time
 
-import jax.monitoring
+from measuring import compilations
 
 from rag_jax import flags, process
 from rag_jax.api import load
@@ -30,9 +30,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     flags.add_workdir(parser)
     options = parser.parse_args()
-    compiled = []
-    jax.monitoring.register_event_duration_secs_listener(
-        lambda event, secs, **_: compiled.append(event) if "backend_compile" in event else None)
+    compiled = compilations()
     trained = load(options.workdir, options.run, step=options.step, index=options.index)
     began = time.perf_counter()
     trained.ask(QUESTIONS[:1])

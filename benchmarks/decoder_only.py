@@ -16,7 +16,8 @@ import jax.numpy as jnp
 import numpy as np
 import torch
 import transformers
-from kept_passages import in_turns
+from kept_passages import shown_medians
+from measuring import in_turns
 
 from rag_jax.config import BertConfig, CausalConfig
 from rag_jax.decoding.answer import decode
@@ -54,8 +55,9 @@ def main() -> None:
     prompts[:, -1] = prompts[0, -1]  # as the end of a template
     sides = {"theirs": lambda: np.array(by_hand(theirs, torch.from_numpy(prompts))),
              "ours": ours(config, params, prompts)}
-    found, median = in_turns(sides, options.repeats)
-    same = np.cumprod(found["theirs"] == found["ours"]).sum()
+    results, seconds = in_turns(sides, options.repeats)
+    median = shown_medians(seconds)
+    same = np.cumprod(results["theirs"] == results["ours"]).sum()
     print(f"theirs / ours, {options.dtype}, {options.layers} layers: "
           f"{median['theirs'] / median['ours']:.2f}; "
           f"the first {same} of {TOKENS} tokens are the same")
@@ -86,7 +88,7 @@ def ours(config: CausalConfig, params: dict, prompts: np.ndarray):
                   doc_scores=np.zeros((1, PASSAGES), np.float32))
     settings = Decoding(max_length=TOKENS, min_length=TOKENS)
     run = jax.jit(lambda params, batch: decode(model, settings, params, batch).best.tokens[0])
-    return lambda: run(params, batch)
+    return lambda: np.asarray(run(params, batch))
 
 
 if __name__ == "__main__":

@@ -21,14 +21,16 @@ paper's QA setting of RAG-Sequence, 50 passages: ours alone, with its peak memor
 import argparse
 import json
 import pathlib
-import resource
 import statistics
 import subprocess
 import sys
 import tempfile
-import time
 
+import measuring
 import numpy as np
+from measuring import BART_BASE, SideProcesses
+
+from rag_jax import files
 
 SOURCE, PADDED, TOKENS = 160, 300, 32
 SIDES = ("ours", "ours_bfloat16", "theirs", "theirs_padded", "theirs_bfloat16")
@@ -49,7 +51,8 @@ def main() -> None:
                         help="some cases only")
     parser.add_argument("--sides", choices=SIDES, nargs="+", default=SIDES,
                         help="some sides only; ratios of the others are left out")
-    parser.add_argument("--json", metavar="FILE", help="write the figures there too")
+    parser.add_argument("--json", metavar="FILE", type=pathlib.Path,
+                        help="write the figures there too")
     parser.add_argument("--side", choices=SIDES, help=argparse.SUPPRESS)
     parser.add_argument("--folder", help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -64,62 +67,53 @@ def main() -> None:
         if "paper_qa" in chosen:
             report["paper_qa"] = paper_qa(folder)
     if options.json:
-        pathlib.Path(options.json).write_text(json.dumps(report, indent=1) + "\n", "utf-8")
+        files.write_json(options.json, report)
 
 
 def compare(folder: str, cases: list[str], chosen: list[str], repeats: int) -> dict:
     report: dict = {"secs": {}, "tokens_per_sec": {}, **{name: {} for name in RATIOS}}
     if not cases:
         return report
-    sides = {side: subprocess.Popen(
-        [sys.executable, __file__, "--side", side, "--folder", folder],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for side in chosen}
-
-    def ask(side: str, case: str) -> dict:
-        sides[side].stdin.write(case + "\n")
-        sides[side].stdin.flush()
-        return json.loads(sides[side].stdout.readline())
-
-    for case in cases:
-        first = {side: ask(side, case) for side in sides}  # compiles, warms up
-        secs: dict[str, list[float]] = {side: [] for side in sides}
-        for _ in range(repeats):
-            for side in sides:
-                secs[side].append(ask(side, case)["secs"])
-        median = {side: statistics.median(times) for side, times in secs.items()}
-        report["secs"][case] = median
-        tokens = CASES[case][0] * TOKENS
-        report["tokens_per_sec"][case] = {side: tokens / secs for side, secs in median.items()}
-        print(case)
-        if {"ours", "theirs"} <= set(first):
-            same = np.mean([a == b for a, b in zip(
-                first["ours"]["tokens"], first["theirs"]["tokens"], strict=True)])
-            print(f"  same answers {100 * same:.0f} %")
-        for side, each in median.items():
-            print(f"  {side:16} {each:7.2f} s  {tokens / each:6.1f} tokens/s; first call "
-                  f"{first[side]['secs']:.1f} s")
-        for name, (slow, fast) in RATIOS.items():
-            if not {slow, fast} <= set(median):
-                continue
-            report[name][case] = median[slow] / median[fast]
-            print(f"  {slow} / {fast}: {report[name][case]:.1f}", flush=True)
-    for process in sides.values():
-        process.stdin.close()
-        process.wait()
+    with SideProcesses(__file__, chosen, folder) as processes:
+        for case in cases:
+            turns = processes.take_turns(case, repeats)
+            compare_case(case, turns, report)
     return report
+
+
+def compare_case(case: str, turns: dict[str, list[dict]], report: dict) -> None:
+    """Prints a case, of which every side had `turns`, and adds it to the report."""
+    first = {side: each[0] for side, each in turns.items()}
+    median = {side: statistics.median(turn["secs"] for turn in each[1:])
+              for side, each in turns.items()}
+    report["secs"][case] = median
+    tokens = CASES[case][0] * TOKENS
+    report["tokens_per_sec"][case] = {side: tokens / secs for side, secs in median.items()}
+    print(case)
+    if {"ours", "theirs"} <= set(first):
+        same = np.mean([a == b for a, b in zip(
+            first["ours"]["tokens"], first["theirs"]["tokens"], strict=True)])
+        print(f"  same answers {100 * same:.0f} %")
+    for side, each in median.items():
+        print(f"  {side:16} {each:7.2f} s  {tokens / each:6.1f} tokens/s; first call "
+              f"{first[side]['secs']:.1f} s")
+    for name, (slow, fast) in RATIOS.items():
+        if not {slow, fast} <= set(median):
+            continue
+        report[name][case] = median[slow] / median[fast]
+        print(f"  {slow} / {fast}: {report[name][case]:.1f}", flush=True)
 
 
 def write_checkpoint(folder: str) -> None:
     code = """
-import sys, torch, transformers
+import json, sys, torch, transformers
 torch.manual_seed(0)
-base = dict(d_model=768, encoder_layers=6, decoder_layers=6, encoder_attention_heads=12,
-            decoder_attention_heads=12, encoder_ffn_dim=3072, decoder_ffn_dim=3072, init_std=0.06)
 config = transformers.RagConfig.from_question_encoder_generator_configs(
-    transformers.DPRConfig(), transformers.BartConfig(**base), n_docs=5)
+    transformers.DPRConfig(), transformers.BartConfig(**json.loads(sys.argv[2]), init_std=0.06),
+    n_docs=5)
 transformers.RagTokenForGeneration(config).save_pretrained(sys.argv[1])
 """
-    subprocess.run([sys.executable, "-c", code, folder], check=True)
+    subprocess.run([sys.executable, "-c", code, folder, json.dumps(BART_BASE)], check=True)
 
 
 def paper_qa(folder: str) -> dict:
@@ -143,12 +137,7 @@ def answer_requests(side: str, folder: pathlib.Path) -> None:
     make = ours if side.startswith("ours") else theirs
     dtype = "bfloat16" if side.endswith("bfloat16") else "float32"
     run = make(folder, dtype, PADDED if side.endswith("padded") else SOURCE)
-    for line in sys.stdin:
-        began = time.monotonic()
-        tokens = run(line.strip())
-        secs = time.monotonic() - began
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
-        print(json.dumps({"secs": secs, "tokens": tokens, "peak_gib": peak}), flush=True)
+    measuring.answer_requests(run, lambda tokens: {"tokens": tokens})
 
 
 def theirs(folder: pathlib.Path, dtype: str, length: int):

@@ -9,11 +9,11 @@ programs 100 questions of mixed length compile.
 """
 
 import argparse
+import functools
 import statistics
-import time
 
-import jax.monitoring
 import numpy as np
+from measuring import compilations, in_turns
 
 from rag_jax import flags, overrides, process
 from rag_jax.api import load
@@ -61,27 +61,20 @@ def measure(trained, questions, ways: dict, repeats: int) -> None:
         decoding=decoding_settings(config, trained.job.prepared.generator_tokenizer),
         node_budget=config.eval.exact_nodes) for name, config in ways.items()}
     retrieved = next(iter(answerers.values())).retrieve(trained.params, questions)
-    times: dict[str, list[float]] = {name: [] for name in ways}
-    answers = {}
-    for turn in range(repeats + 1):
-        for name, answerer in answerers.items():
-            began = time.perf_counter()
-            answers[name] = answerer.decode(trained.params, questions, retrieved)
-            if turn:  # the first one compiles
-                times[name].append(time.perf_counter() - began)
-    for name, found in answers.items():
+    results, seconds = in_turns({
+        name: functools.partial(answerer.decode, trained.params, questions, retrieved)
+        for name, answerer in answerers.items()}, repeats)
+    for name, answers in results.items():
         em = np.mean([exact_match(a.text, e.answers)
-                      for a, e in zip(found, questions.examples, strict=True)])
-        log_p = np.mean([a.log_prob for a in found])
+                      for a, e in zip(answers, questions.examples, strict=True)])
+        log_p = np.mean([a.log_prob for a in answers])
         print(f"  {name:12} EM {100 * em:5.1f}  mean log p {log_p:7.4f}"
-              f"  certified {100 * np.mean([a.certified for a in found]):5.1f} %"
-              f"  {statistics.median(times[name]):6.2f} s", flush=True)
+              f"  certified {100 * np.mean([a.certified for a in answers]):5.1f} %"
+              f"  {statistics.median(seconds[name]):6.2f} s", flush=True)
 
 
 def count_compilations(trained, texts: list[str]) -> None:
-    compiled = []
-    jax.monitoring.register_event_duration_secs_listener(
-        lambda event, secs, **_: compiled.append(event) if "backend_compile" in event else None)
+    compiled = compilations()
     for text in texts:
         trained.ask([text])
     print(f"{len(texts)} questions one by one: {len(compiled)} compilations")

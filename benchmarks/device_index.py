@@ -10,7 +10,6 @@ to exact.
 """
 
 import argparse
-import json
 import pathlib
 import statistics
 import tempfile
@@ -51,6 +50,11 @@ def numpy_exact(embeddings: np.ndarray, queries: np.ndarray) -> np.ndarray:
     some = np.argpartition(scores, -K, axis=1)[:, -K:]
     order = np.argsort(-np.take_along_axis(scores, some, axis=1), axis=1, kind="stable")
     return np.take_along_axis(some, order, axis=1)
+
+
+def recall(ids: np.ndarray, exact: np.ndarray) -> float:
+    """The share of the rows of exact search, int[Q, 10], that are in ids int[Q, 10]."""
+    return float(np.mean([len(set(a) & set(b)) / K for a, b in zip(ids, exact, strict=True)]))
 
 
 def open_vectors(embeddings: np.ndarray, folder: pathlib.Path, kind: str = "exact",
@@ -100,19 +104,22 @@ def parsed(parser: argparse.ArgumentParser) -> argparse.Namespace:
     return options
 
 
+def given_or_random(options: argparse.Namespace, queries: int) -> tuple[np.ndarray, np.ndarray]:
+    """Passages and queries of the files that the options name, or random ones."""
+    if options.embeddings:
+        return tuple(np.load(file).astype(np.float32)
+                     for file in (options.embeddings, options.queries))
+    return random_vectors(options.passages, options.width, queries)
+
+
 def main() -> None:
     process.keep_memory()
     options = parsed(parser_of(__doc__))
-    if options.embeddings:
-        embeddings, queries = (np.load(f).astype(np.float32)
-                               for f in (options.embeddings, options.queries))
-    else:
-        embeddings, queries = random_vectors(options.passages, options.width, 512)
+    embeddings, queries = given_or_random(options, 512)
     with tempfile.TemporaryDirectory() as folder:
         found = searches(embeddings, pathlib.Path(folder))
         exact = numpy_exact(embeddings, queries)
-        recall = {name: float(np.mean([len(set(a) & set(b)) / K for a, b in zip(
-            search(queries), exact, strict=True)])) for name, search in found.items()}
+        recalls = {name: recall(search(queries), exact) for name, search in found.items()}
         rates = {name: {} for name in found}
         for batch in options.batches:
             secs = {name: [] for name in found}
@@ -128,11 +135,11 @@ def main() -> None:
           f"{jax.devices()[0].platform} device(s)")
     for name in found:
         shown = ", ".join(f"batch {b} {rate:.0f}" for b, rate in rates[name].items())
-        print(f"{name:16s} recall@{K} {recall[name]:.4f}, queries per second: {shown}")
+        print(f"{name:16s} recall@{K} {recalls[name]:.4f}, queries per second: {shown}")
     if options.json:
-        record = {"passages": len(embeddings), "width": embeddings.shape[1], "recall": recall,
+        record = {"passages": len(embeddings), "width": embeddings.shape[1], "recall": recalls,
                   "queries_per_second": rates}
-        files.write_text(options.json, json.dumps(record, indent=1) + "\n")
+        files.write_json(options.json, record)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,6 @@ ScaNN index is tuned to a recall of 0.99 on noisy passages, and the edit measure
 """
 
 import argparse
-import json
 import pathlib
 import resource
 import statistics
@@ -114,7 +113,7 @@ def main() -> None:
         print(f"{name}: add {add:.2f}, delete {delete:.2f}, rebuild {rebuild:.1f}; adding takes "
               f"{100 * add / rebuild:.2f} % of a rebuild")
     if options.json:
-        files.write_text(options.json, json.dumps(record, indent=1) + "\n")
+        files.write_json(options.json, record)
 
 
 if __name__ == "__main__":

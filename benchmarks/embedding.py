@@ -34,16 +34,17 @@ coordinate.
 import argparse
 import json
 import pathlib
-import platform
-import resource
 import statistics
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterable
 
+import measuring
 import numpy as np
+from measuring import SideProcesses, cpu_name
+
+from rag_jax import files
 
 BATCH, LONGEST, TABLE = 16, 256, "document_encoder"
 SIDES = ("ours", "ours_bfloat16", "torch", "torch_bfloat16", "onnxruntime", "torch_sorted",
@@ -60,7 +61,8 @@ def main() -> None:
     parser.add_argument("--sides", choices=(*SIDES, *QUESTION_SIDES), nargs="+",
                         help="some sides only")
     parser.add_argument("--questions", action="store_true", help="a sentence encoder's questions")
-    parser.add_argument("--json", metavar="OUT", help="write the figures there too")
+    parser.add_argument("--json", metavar="OUT", type=pathlib.Path,
+                        help="write the figures there too")
     parser.add_argument("--side", help=argparse.SUPPRESS)
     parser.add_argument("--folder", type=pathlib.Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -76,32 +78,18 @@ def main() -> None:
         write_encoder(folder, any(side.startswith("onnx") for side in sides), options.questions)
         report = compare(folder, sides, options.repeats)
     if options.json:
-        pathlib.Path(options.json).write_text(json.dumps(report, indent=1) + "\n", "utf-8")
+        files.write_json(options.json, report)
 
 
 def compare(folder: pathlib.Path, chosen: Iterable[str], repeats: int) -> dict:
-    sides = {side: subprocess.Popen(
-        [sys.executable, __file__, "--side", side, "--folder", str(folder)],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for side in chosen}
-
-    def ask(side: str) -> dict:
-        sides[side].stdin.write("embed\n")
-        sides[side].stdin.flush()
-        return json.loads(sides[side].stdout.readline())
-
-    turns: dict[str, list[dict]] = {side: [ask(side)] for side in sides}  # compiles, warms up
-    for _ in range(repeats):
-        for side in sides:
-            turns[side].append(ask(side))
-    for process in sides.values():
-        process.stdin.close()
-        process.wait()
+    with SideProcesses(__file__, chosen, folder) as processes:
+        turns = processes.take_turns("embed", repeats)
     lengths = read_rows(folder)[1]
     report: dict = {"cpu": cpu_name(), "passages": len(lengths), "tokens": int(lengths.sum()),
                     "secs": {}, "passages_per_sec": {}, "peak_gib": {}, "padding": {},
                     "difference": {}, "ratios": {}}
-    vectors = {side: np.load(folder / f"{side}.npy") for side in sides}
-    own = next((side for side in ("ours", "questions") if side in sides), None)
+    vectors = {side: np.load(folder / f"{side}.npy") for side in turns}
+    own = next((side for side in ("ours", "questions") if side in turns), None)
     exact = vectors[own or next(iter(vectors))]
     print(f"{report['cpu']}: {len(lengths)} passages, {lengths.mean():.0f} tokens each")
     for side, found in turns.items():
@@ -124,13 +112,6 @@ def compare(folder: pathlib.Path, chosen: Iterable[str], repeats: int) -> dict:
             report["ratios"][name] = secs / report["secs"][ours]
             print(f"  {name}: {report['ratios'][name]:.2f} times the time of ours")
     return report
-
-
-def cpu_name() -> str:
-    info = pathlib.Path("/proc/cpuinfo")
-    names = [line.partition(":")[2].strip() for line in info.read_text().splitlines()
-             if line.startswith("model name")] if info.exists() else [platform.processor()]
-    return f"{len(names)} cores of {names[0]}"
 
 
 def write_store(passages: str, count: int, folder: pathlib.Path, questions: bool) -> None:
@@ -211,13 +192,13 @@ def answer_requests(side: str, folder: pathlib.Path) -> None:
     if name in ("torch", "onnxruntime"):
         asked = side.endswith("questions")
         embed = in_batches(embed, folder, asked or side.endswith("sorted"), 32 if asked else BATCH)
-    for _ in sys.stdin:
-        began = time.monotonic()
-        vectors, tokens = embed()
-        secs = time.monotonic() - began
+
+    def save(result: tuple[np.ndarray, int]) -> dict[str, int]:
+        vectors, tokens = result
         np.save(folder / f"{side}.npy", vectors)
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
-        print(json.dumps({"secs": secs, "tokens": tokens, "peak_gib": peak}), flush=True)
+        return {"tokens": tokens}
+
+    measuring.answer_requests(lambda _: embed(), save)
 
 
 def in_batches(embed: Callable[[np.ndarray, np.ndarray], np.ndarray], folder: pathlib.Path,

@@ -11,13 +11,13 @@ memory are printed, beside the parameters' bytes and how far the two agree.
 import argparse
 import json
 import pathlib
-import resource
 import subprocess
 import sys
 import tempfile
 import time
 
 import numpy as np
+from measuring import BART_BASE, peak_gib
 
 PASSAGES, SOURCE, LENGTH = 5, 160, 16
 
@@ -31,9 +31,8 @@ def main() -> None:
     if options.part:
         began = time.monotonic()
         result = PARTS[options.part](pathlib.Path(options.folder), options.small)
-        peak = max(resource.getrusage(who).ru_maxrss / 2**20
-                   for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
-        print(json.dumps({"secs": time.monotonic() - began, "peak_gib": peak, **(result or {})}))
+        print(json.dumps({"secs": time.monotonic() - began, "peak_gib": peak_gib(children=True),
+                          **(result or {})}))
         return
     with tempfile.TemporaryDirectory() as temporary:
         compare(options.folder or temporary, options.small)
@@ -75,11 +74,9 @@ def write(folder: pathlib.Path, small: bool) -> dict[str, float]:
 
     torch.manual_seed(0)
     large = {} if small else {"d_model": 1024, "encoder_layers": 12, "decoder_layers": 12}
-    base = {"d_model": 768, "encoder_layers": 6, "decoder_layers": 6, "encoder_attention_heads": 12,
-            "decoder_attention_heads": 12, "encoder_ffn_dim": 3072, "decoder_ffn_dim": 3072}
     config = transformers.RagConfig.from_question_encoder_generator_configs(
         transformers.DPRConfig(), transformers.BartConfig(
-            **(base if small else large), init_std=0.06),  # answers then have several tokens
+            **(BART_BASE if small else large), init_std=0.06),  # answers then have several tokens
         n_docs=PASSAGES)
     model = transformers.RagTokenForGeneration(config)
     model.save_pretrained(folder / "hugging_face")

@@ -6,7 +6,6 @@ of a workdir whose passages have been indexed. The weight of words is chosen on 
 """
 
 import argparse
-import json
 import pathlib
 
 import rag_jax
@@ -54,7 +53,7 @@ def main() -> None:
     for name, values in record.items():
         print(f"{name:22s}", ", ".join(f"{metric} {value:.1f}" for metric, value in values.items()))
     if options.json:
-        files.write_text(options.json, json.dumps(record, indent=1) + "\n")
+        files.write_json(options.json, record)
 
 
 if __name__ == "__main__":

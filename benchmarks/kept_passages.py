@@ -12,17 +12,17 @@ The last two have to give the same bits.
 import argparse
 import functools
 import statistics
-import time
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 import jax
 import ml_dtypes
 import numpy as np
+from measuring import in_turns
 
 from rag_jax.config import BertConfig, CausalConfig
 from rag_jax.decoding.answer import decode
 from rag_jax.decoding.prefixes import KeptPrefixes
+from rag_jax.decoding.results import Decoded
 from rag_jax.decoding.settings import Decoding
 from rag_jax.models import rag
 from rag_jax.types import Batch, Prefixes
@@ -45,22 +45,23 @@ def main() -> None:
     question = rng.integers(3, config.vocab_size, QUESTION)
     program = jax.jit(functools.partial(decode, model, Decoding(max_length=1)))
 
-    def together() -> np.ndarray:
+    def together() -> Decoded:
         ids = np.array([[*passage, *question] for passage in passages])
-        return program(params, batch(ids, PASSAGE + PADDED))
+        return jax.device_get(program(params, batch(ids, PASSAGE + PADDED)))
 
-    def in_two_parts(kept: KeptPrefixes) -> np.ndarray:
+    def in_two_parts(kept: KeptPrefixes) -> Decoded:
         read = kept.reader(model, params, ENOUGH)
         keys, values = read(passages.tolist(), [PASSAGE] * PASSAGES)
         prefixes = Prefixes(keys[None], values[None], np.full((1, PASSAGES), PASSAGE, np.int32))
         ids = np.tile(question, (PASSAGES, 1))
-        return program(params, batch(ids, PADDED)._replace(prefixes=prefixes))
+        return jax.device_get(program(params, batch(ids, PADDED)._replace(prefixes=prefixes)))
 
     kept = KeptPrefixes()
     sides = {"together": together, "new": lambda: in_two_parts(KeptPrefixes()),
              "kept": lambda: in_two_parts(kept)}
-    found, median = in_turns(sides, options.repeats)
-    same = jax.tree.map(np.array_equal, found["kept"], found["new"])
+    results, seconds = in_turns(sides, options.repeats)
+    median = shown_medians(seconds)
+    same = jax.tree.map(np.array_equal, results["kept"], results["new"])
     print(f"{options.dtype}, {options.layers} layers: kept / together "
           f"{median['kept'] / median['together']:.2f}, kept / new "
           f"{median['kept'] / median['new']:.2f}, new / together "
@@ -68,20 +69,11 @@ def main() -> None:
           f"{all(jax.tree.leaves(same))}")
 
 
-def in_turns(sides: dict[str, Callable[[], Any]], repeats: int
-             ) -> tuple[dict[str, Any], dict[str, float]]:
-    """What each side gave last, on the host, and the median of its seconds; prints all of them."""
-    seconds: dict[str, list[float]] = {name: [] for name in sides}
-    found = {}
-    for turn in range(repeats + 1):  # the first one compiles
-        for name, side in sides.items():
-            began = time.perf_counter()
-            found[name] = jax.device_get(side())
-            if turn:
-                seconds[name].append(time.perf_counter() - began)
+def shown_medians(seconds: Mapping[str, Sequence[float]]) -> dict[str, float]:
+    """The median of each side's turns; prints all of them."""
     for name, each in seconds.items():
         print(f"{name}: {', '.join(f'{value:.3f}' for value in each)} s")
-    return found, {name: statistics.median(each) for name, each in seconds.items()}
+    return {name: statistics.median(each) for name, each in seconds.items()}
 
 
 def random_params(model: rag.RagModel) -> dict:

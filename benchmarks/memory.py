@@ -11,7 +11,6 @@ log-probabilities, which has to be the same.
 import argparse
 import functools
 import hashlib
-import resource
 import subprocess
 import sys
 import tempfile
@@ -19,6 +18,7 @@ import tempfile
 import jax
 import numpy as np
 from kept_passages import PASSAGE, PASSAGES, batch, random_params
+from measuring import peak_gib
 
 from rag_jax.config import BertConfig, CausalConfig
 from rag_jax.decoding.answer import decode
@@ -57,19 +57,18 @@ def write(folder: str, layers: int) -> None:
 
 
 def answer(folder: str, keep: str) -> None:
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    before = peak_gib()
     found = load(folder, generator={"dtype": "bfloat16", "param_dtype": keep})
-    loaded = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    loaded = peak_gib()
     prompts = np.random.default_rng(0).integers(3, found.generator.vocab_size, (PASSAGES, PASSAGE))
     model = rag.RagModel(BertConfig(), found.generator, "token", 1, END, END, lexical=True)
     program = jax.jit(functools.partial(decode, model, Decoding(max_length=TOKENS)))
     params = {"generator": in_dtype(found.params["generator"], "bfloat16")}  # as an Answerer does
     decoded = jax.device_get(program(params, batch(prompts, PASSAGE)))
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    peak = peak_gib()
     count = sum(leaf.size for leaf in jax.tree.leaves(found.params))
     print(f"param_dtype={keep}: {count / 1e6:.0f}M parameters; peak "
-          f"{before / 2**20:.2f} GiB before, {loaded / 2**20:.2f} loaded, "
-          f"{peak / 2**20:.2f} answering; "
+          f"{before:.2f} GiB before, {loaded:.2f} loaded, {peak:.2f} answering; "
           f"{hashlib.sha256(decoded.ranked.token_log_p.tobytes()).hexdigest()[:8]}", flush=True)
 
 

@@ -14,7 +14,6 @@ import argparse
 import collections
 import dataclasses
 import functools
-import json
 import pathlib
 import queue
 import tempfile
@@ -178,7 +177,7 @@ def main() -> None:
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--passages", type=int, default=100_000)
     parser.add_argument("--steps", type=int, default=40)
-    parser.add_argument("--json", metavar="FILE")
+    parser.add_argument("--json", metavar="FILE", type=pathlib.Path)
     parser.add_argument("--trace", metavar="FOLDER", help="keep the profiler's traces there")
     options = parser.parse_args()
     found = {}
@@ -191,7 +190,7 @@ def main() -> None:
             for staleness, one in found.items()]
     print(print_table(rows, ["", *(name.replace("_", " ") for name in found[0])]))
     if options.json:
-        files.write_text(pathlib.Path(options.json), json.dumps(found, indent=1) + "\n")
+        files.write_json(options.json, found)
 
 
 if __name__ == "__main__":

@@ -28,16 +28,24 @@ import json
 import multiprocessing
 import os
 import pathlib
-import resource
 import statistics
 import tempfile
 import time
 from collections.abc import Callable
 
 import numpy as np
-from device_index import K, numpy_exact, open_vectors, parsed, parser_of, random_vectors
-from embedding import cpu_name
+from device_index import (
+    K,
+    given_or_random,
+    numpy_exact,
+    open_vectors,
+    parsed,
+    parser_of,
+    recall,
+)
+from measuring import cpu_name, peak_gib
 
+from rag_jax import files
 from rag_jax.retrieval.build import RecallSettings
 from rag_jax.retrieval.index import PassageIndex
 from rag_jax.retrieval.scann import ScannSettings
@@ -63,9 +71,7 @@ def build(side: str, folder: pathlib.Path, target: float) -> dict[str, float]:
         index.add(embeddings)
         faiss.write_index(index, str(folder / side))
     secs = time.perf_counter() - began
-    peaks = [resource.getrusage(who).ru_maxrss
-             for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-    return {"build_secs": secs, "build_peak_gib": max(peaks) / 2**20}
+    return {"build_secs": secs, "build_peak_gib": peak_gib(children=True)}
 
 
 def vectors(folder: pathlib.Path) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -113,10 +119,6 @@ def open_sides(folder: pathlib.Path, target: float) -> tuple[dict[str, Search], 
     return {"ours": functools.partial(ours, found), "ours_default": functools.partial(ours, before),
             "hnsw64": lambda queries: hnsw.search(queries, K)[1],
             "flat": lambda queries: flat.search(queries, K)[1]}, tuned
-
-
-def recall(ids: np.ndarray, exact: np.ndarray) -> float:
-    return float(np.mean([len(set(a) & set(b)) / K for a, b in zip(ids, exact, strict=True)]))
 
 
 def turn(search: Search, queries: np.ndarray, batch: int) -> float:
@@ -174,11 +176,9 @@ def main() -> None:
         folder = options.folder or pathlib.Path(temporary)
         folder.mkdir(parents=True, exist_ok=True)
         if not (folder / "queries.npy").exists():
-            given = [np.load(file).astype(np.float32) for file in
-                     (options.embeddings, options.queries) if file]
-            given = given or random_vectors(options.passages, options.width, 2048)
-            np.save(folder / "embeddings.npy", given[0])
-            np.save(folder / "queries.npy", given[1])
+            embeddings, queries = given_or_random(options, 2048)
+            np.save(folder / "embeddings.npy", embeddings)
+            np.save(folder / "queries.npy", queries)
         built = {}
         for side in ("ours", "hnsw64", "flat"):
             note = folder / f"{side}.json"
@@ -193,7 +193,7 @@ def main() -> None:
         report[name] = {side: took[name] for side, took in built.items()}
     show(report)
     if options.json:
-        options.json.write_text(json.dumps(report, indent=1) + "\n", "utf-8")
+        files.write_json(options.json, report)
 
 
 if __name__ == "__main__":

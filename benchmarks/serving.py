@@ -34,7 +34,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from embedding import cpu_name
+from measuring import cpu_name
 
 ROOT = pathlib.Path(__file__).parent.parent
 sys.path[:0] = [str(ROOT)]
@@ -302,7 +302,7 @@ def main() -> None:
         figures = measured(server, options)
     figures["ended with"] = server.ended_with
     if options.json:
-        files.write_text(options.json, json.dumps(figures, indent=1))
+        files.write_json(options.json, figures)
 
 
 if __name__ == "__main__":

@@ -12,17 +12,15 @@ median of --rounds turns of each, and whether the answers are the same.
 
 import argparse
 import functools
-import json
 import pathlib
 import statistics
-import time
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from embedding import cpu_name
+from measuring import cpu_name, in_turns
 
 import rag_jax
 from rag_jax import files
@@ -157,25 +155,20 @@ def main() -> None:
     report: dict[str, Any] = {"cpu": cpu_name(), "width": options.width}
     for together in options.together:
         sides = Sides(rag, options.width, together, options.split)
-        joined, slotted = sides.joined(), sides.slots()  # these compile
-        seconds: dict[str, list[float]] = {"joined": [], "slots": []}
-        for _ in range(options.rounds):
-            for name, times in seconds.items():
-                began = time.perf_counter()
-                getattr(sides, name)()
-                times.append(time.perf_counter() - began)
+        answers, seconds = in_turns({"joined": sides.joined, "slots": sides.slots}, options.rounds)
+        joined = answers["joined"]
         rates = {name: len(joined) / statistics.median(times) for name, times in seconds.items()}
         lengths = [len(tokens) + 1 for tokens in joined]
         longest = [max(lengths[at : at + options.width])
                    for at in range(0, len(lengths), options.width)]
         report[f"together {together}"] = {
             **rates, "slots / joined": rates["slots"] / rates["joined"],
-            "same answers": sum(a == b for a, b in zip(joined, slotted, strict=True)),
+            "same answers": sum(a == b for a, b in zip(*answers.values(), strict=True)),
             "answers": len(joined), "mean length": statistics.mean(lengths),
             "mean longest of a batch": statistics.mean(longest)}
         print(together, report[f"together {together}"], flush=True)
     if options.json:
-        files.write_text(options.json, json.dumps(report, indent=1))
+        files.write_json(options.json, report)
 
 
 if __name__ == "__main__":

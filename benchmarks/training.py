@@ -24,7 +24,6 @@ import csv
 import itertools
 import json
 import pathlib
-import resource
 import statistics
 import subprocess
 import sys
@@ -34,7 +33,9 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
-from embedding import cpu_name
+from measuring import BART_BASE, cpu_name, peak_gib
+
+from rag_jax import files
 
 OURS = ("float32", "bfloat16")
 THEIRS = ("as_shipped", "float32_longest", "bfloat16_as_shipped", "bfloat16_longest")
@@ -56,7 +57,8 @@ def main() -> None:
                         default=["ours", "theirs"])
     parser.add_argument("--questions", type=int, default=4)
     parser.add_argument("--documents", type=int, default=5, help="passages of each question")
-    parser.add_argument("--json", metavar="FILE", help="write the figures there too")
+    parser.add_argument("--json", metavar="FILE", type=pathlib.Path,
+                        help="write the figures there too")
     parser.add_argument("--side", help=argparse.SUPPRESS)
     parser.add_argument("--folder", help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -66,7 +68,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         report = compare(options, pathlib.Path(folder))
     if options.json:
-        pathlib.Path(options.json).write_text(json.dumps(report, indent=1) + "\n", "utf-8")
+        files.write_json(options.json, report)
 
 
 def compare(options: argparse.Namespace, folder: pathlib.Path) -> dict:
@@ -140,8 +142,7 @@ def take_steps(options: argparse.Namespace) -> None:
         secs.append(time.perf_counter() - began)
         if not np.isfinite(loss):
             raise SystemExit(f"{options.side}: loss {loss}")
-    usage = resource.getrusage(resource.RUSAGE_SELF)
-    found = {"secs": secs[1:], "first_secs": secs[0], "peak_gb": usage.ru_maxrss * 1024 / 1e9}
+    found = {"secs": secs[1:], "first_secs": secs[0], "peak_gb": peak_gib() * 2**30 / 1e9}
     if options.side in OURS:
         found["matrix_peak"] = matrix_peak(options.side)
     print(json.dumps(found))
@@ -254,10 +255,8 @@ def their_step(options: argparse.Namespace, folder: pathlib.Path, kind: str, sid
     import transformers
 
     torch.manual_seed(0)
-    base = {"d_model": 768, "encoder_layers": 6, "decoder_layers": 6, "encoder_attention_heads": 12,
-            "decoder_attention_heads": 12, "encoder_ffn_dim": 3072, "decoder_ffn_dim": 3072}
     config = transformers.RagConfig.from_question_encoder_generator_configs(
-        transformers.DPRConfig(), transformers.BartConfig(**base), n_docs=options.documents)
+        transformers.DPRConfig(), transformers.BartConfig(**BART_BASE), n_docs=options.documents)
     model = getattr(transformers, KINDS[kind])(config).train()
     optimizer = torch.optim.AdamW(model.parameters(), LEARNING_RATE, weight_decay=DECAY, fused=True)
     with np.load(folder / "batch.npz") as file:
