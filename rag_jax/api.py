@@ -4,7 +4,7 @@
     answer, = rag.ask(["Who is the President of Peru?"], num_beams=4)
     answer.text, answer.log_prob, answer.passages[0].title, answer.passages[0].posterior
 
-What a run is decides its configuration: that is settled here, and nowhere else.
+The configuration of a run that is opened is decided here, and nowhere else.
 """
 
 import contextlib
@@ -22,7 +22,6 @@ from rag_jax.documents import workdir as documents
 from rag_jax.models.rag import TOWERS
 from rag_jax.retrieval.manifest import check_encoder
 from rag_jax.retrieval.publish import staged, staging
-from rag_jax.rules import changed
 from rag_jax.training import indexing, pretrained
 from rag_jax.training import run as training
 from rag_jax.training import workdir as workdirs
@@ -47,8 +46,8 @@ def load(source: Path | None = None, run: str | None = None, *, step: int | None
       index: folder of an index, or name of one in the workdir; None = the one that trained. A
         checkpoint of Hugging Face holds none, nor do towers: name a folder that was built by the
         same document encoder for the same generator.
-      config: fields to set otherwise, {"retrieval.where": "device", ...}; or a whole configuration
-        of the workdir or of the run.
+      config: fields to replace, {"retrieval.where": "device", ...}; or a whole configuration, of
+        the workdir or of the run.
 
     Raises:
       RetrievalError: the index was built by another document encoder, or is damaged.
@@ -70,7 +69,7 @@ def load(source: Path | None = None, run: str | None = None, *, step: int | None
     if not local:
         return _open_checkpoint(str(source), run, step, index, config)
     run, config, trained = _run_config(path, run, config)
-    if config.retrieval.retriever == "bm25":  # its index has the weights
+    if config.retrieval.retriever == "bm25":  # the weights of words are in its index
         workdirs.check_trained_with(config, trained, path, "retrieval.bm25_")
     if index is not None and not config.retrieval.k:
         raise ConfigError(f"index {str(index)!r}: run {run!r} reads no passages; leave it out")
@@ -88,13 +87,13 @@ def load(source: Path | None = None, run: str | None = None, *, step: int | None
 
 def _run_config(path: pathlib.Path, run: str | None, config: Config | Mapping[str, Any] | None
                 ) -> tuple[str, Config, Config]:
-    """The name of a workdir's run, its configuration with fields set otherwise, and as it trained.
+    """(name of a workdir's run, its configuration with fields replaced, that of its training).
 
     Raises:
       ConfigError: the workdir has no such run, or was trained with another value of a field.
     """
     if not isinstance(config, Config):
-        config = changed(workdirs.read_run(path, run), config or {})
+        config = rules.changed(workdirs.read_run(path, run), config or {})
     run = workdirs.run_of(path, config, run)
     config, record = overrides.for_run(config, run), workdirs.read(path)
     trained = overrides.for_run(record, run)
@@ -105,11 +104,12 @@ def _run_config(path: pathlib.Path, run: str | None, config: Config | Mapping[st
 
 def _open_checkpoint(source: str, run: str | None, step: int | None, index: Path | None,
                      config: Config | Mapping[str, Any] | None) -> Rag:
-    """A RAG checkpoint of Hugging Face: tokenizers, query encoder and generator as they are."""
-    found = pretrained.described(source)
-    if not {"query_encoder", "generator"} <= set(found.towers):
-        raise ConfigError(f"{source}: a {found.family} with {', '.join(found.towers)}; name a RAG "
-                          "checkpoint, which has a query encoder and a generator, or a workdir")
+    """Opens a RAG checkpoint of Hugging Face: its tokenizers, query encoder and generator."""
+    checkpoint = pretrained.described(source)
+    if not {"query_encoder", "generator"} <= set(checkpoint.towers):
+        raise ConfigError(f"{source}: a {checkpoint.family} with {', '.join(checkpoint.towers)}; "
+                          "name a RAG checkpoint, which has a query encoder and a generator, or a "
+                          "workdir")
     if run is not None or step is not None:
         raise ConfigError(f"run, step: for workdirs, which {source} is not")
     if index is None:
@@ -117,8 +117,8 @@ def _open_checkpoint(source: str, run: str | None, step: int | None, index: Path
                           "built for its encoders (rag_jax.build_index, or training with "
                           f"config.model.rag.pretrained={source} and config.train.steps=0)")
     if not isinstance(config, Config):
-        own = dataclasses.replace(conversion.config_of(found), eval=EvalConfig())
-        config = changed(own, config or {})
+        own = dataclasses.replace(conversion.config_of(checkpoint), eval=EvalConfig())
+        config = rules.changed(own, config or {})
     defaults = pretrained.generation_defaults(config, source)
     config = pretrained.with_generation_defaults(config, defaults)
     named = overrides.replace(config, {"model.rag.pretrained": source})
@@ -129,7 +129,7 @@ def _open_checkpoint(source: str, run: str | None, step: int | None, index: Path
 
 def _open_towers(run: str | None, step: int | None, index: Path | None,
                  config: Config | Mapping[str, Any] | None) -> Rag:
-    """Towers that the configuration names, with an index of that document encoder."""
+    """Opens the towers that a configuration names, with an index of their document encoder."""
     config = _config_of_towers(run, config)
     if step is not None:
         raise ConfigError(f"step={step}: for workdirs; without one the towers are as they are")
@@ -144,10 +144,10 @@ def _open_towers(run: str | None, step: int | None, index: Path | None,
 
 
 def _config_of_towers(run: str | None, config: Config | Mapping[str, Any] | None) -> Config:
-    """The configuration of a run without a workdir; its towers' architectures are not in it yet.
+    """The configuration of a run without a workdir, before the towers' architectures are read.
 
     Raises:
-      ConfigError: a tower without a source, or a run of other parts.
+      ConfigError: a tower without a source, or a run that needs training or reads no passages.
     """
     if not isinstance(config, Config):
         config = overrides.replace(Config(), config or {})
@@ -185,7 +185,7 @@ def train(config: Config | Path, workdir: Path,
       InUseError: another process writes into the workdir.
       ConfigError, TrainingError, CheckpointError, RetrievalError: each says what to do.
     """
-    process.keep_memory()  # as in a command: it is the process's, and training is most of its work
+    process.keep_memory()  # for the whole process, as in a command: training is most of its work
     if isinstance(config, str | os.PathLike):
         config = config_files.load_file(os.fspath(config))
     if not isinstance(config, Config):
@@ -264,7 +264,7 @@ def _build(job: Job, trained: pathlib.Path | None, passages: str, out: pathlib.P
     check_recall_questions(job, queries)
     asked = load_examples(queries, data_dir=job.config.data.data_dir) if queries else None
     with contextlib.ExitStack() as claim:
-        # Made anew each time, as the file may have changed; the embedding is what resumes.
+        # The store is made again each time, as the file may have changed; embedding is resumed.
         hosts.lead(lambda: claim.enter_context(staging(out, "store")))
         locks.check_shared(out)
         folder = staged(out, "store") / "store"

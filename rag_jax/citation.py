@@ -8,10 +8,11 @@ class Citation(NamedTuple):
 
     Attributes:
       file: its path in the folder that was read, with / between the names.
-      span: first character, and that after the last, of the text that `documents.read` gives of it.
-      pages: all pages that the passage touches, from 1; () = the file has none.
-      headings: all sections that it touches, each as its path of headings, "Setup > Linux"; () = it
-        stands under none.
+      span: its first character, and the one after its last, in the text that `documents.read`
+        returns.
+      pages: all pages that the passage is on, from 1; () = the file has no pages.
+      headings: all sections that the passage is in, each as its path of headings, "Setup > Linux";
+        () = it is in none.
     """
 
     file: str
@@ -20,7 +21,7 @@ class Citation(NamedTuple):
     headings: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        """As people cite: "report.pdf, pages 3 to 4", "manual.md, Setup > Linux"."""
+        """For people: "report.pdf, pages 3 to 4", "manual.md, Setup > Linux"."""
         parts = [self.file]
         if self.pages:
             parts.append(f"page{'s' * (len(self.pages) > 1)} {_first_to_last(self.pages)}")
@@ -29,16 +30,16 @@ class Citation(NamedTuple):
         return ", ".join(parts)
 
     def record(self) -> dict[str, Any]:
-        """As JSON has it."""
+        """The citation as an object of JSON."""
         return {"file": self.file, "span": list(self.span), "pages": list(self.pages),
                 "headings": list(self.headings)}
 
     @classmethod
     def of_record(cls, record: Any) -> "Citation":
-        """What `record` gave.
+        """The inverse of `record`.
 
         Raises:
-          ValueError: it is no such thing.
+          ValueError: it is not a citation's record.
         """
         try:
             file, span, pages, headings = (record[name] for name in cls._fields)

@@ -72,8 +72,8 @@ class DataConfig:
     max_passage_length: int = field(256, "passage tokens for the document encoder", at_least=8)
     max_source_length: int = field(256, "generator input: passage and question", at_least=16)
     max_target_length: int = field(
-        32, "answer tokens with </s>; 32 gives way to what a checkpoint says that answers as it is "
-        "(train.steps=0)", at_least=2)
+        32, "answer tokens with </s>; 32 gives way to the checkpoint's own length where it answers "
+        "as it is (train.steps=0)", at_least=2)
     length_buckets: int = field(
         0, "generator inputs and passages are padded to multiples of this many tokens, questions "
         "and answers to halves of their longest; less is less padding and more shapes to compile; "
@@ -243,7 +243,7 @@ class OptimizerConfig:
 
 @dataclasses.dataclass(frozen=True)
 class WarmupConfig:
-    """What both warm-up stages have."""
+    """The fields of both warm-up stages."""
 
     steps: int = field(1000, "optimiser steps; 0 = no warm-up", at_least=0)
     batch_size: int = field(64, "examples per step", at_least=1)
@@ -288,12 +288,11 @@ class TrainConfig:
         0.1, "learning rate of the query encoder relative to optimizer.learning_rate; none = "
         "frozen. Batches of few questions need a small one", at_least=0)
     full_information: float = field(
-        0.25, "where a batch's answers resolve less than this share of what the retriever leaves "
-        "open, the encoders, and a weight of words that is learned, move by less, in proportion; "
-        "and each question's gradient to p(z|x) is weighted with how well its answer is explained, "
-        "p(y|x)^(1/tokens). What they resolve: "
-        "KL(p(z|x,y) || p(z|x)) times that weight, over the entropy of p(z|x); 0 = all answers "
-        "teach alike, as in the paper", at_least=0, at_most=1)
+        0.25, "each question's gradient to p(z|x) is weighted with how well its answer is "
+        "explained, p(y|x)^(1/tokens); and the encoders, and a learned weight of words, move by "
+        "less, in proportion, where a batch's answers resolve less than this share of the entropy "
+        "of p(z|x). They resolve KL(p(z|x,y) || p(z|x)) times that weight. 0 = all answers teach "
+        "alike, as in the paper", at_least=0, at_most=1)
     bm25_weight_rate: float | None = field(
         None, "retriever=hybrid, fusion=convex: the weight of words is learned too, from "
         "retrieval.bm25_weight on, and this is the learning rate of its logit relative to "
@@ -310,8 +309,8 @@ class TrainConfig:
     in_batch_negatives: bool = field(
         True, "p(z|x) is learned over the passages that were retrieved for all questions of the "
         "batch, or of each of optimizer.accumulate's parts of it, not for one alone: far quicker "
-        "where the retriever has much to learn. Answers and their probabilities stay of a "
-        "question's own; hybrid retrieval and rerankers learn over those, too")
+        "where the retriever has much to learn. Answers and their probabilities still depend on a "
+        "question's own passages alone; hybrid retrieval and rerankers learn over these, too")
     document_encoder: Literal["frozen", "refresh"] = field(
         "frozen", "as in the paper; or refresh = train it too: the passages found are embedded "
         "again inside the step, and all of them on a schedule (needs retrieval.where=device)")
@@ -346,8 +345,9 @@ class EvalConfig:
     k: int = field(0, "passages per question; 0 = retrieval.k, or all of an index that "
                    "has fewer", at_least=0)
     batch_size: int = field(32, "questions at a time", at_least=1)
-    max_examples: int = field(0, "while training, evaluate on the first so many dev questions; "
-                              "0 = all; evaluate takes it where it is given anew", at_least=0)
+    max_examples: int = field(0, "while training, evaluate on this many first dev questions; 0 = "
+                              "all; the command evaluate uses it only where it is given again",
+                              at_least=0)
     metrics: tuple[MetricFamily, ...] = field(
         ("qa",), "families of metrics, each that of a task: qa, regex (answers are regular "
         "expressions), ms_marco, jeopardy, fever, kilt; the first one's headline (EM, EM, "
@@ -357,7 +357,7 @@ class EvalConfig:
         "(thorough) a beam per document, every hypothesis scored under every document, or (fast) "
         "the same without that pass")
     num_beams: int | None = field(
-        None, "beam width; 1 = greedy; none = what a checkpoint says that answers as it is "
+        None, "beam width; 1 = greedy; none = as the checkpoint says where it answers as it is "
         "(train.steps=0), else 1", at_least=1, at_most=10_000)
     min_length: int | None = field(
         None, "tokens of the shortest answer, </s> included; none = as num_beams, else 0",
@@ -373,8 +373,8 @@ class EvalConfig:
     forced_eos: bool | None = field(
         None, "the last token of a longest answer is </s>; none = as num_beams, else false")
     bad_words: tuple[str, ...] = field(
-        (), "texts whose tokens, at a word's start or within, no answer contains one after "
-        "another, but in its prefix")
+        (), "texts that no answer contains after its prefix: the sequences of their tokens, at the "
+        "start of a word or within it, are excluded")
     prefix: str = field("", "how every answer begins")
     labels: tuple[str, ...] = field((), "classification: the answers to choose from, with p(class) "
                                     "over them, as the generator says or model.head")
@@ -382,22 +382,23 @@ class EvalConfig:
                                       at_least=1)
     sample: bool = field(False, "draw answers instead of searching")
     temperature: float = field(1.0, "of samples: log-probabilities are divided by it", at_least=0)
-    top_k: int = field(0, "of samples: the most probable tokens alone, and those as "
+    top_k: int = field(0, "of samples: only this many most probable tokens are drawn, and those as "
                        "probable as the last of them; 0 = all", at_least=0)
-    top_p: float = field(1.0, "of samples: the fewest tokens of this probability, and those "
-                         "as probable as the last of them", at_least=0, at_most=1)
+    top_p: float = field(1.0, "of samples: only the fewest tokens that have this probability "
+                         "together are drawn, and those as probable as the last of them",
+                         at_least=0, at_most=1)
     exact_nodes: int = field(0, "prefixes that the search for the most probable answer may expand "
                              "per question; 0 = no such search", at_least=0)
     nfd: bool = field(False, "exact match, F1 and overlaps with training after Unicode's canonical "
                       "decomposition (NFD), as ORQA and DrQA score; false = as SQuAD, DPR and KILT")
     kilt_pages: Literal["title", "id"] = field(
-        "title", "metrics=kilt: pages are the same that have the same title; or Wikipedia's id, "
-        "where passages are called ID, or ID.N after their division into chunks")
+        "title", "metrics=kilt: pages are compared by their title, or by Wikipedia's id, where the "
+        "ids of passages are ID, or ID.N after their division into chunks")
     prefix_mib: int = field(
         0, "decoder-only generators: host memory in which keys and values of passages are kept "
-        "between questions, those met last. A passage that is kept is not read again; a new one is "
-        "read by itself, which takes longer, so that this pays where many questions find the same "
-        "passages; 0 = nothing is kept", at_least=0)
+        "between questions, the last used ones. A kept passage is not read again; a new one is "
+        "read without its question, which takes longer, so this pays where many questions find the "
+        "same passages; 0 = nothing is kept", at_least=0)
     memory_mib: int = field(4096, "budget of the decoder's arrays on a device; groups of questions "
                             "and candidates are made to fit; 0 = all at once", at_least=0)
 
@@ -414,12 +415,12 @@ class MeshConfig:
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """A model that can be fine-tuned, and all that makes it this one.
+    """A model that can be fine-tuned, and the fields by which it differs from other runs.
 
     Attributes:
       kind: RAG-Token, RAG-Sequence, or Fusion-in-Decoder, which reads all passages at once; its
         likelihood trains the generator alone.
-      sets: fields of its configuration, whatever they are for the other runs.
+      sets: values of fields that this run sets, whatever the configuration says.
     """
 
     kind: Kind
@@ -446,13 +447,14 @@ RUNS = {
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """Everything that `python -m rag_jax.train` does, and does again, from one seed."""
+    """Everything that decides what `python -m rag_jax.train` does, down to the seed."""
 
     seed: int = field(0, "of initial parameters, dropout, noise and batch order", at_least=0)
     runs: tuple[str, ...] = field(("rag_token",), f"models to fine-tune: {', '.join(RUNS)}")
     dropout_keys: Literal["auto", "threefry2x32", "unsafe_rbg"] = field(
-        "auto", "how dropout masks are drawn from the seed, other masks each, and others on "
-        "another mesh: unsafe_rbg by a TPU's own generator; auto = so on TPUs, else threefry2x32")
+        "auto", "generator that draws dropout masks from the seed: threefry2x32, or a TPU's own, "
+        "unsafe_rbg, whose masks also depend on the mesh; auto = the latter on TPUs, else the "
+        "former")
     tensorboard: bool = field(True, "write TensorBoard files beside metrics.jsonl")
     data: DataConfig = section(DataConfig)
     model: ModelConfig = section(ModelConfig)
@@ -467,25 +469,25 @@ class Config:
     def kind(self) -> Kind:
         """The kind of the model that the configuration of one run trains (`overrides.for_run`).
 
-        The stages before fine-tuning, which do not depend on it, have the first run's.
+        The stages before fine-tuning do not depend on it; theirs is the first run's.
         """
         return RUNS[self.runs[0]].kind
 
     @property
     def classes(self) -> tuple[str, ...]:
-        """The classes that answers have to be, by either head; () = answers are texts."""
+        """The classes among which either head chooses; () = answers are texts."""
         return self.eval.labels if self.model.head != "none" else ()
 
     @property
     def prompted(self) -> bool:
-        """Whether the generator reads prompts. Of a pretrained one, its folder may still say so."""
+        """Whether the generator reads prompts, or may: a pretrained generator's folder decides."""
         form = self.data.source_format
         return form in ("prompt", "chat") or form == "auto" and (
             self.model.generator.family == "causal" or "generator" in self.model.sources)
 
     @property
     def head_classes(self) -> int:
-        """How many classes a classification head tells apart; 0 = there is no such head."""
+        """The number of classes of a classification head; 0 = there is no such head."""
         return len(self.classes) if self.model.head == "classification" else 0
 
 

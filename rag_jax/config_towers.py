@@ -53,8 +53,8 @@ class BertConfig(TransformerConfig):
     vocab_size: int = field(30522, "rows of the token table; 0 = the tokenizer's size", at_least=0)
     max_positions: int = field(512, "longest input in tokens", at_least=1)
     model_type: Literal["bert", "roberta", "xlm-roberta", "modernbert"] = field(
-        "bert", "how Hugging Face calls the architecture; those of RoBERTa are BERT's but for "
-        "positions, which count from 2; the following fields are ModernBERT's")
+        "bert", "Hugging Face's name of the architecture; RoBERTa's are BERT's with positions that "
+        "count from 2; local_attention to rope_local_theta are fields of ModernBERT")
     local_attention: int = field(128, "tokens that a local layer sees around each", at_least=2)
     global_every: int = field(3, "layers from one global layer to the next", at_least=1)
     rope_theta: float = field(160_000.0, "base of the rotary positions of global layers",
@@ -75,8 +75,8 @@ class BertConfig(TransformerConfig):
                                    "false")
     scale: float | None = field(
         None, "inner products times this are the logits of p(z|x); none = as its folder says, else "
-        f"{TRAINED_SCALE:g} for vectors of length 1, whose softmax is flat without, and 1 for "
-        "others", at_least=0)
+        f"{TRAINED_SCALE:g} for vectors of length 1, whose softmax would be flat otherwise, and 1 "
+        "for others", at_least=0)
     learn_scale: bool = field(False, "the scale trains with the query encoder")
     query_prefix: str | None = field(None, "stands before every question that is encoded; none = "
                                      "as its folder says, else nothing")
@@ -120,14 +120,14 @@ class GeneratorConfig(TransformerConfig):
     """The fields of generators of every family; the defaults are bart-base's."""
 
     pretrained: str = field("", "generator or workdir that the generator starts from: " + SOURCE)
-    family: Family = field("bart", "architecture, where no checkpoint says it; another has other "
-                           "fields")
+    family: Family = field("bart", "architecture, where no checkpoint decides it; each family has "
+                           "fields of its own")
     vocab_size: int = field(50265, "rows of the token table; 0 = the tokenizer's size", at_least=0)
     max_positions: int = field(1024, "longest source or target in tokens", at_least=1)
     decoder_layers: int = field(6, "decoder layers", at_least=1)
     attention_dropout: float | None = field(
-        None, "dropout of attention weights; none = 0, or what is usual in the family of "
-        "`pretrained`: 0.1 of T5", at_least=0, at_most=1)
+        None, "dropout of attention weights; none = 0, or 0.1 where `pretrained` is a T5",
+        at_least=0, at_most=1)
     layer_norm_eps: float = field(1e-5, "epsilon of LayerNorm", at_least=0)
     param_dtype: Literal["float32", "bfloat16"] = field(
         "float32", "type in which matrices are kept while a model answers (rag_jax.load, generate, "
@@ -138,7 +138,7 @@ class GeneratorConfig(TransformerConfig):
         -1, "token id that the decoder reads first, in the loss and in decoding; -1 = as the "
         "checkpoint says (decoder_start_token_id), else </s>", at_least=-1)
     end_tokens: tuple[int, ...] = field(
-        (), "token ids, any of which ends an answer, with the sum of their probabilities, as the "
+        (), "token ids, each of which ends an answer, with the sum of their probabilities, as the "
         "checkpoint says (eos_token_id); empty = </s>; in a chat, the end of its template, too")
 
     @property
@@ -181,8 +181,8 @@ class T5Config(GeneratorConfig):
 
     family: Family = field("t5", "architecture")
     vocab_size: int = field(32128, "rows of the token table; 0 = the tokenizer's size", at_least=0)
-    max_positions: int = field(2**20, "longest source or target in tokens: relative positions "
-                               "know no end", at_least=1)
+    max_positions: int = field(2**20, "longest source or target in tokens; relative positions "
+                               "have no limit", at_least=1)
     encoder_layers: int = field(12, "encoder layers", at_least=1)
     decoder_layers: int = field(12, "decoder layers", at_least=1)
     head_size: int = field(64, "width of an attention head", at_least=1)
@@ -196,8 +196,8 @@ class T5Config(GeneratorConfig):
     layer_norm_eps: float = field(1e-6, "epsilon of RMSNorm", at_least=0)
     relative_buckets: int = field(32, "distances that attention tells apart", at_least=4,
                                   at_most=256)
-    relative_distance: int = field(128, "distance from which all are one; more than half of "
-                                   "relative_buckets", at_least=8, at_most=4096)
+    relative_distance: int = field(128, "distance from which on all are the same to attention; "
+                                   "more than half of relative_buckets", at_least=8, at_most=4096)
 
     @property
     def cached_width(self) -> int:
@@ -228,19 +228,20 @@ class CausalConfig(GeneratorConfig):
     attention_cap: float = field(0.0, "attention scores are cap * tanh(scores / cap); 0 = as they "
                                  "are", at_least=0)
     final_cap: float = field(0.0, "logits likewise", at_least=0)
-    window: int = field(0, "a local layer attends to so many last tokens, itself included; 0 = "
-                        "there are no local layers", at_least=0)
-    global_every: int = field(0, "every layer of this many is global, the last one; 0 = all are "
-                              "local", at_least=0)
+    window: int = field(0, "a token of a local layer attends to this many last tokens, itself "
+                        "included; 0 = there are no local layers", at_least=0)
+    global_every: int = field(0, "of this many layers, the last one is global; 0 = all are local",
+                              at_least=0)
     rope_theta: float = field(1e6, "base of the wavelengths of rotary positions", at_least=1)
     rope_local_theta: float = field(0.0, "the same of local layers, which are never scaled; 0 = "
                                     "as global ones", at_least=0)
     rope_type: Literal["default", "linear", "llama3", "yarn"] = field(
         "default", "how rotary positions are scaled to longer texts")
     rope_factor: float = field(1.0, "scaled by this", at_least=0)
-    rope_low: float = field(1.0, "llama3, yarn: turns within rope_positions below which a "
-                            "wavelength is scaled wholly", at_least=0)
-    rope_high: float = field(4.0, "the same above which not at all", at_least=0)
+    rope_low: float = field(1.0, "llama3, yarn: a wavelength with fewer turns than this within "
+                            "rope_positions is scaled in full", at_least=0)
+    rope_high: float = field(4.0, "the same: with more turns than this, it is not scaled",
+                             at_least=0)
     rope_positions: int = field(8192, "llama3, yarn: longest text before", at_least=1)
 
     @property

@@ -53,18 +53,18 @@ def convert(source: str, target: str, run: str | None = None, family: str | None
     """Brings a Hugging Face checkpoint into a workdir, or a workdir into Hugging Face folders.
 
     Args:
-      source: name on the hub, checkpoint folder, or workdir; one of `ingest` stands for what was
-        trained on its documents.
-      target: a folder that does not exist yet; it appears when it is complete.
+      source: name on the hub, checkpoint folder, or workdir; of a workdir of `ingest`, the models
+        that were trained on its documents are exported.
+      target: a new or empty folder, which appears when it is complete.
       run: one of a trained workdir; None = its first run, or the warm-up stages where no run has
         been trained.
-      family: class of transformers to write; None = by what there is.
+      family: class of transformers to write; None = the one that the model's parts fit.
 
     Returns:
       What was written, in words.
 
     Raises:
-      ConfigError, HubError, CheckpointError: what is missing, damaged or in the way.
+      ConfigError, HubError, CheckpointError: something is missing, damaged or in the way.
     """
     out = pathlib.Path(target).absolute()
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
@@ -103,7 +103,7 @@ def _import(source: str, out: pathlib.Path) -> str:
 
 
 def config_of(checkpoint: hub.Pretrained) -> Config:
-    """A configuration with the checkpoint's architecture and lengths that it has positions for."""
+    """A configuration with the checkpoint's architecture, and lengths that fit its positions."""
     retriever = checkpoint.retriever or BertConfig()
     generator = checkpoint.generator or BartConfig()
     usual, answers = DataConfig(), pretrained.generation_settings(checkpoint)
@@ -169,28 +169,29 @@ def _export(path: pathlib.Path, out: pathlib.Path, run: str | None, family: str 
 
 def _left_out(params: dict[str, Any], model: rag.RagModel, config: Config, run: str | None
               ) -> list[str]:
-    """What there is no place for in an export, in words; it is taken out of the parameters."""
-    said = []
+    """Messages about the parts of a model that have no place in an export; their parameters are
+    removed from `params`."""
+    messages = []
     if params.pop(rag.CLASSIFIER, None) is not None:
-        said.append("without the classifier, for which there is no class")
+        messages.append("without the classifier, for which there is no class")
     if rag.FUSION in params:
-        said.append("without the learned weight of words; set config.retrieval.bm25_weight="
-                    f"{rag.word_weight(model, params):.4g}")
+        messages.append("without the learned weight of words; set config.retrieval.bm25_weight="
+                        f"{rag.word_weight(model, params):.4g}")
         del params[rag.FUSION]
     if reranker := _reranker(config, run):
-        said.append(f"without the reranker `{reranker}`, whose logits are its p(z|x); set "
-                    f"config.model.reranker.pretrained={reranker}")
-    return said
+        messages.append(f"without the reranker `{reranker}`, whose logits are its p(z|x); set "
+                        f"config.model.reranker.pretrained={reranker}")
+    return messages
 
 
 def _reranker(config: Config, run: str | None) -> str:
-    """The cross-encoder that a run's p(z|x) is of; "" = none."""
+    """The source of the cross-encoder that gives a run its p(z|x); "" = none."""
     return config.model.reranker.pretrained if run and config.retrieval.k else ""
 
 
 def _folders(towers: list[str], architecture: Architecture, kind: str, family: str | None,
              path: pathlib.Path) -> list[tuple[str, str, str]]:
-    """Of each folder to write: its place in the export, its class and a tower that it holds."""
+    """(place in the export, class, a tower that it holds) of each folder to write."""
     def family_of(tower: str) -> str:
         return families.class_of(architecture.generator) if tower == "generator" else (
             families.encoder_family(architecture.retriever, tower))
@@ -212,8 +213,8 @@ def _folders(towers: list[str], architecture: Architecture, kind: str, family: s
 
 
 def _as_written(retriever: BertConfig, query_encoder: dict[str, Any]) -> BertConfig:
-    """With a learned scale, which is taken out of the parameters, as a fixed one; and what other
-    encoders than DPR's do said outright."""
+    """The encoder's configuration in an export: a learned scale, which is removed from the
+    parameters, becomes a fixed one, and the pooling of encoders other than DPR's is named."""
     if rag.SCALE in query_encoder:
         learned = float(np.exp(np.float64(query_encoder.pop(rag.SCALE))))
         retriever = dataclasses.replace(retriever, scale=retriever.logit_scale * learned)
@@ -224,7 +225,7 @@ def _as_written(retriever: BertConfig, query_encoder: dict[str, Any]) -> BertCon
 
 def _with_ends(generator: GeneratorConfig, config: Config, tokenizers: Mapping[str, Tokenizer]
                ) -> GeneratorConfig:
-    """With all tokens that end an answer in a chat: that of the template is no end elsewhere."""
+    """The generator with all tokens that end an answer in a chat, also that of the template."""
     if config.data.source_format != "chat" or "generator" not in tokenizers:
         return generator
     layout = generator_format(config, tokenizers["generator"])
@@ -233,7 +234,7 @@ def _with_ends(generator: GeneratorConfig, config: Config, tokenizers: Mapping[s
 
 def _provenance(path: pathlib.Path, config: Config, run: str | None, base: dict[str, str]
                 ) -> Provenance:
-    """What the workdir says of its weights, for their model card."""
+    """The origin of a workdir's weights, for their model card."""
     names = ("passages", "train", "dev", "test") if run or config.train.steps else ()
     data = {name: getattr(config.data, name) for name in names if getattr(config.data, name)}
     if names and not config.data.passages:
@@ -245,7 +246,8 @@ def _provenance(path: pathlib.Path, config: Config, run: str | None, base: dict[
 
 
 def _model(config: Config, tokenizers: dict[str, Tokenizer]) -> rag.RagModel:
-    """The architecture, with table sizes filled in; special tokens do not matter to shapes."""
+    """The architecture, with the sizes of its token tables. Special tokens have no influence on the
+    shapes, and stand-ins are given."""
     sizes = {}
     for tower, section in (("query_encoder", "retriever"), ("generator", "generator")):
         own = getattr(config.model, section)
@@ -258,8 +260,8 @@ def _model(config: Config, tokenizers: dict[str, Tokenizer]) -> rag.RagModel:
 
 def _params(path: pathlib.Path, config: Config, run: str | None, model: rag.RagModel, mesh: Mesh
             ) -> tuple[dict[str, Any], SpecialIds | None, str, dict[str, str]]:
-    """(parameters by tower, special ids where a checkpoint brought some, "token" or "sequence",
-    the sources that converted towers came from)."""
+    """(parameters by tower, special ids if a checkpoint has them, the kind of RAG, the sources of
+    converted towers)."""
     if run:
         params, _ = pretrained.restore_run(path / run, model, mesh)
         return params, None, config.kind, {}

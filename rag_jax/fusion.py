@@ -25,7 +25,7 @@ class Fusion:
     Attributes:
         kind: see the module.
         weight: w, of words; read by "convex".
-        learned: w is a parameter, which begins there.
+        learned: w is a parameter, whose initial value is `weight`.
     """
 
     kind: Literal["convex", "reciprocal_rank"] = "convex"
@@ -36,7 +36,7 @@ class Fusion:
         """Logits float32[B, K] from scores float32[B, K] of both. By reciprocal ranks, equal scores
         rank in their order, and nothing has a gradient.
 
-        weight: w of now, a number or float32[B, 1].
+        weight: the current w, a number or float32[B, 1].
         xp: numpy, or jax.numpy in a jitted program.
         """
         if self.kind == "convex":

@@ -128,8 +128,8 @@ def explained(log_p_B: jax.Array, target_mask: jax.Array) -> jax.Array:
 def divergence(p: jax.Array, q: jax.Array) -> jax.Array:
     """KL(p || q) float32[...] in nats, of probabilities over the last axis of float32[..., K].
 
-    From p / q - 1, and with the sum of q - p, which is 0: logarithms of two distributions that are
-    nearly equal would leave the difference of their roundings.
+    It is computed from p / q - 1, and the sum of q - p, which is 0, is added: the difference of the
+    logarithms of two nearly equal distributions would be mostly rounding.
     """
     q = jnp.maximum(q, 1e-30)
     x = (p - q) / q
@@ -184,10 +184,10 @@ MARGINALS = {"sequence": rag_sequence, "token": rag_token, "fid": rag_token}
 POSTERIORS = {"sequence": sequence_posterior, "token": mean_token_posterior}
 
 
-# What trains the retriever in place of the marginal likelihood (train.retriever_objective). Each is
-# raised, in nats, one number per question, and has a gradient to log p(z | x) alone: what the
-# generator says of the passages is constant here, and the generator trains by its own likelihood
-# with p(z | x) constant. No temperatures; label smoothing is the generator's alone.
+# Objectives of the retriever in place of the marginal likelihood (train.retriever_objective). Each
+# is maximised, in nats, one number per question, and has a gradient to log p(z | x) alone: the
+# generator's evidence for the passages is constant here, and the generator trains by its own
+# likelihood with p(z | x) constant. No temperatures; label smoothing is only for the generator.
 
 
 def leave_one_out(kind: str, log_prior_BK: jax.Array, log_p_BKT: jax.Array,
@@ -205,11 +205,11 @@ def leave_one_out(kind: str, log_prior_BK: jax.Array, log_p_BKT: jax.Array,
 
 def learn_from(evidence_BK: jax.Array, objective: str, log_prior_BK: jax.Array
                ) -> tuple[jax.Array, jax.Array]:
-    """An objective of the retriever, float32[B], and its target float32[B, K]: the passages as the
-    generator weights them, a row's sum being 1, or 0 without any passage.
+    """An objective of the retriever, float32[B], and its target float32[B, K]: the generator's
+    weights of the passages. A row of the target sums to 1, or to 0 without any passage.
 
     Args:
-      evidence_BK: what the generator says of each passage, which is constant:
+      evidence_BK: the generator's evidence for each passage, which is constant:
         emdr2, pdist: log p(y | x, z);  loop: - log p(y | x, all passages but z);
         adist: log of the passage's share in the cross-attention.
       objective: emdr2: log sum_z p(z | x) SG[p(y | x, z)], the retriever's part of Sachan et al.
