@@ -116,7 +116,8 @@ def compare(folder: pathlib.Path, chosen: Iterable[str], repeats: int) -> dict:
 
 def write_store(passages: str, count: int, folder: pathlib.Path, questions: bool) -> None:
     from rag_jax.data.corpora import read_corpus
-    from rag_jax.data.text import encoder_input, train_bert_tokenizer
+    from rag_jax.data.text import encoder_input
+    from rag_jax.data.tokenizer_training import train_bert_tokenizer
     from rag_jax.hub.save import save_tokenizer
     from rag_jax.retrieval.store_writing import write_store
 
@@ -204,7 +205,7 @@ def answer_requests(side: str, folder: pathlib.Path) -> None:
 def in_batches(embed: Callable[[np.ndarray, np.ndarray], np.ndarray], folder: pathlib.Path,
                by_length: bool, batch: int) -> Embed:
     """Batches padded to their longest, as transformers' tokenizers make them."""
-    from rag_jax.data.text import pad_rows
+    from rag_jax.data.padding import pad_rows
 
     stored, asked = read_rows(folder)[0], (folder / "questions.json").exists()
     tokenized = tokenize_questions(folder)[0] if asked else lambda: stored
@@ -273,7 +274,7 @@ def our_questions(folder: pathlib.Path, dtype: str) -> Embed:
     from rag_jax import parallel
     from rag_jax.answering import Answerer, Settings
     from rag_jax.config import Config, MeshConfig
-    from rag_jax.data.text import pad_rows
+    from rag_jax.data.padding import pad_rows
     from rag_jax.decoding.settings import Decoding
     from rag_jax.hub.load import load
     from rag_jax.models.rag import RagModel

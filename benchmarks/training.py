@@ -161,7 +161,8 @@ class Found(NamedTuple):
 def write_data(options: argparse.Namespace, folder: pathlib.Path) -> None:
     """Tokenizers and passages, for the processes of all sides."""
     from rag_jax.data.batches import PASSAGE_TABLE
-    from rag_jax.data.text import GeneratorFormat, train_bart_tokenizer, train_bert_tokenizer
+    from rag_jax.data.text import GeneratorFormat
+    from rag_jax.data.tokenizer_training import train_bart_tokenizer, train_bert_tokenizer
     from rag_jax.retrieval.protocol import Passage
     from rag_jax.retrieval.store_writing import write_store
 

@@ -13,8 +13,9 @@ from rag_jax import hosts, parallel
 from rag_jax.citation import Citation
 from rag_jax.config import ConfigError
 from rag_jax.data.batches import PASSAGE_TABLE, RagBatcher, Searchable
+from rag_jax.data.padding import bucket, by_length
 from rag_jax.data.questions import QuestionTokens
-from rag_jax.data.text import Cuts, bucket, by_length
+from rag_jax.data.text import Cuts
 from rag_jax.decoding.answer import begin, decode, go_on, grows
 from rag_jax.decoding.certificate import NEEDS, exact
 from rag_jax.decoding.prefixes import KeptPrefixes, Reader

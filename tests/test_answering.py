@@ -13,7 +13,8 @@ from rag_jax.citation import Citation
 from rag_jax.config import CausalConfig, ConfigError, MeshConfig
 from rag_jax.data.question_files import Example
 from rag_jax.data.questions import QuestionTokens
-from rag_jax.data.text import GeneratorFormat, train_bart_tokenizer, train_bert_tokenizer
+from rag_jax.data.text import GeneratorFormat
+from rag_jax.data.tokenizer_training import train_bart_tokenizer, train_bert_tokenizer
 from rag_jax.decoding import prefixes
 from rag_jax.decoding.results import DecodingError
 from rag_jax.decoding.settings import Decoding

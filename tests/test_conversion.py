@@ -12,7 +12,7 @@ import rag_jax
 from rag_jax import conversion, overrides
 from rag_jax.config import CausalConfig, Config, ConfigError
 from rag_jax.config_files import load_file as load_config
-from rag_jax.data.text import train_bart_tokenizer, train_bert_tokenizer
+from rag_jax.data.tokenizer_training import train_bart_tokenizer, train_bert_tokenizer
 from rag_jax.hub import families
 from rag_jax.hub import load as hub
 from rag_jax.hub.card import Provenance, model_card

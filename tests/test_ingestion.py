@@ -16,7 +16,7 @@ from rag_jax import config_files, conversion, hosts, ingest_config, ingestion, o
 from rag_jax.cli import evaluate, generate, ingest, verify
 from rag_jax.config import BartConfig, BertConfig, Config, ConfigError
 from rag_jax.data.question_files import Example
-from rag_jax.data.text import train_bart_tokenizer, train_bert_tokenizer
+from rag_jax.data.tokenizer_training import train_bart_tokenizer, train_bert_tokenizer
 from rag_jax.documents import workdir as record_files
 from rag_jax.documents.chunks import Chunking
 from rag_jax.documents.document import ReaderLost

@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 
 from rag_jax.data.packed import Groups, token_places
+from rag_jax.data.padding import bucket, pad_rows
 from rag_jax.data.questions import QuestionTokens
-from rag_jax.data.text import bucket, pad_rows
 from rag_jax.retrieval.bm25 import Bm25Index
 from rag_jax.retrieval.hybrid import HybridIndex
 from rag_jax.retrieval.index import PassageIndex

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from rag_jax.data.text import pad_rows
+from rag_jax.data.padding import pad_rows
 
 SAMPLE = 1024  # rows from which usual lengths are known
 SPARE = 4.0  # standard deviations that are kept free: about one batch in 30,000 does not fit

@@ -20,15 +20,8 @@ from rag_jax.data.question_files import Example, check_labels
 from rag_jax.data.source import Source, World
 from rag_jax.data.task_sources import trains_on
 from rag_jax.data.tasks import load_examples, prepare_dataset
-from rag_jax.data.text import (
-    Cuts,
-    GeneratorFormat,
-    Tokenizer,
-    chunks,
-    encoder_input,
-    train_bart_tokenizer,
-    train_bert_tokenizer,
-)
+from rag_jax.data.text import Cuts, GeneratorFormat, Tokenizer, chunks, encoder_input
+from rag_jax.data.tokenizer_training import train_bart_tokenizer, train_bert_tokenizer
 from rag_jax.retrieval.bm25 import build_bm25
 from rag_jax.retrieval.json_files import write_sealed
 from rag_jax.retrieval.passages import PassageStore

@@ -8,16 +8,9 @@ import numpy as np
 from rag_jax.config import BertConfig
 from rag_jax.data import packed
 from rag_jax.data.packed import Groups
+from rag_jax.data.padding import halved, pad_rows
 from rag_jax.data.question_files import Example, check_labels
-from rag_jax.data.text import (
-    Cuts,
-    GeneratorFormat,
-    Tokenizer,
-    encoder_input,
-    halved,
-    label_tokens,
-    pad_rows,
-)
+from rag_jax.data.text import Cuts, GeneratorFormat, Tokenizer, encoder_input, label_tokens
 from rag_jax.types import QuestionBatch
 
 

@@ -1,4 +1,4 @@
-"""Text to token ids and back: tokenizers, the paper's chunks, the generator's input format.
+"""Text to token ids and back: tokenizers, the paper's chunks, inputs of encoders and generators.
 
 The hot path uses the `tokenizers` library; transformers is imported only to resolve names of
 the Hugging Face hub or folders without a tokenizer.json.
@@ -17,8 +17,6 @@ from rag_jax.config import BertConfig
 from rag_jax.data import tokenizer_file
 from rag_jax.errors import DataError
 
-BART_SPECIALS = ("<s>", "<pad>", "</s>", "<unk>", "<mask>")
-BERT_SPECIALS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 SENTINELS = ("<extra_id_0>", "▁<extra_id_0>")  # T5's and mT5's, in the place of a mask
 # Names of a special token's role in tokenizer_config.json, and what the token is where that names
 # none: Gemma's <s> and </s>, say, are tags of HTML, and its texts end with <eos>.
@@ -189,63 +187,6 @@ def begin(tokenizer: Tokenizer) -> list[int]:
     return [] if tokenizer.start is None else [tokenizer.start]
 
 
-def train_bart_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
-    """A byte-level BPE of BART's form, trained on `texts`; any string can be written with it.
-
-    A text's first word is tokenized as if a space came before it, so that an answer has the same
-    ids as the words of the passage that it repeats.
-    """
-    import tokenizers
-    from tokenizers import decoders, models, pre_tokenizers, trainers
-
-    backend = tokenizers.Tokenizer(models.BPE(unk_token=None))
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
-    backend.decoder = decoders.ByteLevel()
-    backend.train_from_iterator(
-        texts,
-        trainers.BpeTrainer(
-            vocab_size=vocab_size,
-            special_tokens=list(BART_SPECIALS),
-            initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-            show_progress=False,
-        ),
-    )
-    return Tokenizer(backend)
-
-
-def train_bert_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
-    """An uncased WordPiece vocabulary of BERT's form, trained on `texts`, which are read twice.
-
-    The trainer numbers "##a", "##b", ... in the order of a hash table, which differs from call to
-    call and decides between pieces of equal count (huggingface/tokenizers issue 1794). Handed to
-    it as special tokens they have one order; the model is then made anew without them.
-    """
-    import tokenizers
-    from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
-
-    if iter(texts) is texts:
-        texts = list(texts)
-    normalizer = normalizers.BertNormalizer(lowercase=True)
-    splitter = pre_tokenizers.BertPreTokenizer()
-
-    def with_model(model: Any) -> Any:
-        backend = tokenizers.Tokenizer(model)
-        backend.normalizer, backend.pre_tokenizer = normalizer, splitter
-        backend.decoder = decoders.WordPiece()
-        return backend
-
-    inner = {letter for text in texts
-             for word, _ in splitter.pre_tokenize_str(normalizer.normalize_str(text))
-             for letter in word[1:]}
-    trained = with_model(models.WordPiece(unk_token="[UNK]"))
-    trained.train_from_iterator(texts, trainers.WordPieceTrainer(
-        vocab_size=vocab_size, show_progress=False,
-        special_tokens=[*BERT_SPECIALS, *(f"##{letter}" for letter in sorted(inner))]))
-    backend = with_model(models.WordPiece(trained.get_vocab(), unk_token="[UNK]"))
-    backend.add_special_tokens(list(BERT_SPECIALS))
-    return Tokenizer(backend)
-
-
 def chunks(text: str, words: int = 100) -> Iterator[str]:
     """The paper's disjoint chunks: at most `words` words each, in order, none left out.
 
@@ -254,51 +195,6 @@ def chunks(text: str, words: int = 100) -> Iterator[str]:
     pieces = text.split()
     for start in range(0, len(pieces), words):
         yield " ".join(pieces[start : start + words])
-
-
-def pad_rows(rows: Sequence[Sequence[int]], length: int, pad: int) -> tuple[np.ndarray, np.ndarray]:
-    """Rows of ids to int32[R, length] and bool[R, length]; longer rows are cut at the right."""
-    ids = np.full((len(rows), length), pad, np.int32)
-    mask = np.zeros((len(rows), length), bool)
-    for r, row in enumerate(rows):
-        kept = row[:length]
-        ids[r, : len(kept)] = kept
-        mask[r, : len(kept)] = True
-    return ids, mask
-
-
-def bucket(length: int, step: int, longest: int) -> int:
-    """`length` rounded up to a multiple of `step`, at most `longest`."""
-    return min(longest, -(-max(length, 1) // step) * step)
-
-
-def by_length(lengths: np.ndarray, size: int, step: int, longest: int
-              ) -> Iterator[tuple[np.ndarray, np.ndarray, int]]:
-    """Rows in batches of about the same length, the shortest first.
-
-    Args:
-      lengths: int[R], of each row.
-      size: of a batch.
-      step, longest: as of `bucket`.
-
-    Yields:
-      The numbers of a batch's rows int64[at most size], these again filled up to int64[size], and
-      the length to pad them to.
-    """
-    order = np.argsort(lengths, kind="stable")
-    for rows in (order[first : first + size] for first in range(0, len(order), size)):
-        yield rows, np.resize(rows, size), bucket(int(lengths[rows].max()), step, longest)
-
-
-def halved(ids: np.ndarray, mask: np.ndarray, least: int) -> tuple[np.ndarray, np.ndarray]:
-    """Padded rows [R, L] and their mask, cut to L / 2, L / 4, ... while all tokens fit in.
-
-    least: a length that is no more halved.
-    """
-    longest, length = int(mask.sum(axis=1).max()), mask.shape[1]
-    while length // 2 >= max(longest, least, 1):
-        length //= 2
-    return ids[:, :length], mask[:, :length]
 
 
 class Cuts:

@@ -10,8 +10,9 @@ from rag_jax.config import BertConfig
 from rag_jax.data import noise, order, packed
 from rag_jax.data.batches import ENCODER_TABLE
 from rag_jax.data.packed import Groups
+from rag_jax.data.padding import bucket, halved, pad_rows
 from rag_jax.data.questions import QuestionTokens
-from rag_jax.data.text import Tokenizer, begin, bucket, encoder_input, halved, pad_rows
+from rag_jax.data.text import Tokenizer, begin, encoder_input
 from rag_jax.retrieval.passages import PassageStore
 from rag_jax.retrieval.protocol import Passage
 from rag_jax.types import RetrieverBatch, Seq2SeqBatch

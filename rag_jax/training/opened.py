@@ -16,11 +16,12 @@ from rag_jax.answering import Answerer
 from rag_jax.config import Config, ConfigError
 from rag_jax.data.batches import PASSAGE_TABLE
 from rag_jax.data.corpora import Passages, checked_passages, read_corpus
+from rag_jax.data.padding import pad_rows
 from rag_jax.data.prepare import chunked
 from rag_jax.data.question_files import Example, checked_texts, collect
 from rag_jax.data.questions import QuestionTokens
 from rag_jax.data.tasks import load_examples
-from rag_jax.data.text import encoder_input, pad_rows
+from rag_jax.data.text import encoder_input
 from rag_jax.decoding.prefixes import KeptPrefixes
 from rag_jax.errors import DataError
 from rag_jax.evaluation import Evaluation

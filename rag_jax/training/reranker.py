@@ -11,7 +11,8 @@ from jax.sharding import Mesh
 
 from rag_jax import files, parallel
 from rag_jax.config import BertConfig, ConfigError
-from rag_jax.data.text import PairForm, Tokenizer, by_length, pad_rows
+from rag_jax.data.padding import by_length, pad_rows
+from rag_jax.data.text import PairForm, Tokenizer
 from rag_jax.hub import families
 from rag_jax.hub import load as hub
 from rag_jax.models.cross_encoder import CrossEncoder

@@ -10,8 +10,8 @@ from jax.sharding import Mesh
 from rag_jax import parallel
 from rag_jax.data import order
 from rag_jax.data.batches import RagBatcher, Searchable
+from rag_jax.data.padding import halved
 from rag_jax.data.questions import QuestionTokens
-from rag_jax.data.text import halved
 from rag_jax.models import rag
 from rag_jax.retrieval.hybrid import asked
 from rag_jax.training.loop import BatchSource

@@ -12,7 +12,8 @@ from typing import Any
 from rag_jax import overrides, parallel
 from rag_jax.config import Config
 from rag_jax.data.prepared import Prepared, generator_format
-from rag_jax.data.text import Tokenizer, train_bart_tokenizer
+from rag_jax.data.text import Tokenizer
+from rag_jax.data.tokenizer_training import train_bart_tokenizer
 from rag_jax.models.stack import unstack_layers
 from rag_jax.training import pretrained
 from rag_jax.training.job import Index, Job

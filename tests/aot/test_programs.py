@@ -12,7 +12,8 @@ from rag_jax.data.batches import ENCODER_TABLE, PASSAGE_TABLE, RagBatcher
 from rag_jax.data.packed import Groups
 from rag_jax.data.question_files import Example
 from rag_jax.data.questions import QuestionTokens
-from rag_jax.data.text import GeneratorFormat, train_bart_tokenizer, train_bert_tokenizer
+from rag_jax.data.text import GeneratorFormat
+from rag_jax.data.tokenizer_training import train_bart_tokenizer, train_bert_tokenizer
 from rag_jax.models.generator import MATRICES
 from rag_jax.overrides import replace
 from rag_jax.retrieval.device import DeviceIndex, abstract_tables

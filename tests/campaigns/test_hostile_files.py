@@ -19,6 +19,7 @@ import safetensors.numpy
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from rag_jax.data import text
+from rag_jax.data.tokenizer_training import BART_SPECIALS
 from rag_jax.errors import UserError
 from rag_jax.hub import sentence, stored, tensors
 from rag_jax.hub.families import detect
@@ -123,7 +124,7 @@ def index(rng: random.Random, folder: pathlib.Path, target: pathlib.Path) -> Non
 def tokenizer(rng: random.Random, folder: pathlib.Path, target: pathlib.Path) -> None:
     """Tokenizers that grow texts, never end, lack their tokens, or number them up to 2**32."""
     del target
-    vocabulary = {t: n for n, t in enumerate([*text.BART_SPECIALS, *"abcdefghij"])}
+    vocabulary = {t: n for n, t in enumerate([*BART_SPECIALS, *"abcdefghij"])}
     made = Tokenizer(models.BPE(vocabulary, [], unk_token=None))
     made.pre_tokenizer, made.decoder = pre_tokenizers.ByteLevel(), decoders.ByteLevel()
     value = json.loads(made.to_str())

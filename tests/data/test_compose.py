@@ -7,7 +7,9 @@ import numpy as np
 import pytest
 
 from rag_jax.data.compose import compose
-from rag_jax.data.text import GeneratorFormat, pad_rows, train_bart_tokenizer
+from rag_jax.data.padding import pad_rows
+from rag_jax.data.text import GeneratorFormat
+from rag_jax.data.tokenizer_training import train_bart_tokenizer
 
 TOKENIZER = train_bart_tokenizer(["Lima is the capital of Peru."] * 3, 300)
 

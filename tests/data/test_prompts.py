@@ -10,7 +10,8 @@ from rag_jax.config import Config, ConfigError
 from rag_jax.data import tokenizer_file
 from rag_jax.data.prepared import generator_format
 from rag_jax.data.prompts import PromptFormat, parts_of
-from rag_jax.data.text import Tokenizer, train_bart_tokenizer
+from rag_jax.data.text import Tokenizer
+from rag_jax.data.tokenizer_training import train_bart_tokenizer
 from rag_jax.errors import DataError
 from rag_jax.hub.save import save_tokenizer
 from rag_jax.overrides import replace

@@ -17,15 +17,11 @@ import tiny
 from rag_jax.config import BertConfig
 from rag_jax.countries import prose
 from rag_jax.countries.facts import load_countries
-from rag_jax.data.text import (
+from rag_jax.data.padding import pad_rows
+from rag_jax.data.text import Cuts, GeneratorFormat, Tokenizer, chunks, encoder_input
+from rag_jax.data.tokenizer_training import (
     BART_SPECIALS,
     BERT_SPECIALS,
-    Cuts,
-    GeneratorFormat,
-    Tokenizer,
-    chunks,
-    encoder_input,
-    pad_rows,
     train_bart_tokenizer,
     train_bert_tokenizer,
 )
@@ -341,7 +337,7 @@ def test_training_twice_gives_the_same_tokenizer(bart, bert):
 
 def test_another_process_trains_the_same_wordpiece():
     """Hash tables start differently in each process, and order what is not sorted."""
-    code = ("from rag_jax.data.text import train_bert_tokenizer as train\n"
+    code = ("from rag_jax.data.tokenizer_training import train_bert_tokenizer as train\n"
             "texts = ['abcdefg hijklmn opqrstu', 'vwxyz gfedcba nmlkjih']\n"
             "print(train(texts, 100)._backend.to_str())")
     made = {subprocess.run([sys.executable, "-c", code], check=True, capture_output=True,

@@ -13,7 +13,7 @@ import pytest
 import rag_jax
 from rag_jax.cli import build_index, convert, evaluate, train
 from rag_jax.config import BertConfig, CausalConfig, ConfigError
-from rag_jax.data.text import train_bart_tokenizer, train_bert_tokenizer
+from rag_jax.data.tokenizer_training import train_bart_tokenizer, train_bert_tokenizer
 from rag_jax.hub.config_json import Architecture, SpecialIds
 from rag_jax.hub.load import abstract, load
 from rag_jax.hub.save import save

@@ -10,7 +10,8 @@ import pytest
 import tiny
 
 from rag_jax.cli import convert, evaluate, generate, train
-from rag_jax.data.text import Tokenizer, train_bert_tokenizer
+from rag_jax.data.text import Tokenizer
+from rag_jax.data.tokenizer_training import train_bert_tokenizer
 from rag_jax.hub import load as hub
 from rag_jax.hub.config_json import Architecture
 from rag_jax.hub.save import save

@@ -11,7 +11,8 @@ import tiny
 from flax.traverse_util import flatten_dict
 
 from rag_jax.config import BertConfig
-from rag_jax.data.text import Tokenizer, encoder_input, pad_rows
+from rag_jax.data.padding import pad_rows
+from rag_jax.data.text import Tokenizer, encoder_input
 from rag_jax.decoding.answer import decode
 from rag_jax.decoding.settings import Decoding
 from rag_jax.hub import names

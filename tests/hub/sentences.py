@@ -13,7 +13,8 @@ import transformers
 from sentence_transformers.sentence_transformer import modules
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
 
-from rag_jax.data.text import Tokenizer, train_bert_tokenizer
+from rag_jax.data.text import Tokenizer
+from rag_jax.data.tokenizer_training import train_bert_tokenizer
 from rag_jax.hub.save import save_tokenizer
 
 WORDS = [*parity.QUERIES, *parity.PASSAGES, "query: passage: "] * 4

@@ -14,7 +14,7 @@ from test_tensors import _Evil, _global, _Rebuilt, _Storage, fake_torch, write_z
 
 from rag_jax.config import T5Config
 from rag_jax.conversion import convert
-from rag_jax.data.text import train_bert_tokenizer
+from rag_jax.data.tokenizer_training import train_bert_tokenizer
 from rag_jax.hub import atlas, names
 from rag_jax.hub.config_json import Architecture, SpecialIds
 from rag_jax.hub.generator_inputs import FID_INPUTS

@@ -22,7 +22,8 @@ import sentences  # noqa: E402
 import transformers  # noqa: E402
 
 from rag_jax.config import CausalConfig  # noqa: E402
-from rag_jax.data.text import Tokenizer, train_bart_tokenizer, train_bert_tokenizer  # noqa: E402
+from rag_jax.data.text import Tokenizer  # noqa: E402
+from rag_jax.data.tokenizer_training import train_bart_tokenizer, train_bert_tokenizer  # noqa: E402
 from rag_jax.decoding.answer import decode  # noqa: E402
 from rag_jax.decoding.settings import Decoding  # noqa: E402
 from rag_jax.hub.card import Provenance, model_card  # noqa: E402

@@ -15,7 +15,11 @@ from checkpoints import BART, BERT, IDS, edit_config, edit_weights, params, writ
 
 from rag_jax import parallel
 from rag_jax.config import CausalConfig, MeshConfig
-from rag_jax.data.text import BERT_SPECIALS, train_bart_tokenizer, train_bert_tokenizer
+from rag_jax.data.tokenizer_training import (
+    BERT_SPECIALS,
+    train_bart_tokenizer,
+    train_bert_tokenizer,
+)
 from rag_jax.hub.config_json import Architecture, causal_json, special_ids
 from rag_jax.hub.load import describe, load, locate
 from rag_jax.hub.save import save

@@ -9,7 +9,8 @@ import pytest
 import tiny
 from checkpoints import BART, BERT, IDS, TOWERS, params, written
 
-from rag_jax.data.text import Tokenizer, train_bart_tokenizer, train_bert_tokenizer
+from rag_jax.data.text import Tokenizer
+from rag_jax.data.tokenizer_training import train_bart_tokenizer, train_bert_tokenizer
 from rag_jax.hub.config_json import Architecture
 from rag_jax.hub.load import load
 from rag_jax.hub.save import save, save_tokenizer

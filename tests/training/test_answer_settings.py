@@ -4,7 +4,8 @@ import pytest
 import tiny
 
 from rag_jax.config import EVAL_PRESETS, Config, ConfigError
-from rag_jax.data.text import Tokenizer, train_bart_tokenizer
+from rag_jax.data.text import Tokenizer
+from rag_jax.data.tokenizer_training import train_bart_tokenizer
 from rag_jax.decoding.settings import Decoding
 from rag_jax.overrides import replace
 from rag_jax.training.answer_settings import decoding_settings

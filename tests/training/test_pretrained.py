@@ -14,7 +14,8 @@ import tiny
 from rag_jax import conversion, overrides, parallel, rules
 from rag_jax.api import build_index, load
 from rag_jax.config import BartConfig, Config, ConfigError, DataConfig, T5Config
-from rag_jax.data.text import Tokenizer, train_bart_tokenizer, train_bert_tokenizer
+from rag_jax.data.text import Tokenizer
+from rag_jax.data.tokenizer_training import train_bart_tokenizer, train_bert_tokenizer
 from rag_jax.hub import load as hub
 from rag_jax.hub.config_json import Architecture, SpecialIds
 from rag_jax.hub.families import FAMILIES

@@ -17,7 +17,8 @@ from rag_jax.cli import ingest
 from rag_jax.config import BertConfig, Config, ConfigError, MeshConfig
 from rag_jax.conversion import convert
 from rag_jax.data.question_files import Example
-from rag_jax.data.text import Tokenizer, train_bart_tokenizer, train_bert_tokenizer
+from rag_jax.data.text import Tokenizer
+from rag_jax.data.tokenizer_training import train_bart_tokenizer, train_bert_tokenizer
 from rag_jax.errors import UserError
 from rag_jax.hub.config_json import Architecture
 from rag_jax.hub.load import abstract, load
