@@ -49,7 +49,7 @@ class Server:
     Args:
       indexes: the open indexes, whose programs the worker compiles.
       settings: limits and names.
-      compiled, started: called by `Worker`, which says when.
+      compiled, started: as `Worker` calls them.
     """
 
     def __init__(self, indexes: Indexes, settings: Settings,
@@ -78,8 +78,7 @@ class Server:
             Route("/passages/{index}/{id:any}", self._guarded(self._passage), methods=get),
             Route("/v1/models", self._guarded(self._list_models), methods=get),
             Route("/memory", self._guarded(self._list_memory), methods=get),
-            Route("/memory", self._guarded(self._change_memory, changes=True),
-                  methods=post),
+            Route("/memory", self._guarded(self._change_memory, changes=True), methods=post),
             Route("/metrics", self._guarded(self._metrics), methods=get),
             Route("/health", self._health, methods=get),
             Route("/ready", self._ready, methods=get),
