@@ -112,7 +112,7 @@ def _job(config: Config, path: pathlib.Path) -> Job:
 def _check_words(config: Config, made: Config, path: pathlib.Path) -> None:
     """Raises ConfigError where a workdir whose passages are found by their words was indexed with
     other settings of BM25 or another encoder: its index holds the weights of the words."""
-    encoders = [f"model.{name}.pretrained" for name in workdir.ENCODERS]
+    encoders = [f"model.{name}.pretrained" for name in workdir.ENCODER_SECTIONS]
     for name in overrides.differences(made, config):
         if name.startswith(("retrieval.bm25_", *encoders)):
             now, then = (overrides.shown(overrides.value(one, name)) for one in (config, made))

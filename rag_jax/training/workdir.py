@@ -10,7 +10,8 @@ another workdir. After that, it may change
   - the fields of a stage until its first checkpoint;
   - the fields of RATES of a stage that stopped because a number became NaN or infinite, until its
     next checkpoint;
-  - ENCODERS, if no run has an encoder. A command whose runs have none keeps those of the workdir.
+  - ENCODER_SECTIONS, if no run has an encoder. A command whose runs have none keeps those of the
+    workdir.
 """
 
 import contextlib
@@ -41,7 +42,7 @@ TRAINED_WITH = ("data.passages", "data.train", "data.dev", "data.test", "data.ge
                 "data.retriever_vocab", "retriever_warmup.", "generator_warmup.")
 
 # Fields of config.model that runs which retrieve by words neither read nor resolve.
-ENCODERS = ("retriever", "query_encoder", "document_encoder")
+ENCODER_SECTIONS = ("retriever", "query_encoder", "document_encoder")
 # Prefix of a field -> the folder of the first stage that reads it; None = the folders of runs.
 FIRST_READ_BY = {"retriever_warmup.": "retriever", "generator_warmup.": "generator",
                  "train.": None, "retrieval.k": None, "retrieval.staleness": None}
@@ -71,7 +72,7 @@ def start(config: Config, workdir: pathlib.Path) -> pathlib.Path:
         earlier = read(workdir)
         began = is_prepared(workdir) or any(map(_steps, workdir.iterdir()))
         if overrides.lexical(config) and began:
-            kept = {name: getattr(earlier.model, name) for name in ENCODERS}
+            kept = {name: getattr(earlier.model, name) for name in ENCODER_SECTIONS}
             config = dataclasses.replace(config, model=dataclasses.replace(config.model, **kept))
         config = overrides.replace(config, {
             name: value(earlier, name) for name in overrides.differences(earlier, config)
@@ -120,24 +121,26 @@ def _check_folder(workdir: pathlib.Path) -> None:
 
 
 def _may_change(name: str, earlier: Config, workdir: pathlib.Path) -> bool:
+    """Whether a command may change a field of a workdir that has begun with `earlier`."""
     if name == "eval.labels" and earlier.classes:
         return False
     if name.startswith(CHANGEABLE):
         return True
-    if overrides.lexical(earlier) and name.startswith(tuple(f"model.{e}." for e in ENCODERS)):
+    encoders = tuple(f"model.{section}." for section in ENCODER_SECTIONS)
+    if overrides.lexical(earlier) and name.startswith(encoders):
         return True
-    for prefix, stage in FIRST_READ_BY.items():
-        if name.startswith(prefix):
-            folders = [workdir / run for run in earlier.runs] if stage is None else [
-                workdir / stage]
-            begun = [folder for folder in folders if _steps(folder)]
-            if not name.removeprefix(prefix).startswith(RATES):
-                return not begun
-            last = value(earlier, "train.steps" if stage is None else prefix + "steps")
-            unfinished = [folder for folder in begun if steps_taken(folder) < last]
-            stopped = [folder for folder in folders if has_stopped(folder)]
-            return not begun or bool(stopped) and set(unfinished) <= set(stopped)
-    return False
+    prefix = next((prefix for prefix in FIRST_READ_BY if name.startswith(prefix)), None)
+    if prefix is None:
+        return False
+    stage = FIRST_READ_BY[prefix]
+    folders = [workdir / folder for folder in (earlier.runs if stage is None else (stage,))]
+    begun = [folder for folder in folders if _steps(folder)]
+    if not name.removeprefix(prefix).startswith(RATES):
+        return not begun
+    last = value(earlier, f"{prefix}steps")
+    unfinished = [folder for folder in begun if steps_taken(folder) < last]
+    stopped = [folder for folder in folders if has_stopped(folder)]
+    return not begun or bool(stopped) and set(unfinished) <= set(stopped)
 
 
 def check_trained_with(config: Config, trained: Config, workdir: pathlib.Path,
