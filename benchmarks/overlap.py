@@ -38,9 +38,9 @@ from rag_jax.retrieval.index import PassageIndex
 from rag_jax.retrieval.protocol import Passage
 from rag_jax.retrieval.shards import PassageEmbedder
 from rag_jax.retrieval.store_writing import write_store
+from rag_jax.text_table import print_table
 from rag_jax.training.fine_tuning import rag_stage
 from rag_jax.training.job import Job
-from rag_jax.training.log import print_table
 from rag_jax.training.loop import run_stage
 from rag_jax.training.sources import RagSource, finder
 

@@ -13,7 +13,7 @@ from rag_jax.aot import costs, programs
 from rag_jax.aot.chips import GIB, Chip
 from rag_jax.aot.costs import Collective
 from rag_jax.aot.programs import Program
-from rag_jax.training.log import print_table
+from rag_jax.text_table import print_table
 
 MIB = 2**20
 

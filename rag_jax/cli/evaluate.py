@@ -95,6 +95,6 @@ def _evaluate(options: argparse.Namespace, config: Config) -> None:
 
 
 def _show(title: str, metrics: dict[str, float]) -> None:
-    from rag_jax.training.log import print_table
+    from rag_jax.text_table import print_table
     print(print_table([[name, f"{value:{'.4g' if value % 1 else '.0f'}}"]
                        for name, value in metrics.items()], [title, "value"]))

@@ -1,4 +1,4 @@
-"""The output of a run's metrics: metrics.jsonl, TensorBoard, the progress bar, text tables."""
+"""The metrics of a run: metrics.jsonl, TensorBoard and the progress bar."""
 
 import contextlib
 import json
@@ -7,8 +7,8 @@ import os
 import pathlib
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TextIO
+from collections.abc import Callable, Mapping
+from typing import TextIO
 
 from rag_jax import files
 
@@ -221,53 +221,6 @@ class Progress(contextlib.AbstractContextManager):
             *(f"{name} {float(value):.4g}" for name, value in metrics.items()),
         ]
         return ", ".join(parts)
-
-
-def print_table(rows: Sequence[Sequence[Any]], headers: Sequence[str]) -> str:
-    """Lays out a small table as text, to be printed by the caller.
-
-    Args:
-      rows: cells; None is blank, floats get two decimals, those below a hundredth two digits,
-        anything else its str().
-      headers: one per column.
-
-    Returns:
-      Lines without a trailing newline; columns that hold only numbers are right-aligned.
-
-    Raises:
-      ValueError: when a row has another number of cells than there are headers.
-    """
-    for row in rows:
-        if len(row) != len(headers):
-            raise ValueError(f"Row {list(row)} has {len(row)} cells for {len(headers)} headers.")
-    texts = [[" ".join(str(header).split()) for header in headers]]
-    texts += [[_cell(cell) for cell in row] for row in rows]
-    widths = [max(map(len, column)) for column in zip(*texts, strict=True)]
-    numeric = [
-        bool(rows) and all(cell is None or _is_number(cell) for cell in cells)
-        for _, *cells in zip(headers, *rows, strict=True)
-    ]
-    lines = [
-        "  ".join(
-            text.rjust(width) if right else text.ljust(width)
-            for text, width, right in zip(line, widths, numeric, strict=True)
-        ).rstrip()
-        for line in texts
-    ]
-    return "\n".join([lines[0], "  ".join("-" * width for width in widths), *lines[1:]])
-
-
-def _cell(cell: Any) -> str:
-    if cell is None:
-        return ""
-    if _is_number(cell) and not hasattr(cell, "__index__"):
-        number = float(cell)
-        return f"{number:.2f}" if number == 0 or abs(number) >= 0.01 else f"{number:.2g}"
-    return " ".join(str(cell).split())
-
-
-def _is_number(cell: Any) -> bool:
-    return hasattr(cell, "__float__") and not isinstance(cell, bool)
 
 
 def _step_of(line: bytes) -> int | None:

@@ -20,9 +20,9 @@ from rag_jax.evaluation import Evaluation, retrieval_metrics, write_evaluation
 from rag_jax.metrics import bootstrap
 from rag_jax.models.stack import unstack_layers
 from rag_jax.retrieval.index import PassageIndex
+from rag_jax.text_table import print_table
 from rag_jax.training import indexing, pretrained, workdir
 from rag_jax.training.job import Index, Job
-from rag_jax.training.log import print_table
 from rag_jax.training.opened import Rag
 
 LIBRARIES = ("jax", "flax", "optax", "orbax-checkpoint", "numpy", "scann")

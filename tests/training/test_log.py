@@ -1,4 +1,4 @@
-"""metrics.jsonl stays whole through kills and resumes; progress and tables read well."""
+"""metrics.jsonl stays whole through kills and resumes; progress reads well."""
 
 import io
 import json
@@ -8,7 +8,7 @@ import os
 import numpy as np
 import pytest
 
-from rag_jax.training.log import MetricWriter, Progress, print_table
+from rag_jax.training.log import MetricWriter, Progress
 
 
 def records(workdir):
@@ -170,20 +170,3 @@ def test_terminal_gets_a_bar():
         progress.update(10, {"nll": 1.25})
     assert "embed" in stream.getvalue() and "10/10" in stream.getvalue()
     assert "nll=1.25" in stream.getvalue()
-
-
-def test_table_aligns_numbers_right_and_text_left():
-    table = print_table(
-        [["RAG-Token", 81.234, 3], ["closed-book", np.float32(4), None]], ["model", "EM", "n"]
-    )
-    assert table.splitlines() == [
-        "model           EM  n",
-        "-----------  -----  -",
-        "RAG-Token    81.23  3",
-        "closed-book   4.00",
-    ]
-    small = print_table([[0.0, 0.01, 0.0034, -3.4e-5]], ["a", "b", "c", "d"])
-    assert small.splitlines()[-1].split() == ["0.00", "0.01", "0.0034", "-3.4e-05"]
-    assert print_table([], ["a", "bc"]) == "a  bc\n-  --"
-    with pytest.raises(ValueError, match="1 cells for 2 headers"):
-        print_table([["x"]], ["a", "b"])
