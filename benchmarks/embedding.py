@@ -181,7 +181,7 @@ def read_rows(folder: pathlib.Path) -> tuple[list[np.ndarray], np.ndarray]:
     from rag_jax.retrieval.passages import PassageStore
 
     table = PassageStore.open(folder / "store").tokens(TABLE)
-    return [table.rows(row).astype(np.int64) for row in range(len(table.lengths))], table.lengths
+    return [table.row(row).astype(np.int64) for row in range(len(table.lengths))], table.lengths
 
 
 def answer_requests(side: str, folder: pathlib.Path) -> None:

@@ -369,7 +369,7 @@ class Answerer:
             passage = store[row]
             if keep == length:
                 return passage
-            return passage._replace(text=layout.text_of(passage.title, table.rows(row)[:keep]))
+            return passage._replace(text=layout.text_of(passage.title, table.row(row)[:keep]))
 
         return [[read(*map(int, each)) for each in zip(*rows, strict=True)]
                 for rows in zip(retrieved, lengths, kept, strict=True)], cuts

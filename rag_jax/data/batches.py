@@ -154,7 +154,7 @@ class RagBatcher:
         safe, table = np.maximum(retrieved, 0), index.passages.tokens(PASSAGE_TABLE)
         empty = [()] * self.null_document
         tokens = [passage for docs in safe[own]
-                  for passage in (*(table.rows(int(row)) for row in docs), *empty)]
+                  for passage in (*(table.row(int(row)) for row in docs), *empty)]
         for passage in tokens:
             check_token_ids(np.asarray(passage), self.questions.format.tokenizer.vocab_size,
                             index.passages.path, PASSAGE_TABLE)

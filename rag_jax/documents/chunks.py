@@ -1,4 +1,4 @@
-"""Documents divided into passages: at ends of sentences, of bounded words or tokens, cited."""
+"""Dividing documents into cited passages of a limited number of words or tokens."""
 
 import dataclasses
 import functools
@@ -12,11 +12,12 @@ from rag_jax.errors import UserError
 from rag_jax.retrieval.bm25 import CJK, marks
 from rag_jax.retrieval.protocol import Passage
 
-# Titles and texts of some passages -> the tokens of each as the encoder reads it.
+# Titles and texts of some passages -> the number of tokens of each, as the encoder reads it.
 Measure = Callable[[Sequence[str], Sequence[str]], Sequence[int]]
 LEAST_TOKENS = 32
-LONGEST_WORD = 40  # characters; what is longer counts as several words, and may be cut
-# A full stop with what closes around it, the same of Chinese and Japanese, an empty line.
+LONGEST_WORD = 40  # characters; a longer one counts as several words, and may be cut
+# The end of a sentence, with closing quotes and brackets, also of Chinese and Japanese; an empty
+# line.
 _END = re.compile(r"""[.!?\u2026]["'\u201d\u2019\u00bb)\]]*(?=\s)"""
                   r"|[\u3002\uff01\uff1f][\u300d\u300f\u201d]?"
                   r"|\n[^\S\n]*\n")
@@ -24,8 +25,10 @@ _END = re.compile(r"""[.!?\u2026]["'\u201d\u2019\u00bb)\]]*(?=\s)"""
 
 @functools.cache
 def _word() -> re.Pattern:
-    """A word: there are no spaces in Chinese and Japanese, where each character counts as one; a
-    longer one is not cut before a mark of its last letter."""
+    """The pattern of a word. In Chinese and Japanese, which have no spaces, each character is one.
+
+    A word that is cut keeps the combining marks of its last letter.
+    """
     return re.compile(rf"[{CJK}]|[^\s{CJK}]{{1,{LONGEST_WORD}}}[{marks()}]{{0,8}}")
 
 
@@ -34,13 +37,13 @@ class Chunking:
     """How documents are divided.
 
     Attributes:
-      words: the most of a passage, as the paper has it; title not counted.
-      tokens: the most of a passage as the encoder reads it, in place of `words`; 0 = by words.
-      overlap: words (or tokens) of whole sentences, at most, with which a passage repeats the end
-        of the one before it; 0 = disjoint, as the paper's.
+      words: at most, of a passage without its title; the paper has 100.
+      tokens: at most, of a passage as the encoder reads it, in place of `words`; 0 = by words.
+      overlap: words (or tokens) at most, of whole sentences at the end of a passage that the next
+        one repeats; 0 = disjoint, as in the paper.
 
     Raises:
-      UserError: a number that cannot be.
+      UserError: a number is not allowed.
     """
 
     words: int = 100
@@ -61,10 +64,10 @@ class Chunking:
 
 @dataclasses.dataclass(frozen=True)
 class Window:
-    """What an encoder can read.
+    """How much an encoder can read.
 
     Attributes:
-      tokens: the most of a passage, with its title and special tokens.
+      tokens: at most, of a passage with its title and special tokens.
       measure: counts them.
     """
 
@@ -73,22 +76,22 @@ class Window:
 
 
 def passage_id(name: str, number: int) -> str:
-    """The id of a passage of a file, by its number from 1."""
+    """The id of a passage of a file; its number counts from 1."""
     return f"{name}#{number}"
 
 
 def passages_of(name: str, document: Document, chunking: Chunking, window: Window | None = None
                 ) -> list[tuple[Passage, Citation]]:
-    """The passages of a document, in its order, each with its place.
+    """The passages of a document, in its order, each with its citation.
 
     Args:
       name: of its file.
-      document: what was read of it.
+      document: the content of the file.
       chunking: how it is divided.
-      window: of the encoder that will read the passages; None = there is none.
+      window: of the encoder that will read the passages; None = no encoder will.
 
     Raises:
-      UserError: chunking.tokens without an encoder, or more than its window.
+      UserError: chunking.tokens is given without an encoder, or above its window.
     """
     title = _title_at(name, document, chunking, window)
     spans = _spans(title, document, chunking, window)
@@ -101,8 +104,8 @@ def passages_of(name: str, document: Document, chunking: Chunking, window: Windo
 
 def _title_at(name: str, document: Document, chunking: Chunking, window: Window | None
               ) -> Callable[[int], str]:
-    """What gives the title of the passage that begins at a place: at most half of what the encoder
-    reads of a passage, so that there is room for its text."""
+    """A function from the place where a passage begins to its title, which is cut to half of what
+    the encoder reads of a passage, so that there is room for the text."""
 
     @functools.cache
     def fitting(title: str) -> str:
@@ -156,7 +159,8 @@ def _spans(title: Callable[[int], str], document: Document, chunking: Chunking,
 
 
 def _pieces(document: Document, most: int) -> Iterator[tuple[tuple[int, int], int]]:
-    """Sentences and headings, each with its words; longer ones are cut after `most` words."""
+    """Where sentences and headings begin and end, each with its number of words, `most` at most:
+    longer ones are cut."""
     text, begin = document.text, 0
     borders = iter([*(place for place, _ in document.sections), len(text)])
     border = next(borders)
@@ -184,11 +188,12 @@ def _words_of(text: str, begin: int, end: int) -> list[tuple[int, int]]:
 def _packed(pieces: Sequence[tuple[int, int]],
             limits: Sequence[tuple[Sequence[int], Sequence[int]]],
             overlap: int, headings: Collection[int]) -> list[tuple[int, int]]:
-    """Pieces that follow each other joined, as many as every limit allows together.
+    """Joins consecutive pieces to passages, each of as many as all limits allow.
 
-    limits: (the size of each piece, the most of a passage that begins with it, as its title has its
-      size, too); `overlap` counts as the first does.
-    headings: where some pieces begin, with which no passage ends, if that can be helped.
+    limits: of each limit, the size of each piece, and the largest size of a passage that begins
+      with it, which depends on its title; `overlap` is in the unit of the first limit.
+    headings: where the headings among the pieces begin; a passage does not end with one unless it
+      must.
     """
     totals = [([0, *itertools.accumulate(sizes)], most) for sizes, most in limits]
 
@@ -206,7 +211,7 @@ def _packed(pieces: Sequence[tuple[int, int]],
         while (not alone and end - first > 1 and pieces[end - 1][0] in headings
                and fits(end - 1, number + 1)):
             end -= 1
-        if not spans or pieces[end - 1][1] > spans[-1][1]:  # else it is overlap alone
+        if not spans or pieces[end - 1][1] > spans[-1][1]:  # else all of it is overlap
             spans.append((pieces[first][0], pieces[end - 1][1]))
         first = end
         while (first and before[number] - before[first - 1] <= overlap
@@ -218,7 +223,8 @@ def _packed(pieces: Sequence[tuple[int, int]],
 def _fitting(text: str, spans: Sequence[tuple[int, int]],
              measured: Callable[[Sequence[tuple[int, int]]], Sequence[int]], most: int
              ) -> list[tuple[int, int]]:
-    """The spans, those of more than `most` tokens halved until they fit, none within another."""
+    """The spans, with those of more than `most` tokens halved until they fit, and without those
+    that lie in another."""
     done: list[tuple[int, int]] = []
     while spans:
         parts = []
@@ -236,7 +242,7 @@ def _fitting(text: str, spans: Sequence[tuple[int, int]],
 
 
 def _halves(text: str, begin: int, end: int) -> list[tuple[int, int]]:
-    """Two parts of a span, between words where it has some."""
+    """Two halves of a span, divided between words if it has at least two."""
     words = _words_of(text, begin, end)
     half = len(words) // 2
     if not half:

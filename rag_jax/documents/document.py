@@ -1,4 +1,4 @@
-"""The text of a file, and what stands where in it."""
+"""The text of a file, with its pages and headings."""
 
 import bisect
 import dataclasses
@@ -12,11 +12,11 @@ SEPARATOR = " > "  # between the headings of a path
 
 
 class Unreadable(DataError):
-    """A file that no text can be had of; the message says why, without the file's name."""
+    """A file whose text cannot be read; the message says why, without the file's name."""
 
 
 class ReaderLost(Unreadable):
-    """A file whose reader took too long or ended: perhaps it could be read at another time."""
+    """A file whose reader process took too long or crashed; another attempt may succeed."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,13 +24,13 @@ class Document:
     """A whole document as one text, so that a passage may begin on one page and end on the next.
 
     Attributes:
-      title: as the document says, or "".
-      text: all of it.
-      pages: where each page begins in the text; () = there are no pages.
-      sections: (where it begins, its headings from the outermost in); what stands before the first
-        stands under none.
-      remarks: what a reader of the list of files should know: guesses, what is left out.
-      headed: passages have headings in their titles; rows of a table are no headings.
+      title: as the document has it, or "".
+      text: the whole text.
+      pages: where each page begins in the text; () = it has no pages.
+      sections: for each, where it begins in the text, and its headings from the outermost in. Text
+        before the first section has no heading.
+      remarks: for the list of files: guesses, and what is left out.
+      headed: titles of passages include headings; False for tables, whose sections are rows.
     """
 
     title: str
@@ -55,9 +55,9 @@ class Document:
         return tuple(dict.fromkeys(filter(None, paths)))
 
     def title_at(self, place: int, usual: str) -> str:
-        """What a passage that begins there is called: title and headings.
+        """The title of a passage that begins at a place: that of the document, and headings.
 
-        usual: stands for a title that the document does not say.
+        usual: used if the document has no title.
         """
         number = bisect.bisect_right(self.sections, place, key=lambda section: section[0])
         path = self.sections[number - 1][1] if number and self.headed else ()
@@ -65,42 +65,42 @@ class Document:
         return SEPARATOR.join(dict.fromkeys((title, *path)))[:LONGEST_TITLE]
 
     def record(self) -> dict[str, Any]:
-        """As JSON has it."""
+        """The document as a JSON object."""
         return dataclasses.asdict(self)
 
     @classmethod
     def of_record(cls, record: dict[str, Any]) -> "Document":
-        """What `record` gave, after JSON."""
+        """The document of such a `record`, after JSON."""
         return cls(record["title"], record["text"], tuple(record["pages"]),
                    tuple((begin, tuple(path)) for begin, path in record["sections"]),
                    tuple(record["remarks"]), record["headed"])
 
 
 def clean(text: str) -> str:
-    """The text without what UTF-8 cannot hold: a "?" stands for each half of a surrogate pair."""
+    """The text as UTF-8 can hold it: each half of a surrogate pair becomes "?"."""
     return text.encode("utf-8", "replace").decode()
 
 
 def one_line(text: str) -> str:
-    """A title or heading: one line, not too long."""
+    """A title or heading as one line of at most LONGEST_TITLE characters."""
     return clean(" ".join(text[: 8 * LONGEST_TITLE].split())[:LONGEST_TITLE])
 
 
 class Writer:
-    """A document as a reader comes upon its parts: pages, headings, texts."""
+    """Collects the parts of a document in their order: pages, headings, texts."""
 
     def __init__(self) -> None:
         self._parts: list[str] = []
         self.size = 0  # characters so far
         self.pages: list[int] = []
         self.sections: list[tuple[int, tuple[str, ...]]] = []
-        self._open: list[tuple[int, str]] = []  # levels and headings that what comes stands under
+        self._open: list[tuple[int, str]] = []  # levels and headings of the current section
 
     def text(self, text: str) -> None:
         """Appends a text.
 
         Raises:
-          Unreadable: it is too much.
+          Unreadable: the document is longer than MOST_TEXT.
         """
         self.size += len(text)
         if self.size > MOST_TEXT:
@@ -108,11 +108,11 @@ class Writer:
         self._parts.append(text)
 
     def page(self) -> None:
-        """A page begins."""
+        """Begins a page."""
         self.pages.append(self.size)
 
     def heading(self, level: int, text: str) -> None:
-        """A section begins, with its heading, which is yet to be written if it is text."""
+        """Begins a section. The caller writes its heading, if it is part of the text."""
         heading = one_line(text)
         self._open = [one for one in self._open if one[0] < level]
         if heading:
@@ -120,7 +120,7 @@ class Writer:
         self.sections.append((self.size, tuple(one for _, one in self._open)))
 
     def document(self, title: str = "", remarks: tuple[str, ...] = ()) -> Document:
-        """What was written; its title is the first heading where `title` is empty."""
+        """The document; if `title` is empty, its title is the first heading."""
         first = next((path[0] for _, path in self.sections if path), "")
         return Document(one_line(title) or first, clean("".join(self._parts)), tuple(self.pages),
                         tuple(self.sections), remarks)

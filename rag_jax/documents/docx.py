@@ -1,6 +1,6 @@
-"""DOCX by the standard library: a zip archive with the text as XML.
+"""DOCX, a zip archive with the text as XML, read with the standard library.
 
-python-docx reads all of an archive, pictures too, with no bound to what it unpacks to.
+python-docx reads the whole archive, also pictures, and does not limit what it unpacks to.
 """
 
 import io
@@ -15,7 +15,7 @@ from xml.etree import ElementTree
 from rag_jax.documents.document import MOST_TEXT, Document, Unreadable, Writer
 
 LARGEST_PART = 8 * MOST_TEXT  # bytes of XML
-_ENCRYPTED = b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1"  # an OLE file, as old .doc files are too
+_ENCRYPTED = b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1"  # an OLE file, which old .doc files are, too
 _W = "{http://schemas.openxmlformats.org/wordprocessingml/2006/main}"
 _STRICT = "{http://purl.oclc.org/ooxml/wordprocessingml/main}"
 _LEFT_OUT = {f"{space}{name}" for space in (_W, _STRICT) for name in ("del", "moveFrom")} | {
@@ -26,7 +26,7 @@ _TITLE = "{http://purl.org/dc/elements/1.1/}title"
 
 
 def read_docx(content: bytes) -> Document:
-    """The text of the body: paragraphs, headings by their styles, cells of tables."""
+    """The text of the body: paragraphs, headings (by their styles), cells of tables."""
     if content.startswith(_ENCRYPTED):
         raise Unreadable("it is encrypted, or an old .doc; save it as .docx without a password")
     try:
@@ -50,8 +50,8 @@ def read_docx(content: bytes) -> Document:
 
 
 def _related(archive: zipfile.ZipFile, part: str, kind: str, usual: str) -> str:
-    """The name of a part of the kind: the usual one where it is there, or else what `part` ("" =
-    the archive) says."""
+    """The name of the part of a kind: the usual one if it exists, else the one to which `part`
+    ("" = the archive itself) refers."""
     folder, name = posixpath.split(part)
     relations = None if usual in archive.namelist() else _part(
         archive, posixpath.join(folder, "_rels", f"{name}.rels"))
@@ -62,7 +62,7 @@ def _related(archive: zipfile.ZipFile, part: str, kind: str, usual: str) -> str:
 
 
 def _part(archive: zipfile.ZipFile, name: str) -> ElementTree.Element | None:
-    """A file of XML in the archive; None where there is none."""
+    """The XML of a file in the archive; None if there is no such file."""
     if name not in archive.namelist():
         return None
     with archive.open(name) as file:
@@ -75,7 +75,8 @@ def _part(archive: zipfile.ZipFile, name: str) -> ElementTree.Element | None:
 
 
 def _plain(root: ElementTree.Element) -> ElementTree.Element:
-    """With the usual namespace where it is of strict Open XML, without what is deleted or twice."""
+    """Replaces the namespace of strict Open XML by the usual one, and removes deleted or repeated
+    text."""
     for element in root.iter():
         if isinstance(element.tag, str):
             element.tag = element.tag.replace(_STRICT, _W)
@@ -86,19 +87,19 @@ def _plain(root: ElementTree.Element) -> ElementTree.Element:
 
 
 class _Style(NamedTuple):
-    """What a style makes of a text: a heading of a level, 0 = none; and whether it hides it."""
+    """A style: the level of headings in it, 0 = it is no heading; and whether it hides text."""
 
     level: int = 0
     hidden: bool = False
 
 
 def _styles(part: ElementTree.Element | None) -> dict[str, _Style]:
-    """The styles by their ids, with what each has from those that it is based on."""
+    """The styles by their ids, with what they inherit from the styles that they are based on."""
     named = {_attribute(style, "styleId"): style
              for style in (() if part is None else _plain(part).iter(f"{_W}style"))}
     found: dict[str, _Style] = {}
     for identity in named:
-        chain: dict[str, None] = {}  # from a style to the first that is known, or is none
+        chain: dict[str, None] = {}  # from a style down to the first that is done, or missing
         while identity in named and identity not in found and identity not in chain:
             chain[identity] = None
             identity = _value(named[identity].find(f"{_W}basedOn"))
@@ -109,7 +110,7 @@ def _styles(part: ElementTree.Element | None) -> dict[str, _Style]:
 
 
 def _of_element(element: ElementTree.Element, base: _Style) -> _Style:
-    """A style that is based on another."""
+    """The style that an element defines, based on another one."""
     named = _HEADING.fullmatch(_value(element.find(f"{_W}name")))
     outline = _value(element.find(f".//{_W}outlineLvl"))
     level = base.level
@@ -133,9 +134,9 @@ def _write(paragraph: ElementTree.Element, styles: Mapping[str, _Style], writer:
 
 def _texts(element: ElementTree.Element, styles: Mapping[str, _Style], hidden: bool
            ) -> Iterator[str]:
-    """The texts that a paragraph shows, but for those of paragraphs in it, as text boxes have.
+    """The texts that a paragraph shows, without those of paragraphs inside it, as in text boxes.
 
-    hidden: its style hides them.
+    hidden: the style of the paragraph hides its text.
     """
     for child in element:
         if child.tag == f"{_W}r" and _is_hidden(child, styles, hidden):
@@ -149,7 +150,8 @@ def _texts(element: ElementTree.Element, styles: Mapping[str, _Style], hidden: b
 
 
 def _is_hidden(run: ElementTree.Element, styles: Mapping[str, _Style], hidden: bool) -> bool:
-    """Whether a run says so itself, or else its style or its paragraph's: both show it again."""
+    """Whether a run is hidden: by itself, or else by its style or that of its paragraph, but not by
+    both, which show it again."""
     vanish = run.find(f"{_W}rPr/{_W}vanish")
     if vanish is not None:
         return _is_on(vanish)

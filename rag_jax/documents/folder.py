@@ -1,4 +1,4 @@
-"""The files of a folder, each with its content as it is when it is opened."""
+"""The files of a folder, and their contents."""
 
 import dataclasses
 import hashlib
@@ -8,17 +8,17 @@ import stat
 from collections.abc import Iterator
 
 from rag_jax.documents.document import Unreadable
-from rag_jax.documents.read import LARGEST_FILE, READERS, reader_of
+from rag_jax.documents.read import LARGEST_FILE, UNKNOWN_KIND, reader_of
 
 
 @dataclasses.dataclass(frozen=True)
 class Found:
-    """A file, or what is none, in a folder.
+    """A file in a folder, or something else with a name there.
 
     Attributes:
       name: its path in the folder, with / between the names.
-      path: where it is.
-      reason: why it is not read; "" = it is.
+      path: its path.
+      reason: why it is not read; "" = it is read.
     """
 
     name: str
@@ -27,15 +27,15 @@ class Found:
 
 
 def files_of(source: pathlib.Path) -> Iterator[Found]:
-    """All files of a folder and of those in it, by their names; or the one file that it is.
+    """All files of a folder and of the folders in it; or `source` itself, if it is a file.
 
-    What is hidden (its name begins with a dot) is passed over, links are not followed.
+    Hidden ones, whose names begin with a dot, are skipped. Links are not followed.
     """
     if not source.is_dir():
         yield _looked_at(source.name, source)
         return
-    closed: list[OSError] = []
-    for parent, folders, names in os.walk(source, onerror=closed.append):
+    unlisted: list[OSError] = []
+    for parent, folders, names in os.walk(source, onerror=unlisted.append):
         here = pathlib.Path(parent)
         links = [name for name in folders if (here / name).is_symlink()]
         folders[:] = [name for name in folders if name[0] != "."]
@@ -43,7 +43,7 @@ def files_of(source: pathlib.Path) -> Iterator[Found]:
             if name[0] != ".":
                 path = here / name
                 yield _looked_at(path.relative_to(source).as_posix(), path)
-    for error in closed:
+    for error in unlisted:
         path = pathlib.Path(error.filename)
         name = os.fsencode(path.relative_to(source).as_posix()).decode("utf-8", "backslashreplace")
         yield Found(name, path, f"its files cannot be listed: {error.strerror}")
@@ -62,8 +62,7 @@ def _looked_at(name: str, path: pathlib.Path) -> Found:
     if not stat.S_ISREG(status.st_mode):
         return Found(name, path, "it is no file: a pipe, a socket or a device")
     if reader_of(name) is None:
-        return Found(name, path, f"files of this kind are not read; those of {', '.join(READERS)} "
-                                 "are")
+        return Found(name, path, UNKNOWN_KIND)
     if status.st_size > LARGEST_FILE:
         return Found(name, path, f"it has more than {LARGEST_FILE} bytes; divide it")
     return Found(name, path)
@@ -73,7 +72,7 @@ def content_of(found: Found) -> tuple[bytes, str]:
     """The content of a file, and its sha256.
 
     Raises:
-      Unreadable: it is not to be read, has gone, become something else, or may not be read.
+      Unreadable: it has a reason not to be read, or cannot be read, or is no regular file by now.
     """
     if found.reason:
         raise Unreadable(found.reason)

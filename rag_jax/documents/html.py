@@ -1,4 +1,4 @@
-"""HTML by Lexbor, which reads it as browsers do."""
+"""HTML, read with Lexbor, which parses it as browsers do."""
 
 import codecs
 import contextlib
@@ -16,14 +16,14 @@ INLINE = {"a", "abbr", "acronym", "b", "bdi", "bdo", "big", "cite", "code", "dat
           "samp", "small", "span", "strike", "strong", "sub", "sup", "time", "tt", "u", "var",
           "wbr"}
 EMPTY = {"area", "base", "br", "col", "embed", "hr", "img", "input", "link", "meta", "param",
-         "source", "track", "wbr"}  # end where they begin, in HTML too
-LINES = {"br", "dd", "dt", "li", "td", "th", "tr"}  # begin a line, and no paragraph
+         "source", "track", "wbr"}  # have no content, in HTML too
+LINES = {"br", "dd", "dt", "li", "td", "th", "tr"}  # begin a line, but no paragraph
 _SPACE = re.compile(r"\s+")
 _CHARSET = re.compile(rb"""<meta[^>]{0,200}?charset\s*=\s*["']?\s*([A-Za-z0-9_:.-]{1,40})""", re.I)
 _DECLARED = re.compile(rb"""<\?xml[^>]{0,200}?encoding\s*=\s*["']([A-Za-z0-9_:.-]{1,40})["']""")
 _COMMENT = re.compile(rb"<!--.*?-->", re.S)
-# Of XML: a comment, an instruction, a text without markup, a tag. What nothing ends goes on to the
-# end of the page, so that no end is looked for twice.
+# In XML: a comment, an instruction, a CDATA section, a tag. One that is not closed extends to the
+# end of the page, so that its end is not searched for twice.
 _MARKUP = re.compile(r"""<(?:!--.*?(?:-->|\Z)|\?.*?(?:\?>|\Z)|!\[CDATA\[(?P<text>.*?)(?:\]\]>|\Z)
                      |(?P<name>[A-Za-z][^\s/>]*)(?:[^"'>]++|"[^"]*+(?:"|\Z)|'[^']*+(?:'|\Z))*+(?:>|\Z))""",
                      re.S | re.X)
@@ -34,7 +34,7 @@ _UNSEEN = re.compile(r"(?<![\w-])(?:display\s*:\s*none|visibility\s*:\s*hidden)"
 def read_html(content: bytes, xml: bool = False) -> Document:
     """The text that a browser would show: blocks are paragraphs, headings begin sections.
 
-    xml: it is XHTML, as a page that begins with a declaration of XML is.
+    xml: the page is XHTML. One that begins with an XML declaration always is.
     """
     from selectolax.lexbor import LexborHTMLParser
 
@@ -49,13 +49,9 @@ def read_html(content: bytes, xml: bool = False) -> Document:
     return writer.document("" if title is None else title.text(), remarks)
 
 
-def read_xhtml(content: bytes) -> Document:
-    """`read_html` of XHTML."""
-    return read_html(content, xml=True)
-
-
 def _decoded(content: bytes, xml: bool) -> tuple[str, tuple[str, ...]]:
-    """The page in the encoding that it says, or else as any text."""
+    """The text of the page, in the encoding that it declares, else decoded as a plain text, and
+    remarks."""
     meta, declared = _CHARSET.search(_COMMENT.sub(b"", content[:4096])), _DECLARED.match(content)
     said = declared or meta if xml else meta or declared
     if said and not content.startswith((codecs.BOM_UTF8, codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
@@ -69,7 +65,7 @@ def _decoded(content: bytes, xml: bool) -> tuple[str, tuple[str, ...]]:
 
 
 def _as_html(markup: re.Match[str]) -> str:
-    """A piece of XML so that HTML means the same: there "<script/>" begins what nothing ends."""
+    """XML markup as HTML with the same meaning: in HTML, "<script/>" is not closed."""
     if markup["text"] is not None:
         return html.escape(markup["text"])
     if markup["name"] and markup[0].endswith("/>") and markup["name"].lower() not in EMPTY:
@@ -78,9 +74,9 @@ def _as_html(markup: re.Match[str]) -> str:
 
 
 def _write(body: Any, writer: Writer, headed: bool = True) -> None:
-    """Writes the text under a node, in the page's order.
+    """Writes the text under a node, in the order of the page.
 
-    headed: its headings begin sections.
+    headed: headings begin sections.
     """
     node, done = body, False
     while True:
@@ -104,7 +100,7 @@ def _write(body: Any, writer: Writer, headed: bool = True) -> None:
 
 
 def _is_hidden(node: Any) -> bool:
-    """Whether the page itself, without sheets of styles, says that an element is not shown."""
+    """Whether the page says, without its style sheets, that an element is not shown."""
     if node.tag.startswith("-"):
         return False
     attributes = node.attributes

@@ -1,4 +1,4 @@
-"""PDF by PDFium, the reader in Chrome."""
+"""PDF, read with PDFium, the library of Chrome."""
 
 import contextlib
 import re
@@ -6,7 +6,7 @@ import re
 from rag_jax.documents.document import Document, Unreadable, Writer
 
 MOST_PAGES = 50_000
-# What PDFium gives for a hyphen that divides a word at the end of a line.
+# What PDFium returns for a hyphen that divides a word at the end of a line.
 _DIVIDED = re.compile("[\x02\ufffe](\r?\n)?")
 
 
@@ -36,7 +36,7 @@ def read_pdf(content: bytes) -> Document:
             damaged.append(number)
             continue
         text = _DIVIDED.sub("", text).strip()
-        writer.text(text + "\n")  # no empty line: a sentence may go on on the next page
+        writer.text(text + "\n")  # no empty line: a sentence may continue on the next page
         if not text:
             empty.append(number)
     if len(empty) + len(damaged) == len(pdf):

@@ -16,8 +16,8 @@ _MARKS = ((codecs.BOM_UTF8, "utf-8"), (codecs.BOM_UTF32_LE, "utf-32-le"),
           (codecs.BOM_UTF32_BE, "utf-32-be"), (codecs.BOM_UTF16_LE, "utf-16-le"),
           (codecs.BOM_UTF16_BE, "utf-16-be"))
 GUESSED_FROM = 2**16  # bytes
-# What browsers take names of encodings for: mostly Windows' superset of what they say; and a page
-# whose bytes say UTF-16 in ASCII is UTF-8.
+# The encodings that browsers use for some names: mostly the superset of Windows; and a page that
+# declares UTF-16 in ASCII bytes is UTF-8.
 MEANT = {name: encoding for encoding, names in {
     "cp1252": ("iso-8859-1", "iso8859-1", "latin1", "ascii", "us-ascii", "x-cp1252"),
     "cp1254": ("iso-8859-9", "iso8859-9", "latin5"),
@@ -27,11 +27,11 @@ MEANT = {name: encoding for encoding, names in {
     "gb18030": ("gb2312", "gbk", "x-gbk"),
     "big5hkscs": ("big5", "big5-hkscs"),
     "utf-8": ("utf-16", "utf-16le", "utf-16be")}.items() for name in names}
-_CONTROL = re.compile(rb"[\0-\x08\x0e-\x1a\x1c-\x1f]")  # no text, in any encoding that is guessed
-_LINE = re.compile(r"\r\n|\r|\n")  # no others: a string of JSON may hold those of Unicode
+_CONTROL = re.compile(rb"[\0-\x08\x0e-\x1a\x1c-\x1f]")  # not text in any encoding that is guessed
+_LINE = re.compile(r"\r\n|\r|\n")  # no other line ends of Unicode, which a JSON string may contain
 _QUOTED = re.compile(r'(?<![^,;\t|])"[^"]*(?:""[^"]*)*(?:"|$)')  # a field of a table
 _SEPARATOR = re.compile("sep=(.)")  # the first line of a table that Excel is to open
-# Before an empty line, "---" is a rule.
+# A "---" before an empty line is a horizontal rule.
 _FRONT_MATTER = re.compile(r"---[ \t]*\n(?!\s*?$).*?^(---|\.\.\.)[ \t]*$", re.S | re.M)
 
 
@@ -39,7 +39,7 @@ def decoded(content: bytes) -> tuple[str, tuple[str, ...]]:
     """The text of a file without its byte order mark, and remarks.
 
     Raises:
-      Unreadable: it is no text.
+      Unreadable: it is not text.
     """
     for mark, encoding in _MARKS:
         if content.startswith(mark):
@@ -61,7 +61,7 @@ def decoded(content: bytes) -> tuple[str, tuple[str, ...]]:
         sample = content[begin : begin + GUESSED_FROM]
         if len(_CONTROL.findall(sample)) > len(sample) / 100:
             raise Unreadable("it is no text: it is full of control characters") from None
-        import chardetng_py  # where there is something to guess
+        import chardetng_py  # only if the encoding must be guessed
 
         encoding = meant(chardetng_py.detect(sample))
         try:
@@ -72,15 +72,17 @@ def decoded(content: bytes) -> tuple[str, tuple[str, ...]]:
 
 
 def meant(name: str) -> str:
-    """Python's name of the encoding that a name stands for."""
+    """Python's name of the encoding that browsers use for a name."""
     name = name.lower().replace("_", "-")
     return MEANT.get(name, name)
 
 
 def mended(content: bytes, encoding: str) -> tuple[str, tuple[str, ...]] | None:
-    """A text of which little is damaged, as one cut within a character is, with a remark; None
-    where it seems to be in another encoding: where no four of five characters beyond ASCII are
-    sound."""
+    """A slightly damaged text, such as one cut within a character, with a remark.
+
+    None if more than a fifth of the characters beyond ASCII are damaged: the text seems to be in
+    another encoding.
+    """
     text = content.decode(encoding, "replace")
     bad, beyond = text.count("\ufffd"), len(text) - len(text.encode("ascii", "ignore"))
     if 5 * bad > beyond:
@@ -91,17 +93,17 @@ def mended(content: bytes, encoding: str) -> tuple[str, tuple[str, ...]] | None:
 
 
 def read_text(content: bytes) -> Document:
-    """Plain text, as it is."""
+    """Plain text, unchanged."""
     text, remarks = decoded(content)
     return Document("", text, remarks=remarks)
 
 
 def read_markdown(content: bytes) -> Document:
-    """Markdown as it is written, in sections by its headings."""
+    """Markdown with its markup, divided into sections by its headings."""
     from markdown_it import MarkdownIt
 
     text, remarks = decoded(content)
-    # One character for each, so that lines are found where they are in the text.
+    # As many characters as before, so that places are those in the text.
     lines = text.replace("\r\n", " \n").replace("\r", "\n").replace("\0", " ")
     if front := _FRONT_MATTER.match(lines):
         lines = re.sub("[^\n]", " ", front[0]) + lines[front.end() :]
@@ -141,7 +143,7 @@ def read_tsv(content: bytes) -> Document:
 
 @contextlib.contextmanager
 def _fields_of_any_size(text: str) -> Iterator[None]:
-    """Fields may be as long as a table; the limit is one of all of the process."""
+    """Lets fields be as long as the table; csv's limit is global."""
     limit = csv.field_size_limit(len(text) + 1)
     try:
         yield
@@ -150,7 +152,7 @@ def _fields_of_any_size(text: str) -> Iterator[None]:
 
 
 def _is_open(text: str, between: str) -> bool:
-    """Whether a table ends within quotes: then an empty line after it is no empty row."""
+    """Whether a table ends within quotes: then an empty line after it is not an empty row."""
     text += "\n\n"
     with contextlib.suppress(csv.Error), _fields_of_any_size(text):
         rows = csv.reader(io.StringIO(text, newline=""), delimiter=between)
@@ -175,7 +177,7 @@ def _rows(text: str, between: str, quoting: int = csv.QUOTE_MINIMAL
 
 
 def read_jsonl(content: bytes) -> Document:
-    """An object a line; each becomes a paragraph "field: value; ..."."""
+    """A JSON object per line; each becomes a paragraph "field: value; ..."."""
     text, remarks = decoded(content)
     bad: list[int] = []
     document = _table(_objects(text, bad), remarks)
@@ -201,7 +203,7 @@ def _objects(text: str, bad: list[int]) -> Iterator[tuple[int, list[tuple[str, s
 
 def _table(rows: Iterable[tuple[int, list[tuple[str, str]]]], remarks: tuple[str, ...]
            ) -> Document:
-    """Rows as paragraphs, each a section named by its number in the file, from 1."""
+    """Rows as paragraphs. Each is a section, named by its number in the file, from 1."""
     writer = Writer()
     for number, row in rows:
         parts = [f"{name}: {value}" if name else value for name, value in row if value]

@@ -1,5 +1,6 @@
-"""The reader of each kind of file, by its name."""
+"""Which function reads which kind of file, by the end of its name."""
 
+import functools
 import importlib.metadata
 import os
 import pathlib
@@ -7,26 +8,27 @@ from collections.abc import Callable
 
 from rag_jax.documents.document import Document, Unreadable
 from rag_jax.documents.docx import read_docx
-from rag_jax.documents.html import read_html, read_xhtml
+from rag_jax.documents.html import read_html
 from rag_jax.documents.pdf import read_pdf
 from rag_jax.documents.plain import read_csv, read_jsonl, read_markdown, read_text, read_tsv
 
 LARGEST_FILE = 2**28  # bytes
 READERS: dict[str, Callable[[bytes], Document]] = {
     ".txt": read_text, ".text": read_text, ".md": read_markdown, ".markdown": read_markdown,
-    ".html": read_html, ".htm": read_html, ".xhtml": read_xhtml, ".pdf": read_pdf,
-    ".docx": read_docx, ".csv": read_csv, ".tsv": read_tsv, ".jsonl": read_jsonl}
+    ".html": read_html, ".htm": read_html, ".xhtml": functools.partial(read_html, xml=True),
+    ".pdf": read_pdf, ".docx": read_docx, ".csv": read_csv, ".tsv": read_tsv, ".jsonl": read_jsonl}
+UNKNOWN_KIND = f"files of this kind are not read; those of {', '.join(READERS)} are"
 LIBRARIES = ("pypdfium2", "selectolax", "markdown-it-py", "chardetng_py")
-_FORMAT = 5  # of the texts that the readers give and of their passages, which citations count
+_FORMAT = 5  # raised when the text or passages of a file change
 
 
 def reader_of(name: str) -> Callable[[bytes], Document] | None:
-    """What reads a file of this name; None = nothing does."""
+    """The function that reads files of this name; None = there is none."""
     return READERS.get(os.path.splitext(name)[1].lower())
 
 
 def versions() -> dict[str, str]:
-    """What decides the text of a document: a library that is missing has the version ""."""
+    """The versions on which the text of a document depends; that of a missing library is ""."""
     def version(library: str) -> str:
         try:
             return importlib.metadata.version(library)
@@ -40,11 +42,11 @@ def read_content(name: str, content: bytes) -> Document:
     """The document in a file's content, in this process.
 
     Raises:
-      Unreadable: no text can be had of it.
+      Unreadable: its text cannot be read.
     """
     reader = reader_of(name)
     if reader is None:
-        raise Unreadable(f"files of this kind are not read; those of {', '.join(READERS)} are")
+        raise Unreadable(UNKNOWN_KIND)
     try:
         document = reader(content)
     except ImportError as error:
@@ -58,13 +60,12 @@ def read_content(name: str, content: bytes) -> Document:
 
 
 def read(path: str | os.PathLike) -> Document:
-    """The document in a file: its text, which the spans of citations count, its pages and headings.
+    """The document in a file: the text, in whose characters citations count, pages and headings.
 
-    It is read in this process: of a file that may be hostile, `readers.Readers` bounds time and
-    memory.
+    It is read in this process; for a hostile file, `readers.Readers` limits time and memory.
 
     Raises:
-      Unreadable: no text can be had of it.
+      Unreadable: its text cannot be read.
     """
     path = pathlib.Path(path)
     try:

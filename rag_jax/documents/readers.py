@@ -1,4 +1,4 @@
-"""Files read by processes of their own, each in bounded time and memory."""
+"""Reading files in child processes, with limited time and memory."""
 
 import concurrent.futures
 import contextlib
@@ -14,52 +14,52 @@ from collections.abc import Iterable, Iterator
 import rag_jax
 from rag_jax.documents.document import Document, ReaderLost, Unreadable
 
-SECONDS = 120.0  # that a file may take
-MEMORY_BYTES = 4 * 2**30  # that a process may have
+SECONDS = 120.0  # at most, for a file
+MEMORY_BYTES = 4 * 2**30  # at most, of a process
 
 
 class Readers:
-    """Processes that read documents, `count` at a time; to be closed, as by `with`.
+    """Child processes that read documents. A context manager: they end with the `with` block.
 
     Args:
-      count: None = a process for each core, four at most.
-      seconds: that a file may take.
-      memory: bytes that a process may have.
+      count: of processes; None = one per core, four at most.
+      seconds: at most, for a file.
+      memory: bytes at most, of a process.
     """
 
     def __init__(self, count: int | None = None, seconds: float = SECONDS,
                  memory: int = MEMORY_BYTES):
-        count = count or min(4, os.cpu_count() or 1)
+        self._count = count or min(4, os.cpu_count() or 1)
         self._seconds, self._memory = seconds, memory
         self._idle: queue.SimpleQueue[subprocess.Popen | None] = queue.SimpleQueue()
         self._processes: set[subprocess.Popen] = set()
         self._closed = False
-        for _ in range(count):
+        for _ in range(self._count):
             self._idle.put(None)
-        self._threads = concurrent.futures.ThreadPoolExecutor(count)
+        self._threads = concurrent.futures.ThreadPoolExecutor(self._count)
 
     def __enter__(self) -> "Readers":
         return self
 
     def __exit__(self, *error) -> None:
-        self._closed = True  # first, so that no process is begun in place of those that end now
+        self._closed = True  # first, so that no process is started in place of those killed here
         self._threads.shutdown(wait=False, cancel_futures=True)
         for process in list(self._processes):
-            process.kill()  # what is being read is waited for by nobody
+            process.kill()  # nobody waits for what it reads
         self._threads.shutdown()
         for process in list(self._processes):
             self._end(process)
 
     def read_each(self, contents: Iterable[tuple[str, bytes]]
                   ) -> Iterator[Document | Unreadable]:
-        """What `read` gives or raises for each (name, content), in their order.
+        """What `read` returns or raises for each (name, content), in their order.
 
-        A few contents are taken at a time, never all.
+        Only a few contents are in memory at a time.
         """
         ahead: list[concurrent.futures.Future] = []
         for name, content in contents:
             ahead.append(self._threads.submit(self._outcome, name, content))
-            if len(ahead) > 2 * self._threads._max_workers:
+            if len(ahead) > 2 * self._count:
                 yield ahead.pop(0).result()
         for future in ahead:
             yield future.result()
@@ -74,8 +74,8 @@ class Readers:
         """`read.read_content` in one of the processes.
 
         Raises:
-          Unreadable: as there.
-          ReaderLost: it took too long, or ended the process.
+          Unreadable: as `read_content`.
+          ReaderLost: it took too long, or the process crashed.
           OSError: no process can be started.
         """
         process = self._idle.get()
@@ -84,7 +84,7 @@ class Readers:
             try:
                 process = self._start()
             except BaseException:
-                self._idle.put(None)  # or else who reads next would wait for ever
+                self._idle.put(None)  # else the next reader would wait for ever
                 raise
         late = threading.Event()
         timer = threading.Timer(self._seconds, lambda: (late.set(), process.kill()))
@@ -104,7 +104,7 @@ class Readers:
             self._idle.put(process if whole else None)
         if not whole and late.is_set():
             raise ReaderLost(f"to read it took more than {self._seconds:g} seconds")
-        if not (whole or new or self._closed):  # it may have ended before it was asked
+        if not (whole or new or self._closed):  # it may have ended before this file
             return self.read(name, content)
         if not whole:
             raise ReaderLost("its reader has crashed: it is damaged, or worse")
@@ -121,7 +121,7 @@ class Readers:
             env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))},
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
         self._processes.add(process)
-        if self._closed:  # since it was asked for
+        if self._closed:  # while the process was started
             process.kill()
         return process
 

@@ -1,9 +1,9 @@
-"""A workdir of rag_jax.ingest: what it was made from.
+"""A workdir of rag_jax.ingest, and the record of what it was made from.
 
-    config.json    the configuration, as of rag_jax.train: which encoder and generator
-    ingest.json    the folder, and of each file digest, passages, or why it has none
+    config.json    the configuration, as rag_jax.train writes it: which encoder and generator
+    ingest.json    the record: the folder, and for each file its digest and passages, or why none
     index/         the index of all passages (retrieval/versions.py)
-    trained/       where questions were trained on: a workdir of rag_jax.train, which answers then
+    trained/       only after training on questions: a workdir of rag_jax.train, whose models answer
 """
 
 import pathlib
@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from rag_jax.errors import UserError
 from rag_jax.retrieval.json_files import read_sealed, write_sealed
 
-# What people are told where a part is missing.
+# Messages for workdirs without an encoder or a generator.
 NO_ENCODER = ("Passages are found by their words (BM25). An encoder finds what is meant: run "
               "rag_jax.ingest again with --config.model.retriever.pretrained=NAME, such as "
               "sentence-transformers/all-MiniLM-L6-v2.")
@@ -29,13 +29,13 @@ class Record(NamedTuple):
     """What an index was made from.
 
     Attributes:
-      folder: that was read.
-      divided_by: all that decides the passages of a file, beside its content.
-      made_by: all that decides what is made of the passages.
-      index: digest of the manifest of the version of the index that this is the record of.
+      folder: the folder that was read.
+      divided_by: everything besides its content on which the passages of a file depend.
+      made_by: everything besides the passages on which the index depends.
+      index: the digest of the manifest of the index version that was made.
       files: by name, {"sha256", "passages", "remarks"} of files that were read, {"sha256",
-        "reason"} of others. Of what is looked at again each time nothing is kept: with a digest ""
-        it may stand in records of earlier versions.
+        "reason"} of others. Files that are tried again each time are not recorded; records of
+        earlier versions may have them with the digest "".
     """
 
     folder: str
@@ -51,9 +51,10 @@ def exists(workdir: pathlib.Path) -> bool:
 
 
 def answering(workdir: pathlib.Path) -> pathlib.Path:
-    """The workdir of the models that answer: its own, or that of what was trained in it."""
+    """The workdir of the models that answer: this one, or the trained one in it if it has a
+    checkpoint."""
     trained = workdir / TRAINED
-    done = exists(workdir) and any(  # a checkpoint of a run: before it has one, it cannot answer
+    done = exists(workdir) and any(  # a checkpoint of a run
         step.name.isdigit() for run in trained.glob("*/eval.json")
         for step in run.parent.iterdir())
     return trained if done else workdir

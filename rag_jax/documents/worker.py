@@ -1,10 +1,10 @@
-"""A process that reads documents for another: whatever is in a file, only this process suffers.
+"""The child process that reads documents, so that a hostile file harms no other process.
 
     python -m rag_jax.documents.worker MEMORY_BYTES SECONDS
 
-For each line {"name", "bytes"} on its input, and so many bytes of content after it, it writes a
-line: the document's record, or {"unreadable": why}. A file that takes more processor time ends it,
-also where the other process is gone.
+For each line {"name", "bytes"} on its input, followed by so many bytes of content, it writes a
+line: the document's record, or {"unreadable": why}. It ends if a file takes more processor time
+than SECONDS, even if the parent process is gone.
 """
 
 import contextlib
@@ -23,7 +23,7 @@ def main() -> None:
     _limit_memory(int(sys.argv[1]))
     seconds = float(sys.argv[2])
     source, answers = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # what a library prints is no answer
+    os.dup2(2, 1)  # what a library prints is not an answer
     while line := source.readline():
         asked = json.loads(line)
         content = source.read(asked["bytes"])
@@ -34,7 +34,7 @@ def main() -> None:
             answer = {"unreadable": str(error)}
         except MemoryError:
             answer = {"unreadable": "to read it takes too much memory"}
-        except Exception as error:  # of whatever the libraries come upon
+        except Exception as error:  # of any kind, from the libraries
             answer = {"unreadable": f"it is damaged ({type(error).__name__}: {error!s:.200})"}
         text = json.dumps(answer, ensure_ascii=False)
         answers.write(text.encode("utf-8", "replace") + b"\n")

@@ -1,9 +1,9 @@
 """BM25, the lexical retriever of the paper's ablation (table 6), by the bm25s library.
 
-Lucene's BM25 (k1 0.9, b 0.4, as DPR's baseline) over title and text, by Snowball's stems, stop
-words left out; Chinese and Japanese by characters and by pairs of them, as Lucene's CJK analyzers.
-An index says how it counts words, and counts those of questions so.
-Its directory is as manifest.py says, with bm25s's files in bm25/.
+Lucene's BM25 (k1 0.9, b 0.4, as DPR's baseline) over title and text, with Snowball's stems and
+without stop words; Chinese and Japanese count by characters and pairs of them, as in Lucene's CJK
+analyzers. An index records how its words were counted, and those of questions are counted alike.
+For its directory see manifest.py; bm25s's files are in bm25/.
 """
 
 import dataclasses
@@ -33,34 +33,35 @@ from rag_jax.retrieval.publish import begun, claimed, copy_store, publish_index
 from rag_jax.retrieval.versions import AGAIN, opened
 
 METHOD = "lucene"
-LARGEST_K1 = 1e6  # above, only the number of occurrences counts
+LARGEST_K1 = 1e6  # with a larger one, scores are proportional to the number of occurrences
 LANGUAGES = ("english", "danish", "dutch", "french", "german", "italian", "norwegian", "portuguese",
-             "russian", "spanish", "swedish", "turkish")  # that have stems and stop words
+             "russian", "spanish", "swedish", "turkish")  # with stems and stop words
 CJK = "\u3005-\u30ff\u3400-\u9fff\uf900-\ufaff"  # Chinese and Japanese: no spaces between words
-_CJK_CHARACTER = rf"(?!\W)[{CJK}]"  # and no mark
+_CJK_CHARACTER = rf"(?!\W)[{CJK}]"  # without punctuation
 _CJK_RUN = re.compile(f"(?:{_CJK_CHARACTER})+")
-# What nobody sees and ends no word: soft hyphens, joiners, marks of writing direction. A space and
-# a non-joiner without width end one, as Khmer and Persian are written.
+# Invisible characters that do not end a word: soft hyphens, joiners, marks of writing direction.
+# The space and the non-joiner of zero width do end one, in Khmer and Persian.
 _HIDDEN = re.compile("[\u00ad\u061c\u200d-\u200f\u202a-\u202e\u2060-\u2064\u2066-\u2069\ufeff]")
-_WIDE = re.compile("[\uff01-\uff9f]+")  # letters as wide as Chinese ones, and katakana half as wide
+_WIDE = re.compile("[\uff01-\uff9f]+")  # full-width letters and half-width katakana
 
 
 @dataclasses.dataclass(frozen=True)
 class Bm25Settings:
-    """How words are counted, in an index and in the questions that it is asked.
+    """How words are counted, in an index and in the questions to it.
+
+    The last three are False only for an index from before they existed.
 
     Attributes:
-        k1: how soon more occurrences of a word count no more, from 0 on.
+        k1: saturation: with a small one, further occurrences of a word count less; from 0 on.
         b: how much longer passages are discounted, 0 to 1.
-        language: of Snowball's stems and the stop words, one of LANGUAGES; or "none": words as they
-            are, and all of them.
-        parts_cjk: Chinese and Japanese count by characters and pairs of them; in an index from
-            before, all between two spaces or marks is one word.
-        keeps_marks: a word keeps its combining marks, however they are encoded, wide and narrow
-            forms are the same, and Turkish is lower-cased as Turkish; in an index from before,
-            words end at their marks, and those of Hindi or Thai are hardly found.
-        drops_hidden: soft hyphens and the like are no part of a word; in an index from before, they
-            end it.
+        language: of Snowball's stems and the stop words, one of LANGUAGES; "none" = no stems and no
+            stop words.
+        parts_cjk: Chinese and Japanese count by characters and pairs of them. False: everything
+            between two spaces or punctuation marks is one word.
+        keeps_marks: a word keeps its combining marks, however they are encoded, full-width and
+            half-width forms are normalized, and Turkish is lower-cased as Turkish. False: words end
+            at their marks, and those of Hindi or Thai are hardly found.
+        drops_hidden: soft hyphens and the like are removed from words. False: they end a word.
     """
 
     k1: float = 0.9
@@ -81,14 +82,14 @@ class Bm25Settings:
 
     @property
     def record(self) -> dict[str, Any]:
-        """As an index's manifest has it."""
+        """The settings as an index's manifest has them."""
         stemmer = None if self.language == "none" else self.language
         return {"method": METHOD, "k1": self.k1, "b": self.b, "stemmer": stemmer,
                 "stopwords": "en" if stemmer == "english" else stemmer, "text": "title and text"}
 
     @property
     def fingerprint(self) -> str:
-        """Names the settings, in place of an encoder."""
+        """Identifies the settings, in place of an encoder's fingerprint."""
         return "bm25-" + hashlib.sha256(json.dumps(self.record).encode()).hexdigest()[:16]
 
     @classmethod
@@ -98,10 +99,10 @@ class Bm25Settings:
 
     @classmethod
     def of_manifest(cls, path: Path, manifest: dict[str, Any]) -> "Bm25Settings":
-        """The settings that an index says it was built with.
+        """The settings that a manifest has.
 
         Raises:
-            RetrievalError: it was built in another way.
+            RetrievalError: they are not settings of this BM25.
         """
         record = manifest.get("settings")
         try:
@@ -120,7 +121,7 @@ class Bm25Settings:
 
 
 def bm25_missing() -> str | None:
-    """Returns None where BM25 can run, else what to install."""
+    """Returns None if BM25 can run, else what to install."""
     missing = [name for name in ("bm25s", "Stemmer") if importlib.util.find_spec(name) is None]
     return f"{', '.join(missing)} not installed: pip install 'rag_jax[bm25]'" if missing else None
 
@@ -128,7 +129,7 @@ def bm25_missing() -> str | None:
 def _library() -> types.ModuleType:
     import bm25s
 
-    logging.getLogger("bm25s").setLevel(logging.WARNING)  # its import asks for debug lines
+    logging.getLogger("bm25s").setLevel(logging.WARNING)  # importing it sets DEBUG
     return bm25s
 
 
@@ -156,7 +157,7 @@ def _words(texts: Iterable[str], settings: Bm25Settings, progress: bool = False
 
 @functools.cache
 def marks() -> str:
-    """Unicode's combining marks, of which Python's words have none."""
+    """Unicode's combining marks, which \\w of Python's re does not match."""
     places = itertools.chain(range(0x300, 0x1F000), range(0xE0100, 0xE01F0))
     return "".join(c for c in map(chr, places) if unicodedata.category(c)[0] == "M")
 
@@ -171,11 +172,11 @@ def _parts(run: re.Match) -> str:
 
 
 class Bm25Index(Index):
-    """A BM25 index directory, opened. It is asked by texts; a PassageIndex is asked by vectors.
+    """An open BM25 index directory. Its queries are texts.
 
     Attributes:
         path: the directory.
-        manifest: what it says about itself.
+        manifest: that of the open version.
         passages: the PassageStore with the text and tokens of every row.
         settings: how words are counted.
     """
@@ -198,10 +199,10 @@ class Bm25Index(Index):
                                  "passages; build it again.")
 
     def _fits(self) -> bool:
-        """Whether all numbers lie where a search will look: anybody can make a checksum."""
+        """Whether all numbers are in the range that a search needs: anybody can make a checksum."""
         index, scores = self._bm25, self._bm25.scores
         data, indices, indptr = (scores[name] for name in ("data", "indices", "indptr"))
-        # The library lists no word, too, after all that there are.
+        # After all words, the library also lists the empty one.
         columns = [column for word, column in index.vocab_dict.items() if word]
         if any(type(column) is not int for column in columns):
             return False
@@ -221,8 +222,8 @@ class Bm25Index(Index):
         """Opens the current version of an index directory, wherever it was moved.
 
         Raises:
-            RetrievalError: no BM25 index there, or it is damaged or of other settings; or a
-                library is missing.
+            RetrievalError: there is no BM25 index, it is damaged or of other settings, or a library
+                is missing.
         """
         if missing := bm25_missing():
             raise RetrievalError(f"{path}: a BM25 index; {missing}.")
@@ -232,7 +233,7 @@ class Bm25Index(Index):
         return index
 
     def knows(self, text: str) -> bool:
-        """Whether any passage has a word of the text; else all of them score 0."""
+        """Whether any passage has a word of the text; if not, all score 0."""
         return bool(self._columns([text])[0])
 
     def _search(self, texts: Sequence[str], k: int) -> SearchResult:
@@ -240,7 +241,7 @@ class Bm25Index(Index):
         results = []
         for words in self._columns(texts):
             scores = self._bm25.get_scores_from_ids(words)
-            positive = scores[scores > 0]  # numpy's partition is slow where most are 0
+            positive = scores[scores > 0]  # numpy's partition is slow if most are 0
             least = np.partition(positive, -k)[-k] if len(positive) >= k else np.float32(0)
             better = np.flatnonzero(scores > least)
             ties = np.flatnonzero(scores == least)[: k - len(better)]
@@ -272,12 +273,12 @@ def build_bm25(store: PassageStore, out: str | os.PathLike, overwrite: bool = Fa
 
     Args:
         store: the passages.
-        out: the directory to publish; an index of the same passages that is there is opened.
-        overwrite: replace another index that is at out.
+        out: the index directory; an index of the same passages that is there is returned.
+        overwrite: replace another index at out.
         settings: how words are counted.
 
     Raises:
-        RetrievalError: a library is missing, no passage has a word, or something is at out.
+        RetrievalError: a library is missing, no passage has a word, or something else is at out.
     """
     out = Path(out).absolute()
     if missing := bm25_missing():
@@ -299,7 +300,7 @@ def build_bm25(store: PassageStore, out: str | os.PathLike, overwrite: bool = Fa
 
 
 def index_words(store: PassageStore, folder: Path, settings: Bm25Settings) -> None:
-    """Counts the words of all passages and writes bm25s's files into a folder."""
+    """Counts the words of all passages, and writes bm25s's files into a folder."""
     progress = sys.stderr.isatty()
     passages = (store[row] for row in range(len(store)))
     words = _words((f"{passage.title} {passage.text}" for passage in passages), settings, progress)

@@ -1,6 +1,6 @@
 """Building an index directory: check, embed every passage, index, measure, publish.
 
-While a version is built, a working folder in OUT (publish.py) holds what manifest.py describes, and
+While a version is built, a working folder in OUT (publish.py) holds the files of manifest.py, and
 the marks of shards.py.
 """
 
@@ -37,7 +37,7 @@ from rag_jax.retrieval.scann import (
 from rag_jax.retrieval.shards import PassageEmbedder, embed_all, join_shards
 from rag_jax.retrieval.verification import map_file
 
-FEWEST = 1024  # passages whose codes each query reads at least, however few would reach the target
+FEWEST = 1024  # passages whose codes tuning lets each query read at least
 _log = logging.getLogger(__name__)
 
 
@@ -46,11 +46,11 @@ class RecallSettings:
     """How the recall of a new index is measured against exact search.
 
     Attributes:
-        queries: float32[Q, E] to measure on; None takes passages' own embeddings with noise, which
-            is easier than questions, and says so in the manifest.
+        queries: float32[Q, E] to measure on; None = embeddings of passages with noise. These are
+            easier than questions; the manifest says which were used.
         k: passages per query.
         seed: of the choice of those passages and of the noise.
-        target: the recall that ScaNN's search is tuned to where its leaves_to_search is None.
+        target: the recall that ScaNN's search is tuned to if its leaves_to_search is None.
     """
 
     queries: np.ndarray | None = None
@@ -72,19 +72,19 @@ def build_index(passages: PassageStore | str | os.PathLike, embedder: PassageEmb
     Args:
         passages: the store, or its path; it is copied into the index.
         embedder: makes the embeddings.
-        out: the index directory. If it is an index of the same inputs it is returned as it is;
-            one of others gets a further version, and is as it was for who has it open.
+        out: the index directory. An index of the same inputs that is there is returned as it is;
+            one of other inputs gets a new version, and who has it open keeps the old one.
         kind: "exact", "scann", or "auto": exact below scann.brute_force_below passages and where
             ScaNN cannot be imported, else scann.
         scann: settings of ScaNN.
         recall: how recall is measured.
-        overwrite: replace an index of other inputs, or a damaged one, that is at out.
+        overwrite: replace an index at out that has other inputs or is damaged.
         hosts: the processes that make the same call.
 
     Raises:
-        RetrievalError: an input, what was embedded, or what is at out does not fit.
+        RetrievalError: an input, an embedding, or what is at out cannot be used.
         InUseError: another process builds at out; it is named.
-        UserError: another of the hosts failed; it says which, and with what error.
+        UserError: another host failed; it is named, with its error.
     """
     store = passages if isinstance(passages, PassageStore) else PassageStore.open(passages)
     out = Path(out).absolute()
@@ -111,7 +111,7 @@ def build_index(passages: PassageStore | str | os.PathLike, embedder: PassageEmb
 
 def _checked_inputs(store: PassageStore, embedder: PassageEmbedder, kind: str,
                     scann: ScannSettings, recall: RecallSettings) -> dict[str, Any]:
-    """What the index is made from, in the words of its manifest, checked before any work."""
+    """The inputs of the index, as its manifest has them, checked before any work."""
     sizes = {"batch_size": embedder.batch_size, "max_length": embedder.max_length,
              "shard_rows": embedder.shard_rows, "recall_k": recall.k}
     if min(sizes.values()) < 1:
@@ -135,7 +135,7 @@ def _checked_inputs(store: PassageStore, embedder: PassageEmbedder, kind: str,
 
 
 def _asked(scann: ScannSettings, recall: RecallSettings) -> dict[str, Any]:
-    """How ScaNN is to be built and searched, in the words of a manifest."""
+    """How ScaNN is to be built and searched, as a manifest has it."""
     return {"scann": dataclasses.asdict(scann),
             "recall_target": recall.target if scann.leaves_to_search is None else None}
 
@@ -144,7 +144,7 @@ def choose_kind(kind: str, size: int, scann: ScannSettings) -> str:
     """The kind of an index of `size` passages, "exact" or "scann"; arguments as of `build_index`.
 
     Raises:
-        RetrievalError: no such kind, or ScaNN was asked for and cannot be built.
+        RetrievalError: there is no such kind, or it is "scann" and ScaNN cannot be built.
     """
     if kind not in ("auto", "exact", "scann"):
         raise RetrievalError(f'kind={kind!r}; allowed are "auto", "exact" and "scann".')
@@ -170,7 +170,7 @@ def choose_kind(kind: str, size: int, scann: ScannSettings) -> str:
 
 def _build(store: PassageStore, embedder: PassageEmbedder, content: Path, inputs: dict[str, Any],
            hosts: Hosts) -> None:
-    """This host's share of the embeddings and of the ScaNN parts; returns when all hosts have
+    """Makes this host's share of the embeddings and ScaNN parts; returns when all hosts have made
     theirs."""
     file, size = content / EMBEDDINGS, len(store)
 
@@ -188,7 +188,7 @@ def _build(store: PassageStore, embedder: PassageEmbedder, content: Path, inputs
 
 def _publish(content: Path, out: Path, inputs: dict[str, Any], auto: dict[str, Any] | None,
              recall: RecallSettings) -> None:
-    """Measures what was built, and makes it the current version of the index."""
+    """Measures the recall of what was built, and makes it the current version of the index."""
     store = PassageStore.open(content / "passages")
     width = (content / EMBEDDINGS).stat().st_size // (4 * len(store))
     manifest = manifest_of(inputs, store, width, auto)
@@ -197,7 +197,7 @@ def _publish(content: Path, out: Path, inputs: dict[str, Any], auto: dict[str, A
 
 
 def build_parts(content: Path, size: int, scann: ScannSettings, hosts: Hosts = ALONE) -> None:
-    """This host's share of the ScaNN parts of `size` embeddings."""
+    """Builds this host's share of the ScaNN parts of `size` embeddings."""
     file = content / EMBEDDINGS
     embeddings, rows = map_file(file, "<f4").reshape(size, -1), part_rows(size, scann.parts)
     for part in range(scann.parts)[hosts.index :: hosts.count]:
@@ -206,12 +206,13 @@ def build_parts(content: Path, size: int, scann: ScannSettings, hosts: Hosts = A
 
 def manifest_of(inputs: dict[str, Any], store: PassageStore, width: int,
                 auto: dict[str, Any] | None) -> dict[str, Any]:
-    """What an index of a store says about itself, but for its recall and its files.
+    """The manifest of an index, without its recall and its files.
 
     Args:
-        inputs: what it was built from; of an edited index they name another store.
-        store, width: its passages, and of their embeddings.
-        auto: how ScaNN is built where there are enough passages; None = they do not decide it.
+        inputs: those of the build; after an edit, the store is not the one that they name.
+        store: its passages.
+        width: of their embeddings.
+        auto: how ScaNN is built if there are enough passages; None = their number decides nothing.
     """
     return {
         **({} if auto is None else {"auto": auto}),
@@ -227,10 +228,9 @@ def manifest_of(inputs: dict[str, Any], store: PassageStore, width: int,
 
 
 def measure(folder: IndexFolder, recall: RecallSettings) -> None:
-    """Measures the recall of an index that is not yet published, and writes it into its manifest.
+    """Measures the recall of an index that is not yet published, and puts it into the manifest.
 
-    Where ScaNN's search is to reach a recall and does not, as one that was never tuned, it is tuned
-    to it.
+    A ScaNN index that has a target recall is tuned first if it was never tuned, or misses it.
     """
     index, asked = of_folder(folder), folder.manifest.get("auto", folder.manifest["inputs"])
     sample = RecallSample(index.table, recall.queries, recall.k, recall.seed, index.valid)
@@ -248,9 +248,10 @@ def measure(folder: IndexFolder, recall: RecallSettings) -> None:
 
 
 def _tune(index: PassageIndex, sample: RecallSample, target: float) -> None:
-    """Has a ScaNN index search as little as reaches the recall on the sample, or else all leaves.
+    """Lets a ScaNN index search as little as reaches the recall on the sample, or all leaves.
 
-    Recall grows with the leaves; with fewer candidates scored again it takes more of them.
+    Recall grows with the leaves searched. Of two numbers of candidates to score again, the smaller
+    one needs more leaves; the cheaper pair is taken.
     """
     asked = ScannSettings(**index.manifest["scann"])
     size = index.manifest["size"] // asked.parts

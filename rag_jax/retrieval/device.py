@@ -1,4 +1,4 @@
-"""An index whose passages lie on the devices: exact search there, and tables for a jitted step."""
+"""An index whose passages lie on the devices: search there, and tables for a jitted step."""
 
 import functools
 from collections.abc import Callable, Mapping
@@ -23,8 +23,8 @@ from rag_jax.retrieval.protocol import (
     stack,
 )
 
-ROUND = 1024, 65536  # rows per device are a multiple: of few rows, of many, for even blocks
-QUERIES = 256  # searched at a time; fewer are padded to a power of two
+ROUND = 1024, 65536  # rows per device are a multiple of one: of the second where they are many
+QUERIES = 256  # queries searched at a time; fewer are padded to a power of two
 WRITTEN = 1024  # rows written at a time
 LOADED = 16384  # rows loaded at a time: the host never holds more of a table
 
@@ -35,7 +35,7 @@ class TokenSpec(NamedTuple):
     Attributes:
         length: tokens per row; longer rows are cut.
         dtype: of the ids there.
-        limit: the ids are below it; None = nobody has said.
+        limit: all ids must be below it; None = unchecked.
     """
 
     length: int
@@ -46,20 +46,20 @@ class TokenSpec(NamedTuple):
 class DeviceIndex(Index):
     """The passages of an index directory on all devices of a mesh. Used as a PassageIndex is.
 
-    `update` does what was done to the directory since: row numbers stay, added rows follow, deleted
-    ones leave holes. `swap` begins anew. Neither changes a shape, so that no program that searches
+    `update` applies later edits of the directory: row numbers stay, added rows follow, deleted ones
+    leave holes. `swap` replaces all rows. Neither changes a shape, so that no program that searches
     is compiled again.
 
     Args:
-        index: what to load.
+        index: the index to load.
         mesh: rows are split over all of its devices.
         settings: dtype, capacity and recall.
         token_specs: token tables of the passage stores to keep on the devices.
 
     Attributes:
-        tables: what lies on the devices, an argument for jitted programs; changes replace it.
-        manifest: of the index, but for its kind, and for its recall: None, as that of the folder
-            is not that of the devices; who measures it here writes it.
+        tables: the tables on the devices, an argument of jitted programs; changes replace them.
+        manifest: that of the index, with another kind, and with recall None until it is measured on
+            the devices, because their search differs from that of the directory.
     """
 
     division = "devices"
@@ -76,8 +76,8 @@ class DeviceIndex(Index):
         """Replaces all passages by those of another index of the same encoder.
 
         Raises:
-            RetrievalError: they do not fit, another encoder embedded them, or a file is damaged;
-                nothing is changed then.
+            RetrievalError: there are too many, another encoder embedded them, or a file is damaged;
+                then nothing is changed.
         """
         self._check(index)
         self._verify(index)
@@ -86,17 +86,17 @@ class DeviceIndex(Index):
         self._take(index)
 
     def reload(self) -> None:
-        """Loads the index again, as its directory holds it."""
+        """Loads the index again from its directory."""
         manifest = self.manifest
         self.swap(self._index)
         self.manifest = manifest
 
     def update(self, index: PassageIndex) -> None:
-        """Takes over a later version of the index directory; only rows that were added are loaded,
-        where its others are those that are on the devices.
+        """Changes to a later version of the index directory. Only added rows are loaded, unless the
+        built ones have changed too.
 
         Raises:
-            RetrievalError: as `swap`; nothing is changed then.
+            RetrievalError: as `swap`; then nothing is changed.
         """
         files = [one.manifest["files"] for one in (self._index, index)]
         if any(files[0].get(name) != files[1].get(name)
@@ -113,7 +113,7 @@ class DeviceIndex(Index):
         self._take(index)
 
     def _take(self, index: PassageIndex) -> None:
-        """Knows an index as the one whose rows are on the devices, and its deleted rows as such."""
+        """Makes an index the current one: its rows are on the devices. Masks deleted ones."""
         rows = len(index.passages)
         self._index, self.size = index, index.size
         self.path, self.passages = index.path, index.passages
@@ -126,9 +126,9 @@ class DeviceIndex(Index):
             (self.capacity,), row_sharding(self.mesh), lambda rows: valid[rows]))
 
     def write(self, ids: np.ndarray | jax.Array, values: DeviceTables) -> None:
-        """Replaces what is kept of rows int32[R] by values [R, ...]; -1 = no row.
+        """Replaces rows int32[R] of the tables by values [R, ...]; -1 = no row.
 
-        values: `valid` is None, and `tokens` empty where they stay.
+        values: `valid` must be None; without `tokens`, those of the rows stay.
         """
         tables, kept = self.tables._replace(valid=None), {"valid": self.tables.valid}
         if not values.tokens:
@@ -152,7 +152,7 @@ class DeviceIndex(Index):
     def embeddings(self, ids: np.ndarray) -> np.ndarray:
         """The embeddings float32[..., E] of rows integers[...], as the devices hold them.
 
-        Of several processes all ask for the same rows.
+        All processes must ask for the same rows together.
         """
         ids = np.asarray(ids)
         check_rows(ids, len(self.passages), f"{self.path}: embeddings")
@@ -172,13 +172,12 @@ class DeviceIndex(Index):
                 "again with that encoder.")
 
     def _verify(self, index: PassageIndex, first: int = 0) -> None:
-        """Verifies and checks all that is loaded of an index, before anything of what is there
-        goes.
+        """Verifies and checks all that is to be loaded of an index, before any table is changed.
 
-        first: 1 = only what was added to it.
+        first: the first part: 0 = all of it, 1 = only what was added.
 
         Raises:
-            RetrievalError: it is damaged, or as `_read`.
+            RetrievalError: a file is damaged, or as `_read`.
         """
         if index.files is not None:
             index.files.check_all(name for name in (EMBEDDINGS, f"{ADDED}/{EMBEDDINGS}")[first:]
@@ -193,10 +192,11 @@ class DeviceIndex(Index):
 
     def _read(self, index: PassageIndex, rows: np.ndarray
               ) -> tuple[np.ndarray, dict[str, tuple[np.ndarray, np.ndarray]]]:
-        """Embeddings of rows int[R] of an index, and of each table their tokens and lengths.
+        """Embeddings of rows int[R] of an index, and their tokens and lengths in each token table.
 
         Raises:
-            RetrievalError: a number that no search can compare, or a token id above its limit.
+            RetrievalError: a number that is not finite or too large, or a token id not below its
+                limit.
         """
         embeddings = check_vectors(
             index.embeddings(rows), lambda row: f"{index.path}: the embedding of row {rows[row]}")
@@ -209,13 +209,13 @@ class DeviceIndex(Index):
         return embeddings, tokens
 
     def _values(self, index: PassageIndex, rows: np.ndarray) -> DeviceTables:
-        """What the tables hold of rows int[R] of an index; `valid` is None. Raises as `_read`."""
+        """Rows int[R] of an index as the tables have them; `valid` is None. Raises as `_read`."""
         embeddings, tokens = self._read(index, rows)
         columns = device_search.encoded(embeddings, self.settings.dtype)
         return DeviceTables(*columns, None, np.zeros(len(rows), np.int32), tokens)
 
     def _load(self, index: PassageIndex) -> DeviceTables:
-        """Tables of an index, with zeros in spare rows; a process reads its devices' rows alone."""
+        """Tables of an index, zero in spare rows; a process reads only the rows of its devices."""
         sharding = row_sharding(self.mesh)
         whole = abstract_tables(self.capacity, self.width, self.mesh, self.settings,
                                 self.token_specs)._replace(valid=None)
@@ -228,15 +228,14 @@ class DeviceIndex(Index):
 
     def _share(self, index: PassageIndex, whole: DeviceTables, device: jax.Device, first: int
                ) -> DeviceTables:
-        """The rows of `whole` from `first` on that lie on this device, a few from the host at a
-        time."""
+        """The rows of the tables on one device, from row `first` on, loaded LOADED at a time."""
         local = self.capacity // self.mesh.size
         size = min(local, LOADED)
         share = jax.tree.map(
             lambda table: jnp.zeros((local, *table.shape[1:]), table.dtype, device=device), whole)
         total = len(index.passages)
         for begin in range(0, min(local, total - first), size):
-            begin = min(begin, local - size)  # the last rows again, in place of another shape
+            begin = min(begin, local - size)  # may overlap the rows before: one shape for all
             rows = np.arange(first + begin, min(first + begin + size, total))
             spare = ((0, size - len(rows)),)
             values = jax.tree.map(lambda x: np.pad(x, spare + ((0, 0),) * (x.ndim - 1)),  # noqa: B023
@@ -246,9 +245,10 @@ class DeviceIndex(Index):
 
 
 def table_rows(passages: int, mesh: Mesh) -> int:
-    """Rows of the tables for so many passages."""
+    """How many rows the tables for so many passages have."""
     rows = -(-passages // mesh.size)
-    unit = ROUND[rows > 2 * ROUND[1]]
+    few, many = ROUND
+    unit = many if rows > 2 * many else few
     return -(-rows // unit) * unit * mesh.size
 
 

@@ -1,7 +1,7 @@
 """Search and lookup in passage tables that are split by rows over all devices of a mesh.
 
 Pure functions for use inside jitted programs. The tables are arguments, never constants, and have
-spare rows and a validity mask, so that passages come, go and are replaced without compiling.
+spare rows and a validity mask, so that passages are added, deleted and replaced without compiling.
 """
 
 import dataclasses
@@ -22,15 +22,15 @@ INT8_CANDIDATES = 4  # times k, for int8 rows: their scores are coarser
 
 @dataclasses.dataclass(frozen=True)
 class DeviceSettings:
-    """How passages lie on the devices and how they are searched.
+    """How passages are stored on the devices and searched.
 
     Attributes:
-        dtype: "float32", "bfloat16", or "int8": search in int8, scores from bfloat16 rows, which
-            are kept beside them (3 bytes per number, 1 of which is read for every passage).
-        capacity: rows of the tables at least, rounded up; as many as the first index has passages,
-            where that is more.
+        dtype: "float32", "bfloat16", or "int8": candidates from int8 rows, scores from bfloat16
+            rows beside them (3 bytes per number, of which a search reads 1 for every passage).
+        capacity: rows of the tables at least, rounded up; the number of passages of the first index
+            if that is more.
         recall_target: 1.0 = exact; less = approx_max_k with that expected recall.
-        score_bytes: per device, of scores that exist at a time.
+        score_bytes: of the scores that exist at a time, per device.
     """
 
     dtype: str = "bfloat16"
@@ -46,8 +46,8 @@ class DeviceTables(NamedTuple):
         embeddings: float32 or bfloat16[C, E]; scores and priors are computed from them.
         codes: int8[C, E], embeddings / scales rounded, or None.
         scales: float32[C], or None.
-        valid: bool[C], False = spare or deleted: never found.
-        steps: int32[C], training step whose document encoder made the embedding.
+        valid: bool[C], False = spare or deleted, never found.
+        steps: int32[C], the training step whose document encoder made the embedding.
         tokens: name of a token table -> (uint16 or int32[C, P] ids, int32[C] tokens in the row).
     """
 
@@ -76,7 +76,7 @@ def search(tables: DeviceTables, queries: jax.Array, k: int, mesh: Mesh, setting
     this error is that of the rows' quantisation: a 254th of the largest entry of each, per entry.
 
     Args:
-        tables: what is searched.
+        tables: those of the passages.
         queries: float32[B, E].
         k: passages per query.
         mesh, settings: of the tables.
@@ -109,8 +109,8 @@ def _nominate(tables: DeviceTables, queries: jax.Array, k: int, settings: Device
               devices: int) -> tuple[jax.Array, jax.Array]:
     """Candidates of one device: (scores float32[B, c], rows int32[B, c]).
 
-    A candidate of score -inf is none. Rows are worked through in equal blocks, whose scores take
-    settings.score_bytes at most; whole blocks, as a slice at any row would be copied on TPUs.
+    A candidate with score -inf is not valid. Rows are scored in blocks of equal size, whose scores
+    take at most settings.score_bytes; a slice that begins at any row would be copied on TPUs.
     """
     table = tables.embeddings if tables.codes is None else tables.codes
     local = table.shape[0]
@@ -208,7 +208,7 @@ def lookup(tables: Any, ids: jax.Array, mesh: Mesh) -> Any:
             local = jnp.expand_dims(local, range(ids.ndim, rows.ndim))
             return jnp.where(local, rows.astype(jnp.float32 if floating else jnp.int32), 0)
 
-        # One device has each row, and all others add zeros.
+        # Each row is on one device; all others add zeros.
         return lax.psum(jax.tree.map(one, tables), mesh.axis_names)
 
     return jax.shard_map(
@@ -234,7 +234,7 @@ def write(tables: Any, ids: jax.Array, values: Any, mesh: Mesh) -> Any:
 
 
 def _places(ids: jax.Array, local: int, mesh: Mesh) -> tuple[jax.Array, jax.Array]:
-    """Where global rows lie on this device, and which of them do."""
+    """The local numbers of global rows on this device, and which of them are on it."""
     place = ids - lax.axis_index(mesh.axis_names) * local
     return place, (place >= 0) & (place < local)
 

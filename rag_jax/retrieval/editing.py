@@ -1,9 +1,9 @@
 """Editing an index: passages are added and deleted, and a further version of it is published.
 
 Only added passages are embedded. They lie in a segment of their own, which is searched exactly
-beside what was built; the rows of deleted ones stay, and no search finds them. The files that were
-built are taken over by their names (hard links), with the digests that they have always had. An
-index whose edits make its search slow is compacted: built anew from its rows as they are.
+besides what was built. The rows of deleted passages stay, but no search finds them. The built files
+are hard-linked into the new version, with the digests that they have in the old one. An index that
+its edits have made slow is compacted: rebuilt from the embeddings that it has.
 """
 
 from collections.abc import Sequence
@@ -43,11 +43,11 @@ from rag_jax.retrieval.versions import current
 
 
 class Edit(NamedTuple):
-    """What an edit makes of an index.
+    """An edit of an index.
 
     Attributes:
         base: the version that is edited.
-        kept: bool[N], its rows that are neither deleted before nor now.
+        kept: bool[N], its rows that were not deleted before and are not now.
         added: the new passages; None = none.
     """
 
@@ -57,12 +57,12 @@ class Edit(NamedTuple):
 
     @property
     def parts(self) -> list[tuple[PassageStore, np.ndarray]]:
-        """Passage stores with their rows int64[R] that stay: built, added before, new."""
+        """Each passage store with its kept rows int64[R]: built, added before, new."""
         parts = kept_rows(self.base.passages, self.kept)
         return parts if self.added is None else [*parts, (self.added, np.arange(len(self.added)))]
 
     @property
-    def rows(self) -> int:
+    def size(self) -> int:
         """Passages that the edited index has."""
         return sum(len(rows) for _, rows in self.parts)
 
@@ -72,27 +72,29 @@ def planned(out: Path, kinds: tuple[str, ...], fingerprint: str | None, added: P
     """The edit of the current version at `out`, checked before any work.
 
     Raises:
-        RetrievalError: no index of these kinds and this encoder; a deleted id that it has not, an
-            added id that it has, or fewer than `least` passages would be left.
+        RetrievalError: there is no index of these kinds and this encoder, a deleted id is not in
+            it, an added id is, or fewer than `least` passages would be left.
     """
     base = open_folder(current(out), kinds, fingerprint)
     for store in base.passages.stores:
         store.files.verify()
     kept = np.ones(len(base.passages), bool) if base.valid is None else base.valid.copy()
     kept[[base.passages.row_of(passage_id) for passage_id in deleted]] = False
-    for passage_id in () if added is None else added.ids():
-        row = base.passages.find(passage_id)
-        if row is not None and kept[row]:
-            raise RetrievalError(f"{out}: has a passage {passage_id!r}; to replace it, delete it "
-                                 "in the same edit.")
-    if added is not None and {*added.token_tables} != {*base.passages.token_tables}:
-        raise RetrievalError(f"{out}: has the token tables {sorted(base.passages.token_tables)}, "
-                             f"the new passages {sorted(added.token_tables)}.")
+    if added is not None:
+        for passage_id in added.ids():
+            row = base.passages.find(passage_id)
+            if row is not None and kept[row]:
+                raise RetrievalError(f"{out}: has a passage {passage_id!r}; to replace it, delete "
+                                     "it in the same edit.")
+        if {*added.token_tables} != {*base.passages.token_tables}:
+            raise RetrievalError(
+                f"{out}: has the token tables {sorted(base.passages.token_tables)}, the new "
+                f"passages {sorted(added.token_tables)}.")
     edit = Edit(base, kept, added)
-    if not edit.rows:
+    if not edit.size:
         raise RetrievalError(f"{out}: nothing would be left of its passages; an index needs one.")
-    if edit.rows < least:
-        raise RetrievalError(f"{out}: {edit.rows} passages would be left, and {least} are read.")
+    if edit.size < least:
+        raise RetrievalError(f"{out}: {edit.size} passages would be left, and {least} are read.")
     return edit
 
 
@@ -101,35 +103,33 @@ def edit_index(out: Path, embedder: PassageEmbedder, added: PassageStore | None 
                compact: bool | None = None, least: int = 1) -> None:
     """Adds passages to an index of vectors and deletes others from it, in one new version.
 
-    A killed edit leaves the version that was, and the same edit again goes on with its embeddings.
-    One that was killed when all but the pointer was written is published by the next edit, and then
-    the same edit is refused, as its ids are gone or there.
+    A killed edit leaves the old version as it is, and the same edit, made again, goes on with the
+    embeddings it had finished. If it was killed when all but the pointer was written, the next edit
+    publishes it; the same edit is then refused, because its ids are already deleted or added.
 
     Args:
-        out: the index directory; who has it open keeps the version that is open.
-        embedder: the encoder that built the index; embeds the added passages.
-        added: passages with the token tables of the index's.
-        deleted: ids of passages. An id may be deleted and added: it is replaced.
+        out: the index directory; who has it open keeps the old version.
+        embedder: embeds the added passages; of the encoder that built the index.
+        added: new passages, with the same token tables as the index.
+        deleted: ids of passages. An id that is both deleted and added is replaced.
         recall: how recall is measured afterwards. Its target is that of the build.
-        compact: build the index anew from its rows; None = where `is_slow`.
+        compact: rebuild the index; None = if `is_slow`.
         least: how many passages have to be left.
 
     Raises:
-        RetrievalError: as `planned`, or the embedder reads added passages otherwise than the build
-            read its own, or an embedding cannot be used.
+        RetrievalError: as `planned`, or the embedder reads another token table or length than that
+            of the build, or an embedding cannot be used.
         InUseError: another process builds at out; it is named.
     """
-    read_manifest(current(out))  # publishing would make an index where there is none
+    read_manifest(current(out))  # an error if there is none, which publishing would make
     with publishing(out):
         edit = planned(out, ("exact", "scann"), embedder.encoder_fingerprint, added, deleted,
                        least)
         if added is None and not len(deleted) and not compact:
             return
         _check_embedder(edit, embedder)
-        content = begun(out, _key(edit))
+        content = _begun_anew(out, edit)
         new = _embedded(edit, embedder, content)
-        for left in content.iterdir():  # by a killed process
-            files.remove_folder(left)
         if compact or compact is None and is_slow(edit):
             manifest, known = _compacted(edit, new, content)
         else:
@@ -143,7 +143,7 @@ def edit_index(out: Path, embedder: PassageEmbedder, added: PassageStore | None 
 
 def edit_words(out: Path, added: PassageStore | None = None, deleted: Sequence[str] = (),
                least: int = 1) -> None:
-    """`edit_index` for an index of words: they are counted anew, as each weight is of all passages.
+    """`edit_index` for a BM25 index, which is built anew: each weight depends on all passages.
 
     Raises:
         RetrievalError: as `planned`, or no passage has a word.
@@ -154,9 +154,7 @@ def edit_words(out: Path, added: PassageStore | None = None, deleted: Sequence[s
         edit = planned(out, ("bm25",), None, added, deleted, least)
         if added is None and not len(deleted):
             return
-        content = begun(out, _key(edit))
-        for left in content.iterdir():
-            files.remove_folder(left)
+        content = _begun_anew(out, edit)
         store = copy_rows(content / "passages", edit.parts)
         index_words(store, content / "bm25",
                     Bm25Settings.of_manifest(edit.base.path, edit.base.manifest))
@@ -166,21 +164,24 @@ def edit_words(out: Path, added: PassageStore | None = None, deleted: Sequence[s
 
 
 def is_slow(edit: Edit) -> bool:
-    """Whether a search of an edited index takes more than twice as long as one of a compacted one:
-    more than half of the built rows are deleted; the added ones, which are searched exactly, take
-    longer than all of ScaNN's; or there are enough by now for ScaNN."""
+    """Whether searching the edited index would take more than twice as long as after compaction.
+
+    That is so if more than half of the built rows are deleted, if searching the added rows exactly
+    takes longer than ScaNN's search of the built ones, or if an exact
+    index has enough passages for ScaNN by now.
+    """
     manifest, added = edit.base.manifest, sum(len(rows) for _, rows in edit.parts[1:])
     built = manifest["size"]
     if 2 * np.count_nonzero(edit.kept[:built]) < built:
         return True
     if manifest["kind"] == "exact":
-        return _kind_anew(manifest, edit.rows) == "scann"
+        return _kind_anew(manifest, edit.size) == "scann"
     settings = ScannSettings(**manifest["scann"])
     return EXACT_ROW * added > settings.parts * settings.work(built // settings.parts)
 
 
 def _kind_anew(manifest: dict[str, Any], size: int) -> str:
-    """The kind of an index of `size` passages that is built anew as one with this manifest was."""
+    """The kind of an index of `size` passages, rebuilt as one with this manifest was built."""
     if "auto" in manifest:
         return choose_kind("auto", size, ScannSettings(**manifest["auto"]["scann"]))
     inputs = manifest["inputs"]
@@ -189,17 +190,23 @@ def _kind_anew(manifest: dict[str, Any], size: int) -> str:
     return inputs["kind"]
 
 
-def _key(edit: Edit) -> dict[str, Any]:
-    """Names what an edited version is made from."""
-    return {"edit": digest_of({
+def _begun_anew(out: Path, edit: Edit) -> Path:
+    """The folder in which the edited version is made, emptied; its parent keeps the embeddings that
+    a killed process made for the same edit."""
+    content = begun(out, {"edit": digest_of({
         "base": edit.base.manifest["files"], "kept": np.packbits(edit.kept).tobytes().hex(),
-        "added": None if edit.added is None else edit.added.fingerprint})}
+        "added": None if edit.added is None else edit.added.fingerprint})})
+    for left in content.iterdir():  # from a killed process
+        files.remove_folder(left)
+    return content
 
 
 def _check_embedder(edit: Edit, embedder: PassageEmbedder) -> None:
-    """Raises a RetrievalError where added passages would be read otherwise than those before."""
+    """Raises a RetrievalError unless added passages are read as those of the build were."""
+    if edit.added is None:
+        return
     inputs = edit.base.manifest["inputs"]
-    for name in () if edit.added is None else ("token_table", "max_length"):
+    for name in ("token_table", "max_length"):
         ours = getattr(embedder, name)
         if inputs.get(name, ours) != ours:
             raise RetrievalError(
@@ -226,7 +233,7 @@ def _embedded(edit: Edit, embedder: PassageEmbedder, content: Path) -> np.ndarra
 
 
 def _write_rows(edit: Edit, new: np.ndarray, parts: slice, folder: Path) -> PassageStore:
-    """Writes passages and embeddings of some of `edit.parts` into a folder, in their order."""
+    """Writes the passages and embeddings of some of `edit.parts` into a folder, in their order."""
     embeddings = Embeddings(edit.base)
     embeddings.check_all(list(embeddings.arrays)[parts])
     arrays = [*embeddings.arrays.values(), new][parts]
@@ -238,7 +245,11 @@ def _write_rows(edit: Edit, new: np.ndarray, parts: slice, folder: Path) -> Pass
 
 
 def _with_segment(edit: Edit, new: np.ndarray, content: Path) -> tuple[dict, dict]:
-    """The version with a segment of added passages: its manifest, and the known entries in it."""
+    """Makes a version with a segment of added passages.
+
+    Returns:
+        Its manifest, and the entries of files that are linked from the old version.
+    """
     base, built = edit.base, edit.base.manifest["size"]
     known = {name: entry for name, entry in base.manifest["files"].items()
              if name != DELETED and not name.startswith(f"{ADDED}/")}
@@ -257,7 +268,7 @@ def _with_segment(edit: Edit, new: np.ndarray, content: Path) -> tuple[dict, dic
 
 
 def _compacted(edit: Edit, new: np.ndarray, content: Path) -> tuple[dict, dict]:
-    """The version that is built anew of all rows; as `_with_segment`."""
+    """Makes a version that is rebuilt from all rows; returns as `_with_segment`."""
     base = edit.base.manifest
     inputs, auto = base["inputs"], base.get("auto")
     store = _write_rows(edit, new, slice(None), content)

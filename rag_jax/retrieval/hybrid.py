@@ -1,4 +1,4 @@
-"""A hybrid index: embeddings and words nominate passages, and both score all of these."""
+"""A hybrid index: embeddings and words both nominate passages, and both score all of them."""
 
 import dataclasses
 from typing import Any
@@ -11,13 +11,16 @@ from rag_jax.retrieval.index import PassageIndex
 from rag_jax.retrieval.joined import are_rows, kept_rows
 from rag_jax.retrieval.protocol import Around, RetrievalError, SearchResult, check_queries, merge
 
-WORDS = "words"  # folder in that of the embeddings' index
-NOMINATED = 100  # by each part, or 4 times as many as are asked for
+WORDS = "words"  # folder of the BM25 index, in that of the index of embeddings
+NOMINATED = 100  # passages by each of both, or 4 k if that is more
 
 
 def asked(vectors: np.ndarray, texts: np.ndarray, weight: Any) -> np.ndarray:
-    """What a hybrid index is asked: records [B] of "vector" float32[E], "text", and "weight", that
-    of words, which may be learned and so comes with the query vectors of the same parameters."""
+    """Queries of a hybrid index: records [B] of "vector" float32[E], "text" and "weight".
+
+    The weight is that of words. It may be learned, so it comes with the vectors, from the same
+    parameters.
+    """
     queries = np.empty(len(texts), [("vector", "<f4", vectors.shape[1:]), ("text", object),
                                     ("weight", "<f4")])
     queries["vector"], queries["text"], queries["weight"] = vectors, texts, weight
@@ -26,14 +29,14 @@ def asked(vectors: np.ndarray, texts: np.ndarray, weight: Any) -> np.ndarray:
 
 @dataclasses.dataclass
 class HybridIndex(Around):
-    """An index of embeddings and one of the words of the same passages, searched as one.
+    """An index of embeddings and a BM25 index of the same passages, searched as one.
 
     Attributes:
-        index: that of embeddings, whose rows these are.
-        words: of the same passages, in the same order.
-        fusion: how the scores are joined; the weight of words is each query's own.
-        to_words: int[N], the rows of `words` for those of `index`, -1 for deleted ones; None = the
-            same.
+        index: that of embeddings. Row numbers are those of this one.
+        words: the BM25 index of the same passages, in the same order.
+        fusion: how the scores are joined; each query has a weight of words.
+        to_words: int[N], the row of `words` for each row of `index`, -1 for deleted ones; None =
+            the rows are the same.
     """
 
     index: PassageIndex
@@ -54,7 +57,7 @@ class HybridIndex(Around):
         return self.words.scores(texts, ids if self.to_words is None else self.to_words[ids])
 
     def _search(self, queries: np.ndarray, k: int) -> SearchResult:
-        """The k passages with the highest joined scores among those that either part nominates, in
+        """The k passages with the highest joined scores among those that either index nominates, in
         the order of their logits."""
         vectors = check_queries(queries["vector"], self.index.width)
         count = min(self.size, max(NOMINATED, 4 * k))
@@ -72,9 +75,9 @@ class HybridIndex(Around):
         return found if self.fusion.kind == "convex" else self._ranked(queries, found.ids)
 
     def _ranked(self, queries: np.ndarray, ids: np.ndarray) -> SearchResult:
-        """Rows integers[B, K] in the order of their ranks among themselves, which `logits` has.
+        """Rows integers[B, K] in the order of their `logits`; ranks are among these rows alone.
 
-        What is equal for one part ranks there as for the other: so it does in this order, too.
+        Rows with equal scores in one index rank there as in the other, and so in this order, too.
         """
         def in_order(order: np.ndarray, *columns: np.ndarray) -> list[np.ndarray]:
             return [np.take_along_axis(each, order, axis=1) for each in columns]
@@ -85,7 +88,7 @@ class HybridIndex(Around):
         return SearchResult(*in_order(np.argsort(-scores, axis=1, stable=True), ids, scores))
 
     def logits(self, queries: np.ndarray, ids: np.ndarray) -> np.ndarray:
-        """Joined scores float32[B, K] of rows integers[B, K], which rank among themselves."""
+        """Joined scores float32[B, K] of rows integers[B, K]; ranks are among these rows alone."""
         return self._joined(*self._scores(queries, ids), queries)
 
     def _scores(self, queries: np.ndarray, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -96,7 +99,7 @@ class HybridIndex(Around):
         return self.fusion.logits(dense, words, queries["weight"][:, None]).astype(np.float32)
 
     def _by_words(self, texts: np.ndarray, count: int) -> np.ndarray:
-        """Rows int32[B, count] of the dense index that words nominate."""
+        """The rows int32[B, count], of the index of embeddings, that words nominate."""
         found = self.words.search(texts, count).ids
         if self.to_words is None:
             return found
@@ -104,11 +107,12 @@ class HybridIndex(Around):
 
 
 def matching_rows(dense: PassageIndex, words: Bm25Index) -> np.ndarray | None:
-    """The rows int64[N] of `words` for those of `dense`, -1 for deleted ones; None = the same, as
-    both were built from one passage store and hold all of it.
+    """The row int64[N] of `words` for each row of `dense`, -1 for deleted ones.
+
+    None = the rows are the same: both indexes hold all passages of one store.
 
     Raises:
-        RetrievalError: they hold other passages, or in another order.
+        RetrievalError: they hold other passages, or the same in another order.
     """
     stores = [index.manifest["passages_fingerprint"] for index in (dense, words)]
     if dense.valid is None and stores[0] == stores[1]:

@@ -1,4 +1,4 @@
-"""An index directory, opened: what lies in its folder decides what searches it."""
+"""An open index directory of vectors. Its manifest decides how it is searched."""
 
 import dataclasses
 import os
@@ -27,11 +27,12 @@ _ADDED = f"{ADDED}/{EMBEDDINGS}"
 
 
 class Embeddings:
-    """The embeddings of an index, memory-mapped; none is returned that is not verified.
+    """The embeddings of an index, memory-mapped.
 
     Attributes:
-        unverified: float32[N, E]; `check` says of rows, `check_all` of all, that they are sound.
-        arrays: by the names of their files, what that consists of.
+        unverified: float32[N, E]; rows must be verified by `check` or `check_all` before they are
+            used.
+        arrays: the parts of it, by the names of their files.
     """
 
     def __init__(self, folder: IndexFolder):
@@ -48,7 +49,7 @@ class Embeddings:
         """Verifies rows integers[...].
 
         Raises:
-            RetrievalError: they, or any file of the index seen before, are damaged.
+            RetrievalError: they are damaged, or damage to the index was noticed before.
         """
         if self._files is None:
             return
@@ -58,25 +59,26 @@ class Embeddings:
             self._files.check(name, begins, begins + array.strides[0])
 
     def check_all(self, names: Iterable[str] | None = None) -> None:
-        """Verifies all rows, or those of some files; raises as `check`."""
+        """Verifies all rows, or those of the named files; raises as `check`."""
         if self._files is not None:
             self._files.check_all(self.arrays if names is None else names)
 
 
 class PassageIndex(Index):
-    """An index directory of vectors, opened: search, the embeddings, and the passages.
+    """An open index directory of vectors: search, embeddings and passages.
 
     Args:
-        folder: the version that is open.
-        embeddings: of all its passages.
-        parts: consecutive parts of the passages, each with its first row; see `division`.
-        division: how several processes search.
+        folder: the open version.
+        embeddings: those of all its passages.
+        parts: indexes of consecutive parts of the passages, each with its first row; with division
+            "passages", this process's share of them.
+        division: how several processes divide a search.
 
     Attributes:
         path: the directory; later versions in it do not change what is open.
-        manifest: what it says about itself, for example manifest["recall"].
+        manifest: that of the open version, for example with manifest["recall"].
         passages: the PassageStore with the text and tokens of every row.
-        files: those besides the passage stores'; None = this process has just written them.
+        files: all but those of the passage stores; None = this process has just written them.
         valid: bool[N], the rows that were not deleted; None = all.
         size: passages that a search can find.
         width: E, of queries and embeddings.
@@ -103,16 +105,16 @@ class PassageIndex(Index):
 
         Args:
             path: the directory.
-            encoder_fingerprint: of the encoder that will be asked; None leaves it unchecked.
+            encoder_fingerprint: that of the encoder that will embed the queries; None = unchecked.
             verify: compare every file's sha256 now (about 1 second per GB). None does so for an
-                index up to 256 MiB. Of a larger one, and with False, what is read is verified
-                then, and all of it in the background.
-            hosts: the processes that open it. Of an index in at least as many parts each holds its
-                share; any other is opened whole.
+                index up to 256 MiB. Otherwise each block is verified before it is first read, and
+                all others in the background.
+            hosts: the processes that open it. If it has at least as many parts as there are
+                processes, each holds its share of them; else each holds all.
 
         Raises:
-            RetrievalError: no index there, or it is half built, damaged, from a newer version, or
-                built by another encoder or from other passages. The text says what to do.
+            RetrievalError: there is no index, or it is half built, damaged, from a newer version,
+                or built by another encoder or from other passages.
         """
         def make(version: Path) -> "PassageIndex":
             folder = open_folder(version, ("exact", "scann"), encoder_fingerprint)
@@ -125,21 +127,21 @@ class PassageIndex(Index):
         return opened(Path(path), make)
 
     def search_as(self, settings: ScannSettings) -> None:
-        """Searches ScaNN's parts with other settings, which the manifest then names."""
+        """From now on searches ScaNN's parts with other settings, also named in the manifest."""
         self.manifest["scann"] = dataclasses.asdict(settings)
         for _, part in self._parts:
             if isinstance(part, ScannIndex):
                 part.settings = settings
 
     def _search(self, queries: np.ndarray, k: int) -> SearchResult:
-        """With division "passages", the k best of its share, or all of that where it has fewer."""
-        if self.manifest["kind"] == "exact":  # it reads them all, and ScaNN's the added ones
+        """With division "passages", the k best of this process's share, or all if it has fewer."""
+        if self.manifest["kind"] == "exact":  # it reads all rows
             self._embeddings.check_all()
-        elif self.manifest.get("edited", {}).get("added"):
+        elif self.manifest.get("edited", {}).get("added"):  # these are searched exactly
             self._embeddings.check_all([_ADDED])
         results = [(first, part._search(queries, min(k, part.size)))
                    for first, part in self._parts if part.size]
-        if not results:  # all of its share was deleted
+        if not results:  # all rows of this share were deleted
             return SearchResult(np.zeros((len(queries), 0), np.int32),
                                 np.zeros((len(queries), 0), np.float32))
         return merge([SearchResult(ids + first, scores) for first, (ids, scores) in results], k)
@@ -161,7 +163,7 @@ class PassageIndex(Index):
 def of_folder(folder: IndexFolder, hosts: Hosts = ALONE) -> PassageIndex:
     """The index in a folder, of the kind that its manifest says.
 
-    What was added to a ScaNN index is searched exactly; of several hosts, the first one has it.
+    Passages that were added to a ScaNN index are searched exactly, by host 0 where hosts share it.
     """
     embeddings, size = Embeddings(folder), folder.manifest["size"]
     if folder.manifest["kind"] == "exact":
@@ -180,7 +182,7 @@ def of_folder(folder: IndexFolder, hosts: Hosts = ALONE) -> PassageIndex:
 
 def _open_part(folder: IndexFolder, embeddings: Embeddings, part: int, rows: slice,
                settings: ScannSettings) -> ScannIndex:
-    """A part of a ScaNN index, whose files ScaNN reads whole: they are verified before."""
+    """A part of a ScaNN index. ScaNN reads its files whole, so they are verified first."""
     files: VerifiedFiles | None = folder.files
     path = part_folder(folder.path, part)
     if files is not None:

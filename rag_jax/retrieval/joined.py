@@ -1,6 +1,6 @@
-"""What lies in several files one after another, read like one: rows, passages and their tokens.
+"""Several arrays, passage stores or token tables, read as if they were one.
 
-An index that was edited has the rows that it was built from, and after them the added ones.
+An edited index has the rows that it was built from, followed by the added ones.
 """
 
 import itertools
@@ -15,17 +15,18 @@ from rag_jax.retrieval.passages import PassageStore, TokenTable, unknown_id
 from rag_jax.retrieval.protocol import Passage, RetrievalError, check_rows
 from rag_jax.retrieval.store_writing import write_store
 
-RUN = 2**14  # passages that are compared at a time
+RUN = 2**14  # passages compared at a time
 Part = TypeVar("Part", bound=Collection)
 
 
 def split(parts: Collection[Part], rows: np.ndarray
           ) -> Iterator[tuple[Part, np.ndarray, np.ndarray]]:
-    """Each of some parts that lie one after another; which of rows integers[...] are in it,
-    bool[...]; and what these are there, integers[R].
+    """Divides rows integers[...] of the parts, taken one after another, among these.
+
+    Yields each part, bool[...], which of the rows are in it, and their numbers there, integers[R].
 
     Raises:
-        RetrievalError: a row is in none.
+        RetrievalError: a row is in no part.
     """
     check_rows(rows, sum(map(len, parts)), "joined rows")
     first = 0
@@ -36,7 +37,7 @@ def split(parts: Collection[Part], rows: np.ndarray
 
 
 class JoinedRows:
-    """Arrays [N, E] one after another, of which rows are read as of one array."""
+    """Arrays [N, E] one after another, indexed by row as one array."""
 
     ndim = 2
 
@@ -49,7 +50,7 @@ class JoinedRows:
         return self.shape[0]
 
     def __getitem__(self, rows: slice | np.ndarray) -> np.ndarray:
-        """Rows as a slice without step, [R, E], or integers[...] from 0 on, [..., E]."""
+        """Rows [R, E] for a slice without a step, [..., E] for integers[...] from 0 on."""
         if isinstance(rows, slice):
             begin, end, _ = rows.indices(len(self))
             some = [array[max(begin - first, 0) : max(end - first, 0)]
@@ -64,11 +65,11 @@ class JoinedRows:
 
 
 class JoinedPassages:
-    """Passage stores one after another, by row, as one PassageStore gives them.
+    """Passage stores one after another, used as one PassageStore is.
 
     Args:
         stores: at least one.
-        valid: bool[N], the rows that count. Others can be read, but have no id any more.
+        valid: bool[N], False for deleted rows. These can be read, but not found by their ids.
     """
 
     def __init__(self, stores: Sequence[PassageStore], valid: np.ndarray):
@@ -76,7 +77,7 @@ class JoinedPassages:
 
     @property
     def path(self) -> Path:
-        """Of the first store."""
+        """The path of the first store."""
         return self.stores[0].path
 
     @property
@@ -92,12 +93,12 @@ class JoinedPassages:
         return store[own]
 
     def source(self, row: int) -> Citation | None:
-        """Where a passage stands in a document; see PassageStore.source."""
+        """Where a passage stands in its document; see PassageStore.source."""
         store, own = _place(self.stores, row)
         return store.source(own)
 
     def find(self, passage_id: str) -> int | None:
-        """The row that counts of a passage id, or None; see PassageStore.find."""
+        """The valid row of a passage id, or None; see PassageStore.find."""
         for first, store in zip(_firsts(self.stores), self.stores, strict=True):
             row = store.find(passage_id)
             if row is not None and self._valid[first + row]:
@@ -105,7 +106,7 @@ class JoinedPassages:
         return None
 
     def row_of(self, passage_id: str) -> int:
-        """The row that counts of a passage id.
+        """The valid row of a passage id.
 
         Raises:
             RetrievalError: no passage has this id; near matches are listed.
@@ -117,7 +118,7 @@ class JoinedPassages:
         return row
 
     def ids(self) -> Iterator[str]:
-        """The ids of the rows that count."""
+        """The ids of the valid rows."""
         ids = itertools.chain.from_iterable(store.ids() for store in self.stores)
         return itertools.compress(ids, self._valid)
 
@@ -132,10 +133,10 @@ class JoinedTokens:
     def __init__(self, tables: Sequence[TokenTable]):
         self._tables = tables
 
-    def rows(self, row: int) -> np.ndarray:
+    def row(self, row: int) -> np.ndarray:
         """The token ids of one row."""
         table, own = _place(self._tables, row)
-        return table.rows(own)
+        return table.row(own)
 
     def lengths_of(self, row_ids: np.ndarray) -> np.ndarray:
         """int64[...]: tokens of some rows."""
@@ -146,7 +147,7 @@ class JoinedTokens:
 
     def padded(self, row_ids: np.ndarray, length: int, pad_id: int
                ) -> tuple[np.ndarray, np.ndarray]:
-        """Rows in one rectangle; see TokenTable.padded."""
+        """Rows as one array of equal lengths; see TokenTable.padded."""
         row_ids = np.asarray(row_ids)
         tokens = np.full((*row_ids.shape, length), pad_id, np.int32)
         mask = np.zeros(tokens.shape, bool)
@@ -157,17 +158,16 @@ class JoinedTokens:
 
 def kept_rows(passages: PassageStore | JoinedPassages, kept: np.ndarray
               ) -> list[tuple[PassageStore, np.ndarray]]:
-    """Each store of the passages with its rows int64[R] that are kept, of bool[N]."""
+    """Each store of the passages with those of its rows int64[R] that `kept` bool[N] marks."""
     rows = map(np.flatnonzero, np.split(kept, _firsts(passages.stores)[1:]))
     return list(zip(passages.stores, rows, strict=True))
 
 
 def copy_rows(path: Path, parts: Sequence[tuple[PassageStore, np.ndarray]]) -> PassageStore:
-    """Writes a store of some rows int[R] of each of some stores, with their tokens as they are and
-    their places in documents.
+    """Writes a store of some rows int[R] of each of some stores, with their tokens and citations.
 
     Raises:
-        RetrievalError: their token tables differ, two passages have one id, or path exists.
+        RetrievalError: their token tables differ, two passages have the same id, or path exists.
     """
     tables = {frozenset(store.token_tables) for store, _ in parts}
     if len(tables) > 1:
@@ -175,7 +175,7 @@ def copy_rows(path: Path, parts: Sequence[tuple[PassageStore, np.ndarray]]) -> P
         raise RetrievalError(f"{path}: token tables {names} do not fit together.")
 
     def rows_of(name: str) -> Iterator[np.ndarray]:
-        return (store.tokens(name).rows(int(row)) for store, rows in parts for row in rows)
+        return (store.tokens(name).row(int(row)) for store, rows in parts for row in rows)
 
     rows = {name: rows_of(name) for name in parts[0][0].token_tables}
     encoders = {name: lambda chunk, name=name: list(itertools.islice(rows[name], len(chunk)))
@@ -189,7 +189,7 @@ def copy_rows(path: Path, parts: Sequence[tuple[PassageStore, np.ndarray]]) -> P
 
 def are_rows(store: PassageStore, parts: Sequence[tuple[PassageStore, np.ndarray]]) -> bool:
     """Whether a store begins with the passages of some rows int64[R], ascending, of each of some
-    stores; told by comparing whole runs of rows, as there may be millions."""
+    stores. Runs of consecutive rows are compared whole, because there may be millions."""
     place = 0
     for part, rows in parts:
         for begin in range(0, len(rows), RUN):
@@ -207,7 +207,8 @@ def _firsts(parts: Sequence) -> list[int]:
 
 
 def _place(parts: Sequence[Part], row: int) -> tuple[Part, int]:
-    """The part that has a row, and the row there; what none has is left to one to refuse."""
+    """The part that has a row, and the row's number there; if none has it, the last part, which
+    then raises an error."""
     for part in parts[:-1]:
         if row < len(part):
             return part, row

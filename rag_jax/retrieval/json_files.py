@@ -1,6 +1,6 @@
-"""JSON files that carry their own digest, and the checks before any file of a folder is opened.
+"""JSON files that carry their own digest, and checks of files before they are opened.
 
-The folder may come from somebody else: a link in it, a pipe or a huge file is refused.
+The folder may come from somebody else: a link, a pipe or a huge file in it is refused.
 """
 
 import hashlib
@@ -22,12 +22,12 @@ FILE_NAME = r"[A-Za-z0-9_][A-Za-z0-9_.=-]*"
 
 
 def regular_file(folder: Path, name: str) -> Path:
-    """The path of a file of a folder, after a look at what is there.
+    """The path of a regular file in a folder.
 
-    The folder may be reached through a symbolic link; in it nothing may be one.
+    The folder may be reached through a symbolic link, the file in it may not.
 
     Raises:
-        RetrievalError: the name leads out of the folder, or no regular file is there.
+        RetrievalError: the name leads out of the folder, or is not that of a regular file.
     """
     parts = name.split("/")
     if not all(re.fullmatch(FILE_NAME, part) for part in parts):
@@ -49,13 +49,13 @@ def regular_file(folder: Path, name: str) -> Path:
 
 
 def refuse_links(folder: Path) -> None:
-    """Refuses what leads out of a folder or blocks its reader; no folder is no error.
+    """Checks that a folder, if it exists, holds nothing but regular files and folders.
 
     Raises:
         RetrievalError: something in it is neither a regular file nor a folder.
         OSError: a folder in it cannot be read.
     """
-    def refuse(error: OSError) -> None:  # os.walk would pass over what it cannot read
+    def refuse(error: OSError) -> None:  # by default os.walk skips a folder that it cannot read
         if not isinstance(error, FileNotFoundError | NotADirectoryError):
             raise error
 
@@ -68,11 +68,10 @@ def refuse_links(folder: Path) -> None:
 
 
 def read_json_bytes(folder: Path, name: str, most: int = JSON_BYTES) -> bytes:
-    """What is in a file of a folder that has to be JSON, at most so many bytes: a hostile one may
-    say that it has 40 GB.
+    """The content of a JSON file in a folder, at most `most` bytes: a hostile one may have 40 GB.
 
     Raises:
-        RetrievalError: no regular file, or too large.
+        RetrievalError: it is no regular file, or too large.
     """
     path = regular_file(folder, name)
     if path.stat().st_size > most:
@@ -82,10 +81,10 @@ def read_json_bytes(folder: Path, name: str, most: int = JSON_BYTES) -> bytes:
 
 
 def read_object(folder: Path, name: str, most: int = JSON_BYTES) -> dict[str, Any]:
-    """A JSON object from a file of a folder, which has at most so many bytes.
+    """The JSON object in a file of a folder, of at most `most` bytes.
 
     Raises:
-        RetrievalError: as `read_json_bytes`, or not a JSON object.
+        RetrievalError: as `read_json_bytes`, or it is not a JSON object.
     """
     text = read_json_bytes(folder, name, most)
     try:
@@ -104,12 +103,15 @@ def write_sealed(path: Path, content: Mapping[str, Any]) -> None:
 
 def read_sealed(path: Path, needs_digest: bool = False, most: int = JSON_BYTES
                 ) -> dict[str, Any]:
-    """What `write_sealed` was given; people write such files by hand too, without a digest.
+    """The content that `write_sealed` was given. A file written by hand may have no digest.
 
-    most: bytes that are read.
+    Args:
+        path: the file.
+        needs_digest: refuse a file without a digest.
+        most: bytes that are read at most.
 
     Raises:
-        RetrievalError: damaged, or changed, or without the digest that it needs.
+        RetrievalError: it is damaged or was changed, or lacks the digest that it needs.
     """
     content = read_object(path.parent, path.name, most)
     if "sha256" not in content:
@@ -124,10 +126,10 @@ def read_sealed(path: Path, needs_digest: bool = False, most: int = JSON_BYTES
 
 
 def digest_of(content: Mapping[str, Any]) -> str:
-    """sha256 of what would be written as JSON."""
+    """sha256 of an object as JSON with sorted keys."""
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def is_count(value: Any, least: int = 0) -> bool:
-    """Whether a value of a JSON file is an integer that a size or a number of rows can be."""
+    """Whether a value from a JSON file is an integer that can be a size or a number of rows."""
     return type(value) is int and least <= value < 2**62

@@ -1,4 +1,4 @@
-"""Embeddings of an earlier index, for passages that have not changed since."""
+"""Reuse of the embeddings of an earlier index, for passages that have not changed."""
 
 import dataclasses
 import hashlib
@@ -10,18 +10,18 @@ from rag_jax.retrieval.index import PassageIndex
 from rag_jax.retrieval.passages import PassageStore
 from rag_jax.retrieval.shards import PassageEmbedder, embed_rows
 
-ROWS = 4096  # whose tokens are looked at together
+ROWS = 4096  # passages whose tokens are read at a time
 
 
 class KeptEmbeddings:
-    """What an index holds of passages that a new one holds again.
+    """The embeddings of an earlier index, for a new index that has some of its passages.
 
     Args:
-        index: the earlier one; nothing of it is used where another encoder built it, or where it
-            read passages otherwise.
+        index: the earlier one; nothing of it is used if another encoder built it, or if it read
+            passages from another token table or up to another length.
 
     Attributes:
-        embedded: passages that the embedder of `around` embeds, as nobody has before.
+        embedded: how many passages the embedder of `around` embeds anew.
     """
 
     def __init__(self, index: PassageIndex):
@@ -29,9 +29,9 @@ class KeptEmbeddings:
         self.embedded = 0
 
     def around(self, embedder: PassageEmbedder, store: PassageStore) -> PassageEmbedder:
-        """The embedder, which gives what was kept, and embeds now what was not.
+        """An embedder that returns a passage's earlier embedding if there is one, else embeds it.
 
-        A passage is the same if its tokens are.
+        Two passages are the same if their tokens are.
         """
         manifest, same = self._index.manifest, ("token_table", "max_length")
         if manifest["encoder_fingerprint"] != embedder.encoder_fingerprint or any(
@@ -39,7 +39,7 @@ class KeptEmbeddings:
             self.embedded = len(store)
             return embedder
         kept = dict(zip(self._keys(self._index.passages, embedder), itertools.count()))
-        new: dict[bytes, int] = {}  # the first row of each, in their order
+        new: dict[bytes, int] = {}  # the first row of each new passage, in their order
         repeated: set[bytes] = set()
         for row, key in enumerate(self._keys(store, embedder)):
             if key not in kept and new.setdefault(key, row) != row:
@@ -48,8 +48,8 @@ class KeptEmbeddings:
         fresh: dict[int, np.ndarray] = {}  # by row
 
         def look_up(ids: np.ndarray, mask: np.ndarray) -> np.ndarray:
-            keys = [_key(row[: count]) for row, count in zip(ids, mask.sum(axis=1), strict=True)]
-            for key in keys:  # with the others of its shard, so that a killed build goes on
+            keys = _keys_of(ids, mask)
+            for key in keys:  # with all new ones of its shard, so that a killed build can resume
                 if key in new and new[key] not in fresh:
                     begin = new[key] // embedder.shard_rows * embedder.shard_rows
                     first, end = np.searchsorted(rows, [begin, begin + embedder.shard_rows])
@@ -58,20 +58,21 @@ class KeptEmbeddings:
             found = np.stack([fresh[new[key]] if key in new else vector
                               for key, vector in zip(keys, vectors, strict=True)])
             for key in new.keys() & set(keys) - repeated:
-                del fresh[new[key]]  # nobody asks for it again; there may be millions
+                del fresh[new[key]]  # it is not needed again, and there may be millions
             return found
 
         return dataclasses.replace(embedder, embed=look_up)
 
     def _keys(self, store: PassageStore, embedder: PassageEmbedder) -> list[bytes]:
-        """A digest of each passage's tokens, as far as they are read."""
+        """A digest of each passage's tokens, up to the length at which the embedder cuts them."""
         table, keys = store.tokens(embedder.token_table), []
         for begin in range(0, len(store), ROWS):
             rows = np.arange(begin, min(begin + ROWS, len(store)))
-            ids, mask = table.padded(rows, embedder.max_length, embedder.pad_id)
-            keys += [_key(row[: count]) for row, count in zip(ids, mask.sum(axis=1), strict=True)]
+            keys += _keys_of(*table.padded(rows, embedder.max_length, embedder.pad_id))
         return keys
 
 
-def _key(tokens: np.ndarray) -> bytes:
-    return hashlib.blake2b(tokens.astype("<i4").tobytes(), digest_size=16).digest()
+def _keys_of(ids: np.ndarray, mask: np.ndarray) -> list[bytes]:
+    """A digest of each row of token ids int32[b, L], without the places that bool[b, L] masks."""
+    return [hashlib.blake2b(row[:count].astype("<i4").tobytes(), digest_size=16).digest()
+            for row, count in zip(ids, mask.sum(axis=1), strict=True)]

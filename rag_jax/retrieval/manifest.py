@@ -1,21 +1,21 @@
-"""The self-contained folder that holds one version of an index, and the manifest that vouches.
+"""The self-contained folder of one version of an index, and its manifest.
 
     manifest.json     sizes, checksums, fingerprints, settings, measured recall; written last
     passages/         the passage store (passages.py)
     embeddings.f32    float32[N, E], little-endian, row = passage row
-    scann/ scann.1/   only in an index of kind "scann": what ScaNN serialized, with relative paths;
-                      a folder for each of ScannSettings.parts
-    bm25/             in an index of kind "bm25", in place of embeddings (bm25.py)
-    added/            only where passages were added since (editing.py): passages/ and
-                      embeddings.f32 again, whose rows follow those above
-    deleted.i64       only where passages were deleted since: int64[D], their rows, ascending
+    scann/ scann.1/   only in an index of kind "scann": ScaNN's files, with relative paths, in a
+                      folder for each of ScannSettings.parts
+    bm25/             only in an index of kind "bm25", which has no embeddings (bm25.py)
+    added/            only if passages were added later (editing.py): their passages/ and
+                      embeddings.f32, whose rows follow those above
+    deleted.i64       only if passages were deleted later: int64[D], their rows, ascending
 
-Of an edited index, sizes, settings and fingerprints are those of the rows that were built, and
-"edited" says how many were added and deleted. It has "inputs" as they were when it was built. Where
-the number of passages chose the kind, "auto" has the settings of ScaNN for when it chooses again.
+In the manifest of an edited index, "edited" has the numbers of added and deleted passages; sizes,
+settings, fingerprints and "inputs" are still those of the build. If the kind was chosen by the
+number of passages, "auto" has the settings of ScaNN for the next time it is chosen.
 
-No file holds an absolute path: the folder can be moved, copied and renamed. versions.py says how an
-index directory holds versions.
+No file holds an absolute path: the folder can be moved, copied and renamed. For the versions in an
+index directory see versions.py.
 """
 
 import functools
@@ -32,10 +32,10 @@ from rag_jax.retrieval.json_files import is_count, regular_file
 from rag_jax.retrieval.passages import PassageStore
 from rag_jax.retrieval.protocol import RetrievalError
 from rag_jax.retrieval.scann import SCANN_FILES, ScannSettings
-from rag_jax.retrieval.verification import Record, VerifiedFiles
+from rag_jax.retrieval.verification import FolderRecord, VerifiedFiles
 from rag_jax.retrieval.versions import AGAIN, POINTER, versions_of
 
-MANIFEST = Record("manifest.json", "index", "checksum", AGAIN)
+MANIFEST = FolderRecord("manifest.json", "index", "checksum", AGAIN)
 EMBEDDINGS = "embeddings.f32"
 KINDS = ("exact", "scann", "bm25")
 ADDED = "added"
@@ -48,13 +48,13 @@ _TYPES = {"encoder_fingerprint": str, "passages_fingerprint": str, "versions": d
 
 
 class IndexFolder(NamedTuple):
-    """A version of an index, checked, of which no file is verified yet.
+    """A version of an index: its manifest is checked, its other files are not verified yet.
 
     Attributes:
         path: its folder.
-        manifest: what it says about itself.
+        manifest: the content of manifest.json.
         passages: its passage store, or stores.
-        files: those besides the passage stores'; None = this process has just written them.
+        files: all but those of the passage stores; None = this process has just written them.
         valid: bool[N], the rows that were not deleted; None = all.
     """
 
@@ -67,7 +67,7 @@ class IndexFolder(NamedTuple):
 
 def open_folder(path: Path, kinds: tuple[str, ...] = KINDS,
                 encoder_fingerprint: str | None = None) -> IndexFolder:
-    """Checks a version of an index of one of these kinds; see PassageIndex.open."""
+    """Opens and checks the version in a folder, of one of these kinds; see PassageIndex.open."""
     manifest = read_manifest(path)
     if manifest["kind"] not in kinds:
         raise RetrievalError(
@@ -95,7 +95,7 @@ def open_folder(path: Path, kinds: tuple[str, ...] = KINDS,
 
 
 def _store(path: Path, size: int, fingerprint: str) -> PassageStore:
-    """A passage store of an index, which must be the one that its manifest means."""
+    """Opens a passage store of an index, whose manifest has its size and fingerprint."""
     passages = PassageStore.mapped(path)
     if passages.fingerprint != fingerprint or len(passages) != size:
         raise RetrievalError(
@@ -106,7 +106,7 @@ def _store(path: Path, size: int, fingerprint: str) -> PassageStore:
 
 
 def _deleted(path: Path, files: VerifiedFiles, manifest: dict[str, Any]) -> np.ndarray:
-    """The rows int64[D] that were deleted, checked."""
+    """The rows int64[D] that were deleted, verified and checked."""
     files.check_all([DELETED])
     rows = files.map(DELETED, "<i8")
     MANIFEST.need(path, 0 <= rows[0] and rows[-1] < manifest["size"] and (np.diff(rows) > 0).all(),
@@ -117,7 +117,7 @@ def _deleted(path: Path, files: VerifiedFiles, manifest: dict[str, Any]) -> np.n
 def _refuse_foreign(path: Path, names: tuple[str, ...]) -> None:
     """Refuses files in the folders of ScaNN and bm25s that the manifest does not list.
 
-    What systems put there is hidden, and read by neither.
+    Hidden files, as operating systems write them, are allowed: neither library reads them.
     """
     known = {*names, *(name.partition("/")[0] for name in names)}
     for folder in path.glob("*"):
@@ -140,7 +140,7 @@ def check_encoder(path: Path, manifest: dict, encoder_fingerprint: str | None) -
 
 
 def read_manifest(path: Path) -> dict[str, Any]:
-    """Reads and checks the manifest of a version alone."""
+    """Reads and checks the manifest of a version, and no other file."""
     if not path.is_dir():
         raise RetrievalError(f"{path}: no index here; check the path, or build one with python -m "
                              "rag_jax.build_index.")
@@ -158,7 +158,7 @@ def read_manifest(path: Path) -> dict[str, Any]:
 
 
 def _check_inputs(need: Callable[[bool, str], None], manifest: dict[str, Any]) -> None:
-    """Refuses inputs of an index of vectors by which no edit could build it anew and measure it."""
+    """Refuses "inputs" of an index of vectors with which an edit could not rebuild it."""
     inputs = manifest["inputs"]
     need("scann" in manifest and inputs.get("kind") in ("exact", "scann")
          and inputs.get("encoder_fingerprint") == manifest["encoder_fingerprint"],
@@ -176,7 +176,7 @@ def _check_inputs(need: Callable[[bool, str], None], manifest: dict[str, Any]) -
 
 
 def _check_manifest(path: Path, manifest: dict[str, Any]) -> None:
-    """Refuses what the builders never write."""
+    """Refuses a manifest that no builder writes."""
     need = functools.partial(MANIFEST.need, path)
     kind, size, width = (manifest.get(name) for name in ("kind", "size", "width"))
     need(kind in KINDS, f"kind {kind!r:.80}")

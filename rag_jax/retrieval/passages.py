@@ -7,15 +7,15 @@ A store is a directory of flat files. Row number is position, so a search result
     text.offsets          int64[3N + 1], where each of those fields begins in text.blob
     tokens.NAME.ids       uint16 or uint32, the rows of one token table, end to end
     tokens.NAME.offsets   int64[N + 1], where each row begins in tokens.NAME.ids
-    citations.blob        of passages that were read from documents: JSON, where each stands there
-    citations.offsets     int64[N + 1], where each of those begins in citations.blob
+    citations.blob        only of passages from documents: JSON, where each stands in its document
+    citations.offsets     int64[N + 1], where each citation begins in citations.blob
 
-All numbers are little-endian. A small store is read and verified when it is opened, of a large one
-nothing but meta.json; see verification.py.
+All numbers are little-endian. A small store is verified whole when it is opened; of a large one
+only meta.json is read then; see verification.py.
 
-These are not Arrow IPC files: of a million passages, 160 random ones took 0.74 ms from those (97 ms
-by take) and take 0.33 ms here, and Arrow's reader believes the offsets of a file unless all of it
-is validated at opening.
+Why not Arrow IPC files: reading 160 random ones of a million passages took 0.74 ms from those
+(97 ms by take) and takes 0.33 ms here, and Arrow's reader trusts the offsets of a file unless all
+of it is validated at opening.
 """
 
 import difflib
@@ -33,28 +33,28 @@ import numpy as np
 from rag_jax.citation import Citation
 from rag_jax.retrieval.json_files import is_count
 from rag_jax.retrieval.protocol import Passage, RetrievalError, check_rows
-from rag_jax.retrieval.verification import Record, VerifiedFiles
+from rag_jax.retrieval.verification import FolderRecord, VerifiedFiles
 
-# A store without citations is written in format 1, as it always was.
-META = Record("meta.json", "store", "fingerprint", "copy or write the store again", 2)
+# A store without citations is still written in format 1, which earlier versions read.
+META = FolderRecord("meta.json", "store", "fingerprint", "copy or write the store again", 2)
 CITATIONS = ("citations.blob", "citations.offsets")
 TABLE_NAME = r"[A-Za-z0-9_-]+"  # of a token table
 _FIELDS = len(Passage._fields)
-SEARCHES = 64  # ids searched for in the file before a table of all is made
-ROWS = 2**18  # rows whose ids are looked at together
+SEARCHES = 64  # ids searched for in the file before a dict of all ids is made
+ROWS = 2**18  # rows whose ids are compared at a time
 
 
 class Ragged:
-    """Rows of unequal length, end to end in one file; another says where each part of a row begins.
+    """Rows of unequal length, end to end in one file; another has the offset of each part of a row.
 
     Args:
-        files: of the store.
-        names: of the file of data and the file of offsets.
+        files: those of the store.
+        names: the file of data and the file of offsets.
         dtype: of the data.
-        parts: pieces of a row that have their own offset.
+        parts: how many parts a row has, each with an offset.
 
     Attributes:
-        data: all that is in the rows; what is read of it must be verified before: `check`.
+        data: all rows; a piece must be verified by `check` before it is read.
 
     Raises:
         RetrievalError: the offsets do not end where the data do.
@@ -86,9 +86,9 @@ class Ragged:
         return begins, ends
 
     def offsets(self, first: int, last: int) -> np.ndarray:
-        """Where the parts of rows first to last - 1 begin, and the last ends: int64[...].
+        """The begins of the parts of rows first to last - 1, and the end of the last: int64[...].
 
-        Quicker than `bounds`, and raises as it does.
+        Faster than `bounds` for consecutive rows. Raises as it does.
         """
         begin, end = first * self._parts, last * self._parts + 1
         self._files.check(self._names[1], 8 * begin, 8 * end)
@@ -104,7 +104,7 @@ class Ragged:
         return [self.data[begin:end] for begin, end in itertools.pairwise(offsets)]
 
     def check(self, begins: np.ndarray, ends: np.ndarray) -> None:
-        """Verifies the data from begins to ends, int64[...] each, before they are read."""
+        """Verifies the pieces of the data from begins to ends, int64[...] each."""
         full, size = ends > begins, self.data.itemsize
         self._files.check(self._names[0], begins[full] * size, ends[full] * size)
 
@@ -115,7 +115,7 @@ class Ragged:
 
 
 class TokenTable:
-    """Ragged rows of token ids, one per passage, memory-mapped."""
+    """Rows of token ids, one per passage, memory-mapped."""
 
     def __init__(self, files: VerifiedFiles, name: str, dtype: str):
         self._name = f"token table {name!r}"
@@ -134,7 +134,7 @@ class TokenTable:
         begins, ends = self._bounds(row_ids)
         return ends - begins
 
-    def rows(self, row: int) -> np.ndarray:
+    def row(self, row: int) -> np.ndarray:
         """The token ids of one row: uint16 or uint32, read-only."""
         check_rows(np.asarray(row), len(self._rows), self._name)
         return self._rows.row(int(row))[0]
@@ -146,12 +146,12 @@ class TokenTable:
 
     def padded(self, row_ids: np.ndarray, length: int, pad_id: int
                ) -> tuple[np.ndarray, np.ndarray]:
-        """Rows in one rectangle, longer ones cut, shorter ones filled with pad_id.
+        """Rows as one array of equal lengths: longer ones are cut, shorter ones padded.
 
         Args:
             row_ids: integers[...], rows of the store.
             length: tokens per row of the result.
-            pad_id: token id for the filled places.
+            pad_id: token id for the padded places.
 
         Returns:
             token ids int32[..., length], and mask bool[..., length], True where a token is real.
@@ -197,14 +197,14 @@ class PassageStore:
 
     @classmethod
     def mapped(cls, path: str | os.PathLike) -> "PassageStore":
-        """`open`, with everything still to be verified, when it is read."""
+        """`open` without verification: each block is verified before it is first read."""
         return cls(Path(path), *_read_meta(Path(path)))
 
     def __len__(self) -> int:
         return len(self._text)
 
     def __getitem__(self, row: int) -> Passage:
-        if not 0 <= row < len(self):  # -1 is never a passage: it would hide a padded search result
+        if not 0 <= row < len(self):  # also -1, which pads search results
             raise IndexError(f"{self.path}: row {row} is outside 0..{len(self) - 1}.")
         fields = self._text.row(int(row))
         try:
@@ -214,7 +214,7 @@ class PassageStore:
                                  "text.offsets; copy or write the store again.") from None
 
     def holds(self, place: int, other: "PassageStore", first: int, count: int) -> bool:
-        """Whether its rows from `place` on are `count` rows of another store from `first` on."""
+        """Whether `count` passages from row `place` on are those of another store from `first`."""
         ours = self._text.offsets(place, place + count)
         theirs = other._text.offsets(first, first + count)
         if not np.array_equal(ours - ours[0], theirs - theirs[0]):
@@ -225,7 +225,7 @@ class PassageStore:
                               other._text.data[theirs[0] : theirs[-1]])
 
     def source(self, row: int) -> Citation | None:
-        """Where a passage stands in the document that it was read from; None = nobody has said."""
+        """Where a passage stands in its document; None = it has no citation."""
         if self._citations is None:
             return None
         check_rows(np.asarray(row), len(self), f"{self.path}: citations")
@@ -239,12 +239,12 @@ class PassageStore:
 
     @property
     def cited(self) -> bool:
-        """Whether it says where passages stand in documents."""
+        """Whether the store has citations."""
         return self._citations is not None
 
     @property
     def stores(self) -> tuple["PassageStore", ...]:
-        """Itself: several stores that are read like one have more; see joined.py."""
+        """The stores whose passages these are: one, as JoinedPassages has several."""
         return (self,)
 
     @property
@@ -271,8 +271,10 @@ class PassageStore:
         return row
 
     def find(self, passage_id: str) -> int | None:
-        """The row of a passage id, or None. Ids that count rows from 0 or 1 are looked at where
-        they would be, a few others are searched for in the file, and then a table of all is made.
+        """The row of a passage id, or None.
+
+        An id that may be a row number, from 0 or 1, is first looked for at that row. The first
+        SEARCHES others are searched for in the file; then a dict of all ids is made.
         """
         if re.fullmatch(r"[0-9]{1,18}", passage_id, re.ASCII):
             for row in (int(passage_id) - 1, int(passage_id)):
@@ -293,13 +295,13 @@ class PassageStore:
                 yield str(data[begin:end], "utf-8", "replace")
 
     def _id_places(self) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
-        """Yields a first row, and where its id and some after it begin and end in the text."""
+        """Yields, for some rows at a time, the first one, and where their ids begin and end."""
         for first in range(0, len(self), ROWS):
             offsets = self._text.offsets(first, min(first + ROWS, len(self)))
             yield first, offsets[:-1:_FIELDS], offsets[1::_FIELDS]
 
     def _search(self, key: bytes) -> int | None:
-        """The row whose id is these bytes, by a look at the ids of that length."""
+        """The row whose id is these bytes; only ids of that length are compared."""
         for first, begins, ends in self._id_places():
             rows = np.flatnonzero(ends - begins == len(key))
             self._text.check(begins[rows], ends[rows])
@@ -311,8 +313,8 @@ class PassageStore:
 
 
 def check_token_ids(ids: np.ndarray, limit: int, path: Path, name: str) -> None:
-    """Refuses ids of a token table that are not below `limit`: where an array is too short for
-    them, a device reads something else in their place, without an error."""
+    """Raises a RetrievalError unless all ids of a token table are below `limit`: beyond the end of
+    an embedding table, a device would read another row without an error."""
     if ids.max(initial=0) >= limit:
         raise RetrievalError(f"{path}: token table {name!r} has the id {ids.max()}, and the tokens "
                              f"of the model that reads it are 0..{limit - 1}; build the index "
@@ -320,7 +322,7 @@ def check_token_ids(ids: np.ndarray, limit: int, path: Path, name: str) -> None:
 
 
 def unknown_id(path: Path, passage_id: str, size: int, ids: Iterable[str]) -> RetrievalError:
-    """The error for an id that none of `size` passages has; near matches are among its `ids`."""
+    """The error for an id that none of `size` passages has; it lists near matches among `ids`."""
     some = list(itertools.islice(ids, 100_000))
     near = difflib.get_close_matches(passage_id, some, 3, 0.5) or some[:3]
     return RetrievalError(f"{path}: none of its {size} passages has the id {passage_id!r}; near "
@@ -328,18 +330,18 @@ def unknown_id(path: Path, passage_id: str, size: int, ids: Iterable[str]) -> Re
 
 
 def _read_meta(path: Path) -> tuple[dict[str, Any], str]:
-    """What a store says about itself, checked, and its fingerprint."""
+    """The checked content of a store's meta.json, and its fingerprint."""
     if not path.is_dir():
         raise RetrievalError(f"{path}: no such passage store; check the path.")
     if not os.path.lexists(path / "meta.json"):
         raise RetrievalError(
             f"{path}: not a passage store, or half written: it has no meta.json; write it again.")
     meta, fingerprint = META.read(path)
-    need = functools.partial(META.need, path)  # all that follows is as `write_store` writes it
+    need = functools.partial(META.need, path)  # what follows is true of all stores written
     size, tokens = meta.get("passages"), meta.get("tokens")
     need(is_count(size, 1), f"passages is {size!r:.80}, must be a number from 1 on")
     need(isinstance(tokens, dict), f"tokens is {tokens!r:.80}, must name the token tables")
-    widths = {"text.blob": 1}  # bytes of which a file's size is a multiple
+    widths = {"text.blob": 1}  # the size of a file is a multiple of so many bytes
     exact = {"text.offsets": 8 * (_FIELDS * size + 1)}
     for name, dtype in tokens.items():
         need(re.fullmatch(TABLE_NAME, name) is not None and dtype in ("<u2", "<u4"),

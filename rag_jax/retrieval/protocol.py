@@ -1,4 +1,4 @@
-"""What every index answers and refuses: its protocol, its results, and the checks all share."""
+"""The protocol of every index, its results, and the checks of vectors, rows and k."""
 
 import abc
 import dataclasses
@@ -13,23 +13,23 @@ from rag_jax.errors import NotFiniteError, UserError
 
 LARGEST = 1e6  # of a coordinate; far above any encoder's, far below where squares overflow
 
-# What each of several processes searches with an index: all passages, for its share of the queries;
-# its share of the passages, for all queries, and the results are merged; or, with an index on
-# devices that they share, all passages for all queries, at the same time as the others.
+# How several processes divide a search. "queries": each searches all passages for its share of the
+# queries. "passages": each searches its share of the passages for all queries, and the results are
+# merged. "devices": the index is on devices that they share, and all make the same call together.
 Division = Literal["queries", "passages", "devices"]
 T = TypeVar("T")
 
 
 class RetrievalError(UserError, ValueError):
-    """Something about passages, an index or a query that the caller can mend; the text says how."""
+    """An error in passages, an index or a query; the message says what to do."""
 
 
 class VectorError(RetrievalError, NotFiniteError):
-    """An embedding that nothing can be compared with."""
+    """A vector that is not finite or too large."""
 
 
 class Passage(NamedTuple):
-    """One unit of the non-parametric memory: at most about 100 words, with its page's title."""
+    """A passage of at most about 100 words, with the title of its page."""
 
     id: str
     title: str
@@ -50,13 +50,13 @@ class SearchResult(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Hosts:
-    """The processes that build or open one index together, each from its own point of view.
+    """The processes that build or open one index together, and which of them this one is.
 
     Attributes:
-        index: the number of this process, from 0; process 0 does what one alone must do.
-        count: of processes.
-        each: calls what it is given, in every process, and returns what that gave once all have
-            done so; where it fails in one process, it raises an error in all.
+        index: the number of this process, from 0; process 0 does what only one may do.
+        count: how many processes there are.
+        each: calls a function in every process, and returns its result once all have called it; if
+            the call fails in one process, it raises an error in all.
     """
 
     index: int = 0
@@ -69,7 +69,8 @@ class Hosts:
         return self.index == 0
 
     def lead(self, make: Callable[[], T]) -> T | None:
-        """make() of process 0, None in the others; returns once it is done, and fails in all."""
+        """Calls make in process 0 alone. Returns its result there, None in the others, once it has
+        returned; an error is raised in all."""
         return self.each(make if self.leads else lambda: None)
 
 
@@ -77,12 +78,12 @@ ALONE = Hosts()
 
 
 class Index(abc.ABC):
-    """Anything that finds the best passages. Threads may share one.
+    """Finds the best passages for queries. Threads may share one.
 
     Attributes:
         size: N, passages that a search can find.
-        width: E, of queries and passage embeddings; None = it is not asked by vectors alone.
-        division: how several processes search.
+        width: E, of queries and passage embeddings; None = queries are not vectors alone.
+        division: how several processes divide a search.
     """
 
     size: int
@@ -90,11 +91,11 @@ class Index(abc.ABC):
     division: Division = "queries"
 
     def search(self, queries: np.ndarray | Sequence[str], k: int) -> SearchResult:
-        """Finds the k best passages for B queries, of which there may be none.
+        """Finds the k best passages for each of B queries; B may be 0.
 
         Args:
-            queries: float[B, E], whose inner products are the scores; without `width` texts [B], or
-                what `hybrid.asked` returns.
+            queries: float[B, E], whose inner products are the scores. Where `width` is None, texts
+                [B], or what `hybrid.asked` returns.
             k: passages per query.
 
         Raises:
@@ -113,10 +114,10 @@ class Index(abc.ABC):
 
 
 class Around(Index):
-    """An index around another one, whose passages it finds in a way of its own.
+    """An index that wraps another one, and ranks the passages of that one in another way.
 
     Attributes:
-        index: the other one.
+        index: the wrapped one.
     """
 
     index: Any
@@ -143,7 +144,7 @@ class Around(Index):
 
 
 def check_k(k: int, size: int) -> None:
-    """Refuses a number of passages per query that an index of `size` passages cannot give."""
+    """Raises a RetrievalError unless k is an integer from 1 to `size`."""
     try:
         k = operator.index(k)
     except TypeError:
@@ -154,9 +155,10 @@ def check_k(k: int, size: int) -> None:
 
 
 def check_queries(queries: np.ndarray, width: int) -> np.ndarray:
-    """Returns the queries as contiguous float32[B, E], or says what is wrong with them.
+    """Returns the queries as contiguous float32[B, E]; an empty batch is allowed as [0, E].
 
-    An empty batch is allowed as [0, E].
+    Raises:
+        RetrievalError: another shape, or as `check_vectors`.
     """
     queries = np.asarray(queries)
     if queries.ndim != 2 or queries.shape[1] != width:
@@ -167,11 +169,14 @@ def check_queries(queries: np.ndarray, width: int) -> np.ndarray:
 
 
 def check_vectors(rows: np.ndarray, name: Callable[[int], str]) -> np.ndarray:
-    """Returns vectors as contiguous float32[B, E], after checking that every number can be used.
+    """Returns vectors as contiguous float32[B, E].
 
     Args:
         rows: numbers [B, E], of any real dtype.
         name: function from a row number to its name in an error.
+
+    Raises:
+        RetrievalError: another dtype, or a number that is not finite or above LARGEST.
     """
     if rows.dtype.kind not in "fiuV":  # V: bfloat16
         raise RetrievalError(f"vectors must be real numbers, got dtype {rows.dtype}.")
@@ -187,7 +192,7 @@ def check_vectors(rows: np.ndarray, name: Callable[[int], str]) -> np.ndarray:
 
 
 def check_rows(rows: np.ndarray, size: int, what: str) -> None:
-    """Refuses row numbers that are not integers from 0 to size - 1."""
+    """Raises a RetrievalError unless all row numbers are integers from 0 to size - 1."""
     if rows.dtype.kind not in "iu":
         raise RetrievalError(f"{what}: rows must be integers, got dtype {rows.dtype}.")
     if rows.size and not (0 <= rows.min() and rows.max() < size):
@@ -197,7 +202,7 @@ def check_rows(rows: np.ndarray, size: int, what: str) -> None:
 
 
 def merge(results: Sequence[SearchResult], k: int) -> SearchResult:
-    """The k best of what was found among different passages."""
+    """The k best of several results for the same queries, found among different passages."""
     ids, scores = (np.concatenate(arrays, axis=1) for arrays in zip(*results, strict=True))
     best = np.lexsort((ids, -scores), axis=1)[:, :k]
     rows = np.arange(len(best))[:, None]
@@ -205,5 +210,5 @@ def merge(results: Sequence[SearchResult], k: int) -> SearchResult:
 
 
 def stack(results: Sequence[SearchResult]) -> SearchResult:
-    """The results of one batch of queries after another."""
+    """The results of several batches of queries, one after another."""
     return SearchResult(*map(np.concatenate, zip(*results, strict=True)))

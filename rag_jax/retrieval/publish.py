@@ -1,7 +1,7 @@
-"""A version of an index folder is made inside that folder, and published when it is whole.
+"""Making a version inside its index folder, and publishing it when it is complete.
 
-The working folder (files.py) of the next version has the inputs for its key: what was begun for
-other inputs is thrown away. One process at a time builds in an index folder (locks.py).
+The key of the next version's working folder (files.py) is its inputs: a folder begun for other
+inputs is removed. Only one process at a time builds in an index folder (locks.py).
 """
 
 import contextlib
@@ -28,20 +28,21 @@ from rag_jax.retrieval.versions import (
 )
 
 Opened = TypeVar("Opened")
-# Inputs that change nothing of what is built, or its rounding alone.
+# Inputs that change nothing in an index but rounding.
 UNIMPORTANT = {"batch_size", "shard_rows", "length_buckets"}
 _LOCKS = {".lock", ".lock.json"}
 
 
 @contextlib.contextmanager
 def publishing(out: Path, waits: bool = False) -> Iterator[None]:
-    """Keeps other processes from building in an index folder, which is made where it is missing,
-    and goes again where no version was begun in it: it would pass for a half built one.
+    """Locks an index folder, so that no other process builds there; makes it if it is missing.
 
-    waits: as of `locks.own`.
+    A folder in which no version was begun is removed again, because it would look half built.
+
+    waits: see `locks.own`.
 
     Raises:
-        RetrievalError: something is there that is no index.
+        RetrievalError: something else than an index is there.
         InUseError: another process builds there; it is named.
     """
     check_ours(out)
@@ -64,13 +65,13 @@ def publishing(out: Path, waits: bool = False) -> Iterator[None]:
 
 @contextlib.contextmanager
 def staging(out: Path, key: str | None = None, waits: bool = False) -> Iterator[Path]:
-    """A folder for what goes into an index; meanwhile no other process builds there.
+    """Locks an index folder as `publishing` does, and yields a temporary folder for its parts.
 
-    key: by which other processes have the same folder, as `staged`; None = they need it not.
-    waits: as of `locks.own`.
+    key: with it other processes get the same folder from `staged`; None = they do not need it.
+    waits: see `locks.own`.
     """
     with publishing(out, waits):
-        if key is not None:  # with what a killed process left in it
+        if key is not None:  # a killed process may have left something in it
             files.discard_folder(staged(out, key))
         folder = staged(out, key)
         try:
@@ -80,23 +81,23 @@ def staging(out: Path, key: str | None = None, waits: bool = False) -> Iterator[
 
 
 def staged(out: Path, key: str | None) -> Path:
-    """The folder of `staging`."""
+    """The folder that `staging` yields."""
     return files.begin_folder(out / "passages", key)
 
 
 def _remove_unbegun(out: Path) -> None:
-    """Empties an index folder into which nothing but `publishing` has written."""
+    """Empties an index folder if nothing but `publishing` has written into it."""
     names = {path.name for path in out.iterdir()} - _LOCKS
-    with contextlib.suppress(RetrievalError):  # a pointer that is damaged stays to be seen
+    with contextlib.suppress(RetrievalError):  # a damaged pointer is kept, to be reported
         if names == {POINTER, "versions"} and read_pointer(out) == "" and not any(
                 versions_of(out).iterdir()):
-            for name in (POINTER, ".lock"):  # who waits for the lock sees that it is gone
+            for name in (POINTER, ".lock"):  # who waits for the lock notices that it is gone
                 (out / name).unlink(missing_ok=True)
             versions_of(out).rmdir()
 
 
 def check_ours(out: Path) -> None:
-    """Refuses a path at which something else than an index is, or one version of an index."""
+    """Raises a RetrievalError if a path is neither free nor an index, or is a version of one."""
     if out.parent.name == "versions" and (out.parent.parent / POINTER).exists():
         raise RetrievalError(f"{out}: is a version of the index {out.parent.parent}, which is "
                              "never changed; name the index.")
@@ -104,7 +105,7 @@ def check_ours(out: Path) -> None:
         return
     if out.is_dir():
         if all(path.name in _LOCKS or ".rag_jax-" in path.name for path in out.iterdir()):
-            return  # empty, or the first process that came was killed at once
+            return  # empty, or the first process was killed at once
         if (out / "manifest.json").is_file():
             with contextlib.suppress(RetrievalError):
                 read_manifest(out)
@@ -118,7 +119,7 @@ def check_ours(out: Path) -> None:
 @contextlib.contextmanager
 def claimed(out: Path, inputs: dict, overwrite: bool, open_index: Callable[[Path], Opened]
             ) -> Iterator[Opened | None]:
-    """The index at out where it is finished; else None, and this process alone may build there.
+    """Yields the index at out if it is finished; else None, and no other process builds there.
 
     Raises:
         RetrievalError, InUseError: as `finished` and `publishing`.
@@ -131,7 +132,7 @@ def claimed(out: Path, inputs: dict, overwrite: bool, open_index: Callable[[Path
         yield index
         return
     with publishing(out):
-        index = finished(out, inputs, overwrite, open_index)  # by another, meanwhile or killed
+        index = finished(out, inputs, overwrite, open_index)  # perhaps another process did it
         if index is not None:
             remove_old(out)
         yield index
@@ -139,15 +140,15 @@ def claimed(out: Path, inputs: dict, overwrite: bool, open_index: Callable[[Path
 
 def finished(out: Path, inputs: dict, overwrite: bool, open_index: Callable[[Path], Opened]
              ) -> Opened | None:
-    """The index at out, opened, where it is whole and of these inputs; None: one may be built.
+    """Opens the index at out if it is complete and of these inputs; None = it is to be built.
 
-    One that was edited since it was built serves as it is, and `overwrite` replaces it.
+    An index that was edited later is opened as it is, but with `overwrite` it is replaced.
 
     Raises:
-        RetrievalError: something else is there, and `overwrite` does not allow to replace it.
+        RetrievalError: what is there is no index, or it cannot be used and `overwrite` is False.
     """
     def open_same(folder: Path) -> Opened:
-        # An index from before there was a target serves as it is.
+        # An index from before there was a recall_target is accepted.
         manifest = read_manifest(folder)
         if overwrite and "edited" in manifest:
             raise RetrievalError("passages were added or deleted since it was built")
@@ -171,19 +172,19 @@ def finished(out: Path, inputs: dict, overwrite: bool, open_index: Callable[[Pat
 
 
 def begun(out: Path, inputs: dict) -> Path:
-    """The folder in which the next version is made: what an earlier build of the same inputs left.
+    """The folder in which the next version is made, as an earlier build of the same inputs left it.
 
-    Beside it, in its parent, may lie what is of use to the building only.
+    Its parent may hold files that only the build needs.
     """
     return files.begin_folder(versions_of(out) / "next", json.dumps(inputs, sort_keys=True))
 
 
 def copy_store(store: PassageStore, content: Path) -> None:
-    """Copies a passage store into the folder in which a version is made, where it is not yet.
+    """Copies a passage store into the folder of a version, unless it is there already.
 
-    Its own files alone: what a system has put beside them belongs to no index.
+    Only the store's own files are copied, not those that an operating system put beside them.
     """
-    (content / "manifest.json").unlink(missing_ok=True)  # of a killed process
+    (content / "manifest.json").unlink(missing_ok=True)  # from a killed process
     files.remove_leftovers(content, alone=True)
     path = content / "passages"
     try:
@@ -200,11 +201,11 @@ def copy_store(store: PassageStore, content: Path) -> None:
 
 def publish_index(content: Path, out: Path, manifest: dict,
                   known: Mapping[str, dict] = {}) -> None:  # noqa: B006 (never changed)
-    """Writes the manifest and makes the version the current one, for everybody at once.
+    """Writes the manifest and makes the version the current one, atomically.
 
-    known: of files taken over from the version before, what its manifest says: they are not read.
+    known: entries of files taken over from the version before, which are not read again.
     """
-    (content / "manifest.json").unlink(missing_ok=True)  # vouches for what is not yet published
+    (content / "manifest.json").unlink(missing_ok=True)  # of another state of the folder
     MANIFEST.write(content, {**manifest, "files": folder_entries(content, known)})
     version = versions_of(out) / str(max(_numbers(out), default=0) + 1)
     files.publish_folder(content, version)
@@ -229,7 +230,7 @@ def remove_old(out: Path) -> None:
 
 
 def _unfinished(out: Path) -> bool:
-    """Whether the last publisher was killed before it had removed what was to go."""
+    """Whether the last process that published was killed before it had cleaned up."""
     versions = len(_numbers(out)) + (out / "manifest.json").exists()
     left = any(any(folder.glob(".*.rag_jax-*")) for folder in (out, versions_of(out)))
     return versions > 1 or left or (out / ".lock.json").exists()
@@ -242,9 +243,9 @@ def _numbers(out: Path) -> list[int]:
 
 
 def _publish_killed(out: Path) -> None:
-    """Publishes what a killed process had finished, but for the pointer.
+    """Points to a version that a killed process had finished except for the pointer.
 
-    A version gets its number when all of it is on the disk, and is meant to be the current one.
+    A version gets its number only when all of it is on the disk.
     """
     with contextlib.suppress(RetrievalError):
         now, last = int(read_pointer(out) or 0), max(_numbers(out), default=0)
@@ -254,7 +255,7 @@ def _publish_killed(out: Path) -> None:
 
 
 def _remove_unversioned(out: Path) -> None:
-    """Removes the index made before there were versions: the files that its manifest lists."""
+    """Removes an index made before there were versions: the files that its manifest lists."""
     try:
         names = read_manifest(out)["files"]
     except RetrievalError:

@@ -1,4 +1,4 @@
-"""An index that nominates passages, of which a reranker finds the best."""
+"""An index that nominates passages, and a reranker that chooses the best of them."""
 
 import dataclasses
 import itertools
@@ -12,22 +12,22 @@ from rag_jax.retrieval.hybrid import HybridIndex
 from rag_jax.retrieval.index import PassageIndex
 from rag_jax.retrieval.protocol import Around, Passage, SearchResult, merge
 
-KEPT = 2**18  # scores, those made last, that are not made again
+KEPT = 2**18  # scores, the newest ones, that are kept and not computed again
 
 
 @dataclasses.dataclass
 class RerankedIndex(Around):
-    """An index of any kind, whose passages a reranker scores together with the question.
+    """An index of any kind, whose candidates a reranker scores together with the question.
 
-    It is asked as a hybrid index is, or, around an index of words, by texts. Threads may share it
-    where they may share what it is made of.
+    Queries are those of a hybrid index, or, around a BM25 index, texts. Threads may share it if
+    they may share its parts.
 
     Attributes:
-        index: nominates.
+        index: nominates candidates.
         nominate: its search, by all processes: queries, n -> rows int32[B, n].
-        score: questions and passages, R of each -> logits float32[R]. All processes call it with
-            the same.
-        count: passages that are nominated, or k where that is more.
+        score: R questions, R passages -> logits float32[R]. All processes call it with the same
+            arguments.
+        count: how many passages are nominated; k if that is more.
     """
 
     index: PassageIndex | Bm25Index | HybridIndex
@@ -40,7 +40,7 @@ class RerankedIndex(Around):
     division = "devices"
 
     def _search(self, queries: np.ndarray, k: int) -> SearchResult:
-        """The k passages with the highest logits among those that are nominated."""
+        """The k passages with the highest logits among the candidates."""
         if not isinstance(queries, np.ndarray):
             queries = np.array(queries, object)
         asked = queries

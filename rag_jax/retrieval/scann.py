@@ -1,9 +1,9 @@
-"""Approximate search by ScaNN: tree, asymmetric hashing, reordering; every crash of it guarded.
+"""Approximate search by ScaNN: tree, asymmetric hashing, reordering; guarded against its crashes.
 
-ScaNN 1.4 ends the process on NaN, on huge values, on zero threads and on damaged files, and answers
-"passage 0, score NaN" when it finds fewer than k. So vectors, queries and k are checked before it
-sees them, it builds and first loads in a child process, and a query that it cannot answer in full
-is answered by exact search. It only nominates rows: the scores returned are exact.
+ScaNN 1.4 ends the process on NaN, huge values, zero threads and damaged files, and returns passage
+0 with score NaN when it finds fewer than k. So vectors, queries and k are checked first, an index
+is built and first loaded in a child process, and exact search answers the queries for which ScaNN
+finds too few. ScaNN only nominates rows: the scores returned are exact.
 """
 
 import dataclasses
@@ -26,22 +26,23 @@ import numpy as np
 from rag_jax.retrieval.exact import ExactIndex, row_scores
 from rag_jax.retrieval.protocol import Index, RetrievalError, SearchResult, check_vectors, merge
 
-# What the builder writes, and nothing else is read. ScaNN unpickles a scann_docids.pkl that it
-# finds, that is, runs code from it.
+# The files that the builder writes; no others are read. ScaNN would unpickle a scann_docids.pkl,
+# and so run code from it.
 SCANN_FILES = ("ah_codebook.pb", "bfloat16_dataset.npy", "datapoint_to_token.npy",
                "hashed_dataset.npy", "hashed_dataset_soar.npy", "scann_assets.pbtxt",
                "scann_config.pb", "serialized_partitioner.pb")
-SMALLEST = 16  # passages: the codes of asymmetric hashing are learned from at least so many
-EXACT_ROW = 30  # codes that can be read while one row is scored exactly
-ROUNDING = 2.0**-8  # of a score by rows in bfloat16: that of one number, where one dominates
-COVERED = 8192  # passages whose codes each query reads at least: cheap, and small sets need it
+SMALLEST = 16  # passages from which the codes of asymmetric hashing can be learned
+EXACT_ROW = 30  # codes that are read in the time in which one row is scored exactly
+ROUNDING = 2.0**-8  # relative error of a score from bfloat16 rows, if one coordinate dominates
+LARGEST_STRENGTH = 1e9  # of avq, soar_lambda and anisotropic_threshold
+COVERED = 8192  # passages whose codes each untuned query reads at least, for small indexes
 _CHILD = "from rag_jax.retrieval import scann; scann.child_main()"
 _ASSET = r'assets\s*{\s*asset_type:\s*[A-Z0-9_]+\s+asset_path:\s*"([^"\n]*)"\s*}'
 _log = logging.getLogger(__name__)
 
 
 def scann_missing() -> str | None:
-    """Returns None where ScaNN can be imported, else why not and what serves in its place."""
+    """Returns None if ScaNN can be imported, else why not and what to do."""
     try:
         import scann  # noqa: F401
     except ImportError as error:
@@ -62,29 +63,26 @@ def scann_version() -> str | None:
     return None
 
 
-LARGEST = 1e9  # of the numbers that weigh errors
-
-
 @dataclasses.dataclass(frozen=True)
 class ScannSettings:
-    """How to build and ask a ScaNN index.
+    """How to build and search a ScaNN index.
 
     Attributes:
         num_leaves: parts of the tree; None for 1.3 sqrt(N).
-        leaves_to_search: parts searched per query. Questions lie apart from passages, so recall is
-            limited by this before anything else. None: build_index tunes it to a recall; where
-            nobody has, 3.2 sqrt(num_leaves), which is 65 of 411 parts at 100,000 passages, but as
-            many as hold COVERED passages.
+        leaves_to_search: parts searched per query. This limits recall first, because questions lie
+            apart from passages. None: build_index tunes it to a recall; untuned it is 3.2
+            sqrt(num_leaves) (65 of 411 parts at 100,000 passages), but at least as many as hold
+            COVERED passages.
         avq: strength of anisotropic partitioning; None for none.
         soar_lambda: strength of SOAR's second assignment of each passage; None for none.
         dimensions_per_block: coordinates that share one 4-bit code.
         anisotropic_threshold: T of the anisotropic quantisation; None for |x| sqrt(2 / (E + 1)).
-        pre_reorder_num_neighbors: candidates whose scores are computed again; at least 4 k are.
-            Where leaves_to_search is tuned it may become half of this.
-        random_init: random first centroids: faster, but no two builds are the same.
+        pre_reorder_num_neighbors: candidates whose scores are computed again, at least 4 k. Tuning
+            of leaves_to_search may halve it.
+        random_init: random first centroids: faster, but builds are not reproducible.
         brute_force_below: an index of kind "auto" with fewer passages is exact.
-        parts: consecutive parts of the passages, a tree for each, so that of several hosts each
-            needs to hold and search its share alone. Leaves are those of a part.
+        parts: consecutive parts of the passages, each with a tree of its own, so that each of
+            several hosts holds and searches only its share. num_leaves is per part.
     """
 
     num_leaves: int | None = None
@@ -102,8 +100,8 @@ class ScannSettings:
         for name, value in dataclasses.asdict(self).items():
             lowest = 0 if name == "brute_force_below" else 1
             if name in ("avq", "soar_lambda", "anisotropic_threshold"):
-                good = value is None or 0 < value <= LARGEST
-                allowed = f"a number above 0, up to {LARGEST:g}, or None"
+                good = value is None or 0 < value <= LARGEST_STRENGTH
+                allowed = f"a number above 0, up to {LARGEST_STRENGTH:g}, or None"
             elif name == "random_init":
                 good, allowed = isinstance(value, bool), "True or False"
             else:
@@ -121,7 +119,7 @@ class ScannSettings:
         return parts, min(parts, searched)
 
     def work(self, size: int) -> float:
-        """What a search takes, in codes read."""
+        """The cost of a search, in codes read."""
         parts, searched = self.leaves(size)
         copies = 1 if self.soar_lambda is None else 2
         return copies * searched * size / parts + EXACT_ROW * self.pre_reorder_num_neighbors
@@ -134,12 +132,12 @@ def part_rows(size: int, parts: int) -> list[slice]:
 
 
 def part_folder(path: Path, part: int) -> Path:
-    """Where an index directory has ScaNN's files of a part."""
+    """The folder of ScaNN's files of a part, in that of an index version."""
     return path / (f"scann.{part}" if part else "scann")
 
 
 def check_enough(fewest: int, parts: int) -> None:
-    """Raises a RetrievalError where ScaNN cannot learn codes from a part of `fewest` passages."""
+    """Raises a RetrievalError if the smallest part, of `fewest` passages, is too small."""
     if fewest < SMALLEST:
         raise RetrievalError(
             f"ScaNN needs {SMALLEST} passages or more in each of {parts} parts, got {fewest}; set "
@@ -153,7 +151,7 @@ def _threads() -> int:
 
 def build_scann(embeddings: np.ndarray, file: Path, settings: ScannSettings, directory: Path,
                 rows: slice | None = None) -> None:
-    """Builds a ScaNN index in a child process, serializes it, loads it back and asks it once.
+    """Builds and serializes a ScaNN index in a child process, which then searches it once.
 
     The same embeddings and settings give the same files, bit by bit.
 
@@ -161,11 +159,11 @@ def build_scann(embeddings: np.ndarray, file: Path, settings: ScannSettings, dir
         embeddings: float32[N, E], the content of file.
         file: raw little-endian float32 rows, from which the child reads them.
         settings: see ScannSettings.
-        directory: where to put ScaNN's files; must be new or empty.
-        rows: consecutive ones, the part to index; None = all.
+        directory: for ScaNN's files; must be new or empty.
+        rows: the part to index; None = all.
 
     Raises:
-        RetrievalError: an embedding that ScaNN would crash on, or ScaNN failed or crashed.
+        RetrievalError: ScaNN would crash on an embedding, or it failed or crashed.
     """
     first, end, _ = (rows or slice(None)).indices(len(embeddings))
     check_enough(end - first, settings.parts)
@@ -189,7 +187,7 @@ def build_scann(embeddings: np.ndarray, file: Path, settings: ScannSettings, dir
 
 
 def _run_child(task: dict, doing: str) -> None:
-    """Runs child_main in a new interpreter, which imports neither the caller's main nor jax."""
+    """Runs child_main in a new interpreter, which imports neither the caller's __main__ nor jax."""
     missing = scann_missing()
     if missing:
         raise RetrievalError(f"{doing}: {missing}")
@@ -206,7 +204,7 @@ def _run_child(task: dict, doing: str) -> None:
 
 
 def child_main() -> None:
-    """What the child process does: one task, given as JSON on the standard input."""
+    """The main function of the child process: one task, read as JSON from the standard input."""
     task = json.load(sys.stdin)
     directory, width = task["directory"], task["width"]
     if task["task"] == "build":
@@ -251,10 +249,9 @@ def _load(directory: Path) -> Any:
 
 
 def _check_assets(assets: Path) -> None:
-    """Refuses names of files elsewhere, which ScaNN's loader would read.
+    """Refuses an assets file that names files elsewhere, which ScaNN's loader would read.
 
-    manifest.py sees to it that no other files are beside it: the loader also runs the code in a
-    scann_docids.pkl.
+    manifest.py refuses other files beside it: the loader would run the code in a scann_docids.pkl.
     """
     if not assets.is_file():
         raise RetrievalError(f"{assets}: missing; build the index again.")
@@ -283,19 +280,19 @@ def _open_searcher(directory: Path, size: int, width: int, trusted: bool) -> Any
 
 
 class ScannIndex(Index):
-    """Asks a serialized ScaNN index.
+    """Searches a serialized ScaNN index.
 
     Args:
         directory: ScaNN's files, as build_scann wrote them.
         embeddings: float32[N, E], may be memory-mapped: the rows the index was built from.
-        settings: those of the build; the search parts of them apply here.
-        trusted: this process has had the files made. Otherwise a child process loads them first,
-            so that a crash becomes an error.
+        settings: those of the build, of which those for search are used.
+        trusted: this process has built the files. Otherwise a child process loads them first, so
+            that a crash becomes an error.
         check: called with rows int32[...] before their embeddings are read.
         valid: bool[N], the rows that a search may find; None = all. `size` counts them.
 
     Attributes:
-        settings: those given; may be replaced by others with which the same index is searched.
+        settings: may be replaced, to search the same index with others.
     """
 
     def __init__(self, directory: Path, embeddings: np.ndarray, settings: ScannSettings,
@@ -309,12 +306,13 @@ class ScannIndex(Index):
         self._embeddings, self.settings, self._check = embeddings, settings, check
         self._exact, self._valid = ExactIndex(embeddings, valid), valid
         self.size = self._exact.size
-        self._said_fewer = False
+        self._logged_fewer = False
         self._threads = _threads()
         self._searcher = _open_searcher(directory, self._rows, self.width, trusted)
 
     def _search(self, queries: np.ndarray, k: int) -> SearchResult:
-        # As many again where rows are gone: where these do not suffice, exact search answers.
+        # Twice as many candidates where rows are deleted, which ScaNN does not know. Exact search
+        # answers the queries of which fewer than k candidates are valid.
         wanted = k + min(k, self._rows - self.size)
         ids, found = self._nominate(queries, wanted)
         full = found[:, :wanted].all(axis=1)
@@ -329,19 +327,19 @@ class ScannIndex(Index):
         scores[~found] = -np.inf
         ids, scores = merge([SearchResult(ids, scores)], k)
         if not full.all():
-            if not self._said_fewer:
+            if not self._logged_fewer:
                 _log.info("ScaNN found fewer than k=%d for %d of %d queries; exact search answers "
                           "those. More leaves_to_search would help.", k, (~full).sum(), len(full))
-                self._said_fewer = True
+                self._logged_fewer = True
             self._check(np.arange(self._rows))
             ids[~full], scores[~full] = self._exact.search(queries[~full], k)
         return SearchResult(ids, scores)
 
     def _nominate(self, queries: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
-        """Returns row ids int32[B, C], and bool[B, C]: which are real, different rows.
+        """Returns row ids int32[B, C], and bool[B, C]: True for rows that exist, each once.
 
-        C is k, and up to 4 k where ScaNN's scores cannot tell which are the k best: embeddings that
-        lie in a narrow cone differ by less than its rounding.
+        C is k, or up to 4 k if ScaNN's scores do not decide which rows are the k best: scores of
+        embeddings in a narrow cone differ by less than its rounding.
         """
         count = min(4 * k, self._rows)
         ids, distances = self._searcher.search_batched_parallel(
@@ -359,7 +357,7 @@ class ScannIndex(Index):
         near = distances >= last - ROUNDING * np.abs(last)  # False for NaN
         count = max(k, np.count_nonzero(near.any(axis=0)))
         ids, distances = ids[:, :count], distances[:, :count]
-        near[:, :k] = True  # each query has its own: an answer depends on no other question
+        near[:, :k] = True  # each query its own, whatever the others of the batch need
         found = near[:, :count] & np.isfinite(distances) & (ids < self._rows)
         ascending = np.sort(np.where(found, ids, -1 - np.arange(count)), axis=1)
         found &= (ascending[:, 1:] != ascending[:, :-1]).all(axis=1, keepdims=True)

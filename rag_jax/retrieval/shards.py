@@ -1,8 +1,8 @@
-"""The embeddings of all passages, shard by shard: what is finished is not embedded again.
+"""Embedding all passages, shard by shard: a killed build does not repeat finished shards.
 
 The rows of all shards are in content/embeddings.f32 of the working folder, which also holds
 
-    shards/0000008192.json    checksum of the finished rows that begin there
+    shards/0000008192.json    the mark of the finished shard that begins at this row: its checksum
 """
 
 import dataclasses
@@ -19,25 +19,25 @@ from rag_jax import files
 from rag_jax.retrieval.passages import PassageStore
 from rag_jax.retrieval.protocol import ALONE, Hosts, RetrievalError, check_vectors
 
-SHARD_ROWS = 8192  # passages embedded between two points from which a killed build resumes
+SHARD_ROWS = 8192  # passages of a shard
 
 
 @dataclasses.dataclass(frozen=True)
 class PassageEmbedder:
-    """What makes the embeddings of a passage store.
+    """How the passages of a store are embedded.
 
     Attributes:
-        embed: token ids int32[b, L] and mask bool[b, L] to float32[b, E]. b is always batch_size
-            and L one of the buckets. May return a device array: it is read one batch later. A row's
-            result may depend on the rest of its batch by rounding alone.
-        token_table: the store's table to embed.
-        encoder_fingerprint: names the encoder and its parameters.
+        embed: function from token ids int32[b, L] and mask bool[b, L] to float32[b, E]. b is always
+            batch_size and L one of the buckets. It may return a device array, which is read one
+            batch later. The other rows of a batch may change a row by rounding only.
+        token_table: the table of the store that is embedded.
+        encoder_fingerprint: identifies the encoder and its parameters.
         max_length: tokens; longer passages are cut.
         batch_size: passages per call of embed.
         length_buckets: lengths L to pad to; those above max_length are ignored, max_length added.
-        pad_id: token id for padded places, which the mask hides.
-        shard_rows: passages between two points of resumption.
-        progress: show a bar with rate and remaining time on a terminal.
+        pad_id: token id of padding, where the mask is False.
+        shard_rows: passages of a shard.
+        progress: show a progress bar on a terminal.
     """
 
     embed: Callable[[np.ndarray, np.ndarray], Any]
@@ -59,10 +59,10 @@ class PassageEmbedder:
 
 def embed_all(store: PassageStore, embedder: PassageEmbedder, file: Path, hosts: Hosts = ALONE
               ) -> None:
-    """Fills this host's shards of a file of embeddings, but for those that are already done.
+    """Embeds this host's shards into a file, except for those that are already done.
 
-    A passage's embedding depends on the batch that it is in by rounding alone: the batches depend
-    on the store and on the embedder, not on where a build was interrupted.
+    The batch of a passage, which changes its embedding by rounding only, depends on the store and
+    the embedder, not on where a build was interrupted.
     """
     from tqdm import tqdm
 
@@ -90,16 +90,16 @@ def embed_all(store: PassageStore, embedder: PassageEmbedder, file: Path, hosts:
 
 def embed_rows(store: PassageStore, embedder: PassageEmbedder, rows: np.ndarray
                ) -> dict[int, np.ndarray]:
-    """The embeddings float32[E] of some rows int64[R], by row; in memory, and not checked."""
+    """The embeddings float32[E] of some rows int64[R], by row; they are not checked."""
     lengths = np.minimum(store.tokens(embedder.token_table).lengths_of(rows), embedder.max_length)
     batches = ((rows[places], length) for places, length in _by_length(embedder, lengths))
-    return {int(row): vector.copy()  # no view, which would hold its whole batch
+    return {int(row): vector.copy()  # a view would keep the whole batch in memory
             for batch, result in _results(store, embedder, batches)
             for row, vector in zip(batch, np.asarray(result), strict=False)}
 
 
 def join_shards(file: Path, size: int, shard_rows: int) -> None:
-    """Checks that every shard is there, of one width, and ends the file after the last row."""
+    """Checks that all shards are done and of one width, and cuts the file after the last row."""
     marks = {begin: _read_mark(file, begin) for begin in range(0, size, shard_rows)}
     missing = [begin for begin, mark in marks.items() if mark is None]
     if missing:
@@ -113,7 +113,7 @@ def join_shards(file: Path, size: int, shard_rows: int) -> None:
 
 
 def _lengths(store: PassageStore, embedder: PassageEmbedder) -> np.ndarray:
-    """Returns the tokens int64[N] of each passage, which must have some."""
+    """Returns int64[N], the number of tokens of each passage that are embedded; 0 is an error."""
     lengths = store.tokens(embedder.token_table).lengths
     if not lengths.all():
         row = int(np.argmin(lengths))
@@ -127,8 +127,8 @@ def _batches(embedder: PassageEmbedder, lengths: np.ndarray, begins: Iterable[in
              ) -> Iterator[tuple[np.ndarray, int]]:
     """Yields the rows int64[n], n <= batch_size, of a batch, and the length to pad them to.
 
-    Shard by shard, the longest passages first: little is padded, and what does not fit a device
-    fails at once.
+    Within a shard, the longest passages come first: there is little padding, and a batch that does
+    not fit into a device's memory fails at once.
     """
     for begin in begins:
         for places, length in _by_length(embedder, lengths[begin : begin + embedder.shard_rows]):
@@ -137,7 +137,7 @@ def _batches(embedder: PassageEmbedder, lengths: np.ndarray, begins: Iterable[in
 
 def _by_length(embedder: PassageEmbedder, lengths: np.ndarray
                ) -> Iterator[tuple[np.ndarray, int]]:
-    """Yields places int64[n], n <= batch_size, among lengths int64[R], the longest first, and the
+    """Yields places int64[n], n <= batch_size, in lengths int64[R], the longest first, and the
     length to pad them to."""
     order = np.argsort(-lengths, kind="stable")
     for first in range(0, len(order), embedder.batch_size):
@@ -149,19 +149,19 @@ def _results(store: PassageStore, embedder: PassageEmbedder,
              batches: Iterable[tuple[np.ndarray, int]]) -> Iterator[tuple[np.ndarray, Any]]:
     """Yields the rows of each batch, and what embed returned for them.
 
-    A batch is yielded after the next one was handed to embed, so that a device need not wait while
-    its results are checked and written.
+    A batch is yielded after the next one was passed to embed, so that a device does not wait while
+    results are checked and written.
     """
     table, waiting = store.tokens(embedder.token_table), None
     for rows, length in batches:
-        # A short batch is filled with its last passage: a row of nothing but padding would give
-        # NaN in an encoder's softmax.
+        # A short batch is filled with its last passage: a row of padding alone would give NaN in
+        # the softmax of an encoder.
         full = np.pad(rows, (0, embedder.batch_size - len(rows)), mode="edge")
         try:
             result = embedder.embed(*table.padded(full, length, embedder.pad_id))
         except BaseException:
             if waiting is not None:
-                yield waiting  # it may complete a shard, which is then kept
+                yield waiting  # it may complete a shard
             raise
         if waiting is not None:
             yield waiting
@@ -172,7 +172,7 @@ def _results(store: PassageStore, embedder: PassageEmbedder,
 
 def _checked(store: PassageStore, embedder: PassageEmbedder, rows: np.ndarray, result: Any,
              width: int | None) -> np.ndarray:
-    """The embeddings float32[len(rows), E] in a result; width None means not yet known."""
+    """The checked embeddings float32[len(rows), E] in a result; width None = not known yet."""
     array, batch_size = np.asarray(result), embedder.batch_size
     if array.ndim != 2 or len(array) != batch_size or 0 in array.shape:
         raise RetrievalError(
@@ -187,7 +187,7 @@ def _checked(store: PassageStore, embedder: PassageEmbedder, rows: np.ndarray, r
 
 
 def _write_shard(file: Path, begin: int, shard: np.ndarray) -> None:
-    """Writes rows into their place; the mark that they are done follows once the disk has them."""
+    """Writes a shard into its place, flushed to the disk, and then its mark."""
     descriptor = os.open(file, os.O_RDWR | os.O_CREAT, 0o644)
     with open(descriptor, "r+b") as out:
         out.seek(begin * shard.shape[1] * 4)
@@ -205,7 +205,7 @@ def _mark_path(file: Path, begin: int) -> Path:
 
 
 def _read_mark(file: Path, begin: int) -> dict | None:
-    """Returns the mark of a shard whose rows are in the file as they were written, else None."""
+    """Returns the mark of a shard if its rows in the file have its checksum, else None."""
     try:
         mark = json.loads(_mark_path(file, begin).read_text("utf-8"))
         with open(file, "rb") as data:

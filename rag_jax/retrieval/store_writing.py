@@ -1,4 +1,4 @@
-"""Writing a passage store, whose files passages.py describes, and the checks of its passages."""
+"""Writing a passage store (its files: see passages.py), and checks of its passages."""
 
 import contextlib
 import itertools
@@ -21,7 +21,7 @@ CHUNK = 1024  # passages tokenized and written at a time
 
 
 class SeenIds:
-    """The ids met so far. Plain decimal ids (DPR's 21 million) cost one bit each, others a str."""
+    """The ids seen so far. Plain decimal ids (DPR's 21 million) take one bit each, others a str."""
 
     def __init__(self):
         self._bits, self._others = bytearray(), set()
@@ -41,7 +41,10 @@ class SeenIds:
 
 
 def check_passage(passage: Passage, seen: SeenIds, where: str) -> None:
-    """Refuses an empty id or text, an id met before, and text that UTF-8 cannot hold."""
+    """Refuses an empty id or text, an id in `seen`, and text that UTF-8 cannot hold.
+
+    where: the place of the passage, for the message.
+    """
     for field in ("id", "text"):
         if not getattr(passage, field).strip():
             raise RetrievalError(
@@ -61,16 +64,16 @@ def write_store(path: str | os.PathLike, passages: Iterable[Passage],
                 encoders: Mapping[str, Callable[[Sequence[Passage]], Sequence[Sequence[int]]]],
                 progress: Callable[[int], Any] = lambda count: None,
                 source: Callable[[str], Citation | None] | None = None) -> PassageStore:
-    """Writes a store in one pass and publishes it by renaming, so that it is whole or not there.
+    """Writes a store in one pass and publishes it by renaming: it is complete or absent.
 
     Args:
         path: the directory to make. It must not exist; its parents are made.
         passages: consumed CHUNK at a time, never all in memory. Ids must be unique.
-        encoders: token tables to write: a name, and a function from some passages to the token ids
-            of each. Ids are kept as uint16 when all of them fit, else as uint32.
-        progress: called with the number of passages newly written (tqdm's update fits).
-        source: function from the id of a passage, once for each in their order, to where it stands,
-            or None.
+        encoders: for each token table to write, a function from some passages to the token ids of
+            each, by name. Ids are stored as uint16 if all of them fit, else as uint32.
+        progress: called with the number of passages just written, as tqdm's update is.
+        source: function from the id of a passage to its citation or None; it is called once for
+            each passage, in their order.
 
     Raises:
         RetrievalError: the path exists, there are no passages, or a passage or a row of token ids
@@ -94,7 +97,11 @@ def write_store(path: str | os.PathLike, passages: Iterable[Passage],
 def _write_rows(folder: Path, passages: Iterable[Passage], encoders: Mapping[str, Callable],
                 progress: Callable[[int], Any], source: Callable[[str], Citation | None] | None
                 ) -> tuple[int, dict[str, int]]:
-    """Writes texts and tokens, these as uint32; returns passages, and the largest id by table."""
+    """Writes texts, tokens as uint32, and citations.
+
+    Returns:
+        The number of passages, and the largest token id of each table.
+    """
     seen, count, largest = SeenIds(), 0, dict.fromkeys(encoders, 0)
     with contextlib.ExitStack() as stack:
         text = stack.enter_context(_RaggedWriter(folder / "text.blob", folder / "text.offsets"))
@@ -125,14 +132,14 @@ def _write_rows(folder: Path, passages: Iterable[Passage], encoders: Mapping[str
 
 
 class _RaggedWriter(contextlib.AbstractContextManager):
-    """Writes pieces end to end into one file and where each begins into another."""
+    """Writes pieces end to end into one file, and the offset of each into another."""
 
     def __init__(self, data: Path, offsets: Path):
         self._data, self._offsets, self._end = data.open("wb"), offsets.open("wb"), 0
         self.write(b"", [0])
 
     def write(self, data: bytes, sizes: Sequence[int]) -> None:
-        """Appends pieces of the given sizes, counted in the unit of the offsets."""
+        """Appends pieces of the given sizes, in the unit of the offsets."""
         self._data.write(data)
         ends = self._end + np.cumsum(sizes, dtype="<i8")
         self._offsets.write(ends.astype("<i8").tobytes())
@@ -144,7 +151,7 @@ class _RaggedWriter(contextlib.AbstractContextManager):
 
 
 def _flat_ids(rows: Sequence[Sequence[int]], count: int, name: str) -> tuple[np.ndarray, list[int]]:
-    """Returns all token ids uint32[sum of sizes], and the size of each row."""
+    """Returns the token ids of all rows, uint32[sum of sizes], and the size of each row."""
     if len(rows) != count:
         raise RetrievalError(
             f"token table {name!r}: its encoder gave {len(rows)} rows for {count} passages.")
@@ -156,7 +163,7 @@ def _flat_ids(rows: Sequence[Sequence[int]], count: int, name: str) -> tuple[np.
 
 
 def _narrow(folder: Path, name: str, largest: int) -> str:
-    """Rewrites the uint32 ids of a table as uint16 where all fit; returns their dtype."""
+    """Rewrites the uint32 ids of a table as uint16 if all of them fit; returns their dtype."""
     if largest >= 2**16:
         return "<u4"
     path = folder / f"tokens.{name}.ids"

@@ -1,13 +1,13 @@
-"""Files that were handed over: no byte of them is used before it agrees with its digest.
+"""Files from elsewhere: no byte of them is used before it was compared with its digest.
 
-A table of files, part of an index's manifest.json or a passage store's meta.json, says of each
+A table of files, in an index's manifest.json or a passage store's meta.json, has for each file
 
     bytes     its size
-    sha256    of all of it
-    blocks    of a file above BLOCK_BYTES: {"bytes": of a block, "sha256": [of each block]}
+    sha256    of the whole file
+    blocks    only of a file above BLOCK_BYTES: {"bytes": of a block, "sha256": [of each block]}
 
-Small folders are read whole when they are opened. Large ones are read in the background, and a
-block that is asked for before its turn is read then.
+A small folder is verified whole when it is opened. A large one is verified in the background, and
+a block that is needed earlier is verified then.
 """
 
 import concurrent.futures
@@ -39,13 +39,13 @@ from rag_jax.retrieval.json_files import (
 from rag_jax.retrieval.protocol import RetrievalError
 
 BLOCK_BYTES = 64 * 2**20
-AT_ONCE_BYTES = 256 * 2**20  # a folder up to this size is read whole at opening
+AT_ONCE_BYTES = 256 * 2**20  # a folder up to this size is verified whole when it is opened
 DIGESTS = "digests.json"
 _log = logging.getLogger(__name__)
 
 
 def file_entry(path: Path) -> dict[str, Any]:
-    """What the table says about a file."""
+    """The entry of a file in such a table."""
     data, whole, blocks = map_file(path, np.uint8), hashlib.sha256(), []
     for begin in range(0, len(data), BLOCK_BYTES):
         block = data[begin : begin + BLOCK_BYTES]
@@ -55,23 +55,22 @@ def file_entry(path: Path) -> dict[str, Any]:
     return entry | ({"blocks": {"bytes": BLOCK_BYTES, "sha256": blocks}} if len(blocks) > 1 else {})
 
 
-def folder_entries(folder: Path, known: Mapping[str, dict[str, Any]] = {}  # noqa: B006 (read)
-                   ) -> dict[str, dict[str, Any]]:
-    """The table of all files of a folder and of the folders in it, by their names there.
+def folder_entries(folder: Path, known: Mapping[str, dict[str, Any]] = {},  # noqa: B006 (read)
+                   within: Iterable[str] = (".",)) -> dict[str, dict[str, Any]]:
+    """The table of the files of a folder and of the folders in it, by their names there.
 
-    What has a name that none of ours has is left out: nobody could open a folder that lists it.
+    Files that do not have a FILE_NAME are left out: a folder that lists one could not be opened.
 
-    known: entries of files that are not read: they were taken over from another table.
+    Args:
+        folder: what is listed.
+        known: entries from another table, of files that need not be read again.
+        within: the files and folders of it that are listed; those that do not exist are left out.
     """
-    names = {path.relative_to(folder).as_posix(): path
-             for path in sorted(folder.rglob("*")) if _is_ours(folder, path)}
-    return {name: known.get(name) or file_entry(path) for name, path in names.items()}
-
-
-def _is_ours(folder: Path, path: Path) -> bool:
-    """Whether a path below a folder is a file, and has a name that ours have."""
-    return path.is_file() and all(
-        re.fullmatch(FILE_NAME, part) for part in path.relative_to(folder).parts)
+    paths = sorted(path for name in within
+                   for path in (folder / name, *(folder / name).rglob("*")) if path.is_file())
+    names = {path.relative_to(folder).as_posix(): path for path in paths}
+    return {name: known.get(name) or file_entry(path) for name, path in names.items()
+            if all(re.fullmatch(FILE_NAME, part) for part in name.split("/"))}
 
 
 def _is_sha256(value: Any) -> bool:
@@ -79,10 +78,10 @@ def _is_sha256(value: Any) -> bool:
 
 
 def check_table(table: Any, source: Path) -> dict[str, dict[str, Any]]:
-    """Returns a table of files, or says what in it cannot be.
+    """Returns a table of files after a check of its entries.
 
     Raises:
-        RetrievalError: an entry is not as `file_entry` makes it.
+        RetrievalError: an entry is not as `file_entry` makes it; source is named.
     """
     for name, entry in table.items() if isinstance(table, dict) else [("files", table)]:
         good = (isinstance(entry, dict) and is_count(entry.get("bytes"))
@@ -99,14 +98,14 @@ def check_table(table: Any, source: Path) -> dict[str, dict[str, Any]]:
 
 
 class _File:
-    """A file of the table, mapped, in blocks; one without blocks is a single block.
+    """A file of the table, memory-mapped, in blocks; a small file is one block.
 
     Attributes:
         bytes: its size.
         block_bytes: of a block; the last one may be shorter.
         digests: the sha256 of each block.
-        pending: numbers of the blocks that nobody has verified yet.
-        data: uint8[bytes], which stays readable when the file is removed.
+        pending: numbers of the blocks that are not verified yet.
+        data: uint8[bytes]; it stays readable when the file is removed.
     """
 
     def __init__(self, path: Path, entry: Mapping[str, Any]):
@@ -118,7 +117,7 @@ class _File:
         self.forget()
 
     def forget(self) -> None:
-        """All blocks are to be verified before they are used."""
+        """Makes all blocks pending again."""
         self.pending = set(range(len(self.digests)))
 
     def pending_of(self, begins: Any, ends: Any) -> set[int]:
@@ -131,16 +130,16 @@ class _File:
 
 
 class VerifiedFiles:
-    """The files of one folder, mapped, and read no further than they are verified.
+    """The files of one folder, memory-mapped, whose pieces are verified before they are read.
 
-    Threads may share it. Once damage is seen, every later check raises too.
+    Threads may share it. After damage was noticed, every later check raises too.
 
     Args:
-        folder: where they are.
-        table: see `check_table`.
+        folder: of the files.
+        table: a checked table; see `check_table`.
 
     Raises:
-        RetrievalError: a file is missing, is none, or has another size.
+        RetrievalError: a file is missing, is not a regular file, or has another size.
     """
 
     def __init__(self, folder: Path, table: Mapping[str, Mapping[str, Any]]):
@@ -156,7 +155,7 @@ class VerifiedFiles:
             self._files[name] = _File(path, entry)
 
     def forget(self) -> None:
-        """All is to be read again before it is used."""
+        """Verifies everything again before it is used."""
         for file in self._files.values():
             file.forget()
 
@@ -170,22 +169,22 @@ class VerifiedFiles:
 
     @property
     def pending_bytes(self) -> int:
-        """Bytes that nobody has verified yet."""
+        """Bytes that are not verified yet."""
         return sum(len(file.pending) * file.block_bytes for file in self._files.values())
 
     def map(self, name: str, dtype: str) -> np.ndarray:
-        """All of a file as a read-only array; what is read of it must be checked before."""
+        """A file as a read-only array; each piece must be verified by `check` before it is read."""
         return self._files[name].data.view(dtype)
 
     def check(self, name: str, begins: np.ndarray | int, ends: np.ndarray | int) -> None:
-        """Verifies pieces of a file, which go from `begins` to `ends` (exclusive).
+        """Verifies pieces of a file.
 
         Args:
             name: of the file.
-            begins, ends: int64[...] each, bytes.
+            begins, ends: bytes int64[...] at which each piece begins and ends (exclusive).
 
         Raises:
-            RetrievalError: they, or any seen before, differ from their digests.
+            RetrievalError: a block of them, or one verified earlier, differs from its digest.
         """
         self._raise_damage()
         if self._files[name].pending:
@@ -196,11 +195,11 @@ class VerifiedFiles:
         """Verifies whole files, all of them by default, with several threads where they are large.
 
         Raises:
-            RetrievalError: names what is damaged.
+            RetrievalError: a file is damaged; it is named.
         """
         self._raise_damage()
         names = list(self._files if names is None else names)
-        # From the end, as the thread in the background comes from the beginning.
+        # From the end, because the thread in the background begins at the beginning.
         pieces = [(name, block) for name in names
                   for block in sorted(self._files[name].pending, reverse=True)]
         if sum(self._files[name].bytes for name in names) < AT_ONCE_BYTES:
@@ -211,7 +210,7 @@ class VerifiedFiles:
             list(pool.map(lambda piece: self._verify(*piece), pieces))  # the first error ends it
 
     def damaged(self) -> list[str]:
-        """Reads everything again; the names of the files that differ from their digests."""
+        """Verifies everything again; returns the names of files that differ from their digests."""
         self.forget()
         self._damage, names = None, []
         for name in self._files:
@@ -239,13 +238,13 @@ class VerifiedFiles:
         file.pending.discard(block)
 
     def verify(self, at_once: bool | None = None) -> None:
-        """Verifies everything: now, or in the background, which this begins.
+        """Verifies everything, now or in a background thread.
 
         Args:
-            at_once: None = now up to AT_ONCE_BYTES.
+            at_once: whether now; None = if there are at most AT_ONCE_BYTES.
 
         Raises:
-            RetrievalError: names what is damaged.
+            RetrievalError: a file is damaged; it is named.
         """
         if at_once or at_once is None and self.bytes <= AT_ONCE_BYTES:
             self.check_all()
@@ -256,7 +255,7 @@ class VerifiedFiles:
 
 
 def _verify_pending(reference: Callable[[], VerifiedFiles | None]) -> None:
-    """The thread in the background; it ends with the one who asked for it."""
+    """The background thread; it ends when the VerifiedFiles are garbage collected."""
     while (all_files := reference()) is not None:
         pending = ((name, file.pending) for name, file in all_files._files.items() if file.pending)
         name, blocks = next(pending, (None, ()))
@@ -280,15 +279,15 @@ def map_file(path: Path, dtype) -> np.ndarray:
 
 
 @dataclasses.dataclass(frozen=True)
-class Record:
-    """A kind of JSON file that vouches for the folder it is in: its format, table and own digest.
+class FolderRecord:
+    """A kind of JSON file that describes its folder: a format, a table of files, its own digest.
 
     Attributes:
         name: of the file.
-        of: what the folder is, in words.
-        digest: the field with the sha256 of all other fields.
-        again: what to do where the file is damaged.
-        format: the newest; all from 1 on are read. It is written unless the content names another.
+        of: what the folder is, for messages.
+        digest: name of the field with the sha256 of all other fields.
+        again: what to do if the file is damaged, for messages.
+        format: the newest; all from 1 on are read. It is written unless the content has another.
     """
 
     name: str
@@ -301,7 +300,7 @@ class Record:
         """The fields, and their digest.
 
         Raises:
-            RetrievalError: damaged, of a newer format, or with a table that cannot be.
+            RetrievalError: it is damaged or of a newer format, or its table is not valid.
         """
         content = read_object(folder, self.name)
         digest, format_ = content.pop(self.digest, None), content.get("format")
@@ -316,34 +315,26 @@ class Record:
         return content, digest
 
     def need(self, folder: Path, good: bool, what: str) -> None:
-        """Refuses a file of which `what` cannot be: anybody can make a digest."""
+        """Raises a RetrievalError that names `what` unless `good`: anybody can make a digest."""
         if not good:
             raise RetrievalError(f"{folder}: {self.name} is damaged: {what}; {self.again}.")
 
     def write(self, folder: Path, content: Mapping[str, Any]) -> None:
-        """Writes the fields with their digest, and waits until the disk holds them."""
+        """Writes the fields with their digest, flushed to the disk."""
         content = {"format": self.format, **content}
         content[self.digest] = digest_of(content)
-        # Without a line end, so that a file that lacks its last byte is no JSON.
+        # Without a newline at the end, so that a file without its last byte is not valid JSON.
         files.write_text(folder / self.name, json.dumps(content, indent=1))
 
 
 def write_digests(folder: Path, names: Iterable[str]) -> None:
-    """Lists files and all that is in folders with their digests in FOLDER/digests.json.
-
-    Args:
-        folder: of them.
-        names: what is finished; what is not there is left out, and what has a name that none of
-            ours has.
-    """
-    found = [file for name in names for file in (folder / name, *(folder / name).rglob("*"))]
-    table = {file.relative_to(folder).as_posix(): file_entry(file)
-             for file in sorted(found) if _is_ours(folder, file)}
-    write_sealed(folder / DIGESTS, {"files": table})
+    """Lists the named files, and those in the named folders, in FOLDER/digests.json, with their
+    digests; see `folder_entries`."""
+    write_sealed(folder / DIGESTS, {"files": folder_entries(folder, within=names)})
 
 
 def open_digests(folder: Path) -> VerifiedFiles | None:
-    """The files that `write_digests` listed, of which nothing is read yet; None without a list.
+    """The files that `write_digests` listed, not verified yet; None without a list.
 
     Raises:
         RetrievalError: the list is damaged, or a file is missing or has another size.

@@ -1,12 +1,12 @@
-"""The versions of an index folder: whoever opens it sees one of them, whole.
+"""The versions of an index folder. Whoever opens the folder sees one complete version.
 
-    rag_jax-index.json   names the current version; replaced as a whole, and the mark of our folders
+    rag_jax-index.json   the pointer: names the current version, and marks the folder as an index
     versions/1/          a version (manifest.py), never changed once it has this name
     versions/.next.rag_jax-work/    the next one, while it is built (publish.py)
 
-Whoever opens a version holds it (flock, shared, on its manifest.json) until the index is dropped.
-Old versions are removed when nobody holds them. A folder with manifest.json in itself is one
-version: that of an index made before there were several.
+An open index holds a lock on its version (flock, shared, on its manifest.json) until it is garbage
+collected. Old versions that nobody holds are removed. A folder that has a manifest.json of its own
+is a single version: an index made before there were several.
 """
 
 import contextlib
@@ -24,7 +24,7 @@ from rag_jax.retrieval.protocol import RetrievalError
 
 try:
     import fcntl
-except ImportError:  # Windows: it does not remove files that somebody has open
+except ImportError:  # Windows, which does not remove open files
     fcntl = None
 
 POINTER = "rag_jax-index.json"
@@ -42,7 +42,7 @@ def current(path: Path) -> Path:
     """The folder of the version that an index folder's pointer names; `path` if it has none.
 
     Raises:
-        RetrievalError: no version is published yet; or pointer or version are damaged.
+        RetrievalError: no version is published yet, or the pointer or the version is damaged.
     """
     version = read_pointer(path)
     if version is None:
@@ -54,10 +54,10 @@ def current(path: Path) -> Path:
 
 
 def read_pointer(path: Path) -> str | None:
-    """The current version's name; "" where none is published yet; None without a pointer.
+    """The name of the current version; "" if none is published yet; None without a pointer.
 
     Raises:
-        RetrievalError: the pointer is damaged, or the version is not the one that it means.
+        RetrievalError: the pointer is damaged, or it has another digest than the version.
     """
     text = _pointer_text(path)
     if text is None:
@@ -86,19 +86,19 @@ def read_pointer(path: Path) -> str | None:
 
 
 def point(path: Path, version: Path | None) -> None:
-    """Makes a version the current one, at once for everybody; None = there is none yet."""
+    """Replaces the pointer, atomically: `version` becomes the current one; None = none yet."""
     name, digest = ("", "") if version is None else (version.name, _digest(version))
     files.write_bytes(path / POINTER, _text(name, digest).encode())
 
 
 def opened(path: Path, make: Callable[[Path], Opened]) -> Opened:
-    """make(folder of the current version), where nothing of it goes or changes meanwhile.
+    """Returns make(folder of the current version), during which that is not removed or replaced.
 
-    What is made keeps the version held: it gets attributes `path`, of the index folder, and `hold`,
-    which its `passages` get too.
+    The result holds the version: it gets the attributes `path`, the index folder, and `hold`, the
+    lock, which its `passages` get too.
 
     Raises:
-        RetrievalError: of make, or there is no such index.
+        RetrievalError: as make, or there is no index.
     """
     while True:
         before = _pointer_text(path)
@@ -120,11 +120,13 @@ def opened(path: Path, make: Callable[[Path], Opened]) -> Opened:
 
 @contextlib.contextmanager
 def unheld(folder: Path, without_locks: bool) -> Iterator[bool]:
-    """Keeps an old version from being opened while it is removed; False where somebody holds it.
+    """Locks an old version, so that nobody opens it while it is removed.
+
+    Yields whether it is locked: False if somebody holds it.
 
     Args:
         folder: of the version.
-        without_locks: what to say where the file system has no locks.
+        without_locks: what to yield if the file system has no locks.
     """
     with contextlib.ExitStack() as stack:
         free = True
@@ -142,12 +144,12 @@ def unheld(folder: Path, without_locks: bool) -> Iterator[bool]:
 
 
 def _hold(folder: Path) -> IO | None:
-    """An open file whose lock keeps the version; None where the file system has no locks."""
+    """The open manifest.json, locked if the file system has locks; None if it cannot be opened."""
     try:
-        regular_file(folder, "manifest.json")  # a pipe would keep its reader for ever
+        regular_file(folder, "manifest.json")  # opening a pipe would block
         file = open(folder / "manifest.json", "rb")  # noqa: SIM115 (lives as long as the index)
     except (OSError, RetrievalError):
-        return None  # make says what is wrong
+        return None  # `make` raises an error that says why
     if fcntl is not None:
         try:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -159,7 +161,7 @@ def _hold(folder: Path) -> IO | None:
 
 
 def _holds(file: IO, folder: Path) -> bool:
-    """Whether the version still is at its place, and not another one under its name."""
+    """Whether the file is still the manifest.json of the folder, neither removed nor replaced."""
     try:
         return os.path.samestat(os.fstat(file.fileno()), (folder / "manifest.json").stat())
     except FileNotFoundError:

@@ -72,7 +72,7 @@ def check_tokens(index: Index, prepared: Prepared) -> None:
     if PASSAGE_TABLE not in index.passages.token_tables:
         raise ConfigError(f"{index.path}: was made without a generator, and its passages have no "
                           "tokens that one reads; build an index for this one")
-    passage, kept = index.passages[0], index.passages.tokens(PASSAGE_TABLE).rows(0)
+    passage, kept = index.passages[0], index.passages.tokens(PASSAGE_TABLE).row(0)
     if list(kept) != prepared.format.passages([passage.title], [passage.text])[0]:
         raise ConfigError(f"{index.path}: its passages are not in the tokens of this generator; "
                           "build an index for it")

@@ -182,7 +182,7 @@ def test_a_rag_batch_holds_passage_and_question_in_their_rows(made, rag):
         assert (batch.question_mask[b] == questions.mask[row]).all()
         for k in range(2):
             whole = questions.format.join(
-                table.rows(int(retrieved[b, k])).tolist(), questions.suffixes[row])
+                table.row(int(retrieved[b, k])).tolist(), questions.suffixes[row])
             ids, mask = batch.source_ids[b, k], batch.source_mask[b, k]
             assert ids[mask].tolist() == whole and (ids[~mask] == bart.pad).all()
             assert (batch.doc_embeddings[b, k] == Index(store).table[retrieved[b, k]]).all()

@@ -101,7 +101,7 @@ def test_token_tables_are_made_with_the_tokenizers_and_lengths_of_the_workdir(ow
     made = {PASSAGE_TABLE: prepared.format.passages(titles, texts),
             ENCODER_TABLE: encoder_input(prepared.retriever_tokenizer, titles, texts, 16)}
     for name, rows in made.items():
-        assert [store.tokens(name).rows(r).tolist() for r in range(4)] == rows
+        assert [store.tokens(name).row(r).tolist() for r in range(4)] == rows
     assert prepared.format.max_length == 64
     assert prepared.generator_tokenizer.decode(prepared.generator_tokenizer.encode(["Ü"])[0]) == "Ü"
 
@@ -420,7 +420,7 @@ def test_other_fields_and_tokenizers_make_other_data(done, own, tmp_path):
     config, work = done
     longer = replace(config, {"data.max_passage_length": 32})
     rows = prepare(longer, work).memories["passages"].tokens(ENCODER_TABLE)
-    assert max(len(rows.rows(row)) for row in range(4)) > 16
+    assert max(len(rows.row(row)) for row in range(4)) > 16
     named = replace(longer, {"data.generator_tokenizer": str(tmp_path / "named")})
     Tokenizer.load(own[1] / "data" / "retriever_tokenizer").save(tmp_path / "named")
     tokenizer = prepare(named, work).generator_tokenizer

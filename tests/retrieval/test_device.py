@@ -234,8 +234,8 @@ def test_it_answers_as_the_index_that_it_was_loaded_from(folders, count):
     rows = np.array([[4, 80], [0, 4]])
     np.testing.assert_array_equal(placed.embeddings(rows), index.embeddings(rows))
     assert placed.passages[80] == index.passages[80]
-    np.testing.assert_array_equal(placed.passages.tokens("words").rows(80),
-                                  index.passages.tokens("words").rows(80))
+    np.testing.assert_array_equal(placed.passages.tokens("words").row(80),
+                                  index.passages.tokens("words").row(80))
     ids, lengths = placed.tables.tokens["words"]
     expected, mask = index.passages.tokens("words").padded(np.arange(90), 5, 0)
     np.testing.assert_array_equal(ids[:90], expected)
@@ -283,7 +283,7 @@ def test_swap_finds_what_is_there_and_compiles_nothing(folders, compilations):
         np.testing.assert_array_equal(found, brute_force(memory, queries, 4)[0])
         assert placed.size == len(rows) and placed.passages[0].id == f"s{seed}p0"
         words = folders[name].passages.tokens("words")
-        assert np.asarray(placed.tables.tokens["words"][1])[9] == min(5, len(words.rows(9)))
+        assert np.asarray(placed.tables.tokens["words"][1])[9] == min(5, len(words.row(9)))
     assert compilations == []
     np.testing.assert_array_equal(placed.embeddings(np.array([49, 0])),
                                   np.stack([rows[49], rows[0]]).astype(np.float32))
@@ -330,10 +330,10 @@ def test_an_edited_index_is_taken_over_by_its_new_rows_alone(
     with pytest.raises(RetrievalError, match="none of its 56 passages has the id 's2p7'"):
         placed.passages.row_of("s2p7")
     words, added = placed.passages.tokens("words"), edited.passages.stores[1].tokens("words")
-    np.testing.assert_array_equal(words.rows(52), added.rows(2))
+    np.testing.assert_array_equal(words.row(52), added.row(2))
     assert words.lengths_of(np.array([[52, 0]])).tolist() == [
-        [len(words.rows(52)), len(words.rows(0))]]
-    assert np.asarray(placed.tables.tokens["words"][1])[52] == min(5, len(words.rows(52)))
+        [len(words.row(52)), len(words.row(0))]]
+    assert np.asarray(placed.tables.tokens["words"][1])[52] == min(5, len(words.row(52)))
     edited = edit((), ["a5"], compact=True)
     placed.update(edited)
     check(placed, edited)

@@ -112,7 +112,7 @@ def check_passages(index, passages):
     rows = np.array([index.passages.row_of(passage_id) for passage_id in passages])
     tokens, expected = index.passages.tokens("bert"), tokens_of(list(passages.values()))
     assert tokens.lengths_of(rows).tolist() == [len(row) for row in expected]
-    assert [tokens.rows(int(row)).tolist() for row in rows] == expected
+    assert [tokens.row(int(row)).tolist() for row in rows] == expected
     ids, mask = tokens.padded(rows[None], 4, 999)
     for row, padded, real in zip(expected, ids[0], mask[0], strict=True):
         assert padded.tolist() == (row + [999] * 4)[:4] and real.sum() == min(4, len(row))

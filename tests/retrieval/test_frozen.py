@@ -21,6 +21,6 @@ def test_an_index_of_an_earlier_version_opens_and_answers(tmp_path):
     assert index.manifest["recall"]["recall"] == 1.0
     store = PassageStore.open(current(tmp_path / "index") / "passages")
     assert store[3] == index.passages[3] == Passage("p3", "title 3", "tall red red old tree green")
-    assert [store.tokens("bert").rows(row).tolist() for row in range(5)] == [
+    assert [store.tokens("bert").row(row).tolist() for row in range(5)] == [
         [1, 2, row] for row in range(5)]
     assert store.row_of("p4") == 4

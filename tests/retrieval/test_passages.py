@@ -185,7 +185,7 @@ def test_many_chunks_are_streamed_and_keep_their_order(tmp_path):
     store = write_store(tmp_path / "s", generate(), {"n": take}, steps.append)
     assert most <= 1024 and sum(steps) == 3000
     assert store[2999] == Passage("p2999", "t2999", "text 2999")
-    assert store.tokens("n").rows(2051).tolist() == [2051] * ((2051 - 2048) % 3)
+    assert store.tokens("n").row(2051).tolist() == [2051] * ((2051 - 2048) % 3)
     assert store.row_of("p2048") == 2048
 
 
@@ -195,8 +195,8 @@ def test_token_ids_take_two_bytes_when_all_fit_and_four_otherwise(tmp_path):
         tmp_path / "s", **{n: lambda ps, r=r: [r] * len(ps) for n, r in rows.items()}
     )
     for name, dtype in (("small", "<u2"), ("large", "<u4"), ("none", "<u2")):
-        assert store.tokens(name).rows(3).tolist() == rows[name]
-        assert store.tokens(name).rows(3).dtype == dtype
+        assert store.tokens(name).row(3).tolist() == rows[name]
+        assert store.tokens(name).row(3).dtype == dtype
     tokens, mask = store.tokens("none").padded(np.array([1, 2]), 3, 9)
     assert tokens.tolist() == [[9] * 3] * 2 and not mask.any()
 
@@ -212,7 +212,7 @@ def test_padded_cuts_fills_and_masks(tmp_path):
         with pytest.raises(RetrievalError, match="words"):
             table.padded(bad, 4, 0)
         with pytest.raises(RetrievalError, match="words"):
-            table.rows(bad[0])
+            table.row(bad[0])
 
 
 def test_unknown_names_list_what_is_there(tmp_path):
