@@ -47,8 +47,8 @@ class Citation(NamedTuple):
             sound = (len(record) == 4 and len(span) == 2 and 0 <= span[0] <= span[1]
                      and all(type(number) is int for number in numbers)
                      and all(type(text) is str for text in texts))
-        except (TypeError, KeyError) as error:
-            raise ValueError(f"no citation: {record!r:.80}") from error
+        except (TypeError, KeyError):
+            sound = False
         if not sound:
             raise ValueError(f"no citation: {record!r:.80}")
         return cls(file, tuple(span), tuple(pages), tuple(headings))

@@ -97,17 +97,7 @@ def connect(coordinator: str | None, num_processes: int | None, process_id: int 
         raise ConfigError(f"--heartbeat={heartbeat}: must be at least 1 second")
     local = _local_devices(os.environ)
     if coordinator is not None:
-        host, _, port = coordinator.rpartition(":")
-        if not (host and port.isdecimal() and 0 < int(port) < 2**16):
-            raise ConfigError(f"--coordinator={coordinator}: expected HOST:PORT of process 0, with "
-                              "a port from 1 to 65535")
-        if num_processes < 1:
-            raise ConfigError(f"--num_processes={num_processes}: must be at least 1")
-        if not 0 <= process_id < num_processes:
-            raise ConfigError(f"--process_id={process_id}: must be 0 to {num_processes - 1}, below "
-                              f"--num_processes={num_processes}")
-        if process_id == 0:
-            _check_free(coordinator)
+        _check_place(coordinator, num_processes, process_id)
         print(f"process {process_id} of {num_processes}: waits for the others at {coordinator}, "
               f"{_START_SECS} s at most", flush=True)
     elif is_slurm(os.environ):
@@ -136,7 +126,22 @@ def connect(coordinator: str | None, num_processes: int | None, process_id: int 
               f"{heartbeat} s or so; start all with the same command again to go on", flush=True)
 
 
-def _check_free(coordinator: str) -> None:
+def _check_place(coordinator: str, num_processes: int, process_id: int) -> None:
+    """Raises ConfigError for a process that has no place in the job."""
+    host, _, port = coordinator.rpartition(":")
+    if not (host and port.isdecimal() and 0 < int(port) < 2**16):
+        raise ConfigError(f"--coordinator={coordinator}: expected HOST:PORT of process 0, with a "
+                          "port from 1 to 65535")
+    if num_processes < 1:
+        raise ConfigError(f"--num_processes={num_processes}: must be at least 1")
+    if not 0 <= process_id < num_processes:
+        raise ConfigError(f"--process_id={process_id}: must be 0 to {num_processes - 1}, below "
+                          f"--num_processes={num_processes}")
+    if process_id == 0:
+        _check_free(coordinator, int(port))
+
+
+def _check_free(coordinator: str, port: int) -> None:
     """Raises ConfigError where the port of a coordinator on this machine is in use: jax would
     crash, or share it with the process 0 of another job, and mix their processes."""
     dual = socket.has_dualstack_ipv6()
@@ -145,7 +150,7 @@ def _check_free(coordinator: str) -> None:
             if dual:
                 probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # connections that ended
-            probe.bind(("", int(coordinator.rpartition(":")[2])))
+            probe.bind(("", port))
     except OSError as error:
         raise ConfigError(f"--coordinator={coordinator}: process 0 cannot listen at this port "
                           f"({error}); end what does, or name another port") from None

@@ -267,12 +267,18 @@ class _Ingestion:
     def _result(self, records: FileRecords, kept: FileRecords, embedded: int) -> Ingested:
         texts, before = _with_text(records), self.earlier.files if self.earlier else {}
         return Ingested(
-            self.path, len(texts), tuple(name for name in texts if name not in kept),
-            tuple(sorted(_with_text(before).keys() - texts.keys())),
-            {name: file["reason"] for name, file in sorted(records.items()) if "reason" in file},
-            {name: tuple(file["remarks"]) for name, file in texts.items() if file["remarks"]},
-            sum(file["passages"] for file in texts.values()), embedded,
-            overrides.lexical(self.config), "generator" in self.config.model.sources)
+            workdir=self.path,
+            files=len(texts),
+            read=tuple(name for name in texts if name not in kept),
+            removed=tuple(sorted(_with_text(before).keys() - texts.keys())),
+            skipped={name: file["reason"] for name, file in sorted(records.items())
+                     if "reason" in file},
+            remarks={name: tuple(file["remarks"]) for name, file in texts.items()
+                     if file["remarks"]},
+            passages=sum(file["passages"] for file in texts.values()),
+            embedded=embedded,
+            lexical=overrides.lexical(self.config),
+            answers="generator" in self.config.model.sources)
 
 
 def _with_text(records: FileRecords) -> FileRecords:
