@@ -17,7 +17,7 @@ from typing import Any
 from rag_jax import config_files, conversion, hosts, locks, overrides, process, rules
 from rag_jax.config import Config, ConfigError, EvalConfig
 from rag_jax.data.corpora import Passages
-from rag_jax.data.tasks import load_examples
+from rag_jax.data.question_sources import load_examples
 from rag_jax.documents import workdir as documents
 from rag_jax.models.rag import TOWERS
 from rag_jax.retrieval.manifest import check_encoder

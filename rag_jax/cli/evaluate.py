@@ -41,7 +41,7 @@ def main(argv: list[str] | None = None) -> None:
 
 def _score_file(options: argparse.Namespace, config: Config) -> None:
     from rag_jax import scoring
-    from rag_jax.data.tasks import load_examples
+    from rag_jax.data.question_sources import load_examples
 
     if not options.questions or any(getattr(options, name) for name in (
             "choose_k", "choose_weight", "workdir", "run", "step", "index", "split", "out")):
@@ -61,7 +61,7 @@ def _evaluate(options: argparse.Namespace, config: Config) -> None:
     flags.connect(options, config)
 
     from rag_jax import api, evaluation, hosts
-    from rag_jax.data.tasks import load_examples
+    from rag_jax.data.question_sources import load_examples
 
     rag = api.load(options.workdir, options.run, step=options.step, index=options.index,
                    config=config)

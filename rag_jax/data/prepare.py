@@ -17,10 +17,11 @@ from rag_jax.data.batches import ENCODER_TABLE, PASSAGE_TABLE
 from rag_jax.data.corpora import read_corpus
 from rag_jax.data.prepared import SEALED, Prepared, generator_format, open_prepared
 from rag_jax.data.question_files import Example, check_labels
+from rag_jax.data.question_sources import load_examples
 from rag_jax.data.source import Source, World
 from rag_jax.data.task_sources import trains_on
-from rag_jax.data.tasks import load_examples, prepare_dataset
 from rag_jax.data.text import Cuts, GeneratorFormat, Tokenizer, chunks, encoder_input
+from rag_jax.data.tfds_data import prepare_dataset
 from rag_jax.data.tokenizer_training import train_bart_tokenizer, train_bert_tokenizer
 from rag_jax.retrieval.bm25 import build_bm25
 from rag_jax.retrieval.json_files import write_sealed

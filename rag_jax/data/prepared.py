@@ -11,8 +11,8 @@ from rag_jax.config import Config, ConfigError
 from rag_jax.data.inputs import DONE
 from rag_jax.data.prompts import TEMPLATES, PromptFormat, parts_of
 from rag_jax.data.question_files import Example
+from rag_jax.data.question_sources import load_examples
 from rag_jax.data.questions import QuestionTokens
-from rag_jax.data.tasks import load_examples
 from rag_jax.data.text import GeneratorFormat, Tokenizer
 from rag_jax.retrieval.json_files import refuse_links
 from rag_jax.retrieval.passages import PassageStore

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, Protocol
 
 from rag_jax import overrides
 from rag_jax.config import Config
-from rag_jax.data.tasks import load_examples
+from rag_jax.data.question_sources import load_examples
 from rag_jax.errors import UserError
 
 

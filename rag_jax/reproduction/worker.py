@@ -10,7 +10,7 @@ import numpy as np
 from rag_jax import api, locks
 from rag_jax.config import ConfigError
 from rag_jax.conversion import convert
-from rag_jax.data.tasks import load_examples
+from rag_jax.data.question_sources import load_examples
 from rag_jax.evaluation import Evaluation
 from rag_jax.reproduction.cells import Asked, Cell, Measurement, Question, Told, exported
 from rag_jax.reproduction.lab import keep

@@ -19,8 +19,8 @@ from rag_jax.data.corpora import Passages, checked_passages, read_corpus
 from rag_jax.data.padding import pad_rows
 from rag_jax.data.prepare import chunked
 from rag_jax.data.question_files import Example, checked_texts, collect
+from rag_jax.data.question_sources import load_examples
 from rag_jax.data.questions import QuestionTokens
-from rag_jax.data.tasks import load_examples
 from rag_jax.data.text import encoder_input
 from rag_jax.decoding.prefixes import KeptPrefixes
 from rag_jax.errors import DataError

@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Sequence
 
-from rag_jax.data.tasks import load_examples
+from rag_jax.data.question_sources import load_examples
 from tests.end_to_end.commands import start
 from tests.end_to_end.test_resume import arrays
 

@@ -11,7 +11,7 @@ from rag_jax import files as files_module
 from rag_jax.config import Config, ConfigError
 from rag_jax.data import prepare as preparing
 from rag_jax.data import prepared as opened
-from rag_jax.data import tasks
+from rag_jax.data import tfds_data
 from rag_jax.data.batches import ENCODER_TABLE, PASSAGE_TABLE
 from rag_jax.data.prepare import chunked, prepare
 from rag_jax.data.prepared import StoreTexts, open_prepared
@@ -468,7 +468,7 @@ def test_leftovers_of_a_killed_preparation_go_at_the_next(done, tmp_path, monkey
     shutil.rmtree(folder_of(work, "questions"))
     monkeypatch.setattr(files_module, "_HOST", "gone")
     monkeypatch.setattr(files_module, "discard_folder", lambda content: None)
-    monkeypatch.setattr(tasks, "_fill", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+    monkeypatch.setattr(tfds_data, "_fill", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):
         prepare(config, work)
     left, = folder_of(work, ".").glob(".questions.*")

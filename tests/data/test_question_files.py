@@ -8,8 +8,8 @@ import re
 
 import pytest
 
-from rag_jax.data.question_files import read_asked
-from rag_jax.data.tasks import Example, load_examples
+from rag_jax.data.question_files import Example, read_asked
+from rag_jax.data.question_sources import load_examples
 from rag_jax.errors import DataError
 
 

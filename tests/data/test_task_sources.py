@@ -11,8 +11,8 @@ import pytest
 from rag_jax.data import task_sources
 from rag_jax.data.download import DownloadError
 from rag_jax.data.question_files import Example
+from rag_jax.data.question_sources import load_examples
 from rag_jax.data.task_sources import TASKS, File, held_out, locate, task_of
-from rag_jax.data.tasks import load_examples
 from rag_jax.errors import DataError
 from tests.data.official_files import (
     BIENCODER,

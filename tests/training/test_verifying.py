@@ -12,7 +12,7 @@ from rag_jax.config import Config
 from rag_jax.config_files import to_json
 from rag_jax.data.prepare import prepare
 from rag_jax.data.prepared import open_prepared
-from rag_jax.data.tasks import load_examples
+from rag_jax.data.question_sources import load_examples
 from rag_jax.errors import UserError
 from rag_jax.overrides import replace
 from rag_jax.retrieval.bm25 import build_bm25

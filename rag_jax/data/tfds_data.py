@@ -1,7 +1,6 @@
-"""Questions with their answers, from files, the paper's tasks or TFDS, as a list of `Example`.
+"""Questions as TFDS data sets (array_record): those of TFDS, and our own, written and read.
 
-`load_examples` reads every source; `prepare_dataset` writes a TFDS data set (array_record) that it
-reads back. TensorFlow is never imported: TFDS data sets are read as random-access data sources.
+TensorFlow is never imported: the data sets are read as random-access data sources.
 """
 
 import contextlib
@@ -23,13 +22,9 @@ import numpy as np
 
 from rag_jax import files
 from rag_jax.data.download import DownloadError
-from rag_jax.data.question_files import LISTS, Example, collect, read_jsonl, read_tsv
-from rag_jax.data.task_files import read_kilt
-from rag_jax.data.task_sources import read_task
+from rag_jax.data.question_files import LISTS, Example, collect
 from rag_jax.errors import DataError
 
-_JSONL_SUFFIXES = (".jsonl", ".jsonl.gz")
-_TSV_SUFFIXES = (".tsv", ".tsv.gz", ".csv", ".csv.gz")
 _TFDS_READ_SIZE = 1024  # examples per batched read: ten times faster than single reads
 # Old-layout builders are unknown to `tfds.builder` until their module has been imported.
 _TFDS_MODULES = {"web_questions": "tensorflow_datasets.question_answering.web_questions"}
@@ -38,61 +33,6 @@ _TFDS_FEATURE = re.compile(r"tensorflow_datasets\.core\.features(\.\w+)+")
 _TFDS_DIRECTORY = re.compile(r"(?P<directory>.+?)(?::(?P<split>[A-Za-z]\w*(?:\[[^\]]*\])?))?")
 _TRIVIA_QA_URL = "http://nlp.cs.washington.edu/triviaqa/data/triviaqa-{}.tar.gz"
 _MARK = "rag_jax_fingerprint.json"  # in what `prepare_dataset` wrote
-
-
-def load_examples(source: str, *, data_dir: str = "", hidden: bool = False) -> list[Example]:
-    """Reads all examples of a source, in its order.
-
-    Args:
-        source: one of
-            `FILE.jsonl[.gz]`: per line an object with "question", and "answers" (list of strings)
-                or "answer" (string or list of strings); optional "id" (else the line number),
-                "positive_ids", "hard_negative_ids" or "negative_ids", "targets" (what trains,
-                where that is not the answers), "titles" (of the gold pages) and "regex" (true:
-                the answers are regular expressions). Other keys are ignored.
-            `FILE.tsv[.gz]`, `FILE.csv[.gz]`: DPR's form, tab separated in spite of ".csv":
-                question<TAB>list of strings as a JSON or Python literal, or
-                question<TAB>answer<TAB>answer... A field that is quoted as in CSV is unquoted; if
-                the first line with content is "question<TAB>answers", it is skipped; the id is the
-                line number.
-            `tfds:NAME[/CONFIG][:SPLIT]`: a TFDS data set, downloaded and prepared if it is not
-                yet: natural_questions_open, trivia_qa/unfiltered.nocontext, web_questions, squad,
-                or any other whose "question" and "answer(s)" are texts. SPLIT ("train" if not
-                given) may be a slice such as `train[:10%]`. Without ids of its own, the position
-                is the id.
-            `tfds-dir:DIRECTORY[:SPLIT]`: a directory that `prepare_dataset` wrote.
-            `task:NAME:SPLIT`: a task of the paper, of its official files (`tasks.toml`), which are
-                downloaded if they are not there yet.
-            `kilt:FILE.jsonl[.gz]`: KILT's form.
-        data_dir: for `tfds:` sources TFDS's data directory, for `task:` sources the folder with a
-            folder per task; "" = ~/tensorflow_datasets and ~/rag_jax_data.
-        hidden: also of a task's split, or KILT's file, whose answers are not public: they come
-            without.
-
-    Raises:
-        DataError: unknown kind of source; damaged line (named with file, line and field); no
-            examples; duplicate id; empty question; no answers; unknown data set or split.
-        FileNotFoundError: no such file or directory.
-        DownloadError: the data can be neither found nor downloaded.
-    """
-    if source.startswith("task:"):
-        return collect(source, read_task(source, data_dir, hidden), hidden)
-    if source.startswith("kilt:"):
-        rows = list(read_kilt(source.removeprefix("kilt:"), hidden))
-        return collect(source, rows, hidden and not any(example.answers for _, example in rows))
-    if source.startswith("tfds-dir:"):
-        return _load_tfds_directory(source)
-    if source.startswith("tfds:"):
-        return _load_tfds(source, data_dir)
-    if source.endswith(_JSONL_SUFFIXES):
-        return collect(source, read_jsonl(source))
-    if source.endswith(_TSV_SUFFIXES):
-        return collect(source, read_tsv(source))
-    raise DataError(
-        f"cannot tell the format of the question source {source!r}: expected a file ending in "
-        f"{', '.join(_JSONL_SUFFIXES + _TSV_SUFFIXES)}, or task:NAME:SPLIT, kilt:FILE, "
-        "tfds:NAME[/CONFIG][:SPLIT], or tfds-dir:DIRECTORY[:SPLIT]"
-    )
 
 
 def prepare_dataset(
@@ -179,7 +119,9 @@ def _import_tfds() -> types.ModuleType:
     return tfds
 
 
-def _load_tfds(source: str, data_dir: str) -> list[Example]:
+def load_tfds(source: str, data_dir: str) -> list[Example]:
+    """Reads a `tfds:` source, as `question_sources.load_examples` says; it is prepared first if it
+    is not yet."""
     name, _, split = source.removeprefix("tfds:").partition(":")
     tfds = _import_tfds()
     if name.split("/")[0] in _TFDS_MODULES:
@@ -206,7 +148,8 @@ def _load_tfds(source: str, data_dir: str) -> list[Example]:
     return _read_tfds(source, builder, split or "train")
 
 
-def _load_tfds_directory(source: str) -> list[Example]:
+def load_tfds_directory(source: str) -> list[Example]:
+    """Reads a `tfds-dir:` source, as `question_sources.load_examples` says."""
     match = _TFDS_DIRECTORY.fullmatch(source.removeprefix("tfds-dir:"))
     if match is None or not (Path(match["directory"]) / "dataset_info.json").is_file():
         raise FileNotFoundError(

@@ -14,8 +14,11 @@ import threading
 import numpy as np
 import pytest
 
-from rag_jax.data import tasks
-from rag_jax.data.tasks import DataError, Example, load_examples, prepare_dataset
+from rag_jax.data import tfds_data
+from rag_jax.data.question_files import Example
+from rag_jax.data.question_sources import load_examples
+from rag_jax.data.tfds_data import prepare_dataset
+from rag_jax.errors import DataError
 
 EXAMPLES = [
     Example("q2", "¿Cuál es la capital del Perú?", ("Lima", "Ciudad de los Reyes"), ("7",), ("3",)),
@@ -80,7 +83,7 @@ def test_a_full_disk_is_told_and_nothing_is_left_in_tmp(tmp_path, monkeypatch):
     def full(*args, **options):
         raise RuntimeError("write() failed: No space left on device")
 
-    monkeypatch.setattr(tasks, "_download_and_prepare", full)
+    monkeypatch.setattr(tfds_data, "_download_and_prepare", full)
     with pytest.raises(DataError, match="could not be written .*No space left"):
         prepare_dataset("world", {"train": EXAMPLES[:1]}, tmp_path / "world")
 
@@ -173,7 +176,7 @@ def test_failed_download_says_where_the_dataset_was_expected(tmp_path, monkeypat
     def no_network(builder, messages):
         raise OSError("no network")
 
-    monkeypatch.setattr(tasks, "_download_and_prepare", no_network)
+    monkeypatch.setattr(tfds_data, "_download_and_prepare", no_network)
     error = message_of("tfds:natural_questions_open", RuntimeError, data_dir=str(tmp_path))
     assert str(tmp_path / "natural_questions_open") in error
     assert "could not be downloaded (no network)" in error
@@ -199,7 +202,7 @@ def test_trivia_qa(tmp_path, web, monkeypatch):
     from tensorflow_datasets.datasets.trivia_qa import trivia_qa_dataset_builder as module
 
     folder, url = web
-    monkeypatch.setattr(tasks, "_TRIVIA_QA_URL", url + "/{}.tar.gz")
+    monkeypatch.setattr(tfds_data, "_TRIVIA_QA_URL", url + "/{}.tar.gz")
     trivia_qa_archive(folder / "unfiltered.tar.gz", {
         "triviaqa-unfiltered/unfiltered-web-train": [WHERE | {"Answer": LIMA}],
         "triviaqa-unfiltered/unfiltered-web-dev": [WHERE | {"Answer": LIMA, "QuestionId": "tc_2"}],
@@ -227,7 +230,7 @@ def other_tfds(folder, features, row):
 
     builder = Other(name="other", version="1.0.0", split_datasets={}, data_dir=folder,
                       features=tfds.features.FeaturesDict(features), file_format="array_record")
-    tasks._download_and_prepare(builder, io.StringIO())
+    tfds_data._download_and_prepare(builder, io.StringIO())
     return f"tfds-dir:{builder.data_dir}"
 
 
@@ -274,7 +277,7 @@ def test_other_features_of_tfds_are_named(tmp_path):
 def test_a_question_of_several_files_of_trivia_qa_is_one(tmp_path, web, monkeypatch):
     """No rc set could be read: its ids are there once for the web's pages, once for Wikipedia's."""
     folder, url = web
-    monkeypatch.setattr(tasks, "_TRIVIA_QA_URL", url + "/{}.tar.gz")
+    monkeypatch.setattr(tfds_data, "_TRIVIA_QA_URL", url + "/{}.tar.gz")
     one, other = WHERE | {"Answer": LIMA}, WHERE | {"Answer": LIMA, "QuestionId": "tc_2"}
     changed = WHERE | {"Answer": LIMA | {"Aliases": ["Lima"]}}
     trivia_qa_archive(folder / "rc.tar.gz", {
@@ -301,22 +304,22 @@ def test_web_questions(tmp_path, web, monkeypatch):
 
 PROGRAM = """
 import sys
-from rag_jax.data import tasks
+from rag_jax.data import question_sources, tfds_data
 
 heavy = {"jax", "tensorflow", "tensorflow_datasets"}
 file, directory, data_dir = sys.argv[1:]
-examples = tasks.load_examples(file)
+examples = question_sources.load_examples(file)
 assert not heavy & sys.modules.keys()  # files are read without TFDS
 
-tasks.prepare_dataset("world", {"train": examples}, directory)
-assert tasks.load_examples(f"tfds-dir:{directory}:train") == examples
+tfds_data.prepare_dataset("world", {"train": examples}, directory)
+assert question_sources.load_examples(f"tfds-dir:{directory}:train") == examples
 
 def no_network(builder, messages):
     raise OSError("no network")
 
-tasks._download_and_prepare = no_network
+tfds_data._download_and_prepare = no_network
 try:
-    tasks.load_examples("tfds:web_questions", data_dir=data_dir)
+    question_sources.load_examples("tfds:web_questions", data_dir=data_dir)
 except RuntimeError as error:  # found, although nothing in this process had imported it
     assert "no network" in str(error)
 else:
