@@ -160,7 +160,7 @@ def test_what_is_read_of_passages_is_what_their_inputs_hold():
     passages = [Passage("1", "Peru", "A land with many hills, and Lima is a town there"),
                 Passage("2", "", "Lima")]
     rows = layout.passages(*zip(*[(p.title, p.text) for p in passages], strict=True))
-    table = SimpleNamespace(rows=lambda row: rows[row], lengths_of=lambda ids: np.array(
+    table = SimpleNamespace(row=lambda row: rows[row], lengths_of=lambda ids: np.array(
         [[len(rows[i]) for i in row] for row in ids]))
     store = type("Store", (list,), {"tokens": lambda self, name: table})(passages)
     asked = SimpleNamespace(format=layout, suffixes=layout.questions(["Lima?", "Peru"]))
@@ -188,7 +188,7 @@ def shelf(longest=64):
     texts = [" ".join(["Lima is"] * n) for n in (9, 1, 7, 3, 5, 2, 8, 4, 6)]
     examples = [Example(str(n), text, ("Peru " * (n % 4 + 1),)) for n, text in enumerate(texts)]
     rows = layout.passages([""] * 9, texts)
-    table = SimpleNamespace(rows=lambda row: rows[row], lengths_of=lambda ids: np.array(
+    table = SimpleNamespace(row=lambda row: rows[row], lengths_of=lambda ids: np.array(
         [[len(rows[i]) for i in row] for row in ids]))
     store = type("Store", (Store,), {"tokens": lambda self, name: table})(
         Passage(str(n), "", text) for n, text in enumerate(texts))
