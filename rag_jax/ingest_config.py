@@ -16,7 +16,7 @@ from rag_jax.data.inputs import is_prepared
 from rag_jax.documents import workdir as record_files
 from rag_jax.documents.chunks import Chunking
 from rag_jax.documents.document import Unreadable
-from rag_jax.documents.folder import Found, content_of
+from rag_jax.documents.folder import FolderEntry, content_of
 from rag_jax.documents.workdir import INDEX, TRAINED, Record
 from rag_jax.errors import near_matches
 from rag_jax.retrieval.bm25 import bm25_missing
@@ -124,7 +124,7 @@ def check_folder(earlier: Record, source: pathlib.Path, path: pathlib.Path) -> N
     now = source if source.is_dir() else source.parent
     for name, file in earlier.files.items():
         with contextlib.suppress(Unreadable):
-            if content_of(Found(name, now / name))[1] == file["sha256"]:
+            if content_of(FolderEntry(name, now / name))[1] == file["sha256"]:
                 return
     raise ConfigError(f"--workdir={path}: was made from {before}, which is gone, and {source} has "
                       "none of its files; name another --workdir")

@@ -20,7 +20,7 @@ from rag_jax.data.inputs import is_prepared
 from rag_jax.documents import workdir as record_files
 from rag_jax.documents.chunks import Chunking, Window, passage_id, passages_of
 from rag_jax.documents.document import Document, ReaderLost, Unreadable
-from rag_jax.documents.folder import Found, content_of, files_of
+from rag_jax.documents.folder import FolderEntry, content_of, files_of
 from rag_jax.documents.read import versions
 from rag_jax.documents.readers import Readers
 from rag_jax.documents.workdir import INDEX, TRAINED, FileRecords, Record
@@ -209,7 +209,7 @@ class _Ingestion:
             for file in (self.path / TRAINED).glob("*/eval.json"):
                 workdirs.begin_run(self.path / TRAINED, file.parent.name, self.config.eval)
 
-    def _found(self) -> list[Found]:
+    def _found(self) -> list[FolderEntry]:
         """All files of the folder by name, without those of the workdir if it is in the folder."""
         every = sorted(files_of(self.source), key=lambda one: one.name)
         workdir = self.path.resolve()
@@ -300,7 +300,7 @@ class Reading:
       files: the records of the files, as far as `passages` has come.
     """
 
-    def __init__(self, found: list[Found], kept: FileRecords, chunking: Chunking,
+    def __init__(self, found: list[FolderEntry], kept: FileRecords, chunking: Chunking,
                  folder: pathlib.Path):
         """
         Args:
@@ -388,7 +388,7 @@ class _Words:
         build_bm25(store, out, overwrite=True, settings=self._settings)
 
 
-def _digests(found: list[Found]) -> tuple[dict[str, str], FileRecords]:
+def _digests(found: list[FolderEntry]) -> tuple[dict[str, str], FileRecords]:
     """sha256 of each file that can be opened, and the records of the others, by name."""
     digests, unreadable = {}, {}
     for one in found:

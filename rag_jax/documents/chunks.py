@@ -167,8 +167,8 @@ def _pieces(document: Document, most: int) -> Iterator[tuple[tuple[int, int], in
     while begin < len(text):
         while border <= begin:
             border = next(borders)
-        found = _END.search(text, begin, border)
-        end = found.end() if found else border
+        match = _END.search(text, begin, border)
+        end = match.end() if match else border
         first = last = words = 0
         for word in _word().finditer(text, begin, end):
             if words == most:

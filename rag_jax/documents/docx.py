@@ -97,16 +97,16 @@ def _styles(part: ElementTree.Element | None) -> dict[str, _Style]:
     """The styles by their ids, with what they inherit from the styles that they are based on."""
     named = {_attribute(style, "styleId"): style
              for style in (() if part is None else _plain(part).iter(f"{_W}style"))}
-    found: dict[str, _Style] = {}
+    styles: dict[str, _Style] = {}
     for identity in named:
         chain: dict[str, None] = {}  # from a style down to the first that is done, or missing
-        while identity in named and identity not in found and identity not in chain:
+        while identity in named and identity not in styles and identity not in chain:
             chain[identity] = None
             identity = _value(named[identity].find(f"{_W}basedOn"))
-        style = found.get(identity, _Style())
+        style = styles.get(identity, _Style())
         for one in reversed(chain):
-            style = found[one] = _of_element(named[one], style)
-    return found
+            style = styles[one] = _of_element(named[one], style)
+    return styles
 
 
 def _of_element(element: ElementTree.Element, base: _Style) -> _Style:

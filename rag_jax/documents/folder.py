@@ -12,7 +12,7 @@ from rag_jax.documents.read import LARGEST_FILE, UNKNOWN_KIND, reader_of
 
 
 @dataclasses.dataclass(frozen=True)
-class Found:
+class FolderEntry:
     """A file in a folder, or something else with a name there.
 
     Attributes:
@@ -26,7 +26,7 @@ class Found:
     reason: str = ""
 
 
-def files_of(source: pathlib.Path) -> Iterator[Found]:
+def files_of(source: pathlib.Path) -> Iterator[FolderEntry]:
     """All files of a folder and of the folders in it; or `source` itself, if it is a file.
 
     Hidden ones, whose names begin with a dot, are skipped. Links are not followed.
@@ -36,49 +36,50 @@ def files_of(source: pathlib.Path) -> Iterator[Found]:
         return
     unlisted: list[OSError] = []
     for parent, folders, names in os.walk(source, onerror=unlisted.append):
-        here = pathlib.Path(parent)
-        links = [name for name in folders if (here / name).is_symlink()]
+        directory = pathlib.Path(parent)
+        links = [name for name in folders if (directory / name).is_symlink()]
         folders[:] = [name for name in folders if name[0] != "."]
         for name in [*names, *links]:
             if name[0] != ".":
-                path = here / name
+                path = directory / name
                 yield _looked_at(path.relative_to(source).as_posix(), path)
     for error in unlisted:
         path = pathlib.Path(error.filename)
         name = os.fsencode(path.relative_to(source).as_posix()).decode("utf-8", "backslashreplace")
-        yield Found(name, path, f"its files cannot be listed: {error.strerror}")
+        yield FolderEntry(name, path, f"its files cannot be listed: {error.strerror}")
 
 
-def _looked_at(name: str, path: pathlib.Path) -> Found:
+def _looked_at(name: str, path: pathlib.Path) -> FolderEntry:
     shown = os.fsencode(name).decode("utf-8", "backslashreplace")
     if shown != name:
-        return Found(shown, path, "its name is not UTF-8; rename it")
+        return FolderEntry(shown, path, "its name is not UTF-8; rename it")
     if path.is_symlink():
-        return Found(name, path, "it is a link, which may lead anywhere; put the file in its place")
+        return FolderEntry(
+            name, path, "it is a link, which may lead anywhere; put the file in its place")
     try:
         status = path.stat()
     except OSError as error:
-        return Found(name, path, f"it cannot be read: {error.strerror}")
+        return FolderEntry(name, path, f"it cannot be read: {error.strerror}")
     if not stat.S_ISREG(status.st_mode):
-        return Found(name, path, "it is no file: a pipe, a socket or a device")
+        return FolderEntry(name, path, "it is no file: a pipe, a socket or a device")
     if reader_of(name) is None:
-        return Found(name, path, UNKNOWN_KIND)
+        return FolderEntry(name, path, UNKNOWN_KIND)
     if status.st_size > LARGEST_FILE:
-        return Found(name, path, f"it has more than {LARGEST_FILE} bytes; divide it")
-    return Found(name, path)
+        return FolderEntry(name, path, f"it has more than {LARGEST_FILE} bytes; divide it")
+    return FolderEntry(name, path)
 
 
-def content_of(found: Found) -> tuple[bytes, str]:
+def content_of(entry: FolderEntry) -> tuple[bytes, str]:
     """The content of a file, and its sha256.
 
     Raises:
       Unreadable: it has a reason not to be read, or cannot be read, or is no regular file by now.
     """
-    if found.reason:
-        raise Unreadable(found.reason)
+    if entry.reason:
+        raise Unreadable(entry.reason)
     flags = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
     try:
-        with open(os.open(found.path, flags | getattr(os, "O_BINARY", 0)), "rb") as file:
+        with open(os.open(entry.path, flags | getattr(os, "O_BINARY", 0)), "rb") as file:
             if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
                 raise Unreadable("it is no file any more")
             content = file.read(LARGEST_FILE + 1)

@@ -7,7 +7,7 @@ import re
 from typing import Any
 
 from rag_jax.documents.document import Document, Writer
-from rag_jax.documents.plain import decoded, meant, mended
+from rag_jax.documents.plain import decoded, decoded_with_damage, encoding_named
 
 HIDDEN = {"script", "style", "noscript", "template", "svg", "head", "iframe", "object", "select",
           "video", "audio", "canvas", "datalist", "noembed", "noframes", "rp"}
@@ -53,13 +53,14 @@ def _decoded(content: bytes, xml: bool) -> tuple[str, tuple[str, ...]]:
     """The text of the page, in the encoding that it declares, else decoded as a plain text, and
     remarks."""
     meta, declared = _CHARSET.search(_COMMENT.sub(b"", content[:4096])), _DECLARED.match(content)
-    said = declared or meta if xml else meta or declared
-    if said and not content.startswith((codecs.BOM_UTF8, codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-        encoding = meant(said[1].decode())
+    label = declared or meta if xml else meta or declared
+    marked = content.startswith((codecs.BOM_UTF8, codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+    if label and not marked:
+        encoding = encoding_named(label[1].decode())
         with contextlib.suppress(LookupError, UnicodeError):
             return content.decode(encoding), ()
         with contextlib.suppress(LookupError, UnicodeError):
-            if almost := mended(content, encoding):
+            if almost := decoded_with_damage(content, encoding):
                 return almost
     return decoded(content)
 

@@ -18,7 +18,7 @@ _MARKS = ((codecs.BOM_UTF8, "utf-8"), (codecs.BOM_UTF32_LE, "utf-32-le"),
 GUESSED_FROM = 2**16  # bytes
 # The encodings that browsers use for some names: mostly the superset of Windows; and a page that
 # declares UTF-16 in ASCII bytes is UTF-8.
-MEANT = {name: encoding for encoding, names in {
+ENCODINGS = {name: encoding for encoding, names in {
     "cp1252": ("iso-8859-1", "iso8859-1", "latin1", "ascii", "us-ascii", "x-cp1252"),
     "cp1254": ("iso-8859-9", "iso8859-9", "latin5"),
     "cp874": ("iso-8859-11", "tis-620", "windows-874"),
@@ -46,7 +46,7 @@ def decoded(content: bytes) -> tuple[str, tuple[str, ...]]:
             try:
                 return content[len(mark) :].decode(encoding), ()
             except UnicodeDecodeError as error:
-                if almost := mended(content[len(mark) :], encoding):
+                if almost := decoded_with_damage(content[len(mark) :], encoding):
                     return almost
                 raise Unreadable(f"its first bytes say {encoding}, which byte "
                                  f"{len(mark) + error.start} is not; convert it to UTF-8") from None
@@ -55,7 +55,7 @@ def decoded(content: bytes) -> tuple[str, tuple[str, ...]]:
     try:
         return content.decode(), ()
     except UnicodeDecodeError as error:
-        if almost := mended(content, "utf-8"):
+        if almost := decoded_with_damage(content, "utf-8"):
             return almost
         begin = max(0, error.start - GUESSED_FROM // 2)
         sample = content[begin : begin + GUESSED_FROM]
@@ -63,7 +63,7 @@ def decoded(content: bytes) -> tuple[str, tuple[str, ...]]:
             raise Unreadable("it is no text: it is full of control characters") from None
         import chardetng_py  # only if the encoding must be guessed
 
-        encoding = meant(chardetng_py.detect(sample))
+        encoding = encoding_named(chardetng_py.detect(sample))
         try:
             return content.decode(encoding), (f"read as {encoding}, by a guess: it is not UTF-8",)
         except UnicodeDecodeError:
@@ -71,13 +71,13 @@ def decoded(content: bytes) -> tuple[str, tuple[str, ...]]:
                              "either; convert it to UTF-8") from None
 
 
-def meant(name: str) -> str:
+def encoding_named(name: str) -> str:
     """Python's name of the encoding that browsers use for a name."""
     name = name.lower().replace("_", "-")
-    return MEANT.get(name, name)
+    return ENCODINGS.get(name, name)
 
 
-def mended(content: bytes, encoding: str) -> tuple[str, tuple[str, ...]] | None:
+def decoded_with_damage(content: bytes, encoding: str) -> tuple[str, tuple[str, ...]] | None:
     """A slightly damaged text, such as one cut within a character, with a remark.
 
     None if more than a fifth of the characters beyond ASCII are damaged: the text seems to be in
@@ -107,7 +107,7 @@ def read_markdown(content: bytes) -> Document:
     lines = text.replace("\r\n", " \n").replace("\r", "\n").replace("\0", " ")
     if front := _FRONT_MATTER.match(lines):
         lines = re.sub("[^\n]", " ", front[0]) + lines[front.end() :]
-    begins = [0, *(found.end() for found in re.finditer("\n", lines))]
+    begins = [0, *(line.end() for line in re.finditer("\n", lines))]
     writer, tokens = Writer(), MarkdownIt().parse(lines)
     for token, inside in zip(tokens, tokens[1:], strict=False):
         if token.type == "heading_open" and token.map and not token.level:
@@ -124,8 +124,8 @@ def read_csv(content: bytes) -> Document:
     """A table with a header; every row becomes a paragraph "column: value; ..."."""
     text, remarks = decoded(content)
     first = _LINE.split(text.lstrip(), maxsplit=1)[0]
-    said = _SEPARATOR.fullmatch(first.rstrip())
-    between = said[1] if said else max(",;\t|", key=_QUOTED.sub("", first).count)
+    separator = _SEPARATOR.fullmatch(first.rstrip())
+    between = separator[1] if separator else max(",;\t|", key=_QUOTED.sub("", first).count)
     if _is_open(text, between):
         remarks = (*remarks, "a quote is never closed: all that follows it is one field")
     return _table(_rows(text, between), remarks)

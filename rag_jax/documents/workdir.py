@@ -73,13 +73,17 @@ def read(workdir: pathlib.Path) -> Record:
       RetrievalError, UserError: it is damaged.
     """
     content = read_sealed(workdir / RECORD, most=LARGEST)
-    sound = content.keys() == _FIELDS.keys() and all(
-        isinstance(content[name], kind) for name, kind in _FIELDS.items()) and all(
-        isinstance(file, dict) and isinstance(file.get("sha256"), str)
-        and (isinstance(file.get("reason"), str)
-             or type(file.get("passages")) is int and isinstance(file.get("remarks"), list))
-        for file in content["files"].values()) and isinstance(
-        content["divided_by"].get("chunking"), dict)
+    sound = (content.keys() == _FIELDS.keys()
+             and all(isinstance(content[name], kind) for name, kind in _FIELDS.items())
+             and all(map(_is_file_record, content["files"].values()))
+             and isinstance(content["divided_by"].get("chunking"), dict))
     if not sound:
         raise UserError(f"{workdir / RECORD}: is damaged; remove it, and run rag_jax.ingest again")
     return Record(**content)
+
+
+def _is_file_record(value: Any) -> bool:
+    """Whether a value is one that `Record.files` has for a file."""
+    return isinstance(value, dict) and isinstance(value.get("sha256"), str) and (
+        isinstance(value.get("reason"), str)
+        or type(value.get("passages")) is int and isinstance(value.get("remarks"), list))

@@ -70,7 +70,7 @@ class DeviceIndex(Index):
         self.width, self.fingerprint = index.width, index.manifest["encoder_fingerprint"]
         self.capacity = table_rows(max(settings.capacity, len(index.passages)), mesh)
         self.tables = self._load(index)
-        self._take(index)
+        self._adopt(index)
 
     def swap(self, index: PassageIndex) -> None:
         """Replaces all passages by those of another index of the same encoder.
@@ -83,7 +83,7 @@ class DeviceIndex(Index):
         self._verify(index)
         self.tables = None  # frees the old tables before there are new ones
         self.tables = self._load(index)
-        self._take(index)
+        self._adopt(index)
 
     def reload(self) -> None:
         """Loads the index again from its directory."""
@@ -110,9 +110,9 @@ class DeviceIndex(Index):
             padded = np.pad(some, (0, WRITTEN - len(some)), mode="edge")
             ids = np.where(np.arange(WRITTEN) < len(some), padded, -1).astype(np.int32)
             self.write(ids, self._values(index, padded))
-        self._take(index)
+        self._adopt(index)
 
-    def _take(self, index: PassageIndex) -> None:
+    def _adopt(self, index: PassageIndex) -> None:
         """Makes an index the current one: its rows are on the devices. Masks deleted ones."""
         rows = len(index.passages)
         self._index, self.size = index, index.size

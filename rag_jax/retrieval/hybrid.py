@@ -71,8 +71,8 @@ class HybridIndex(Around):
         with np.errstate(invalid="ignore"):
             joined = self._joined(dense, words, queries)
         joined[twice] = -np.inf
-        found = merge([SearchResult(ids, joined)], k)
-        return found if self.fusion.kind == "convex" else self._ranked(queries, found.ids)
+        best = merge([SearchResult(ids, joined)], k)
+        return best if self.fusion.kind == "convex" else self._ranked(queries, best.ids)
 
     def _ranked(self, queries: np.ndarray, ids: np.ndarray) -> SearchResult:
         """Rows integers[B, K] in the order of their `logits`; ranks are among these rows alone.
@@ -100,10 +100,10 @@ class HybridIndex(Around):
 
     def _by_words(self, texts: np.ndarray, count: int) -> np.ndarray:
         """The rows int32[B, count], of the index of embeddings, that words nominate."""
-        found = self.words.search(texts, count).ids
+        rows = self.words.search(texts, count).ids
         if self.to_words is None:
-            return found
-        return np.flatnonzero(self.to_words >= 0).astype(np.int32)[found]
+            return rows
+        return np.flatnonzero(self.to_words >= 0).astype(np.int32)[rows]
 
 
 def matching_rows(dense: PassageIndex, words: Bm25Index) -> np.ndarray | None:

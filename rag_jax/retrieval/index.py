@@ -53,9 +53,9 @@ class Embeddings:
         """
         if self._files is None:
             return
-        for name, (array, _, there) in zip(
+        for name, (array, _, local) in zip(
                 self.arrays, split(self.arrays.values(), rows), strict=True):
-            begins = there.astype(np.int64) * array.strides[0]
+            begins = local.astype(np.int64) * array.strides[0]
             self._files.check(name, begins, begins + array.strides[0])
 
     def check_all(self, names: Iterable[str] | None = None) -> None:

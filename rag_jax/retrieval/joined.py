@@ -31,8 +31,8 @@ def split(parts: Collection[Part], rows: np.ndarray
     check_rows(rows, sum(map(len, parts)), "joined rows")
     first = 0
     for part in parts:
-        own = (rows >= first) & (rows < first + len(part))
-        yield part, own, rows[own] - first
+        inside = (rows >= first) & (rows < first + len(part))
+        yield part, inside, rows[inside] - first
         first += len(part)
 
 
@@ -59,8 +59,8 @@ class JoinedRows:
             return some[0] if len(some) == 1 else np.concatenate(some or [self._arrays[0][:0]])
         rows = np.asarray(rows)
         result = np.empty((*rows.shape, self.shape[1]), self.dtype)
-        for array, own, there in split(self._arrays, rows):
-            result[own] = array[there]
+        for array, inside, local in split(self._arrays, rows):
+            result[inside] = array[local]
         return result
 
 
@@ -89,13 +89,13 @@ class JoinedPassages:
         return sum(map(len, self.stores))
 
     def __getitem__(self, row: int) -> Passage:
-        store, own = _place(self.stores, row)
-        return store[own]
+        store, local = _place(self.stores, row)
+        return store[local]
 
     def source(self, row: int) -> Citation | None:
         """Where a passage stands in its document; see PassageStore.source."""
-        store, own = _place(self.stores, row)
-        return store.source(own)
+        store, local = _place(self.stores, row)
+        return store.source(local)
 
     def find(self, passage_id: str) -> int | None:
         """The valid row of a passage id, or None; see PassageStore.find."""
@@ -135,14 +135,14 @@ class JoinedTokens:
 
     def row(self, row: int) -> np.ndarray:
         """The token ids of one row."""
-        table, own = _place(self._tables, row)
-        return table.row(own)
+        table, local = _place(self._tables, row)
+        return table.row(local)
 
     def lengths_of(self, row_ids: np.ndarray) -> np.ndarray:
         """int64[...]: tokens of some rows."""
         lengths = np.zeros(row_ids.shape, np.int64)
-        for table, own, rows in split(self._tables, row_ids):
-            lengths[own] = table.lengths_of(rows)
+        for table, inside, rows in split(self._tables, row_ids):
+            lengths[inside] = table.lengths_of(rows)
         return lengths
 
     def padded(self, row_ids: np.ndarray, length: int, pad_id: int
@@ -151,8 +151,8 @@ class JoinedTokens:
         row_ids = np.asarray(row_ids)
         tokens = np.full((*row_ids.shape, length), pad_id, np.int32)
         mask = np.zeros(tokens.shape, bool)
-        for table, own, rows in split(self._tables, row_ids):
-            tokens[own], mask[own] = table.padded(rows, length, pad_id)
+        for table, inside, rows in split(self._tables, row_ids):
+            tokens[inside], mask[inside] = table.padded(rows, length, pad_id)
         return tokens, mask
 
 

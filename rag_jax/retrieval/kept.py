@@ -55,11 +55,11 @@ class KeptEmbeddings:
                     first, end = np.searchsorted(rows, [begin, begin + embedder.shard_rows])
                     fresh.update(embed_rows(store, embedder, rows[first:end]))
             vectors = self._index.embeddings(np.array([kept.get(key, 0) for key in keys]))
-            found = np.stack([fresh[new[key]] if key in new else vector
-                              for key, vector in zip(keys, vectors, strict=True)])
+            vectors = np.stack([fresh[new[key]] if key in new else vector
+                                for key, vector in zip(keys, vectors, strict=True)])
             for key in new.keys() & set(keys) - repeated:
                 del fresh[new[key]]  # it is not needed again, and there may be millions
-            return found
+            return vectors
 
         return dataclasses.replace(embedder, embed=look_up)
 

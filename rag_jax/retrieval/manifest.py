@@ -77,21 +77,21 @@ def open_folder(path: Path, kinds: tuple[str, ...] = KINDS,
     check_encoder(path, manifest, encoder_fingerprint)
     for name in ("passages/meta.json", *manifest["files"]):
         regular_file(path, name)
-    own = VerifiedFiles(path, {name: entry for name, entry in manifest["files"].items()
-                               if re.fullmatch(_STORE_FILE, name) is None})
-    _refuse_foreign(path, own.names)
+    files = VerifiedFiles(path, {name: entry for name, entry in manifest["files"].items()
+                                 if re.fullmatch(_STORE_FILE, name) is None})
+    _refuse_foreign(path, files.names)
     passages = _store(path / "passages", manifest["size"], manifest["passages_fingerprint"])
     edited = manifest.get("edited")
     if not edited:
-        return IndexFolder(path, manifest, passages, own)
+        return IndexFolder(path, manifest, passages, files)
     stores = [passages]
     if edited["added"]:
         stores.append(_store(path / ADDED / "passages", edited["added"],
                              edited["passages_fingerprint"]))
     valid = np.ones(manifest["size"] + edited["added"], bool)
     if edited["deleted"]:
-        valid[_deleted(path, own, manifest)] = False
-    return IndexFolder(path, manifest, JoinedPassages(stores, valid), own, valid)
+        valid[_deleted(path, files, manifest)] = False
+    return IndexFolder(path, manifest, JoinedPassages(stores, valid), files, valid)
 
 
 def _store(path: Path, size: int, fingerprint: str) -> PassageStore:

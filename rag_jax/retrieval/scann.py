@@ -314,17 +314,17 @@ class ScannIndex(Index):
         # Twice as many candidates where rows are deleted, which ScaNN does not know. Exact search
         # answers the queries of which fewer than k candidates are valid.
         wanted = k + min(k, self._rows - self.size)
-        ids, found = self._nominate(queries, wanted)
-        full = found[:, :wanted].all(axis=1)
+        ids, usable = self._nominate(queries, wanted)
+        full = usable[:, :wanted].all(axis=1)
         self._check(ids)
         scores = row_scores(queries, self._embeddings, ids)
         if not np.isfinite(scores).all():
             raise RetrievalError("embeddings of rows that were found are NaN, infinite or too "
                                  "large to compare; build the index again.")
         if self._valid is not None:
-            found &= self._valid[ids]
-            full &= np.count_nonzero(found, axis=1) >= k
-        scores[~found] = -np.inf
+            usable &= self._valid[ids]
+            full &= np.count_nonzero(usable, axis=1) >= k
+        scores[~usable] = -np.inf
         ids, scores = merge([SearchResult(ids, scores)], k)
         if not full.all():
             if not self._logged_fewer:
@@ -358,7 +358,7 @@ class ScannIndex(Index):
         count = max(k, np.count_nonzero(near.any(axis=0)))
         ids, distances = ids[:, :count], distances[:, :count]
         near[:, :k] = True  # each query its own, whatever the others of the batch need
-        found = near[:, :count] & np.isfinite(distances) & (ids < self._rows)
-        ascending = np.sort(np.where(found, ids, -1 - np.arange(count)), axis=1)
-        found &= (ascending[:, 1:] != ascending[:, :-1]).all(axis=1, keepdims=True)
-        return np.where(found, ids, 0).astype(np.int32), found
+        usable = near[:, :count] & np.isfinite(distances) & (ids < self._rows)
+        ascending = np.sort(np.where(usable, ids, -1 - np.arange(count)), axis=1)
+        usable &= (ascending[:, 1:] != ascending[:, :-1]).all(axis=1, keepdims=True)
+        return np.where(usable, ids, 0).astype(np.int32), usable
