@@ -1,5 +1,7 @@
-"""config.json of decoder-only models: what says rotary positions and windows in many ways there, as
-one field each here, and back."""
+"""config.json of decoder-only models, read and written.
+
+Rotary positions and windows have several forms there, and one set of fields here.
+"""
 
 import pathlib
 import reprlib
@@ -12,17 +14,18 @@ from rag_jax.hub.stored import HubError
 
 Json = Mapping[str, Any]
 
-# By model_type: what a config.json leaves out, which is not the same in all classes.
+# By model_type: the values of what a config.json leaves out; they differ between the classes.
 USUAL: dict[str, dict[str, Any]] = TABLE["usual"]
 VARIANTS = {name: name.removesuffix("_text") for name in USUAL}
 MODEL_TYPES = {variant: name for name, variant in VARIANTS.items()}
 
-NONE = ("attn_logit_softcapping", "final_logit_softcapping", "sliding_window")  # null: none
+# Where null says that there is none; elsewhere it is the same as leaving the field out.
+NULLABLE = ("attn_logit_softcapping", "final_logit_softcapping", "sliding_window")
 LARGEST_HEAD = 4096
-OURS = ("variant", "window", "global_every")  # and rope_*: no names of theirs
+OURS = ("variant", "window", "global_every")  # with rope_*: fields that no config.json has
 SOME: dict[str, list[str]] = TABLE["some"]  # by field: the model types that read it, if not all do
 
-# By type of scaling: of our fields the name there, and what is usual where it is left out.
+# By type of scaling: for each of our fields its name there, and its value where it is left out.
 ROPE: dict[str, dict[str, dict[str, Any]]] = TABLE["rope"]
 
 
@@ -33,24 +36,24 @@ def flat(config: Json, file: pathlib.Path) -> dict[str, Any]:
       HubError: a way of scaling, or an order of layers, that is not known here.
     """
     kind = config["model_type"]
-    found = {**USUAL[kind], **{
+    fields = {**USUAL[kind], **{
         name: value for name, value in config.items()
-        if (value is not None or name in NONE) and kind in SOME.get(name, USUAL)}}
+        if (value is not None or name in NULLABLE) and kind in SOME.get(name, USUAL)}}
     if config.get("quantization_config"):
         raise HubError(f"{file}: quantization_config: weights are not read in this form; take the "
                        "checkpoint in bfloat16, float16 or float32")
-    heads, width = found.get("num_attention_heads"), found.get("hidden_size")
-    found["num_key_value_heads"] = found.get("num_key_value_heads") or heads
-    if not found.get("head_dim") and type(width) is type(heads) is int and heads > 0:
-        found["head_dim"] = width // heads
-    activation = found.get("hidden_activation", found.get("hidden_act"))
-    found["hidden_act"] = "gelu_new" if activation == "gelu_pytorch_tanh" else activation
-    found["variant"] = VARIANTS[kind]
-    return {**found, **_rope(found, file), **_windows(found, file)}
+    heads, width = fields.get("num_attention_heads"), fields.get("hidden_size")
+    fields["num_key_value_heads"] = fields.get("num_key_value_heads") or heads
+    if not fields.get("head_dim") and type(width) is type(heads) is int and heads > 0:
+        fields["head_dim"] = width // heads
+    activation = fields.get("hidden_activation", fields.get("hidden_act"))
+    fields["hidden_act"] = "gelu_new" if activation == "gelu_pytorch_tanh" else activation
+    fields["variant"] = VARIANTS[kind]
+    return {**fields, **_rope(fields, file), **_windows(fields, file)}
 
 
-def _rope(found: Json, file: pathlib.Path) -> dict[str, Any]:
-    rope, local, nested = _sections(found, file)
+def _rope(fields: Json, file: pathlib.Path) -> dict[str, Any]:
+    rope, local, nested = _sections(fields, file)
     kind = rope.get("rope_type", rope.get("type", "default"))
     if str(kind) not in ROPE or (
             local.get("rope_type", local.get("type", "default")) != "default"):
@@ -63,24 +66,24 @@ def _rope(found: Json, file: pathlib.Path) -> dict[str, Any]:
                    for name, value in section.items() if value is not None and name not in names}:
         raise HubError(f"{file}: {', '.join(sorted(unknown))} of rope_type {kind} are not known "
                        f"here; known: {', '.join(sorted(known))}")
-    result = {"rope_type": kind, "rope_theta": rope.get("rope_theta", found["rope_theta"])}
-    if theta := local.get("rope_theta") or found.get("rope_local_base_freq"):
+    result = {"rope_type": kind, "rope_theta": rope.get("rope_theta", fields["rope_theta"])}
+    if theta := local.get("rope_theta") or fields.get("rope_local_base_freq"):
         result["rope_local_theta"] = theta
     for ours, theirs in ROPE[kind].items():
         result[ours] = rope.get(theirs["name"], theirs.get("usual"))
         if ours == "rope_positions":  # which stands outside, too, and goes first there
-            outside = None if nested else found.get(theirs["name"])
-            result[ours] = outside or result[ours] or found.get("max_position_embeddings")
+            outside = None if nested else fields.get(theirs["name"])
+            result[ours] = outside or result[ours] or fields.get("max_position_embeddings")
         if result[ours] is None:
             raise HubError(f"{file}: rope_type {kind} lacks {theirs['name']}")
     return result
 
 
-def _sections(found: Json, file: pathlib.Path) -> tuple[dict[str, Any], dict[str, Any], bool]:
-    """What is said of rotary positions in global layers, what in local ones, and whether there is
-    a section of each, as in Gemma 3 alone."""
-    nested = found["variant"] == "gemma3"
-    older, newer = found.get("rope_scaling") or {}, found.get("rope_parameters") or {}
+def _sections(fields: Json, file: pathlib.Path) -> tuple[dict[str, Any], dict[str, Any], bool]:
+    """(the section on rotary positions of global layers, that of local layers, whether the model
+    can have both, as only Gemma 3 can)."""
+    nested = fields["variant"] == "gemma3"
+    older, newer = fields.get("rope_scaling") or {}, fields.get("rope_parameters") or {}
     if older and newer and older != newer:
         raise HubError(f"{file}: rope_scaling = {reprlib.repr(older)} and rope_parameters = "
                        f"{reprlib.repr(newer)} differ; leave one of them out")
@@ -92,15 +95,15 @@ def _sections(found: Json, file: pathlib.Path) -> tuple[dict[str, Any], dict[str
     return rope, local, nested
 
 
-def _windows(found: Json, file: pathlib.Path) -> dict[str, Any]:
-    types, window = found.get("layer_types"), found.get("sliding_window")
-    qwen = found["variant"].startswith("qwen")
-    if not window or qwen and not found.get("use_sliding_window"):
+def _windows(fields: Json, file: pathlib.Path) -> dict[str, Any]:
+    types, window = fields.get("layer_types"), fields.get("sliding_window")
+    qwen = fields["variant"].startswith("qwen")
+    if not window or qwen and not fields.get("use_sliding_window"):
         return {"window": 0, "global_every": 0}
-    every = found.get("sliding_window_pattern", 0)
+    every = fields.get("sliding_window_pattern", 0)
     if types is not None:
-        every = _period(types, found.get("num_hidden_layers"), file)
-        if every and found["variant"] == "mistral":
+        every = _period(types, fields.get("num_hidden_layers"), file)
+        if every and fields["variant"] == "mistral":
             raise HubError(f"{file}: layer_types = {reprlib.repr(types)} and sliding_window = "
                            f"{window}: transformers' Mistral has this window in every layer, and "
                            "its AutoModel takes Ministral for this, which is not known here")
@@ -123,8 +126,9 @@ def _period(types: Any, layers: Any, file: pathlib.Path) -> int:
 
 
 def check_head(size: int, file: pathlib.Path) -> None:
-    """Raises HubError for a head whose numbers are no pairs to turn, or are more than any has: a
-    table of them is made before the weights are looked at."""
+    """Raises HubError for an odd width of attention heads, as rotary positions turn pairs of
+    numbers, and for a larger one than any model has: the table of rotations, which has as many
+    columns, is made before the weights are looked at."""
     if size % 2 or not 2 <= size <= LARGEST_HEAD:
         raise HubError(f"{file}: attention heads of width {size} (head_dim, or hidden_size / "
                        "num_attention_heads) are not known here; known are even ones from 2 to "
@@ -170,15 +174,16 @@ def written(config: CausalConfig, fields: Json) -> dict[str, Any]:
 
 def check_written(config: CausalConfig, again: CausalConfig) -> None:
     """Raises HubError where what was written of a configuration is read `again` as another model:
-    the class of its variant does not read all that it says."""
-    said, read = _computed(config), _computed(again)
-    if other := next((name for name in said if said[name] != read[name]), None):
+    the class of its variant lacks one of the fields."""
+    asked, read = _computed(config), _computed(again)
+    if other := next((name for name in asked if asked[name] != read[name]), None):
         raise HubError(f"config.model.generator: {other}={getattr(config, other)}: transformers' "
                        f"{MODEL_TYPES[config.variant]} has none that computes this")
 
 
 def _computed(config: CausalConfig) -> dict[str, Any]:
-    """What a model computes, by a field that says it; the same of fields that mean the same."""
+    """What a model computes, by the field to name in messages. Configurations that compute the same
+    have the same."""
     c, local = config, any(config.local_layers)
     rope = (c.rope_theta, c.rope_type, *(getattr(c, ours) for ours in ROPE[c.rope_type]))
     near = (c.rope_local_theta, "default") if c.rope_local_theta else rope

@@ -26,9 +26,9 @@ from rag_jax.hub.names import TABLE
 from rag_jax.hub.stored import HubError
 
 Tower = TypeVar("Tower", BertConfig, BartConfig, CausalConfig, T5Config)
-MOST_ENDS = 64  # of tokens that end an answer
-LARGEST = 2**31 - 1  # of numbers in a config.json; no table has more rows
-ONE_LABEL = {"id2label": {"0": "LABEL_0"}, "label2id": {"LABEL_0": 0}}  # of its config.json
+MOST_ENDS = 64  # tokens that end an answer
+LARGEST = 2**31 - 1  # number in a config.json; no table has more rows
+ONE_LABEL = {"id2label": {"0": "LABEL_0"}, "label2id": {"LABEL_0": 0}}  # of a reranker
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,7 +62,8 @@ class Architecture:
     longest: int = 0
 
 
-# The start last of those of which one stands for another: what is wrong is told by its own name.
+# In the order of the checks: the start token may be taken from eos_token_id or pad_token_id, which
+# are checked before it, so that a wrong id is reported under its own name.
 IDS = {"end": "eos_token_id", "pad": "pad_token_id", "start": "decoder_start_token_id",
        "bos": "bos_token_id", "forced_bos": "forced_bos_token_id",
        "forced_eos": "forced_eos_token_id"}
@@ -99,7 +100,7 @@ def checked_value(config: Mapping[str, Any], ours: str, theirs: str, cls: type,
 
 
 def _read(model: str, cls: type[Tower], config: Mapping[str, Any], file: pathlib.Path) -> Tower:
-    """A configuration of ours, as `names.TABLE` has it.
+    """The configuration of a model that a config.json describes, by its section of `names.TABLE`.
 
     Raises:
       HubError: a field that is missing, of another type, or asks for what our model lacks.
@@ -112,8 +113,7 @@ def _read(model: str, cls: type[Tower], config: Mapping[str, Any], file: pathlib
     for name, value in table["fixed"].items():
         if config.get(name, value) not in (value, None):
             raise HubError(f"{file}: {name} = {reprlib.repr(config[name])} is another "
-                           "architecture; only "
-                           f"{value!r} is known here")
+                           f"architecture; only {value!r} is known here")
     return cls(**{ours: checked_value(config, ours, theirs, cls, file)
                   for ours, theirs in {**table["fields"], **table["optional"]}.items()
                   if config.get(theirs) is not None})
@@ -122,7 +122,7 @@ def _read(model: str, cls: type[Tower], config: Mapping[str, Any], file: pathlib
 def bert_config(config: Mapping[str, Any], file: pathlib.Path) -> BertConfig:
     """Our configuration of an encoder's config.json; raises as `_read`."""
     if config.get("model_type") == "modernbert":
-        result = _read("modernbert", BertConfig, modern_bert_flat(config, file), file)
+        result = _read("modernbert", BertConfig, _modern_bert_flat(config, file), file)
         causal.check_head(result.width // result.heads, file)
         return _checked(dataclasses.replace(result, model_type="modernbert"), file)
     result = _read("bert", BertConfig, config, file)
@@ -130,7 +130,7 @@ def bert_config(config: Mapping[str, Any], file: pathlib.Path) -> BertConfig:
         if config.get("pad_token_id", 1) != 1:
             raise HubError(f"{file}: pad_token_id = {reprlib.repr(config['pad_token_id'])} is "
                            "another architecture; only 1, from which positions count, is known")
-        result = dataclasses.replace(result, model_type=model_type)
+        result = dataclasses.replace(result, model_type=model_type)  # sets first_position
         result = dataclasses.replace(
             result, max_positions=result.max_positions - result.first_position)
     return _checked(result, file)
@@ -152,7 +152,7 @@ def causal_config(config: Mapping[str, Any], file: pathlib.Path) -> CausalConfig
     return result
 
 
-def modern_bert_flat(config: Mapping[str, Any], file: pathlib.Path) -> dict[str, Any]:
+def _modern_bert_flat(config: Mapping[str, Any], file: pathlib.Path) -> dict[str, Any]:
     """A ModernBERT's config.json with the kinds of its layers, and their rotary positions, as
     single numbers, in the names of its first release.
 
@@ -208,14 +208,14 @@ def t5_config(config: Mapping[str, Any], file: pathlib.Path) -> T5Config:
     if not isinstance(form, str) or form not in _FEED_FORWARDS:
         raise HubError(f"{file}: feed_forward_proj = {reprlib.repr(form)} is not known here; "
                        f"allowed: {', '.join(_FEED_FORWARDS)}")
-    said = dict(zip(("dense_act_fn", "is_gated_act"), _FEED_FORWARDS[form], strict=True))
-    for name, value in said.items():  # they go first in transformers
+    implied = dict(zip(("dense_act_fn", "is_gated_act"), _FEED_FORWARDS[form], strict=True))
+    for name, value in implied.items():  # where they are given, transformers goes by them
         if config.get(name, value) not in (value, None):
             raise HubError(f"{file}: {name} = {reprlib.repr(config[name])}, and feed_forward_proj "
                            f"= {form!r} says {value!r}")
     scaled = config.get("scale_decoder_outputs", config.get("tie_word_embeddings") is not False)
     result = _read("t5", T5Config, {
-        **config, **said,
+        **config, **implied,
         "num_decoder_layers": config.get("num_decoder_layers") or config.get("num_layers"),
         "scale_decoder_outputs": older and scaled}, file)
     if result.relative_distance <= result.relative_buckets // 2:
@@ -278,8 +278,7 @@ def _end_tokens(config: Mapping[str, Any], generation: Mapping[str, Any], file: 
                 ) -> tuple[int, ...]:
     """The tokens that end an answer, where there are several."""
     theirs = IDS["end"]
-    listed = next((said[theirs] for said in (generation, config) if said.get(theirs) is not None),
-                  None)
+    listed = _merged(config, generation).get(theirs)
     if not isinstance(listed, list) or len(listed) < 2:
         return ()
     if len(listed) > MOST_ENDS:
@@ -287,6 +286,11 @@ def _end_tokens(config: Mapping[str, Any], generation: Mapping[str, Any], file: 
     for value in listed:
         _check_token(value, theirs, config, file)
     return tuple(dict.fromkeys(listed))
+
+
+def _merged(config: Mapping[str, Any], generation: Mapping[str, Any]) -> dict[str, Any]:
+    """config.json with the values of generation_config.json, which go first."""
+    return {**config, **{name: value for name, value in generation.items() if value is not None}}
 
 
 def _check_token(value: Any, theirs: str, config: Mapping[str, Any], file: pathlib.Path) -> None:
@@ -316,13 +320,13 @@ def _checked(config: Tower, file: pathlib.Path) -> Tower:
 
 def special_ids(config: Mapping[str, Any], generation: Mapping[str, Any], file: pathlib.Path
                 ) -> SpecialIds:
-    """From a BART config.json and its generation_config.json (or {}), which goes first.
+    """Those of a generator's config.json and its generation_config.json (or {}), which goes first.
 
     Raises:
       HubError: an id that is no row of the token table.
     """
-    merged = {**config, **{k: v for k, v in generation.items() if v is not None}}
-    if config.get("model_type") in causal.USUAL:  # prompts begin and end as their template says
+    merged = _merged(config, generation)
+    if config.get("model_type") in causal.USUAL:  # a prompt's template begins and ends it
         end = merged.get("eos_token_id")
         merged |= {"decoder_start_token_id": end, "forced_bos_token_id": None}
         merged["pad_token_id"] = end if merged.get("pad_token_id") is None else merged[
@@ -345,11 +349,11 @@ def special_ids(config: Mapping[str, Any], generation: Mapping[str, Any], file: 
 
 def search(config: Mapping[str, Any], generation: Mapping[str, Any], file: pathlib.Path
            ) -> dict[str, int | float]:
-    """How a BART or RAG checkpoint says that answers are searched: those of SEARCH, and max_length
-    as ours, which does not count the start token.
+    """The settings of the search for answers that a BART or RAG checkpoint gives, as fields of
+    config.eval: those of SEARCH, and max_length, which here does not count the start token.
 
-    A generation_config.json is the whole of it, as in transformers; without one it is in
-    config.json, of RAG in its generator section too.
+    As in transformers, they are in generation_config.json alone if there is one, and otherwise in
+    config.json, for RAG also in its generator section.
 
     Raises:
       HubError: a value of another type, or out of its bounds.
@@ -397,17 +401,17 @@ def causal_json(config: CausalConfig, ids: SpecialIds) -> dict[str, Any]:
                          if name in (IDS["end"], IDS["pad"], IDS["bos"])}}
 
 
-class Form(NamedTuple):
-    """How a generator is said in config.json, read and written."""
+class Converter(NamedTuple):
+    """Reads a generator's config.json as our configuration, and writes it."""
 
     read: Callable[[Mapping[str, Any], pathlib.Path], GeneratorConfig]
     write: Callable[[Any, SpecialIds], dict[str, Any]]
 
 
-GENERATORS = {"bart": Form(bart_config, bart_json),
-              **{name: Form(t5_config, functools.partial(t5_json, name))
+GENERATORS = {"bart": Converter(bart_config, bart_json),  # by model_type
+              **{name: Converter(t5_config, functools.partial(t5_json, name))
                  for name in ("t5", "mt5")},
-              **dict.fromkeys(causal.USUAL, Form(causal_config, causal_json))}
+              **dict.fromkeys(causal.USUAL, Converter(causal_config, causal_json))}
 
 
 def _written(model: str, config: Any) -> dict[str, Any]:
@@ -418,6 +422,6 @@ def _written(model: str, config: Any) -> dict[str, Any]:
 
 
 def generation_json(config: GeneratorConfig, ids: SpecialIds) -> dict[str, Any]:
-    """The generation_config.json of a BART, also part of its config.json."""
+    """A generator's special tokens as fields of config.json and generation_config.json."""
     ends = {IDS["end"]: list(config.end_tokens)} if config.end_tokens else {}
     return {theirs: getattr(ids, ours) for ours, theirs in IDS.items()} | ends

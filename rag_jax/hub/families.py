@@ -38,8 +38,8 @@ FAMILIES = {name: Family(name, of["model_type"],
 
 
 def detect(config: Mapping[str, Any], names: Iterable[str], file: pathlib.Path) -> Family:
-    """The family of a checkpoint by `architectures`, else by `model_type` and tensor names, with
-    its places as they are in this file.
+    """The family of a checkpoint by `architectures`, else by `model_type` and tensor names. Its
+    places are those of the towers in this checkpoint.
 
     Raises:
       HubError: a model that we do not have.
@@ -65,7 +65,7 @@ def detect(config: Mapping[str, Any], names: Iterable[str], file: pathlib.Path) 
     places = {tower: _find(tower, is_rag, names) or place
               for tower, place in family.places.items()}
     if is_rag and (place := _find("document_encoder", is_rag, names)):
-        places["document_encoder"] = place  # fine-tuned end to end: it is there too
+        places["document_encoder"] = place  # saved by a RAG that was trained end to end
     return family._replace(places=places)
 
 
@@ -75,8 +75,8 @@ def _anchored(tower: str, body: str, names: list[str]) -> bool:
 
 
 def _find(tower: str, is_rag: bool, names: list[str]) -> Place | None:
-    """The tower's place in this file: one model is saved with or without the prefix of the class
-    around it, depending on who saved it."""
+    """The tower's place in this checkpoint: one model is saved with or without the prefix of the
+    class around it, depending on who saved it."""
     part = {"query_encoder": "question_encoder.", "document_encoder": "ctx_encoder.",
             "generator": "generator."}.get(tower, "")
     if tower == "generator":
@@ -92,8 +92,7 @@ def _find(tower: str, is_rag: bool, names: list[str]) -> Place | None:
 def encoder_family(config: BertConfig, tower: str) -> str:
     """The class that an encoder is written as: DPR's, or its own where DPR's computes less.
 
-    tower: "query_encoder", "document_encoder", "reranker", or "bert" for one that is no retriever
-      yet.
+    tower: "query_encoder", "document_encoder", "reranker", or "bert" for an encoder of either side.
     """
     dpr = {"query_encoder": "DPRQuestionEncoder", "document_encoder": "DPRContextEncoder"}
     bare = BARE[config.model_type]
@@ -113,7 +112,7 @@ def class_of(generator: GeneratorConfig) -> str:
 
 def origin(text: str, tower: str | None = None) -> str | None:
     """The data that a released DPR encoder is named after ("single-nq", "multiset"), where a text
-    names one such encoder (with `tower`, one for this tower) and no other."""
+    names the data of one such encoder (with `tower`, of this tower) and of no other."""
     kind = {"query_encoder": "question", "document_encoder": "ctx"}.get(tower, "question|ctx")
     origins = set(re.findall(rf"dpr-(?:{kind})_encoder-([a-z0-9-]{{1,40}})-base", text))
     return origins.pop() if len(origins) == 1 else None

@@ -48,10 +48,10 @@ class Pretrained(Architecture):
       form of either encoder, and "reranker", a `CrossEncoder`.
     kind: "token" or "sequence" where a RAG checkpoint says so, "fid" where its authors' do.
     tokenizers: folders by tower ("query_encoder" and "generator" for RAG), where there are any.
-    inputs: fields of config.data that say how a generator was trained to read, as
-      `generator_inputs.inputs`; empty where nothing is known.
-    origins: what the encoders were trained on, by tower, where name or model card tell it.
-    search: how its answers are searched, as `config_json.search`; empty without a generator.
+    inputs: fields of config.data that say how the generator was trained to read, as
+      `generator_inputs.inputs` returns them.
+    origins: what the encoders were trained on, by tower, where a name or the model card says it.
+    search: fields of config.eval that it gives, as `config_json.search` returns them.
     """
 
     family: str = ""
@@ -72,7 +72,7 @@ def locate(source: str | os.PathLike) -> pathlib.Path:
     HF_HUB_OFFLINE=1 uses the cache alone.
 
     Raises:
-      HubError: neither, or not to be reached.
+      HubError: it is neither, or cannot be downloaded.
     """
     if str(source) and pathlib.Path(source).is_dir():
         return pathlib.Path(source)
@@ -147,8 +147,8 @@ def load(source: str | os.PathLike, *, towers: Collection[str] | None = None,
     if not wanted:
         raise HubError(f"{tensors.source}: holds {', '.join(places)}, not {', '.join(towers)}")
     weights = [weight for weight in weights if weight.path[0] in wanted]
-    kept = checkpoint.generator.param_dtype if checkpoint.generator else "float32"
-    params = _place(tensors, weights, {tower: boxed[tower] for tower in wanted}, mesh, kept)
+    dtype = checkpoint.generator.param_dtype if checkpoint.generator else "float32"
+    params = _place(tensors, weights, {tower: boxed[tower] for tower in wanted}, mesh, dtype)
     return dataclasses.replace(checkpoint, params=params)
 
 
@@ -255,9 +255,9 @@ def _abstract(module: nn.Module, decodes: bool) -> Params:
 
 
 def _place(tensors: Tensors, weights: list[names.Weight], boxed: Params,
-           mesh: jax.sharding.Mesh | None, kept: str) -> Params:
-    """The parameters, each put on its devices as soon as it is read; a generator's matrices in the
-    dtype in which they are kept."""
+           mesh: jax.sharding.Mesh | None, dtype: str) -> Params:
+    """The parameters, each put on its devices as soon as it is read; a generator's matrices in
+    `dtype`."""
     shapes = flatten_dict(nn.meta.unbox(boxed))
     shardings = flatten_dict(parallel.param_shardings(boxed, mesh)) if mesh else {}
     sources: dict[names.Path, list[names.Weight]] = {}
@@ -273,6 +273,6 @@ def _place(tensors: Tensors, weights: list[names.Weight], boxed: Params,
                 row = names.slot(part.path, shapes)[1]
                 value[row] = names.read(tensors, part, value.shape[1:])
         if path[0] == "generator" and path[-1] in MATRICES:
-            value = value.astype(jnp.dtype(kept), copy=False)
+            value = value.astype(jnp.dtype(dtype), copy=False)
         placed[path] = jax.device_put(np.ascontiguousarray(value), shardings.get(path))
     return unflatten_dict(placed)

@@ -54,11 +54,11 @@ def to_theirs(value: np.ndarray, form: Form) -> np.ndarray:
 
 
 def their_shape(shape: tuple[int, ...], form: Form) -> tuple[int, ...]:
-    """The shape in the file of a parameter of this shape."""
+    """The shape in a file of a parameter that has this shape here."""
     return {"same": shape, "transposed": shape[::-1], "row": (1, *shape)}[form]
 
 
-# What an entry of the table stands for: (the end of our path, the ends of their names, form).
+# By section of the table, the weights of an entry: (end of our path, ends of their names, form).
 PARTS: dict[str, list[tuple[Path, tuple[str, ...], Form]]] = {
     "tensors": [((), ("",), "same")],
     "linears": [(("kernel",), (".weight",), "transposed"), (("bias",), (".bias",), "same")],
@@ -72,12 +72,12 @@ PARTS: dict[str, list[tuple[Path, tuple[str, ...], Form]]] = {
 def bert_weights(tower: str, config: BertConfig, place: Place) -> list[Weight]:
     """The weights of a DPR tower or a plain BERT."""
     model = "modernbert" if config.model_type == "modernbert" else "bert"
-    first = (tower, "bert", "encoder", "layer_0", "attention_norm", "scale")  # ModernBERT has none
+    absent = (tower, "bert", "encoder", "layer_0", "attention_norm", "scale")  # from ModernBERT
     weights = [weight for weight in _listed_weights(
-        model, (tower, "bert"), {"encoder": config.layers}, place.body) if weight.path != first]
+        model, (tower, "bert"), {"encoder": config.layers}, place.body) if weight.path != absent]
     if config.projection:
         kernel, bias = _parts("linears", (tower, "projection"), f"{place.head}encode_proj")
-        weights += [kernel, bias._replace(optional=tower == "bert")]  # a Dense may have none
+        weights += [kernel, bias._replace(optional=tower == "bert")]  # Dense modules may lack it
     return weights
 
 
@@ -144,7 +144,7 @@ def _tables(tower: str, place: Place, tied: bool, names: Sequence[str]) -> list[
 
 
 def _listed_weights(model: str, top: Path, depths: Mapping[str, int], body: str) -> list[Weight]:
-    """Those of names.toml, for so many layers of each side."""
+    """The weights that names.toml lists for a model, with so many layers on each side."""
     weights = []
     for kind in PARTS:
         for ours, theirs in TABLE[model].get(kind, {}).items():
@@ -161,8 +161,8 @@ def _parts(kind: str, path: Path, name: str) -> list[Weight]:
 
 
 def slot(path: Path, tree: Mapping[Path, Any]) -> tuple[Path, int | None]:
-    """Where a parameter of the looped form is in `tree`: a path of its own, or a row of a scanned
-    stack's (`layer_3` -> `layers`, row 3)."""
+    """(path in `tree`, row) of a parameter of the looped form: its path and None, or that of a
+    scanned stack of layers and a row of it (`layer_3` -> `layers`, row 3)."""
     for i, part in enumerate(path):
         number = re.fullmatch(r"layer_(\d+)", part)
         if number and path not in tree:
@@ -174,7 +174,7 @@ def shapes(weights: Iterable[Weight], tree: Mapping[Path, Any]) -> dict[Path, tu
     """Shape of every weight's parameter, given arrays (or their shapes) looped or scanned.
 
     Raises:
-      HubError: the tree lacks one, or holds more.
+      HubError: the tree lacks a weight's parameter, or has one that belongs to no weight.
     """
     result, used = {}, {}
     for weight in weights:

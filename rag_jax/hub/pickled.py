@@ -58,7 +58,8 @@ def _rebuild_tensor(storage: Any, offset: Any, shape: Any, strides: Any, *_: Any
 
 
 def _dictionary(pairs: Any = None) -> dict[str, Any]:
-    """Uses up its list of pairs: many dictionaries of one list would outgrow the file."""
+    """A dictionary of a list of pairs, which is emptied: many dictionaries of one list would take
+    more memory than the file has bytes."""
     made: dict[str, Any] = {}
     if pairs is not None and type(pairs) is not list:
         raise HubError(NOT_FLAT)
@@ -70,7 +71,7 @@ def _dictionary(pairs: Any = None) -> dict[str, Any]:
 
 
 def _put(dictionary: Any, key: Any, value: Any) -> None:
-    """Keys are texts and numbers alone: to hash nested tuples can take for ever."""
+    """Keys are texts and numbers alone: hashing deeply nested tuples can take for ever."""
     if type(dictionary) is not dict or type(key) not in (str, int):
         raise HubError(NOT_FLAT)
     dictionary[key] = value
@@ -81,7 +82,7 @@ ALLOWED: dict[tuple[str, str], Any] = {
     ("torch._utils", "_rebuild_tensor"): _rebuild_tensor,
     ("torch._utils", "_rebuild_tensor_v2"): _rebuild_tensor,
     ("torch._utils", "_rebuild_parameter"): lambda tensor, *_: tensor,
-    # What a trainer's state has beside tensors: these stand for nothing.
+    # A trainer's state has these beside tensors; they are read as None.
     **dict.fromkeys((("argparse", "Namespace"), ("torch", "device")), lambda *_: None),
     **{("torch", name): dtype for name, dtype in STORAGES.items()},
 }
@@ -182,7 +183,8 @@ def _load(stream: BinaryIO) -> Any:
 
 
 class _Bounded(io.BufferedReader):
-    """A file of which nobody reads more than a header at a time, whatever its own numbers say."""
+    """A file of which no single read takes more than HEADER_LIMIT bytes, whatever sizes the file
+    itself claims."""
 
     def read(self, size: int | None = -1) -> bytes:
         rest = os.fstat(self.fileno()).st_size - self.tell()
@@ -201,7 +203,7 @@ def read_torch(file: pathlib.Path, part: str | None = None) -> dict[str, Stored]
 
     Args:
       file: as torch.save wrote it.
-      part: the entry of its dictionary that holds the tensors; None = it is that itself.
+      part: the entry of its dictionary that holds the tensors; None = the dictionary holds them.
 
     Raises:
       HubError: the pickle asks for anything but tensors, or the file is damaged.

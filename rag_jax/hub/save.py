@@ -62,7 +62,7 @@ def save(directory: str | os.PathLike, family: str, params: Params, architecture
         _write_weights(folder, family, params, architecture, shard_bytes)
         config = {"architectures": [family], "dtype": "float32",
                   **_config(family, architecture), **(fields or {})}
-        if family == "ModernBertModel":  # whose defaults are those of its own vocabulary
+        if family == "ModernBertModel":  # the class's defaults fit one vocabulary
             config |= _ids_json(tokenizers.get("bert"))
         _write_json(folder / "config.json", config)
         if set(FAMILIES[family].places) == {"generator"} and family != "BartModel":
@@ -84,7 +84,8 @@ def save(directory: str | os.PathLike, family: str, params: Params, architecture
 
 
 def _is_sentence_encoder(family: str, architecture: Architecture) -> bool:
-    """Whether what makes vectors of states is in modules.json, or nobody has said it yet."""
+    """Whether its folder has a modules.json, which says how vectors are made of states. With the
+    pooling "auto" that is not known yet."""
     return "bert" in FAMILIES[family].places and architecture.retriever.pooling != "auto"
 
 
@@ -183,7 +184,7 @@ def _write_weights(folder: pathlib.Path, family: str, params: Params, architectu
     dense = {name: shapes.pop(name) for name in list(shapes)
              if name.startswith(sentence.DENSE) and "bert" in places}
     write_safetensors(folder, dict(sorted(shapes.items())), read, shard_bytes)
-    if dense:  # without a bias where it is nothing, as it may have come
+    if dense:  # a bias of zeros is left out: the Dense that was read may have had none
         shown = {name.replace(sentence.DENSE, "linear."): name for name in dense
                  if name.endswith(".weight") or read(name).any()}
         (folder / "2_Dense").mkdir()
@@ -228,7 +229,7 @@ def save_tokenizer(directory: pathlib.Path, tokenizer: Tokenizer, max_length: in
     if end == "</s>":
         special.update({"bos_token": start} if start else {}, eos_token=end)
     own = {name: tokenizer.config[name] for name in SPECIALS if name in tokenizer.config}
-    # A decoder-only model's names no separator and no mask; where it names its end, that is all.
+    # Decoder-only tokenizers name no separator and no mask; one that names its end keeps its names.
     special = own if prompts and "eos_token" in own else {**special, **own}
     _write_json(directory / "special_tokens_map.json", special)
     _write_json(directory / "tokenizer_config.json", {**tokenizer.config, **special, **settings})

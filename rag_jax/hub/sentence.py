@@ -1,8 +1,9 @@
-"""Folders of sentence-transformers: what makes vectors of BERT's states, and prompts, both ways.
+"""Folders of sentence-transformers, read and written: how vectors are made of BERT's states, and
+prompts.
 
 modules.json lists what a text goes through: Transformer, Pooling and, where there are any, Dense
-and Normalize. What only this package reads, the scale and how titles are joined, is in a section
-of config.json.
+and Normalize. The scale and how titles are joined have no place there: they are in a section of
+config.json that only this package reads.
 """
 
 import json
@@ -29,7 +30,7 @@ MODES = {"cls_token": "cls", "mean_tokens": "mean", "cls": "cls", "mean": "mean"
 
 
 class Sentence(NamedTuple):
-    """What a folder says.
+    """What a folder says of its vectors.
 
     fields: of BertConfig; empty where it is no folder of sentence-transformers.
     longest: tokens that a text may have; 0 = as many as there are positions.
@@ -63,8 +64,8 @@ def read(folder: pathlib.Path, config: Mapping[str, Any]) -> Sentence:
                        "not known here: the mean is that of all tokens")
     dense = {}
     if "Dense" in paths:
-        found, dense = _dense(folder / paths["Dense"])
-        fields |= found
+        projection, dense = _dense(folder / paths["Dense"])
+        fields |= projection
     own = config.get(OWN)
     for name in ("scale", "titles"):
         if isinstance(own, dict) and name in own:
@@ -74,7 +75,7 @@ def read(folder: pathlib.Path, config: Mapping[str, Any]) -> Sentence:
 
 def longest_pair(folder: pathlib.Path) -> int:
     """Tokens that a pair of texts may have, as the folder of a cross-encoder says; 0 = as many as
-    there are positions. Its last activation is not computed: what is read of it are logits.
+    there are positions. Its last activation is not computed, as its logits are what is used.
 
     Raises:
       HubError: a module behind the transformer, or a prompt.
@@ -140,7 +141,7 @@ def _settings(folder: pathlib.Path) -> dict[str, Any]:
     """The prompts, and normalize where the product is the cosine.
 
     encode_document takes the prompt `passage` or `corpus` of a model that has none for `document`;
-    sentence-transformers gives every one that it opens such a prompt, empty where nobody says it.
+    sentence-transformers gives every model that it opens a prompt for `document`, empty by default.
     """
     file = folder / "config_sentence_transformers.json"
     content = read_json(file) if file.is_file() else {}
@@ -201,7 +202,7 @@ def _longest(folder: pathlib.Path, task: str = "feature-extraction") -> int:
 
 
 def own_json(config: BertConfig) -> dict[str, Any]:
-    """The section of config.json for what sentence-transformers has no place for."""
+    """The section of config.json for what the files of sentence-transformers cannot say."""
     own: dict[str, Any] = {}
     usual = BertConfig(normalize=config.normalize).logit_scale
     if config.logit_scale != usual:

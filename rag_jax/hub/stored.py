@@ -11,7 +11,7 @@ from rag_jax.errors import UserError
 
 ITEM_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1,
               "U64": 8, "U32": 4, "U16": 2, "U8": 1, "BOOL": 1, "F8_E4M3": 1, "F8_E5M2": 1}
-# A file's own account of itself may take so many bytes: bart-large's header has 60 KB, its pickle
+# Bytes that a JSON file, a header or a pickle may have: bart-large's header has 60 KB, its pickle
 # 100 KB. Parsed, it takes some twenty times as much.
 HEADER_LIMIT = 4_000_000
 
@@ -44,11 +44,11 @@ class Stored:
 
 
 def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """A JSON object (as `object_pairs_hook`) that has one value for each name: of two, readers
-    would choose this or that one.
+    """For `object_pairs_hook`: a JSON object in which every name occurs once. Of two values of one
+    name, some readers take the first, others the last.
 
     Raises:
-      ValueError: a name stands there twice.
+      ValueError: a name occurs twice.
     """
     values = dict(pairs)
     if len(values) < len(pairs):
@@ -61,7 +61,7 @@ def read_json(file: pathlib.Path) -> dict[str, Any]:
     """The JSON object in a file of a checkpoint.
 
     Raises:
-      HubError: no such file, or something else in it.
+      HubError: there is no such file, or it is no JSON object.
     """
     value = read_json_value(file)
     if not isinstance(value, dict):
