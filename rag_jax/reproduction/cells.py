@@ -1,4 +1,4 @@
-"""What an experiment is made of: trained models (cells), what they are asked, and the results."""
+"""What experiments are made of: trained models (cells), requests to them, and the results."""
 
 import dataclasses
 import os
@@ -16,7 +16,7 @@ class File(NamedTuple):
 
     Attributes:
       path: where it has to lie.
-      about: what has to be in it, for whoever has to get it.
+      about: what has to be in it, for the person who gets it.
     """
 
     path: str
@@ -24,7 +24,7 @@ class File(NamedTuple):
 
 
 class Measurement(NamedTuple):
-    """Asks a cell to answer questions, and for the scores of its answers.
+    """Asks a cell for its answers to many questions, and for their scores.
 
     Attributes:
       split: the questions: a split of the cell's data, or another source "task:NAME:SPLIT".
@@ -58,8 +58,8 @@ class Question(NamedTuple):
 
     Attributes:
       subject: the input.
-      beginning: what the answer is given to begin with, which ends with a title's first words.
-      title: what is looked for in the answer.
+      beginning: the given beginning of the answer, which ends with a title's first words.
+      title: the report says whether the answer has it.
       about: a remark on the title, for the report.
     """
 
@@ -70,25 +70,25 @@ class Question(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The file with the results of this kind."""
+        """The name of the file with the results of this kind."""
         return "completed" if self.beginning else "explained"
 
     @property
     def key(self) -> str:
-        """Its place among them."""
+        """The name of the result in that file."""
         return f"{self.subject}: {self.beginning}" if self.beginning else self.subject
 
 
-class Told(NamedTuple):
-    """An answer, and of its T tokens, but for a given beginning: their texts, p(token | those
-    before, input), and p(passage | token) [T][K] of the passages read, which are named."""
+class Explained(NamedTuple):
+    """An answer token by token. Its T tokens are those after the given beginning; K passages were
+    read."""
 
     answer: str
     tokens: list[str]
-    p: list[float]
-    passages: list[str]
-    texts: list[str]
-    posterior: list[list[float]]
+    p: list[float]  # [T], p(token | the tokens before, input)
+    passages: list[str]  # ids
+    texts: list[str]  # of the passages
+    posterior: list[list[float]]  # [T][K], p(passage | token)
 
 
 Asked = Measurement | Question
@@ -103,12 +103,12 @@ class Cell:
         and index.
       config: the configuration of its workdir.
       run: one of config.runs.
-      first: a cell with the same passages, warmed up before, whose passage stores this one shares,
-        all data where they are the same, and indexes, unless this one has a retriever of its own.
-      start: a cell whose trained weights this one starts from, as `exported(start)` has them.
+      first: a cell with the same passages, warmed up before. This one shares its passage stores, or
+        all its data if config.data is the same; and its indexes, unless it has its own retriever.
+      start: a cell whose trained weights this one starts from, in the folder that `exported` names.
       recipe: how to train it by hand.
-      questions: further ones, by split.
-      indexes: the passages of further ones, by name; the one that trains is of
+      questions: further questions, by split.
+      indexes: the passages of further indexes, by name; the index that trains has those of
         config.data.passages.
     """
 
@@ -123,7 +123,7 @@ class Cell:
 
     @property
     def own_retriever(self) -> bool:
-        """It trains its document encoder itself: no source is named for it."""
+        """Whether it trains its document encoder itself: the configuration names no source."""
         return "document_encoder" not in self.config.model.sources
 
     @property
@@ -133,7 +133,7 @@ class Cell:
 
     @property
     def reading(self) -> str:
-        """How many passages it reads, and what retrieves them; for the report."""
+        """For the report: how many passages it reads, and what retrieves them."""
         config = self.running
         k = config.retrieval.k
         if not k:
@@ -162,7 +162,7 @@ class Cell:
                 if file is not None and file.path != self.config.data.passages}
 
     def unavailable(self, what: Asked) -> str:
-        """Why the data that there are cannot give an answer; empty = they can."""
+        """Why the cell's data do not suffice for a result; empty = they do."""
         data = self.config.data
         if not data.passages or not isinstance(what, Measurement):
             return ""  # the world has whatever the experiments ask for

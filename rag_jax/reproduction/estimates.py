@@ -1,7 +1,7 @@
 """Metrics over seeds and questions, with intervals.
 
-A metric is a function of sums over questions: what every question adds to them is computed once,
-and a bootstrap sample is another sum.
+A metric is a function of sums over questions. The terms of every question are computed once, and a
+bootstrap sample only sums others of them.
 """
 
 import functools
@@ -27,7 +27,7 @@ class Metric(NamedTuple):
     """A metric in percent.
 
     Attributes:
-      terms: record -> what it adds, float[C].
+      terms: record -> its terms of the sums, float[C].
       value: float64[..., C], sums -> float64[...].
     """
 
@@ -36,7 +36,7 @@ class Metric(NamedTuple):
 
 
 class Estimate(NamedTuple):
-    """Mean over seeds, percent, with the bounds of a 95 % interval, and what it is made of."""
+    """Mean over seeds, percent, the bounds of a 95 % interval, and how many seeds and questions."""
 
     value: float
     low: float
@@ -54,10 +54,10 @@ def _percent(sums: np.ndarray) -> np.ndarray:
 
 def _of_texts(terms: Callable[[str, Sequence[str]], Sequence[float]],
               value: Callable[[np.ndarray], np.ndarray] = _percent) -> Metric:
-    """A metric of an answer and its references, which remembers them: a report is written after
-    every model that is measured, and most answers are as before."""
-    remembered = functools.lru_cache(1 << 20)(terms)
-    return Metric(lambda record: remembered(record["answer"], tuple(record["references"])), value)
+    """A metric of an answer and its references. Terms are cached: a report is written after every
+    model that is measured, and most answers are as before."""
+    cached = functools.lru_cache(1 << 20)(terms)
+    return Metric(lambda record: cached(record["answer"], tuple(record["references"])), value)
 
 
 def _tokens(answer: str, references: Sequence[str]) -> tuple[list[str], list[list[str]]]:
@@ -100,10 +100,10 @@ def distinct_trigrams(texts: Sequence[str]) -> Estimate:
 
 
 def share(percents: Sequence[float], count: int) -> Estimate | None:
-    """A share of `count` questions that is known for every seed but not question by question.
+    """A share of `count` questions of which only the value of each seed is known.
 
-    A bootstrap sample of questions that are right or wrong is a binomial draw; the questions are
-    the same for all seeds, so that they share its deviation. No seeds give None.
+    A bootstrap sample of questions that are right or wrong is a binomial draw. The questions are
+    the same for all seeds, so all seeds share its deviation. No seeds give None.
     """
     if not percents:
         return None
@@ -112,6 +112,12 @@ def share(percents: Sequence[float], count: int) -> Estimate | None:
     seeds = rng.choice(np.asarray(percents, np.float64), (SAMPLES, len(percents))).mean(axis=1)
     low, high = np.clip(np.quantile(seeds + deviations, [0.025, 0.975]), 0, 100)
     return Estimate(value, float(low), float(high), len(percents), count)
+
+
+def share_of(results: Sequence[Measured], name: str, count: str = "count") -> Estimate | None:
+    """A metric that is a share of `count` questions, over the seeds that have it."""
+    known = [result.metrics for result in results if name in result.metrics]
+    return share([m[name] for m in known], int(known[0][count])) if known else None
 
 
 def estimate(results: Sequence[Measured], metric: str, minus: Sequence[Measured] = ()
@@ -124,7 +130,7 @@ def estimate(results: Sequence[Measured], metric: str, minus: Sequence[Measured]
     Args:
       results: what each seed answered to the same questions; no seeds give None.
       metric: one of METRICS.
-      minus: another system, whose metric is taken off; as many seeds.
+      minus: another system with as many seeds, whose metric is subtracted.
     """
     if not results:
         return None

@@ -1,10 +1,8 @@
 """The paper's tables and figures: what each asks of a lab, and the parts of its section.
 
-Cells of tables are "ours / the paper's"; what was not measured is "not run", what the paper has
-not is "-".
+Cells of tables are "ours / the paper's"; "not run" is not measured, "-" is not in the paper.
 """
 
-import contextlib
 import json
 import pathlib
 from collections.abc import Callable, Mapping, Sequence
@@ -12,18 +10,26 @@ from collections.abc import Callable, Mapping, Sequence
 from rag_jax import files, paper
 from rag_jax.paper import COLUMNS, OURS
 from rag_jax.reproduction import pairwise as pairs
-from rag_jax.reproduction import plots
-from rag_jax.reproduction.cells import Cell, Measured, Measurement, Question
+from rag_jax.reproduction import plots, retriever_learning
+from rag_jax.reproduction.cells import Cell, Explained, Measured, Measurement, Question
 from rag_jax.reproduction.estimates import (
     Estimate,
     distinct_trigrams,
     estimate,
     metric_of,
-    share,
+    share_of,
 )
 from rag_jax.reproduction.lab import Lab, damaged_result_named, measured
 from rag_jax.reproduction.provenance import made_by, stale
-from rag_jax.reproduction.sections import NOT_RUN, Part, Plot, Section, Table
+from rag_jax.reproduction.sections import (
+    NOT_RUN,
+    Part,
+    Plot,
+    Section,
+    Table,
+    beside,
+    shown,
+)
 
 SYSTEMS = {**OURS, "SotA": "state of the art", "gold": "references"}
 MISSED = "em_answer_not_retrieved", "answer_not_retrieved_count"
@@ -42,12 +48,6 @@ CONTROLS = 20  # control items on a sheet
 OUTCOMES = {"first": "BART better", "second": "RAG-Token better", "both": "both good",
             "neither": "both poor", "no_majority": "no majority"}
 BESIDE = "ours / paper's"
-# Exact match that Atlas (Izacard et al. 2022, arXiv 2208.03299) is quoted with on 64 examples of
-# Natural Questions, by what its retriever was pre-trained with. Not checked against that paper.
-ATLAS = {"fid": 39.9, "adist": 40.9, "loop": 41.8, "emdr2": 43.3, "pdist": 45.0}
-LEARNERS = {"frozen": "RAG-Token, frozen retriever", "rag_token": "RAG-Token",
-            "fid": "Fusion-in-Decoder, frozen retriever", "fid_joint": "Fusion-in-Decoder"}
-LEARNT_FROM = ("marginal", "emdr2", "pdist", "adist", "loop")
 
 EXPERIMENTS: dict[str, Callable[[Lab], Section]] = {}  # by the names of the commands
 
@@ -65,25 +65,14 @@ def _experiment(title: str) -> Callable:
     return register
 
 
-def _shown(value: float | Estimate | None, missing: str = NOT_RUN) -> str:
-    if value is None:
-        return missing
-    return str(value) if isinstance(value, Estimate) else f"{value:.1f}"
-
-
-def _beside(ours: float | Estimate | None, published: float | None, mark: str = "") -> str:
-    """A cell: our number, with a remark on it, and the paper's."""
-    return f"{_shown(ours)}{mark * (ours is not None)} / {_shown(published, '-')}"
-
-
 def _named(column: str) -> str:
     """The heading of a column TASK.METRIC."""
     return " ".join(COLUMNS[part] for part in column.split("."))
 
 
 def _asked(lab: Lab, column: str, run: str, what: Measurement) -> tuple[list[Measured], str]:
-    """The results of all seeds of a column's task, and how what was asked differs from the paper's
-    ("" or such as " (dev)"). None where the run or the task is not there, or not measured."""
+    """The results of all seeds for a column's task, and how they differ from the paper's ("" = not
+    at all, or such as " (dev)"). No results where there is no such cell, or nothing is measured."""
     task = column.split(".")[0]
     merged = task.startswith("fever") and run in ONE_STEP
     run = ONE_STEP[run] if merged else run
@@ -93,8 +82,8 @@ def _asked(lab: Lab, column: str, run: str, what: Measurement) -> tuple[list[Mea
     config = cells[0].running
     public = what._replace(split=WIKI_DEV) if task == "tqa_wiki" else cells[0].public(what)
     marks = {
-        # A class of either head is one step, of which both kinds of RAG are the same; a label that
-        # is spelt is several.
+        # Both kinds of RAG are the same for a class, which is one step of decoding; a label that is
+        # spelt is several.
         "of RAG-Token": merged and not cells[0].config.classes,
         "dev": public != what,
         "k = 1": config.retrieval.k == 1,
@@ -107,23 +96,17 @@ def _results(lab: Lab, column: str, run: str, what: Measurement) -> list[Measure
     return _asked(lab, column, run, what)[0]
 
 
-def _share(results: Sequence[Measured], name: str, count: str = "count") -> Estimate | None:
-    """A metric that is a share of `count` questions; over those seeds that have it."""
-    known = [result.metrics for result in results if name in result.metrics]
-    return share([m[name] for m in known], int(known[0][count])) if known else None
-
-
 def _scored(lab: Lab, table: Mapping[str, Mapping[str, float]], what: Measurement,
             extra: Sequence[str] = ()) -> Table:
-    """A table of the paper with our numbers in it; `extra` are rows that it has not."""
+    """A table of the paper with our numbers in it; `extra` are further rows, of ours alone."""
     columns = list(table["rag_token"])
 
     def cell(row: str, column: str) -> str:
         published = table.get(row, {}).get(column)
         if row not in OURS:
-            return _shown(published, "-")
+            return shown(published, "-")
         results, mark = _asked(lab, column, row, what)
-        return _beside(estimate(results, metric_of(column)), published, mark)
+        return beside(estimate(results, metric_of(column)), published, mark)
 
     rows = [[SYSTEMS.get(row, row), *(cell(row, column) for column in columns)]
             for row in (*extra, *table)]
@@ -139,10 +122,10 @@ def table1(lab: Lab) -> list[Part]:
     gains = [f"{SYSTEMS[run]} above the closed book: "
              f"{estimate(results[run], 'em', minus=closed)} points."
              for run in LEARNED if results[run] and len(results[run]) == len(closed)]
-    missed = [[SYSTEMS[run], _beside(_share(results[run], *MISSED), published)] for run, published
+    missed = [[SYSTEMS[run], beside(share_of(results[run], *MISSED), published)] for run, published
               in zip(LEARNED, (paper.ANSWER_IN_NO_PASSAGE, None), strict=True)]
-    known = [[SYSTEMS[run], *(_shown(_share(seeds, f"em_{part}", f"em_{part}_count"),
-                                     "none" if seeds else NOT_RUN)
+    known = [[SYSTEMS[run], *(shown(share_of(seeds, f"em_{part}", f"em_{part}_count"),
+                                    "none" if seeds else NOT_RUN)
                               for part in OVERLAPS)] for run, seeds in results.items()]
     return ["Exact match on the test questions, percent.", scored, MARKS, *gains,
             "Exact match on those questions whose answer is in no passage retrieved (the paper "
@@ -204,7 +187,7 @@ def pairwise(lab: Lab) -> list[Part]:
                  "--tally FILE.csv ... counts the filled-in ones.")
     tallied = pairs.read_tally(folder)
     rows = [[OUTCOMES[outcome], *(
-        _beside(tallied.shares[question][outcome] if tallied else None, published[question])
+        beside(tallied.shares[question][outcome] if tallied else None, published[question])
         for question in pairs.QUESTIONS)] for outcome, published in paper.TABLE4.items()]
     counted = [f"{tallied.pairs} pairs, {len(tallied.kept)} annotators; dropped by control "
                f"items: {', '.join(tallied.dropped) or 'nobody'}."] if tallied else []
@@ -223,7 +206,7 @@ def _pairs(closed: Measured, ours: Measured) -> tuple[list[pairs.Pair], list[pai
 
 
 def _sheets_of(lab: Lab, folder: pathlib.Path, systems: Sequence[Cell]) -> bool:
-    """Whether there are sheets of these systems; those of others are put aside with their tally."""
+    """Whether there are sheets of these systems; those of others are set aside with their tally."""
     if not (folder / "key.json").exists():
         return False
     record = folder / "made.json"
@@ -247,7 +230,7 @@ def table5(lab: Lab) -> list[Part]:
         texts = [[r["references"][0] if row == "gold" else r["answer"]
                   for r in result.predictions] for result in results[:1]]
         ours = distinct_trigrams(texts[0]) if texts else None
-        return _beside(ours, paper.TABLE5[row][column], mark)
+        return beside(ours, paper.TABLE5[row][column], mark)
 
     return ["Distinct tri-grams over all tri-grams of the test outputs, percent, of the first "
             "seed; brackets by the jackknife. The ratio falls with the number of outputs: compare "
@@ -261,7 +244,7 @@ def table5(lab: Lab) -> list[Part]:
 def table6(lab: Lab) -> list[Part]:
     """Ablations of the retriever, dev."""
     scored = _scored(lab, paper.TABLE6, Measurement("dev"))
-    rows = [[f"{SYSTEMS[run]}, passages of another question", _shown(estimate(
+    rows = [[f"{SYSTEMS[run]}, passages of another question", shown(estimate(
         _results(lab, "nq.em", run, Measurement("dev", shuffled=True)), "em"))] for run in LEARNED]
     return ["Dev, percent.", scored, MARKS,
             "Not in the paper: every question reads the passages of another one.",
@@ -274,8 +257,7 @@ def figure2(lab: Lab) -> list[Part]:
     published = list(zip(*paper.FIGURE2, strict=True))  # -> [T][K]
     maps = {'paper, "Hemingway" (relative)': (
         paper.FIGURE2_TOKENS, [f"Doc {i}" for i in range(1, 6)], published)}
-    cells = lab.scale.cells("jeopardy", "rag_token")[:1]
-    one = next((lab.result(cell, Question(lab.scale.subject)) for cell in cells), None)
+    one = _explained(lab, "rag_token", Question(lab.scale.subject))
     parts: list[Part] = [f"Ours: {NOT_RUN}."]
     if one is not None:
         maps = {f'ours, "{lab.scale.subject}"': (one.tokens, one.passages, one.posterior), **maps}
@@ -285,13 +267,19 @@ def figure2(lab: Lab) -> list[Part]:
                          plots.heat_maps(maps))]
 
 
+def _explained(lab: Lab, run: str, question: Question) -> Explained | None:
+    """The answer of the first seed of a model of Jeopardy questions."""
+    for cell in lab.scale.cells("jeopardy", run)[:1]:
+        return lab.result(cell, question)
+    return None
+
+
 @_experiment("Partial decoding: titles that the generator knows")
 def partial_decoding(lab: Lab) -> list[Part]:
     """The beginning of a title, completed by the generator without passages (section 4.2)."""
     rows, maps = [], {}
-    cells = lab.scale.cells("jeopardy", "closed_book")[:1]
     for given in lab.scale.beginnings:
-        one = next((lab.result(cell, given) for cell in cells), None)
+        one = _explained(lab, "closed_book", given)
         answer, completed = NOT_RUN, NOT_RUN
         if one is not None:
             answer, completed = one.answer, "yes" if given.title in one.answer else "no"
@@ -314,8 +302,8 @@ def figure3(lab: Lab) -> list[Part]:
     figures, rows = [], []
     for column, published in paper.FIGURE3.items():
         points = {run: _points(lab, column, run) for run in published}
-        rows += [[column, SYSTEMS[run], str(k), _shown(points[run].get(k)),
-                  _shown(published[run].get(k), "-")] for run in published for k in lab.scale.ks]
+        rows += [[column, SYSTEMS[run], str(k), shown(points[run].get(k)),
+                  shown(published[run].get(k), "-")] for run in published for k in lab.scale.ks]
         ours = {SYSTEMS[run]: {k: one.value for k, one in curve.items()}
                 for run, curve in points.items() if curve}
         theirs = {SYSTEMS[run]: curve for run, curve in published.items()}
@@ -326,10 +314,10 @@ def figure3(lab: Lab) -> list[Part]:
 
 
 def _points(lab: Lab, column: str, run: str) -> dict[int, Estimate]:
-    """By number of passages, those that are measured."""
+    """By number of passages, the points that are measured."""
     results = {k: _results(lab, column, run, Measurement("dev", k=k)) for k in lab.scale.ks}
     if column.endswith("recall"):
-        points = {k: _share(seeds, f"answer_recall@{k}") for k, seeds in results.items()}
+        points = {k: share_of(seeds, f"answer_recall@{k}") for k, seeds in results.items()}
     else:
         points = {k: estimate(seeds, metric_of(column)) for k, seeds in results.items()}
     return {k: point for k, point in points.items() if point is not None}
@@ -341,8 +329,8 @@ def hot_swap(lab: Lab) -> list[Part]:
     years = [(index, leaders) for index in ("2016", "2018") for leaders in ("2016", "2018")]
     results = {(index, leaders): _results(lab, "nq.em", "rag_token", Measurement(
         f"leaders_{leaders}", index=index)) for index, leaders in years}
-    rows = [[index, leaders, _beside(estimate(results[index, leaders], "em"),
-                                     paper.HOT_SWAP[f"index{index}_leaders{leaders}"])]
+    rows = [[index, leaders, beside(estimate(results[index, leaders], "em"),
+                                    paper.HOT_SWAP[f"index{index}_leaders{leaders}"])]
             for index, leaders in years]
     old, new = results["2016", "2018"], results["2018", "2018"]
     same = [a["answer"] == b["answer"] for seed in zip(old, new, strict=True)
@@ -351,7 +339,7 @@ def hot_swap(lab: Lab) -> list[Part]:
     return ["Exact match on leaders of offices that changed hands, RAG-Token, percent; nothing is "
             "trained in between.", Table(["index", "leaders", BESIDE], rows),
             "The same answer from both indexes: "
-            f"{_beside(100 * sum(same) / len(same) if same else None, paper.HOT_SWAP_SAME)} "
+            f"{beside(100 * sum(same) / len(same) if same else None, paper.HOT_SWAP_SAME)} "
             "percent (v1 of the paper)."]
 
 
@@ -359,92 +347,11 @@ def hot_swap(lab: Lab) -> list[Part]:
 def fever_overlap(lab: Lab) -> list[Part]:
     """Claims with a gold article among the first passages."""
     results = _results(lab, "fever3", "rag_token", Measurement(k=10))
-    rows = [[f"top {k}", _beside(_share(results, f"title_overlap@{k}", "titled_count"), published)]
+    rows = [[f"top {k}", beside(share_of(results, f"title_overlap@{k}", "titled_count"), published)]
             for k, published in paper.FEVER_OVERLAP.items()]
     return ["Claims with a gold article's title among the first passages, percent of those that "
             "have one.", Table(["passages", BESIDE], rows)]
 
 
-@_experiment("Objectives of the retriever")
-def objectives(lab: Lab) -> list[Part]:
-    """What the retriever learns from, from one that finds little, at equal compute."""
-    rows, panels = [], {name: {} for name in ("RAG-Token", "Fusion-in-Decoder")}
-    for run, model in LEARNERS.items():
-        for objective in LEARNT_FROM:
-            cells = lab.scale.cells(f"objective_{objective}", run)
-            if not cells:
-                continue
-            results, name = measured(lab, cells, Measurement()), model
-            if run not in ("frozen", "fid"):
-                name = f"{model}, {objective}"
-                frozen = measured(lab, lab.scale.cells(
-                    "objective_marginal", "fid" if run == "fid_joint" else "frozen"),
-                    Measurement())
-            recalls = {k: _share(results, f"answer_recall@{k}") for k in (1, 2, 3, 4, 5)}
-            points = {k: one.value for k, one in recalls.items() if one is not None}
-            if points:
-                panels[model.split(",")[0]][name] = points
-            gain = (estimate(results, "em", minus=frozen) if name != model
-                    and len(results) == len(frozen) else None)
-            rows.append([name, str(cells[0].config.train.steps), _shown(recalls[1]),
-                         _shown(recalls[5]),
-                         _beside(estimate(results, "em"), ATLAS.get(run, ATLAS.get(objective))
-                                 if run.startswith("fid") else None),
-                         _shown(gain, "-" if name == model else NOT_RUN)])
-    plot = [Plot("objectives", "Test questions with an answer among the first passages.",
-                 plots.curves(panels, "percent"))] if any(panels.values()) else []
-    return ["Test, percent. A generator that reads already teaches a retriever of a short warm-up, "
-            "and both train; both are the same for all. A step of RAG-Token costs the same with "
-            "every objective; Fusion-in-Decoder does fewer steps where its objective reads the "
-            "passages again.",
-            Table(["ours / Atlas's", "steps", "answer recall@1", "answer recall@5",
-                   "EM / on 64 examples of NQ", "EM above frozen"], rows) if rows else NOT_RUN,
-            *plot, "Atlas's numbers are of another size, task and data, quoted and not checked "
-            "against its paper."]
-
-
-@_experiment("Retrieval learned from answers")
-def learned_retrieval(lab: Lab) -> list[Part]:
-    """Retrievers from poor to good, as the warm-up left them and as answers have trained them."""
-    scores = {"answer_recall@1": "answer recall@1", "answer_recall@5": "answer recall@5",
-              "em": "EM"}
-    panels: dict[str, dict[str, dict[int, float]]] = {name: {} for name in scores.values()}
-    rows, gains = [], []
-    for start in lab.scale.starts:
-        cells = {run: lab.scale.cells(f"start_{start}", run) for run in ("frozen", "rag_token")}
-        frozen, trained = (measured(lab, of, Measurement()) for of in cells.values())
-        row = [str(start)]
-        for name in scores:
-            ours = [estimate(seeds, "em") if name == "em" else _share(seeds, name)
-                    for seeds in (frozen, trained)]
-            row += map(_shown, ours)
-        recalls = [[seed.metrics["answer_recall@5"] for seed in seeds
-                    if "answer_recall@5" in seed.metrics] for seeds in (frozen, trained)]
-        gained = [b - a for a, b in zip(*recalls, strict=True)] if len(
-            recalls[0]) == len(recalls[1]) else []
-        gains += gained
-        rows.append([*row, ", ".join(f"{gain:+.1f}" for gain in gained) or NOT_RUN])
-        for name, title in scores.items():
-            if points := _while_training(lab, cells["rag_token"], f"dev/{name}"):
-                panels[title][f"{start} steps"] = points
-    header = ["warm-up, steps", *(f"{title}, {how}" for title in scores.values()
-                                  for how in ("frozen", "trained")), "recall@5 gained, by seed"]
-    plot = [Plot("learned_retrieval", "Dev, while answers train the retriever; mean of the seeds.",
-                 plots.curves(panels, "percent", "steps"))] if any(panels.values()) else []
-    harmed = sum(gain < -1 for gain in gains)
-    return ["RAG-Token, test, percent. The warm-up of the retriever is cut short; what follows has "
-            "questions and answers alone.", Table(header, rows) if rows else NOT_RUN, *plot,
-            f"Runs that end more than a point of recall@5 below the frozen retriever: {harmed} of "
-            f"{len(gains)}." if gains else NOT_RUN]
-
-
-def _while_training(lab: Lab, cells: Sequence[Cell], name: str) -> dict[int, float]:
-    """A metric of the evaluations while training, by step, mean over the seeds that have them."""
-    points: dict[int, list[float]] = {}
-    for cell in cells:
-        file = lab.root / cell.folder / cell.run / "metrics.jsonl"
-        for line in file.read_text("utf-8").splitlines() if file.exists() else ():
-            with contextlib.suppress(ValueError):  # the last line of a killed run may be cut
-                if name in (fields := json.loads(line)):
-                    points.setdefault(fields["step"], []).append(fields[name])
-    return {step: sum(values) / len(values) for step, values in sorted(points.items())}
+_experiment("Objectives of the retriever")(retriever_learning.objectives)
+_experiment("Retrieval learned from answers")(retriever_learning.learned_retrieval)

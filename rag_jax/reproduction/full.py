@@ -66,7 +66,7 @@ class Full:
                      **further)]
 
     def _here(self, recipe: str) -> str:
-        """A recipe for runs/paper, for the folder of everything."""
+        """A text about runs/paper, with the folder of everything in its place."""
         root = self.root
         if root.is_relative_to(pathlib.Path.cwd()):
             root = root.relative_to(pathlib.Path.cwd())
@@ -87,11 +87,11 @@ class Full:
 
     def recipe(self, missing: Iterable[tuple[Cell, Asked]],
                unavailable: Mapping[str, str]) -> str:
-        """What is to be run for results that are not there, for the terminal.
+        """For the terminal: what to run for the missing results.
 
         Args:
-          missing: what can be worked out.
-          unavailable: what cannot, and why.
+          missing: those that can be computed.
+          unavailable: those that cannot, and why.
         """
         missing, parts = list(missing), []
         cells = {(cell.folder, cell.run): cell for cell, _ in missing}.values()

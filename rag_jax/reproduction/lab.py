@@ -1,11 +1,11 @@
-"""Results of cells, each one worked out once and kept in a folder.
+"""Results of cells, each computed once and kept in a folder.
 
     WORKDIR/FOLDER/                     a workdir of rag_jax.train
     WORKDIR/FOLDER/RUN/measured/NAME/   made.json (`provenance`), metrics.json, predictions.jsonl;
                                         whole or not there
     WORKDIR/FOLDER/RUN/measured/explained.json, completed.json
 
-What another configuration than the cell's has made counts as not there.
+A result of another configuration than the cell's counts as missing.
 """
 
 import contextlib
@@ -21,10 +21,10 @@ from rag_jax.evaluation import Evaluation, write_evaluation
 from rag_jax.reproduction.cells import (
     Asked,
     Cell,
+    Explained,
     Measured,
     Measurement,
     Scale,
-    Told,
 )
 from rag_jax.reproduction.provenance import made_by, stale
 
@@ -36,7 +36,7 @@ def folder_of(root: pathlib.Path, cell: Cell) -> pathlib.Path:
     return root / cell.folder / cell.run / "measured"
 
 
-def keep(root: pathlib.Path, cell: Cell, what: Asked, result: Evaluation | Told) -> None:
+def keep(root: pathlib.Path, cell: Cell, what: Asked, result: Evaluation | Explained) -> None:
     """Writes a result, with the record of what made it."""
     folder, made = folder_of(root, cell), made_by(cell, root, what)
     if isinstance(what, Measurement):
@@ -54,7 +54,7 @@ def keep(root: pathlib.Path, cell: Cell, what: Asked, result: Evaluation | Told)
 
 def _kept(root: pathlib.Path, cell: Cell, what: Asked
           ) -> tuple[Made | None, Callable[[], Any]] | None:
-    """What made a result, and what reads it; None where there is none."""
+    """(the record of what made a result, a function that reads it); None where there is none."""
     folder = folder_of(root, cell)
     if isinstance(what, Measurement):
         folder = folder / what.name
@@ -62,8 +62,8 @@ def _kept(root: pathlib.Path, cell: Cell, what: Asked
             return None
         return _json(folder / "made.json"), lambda: _measured(folder)
     fields = _json(folder / f"{what.name}.json", {}).get(what.key)
-    return fields and (fields.get("made"), lambda: Told(*(
-        fields.get(name, []) for name in Told._fields)))
+    return fields and (fields.get("made"), lambda: Explained(*(
+        fields.get(name, []) for name in Explained._fields)))
 
 
 def _measured(folder: pathlib.Path) -> Measured:
@@ -89,17 +89,17 @@ def _json(file: pathlib.Path, default: Any = None) -> Any:
 
 
 class Lab:
-    """Reads results, and notes down what was asked for and is not there.
+    """Reads results, and lists those that were asked for and are missing.
 
     Args:
       root: the folder of everything.
       scale: which cells there are.
 
     Attributes:
-      used: the cells of which there are results, with the records of what made them.
-      missing: what was asked and is not there.
-      unavailable: what cannot be answered from a cell's data, and why.
-      refused: results that are there, but not of the cell's configuration, and why.
+      used: the cells with results, and the records of what made these.
+      missing: what was asked for and has to be computed.
+      unavailable: what the data of a cell do not suffice for, and why.
+      refused: results on disk that are not of the cell's configuration, and why.
     """
 
     def __init__(self, root: pathlib.Path, scale: Scale):
@@ -110,7 +110,7 @@ class Lab:
         self.refused: dict[str, str] = {}
 
     def result(self, cell: Cell, what: Asked) -> Any:
-        """What the cell answered (`Measured` or `Told`); None if not there.
+        """The result (`Measured` or `Explained`); None if it is missing.
 
         Raises:
           DataError: it is damaged.

@@ -25,18 +25,18 @@ def _png(figure) -> bytes:
 
 
 def _once(draw: Callable[..., bytes | None]) -> Callable[..., bytes | None]:
-    """`draw`, which remembers its pictures: a report is written after every model that is measured,
-    and most of its pictures are as before."""
+    """`draw` with a cache: a report is written after every model that is measured, and most of its
+    pictures are as before."""
     drawn: dict[bytes, bytes | None] = {}
 
     @functools.wraps(draw)
-    def remembered(*data) -> bytes | None:
+    def cached(*data) -> bytes | None:
         key = pickle.dumps(data)
         if drawn.get(key) is None:  # not yet, or matplotlib was missing
             drawn[key] = draw(*data)
         return drawn[key]
 
-    return remembered
+    return cached
 
 
 @_once

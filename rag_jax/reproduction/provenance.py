@@ -26,8 +26,8 @@ SOURCES = ("rag_jax", "configs", "setup.py")  # what a result depends on
 
 
 def made_by(cell: Cell, root: pathlib.Path, what: Asked | None = None) -> dict[str, Any]:
-    """The record of a result that is worked out now: "configs" of the cell and of those that it
-    starts from, "files" that they do not name, "program" and "date" (of the day, UTC)."""
+    """The record of a result that is computed now: "configs" of the cell and of those that it
+    starts from, digests of "files" that they do not name, "program" and "date" (UTC)."""
     return {"configs": [json.loads(_portable(config, root)) for config in _configs(cell)],
             "files": {name: digest(file.path) for name, file in cell.files(what).items()},
             "program": program(), "date": f"{datetime.datetime.now(datetime.UTC):%Y-%m-%d}"}
@@ -76,7 +76,7 @@ def _portable(config: Config, root: pathlib.Path) -> str:
 
 
 def digest(path: str) -> str:
-    """Tells files apart, of 13 GB too: SHA-256 (hex) of the size and of the first and last MiB.
+    """SHA-256 (hex) of a file's size and of its first and last MiB, which is fast for 13 GB, too.
 
     The end of a .bz2 or .gz holds the checksum of everything; of another large file, a change in
     between that keeps its size is not seen.
@@ -98,7 +98,7 @@ def program() -> str:
 
 
 def commit(checkout: pathlib.Path) -> str:
-    """The commit, and whether sources differ from it, files that git does not know among them."""
+    """The commit, and whether SOURCES differ from it or have files that are not in git."""
     def git(*arguments: str) -> str:
         return subprocess.run(["git", "-C", str(checkout), *arguments], capture_output=True,
                               text=True, check=True).stdout.strip()

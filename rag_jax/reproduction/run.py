@@ -29,9 +29,9 @@ def reproduce(names: Sequence[str], root: pathlib.Path, scale: Scale, work: bool
       work: False trains and measures nothing.
 
     Raises:
-      FolderError: ROOT has a report of somebody else.
+      FolderError: ROOT has a report of another program.
       InUseError: another process works on ROOT, or on one of its workdirs.
-      DataError: all is done but for what needs files that have to be fetched by hand.
+      DataError: everything is done except what needs files that have to be downloaded by hand.
     """
     _check_reports(root)
     with locks.exclusive(root):
@@ -62,8 +62,7 @@ def _check_reports(root: pathlib.Path) -> None:
 
 
 def _absent(cell: Cell, root: pathlib.Path) -> str:
-    """The files that a cell's data need and that nothing can download; none once it has its data.
-    """
+    """The files that a cell's data need and no program can download; "" once it has its data."""
     data = cell.config.data
     sources = [source for source in (data.train, data.dev, data.test) if task_of(source)]
     return "" if is_prepared(root / cell.folder) else "\n".join(filter(None, (
@@ -71,7 +70,7 @@ def _absent(cell: Cell, root: pathlib.Path) -> str:
 
 
 def write_report(root: pathlib.Path, scale: Scale) -> None:
-    """The report on what is on disk."""
+    """Writes the report on the results on disk."""
     lab = Lab(root, scale)
     experiments = [section(lab) for section in EXPERIMENTS.values()]
     sections.write(root, f"The paper's {TITLE}, {scale.name} scale",
@@ -80,8 +79,8 @@ def write_report(root: pathlib.Path, scale: Scale) -> None:
 
 def lacking(names: Sequence[str], root: pathlib.Path, scale: Scale
             ) -> tuple[list[tuple[Cell, Asked]], dict[str, str]]:
-    """What the named experiments would work out, folder by folder and run by run; and
-    what they cannot measure on the data that there are, with the reason."""
+    """What the named experiments have to compute, folder by folder and run by run; and what they
+    cannot measure on these data, with the reason."""
     lab = Lab(root, scale)
     for name in names:
         EXPERIMENTS[name](lab)

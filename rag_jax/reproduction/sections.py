@@ -6,6 +6,7 @@ import pathlib
 from collections.abc import Iterator, Sequence
 
 from rag_jax import files
+from rag_jax.reproduction.estimates import Estimate
 from rag_jax.visible import html_page, markdown
 
 NOT_RUN = "not run"
@@ -13,7 +14,7 @@ NOT_RUN = "not run"
 
 @dataclasses.dataclass(frozen=True)
 class Table:
-    """Cells of text; a row as long as the header."""
+    """Cells of text; every row is as long as the header."""
 
     header: Sequence[str]
     rows: Sequence[Sequence[str]]
@@ -24,8 +25,8 @@ class Plot:
     """A picture.
 
     Attributes:
-      name: its file's, without suffix.
-      caption: what is seen.
+      name: the name of its file, without suffix.
+      caption: what it shows.
       png: None where matplotlib is not installed.
     """
 
@@ -43,6 +44,18 @@ class Section:
 
     title: str
     parts: Sequence[Part]
+
+
+def shown(value: float | Estimate | None, missing: str = NOT_RUN) -> str:
+    """A number as a cell of a table shows it; `missing` where there is none."""
+    if value is None:
+        return missing
+    return str(value) if isinstance(value, Estimate) else f"{value:.1f}"
+
+
+def beside(ours: float | Estimate | None, published: float | None, mark: str = "") -> str:
+    """A cell: our number, with a remark on it, and the paper's."""
+    return f"{shown(ours)}{mark * (ours is not None)} / {shown(published, '-')}"
 
 
 PLOTS_MISSING = "(no picture: pip install 'rag_jax[plots]' and run the same command again)"

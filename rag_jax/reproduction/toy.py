@@ -18,7 +18,7 @@ RUNS = (*SYSTEMS, *(run for run in paper.TABLE6 if run not in SYSTEMS))
 OTHER_INPUTS = ("claims", "clues")
 OBJECTIVES: dict[str, list[str]] = DATA["objectives"]  # by run
 STARTS = tuple(DATA["starts"])
-BACKWARD = 2  # passes over the passages that a backward pass is worth
+BACKWARD = 2  # the cost of a backward pass, in forward passes over the passages
 BEGINNINGS = tuple(Question(**beginning) for beginning in DATA["beginnings"])
 REDUCED_CELLS = (("nq", "rag_token"), ("nq", "closed_book"), ("jeopardy", "rag_token"),
                  ("jeopardy", "closed_book"), ("fever3", "rag_token"))
@@ -66,7 +66,7 @@ class Toy:
             + ("; REDUCED: a few models and steps that only try the commands" if reduced else ""))
 
     def cells(self, task: str, run: str) -> list[Cell]:
-        """One cell for every seed; empty for a task or run that the toy world has not."""
+        """One cell for every seed; empty for a task or run that is not at this scale."""
         start = task.removeprefix("start_")
         if start != task:
             return [self._start(int(start), run, seed) for seed in range(self.seeds)

@@ -1,4 +1,4 @@
-"""Trains cells and asks them, and goes on where it was interrupted."""
+"""Trains cells and computes their results, and continues where it was interrupted."""
 
 import contextlib
 import dataclasses
@@ -12,7 +12,7 @@ from rag_jax.config import ConfigError
 from rag_jax.conversion import convert
 from rag_jax.data.question_sources import load_examples
 from rag_jax.evaluation import Evaluation
-from rag_jax.reproduction.cells import Asked, Cell, Measurement, Question, Told, exported
+from rag_jax.reproduction.cells import Asked, Cell, Explained, Measurement, Question, exported
 from rag_jax.reproduction.lab import keep
 from rag_jax.reproduction.provenance import digest
 from rag_jax.training import pretrained
@@ -24,7 +24,7 @@ CHUNK_WORDS = 100  # of a further index, as the paper splits articles
 
 
 class Worker:
-    """Works results out, with one workdir and one model open at a time.
+    """Computes results, with one workdir and one model open at a time.
 
     Args:
       root: the folder of everything.
@@ -32,21 +32,21 @@ class Worker:
 
     def __init__(self, root: pathlib.Path):
         self.root = root
-        self._warmed: tuple[object, Warm] | None = None  # what it is of, and the last one
+        self._warmed: tuple[object, Warm] | None = None  # its key, and the last one
         self._opened: tuple[object, api.Rag] | None = None
 
     def work_out(self, cell: Cell, what: Asked) -> None:
-        """Works a result out and keeps it, for `Lab`; a cell that is not trained is trained first.
+        """Computes a result and keeps it for `Lab`; a cell that is not trained is trained first.
 
         Raises:
-          ConfigError: the data do not have what was asked.
+          ConfigError: the cell's data have no such questions.
           InUseError: another process writes into a folder that this may write into.
         """
         folders = [one.folder for one in (cell, cell.first, cell.start) if one is not None]
         with contextlib.ExitStack() as stack:
             for folder in dict.fromkeys(folders):
                 stack.enter_context(locks.exclusive(self.root / folder))
-            work = self._measure if isinstance(what, Measurement) else self._tell
+            work = self._measure if isinstance(what, Measurement) else self._explain
             keep(self.root, cell, what, work(cell, what))
 
     def _measure(self, cell: Cell, what: Measurement) -> Evaluation:
@@ -67,17 +67,18 @@ class Worker:
         return rag.evaluate(examples, order=order, likelihood=False,
                             **({"k": what.k} if what.k else {}))
 
-    def _tell(self, cell: Cell, what: Question) -> Told:
-        """Lets the model answer; a given beginning is no part of the tokens."""
+    def _explain(self, cell: Cell, what: Question) -> Explained:
+        """Answers a question; the tokens of a given beginning are left out."""
         rag, how = self._rag(cell), {"prefix": what.beginning}
         given = rag.answerer(how).decoding.prefix_length
         answer, = rag.ask(what.subject, **how)
-        return Told(answer.text, answer.tokens[given:],
-                    np.exp(answer.token_log_probs[given:]).tolist(), answer.passage_ids,
-                    [passage.text for passage in answer.passages], answer.token_posterior[given:])
+        return Explained(
+            answer.text, answer.tokens[given:], np.exp(answer.token_log_probs[given:]).tolist(),
+            answer.passage_ids, [passage.text for passage in answer.passages],
+            answer.token_posterior[given:])
 
     def _rag(self, cell: Cell, what: Measurement | None = None) -> api.Rag:
-        """The cell's model with the index that is asked for, None = the one that trained."""
+        """The cell's model with the index of a measurement; None = the index that trained."""
         rag = self._trained(cell)
         if not rag.config.retrieval.k:
             return rag
@@ -116,7 +117,7 @@ class Worker:
         return self._warmed[1]
 
     def _share(self, first: Cell, cell: Cell) -> None:
-        """Links what a folder is to share into another one that has none."""
+        """Links the data and indexes that a cell shares with `first` into its workdir."""
         if not (self.root / first.folder / "indexes").exists():
             self._warm(first)
         data = "data" if cell.config.data == first.config.data else "data/memories"

@@ -11,11 +11,12 @@ from rag_jax.config import Config
 from rag_jax.errors import DataError
 from rag_jax.files import FolderError
 from rag_jax.reproduction import run
-from rag_jax.reproduction.cells import Cell, Measurement, Question, Told
-from rag_jax.reproduction.experiments import EXPERIMENTS, _while_training
+from rag_jax.reproduction.cells import Cell, Explained, Measurement, Question
+from rag_jax.reproduction.experiments import EXPERIMENTS
 from rag_jax.reproduction.full import Full
 from rag_jax.reproduction.lab import Lab, folder_of
 from rag_jax.reproduction.provenance import made_by
+from rag_jax.reproduction.retriever_learning import _while_training
 from rag_jax.reproduction.sections import Plot, Table
 from rag_jax.reproduction.toy import OBJECTIVES
 
@@ -287,7 +288,7 @@ def test_completed_titles_are_told_from_those_that_are_not(lab):
     file.parent.mkdir(parents=True)
     file.write_text(json.dumps({beginning.key: {
         "made": made_by(jeopardy, lab.root),
-        **Told(beginning.beginning + rest, [rest], [0.5], [], [], [])._asdict()}
+        **Explained(beginning.beginning + rest, [rest], [0.5], [], [], [])._asdict()}
         for beginning, rest in ((known, "ma."), (unknown, "ova."))}))
     section = EXPERIMENTS["partial_decoding"](lab)
     ours, published = tables(section)
