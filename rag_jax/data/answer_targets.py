@@ -11,8 +11,6 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-from tqdm import tqdm
-
 from rag_jax.data.question_files import Example
 from rag_jax.metrics.patterns import FLAGS, all_matches, question_named
 from rag_jax.metrics.retrieval import has_answer
@@ -107,13 +105,5 @@ def _part(name: str, value: Any) -> Iterator[str]:
         yield " "
 
 
+# By `Task.trains_on`; the other tasks train on their answers as they are.
 LOOKS_IN_PASSAGES = {"retrieved": answers_found, "matches": best_matches}
-
-
-def training_examples(trains_on: str, examples: Sequence[Example], retrieve: Retrieve
-                      ) -> list[Example]:
-    """The training examples of a task, by `Task.trains_on`."""
-    rule = LOOKS_IN_PASSAGES.get(trains_on)
-    if rule is None:
-        return list(examples)
-    return list(rule(tqdm(examples, "Looking for answers in passages", disable=None), retrieve))

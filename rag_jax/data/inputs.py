@@ -144,10 +144,9 @@ def _shown(one: Mapping[str, Any]) -> str:
     return "none" if one is _ABSENT else one["source"] or "files"
 
 
-def merged(earlier: Mapping[str, Any] | None, now: Mapping[str, Any]) -> dict[str, Any]:
-    """The record `now`, with what was known of files that are gone."""
-    known = earlier["inputs"] if earlier else {}
-    kept = {name: one for name, one in known.items() if one["files"]
+def merged(earlier: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, Any]:
+    """The record `now`, with the earlier entries of inputs whose files are gone."""
+    kept = {name: one for name, one in earlier["inputs"].items() if one["files"]
             and not now["inputs"].get(name, _ABSENT)["files"]}
     return {**now, "inputs": {**now["inputs"], **kept}}
 

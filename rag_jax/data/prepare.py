@@ -12,7 +12,7 @@ from rag_jax import files
 from rag_jax.citation import Citation
 from rag_jax.config import Config, ConfigError
 from rag_jax.data import inputs
-from rag_jax.data.answer_targets import DEPTH, LOOKS_IN_PASSAGES, training_examples
+from rag_jax.data.answer_targets import DEPTH, LOOKS_IN_PASSAGES
 from rag_jax.data.batches import ENCODER_TABLE, PASSAGE_TABLE
 from rag_jax.data.corpora import read_corpus
 from rag_jax.data.prepared import SEALED, Prepared, generator_format, open_prepared
@@ -127,8 +127,8 @@ def prepare(config: Config, workdir: pathlib.Path,
         elif not earlier:
             _set_aside(folder)
         made = _make(config, folder, tokenizers, now, source)
-    elif earlier and inputs.merged(earlier, now) != earlier:
-        write_sealed(record, inputs.merged(earlier, now))
+    elif earlier and (kept := inputs.merged(earlier, now)) != earlier:
+        write_sealed(record, kept)
     if not (folder / DIGESTS).exists():
         write_digests(folder, SEALED)  # passage stores have their own
     opened = open_prepared(config, workdir)
@@ -264,8 +264,8 @@ def _training_examples(train: str, examples: list[Example], store: PassageStore,
 
     scratch: folder for the BM25 index, which is removed in the end.
     """
-    rule = trains_on(train)
-    if rule not in LOOKS_IN_PASSAGES:
+    targets_from = LOOKS_IN_PASSAGES.get(trains_on(train))
+    if targets_from is None:
         return examples
     index = build_bm25(store, scratch)
 
@@ -273,7 +273,8 @@ def _training_examples(train: str, examples: list[Example], store: PassageStore,
         rows = index.search([question], min(DEPTH, index.size)).ids[0]
         return [store[int(row)].text for row in rows]
 
-    examples = training_examples(rule, examples, retrieve)
+    shown = tqdm(examples, "Looking for answers in passages", disable=None)
+    examples = list(targets_from(shown, retrieve))
     check_trainable(train, examples)
     files.remove_folder(scratch)
     return examples

@@ -17,6 +17,12 @@ from rag_jax.retrieval.passages import PassageStore
 from rag_jax.retrieval.protocol import Passage
 from rag_jax.types import RetrieverBatch, Seq2SeqBatch
 
+REMOVED = 0.9  # share of the cloze queries that are removed from their passage (Lee et al. 2019)
+CROP = (0.1, 0.5)  # shortest and longest crop, as shares of the text (Izacard et al. 2021)
+TITLE_LAST = 0.7  # share of the queries of words that end with the title
+COMMON, SAMPLE = 0.01, 10_000  # share of the passages that have a common word; passages looked at
+UNKNOWN = 3  # most unknown words in a query
+
 
 class RetrieverBatcher:
     """DPR training batches: positives, hard negatives, and who is whose positive.
@@ -166,8 +172,6 @@ def crops(passage: Passage, rng: np.random.Generator) -> tuple[str, str]:
     return crop(), crop()
 
 
-REMOVED, CROP = 0.9, (0.1, 0.5)  # as their authors' code has them
-TITLE_LAST, COMMON, SAMPLE, UNKNOWN = 0.7, 0.01, 10_000, 3
 PAIRS = {"cloze": cloze, "crops": crops, "words": words}
 
 

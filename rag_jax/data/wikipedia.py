@@ -1,7 +1,6 @@
 """Articles of a Wikipedia dump, as published (XML) or as wikiextractor writes it (JSON)."""
 
 import functools
-import os
 import pathlib
 import re
 from collections.abc import Iterator
@@ -89,7 +88,7 @@ def read_extracted(paths: list[str]) -> Iterator[tuple[str, Passage]]:
         DataError: names file, line and field.
     """
     for path in paths:
-        for _, record in json_lines(os.fspath(path)):
+        for _, record in json_lines(path):
             title, text = (record.text(key, blank=True) for key in ("title", "text"))
             text = " ".join(text.removeprefix(f"{title}\n").split())
             identity = record.name("id")

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from rag_jax.metrics.answers import normalize_answer
+from rag_jax.metrics.references import refuse_string
 
 
 def overlaps(tested: Sequence[Sequence[str]], trained: Iterable[Sequence[str]],
@@ -23,15 +24,14 @@ def overlaps(tested: Sequence[Sequence[str]], trained: Iterable[Sequence[str]],
     Raises:
         TypeError: the texts of a question are one string.
     """
-    known = {normalize_answer(text, nfd) for texts in trained for text in _listed(texts)}
-    return np.array([any(normalize_answer(text, nfd) in known for text in _listed(texts))
-                     for texts in tested], bool)
+    known = set().union(*(_normalized(texts, nfd) for texts in trained))
+    return np.array([not known.isdisjoint(_normalized(texts, nfd)) for texts in tested], bool)
 
 
-def _listed(texts: Sequence[str]) -> Sequence[str]:
-    if isinstance(texts, str):
-        raise TypeError(f"the texts of a question are the string {texts!r}: expected a list")
-    return texts
+def _normalized(texts: Sequence[str], nfd: bool) -> set[str]:
+    """The texts of one question as they are compared."""
+    refuse_string(texts, "the texts of a question are", "a list")
+    return {normalize_answer(text, nfd) for text in texts}
 
 
 def slices(correct: Sequence[bool], within: np.ndarray, name: str) -> dict[str, float]:

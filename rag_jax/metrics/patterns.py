@@ -11,6 +11,7 @@ from typing import Any, Literal
 import regex
 
 from rag_jax.errors import DataError
+from rag_jax.metrics.references import refuse_string
 
 FLAGS = re.IGNORECASE | re.UNICODE | re.MULTILINE
 LIMIT_SECS = 5.0  # of one match; some patterns, as (?:a|aa)+$, would run for ever
@@ -46,8 +47,7 @@ def pattern_match(text: str, patterns: Sequence[str], how: Literal["match", "sea
         TypeError: `patterns` is one string.
         SlowPatternError: a match has run for LIMIT_SECS, or a pattern has over LIMIT_PARTS.
     """
-    if isinstance(patterns, str):
-        raise TypeError(f"patterns is the string {patterns!r}: expected a list of strings")
+    refuse_string(patterns, "patterns is")
     if len(patterns) == 0:
         raise ValueError("no patterns: expected at least one per question")
     if nfd:

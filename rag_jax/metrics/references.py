@@ -1,6 +1,13 @@
-"""References as metrics take them: the letters of a string in a list's place would be scored."""
+"""Checks of lists of texts: the letters of a string in a list's place would be scored."""
 
 from collections.abc import Sequence
+from typing import Any
+
+
+def refuse_string(given: Any, subject: str, expected: str = "a list of strings") -> None:
+    """Raises TypeError, "SUBJECT the string ...: expected ...", for a string in a list's place."""
+    if isinstance(given, str):
+        raise TypeError(f"{subject} the string {given!r}: expected {expected}")
 
 
 def checked_references(references: Sequence[str]) -> Sequence[str]:
@@ -10,8 +17,7 @@ def checked_references(references: Sequence[str]) -> Sequence[str]:
         ValueError: there are none.
         TypeError: they are one string.
     """
-    if isinstance(references, str):
-        raise TypeError(f"references is the string {references!r}: expected a list of strings")
+    refuse_string(references, "references is")
     if len(references) == 0:
         raise ValueError("no references: expected at least one for each prediction")
     return references
@@ -25,5 +31,4 @@ def check_tokens(prediction: Sequence[str], references: Sequence[Sequence[str]])
         TypeError: they, or one text, are one string.
     """
     for tokens in (prediction, *checked_references(references)):
-        if isinstance(tokens, str):
-            raise TypeError(f"a text is the string {tokens!r}: expected a list of its tokens")
+        refuse_string(tokens, "a text is", "a list of its tokens")

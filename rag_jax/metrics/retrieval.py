@@ -8,6 +8,7 @@ import numpy as np
 import regex as regex_module
 
 from rag_jax.metrics.patterns import pattern_match
+from rag_jax.metrics.references import refuse_string
 
 _TOKEN = regex_module.compile(r"[\p{L}\p{N}\p{M}]+|[^\p{Z}\p{C}]")
 _ASCII_TOKEN = re.compile(r"[A-Za-z0-9]+|[!-/:-@\[-`{-~]")  # the same, and quicker
@@ -37,10 +38,8 @@ def answer_rank(texts: Sequence[str], answers: Sequence[str], regex: bool = Fals
     Raises:
         TypeError: the texts or the answers are one string.
     """
-    if isinstance(texts, str):
-        raise TypeError(f"passages of a question are the string {texts!r}: expected a list")
-    if isinstance(answers, str):
-        raise TypeError(f"answers is the string {answers!r}: expected a list of strings")
+    refuse_string(texts, "passages of a question are", "a list")
+    refuse_string(answers, "answers is")
     wanted = [joined for joined in map(_joined_tokens, answers) if joined.strip()]
 
     def holds(text: str) -> bool:

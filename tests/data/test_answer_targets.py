@@ -7,11 +7,11 @@ import pytest
 
 from rag_jax.data.answer_targets import (
     DEPTH,
+    LOOKS_IN_PASSAGES,
     MOST_EXPANSIONS,
     answers_found,
     best_matches,
     expansions,
-    training_examples,
 )
 from rag_jax.data.question_files import Example
 from rag_jax.errors import DataError
@@ -99,9 +99,8 @@ def test_endless_alternatives_are_cut_off_wherever_they_are():
 
 def test_the_table_says_which_rule_a_task_has():
     examples = [Example("1", "q", ("b", "Nothing"), regex=True)]
-    assert training_examples("answers", examples, None) == examples
-    assert training_examples("pairs", examples, None) == examples
-    (one,) = training_examples("retrieved", examples, lambda q: TEXTS)
+    assert LOOKS_IN_PASSAGES.keys() == {"retrieved", "matches"}
+    (one,) = LOOKS_IN_PASSAGES["retrieved"](examples, lambda q: TEXTS)
     assert one.targets == ("Nothing",)
-    (one,) = training_examples("matches", examples, lambda q: ["b", "Nothing Nothing"])
+    (one,) = LOOKS_IN_PASSAGES["matches"](examples, lambda q: ["b", "Nothing Nothing"])
     assert one.targets == ("Nothing",)
