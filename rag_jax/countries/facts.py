@@ -2,7 +2,7 @@
 
 `countries.jsonl` holds one country a line. Everything but the holders of offices is the same in
 both editions. What must agree between the entries is checked by tests/countries/test_facts.py.
-`phrasings.toml` says how they are told and asked.
+`phrasings.toml` has the sentences that state facts, and the questions that ask for them.
 """
 
 import dataclasses

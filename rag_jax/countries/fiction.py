@@ -2,9 +2,9 @@
 
 Names sound like the real ones that training may see: each kind (countries, cities, people, ...)
 has a Markov chain over letters, fitted to the names of that kind. As the uncased retriever reads
-them, no name of a fictional country, city, peak, currency, language or person is one of the real
-world here or of another fictional country, but for languages, which countries may share; and no
-fictional country's name contains a real country's name or is contained in one.
+them, no name of a fictional country, city, peak, currency, language or person equals a name of a
+real country or of another fictional one, except that fictional countries may share languages; and
+no fictional country's name contains a real country's name or is contained in one.
 """
 
 import random

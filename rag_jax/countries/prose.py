@@ -48,8 +48,8 @@ def topics(country: Country) -> tuple[str, ...]:
 
 
 def passage_id(country: Country, topic: str, edition: str) -> str:
-    """EDITION/NAME/TOPIC. Who reads an answer's sources sees in them what is invented; the texts
-    do not say it."""
+    """EDITION/NAME/TOPIC. The id, unlike the text, marks a fictional country, for readers of an
+    answer's sources."""
     return f"{edition}/{country.name}{' (fictional)' * country.fictional}/{topic}"
 
 
@@ -77,12 +77,12 @@ def passages(country: Country, edition: str) -> list[Passage]:
 
 def examples(country: Country, topic: str, edition: str, asked: Iterable[tuple[str, str]],
              answers: tuple[str, ...]) -> Iterator[Example]:
-    """Questions that one passage of the country answers; its others are hard negatives.
+    """Questions that one passage of the country answers; its other passages are hard negatives.
 
     Args:
-      country: the only title.
+      country: its name is the only title.
       topic, edition: of the passage.
-      asked: (what the id has after EDITION/NAME/, question).
+      asked: (end of the id, after EDITION/NAME/; question).
       answers: to all of them, every right one.
     """
     negatives = tuple(passage_id(country, other, edition)

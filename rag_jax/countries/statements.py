@@ -43,7 +43,7 @@ def sentence(question: Example, country: Country, seed: int) -> Example:
 def clues(country: Country, edition: str, seed: int) -> Iterator[Example]:
     """The country, its capital, its highest point and its leaders, each with sentences about it.
 
-    What has the name of another of them is left out, and sentences that name the thing.
+    A thing with the name of an earlier one is left out, and so are sentences that name the thing.
     """
     things = [("country", country.name, "capital"), ("capital", country.capital, "capital"),
               ("highest_point", country.highest_point, "land")]

@@ -1,7 +1,6 @@
 """Training targets of a generator that are not simply the answers: the paper's appendix D.
 
-The retrieval that it asks for arrives as a callable, from a question to the texts of its retrieved
-passages, best first.
+Retrieval is given as a callable, from a question to the texts of its passages, best first.
 """
 
 import collections
@@ -15,7 +14,7 @@ from rag_jax.data.question_files import Example
 from rag_jax.metrics.patterns import FLAGS, all_matches, question_named
 from rag_jax.metrics.retrieval import has_answer
 
-DEPTH = 1000  # passages that are looked at
+DEPTH = 1000  # retrieved passages that are searched, for each question
 MOST_EXPANSIONS = 64  # of one regular expression
 
 Retrieve = Callable[[str], Sequence[str]]
@@ -86,7 +85,7 @@ def _sequence(tree: Iterable[tuple[Any, Any]]) -> Iterator[str]:
 
 
 def _part(name: str, value: Any) -> Iterator[str]:
-    """Every way to write one part, by the names that Python's parser gives them."""
+    """Every way to write one part of a tree, which Python's parser calls by this name."""
     if name == "LITERAL":
         yield chr(value)
     elif name == "BRANCH":

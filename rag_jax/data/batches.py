@@ -17,8 +17,8 @@ from rag_jax.types import Array, Batch, Prefixes, QuestionBatch
 
 Searchable = PassageIndex | Bm25Index | HybridIndex | RerankedIndex
 PASSAGE_TABLE = "generator"  # token table of "title / text" in a passage store
-SHORTEST_REST = 16  # padded tokens of what follows a passage that is read by itself
 ENCODER_TABLE = "document_encoder"  # token table of [CLS] title [SEP] text [SEP]
+SHORTEST_REST = 16  # least padded length of the tokens after a passage that is read by itself
 
 
 def assemble(questions: QuestionBatch, source_ids: Array, source_mask: Array, doc_mask: Array,
@@ -26,7 +26,7 @@ def assemble(questions: QuestionBatch, source_ids: Array, source_mask: Array, do
     """A `Batch` of questions and their passages; on the host or inside a jitted program.
 
     Args:
-      questions: the share of the questions, which is carried over.
+      questions: their batch, whose fields are taken over.
       source_ids, source_mask, doc_mask, doc_embeddings: fields of `Batch`.
       passages: its optional fields about passages.
     """
@@ -42,15 +42,15 @@ def input_shape(longest: int, tokens: int, inputs: int, step: int, limit: int) -
 
     Args:
       longest: tokens of the longest input.
-      tokens: of all inputs of the question with most; 0 = inputs are not packed.
-      inputs: how many a question has.
+      tokens: the most that the inputs of one question have together; 0 = inputs are not packed.
+      inputs: generator inputs per question.
       step: `RagBatcher.length_step`.
       limit: tokens that an input may have.
     """
     length = bucket(longest, step, limit)
     padded = inputs * length
     if not tokens or 4 * step > limit or bucket(tokens, inputs * step, padded) == padded:
-        return length, 0  # not a step of each is saved
+        return length, 0  # packing would not save a step of each input
     return bucket(longest, 2 * step, limit), bucket(tokens, inputs * max(1, step // 2), padded)
 
 
@@ -62,13 +62,14 @@ class RagBatcher:
       length_step: generator inputs are padded to multiples of this; see `QuestionTokens.batch`.
       embedding_width: E.
       null_document: one more input to each question, the last, without a passage.
-      groups: in which targets are packed, as for `QuestionTokens.batch`; None = nothing is. Of
-        inputs, too, `Batch.source_places` then says where tokens are, if that leaves less padding.
-        They are a multiple of half of length_step for each of K inputs, whose padded length, on
-        which little depends then, is one of twice that step. Where length_step is more than a
-        quarter of the longest, shapes are to be few, and inputs are not packed.
-      read: what reads passages by themselves, `decoding.prefixes.Reader`; the batch then has
-        `Batch.prefixes`. None = they are read with their question.
+      groups: in which targets are packed, as for `QuestionTokens.batch`; None = nothing is packed.
+        Inputs are packed too, where that leaves less padding: `Batch.source_places` then says where
+        their tokens are. The number of places is a multiple of half of length_step for each of the
+        K inputs; their padded length, which then costs little, is a multiple of twice length_step.
+        Where length_step is more than a quarter of the longest input, few shapes are wanted, and
+        inputs are not packed.
+      read: reads passages by themselves (`decoding.prefixes.Reader`); the batch then has
+        `Batch.prefixes`. None = passages are read with their question.
     """
 
     def __init__(self, questions: QuestionTokens, length_step: int, embedding_width: int,
@@ -90,8 +91,8 @@ class RagBatcher:
           retrieved: int[B, K] rows of `index`, -1 for padding; None = closed book.
           index: holds the passages and their scores.
           rng, weight: as in `QuestionTokens.batch`.
-          own: places in `rows` whose passages are looked up and which come back; the padded
-            lengths and the draws are those of the whole batch.
+          own: places in `rows` that are returned, with their passages; the padded lengths and the
+            draws are those of the whole batch.
         """
         questions, format = self.questions, self.questions.format
         asked = questions.batch(rows, rng, weight, own, self.length_step, suffixes=False,
@@ -116,9 +117,9 @@ class RagBatcher:
 
     def _in_two(self, passages: list[Sequence[int]], suffixes: list[list[int]],
                 inputs: list[list[int]], count: int) -> tuple[Prefixes, list[list[int]]]:
-        """What is kept of passages, and what follows them in their inputs, `count` a question.
+        """The states of passages, and the rest of each input after its passage.
 
-        A passage is read as it is without any question: one that a question cuts is as long.
+        count: inputs per question. A passage is read whole, even where its question cuts it.
         """
         format = self.questions.format
         lengths = [len(row) - len(suffix) - len(format.foot)
@@ -162,7 +163,7 @@ class RagBatcher:
         fields = {"doc_ids": doc_ids, "doc_mask": doc_ids >= 0, "doc_embeddings": None}
 
         def asked(look: Callable[..., np.ndarray], *of_rows: np.ndarray) -> np.ndarray:
-            """All processes ask for the same, where they share the devices that answer."""
+            """Looks up `own`; processes that share the devices of an index look up all rows."""
             if index.division == "devices":
                 return look(*of_rows)[own]
             return look(*(each[own] for each in of_rows))

@@ -1,5 +1,5 @@
-"""Chat templates, which others wrote: rendered in a process of its own, which transformers' sandbox
-keeps from files and from Python, and limits from running on."""
+"""Chat templates are programs that others wrote: they are rendered in a separate process, in the
+sandbox of transformers, which denies files and Python, and with limits of time and memory."""
 
 import functools
 import json
@@ -9,7 +9,7 @@ import sys
 
 from rag_jax.errors import DataError
 
-CPU_SECS, BYTES, LONGEST = 10, 4 * 2**30, 100_000  # of a rendering; letters of what comes of it
+CPU_SECS, BYTES, LONGEST = 10, 4 * 2**30, 100_000  # limits of a rendering; of its result in letters
 WALL_SECS = 300  # for a machine that is busy otherwise; CPU_SECS are counted on Linux and macOS
 _RENDER = """
 import contextlib, json, sys, time
@@ -54,17 +54,18 @@ def rendered(template: str, question: str, answer: str, bos: str, eos: str) -> s
         done = subprocess.run(
             [sys.executable, "-P", "-c", _RENDER], input=json.dumps(given), text=True,
             encoding="utf-8", capture_output=True, timeout=WALL_SECS, env={**os.environ, **alone})
-        said = done.stdout.splitlines()[-1:] if done.returncode >= 0 else []
+        lines = done.stdout.splitlines()[-1:] if done.returncode >= 0 else []
     except subprocess.TimeoutExpired:
-        done, said = None, []
-    found = json.loads(said[0]) if said else {"error": _end(done)}
-    if "error" in found:
-        raise DataError(f"the tokenizer's chat_template cannot be used ({found['error']}); set "
+        done, lines = None, []
+    result = json.loads(lines[0]) if lines else {"error": _failure(done)}
+    if "error" in result:
+        raise DataError(f"the tokenizer's chat_template cannot be used ({result['error']}); set "
                         "config.data.source_format=prompt")
-    return found["text"]
+    return result["text"]
 
 
-def _end(done: subprocess.CompletedProcess | None) -> str:
+def _failure(done: subprocess.CompletedProcess | None) -> str:
+    """Why the process gave no result; None = it was stopped after WALL_SECS."""
     if done is not None and done.returncode > 0:  # before the template: transformers, say
         return done.stderr.strip().rpartition("\n")[2][:500]
     return f"it takes more than {CPU_SECS} seconds, or {BYTES} bytes, to render"

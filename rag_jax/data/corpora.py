@@ -17,8 +17,8 @@ _DUMPS = (".xml", ".xml.bz2", ".xml.gz")
 _TABLES = (".parquet", ".arrow")
 _COLUMNS = ["id", "title", "text"]
 _ROWS = 1024  # read at a time
-_ARROW_FILE = b"ARROW1"  # how a file of Arrow begins that is no stream
-# As callers give them.
+_ARROW_FILE = b"ARROW1"  # first bytes of Arrow's file format; its stream format has others
+# What callers may give.
 Passages = Passage | Mapping[str, str] | Iterable[Passage | Mapping[str, str]]
 
 
@@ -59,15 +59,15 @@ def read_corpus(path: str | os.PathLike) -> Iterator[Passage]:
 
 def checked_passages(given: Passages | str | Iterable[str], untitled: bool = False
                      ) -> Iterator[Passage]:
-    """The passages that a caller gives, or the one, each an id, a title and a text, a dictionary of
-    them, or an Evidence, of which no more is read.
+    """One or several passages that a caller gives: each an id, a title and a text, a dictionary of
+    these, or an Evidence, of which only these are read.
 
     Args:
         given: the passages.
         untitled: a string is the text of a passage.
 
     Raises:
-        DataError: one is none; it is numbered.
+        DataError: one of them is no passage; the message has its number.
     """
     if isinstance(given, bytes) or not isinstance(given, Iterable):
         raise DataError(f"passages: {given!r:.60} is none: expected a list of them")
@@ -93,12 +93,12 @@ def checked_passages(given: Passages | str | Iterable[str], untitled: bool = Fal
 
 
 def _named(given: Any) -> bool:
-    """Whether it is a Passage, or begins as one does, as `types.Evidence`: that imports jax."""
+    """Whether it has a Passage's fields first, as `types.Evidence`, whose module imports jax."""
     return getattr(given, "_fields", ())[:3] == Passage._fields
 
 
 def corpus_files(path: str | os.PathLike) -> list[str]:
-    """The files that `read_corpus` reads of a source, as far as they are there."""
+    """The existing files that `read_corpus` reads of a source."""
     name = os.fspath(path)
     if os.path.isdir(name):
         return _tables(name) or wikipedia.extracted_files(name)

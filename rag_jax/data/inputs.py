@@ -45,12 +45,12 @@ def world_seed(config: Config) -> int:
 
 def describe(config: Config, tokenizers: Mapping[str, str | os.PathLike | None],
              earlier: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """The record of what is there now, as JSON.
+    """The record of the configuration and the files as they are now, as JSON.
 
     Args:
-      config: any; `config.data` names the sources.
+      config: `config.data` names the sources.
       tokenizers: file, folder or Hugging Face name of each that is not trained on the passages.
-      earlier: another record of the same; files that have not changed since are not read.
+      earlier: an earlier record of the same; files that have not changed since are not read.
     """
     data = config.data
     fields = {f"data.{name}": getattr(data, name) for name in _SHAPE}
@@ -66,19 +66,19 @@ def describe(config: Config, tokenizers: Mapping[str, str | os.PathLike | None],
         fields["data.world_seed"] = world_seed(config)
         if data.world_cards != "gold":  # earlier records do not have it
             fields["data.world_cards"] = data.world_cards
-    known, found = earlier["inputs"] if earlier else {}, {}
+    known, described = earlier["inputs"] if earlier else {}, {}
     for name, source in sources.items():
         if source:
             entries = known.get(name, _ABSENT)["files"]
             files = {key: _entry(path, entries.get(key))
                      for key, path in _files(name, source, data.data_dir).items()}
             named = source.startswith(("task:", "tfds:")) or files.keys() <= set(_LATER_FILES)
-            found[name] = {"source": source if named else "", "files": files}
-    return {"fields": fields, "inputs": found}
+            described[name] = {"source": source if named else "", "files": files}
+    return {"fields": fields, "inputs": described}
 
 
 def _files(name: str, source: str, data_dir: str) -> dict[str, pathlib.Path]:
-    """The files of a source that are there, by their path in its folder; "" = the source itself."""
+    """The existing files of a source, by their path in its folder; "" = the source itself."""
     if source.startswith("tfds:"):
         return {}  # the data set's own version
     if source.startswith("task:"):
@@ -131,7 +131,7 @@ def differences(earlier: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str,
 
 
 def _other_files(then: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
-    """Paths of files of other contents, where both have files."""
+    """Paths of the files whose contents differ; none where either has no files."""
     if not then or not new:
         return []
     digests = [{key: entry["sha256"] for key, entry in files.items()} for files in (then, new)]

@@ -18,7 +18,7 @@ from rag_jax.lines import damage_named, open_packed
 _SPACE = re.compile(r"[ \t\n\r]*")
 _DECODER = json.JSONDecoder()
 _CHUNK = 1 << 16  # bytes read at a time, or as many as are waiting
-_LONGEST_TOKEN = 16  # characters: what may be cut at the end of a piece, such as "-Infinity"
+_LONGEST_TOKEN = 16  # characters: the most that a piece may cut of what is no string: "-Infinity"
 
 
 class JsonDocument:
@@ -69,13 +69,13 @@ class JsonDocument:
                 raise self._error(str(error)) from None
 
     def skip(self) -> None:
-        """Passes the value at the cursor; the elements of an array or object one by one."""
+        """Skips the value at the cursor; the elements of an array or object one by one."""
         kind = {"[": "[]", "{": "{}"}.get(self._peek())
         for _ in self.items(kind) if kind else [None]:
             self.value()
 
     def items(self, kind: str) -> Iterator[str | None]:
-        """Comes to each value of the array ("[]") or object ("{}") at the cursor, and yields its
+        """Moves to each value of the array ("[]") or object ("{}") at the cursor, and yields its
         key, in an array None; the caller reads or skips the value."""
         start, end = kind
         seen: set[str] = set()
@@ -122,7 +122,7 @@ class JsonDocument:
                 return ""
 
     def _fill(self) -> bool:
-        """Reads on; False at the end of the file."""
+        """Reads another piece; False at the end of the file."""
         if self._ended:
             return False
         with damage_named(lambda: self.where):
@@ -160,7 +160,7 @@ def json_array(path: str, key: str | None = None) -> Iterator[tuple[int, Record]
 
 
 def json_columns(path: str, columns: tuple[str, ...]) -> dict[str, dict[str, Any]]:
-    """The named columns of a document {"column": {"row": value, ...}, ...}; the others are passed.
+    """The named columns of a document {"column": {"row": value, ...}, ...}; the others are skipped.
 
     Raises:
         DataError: also a missing column, or columns that do not have the same rows.

@@ -1,7 +1,7 @@
 """Where the tokens of a batch are, for a generator that computes no padding (`models/packing.py`).
 
-Shapes are to be few, so the tokens of many rows share one room, which is that of rows of usual
-lengths and a little more; a batch that does not fit is left as it is.
+So that shapes are few, the tokens of a group of rows get a fixed number of places, its room: enough
+for rows of usual lengths and a little more. A batch that does not fit is not packed.
 """
 
 from collections.abc import Sequence
@@ -11,15 +11,15 @@ import numpy as np
 
 from rag_jax.data.padding import pad_rows
 
-SAMPLE = 1024  # rows from which usual lengths are known
+SAMPLE = 1024  # rows that usual lengths are computed from
 SPARE = 4.0  # standard deviations that are kept free: about one batch in 30,000 does not fit
-UNIT = 16  # rooms are multiples
+UNIT = 16  # a room is a multiple of it
 
 
 class Groups(NamedTuple):
-    """How a batch's rows are divided: what a device computes at a time is packed by itself."""
+    """How a batch's rows are divided: what a device computes at a time is packed together."""
 
-    devices: int = 1  # of which each has rows that follow one another
+    devices: int = 1  # each has consecutive rows
     pieces: int = 1  # micro-batches: of a device's rows, piece p has p, p + pieces, ...
 
     @property
@@ -32,32 +32,32 @@ class Groups(NamedTuple):
         return by_device.swapaxes(1, 2).reshape(self.count, -1)
 
     def own(self, places: np.ndarray, own: np.ndarray | slice, size: int) -> np.ndarray:
-        """Those of places [G, N] that belong to the rows `own` of a batch of this size."""
+        """Those of places [G, N] whose devices have the rows `own` of a batch of `size` rows."""
         devices = np.unique(np.arange(size)[own] * self.devices // size)
         return places.reshape(self.devices, self.pieces, -1)[devices].reshape(
             -1, places.shape[1])
 
 
 def sample(size: int, count: int = SAMPLE) -> np.ndarray:
-    """Rows int[at most count], at equal distances among so many."""
+    """At most `count` numbers of rows, int[...], evenly spread over `size` rows."""
     return np.unique(np.linspace(0, size - 1, count).astype(int))
 
 
 def room(lengths: Sequence[int] | np.ndarray, rows: int) -> int:
-    """Tokens for which a group of so many rows has room, from lengths of a sample of rows."""
+    """Places for the tokens of a group of `rows` rows, from the lengths of a sample of rows."""
     usual = np.asarray(lengths, np.float64)
     needed = usual.mean() * rows + SPARE * usual.std() * rows**0.5
     return -(-int(np.ceil(needed)) // UNIT) * UNIT
 
 
 def token_places(rows: np.ndarray, room: int) -> np.ndarray:
-    """Where rows bool[G, P] have tokens, int32[G, room], and P for the rest."""
+    """The places at which rows bool[G, P] have tokens, int32[G, room], filled up with P."""
     return pad_rows([np.flatnonzero(row) for row in rows], room, rows.shape[1])[0]
 
 
 def places(mask: np.ndarray, groups: Groups, room: int) -> np.ndarray | None:
-    """Where the tokens of each group are among its places, int32[G, room], and their number for
-    the rest; None where they do not fit, or would save nothing.
+    """The places of each group's tokens, int32[G, room], filled up with the number of places; None
+    where the tokens do not fit, or where packing would save nothing.
 
     mask: bool[B, T], True where there is a token; groups divide B.
     """

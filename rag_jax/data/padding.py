@@ -28,10 +28,10 @@ def by_length(lengths: np.ndarray, size: int, step: int, longest: int
     Args:
       lengths: int[R], of each row.
       size: of a batch.
-      step, longest: as of `bucket`.
+      step, longest: as for `bucket`.
 
     Yields:
-      The numbers of a batch's rows int64[at most size], these again filled up to int64[size], and
+      The numbers of a batch's rows int64[at most size], the same repeated to fill int64[size], and
       the length to pad them to.
     """
     order = np.argsort(lengths, kind="stable")
@@ -42,7 +42,7 @@ def by_length(lengths: np.ndarray, size: int, step: int, longest: int
 def halved(ids: np.ndarray, mask: np.ndarray, least: int) -> tuple[np.ndarray, np.ndarray]:
     """Padded rows [R, L] and their mask, cut to L / 2, L / 4, ... while all tokens fit in.
 
-    least: a length that is no more halved.
+    least: rows are not cut below this length.
     """
     longest, length = int(mask.sum(axis=1).max()), mask.shape[1]
     while length // 2 >= max(longest, least, 1):

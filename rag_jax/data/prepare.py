@@ -90,21 +90,21 @@ def _read_files(config: Config) -> Source:
 def prepare(config: Config, workdir: pathlib.Path,
             pretrained: Callable[[str], pathlib.Path | None] = lambda tower: None,
             world: World | None = None) -> Prepared:
-    """Opens the data of a workdir, after making what is not there yet; one process at a time.
+    """Makes the data of a workdir that are missing, and opens all; one process at a time.
 
-    Data made from other contents than there are now are made again, as long as nothing has been
-    made from them in turn. Files that are gone, once their data are there, are not missed.
+    Data whose sources have changed are made again, as long as nothing has been made from them in
+    turn. Sources may be removed once their data are made.
 
     Args:
-      config: `config.data` says what.
+      config: `config.data` names the sources.
       workdir: everything is written to its folder data/.
       pretrained: folder with the tokenizer of a pretrained "query_encoder" or "generator"; None
         where there is none.
       world: makes passages and questions where `config.data.passages` names none.
 
     Raises:
-      ConfigError, DataError: what the files say that they should not, by name, line and field;
-        or what has changed since something was trained.
+      ConfigError, DataError: wrong contents of a file, with its name, line and field; or sources
+        that have changed since something was trained.
     """
     folder = workdir / "data"
     if inputs.is_prepared(workdir) and folder.is_symlink():  # another workdir's, checked there
@@ -121,7 +121,7 @@ def prepare(config: Config, workdir: pathlib.Path,
         _check_unused(workdir, changed)
     made = None
     if changed or not inputs.is_prepared(workdir):
-        source = _read(config, world)  # before anything that was made is given up for it
+        source = _read(config, world)  # before anything is removed
         if changed:
             _remove_outdated(folder, changed)
         elif not earlier:
@@ -136,10 +136,10 @@ def prepare(config: Config, workdir: pathlib.Path,
 
 
 def _check_unused(workdir: pathlib.Path, changed: Mapping[str, str]) -> None:
-    """Says what will be made again.
+    """Prints what will be made again.
 
     Raises:
-      ConfigError: something but test results has been made from it.
+      ConfigError: something other than test results has been made from the data.
     """
     what = "\n".join(f"  {line}" for line in changed.values())
     uses = sorted({path.parent.name for path in workdir.glob("*/*") if path.name.isdigit()}
@@ -156,14 +156,14 @@ def _remove_outdated(folder: pathlib.Path, changed: Mapping[str, str]) -> None:
     """Removes the data that have to be made again."""
     (folder / inputs.DONE).unlink(missing_ok=True)
     if changed.keys() <= set(inputs.QUESTIONS):
-        return  # `prepare_dataset` replaces them; all else is of the passages
+        return  # `prepare_dataset` replaces them; everything else depends on the passages
     for path in _made_of_passages(folder):
         files.remove_folder(path)
 
 
 def _set_aside(folder: pathlib.Path) -> None:
-    """Renames what an unfinished preparation left without a record: nobody knows what it was made
-    from, or whether it is ours at all."""
+    """Renames data that an unfinished preparation left without a record of what they were made
+    from; they may not even be ours."""
     for path in _made_of_passages(folder):
         kept = files.set_aside(path, "earlier")
         print(f"{path}: there is no record of what it was made from; it is {kept} now", flush=True)
@@ -178,13 +178,13 @@ def _made_of_passages(folder: pathlib.Path) -> list[pathlib.Path]:
 
 def _make(config: Config, folder: pathlib.Path, tokenizers: Mapping[str, TokenizerSource],
           before: Mapping[str, Any], source: Source) -> dict[str, list[Example]]:
-    """Makes what is missing; the file that says that all is there comes last.
+    """Makes what is missing, and last the file that says that the data are complete.
 
     Returns:
-      The questions by split, as they have been written: to read them back takes seconds.
+      The questions by split, as they were written, because to read them back takes seconds.
 
     Raises:
-      ConfigError: an input has changed since it was described as `before`, or what it says.
+      ConfigError: an input has changed since it was described in `before`, or is wrong.
     """
     (folder / DIGESTS).unlink(missing_ok=True)
     data = config.data
@@ -230,7 +230,7 @@ def write_passages(path: pathlib.Path, passages: Iterable[Passage], config: Conf
     Args:
       path, passages, source: as for `write_store`.
       config: how passages are read.
-      retriever, layout: the tokenizer of one and the format of the other; None = no such model.
+      retriever, layout: the retriever's tokenizer and the generator's format; None = no such model.
     """
     longest, embedded, read = config.data.max_passage_length, Cuts(), Cuts()
 
@@ -282,16 +282,16 @@ def _training_examples(train: str, examples: list[Example], store: PassageStore,
 
 def _check_ids(config: Config, store: PassageStore, examples: Iterable[Example]) -> None:
     """Every positive and negative passage of a training question must exist."""
-    found: set[str] = set()
+    known: set[str] = set()
     for example in examples:
         for passage_id in (*example.positive_ids, *example.negative_ids):
-            if passage_id in found:
+            if passage_id in known:
                 continue
             try:
                 store.row_of(passage_id)
             except RetrievalError as error:
-                chunked = (" With config.data.chunk_words, the pieces of a split passage are "
-                           "called ID.0, ID.1, ..." if config.data.chunk_words else "")
+                pieces = (" With config.data.chunk_words, the pieces of a split passage are "
+                          "called ID.0, ID.1, ..." if config.data.chunk_words else "")
                 raise ConfigError(f"{config.data.train or 'train'}: question {example.id!r} names "
-                                  f"a passage that is not there. {error}{chunked}") from None
-            found.add(passage_id)
+                                  f"a passage that is not there. {error}{pieces}") from None
+            known.add(passage_id)

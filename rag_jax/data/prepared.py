@@ -35,7 +35,7 @@ class StoreTexts(Sequence):
         return self._store[int(row)].text
 
 
-class Lazily(Mapping[str, Any]):
+class LazyMapping(Mapping[str, Any]):
     """Values by name, each opened when it is first asked for."""
 
     def __init__(self, names: Iterable[str], open_one: Callable[[str], Any]):
@@ -63,7 +63,8 @@ class Prepared:
       memories: passage stores by name; the first one trains.
       splits: train, dev, test and whatever else the source has.
       warmup_file: texts for the generator's warm-up; None = the passages that train.
-      tokenized: splits as token ids, by all that decides them: runs that read alike share them.
+      tokenized: splits as token ids, by everything that they depend on; runs with the same
+        settings share them.
     """
 
     retriever_tokenizer: Tokenizer
@@ -106,14 +107,15 @@ def open_prepared(config: Config, workdir: pathlib.Path) -> Prepared:
     format = generator_format(config, generator_tokenizer)
     return Prepared(
         retriever_tokenizer, format.tokenizer, format,
-        Lazily(store_names, lambda name: PassageStore.open(folder / "memories" / name)),
-        Lazily(split_names, lambda name: load_examples(f"tfds-dir:{folder / 'questions'}:{name}")),
+        LazyMapping(store_names, lambda name: PassageStore.open(folder / "memories" / name)),
+        LazyMapping(split_names,
+                    lambda name: load_examples(f"tfds-dir:{folder / 'questions'}:{name}")),
         warmup if warmup.exists() else None)
 
 
 @functools.cache
 def _warn_unverified(folder: pathlib.Path) -> None:
-    """Once for each workdir, however often a process opens it."""
+    """Warns once for each workdir, however often a process opens it."""
     _log.warning("%s: its tokenizers and questions are not verified: there is no %s, which earlier "
                  "versions did not write. python -m rag_jax.train on this workdir writes it.",
                  folder, DIGESTS)

@@ -1,4 +1,4 @@
-"""Prompts: what a decoder-only generator reads, and the answer continues.
+"""Prompts: the input of a decoder-only generator, which the answer continues.
 
 A prompt is a template with a passage, then a question, then a tail that is the same for all; or a
 chat template of the tokenizer around one. The passage comes first, so that what a generator keeps
@@ -18,7 +18,8 @@ TEMPLATES = {  # by config.data.source_format
     "chat": "{passage}\n\nQuestion: {question}\nAnswer with as few words as possible.",
 }
 ANSWER = "{answer}"
-# Stands before a chat template that asks for the day: prompts are the same every day. Llama's own.
+# Defines the date that a chat template may ask for, so that prompts are the same every day. It is
+# the default of Llama's template.
 TODAY = "{% macro strftime_now(format) %}26 Jul 2024{% endmacro +%}"
 
 
@@ -66,7 +67,7 @@ class PromptFormat(GeneratorFormat):
                  uncased_questions: bool = False):
         after = tokenizer.encode_written(parts.after.rstrip(" "))
         ending = tokenizer.encode_written((parts.ending or "").strip())
-        space = "" if tokenizer.begins_words else " "  # which Llama 2's writes itself
+        space = "" if tokenizer.begins_words else " "  # Llama 2's tokenizer writes it itself
         # A chat's answer follows as its template has it, that of a prompt as the next word.
         apart = parts.after[-1:] != "\n" if parts.ending is None else parts.after[-1:] == " "
         gap = space * apart

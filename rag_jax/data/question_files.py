@@ -186,7 +186,7 @@ def checked_texts(given: str | Iterable[str], what: str = "question") -> list[st
 
     Args:
         given: the texts.
-        what: each of them is, for errors.
+        what: the noun for one of them, for errors.
 
     Raises:
         DataError: no strings, or one is blank or holds half of a surrogate pair.
@@ -241,13 +241,14 @@ def read_tsv(path: str) -> Iterator[tuple[str, Example]]:
 
 
 def _suffix(path: str) -> str:
-    """How a file's name ends, whatever packs it."""
+    """The extension of a file's name, before one that says how it is packed."""
     return os.path.splitext(path.lower().removesuffix(".gz").removesuffix(".bz2"))[1]
 
 
 def _table(path: str) -> Iterator[tuple[str, int, list[str]]]:
     """Yields ("FILE:LINE", line number, fields) of the questions of a table, without its header."""
-    alone, before = False, ("", "")  # whether questions are the only column; a field to be closed
+    # Whether questions are the only column; the last field whose quote is still open.
+    alone, before = False, ("", "")
     for row, (where, number, line) in enumerate(numbered_lines(path)):
         written = [field.strip() for field in line.split("\t")]
         _check_quotes(before, where, written)
@@ -265,12 +266,12 @@ def _table(path: str) -> Iterator[tuple[str, int, list[str]]]:
 
 
 def _is_open(field: str) -> bool:
-    """Whether a field begins with a quote that it may not close; it may be a quote of the text."""
+    """Whether a field begins with a quote and may not close it; it may be a quote of the text."""
     return field.startswith('"') and field.count('"') % 2 == 1
 
 
 def _check_quotes(before: tuple[str, str], where: str, fields: Sequence[str]) -> None:
-    """Raises DataError for a field that a tab or a line break tears: a later one closes its quote.
+    """Raises DataError for a field that a tab or line break splits: a later one closes its quote.
 
     before: the place of the line before, and its last field where its quote is open, else "".
     """
@@ -285,7 +286,7 @@ def _check_quotes(before: tuple[str, str], where: str, fields: Sequence[str]) ->
 
 
 def _names_columns(line: str) -> bool:
-    """Whether it is a header whose columns are separated by commas or semicolons."""
+    """Whether a line is a header whose columns are separated by commas or semicolons."""
     names = {name.strip(' "').lower() for name in re.split("[,;]", line)}
     return len(names) > 1 and names <= {"id", "question", "questions", "answer", "answers"}
 
@@ -302,7 +303,7 @@ def _is_header(where: str, fields: list[str]) -> bool:
 
 
 def _listed(field: str) -> bool:
-    """Whether an end of it looks like a list's."""
+    """Whether a field begins or ends as a written list does."""
     return field.startswith(("['", '["')) or field.endswith(("']", '"]'))
 
 

@@ -25,9 +25,9 @@ class QuestionTokens:
       max_question_length, max_target_length: in tokens, special tokens included.
       labels: the classes of a classifier, to which every answer must belong; () = answers are
         texts. The target of a class is its token by `label_tokens`.
-      encoder: what it puts before a question.
-      classifies: the target of a class is its number in `labels` instead, for a classification
-        head, and the decoder reads the question, cut to max_question_length.
+      encoder: the query encoder, which may have a prefix for questions.
+      classifies: for a classification head. The target of a class is then its number in `labels`,
+        and the decoder reads the question, cut to max_question_length.
     """
 
     def __init__(self, examples: Sequence[Example], retriever_tokenizer: Tokenizer,
@@ -58,7 +58,7 @@ class QuestionTokens:
         codes = range(len(labels)) if classifies else label_tokens(
             generator_format.tokenizer, labels)
         self._targets = {label: [code] for label, code in zip(labels, codes, strict=True)}
-        self._cut: set[str] = set()  # answers of which the targets are but the beginning
+        self._cut: set[str] = set()  # answers whose targets are cut
         self._unknown = labels[:1] or ("",)  # fills the batch of a question without answers
 
     def __len__(self) -> int:
@@ -80,14 +80,14 @@ class QuestionTokens:
         return self._targets[answer]
 
     def targets_cut(self) -> int:
-        """Of how many questions the first target is but the beginning of its answer."""
+        """The number of questions whose first target is cut."""
         firsts = [self._texts(row)[0] for row in range(len(self))]
         for answer in firsts:
             self.target(answer)
         return sum(answer in self._cut for answer in firsts)
 
     def _texts(self, row: int) -> tuple[str, ...]:
-        """What a question trains on."""
+        """The texts that a question trains on."""
         return self.examples[row].targets or self.examples[row].answers or self._unknown
 
     def targets(self, rows: np.ndarray, rng: np.random.Generator | None
@@ -111,13 +111,13 @@ class QuestionTokens:
           rows: int[B], positions among the questions.
           rng: picks among several answers; None takes the first.
           weight: float32[B], 0 for rows that only fill the batch; None = ones.
-          own: places in `rows` that come back; the padded lengths and the draws are those of the
+          own: places in `rows` that are returned; the padded lengths and the draws are those of the
             whole batch.
           length_step: tokens between the lengths of generator inputs. The longest length of
             questions is halved for shorter ones down to so many tokens, that of targets down to a
             quarter: shapes are few where these two, which cost less, seldom change. None = padded
             to the longest.
-          suffixes: whether the batch has them.
+          suffixes: whether the batch has the questions' part of generator inputs.
           groups: in which targets are packed; None = they are not.
         """
         targets = self.targets(rows, rng)

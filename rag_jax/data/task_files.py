@@ -53,7 +53,7 @@ def read_dpr_json(path: str) -> Rows:
     "text", "passage_id"}], "hard_negative_ctxs": [...]}.
 
     "psg_id" stands for "passage_id" in the files of TriviaQA. A passage that is listed as positive
-    too is no negative. The random "negative_ctxs" are passed: batches have negatives of their own.
+    too is no negative. The random "negative_ctxs" are skipped: batches draw other negatives.
     """
     for number, record in json_array(path):
         ids, titles = _passages(record, "positive_ctxs")
@@ -110,7 +110,7 @@ def read_ms_marco(path: str, hidden: bool = False) -> Rows:
     """MS-MARCO v2.1: {"query": {"0": ...}, "query_id": {...}, "wellFormedAnswers": {...}, ...}.
 
     The task of natural language generation (NLG): questions whose "wellFormedAnswers" is not "[]"
-    or blank, with those answers. The passages are passed, as in the paper. The eval file has no
+    or blank, with those answers. The passages are skipped, as in the paper. The eval file has no
     answers (`hidden`).
     """
     names = ("query", "query_id") if hidden else ("query", "query_id", "wellFormedAnswers")

@@ -214,7 +214,7 @@ def task_files_of(source: str, data_dir: str) -> list[pathlib.Path]:
 
 
 def by_hand(source: str, data_dir: str) -> str:
-    """What is to be fetched by hand before a `task:` source can be read; empty = nothing."""
+    """Which file has to be fetched by hand before a `task:` source is read; empty = none."""
     name, split = task_of(source)
     file = TASKS[name].splits[split].file
     if file.url or task_files_of(source, data_dir):
@@ -232,7 +232,7 @@ def data_folder(data_dir: str) -> pathlib.Path:
     """The folder with a folder per task: the one that is named, or else DATA_DIR.
 
     Raises:
-      DataError: it is within the user's home, who has none.
+      DataError: it is in the home folder of a user who has none.
     """
     named = data_dir or DATA_DIR
     try:

@@ -18,8 +18,9 @@ from rag_jax.data import tokenizer_file
 from rag_jax.errors import DataError
 
 SENTINELS = ("<extra_id_0>", "▁<extra_id_0>")  # T5's and mT5's, in the place of a mask
-# Names of a special token's role in tokenizer_config.json, and what the token is where that names
-# none: Gemma's <s> and </s>, say, are tags of HTML, and its texts end with <eos>.
+# Fields of tokenizer_config.json that name a special token, and the usual tokens where they name
+# none. The named one comes first: Gemma's <s> and </s> are tags of HTML, and its texts end with
+# <eos>.
 ROLES = {("bos_token", "cls_token"): ("<s>", "[CLS]"),
          ("eos_token", "sep_token"): ("</s>", "[SEP]"),
          ("pad_token",): ("<pad>", "[PAD]"),
@@ -27,8 +28,8 @@ ROLES = {("bos_token", "cls_token"): ("<s>", "[CLS]"),
 
 
 class PairForm(NamedTuple):
-    """What stands before, between and after two texts that are read together, and the token type of
-    the second; that of the first is 0."""
+    """The ids before, between and after two texts that are read together, and the token type of the
+    second text; that of the first is 0."""
 
     before: list[int]
     between: list[int]
@@ -44,10 +45,10 @@ class Tokenizer:
     BERT and None </s> <pad> <extra_id_0> for T5 vocabularies; its end stands for what is missing.
 
     Attributes:
-      config: what is kept of the tokenizer_config.json: the names of special tokens, and the
+      config: the fields kept of the tokenizer_config.json: the names of special tokens, and the
         chat_template.
-      gap: what stands between a text and the answer that continues it.
-      own_end: the end token of the vocabulary, where answers have another `end`.
+      gap: the characters between a text and the answer that continues it.
+      own_end: the end token of the vocabulary; a copy for answers may have another `end`.
     """
 
     def __init__(self, backend: Any, config: Mapping[str, str] | None = None):
@@ -79,21 +80,22 @@ class Tokenizer:
 
         Args:
           source: path or name.
-          rows: of the token table of those who read, where it is known. A padding token without a
-            row, as one that was added to Llama's tokenizer alone, is then the end: nobody reads it.
+          rows: rows of the model's token table; 0 = not known. A padding token without a row, such
+            as one that was added to Llama's tokenizer alone, is replaced by the end token, because
+            no model reads padding.
 
         Raises:
-          DataError: there is none, or it is damaged.
+          DataError: there is no tokenizer, or it is damaged.
         """
         path = pathlib.Path(source)
         file = path / "tokenizer.json" if path.is_dir() else path
         if file.is_file():
-            found = cls(tokenizer_file.read(file), tokenizer_file.settings(file.parent))
+            loaded = cls(tokenizer_file.read(file), tokenizer_file.settings(file.parent))
         else:
-            found = cls(*tokenizer_file.by_transformers(source))
-        if 0 < rows <= found.pad:
-            found.pad = found.end
-        return found
+            loaded = cls(*tokenizer_file.by_transformers(source))
+        if 0 < rows <= loaded.pad:
+            loaded.pad = loaded.end
+        return loaded
 
     def save(self, directory: str | pathlib.Path) -> None:
         """Writes DIRECTORY/tokenizer.json."""
@@ -110,9 +112,9 @@ class Tokenizer:
 
     @property
     def needed_rows(self) -> int:
-        """Rows that a token table needs: special tokens that no text becomes, such as Gemma 3's of
-        images, may have ids beyond it. So may a padding, and a mask, as that of bart-large-cnn,
-        which nothing but the warm-up of a generator reads."""
+        """Rows that a token table needs. Special tokens that no text becomes, such as Gemma 3's for
+        images, may have ids beyond it. So may the padding token, and the mask token, as that of
+        bart-large-cnn, which only the warm-up of a generator reads."""
         unused = {i for i, token in self._backend.get_added_tokens_decoder().items()
                   if token.special} | {self.pad, self.mask}
         return 1 + max(set(self._backend.get_vocab().values()) - (unused - {self.start, self.end}))
@@ -124,14 +126,14 @@ class Tokenizer:
 
     @property
     def begins_words(self) -> bool:
-        """Whether a text gets a space before it that one of its own would only double."""
+        """Whether the tokenizer puts a space before a text; one in the text would be a second."""
         with_space, without = (self._backend.encode(text, add_special_tokens=False).tokens
                                for text in (" a", "a"))
         return "".join(without).startswith("▁") and with_space != without
 
     @functools.cached_property
     def pair_form(self) -> PairForm | None:
-        """How its post-processor joins two texts; None = it puts nothing between them."""
+        """How the post-processor joins two texts; None = it puts no token between them."""
         pair = self._backend.encode("a", "a")
         first, second = ([place for place, of in enumerate(pair.sequence_ids) if of == number]
                          for number in (0, 1))
@@ -140,13 +142,13 @@ class Tokenizer:
                         pair.type_ids[second[0]]) if between else None
 
     def encode_answers(self, texts: Sequence[str]) -> list[list[int]]:
-        """Ids of each text as it continues another."""
+        """Ids of each text as the continuation of another."""
         return self.encode([self.gap + text for text in texts])
 
     def encode_written(self, text: str, first: bool = False) -> list[int]:
         """Ids of a text in which the names of special tokens are these tokens.
 
-        first: with what the tokenizer puts before a text.
+        first: also with the tokens that the tokenizer puts before a text.
         """
         self._backend.encode_special_tokens = False
         try:
@@ -158,7 +160,7 @@ class Tokenizer:
         return ids if ids[: len(begun)] == begun else [*begun, *ids]
 
     def answering(self, end: int, gap: str) -> "Tokenizer":
-        """The same, for answers that end with this token and follow this gap."""
+        """A copy for answers that end with this token and follow this gap."""
         other = copy.copy(self)
         other.end, other.gap = end, gap
         return other
@@ -168,8 +170,8 @@ class Tokenizer:
         return self._backend.decode([int(i) for i in ids], skip_special_tokens=True).strip()
 
     def decode_settled(self, ids: Sequence[int]) -> str:
-        """What the text of ids begins with whatever follows them: letters without their last bytes,
-        and bytes that more of them could make others, are left out."""
+        """The beginning of the ids' text that no further ids can change: a letter that lacks bytes,
+        and bytes that further ones could turn into other letters, are left out."""
         text = self.decode(ids if self._stray is None else [*ids, self._stray])
         return text.rstrip("\ufffd").rstrip()
 
@@ -183,7 +185,7 @@ class Tokenizer:
 
 
 def begin(tokenizer: Tokenizer) -> list[int]:
-    """What stands before a text: <s>, if there is one."""
+    """The ids before a text: <s>, where the vocabulary has one."""
     return [] if tokenizer.start is None else [tokenizer.start]
 
 

@@ -1,4 +1,4 @@
-"""Opening tokenizers that others made: what is no tokenizer, or would never end, is refused."""
+"""Opens tokenizers that others made; refuses damaged ones and those that might never end."""
 
 import importlib.util
 import json
@@ -16,11 +16,12 @@ SETTINGS, TEMPLATE = "tokenizer_config.json", "chat_template.jinja"
 SPECIALS = ("bos_token", "eos_token", "cls_token", "sep_token", "pad_token", "mask_token",
             "unk_token")
 KEPT = (*SPECIALS, "chat_template")
-# The kind of a folder that says none, as those in a RAG checkpoint of 2020, by its vocabulary.
+# The model type of a folder that names none, as those in a RAG checkpoint of 2020, by the name of
+# its vocabulary.
 MODEL_TYPES = {"spiece.model": "t5", "sentencepiece.bpe.model": "xlm-roberta",
                "vocab.txt": "bert", "vocab.json": "bart"}
-# Settings that go before what a tokenizer.json says of these parts, as in the classes that
-# transformers has for BERT, BART and others; those of FROM_FILE take the file as it is.
+# Settings of tokenizer_config.json that override fields of these parts of a tokenizer.json, as in
+# transformers' classes for BERT, BART and others; its classes FROM_FILE take the file as it is.
 OVERRIDES = {"BertNormalizer": {"do_lower_case": "lowercase", "strip_accents": "strip_accents",
                                 "tokenize_chinese_chars": "handle_chinese_chars"},
              "ByteLevel": {"add_prefix_space": "add_prefix_space"}}
@@ -29,15 +30,15 @@ PROBE = "The \"Größe\" of 漢字 isn't 3.5 km; it's HALF: that\tmuch // </s> �
 _WORDS = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}%s| ?[^\s\p{L}\p{N}]+"
           r"[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+")
 KNOWN_PATTERNS = (" {2,}", _WORDS % "", _WORDS % "{1,3}")  # of XLM-R, Qwen, Llama 3
-# Of these each can make a text many times as long, and several one after the other.
+# Each of these parts can make a text many times as long; the factors of several multiply.
 GROWING, GROWTH_LIMIT, CONTENT_LIMIT = ("Replace", "Prepend", "Precompiled"), 3, 16
 
 
 def read(file: pathlib.Path) -> Any:
-    """The `tokenizers.Tokenizer` of a tokenizer.json, with what the settings beside it say of it.
+    """The `tokenizers.Tokenizer` of a tokenizer.json, with the OVERRIDES of the settings beside it.
 
     Raises:
-      DataError: damaged, or not to be trusted with a text.
+      DataError: it is damaged, or `check` refuses it.
     """
     import tokenizers
 
@@ -48,11 +49,12 @@ def read(file: pathlib.Path) -> Any:
         backend = tokenizers.Tokenizer.from_file(str(file))
     except BaseException as error:
         raise _translated(error, file) from None
-    said = _settings(file.parent)
+    config = _settings(file.parent)
     for part in (backend.normalizer, backend.pre_tokenizer):
         for name, field in OVERRIDES.get(type(part).__name__, {}).items():
-            if isinstance(said.get(name), bool) and said.get("tokenizer_class") not in FROM_FILE:
-                setattr(part, field, said[name])
+            if (isinstance(config.get(name), bool)
+                    and config.get("tokenizer_class") not in FROM_FILE):
+                setattr(part, field, config[name])
     check(backend, file)
     return backend
 
@@ -62,7 +64,7 @@ def by_transformers(source: str | pathlib.Path) -> tuple[Any, dict[str, str]]:
     or of a folder without a tokenizer.json.
 
     Raises:
-      DataError: nothing, or what is not to be trusted with a text.
+      DataError: there is no tokenizer, or `check` refuses it.
     """
     import transformers
 
@@ -72,10 +74,10 @@ def by_transformers(source: str | pathlib.Path) -> tuple[Any, dict[str, str]]:
         kind = next((kind for name, kind in MODEL_TYPES.items() if name in files), None)
         how = {"config": transformers.AutoConfig.for_model(kind)} if kind else {}
     try:
-        found = transformers.AutoTokenizer.from_pretrained(
+        loaded = transformers.AutoTokenizer.from_pretrained(
             str(source), trust_remote_code=False, **how)
-        backend = found.backend_tokenizer
-    except Exception as error:  # of whatever the library's many readers come upon
+        backend = loaded.backend_tokenizer
+    except Exception as error:  # the library's many readers raise errors of any kind
         reason = str(error).partition("\n")[0] or type(error).__name__
         pieces = [name for name in files if name.endswith(".model")]
         if pieces and importlib.util.find_spec("sentencepiece") is None:
@@ -85,25 +87,25 @@ def by_transformers(source: str | pathlib.Path) -> tuple[Any, dict[str, str]]:
             f"Hugging Face name that is cached or can be downloaded ({reason})"
         ) from None
     check(backend, source)
-    said = {name: getattr(found, name, None) for name in KEPT}
-    if isinstance(said["chat_template"], dict):  # several, by their names
-        said["chat_template"] = said["chat_template"].get("default")
-    return backend, _kept(said)
+    config = {name: getattr(loaded, name, None) for name in KEPT}
+    if isinstance(config["chat_template"], dict):  # several, by their names
+        config["chat_template"] = config["chat_template"].get("default")
+    return backend, _kept(config)
 
 
 def settings(folder: pathlib.Path) -> dict[str, str]:
-    """The names of special tokens, and the chat_template, that stand beside a tokenizer.json."""
-    found = _settings(folder)
+    """The names of special tokens, and the chat_template, in the files beside a tokenizer.json."""
+    config = _settings(folder)
     if (folder / TEMPLATE).is_file():
-        found["chat_template"] = _text(folder / TEMPLATE)
-    return _kept(found)
+        config["chat_template"] = _text(folder / TEMPLATE)
+    return _kept(config)
 
 
-def _kept(found: Mapping[str, Any]) -> dict[str, str]:
-    """KEPT of a tokenizer's settings; of several chat templates the one that transformers takes."""
+def _kept(config: Mapping[str, Any]) -> dict[str, str]:
+    """The settings KEPT; of several chat templates the one that transformers takes."""
     named = {name: value.get("content") if isinstance(value, dict) else value
-             for name in SPECIALS if (value := found.get(name))}
-    template = found.get("chat_template")
+             for name in SPECIALS if (value := config.get(name))}
+    template = config.get("chat_template")
     if isinstance(template, list):
         template = next((each for each in template
                          if isinstance(each, dict) and each.get("name") == "default"), None)
@@ -116,11 +118,11 @@ def _settings(folder: pathlib.Path) -> dict[str, Any]:
     if not (folder / SETTINGS).is_file():
         return {}
     try:
-        found = json.loads(_text(folder / SETTINGS))
+        config = json.loads(_text(folder / SETTINGS))
     except (ValueError, RecursionError) as error:
         raise DataError(f"{folder / SETTINGS}: no JSON ({error}); take it from its source "
                         "again") from None
-    return found if isinstance(found, dict) else {}
+    return config if isinstance(config, dict) else {}
 
 
 def _text(file: pathlib.Path) -> str:
@@ -173,7 +175,8 @@ def _parts(value: Any) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def _translated(error: BaseException, source: str | pathlib.Path) -> BaseException:
-    """The library raises Exception itself, and a panic of Rust is not even that."""
+    """The error to raise for one of the library, which raises Exception itself, or a panic of Rust,
+    which is not even an Exception."""
     if isinstance(error, Exception) or type(error).__name__ == "PanicException":
         return DataError(f"{source}: damaged, or no tokenizer ({str(error)[:200]}); take it from "
                          "its source again")

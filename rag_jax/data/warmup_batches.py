@@ -125,7 +125,7 @@ def cloze(passage: Passage, rng: np.random.Generator) -> tuple[str, str]:
 def words(passage: Passage, rng: np.random.Generator, common: Set[str],
           unknown: Sequence[str] = ()) -> tuple[str, str]:
     """The title after or before up to four common words of the text and up to three unknown ones,
-    and the text; one time in two as `cloze`.
+    and the text; one time in two a query of `cloze`.
 
     A question names what it is about, as a title does, and what it asks for by words that many
     passages have, or none; rare ones are its answer. From cloze alone, a passage of one sentence
@@ -176,7 +176,7 @@ PAIRS = {"cloze": cloze, "crops": crops, "words": words}
 
 
 def _one_of(rows: list[int], rng: np.random.Generator) -> int:
-    """As rng.choice draws it, which first makes an array of the list."""
+    """The row that rng.choice draws, without the array that it makes of the list."""
     return rows[int(rng.integers(len(rows)))]
 
 

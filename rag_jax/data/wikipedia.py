@@ -13,7 +13,7 @@ from rag_jax.lines import damage_named, open_packed
 from rag_jax.retrieval.protocol import Passage
 
 _LONGEST_PIECE = 1 << 16  # bytes, of a line
-# Elements of a page, and what has to be found in them.
+# Elements of a page, and patterns that must match their text.
 _FIELDS = {"title": ("{*}title", r"\S"), "ns": ("{*}ns", r"\A-?\d+\Z"), "id": ("{*}id", r"\A\d+\Z"),
            "text": ("{*}revision/{*}text", "")}
 
@@ -60,18 +60,18 @@ def _events(path: str) -> Iterator[tuple[str, str, ElementTree.Element]]:
 
 
 def _article(where: str, page: ElementTree.Element) -> Passage | None:
-    found = {field: page.findtext(place) for field, (place, _) in _FIELDS.items()}
+    texts = {field: page.findtext(place) for field, (place, _) in _FIELDS.items()}
     for field, (_, form) in _FIELDS.items():
-        if found[field] is None or not re.search(form, found[field]):
-            value = "missing" if found[field] is None else found[field]
-            raise DataError(f"{where}: page {found['title'] or ''!r:.60}: <{field}> is "
+        if texts[field] is None or not re.search(form, texts[field]):
+            value = "missing" if texts[field] is None else texts[field]
+            raise DataError(f"{where}: page {texts['title'] or ''!r:.60}: <{field}> is "
                             f"{value!r:.60}: fetch the file again")
-    title, text = found["title"], found["text"]
+    title, text = texts["title"], texts["text"]
     redirect = page.find("{*}redirect") is not None or text.lstrip()[:9].upper() == "#REDIRECT"
-    if found["ns"] != "0" or redirect or is_disambiguation(title, text):
+    if texts["ns"] != "0" or redirect or is_disambiguation(title, text):
         return None
     prose = plain_text(text)
-    return Passage(found["id"], title, prose) if prose else None
+    return Passage(texts["id"], title, prose) if prose else None
 
 
 def extracted_files(folder: str) -> list[str]:
@@ -81,8 +81,8 @@ def extracted_files(folder: str) -> list[str]:
 
 def read_extracted(paths: list[str]) -> Iterator[tuple[str, Passage]]:
     """Yields (place for errors, article) of files that wikiextractor --json wrote: {"id", "title",
-    "text"} a line. Articles without text (redirects) are passed; the title, which the text begins
-    with, is taken off.
+    "text"} a line. Articles without text (redirects) are skipped; the title, which the text begins
+    with, is removed.
 
     Raises:
         DataError: names file, line and field.

@@ -14,7 +14,7 @@ _DROPPED = re.compile(
     r"<(ref|math|chem|gallery|timeline|score|syntaxhighlight|source|imagemap|table|nowiki|pre)\b"
     r"[^<>]*>", re.IGNORECASE)
 TAG = re.compile(r"</?[a-zA-Z][^<>]*>")
-# One that has no other inside; lone braces may be.
+# A template without another inside; single braces may be inside.
 _TEMPLATE = re.compile(r"\{\{(?!\{)(?:[^{}]|\{(?!\{)|\}(?!\})|\}(?=\}\}(?!\})))*\}\}")
 _TABLE = re.compile(r"^[ :]*\{\|(?:(?!^[ :]*\{\|).)*?^[ :]*\|\}", re.DOTALL | re.MULTILINE)
 _LINK = re.compile(r"\[\[((?:[^\[\]]|\[(?!\[)|\](?!\]))*)\]\]")
@@ -52,7 +52,7 @@ def plain_text(markup: str) -> str:
 
 
 def _without_dropped(text: str) -> str:
-    """Without what stands from a tag to drop to its end; a tag that nothing ends hides nothing."""
+    """The text without elements that are dropped; a tag that nothing ends drops nothing."""
     kept, end, endless = [], 0, set()
     for tag in _DROPPED.finditer(text):
         name = tag[1].lower()

@@ -19,7 +19,7 @@ def resampled(value: Callable[..., float], sizes: Sequence[int], level: float = 
         value: takes an index array int[size], with repetitions, for every axis. Data that share
             an axis are paired: they are drawn together.
         sizes: how long the axes are; questions, or seeds and questions.
-        level: probability that the interval shall hold, between 0 and 1.
+        level: probability that the interval is to cover, between 0 and 1.
         samples: how many sets are drawn.
         seed: the same data and seed give the same interval.
 
@@ -27,7 +27,7 @@ def resampled(value: Callable[..., float], sizes: Sequence[int], level: float = 
         Lower and upper bound, in the unit of the statistic.
 
     Raises:
-        ValueError: a level that is none.
+        ValueError: a level that is not between 0 and 1.
     """
     if not 0 < level < 1:
         raise ValueError(f"level={level}: must be between 0 and 1, as 0.95")
@@ -49,7 +49,7 @@ def interval(values: Sequence[float], level: float = 0.95, samples: int = SAMPLE
         values: float[Q], the score (or difference) of each question; the others as `resampled`.
 
     Raises:
-        ValueError: no values, or a level that is none.
+        ValueError: no values, or a level that is not between 0 and 1.
     """
     values = np.asarray(values, np.float64)
     if values.ndim != 1 or not len(values):

@@ -76,7 +76,7 @@ def _matched(pattern: str, text: str, run: Callable[[regex.Pattern], Any]) -> An
 
 @functools.lru_cache(maxsize=4096)
 def _compiled(pattern: str) -> regex.Pattern | None:
-    """For `regex`, the library that has a time limit; None where Python's own compiles nothing."""
+    """Compiled by `regex`, which has a time limit; None where Python's `re` does not compile it."""
     try:
         with warnings.catch_warnings(action="ignore"):  # of sets such as [[a]
             re.compile(pattern, FLAGS)
@@ -90,7 +90,7 @@ def _compiled(pattern: str) -> regex.Pattern | None:
 
 
 def _parts(value: Any) -> int:
-    """How many parts a pattern, or part of one, has in its parts."""
+    """The number of parts in a parsed pattern, or in a part of one, at all depths."""
     if isinstance(value, re._parser.SubPattern):
         return sum((max(1, part[0]) if str(name).endswith("_REPEAT") else 1) * (1 + _parts(part))
                    for name, part in value)
