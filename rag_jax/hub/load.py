@@ -195,11 +195,12 @@ def _open(folder: pathlib.Path) -> tuple[Pretrained, Tensors, dict[str, names.Pl
 
 def _open_atlas(folder: pathlib.Path) -> tuple[Pretrained, Tensors, dict[str, names.Place]]:
     tensors, family, parts = atlas.read(folder / atlas.FILE)
-    reads = {"kind": family.kind, "inputs": generator_inputs.FID_INPUTS} if parts.generator else {}
-    return Pretrained(
+    checkpoint = Pretrained(
         parts.retriever, parts.generator, parts.ids, family=family.architecture,
-        towers=tuple(family.places), tokenizers=_tokenizers(folder, family), **reads
-        ), tensors, family.places
+        towers=tuple(family.places), tokenizers=_tokenizers(folder, family),
+        kind=family.kind if parts.generator else None,
+        inputs=generator_inputs.FID_INPUTS if parts.generator else {})
+    return checkpoint, tensors, family.places
 
 
 def _tokenizers(folder: pathlib.Path, family: families.Family) -> dict[str, pathlib.Path]:

@@ -234,10 +234,10 @@ def check(tensors: Tensors, weights: Iterable[Weight], shapes: Mapping[Path, tup
                        "save the model with each of them by itself")
 
 
-def _listed(title: str, names: list[str], others: Sequence[str] = (), limit: int = 10) -> str:
-    """The first names, each with the most similar of the others."""
-    shown = [name[:200] + _near(name, others) for name in names[:limit]] + names[limit:]
-    return f"{len(names)} {title}: {first_of(shown, limit)}" if names else ""
+def _listed(title: str, names: list[str], others: Sequence[str] = ()) -> str:
+    """The first ten names, each with the most similar of the others."""
+    shown = [name[:200] + _near(name, others) for name in names[:10]] + names[10:]
+    return f"{len(names)} {title}: {first_of(shown, 10)}" if names else ""
 
 
 def _near(name: str, others: Sequence[str]) -> str:

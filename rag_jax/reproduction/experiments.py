@@ -307,7 +307,7 @@ def figure3(lab: Lab) -> list[Part]:
         ours = {SYSTEMS[run]: {k: one.value for k, one in curve.items()}
                 for run, curve in points.items() if curve}
         theirs = {SYSTEMS[run]: curve for run, curve in published.items()}
-        picture = plots.curves({f"ours: {column}": ours, f"paper: {column}": theirs}, "percent")
+        picture = plots.curves({f"ours: {column}": ours, f"paper: {column}": theirs})
         figures.append(Plot(f"figure3-{column}", f"{column} by passages per question, dev, ours "
                             "and the paper's.", picture))
     return [*figures, Table(["figure", "system", "K", "ours", "paper's"], rows)]

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from rag_jax import heatmap
 
-Curves = Mapping[str, Mapping[int, float]]  # name -> passages per question -> percent
+Curves = Mapping[str, Mapping[int, float]]  # name -> passages per question, or steps -> percent
 
 
 def _figure(width: float, height: float):
@@ -40,9 +40,8 @@ def _once(draw: Callable[..., bytes | None]) -> Callable[..., bytes | None]:
 
 
 @_once
-def curves(panels: Mapping[str, Curves], label: str, along: str = "passages per question"
-           ) -> bytes | None:
-    """Panels beside each other, each with its own axes: percent by passages per question."""
+def curves(panels: Mapping[str, Curves], along: str = "passages per question") -> bytes | None:
+    """Panels beside each other, each with its own axes: percent by what `along` names."""
     figure = _figure(4.5 * len(panels), 3.5)
     if figure is None:
         return None
@@ -52,7 +51,7 @@ def curves(panels: Mapping[str, Curves], label: str, along: str = "passages per 
             axes.plot(list(points), list(points.values()), marker="o", markersize=3, label=name)
         axes.set_title(title)
         axes.set_xlabel(along)
-        axes.set_ylabel(label)
+        axes.set_ylabel("percent")
         if lines:
             axes.legend(fontsize=8)
         else:

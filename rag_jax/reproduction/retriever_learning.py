@@ -43,7 +43,7 @@ def objectives(lab: Lab) -> list[Part]:
                                 if run.startswith("fid") else None),
                          shown(gain, NOT_RUN if learns else "-")])
     plot = [Plot("objectives", "Test questions with an answer among the first passages.",
-                 plots.curves(panels, "percent"))] if any(panels.values()) else []
+                 plots.curves(panels))] if any(panels.values()) else []
     return ["Test, percent. A generator that reads already teaches a retriever of a short warm-up, "
             "and both train; both are the same for all. A step of RAG-Token costs the same with "
             "every objective; Fusion-in-Decoder does fewer steps where its objective reads the "
@@ -80,7 +80,7 @@ def learned_retrieval(lab: Lab) -> list[Part]:
     header = ["warm-up, steps", *(f"{title}, {how}" for title in scores.values()
                                   for how in ("frozen", "trained")), "recall@5 gained, by seed"]
     plot = [Plot("learned_retrieval", "Dev, while answers train the retriever; mean of the seeds.",
-                 plots.curves(panels, "percent", "steps"))] if any(panels.values()) else []
+                 plots.curves(panels, "steps"))] if any(panels.values()) else []
     harmed = sum(gain < -1 for gain in gains)
     return ["RAG-Token, test, percent. The warm-up of the retriever is cut short; what follows has "
             "questions and answers alone.", Table(header, rows) if rows else NOT_RUN, *plot,

@@ -48,8 +48,8 @@ def test_plots_are_png_files_or_nothing(monkeypatch):
 
     with monkeypatch.context() as patched:
         patched.setattr(builtins, "__import__", without)
-        assert plots.curves(panels, "percent") is None and plots.heat_maps(maps) is None
-    assert plots.curves(panels, "percent").startswith(PNG[:8])
+        assert plots.curves(panels) is None and plots.heat_maps(maps) is None
+    assert plots.curves(panels).startswith(PNG[:8])
     assert plots.heat_maps(maps).startswith(PNG[:8])
 
 
@@ -58,5 +58,5 @@ def test_a_picture_is_drawn_again_for_other_data_alone(monkeypatch):
     drawn = []
     monkeypatch.setattr(plots, "_png", lambda figure: drawn.append(figure) or PNG)
     for recall in (31.0, 31.0, 32.0):
-        assert plots.curves({"once": {"RAG": {1: recall}}}, "percent") == PNG
+        assert plots.curves({"once": {"RAG": {1: recall}}}) == PNG
     assert len(drawn) == 2
