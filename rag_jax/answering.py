@@ -83,7 +83,7 @@ class Watch(NamedTuple):
 
     tokens: int  # decoded between two calls of `tell`
     # Is called with the beginnings of a batch's answers, by the numbers of their questions; returns
-    # whether anybody waits for the rest. The last tokens are not told, but are in the answers.
+    # whether anybody waits for the rest. The last tokens come with the answers alone.
     tell: Callable[[dict[int, Beginning]], bool]
 
 

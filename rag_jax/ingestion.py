@@ -175,8 +175,8 @@ class _Ingestion:
                           made_by["towers"]["query_encoder"], self.config.data.max_passage_length,
                           made_by["towers"].get("retriever_tokenizer", ""),
                           made_by["config"]["model"]["retriever"]]}
-        found = self._found()
-        digests, unreadable = _digests(found)
+        entries = self._entries()
+        digests, unreadable = _digests(entries)
         index, before = self._index(), self.earlier.files if self.earlier else {}
         kept = {name: file for name, file in before.items()
                 if self.earlier.divided_by == divided_by
@@ -190,7 +190,7 @@ class _Ingestion:
             if record != self.earlier:
                 record_files.write(self.path, record)
             return self._result(unreadable | kept, kept, 0)
-        reading = Reading(found, unreadable | kept, self.chunking, self.source)
+        reading = Reading(entries, unreadable | kept, self.chunking, self.source)
         edits = same and not lexical and bool(_with_text(kept))
         embedded = self._make(reading, index, gone if edits else None)
         self._write_config()
@@ -209,7 +209,7 @@ class _Ingestion:
             for file in (self.path / TRAINED).glob("*/eval.json"):
                 workdirs.begin_run(self.path / TRAINED, file.parent.name, self.config.eval)
 
-    def _found(self) -> list[FolderEntry]:
+    def _entries(self) -> list[FolderEntry]:
         """All files of the folder by name, without those of the workdir if it is in the folder."""
         every = sorted(files_of(self.source), key=lambda one: one.name)
         workdir = self.path.resolve()
@@ -300,16 +300,16 @@ class Reading:
       files: the records of the files, as far as `passages` has come.
     """
 
-    def __init__(self, found: list[FolderEntry], kept: FileRecords, chunking: Chunking,
+    def __init__(self, entries: list[FolderEntry], kept: FileRecords, chunking: Chunking,
                  folder: pathlib.Path):
         """
         Args:
-          found: the files of a folder.
+          entries: the files of a folder.
           kept: the records of the files that are not to be read, by name.
           chunking: how documents are divided.
           folder: the folder, for errors.
         """
-        self._found, self._kept, self._chunking, self._folder = found, kept, chunking, folder
+        self._entries, self._kept, self._chunking, self._folder = entries, kept, chunking, folder
         self.citations: dict[str, Citation] = {}
         self.files: dict[str, dict[str, Any]] = {}
         self._digests: dict[str, str] = {}
@@ -327,7 +327,7 @@ class Reading:
         """
         with Readers() as readers:
             answers = readers.read_each(self._contents())
-            for one in self._found:
+            for one in self._entries:
                 pairs = (self._stored(one.name, index) if one.name in self._kept
                          else self._divided(one.name, next(answers), window))
                 for passage, citation in pairs:
@@ -338,12 +338,13 @@ class Reading:
                              for name, file in list(self.files.items())[:3])
             kept = ("; the index is as it was, with the passages of before: put documents into the "
                     "folder, or remove the workdir if they are to be found no more")
-            raise UserError(f"{self._folder}: none of its {len(self._found)} files has a text that "
-                            f"can be read{f' ({some})' if some else ''}{kept if index else ''}")
+            raise UserError(f"{self._folder}: none of its {len(self._entries)} files has a text "
+                            f"that can be read{f' ({some})' if some else ''}"
+                            f"{kept if index else ''}")
 
     def _contents(self) -> Iterator[tuple[str, bytes]]:
         """Name and content of the files to read; b"" of a file that cannot be opened any more."""
-        for one in self._found:
+        for one in self._entries:
             if one.name not in self._kept:
                 try:
                     content, self._digests[one.name] = content_of(one)
@@ -388,10 +389,10 @@ class _Words:
         build_bm25(store, out, overwrite=True, settings=self._settings)
 
 
-def _digests(found: list[FolderEntry]) -> tuple[dict[str, str], FileRecords]:
+def _digests(entries: list[FolderEntry]) -> tuple[dict[str, str], FileRecords]:
     """sha256 of each file that can be opened, and the records of the others, by name."""
     digests, unreadable = {}, {}
-    for one in found:
+    for one in entries:
         try:
             digests[one.name] = content_of(one)[1]
         except Unreadable as error:

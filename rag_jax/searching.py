@@ -39,8 +39,8 @@ def search(index: Searchable, queries: np.ndarray, k: int) -> np.ndarray:
 
     def everywhere(rows: np.ndarray) -> np.ndarray:
         mine = index.search(rows, k)
-        found = hosts.exchange([mine.ids.tolist(), mine.scores.tolist()])
+        results = hosts.exchange([mine.ids.tolist(), mine.scores.tolist()])
         return merge([SearchResult(np.array(ids, np.int32), np.array(scores, np.float32))
-                      for ids, scores in found], k).ids
+                      for ids, scores in results], k).ids
 
     return hosts.in_messages(everywhere, queries, k)

@@ -20,7 +20,7 @@ def visible(text: str) -> str:
 
 
 def visible_lines(text: str) -> str:
-    """`visible` of each line of a text that has lines of its own."""
+    """`visible` of every line of a text; the line ends stay."""
     return "\n".join(map(visible, text.split("\n")))
 
 
