@@ -23,7 +23,7 @@ from rag_jax.decoding.results import NOT_FINITE, Decoded, ScoreError, faults
 from rag_jax.decoding.settings import PROGRAMS, Decoding
 from rag_jax.models import rag
 from rag_jax.models.generator import in_dtype
-from rag_jax.retrieval.hybrid import asked
+from rag_jax.retrieval.hybrid import hybrid_queries
 from rag_jax.retrieval.protocol import Passage
 from rag_jax.searching import jit_embed, search
 from rag_jax.types import Answer, Array, Batch, Evidence, Params
@@ -179,7 +179,7 @@ class Answerer:
         vectors = self.embed_questions(params, questions)
         if not self.model.asks_with_texts:
             return vectors
-        return asked(vectors, questions.texts, rag.word_weight(self.model, params))
+        return hybrid_queries(vectors, questions.texts, rag.word_weight(self.model, params))
 
     def logits(self, queries: np.ndarray, rows: np.ndarray) -> np.ndarray:
         """The logits float32[Q, K] of p(z | x) of passages in rows int[Q, K]."""

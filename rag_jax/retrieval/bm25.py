@@ -29,7 +29,7 @@ from rag_jax.config import RetrievalConfig
 from rag_jax.retrieval.manifest import IndexFolder, open_folder
 from rag_jax.retrieval.passages import PassageStore
 from rag_jax.retrieval.protocol import LARGEST, Index, RetrievalError, SearchResult
-from rag_jax.retrieval.publish import begun, claimed, copy_store, publish_index
+from rag_jax.retrieval.publish import begin_version, claimed, copy_store, publish_index
 from rag_jax.retrieval.versions import AGAIN, opened
 
 METHOD = "lucene"
@@ -288,7 +288,7 @@ def build_bm25(store: PassageStore, out: str | os.PathLike, overwrite: bool = Fa
     with claimed(out, inputs, overwrite, Bm25Index.open) as index:
         if index is not None:
             return index
-        content = begun(out, inputs)
+        content = begin_version(out, inputs)
         copy_store(store, content)
         index_words(store, content / "bm25", settings)
         versions = {name: importlib.metadata.version(name) for name in ("bm25s", "PyStemmer")}

@@ -23,7 +23,7 @@ from rag_jax.retrieval.index import PassageIndex, of_folder
 from rag_jax.retrieval.manifest import EMBEDDINGS, IndexFolder
 from rag_jax.retrieval.passages import PassageStore
 from rag_jax.retrieval.protocol import ALONE, Hosts, RetrievalError
-from rag_jax.retrieval.publish import begun, claimed, copy_store, finished, publish_index
+from rag_jax.retrieval.publish import begin_version, claimed, copy_store, finished, publish_index
 from rag_jax.retrieval.scann import (
     SMALLEST,
     ScannSettings,
@@ -89,13 +89,13 @@ def build_index(passages: PassageStore | str | os.PathLike, embedder: PassageEmb
     store = passages if isinstance(passages, PassageStore) else PassageStore.open(passages)
     out = Path(out).absolute()
     inputs = _checked_inputs(store, embedder, kind, scann, recall)
-    auto = _asked(scann, recall) if kind == "auto" else None
+    auto = _scann_inputs(scann, recall) if kind == "auto" else None
     open_share = functools.partial(PassageIndex.open, hosts=hosts)
     with contextlib.ExitStack() as claim:
         def begin() -> PassageIndex | None:
             index = claim.enter_context(claimed(out, inputs, overwrite, open_share))
             if index is None:
-                copy_store(store, begun(out, inputs))
+                copy_store(store, begin_version(out, inputs))
             return index
 
         index = hosts.lead(begin)
@@ -103,7 +103,7 @@ def build_index(passages: PassageStore | str | os.PathLike, embedder: PassageEmb
             index = finished(out, inputs, overwrite, open_share)
         if index is not None:
             return index
-        content = begun(out, inputs)
+        content = begin_version(out, inputs)
         _build(store, embedder, content, inputs, hosts)
         hosts.lead(lambda: _publish(content, out, inputs, auto, recall))
         return open_share(out, embedder.encoder_fingerprint)
@@ -122,7 +122,7 @@ def _checked_inputs(store: PassageStore, embedder: PassageEmbedder, kind: str,
                              "to 1.")
     store.tokens(embedder.token_table)  # an unknown name is an error
     kind = choose_kind(kind, len(store), scann)
-    asked = _asked(scann, recall)
+    asked = _scann_inputs(scann, recall)
     return {
         "kind": kind,
         **(asked if kind == "scann" else dict.fromkeys(asked)),
@@ -134,7 +134,7 @@ def _checked_inputs(store: PassageStore, embedder: PassageEmbedder, kind: str,
     }
 
 
-def _asked(scann: ScannSettings, recall: RecallSettings) -> dict[str, Any]:
+def _scann_inputs(scann: ScannSettings, recall: RecallSettings) -> dict[str, Any]:
     """How ScaNN is to be built and searched, as a manifest has it."""
     return {"scann": dataclasses.asdict(scann),
             "recall_target": recall.target if scann.leaves_to_search is None else None}

@@ -35,7 +35,7 @@ from rag_jax.retrieval.manifest import (
 )
 from rag_jax.retrieval.passages import PassageStore
 from rag_jax.retrieval.protocol import RetrievalError
-from rag_jax.retrieval.publish import begun, publish_index, publishing
+from rag_jax.retrieval.publish import begin_version, publish_index, publishing
 from rag_jax.retrieval.scann import EXACT_ROW, SMALLEST, ScannSettings
 from rag_jax.retrieval.shards import PassageEmbedder, embed_all, join_shards
 from rag_jax.retrieval.verification import folder_entries, map_file
@@ -128,7 +128,7 @@ def edit_index(out: Path, embedder: PassageEmbedder, added: PassageStore | None 
         if added is None and not len(deleted) and not compact:
             return
         _check_embedder(edit, embedder)
-        content = _begun_anew(out, edit)
+        content = _begin_anew(out, edit)
         new = _embedded(edit, embedder, content)
         if compact or compact is None and is_slow(edit):
             manifest, known = _compacted(edit, new, content)
@@ -154,7 +154,7 @@ def edit_words(out: Path, added: PassageStore | None = None, deleted: Sequence[s
         edit = planned(out, ("bm25",), None, added, deleted, least)
         if added is None and not len(deleted):
             return
-        content = _begun_anew(out, edit)
+        content = _begin_anew(out, edit)
         store = copy_rows(content / "passages", edit.parts)
         index_words(store, content / "bm25",
                     Bm25Settings.of_manifest(edit.base.path, edit.base.manifest))
@@ -190,10 +190,10 @@ def _kind_anew(manifest: dict[str, Any], size: int) -> str:
     return inputs["kind"]
 
 
-def _begun_anew(out: Path, edit: Edit) -> Path:
+def _begin_anew(out: Path, edit: Edit) -> Path:
     """The folder in which the edited version is made, emptied; its parent keeps the embeddings that
     a killed process made for the same edit."""
-    content = begun(out, {"edit": digest_of({
+    content = begin_version(out, {"edit": digest_of({
         "base": edit.base.manifest["files"], "kept": np.packbits(edit.kept).tobytes().hex(),
         "added": None if edit.added is None else edit.added.fingerprint})})
     for left in content.iterdir():  # from a killed process

@@ -9,13 +9,19 @@ from rag_jax.fusion import Fusion
 from rag_jax.retrieval.bm25 import Bm25Index
 from rag_jax.retrieval.index import PassageIndex
 from rag_jax.retrieval.joined import are_rows, kept_rows
-from rag_jax.retrieval.protocol import Around, RetrievalError, SearchResult, check_queries, merge
+from rag_jax.retrieval.protocol import (
+    IndexWrapper,
+    RetrievalError,
+    SearchResult,
+    check_queries,
+    merge,
+)
 
 WORDS = "words"  # folder of the BM25 index, in that of the index of embeddings
 NOMINATED = 100  # passages by each of both, or 4 k if that is more
 
 
-def asked(vectors: np.ndarray, texts: np.ndarray, weight: Any) -> np.ndarray:
+def hybrid_queries(vectors: np.ndarray, texts: np.ndarray, weight: Any) -> np.ndarray:
     """Queries of a hybrid index: records [B] of "vector" float32[E], "text" and "weight".
 
     The weight is that of words. It may be learned, so it comes with the vectors, from the same
@@ -28,7 +34,7 @@ def asked(vectors: np.ndarray, texts: np.ndarray, weight: Any) -> np.ndarray:
 
 
 @dataclasses.dataclass
-class HybridIndex(Around):
+class HybridIndex(IndexWrapper):
     """An index of embeddings and a BM25 index of the same passages, searched as one.
 
     Attributes:

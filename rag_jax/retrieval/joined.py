@@ -195,7 +195,7 @@ def are_rows(store: PassageStore, parts: Sequence[tuple[PassageStore, np.ndarray
         for begin in range(0, len(rows), RUN):
             some = rows[begin : begin + RUN]
             for run in np.split(some, np.flatnonzero(np.diff(some) != 1) + 1):
-                if not store.holds(place, part, int(run[0]), len(run)):
+                if not store.same_rows(place, part, int(run[0]), len(run)):
                     return False
                 place += len(run)
     return True

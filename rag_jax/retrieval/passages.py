@@ -213,7 +213,7 @@ class PassageStore:
             raise RetrievalError(f"{self.path}: the text of row {row} is damaged in text.blob or "
                                  "text.offsets; copy or write the store again.") from None
 
-    def holds(self, place: int, other: "PassageStore", first: int, count: int) -> bool:
+    def same_rows(self, place: int, other: "PassageStore", first: int, count: int) -> bool:
         """Whether `count` passages from row `place` on are those of another store from `first`."""
         ours = self._text.offsets(place, place + count)
         theirs = other._text.offsets(first, first + count)

@@ -95,7 +95,7 @@ class Index(abc.ABC):
 
         Args:
             queries: float[B, E], whose inner products are the scores. Where `width` is None, texts
-                [B], or what `hybrid.asked` returns.
+                [B], or what `hybrid.hybrid_queries` returns.
             k: passages per query.
 
         Raises:
@@ -113,7 +113,7 @@ class Index(abc.ABC):
         """`search` for checked queries, at least one; vectors are float32[B, E]."""
 
 
-class Around(Index):
+class IndexWrapper(Index):
     """An index that wraps another one, and ranks the passages of that one in another way.
 
     Attributes:

@@ -171,7 +171,7 @@ def finished(out: Path, inputs: dict, overwrite: bool, open_index: Callable[[Pat
                              "overwrite=True).") from None
 
 
-def begun(out: Path, inputs: dict) -> Path:
+def begin_version(out: Path, inputs: dict) -> Path:
     """The folder in which the next version is made, as an earlier build of the same inputs left it.
 
     Its parent may hold files that only the build needs.

@@ -10,13 +10,13 @@ import numpy as np
 from rag_jax.retrieval.bm25 import Bm25Index
 from rag_jax.retrieval.hybrid import HybridIndex
 from rag_jax.retrieval.index import PassageIndex
-from rag_jax.retrieval.protocol import Around, Passage, SearchResult, merge
+from rag_jax.retrieval.protocol import IndexWrapper, Passage, SearchResult, merge
 
 KEPT = 2**18  # scores, the newest ones, that are kept and not computed again
 
 
 @dataclasses.dataclass
-class RerankedIndex(Around):
+class RerankedIndex(IndexWrapper):
     """An index of any kind, whose candidates a reranker scores together with the question.
 
     Queries are those of a hybrid index, or, around a BM25 index, texts. Threads may share it if

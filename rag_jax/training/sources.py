@@ -13,7 +13,7 @@ from rag_jax.data.batches import RagBatcher, Searchable
 from rag_jax.data.padding import halved
 from rag_jax.data.questions import QuestionTokens
 from rag_jax.models import rag
-from rag_jax.retrieval.hybrid import asked
+from rag_jax.retrieval.hybrid import hybrid_queries
 from rag_jax.training.loop import BatchSource
 
 Search = Callable[[np.ndarray], np.ndarray]  # queries -> rows int32[B, K] of an index
@@ -39,7 +39,8 @@ def finder(model: rag.RagModel, embed: Callable[[Any, Any, Any], Any], search: S
         if not model.asks_with_texts:
             return lambda: search(np.asarray(vectors))
         scale, weight = rag.query_scale(model, encoder), rag.word_weight(model, params)
-        return lambda: search(asked(np.asarray(vectors) * np.float32(scale), texts, weight))
+        return lambda: search(
+            hybrid_queries(np.asarray(vectors) * np.float32(scale), texts, weight))
 
     return find
 

@@ -9,7 +9,7 @@ from rag_jax.fusion import Fusion
 from rag_jax.retrieval import hybrid, joined
 from rag_jax.retrieval.bm25 import Bm25Index, build_bm25
 from rag_jax.retrieval.editing import edit_index
-from rag_jax.retrieval.hybrid import HybridIndex, asked
+from rag_jax.retrieval.hybrid import HybridIndex, hybrid_queries
 from rag_jax.retrieval.index import PassageIndex
 from rag_jax.retrieval.joined import copy_rows, kept_rows
 from rag_jax.retrieval.passages import PassageStore
@@ -76,7 +76,7 @@ def test_logits_are_those_of_the_formula_on_the_host_and_in_a_program(fusion):
 @pytest.mark.parametrize("k", [1, 7, 60])
 def test_the_best_are_those_of_all_passages_where_all_are_nominated(parts, fusion, k):
     """Each passage once, also where both parts nominate it."""
-    index, queries = HybridIndex(*parts, fusion), asked(VECTORS, TEXTS, fusion.weight)
+    index, queries = HybridIndex(*parts, fusion), hybrid_queries(VECTORS, TEXTS, fusion.weight)
     found = index.search(queries, k)
     everyone = np.tile(np.arange(60), (len(QUESTIONS), 1))
     words = index.words.scores(QUESTIONS, everyone)
@@ -96,7 +96,7 @@ def test_the_best_are_those_of_all_passages_where_all_are_nominated(parts, fusio
 def test_what_is_found_is_in_the_order_of_its_prior(parts, fusion, k):
     """By reciprocal ranks it came in the order of its ranks among all that were nominated, and the
     third passage of "best first" was the likeliest."""
-    index, queries = HybridIndex(*parts, fusion), asked(VECTORS, TEXTS, fusion.weight)
+    index, queries = HybridIndex(*parts, fusion), hybrid_queries(VECTORS, TEXTS, fusion.weight)
     found = index.search(queries, k)
     assert (np.diff(found.scores, axis=1) <= 0).all()
     np.testing.assert_array_equal(index.logits(queries, found.ids), found.scores)
@@ -109,7 +109,8 @@ def test_few_nominations_are_scored_by_both_parts(parts, monkeypatch):
     """A passage that only words nominate has its inner product, and the other way round."""
     monkeypatch.setattr(hybrid, "NOMINATED", 3)
     index = HybridIndex(*parts, Fusion())
-    queries = asked(VECTORS, TEXTS, np.linspace(0.2, 0.8, len(TEXTS)))  # each has one of its own
+    weights = np.linspace(0.2, 0.8, len(TEXTS))  # each query has its own
+    queries = hybrid_queries(VECTORS, TEXTS, weights)
     found = index.search(queries, 2)  # 8 of each part
     nominated = [set(row) for row in np.concatenate(
         [index.index.search(VECTORS, 8).ids, index.words.search(QUESTIONS, 8).ids], axis=1)]
@@ -136,7 +137,7 @@ def test_rows_of_an_edited_index_are_matched_by_what_they_hold(parts, tmp_path):
     assert [p.id for p in store] == [str(i) for i in range(60) if i not in (4, 59)] + [
         "100", "101", "102"]
     index = HybridIndex(dense, build_bm25(store, tmp_path / "words"), Fusion())
-    queries = asked(VECTORS, TEXTS, 0.4)
+    queries = hybrid_queries(VECTORS, TEXTS, 0.4)
     found = index.search(queries, 61)
     assert [sorted(row) for row in found.ids.tolist()] == [
         sorted({*range(63)} - {4, 59})] * len(QUESTIONS)

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 from rag_jax.retrieval import reranked
-from rag_jax.retrieval.hybrid import HybridIndex, asked
+from rag_jax.retrieval.hybrid import HybridIndex, hybrid_queries
 from rag_jax.retrieval.protocol import Passage, RetrievalError
 from rag_jax.retrieval.reranked import RerankedIndex
 
 TEXTS = np.array(["Who?", "Where is it?", "When was it, and why?"], object)
-QUERIES = asked(np.zeros((3, 4), np.float32), TEXTS, 0.0)
+QUERIES = hybrid_queries(np.zeros((3, 4), np.float32), TEXTS, 0.0)
 PASSAGES = [Passage(str(row), "", "x" * row) for row in range(30)]
 
 
