@@ -3,7 +3,6 @@
 Cells of tables are "ours / the paper's"; "not run" is not measured, "-" is not in the paper.
 """
 
-import json
 import pathlib
 from collections.abc import Callable, Mapping, Sequence
 
@@ -19,7 +18,7 @@ from rag_jax.reproduction.estimates import (
     metric_of,
     share_of,
 )
-from rag_jax.reproduction.lab import Lab, damaged_result_named, measured
+from rag_jax.reproduction.lab import Lab, damaged_result_named, measured, read_json
 from rag_jax.reproduction.provenance import made_by, stale
 from rag_jax.reproduction.sections import (
     NOT_RUN,
@@ -211,7 +210,7 @@ def _sheets_of(lab: Lab, folder: pathlib.Path, systems: Sequence[Cell]) -> bool:
         return False
     record = folder / "made.json"
     with damaged_result_named(record):
-        made = json.loads(record.read_text("utf-8")) if record.exists() else [None] * len(systems)
+        made = read_json(record, [None] * len(systems))
         why = next(filter(None, (stale(*pair, lab.root)
                                  for pair in zip(made, systems, strict=True))), "")
     if why:

@@ -49,7 +49,7 @@ def keep(root: pathlib.Path, cell: Cell, what: Asked, result: Evaluation | Expla
         folder.mkdir(parents=True, exist_ok=True)
         file = folder / f"{what.name}.json"
         files.write_json(
-            file, {**_json(file, {}), what.key: {"made": made, **result._asdict()}})
+            file, {**read_json(file, {}), what.key: {"made": made, **result._asdict()}})
 
 
 def _kept(root: pathlib.Path, cell: Cell, what: Asked
@@ -60,14 +60,14 @@ def _kept(root: pathlib.Path, cell: Cell, what: Asked
         folder = folder / what.name
         if not (folder / "metrics.json").exists():
             return None
-        return _json(folder / "made.json"), lambda: _measured(folder)
-    fields = _json(folder / f"{what.name}.json", {}).get(what.key)
+        return read_json(folder / "made.json"), lambda: _measured(folder)
+    fields = read_json(folder / f"{what.name}.json", {}).get(what.key)
     return fields and (fields.get("made"), lambda: Explained(*(
         fields.get(name, []) for name in Explained._fields)))
 
 
 def _measured(folder: pathlib.Path) -> Measured:
-    metrics = _json(folder / "metrics.json")
+    metrics = read_json(folder / "metrics.json")
     predictions = [record.fields for _, record in json_lines(folder / "predictions.jsonl")]
     if metrics["count"] != len(predictions):
         raise ValueError(f"{len(predictions)} predictions of {metrics['count']:.0f} questions")
@@ -84,7 +84,8 @@ def damaged_result_named(path: pathlib.Path) -> Iterator[None]:
                         "makes it again") from None
 
 
-def _json(file: pathlib.Path, default: Any = None) -> Any:
+def read_json(file: pathlib.Path, default: Any = None) -> Any:
+    """The content of a file, or `default` where there is none."""
     return json.loads(file.read_text("utf-8")) if file.exists() else default
 
 

@@ -1,7 +1,7 @@
 """Blinded pairs for human judges, as in the paper's table 4: sheets, key and tally.
 
 Every judge gets the same pairs: two sentences about a subject, on sides drawn at random, and among
-them control items whose right answer is known. The key stays with who asks.
+them control items whose right answer is known. Judges do not get the key.
 """
 
 import csv
@@ -71,7 +71,7 @@ def _csv(rows: Sequence[Mapping[str, str]]) -> str:
 
 
 def _page(rows: Sequence[Mapping[str, str]]) -> str:
-    """A form that hands the filled-in CSV back as a download; nothing leaves the machine."""
+    """A form whose filled-in CSV is a download; nothing leaves the judge's machine."""
     return html_page("sheet.html", title="Two sentences about a subject", rows=rows, fields=FIELDS,
                      questions=QUESTIONS, choices=CHOICES)
 
@@ -184,8 +184,8 @@ def _majority(votes: Sequence[str]) -> str:
 
 
 def _check_sentences(sheet: pathlib.Path, key: Mapping[str, Mapping], given: pathlib.Path) -> None:
-    """Raises DataError for a sheet on other models: items have the same numbers in all. Some rows
-    may differ, as a spreadsheet makes dates of what looks like one."""
+    """Raises DataError for a sheet on other models, with the same item numbers. Some rows may
+    differ, as spreadsheets rewrite what looks like a date."""
     if not given.is_file():
         return
     asked = {row.get("item"): row for _, row in _lines(given)[1]}
@@ -225,7 +225,7 @@ def _lines(sheet: pathlib.Path) -> tuple[Sequence[str], list[tuple[int, dict[str
     """The columns of a sheet, and its rows with their line numbers."""
     try:
         text = sheet.read_text("utf-8-sig")
-        separator = max(",;\t", key=text.partition("\n")[0].count)  # the language decides
+        separator = max(",;\t", key=text.partition("\n")[0].count)  # spreadsheets differ
         reader = csv.DictReader(io.StringIO(text, newline=""), delimiter=separator)
         rows = [(reader.line_num, row) for row in reader]
     except (UnicodeDecodeError, csv.Error) as error:
