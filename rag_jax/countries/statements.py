@@ -18,8 +18,8 @@ from rag_jax.countries.prose import (
     values,
 )
 from rag_jax.data.question_files import Example
+from rag_jax.data.task_files import FEVER_LABELS
 
-LABELS = ("SUPPORTS", "REFUTES", "NOT ENOUGH INFO")
 # Claims are about what nothing in a country's name tells (no "Peruvian sol", no ".pe") and about
 # names, not numbers: which digits two numbers share takes a tiny model much longer to learn.
 CLAIMED = ("capital", "region", "largest_city", "highest_point", "office")
@@ -104,7 +104,7 @@ def claims(countries: Sequence[Country], unwritten: Sequence[Country], edition: 
             if value in other.answers or any(_gives_away(c, value) for c in three):
                 continue
             nowhere = Example("", "", ())
-            for label, country, about in zip(LABELS, three, (question, other, nowhere),
+            for label, country, about in zip(FEVER_LABELS, three, (question, other, nowhere),
                                              strict=True):
                 tempting = question.positive_ids if label == "REFUTES" else ()  # it has the value
                 yield about._replace(

@@ -18,6 +18,7 @@ TEMPLATES = {  # by config.data.source_format
     "chat": "{passage}\n\nQuestion: {question}\nAnswer with as few words as possible.",
 }
 ANSWER = "{answer}"
+_FIELD = re.compile(r"\{passage\}|\{question\}|\{answer\}")
 # Defines the date that a chat template may ask for, so that prompts are the same every day. It is
 # the default of Llama's template.
 TODAY = "{% macro strftime_now(format) %}26 Jul 2024{% endmacro +%}"
@@ -43,8 +44,7 @@ def parts_of(template: str, chat: str | None, tokenizer: Tokenizer) -> Parts:
     if chat is not None:
         names = {"bos_token": "", "eos_token": "", **tokenizer.config}
         text = rendered(TODAY + chat, template, ANSWER, names["bos_token"], names["eos_token"])
-    pieces = re.split(r"\{passage\}|\{question\}|\{answer\}", text)
-    order = re.findall(r"\{passage\}|\{question\}|\{answer\}", text)
+    pieces, order = _FIELD.split(text), _FIELD.findall(text)
     if order != ["{passage}", "{question}", ANSWER][: len(order)] or len(order) < 2:
         raise DataError(f"config.data.prompt: {template!r} should have {{passage}} once, and then "
                         "{question} once")

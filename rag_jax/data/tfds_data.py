@@ -123,14 +123,15 @@ def load_tfds(source: str, data_dir: str) -> list[Example]:
     """Reads a `tfds:` source, as `question_sources.load_examples` says; it is prepared first if it
     is not yet."""
     name, _, split = source.removeprefix("tfds:").partition(":")
+    base = name.partition("/")[0]
     tfds = _import_tfds()
-    if name.split("/")[0] in _TFDS_MODULES:
-        importlib.import_module(_TFDS_MODULES[name.split("/")[0]])
+    if base in _TFDS_MODULES:
+        importlib.import_module(_TFDS_MODULES[base])
     try:
         builder = tfds.builder(name, data_dir=data_dir or None, file_format="array_record")
     except Exception as error:  # TFDS raises DatasetNotFoundError, ValueError, AttributeError, ...
         known = {*tfds.list_builders(with_community_datasets=False), *_TFDS_MODULES}
-        near = difflib.get_close_matches(name.split("/")[0], sorted(known))
+        near = difflib.get_close_matches(base, sorted(known))
         raise DataError(
             f"{source}: no such TFDS data set or configuration (near names: "
             f"{', '.join(near) or 'none'}): {' '.join(str(error).split())}"

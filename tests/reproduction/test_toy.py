@@ -3,7 +3,7 @@
 import importlib.util
 
 from rag_jax.cli import reproduce
-from rag_jax.countries.statements import LABELS
+from rag_jax.data.task_files import FEVER_LABELS
 from rag_jax.reproduction import run
 from rag_jax.reproduction.toy import OBJECTIVES, TASKS, Toy
 
@@ -35,7 +35,7 @@ def test_tasks_are_of_their_form_and_ablations_are_on_the_questions_with_one_see
         assert cell.config.data.world_task == world_task
         assert len(scale.cells(task, "frozen")) == (task == "nq")
     claims, = scale.cells("fever3", "closed_book")
-    assert claims.config.eval.labels == LABELS and claims.config.eval.metrics == ("fever",)
+    assert claims.config.eval.labels == FEVER_LABELS and claims.config.eval.metrics == ("fever",)
     with_words = importlib.util.find_spec("bm25s") and importlib.util.find_spec("Stemmer")
     assert len(scale.cells("nq", "bm25")) == bool(with_words)
     assert scale.cells("tqa", "rag_token") == scale.cells("nq", "fid") == []
